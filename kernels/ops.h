@@ -27,6 +27,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/words.h"
 
 typedef struct kernel_context kernel_context;     /* a backend instance; each backend has its own */
 typedef struct kernel_matmul kernel_matmul;       /* a prepared matrix product */
@@ -152,13 +153,6 @@ struct embedding_grad_args {
     void *scratch;              /* embedding_grad_scratch_bytes */
 };
 typedef struct embedding_grad_args embedding_grad_args;
-
-/* How the frequency f of a pair is stretched, as Hugging Face's rope types of these names do it:
- *   LINEAR   f / factor
- *   LLAMA3   f where the wave, 2 pi / f positions, is shorter than original_positions / high_freq_factor;
- *            f / factor where it is longer than original_positions / low_freq_factor; in between both
- *            blended, with the weight of f growing linearly in original_positions / wave */
-enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3 };
 
 struct rope_table_args {
     float *table; /* [T, D/2, 2] fp32 (cos, sin) */

@@ -15,10 +15,10 @@
 ROPE_FREQUENCY_ON double rope_scaled_frequency(const rope_table_args *args, double plain)
 {
     const double two_pi = 6.283185307179586476925;
-    if (args->scaling == ROPE_SCALING_NONE)
+    if (args->scaling == ROPE_PLAIN)
         return plain;
     double stretched = plain / args->factor;
-    if (args->scaling == ROPE_SCALING_LINEAR)
+    if (args->scaling == ROPE_LINEAR)
         return stretched;
     double wave = two_pi / plain, original = args->original_positions;
     if (wave < original / args->high_freq_factor)

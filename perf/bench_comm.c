@@ -154,7 +154,7 @@ int main(int argc, char **argv)
         rc = err_set(ERR_USAGE, "start it as mpirun -n 2 bench_comm");
     if (rc == 0)
         rc = bench(group, staging_bytes);
-    if (rc < 0 && comm_is_teller(group))
+    if (rc < 0 && comm_is_reporter(group))
         fprintf(stderr, "bench_comm: %s\n", err_text());
     comm_leave(group, rc);
     return bench_exit_of(rc);

@@ -79,7 +79,7 @@ static double read_alike(void *user)
 {
     struct bench *b = user;
     uint64_t tokens = b->windows.tokens_per_window, bytes = (tokens + 1) * sizeof *b->raw;
-    bool is_random = b->windows.shuffle != SAMPLER_NONE;
+    bool is_random = b->windows.shuffle != SHUFFLE_NONE;
     uint64_t start = clock_ns();
     for (uint64_t i = 0; i < b->count; i++) {
         uint64_t window = is_random ? rng_below(SEED, 2, b->next + i, b->windows.windows_per_epoch)
@@ -102,7 +102,7 @@ static void check(struct bench *b)
         bench_require(sampler_window(&b->windows, window, b->inputs, b->targets));
         for (uint64_t i = 0; i < tokens; i++) {
             bool is_right = i + 1 == tokens || b->inputs[i + 1] == b->targets[i];
-            if (b->windows.shuffle == SAMPLER_NONE)
+            if (b->windows.shuffle == SHUFFLE_NONE)
                 is_right = is_right && b->inputs[i] == token_at(window * tokens + i);
             if (!is_right)
                 bench_require(err_set(ERR_INTERNAL, "window %d has another token at %d",
@@ -111,14 +111,14 @@ static void check(struct bench *b)
     }
 }
 
-static void bench_order(const char *path, enum corpus_format format, enum sampler_shuffle order,
+static void bench_order(const char *path, enum data_format format, enum shuffle order,
                         uint64_t tokens, const char *name)
 {
     struct bench *b = &state;
     corpus *source;
     bench_require(corpus_open_as(&path, 1, format, VOCAB, &source));
     bench_require(sampler_init_as(&b->windows, source, SEED, tokens, order));
-    b->header_bytes = format == CORPUS_NPY ? HEADER_BYTES : 0;
+    b->header_bytes = format == DATA_NPY ? HEADER_BYTES : 0;
     b->fd = open(path, O_RDONLY | O_CLOEXEC);
     b->next = 0;
     b->count = (bench_is_quick() ? 2 << 20 : 16 << 20) / tokens;
@@ -162,10 +162,10 @@ int main(int argc, char **argv)
         rc = write_file(rows, header, HEADER_BYTES, count);
     if (rc == 0) {
         printf("%d Mi tokens of 16 bits, in the page cache\n", (int)(count >> 20));
-        bench_order(plain, CORPUS_U16, SAMPLER_NONE, 1024, "in order");
-        bench_order(plain, CORPUS_U16, SAMPLER_WINDOWS, 256, "windows shuffled");
-        bench_order(plain, CORPUS_U16, SAMPLER_WINDOWS, 1024, "windows shuffled");
-        bench_order(rows, CORPUS_NPY, SAMPLER_DOCUMENTS, 1024, "documents of 512 shuffled");
+        bench_order(plain, DATA_U16, SHUFFLE_NONE, 1024, "in order");
+        bench_order(plain, DATA_U16, SHUFFLE_WINDOWS, 256, "windows shuffled");
+        bench_order(plain, DATA_U16, SHUFFLE_WINDOWS, 1024, "windows shuffled");
+        bench_order(rows, DATA_NPY, SHUFFLE_DOCUMENTS, 1024, "documents of 512 shuffled");
     }
     bench_require(rc);
     return 0;

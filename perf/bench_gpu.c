@@ -448,7 +448,7 @@ static void limit_drive_state(job *read, const char *name)
     double seconds = bytes * 1e-9 * (1 / most.read + 1 / most.write);
     for (uint32_t r = 0; r < read->tiers.rule_count; r++) {
         struct job_rule *rule = &read->tiers.rules[r];
-        if (rule->kind != JOB_OPTIMIZER || rule->tier != JOB_TIER_NVME)
+        if (rule->kind != STATE_OPTIMIZER || rule->tier != TIER_NVME)
             continue;
         uint32_t count = rule->unit_last - rule->unit_first + 1;
         uint32_t kept = (uint32_t)fmin(count, fmax(1, floor(DRIVE_STEP_SECONDS / seconds)));

@@ -44,6 +44,7 @@
 #include "tiers/arena.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 
 enum { SLOTS_MAX = 64, SWEEP_ROUNDS = 2 };
 
@@ -65,7 +66,7 @@ static struct {
     enum io_backend backend;
 } options = {.modes = {true, true, true}, .rounds = 7, .seconds = 0.25};
 
-static slab_drive drives[SLAB_DRIVES_MAX];
+static slab_drive drives[DRIVES_MAX];
 static slab store;
 static arena memory;
 static io_request requests[2][SLOTS_MAX];
@@ -155,12 +156,13 @@ static int run_queue(io *queue, const entry *what, double seconds, double *rate)
 
 static io_config config_of(const setting *at, bool is_registered, const io_region *region)
 {
+    static const io_test unregistered = {.deny_registration = true};
     return (io_config){.target = &store,
                        .backend = options.backend,
                        .queue_depth = at->depth,
                        .block_bytes = at->block_bytes,
                        .pool_threads = 8,
-                       .deny_registration = !is_registered,
+                       .test = is_registered ? NULL : &unregistered,
                        .regions = region,
                        .region_count = 1};
 }
@@ -374,7 +376,7 @@ static int prove(void)
 static int make_drives(const char *list, uint64_t total_bytes, enum io_backend backend)
 {
     uint32_t count = 0;
-    for (const char *at = list; count < SLAB_DRIVES_MAX; at++) {
+    for (const char *at = list; count < DRIVES_MAX; at++) {
         size_t length = strcspn(at, ",");
         snprintf(drives[count].path, sizeof drives[count].path, "%.*s", (int)length, at);
         drives[count++].budget_bytes = total_bytes + 64 * MIB;

@@ -118,7 +118,7 @@ static uint64_t encode_file(const tokenizer *words, const char *path, const char
                                .has_no_end = true};
     prepare_sink sink = {.user = &tokens, .add = count_tokens, .end_document = end_document};
     prepare_work work;
-    bench_require(prepare_look(path, CORPUS_TEXT, &options, &work));
+    bench_require(prepare_look(path, DATA_TEXT, &options, &work));
     bench_require(prepare_run(&work, &options, &sink));
     return tokens;
 }

@@ -189,7 +189,7 @@ static double tokenize_file(void *user)
     prepare_work work;
     prepare_sink sink = {.user = b, .add = count_tokens, .end_document = end_document};
     uint64_t start = clock_ns();
-    bench_require(prepare_look(b->text_path, CORPUS_TEXT, &options, &work));
+    bench_require(prepare_look(b->text_path, DATA_TEXT, &options, &work));
     bench_require(prepare_run(&work, &options, &sink));
     return (double)(clock_ns() - start) * 1e-9;
 }

@@ -125,9 +125,9 @@ void sluice_get_info(const sluice_run *run, struct sluice_info *info)
         .tokens_per_step = self->plan.tokens_per_step,
         .rank = comm_get_rank(self->ranks),
         .world = comm_get_world(self->ranks),
-        .device_bytes = self->plan.peak_bytes[ARENA_DEVICE],
-        .host_bytes = self->plan.peak_bytes[ARENA_HOST],
-        .nvme_bytes = self->plan.peak_bytes[ARENA_NVME],
+        .device_bytes = self->plan.peak_bytes[TIER_DEVICE],
+        .host_bytes = self->plan.peak_bytes[TIER_HOST],
+        .nvme_bytes = self->plan.peak_bytes[TIER_NVME],
         .step_seconds = self->plan.step_seconds,
     };
 }

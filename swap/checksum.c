@@ -1,8 +1,8 @@
-/* The table of sums: the distinct ranges that programs write, sorted, with a flag and a sum each. See
- * checksum.h. Allocates at creation only.
+/* The table of sums: the distinct ranges that programs write, sorted, with a flag and a sum each.
+ * See checksum.h. Only creation allocates.
  *
- *   extents by offset, then size; reach[i] = the furthest end of extents 0 .. i, so that a walk back from
- *   a place stops where nothing before it can overlap any more */
+ *   extents by offset, then size; reach[i] = the furthest end of extents 0 .. i, so a walk backward
+ *   from a place stops as soon as no earlier extent can overlap */
 #include "swap/checksum.h"
 
 #include <assert.h>
@@ -24,7 +24,8 @@ struct checksum_table {
     uint8_t *known;           /* [extent_count] 1: has a sum */
 };
 
-/* Measured from DRAM on one Zen 4 core: 18.8 GB/s with the library's SSE2, 32 with AVX2, 31 with AVX-512. */
+/* Measured from DRAM on one Zen 4 core: 18.8 GB/s with the library's SSE2, 32 with AVX2, 31 with
+ * AVX-512. */
 static uint64_t sum_streams(const void *data, const struct swapi_stream *streams,
                             uint32_t stream_count)
 {
@@ -50,7 +51,7 @@ uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count
 
 uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t streams)
 {
-    static const unsigned char zeros[16384]; /* half of a first cache */
+    static const unsigned char zeros[16384]; /* half of a first-level cache */
     uint64_t master_bytes = tile_stream_bytes(streams, elem_count, 0);
     uint64_t others_bytes = tile_state_bytes(streams, elem_count) - master_bytes;
 #if defined(__x86_64__)
@@ -75,7 +76,7 @@ static uint64_t end_of(const checksum_extent *extent)
     return extent->offset + extent->size_bytes;
 }
 
-/* Each once. Returns how many. */
+/* Sorts the extents and drops duplicates. Returns how many are left. */
 static uint64_t sort_extents(checksum_extent *list, uint64_t count)
 {
     uint64_t kept = 0;
@@ -91,7 +92,7 @@ static uint64_t sort_extents(checksum_extent *list, uint64_t count)
 static bool extent_range(const program *prog, const op *item, checksum_extent *extent)
 {
     const operand *found = item->kind == OP_WRITE ? op_operand(item, ROLE_TARGET) : NULL;
-    if (!found || prog->buffers[found->buffer_idx].arena != ARENA_NVME)
+    if (!found || prog->buffers[found->buffer_idx].arena != TIER_NVME)
         return false;
     *extent = (checksum_extent){
         .offset = prog->buffers[found->buffer_idx].offset_bytes + found->offset_bytes,
@@ -100,7 +101,7 @@ static bool extent_range(const program *prog, const op *item, checksum_extent *e
     return true;
 }
 
-/* All ranges, sorted, each once: *extents is the caller's to free. */
+/* Collects all ranges, sorted and without duplicates. The caller frees *extents. */
 static int collect_extents(const program *const *programs, uint32_t program_count,
                            checksum_extent **extents, uint64_t *count)
 {
@@ -141,7 +142,7 @@ int checksum_create(const program *const *programs, uint32_t program_count, chec
         return -ENOMEM;
     checksum_extent *all;
     int rc = collect_extents(programs, program_count, &all, &self->extent_count);
-    if (rc == 0) { /* a copy of its size: the list had one entry per op */
+    if (rc == 0) { /* shrinks the list, which had one entry per op */
         self->extents = mem_resize(all, self->extent_count, sizeof *all, "checksums");
         if (!self->extents)
             mem_free(all);
@@ -225,6 +226,7 @@ uint64_t checksum_count(const checksum_table *self)
 
 void checksum_forget(checksum_table *self, uint64_t offset, uint64_t size_bytes)
 {
+    assert(size_bytes <= UINT64_MAX - offset);
     for (uint64_t i = count_before(self, offset + size_bytes); i-- > 0 && self->reach[i] > offset;)
         if (end_of(&self->extents[i]) > offset)
             self->known[i] = 0;

@@ -1,5 +1,5 @@
-/* XXH3-64 with AVX2: the library's own code, compiled here for this instruction set, since distributions
- * build the library for SSE2. Any thread. */
+/* XXH3-64 with AVX2: the library's own code, compiled here for this instruction set, since
+ * distributions build the library for SSE2. Any thread. */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

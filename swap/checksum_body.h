@@ -1,5 +1,5 @@
-/* XXH3-64 of several streams, one after the other as if they were one. Included by one file per instruction
- * set, after xxhash.h with the types of its states visible, and checksum_internal.h. */
+/* XXH3-64 of several streams, one after the other as if they were one. Included by one file per
+ * instruction set, after xxhash.h with the types of its states visible, and checksum_internal.h. */
 
 static inline uint64_t checksum_streams(const void *data, const struct swapi_stream *streams,
                                         uint32_t stream_count)
@@ -15,9 +15,8 @@ static inline uint64_t checksum_streams(const void *data, const struct swapi_str
     return XXH3_64bits_digest(&state);
 }
 
-/* The same of a tile whose streams but the first, of others_bytes together, are zeros that lie nowhere. They are
- * fed from `zeros`
- * [zero_bytes], which stays in the first cache. */
+/* The same for a tile whose streams after the first are zeros, others_bytes together. The zeros are
+ * fed from `zeros` [zero_bytes], which stays in the first-level cache. */
 static inline uint64_t checksum_stream_and_zeros(const void *data, uint64_t stream_bytes,
                                                  uint64_t others_bytes, const void *zeros,
                                                  uint64_t zero_bytes)

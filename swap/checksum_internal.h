@@ -1,4 +1,5 @@
-/* XXH3-64 compiled for more than the base instruction set; equal to the library's on every input. */
+/* XXH3-64 compiled for more than the base instruction set; equal to the library's on every
+ * input. */
 #ifndef SLUICE_SWAP_CHECKSUM_INTERNAL_H
 #define SLUICE_SWAP_CHECKSUM_INTERNAL_H
 
@@ -10,7 +11,7 @@ struct swapi_stream {
 };
 
 #if defined(__x86_64__)
-/* checksum_streams of checksum_body.h; only where the CPU has AVX2. */
+/* checksum_streams and checksum_stream_and_zeros of checksum_body.h. The CPU must have AVX2. */
 uint64_t swapi_checksum_avx2(const void *data, const struct swapi_stream *streams,
                              uint32_t stream_count);
 uint64_t swapi_checksum_zeros_avx2(const void *data, uint64_t stream_bytes, uint64_t others_bytes,

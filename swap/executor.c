@@ -1,15 +1,15 @@
-/* The scheduler thread's loop. See executor.h for what is promised and executor_internal.h for what
- * it keeps.
+/* The scheduler thread's loop. See executor.h for the contract and executor_internal.h for the
+ * state.
  *
  *   issue: for each lane, while its next op in order has no closed dependency and the lane has room
  *   collect: poll the lanes that have work
  *   sleep: in poll(2) on their descriptors, when a whole round brought nothing
  *
- * A dependency opens when it is complete, or already when it is submitted where both ops are on
- * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. A conditional op
- * is so too once it is known to run (the run commits; the norm that decides is complete and said
- * "apply"); to be skipped it waits for all. What a read or write goes behind (op.behind) opens when it is
- * submitted, where the lanes keep that order (lane.keeps_behind), else when it is complete. */
+ * A dependency opens when its op is complete. It opens already at submit if both ops are on
+ * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. This holds for
+ * a conditional op too, once it is known to run (the run commits; the norm that decides is complete
+ * and said "apply"); to be skipped it waits for everything. The op in op.behind opens at submit if
+ * the lanes keep that order (lane.keeps_behind), otherwise when it is complete. */
 #include "swap/executor.h"
 
 #include <assert.h>
@@ -28,9 +28,13 @@
 
 enum { COLLECT_MAX = 64 };
 
+/* Idle time of the cores below this is the hand-over between two ops, not a wait for a lane. */
+enum { STALL_NS_MIN = 2000 };
+
 static const char tag[] = "executor";
 
-/* --- creation ---------------------------------------------------------------------------------- */
+/* --- creation
+ * ---------------------------------------------------------------------------------- */
 
 static int take_lanes(executor *self, const executor_config *config)
 {
@@ -110,7 +114,7 @@ void executor_destroy(executor *self)
 
 /* --- failure ---------------------------------------------------------------------------------- */
 
-/* Keeps this thread's present error if it is the first. */
+/* Keeps this thread's error if it is the first. */
 static void keep_failure(executor *self, int code)
 {
     if (self->failure.code == 0)
@@ -146,14 +150,16 @@ static void open_dependents(executor *self, uint32_t op_idx, bool at_submit)
             !self->paranoid &&
             (item->behind == op_idx ? self->lanes[item->lane]->keeps_behind
                                     : swapi_same_worker(self, lane_kind_of_op, item->lane));
-        if (fed_ahead == at_submit)
-            self->closed_deps[dependent]--;
+        if (fed_ahead != at_submit)
+            continue;
+        assert(self->closed_deps[dependent] > 0);
+        self->closed_deps[dependent]--;
     }
 }
 
 enum head_action { HEAD_WAIT, HEAD_SUBMIT, HEAD_SKIP };
 
-/* True where all that a skipped op would have waited for is complete. */
+/* True if everything that a skipped op would have waited for is complete. */
 static bool may_skip_now(const executor *self, const op *item)
 {
     if (swapi_lane_is_chain(item->lane) && self->in_flight[item->lane] > 0)
@@ -165,12 +171,12 @@ static bool may_skip_now(const executor *self, const op *item)
     return true;
 }
 
-/* What to do with the head of a lane whose dependencies are open. */
+/* Decides what to do with the head of a lane whose dependencies are open. */
 static enum head_action decide_head(const executor *self, uint32_t op_idx)
 {
     const swapi_prepared *now = self->now;
     const op *item = &now->prog->ops[op_idx];
-    if (item->if_commits && self->skips_commit) /* whatever becomes of the update */
+    if (item->if_commits && self->skips_commit) /* whether or not the update is applied */
         return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;
     if (!item->if_applied || !self->is_skipped)
         return HEAD_SUBMIT;
@@ -204,7 +210,7 @@ static bool has_room(const executor *self, int kind)
     return self->in_flight[kind] < (one_at_a_time ? 1 : self->lanes[kind]->depth);
 }
 
-/* Submits or skips what can be on one lane; returns how many, or the error of submit. */
+/* Submits or skips the ops of one lane that are ready. Returns how many, or the error of submit. */
 static int issue_lane(executor *self, int kind)
 {
     const swapi_prepared *now = self->now;
@@ -232,7 +238,9 @@ static int issue_lane(executor *self, int kind)
             request->behind = &self->requests[behind];
         int rc = to->ops->submit(to, request);
         if (rc == -EAGAIN && self->in_flight_total > 0)
-            break; /* full below the lane, perhaps for another lane's ops: a completion makes room */
+            /* what the lane uses is full, perhaps with another lane's ops; a completion makes
+             * room */
+            break;
         if (rc < 0) {
             char text[SWAPI_OP_TEXT_BYTES];
             return err_prefix(rc, "%s", swapi_op_text(now->prog, op_idx, text));
@@ -252,7 +260,8 @@ static int issue_lane(executor *self, int kind)
     return issued;
 }
 
-/* All lanes, until none takes more: submitting on one lane can open the head of another. */
+/* Issues on all lanes until none takes more: submitting on one lane can open the head of
+ * another. */
 static int issue_ready(executor *self)
 {
     int issued;
@@ -268,12 +277,140 @@ static int issue_ready(executor *self)
     return 0;
 }
 
+/* --- times and counters: what each lane did, and whom the cores waited for
+ * --------------------- */
+
+/* True for lanes whose idle time counts as waiting: the worker that computes, and updates if that
+ * worker makes them too. A separate worker for updates naturally waits for reads; only computing
+ * that waits for it counts. */
+static bool is_cores_lane(const executor *self, uint8_t kind)
+{
+    return kind == LANE_COMPUTE ||
+           (kind == LANE_UPDATE &&
+            (!self->lanes[LANE_COMPUTE] || swapi_same_worker(self, LANE_COMPUTE, LANE_UPDATE)));
+}
+
+/* The lane whose op ended last within the cores' idle time before `request`: that is what they
+ * waited for. LANE_COUNT if only their own work ended in that time. A GPU's copies share the lane
+ * object with computing, but waiting for them counts. */
+static uint8_t find_stall_lane(const executor *self, const lane_request *request, uint64_t stall_ns)
+{
+    const program *prog = self->now->prog;
+    const op *item = request->item;
+    uint64_t idle_since_ns = request->start_ns - stall_ns;
+    uint64_t latest_ns = idle_since_ns;
+    uint8_t stall_lane = LANE_COUNT;
+    for (uint32_t k = 0; k < item->dep_count; k++) {
+        uint32_t dep = prog->deps[item->dep_begin + k];
+        uint8_t dep_lane = prog->ops[dep].lane;
+        if (self->states[dep] != SWAPI_DONE || is_cores_lane(self, dep_lane) ||
+            self->requests[dep].end_ns <= latest_ns)
+            continue;
+        latest_ns = self->requests[dep].end_ns;
+        stall_lane = dep_lane;
+    }
+    return stall_lane;
+}
+
+static uint16_t event_part(const op *item)
+{
+    uint32_t part = item->micro_batch != PROGRAM_NONE ? item->micro_batch : item->tile;
+    return part < UINT16_MAX ? (uint16_t)part : UINT16_MAX;
+}
+
+static void record_done(executor *self, const lane_request *request)
+{
+    const op *item = request->item;
+    uint64_t bytes = op_moved_bytes(item);
+    uint64_t stall_ns = 0;
+    uint8_t stall_lane = LANE_COUNT;
+    self->totals[item->lane].op_count++;
+    self->totals[item->lane].bytes += bytes;
+    if (is_cores_lane(self, item->lane)) {
+        /* The worker may have been idle since before this run, which is no wait for a lane. */
+        uint64_t in_run_ns =
+            request->start_ns > self->run_start_ns ? request->start_ns - self->run_start_ns : 0;
+        stall_ns = size_min(request->wait_ns, in_run_ns);
+        if (stall_ns >= STALL_NS_MIN)
+            stall_lane = find_stall_lane(self, request, stall_ns);
+        if (stall_lane != LANE_COUNT)
+            self->totals[stall_lane].stall_ns += stall_ns;
+        self->cores_end_ns = size_max(self->cores_end_ns, request->end_ns);
+    }
+    if (self->last_op_idx == PROGRAM_NONE ||
+        request->end_ns > self->requests[self->last_op_idx].end_ns)
+        self->last_op_idx = request->op_idx;
+    if (!self->ring)
+        return;
+    trace_event event = {
+        .start_ns = request->start_ns,
+        .end_ns = request->end_ns,
+        .bytes = bytes,
+        .step = self->step,
+        .op_idx = request->op_idx,
+        .unit = item->unit,
+        .micro_batch_or_tile = event_part(item),
+        .lane = item->lane,
+        .kind = item->kind,
+        .program = (uint8_t)self->now->prog->kind,
+        .stall_lane = stall_lane,
+        .stall_ns = stall_ns,
+    };
+    trace_record(self->ring, &event);
+}
+
+/* The length of the union of the intervals of the lane's ops. They are nearly sorted by start,
+ * because an op can only overtake those in flight with it. So an insertion sort costs ops times
+ * depth. */
+static uint64_t lane_busy_ns(executor *self, int kind)
+{
+    const swapi_prepared *now = self->now;
+    const lane_request *requests = self->requests;
+    uint64_t count = 0;
+    for (uint64_t i = now->lane_begin[kind]; i < now->lane_begin[kind + 1]; i++)
+        if (self->states[now->lane_ops[i]] == SWAPI_DONE) /* not skipped */
+            self->order[count++] = now->lane_ops[i];
+    for (uint64_t i = 1; i < count; i++) {
+        uint32_t moved = self->order[i];
+        uint64_t at = i;
+        for (; at > 0 && requests[self->order[at - 1]].start_ns > requests[moved].start_ns; at--)
+            self->order[at] = self->order[at - 1];
+        self->order[at] = moved;
+    }
+    uint64_t busy_ns = 0, covered_ns = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const lane_request *request = &requests[self->order[i]];
+        uint64_t from_ns = size_max(request->start_ns, covered_ns);
+        if (request->end_ns > from_ns)
+            busy_ns += request->end_ns - from_ns;
+        covered_ns = size_max(covered_ns, request->end_ns);
+    }
+    return busy_ns;
+}
+
+static void finish_totals(executor *self, run_totals *totals)
+{
+    totals->start_ns = self->run_start_ns;
+    totals->end_ns = clock_ns();
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        self->totals[kind].busy_ns = lane_busy_ns(self, kind);
+    if (self->last_op_idx != PROGRAM_NONE) {
+        /* After their last op the cores wait for the op that ends the run. */
+        const lane_request *last = &self->requests[self->last_op_idx];
+        uint64_t idle_since_ns = size_max(self->cores_end_ns, self->run_start_ns);
+        if (last->end_ns > idle_since_ns + STALL_NS_MIN)
+            self->totals[last->item->lane].stall_ns += last->end_ns - idle_since_ns;
+    }
+    memcpy(totals->lanes, self->totals, sizeof totals->lanes);
+}
+
 /* --- collect ---------------------------------------------------------------------------------- */
 
 static void finish_request(executor *self, const lane_request *request)
 {
     int kind = request->item->lane;
     assert(self->states[request->op_idx] == SWAPI_IN_FLIGHT);
+    assert(self->in_flight[kind] > 0);
     self->states[request->op_idx] = SWAPI_DONE;
     self->in_flight[kind]--;
     self->object_in_flight[self->object_of[kind]]--;
@@ -284,14 +421,14 @@ static void finish_request(executor *self, const lane_request *request)
         keep_op_failure(self, request);
         return;
     }
-    swapi_record_done(self, request);
+    record_done(self, request);
     if (request->item->kind == OP_NORM && self->is_skipped)
         self->skips_decided = *self->is_skipped;
     swapi_paranoid_done(self, request->item);
     open_dependents(self, request->op_idx, false);
 }
 
-/* The lane itself failed: what is in flight there will not come back. */
+/* The lane itself failed: what is in flight there never comes back. */
 static void abandon_object(executor *self, uint32_t object_idx, int code)
 {
     err_prefix(code, "lane %s", self->objects[object_idx]->ops->name);
@@ -313,7 +450,7 @@ static uint32_t collect(executor *self)
         int count = from->ops->poll(from, done, COLLECT_MAX);
         if (count < 0) {
             abandon_object(self, i, count);
-            collected++; /* news of a kind: do not sleep */
+            collected++; /* this is news: do not sleep */
             continue;
         }
         for (int k = 0; k < count; k++)
@@ -323,7 +460,7 @@ static uint32_t collect(executor *self)
     return collected;
 }
 
-/* Milliseconds until the commit in flight is to be reported; -1: never. */
+/* Milliseconds until the commit in flight must be reported; -1: never. */
 static int commit_timeout_ms(const executor *self)
 {
     if (self->stuck_ns == 0 || self->in_flight[LANE_COMMIT] == 0)
@@ -347,7 +484,7 @@ static void report_commit(executor *self)
         self->commit_report_ns *= 2;
 }
 
-/* Sleeps until a lane with work has news. Signals wake it for one more round, which is harmless. */
+/* Sleeps until a lane with work has news. A signal causes one more round, which is harmless. */
 static void sleep_for_news(executor *self)
 {
     struct pollfd fds[LANE_COUNT];
@@ -374,13 +511,14 @@ static void sleep_for_news(executor *self)
                                        fds[i].fd));
             failed = true;
         }
-    if (failed) /* what is in flight must still be awaited, without the descriptors */
+    if (failed) /* it must still wait for what is in flight, without the descriptors */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
 /* --- run -------------------------------------------------------------------------------------- */
 
-/* Nothing is in flight, nothing can be issued, ops remain: names the first such op and why. */
+/* Nothing is in flight, nothing can be issued, and ops remain: the error names the first such op
+ * and the reason. */
 static int stuck_error(const executor *self)
 {
     const program *prog = self->now->prog;
@@ -466,6 +604,6 @@ int executor_run(executor *self, const program *prog, uint64_t step, run_totals 
     if (self->failure.code != 0)
         return err_restore(&self->failure);
     if (totals)
-        swapi_finish_totals(self, totals);
+        finish_totals(self, totals);
     return 0;
 }

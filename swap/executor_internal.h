@@ -1,9 +1,6 @@
-/* What the files of the executor share: the executor and its per-program tables.
- *
- *   executor.c           the loop: issue, collect, sleep
- *   executor_prepare.c   the tables that it walks, made at creation
- *   executor_totals.c    times and counters, the trace
- *   executor_paranoid.c  what is poisoned when */
+/* Shared by the files of the executor: the executor and its per-program tables. executor.c calls
+ * executor_prepare.c, which makes the tables at creation, and executor_paranoid.c, which overwrites
+ * memory in paranoid mode. */
 #ifndef SLUICE_SWAP_EXECUTOR_INTERNAL_H
 #define SLUICE_SWAP_EXECUTOR_INTERNAL_H
 
@@ -11,12 +8,9 @@
 
 #include "swap/executor.h"
 
-/* Idle time of the cores below this is the hand-over between two ops, not a wait for a lane. */
-enum { SWAPI_STALL_NS_MIN = 2000 };
-
-/* Bytes of an arena that a home occupies. */
+/* The bytes of an arena that a home occupies. */
 struct swapi_home {
-    uint32_t arena; /* ARENA_DEVICE or ARENA_HOST */
+    uint32_t arena; /* TIER_DEVICE or TIER_HOST */
     uint64_t begin, end;
 };
 typedef struct swapi_home swapi_home;
@@ -24,15 +18,15 @@ typedef struct swapi_home swapi_home;
 /* A program as the executor walks it; read-only once made. */
 struct swapi_prepared {
     const program *prog;
-    uint64_t *next_begin; /* [op_count + 1]: dependents of op i are next[next_begin[i] .. [i+1]) */
+    uint64_t *next_begin; /* [op_count + 1]: dependents of op i: next[next_begin[i] .. [i+1]) */
     uint32_t *next;       /* op indices, one per dependency and one per op.behind */
     uint32_t *lane_ops;   /* [op_count] op indices by lane, in issue order */
     uint64_t lane_begin[LANE_COUNT + 1];
-    uint32_t
-        *norms;   /* [op_count] the OP_NORM that the op comes after, or PROGRAM_NONE; NULL where the
-                        program has no conditional ops */
-    bool decides; /* a conditional op comes after a norm */
-    swapi_home *homes; /* [home_count] by arena and place; paranoid only */
+    /* [op_count] the OP_NORM that the op comes after, or PROGRAM_NONE. NULL: the program has no
+     * conditional ops. */
+    uint32_t *norms;
+    bool decides;      /* a conditional op comes after a norm */
+    swapi_home *homes; /* [home_count] sorted by arena and place; paranoid mode only */
     uint32_t home_count;
 };
 typedef struct swapi_prepared swapi_prepared;
@@ -44,7 +38,7 @@ struct executor {
     lane *objects[LANE_COUNT]; /* the distinct lane objects among them */
     uint32_t object_in_flight[LANE_COUNT];
     uint8_t object_of[LANE_COUNT];   /* lane kind -> index of its object */
-    uint8_t object_dead[LANE_COUNT]; /* its poll failed: what was in flight there is lost */
+    uint8_t object_dead[LANE_COUNT]; /* its poll failed: the ops in flight there are lost */
     uint32_t object_count;
     trace *ring;
     swapi_prepared *prepared; /* [prepared_count] */
@@ -52,52 +46,46 @@ struct executor {
     const bool *is_skipped;    /* or NULL */
     const bool *is_committing; /* or NULL */
     bool paranoid;
-    unsigned char *arena_base[ARENA_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT]; /* the highest of all programs */
+    unsigned char *arena_base[TIER_COUNT];
+    uint64_t peak_bytes[TIER_COUNT]; /* the highest of all programs */
 
-    /* Of the present run; arrays are sized for the largest program. */
+    /* Members of the present run; arrays are sized for the largest program. */
     const swapi_prepared *now;
     uint64_t step;
     uint64_t run_start_ns;
-    uint64_t stuck_ns;           /* of the config */
-    uint64_t commit_begin_ns;    /* the commit lane's op in flight was submitted then */
-    uint64_t commit_report_ns;   /* it is reported when it is in flight for so long */
+    uint64_t stuck_ns;           /* executor_config.stuck_ns */
+    uint64_t commit_begin_ns;    /* when the commit lane's op in flight was submitted */
+    uint64_t commit_report_ns;   /* report it once it is in flight for so long */
     lane_request *requests;      /* [op_count] */
-    uint32_t *closed_deps;       /* [op_count] dependencies that still forbid the issue of the op */
+    uint32_t *closed_deps;       /* [op_count] dependencies that still hold the op back */
     uint8_t *states;             /* [op_count] enum swapi_op_state */
-    uint32_t *order;             /* [op_count] scratch of the totals */
+    uint32_t *order;             /* [op_count] scratch of finish_totals */
     uint64_t cursor[LANE_COUNT]; /* next op to issue, index into lane_ops */
     uint32_t in_flight[LANE_COUNT];
     uint32_t in_flight_total;
     uint64_t done_count;
     bool skips_pending;    /* *is_skipped at the start of the run */
     bool skips_decided;    /* *is_skipped after the latest norm */
-    bool skips_commit;     /* the run does not commit: ops with if_commits are skipped */
-    uint32_t *users_left;  /* [buffer_count] operands of ops to come; paranoid only */
+    bool skips_commit;     /* the run does not commit, so ops with if_commits are skipped */
+    uint32_t *users_left;  /* [buffer_count] operands of later ops; paranoid mode only */
     uint64_t cores_end_ns; /* latest end of a compute or update op */
     uint32_t last_op_idx;  /* the op that ended last, or PROGRAM_NONE */
     lane_totals totals[LANE_COUNT];
-    err_record failure; /* first error; code 0: none. Sticky: not 0 means POISONED */
+    err_record failure; /* the first error; code 0: none. Once set: POISONED */
 };
 
-/* Fills *out with the tables of `prog`; on failure there is nothing to free. executor_prepare.c */
+/* executor_prepare.c: fills *out with the tables of `prog`. On failure there is nothing to free. */
 int swapi_prepare(const executor *self, const program *prog, swapi_prepared *out) MUST_CHECK;
 void swapi_prepared_fini(swapi_prepared *self);
 
-/* True where one worker serves both lanes and keeps the order of their ops by itself. */
+/* True if one worker serves both lanes and keeps the order of their ops by itself. */
 static inline bool swapi_same_worker(const executor *self, uint8_t one, uint8_t other)
 {
     const lane *a = self->lanes[one], *b = self->lanes[other];
     return a->in_order && b->in_order && (a == b || a->owner == b->owner);
 }
 
-/* Books a finished op: counters, stall of the cores and whom they waited for, trace event. */
-void swapi_record_done(executor *self, const lane_request *request);
-
-/* After the last op: busy time of each lane, and the cores' wait for the last op. */
-void swapi_finish_totals(executor *self, run_totals *totals);
-
-/* executor_paranoid.c; all but _create do nothing unless the executor is paranoid. */
+/* executor_paranoid.c. All but _create do nothing unless the executor is paranoid. */
 int swapi_paranoid_create(executor *self, const executor_config *config) MUST_CHECK; /* -ENOMEM */
 void swapi_paranoid_begin(executor *self);
 void swapi_paranoid_issue(executor *self, const op *item); /* before it is submitted */

@@ -1,9 +1,10 @@
-/* Paranoid mode's part in the executor: what turns into 0xff bytes, and when. See executor.h.
+/* The executor's part of paranoid mode: which bytes become 0xff, and when. See executor.h.
  *
- * Runs on the executor's thread. It touches a buffer only while no op that may use it, or what reuses
- * its space, is in flight: before the first op of a run, before a read is submitted whose dependencies
- * are complete, and after the last user is complete but before anything that waited for it is issued.
- * Allocates at creation alone. */
+ * It runs on the executor's thread. It overwrites a buffer only while no op is in flight that may
+ * use the buffer or what reuses its space: before the first op of a run, before the submit of a
+ * read whose dependencies are complete, and after the last user is complete but before anything
+ * that waited for that op is issued. Only creation allocates. */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -19,11 +20,11 @@ int swapi_paranoid_create(executor *self, const executor_config *config)
     for (uint32_t i = 0; i < config->program_count; i++) {
         const program *prog = config->programs[i];
         buffer_count_max = size_max(buffer_count_max, prog->buffer_count);
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             self->peak_bytes[a] = size_max(self->peak_bytes[a], prog->peak_bytes[a]);
     }
-    self->arena_base[ARENA_DEVICE] = config->arena_base[ARENA_DEVICE];
-    self->arena_base[ARENA_HOST] = config->arena_base[ARENA_HOST]; /* nvme is no memory */
+    self->arena_base[TIER_DEVICE] = config->arena_base[TIER_DEVICE];
+    self->arena_base[TIER_HOST] = config->arena_base[TIER_HOST]; /* nvme is no memory */
     self->users_left = mem_alloc(buffer_count_max, sizeof *self->users_left, "executor");
     return self->users_left ? 0 : -ENOMEM;
 }
@@ -34,7 +35,8 @@ static void poison(const executor *self, uint32_t arena, uint64_t begin, uint64_
         memset(self->arena_base[arena] + begin, POISON, end - begin);
 }
 
-/* All of the arena up to the highest peak but the homes, which are sorted and do not overlap. */
+/* Overwrites the arena up to the highest peak except for its homes, which are sorted and do not
+ * overlap. */
 static void poison_around_homes(const executor *self, uint32_t arena)
 {
     uint64_t at = 0;
@@ -53,8 +55,8 @@ void swapi_paranoid_begin(executor *self)
     if (!self->paranoid)
         return;
     const program *prog = self->now->prog;
-    poison_around_homes(self, ARENA_DEVICE);
-    poison_around_homes(self, ARENA_HOST);
+    poison_around_homes(self, TIER_DEVICE);
+    poison_around_homes(self, TIER_HOST);
     memset(self->users_left, 0, prog->buffer_count * sizeof *self->users_left);
     for (uint64_t i = 0; i < prog->op_count; i++)
         for (uint32_t k = 0; k < prog->ops[i].operand_count; k++)
@@ -81,6 +83,7 @@ void swapi_paranoid_done(executor *self, const op *item)
     for (uint32_t k = 0; k < item->operand_count; k++) {
         uint32_t buffer_idx = item->operands[k].buffer_idx;
         const buffer *held = &prog->buffers[buffer_idx];
+        assert(self->users_left[buffer_idx] > 0);
         if (--self->users_left[buffer_idx] == 0 && !held->is_home)
             poison(self, held->arena, held->offset_bytes, held->offset_bytes + held->size_bytes);
     }

@@ -1,5 +1,5 @@
-/* The tables by which the executor walks a program: dependents of each op, ops of each lane, and for
- * conditional ops the norm that decides on them. Made once, at creation, and then only read; allocates
+/* The tables by which the executor walks a program: dependents of each op, ops of each lane, and
+ * for conditional ops the norm that decides. Made once at creation, then read only; allocates
  * through base/mem. See executor_internal.h. */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ void swapi_prepared_fini(swapi_prepared *self)
     memset(self, 0, sizeof *self);
 }
 
-/* What the loop relies on; all else is program_check's business. */
+/* Checks what the loop relies on; program_check proves the rest. */
 static int check_usable(const executor *self, const program *prog)
 {
     if (prog->op_count >= PROGRAM_NONE)
@@ -51,7 +51,7 @@ static int check_usable(const executor *self, const program *prog)
     return 0;
 }
 
-/* Fills the tables by two counting sorts: dependents by what they depend on, ops by lane. */
+/* Fills the tables by two counting sorts: dependents by the op that they depend on, ops by lane. */
 static int sort_ops(const program *prog, swapi_prepared *out)
 {
     uint64_t count = prog->op_count, edge_count = 0;
@@ -90,19 +90,20 @@ static int sort_ops(const program *prog, swapi_prepared *out)
 
 /* --- conditional ops -------------------------------------------------------------------------- */
 
-/* The norm that `first` is, or comes after; else PROGRAM_NONE. */
+/* The norm that `first` is or comes after; PROGRAM_NONE: none. */
 static uint32_t norm_through(const swapi_prepared *out, uint32_t first)
 {
     return out->prog->ops[first].kind == OP_NORM ? first : out->norms[first];
 }
 
-/* Of two norms the later one: norms are on one chain, so the earlier is complete by then. */
+/* The later one of two norms. Norms are on one chain, so the earlier one is complete by then. */
 static uint32_t later_norm(uint32_t a, uint32_t b)
 {
     return a == PROGRAM_NONE || (b != PROGRAM_NONE && b > a) ? b : a;
 }
 
-/* For each op the norm that it comes after, by dependencies and by the order of the chain lanes. */
+/* Finds for each op the norm that it comes after, by dependencies and by the order of the chain
+ * lanes. */
 static void find_norms(swapi_prepared *out)
 {
     const program *prog = out->prog;
@@ -125,8 +126,8 @@ static void find_norms(swapi_prepared *out)
     }
 }
 
-/* Where a norm of the program decides, what comes before it runs in any case: it may not touch what
- * lasts. */
+/* If a norm of the program decides, conditional ops before it always run. So they may not write a
+ * home. */
 static int check_ahead(const swapi_prepared *out)
 {
     const program *prog = out->prog;
@@ -179,7 +180,7 @@ static int list_homes(swapi_prepared *out)
         return -ENOMEM;
     for (uint64_t b = 0; b < prog->home_count; b++) {
         const buffer *item = &prog->buffers[b];
-        if (item->arena != ARENA_NVME)
+        if (item->arena != TIER_NVME)
             out->homes[out->home_count++] = (swapi_home){item->arena, item->offset_bytes,
                                                          item->offset_bytes + item->size_bytes};
     }

@@ -1,16 +1,17 @@
-/* A lane: a FIFO of work with one owner. The executor hands ops to lanes; src/train makes the lanes.
+/* A lane: a FIFO of work with one owner. The executor hands ops to lanes; the engine makes the
+ * lanes.
  *
  *   IDLE --submit--> IN FLIGHT --poll--> DONE (back to the executor, with result and times)
  *
- * Requests belong to the executor (one per op, made before the run), so nothing is allocated per op.
- * submit never blocks for long and never calls back; completions appear only in poll. Each lane has a
- * file descriptor that becomes readable when poll may have something, so the executor sleeps in
- * poll(2) on all lanes at once and no lane burns a core while it waits. One thread (the executor's)
- * calls submit and poll; a lane may have threads of its own behind them.
+ * Requests belong to the executor, which makes one per op before the run; so nothing is allocated
+ * per op. submit never blocks for long and never calls back. Completions appear only in poll. Each
+ * lane has a file descriptor that becomes readable when poll may have something, so the executor
+ * sleeps in poll(2) on all lanes at once. One thread, the executor's, calls submit and poll; a lane
+ * may have threads of its own.
  *
  * Two kinds of lanes may share one worker: then the SAME lane object stands in both slots of
- * executor_config.lanes (compute and update on the CPU backend). Its depth holds for each of the two
- * kinds; whoever made it destroys it once. */
+ * executor_config.lanes (compute and update on the CPU backend). Its depth applies to each of the
+ * two kinds. Its maker destroys it once. */
 #ifndef SLUICE_SWAP_LANE_H
 #define SLUICE_SWAP_LANE_H
 
@@ -24,17 +25,15 @@ struct lane_request {
     const program *prog;
     const op *item;
     uint32_t op_idx;
-    const struct lane_request
-        *behind; /* of the op that it goes behind, where that is in flight; or NULL */
+    const struct lane_request *behind; /* the request of op.behind if it is in flight, or NULL */
     /* Set by the lane before poll returns the request: */
     int result;        /* 0 or a negative code */
     uint64_t start_ns; /* when work on it began */
     uint64_t end_ns;
     uint64_t wait_ns; /* worker lanes: how long the worker was idle right before start_ns */
-    /* The lane's own: */
+    /* Private to the lane: */
     struct lane_request *next;
     void *lane_private;
-    uint64_t pending_count;
 };
 typedef struct lane_request lane_request;
 
@@ -42,13 +41,13 @@ typedef struct lane lane;
 
 struct lane_ops {
     const char *name;
-    /* Takes the request. On failure the request was not taken and never appears in poll. -EAGAIN while
-     * requests are in flight, here or on a lane that shares something with this one, means "full for
-     * now": the executor tries again after a completion. */
+    /* Takes the request. On failure the request was not taken and never appears in poll. -EAGAIN
+     * means "full for now" and is allowed only while requests are in flight, here or on a lane that
+     * shares something with this one: the executor tries again after a completion. */
     int (*submit)(lane *self, lane_request *request) MUST_CHECK;
-    /* Stores up to `max` finished requests; returns how many, or a negative code when the lane itself
-     * failed. A failed op is no failure of poll: its request carries the result. The text of a failed
-     * request's error is available through `error`. Never blocks. */
+    /* Stores up to `max` finished requests. Returns how many, or a negative code if the lane itself
+     * failed. A failed op is no failure of poll: its request carries the result, and `error` has
+     * the text. Never blocks. */
     int (*poll)(lane *self, lane_request **done, size_t max) MUST_CHECK;
     /* Readable when poll may return something. */
     int (*event_fd)(const lane *self);
@@ -59,19 +58,21 @@ struct lane_ops {
 
 struct lane {
     const struct lane_ops *ops;
-    uint32_t depth;   /* requests the executor may keep in flight here */
-    uint8_t in_order; /* the ops of one kind of lane complete in submit order; and a request may be
-                           submitted while those that it depends on are still in flight on in-order
-                           lanes of the same `owner`: the worker runs it after them */
-    uint8_t
-        keeps_behind; /* a request may be submitted while the one that it goes behind is in flight:
-                           the lane lets that one go to the drives first */
-    uint32_t owner;   /* in-order lanes with equal owner share one worker; 0 is a worker like any
-                           other, so workers that know nothing of each other need different ones */
+    uint32_t depth; /* requests that the executor may keep in flight here */
+    /* 1: the ops of each kind of lane complete in submit order. A request may be submitted while
+     * its dependencies are in flight on in-order lanes of the same `owner`: the worker runs it
+     * after them. */
+    uint8_t in_order;
+    /* 1: a request may be submitted while the one in lane_request.behind is in flight: the lane
+     * lets that one go to the drives first. */
+    uint8_t keeps_behind;
+    /* In-order lanes with equal owner share one worker. Independent workers need different owners;
+     * 0 is an owner like any other. */
+    uint32_t owner;
 };
 
-/* Address of an operand whose arena starts at `base`. Added as integers: in paranoid mode offsets lead
- * out of the arena, and below its start they wrap, which pointers may not. */
+/* Address of an operand whose arena starts at `base`. The sum is of integers: in paranoid mode
+ * offsets lead out of the arena and wrap below its start, which pointers may not do. */
 static inline void *lane_operand_address(const unsigned char *base, const program *prog,
                                          const operand *part)
 {
@@ -79,17 +80,18 @@ static inline void *lane_operand_address(const unsigned char *base, const progra
                     part->offset_bytes);
 }
 
-/* A thread that executes ops by a callback, for one or more lanes that share cores: requests of
- * `priority_lane` first, each lane in order, and no op before one on another lane of this worker that
- * it depends on. `run` is called on the thread and returns 0 or a negative code with the error set;
- * `start_thread` is called there once before (to bind cores, for example; may be NULL). It sleeps when
- * there is nothing to do. After a failed op nothing more is run: later requests complete with
- * ERR_POISONED, and `error` keeps the first failure. */
+/* A worker: a thread that executes ops by a callback, for one or more lanes that share cores.
+ * Requests of `priority_lane` go first; each lane keeps its order; no op runs before one on another
+ * lane of this worker that it depends on. The thread sleeps when there is nothing to do. After a
+ * failed op it runs nothing more: later requests complete with ERR_POISONED, and `error` keeps the
+ * first failure. */
 struct lane_worker_config {
     const char *name;
+    /* Called on the thread; returns 0, or a negative code with the error set. */
     int (*run)(void *user, const program *prog, const op *item);
+    /* Called there once before, for example to bind cores. May be NULL. */
     int (*start_thread)(void *start_user);
-    void *user, *start_user; /* start_user NULL: as user */
+    void *user, *start_user; /* start_user NULL: the same as user */
     uint32_t owner;
     uint32_t depth;
     enum lane_kind priority_lane;
@@ -97,9 +99,9 @@ struct lane_worker_config {
 };
 typedef struct lane_worker_config lane_worker_config;
 
-/* Starts the thread and waits until start_thread has returned; allocates nothing afterwards. The
- * config is copied, `name` and `user` are borrowed. Errors: -EINVAL for a bad config, -ENOMEM, the
- * system's error where no thread is to be had, or that of start_thread. destroy joins the thread. */
+/* Starts the thread and waits until start_thread has returned; allocates nothing afterwards. Copies
+ * the config and borrows `name` and `user`. -EINVAL for a bad config, -ENOMEM, the system's error
+ * if no thread can be started, or the error of start_thread. destroy joins the thread. */
 int lane_worker_create(const lane_worker_config *config, lane **out) MUST_CHECK;
 
 #endif

@@ -3,21 +3,23 @@
  *   submit ─► io_submit                             io_poll returns requests of both directions:
  *   poll   ─► io_poll ─► sort by direction ─► finished list of each lane ─► the caller's lane
  *
- * What one lane's poll finds for the other waits in that lane's list. The other's descriptor must then
- * be readable although the io's own is not any more, so each lane's descriptor is an epoll set of the
- * io's descriptor and an eventfd that is set exactly while the lane's list is not empty.
+ * A completion that one lane's poll finds for the other lane waits in that lane's list. The other
+ * lane's descriptor must then be readable although the io's own is no longer. So each lane's
+ * descriptor is an epoll set of the io's descriptor and an eventfd that is set exactly while the
+ * lane's list is not empty.
  *
- * With a table of sums or of places a thread stands on both sides of io (sum_thread.h), its descriptor in
- * the sets too:
+ * With a table of sums or of places, a thread stands before and after io (sum_thread.h). Its
+ * descriptor is in the sets too:
  *
  *   write  submit ─► thread: sum ─► io ─► store the sum ─► finished list
  *   read   submit ─► io ─► thread: compare ─► finished list
  *
- * An op takes the way round the thread where nothing is known or nothing asked of its bytes. Of a request of
- * optimizer state with places (slot.entry) sum and place are the entry's; of all others they are the
+ * An op passes the thread by if nothing is known or asked about its bytes. For optimizer state with
+ * places (slot.entry) sum and place are the entry's; for all other requests the sums are the
  * table's (pair.verify).
  *
- * Nothing is allocated after creation; requests of io come from a pool of request_capacity per lane. */
+ * Nothing is allocated after creation; requests of io come from a pool of request_capacity per
+ * lane. */
 #include "swap/lane_io.h"
 
 #include <assert.h>
@@ -35,12 +37,12 @@
 
 enum { COLLECT_MAX = 64 };
 
-/* A request of io and what belongs to it here. */
+/* A request of io with the data that belongs to it here. */
 struct io_slot {
     io_request transfer; /* first: an io_request * is an io_slot * */
     swapi_sum_job job;   /* with a thread; job.user is the slot */
-    place_entry *entry;  /* of a tile of optimizer state or frozen params, with places; else NULL */
-    uint8_t which;       /* its place that is read or written */
+    place_entry *entry;  /* tile of optimizer state or frozen params with places; otherwise NULL */
+    uint8_t which;       /* the place of the entry that is read or written */
 };
 typedef struct io_slot io_slot;
 
@@ -49,7 +51,7 @@ struct lane_io {
     struct lane_io_pair *pair;
     enum io_direction direction;
     bool alive;
-    int epoll_fd;        /* what event_fd returns: the io's descriptor and pending_fd */
+    int epoll_fd;        /* what event_fd returns; watches the io's descriptor and pending_fd */
     int pending_fd;      /* eventfd, readable while `first` is not NULL */
     bool pending_set;    /* pending_fd is readable */
     lane_request *first; /* finished, not yet polled; in order of completion */
@@ -67,8 +69,8 @@ struct lane_io_pair {
     checksum_table *verify; /* or NULL */
     place_table *places;    /* or NULL */
     bool compares_not;
-    swapi_sum_thread *sums; /* NULL where nothing is ever summed or compared */
-    uint32_t summing_count; /* writes that io does not have yet */
+    swapi_sum_thread *sums; /* NULL if nothing is ever summed or compared */
+    uint32_t summing_count; /* writes that the thread still sums */
     uint32_t request_capacity;
     bool dead;        /* poll failed: requests in flight never come back */
     lane_io lanes[2]; /* by enum io_direction */
@@ -83,7 +85,7 @@ static uint64_t operand_offset(const program *prog, const operand *part)
     return prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes;
 }
 
-/* Gives a write, before io has it, or a read that is complete to the thread that sums. */
+/* Gives a write before io has it, or a complete read, to the thread that sums. */
 static void push_sum(lane_io_pair *pair, io_slot *slot, enum swapi_sum_task task)
 {
     const io_request *transfer = &slot->transfer;
@@ -100,8 +102,9 @@ static void push_sum(lane_io_pair *pair, io_slot *slot, enum swapi_sum_task task
     swapi_sum_thread_push(pair->sums, &slot->job);
 }
 
-/* Where the op's bytes lie: the place of its extent, for optimizer state and what the table of places has of
- * params (those that do not learn, and halves of split masters); else the address in the nvme arena. */
+/* Finds where the op's bytes lie. Optimizer state, and params that the table of places knows (those
+ * that do not learn, and halves of split masters), lie at the place of their extent. All others lie
+ * at their address in the nvme arena. */
 static int find_place(const lane_io_pair *pair, const lane_request *request,
                       const operand *on_drive, io_slot *slot)
 {
@@ -135,7 +138,8 @@ static int find_place(const lane_io_pair *pair, const lane_request *request,
     return 0;
 }
 
-/* The request of the op that this one goes behind, as io knows it or will; NULL where that is through. */
+/* The io request that this one goes behind; io has it or will have it. NULL: there is none, or it
+ * has finished. */
 static const io_request *find_first(const io_slot *slot)
 {
     const lane_request *request = slot->transfer.user;
@@ -143,15 +147,16 @@ static const io_request *find_first(const io_slot *slot)
     return first ? &first->transfer : NULL;
 }
 
-/* Only now is it certain what a write that was summed meanwhile still goes behind. */
+/* Submits to io. Only now it is certain what a write that was summed meanwhile still goes
+ * behind. */
 static int hand_over(lane_io_pair *pair, io_slot *slot)
 {
     slot->transfer.behind = find_first(slot);
     return io_submit(pair->transport, &slot->transfer);
 }
 
-/* A write on its way to the transport. From here on the extent's old sum does not hold; the new one does
- * once it is written. */
+/* Starts a write. From here on the extent's old sum does not hold; the new one holds once the write
+ * is complete. */
 static int submit_write(lane_io_pair *pair, io_slot *slot)
 {
     if (slot->entry)
@@ -165,7 +170,7 @@ static int submit_write(lane_io_pair *pair, io_slot *slot)
     return 0;
 }
 
-/* Names the op of a request: for the transport's warnings. */
+/* Names the op of a request, for the transport's warnings. */
 static void describe(const io_request *transfer, char *text, size_t capacity)
 {
     const lane_request *request = transfer->user;
@@ -213,7 +218,7 @@ static void keep_error(lane_io *self, int code)
         err_save(&self->error, code);
 }
 
-/* The error of a read that brought other bytes than were written. */
+/* Makes the error of a read that returned other bytes than were written. */
 static int corrupt_error(const lane_io_pair *pair, const io_slot *slot)
 {
     const swapi_sum_job *job = &slot->job;
@@ -234,7 +239,7 @@ static int corrupt_error(const lane_io_pair *pair, const io_slot *slot)
         (unsigned long long)job->found, (unsigned long long)job->expected.sum);
 }
 
-/* Hands a request with its result to the list of its lane; the error's text is this thread's. */
+/* Puts a request with its result into the list of its lane. The error's text is this thread's. */
 static void finish_request(lane_io_pair *pair, io_slot *slot, int result, uint64_t end_ns)
 {
     const io_request *transfer = &slot->transfer;
@@ -248,6 +253,7 @@ static void finish_request(lane_io_pair *pair, io_slot *slot, int result, uint64
     request->next = NULL;
     if (result < 0)
         keep_error(self, result);
+    assert(self->free_count < pair->request_capacity);
     self->free_slots[self->free_count++] = slot;
     if (self->last)
         self->last->next = request;
@@ -256,12 +262,13 @@ static void finish_request(lane_io_pair *pair, io_slot *slot, int result, uint64
     self->last = request;
 }
 
-/* A read that is complete goes to the thread where something is known of its bytes. */
+/* Gives a complete read to the thread that sums, if something is known of its bytes. */
 static bool push_comparison(lane_io_pair *pair, io_slot *slot)
 {
     const lane_request *request = slot->transfer.user;
     bool is_unread = slot->entry && (slot->entry->is_unread || request->prog->kind == PROGRAM_LOAD);
-    /* What another process has written is compared once in any case: it may be an older slab. */
+    /* Bytes that another process has written are always compared once: they may be from an older
+     * slab. */
     bool compares = !pair->compares_not || is_unread;
     if (slot->entry)
         slot->entry->is_unread = 0;
@@ -271,7 +278,8 @@ static bool push_comparison(lane_io_pair *pair, io_slot *slot)
     return true;
 }
 
-/* What was summed is on the drive. A write of no program that the table knows is not verified. */
+/* A summed write is complete: keeps its sum. A write that is in none of the table's programs is not
+ * verified. */
 static int keep_sum(lane_io_pair *pair, io_slot *slot)
 {
     if (slot->entry) {
@@ -284,7 +292,7 @@ static int keep_sum(lane_io_pair *pair, io_slot *slot)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* What io has completed: reads are compared before they are finished. */
+/* Handles a transfer that io has completed: reads are compared before they are finished. */
 static void finish_transfer(lane_io_pair *pair, io_request *transfer)
 {
     io_slot *slot = (io_slot *)transfer;
@@ -298,7 +306,7 @@ static void finish_transfer(lane_io_pair *pair, io_request *transfer)
     finish_request(pair, slot, result, transfer->end_ns);
 }
 
-/* What the thread has summed goes on: writes to io, reads to their lane. Returns how many. */
+/* Collects jobs from the thread: writes go on to io, reads to their lane. Returns how many. */
 static uint32_t collect_sums(lane_io_pair *pair)
 {
     uint32_t count = 0;
@@ -309,9 +317,10 @@ static uint32_t collect_sums(lane_io_pair *pair)
             finish_request(pair, slot, job->result < 0 ? corrupt_error(pair, slot) : 0, now_ns);
             continue;
         }
+        assert(pair->summing_count > 0);
         pair->summing_count--;
         int rc = hand_over(pair, slot);
-        if (rc < 0) { /* not for want of room: that was seen to */
+        if (rc < 0) { /* not for lack of room, which submit has checked */
             io_forget(pair->transport, &slot->transfer);
             slot->transfer.start_ns = now_ns;
             finish_request(pair, slot, rc, now_ns);
@@ -395,9 +404,9 @@ static void lane_fini(lane_io *self)
     self->alive = false;
 }
 
-/* The pair goes with its second lane. After a failure of poll requests may still be out, and the kernel
- * may be working on them: io_destroy, which comes next, waits for that and does not look at the
- * requests, so their pool may go now. */
+/* The pair is freed with its second lane. After a failure of poll requests may still be out, and
+ * the kernel may work on them. io_destroy, which comes next, waits for that and does not read the
+ * requests, so their pool may be freed now. */
 static void io_lane_destroy(lane *base)
 {
     if (!base)
@@ -406,7 +415,7 @@ static void io_lane_destroy(lane *base)
     lane_io_pair *pair = self->pair;
     assert(pair->dead || self->free_count == pair->request_capacity);
     swapi_sum_thread_destroy(
-        pair->sums); /* before its jobs go; no request of either lane is left */
+        pair->sums); /* before its jobs are freed; neither lane has a request left */
     pair->sums = NULL;
     lane_fini(self);
     if (!pair->lanes[IO_READ].alive && !pair->lanes[IO_WRITE].alive)
@@ -448,7 +457,7 @@ static int lane_init(lane_io_pair *pair, enum io_direction direction, const lane
         .depth = config->depth,
         .in_order = 0,
         .keeps_behind = 1,
-        .owner = 0, /* of no meaning on a lane that is not in order */
+        .owner = 0, /* has no meaning on a lane that is not in order */
     };
     self->pair = pair;
     self->direction = direction;

@@ -1,32 +1,33 @@
 /* The lanes of a GPU as streams. See lane_stream.h.
  *
- *   stream_submit ─► wait_for_others ─► start event, work, end event ─► signal stream: announce
- *   announce (a thread of the driver) ─► count of the stream's finished ops, eventfd
+ *   stream_submit ─► wait_for_others ─► events around the work ─► signal stream: post_completion
+ *   post_completion (a thread of the driver) ─► count of the stream's finished ops, eventfd
  *   stream_poll ◄─ eventfd, or the timer: has the GPU failed? ─► times, config.finish, request
  *
- * Each stream keeps its ops in flight in a ring: a stream completes in order, so what announce hands
- * over is no list but a count, and the oldest op in the ring is the next to be finished. A place of
- * the ring has two events of its own, which its ops take one after the other.
+ * Each stream keeps its ops in flight in a ring. A stream completes in order, so post_completion
+ * need only count: the oldest op in the ring is the next to finish. A place of the ring has two
+ * events of its own, which its ops use one after the other.
  *
- * Order between streams. An op waits for the end event of the latest op in flight on each other stream
- * that it depends on. All else that it depends on needs no event:
- *   - what was polled is complete, as is everything that stood before it on its stream;
- *   - what was skipped (a conditional op) was never submitted. The executor skips an op when all that
- *     the op would have waited for is complete, on a chain lane also all ops before it, so nothing in
- *     flight stands before a skipped op. Since the ops of a lane come in the order of their indices,
- *     the latest op in flight that is not above the highest index depended on is the one to wait for,
- *     whether that index itself is in flight, complete or skipped;
- *   - what is on lanes that are not served here was complete before the executor submitted the op.
- * A wait is for the record that the event held when the wait was enqueued; CUDA captures it then. So a
- * place of the ring may be used again as soon as its op is polled, even where a wait on that op has
- * not been reached by the GPU. Nothing is in flight between two programs.
+ * Order between streams. An op waits for the end event of the latest op in flight on each other
+ * stream that it depends on. Its other dependencies need no event:
+ * - An op that was polled is complete, and so is everything before it on its stream.
+ * - A skipped (conditional) op was never submitted. The executor skips an op when everything that
+ *   the op would have waited for is complete, on a chain lane also all ops before it; so nothing in
+ *   flight stands before a skipped op. Ops of a lane come in the order of their indices. So the op
+ *   to wait for is the latest one in flight whose index is not above the highest index depended on,
+ *   whether that op itself is in flight, complete or skipped.
+ * - An op on a lane that is not served here was complete before the executor submitted this op.
+ * CUDA captures the record that an event holds when the wait is enqueued. So a place of the ring
+ * may be reused as soon as its op is polled, even if the GPU has not reached a wait for that op.
+ * Nothing is in flight between two programs.
  *
- * Failures. A submit that fails takes nothing: what is in flight comes back as ever, then submit
- * refuses with ERR_POISONED. A part of the failed op's work may have been enqueued, and runs to its end
- * unobserved; destroy waits for it, and memory that it may touch must live so long. Where finish fails,
- * that request has the error; the GPU may have run ops behind it, whose requests come back as
- * ERR_POISONED without finish. Where the GPU or config.watch has failed, poll fails, and nothing in flight
- * comes back; what watch fails for still runs to its end, so announce is called for it. */
+ * Failures. A submit that fails takes nothing. What is in flight comes back, and later submits fail
+ * with ERR_POISONED. A part of the failed op's work may have been enqueued and runs to its end
+ * unobserved; destroy waits for it, and the memory that it may touch must live so long. If finish
+ * fails, its request has the error. The GPU may have run later ops; their requests come back as
+ * ERR_POISONED without finish. If the GPU or config.watch has failed, poll fails and nothing in
+ * flight comes back. Work that watch failed for still runs to its end, so post_completion is called
+ * for it. */
 #include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
@@ -43,24 +44,24 @@
 #include "swap/program_internal.h"
 
 enum {
-    WATCH_SECONDS = 1,            /* how often the timer looks after the GPU */
-    CLOCK_WAIT_US = 50,           /* for an event on a stream that has nothing else */
+    WATCH_SECONDS = 1,            /* how often the timer makes poll check the GPU */
+    CLOCK_WAIT_US = 50,           /* wait for an event on an otherwise empty stream */
     CLOCK_START_US_MAX = 4000000, /* at creation */
-    CLOCK_TRIES = 8,              /* of each length, at creation */
+    CLOCK_TRIES = 8,              /* for each wait time, at creation */
     CLOCK_AGE_US = 1000000,       /* clocks drift by some 10 us a second */
 };
 
 static const char tag[] = "gpu lanes";
 
-/* An op in flight, or a free place for one. */
+/* A place of the ring: an op in flight, or free. */
 struct flight {
     lane_request *request;
     device_event *start, *end; /* timed */
 };
 typedef struct flight flight;
 
-/* All that announce touches. Not part of the lane, which goes while the driver of a failed GPU may still
- * be in a call of announce. */
+/* Everything that post_completion uses. It is not part of the lane, because the lane may be freed
+ * while the driver of a failed GPU is still in a call of post_completion. */
 struct mailbox {
     atomic_uint_least64_t finished_count;
     int news_fd; /* the lane's */
@@ -70,11 +71,11 @@ typedef struct mailbox mailbox;
 /* One lane kind. */
 struct gpu_stream {
     device_stream *work;
-    device_stream *signal; /* carries announce alone, behind the end events of `work` */
+    device_stream *signal; /* runs only post_completion, after the end events of `work` */
     flight *ring;          /* [depth]; op n of the stream is at n % depth */
     uint64_t submitted_count;
     uint64_t polled_count;
-    mailbox *box;         /* how many are complete, by announce */
+    mailbox *box;         /* counts complete ops */
     uint64_t last_end_ns; /* of the last op polled */
 };
 typedef struct gpu_stream gpu_stream;
@@ -84,15 +85,16 @@ struct lane_stream {
     lane_stream_config config;
     gpu_stream streams[LANE_COUNT];
     mailbox *boxes; /* [LANE_COUNT] */
-    int epoll_fd;   /* what event_fd returns: the two below */
-    int news_fd;    /* eventfd, written by announce */
-    int timer_fd;   /* runs all the time: starting and stopping it would cost two calls per op */
+    int epoll_fd;   /* what event_fd returns; watches the two below */
+    int news_fd;    /* eventfd, written by post_completion */
+    int timer_fd;   /* always runs: starting and stopping it would cost two calls per op */
     bool dead;      /* the GPU has failed: nothing in flight comes back */
     bool is_finish_failed;
     err_record error; /* the first */
 
-    /* A moment on both clocks: when anchors[anchor_idx] was recorded, clock_ns was anchor_ns. */
-    device_stream *clock_stream; /* nothing else is ever on it */
+    /* The same moment on both clocks: when anchors[anchor_idx] was recorded, clock_ns was
+     * anchor_ns. */
+    device_stream *clock_stream; /* used for nothing else */
     device_event *anchors[2];
     int anchor_idx;
     uint64_t anchor_ns;
@@ -122,9 +124,9 @@ static int keep_error(lane_stream *self, int code)
 
 /* --- clocks ----------------------------------------------------------------------------------- */
 
-/* Finds the GPU's clock on ours: records an event between two readings of clock_ns that are as far apart
- * as a call and the GPU's answer, about 10 us, and takes the middle. 1: done; 0: the GPU, being busy, did
- * not answer within wait_us, and the anchor stays what it was. */
+/* Relates the GPU's clock to ours: it records an event between two readings of clock_ns and takes
+ * the middle. The readings are as far apart as a call and the GPU's answer, about 10 us. 1: done;
+ * 0: the busy GPU did not answer within wait_us, and the anchor stays unchanged. */
 static int compare_clocks(lane_stream *self, uint64_t wait_us)
 {
     device *gpu = self->config.gpu;
@@ -146,10 +148,10 @@ static int compare_clocks(lane_stream *self, uint64_t wait_us)
     return rc;
 }
 
-/* The first comparison, without which there is no time: as good a one as the GPU gives. Later ones, once
- * a second, wait for CLOCK_WAIT_US alone, so they are at most half of that wrong. Times of the GPU's
- * lanes thus agree with those of the host's within some 10 us, clocks' drift included; differences on
- * the GPU are exact to half a microsecond. */
+/* The first comparison, without which there are no times: it takes the best answer that the GPU
+ * gives. Later comparisons, once a second, wait for only CLOCK_WAIT_US, so their error is at most
+ * half of that. Times of the GPU's lanes thus agree with those of the host's within some 10 us,
+ * including clock drift; differences on the GPU are exact to half a microsecond. */
 static int start_clock(lane_stream *self)
 {
     int rc = 0;
@@ -168,8 +170,8 @@ static uint64_t clamp_ns(uint64_t value, uint64_t least, uint64_t most)
     return value < least ? least : value;
 }
 
-/* Times of an op that is complete: in order on its stream, and not in the future, which the error of
- * the anchor could make them by a few microseconds. */
+/* Sets the times of a complete op. They are in order on its stream and not in the future; an error
+ * of the anchor could put them there by a few microseconds. */
 static int take_times(lane_stream *self, gpu_stream *stream, const flight *item, uint64_t now_ns)
 {
     device *gpu = self->config.gpu;
@@ -188,13 +190,14 @@ static int take_times(lane_stream *self, gpu_stream *stream, const flight *item,
 
 /* --- submit ----------------------------------------------------------------------------------- */
 
-/* On a thread of the driver, when an op is complete: no call of CUDA, no lock, no allocation. */
-static void announce(void *user)
+/* Runs on a thread of the driver when an op is complete. It makes no call of CUDA, takes no lock
+ * and allocates nothing. */
+static void post_completion(void *user)
 {
     mailbox *box = user;
     uint64_t one = 1;
     ssize_t written;
-    /* Release: whoever reads the count also sees what the op wrote to pinned memory. */
+    /* Release: a reader of the count also sees what the op wrote to pinned memory. */
     atomic_fetch_add_explicit(&box->finished_count, 1, memory_order_release);
     do
         written = write(box->news_fd, &one, sizeof one);
@@ -207,7 +210,7 @@ static uint64_t finished_count(const gpu_stream *stream)
     return atomic_load_explicit(&stream->box->finished_count, memory_order_acquire);
 }
 
-/* Lets `stream` wait for the ops in flight on other streams that the request depends on. */
+/* Makes `stream` wait for the ops in flight on other streams that the request depends on. */
 static int wait_for_others(lane_stream *self, gpu_stream *stream, const lane_request *request)
 {
     const program *prog = request->prog;
@@ -229,7 +232,7 @@ static int wait_for_others(lane_stream *self, gpu_stream *stream, const lane_req
         while (number > other->polled_count &&
                flight_at(self, other, number - 1)->request->op_idx >= highest[kind])
             number--;
-        /* The first `number` ops of the stream are to be complete. */
+        /* The first `number` ops of the stream must be complete. */
         if (number > finished_count(other))
             TRY(device_wait(self->config.gpu, stream->work,
                             flight_at(self, other, number - 1)->end));
@@ -243,8 +246,8 @@ static int enqueue_copy(lane_stream *self, gpu_stream *stream, const lane_reques
     const operand *source = op_operand(request->item, ROLE_SOURCE);
     const operand *target = op_operand(request->item, ROLE_TARGET);
     bool from_host = request->item->kind == OP_H2D;
-    uint8_t source_arena = from_host ? ARENA_HOST : ARENA_DEVICE;
-    uint8_t target_arena = from_host ? ARENA_DEVICE : ARENA_HOST;
+    uint8_t source_arena = from_host ? TIER_HOST : TIER_DEVICE;
+    uint8_t target_arena = from_host ? TIER_DEVICE : TIER_HOST;
     if (!source || !target || source->size_bytes != target->size_bytes ||
         prog->buffers[source->buffer_idx].arena != source_arena ||
         prog->buffers[target->buffer_idx].arena != target_arena)
@@ -271,11 +274,11 @@ static int enqueue_op(lane_stream *self, gpu_stream *stream, const lane_request 
         TRY(self->config.enqueue(self->config.user, request->prog, request->item, stream->work));
     TRY(device_record(gpu, place->end, stream->work));
     TRY(device_wait(gpu, stream->signal, place->end));
-    return device_call(gpu, stream->signal, announce, stream->box);
+    return device_call(gpu, stream->signal, post_completion, stream->box);
 }
 
-/* Asks after the oldest op of each stream: that is how a failed GPU tells, which calls nobody. Which of
- * these ops it was, CUDA does not say. */
+/* Asks for the oldest op of each stream. A failed GPU calls nobody, so this is how its failure
+ * shows. CUDA does not say which of these ops failed. */
 static int check_gpu(lane_stream *self)
 {
     char suspects[LANE_COUNT * (SWAPI_OP_TEXT_BYTES + 2)] = "", text[SWAPI_OP_TEXT_BYTES];
@@ -299,7 +302,8 @@ static int check_gpu(lane_stream *self)
     return rc < 0 ? err_prefix(rc, "the GPU failed with %s in flight", suspects) : 0;
 }
 
-/* Keeps the error of a submit. Every call fails once the GPU has: then it is not this op's. */
+/* Keeps the error of a submit. If the GPU has failed, every call fails: then it is not this op's
+ * error. */
 static int keep_refusal(lane_stream *self, int code)
 {
     err_record first;
@@ -340,22 +344,24 @@ static int stream_submit(lane *base, lane_request *request)
 
 /* --- poll ------------------------------------------------------------------------------------- */
 
-/* Takes what an eventfd or timerfd has counted; false where it has nothing. */
+/* Reads an eventfd or timerfd. False if it has counted nothing. */
 static bool read_counter(int fd)
 {
     uint64_t value;
     return read(fd, &value, sizeof value) == (ssize_t)sizeof value;
 }
 
-/* Hands the oldest op of the stream, which is complete, back as *done. */
+/* Returns the oldest op of the stream, which is complete, as *done. */
 static int finish_oldest(lane_stream *self, gpu_stream *stream, uint64_t now_ns,
                          lane_request **done)
 {
     flight *oldest = flight_at(self, stream, stream->polled_count);
     lane_request *request = oldest->request;
+    assert(request != NULL);
     TRY(take_times(self, stream, oldest, now_ns));
     oldest->request = NULL;
     stream->polled_count++;
+    assert(stream->polled_count <= stream->submitted_count);
     request->next = NULL;
     request->result = 0;
     if (self->is_finish_failed) {
@@ -371,7 +377,8 @@ static int finish_oldest(lane_stream *self, gpu_stream *stream, uint64_t now_ns,
     return 0;
 }
 
-/* Stores up to `max` finished requests and returns how many; a failure shows once there are none. */
+/* Stores up to `max` finished requests and returns how many. A failure shows once there are
+ * none. */
 static int collect(lane_stream *self, lane_request **done, size_t max)
 {
     uint64_t now_ns = clock_ns();
@@ -394,7 +401,8 @@ static int stream_poll(lane *base, lane_request **done, size_t max)
     lane_stream *self = (lane_stream *)base;
     if (self->dead)
         return err_restore(&self->error);
-    /* The descriptor first, the counts after: what finishes in between is announced again. */
+    /* First the descriptor, then the counts: an op that finishes in between makes the descriptor
+     * readable again. */
     bool is_watch_due = !read_counter(self->news_fd) && read_counter(self->timer_fd);
     int count = collect(self, done, max);
     if (count == 0 && is_watch_due)
@@ -420,9 +428,9 @@ static const err_record *stream_error(const lane *base)
 
 /* --- creation --------------------------------------------------------------------------------- */
 
-/* Waits for the streams, so that no work touches the arenas and no function is called later. Where the
- * GPU has failed, waiting fails at once, no work runs and no function is called any more; but one may
- * still be running, for whom the mailboxes and their descriptor then stay. */
+/* Waits for the streams, so that no work touches the arenas and no function is called later. If the
+ * GPU has failed, waiting fails at once, no work runs and no function is called any more. But one
+ * function may still be running: for it the mailboxes and their descriptor stay. */
 static void stream_destroy(lane *base)
 {
     if (!base)
@@ -468,7 +476,7 @@ static int make_stream(lane_stream *self, int kind)
     stream->ring = mem_alloc(self->config.depth, sizeof *stream->ring, tag);
     if (!stream->ring)
         return -ENOMEM;
-    /* What feeds the compute lane goes before it, where the GPU can choose. */
+    /* The streams that feed the compute lane have priority, if the GPU can choose. */
     TRY(device_stream_create(gpu, kind != LANE_COMPUTE, &stream->work));
     TRY(device_stream_create(gpu, true, &stream->signal));
     for (uint32_t i = 0; i < self->config.depth; i++) {
@@ -535,7 +543,7 @@ static int check_config(const lane_stream_config *config)
     }
     if (!config->gpu || config->depth == 0 || !serves_any)
         return err_set(-EINVAL, "gpu lanes: need a device, a depth and a lane to serve");
-    if (serves_copies && (!config->arena_base[ARENA_DEVICE] || !config->arena_base[ARENA_HOST]))
+    if (serves_copies && (!config->arena_base[TIER_DEVICE] || !config->arena_base[TIER_HOST]))
         return err_set(-EINVAL, "gpu lanes: copies need both arenas");
     if (serves_others && !config->enqueue)
         return err_set(-EINVAL, "gpu lanes: kernels need a callback that enqueues them");

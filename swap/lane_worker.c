@@ -4,12 +4,12 @@
  *   submit ─► queue of the lane ─► [ pick: priority lane first, if its head may run ] ─► run
  *   poll   ◄─ finished list     ◄───────────────────────── eventfd when it was empty ◄───┘
  *
- * The executor may submit an op while an op that it depends on is still queued here on another lane,
- * so the pick looks: a head may run unless one of its dependencies is on another lane of this worker
- * and not yet finished. Lanes are FIFOs in op order, so that is: not below that queue's head. The
- * head with the lowest op index may always run, hence the worker never locks itself up.
- * After a failed op nothing more is run: what is queued comes back with ERR_POISONED.
- * The mutex guards the lists only; it is not held while an op runs. Nothing is allocated per op. */
+ * The executor may submit an op while an op that it depends on is still queued here on another
+ * lane. So pick checks: a head may run unless one of its dependencies is on another lane of this
+ * worker and not finished yet. Lanes are FIFOs in op order, so a dependency is unfinished if it is
+ * not below the head of its queue. The head with the lowest op index may always run, so the worker
+ * cannot deadlock. After a failed op nothing more is run: queued ops come back with ERR_POISONED.
+ * The mutex guards only the lists and is not held while an op runs. Nothing is allocated per op. */
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
@@ -33,7 +33,7 @@ struct lane_worker {
     int event_fd;
     pthread_t thread;
     pthread_mutex_t mutex;
-    pthread_cond_t work; /* signalled: queued work, stop, or (to create) the thread is ready */
+    pthread_cond_t work; /* signals queued work, stop, and (to create) that the thread is ready */
     /* Under the mutex: */
     request_list queues[LANE_COUNT];
     request_list finished;
@@ -70,7 +70,8 @@ static lane_request *list_pop(request_list *list)
     return request;
 }
 
-/* May the head of its queue run: is no dependency of it queued on another lane of this worker? */
+/* True if the head of its queue may run: no dependency of it is queued on another lane of this
+ * worker. */
 static bool may_run(const lane_worker *self, const lane_request *request)
 {
     const program *prog = request->prog;
@@ -114,7 +115,7 @@ static void run_request(lane_worker *self, lane_request *request)
         request->result = 0;
 }
 
-static void announce_finished(lane_worker *self)
+static void signal_finished(lane_worker *self)
 {
     uint64_t one = 1;
     ssize_t written;
@@ -155,7 +156,7 @@ static void *worker_main(void *argument)
         bool was_empty = !self->finished.first;
         list_push(&self->finished, request);
         if (was_empty)
-            announce_finished(self);
+            signal_finished(self);
     }
     pthread_mutex_unlock(&self->mutex);
     return NULL;
@@ -187,12 +188,13 @@ static int worker_poll(lane *base, lane_request **done, size_t max)
     pthread_mutex_lock(&self->mutex);
     while (count < max && self->finished.first)
         done[count++] = list_pop(&self->finished);
+    assert(count <= self->in_flight);
     self->in_flight -= (uint32_t)count;
     if (count > 0 && !self->finished.first) {
-        /* Under the mutex, so that it cannot swallow the announcement of what finishes next. */
+        /* Under the mutex, so that it does not clear the signal of a request that finishes next. */
         uint64_t news;
         ssize_t got = read(self->event_fd, &news, sizeof news);
-        (void)got; /* EAGAIN: nothing was announced, nothing to clear */
+        (void)got; /* EAGAIN: there was no signal to clear */
     }
     pthread_mutex_unlock(&self->mutex);
     return (int)count;
@@ -203,8 +205,8 @@ static int worker_event_fd(const lane *base)
     return ((const lane_worker *)base)->event_fd;
 }
 
-/* Written by the worker before it finishes the failed request and never again, and read after that
- * request was polled under the mutex. */
+/* The worker writes it once, before it finishes the failed request. It is read after that request
+ * was polled under the mutex. */
 static const err_record *worker_error(const lane *base)
 {
     return &((const lane_worker *)base)->error;

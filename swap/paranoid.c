@@ -1,10 +1,12 @@
-/* See paranoid.h. One op at a time, on its worker's thread; nothing is allocated after creation.
+/* Paranoid mode for one worker. See paranoid.h. One op at a time, on its worker's thread; nothing
+ * is allocated after creation.
  *
  *   lay_out ─► fill ─► inner run ─► check ─► bring_back ─► forget
  *
- *   span    the part of one buffer that an op uses, from its first to its last operand there; it is moved
- *           to the scratch as a whole, so that operands keep their distances
- *   piece   bytes of a span that the same operands cover, or none (a gap, which is a guard) */
+ *   span    the part of one buffer that an op uses, from its first to its last operand there. It is
+ *           moved to the scratch as a whole, so operands keep their distances
+ *   piece   bytes of a span that the same operands cover, or no operand (a gap, which is a
+ * guard) */
 #include "swap/paranoid.h"
 
 #include <assert.h>
@@ -19,13 +21,13 @@
 
 enum {
     GUARD_BYTES = 4096,
-    TRAP_BYTES = TILE_PERIOD_BYTES, /* what buffers that the op does not use lead to */
-    PLACES = 13,                    /* a prime: addresses repeat only after so many calls */
+    TRAP_BYTES = TILE_PERIOD_BYTES, /* buffers that the op does not use lead here */
+    PLACES = 13,                    /* a prime, so addresses repeat late */
     POISON = 0xff,
     PIECES_MAX = 2 * OP_OPERANDS_MAX,
 };
 
-/* A NaN of every type like POISON, yet another one: a guard overwritten by POISON shows. */
+/* Like POISON this is a NaN of every type, but another one: a guard overwritten by POISON shows. */
 enum { GUARD_EVEN = 0xfd, GUARD_ODD = 0xff };
 
 enum piece_use {
@@ -33,7 +35,7 @@ enum piece_use {
     PIECE_READ = ACCESS_READ,
     PIECE_WRITE = ACCESS_WRITE,
     PIECE_UPDATE = ACCESS_UPDATE,
-    PIECE_SCRATCH, /* written, and of no use afterwards */
+    PIECE_SCRATCH, /* written, and not needed afterwards */
 };
 
 static_assert(PIECE_SCRATCH == 4, "the uses of a piece that are accesses are combined as bits");
@@ -41,15 +43,15 @@ static_assert(PIECE_SCRATCH == 4, "the uses of a piece that are accesses are com
 struct piece {
     uint64_t begin, end; /* bytes of the buffer */
     uint8_t use;         /* enum piece_use */
-    uint8_t role;        /* of the first operand that covers it, or of the one before a gap */
+    uint8_t role;        /* role of the first operand that covers it, or of the one before a gap */
 };
 typedef struct piece piece;
 
 struct span {
     uint32_t buffer_idx;
     uint64_t begin, end;     /* bytes of the buffer */
-    unsigned char *original; /* byte `begin` where the program has it */
-    unsigned char *fresh;    /* and where the op sees it */
+    unsigned char *original; /* the address of byte `begin` in the program */
+    unsigned char *fresh;    /* its address for the op */
     piece pieces[PIECES_MAX];
     uint32_t piece_count;
 };
@@ -57,16 +59,15 @@ typedef struct span span;
 
 struct paranoid {
     paranoid_config config;
-    unsigned char *block;   /* what scratch lies in */
+    unsigned char *block;   /* the allocation that contains the scratch */
     unsigned char *trap;    /* [TRAP_BYTES] guard bytes */
     unsigned char *scratch; /* [scratch_bytes] at a multiple of TILE_PERIOD_BYTES */
     uint64_t scratch_bytes;
     uint64_t turn;
-    buffer *
-        shadow; /* [shadow_count] buffers as the op sees them: between calls all lead to the trap */
+    buffer *shadow; /* [shadow_count] buffers for the op; between calls all lead to the trap */
     uint64_t shadow_count;
-    unsigned char guard[GUARD_BYTES + 1]; /* the pattern, from an even address on */
-    /* Of the present op: */
+    unsigned char guard[GUARD_BYTES + 1]; /* the pattern from an even address on */
+    /* The present op: */
     span spans[OP_OPERANDS_MAX];
     uint32_t span_count;
 };
@@ -89,7 +90,7 @@ static const char *role_name(uint8_t role)
 
 /* --- layout ----------------------------------------------------------------------------------- */
 
-/* What the op may rely on and leave behind in the operand. */
+/* How the op uses the operand. */
 static uint8_t operand_use(const op *item, const operand *part)
 {
     if (part->role == ROLE_WORKSPACE)
@@ -98,7 +99,7 @@ static uint8_t operand_use(const op *item, const operand *part)
     return zeroed ? PIECE_WRITE : part->access;
 }
 
-/* Scratch that another operand covers too is not scratch there. */
+/* Joins the uses of two operands. Scratch that another operand covers too is not scratch. */
 static uint8_t join_uses(uint8_t a, uint8_t b)
 {
     if (a == PIECE_GAP || b == PIECE_GAP)
@@ -108,7 +109,7 @@ static uint8_t join_uses(uint8_t a, uint8_t b)
     return (a == PIECE_SCRATCH ? PIECE_WRITE : a) | (b == PIECE_SCRATCH ? PIECE_WRITE : b);
 }
 
-/* The op's spans, without places and pieces; returns how many. */
+/* Finds the op's spans, without addresses and pieces. Returns how many. */
 static uint32_t find_spans(const op *item, span *spans)
 {
     uint32_t count = 0;
@@ -167,7 +168,7 @@ static void cut_pieces(const op *item, span *self)
     }
 }
 
-/* Scratch that the op needs at most, wherever its spans come to lie. */
+/* The most scratch that the op needs, wherever its spans lie. */
 static int needed_bytes(const op *item, uint64_t *out)
 {
     span spans[OP_OPERANDS_MAX];
@@ -180,7 +181,7 @@ static int needed_bytes(const op *item, uint64_t *out)
     return 0;
 }
 
-/* Finds the op's spans and gives each a fresh place with the residue of its real one. */
+/* Finds the op's spans and gives each a fresh address with the residue of its real one. */
 static int lay_out(paranoid *self, const program *prog, const op *item)
 {
     uint64_t needed;
@@ -225,7 +226,7 @@ static void fill_guard(const paranoid *self, unsigned char *at, uint64_t bytes)
     }
 }
 
-/* The first byte that is not a guard any more, or `bytes`. */
+/* The first byte that is no longer a guard byte, or `bytes`. */
 static uint64_t find_damage(const paranoid *self, const unsigned char *at, uint64_t bytes)
 {
     for (uint64_t done = 0, some; done < bytes; done += some) {
@@ -261,7 +262,7 @@ static void fill(const paranoid *self)
     }
 }
 
-/* "operand target (buffer 3, host, a transient)" */
+/* Makes the error: "... operand target, byte 17 (buffer 3, host, a transient of ...)". */
 static int violation(const program *prog, const op *item, const span *one, uint8_t role,
                      const char *what, uint64_t byte)
 {
@@ -270,8 +271,7 @@ static int violation(const program *prog, const op *item, const span *one, uint8
     return err_set(ERR_INTERNAL,
                    "paranoid mode: %s %s operand %s, byte %llu (buffer %u, %s, a %s of %llu bytes)",
                    swapi_op_text(prog, (uint32_t)(item - prog->ops), text), what, role_name(role),
-                   (unsigned long long)byte, one->buffer_idx,
-                   arena_kind_name((enum arena_kind)held->arena),
+                   (unsigned long long)byte, one->buffer_idx, tier_name((enum tier)held->arena),
                    held->is_home ? "home" : "transient", (unsigned long long)held->size_bytes);
 }
 
@@ -297,7 +297,7 @@ static int check_piece(const paranoid *self, const program *prog, const op *item
     return violation(prog, item, one, cut->role, "wrote to the read-only", cut->begin + first);
 }
 
-/* Did the op keep to what it declared? */
+/* Checks that the op kept to what it declared. */
 static int check(const paranoid *self, const program *prog, const op *item)
 {
     for (uint32_t i = 0; i < self->span_count; i++) {
@@ -347,13 +347,13 @@ static void bring_back(const paranoid *self)
 static buffer trapped(const paranoid *self)
 {
     uint8_t arena = 0;
-    while (arena < ARENA_COUNT && !self->config.arena_base[arena])
+    while (arena < TIER_COUNT && !self->config.arena_base[arena])
         arena++;
     return (buffer){
         .arena = arena,
         .state_kind = STATE_KIND_COUNT,
         .unit = PROGRAM_NONE,
-        .offset_bytes = arena < ARENA_COUNT
+        .offset_bytes = arena < TIER_COUNT
                             ? (uintptr_t)self->trap - (uintptr_t)self->config.arena_base[arena]
                             : 0,
         .producer = PROGRAM_NONE,
@@ -361,7 +361,7 @@ static buffer trapped(const paranoid *self)
     };
 }
 
-/* Whoever keeps an address of this call finds NaN there. */
+/* Anyone who kept an address of this call finds NaN there. */
 static void forget(paranoid *self)
 {
     for (uint32_t i = 0; i < self->span_count; i++) {

@@ -1,5 +1,5 @@
-/* The program's small functions: release, names, look-up, hash. Pure; any thread; only program_fini
- * touches the heap, to free. */
+/* The program's small functions: release, names, look-up, hash. Pure; any thread. Only program_fini
+ * uses the heap, to free. */
 #include "swap/program.h"
 
 #include <stdio.h>
@@ -30,6 +30,7 @@ const operand *op_operand(const op *item, enum operand_role role)
 
 bool op_depends_on(const program *prog, uint32_t op_idx, uint32_t dep_idx)
 {
+    assert(op_idx < prog->op_count);
     const op *item = &prog->ops[op_idx];
     for (uint32_t k = 0; k < item->dep_count; k++)
         if (prog->deps[item->dep_begin + k] == dep_idx)
@@ -55,7 +56,8 @@ uint64_t op_moved_bytes(const op *item)
     }
 }
 
-/* Little-endian words of one op or buffer, so that the hash sees no padding and no byte order. */
+/* Little-endian words of one op or buffer, so that the hash depends on no padding and no byte
+ * order. */
 struct canonical {
     uint8_t bytes[(18 + 4 * OP_OPERANDS_MAX) * 8];
     size_t count;
@@ -152,7 +154,8 @@ char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEX
     return text;
 }
 
-/* A name table's entry, or "unknown" for a value outside of it (a damaged program is printable). */
+/* An entry of a name table. A value outside of it gives "unknown", so a damaged program can be
+ * printed. */
 static const char *name_at(const char *const *names, unsigned count, unsigned value)
 {
     return value < count ? names[value] : "unknown";
@@ -168,13 +171,6 @@ const char *program_kind_name(enum program_kind kind)
     return name_at(names, PROGRAM_KIND_COUNT, kind);
 }
 
-const char *arena_kind_name(enum arena_kind kind)
-{
-    static const char *const names[ARENA_COUNT] = {
-        [ARENA_DEVICE] = "device", [ARENA_HOST] = "host", [ARENA_NVME] = "nvme"};
-    return name_at(names, ARENA_COUNT, kind);
-}
-
 const char *lane_kind_name(enum lane_kind kind)
 {
     static const char *const names[LANE_COUNT] = {
@@ -183,18 +179,6 @@ const char *lane_kind_name(enum lane_kind kind)
         [LANE_UPDATE] = "update", [LANE_COMMIT] = "commit",
     };
     return name_at(names, LANE_COUNT, kind);
-}
-
-const char *state_kind_name(enum state_kind kind)
-{
-    static const char *const names[STATE_KIND_COUNT] = {
-        [STATE_PARAMS] = "params",
-        [STATE_GRADS] = "grads",
-        [STATE_OPTIMIZER] = "optimizer",
-        [STATE_ACTIVATIONS] = "activations",
-        [STATE_INNER_ACTIVATIONS] = "inner activations",
-    };
-    return name_at(names, STATE_KIND_COUNT, kind);
 }
 
 const char *op_kind_name(enum op_kind kind)

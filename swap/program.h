@@ -1,13 +1,13 @@
 /* A training step as data: every transfer, every computation, every buffer with its address.
  *
- * A program is compiled before the run (src/plan), checked here (program_check), and then read by two
- * readers: the simulator predicts when each op starts and ends, the executor (swap/executor.h) makes
- * it so. Nothing about a step is decided at run time except the clock.
+ * A program is compiled before the run (src/plan), checked here (program_check), and then read by
+ * two readers: the simulator predicts when each op starts and ends, the executor (swap/executor.h)
+ * makes it so. Nothing about a step is decided at run time except the clock.
  *
  *   op       one piece of work on one lane: what kind, for which unit, on which buffers
  *   lane     a FIFO of work with one owner; ops of a lane are issued in program order
- *   buffer   a piece of an arena with its offset: a home (where a state rests between steps, live all
- *            the time) or a transient (live from its first writer to its last reader)
+ *   buffer   a piece of an arena with its offset: a home (where a state lies between steps, live
+ *            all the time) or a transient (live from its first writer to its last reader)
  *   arena    a tier's memory with a hard budget: device, host, and the nvme slabs' address space
  *
  * A step of a two-unit model, optimizer on nvme, params on host, update in the next forward:
@@ -19,13 +19,14 @@
  *   compute  .. .. .. F0 F1 B1 C1 . . B0 C0 N  forward, backward, close gradient, global norm
  *   d2h      .. .. .. .. .. .. .. G1 . . . G0  gradients to their home
  *
- * Ordering. Ops are stored in issue order, which is a topological order of all dependencies, reuse of
- * memory included: every dependency of op i has an index below i. An op starts when its dependencies
- * are complete and the ops before it on its lane have been issued. Lanes `read` and `write` keep many
- * requests in flight, which complete out of order; on the other lanes an op completes before the next
- * one starts. Where both directions want the drives, the plan says which goes first (op.behind). Offsets
- * are static and only timing is dynamic, so no timing corrupts memory, and since dependencies point
- * backward only, as op.behind does, none deadlocks.
+ * Ordering. Ops are stored in issue order, which is a topological order of all dependencies,
+ * including those from the reuse of memory: every dependency of op i has an index below i. An op
+ * starts when its dependencies are complete and the ops before it on its lane have been issued. The
+ * lanes `read` and `write` keep many requests in flight, which complete in any order; on the other
+ * lanes an op completes before the next one starts. If reads and writes compete for the drives, the
+ * plan decides which goes first (op.behind). Offsets are static and only timing is dynamic, so no
+ * timing corrupts memory. And since dependencies and op.behind point backward only, nothing
+ * deadlocks.
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
@@ -35,6 +36,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 
 enum {
     PROGRAM_NONE = 0xffffffff, /* no unit, no buffer, no op */
@@ -43,16 +45,14 @@ enum {
 
 enum program_kind {
     PROGRAM_INIT,   /* fills master weights and zero moments, makes the working copies */
-    PROGRAM_FIRST,  /* a step with no update pending from the step before */
+    PROGRAM_FIRST,  /* a step without a pending update from the step before */
     PROGRAM_STEADY, /* a step; with update in_next_forward it first applies the step before */
-    PROGRAM_FLUSH,  /* pending updates only; empty where updates are never pending */
+    PROGRAM_FLUSH,  /* pending updates only; empty if updates are never pending */
     PROGRAM_EVAL,   /* forward only: loss of one step's worth of micro-batches */
-    PROGRAM_SAVE,   /* a commit by itself: state homed in memory to the slab, then OP_COMMIT */
-    PROGRAM_LOAD,   /* the way back, and the working copies from the master weights */
+    PROGRAM_SAVE,   /* only a commit: state homed in memory goes to the slab, then OP_COMMIT */
+    PROGRAM_LOAD,   /* state from the slab to memory, working copies from the master weights */
     PROGRAM_KIND_COUNT
 };
-
-enum arena_kind { ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_COUNT };
 
 enum lane_kind {
     LANE_READ,    /* nvme -> host */
@@ -60,45 +60,43 @@ enum lane_kind {
     LANE_H2D,     /* host -> device */
     LANE_D2H,     /* device -> host */
     LANE_COMM,    /* collectives between ranks */
-    LANE_COMPUTE, /* forward, backward, norm; on a GPU also the updates of state homed there */
+    LANE_COMPUTE, /* forward, backward, norm; on a GPU also updates of state homed there */
     LANE_UPDATE,  /* the optimizer, initial values, working copies */
     LANE_COMMIT,  /* sync of the slabs and the manifest */
     LANE_COUNT
 };
 
-enum state_kind {
-    STATE_PARAMS,
-    STATE_GRADS, /* closed gradients, and fp32 accumulators that rest between micro-batches */
-    STATE_OPTIMIZER,
-    STATE_ACTIVATIONS,       /* boundaries between stages */
-    STATE_INNER_ACTIVATIONS, /* `saved` of a stage, kept or carried */
-    STATE_KIND_COUNT
-};
-
 enum op_kind {
-    OP_READ,       /* copy operand SOURCE (nvme) to TARGET (host) */
-    OP_WRITE,      /* SOURCE (host) to TARGET (nvme) */
-    OP_H2D,        /* SOURCE (host) to TARGET (device) */
-    OP_D2H,        /* SOURCE (device) to TARGET (host) */
-    OP_ALL_GATHER, /* SOURCE (own shard) of each rank to TARGET (whole: all of them by rank), device */
-    OP_REDUCE_SCATTER, /* SOURCE (whole, fp32), summed over ranks, to TARGET (own shard, fp32), device;
-                          WORKSPACE where the backend needs one */
-    OP_FORWARD,        /* stage, micro-batch: PARAMS, INPUT -> OUTPUT (the head: losses) */
-    OP_RECOMPUTE,  /* stage, pass, micro-batch: PARAMS, INPUT -> SAVED, for a stage cut in parts */
-    OP_BACKWARD,   /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ;
-                          the head's does forward, loss and backward in one */
+    OP_READ,  /* copy operand SOURCE (nvme) to TARGET (host) */
+    OP_WRITE, /* SOURCE (host) to TARGET (nvme) */
+    OP_H2D,   /* SOURCE (host) to TARGET (device) */
+    OP_D2H,   /* SOURCE (device) to TARGET (host) */
+    /* SOURCE (own shard) of each rank to TARGET (whole: all shards by rank), device */
+    OP_ALL_GATHER,
+    /* SOURCE (whole, fp32), summed over ranks, to TARGET (own shard, fp32), device; WORKSPACE if
+     * the backend needs one */
+    OP_REDUCE_SCATTER,
+    OP_FORWARD,   /* stage, micro-batch: PARAMS, INPUT -> OUTPUT (the head: losses) */
+    OP_RECOMPUTE, /* stage, pass, micro-batch: PARAMS, INPUT -> SAVED, for a stage cut in parts */
+    /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ; the head's op does forward,
+     * loss and backward in one */
+    OP_BACKWARD,
     OP_GRAD_CLOSE, /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
-    OP_NORM_PART, /* part `tile` of the norm, of several ranks, where one gather would take too much
-                          memory: NORM_SUMS of some units as gathered, by rank -> TARGET, by block ->
-                          what the program's OP_NORM, which does the last part, makes the norm of */
-    OP_NORM, /* global norm of all closed gradients -> the step's clip factor, skip flag. Of several
-                      ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same */
-    OP_UPDATE, /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy). Of a split
-                      master TARGET is read too */
-    OP_INIT,   /* unit, tile: initial STATE and TARGET (working copy) */
+    /* Part `tile` of the norm of several ranks, if one gather would take too much memory: NORM_SUMS
+     * of some units as gathered, by rank -> TARGET, by block. The program's OP_NORM does the last
+     * part and makes the norm of all parts. */
+    OP_NORM_PART,
+    /* Global norm of all closed gradients -> the step's clip factor and skip flag. With several
+     * ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same. */
+    OP_NORM,
+    /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy); a split master also
+     * reads TARGET */
+    OP_UPDATE,
+    OP_INIT,         /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
-    OP_COMMIT, /* makes the optimizer state, and what is_committed, on the slab durable as it stands: sync, then manifest. No
-                  operands: it names or is named by every write of such state, by a dependency */
+    /* Makes the optimizer state and all is_committed buffers on the slab durable: sync, then
+     * manifest. It has no operands; a dependency joins it with every write of such state. */
+    OP_COMMIT,
     OP_KIND_COUNT
 };
 
@@ -113,22 +111,17 @@ enum operand_role {
     ROLE_OUTPUT,      /* boundary activation out of the stage */
     ROLE_INPUT_GRAD,  /* gradient of INPUT: written by the stage's backward */
     ROLE_OUTPUT_GRAD, /* gradient of OUTPUT: read by it */
-    ROLE_SAVED,       /* inner activations: kept from forward to backward in place of recomputation,
-                         or carried from pass to pass of a stage cut in parts */
-    ROLE_STATE,       /* a tile of optimizer state (base/tile.h) */
-    ROLE_TOKENS,      /* token ids of the whole step, int32 */
-    ROLE_WORKSPACE,   /* scratch of the compute lane, device */
-    ROLE_LOSSES,      /* fp32 loss per token of the whole step */
-    ROLE_NORM_SUMS,   /* fp64 block sums of all units */
-    ROLE_CONSTANTS,   /* tables of the model, such as rotary angles */
-    ROLE_CACHE, /* keys and values of the positions so far, of all blocks: a program of generation */
+    /* Inner activations: kept from forward to backward instead of recomputed, or carried from pass
+     * to pass of a stage cut in parts. */
+    ROLE_SAVED,
+    ROLE_STATE,     /* a tile of optimizer state (base/tile.h) */
+    ROLE_TOKENS,    /* token ids of the whole step, int32 */
+    ROLE_WORKSPACE, /* scratch of the compute lane, device */
+    ROLE_LOSSES,    /* fp32 loss per token of the whole step */
+    ROLE_NORM_SUMS, /* fp64 block sums of all units */
+    ROLE_CONSTANTS, /* tables of the model, such as rotary angles */
+    ROLE_CACHE,     /* generation: keys and values of all blocks for the positions so far */
     ROLE_COUNT
-};
-
-enum operand_access {
-    ACCESS_READ = 1,
-    ACCESS_WRITE = 2,
-    ACCESS_UPDATE = 3 /* reads and writes */
 };
 
 /* A byte range of a buffer that an op uses. */
@@ -142,17 +135,18 @@ struct operand {
 };
 typedef struct operand operand;
 
-/* What an op asks of the machine's shared resources; the simulator divides by the resource's rate. */
+/* An op's needs of the machine's shared resources. The simulator divides them by the resources'
+ * rates. */
 struct op_demand {
     uint64_t drive_read_bytes, drive_write_bytes;
     uint64_t h2d_bytes, d2h_bytes; /* host-device link, each direction */
     uint64_t comm_bytes;           /* sent by this rank to other ranks */
     uint64_t dram_bytes;
-    uint64_t device_bytes; /* of a GPU's own memory; on the CPU backend they are dram_bytes */
+    uint64_t device_bytes; /* of a GPU's own memory; the CPU backend has dram_bytes instead */
     double device_flops;   /* matrix products and attention on the device */
-    double device_seconds; /* of the whole device, where known: counts in place of device_flops */
-    double core_seconds;   /* CPU cores other than for device_flops, summed over cores */
-    double wait_seconds;   /* that no resource of these is busy with: the drives' sync */
+    double device_seconds; /* of the whole device; if known, it replaces device_flops */
+    double core_seconds;   /* of CPU cores, summed, without those for device_flops */
+    double wait_seconds;   /* during which no resource is busy: the drives' sync */
 };
 typedef struct op_demand op_demand;
 
@@ -160,28 +154,28 @@ struct op {
     uint8_t kind; /* enum op_kind */
     uint8_t lane; /* enum lane_kind */
     uint8_t operand_count;
-    uint8_t
-        first_micro_batch; /* OP_BACKWARD: 1 = this op begins GRADS0 and reads nothing of it, 2 = GRADS1, 3 = both */
-    uint8_t
-        if_applied; /* 1: only for an update that is applied: not run where the step is skipped */
-    uint8_t if_commits; /* 1: only in a run of the program that commits; else skipped */
+    /* OP_BACKWARD: this op begins an accumulator and reads nothing of it: 1 = GRADS0, 2 = GRADS1,
+     * 3 = both. */
+    uint8_t first_micro_batch;
+    uint8_t if_applied; /* 1: skipped if the update is skipped */
+    uint8_t if_commits; /* 1: skipped if the run of the program does not commit */
     uint8_t reserved[2];
     uint32_t unit;        /* the unit served, or PROGRAM_NONE */
     uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */
-    uint32_t pass;        /* which part of the stage's phase: 0 but where units are cut */
+    uint32_t pass;        /* part of the stage's phase; 0 unless units are cut */
     uint32_t micro_batch; /* or PROGRAM_NONE */
-    uint32_t tile;        /* or PROGRAM_NONE; of the norm where it has parts: which of them */
-    uint32_t state_kind;  /* transfers: enum state_kind of what is moved, or PROGRAM_NONE */
+    uint32_t tile;        /* or PROGRAM_NONE; of a norm with parts: the part */
+    uint32_t state_kind;  /* transfers: enum state_kind of the moved bytes, or PROGRAM_NONE */
     uint32_t dep_begin;   /* dependencies: program.deps[dep_begin .. dep_begin + dep_count) */
     uint32_t dep_count;
-    uint32_t
-        behind; /* reads and writes: an op before it of the other direction, which goes to the drives
-                        first, or PROGRAM_NONE. For speed alone: it may start as soon as that one is
-                        wholly with the drives, and nothing depends on which was first */
-    uint64_t
-        elem_begin; /* per-tile ops, and transfers of a tile of optimizer state, of gradients or of
-                            params: first element within the unit or, of what is partitioned,
-                            within the rank's shard of it (all ranks have one program); other ops: both 0 */
+    /* Reads and writes: an earlier op of the other direction that goes to the drives first, or
+     * PROGRAM_NONE. It matters for speed only: this op may start as soon as all of that op is with
+     * the drives, and nothing depends on which of them was first. */
+    uint32_t behind;
+    /* Per-tile ops, and transfers of a tile of optimizer state, gradients or params: the first
+     * element within the unit. For partitioned state it is within the rank's shard of the unit,
+     * since all ranks have the same program. Other ops: both 0. */
+    uint64_t elem_begin;
     uint64_t elem_count;
     operand operands[OP_OPERANDS_MAX];
     op_demand demand;
@@ -190,13 +184,12 @@ struct op {
 typedef struct op op;
 
 struct buffer {
-    uint8_t arena;      /* enum arena_kind */
-    uint8_t is_home;    /* live all the time, equal offsets in all programs of a set */
-    uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT for scratch, tokens and the like */
-    uint8_t
-        is_committed; /* 1: on nvme, of params that commits make durable as they do optimizer state
-                             (of a split master) */
-    uint32_t unit;    /* or PROGRAM_NONE */
+    uint8_t arena;      /* enum tier */
+    uint8_t is_home;    /* live all the time; same offset in all programs of a set */
+    uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT (scratch, tokens, ...) */
+    /* 1: params on nvme that commits make durable like optimizer state (half of a split master). */
+    uint8_t is_committed;
+    uint32_t unit; /* or PROGRAM_NONE */
     uint64_t offset_bytes, size_bytes;
     uint32_t producer;    /* transient: index of its first writer; homes: PROGRAM_NONE */
     uint32_t last_reader; /* transient: index of the last op that uses it; homes: PROGRAM_NONE */
@@ -205,71 +198,78 @@ typedef struct buffer buffer;
 
 struct program {
     enum program_kind kind;
-    uint32_t world; /* ranks: sizes of collectives; 0 acts as 1 */
+    uint32_t world; /* number of ranks, for the sizes of collectives; 0 acts as 1 */
     uint64_t op_count, dep_count, buffer_count;
     op *ops;         /* [op_count] in issue order */
     uint32_t *deps;  /* [dep_count] op indices */
     buffer *buffers; /* [buffer_count]; homes first, the same in every program of a set */
     uint64_t home_count;
-    uint64_t budget_bytes[ARENA_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT];  /* end of the highest byte ever live */
-    uint32_t peak_buffer[ARENA_COUNT]; /* the buffer that reaches it, or PROGRAM_NONE */
+    uint64_t budget_bytes[TIER_COUNT];
+    uint64_t peak_bytes[TIER_COUNT];  /* end of the highest byte that is ever live */
+    uint32_t peak_buffer[TIER_COUNT]; /* the buffer that ends there, or PROGRAM_NONE */
     uint64_t predicted_ns;             /* length of the program */
     uint64_t lane_busy_ns[LANE_COUNT]; /* predicted */
     uint64_t lane_bytes[LANE_COUNT];   /* moved by the lane's ops */
 };
 typedef struct program program;
 
-/* Frees what the program holds and zeroes it. */
+/* Frees the program's arrays and zeroes it. */
 void program_fini(program *prog);
 
-/* The operand of `item` with the role, or NULL. */
+/* The operand of `item` with this role, or NULL. */
 const operand *op_operand(const op *item, enum operand_role role);
 
-/* Whether op `op_idx` names op `dep_idx` among its dependencies. */
+/* True if op `op_idx` has op `dep_idx` among its dependencies. */
 bool op_depends_on(const program *prog, uint32_t op_idx, uint32_t dep_idx);
 
-/* Bytes that the op moves: the size of its target for copies, what this rank sends (demand.comm_bytes)
- * for collectives, else 0. */
+/* Bytes that the op moves: the size of its target for copies, demand.comm_bytes (what this rank
+ * sends) for collectives, 0 for others. */
 uint64_t op_moved_bytes(const op *item);
 
-/* Proves the program safe under any timing. What the lanes guarantee is taken as known: an op waits for
- * its dependencies, and on every lane but read and write for the op before it. Given that:
- *  - every operand lies in its buffer, every buffer in its arena's budget; lane, arenas and operands
- *    match the op kind; copies move equal sizes; no role appears twice in an op;
+/* Proves the program safe under any timing. It relies on what the lanes guarantee: an op waits for
+ * its dependencies, and on every lane except read and write also for the op before it. It proves
+ * that
+ *
+ * for each op and buffer by itself
+ *  - every operand lies in its buffer and every buffer in its arena's budget; lane, arenas and
+ *    operands match the op kind; copies move equal sizes; no role appears twice in an op;
  *  - dependencies point backward;
- *  - every read of a transient follows, through dependencies, a write of those bytes (scratch, and an
- *    accumulator that the op begins, are not read);
- *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
- *  - what a conditional op (if_applied, if_commits) writes to a transient is read by ops of the same
- *    condition alone;
- *  - of an OP_COMMIT and an OP_WRITE of optimizer state (or of what is_committed) to nvme one names the other as a dependency, and
- *    an OP_COMMIT that depends on one with if_commits has it too;
- *  - what reads or writes a buffer of optimizer state, or one that is_committed, on nvme says so, and of
+ *  - reads and writes of nvme are multiples of 4 KiB on both sides; the residues of tiles,
+ *    gradients and params (base/tile.h) hold in device and host memory (arenas start on 2 MiB);
+ *  - an op that uses a buffer of optimizer state, or an is_committed buffer, on nvme says so, and
  *    which elements;
- *  - an all-gather's TARGET is `world` times its SOURCE, a reduce-scatter's SOURCE `world` times its TARGET;
- *    what each rank has is whole blocks of SHARD_ELEMS_STEP elements (of an all-gather without state_kind,
- *    the norm's sums, of fp64); operands of a collective do not overlap; collectives carry no condition but
- *    if_applied, and are all on one lane, in one order;
- *  - of several ranks an OP_NORM has NORM_SUMS and TARGET, of equal size, as many sums of each rank, and
- *    so has an OP_NORM_PART; parts are numbered from 0 on, an OP_NORM is the last, and no rank alone has any;
- *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
- *    of one are ordered before all uses of the other;
- *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients
- *    and params (base/tile.h) hold in device and host memory (arenas start on 2 MiB);
- *  - producers, last readers and peaks are what the ops say; every transient is used.
+ *  - a TARGET of all-gather is `world` times its SOURCE, a SOURCE of reduce-scatter `world` times
+ *    its TARGET. Each rank has whole blocks of SHARD_ELEMS_STEP elements (without state_kind, for
+ *    the norm's sums, of fp64). Operands of a collective do not overlap. Collectives have no
+ *    condition except if_applied, and are all on one lane, in one order;
+ *  - with several ranks an OP_NORM and an OP_NORM_PART have NORM_SUMS and TARGET of equal size,
+ *    with equally many sums of each rank. Parts are numbered from 0, an OP_NORM is the last one,
+ *    and a single rank has no parts;
+ *
+ * for ops together
+ *  - every read of a transient follows, through dependencies, a write of the same bytes (scratch,
+ *    and an accumulator that the op begins, are not read);
+ *  - two ops that touch the same bytes of a buffer are ordered if one of them writes;
+ *  - a transient that a conditional op (if_applied, if_commits) writes is read only by ops of the
+ *    same condition;
+ *  - of an OP_COMMIT and an OP_WRITE of optimizer state or of an is_committed buffer to nvme, one
+ *    depends on the other directly; an OP_COMMIT that depends on a write with if_commits has
+ *    if_commits too;
+ *  - homes overlap nothing. Two transients that overlap in an arena are never live together: all
+ *    uses of one are ordered before all uses of the other;
+ *  - producers, last readers and peaks are correct, and every transient is used.
+ *
  * Time and scratch memory grow about linearly with ops, dependencies and operands (100 000 ops: a
- * fraction of a second). Returns 0, ERR_INTERNAL with the ops, buffers and bytes named, or -ENOMEM. */
+ * fraction of a second). Returns 0, ERR_INTERNAL with the ops, buffers and bytes named, or
+ * -ENOMEM. */
 int program_check(const program *prog) MUST_CHECK;
 
-/* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must not
- * start. Demands, predictions and budgets are not part of it; element ranges are. */
+/* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must
+ * not start. Demands, predictions and budgets are not part of it; element ranges are. */
 uint64_t program_hash(const program *prog);
 
 const char *program_kind_name(enum program_kind kind);
-const char *arena_kind_name(enum arena_kind kind); /* "device", "host", "nvme" */
 const char *lane_kind_name(enum lane_kind kind);   /* "read", "write", "h2d", ... */
-const char *state_kind_name(enum state_kind kind); /* "params", "grads", ... */
 const char *op_kind_name(enum op_kind kind);       /* "forward", "update", ... */
 
 #endif

@@ -1,9 +1,10 @@
-/* The proof over the bytes within one buffer.
+/* The proof for the bytes of one buffer.
  *
- * The boundaries of all uses of a buffer cut it into segments; each remembers its last writer and the
- * readers since. Walked in issue order, a read must come after the last writer, a write after the last
- * writer and after every reader since: whatever lies further back is then ordered by transitivity.
- * Of readers on one chain lane only the last is kept. Time is the number of segments that uses cover. */
+ * The boundaries of all uses of a buffer cut it into segments. Each segment remembers its last
+ * writer and the readers since. In issue order, a read must come after the last writer, and a write
+ * after the last writer and after every reader since; everything earlier is then ordered by
+ * transitivity. Of the readers on one chain lane only the last is kept. Time is proportional to the
+ * number of segments that uses cover. */
 #include "swap/program_internal.h"
 
 #include <errno.h>
@@ -44,8 +45,8 @@ static const operand *use_operand(const access_walk *self, const swapi_use *use)
     return &self->check->prog->ops[use->op_idx].operands[use->operand_idx];
 }
 
-/* True where an operand marked as read and written does not depend on the old content: scratch, and
- * a gradient accumulator that this op begins. */
+/* True if an operand marked as read and written does not depend on the old content: scratch, and a
+ * gradient accumulator that this op begins. */
 static bool ignores_content(const op *item, const operand *part)
 {
     return part->access == ACCESS_UPDATE &&
@@ -71,14 +72,14 @@ static int unordered(const access_walk *self, uint64_t segment, uint32_t first,
     char first_text[SWAPI_OP_TEXT_BYTES], second_text[SWAPI_OP_TEXT_BYTES];
     const program *prog = self->check->prog;
     const buffer *item = &prog->buffers[self->buffer_idx];
-    return err_set(
-        ERR_INTERNAL,
-        "program: %s %s and %s %s bytes %llu to %llu of buffer %u (%s, %s) and nothing "
-        "orders them",
-        swapi_op_text(prog, first, first_text), did_first, swapi_op_text(prog, second, second_text),
-        did_second, (unsigned long long)self->bounds[segment],
-        (unsigned long long)self->bounds[segment + 1], self->buffer_idx,
-        arena_kind_name((enum arena_kind)item->arena), item->is_home ? "home" : "transient");
+    return err_set(ERR_INTERNAL,
+                   "program: %s %s and %s %s bytes %llu to %llu of buffer %u (%s, %s) and nothing "
+                   "orders them",
+                   swapi_op_text(prog, first, first_text), did_first,
+                   swapi_op_text(prog, second, second_text), did_second,
+                   (unsigned long long)self->bounds[segment],
+                   (unsigned long long)self->bounds[segment + 1], self->buffer_idx,
+                   tier_name((enum tier)item->arena), item->is_home ? "home" : "transient");
 }
 
 /* Adds op_idx to the segment's readers. */
@@ -93,7 +94,7 @@ static int add_reader(access_walk *self, uint64_t segment, uint32_t op_idx)
             return 0;
         }
         if (!swapi_lane_is_chain(lane))
-            break; /* the latest is first: enough to see a double use by one op */
+            break; /* the latest is first, which is enough to find a double use by one op */
     }
     uint32_t node = self->free_node;
     if (node != PROGRAM_NONE) {
@@ -131,7 +132,7 @@ static int walk_read(access_walk *self, const swapi_use *use)
                 "no op before it has written",
                 swapi_op_text(prog, use->op_idx, text), (unsigned long long)self->bounds[s],
                 (unsigned long long)self->bounds[s + 1], self->buffer_idx,
-                arena_kind_name((enum arena_kind)item->arena));
+                tier_name((enum tier)item->arena));
         }
         if (writer != PROGRAM_NONE && !swapi_order_before(&self->check->order, writer, use->op_idx))
             return unordered(self, s, writer, "writes", use->op_idx, "reads");
@@ -185,7 +186,8 @@ static void cut_segments(access_walk *self, const swapi_use *uses, uint64_t coun
     self->free_node = PROGRAM_NONE;
 }
 
-/* All uses of one buffer. Those of one op lie together: its reads see the state before its writes. */
+/* Walks all uses of one buffer. The uses of one op are adjacent: its reads see the state before its
+ * writes. */
 static int walk_buffer(access_walk *self, const swapi_use *uses, uint64_t count)
 {
     cut_segments(self, uses, count);

@@ -1,9 +1,13 @@
-/* Shared by the files of program_check, and in part by the executor's: the happens-before relation, the list of uses of each buffer,
- * and the two proofs built on them. Scratch lives in `struct swapi_check` and dies with it; one thread.
+/* Shared by the files of the program check, and in part by the executor: the structure of a
+ * program, the happens-before relation, the uses of each buffer, and the two proofs built on them.
+ * Scratch lives in `struct swapi_check` and is freed with it; one thread.
  *
- *   program_check ─► structure (program_check.c, program_ranks.c) ─► order (program_order.c)
- *                      ├─► bytes of a buffer  (program_access.c)
- *                      └─► buffers of an arena (program_space.c) */
+ *   program_check (program_check.c)
+ *     ├─► structure: each buffer and op by itself (program_structure.c)
+ *     ├─► lifetimes, conditions, commits (program_check.c)
+ *     └─► order: which op comes before which (program_order.c)
+ *           ├─► the bytes within a buffer (program_access.c)
+ *           └─► the buffers within an arena (program_space.c) */
 #ifndef SLUICE_SWAP_PROGRAM_INTERNAL_H
 #define SLUICE_SWAP_PROGRAM_INTERNAL_H
 
@@ -19,13 +23,14 @@ enum {
 static_assert(LANE_READ == 0 && LANE_WRITE == 1 && LANE_H2D == 2,
               "the out-of-order lanes come first, so that the chains are LANE_H2D and up");
 
-/* True where ops of the lane complete in issue order, one at a time. */
+/* True if ops of the lane complete in issue order, one at a time. */
 static inline bool swapi_lane_is_chain(uint8_t kind)
 {
     return kind >= LANE_H2D;
 }
 
-/* True where the operand is a gradient accumulator that the op begins: it reads nothing of it. */
+/* True if the operand is a gradient accumulator that the op begins, so that it reads nothing of
+ * it. */
 static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
 {
     return item->kind == OP_BACKWARD &&
@@ -33,27 +38,23 @@ static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
             (part->role == ROLE_GRADS1 && (item->first_micro_batch & 2)));
 }
 
-/* "update of unit 3, tile 0 (op 12)". Returns `text`. */
+/* Writes "update of unit 3, tile 0 (op 12)". Returns `text`. */
 char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES]);
 
-/* ERR_INTERNAL: what is wrong with operand k of the op. */
-int swapi_operand_error(const program *prog, uint32_t op_idx, uint32_t k, const char *problem);
+/* program_structure.c: checks each buffer and each op by itself. 0 or ERR_INTERNAL. */
+int swapi_check_structure(const program *prog) MUST_CHECK;
 
-/* program_ranks.c: the op, where it is a collective or of the norm; and how the norm's parts follow each
- * other. Operands are in their bounds by then. 0 or ERR_INTERNAL. */
-int swapi_check_collective(const program *prog, uint32_t op_idx) MUST_CHECK;
-int swapi_check_norm(const program *prog, uint32_t op_idx) MUST_CHECK;
-int swapi_check_norm_parts(const program *prog) MUST_CHECK;
-
-/* Happens-before: the closure of dependencies and of the order of the chain lanes. */
+/* program_order.c: happens-before, the closure of dependencies and of the order of chain lanes. */
 struct swapi_order {
     const program *prog;
-    uint32_t *latest;   /* [op_count][SWAPI_CHAIN_LANES]: 1 + the latest op of the chain that is, or
-                           comes before, this op; 0: none */
-    uint32_t *earliest; /* [op_count][SWAPI_CHAIN_LANES]: the earliest op of the chain that is, or
-                           comes after, this op; PROGRAM_NONE: none */
-    uint32_t *seen;     /* [op_count] stamp of the last search that met the op */
-    uint32_t *stack;    /* [op_count] of that search */
+    /* [op_count][SWAPI_CHAIN_LANES]: 1 + the latest op of the chain that is, or comes before, this
+     * op; 0: none */
+    uint32_t *latest;
+    /* [op_count][SWAPI_CHAIN_LANES]: the earliest op of the chain that is, or comes after, this op;
+     * PROGRAM_NONE: none */
+    uint32_t *earliest;
+    uint32_t *seen;  /* [op_count] stamp of the last search that reached the op */
+    uint32_t *stack; /* [op_count] stack of that search */
     uint32_t stamp;
 };
 typedef struct swapi_order swapi_order;
@@ -61,10 +62,10 @@ typedef struct swapi_order swapi_order;
 int swapi_order_init(swapi_order *self, const program *prog) MUST_CHECK; /* -ENOMEM */
 void swapi_order_fini(swapi_order *self);
 
-/* True iff op `first` is complete before op `second` starts, whatever the timing. first < second. */
+/* True iff op `first` is complete before op `second` starts under any timing. first < second. */
 bool swapi_order_before(swapi_order *self, uint32_t first, uint32_t second);
 
-/* One operand that names a buffer. */
+/* One operand that uses a buffer. */
 struct swapi_use {
     uint32_t op_idx;
     uint32_t operand_idx;
@@ -74,18 +75,19 @@ typedef struct swapi_use swapi_use;
 struct swapi_check {
     const program *prog;
     swapi_order order;
-    uint64_t
-        *use_begin;  /* [buffer_count + 1]: uses of buffer b are use_begin[b] .. use_begin[b+1] */
+    uint64_t *use_begin; /* [buffer_count + 1]: uses of buffer b: use_begin[b] .. use_begin[b+1] */
     swapi_use *uses; /* by buffer, then in issue order */
 };
 typedef struct swapi_check swapi_check;
 
-/* Within each buffer: reads of transients follow writes of the same bytes, and any two ops that touch
- * the same bytes, one of them writing, are ordered. 0, -ENOMEM or ERR_INTERNAL. */
+/* program_access.c: proves for each buffer that reads of transients follow writes of the same
+ * bytes, and that two ops that touch the same bytes are ordered if one of them writes. 0, -ENOMEM
+ * or ERR_INTERNAL. */
 int swapi_check_accesses(swapi_check *check) MUST_CHECK;
 
-/* Within each arena: homes overlap nothing, and of two transients that share bytes all uses of one are
- * ordered before all uses of the other. 0, -ENOMEM or ERR_INTERNAL. */
+/* program_space.c: proves for each arena that homes overlap nothing, and that of two transients
+ * that share bytes all uses of one are ordered before all uses of the other. 0, -ENOMEM or
+ * ERR_INTERNAL. */
 int swapi_check_space(swapi_check *check) MUST_CHECK;
 
 #endif

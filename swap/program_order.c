@@ -1,11 +1,12 @@
-/* Happens-before between ops, exact and in constant time for all but one case.
+/* Happens-before between ops: exact, and in constant time in all cases but one.
  *
- * The ops of a chain lane are totally ordered, so what comes before an op on that lane is a prefix and
- * what comes after it is a suffix: one number per lane and op each (a vector clock, forward and
- * backward). A path from a to b through any op w of chain L exists iff earliest[a][L] <= w <=
- * latest[b][L] for some w, that is iff earliest[a][L] <= latest[b][L]. The only other paths run over
- * ops of the read and write lanes alone; they are short (write, then the read that takes its space),
- * and a backward search over those dependencies finds them. Memory is 56 bytes an op. */
+ * The ops of a chain lane are totally ordered. So the ops of that lane that come before a given op
+ * are a prefix, and those that come after it are a suffix: one number per lane and op each (a
+ * vector clock, forward and backward). A path from a to b through any op w of chain L exists iff
+ * earliest[a][L] <= w <= latest[b][L] for some w, that is iff earliest[a][L] <= latest[b][L]. All
+ * other paths run over ops of the read and write lanes only. They are short (a write, then the read
+ * that takes its space), and a backward search over those dependencies finds them. Memory is 56
+ * bytes per op. */
 #include "swap/program_internal.h"
 
 #include <errno.h>
@@ -27,7 +28,7 @@ static void merge_earliest(uint32_t *into, const uint32_t *from)
             into[lane] = from[lane];
 }
 
-/* Along the issue order: what precedes the dependencies and the lane's op before. */
+/* In issue order: merges what precedes the dependencies and the lane's previous op. */
 static void fill_latest(swapi_order *self)
 {
     const program *prog = self->prog;
@@ -49,8 +50,8 @@ static void fill_latest(swapi_order *self)
     }
 }
 
-/* Against the issue order: what follows an op is pushed to its dependencies and to the lane's op
- * before; an op's row is final when the walk reaches it. */
+/* Against the issue order: an op's followers go to its dependencies and to the lane's previous op.
+ * An op's row is final when the walk reaches it. */
 static void fill_earliest(swapi_order *self)
 {
     const program *prog = self->prog;
@@ -102,7 +103,8 @@ void swapi_order_fini(swapi_order *self)
     memset(self, 0, sizeof *self);
 }
 
-/* Is there a path over read and write ops alone? Backward from `second`, never below `first`. */
+/* True if there is a path over read and write ops only. Searches backward from `second`, never
+ * below `first`. */
 static bool path_off_chains(swapi_order *self, uint32_t first, uint32_t second)
 {
     const program *prog = self->prog;

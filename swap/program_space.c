@@ -1,11 +1,11 @@
-/* The proof over the space of one arena: who may take bytes that another buffer had.
+/* The proof for the space of one arena: which buffer may take bytes that another buffer had.
  *
- * The boundaries of all buffers of the arena are its coordinates; a map over them holds, as runs, the
- * latest occupant of each byte. Homes enter first and stay. Transients enter in the order of their
- * first use: each occupant that one displaces must be through, that is, all its last uses come before
- * all first uses of the newcomer (its uses that no other use precedes or follows). An occupant that
- * was displaced earlier is ordered through the one that displaced it. A run enters and leaves the map
- * once, so the time is near linear in the number of buffers. */
+ * The boundaries of all buffers of the arena are its coordinates. A map over them holds, as runs,
+ * the latest occupant of each byte. Homes enter first and stay. Transients enter in the order of
+ * their first use. Each occupant that a newcomer displaces must be finished: all its last uses come
+ * before all first uses of the newcomer (the uses that no other use follows or precedes). An
+ * occupant that was displaced earlier is ordered through the one that displaced it. A run enters
+ * and leaves the map once, so the time is nearly linear in the number of buffers. */
 #include "swap/program_internal.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ struct space_map {
 };
 typedef struct space_map space_map;
 
-/* The first or last uses of a transient: check->uses-like lists in one pool. */
+/* The first and last uses of a transient: ranges of the pool. */
 struct edge_uses {
     uint64_t first_begin, first_count;
     uint64_t last_begin, last_count;
@@ -121,7 +121,7 @@ static void map_reset(space_map *map, const program *prog, const uint32_t *membe
     set_start(map, 0);
 }
 
-/* `newcomer` takes bytes of `occupant`: 0 where all uses of the occupant come before. */
+/* Checks a newcomer that takes bytes of `occupant`: all uses of the occupant must come before. */
 static int check_displaced(const space_walk *self, uint32_t occupant, uint32_t newcomer)
 {
     const program *prog = self->check->prog;
@@ -135,7 +135,7 @@ static int check_displaced(const space_walk *self, uint32_t occupant, uint32_t n
                        "%s arena, and a home is live all the time",
                        occupant, old->is_home ? "home" : "transient", newcomer,
                        young->is_home ? "home" : "transient", (unsigned long long)low,
-                       (unsigned long long)high, arena_kind_name((enum arena_kind)old->arena));
+                       (unsigned long long)high, tier_name((enum tier)old->arena));
     const edge_uses *last = &self->edges[occupant], *first = &self->edges[newcomer];
     for (uint64_t i = 0; i < last->last_count; i++)
         for (uint64_t k = 0; k < first->first_count; k++) {
@@ -149,8 +149,8 @@ static int check_displaced(const space_walk *self, uint32_t occupant, uint32_t n
                 "program: buffers %u and %u share bytes %llu to %llu of the %s arena, and "
                 "nothing orders %s, which uses the first, before %s, which uses the second",
                 occupant, newcomer, (unsigned long long)low, (unsigned long long)high,
-                arena_kind_name((enum arena_kind)old->arena),
-                swapi_op_text(prog, before, before_text), swapi_op_text(prog, after, after_text));
+                tier_name((enum tier)old->arena), swapi_op_text(prog, before, before_text),
+                swapi_op_text(prog, after, after_text));
         }
     return 0;
 }
@@ -177,7 +177,7 @@ static int enter(space_walk *self, uint32_t newcomer)
     return 0;
 }
 
-/* Distinct ops that use buffer b, in issue order, into self->scratch. */
+/* Lists the distinct ops that use buffer b, in issue order, in self->scratch. */
 static uint64_t list_users(const space_walk *self, uint64_t b)
 {
     uint64_t count = 0;
@@ -187,8 +187,8 @@ static uint64_t list_users(const space_walk *self, uint64_t b)
     return count;
 }
 
-/* The users of each transient that no other user precedes (first) or follows (last). Since users are
- * in issue order, comparing with those already kept finds them all. */
+/* Finds the users of each transient that no other user precedes (first) or follows (last). Since
+ * users are in issue order, it is enough to compare with those already kept. */
 static void find_edges(space_walk *self)
 {
     const program *prog = self->check->prog;
@@ -233,7 +233,7 @@ static int compare_entrances(const void *left, const void *right)
     return (a->buffer_idx > b->buffer_idx) - (a->buffer_idx < b->buffer_idx);
 }
 
-static int walk_arena(space_walk *self, enum arena_kind arena, struct entrance *entrances)
+static int walk_arena(space_walk *self, enum tier arena, struct entrance *entrances)
 {
     const program *prog = self->check->prog;
     uint64_t count = 0, transient_count = 0;
@@ -282,8 +282,8 @@ int swapi_check_space(swapi_check *check)
         rc = -ENOMEM;
     if (rc == 0)
         find_edges(&self);
-    for (int arena = 0; arena < ARENA_COUNT && rc == 0; arena++)
-        rc = walk_arena(&self, (enum arena_kind)arena, entrances);
+    for (int arena = 0; arena < TIER_COUNT && rc == 0; arena++)
+        rc = walk_arena(&self, (enum tier)arena, entrances);
     mem_free(self.edges);
     mem_free(self.pool);
     mem_free(self.arrival);

@@ -20,7 +20,7 @@ struct swapi_sum_thread {
     int (*start)(void *user);
     void *user;
     int event_fd;
-    job_list taken; /* the owner's: out of done, not yet asked for */
+    job_list taken; /* owner only: taken out of done, not yet returned */
     pthread_t thread;
     bool runs; /* `thread` is to be joined */
     pthread_mutex_t mutex;
@@ -76,7 +76,7 @@ static void signal_done(const swapi_sum_thread *self)
 static void *run_thread(void *argument)
 {
     swapi_sum_thread *self = argument;
-    thread_ask_short_slice(); /* what it does stands between a transfer and the ops that wait for it */
+    thread_ask_short_slice(); /* ops wait for its work after each transfer */
     int rc = self->start ? self->start(self->user) : 0;
     pthread_mutex_lock(&self->mutex);
     if (rc < 0)
@@ -92,7 +92,7 @@ static void *run_thread(void *argument)
         pthread_mutex_unlock(&self->mutex);
         do_job(job);
         pthread_mutex_lock(&self->mutex);
-        bool first = self->done.first == NULL; /* else the owner is awake, or about to be */
+        bool first = self->done.first == NULL; /* otherwise the owner is awake or about to be */
         list_push(&self->done, job);
         if (!first)
             continue;
@@ -173,7 +173,8 @@ void swapi_sum_thread_push(swapi_sum_thread *self, swapi_sum_job *job)
 swapi_sum_job *swapi_sum_thread_take(swapi_sum_thread *self)
 {
     if (!self->taken.first) {
-        uint64_t count; /* drained before looking: what is done later makes it readable again */
+        /* drained before the look: a job that finishes later makes it readable again */
+        uint64_t count;
         while (read(self->event_fd, &count, sizeof count) < 0 && errno == EINTR)
             ;
         pthread_mutex_lock(&self->mutex);

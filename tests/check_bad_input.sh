@@ -4,50 +4,18 @@
 #
 # A job that is refused before it starts leaves nothing behind: no run directory, no drive directory.
 set -u
-sluice=$(realpath "${1:?use: check_bad_input.sh SLUICE}")
-[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
-scratch=$(mktemp -d ./check_bad_input.XXXXXX) || exit 2
-scratch=$(realpath "$scratch")
-trap 'rm -rf "$scratch"' EXIT
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?use: check_bad_input.sh SLUICE}") || exit 2
+make_scratch check_bad_input
 cd "$scratch" || exit 2
-OMP_WAIT_POLICY=passive
-CUDA_VISIBLE_DEVICES= # the CPU's tests, also where there is a GPU
-export OMP_WAIT_POLICY CUDA_VISIBLE_DEVICES
-failures=0
-count=0
+cpu_only
 
-cat >good.json <<'END'
-{
-  "model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32},
-  "data": {"train": ["text.txt"], "valid": ["text.txt"]},
-  "run": {"dir": "run", "steps": 2},
-  "device": {"backend": "cpu"},
-  "tiers": {
-    "device": {"budget": "16MiB"}, "host": {"budget": "16MiB"},
-    "nvme": [{"path": "drive", "budget": "64MiB"}],
-    "place": {"params": "host", "grads": "host", "optimizer": "nvme", "activations": "nvme"}
-  },
-  "train_micro_batch_size_per_gpu": 2,
-  "gradient_clipping": 1.0,
-  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}
-}
-END
-i=0
-while [ $i -lt 60 ]; do
-    echo "line $i of a text that is long enough for a window of the sampler"
-    i=$((i + 1))
-done >text.txt
+write_job good.json 2 host drive
+write_text text.txt 60
 : >empty.txt
 printf 'short' >short.txt
 mkdir directory
 : >file
-
-fail()
-{
-    echo "FAILED: $1"
-    sed 's/^/    /' out err
-    failures=$((failures + 1))
-}
 
 # refused STATUS TEXT ARGS...: exit STATUS, one line of error with TEXT in it, and nothing made.
 refused()
@@ -55,12 +23,10 @@ refused()
     want=$1
     text=$2
     shift 2
-    count=$((count + 1))
-    "$sluice" "$@" >out 2>err </dev/null
-    status=$?
-    [ "$status" -eq "$want" ] || fail "sluice $*: exit $status, expected $want"
-    [ "$(grep -c '' err)" -eq 1 ] || fail "sluice $*: not one line of error"
-    grep '^sluice: error: ' err | grep -qF -- "$text" || fail "sluice $*: no '$text'"
+    call "$sluice" "$@"
+    exits "$want" "sluice $*"
+    one_line "sluice $*"
+    one_error "sluice $*" "$text"
     [ ! -e "${made:-run}" ] && [ ! -e drive ] || fail "sluice $*: something was made"
     rm -rf run drive
 }
@@ -71,10 +37,7 @@ with()
     want=$1
     text=$2
     shift 2
-    sets=
-    for one in "$@"; do
-        sets="$sets --set $one"
-    done
+    set_options "$@"
     # shellcheck disable=SC2086 # values without blanks, split on purpose
     refused "$want" "$text" train good.json $sets
 }
@@ -87,7 +50,8 @@ job()
 }
 
 # The job that all others are made from is good: without this, everything could be refused.
-"$sluice" train good.json --quiet >out 2>err || fail "the good job"
+call "$sluice" train good.json --quiet
+exits 0 "the good job"
 [ -s run/metrics.jsonl ] && [ -d drive ] || fail "the good job left no metrics or no slab"
 rm -rf run drive
 
@@ -235,17 +199,18 @@ for command in verify inspect; do
 done
 
 # A directory with a run in it: another model is refused and the run stays as it is.
-"$sluice" train good.json --quiet >out 2>err || fail "the good job"
+call "$sluice" train good.json --quiet
+exits 0 "the good job"
 cp -r run kept
-"$sluice" train good.json --set model.num_layers=3 >out 2>err
-[ $? -eq 2 ] || fail "another model in the run directory was not refused"
-grep -q 'model.num_layers' err || fail "the refusal does not name what differs"
-"$sluice" train good.json --fresh >out 2>err
-[ $? -eq 2 ] || fail "--fresh in a directory with a commit was not refused"
-[ "$(grep -c '^sluice: error: ' err)" -eq 1 ] || fail "--fresh: not one line of error"
+call "$sluice" train good.json --set model.num_layers=3
+exits 2 "another model in the run directory"
+says err model.num_layers "another model in the run directory"
+call "$sluice" train good.json --fresh
+exits 2 "--fresh in a directory with a commit"
+one_error "--fresh in a directory with a commit"
 diff -rq run kept >out 2>&1 || fail "the refused job changed the run"
-"$sluice" train good.json --set run.steps=4 --quiet >out 2>err || fail "the run does not go on"
-count=$((count + 2))
+call "$sluice" train good.json --set run.steps=4 --quiet
+exits 0 "the run that goes on"
 
 # looked STATUS TEXT ARGS...: verify and inspect of the run; TEXT is on standard output, and an error is
 # one line.
@@ -254,11 +219,9 @@ looked()
     want=$1
     text=$2
     shift 2
-    count=$((count + 1))
-    "$sluice" "$@" >out 2>err </dev/null
-    status=$?
-    [ "$status" -eq "$want" ] || fail "sluice $*: exit $status, expected $want"
-    grep -qF -- "$text" out || fail "sluice $*: no '$text'"
+    call "$sluice" "$@"
+    exits "$want" "sluice $*"
+    says out "$text" "sluice $*"
     lines=0
     [ "$want" -eq 0 ] || lines=1
     [ "$(grep -c '' err)" -eq $lines ] || fail "sluice $*: not $lines lines of error"
@@ -267,7 +230,8 @@ looked()
 looked 0 "all is as it was committed" verify run
 looked 0 "commit       step 4" verify run
 looked 0 '"damage_count": 0' verify run --json
-"$sluice" verify run --quiet >out 2>err || fail "verify --quiet"
+call "$sluice" verify run --quiet
+exits 0 "verify --quiet"
 [ ! -s out ] && [ ! -s err ] || fail "verify --quiet says something of a run that is whole"
 looked 0 "state        committed, step 4" inspect run
 looked 0 "block.1" inspect run
@@ -290,13 +254,11 @@ looked 0 "all is as it was committed" verify run
 for manifest in run/state/manifest-*; do
     head -c 100 /dev/zero >"$manifest"
 done
-count=$((count + 2))
-"$sluice" train good.json >out 2>err
-[ $? -eq 1 ] || [ $? -eq 2 ] || fail "damaged manifests were not refused"
-[ "$(grep -c '^sluice: error: ' err)" -eq 1 ] || fail "damaged manifests: not one line of error"
+call "$sluice" train good.json
+[ $status -eq 1 ] || [ $status -eq 2 ] || fail "damaged manifests were not refused"
+one_error "damaged manifests"
 looked 1 "run/state/manifest-0 at byte 0, 100 bytes: " verify run
 looked 1 '"damage_count": 2' verify run --json
 looked 0 "state        damaged" inspect run
 
-echo "$count bad inputs, $failures failures"
-[ "$failures" -eq 0 ]
+finish "bad inputs"

@@ -8,82 +8,42 @@
 # shellcheck disable=SC2015 # fail is meant for both
 set -u
 usage='use: check_bad_runs.sh SLUICE DENY_URING'
-sluice=$(realpath "${1:?$usage}")
-deny=$(realpath "${2:?$usage}")
-[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
-[ -x "$deny" ] || { echo "no program $deny"; exit 2; }
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?$usage}") || exit 2
+deny=$(program "${2:?$usage}") || exit 2
 if [ -z "${CHECK_BAD_RUNS_MOUNTS:-}" ]; then
     CHECK_BAD_RUNS_MOUNTS=no
     unshare -m true 2>/dev/null && CHECK_BAD_RUNS_MOUNTS=yes
     export CHECK_BAD_RUNS_MOUNTS
     [ $CHECK_BAD_RUNS_MOUNTS = no ] || exec unshare -m "$0" "$sluice" "$deny"
 fi
-scratch=$(mktemp -d ./check_bad_runs.XXXXXX) || exit 2
-scratch=$(realpath "$scratch")
+make_scratch check_bad_runs
 background=
 # shellcheck disable=SC2317 # reached by the trap
-clean()
+undo()
 {
     [ -z "$background" ] || kill -KILL "$background" 2>/dev/null
     cd / && umount "$scratch/small" 2>/dev/null
-    rm -rf "$scratch"
 }
-trap clean EXIT
 cd "$scratch" || exit 2
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
-failures=0
-count=0
+cpu_only
 
-cat >job.json <<'END_OF_JOB'
-{
-  "model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 256,
-            "seq_length": 32},
-  "data": {"train": ["text.txt"], "valid": ["text.txt"]},
-  "run": {"dir": "run", "steps": 4},
-  "device": {"backend": "cpu"},
-  "tiers": {
-    "device": {"budget": "16MiB"}, "host": {"budget": "16MiB"},
-    "nvme": [{"path": "drive", "budget": "64MiB"}],
-    "place": {"params": "nvme", "grads": "nvme", "optimizer": "nvme", "activations": "nvme"}
-  },
-  "train_micro_batch_size_per_gpu": 2,
-  "gradient_accumulation_steps": 2,
-  "gradient_clipping": 1.0,
-  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}
-}
-END_OF_JOB
-i=0
-while [ $i -lt 60 ]; do
-    echo "line $i of a text that is long enough for a window of the sampler"
-    i=$((i + 1))
-done >text.txt
-
-fail()
-{
-    echo "FAILED: $1"
-    sed 's/^/    /' err
-    failures=$((failures + 1))
-}
+write_job job.json 4 nvme drive '"gradient_accumulation_steps": 2,'
+write_text text.txt 60
 
 # train KEY=VALUE...: the job with these overrides; its status in `status`.
 train()
 {
-    sets=
-    for one in "$@"; do
-        sets="$sets --set $one"
-    done
-    count=$((count + 1))
+    set_options "$@"
     # shellcheck disable=SC2086 # values without blanks, split on purpose
-    ${launcher:-} "$sluice" train job.json --quiet $sets >out 2>err </dev/null
-    status=$?
+    call ${launcher:-} "$sluice" train job.json --quiet $sets
 }
 
 # good KEY=VALUE...: a run that goes through, with nothing said.
 good()
 {
     train "$@"
-    [ $status -eq 0 ] || fail "train $*: exit $status"
+    exits 0 "train $*"
 }
 
 # refused STATUS TEXT KEY=VALUE...: exit STATUS and one line of error with TEXT in it.
@@ -93,9 +53,8 @@ refused()
     text=$2
     shift 2
     train "$@"
-    [ $status -eq "$want" ] || fail "train $*: exit $status, expected $want"
-    [ "$(grep -c '^sluice: error: ' err)" -eq 1 ] || fail "train $*: not one line of error"
-    grep '^sluice: error: ' err | grep -qF -- "$text" || fail "train $*: no '$text'"
+    exits "$want" "train $*"
+    one_error "train $*" "$text"
 }
 
 # no_state: what was refused at its start left no state, on the drive neither.
@@ -103,11 +62,6 @@ no_state()
 {
     [ -z "$(find run drive ! -type d ! -name lock 2>/dev/null)" ] || fail "$1: files were left"
     rm -rf run drive
-}
-
-losses()
-{
-    sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' run/metrics.jsonl
 }
 
 fp16='fp16={"enabled":true,"initial_scale_power":8}'
@@ -172,9 +126,8 @@ diverging='fp16={"enabled":true,"initial_scale_power":1,"min_loss_scale":1,"hyst
 refused 1 "(fp16.min_loss_scale)" "$diverging" optimizer.params.lr=1e9 run.steps=20
 grep -q 'lower learning rate' err || fail "the smallest loss scale: no way out is named"
 committed=$(sed -n 's/.*the state after step \([0-9]*\) is committed.*/\1/p' err)
-[ "$(losses | wc -l)" -eq "${committed:-0}" ] || fail "the smallest loss scale: metrics and commit differ"
-"$sluice" generate run --prompt 'line' --tokens 4 --quiet >out 2>err
-status=$?
+[ "$(losses run | wc -l)" -eq "${committed:-0}" ] || fail "the smallest loss scale: metrics and commit differ"
+call "$sluice" generate run --prompt 'line' --tokens 4 --quiet
 [ $status -eq 0 ] || { [ $status -eq 1 ] && grep -q 'the logit of token .* the model is broken' err; } ||
     fail "neither text nor what is wrong with it from a run that was committed when it diverged"
 rm -rf run drive
@@ -219,7 +172,7 @@ done
 "$deny" ENOSYS true
 if [ $? -ne 77 ]; then
     good io.backend=pool "$fp16" schedule.order=batch_major
-    losses >pool.bits
+    losses run >pool.bits
     rm -rf run drive
     for error in ENOSYS EPERM; do
         launcher="$deny $error"
@@ -227,7 +180,7 @@ if [ $? -ne 77 ]; then
         no_state "io_uring denied"
         good io.backend=auto "$fp16" schedule.order=batch_major
         [ "$(grep -c 'warning: io_uring' err)" -eq 1 ] || fail "$error: not one warning"
-        losses | cmp -s - pool.bits || fail "$error: other losses than the pool's"
+        losses run | cmp -s - pool.bits || fail "$error: other losses than the pool's"
         launcher=
         rm -rf run drive
     done
@@ -238,25 +191,17 @@ fi
 # running: waits until the run in the background has made some steps.
 running()
 {
-    turns=0
-    while [ "$(grep -c loss_bits run/metrics.jsonl 2>/dev/null)" -lt 2 ] 2>/dev/null ||
-        [ ! -e run/metrics.jsonl ]; do
-        turns=$((turns + 1))
-        if [ $turns -gt 200 ]; then
-            fail "the run in the background makes no steps"
-            return
-        fi
-        sleep 0.1
-    done
+    until_true 20 has_steps || fail "the run in the background makes no steps"
+}
+has_steps()
+{
+    [ "$(losses run | wc -l)" -ge 2 ]
 }
 
 # start KEY=VALUE...: a long run in the background.
 start()
 {
-    sets=
-    for one in "$@"; do
-        sets="$sets --set $one"
-    done
+    set_options "$@"
     # shellcheck disable=SC2086
     "$sluice" train job.json --quiet --set run.steps=100000 $sets >out 2>background.err </dev/null &
     background=$!
@@ -267,22 +212,22 @@ start "$fp16" schedule.order=batch_major
 for again in "run.steps=4" "run.fresh=true"; do
     refused 2 "in use by another process" $again
 done
-"$sluice" generate run --prompt x >out 2>err
-[ $? -eq 2 ] && grep -q 'in use by another process' err || fail "text was drawn from a run in use"
+call "$sluice" generate run --prompt x
+[ $status -eq 2 ] && grep -q 'in use by another process' err || fail "text was drawn from a run in use"
 kill -TERM $background
 wait $background
 [ $? -eq 75 ] || fail "a run that is asked to stop does not exit with 75"
 background=
 cp background.err err
 grep -q 'stopping when this step is done' err || fail "a stop says nothing"
-stopped=$(losses | wc -l)
-losses >stopped.bits
+stopped=$(losses run | wc -l)
+losses run >stopped.bits
 # Goes on elsewhere, in another order and with the pool; the whole run has the same bits.
 good "$fp16" "run.steps=$((stopped + 3))" io.backend=pool schedule.update=after_backward
-losses >resumed.bits
+losses run >resumed.bits
 rm -rf run drive
 good "$fp16" "run.steps=$((stopped + 3))"
-losses | cmp -s - resumed.bits || fail "a run stopped by SIGTERM and resumed has other losses"
+losses run | cmp -s - resumed.bits || fail "a run stopped by SIGTERM and resumed has other losses"
 
 # The slab is gone, or another's: refused, and with it back the run goes on.
 more=run.steps=$((stopped + 5))
@@ -319,12 +264,12 @@ start schedule.update=in_next_forward run.commit_every=1
 kill -KILL $background
 wait $background 2>/dev/null
 background=
-done=$(losses | wc -l)
+done=$(losses run | wc -l)
 good schedule.update=in_next_forward run.commit_every=1 "run.steps=$((done + 3))"
-losses >resumed.bits
+losses run >resumed.bits
 rm -rf run drive
 good schedule.update=in_next_forward run.commit_every=1 "run.steps=$((done + 3))"
-losses | cmp -s - resumed.bits || fail "a run that was killed and resumed has other losses"
+losses run | cmp -s - resumed.bits || fail "a run that was killed and resumed has other losses"
 rm -rf run drive
 start schedule.update=in_next_forward run.commit_every=100000
 kill -KILL $background
@@ -339,8 +284,8 @@ wait $background 2>/dev/null
 background=
 refused 2 "another run.dir"
 refused 2 "a run of one place per extent, stopped or killed after step" run.fresh=true
-"$sluice" generate run --prompt x >out 2>err
-[ $? -eq 2 ] && grep -q 'not stopped cleanly' err || fail "text was drawn from a run that was killed"
+call "$sluice" generate run --prompt x
+[ $status -eq 2 ] && grep -q 'not stopped cleanly' err || fail "text was drawn from a run that was killed"
 rm -rf run drive
 
 # ---- a run that goes on with another job
@@ -352,7 +297,7 @@ told()
     shift
     good "$@" run.steps=5
     grep "^sluice: warning: " err | grep -qF "$text" || fail "$*: no '$text'"
-    [ "$(grep -c '' err)" -eq 1 ] || fail "$*: more than a warning"
+    one_line "$*"
     good "$@" run.steps=6
     [ ! -s err ] || fail "$*: said again"
     rm -rf run drive
@@ -379,7 +324,7 @@ good run.steps=3
 grep -q 'nothing to train: the run in run is at step 6, and run.steps is 3' err || fail "a run that is past run.steps says nothing"
 good run.steps=7 run.seed=9
 grep -q 'run.seed is 9, but the weights began with 1' err || fail "another run.seed is not told of"
-"$sluice" inspect run >out 2>err
+call "$sluice" inspect run
 grep -q 'seed of the weights 1$' out || fail "inspect: another seed than that of the weights"
 rm -rf run drive kept.run kept.drive
 
@@ -404,8 +349,8 @@ begin model.num_layers=3
 [ $status -eq 2 ] && grep -q 'the run in run was made with other settings: model.num_layers was 2' err ||
     fail "--from: the refusal does not name the run"
 begin run.seed=5
-[ $status -eq 0 ] || fail "--from: exit $status"
-"$sluice" inspect second >out 2>err
+exits 0 "--from"
+call "$sluice" inspect second
 grep -q 'seed of the weights 1$' out || fail "--from: another seed than that of the weights"
 good run.dir=run/keep/step-000000002
 grep -q 'is a commit that was kept: it goes on and is not kept any more' err || fail "a kept commit goes on, and nothing is said"
@@ -421,17 +366,14 @@ rm -rf run drive
 rm -rf run drive
 "$sluice" train job.json <&- >&- 2>&-
 status=$?
-[ $status -eq 1 ] || fail "standard files that are closed: exit $status"
+exits 1 "standard files that are closed"
 [ -e run/state/lock ] && [ ! -s run/state/lock ] || fail "lines for people were written to the lock"
-"$sluice" verify run >out 2>err || fail "a run without standard files is damaged"
+call "$sluice" verify run
+exits 0 "verify of a run without standard files"
 rm -rf run drive
 start schedule.update=in_next_forward run.commit_every=1
 mv drive away
-turns=0
-while [ ! -s background.err ] && [ $turns -lt 100 ]; do
-    turns=$((turns + 1))
-    sleep 0.1
-done
+until_true 10 test -s background.err
 kill -TERM $background 2>/dev/null
 wait $background
 [ $? -eq 1 ] || fail "a slab that is removed from under a run is not missed"
@@ -446,13 +388,13 @@ rm -rf run drive
 # commit before.
 SLUICE_FAILPOINTS="commit.synced=sleep:500ms" good run.steps=3 run.commit_every=2 io.stuck_seconds=0.1
 grep -q 'the commit behind it has been in flight for .* s: a drive' err || fail "a slow sync is not reported"
-losses >before.bits
+losses run >before.bits
 SLUICE_FAILPOINTS="slab.sync=fail:EIO@1" train run.steps=6 run.commit_every=2
-[ $status -eq 1 ] || fail "a sync that failed: exit $status"
+exits 1 "a sync that failed"
 grep '^sluice: error: ' err | grep -q 'fdatasync.*\.slab.*the last good commit is of step 3, the same command' ||
     fail "a sync that failed does not say which commit is the last"
 good run.steps=6 run.commit_every=2
-losses | head -n 3 | cmp -s - before.bits || fail "a failed sync lost a commit"
+losses run | head -n 3 | cmp -s - before.bits || fail "a failed sync lost a commit"
 rm -rf run drive
 
 # ---- drives that are full or read-only
@@ -472,12 +414,13 @@ if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=2
     mount -o remount,rw small
     # A run that was stopped, and whose drive cannot be written any more: refused, and then goes on.
     good "$small" "$fp16"
-    losses >before.bits
+    losses run >before.bits
     mount -o remount,ro small
     train "$small" "$fp16" run.steps=6
     [ $status -ne 0 ] && grep -q 'file system at .*small.drive is read-only' err || fail "a read-only slab: exit $status"
-    losses | cmp -s - before.bits || fail "a read-only slab: the metrics changed"
-    "$sluice" verify run --quiet >out 2>err || fail "a read-only slab cannot be verified"
+    losses run | cmp -s - before.bits || fail "a read-only slab: the metrics changed"
+    call "$sluice" verify run --quiet
+    exits 0 "verify of a read-only slab"
     mount -o remount,rw small
     good "$small" "$fp16" run.steps=6
     rm -rf run small/drive
@@ -493,5 +436,4 @@ if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=2
 else
     echo "not checked, since nothing can be mounted here: full and read-only drives"
 fi
-echo "$count runs, $failures failures"
-[ "$failures" -eq 0 ]
+finish runs

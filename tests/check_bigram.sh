@@ -1,9 +1,9 @@
 #!/bin/sh
 # Checks the quickstart's baseline against losses known by hand: check_bigram.sh PROGRAM
-set -eu
-program=${1:?use: check_bigram.sh PROGRAM}
-scratch=$(mktemp -d ./check_bigram.XXXXXX)
-trap 'rm -rf "$scratch"' EXIT
+set -u
+. "$(dirname "$0")/lib.sh"
+bigram=$(program "${1:?use: check_bigram.sh PROGRAM}") || exit 2
+make_scratch check_bigram
 
 # 20000 bytes of "ab": after a comes b and after b comes a, almost surely.
 awk 'BEGIN { for (i = 0; i < 10000; i++) printf "ab" }' >"$scratch/ab"
@@ -15,19 +15,16 @@ printf 'zzzzzzzz' >"$scratch/foreign"
 
 expect() # NAME TRAIN HELDOUT LOW HIGH
 {
-    loss=$("$program" "$scratch/$2" "$scratch/$3")
-    echo "$1: $loss"
-    awk -v x="$loss" -v low="$4" -v high="$5" 'BEGIN { exit !(x >= low && x <= high) }' || {
-        echo "$1: expected $4 to $5"
-        exit 1
-    }
+    call "$bigram" "$scratch/$2" "$scratch/$3"
+    exits 0 "$1"
+    awk -v low="$4" -v high="$5" '{ exit !($1 >= low && $1 <= high) }' "$scratch/out" ||
+        fail "$1: expected a loss of $4 to $5"
 }
 expect determined ab ab 0 0.0020
 expect coin coin coin 0.6900 0.6935
 expect foreign ab foreign 9.8 10.0
 
-if "$program" "$scratch/ab" "$scratch/none" 2>"$scratch/error"; then
-    echo "a missing file was accepted"
-    exit 1
-fi
-grep -q "cannot open .*none" "$scratch/error"
+call "$bigram" "$scratch/ab" "$scratch/none"
+[ $status -ne 0 ] || fail "a missing file was accepted"
+grep -q "cannot open .*none" "$scratch/err" || fail "a missing file is not named"
+finish texts

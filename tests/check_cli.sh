@@ -3,20 +3,10 @@
 #
 # No training here: what a wrong command line says, and that each error is exactly one line.
 set -u
-sluice=${1:?use: check_cli.sh SLUICE VERSION}
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?use: check_cli.sh SLUICE VERSION}") || exit 2
 version=$2
-[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
-scratch=$(mktemp -d ./check_cli.XXXXXX) || exit 2
-trap 'rm -rf "$scratch"' EXIT
-failures=0
-count=0
-
-fail()
-{
-    echo "FAILED: $1"
-    sed 's/^/    /' "$scratch/out" "$scratch/err"
-    failures=$((failures + 1))
-}
+make_scratch check_cli
 
 # run STATUS TEXT ARGS...: TEXT is looked for on standard error where STATUS is not 0, else on output.
 run()
@@ -24,16 +14,13 @@ run()
     want=$1
     text=$2
     shift 2
-    count=$((count + 1))
-    "$sluice" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
-    status=$?
-    [ "$status" -eq "$want" ] || fail "sluice $*: exit $status, expected $want"
+    call "$sluice" "$@"
+    exits "$want" "sluice $*"
     if [ "$want" -eq 0 ]; then
-        grep -qF -- "$text" "$scratch/out" || fail "sluice $*: no '$text' on standard output"
+        says out "$text" "sluice $*"
     else
-        grep -qF -- "sluice: error: " "$scratch/err" || fail "sluice $*: no error line"
-        grep -qF -- "$text" "$scratch/err" || fail "sluice $*: no '$text' on standard error"
-        [ "$(grep -c '' "$scratch/err")" -eq 1 ] || fail "sluice $*: more than one line of error"
+        one_error "sluice $*" "$text"
+        one_line "sluice $*"
     fi
 }
 
@@ -130,7 +117,7 @@ environment()
     timeout 20 sh -c "exec 3>'$scratch/job'; tr '\\0' '\\n' </proc/$pid/environ" >"$scratch/environ"
     wait "$pid"
     status=$?
-    [ "$status" -eq 2 ] || fail "an empty job with $*: exit $status, expected 2"
+    exits 2 "an empty job with $*"
     found=$(grep -E '^(GOMP_SPINCOUNT|OMP_WAIT_POLICY|SLUICE_RESTARTED)=' "$scratch/environ" | sort |
         tr '\n' ' ')
     [ "$found" = "$pattern" ] || fail "with $*: environment '$found', expected '$pattern'"
@@ -144,18 +131,15 @@ if [ -r /proc/self/environ ]; then
 fi
 for loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do
     [ -x "$loader" ] || continue
-    count=$((count + 1))
-    "$loader" "$sluice" train "$scratch/none.json" >"$scratch/out" 2>"$scratch/err"
-    status=$?
-    [ "$status" -eq 2 ] || fail "$loader sluice train: exit $status, expected 2"
-    grep -qF -- "$scratch/none.json" "$scratch/err" || fail "$loader sluice train: wrong message"
+    call "$loader" "$sluice" train "$scratch/none.json"
+    exits 2 "$loader sluice train"
+    says err "$scratch/none.json" "$loader sluice train"
 done
 
 # Points for tests come first, whatever the command.
-count=$((count + 1))
-SLUICE_FAILPOINTS="commit.begin=nonsense" "$sluice" help >"$scratch/out" 2>"$scratch/err"
-[ $? -eq 2 ] || fail "a point with a wrong action was not refused"
-[ "$(grep -c '^sluice: error: ' "$scratch/err")" -eq 1 ] || fail "a wrong point: not one line of error"
+call env SLUICE_FAILPOINTS="commit.begin=nonsense" "$sluice" help
+exits 2 "a point with a wrong action"
+one_error "a point with a wrong action"
 
 # Conversations have marks, which no token file holds; what is read stays.
 echo '{"messages": [{"role": "user", "content": "a"}]}' >"$scratch/chat.jsonl"
@@ -179,5 +163,4 @@ fi
 } | true
 [ "$(cat "$scratch/status")" -eq 0 ] || fail "a closed pipe is an error"
 
-echo "$count command lines, $failures failures"
-[ "$failures" -eq 0 ]
+finish "command lines"

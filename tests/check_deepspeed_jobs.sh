@@ -1,23 +1,18 @@
 #!/bin/sh
 # DeepSpeed's job files unchanged, trained for two steps: check_deepspeed_jobs.sh SLUICE REPOSITORY
 #
-# Each file of tests/reference/deepspeed gets by --set what it lacks (model, run, data) and, where it
+# Each file in tests/reference/deepspeed_jobs.txt gets by --set what it lacks (model, run, data) and, where it
 # names a drive, a directory that exists here. It must end with status 0 and a finite loss for each step,
 # and each of its keys either has an effect (the list below) or is named in the log exactly once.
 set -u
 usage='use: check_deepspeed_jobs.sh SLUICE REPOSITORY'
-sluice=$(realpath "${1:?$usage}")
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?$usage}") || exit 2
 repository=$(realpath "${2:?$usage}")
-[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
-scratch=$(mktemp -d ./check_deepspeed_jobs.XXXXXX) || exit 2
-scratch=$(realpath "$scratch")
-trap 'rm -rf "$scratch"' EXIT
+make_scratch check_deepspeed_jobs
 cd "$scratch" || exit 2
-OMP_WAIT_POLICY=passive
-CUDA_VISIBLE_DEVICES= # the CPU's tests, also where there is a GPU
-export OMP_WAIT_POLICY CUDA_VISIBLE_DEVICES
-failures=0
-count=0
+cpu_only
+files=0
 
 # A real text: what this project says of itself.
 cat "$repository/README.md" "$repository/LICENSE" "$repository/CONTRIBUTING.md" >text.txt
@@ -54,13 +49,6 @@ today()
     esac
 }
 
-fail()
-{
-    echo "FAILED: $1"
-    cut -c 1-300 err | sed 's/^/    /'
-    failures=$((failures + 1))
-}
-
 # The keys of FILE, without its comments.
 keys_of()
 {
@@ -80,7 +68,7 @@ check_keys()
     named_in err | sort | uniq -d >twice
     [ -s twice ] && fail "$file: named twice: $(cat twice)"
     named_in err | tr '.' '\n' | sort -u >named
-    for key in $(keys_of "$repository/tests/reference/deepspeed/$file"); do
+    for key in $(keys_of "jobs/$file"); do
         for known in $effective $off; do
             [ "$key" != "$known" ] || continue 2
         done
@@ -101,9 +89,20 @@ check_losses()
         fail "$1: losses $(tr '\n' ' ' <losses)"
 }
 
-for path in "$repository"/tests/reference/deepspeed/*.json; do
+# train PATH ARGUMENTS...
+train()
+{
+    path=$1
+    shift
+    call "$sluice" train "$path" --set "model=$model" --set 'run={"dir": "run", "steps": 2}' \
+        --set data.train=text.txt "$@"
+}
+
+mkdir jobs
+awk '/^==> .* <==$/ { path = "jobs/" $2; next } { print >path }' "$repository/tests/reference/deepspeed_jobs.txt"
+for path in jobs/*.json; do
     file=$(basename "$path")
-    count=$((count + 1))
+    files=$((files + 1))
     rm -rf run drives
     set --
     for block in offload_optimizer offload_param; do
@@ -115,11 +114,10 @@ for path in "$repository"/tests/reference/deepspeed/*.json; do
         fi
     done
     cksum <"$path" >before
-    "$sluice" train "$path" --set "model=$model" --set 'run={"dir": "run", "steps": 2}' \
-        --set data.train=text.txt "$@" >out 2>err </dev/null
-    status=$?
+    train "$path" "$@"
     cksum <"$path" >after
-    [ $status -eq 0 ] || { fail "$file: exit $status"; continue; }
+    exits 0 "$file"
+    [ $status -eq 0 ] || continue
     cmp -s before after || fail "$file was changed"
     ! grep -q 'sluice: error' err || fail "$file: an error, but exit 0"
     check_losses "$file"
@@ -129,14 +127,12 @@ for path in "$repository"/tests/reference/deepspeed/*.json; do
         # The drive as it stands in the file, where there is none: refused, and nothing is made.
         rm -rf run drives
         : >drives
-        "$sluice" train "$path" --set "model=$model" --set 'run={"dir": "run", "steps": 2}' \
-            --set data.train=text.txt "$@" >out 2>err </dev/null
-        status=$?
-        [ $status -eq 2 ] || fail "$file: exit $status where its drive is a file"
+        train "$path" "$@"
+        exits 2 "$file where its drive is a file"
         [ "$(grep -c '^sluice: error: .*drives' err)" -eq 1 ] || fail "$file: no error names the drive"
         [ ! -e run ] || fail "$file: was refused and left a run directory"
     fi
 done
 
-echo "$count files, $failures failures"
-[ "$failures" -eq 0 ] && [ "$count" -ge 25 ]
+[ "$files" -ge 25 ] || fail "$files files"
+finish runs

@@ -10,6 +10,7 @@
 # GPU's CUDA headers; of all else, kernels/cuda/device.cuh alone may ask for one of its headers.
 # Exit 0: all allowed; 1: violations, one line each; 2: wrong use.
 set -u
+. "$(dirname "$0")/lib.sh"
 
 # folder: what it may include beside itself. The order is that of the layers, lowest first. +folder: that folder
 # and everything in its row.
@@ -182,23 +183,19 @@ check_links()
 plant()
 {
     printf '%s\n' "$2" >"$scratch/tree/$1"
+    count=$((count + 1))
     said=$(check_tree "$scratch/tree")
     code=$?
     rm "$scratch/tree/$1"
     case "$code $said" in
     "1 "*"$3"*) echo "found: $said" ;;
-    *)
-        echo "self-test: $1 with '$2' gave exit $code: '$said', expected: '$3'"
-        failures=$((failures + 1))
-        ;;
+    *) fail "$1 with '$2' gave exit $code: '$said', expected: '$3'" ;;
     esac
 }
 
 self_test()
 {
-    scratch=$(mktemp -d ./check_includes.XXXXXX) || exit 2
-    trap 'rm -rf "$scratch"' EXIT
-    failures=0
+    make_scratch check_includes
     for folder in src/base src/plan src/train src/cli src/config kernels/cpu kernels/cuda tiers swap \
         tests/simulated_gpu/include; do
         mkdir -p "$scratch/tree/$folder"
@@ -214,10 +211,7 @@ self_test()
     echo '#include <stdint.h>' >"$scratch/tree/tests/simulated_gpu/include/simulated_launch.h"
     echo '#include "simulated_launch.h"' >"$scratch/tree/tests/simulated_gpu/launch.cc"
     echo '#include <simulated_launch.h>' >"$scratch/tree/kernels/cuda/device.cuh"
-    if ! check_tree "$scratch/tree"; then
-        echo "self-test: the clean tree was refused"
-        failures=$((failures + 1))
-    fi
+    check_tree "$scratch/tree" || fail "the clean tree was refused"
     plant swap/executor.c '#include "kernels/ops.h"' 'swap/executor.c:1: swap may not include kernels/ops.h'
     plant kernels/cpu/x.c '#include "swap/program.h"' 'kernels may not include swap/program.h'
     plant kernels/x.c '#include "../swap/program.h"' 'kernels may not include swap/program.h'
@@ -235,13 +229,10 @@ self_test()
     plant src/extra/x.c '#include "base/error.h"' 'has no row'
 
     printf 'swap: tiers src/base\nsrc/plan: swap src/base\nsrc/base: \n' >"$scratch/links"
-    check_links "$scratch/links" || failures=$((failures + 1))
+    check_links "$scratch/links" || fail "links that are allowed were refused"
     printf 'swap: tiers kernels\n' >"$scratch/links"
-    if check_links "$scratch/links"; then
-        echo "self-test: a forbidden link was not found"
-        failures=$((failures + 1))
-    fi
-    [ "$failures" -eq 0 ]
+    ! check_links "$scratch/links" || fail "a forbidden link was not found"
+    finish plants
 }
 
 case ${1:-} in

@@ -6,17 +6,15 @@
 # pkg-config reports. The binary itself needs neither a C++ library nor CUDA's. Where sluice.pc names SentencePiece,
 # which is C++, it needs that library and C++'s, and those two alone are allowed then.
 set -eu
+. "$(dirname "$0")/lib.sh"
 build=$(cd "${1:?use: check_install.sh BUILD CC}" && pwd)
 compiler=${2:-cc}
-scratch=$(mktemp -d "$PWD/check_install.XXXXXX")
-trap 'rm -rf "$scratch"' EXIT
+make_scratch check_install
 
-cmake --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log" || {
-    cat "$scratch/install.log"
-    exit 1
-}
+call cmake --install "$build" --prefix "$scratch/prefix"
+[ $status -eq 0 ] || stop "cmake --install"
 pc_file=$(find "$scratch/prefix" -name sluice.pc)
-[ -n "$pc_file" ] || { echo "no sluice.pc was installed"; exit 1; }
+[ -n "$pc_file" ] || stop "no sluice.pc was installed"
 PKG_CONFIG_PATH=$(dirname "$pc_file")
 export PKG_CONFIG_PATH
 
@@ -42,33 +40,30 @@ version=$(pkg-config --modversion sluice)
 for program in hello hello_all; do
     said=$("$scratch/$program")
     echo "library: $said"
-    [ "$said" = "$version $version" ] || { echo "pkg-config says $version"; exit 1; }
+    [ "$said" = "$version $version" ] || stop "pkg-config says $version"
 done
 if [ -x "$scratch/prefix/bin/sluice" ]; then
     said=$("$scratch/prefix/bin/sluice" --version)
     echo "binary: $said"
-    [ "$said" = "sluice $version" ] || { echo "pkg-config says $version"; exit 1; }
+    [ "$said" = "sluice $version" ] || stop "pkg-config says $version"
     needed=$(readelf -d "$scratch/prefix/bin/sluice" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
     echo "needed: $(echo "$needed" | tr "\n" " ")"
     refused='stdc\+\+|sentencepiece|cu|nv|nccl'
     if grep -q '^Requires:.* sentencepiece' "$pc_file"; then
         refused='cu|nv|nccl|sentencepiece_train'
         for library in libsentencepiece libstdc++; do
-            printf '%s\n' "$needed" | grep -qF "$library.so" || {
-                echo "sluice.pc names SentencePiece, and the binary is not linked to $library"
-                exit 1
-            }
+            printf '%s\n' "$needed" | grep -qF "$library.so" ||
+                stop "sluice.pc names SentencePiece, and the binary is not linked to $library"
         done
     fi
     if printf '%s\n' "$needed" | grep -E "^lib($refused)"; then
-        echo "the binary is linked to a library that it does not need"
-        exit 1
+        stop "the binary is linked to a library that it does not need"
     fi
 fi
 # The example, with a job of its own: to the run's end; again, where there is nothing left to do; and with
 # budgets that are too small. Its losses are those of the command, bit for bit.
 example=$(find "$scratch/prefix" -name example.c)
-[ -n "$example" ] || { echo "the example was not installed"; exit 1; }
+[ -n "$example" ] || stop "the example was not installed"
 # shellcheck disable=SC2046
 "$compiler" -Wall -Wextra -Werror -o "$scratch/example" "$example" $(pkg-config --cflags --libs sluice)
 seq 1 4000 >"$scratch/train.txt"
@@ -88,41 +83,28 @@ JOB
 write_job ours 32MiB
 write_job theirs 32MiB
 write_job small 64KiB
-"$scratch/example" "$scratch/ours.json" 3 2 >"$scratch/example.log" || {
-    echo "the example failed"
-    exit 1
-}
-[ "$(grep -c '^step .* gradient norm' "$scratch/example.log")" = 6 ] || {
-    cat "$scratch/example.log"
-    echo "the example did not make 6 steps"
-    exit 1
-}
-"$scratch/example" "$scratch/ours.json" 3 2 "$scratch/model" | grep -q 'at step 6 of 6' || {
-    echo "the example did not go on from its last commit"
-    exit 1
-}
+call "$scratch/example" "$scratch/ours.json" 3 2
+exits 0 "the example"
+[ "$(grep -c '^step .* gradient norm' "$scratch/out")" = 6 ] || stop "the example did not make 6 steps"
+call "$scratch/example" "$scratch/ours.json" 3 2 "$scratch/model"
+says out 'at step 6 of 6' "the example, which goes on from its last commit"
 for name in config.json model.safetensors; do
-    [ -s "$scratch/model/$name" ] || { echo "the example exported no $name"; exit 1; }
+    [ -s "$scratch/model/$name" ] || fail "the example exported no $name"
 done
-status=0
-"$scratch/example" "$scratch/small.json" >/dev/null 2>"$scratch/small.log" || status=$?
-{ [ "$status" = 3 ] && grep -q 'host' "$scratch/small.log" && [ ! -e "$scratch/small" ]; } || {
-    cat "$scratch/small.log"
-    echo "a job that does not fit ended with $status, not 3, or left something"
-    exit 1
-}
+call "$scratch/example" "$scratch/small.json"
+exits 3 "a job that does not fit"
+says err host "a job that does not fit"
+[ ! -e "$scratch/small" ] || fail "a job that does not fit left something"
 if [ -x "$scratch/prefix/bin/sluice" ]; then
-    "$scratch/prefix/bin/sluice" train "$scratch/theirs.json" --quiet
+    call "$scratch/prefix/bin/sluice" train "$scratch/theirs.json" --quiet
+    exits 0 "the same job by the command"
     for run in ours theirs; do
-        sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' "$scratch/$run/metrics.jsonl" >"$scratch/$run.bits"
+        losses "$scratch/$run" >"$scratch/$run.bits"
     done
-    [ "$(wc -l <"$scratch/ours.bits")" = 6 ] || { echo "no losses"; exit 1; }
-    cmp "$scratch/ours.bits" "$scratch/theirs.bits"
+    [ "$(wc -l <"$scratch/ours.bits")" = 6 ] || fail "no losses"
+    cmp "$scratch/ours.bits" "$scratch/theirs.bits" || fail "the example's losses are not the command's"
 fi
-[ -s "$scratch/prefix/share/sluice/jobs/quickstart.json" ] || {
-    echo "the job files were not installed"
-    exit 1
-}
-for name in models/gpt-1t clusters/8xh100; do
-    [ -s "$scratch/prefix/share/sluice/$name.json" ] || { echo "$name.json was not installed"; exit 1; }
+for name in jobs/quickstart models/gpt-1t clusters/8xh100; do
+    [ -s "$scratch/prefix/share/sluice/$name.json" ] || fail "$name.json was not installed"
 done
+finish programs

@@ -12,48 +12,22 @@
 #           share it by speed, also after a stop: the same losses to the bit. Exit 77 where no second
 #           device can be written.
 set -u
-mode=${1:?use: check_io_path.sh trace|denied|drives SLUICE DENY_URING}
-sluice=$(realpath "${2:?use: check_io_path.sh trace|denied|drives SLUICE DENY_URING}")
-deny=$(realpath "${3:?use: check_io_path.sh trace|denied|drives SLUICE DENY_URING}")
-[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
-[ -x "$deny" ] || { echo "no program $deny"; exit 2; }
-scratch=$(mktemp -d ./check_io_path.XXXXXX) || exit 2
-scratch=$(realpath "$scratch")
+usage='use: check_io_path.sh trace|denied|drives SLUICE DENY_URING'
+. "$(dirname "$0")/lib.sh"
+mode=${1:?$usage}
+sluice=$(program "${2:?$usage}") || exit 2
+deny=$(program "${3:?$usage}") || exit 2
+make_scratch check_io_path
 other=
-trap 'rm -rf "$scratch" ${other:+"$other"}' EXIT
+undo()
+{
+    [ -z "$other" ] || rm -rf "$other"
+}
 cd "$scratch" || exit 2
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
-failures=0
+cpu_only
 
-cat >job.json <<'END'
-{
-  "model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32},
-  "data": {"train": ["text.txt"]},
-  "run": {"dir": "run", "steps": 3},
-  "device": {"backend": "cpu"},
-  "tiers": {
-    "device": {"budget": "16MiB"}, "host": {"budget": "16MiB"},
-    "nvme": [{"path": "new/drive", "budget": "64MiB"}],
-    "place": {"params": "nvme", "grads": "nvme", "optimizer": "nvme", "activations": "nvme"}
-  },
-  "train_micro_batch_size_per_gpu": 2,
-  "gradient_clipping": 1.0,
-  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}
-}
-END
-i=0
-while [ $i -lt 60 ]; do
-    echo "line $i of a text that is long enough for a window of the sampler"
-    i=$((i + 1))
-done >text.txt
-
-fail()
-{
-    echo "FAILED: $1"
-    [ -s log ] && sed 's/^/    /' log
-    failures=$((failures + 1))
-}
+write_job job.json 3 nvme new/drive
+write_text text.txt 60
 
 # train NAME BACKEND LAUNCHER...: a fresh run; its log in NAME.log, its losses in NAME.bits.
 train()
@@ -62,30 +36,27 @@ train()
     backend=$2
     shift 2
     rm -rf run new
-    "$@" "$sluice" train job.json --set "io.backend=$backend" >out 2>"$name.log" </dev/null
-    status=$?
-    cp "$name.log" log
-    sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' run/metrics.jsonl >"$name.bits" 2>/dev/null
-    return $status
+    call "$@" "$sluice" train job.json --set "io.backend=$backend"
+    cp err "$name.log"
+    losses run >"$name.bits"
 }
 
 # The run NAME went through and has a loss for each step.
 trained()
 {
-    [ "$2" -eq 0 ] || fail "$1: exit $2"
+    exits 0 "$1"
     [ "$(grep -c . "$1.bits")" -eq 3 ] || fail "$1: no loss_bits of three steps"
 }
 
 # Is io_uring itself to be had here? Else its parts of both modes cannot run.
 train uring uring env
-status=$?
 if [ $status -eq 0 ]; then
     has_uring=yes
 else
     has_uring=no
-    grep -qE 'error: io_uring_setup: (Function not implemented|Operation not permitted)$' log ||
+    grep -qE 'error: io_uring_setup: (Function not implemented|Operation not permitted)$' err ||
         fail "io.backend=uring: exit $status"
-    echo "this machine has no io_uring: $(grep -m 1 'error:' log)"
+    echo "this machine has no io_uring: $(grep -m 1 'error:' err)"
 fi
 
 # One warning of io_uring in NAME.log, with the kernel's REASON and the price.
@@ -104,26 +75,25 @@ check_denied()
     if [ $has_uring = no ]; then
         reference=pool
         train pool pool env
-        trained pool $?
+        trained pool
     fi
     for error in ENOSYS EPERM; do
         reason='Function not implemented'
         [ $error = EPERM ] && reason='Operation not permitted'
         train "$error" auto "$deny" "$error"
-        trained "$error" $?
+        trained "$error"
         warned_once "$error" "$reason"
         cmp -s "$reference.bits" "$error.bits" ||
             fail "$error: other losses than with io.backend=$reference"
         # Asked for by name it is not replaced in silence.
         train "$error-uring" uring "$deny" "$error"
-        status=$?
-        [ $status -eq 1 ] || fail "io.backend=uring with $error: exit $status, expected 1"
-        grep '^sluice: error: ' log | grep -F io_uring | grep -qF "$reason" ||
+        exits 1 "io.backend=uring with $error"
+        grep '^sluice: error: ' err | grep -F io_uring | grep -qF "$reason" ||
             fail "io.backend=uring with $error: the error lacks io_uring or '$reason'"
         # The pool by name needs no warning.
         train "$error-pool" pool "$deny" "$error"
-        trained "$error-pool" $?
-        ! grep -q 'io_uring' log || fail "io.backend=pool with $error: speaks of io_uring"
+        trained "$error-pool"
+        ! grep -q 'io_uring' err || fail "io.backend=pool with $error: speaks of io_uring"
         cmp -s "$reference.bits" "$error-pool.bits" || fail "$error-pool: other losses"
     done
 }
@@ -138,7 +108,7 @@ traced()
     train "$name" "$backend" strace -f -y -q -o "$name.trace" \
         -e trace=io_uring_setup,io_uring_enter,io_uring_register,pread64,pwrite64,preadv,pwritev,preadv2,pwritev2,read,write,fsync \
         "$@"
-    trained "$name" $?
+    trained "$name"
     enters=$(grep -c 'io_uring_enter(.*= [0-9]' "$name.trace")
     setups=$(grep -c 'io_uring_setup(' "$name.trace")
     # A call that another thread's call interrupts is printed in two lines, the first with its file.
@@ -158,14 +128,8 @@ synced_directories()
 
 check_traced()
 {
-    if ! command -v strace >/dev/null 2>&1; then
-        echo "skipped: strace is not installed"
-        exit 77
-    fi
-    if ! strace -f -o /dev/null true 2>err; then
-        echo "skipped: no process may be traced here: $(head -n 1 err)"
-        exit 77
-    fi
+    command -v strace >/dev/null || skip "strace is not installed"
+    strace -f -o /dev/null true 2>err || skip "no process may be traced here: $(head -n 1 err)"
     if [ $has_uring = yes ]; then
         for backend in uring auto; do
             traced "$backend-traced" $backend
@@ -205,12 +169,9 @@ find_other_device()
 # over NAME STEPS DRIVES: goes on with the run in ./run for so many steps, the slab on these drives.
 over()
 {
-    "$sluice" train job.json --set model.hidden_size=256 --set run.steps="$2" \
-        --set "tiers.nvme=$3" >out 2>"$1.log" </dev/null
-    status=$?
-    cp "$1.log" log
-    [ $status -eq 0 ] || fail "$1: exit $status"
-    sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' run/metrics.jsonl >"$1.bits" 2>/dev/null
+    call "$sluice" train job.json --set model.hidden_size=256 --set run.steps="$2" --set "tiers.nvme=$3"
+    exits 0 "$1"
+    losses run >"$1.bits"
     [ "$(grep -c . "$1.bits")" -eq "$2" ] || fail "$1: no loss_bits of $2 steps"
 }
 
@@ -230,11 +191,11 @@ check_drives()
     find_other_device
     rm -rf run new
     over one 5 '[{"path": "one", "budget": "128MiB"}]'
-    ! grep -q 'by speed\|one device' log || fail "one drive: its speed was of interest"
+    ! grep -q 'by speed\|one device' err || fail "one drive: its speed was of interest"
     rm -rf run
 
     over same 3 '[{"path": "same-a", "budget": "64MiB"}, {"path": "same-b", "budget": "64MiB"}]'
-    grep -q 'the 2 drive directories are on one device' log || fail "same: not told to be one device"
+    grep -q 'the 2 drive directories are on one device' err || fail "same: not told to be one device"
     over same 5 '[{"path": "same-a", "budget": "64MiB"}, {"path": "same-b", "budget": "64MiB"}]'
     holds_slab same same-a same-b
     cmp -s one.bits same.bits || fail "two directories: other losses than on one drive"
@@ -243,12 +204,12 @@ check_drives()
     [ -n "$other" ] || return
     drives='[{"path": "here", "budget": "128MiB"}, {"path": "'$other/there'", "budget": "32MiB"}]'
     over two 3 "$drives"
-    [ "$(grep -c 'drive .*: reads [0-9.]*, writes [0-9.]*, both mixed [0-9.]* GB/s .* of the stripes by speed' log)" -eq 2 ] ||
+    [ "$(grep -c 'drive .*: reads [0-9.]*, writes [0-9.]*, both mixed [0-9.]* GB/s .* of the stripes by speed' err)" -eq 2 ] ||
         fail "two: not one line of speed for each drive"
-    sed -n 's/.*: \([0-9.]*\)% of the stripes by speed.*/\1/p' log |
+    sed -n 's/.*: \([0-9.]*\)% of the stripes by speed.*/\1/p' err |
         awk '{ sum += $1 } END { exit !(sum > 99.7 && sum < 100.3) }' || fail "two: shares are not 100%"
     over two 5 "$drives"
-    ! grep -q 'by speed' log || fail "two: a slab that is there was weighed again"
+    ! grep -q 'by speed' err || fail "two: a slab that is there was weighed again"
     holds_slab two here "$other/there"
     cmp -s one.bits two.bits || fail "two devices: other losses than on one drive"
 }
@@ -262,16 +223,8 @@ denied) check_denied ;;
     exit 2
     ;;
 esac
-if [ "$failures" -gt 0 ]; then
-    echo "$failures checks failed"
-    exit 1
-fi
-if [ "$mode" = drives ] && [ -z "$other" ]; then
-    echo "skipped: no second device can be written; all other checks passed"
-    exit 77
-fi
-if [ "$mode" = trace ] && [ $has_uring = no ]; then
-    echo "skipped: what io_uring does; all other checks passed"
-    exit 77
-fi
-echo "all checks passed"
+[ "$failures" -gt 0 ] || [ "$mode" != drives ] || [ -n "$other" ] ||
+    skip "no second device can be written; all other checks passed"
+[ "$failures" -gt 0 ] || [ "$mode" != trace ] || [ $has_uring = yes ] ||
+    skip "what io_uring does; all other checks passed"
+finish runs

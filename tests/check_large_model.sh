@@ -8,28 +8,24 @@
 #                                       memory; exit 77 where they are not there
 # MICRO_BATCHES=1 for a step of one micro-batch (default 2). KEEP=1 leaves the run for a look.
 set -euo pipefail
-sluice=$(realpath "$1")
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?use: check_large_model.sh SLUICE JOB}") || exit 2
 job=$(realpath "$2")
 micro_batches=${MICRO_BATCHES:-2}
-work=$(mktemp -d "$PWD/large-model.XXXXXX")
-[ "${KEEP:-0}" = 1 ] || trap 'rm -rf "$work"' EXIT
+make_scratch large-model
+[ "${KEEP:-0}" != 1 ] || trap - EXIT
 
-free_kib=$(df -Pk "$work" | awk 'NR == 2 {print $4}')
+free_kib=$(df -Pk "$scratch" | awk 'NR == 2 {print $4}')
 memory_kib=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)
-if [ "$free_kib" -lt $((48 << 20)) ] || [ "$memory_kib" -lt $((5 << 20)) ]; then
-    echo "skipped: needs 48 GiB of disk (has $((free_kib >> 20))) and 5 GiB of memory (has $((memory_kib >> 20)))"
-    exit 77
-fi
-
-# Data of the right size; what it says does not matter here.
-awk 'BEGIN {srand(7); for (i = 0; i < 40000; i++) print "line", i, "of", int(rand() * 1e6), "words"}' \
-    >"$work/text.txt"
+[ "$free_kib" -ge $((48 << 20)) ] && [ "$memory_kib" -ge $((5 << 20)) ] ||
+    skip "needs 48 GiB of disk (has $((free_kib >> 20))) and 5 GiB of memory (has $((memory_kib >> 20)))"
+write_text "$scratch/text.txt" 20000
 
 "$sluice" train "$job" --fresh --set device.backend=cpu \
-    --set "run.dir=$work/run" --set "tiers.nvme.0.path=$work/nvme" \
-    --set "data.train=$work/text.txt" --set run.steps=3 --set run.eval_every=0 \
+    --set "run.dir=$scratch/run" --set "tiers.nvme.0.path=$scratch/nvme" \
+    --set "data.train=$scratch/text.txt" --set run.steps=3 --set run.eval_every=0 \
     --set tiers.place.activations=nvme --set "gradient_accumulation_steps=$micro_batches" \
-    >"$work/log" 2>&1 &
+    >"$scratch/log" 2>&1 &
 pid=$!
 peak=0
 while kill -0 "$pid" 2>/dev/null; do
@@ -37,32 +33,29 @@ while kill -0 "$pid" 2>/dev/null; do
     [ -n "$now" ] && [ "$now" -gt "$peak" ] && peak=$now
     sleep 1
 done
-wait "$pid" || { cat "$work/log"; echo "FAILED: the run ended with an error"; exit 1; }
-cat "$work/log"
+wait "$pid" || { cat "$scratch/log"; stop "the run ended with an error"; }
+cat "$scratch/log"
 
 echo "peak resident memory: $peak KiB"
-[ "$peak" -gt 0 ] && [ "$peak" -lt $((4 * 1048576 + 786432)) ] ||
-    { echo "FAILED: not under 4.75 GiB"; exit 1; }
+[ "$peak" -gt 0 ] && [ "$peak" -lt $((4 * 1048576 + 786432)) ] || stop "not under 4.75 GiB"
 
-slab=$(find "$work/nvme" -name '*.slab' | head -n 1)
-[ -n "$slab" ] || { echo "FAILED: no slab"; exit 1; }
+slab=$(find "$scratch/nvme" -name '*.slab' | head -n 1)
+[ -n "$slab" ] || stop "no slab"
 if command -v fincore >/dev/null; then
     cached=$(fincore --bytes --noheadings --output RES "$slab" | tr -d ' ')
     echo "of the slab in the page cache: $cached bytes"
-    [ "$cached" -le $((1 << 20)) ] || { echo "FAILED: the page cache was used"; exit 1; }
+    [ "$cached" -le $((1 << 20)) ] || stop "the page cache was used"
 fi
 
 # plan.json: lanes of the steady program; metrics.jsonl: steps 2 and 3 ran it.
 steps=0
 for step in 2 3; do
-    line=$(grep "\"step\":$step," "$work/run/metrics.jsonl")
+    line=$(grep "\"step\":$step," "$scratch/run/metrics.jsonl")
     for lane in read write h2d d2h; do
-        planned=$(sed -n "s/.*\"$lane\": {\"bytes\": \([0-9]*\),.*/\1/p" "$work/run/plan.json")
+        planned=$(sed -n "s/.*\"$lane\": {\"bytes\": \([0-9]*\),.*/\1/p" "$scratch/run/plan.json")
         moved=$(echo "$line" | sed -n "s/.*\"$lane\":{\"bytes\":\([0-9]*\),.*/\1/p")
-        if [ -z "$planned" ] || [ "$planned" != "$moved" ]; then
-            echo "FAILED: step $step, lane $lane moved $moved bytes, the program says $planned"
-            exit 1
-        fi
+        [ -n "$planned" ] && [ "$planned" = "$moved" ] ||
+            stop "step $step, lane $lane moved $moved bytes, the program says $planned"
         steps=$((steps + 1))
     done
     echo "$line" | sed -n 's/.*"seconds":\([0-9.]*\),.*"compute":{[^}]*"busy_seconds":\([0-9.]*\),.*"update":{[^}]*"busy_seconds":\([0-9.]*\).*/\1 \2 \3/p' |

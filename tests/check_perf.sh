@@ -4,29 +4,26 @@
 #
 #   check_perf.sh SOURCE_DIR BUILD_DIR
 set -u
-[ $# -eq 2 ] || { echo "usage: check_perf.sh SOURCE_DIR BUILD_DIR" >&2; exit 2; }
-source=$1 build=$2
-out=$(mktemp -d "$PWD/check-perf.XXXXXX") || exit 2
-trap 'rm -rf "$out"' EXIT
-failed=0
-fail()
-{
-    echo "FAILED: $1"
-    failed=1
-}
+usage='use: check_perf.sh SOURCE_DIR BUILD_DIR'
+. "$(dirname "$0")/lib.sh"
+source=$(realpath "${1:?$usage}")
+build=$(realpath "${2:?$usage}")
+make_scratch check_perf
 
-"$source/perf/run.sh" --quick --bin "$build" --drive "$out" --out "$out/kept" data >"$out/said" 2>&1 ||
-    { cat "$out/said" "$out"/kept/*.log; fail "run.sh data"; }
-lines=$(awk -F, '$1 == "data" && $3 > 0 && $5 > 0 && $6 > 0 && NF == 7' "$out/kept/all.csv" | wc -l)
-[ "$lines" -eq 4 ] || { cat "$out/kept/all.csv"; fail "$lines lines of data with value, limit and ratio, not 4"; }
-[ "$(grep -c '^  data .* [0-9.]*  +-' "$out/kept/table.txt")" -eq 4 ] || fail "the table has not these 4 lines"
-find "$out" -name 'bench_data*' -o -name 'perf.*' | grep -q . && fail "something is left behind"
+call "$source/perf/run.sh" --quick --bin "$build" --drive "$scratch" --out "$scratch/kept" data
+exits 0 "run.sh data"
+[ $status -eq 0 ] || cat "$scratch"/kept/*.log
+lines=$(awk -F, '$1 == "data" && $3 > 0 && $5 > 0 && $6 > 0 && NF == 7' "$scratch/kept/all.csv" | wc -l)
+[ "$lines" -eq 4 ] || { cat "$scratch/kept/all.csv"; fail "$lines lines of data with value, limit and ratio, not 4"; }
+[ "$(grep -c '^  data .* [0-9.]*  +-' "$scratch/kept/table.txt")" -eq 4 ] || fail "the table has not these 4 lines"
+find "$scratch" -name 'bench_data*' -o -name 'perf.*' | grep -q . && fail "something is left behind"
 
-mkdir -p "$out/empty/perf"
-"$source/perf/run.sh" --bin "$out/empty" --drive "$out" --out "$out/none" data >"$out/said" 2>&1 ||
-    fail "run.sh without the program"
-grep -q '^data: absent: .*bench_data is not built' "$out/said" || { cat "$out/said"; fail "absence is not named"; }
+mkdir -p "$scratch/empty/perf"
+call "$source/perf/run.sh" --bin "$scratch/empty" --drive "$scratch" --out "$scratch/none" data
+exits 0 "run.sh without the program"
+cat "$scratch/out" "$scratch/err" | grep -q '^data: absent: .*bench_data is not built' || fail "absence is not named"
 
-"$source/perf/run.sh" nothing >"$out/said" 2>&1
-[ $? -eq 2 ] && grep -q 'no figure nothing' "$out/said" || fail "a wrong figure is not refused with 2"
-exit "$failed"
+call "$source/perf/run.sh" nothing
+exits 2 "a wrong figure"
+cat "$scratch/out" "$scratch/err" | grep -q 'no figure nothing' || fail "a wrong figure is not named"
+finish commands

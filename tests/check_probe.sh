@@ -4,22 +4,12 @@
 #   stop   what it refuses to overwrite, wrong use, and that Ctrl-C ends it, leaving no file (some seconds)
 #   quick  a whole `sluice probe --quick`, twice over the same file; how long it took is printed, not judged
 set -u
-sluice=${1:?use: check_probe.sh SLUICE stop|quick}
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?use: check_probe.sh SLUICE stop|quick}") || exit 2
 part=${2:-stop}
-case $sluice in /*) ;; *) sluice=$PWD/$sluice ;; esac
-[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
-scratch=$(mktemp -d "$PWD/check_probe.XXXXXX") || exit 2
-trap 'rm -rf "$scratch"' EXIT
+make_scratch check_probe
 cd "$scratch" || exit 2
 mkdir drive
-failures=0
-
-fail()
-{
-    echo "FAILED: $1"
-    sed 's/^/    /' out err
-    failures=$((failures + 1))
-}
 
 # run STATUS TEXT ARGS...: TEXT is on standard error, or with STATUS 0 on output.
 run()
@@ -27,12 +17,11 @@ run()
     want=$1
     text=$2
     shift 2
-    "$sluice" probe "$@" >out 2>err </dev/null
-    status=$?
-    [ "$status" -eq "$want" ] || fail "probe $*: exit $status, expected $want"
+    call "$sluice" probe "$@"
+    exits "$want" "probe $*"
     stream=err
-    [ "$want" -eq 0 ] && stream=out
-    grep -qF -- "$text" $stream || fail "probe $*: no '$text'"
+    [ "$want" -ne 0 ] || stream=out
+    says $stream "$text" "probe $*"
 }
 
 if [ "$part" = stop ]; then
@@ -58,7 +47,7 @@ if [ "$part" = stop ]; then
     kill -TERM $pid
     wait $pid
     status=$?
-    [ $status -eq 75 ] || fail "a stopped probe: exit $status, expected 75"
+    exits 75 "a stopped probe"
     [ ! -e machine.json ] || fail "a stopped probe wrote its file"
     [ -z "$(ls -A drive)" ] || fail "a stopped probe left a file on the drive"
 else
@@ -75,5 +64,4 @@ else
     cmp -s out machine.json || fail "what is printed is not what is written"
     echo "quick, without fio: $(($(date +%s) - began)) s"
 fi
-[ $failures -eq 0 ] && echo "all as expected"
-exit $((failures > 0))
+finish commands

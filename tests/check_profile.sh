@@ -3,20 +3,19 @@
 #
 #   check_profile.sh SLUICE SOURCE
 set -u
-sluice=${1:?use: check_profile.sh SLUICE SOURCE}
-root=${2:?use: check_profile.sh SLUICE SOURCE}
-scratch=$(mktemp -d ./check_profile.XXXXXX) || exit 2
-trap 'rm -rf "$scratch"' EXIT
-failures=0
-count=0
+usage='use: check_profile.sh SLUICE SOURCE'
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?$usage}") || exit 2
+root=$(realpath "${2:?$usage}")
+make_scratch check_profile
 
-cat >"$scratch/job.json" <<'JOB'
+cat >"$scratch/job.json" <<JOB
 {
   "model": {"family": "gpt2", "num_layers": 4, "hidden_size": 64, "num_heads": 2,
             "vocab_size": 512, "seq_length": 32},
-  "run": {"dir": "RUN", "steps": 1000},
+  "run": {"dir": "$scratch/runs/one", "steps": 1000},
   "tiers": {"device": {"budget": "64MiB"}, "host": {"budget": "64MiB"},
-            "nvme": [{"path": "DRIVE", "budget": "256MiB"}],
+            "nvme": [{"path": "$scratch/drives/{rank}", "budget": "256MiB"}],
             "place": {"optimizer": "nvme"}},
   "device": {"backend": "cpu", "threads": 1},
   "train_micro_batch_size_per_gpu": 1,
@@ -26,14 +25,6 @@ cat >"$scratch/job.json" <<'JOB'
   "zero_optimization": {"stage": 3}
 }
 JOB
-sed -i "s|RUN|$scratch/runs/one|; s|DRIVE|$scratch/drives/{rank}|" "$scratch/job.json"
-
-fail()
-{
-    echo "FAILED: $1"
-    sed 's/^/    /' "$scratch/out" "$scratch/err"
-    failures=$((failures + 1))
-}
 
 # run STATUS TEXT ARGS...: TEXT is looked for on standard error where STATUS is not 0, else on output.
 run()
@@ -41,15 +32,11 @@ run()
     want=$1
     text=$2
     shift 2
-    count=$((count + 1))
-    "$sluice" profile "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
-    status=$?
-    [ "$status" -eq "$want" ] || fail "profile $*: exit $status, expected $want"
-    if [ "$want" -eq 0 ]; then
-        grep -qF -- "$text" "$scratch/out" || fail "profile $*: no '$text' on standard output"
-    else
-        grep -qF -- "$text" "$scratch/err" || fail "profile $*: no '$text' on standard error"
-    fi
+    call "$sluice" profile "$@"
+    exits "$want" "profile $*"
+    stream=err
+    [ "$want" -ne 0 ] || stream=out
+    says $stream "$text" "profile $*"
     clean "profile $*"
 }
 
@@ -99,32 +86,26 @@ run 2 "does not divide the model's 4 blocks" "$job" --as-rank 0 --of 2 --scale-d
 run 2 "cannot" "$scratch/none.json"
 run 3 "does not fit" "$job" --set tiers.device.budget=64KiB
 
+# start: a long profile in the background, which has made a step.
+start()
+{
+    count=$((count + 1))
+    "$sluice" profile "$job" --steps 1000 --no-advice --set gradient_accumulation_steps=16 \
+        >"$scratch/out" 2>"$scratch/err" </dev/null &
+    child=$!
+    until_true 20 has_line "^step 2/" "$scratch/out"
+}
+
 # A stop ends it with 75, and nothing stays.
-count=$((count + 1))
-"$sluice" profile "$job" --steps 1000 --no-advice --set gradient_accumulation_steps=16 \
-    >"$scratch/out" 2>"$scratch/err" </dev/null &
-child=$!
-tries=0
-until grep -q "^step 2/" "$scratch/out" || [ $tries -gt 400 ]; do
-    sleep 0.05
-    tries=$((tries + 1))
-done
+start
 kill -TERM $child
 wait $child
 status=$?
-[ "$status" -eq 75 ] || fail "after SIGTERM: exit $status, expected 75"
+exits 75 "after SIGTERM"
 clean "after SIGTERM"
 
 # Killed outright: the states on the drives go with the process; what stays is a small directory, which is named.
-count=$((count + 1))
-"$sluice" profile "$job" --steps 1000 --no-advice --set gradient_accumulation_steps=16 \
-    >"$scratch/out" 2>"$scratch/err" </dev/null &
-child=$!
-tries=0
-until grep -q "^step 2/" "$scratch/out" || [ $tries -gt 400 ]; do
-    sleep 0.05
-    tries=$((tries + 1))
-done
+start
 kill -KILL $child
 wait $child 2>/dev/null
 left=$(find "$scratch" -name "*.slab")
@@ -133,14 +114,11 @@ rm -rf "$scratch"/sluice-profile-* "$scratch/drives"
 clean "after SIGKILL"
 
 # The job that is shipped for one rank of a trillion-parameter model compiles at its scale.
-count=$((count + 1))
-"$sluice" plan "$root/configs/jobs/infinity-1t-rank.json" --ranks 512 --ranks-per-host 1 \
-    --set model.num_layers=16 --set tiers.nvme.0.budget=12GiB >"$scratch/out" 2>"$scratch/err"
-status=$?
+call "$sluice" plan "$root/configs/jobs/infinity-1t-rank.json" --ranks 512 --ranks-per-host 1 \
+    --set model.num_layers=16 --set tiers.nvme.0.budget=12GiB
 if [ "$status" -ne 0 ] && ! grep -q "free space" "$scratch/err"; then
     fail "plan of infinity-1t-rank.json: exit $status"
 fi
 clean "plan"
 
-echo "$count commands, $failures failures"
-[ "$failures" -eq 0 ]
+finish commands

@@ -5,25 +5,21 @@
 #
 # Exit 0: all as published; 1: what is not, a line each; 2: wrong use.
 set -u
-[ $# -eq 2 ] || { echo "usage: check_published_limits.sh SLUICE SOURCE_DIR" >&2; exit 2; }
-sluice=$1
-jobs=$2/configs/jobs/limits
-failed=0
+usage='use: check_published_limits.sh SLUICE SOURCE_DIR'
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?$usage}") || exit 2
+jobs=${2:?$usage}/configs/jobs/limits
+make_scratch check_published_limits
 
 # expects STATUS WORD ARGUMENTS: `sluice plan ARGUMENTS` ends so, and says WORD.
 expects()
 {
-    status=$1 word=$2
+    want=$1
+    word=$2
     shift 2
-    said=$("$sluice" plan "$@" 2>&1)
-    got=$?
-    case $said in
-    *"$word"*) ;;
-    *) got="$got without \"$word\"" ;;
-    esac
-    [ "$got" = "$status" ] && return
-    echo "plan $*: exit $got, not $status: $(printf '%s' "$said" | tail -n 1)"
-    failed=1
+    call "$sluice" plan "$@"
+    exits "$want" "plan $*"
+    grep -qF -- "$word" "$scratch/out" "$scratch/err" || fail "plan $*: no '$word'"
 }
 
 # ZeRO-Offload: 13B on one V100 with host memory; 20B replicated does not fit, with its states in host memory or not.
@@ -42,4 +38,4 @@ expects 3 "does not fit" "$jobs/nvme.json" --machine dgx2-16xv100 --set 'tiers.n
 
 # And 32T on 32 of them.
 expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100-32 --set model.preset=gpt-32t
-exit "$failed"
+finish plans

@@ -18,15 +18,15 @@
 # namespaces or bridges are not permitted, without mpirun or ip, or where this build has no MPI.
 set -u
 usage='use: check_ranks_hosts.sh SLUICE [all]'
+. "$(dirname "$0")/lib.sh"
 hosts='node1 node2 node3'
 
 # --- outside: a directory, and the namespaces -----------------------------------------------------------------
 
 if [ "${1:-}" != --inside ]; then
-    sluice=$(realpath "${1:?$usage}")
-    [ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
+    sluice=$(program "${1:?$usage}") || exit 2
     for tool in mpirun ip unshare nsenter; do
-        command -v $tool >/dev/null || { echo "no $tool: skipped"; exit 77; }
+        command -v $tool >/dev/null || skip "there is no $tool"
     done
     [ "$(id -u)" -eq 0 ] && map= || map=--map-root-user
     # shellcheck disable=SC2086 # no word where there is none
@@ -34,11 +34,8 @@ if [ "${1:-}" != --inside ]; then
     $space sh -c 'mount -t tmpfs none /run && mkdir /run/netns && ip netns add try && ip link add name try0 type bridge &&
         ip link add name try1 type veth peer name try2 netns try &&
         ip netns exec try unshare --uts --mount hostname try' >/dev/null 2>&1 ||
-        { echo "namespaces, bridges or mounts are not permitted here: skipped"; exit 77; }
-    scratch=$(mktemp -d ./check_ranks_hosts.XXXXXX) || exit 2
-    scratch=$(realpath "$scratch")
-    trap 'rm -rf "$scratch"' EXIT
-    trap 'exit 1' HUP INT TERM
+        skip "namespaces, bridges or mounts are not permitted here"
+    make_scratch check_ranks_hosts
     $space sh "$0" --inside "$scratch" "$sluice" "${2:-}" &
     wait $!
     exit $?
@@ -49,12 +46,8 @@ fi
 scratch=$2
 sluice=$3
 extent=$4
-failures=0
-count=0
-OMPI_ALLOW_RUN_AS_ROOT=1
-OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-OMP_WAIT_POLICY=passive
-export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM OMP_WAIT_POLICY
+allow_mpi
+cpu_only
 
 make_hosts()
 {
@@ -127,14 +120,12 @@ launch()
         --mca plm_rsh_agent "$scratch/agent" --mca orte_tmpdir_base "$scratch/tmp" \
         --mca btl_tcp_if_include 10.90.0.0/24 --mca oob_tcp_if_include 10.90.0.0/24 \
         "$sluice" train "$scratch/head/job.json" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
+    status=$?
+    count=$((count + 1))
 }
 mkdir -p "$scratch/tmp" "$scratch/head" "$scratch/data" || exit 2
 make_hosts || exit 2
-i=0
-while [ $i -lt 400 ]; do
-    echo "line $i of a text that is short: $((i * i * 7919 % 10007)) and $((i * 31 % 97))"
-    i=$((i + 1))
-done >"$scratch/data/train.txt"
+write_text "$scratch/data/train.txt" 400
 cat >"$scratch/head/job.json" <<JOB
 {"model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 256,
            "seq_length": 32},
@@ -149,27 +140,18 @@ cat >"$scratch/head/job.json" <<JOB
  "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}}
 JOB
 
-fail()
-{
-    echo "FAILED: $1"
-    { tail -n 5 "$scratch/out"; head -n 20 "$scratch/err"; } | sed 's/^/    /'
-    failures=$((failures + 1))
-}
-
 # trains NAME PLACES ARGS...: the run NAME, to its end.
 trains()
 {
     name=$1
     places=$2
     shift 2
-    count=$((count + 1))
     launch "$places" --set "run.dir=$scratch/head/$name" "$@"
-    status=$?
-    [ $status -eq 0 ] || fail "$name on $places, $*: exit $status"
+    exits 0 "$name on $places, $*"
     return $status
 }
 
-losses() # NAME: a line a step
+steps() # NAME: the number and the bits of the loss of each step, a line a step
 {
     sed -n 's/^{"step":\([0-9]*\),.*"loss_bits":"\([0-9a-f]*\)".*/\1 \2/p' "$scratch/head/$1/metrics.jsonl"
 }
@@ -184,8 +166,8 @@ weights() # NAME: their hash, which only a sound run has; from where all drives 
 same()
 {
     count=$((count + 1))
-    losses "$1" >"$scratch/a"
-    losses "$2" >"$scratch/b"
+    steps "$1" >"$scratch/a"
+    steps "$2" >"$scratch/b"
     [ -s "$scratch/a" ] || fail "$1 has no losses"
     cmp -s "$scratch/a" "$scratch/b" || fail "$1 and $2: losses differ: $(diff "$scratch/a" "$scratch/b" | head -3)"
     hash=$(weights "$1")
@@ -236,13 +218,10 @@ refused()
     name=$1
     places=$2
     shift 2
-    count=$((count + 1))
     launch "$places" --set "run.dir=$scratch/head/$name" --set run.steps=6
-    status=$?
     [ $status -eq 1 ] || [ $status -eq 2 ] || fail "$name on $places: exit $status, expected a refusal"
-    [ "$(grep -c '^sluice: error: ' "$scratch/err")" -eq 1 ] || fail "$name on $places: not one line of error"
     for text in "$@"; do
-        grep '^sluice: error: ' "$scratch/err" | grep -qF -- "$text" || fail "$name on $places: no '$text'"
+        one_error "$name on $places" "$text"
     done
 }
 
@@ -260,7 +239,7 @@ shared="tiers.nvme=[{\"path\":\"$scratch/shared/{host}/nvme\",\"budget\":\"256Mi
 trains shared node1:2,node2:2 --set "$shared" --set run.steps=4
 slabs shared shared node2 '2 3'
 trains shared node1:1,node3:1 --set "$shared" && slabs shared shared node3 '1'
-[ "$(losses shared | wc -l)" -eq 6 ] || fail "shared: not 6 steps"
+[ "$(steps shared | wc -l)" -eq 6 ] || fail "shared: not 6 steps"
 weights shared >/dev/null || fail "shared: not sound after ranks of other hosts"
 
 # --- gone ---
@@ -273,21 +252,9 @@ there()
     done
 }
 
-# until_true SECONDS COMMAND...: waits for it, no longer than that.
-until_true()
-{
-    left=$(($1 * 20))
-    shift
-    until "$@"; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || return 1
-        sleep 0.05
-    done
-}
-
 has_steps() # NAME STEPS
 {
-    [ "$(losses "$1" 2>/dev/null | wc -l)" -ge "$2" ]
+    [ "$(steps "$1" 2>/dev/null | wc -l)" -ge "$2" ]
 }
 
 no_ranks()
@@ -328,12 +295,12 @@ lost()
     wait $!
     ip link set "to-$gone" up
     until_true 10 is_back "$gone" || fail "$lost: $gone did not come back"
-    [ "$(grep -c '^sluice: error: ' "$scratch/err")" -eq 1 ] || fail "$lost: not one line of error"
+    one_error "$lost"
     grep '^sluice: error: ' "$scratch/err" | grep -q "rank [0-9]* on host $gone.*the last good commit is of step" ||
         fail "$lost: no word of $gone and the last commit"
-    steps=$(losses "$lost" | tail -1 | cut -d' ' -f1)
+    steps=$(steps "$lost" | tail -1 | cut -d' ' -f1)
     trains "$lost" "$on_places" --set run.steps=$((steps + 3)) "$@"
-    [ "$(losses "$lost" | wc -l)" -eq $((steps + 3)) ] || fail "$lost: not $((steps + 3)) steps"
+    [ "$(steps "$lost" | wc -l)" -eq $((steps + 3)) ] || fail "$lost: not $((steps + 3)) steps"
     trains "$lost-whole" node1:4 --set run.steps=$((steps + 3)) "$@" && same "$lost" "$lost-whole"
 }
 
@@ -343,5 +310,4 @@ if [ "$extent" = all ]; then
     lost head node1:1,node2:3 node2 cut --set schedule.update=after_backward
 fi
 
-echo "$count checks, $failures failures"
-[ "$failures" -eq 0 ]
+finish checks

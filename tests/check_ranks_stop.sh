@@ -4,26 +4,16 @@
 # SIGUSR1 goes to one of three ranks alone. All end with status 75, committed at the same step, and the
 # same command goes on with the next one. Skipped (77) without mpirun, or where this build has no MPI.
 set -u
-sluice=$(realpath "${1:?use: check_ranks_stop.sh SLUICE}")
-command -v mpirun >/dev/null || { echo "no mpirun: skipped"; exit 77; }
-scratch=$(mktemp -d ./check_ranks_stop.XXXXXX) || exit 2
-scratch=$(realpath "$scratch")
-trap 'rm -rf "$scratch"' EXIT
-OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_hwloc_base_binding_policy=none
-OMP_WAIT_POLICY=passive
-export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM OMPI_MCA_rmaps_base_oversubscribe
-export PRTE_MCA_rmaps_default_mapping_policy OMPI_MCA_hwloc_base_binding_policy OMP_WAIT_POLICY
-failures=0
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?use: check_ranks_stop.sh SLUICE}") || exit 2
+allow_mpi
+cpu_only
+OMPI_MCA_hwloc_base_binding_policy=none
+export OMPI_MCA_hwloc_base_binding_policy
+make_scratch check_ranks_stop
 
-fail()
-{
-    echo "FAILED: $1"
-    failures=$((failures + 1))
-}
-
-# A text of words, and a job of more steps than any machine makes here.
-awk 'BEGIN { for (i = 0; i < 4000; i++) printf "%d ", (i * i) % 97 }' >"$scratch/train.txt"
+# A job of more steps than any machine makes here.
+write_text "$scratch/train.txt" 200
 cat >"$scratch/job.json" <<JOB
 {"model": {"family": "llama", "num_layers": 1, "hidden_size": 64, "num_heads": 2, "seq_length": 16},
  "data": {"train": ["$scratch/train.txt"]},
@@ -38,7 +28,7 @@ JOB
 # steps: lines of metrics so far.
 steps()
 {
-    cat "$scratch/run/metrics.jsonl" 2>/dev/null | grep -c loss_bits
+    losses "$scratch/run" | wc -l
 }
 
 # stop_one RANK LEAST: starts all, asks RANK to stop once there are more than LEAST steps.
@@ -61,13 +51,10 @@ stop_one()
         code=$(cat "$scratch/code.$rank" 2>/dev/null)
         [ "$code" = 75 ] || fail "rank $1 was asked to stop, rank $rank ended with ${code:-nothing}"
     done
-    if grep -qF "this build has no MPI" "$scratch/err"; then
-        echo "this build has no MPI: skipped"
-        exit 77
-    fi
+    ! mpi_is_absent || skip "this build has no MPI"
     "$sluice" inspect "$scratch/run" --json >"$scratch/inspect" 2>>"$scratch/err" || fail "inspect"
     grep -qE "\"step\": ?$(steps)[,}]?" "$scratch/inspect" || fail "not committed at step $(steps)"
-    [ "$failures" -eq 0 ] || sed 's/^/    /' "$scratch/out" "$scratch/err" | tail -n 40
+    count=$((count + 1))
 }
 
 stop_one 2 3
@@ -78,5 +65,5 @@ stop_one 1 "$(steps)"
 grep loss_bits "$scratch/run/metrics.jsonl" | sed 's/.*"step":\([0-9]*\).*/\1/' >"$scratch/steps"
 seq 1 "$(steps)" | cmp -s - "$scratch/steps" || fail "steps do not follow each other"
 
-echo "stopped at $first and twice more until $(steps), $failures failures"
-[ "$failures" -eq 0 ]
+echo "stopped at $first and twice more until $(steps)"
+finish stops

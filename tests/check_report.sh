@@ -8,29 +8,20 @@
 #                                     console; exit 77 where there is no chromium in PATH
 set -u
 use='use: check_report.sh SLUICE page|browser'
-sluice=$(realpath "${1:?$use}")
+. "$(dirname "$0")/lib.sh"
+sluice=$(program "${1:?$use}") || exit 2
 what=${2:?$use}
 case $what in
 page) ;;
 browser)
     browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) ||
-        { echo "skipped: there is no chromium in PATH"; exit 77; }
+        skip "there is no chromium in PATH"
     ;;
 *) echo "$use" >&2; exit 2 ;;
 esac
-scratch=$(mktemp -d "$PWD/check_report.XXXXXX") || exit 2
-trap 'rm -rf "$scratch"' EXIT
-failures=0
+make_scratch check_report
 
-fail()
-{
-    echo "FAILED: $1"
-    failures=$((failures + 1))
-}
-
-# Data of the right size; what it says does not matter here.
-awk 'BEGIN {srand(7); for (i = 0; i < 4000; i++) print "line", i, "of", int(rand() * 1e6), "words"}' \
-    >"$scratch/text.txt"
+write_text "$scratch/text.txt" 2000
 mkdir "$scratch/nvme"
 cat >"$scratch/job.json" <<JOB
 {
@@ -46,18 +37,21 @@ cat >"$scratch/job.json" <<JOB
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": 3}
 }
 JOB
-"$sluice" train "$scratch/job.json" --quiet >"$scratch/log" 2>&1 ||
-    { cat "$scratch/log"; echo "FAILED: the run"; exit 1; }
-said=$("$sluice" report "$scratch/run") || { echo "FAILED: sluice report"; exit 1; }
+call "$sluice" train "$scratch/job.json" --quiet
+exits 0 "the run"
 page=$scratch/run/report.html
-"$sluice" report "$scratch/run" --output "$scratch/no/such.html" >"$scratch/log" 2>&1
-[ $? -eq 2 ] && grep -q "folder is not there" "$scratch/log" || fail "--output in a folder that is not there"
+call "$sluice" report "$scratch/run"
+exits 0 "sluice report"
+[ "$(cat "$scratch/out")" = "$page" ] || fail "sluice report does not print the page's path"
+[ -s "$page" ] || stop "no page"
+call "$sluice" report "$scratch/run" --output "$scratch/no/such.html"
+exits 2 "--output in a folder that is not there"
+says err "folder is not there" "--output in a folder that is not there"
 mkdir "$scratch/damaged"
 echo '{"model":' >"$scratch/damaged/plan.json"
-"$sluice" report "$scratch/damaged" >"$scratch/log" 2>&1
-[ $? -eq 2 ] && grep -q "plan.json is damaged" "$scratch/log" || fail "a directory with a damaged plan alone"
-[ "$said" = "$page" ] || fail "sluice report says '$said'"
-[ -s "$page" ] || { echo "FAILED: no page"; exit 1; }
+call "$sluice" report "$scratch/damaged"
+exits 2 "a directory with a damaged plan alone"
+says err "plan.json is damaged" "a directory with a damaged plan alone"
 
 if [ "$what" = page ]; then
     for part in loss speed timeline stalls lanes memory placement reasons; do
@@ -110,4 +104,4 @@ if [ "$what" = browser ]; then
         done
     done
 fi
-[ "$failures" -eq 0 ]
+finish commands

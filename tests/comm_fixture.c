@@ -18,10 +18,10 @@
 
 #include "comm_fixture.h"
 
-/* What a rank tells the test, in shared memory. */
+/* The results that a rank gives to the test, in shared memory. */
 struct outcome {
     int code;
-    bool is_teller;
+    bool is_reporter;
     char text[ERR_TEXT_BYTES];
 };
 
@@ -67,7 +67,7 @@ static void be_rank(const comm_join_config *config, comm_fixture_body *body, voi
         if (comm_check(self) < 0)
             snprintf(outcome->text, sizeof outcome->text, "%s", err_text());
     }
-    outcome->is_teller = comm_is_teller(self);
+    outcome->is_reporter = comm_is_reporter(self);
     outcome->code = code;
     comm_leave(self, code);
     _exit(code == 0 ? 0 : 1);
@@ -78,7 +78,7 @@ static void start(comm_fixture *self, comm_fixture_body *body, void *user, struc
     comm_join_config config = {.is_given = true, .world = self->world};
     config.timeout_seconds = self->timeout_seconds > 0.0 ? self->timeout_seconds : 20.0;
     config.exit_seconds = self->exit_seconds > 0.0 ? self->exit_seconds : 10.0;
-    config.tell = self->tell;
+    config.report = self->tell;
     config.hub_port = comm_fixture_port();
     config.token = (uint64_t)getpid() << 20 | config.hub_port;
     for (uint32_t r = 0; r < self->world; r++) {
@@ -132,7 +132,7 @@ void comm_fixture_run(comm_fixture *self, comm_fixture_body *body, void *user)
     wait_for_all(self, user);
     for (uint32_t r = 0; r < self->world; r++) {
         self->codes[r] = outcomes[r].code;
-        self->are_tellers[r] = outcomes[r].is_teller;
+        self->are_tellers[r] = outcomes[r].is_reporter;
         memcpy(self->texts[r], outcomes[r].text, ERR_TEXT_BYTES);
     }
     munmap(outcomes, bytes);

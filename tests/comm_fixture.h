@@ -1,9 +1,10 @@
 /* Ranks as forked processes, without a launcher: for tests of src/comm and of what uses it.
  *
- *   comm_fixture_run(4, config, body, user)   forks 4 ranks; each joins and runs body; waits for all
+ *   comm_fixture_run(4, config, body, user)   forks 4 ranks; each joins and runs body; waits
  *
- * The test's own process is none of the ranks. A rank's standard error is the test's. A rank that the body does not
- * end otherwise leaves with the body's code and exits with 0 where that is 0, else 1. */
+ * The test's own process is none of the ranks. A rank's standard error is the test's. A rank that
+ * the body does not end otherwise leaves with the body's code and exits with 0 where that is 0,
+ * else 1. */
 #ifndef SLUICE_TESTS_COMM_FIXTURE_H
 #define SLUICE_TESTS_COMM_FIXTURE_H
 
@@ -23,7 +24,7 @@ struct comm_fixture {
     double limit_seconds; /* for all to end; 0: 40. Beyond: killed, and failed */
     /* Called in the test's process every few ms while ranks run, to kill or stop some. */
     void (*watch)(void *user, const pid_t *pids, uint32_t world);
-    /* What became of it, by rank: */
+    /* The results, by rank: */
     pid_t pids[COMM_FIXTURE_RANKS_MAX];
     int statuses[COMM_FIXTURE_RANKS_MAX];   /* of waitpid */
     double seconds[COMM_FIXTURE_RANKS_MAX]; /* from the start to the rank's end */
@@ -37,8 +38,8 @@ typedef struct comm_fixture comm_fixture;
 /* A body runs in a rank's process: 0, or a failure (< 0) whose text is the thread's. */
 typedef int comm_fixture_body(comm *self, void *user);
 
-/* Zeroes all but what the test may set beforehand, and runs. `user` is seen as it was at the fork, or shared where the
- * test made it so (comm_fixture_shared). */
+/* Zeroes all but what the test may set beforehand, and runs. `user` is seen as it was at the fork,
+ * or shared where the test made it so (comm_fixture_shared). */
 void comm_fixture_run(comm_fixture *self, comm_fixture_body *body, void *user);
 
 /* Zeroed memory that the ranks share with the test, until the test ends. */

@@ -48,7 +48,8 @@ void fake_watch_fini(fake_watch *self)
     mem_free(self->states);
 }
 
-/* Done for whoever waits for it: seen so, or skipped and all that it had to wait for done. */
+/* Done for an op that waits for it: seen as done, or skipped and everything it would have waited
+ * for is done. */
 static bool is_done(fake_watch *self, uint32_t op_idx)
 {
     const program *prog = self->prog;

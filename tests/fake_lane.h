@@ -1,6 +1,6 @@
-/* A lane whose timing is random and seeded, to test the executor: with a thread, or without one, where
- * the executor's own polls decide what completes. It executes ops by a callback, can fail the n-th op,
- * and reports all it sees to a watch that several lanes share. */
+/* A lane whose timing is random and seeded, to test the executor: with a thread, or without one,
+ * where the executor's own polls decide what completes. It executes ops by a callback, can fail the
+ * n-th op, and reports all it sees to a watch that several lanes share. */
 #ifndef SLUICE_TESTS_FAKE_LANE_H
 #define SLUICE_TESTS_FAKE_LANE_H
 
@@ -9,7 +9,8 @@
 
 #include "swap/lane.h"
 
-/* What the executor did, seen from its lanes. Written in submit and poll alone, so by one thread. */
+/* The executor's actions as its lanes see them. Only submit and poll write it, so one thread
+ * does. */
 struct fake_watch {
     const program *prog;
     lane *lanes[LANE_COUNT];
@@ -21,9 +22,9 @@ struct fake_watch {
     uint64_t together[LANE_COUNT][LANE_COUNT]; /* submits on the first while the second had work */
     uint64_t fifo_violations;                  /* submits against the issue order of the lane */
     uint64_t dep_violations; /* submits before a dependency was done, or in flight on the owner */
-    uint64_t
-        behind_violations; /* submits before what they go behind was seen, or its lane's part done */
-    uint64_t behind_submits; /* while what they go behind was in flight */
+    /* submits before their op.behind was seen, or before its lane's part was done */
+    uint64_t behind_violations;
+    uint64_t behind_submits; /* submits while their op.behind was in flight */
     uint64_t early_submits;  /* submits with a dependency still in flight on the same owner */
     uint64_t submits_after_failure;
     uint64_t skipped_submits; /* of ops that must never be seen */
@@ -40,8 +41,8 @@ struct fake_lane_config {
     uint8_t in_order, keeps_behind;
     uint32_t owner;
     bool threaded;
-    uint32_t
-        busy_one_in; /* submit answers -EAGAIN once in so many calls with work in flight; 0: never */
+    /* submit returns -EAGAIN once in so many calls with work in flight; 0: never */
+    uint32_t busy_one_in;
     bool busy_for_others; /* then also with work in flight on any other lane of the watch */
     uint64_t fail_op_idx; /* this op fails, PROGRAM_NONE: none */
     int fail_code;

@@ -128,8 +128,8 @@ static void add_shard(manifest *self, uint64_t seed, uint64_t stream, manifest_e
     }
 }
 
-/* Tiles of random units at random distances. They lie on each rank's slab in the opposite order, so that
- * offsets are not sorted as extents are. */
+/* Tiles of random units at random distances. They lie on each rank's slab in the opposite order, so
+ * that offsets are not sorted as extents are. */
 static void draw_extents(manifest *self, uint64_t seed, uint64_t stream, uint32_t units)
 {
     enum { TILES_MAX = 4 };
@@ -273,107 +273,4 @@ void format_sign(unsigned char *bytes, size_t count)
     memset(bytes + 24, 0, 8);
     uint64_t checksum = XXH3_64bits(bytes, count);
     memcpy(bytes + 24, &checksum, 8);
-}
-
-/* The header of versions 1 and 2, as the programs of then had it. */
-struct old_header {
-    char magic[8];
-    uint32_t version, state;
-    uint64_t file_bytes, checksum, generation;
-    uint8_t uuid[16];
-    uint64_t fingerprint, step, window_count, seed, skipped_count;
-    double loss_scale;
-    uint64_t tile_elems, total_bytes, stripe_bytes, drives_bytes, extent_count;
-    uint32_t drive_count, reserved;
-    uint64_t scale_iteration;
-    int64_t scale_last_overflow;
-    uint64_t scale_hysteresis_left, reserved_end[2];
-};
-
-/* What version 3 had more: the last two of the header above are the lengths of stray directories and
- * identity, its first reserved field the streams. */
-struct old_header_3 {
-    struct old_header two;
-    uint8_t stray_uuid[16];
-    uint32_t stray_count, reserved;
-};
-
-/* An extent of versions 1 to 3. */
-struct old_extent {
-    uint32_t unit, tile;
-    uint64_t offset_bytes, size_bytes, elem_begin, elem_count, checksum;
-};
-
-static size_t put_padded(unsigned char *bytes, size_t at, const void *text, size_t length)
-{
-    memcpy(bytes + at, text, length);
-    at += length;
-    while (at % 8 != 0)
-        bytes[at++] = 0;
-    return at;
-}
-
-static size_t put_old_paths(unsigned char *bytes, size_t at, const manifest_slabs *slabs)
-{
-    static char texts[MANIFEST_DRIVES_MAX * MANIFEST_TEXT_BYTES];
-    size_t used = 0;
-    for (uint32_t d = 0; d < slabs->drive_count; d++) {
-        memcpy(texts + used, slabs->drives[d], strlen(slabs->drives[d]) + 1);
-        used += strlen(slabs->drives[d]) + 1;
-    }
-    return put_padded(bytes, at, texts, used);
-}
-
-size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char *bytes)
-{
-    struct old_header_3 all = {.stray_count = 0};
-    struct old_header header = {
-        .version = version,
-        .state = record->state == MANIFEST_COMMITTED ? 1 : 2,
-        .generation = record->generation,
-        .fingerprint = record->fingerprint,
-        .step = record->step,
-        .window_count = record->window_count,
-        .seed = record->seed,
-        .skipped_count = record->skipped_count,
-        .loss_scale = record->loss_scale,
-        .tile_elems = record->tile_elems,
-        .total_bytes = record->total_bytes,
-        .stripe_bytes = record->stripe_bytes,
-        .extent_count = record->extent_count,
-        .drive_count = record->slabs.drive_count,
-    };
-    memcpy(header.magic, "SLUMANIF", sizeof header.magic);
-    memcpy(header.uuid, record->slabs.uuid, sizeof header.uuid);
-    if (version > 1) {
-        header.scale_iteration = record->scale_iteration;
-        header.scale_last_overflow = record->scale_last_overflow;
-        header.scale_hysteresis_left = record->scale_hysteresis_left;
-    }
-    size_t header_bytes = version > 2 ? sizeof all : sizeof header;
-    size_t at = put_old_paths(bytes, header_bytes, &record->slabs);
-    header.drives_bytes = at - header_bytes;
-    if (version > 2) {
-        header.state = (uint32_t)record->state;
-        header.reserved = record->state_streams;
-        size_t strays = put_old_paths(bytes, at, &record->stray);
-        size_t identity = put_padded(bytes, strays, record->identity, strlen(record->identity));
-        header.reserved_end[0] = strays - at;
-        header.reserved_end[1] = identity - strays;
-        at = identity;
-        all.stray_count = record->stray.drive_count;
-        memcpy(all.stray_uuid, record->stray.uuid, sizeof all.stray_uuid);
-    }
-    for (uint64_t i = 0; i < record->extent_count; i++, at += sizeof(struct old_extent)) {
-        const manifest_extent *from = &record->extents[i];
-        struct old_extent to = {from->unit,       from->tile,       from->offset_bytes,
-                                from->size_bytes, from->elem_begin, from->elem_count,
-                                from->checksum};
-        memcpy(bytes + at, &to, sizeof to);
-    }
-    header.file_bytes = at;
-    all.two = header;
-    memcpy(bytes, &all, header_bytes);
-    format_sign(bytes, at);
-    return at;
 }

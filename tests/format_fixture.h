@@ -1,5 +1,5 @@
-/* What the tests of the manifest share: records as a run can have them, drawn by a seed, and a directory
- * with two slots. One thread; errors end the test. */
+/* What the tests of the manifest share: records as a run can have them, drawn by a seed, and a
+ * directory with two slots. One thread; errors end the test. */
 #ifndef SLUICE_TESTS_FORMAT_FIXTURE_H
 #define SLUICE_TESTS_FORMAT_FIXTURE_H
 
@@ -49,11 +49,9 @@ size_t format_load(int slot, unsigned char *bytes); /* [FORMAT_FILE_MAX] */
 void format_store(int slot, const unsigned char *bytes, size_t count);
 void format_sign(unsigned char *bytes, size_t count); /* puts the right checksum in */
 
-/* The record, of one rank, as a slot of version 1, 2 or 3 on disk, from structs of these versions' own. */
-size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char *bytes);
-
-/* The fixture has an fsync of its own in place of the C library's: it syncs nothing, which tests of a living
- * machine cannot see and a busy drive makes slow. It notes what was to be synced, and fails where asked. */
+/* The fixture has an fsync of its own in place of the C library's: it syncs nothing, which tests of
+ * a living machine cannot see and a busy drive makes slow. It notes what was to be synced, and
+ * fails where asked. */
 struct format_syncs {
     char names[16][64]; /* the last part of each path */
     int count;

@@ -1,7 +1,7 @@
 # The fuzz harnesses of tests/fuzz, each built one of two ways:
 #
 #   -DSLUICE_FUZZ=ON (preset `fuzz`)   with libFuzzer: sluice-fuzz-<what>, run by tests/fuzz/run.sh
-#   else                               with replay.c: the test fuzz_replay_<what> runs all stored inputs
+#   else                               with replay.c: the test fuzz_replay_<what> runs <what>.tar
 #
 # The preset needs clang with compiler-rt's fuzzer and OpenMP: on Debian `apt-get install clang
 # libclang-rt-dev libomp-dev`, on Ubuntu `clang libomp-dev`. Nothing else needs them.
@@ -38,21 +38,17 @@ foreach(what ${fuzz_harnesses})
         set(target fuzz-replay-${what})
         add_executable(${target} ${fuzz_dir}/fuzz_${what}.c ${fuzz_dir}/fuzz_support.c
                        ${fuzz_dir}/replay.c)
-        set(inputs ${fuzz_dir}/corpus/${what})
-        if(EXISTS ${fuzz_dir}/found/${what}) # nothing was found yet where there is none
-            list(APPEND inputs ${fuzz_dir}/found/${what})
-        endif()
-        add_test(NAME fuzz_replay_${what} COMMAND ${target} ${inputs})
+        add_test(NAME fuzz_replay_${what} COMMAND ${target} ${fuzz_dir}/${what}.tar)
         set_tests_properties(fuzz_replay_${what} PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
     endif()
     target_link_libraries(${target} PRIVATE ${fuzz_libs_${what}} sluice_options)
 endforeach()
 if(NOT SLUICE_FUZZ) # without inputs the tests above must not pass
-    file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty)
+    file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty.tar "")
     add_test(NAME fuzz_replay_canary_empty
-             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty)
+             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty.tar)
     add_test(NAME fuzz_replay_canary_missing
-             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-missing)
+             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-missing.tar)
     set_tests_properties(fuzz_replay_canary_empty fuzz_replay_canary_missing
                          PROPERTIES LABELS "cpu;debug" TIMEOUT 60 WILL_FAIL TRUE)
 endif()

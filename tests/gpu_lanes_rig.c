@@ -207,7 +207,7 @@ void gpu_rig_fini(gpu_rig *self)
 
 static void move_arena(gpu_rig *self, enum device_direction direction, uint64_t size_bytes)
 {
-    unsigned char *host = self->arenas.base[ARENA_DEVICE];
+    unsigned char *host = self->arenas.base[TIER_DEVICE];
     device_stream *stream = lane_stream_of(self->lanes[LANE_H2D], LANE_COMPUTE);
     void *target = direction == DEVICE_FROM_HOST ? self->device_base : host;
     void *source = direction == DEVICE_FROM_HOST ? host : self->device_base;
@@ -220,25 +220,25 @@ void gpu_rig_load(gpu_rig *self, const program *prog, uint64_t seed)
 {
     assert_true(prog->op_count <= GPU_RIG_OPS_MAX);
     fixture_arenas_init(&self->arenas, prog, seed);
-    assert_true(self->arenas.size_bytes[ARENA_HOST] <= ARENA_BYTES &&
-                self->arenas.size_bytes[ARENA_DEVICE] <= ARENA_BYTES);
-    memcpy(self->pinned, self->arenas.base[ARENA_HOST], self->arenas.size_bytes[ARENA_HOST]);
-    mem_free(self->arenas.base[ARENA_HOST]);
-    self->arenas.base[ARENA_HOST] = self->pinned;
-    move_arena(self, DEVICE_FROM_HOST, self->arenas.size_bytes[ARENA_DEVICE]);
+    assert_true(self->arenas.size_bytes[TIER_HOST] <= ARENA_BYTES &&
+                self->arenas.size_bytes[TIER_DEVICE] <= ARENA_BYTES);
+    memcpy(self->pinned, self->arenas.base[TIER_HOST], self->arenas.size_bytes[TIER_HOST]);
+    mem_free(self->arenas.base[TIER_HOST]);
+    self->arenas.base[TIER_HOST] = self->pinned;
+    move_arena(self, DEVICE_FROM_HOST, self->arenas.size_bytes[TIER_DEVICE]);
     memset(self->finished, 0, sizeof self->finished);
 }
 
 /* Are the arenas those of serial execution? */
 bool gpu_rig_matches(gpu_rig *self, const fixture_arenas *serial)
 {
-    move_arena(self, DEVICE_TO_HOST, self->arenas.size_bytes[ARENA_DEVICE]);
+    move_arena(self, DEVICE_TO_HOST, self->arenas.size_bytes[TIER_DEVICE]);
     return fixture_arenas_equal(&self->arenas, serial);
 }
 
 void gpu_rig_unload(gpu_rig *self)
 {
-    self->arenas.base[ARENA_HOST] = NULL;
+    self->arenas.base[TIER_HOST] = NULL;
     fixture_arenas_fini(&self->arenas);
 }
 
@@ -256,7 +256,7 @@ executor *gpu_rig_executor(gpu_rig *self, const program *const *programs, uint32
 
 void gpu_rig_execute_serially(fixture_arenas *arenas, const program *prog, bool skipped)
 {
-    work on_spot = {.device_base = arenas->base[ARENA_DEVICE]};
+    work on_spot = {.device_base = arenas->base[TIER_DEVICE]};
     for (uint32_t i = 0; i < prog->op_count; i++) {
         const op *item = &prog->ops[i];
         if (skipped && fixture_skips(prog, i))

@@ -29,13 +29,13 @@ static inline void harness_vary(const char *instance, model_spec *spec)
         spec->position_count = spec->seq_length + 70;
     if (strcmp(instance, "qwen2") == 0) {
         spec->qkv_bias = true;
-        spec->rope_scaling = MODEL_ROPE_LINEAR;
+        spec->rope_scaling = ROPE_LINEAR;
         spec->rope_factor = 2;
     }
     if (strcmp(instance, "qwen3") == 0) {
         spec->qk_norm = true;
         spec->head_dim = spec->hidden_size / spec->num_heads + 6;
-        spec->rope_scaling = MODEL_ROPE_LLAMA3;
+        spec->rope_scaling = ROPE_LLAMA3;
         spec->rope_factor = 8;
         spec->rope_low_freq_factor = 1;
         spec->rope_high_freq_factor = 4;
@@ -212,13 +212,13 @@ struct harness_use {
 };
 typedef struct harness_use harness_use;
 
-static inline harness_use harness_use_of(const harness *h, enum model_access access, void *block,
+static inline harness_use harness_use_of(const harness *h, enum operand_access access, void *block,
                                          uint64_t bytes)
 {
-    harness_use use = {.block = access == MODEL_NONE ? NULL : block, .bytes = bytes};
-    if (access == MODEL_WRITE)
+    harness_use use = {.block = access == ACCESS_NONE ? NULL : block, .bytes = bytes};
+    if (access == ACCESS_WRITE)
         memset(block, h->poison, bytes);
-    if (access == MODEL_READ) {
+    if (access == ACCESS_READ) {
         use.copy = harness_alloc(bytes);
         memcpy(use.copy, block, bytes);
     }
@@ -233,17 +233,18 @@ static inline void harness_check_read(harness_use *use)
 }
 
 /* One pass with h->saved as it is. */
-static inline void harness_pass(harness *h, enum model_phase phase, uint32_t stage, uint32_t pass,
+static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, uint32_t pass,
                                 float grad_scale, bool saved_is_valid)
 {
     const model *self = h->self;
     const model_stage *source = &self->stages[stage];
     const model_pass *of = &source->passes[phase][pass];
     uint64_t bytes = self->boundary_bytes;
-    bool scratch = of->saved == MODEL_NONE; /* an uncut stage's own affair */
+    bool scratch = of->saved == ACCESS_NONE; /* an uncut stage's own affair */
     void *before = stage > 0 ? h->boundary[stage - 1] : NULL;
-    harness_use saved = harness_use_of(h, (enum model_access)(scratch ? MODEL_UPDATE : of->saved),
-                                       h->saved, source->saved_bytes);
+    harness_use saved =
+        harness_use_of(h, (enum operand_access)(scratch ? ACCESS_UPDATE : of->saved), h->saved,
+                       source->saved_bytes);
     harness_use input = harness_use_of(h, of->input, before, bytes);
     harness_use output = harness_use_of(h, of->output, h->boundary[stage], bytes);
     harness_use output_grad = harness_use_of(h, of->output_grad, h->grad[(stage + 1) % 2], bytes);
@@ -276,8 +277,8 @@ static inline void harness_pass(harness *h, enum model_phase phase, uint32_t sta
 }
 
 /* All passes of a phase. */
-static inline void harness_phase(harness *h, enum model_phase phase, uint32_t stage,
-                                 float grad_scale, bool saved_is_valid)
+static inline void harness_phase(harness *h, enum phase phase, uint32_t stage, float grad_scale,
+                                 bool saved_is_valid)
 {
     for (uint32_t i = 0; i < h->self->stages[stage].pass_count[phase]; i++)
         harness_pass(h, phase, stage, i, grad_scale, saved_is_valid);
@@ -289,7 +290,7 @@ static inline void harness_forward(harness *h, bool with_head)
     uint32_t stages = h->self->stage_count - (with_head ? 0 : 1);
     for (uint32_t i = 0; i < stages; i++) {
         harness_fresh(h, &h->saved, h->self->stages[i].saved_bytes);
-        harness_phase(h, MODEL_FORWARD, i, 0, false);
+        harness_phase(h, PHASE_FORWARD, i, 0, false);
     }
 }
 
@@ -302,10 +303,10 @@ static inline void harness_backward(harness *h, float grad_scale, bool keep_save
         bool is_block = stage->kind == STAGE_BLOCK;
         harness_fresh(h, &h->saved, stage->saved_bytes);
         if (is_block && keep_saved)
-            harness_phase(h, MODEL_FORWARD, i, 0, false);
+            harness_phase(h, PHASE_FORWARD, i, 0, false);
         else
-            harness_phase(h, MODEL_RECOMPUTE, i, 0, false);
-        harness_phase(h, MODEL_BACKWARD, i, grad_scale, is_block && keep_saved);
+            harness_phase(h, PHASE_RECOMPUTE, i, 0, false);
+        harness_phase(h, PHASE_BACKWARD, i, grad_scale, is_block && keep_saved);
     }
 }
 

@@ -34,7 +34,7 @@ static bool is_launched(void)
     return false;
 }
 
-/* More ranks than cores, on any core, also as root, whichever mpirun it is. Idle OpenMP threads
+/* Starts more ranks than cores, on any core, also as root, with any mpirun. Idle OpenMP threads
  * sleep. */
 static void become_mpirun(int argc, char **argv)
 {
@@ -70,7 +70,7 @@ void mpi_launch(int argc, char **argv)
     int rc = comm_join(&config, &mpi_comm);
     if (rc < 0) {
         bool is_absent = strstr(err_text(), "has no MPI") != NULL;
-        if (comm_is_teller(NULL))
+        if (comm_is_reporter(NULL))
             fprintf(stderr, "%s%s\n", is_absent ? "skipped: " : "", err_text());
         exit(is_absent ? SKIPPED : 1);
     }

@@ -14,7 +14,7 @@
 
 enum { MPI_RANKS_MAX = 8, MPI_UNITS_MAX = 64 };
 
-/* Of this process. */
+/* This process: */
 extern comm *mpi_comm;
 extern uint32_t mpi_rank, mpi_world;
 
@@ -23,7 +23,7 @@ extern uint32_t mpi_rank, mpi_world;
  * no MPI in the build. */
 void mpi_launch(int argc, char **argv);
 
-/* Of a group of tests: the directory is rank 0's, and known to all. */
+/* A group of tests: the directory is made by rank 0 and known to all ranks. */
 int mpi_setup(void **state);
 int mpi_teardown(void **state);
 /* Waits for all and leaves; returns `failures`. */
@@ -47,7 +47,7 @@ struct mpi_call {
 };
 typedef struct mpi_call mpi_call;
 
-/* What rank 0 knows of a run of all ranks; on the others rc and error alone. */
+/* Rank 0's results of a run of all ranks; other ranks set only rc and error. */
 struct mpi_result {
     fixture_result run;
     double eval_losses[FIXTURE_STEPS_MAX]; /* in their order */

@@ -7,19 +7,13 @@
 # Exit 77 where the compiler or the emulator is missing (Debian: gcc-aarch64-linux-gnu
 # libc6-dev-arm64-cross qemu-user-static). On an aarch64 machine the suite runs the same tests itself.
 set -eu
+. "$(dirname "$0")/lib.sh"
 source_dir=$1
 compiler=${AARCH64_CC:-aarch64-linux-gnu-gcc}
 emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64 || true)
-if ! command -v "$compiler" >/dev/null; then
-    echo "no $compiler: skipped"
-    exit 77
-fi
-if [ -z "$emulator" ]; then
-    echo "no qemu-aarch64-static or qemu-aarch64: skipped"
-    exit 77
-fi
-work=$(mktemp -d "${TMPDIR:-/tmp}/sluice-neon.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+command -v "$compiler" >/dev/null || skip "there is no $compiler"
+[ -n "$emulator" ] || skip "there is no qemu-aarch64-static or qemu-aarch64"
+make_scratch sluice-neon "${TMPDIR:-/tmp}"
 cd "$source_dir"
 sources="kernels/cpu/adam.c kernels/cpu/adam_neon.c kernels/cpu/adam_reference.c kernels/cpu/adam_state.c
          kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/dtype.c src/base/error.c src/base/mem.c
@@ -27,14 +21,14 @@ sources="kernels/cpu/adam.c kernels/cpu/adam_neon.c kernels/cpu/adam_reference.c
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose
 for file in $sources tests/test_kernels_adam.c tests/test_kernels_lion.c; do
-    object=$work/$(basename "$file" .c).o
+    object=$scratch/$(basename "$file" .c).o
     "$compiler" -std=gnu17 -O2 -fopenmp -D_GNU_SOURCE -Wall -Wextra -Wshadow -Werror -ffp-contract=off \
         -fno-math-errno -fno-trapping-math -Itests/cross -I. -Isrc -c -o "$object" "$file"
     case $file in tests/*) ;; *) objects="$objects $object" ;; esac
 done
 for test in test_kernels_adam test_kernels_lion; do
     # shellcheck disable=SC2086
-    "$compiler" -static -fopenmp -o "$work/$test" "$work/$test.o" $objects -lm 2>"$work/log" ||
-        { cat "$work/log"; exit 1; }
-    "$emulator" "$work/$test" neon
+    "$compiler" -static -fopenmp -o "$scratch/$test" "$scratch/$test.o" $objects -lm 2>"$scratch/log" ||
+        { cat "$scratch/log"; exit 1; }
+    "$emulator" "$scratch/$test" neon
 done

@@ -30,7 +30,7 @@ static inline uint64_t draw(random_job *r, uint64_t bound)
     return rng_below(r->seed, 77, r->counter++, bound);
 }
 
-static inline plan_pass *fixture_pass(random_job *r, plan_stage *stage, enum plan_phase phase,
+static inline plan_pass *fixture_pass(random_job *r, plan_stage *stage, enum phase phase,
                                       uint32_t unit)
 {
     plan_pass *fresh = &r->passes[r->pass_count++];
@@ -61,12 +61,12 @@ static inline void fixture_embed(random_job *r, plan_stage *stage, uint32_t part
     stage->is_cut = parts > 1;
     uint32_t first = r->job.unit_count;
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_FORWARD, fixture_unit(r, 90));
+        plan_pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 90));
         pass->reads_params[0] = true;
         pass->output = fixture_made(i);
     }
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_BACKWARD, first + i);
+        plan_pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + i);
         pass->adds_grads[0] = true;
         pass->output_grad = ACCESS_READ;
     }
@@ -79,20 +79,20 @@ static inline void fixture_block(random_job *r, plan_stage *stage, uint32_t part
     stage->saved_bytes = 4096 * (1 + draw(r, 80));
     uint32_t first = r->job.unit_count;
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_FORWARD, fixture_unit(r, 60));
+        plan_pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 60));
         pass->reads_params[0] = true;
         pass->input = i == 0 || draw(r, 2) ? ACCESS_READ : 0;
         pass->saved = parts > 1 ? fixture_made(i) : 0;
         pass->output = i + 1 == parts ? ACCESS_WRITE : 0;
     }
     for (uint32_t i = 0; parts > 1 && i + 1 < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_RECOMPUTE, first + i);
+        plan_pass *pass = fixture_pass(r, stage, PHASE_RECOMPUTE, first + i);
         pass->reads_params[0] = true;
         pass->input = ACCESS_READ;
         pass->saved = fixture_made(i);
     }
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_BACKWARD, first + parts - 1 - i);
+        plan_pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + parts - 1 - i);
         pass->reads_params[0] = pass->adds_grads[0] = true;
         pass->input = i + 1 == parts || draw(r, 2) ? ACCESS_READ : 0;
         pass->saved = parts > 1 ? ACCESS_UPDATE : 0;
@@ -100,7 +100,7 @@ static inline void fixture_block(random_job *r, plan_stage *stage, uint32_t part
         pass->input_grad = fixture_made(i);
     }
     if (parts == 1) {
-        stage->recompute_flops = stage->passes[PLAN_BACKWARD]->flops / 3;
+        stage->recompute_flops = stage->passes[PHASE_BACKWARD]->flops / 3;
         stage->recompute_dram_bytes = 1 << 18;
     }
 }
@@ -114,10 +114,11 @@ static inline void fixture_head(random_job *r, plan_stage *stage, uint32_t parts
     uint32_t norm = fixture_unit(r, 1), matrix = tied ? 0 : r->job.unit_count;
     for (uint32_t i = 0; !tied && i < parts; i++)
         fixture_unit(r, 90);
-    for (int phase = PLAN_FORWARD; phase <= PLAN_BACKWARD; phase += PLAN_BACKWARD - PLAN_FORWARD) {
-        bool trains = phase == PLAN_BACKWARD;
+    for (int phase = PHASE_FORWARD; phase <= PHASE_BACKWARD;
+         phase += PHASE_BACKWARD - PHASE_FORWARD) {
+        bool trains = phase == PHASE_BACKWARD;
         for (uint32_t i = 0; i < parts; i++) {
-            plan_pass *pass = fixture_pass(r, stage, (enum plan_phase)phase, norm);
+            plan_pass *pass = fixture_pass(r, stage, (enum phase)phase, norm);
             pass->unit_count = 2;
             pass->units[1] = matrix + i;
             pass->reads_params[0] = i == 0;
@@ -150,7 +151,7 @@ static inline void fixture_model(random_job *r)
     for (uint32_t u = 0; u < job->unit_count; u++)
         for (int k = 0; k < STATE_KIND_COUNT; k++)
             r->homes[k][u] =
-                (uint8_t)draw(r, k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT + 1 : ARENA_COUNT);
+                (uint8_t)draw(r, k == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT);
     for (int k = 0; k < STATE_KIND_COUNT; k++)
         job->homes[k] = r->homes[k];
     job->unit_elems = r->elems;
@@ -172,15 +173,15 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
     job->param_bytes = draw(r, 2) ? 2 : 4;
     job->grad_bytes = draw(r, 2) ? 2 : 4;
     job->state_streams = draw(r, 2) ? 3 : 2;
-    job->update = (enum plan_update)draw(r, 4);
-    job->order = (enum plan_order)draw(r, 2);
+    job->update = (enum update)draw(r, 4);
+    job->order = (enum order)draw(r, 2);
     job->tile_elems = draw(r, 3) ? TILE_ELEMS_STEP << draw(r, 3) : 0;
     job->lookahead_ops = draw(r, 3) ? 0 : 1 + draw(r, 50);
     job->needs_save_places = draw(r, 2);
     job->only_eval = draw(r, 8) == 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         job->budget_bytes[a] = draw(r, 3) ? 64 * MIB : 4096 * draw(r, 2000);
-    job->budget_bytes[ARENA_NVME] = 512 * MIB;
+    job->budget_bytes[TIER_NVME] = 512 * MIB;
     if (r->seed % 3 == 0)
         plan_machine_default_gpu(&job->machine, 2, 8, 0);
     else
@@ -196,17 +197,17 @@ static inline void fixture_cut_passes(plan_stage *stages, uint32_t stage_count,
     for (uint32_t s = 0; s < stage_count; s++) {
         plan_stage *stage = &stages[s];
         bool learned = learns, is_head = s + 1 == stage_count;
-        for (uint32_t p = 0; p < stage->pass_count[PLAN_BACKWARD]; p++) {
-            plan_pass *pass = (plan_pass *)&stage->passes[PLAN_BACKWARD][p];
+        for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
+            plan_pass *pass = (plan_pass *)&stage->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 pass->adds_grads[i] = pass->adds_grads[i] && !is_frozen[pass->units[i]];
                 learns = learns || pass->adds_grads[i];
             }
         }
-        for (uint32_t p = 0; p < stage->pass_count[PLAN_BACKWARD] && !learned; p++)
-            ((plan_pass *)&stage->passes[PLAN_BACKWARD][p])->input_grad = 0;
+        for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD] && !learned; p++)
+            ((plan_pass *)&stage->passes[PHASE_BACKWARD][p])->input_grad = 0;
         if (!learns && !is_head)
-            stage->pass_count[PLAN_RECOMPUTE] = stage->pass_count[PLAN_BACKWARD] = 0;
+            stage->pass_count[PHASE_RECOMPUTE] = stage->pass_count[PHASE_BACKWARD] = 0;
     }
 }
 
@@ -254,9 +255,9 @@ static inline void fixture_ranks(random_job *r, uint64_t seed, uint32_t world, u
     job->live_elems_max = draw(r, 2) ? 0 : draw(r, 2000000);
     job->ahead_elems_max = draw(r, 2) ? 0 : draw(r, 1000000);
     job->machine.comm_is_copies = draw(r, 2);
-    job->budget_bytes[ARENA_DEVICE] *= 2;
-    job->budget_bytes[ARENA_HOST] *= 2;
-    job->budget_bytes[ARENA_NVME] *= 4;
+    job->budget_bytes[TIER_DEVICE] *= 2;
+    job->budget_bytes[TIER_HOST] *= 2;
+    job->budget_bytes[TIER_NVME] *= 4;
 }
 
 #endif

@@ -87,11 +87,11 @@ static inline void job_stage(family_job *f, uint32_t s, bool is_llama)
 static inline void job_homes(family_job *f)
 {
     for (int k = 0; k < STATE_KIND_COUNT; k++) {
-        uint64_t tiers = k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT + 1 : ARENA_COUNT;
+        uint64_t tiers = k == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
         uint64_t first = job_draw(f, tiers), second = job_draw(f, tiers);
         uint64_t way = job_draw(f, 4), cut = job_draw(f, f->job.unit_count);
         if (k == STATE_INNER_ACTIVATIONS && job_draw(f, 2))
-            first = second = ARENA_COUNT;
+            first = second = TIER_COUNT;
         for (uint32_t u = 0; u < f->job.unit_count; u++)
             f->homes[k][u] = (uint8_t)(way == 0               ? job_draw(f, tiers)
                                        : way == 1 && u >= cut ? second
@@ -161,8 +161,8 @@ static inline void family_random_job(family_job *f, uint64_t seed)
     job->param_bytes = job_draw(f, 4) ? 2 : 4;
     job->grad_bytes = job_draw(f, 2) ? 2 : 4;
     job->state_streams = job_draw(f, 4) ? 3 : 2;
-    job->update = (enum plan_update)job_draw(f, 4);
-    job->order = job_draw(f, 3) ? PLAN_LAYER_MAJOR : PLAN_BATCH_MAJOR;
+    job->update = (enum update)job_draw(f, 4);
+    job->order = job_draw(f, 3) ? ORDER_LAYER_MAJOR : ORDER_BATCH_MAJOR;
     job->needs_save_places = job_draw(f, 2);
     job->commits = job_draw(f, 2);
     job->commit_every = job_draw(f, 2) ? 1 : 50;

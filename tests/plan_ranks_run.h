@@ -21,7 +21,7 @@ struct ranks_run {
     const random_job *r;
     const plan_set *set;
     uint32_t world, step, version; /* of the params that ops must find */
-    uint64_t *cells[RUN_RANKS_MAX][ARENA_COUNT];
+    uint64_t *cells[RUN_RANKS_MAX][TIER_COUNT];
     uint64_t *sums[RUN_RANKS_MAX], *gathered[RUN_RANKS_MAX];
     uint64_t *masters[RUN_STEPS_MAX + 1][FIXTURE_UNITS_MAX]; /* by version: of the whole unit */
     uint64_t *grads[RUN_STEPS_MAX + 1][FIXTURE_UNITS_MAX];   /* of the step, all ranks' */
@@ -58,8 +58,8 @@ static inline void run_expect_grads(ranks_run *run, uint32_t t)
 {
     const plan_job *job = &run->r->job;
     for (uint32_t s = 0; s < job->stage_count; s++)
-        for (uint32_t p = 0; p < job->stages[s].pass_count[PLAN_BACKWARD]; p++) {
-            const plan_pass *pass = &job->stages[s].passes[PLAN_BACKWARD][p];
+        for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_BACKWARD]; p++) {
+            const plan_pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 for (uint64_t k = 0; pass->adds_grads[i] && k < run_blocks(run, pass->units[i]);
                      k++)
@@ -78,7 +78,7 @@ static inline void run_begin(ranks_run *run, const random_job *r, const plan_set
     run->world = r->job.world;
     uint64_t blocks = set->norm_block_begin[r->job.unit_count];
     for (uint32_t rank = 0; rank < run->world; rank++) {
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        for (int a = 0; a < TIER_COUNT; a++) {
             uint64_t peak = 0;
             for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
                 peak = size_max(peak, set->programs[k].peak_bytes[a]);
@@ -111,7 +111,7 @@ static inline void run_begin(ranks_run *run, const random_job *r, const plan_set
 static inline void run_end(ranks_run *run)
 {
     for (uint32_t rank = 0; rank < run->world; rank++) {
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             free(run->cells[rank][a]);
         free(run->sums[rank]);
         free(run->gathered[rank]);
@@ -333,8 +333,8 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
 /* Room for every draw. */
 static inline void run_make_roomy(random_job *r)
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
-        r->job.budget_bytes[a] = a == ARENA_NVME ? 2048 * MIB : 192 * MIB;
+    for (int a = 0; a < TIER_COUNT; a++)
+        r->job.budget_bytes[a] = a == TIER_NVME ? 2048 * MIB : 192 * MIB;
 }
 
 static inline void run_compile(const random_job *r, uint64_t seed, plan_set *set)
@@ -348,14 +348,13 @@ static inline void run_compile(const random_job *r, uint64_t seed, plan_set *set
 /* A step ends with updates pending, for the next one or a flush. */
 static inline bool run_leaves_update(const plan_job *job)
 {
-    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ||
-           job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    return job->update == UPDATE_IN_NEXT_FORWARD || job->update == UPDATE_DELAYED_ONE_STEP;
 }
 
 static inline void run_keep(const program *prog, uint32_t buffer_idx, bool *stays)
 {
     const buffer *at = &prog->buffers[buffer_idx];
-    assert_int_equal(at->arena, ARENA_NVME);
+    assert_int_equal(at->arena, TIER_NVME);
     memset(stays + at->offset_bytes / TILE_BLOCK_BYTES, 1, at->size_bytes / TILE_BLOCK_BYTES);
 }
 
@@ -378,13 +377,13 @@ static inline void run_keep_unit(const ranks_run *run, uint32_t u, bool *stays)
 /* What a new process finds: what is committed on the slab, all else is other bytes. */
 static inline void run_forget_memory(ranks_run *run)
 {
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         uint64_t peak = 0;
         for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
             peak = size_max(peak, run->set->programs[k].peak_bytes[a]);
         bool *stays = calloc(peak / TILE_BLOCK_BYTES + 1, sizeof *stays);
         assert_non_null(stays);
-        for (uint32_t u = 0; a == ARENA_NVME && u < run->r->job.unit_count; u++)
+        for (uint32_t u = 0; a == TIER_NVME && u < run->r->job.unit_count; u++)
             run_keep_unit(run, u, stays);
         for (uint32_t rank = 0; rank < run->world; rank++)
             for (uint64_t c = 0; c < peak / TILE_BLOCK_BYTES; c++)
@@ -399,7 +398,7 @@ static inline void run_forget_memory(ranks_run *run)
 static inline uint64_t run_life(ranks_run *run, const random_job *r, const plan_set *set)
 {
     run_begin(run, r, set);
-    bool late = r->job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    bool late = r->job.update == UPDATE_DELAYED_ONE_STEP;
     run_program(run, PROGRAM_INIT, 0, 0);
     run_program(run, PROGRAM_EVAL, 0, 0);
     run_program(run, PROGRAM_FIRST, 1, 0);

@@ -172,7 +172,7 @@ static void be_rank(const rig *self, const comm_join_config *config)
     if (rc == 0)
         rc = comm_join(config, &ranks);
     if (rc < 0)
-        cli_exit_as(comm_is_teller(ranks), false);
+        cli_exit_as(comm_is_reporter(ranks), false);
     else
         rc = train_as_rank(ranks, rank, path);
     _exit(cli_finish(cli_ranks_leave(ranks, rc, rc == ERR_STOPPED)));
@@ -185,7 +185,7 @@ static void fork_ranks(rig *self)
                                .timeout_seconds = 10, /* to join; then the job's */
                                .exit_seconds = 10,
                                .host = "machine",
-                               .tell = cli_print_error,
+                               .report = cli_print_error,
                                .hub_port = comm_fixture_port()};
     config.token = (uint64_t)getpid() << 20 | config.hub_port;
     for (uint32_t r = 0; r < self->world; r++) {

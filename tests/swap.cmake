@@ -1,5 +1,5 @@
 # Programs, the executor and its lanes.
-add_library(swap_fixture STATIC swap_fixture.c swap_values.c swap_rig.c fake_lane.c)
+add_library(swap_fixture STATIC swap_fixture.c swap_values.c swap_rig.c fake_lane.c lane_pace.c)
 target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_base
                       PRIVATE PkgConfig::CMOCKA)
 
@@ -7,7 +7,7 @@ sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu debug ts
 sluice_test(test_swap_collectives LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
 sluice_test(test_swap_pace LIBS swap_fixture sluice_executor LABELS cpu debug)
-sluice_test(test_swap_pace_plan LIBS sluice_executor sluice_plan LABELS cpu)
+sluice_test(test_swap_pace_plan LIBS swap_fixture sluice_executor sluice_plan LABELS cpu)
 # The same, where runs may not be slower than they should be either.
 foreach(name test_swap_pace test_swap_pace_plan)
     add_test(NAME slow.${name} COMMAND ${name})

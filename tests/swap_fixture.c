@@ -35,13 +35,12 @@ void builder_init(builder *self, enum program_kind kind, uint64_t device_bytes, 
 {
     memset(self, 0, sizeof *self);
     self->prog.kind = kind;
-    self->prog.budget_bytes[ARENA_DEVICE] = device_bytes;
-    self->prog.budget_bytes[ARENA_HOST] = host_bytes;
-    self->prog.budget_bytes[ARENA_NVME] = nvme_bytes;
+    self->prog.budget_bytes[TIER_DEVICE] = device_bytes;
+    self->prog.budget_bytes[TIER_HOST] = host_bytes;
+    self->prog.budget_bytes[TIER_NVME] = nvme_bytes;
 }
 
-uint32_t builder_transient(builder *self, enum arena_kind arena, uint64_t offset,
-                           uint64_t size_bytes)
+uint32_t builder_transient(builder *self, enum tier arena, uint64_t offset, uint64_t size_bytes)
 {
     program *prog = &self->prog;
     prog->buffers =
@@ -58,7 +57,7 @@ uint32_t builder_transient(builder *self, enum arena_kind arena, uint64_t offset
     return (uint32_t)prog->buffer_count++;
 }
 
-uint32_t builder_home(builder *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes)
+uint32_t builder_home(builder *self, enum tier arena, uint64_t offset, uint64_t size_bytes)
 {
     must(self->prog.home_count == self->prog.buffer_count,
          "self->prog.home_count == self->prog.buffer_count");
@@ -130,7 +129,7 @@ void builder_finish(builder *self, program *out)
                 item->producer = i;
             item->last_reader = i;
         }
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         prog->peak_buffer[a] = PROGRAM_NONE;
     for (uint32_t b = 0; b < prog->buffer_count; b++) {
         const buffer *item = &prog->buffers[b];
@@ -171,8 +170,8 @@ static bool ranges_meet(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_byt
     return a < b + b_bytes && b < a + a_bytes;
 }
 
-/* Do two operands forbid that their ops run in either order: the same bytes of a buffer with a write,
- * or two buffers that share space? */
+/* Do two operands forbid that their ops run in either order: the same bytes of a buffer with a
+ * write, or two buffers that share space? */
 static bool operands_conflict(const program *prog, const operand *a, const operand *b)
 {
     if (a->buffer_idx == b->buffer_idx)
@@ -256,12 +255,12 @@ struct generator {
     builder build;
     uint64_t seed, draws;
     uint32_t op_count;
-    struct live_buffer live[ARENA_COUNT][LIVE_MAX + 2];
-    uint32_t live_count[ARENA_COUNT];
-    uint32_t home_count[ARENA_COUNT]; /* the first of live, never dropped */
-    uint32_t state, grads, params;    /* homes of the update ops */
-    bool conditional;                 /* with an OP_NORM, op `norm`, and conditional ops */
-    uint32_t norm;                    /* the last op, or (it decides) one in the middle */
+    struct live_buffer live[TIER_COUNT][LIVE_MAX + 2];
+    uint32_t live_count[TIER_COUNT];
+    uint32_t home_count[TIER_COUNT]; /* the first of live, never dropped */
+    uint32_t state, grads, params;   /* homes of the update ops */
+    bool conditional;                /* with an OP_NORM, op `norm`, and conditional ops */
+    uint32_t norm;                   /* the last op, or (it decides) one in the middle */
     uint64_t condition_draws;
     bool committing;  /* with ops of a commit */
     uint8_t *tainted; /* [buffers] 1: a transient that an op of a skipped update would leave
@@ -274,12 +273,12 @@ static uint64_t draw(generator *self, uint64_t bound)
     return rng_below(self->seed, 11, self->draws++, bound);
 }
 
-static uint64_t arena_step(enum arena_kind arena)
+static uint64_t arena_step(enum tier arena)
 {
-    return arena == ARENA_DEVICE ? STEP : BLOCK;
+    return arena == TIER_DEVICE ? STEP : BLOCK;
 }
 
-static bool space_is_free(const generator *self, enum arena_kind arena, uint64_t offset,
+static bool space_is_free(const generator *self, enum tier arena, uint64_t offset,
                           uint64_t size_bytes)
 {
     const program *prog = &self->build.prog;
@@ -304,10 +303,10 @@ static bool space_is_free(const generator *self, enum arena_kind arena, uint64_t
 }
 
 /* A new transient at a random free place, or NULL when none was found in a few tries. */
-static struct live_buffer *new_transient(generator *self, enum arena_kind arena)
+static struct live_buffer *new_transient(generator *self, enum tier arena)
 {
     uint64_t step = arena_step(arena);
-    if (arena == ARENA_NVME)
+    if (arena == TIER_NVME)
         return NULL;
     if (self->live_count[arena] == LIVE_MAX + 2) {
         uint32_t first = self->home_count[arena];
@@ -328,7 +327,7 @@ static struct live_buffer *new_transient(generator *self, enum arena_kind arena)
 }
 
 /* Adds an operand that writes up to max_bytes; returns the bytes. */
-static uint64_t use_written(generator *self, enum operand_role role, enum arena_kind arena,
+static uint64_t use_written(generator *self, enum operand_role role, enum tier arena,
                             uint64_t max_bytes)
 {
     uint64_t step = arena_step(arena);
@@ -347,7 +346,7 @@ static uint64_t use_written(generator *self, enum operand_role role, enum arena_
 
 /* Adds an operand of written bytes, exactly `bytes` of them if not 0; returns the bytes. */
 static uint64_t use_read(generator *self, enum operand_role role, enum operand_access access,
-                         enum arena_kind arena, uint64_t bytes)
+                         enum tier arena, uint64_t bytes)
 {
     uint64_t step = arena_step(arena);
     struct live_buffer *item = &self->live[arena][draw(self, self->live_count[arena])];
@@ -360,8 +359,7 @@ static uint64_t use_read(generator *self, enum operand_role role, enum operand_a
     return bytes;
 }
 
-static void random_copy(generator *self, enum op_kind kind, enum arena_kind source,
-                        enum arena_kind target)
+static void random_copy(generator *self, enum op_kind kind, enum tier source, enum tier target)
 {
     builder_op(&self->build, kind);
     uint64_t bytes = use_written(self, ROLE_TARGET, target, 6 * BLOCK);
@@ -387,17 +385,17 @@ static void random_update(generator *self)
                 STEP * (1 + draw(self, 16)));
 }
 
-/* Of one rank, and of what is no state: of any size. It never reads what an op of a commit writes, since it
- * may be none, nor overlaps itself. */
+/* Makes a collective of one rank, on bytes that are no state, so of any size. It never reads what
+ * an op of a commit writes, since that op may be skipped, nor does it overlap itself. */
 static void random_gather(generator *self)
 {
     enum { BYTES_MAX = 11 * STEP }; /* three times that fit in the home */
     const program *prog = &self->build.prog;
     builder_op(&self->build, OP_ALL_GATHER);
-    uint64_t bytes = use_written(self, ROLE_TARGET, ARENA_DEVICE, BYTES_MAX);
+    uint64_t bytes = use_written(self, ROLE_TARGET, TIER_DEVICE, BYTES_MAX);
     const operand target = prog->ops[prog->op_count - 1].operands[0];
-    uint32_t home = self->live[ARENA_DEVICE][0].idx;
-    struct live_buffer from = self->live[ARENA_DEVICE][draw(self, self->live_count[ARENA_DEVICE])];
+    uint32_t home = self->live[TIER_DEVICE][0].idx;
+    struct live_buffer from = self->live[TIER_DEVICE][draw(self, self->live_count[TIER_DEVICE])];
     uint64_t begin = 0;
     bool fits = from.idx != target.buffer_idx && from.filled >= bytes;
     if (!fits || (self->tainted && (self->tainted[from.idx] & 2))) {
@@ -416,14 +414,14 @@ static void random_compute(generator *self)
         break;
     case 1:
         builder_op(&self->build, OP_BACKWARD);
-        use_read(self, ROLE_GRADS0, ACCESS_UPDATE, ARENA_DEVICE, 0);
-        use_read(self, ROLE_OUTPUT_GRAD, ACCESS_READ, ARENA_DEVICE, 0);
+        use_read(self, ROLE_GRADS0, ACCESS_UPDATE, TIER_DEVICE, 0);
+        use_read(self, ROLE_OUTPUT_GRAD, ACCESS_READ, TIER_DEVICE, 0);
         break;
     default:
         builder_op(&self->build, OP_FORWARD);
-        use_read(self, ROLE_PARAMS0, ACCESS_READ, ARENA_DEVICE, 0);
-        use_read(self, ROLE_INPUT, ACCESS_READ, ARENA_DEVICE, 0);
-        use_written(self, ROLE_OUTPUT, ARENA_DEVICE, DEVICE_BYTES);
+        use_read(self, ROLE_PARAMS0, ACCESS_READ, TIER_DEVICE, 0);
+        use_read(self, ROLE_INPUT, ACCESS_READ, TIER_DEVICE, 0);
+        use_written(self, ROLE_OUTPUT, TIER_DEVICE, DEVICE_BYTES);
         break;
     }
 }
@@ -432,19 +430,19 @@ static void random_op(generator *self)
 {
     switch (draw(self, 8)) {
     case 0:
-        random_copy(self, OP_READ, ARENA_NVME, ARENA_HOST);
+        random_copy(self, OP_READ, TIER_NVME, TIER_HOST);
         break;
     case 1:
-        random_copy(self, OP_WRITE, ARENA_HOST, ARENA_NVME);
+        random_copy(self, OP_WRITE, TIER_HOST, TIER_NVME);
         break;
     case 2:
     case 3:
-        random_copy(self, OP_H2D, ARENA_HOST, ARENA_DEVICE);
+        random_copy(self, OP_H2D, TIER_HOST, TIER_DEVICE);
         break;
     case 4:
         builder_op(&self->build, OP_D2H);
-        use_written(self, ROLE_TARGET, ARENA_HOST, 2 * BLOCK);
-        use_read(self, ROLE_SOURCE, ACCESS_READ, ARENA_DEVICE,
+        use_written(self, ROLE_TARGET, TIER_HOST, 2 * BLOCK);
+        use_read(self, ROLE_SOURCE, ACCESS_READ, TIER_DEVICE,
                  self->build.prog.ops[self->build.prog.op_count - 1].operands[0].size_bytes);
         break;
     case 5:
@@ -486,8 +484,9 @@ static bool is_transfer_ahead(const program *prog, const op *item)
     return is_copy && !prog->buffers[target->buffer_idx].is_home;
 }
 
-/* Decides whether the latest op is conditional. One that reads what a skipped op would not have written
- * must be; else the draw says. Where the norm decides, only transfers may come before it. */
+/* Decides whether the latest op is conditional. One that reads what a skipped op would not have
+ * written must be; else the draw says. Where the norm decides, only transfers may come before
+ * it. */
 static void draw_if_applied(generator *self)
 {
     program *prog = &self->build.prog;
@@ -566,7 +565,7 @@ static void add_norm_dep(generator *self, uint64_t *reach, uint64_t words)
 static void random_norm(generator *self)
 {
     builder_op(&self->build, OP_NORM);
-    builder_use(&self->build, ROLE_NORM_SUMS, ACCESS_READ, self->live[ARENA_DEVICE][0].idx, 0,
+    builder_use(&self->build, ROLE_NORM_SUMS, ACCESS_READ, self->live[TIER_DEVICE][0].idx, 0,
                 8 * STEP);
 }
 
@@ -602,7 +601,7 @@ static void add_behinds(uint64_t seed, program *prog)
     }
 }
 
-static void add_home(generator *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes)
+static void add_home(generator *self, enum tier arena, uint64_t offset, uint64_t size_bytes)
 {
     uint32_t idx = builder_home(&self->build, arena, offset, size_bytes);
     self->live[arena][self->live_count[arena]++] = (struct live_buffer){idx, size_bytes};
@@ -617,12 +616,12 @@ static void generate(generator from, program *out)
     uint64_t *reach = mem_alloc(op_count * words, sizeof *reach, "test program");
     must(reach != NULL, "reach != NULL");
     builder_init(&self.build, PROGRAM_STEADY, DEVICE_BYTES, HOST_BYTES, NVME_BYTES);
-    add_home(&self, ARENA_NVME, 0, NVME_BYTES);
-    add_home(&self, ARENA_DEVICE, 0, 34 * STEP);
-    add_home(&self, ARENA_HOST, 2 * BLOCK, 8 * BLOCK);
-    self.state = builder_home(&self.build, ARENA_HOST, 0, 2 * BLOCK);
-    self.grads = builder_home(&self.build, ARENA_HOST, 49152, BLOCK);
-    self.params = builder_home(&self.build, ARENA_HOST, 57344, BLOCK);
+    add_home(&self, TIER_NVME, 0, NVME_BYTES);
+    add_home(&self, TIER_DEVICE, 0, 34 * STEP);
+    add_home(&self, TIER_HOST, 2 * BLOCK, 8 * BLOCK);
+    self.state = builder_home(&self.build, TIER_HOST, 0, 2 * BLOCK);
+    self.grads = builder_home(&self.build, TIER_HOST, 49152, BLOCK);
+    self.params = builder_home(&self.build, TIER_HOST, 57344, BLOCK);
     for (uint32_t i = 0; i < op_count; i++) {
         if (self.conditional && i == self.norm)
             random_norm(&self);

@@ -1,5 +1,6 @@
 /* An executor over a slab for one program: the nvme lanes on a transport by name ("uring", "pool",
- * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after cmocka.h. */
+ * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after
+ * cmocka.h. */
 #ifndef SLUICE_TESTS_SWAP_IO_RIG_H
 #define SLUICE_TESTS_SWAP_IO_RIG_H
 
@@ -8,12 +9,13 @@
 
 #include "base/mem.h"
 #include "base/tile.h"
+#include "lane_pace.h"
 #include "swap/checksum.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
-#include "swap/lane_pace.h"
 #include "swap_fixture.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"
 #include "tiers_helpers.h"
@@ -33,8 +35,7 @@ struct io_rig {
     bool verify;
     bool is_paced; /* by lanes that take 0.2 ms for any op */
     uint64_t stuck_ns;
-    bool
-        keeps_files; /* the drive is broken: io_rig_fini leaves its files to whoever takes it down */
+    bool keeps_files; /* the drive is broken: io_rig_fini leaves its files */
 
     const program *prog;
     fixture_arenas arenas; /* host aligned for direct I/O; nvme is a copy for comparing */
@@ -55,7 +56,7 @@ static void io_rig_open_drive(io_rig *self)
     helper_drive(&place, self->drive_name ? self->drive_name : "drive", 64 * MIB, 1);
     slab_config config = {.drives = &place,
                           .drive_count = 1,
-                          .total_bytes = self->prog->budget_bytes[ARENA_NVME],
+                          .total_bytes = self->prog->budget_bytes[TIER_NVME],
                           .uuid = {1, 2, 3},
                           .stripe_bytes = MIB};
     self->drive = mem_alloc(1, sizeof *self->drive, "test slab");
@@ -69,7 +70,7 @@ static void io_rig_open_drive(io_rig *self)
 
 static void io_rig_open_transport(io_rig *self, const io_faults *faults)
 {
-    io_region region = {self->arenas.base[ARENA_HOST], self->arenas.size_bytes[ARENA_HOST]};
+    io_region region = {self->arenas.base[TIER_HOST], self->arenas.size_bytes[TIER_HOST]};
     io_config transport = {.target = self->drive,
                            .backend = self->backend,
                            .queue_depth = 8,
@@ -79,7 +80,7 @@ static void io_rig_open_transport(io_rig *self, const io_faults *faults)
                            .request_capacity =
                                2 * IO_RIG_DEPTH - 2, /* the lanes must cope with less */
                            .stuck_ns = self->stuck_ns,
-                           .faults = faults,
+                           .test = &(io_test){.faults = faults},
                            .store = self->bytes};
     if (io_create(&transport, &self->transport) != 0)
         fail_msg("%s", err_text());
@@ -88,10 +89,10 @@ static void io_rig_open_transport(io_rig *self, const io_faults *faults)
 /* The nvme arena in memory, to or from the slab, through the host arena's first bytes. */
 static void io_rig_move_slab(io_rig *self, enum io_direction direction)
 {
-    unsigned char *nvme = self->arenas.base[ARENA_NVME];
-    unsigned char saved[IO_RIG_PAGE], *page = self->arenas.base[ARENA_HOST];
+    unsigned char *nvme = self->arenas.base[TIER_NVME];
+    unsigned char saved[IO_RIG_PAGE], *page = self->arenas.base[TIER_HOST];
     memcpy(saved, page, IO_RIG_PAGE);
-    for (uint64_t at = 0; at < self->arenas.size_bytes[ARENA_NVME]; at += IO_RIG_PAGE) {
+    for (uint64_t at = 0; at < self->arenas.size_bytes[TIER_NVME]; at += IO_RIG_PAGE) {
         if (direction == IO_WRITE)
             memcpy(page, nvme + at, IO_RIG_PAGE);
         int rc = io_transfer(self->transport, direction, at, page, IO_RIG_PAGE);
@@ -133,14 +134,14 @@ __attribute__((unused)) static void io_rig_init(io_rig *self, const char *transp
     self->backend = helper_backend(transport_name);
     self->prog = prog;
     fixture_arenas_init(&self->arenas, prog, seed);
-    unsigned char *plain = self->arenas.base[ARENA_HOST];
-    uint64_t host_bytes = self->arenas.size_bytes[ARENA_HOST];
+    unsigned char *plain = self->arenas.base[TIER_HOST];
+    uint64_t host_bytes = self->arenas.size_bytes[TIER_HOST];
     self->host_block = mem_alloc(host_bytes + IO_RIG_PAGE, 1, "test arena");
     assert_non_null(self->host_block);
     uintptr_t address = (uintptr_t)self->host_block;
-    self->arenas.base[ARENA_HOST] =
+    self->arenas.base[TIER_HOST] =
         (unsigned char *)self->host_block + (IO_RIG_PAGE - address % IO_RIG_PAGE);
-    memcpy(self->arenas.base[ARENA_HOST], plain, host_bytes);
+    memcpy(self->arenas.base[TIER_HOST], plain, host_bytes);
     mem_free(plain);
 }
 
@@ -155,7 +156,7 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     if (self->verify)
         assert_int_equal(checksum_create(&self->prog, 1, &self->sums), 0);
     lane_io_config config = {.transport = self->transport,
-                             .host_base = self->arenas.base[ARENA_HOST],
+                             .host_base = self->arenas.base[TIER_HOST],
                              .depth = IO_RIG_DEPTH,
                              .request_capacity = IO_RIG_DEPTH,
                              .verify = self->sums};
@@ -172,7 +173,8 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     assert_int_equal(executor_create(&exec, &self->exec), 0);
 }
 
-/* As of a run before: the sums of what io_rig_start wrote, for all that the program writes later. */
+/* As of a run before: the sums of what io_rig_start wrote, for all that the program writes
+ * later. */
 __attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
 {
     const program *prog = self->prog;
@@ -185,7 +187,7 @@ __attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
                                             target->offset_bytes,
                                   .size_bytes = target->size_bytes};
         extent.sum =
-            checksum_sum(self->arenas.base[ARENA_NVME] + extent.offset, extent.size_bytes, 0, 0);
+            checksum_sum(self->arenas.base[TIER_NVME] + extent.offset, extent.size_bytes, 0, 0);
         assert_int_equal(checksum_put(self->sums, &extent), 0);
     }
 }
@@ -205,7 +207,7 @@ __attribute__((unused)) static void io_rig_fini(io_rig *self)
         assert_int_equal(slab_remove(self->drive), 0);
     mem_free(self->drive);
     mem_free(self->host_block);
-    self->arenas.base[ARENA_HOST] = NULL;
+    self->arenas.base[TIER_HOST] = NULL;
     fixture_arenas_fini(&self->arenas);
 }
 
@@ -238,17 +240,17 @@ __attribute__((unused)) static void io_rig_program(program *out)
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, (2 * IO_RIG_TILES + 3) * TILE_PERIOD_BYTES,
                  IO_RIG_TILES * IO_RIG_TILE_BYTES);
-    uint32_t nvme = builder_home(&build, ARENA_NVME, 0, IO_RIG_TILES * IO_RIG_TILE_BYTES);
-    uint32_t grads = builder_home(&build, ARENA_HOST, TILE_RESIDUE_GRADS, IO_RIG_PAGE);
-    uint32_t all = builder_home(&build, ARENA_HOST, (2 * IO_RIG_TILES + 1) * TILE_PERIOD_BYTES,
+    uint32_t nvme = builder_home(&build, TIER_NVME, 0, IO_RIG_TILES * IO_RIG_TILE_BYTES);
+    uint32_t grads = builder_home(&build, TIER_HOST, TILE_RESIDUE_GRADS, IO_RIG_PAGE);
+    uint32_t all = builder_home(&build, TIER_HOST, (2 * IO_RIG_TILES + 1) * TILE_PERIOD_BYTES,
                                 IO_RIG_TILES * IO_RIG_TILE_BYTES);
     uint32_t again[IO_RIG_TILES], last_writes[IO_RIG_TILES];
     for (uint32_t i = 0; i < IO_RIG_TILES; i++)
-        again[i] = builder_home(&build, ARENA_HOST, (IO_RIG_TILES + 1 + i) * TILE_PERIOD_BYTES,
+        again[i] = builder_home(&build, TIER_HOST, (IO_RIG_TILES + 1 + i) * TILE_PERIOD_BYTES,
                                 IO_RIG_TILE_BYTES);
     for (uint32_t i = 0; i < IO_RIG_TILES; i++) {
         uint32_t tile =
-            builder_transient(&build, ARENA_HOST, (1 + i) * TILE_PERIOD_BYTES, IO_RIG_TILE_BYTES);
+            builder_transient(&build, TIER_HOST, (1 + i) * TILE_PERIOD_BYTES, IO_RIG_TILE_BYTES);
         uint64_t at = (uint64_t)i * IO_RIG_TILE_BYTES;
         io_rig_add_read(&build, i, nvme, at, tile, IO_RIG_TILE_BYTES);
         uint32_t read = (uint32_t)build.prog.op_count - 1;

@@ -28,8 +28,8 @@ static void set_callback(rig *self, const program *prog, int kind, bool shared_w
         .programs = &prog, .program_count = 1, .run = fixture_execute, .user = &self->arenas};
     config.serves[kind] = true;
     config.serves[LANE_UPDATE] |= shared_worker && kind == LANE_COMPUTE;
-    config.arena_base[ARENA_DEVICE] = self->arenas.base[ARENA_DEVICE];
-    config.arena_base[ARENA_HOST] = self->arenas.base[ARENA_HOST];
+    config.arena_base[TIER_DEVICE] = self->arenas.base[TIER_DEVICE];
+    config.arena_base[TIER_HOST] = self->arenas.base[TIER_HOST];
     assert_int_equal(paranoid_create(&config, &self->checked[kind]), 0);
     out->run = paranoid_run;
     out->user = self->checked[kind];

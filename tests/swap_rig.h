@@ -1,5 +1,5 @@
-/* An executor on fake lanes, plain or in paranoid mode, for the tests of the executor. Include after
- * cmocka.h. */
+/* An executor on fake lanes, plain or in paranoid mode, for the tests of the executor. Include
+ * after cmocka.h. */
 #ifndef SLUICE_TESTS_SWAP_RIG_H
 #define SLUICE_TESTS_SWAP_RIG_H
 
@@ -43,7 +43,7 @@ typedef struct rig_config rig_config;
 void rig_init(rig *self, const program *prog, const rig_config *config);
 void rig_fini(rig *self);
 
-/* An executor for these programs in place of the one there is. */
+/* Replaces the executor by one for these programs. */
 void rig_set_programs(rig *self, const program *const *programs, uint32_t count);
 
 /* Lets the watch begin anew, for another run. */

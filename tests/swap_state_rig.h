@@ -1,6 +1,6 @@
-/* An executor over a slab of two drives for optimizer state with two places: a transport by name, extents,
- * programs that write or read one of them, and a look at the slab past the lanes. Include after cmocka.h,
- * once. */
+/* An executor over a slab of two drives for optimizer state with two places: a transport by name,
+ * extents, programs that write or read one of them, and a look at the slab past the lanes. Include
+ * after cmocka.h, once. */
 #ifndef SLUICE_TESTS_SWAP_STATE_RIG_H
 #define SLUICE_TESTS_SWAP_STATE_RIG_H
 
@@ -13,6 +13,7 @@
 #include "swap/executor.h"
 #include "swap/lane_io.h"
 #include "swap_fixture.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum {
@@ -35,8 +36,8 @@ enum {
 
 static const char *transport_name = "pool"; /* from the test's argument */
 
-/* Programs of one op each, on homes: write[i] from source(i), read[i] to target(i). all_writes has every
- * write[i]. Content of an extent is drawn from a number. */
+/* Programs of one op each, on homes: write[i] from source(i), read[i] to target(i). all_writes has
+ * every write[i]. Content of an extent is drawn from a number. */
 struct state_rig {
     enum io_backend backend;
     slab *disk;
@@ -89,8 +90,8 @@ static void make_program(program *out, enum op_kind kind, uint32_t first, uint32
 {
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, HOST_BYTES, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_NVME, 0, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_HOST, 0, HOST_BYTES);
+    builder_home(&build, TIER_NVME, 0, EXTENTS * EXTENT_BYTES);
+    builder_home(&build, TIER_HOST, 0, HOST_BYTES);
     for (uint32_t i = first; i < first + count; i++)
         add_transfer(&build, kind, i);
     builder_finish(&build, out);
@@ -127,7 +128,7 @@ static io *open_io(state_rig *self, const io_faults *faults)
                         .regions = &region,
                         .region_count = 1,
                         .request_capacity = 8,
-                        .faults = faults,
+                        .test = &(io_test){.faults = faults},
                         .store = self->bytes};
     io *out;
     if (io_create(&config, &out) != 0)
@@ -197,7 +198,7 @@ static void lanes_close(state_rig *self)
     self->transport = NULL;
 }
 
-/* In place of those there are. */
+/* Replaces the present ones. */
 static void lanes_open(state_rig *self, struct lanes_config wanted)
 {
     lanes_close(self);

@@ -10,7 +10,7 @@ void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t see
 {
     self->is_skipped = self->norm_skips = false;
     self->is_committing = true;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         self->size_bytes[a] = prog->budget_bytes[a];
         self->base[a] = mem_alloc(self->size_bytes[a], 1, "test arena");
         must(self->base[a] != NULL, "self->base[a] != NULL");
@@ -23,7 +23,7 @@ void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t see
 
 void fixture_arenas_fini(fixture_arenas *self)
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         mem_free(self->base[a]);
 }
 
@@ -88,7 +88,7 @@ void fixture_execute_where(fixture_arenas *arenas, const program *prog, bool ski
 
 bool fixture_arenas_equal(const fixture_arenas *a, const fixture_arenas *b)
 {
-    for (int k = 0; k < ARENA_COUNT; k++)
+    for (int k = 0; k < TIER_COUNT; k++)
         if (a->size_bytes[k] != b->size_bytes[k] ||
             memcmp(a->base[k], b->base[k], a->size_bytes[k]) != 0)
             return false;

@@ -1,5 +1,5 @@
-/* The control plane between forked ranks: whatever becomes of one rank ends all, soon, with one text that names it;
- * and a rank that works is waited for. */
+/* The control plane between forked ranks: whatever becomes of one rank ends all, soon, with one
+ * text that names it; and a rank that works is waited for. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -21,7 +21,7 @@
 
 #include "comm_fixture.h"
 
-/* What a test and its ranks share. */
+/* Shared by a test and its ranks. */
 struct board {
     atomic_int ready;  /* ranks that have come to where one is hit */
     atomic_int victim; /* whom the test hits with `signal` once all are ready */
@@ -206,7 +206,7 @@ static void a_rank_that_does_not_come_is_named(void **state)
     }
 }
 
-/* What takes longer than the timeout where others wait: a commit that is copied, say. */
+/* Work that takes longer than the timeout while others wait, such as copying a commit. */
 static int work_long(comm *self, void *user)
 {
     uint32_t busy = *(uint32_t *)user;

@@ -1,5 +1,6 @@
-/* The control plane: joining, what the calls give, and leaving; between forked ranks, and by what launchers say in the
- * environment. With "mpirun": the same calls among ranks that mpirun starts, and how they end. */
+/* The control plane: joining, what the calls give, and leaving; between forked ranks, and by what
+ * launchers say in the environment. With "mpirun": the same calls among ranks that mpirun starts,
+ * and how they end. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -85,7 +86,7 @@ static int calls_give_values(comm *self, void *user)
     TRY(check_agreement(self));
     const comm_rank *ranks = comm_get_ranks(self);
     EXPECT(ranks[comm_get_rank(self)].pid == getpid());
-    EXPECT(comm_is_teller(self) == (comm_get_rank(self) == 0));
+    EXPECT(comm_is_reporter(self) == (comm_get_rank(self) == 0));
     return comm_check(self);
 }
 
@@ -136,7 +137,7 @@ static void a_rank_that_never_joins_is_named(void **state)
         config.rank = 1;
         int rc = comm_join(&config, &self);
         _exit(rc == -ETIMEDOUT && strstr(err_text(), "rank 2 has not joined") &&
-                      !comm_is_teller(NULL)
+                      !comm_is_reporter(NULL)
                   ? 0
                   : 1);
     }
@@ -218,7 +219,7 @@ static void launchers_are_understood(void **state)
     assert_int_equal(commi_launch_read(&launch), ERR_CONFIG);
     comm *none;
     assert_int_equal(comm_join(&(comm_join_config){0}, &none), ERR_CONFIG);
-    assert_false(comm_is_teller(NULL)); /* rank 0 says it */
+    assert_false(comm_is_reporter(NULL)); /* rank 0 says it */
     assert_true(strstr(err_text(), "2000") != NULL);
     setenv("OMPI_COMM_WORLD_SIZE", "many", 1);
     assert_int_equal(commi_launch_read(&launch), ERR_CONFIG);
@@ -228,7 +229,7 @@ static void launchers_are_understood(void **state)
     assert_false(launch.is_launched);
 }
 
-/* A build without MPI cannot join what mpirun started, and rank 0 alone says so. */
+/* A build without MPI cannot join the ranks of mpirun, and only rank 0 prints that. */
 static void a_launcher_without_mpi_is_refused(void **state)
 {
     (void)state;
@@ -241,7 +242,7 @@ static void a_launcher_without_mpi_is_refused(void **state)
         setenv("OMPI_COMM_WORLD_RANK", rank ? "1" : "0", 1);
         assert_int_equal(comm_join(&config, &self), ERR_CONFIG);
         assert_true(strstr(err_text(), "SLUICE_MPI") != NULL);
-        assert_int_equal(comm_is_teller(NULL), rank == 0);
+        assert_int_equal(comm_is_reporter(NULL), rank == 0);
     }
 }
 
@@ -276,8 +277,8 @@ static int be_launched(void)
     return rc < 0;
 }
 
-/* Rank 1 is killed; mpirun then ends the others (SIGTERM, which a program of ours takes as a request), and rank 0
- * has said why by then. */
+/* Rank 1 is killed; mpirun then ends the others (SIGTERM, which a program of ours takes as a
+ * request), and rank 0 has said why by then. */
 static int be_launched_to_die(void)
 {
     comm_join_config config = {.timeout_seconds = 20.0};
@@ -290,7 +291,7 @@ static int be_launched_to_die(void)
         raise(SIGKILL);
     if (rc == 0)
         rc = comm_barrier(self, "after");
-    if (comm_is_teller(self))
+    if (comm_is_reporter(self))
         printf("told: %s\n", err_text());
     fflush(stdout);
     comm_leave(self, rc);
@@ -305,8 +306,9 @@ static int be_launched_to_vanish(void)
     if (comm_join(&config, &self) < 0)
         return 1;
     if (comm_get_rank(self) == 1) {
-        int rc = comm_barrier(self, "leaving");
-        commi_control_close(self, rc);
+        int rc = comm_barrier(self, "leaving"); /* a failure ends its wait too */
+        (void)rc;
+        commi_control_close(self);
         for (;;)
             pause();
     }

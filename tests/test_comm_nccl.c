@@ -1,5 +1,5 @@
-/* The backend nccl (src/comm/nccl.c). On the simulated GPU with tests/fake_nccl, ranks being processes on hosts of
- * different names; on a real GPU with the NCCL that is there, one rank.
+/* The backend nccl (src/comm/nccl.c). On the simulated GPU with tests/fake_nccl, ranks being
+ * processes on hosts of different names; on a real GPU with the NCCL that is there, one rank.
  * Instances: one (a world of one rank), ranks (values, refusals), failures (simulated alone). */
 #include <errno.h>
 #include <setjmp.h>
@@ -25,7 +25,7 @@
 
 enum { ELEMS = 5000, NO_GPU = -20000 };
 
-/* What a rank computes with; made in its process, since CUDA does not outlive a fork. */
+/* A rank's GPU objects. They are made in its process, since CUDA does not survive a fork. */
 struct rank_rig {
     device *gpu;
     device_stream *stream;

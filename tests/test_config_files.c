@@ -1,11 +1,10 @@
-/* DeepSpeed's files unchanged: each file of tests/reference/deepspeed, written from its documentation's
- * keys, becomes a job by the blocks that it lacks (model, run), given by --set as a user would, and
- * has the settings that DeepSpeed takes from it. */
+/* DeepSpeed's files unchanged: each file in tests/reference/deepspeed_jobs.txt, written from its
+ * documentation's keys, becomes a job by the blocks that it lacks (model, run), given by --set as a
+ * user would, and has the settings that DeepSpeed takes from it. */
 #include "test_config_common.h"
 
-#include <dirent.h>
-
-#define FILES_DIR SLUICE_SOURCE_DIR "/tests/reference/deepspeed"
+/* Each file follows a line "==> NAME <==". */
+#define FILES_PATH SLUICE_SOURCE_DIR "/tests/reference/deepspeed_jobs.txt"
 
 static const char *const blocks[] = {
     "model={\"family\": \"gpt2\", \"num_layers\": 10, \"hidden_size\": 64, \"num_heads\": 4, "
@@ -26,7 +25,7 @@ static const struct expected files[] = {
       FIELD(gradient_clipping, 1.0), FIELD(type, DTYPE_FP32), FIELD(grad_dtype, DTYPE_FP32),
       FIELD(optimizer.type, JOB_ADAM), FIELD(optimizer.decoupled, true), FIELD(optimizer.lr, 1e-3),
       FIELD(scheduler.type, JOB_SCHEDULE_NONE), FIELD(zero_stage, 0),
-      FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_AUTO)}},
+      FIELD(tiers.place[STATE_OPTIMIZER], TIER_AUTO)}},
     {"02-getting-started.json",
      {FIELD(micro_batch, 8), FIELD(accumulation, 1), FIELD(type, DTYPE_FP16),
       FIELD(grad_dtype, DTYPE_FP16), FIELD(zero_stage, 1), FIELD(optimizer.lr, 0.00015),
@@ -45,15 +44,14 @@ static const struct expected files[] = {
     {"05-stage2-cpu-fp16.json",
      {FIELD(micro_batch, 4), FIELD(type, DTYPE_FP16), FIELD(fp16.loss_scale, 0),
       FIELD(fp16.initial_scale_power, 12), FIELD(zero_stage, 2),
-      FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST),
-      FIELD(tiers.place[JOB_PARAMS], JOB_TIER_AUTO)}},
+      FIELD(tiers.place[STATE_OPTIMIZER], TIER_HOST), FIELD(tiers.place[STATE_PARAMS], TIER_AUTO)}},
     {"06-stage3-cpu.json",
      {FIELD(train_batch_size, 16), FIELD(zero_stage, 3), FIELD(sub_group_size, 1000000000),
-      FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST),
-      FIELD(tiers.place[JOB_PARAMS], JOB_TIER_HOST), FIELD(tiers.nvme_count, 0)}},
+      FIELD(tiers.place[STATE_OPTIMIZER], TIER_HOST), FIELD(tiers.place[STATE_PARAMS], TIER_HOST),
+      FIELD(tiers.nvme_count, 0)}},
     {"07-infinity-nvme.json",
-     {FIELD(accumulation, 4), FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME),
-      FIELD(tiers.place[JOB_PARAMS], JOB_TIER_NVME), FIELD(tiers.nvme_count, 1),
+     {FIELD(accumulation, 4), FIELD(tiers.place[STATE_OPTIMIZER], TIER_NVME),
+      FIELD(tiers.place[STATE_PARAMS], TIER_NVME), FIELD(tiers.nvme_count, 1),
       FIELD_IS_TEXT(tiers.nvme[0].path, "/local_nvme"), FIELD(tiers.nvme[0].budget_bytes, 0),
       FIELD(sub_group_size, 100000000), FIELD(io.block_bytes, 1048576), FIELD(io.queue_depth, 16)}},
     {"08-two-drives.json",
@@ -67,17 +65,16 @@ static const struct expected files[] = {
       FIELD(type, DTYPE_FP32), FIELD(gradient_clipping, 1.0), FIELD(optimizer.lr, 1e-3),
       FIELD(optimizer.beta1, 0.9), FIELD(optimizer.epsilon, 1e-8),
       FIELD(scheduler.type, JOB_WARMUP_LR), FIELD(scheduler.warmup_num_steps, 1000),
-      FIELD(scheduler.warmup_max_lr_given, false),
-      FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_DEVICE), FIELD(run.log_every, 2000)}},
+      FIELD(scheduler.warmup_max_lr_given, false), FIELD(tiers.place[STATE_OPTIMIZER], TIER_DEVICE),
+      FIELD(run.log_every, 2000)}},
     {"11-hf-zero3-auto.json",
      {FIELD(train_batch_size, 8), FIELD(type, DTYPE_BF16), FIELD(optimizer.lr, 2e-5),
       FIELD(scheduler.type, JOB_WARMUP_DECAY_LR), FIELD(scheduler.total_num_steps, 777),
       FIELD(scheduler.warmup_max_lr_given, false), FIELD(scheduler.warmup_max_lr, 2e-5),
-      FIELD(tiers.place[JOB_PARAMS], JOB_TIER_DEVICE)}},
+      FIELD(tiers.place[STATE_PARAMS], TIER_DEVICE)}},
     {"12-deprecated.json",
-     {FIELD(type, DTYPE_BF16), FIELD(zero_stage, 3),
-      FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST),
-      FIELD(tiers.place[JOB_PARAMS], JOB_TIER_HOST), FIELD(io.block_bytes, 262144)}},
+     {FIELD(type, DTYPE_BF16), FIELD(zero_stage, 3), FIELD(tiers.place[STATE_OPTIMIZER], TIER_HOST),
+      FIELD(tiers.place[STATE_PARAMS], TIER_HOST), FIELD(io.block_bytes, 262144)}},
     {"13-zero-false.json",
      {FIELD(zero_stage, 0), FIELD(optimizer.decoupled, false),
       FIELD(optimizer.weight_decay, 0.01)}},
@@ -109,21 +106,21 @@ static const struct expected files[] = {
       FIELD(scheduler.warmup_min_lr, 1e-6), FIELD(scheduler.warmup_max_lr, 2e-4),
       FIELD(scheduler.warmup_num_steps, 250), FIELD(optimizer.weight_decay, 0.01)}},
     {"20-activation-checkpointing.json",
-     {FIELD(tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST),
-      FIELD(tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_AUTO)}},
+     {FIELD(tiers.place[STATE_ACTIVATIONS], TIER_HOST),
+      FIELD(tiers.place[STATE_INNER_ACTIVATIONS], TIER_AUTO)}},
     {"21-monitors.json", {FIELD(run.log_every, 10), FIELD(micro_batch, 4)}},
     {"22-checkpoint.json", {FIELD(zero_stage, 3)}},
     {"23-switched-off.json", {FIELD(type, DTYPE_FP32), FIELD(zero_stage, 2)}},
     {"24-partial-offload.json",
-     {FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST), FIELD(tiers.rule_count, 1),
+     {FIELD(tiers.place[STATE_OPTIMIZER], TIER_HOST), FIELD(tiers.rule_count, 1),
       FIELD(tiers.rules[0].unit_first, 1), FIELD(tiers.rules[0].unit_last, 7),
-      FIELD(tiers.rules[0].kind, JOB_OPTIMIZER), FIELD(tiers.rules[0].tier, JOB_TIER_DEVICE)}},
+      FIELD(tiers.rules[0].kind, STATE_OPTIMIZER), FIELD(tiers.rules[0].tier, TIER_DEVICE)}},
     {"25-communication.json", {FIELD(train_batch_size, 12), FIELD(zero_stage, 3)}},
     {"26-megatron.json",
      {FIELD(accumulation, 64), FIELD(type, DTYPE_BF16), FIELD(grad_dtype, DTYPE_FP32)}},
     {"27-one-line.json",
-     {FIELD(train_batch_size, 6), FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME),
-      FIELD(tiers.place[JOB_PARAMS], JOB_TIER_HOST)}},
+     {FIELD(train_batch_size, 6), FIELD(tiers.place[STATE_OPTIMIZER], TIER_NVME),
+      FIELD(tiers.place[STATE_PARAMS], TIER_HOST)}},
     {"28-ladder-of-comments.json",
      {FIELD(train_batch_size, 20), FIELD(micro_batch, 4), FIELD(gradient_clipping, 1.0),
       FIELD(optimizer.weight_decay, 0.01), FIELD(scheduler.total_num_steps, 2000),
@@ -131,17 +128,42 @@ static const struct expected files[] = {
 };
 enum { FILE_COUNT = sizeof files / sizeof files[0] };
 
+static char all_files[1 << 16];
+
+static void load_files(void)
+{
+    FILE *file = fopen(FILES_PATH, "rb");
+    assert_non_null(file);
+    size_t bytes = fread(all_files, 1, sizeof all_files - 1, file);
+    assert_in_range(bytes, 1, sizeof all_files - 2);
+    assert_int_equal(fclose(file), 0);
+    all_files[bytes] = '\0';
+}
+
+/* Writes the file of that name to test_file. */
+static void write_file(const char *name)
+{
+    char line[96];
+    snprintf(line, sizeof line, "==> %s <==\n", name);
+    const char *begin = strstr(all_files, line);
+    if (!begin)
+        fail_msg("%s has no %s", FILES_PATH, name);
+    begin += strlen(line);
+    const char *end = strstr(begin, "\n==> ");
+    write_job(begin, end ? (size_t)(end + 1 - begin) : strlen(begin));
+}
+
 static void files_have_their_settings(void **state)
 {
     (void)state;
     size_t wrong = 0;
+    load_files();
     for (size_t i = 0; i < FILE_COUNT; i++) {
-        char path[512];
-        snprintf(path, sizeof path, "%s/%s", FILES_DIR, files[i].file);
         job *self;
-        int rc = job_read(path, blocks, BLOCK_COUNT, &self);
+        write_file(files[i].file);
+        int rc = job_read(test_file, blocks, BLOCK_COUNT, &self);
         if (rc < 0) {
-            print_error("%s\n", err_text());
+            print_error("%s: %s\n", files[i].file, err_text());
             wrong++;
             continue;
         }
@@ -160,25 +182,14 @@ static void files_have_their_settings(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* Each file of the folder is one of the above, and there are enough. */
-static void folder_is_covered(void **state)
+/* There are as many files as in the table above, which has found each of its own; and enough. */
+static void files_are_covered(void **state)
 {
     (void)state;
-    DIR *dir = opendir(FILES_DIR);
-    assert_non_null(dir);
-    const struct dirent *entry;
     size_t found = 0;
-    while ((entry = readdir(dir))) {
-        if (entry->d_name[0] == '.')
-            continue;
-        size_t i = 0;
-        while (i < FILE_COUNT && strcmp(files[i].file, entry->d_name) != 0)
-            i++;
-        if (i == FILE_COUNT)
-            fail_msg("%s is not in the table", entry->d_name);
-        found++;
-    }
-    closedir(dir);
+    load_files();
+    for (const char *at = all_files; (at = strstr(at, "==> ")); at++)
+        found += at == all_files || at[-1] == '\n';
     assert_int_equal(found, FILE_COUNT);
     assert_true(FILE_COUNT >= 25);
 }
@@ -188,9 +199,11 @@ static void files_need_a_model(void **state)
 {
     (void)state;
     job *self;
-    assert_int_equal(job_read(FILES_DIR "/01-minimal.json", NULL, 0, &self), ERR_CONFIG);
+    load_files();
+    write_file("01-minimal.json");
+    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "model: missing"));
-    assert_int_equal(job_read(FILES_DIR "/01-minimal.json", blocks, 1, &self), ERR_CONFIG);
+    assert_int_equal(job_read(test_file, blocks, 1, &self), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "run.dir: missing"));
 }
 
@@ -198,7 +211,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_have_their_settings),
-        cmocka_unit_test(folder_is_covered),
+        cmocka_unit_test(files_are_covered),
         cmocka_unit_test(files_need_a_model),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);

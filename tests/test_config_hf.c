@@ -69,7 +69,7 @@ static const struct {
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.num_kv_heads, 4), FIELD(model.head_dim, 12),
       FIELD(model.ffn_size, 80), FIELD(model.qkv_bias, false), FIELD(model.qk_norm, false),
       FIELD(model.norm_epsilon, 1e-6), FIELD(model.rope_theta, 10000),
-      FIELD(model.rope_scaling, JOB_ROPE_PLAIN), FIELD(model.seq_length, 1024),
+      FIELD(model.rope_scaling, ROPE_PLAIN), FIELD(model.seq_length, 1024),
       FIELD(model.tie_embeddings, false)}},
     /* SmolLM, as it is published: an older form with null where nothing is scaled. */
     {LLAMA
@@ -79,20 +79,20 @@ static const struct {
      {FIELD(model.num_kv_heads, 2), FIELD(model.norm_epsilon, 1e-5),
       FIELD(model.rope_theta, 100000), FIELD(model.tie_embeddings, true)}},
     {LLAMA ", \"rope_theta\": 500000.0, \"rope_scaling\": {" LLAMA3 ", \"rope_type\": \"llama3\"}",
-     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, JOB_ROPE_LLAMA3),
+     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, ROPE_LLAMA3),
       FIELD(model.rope_factor, 8), FIELD(model.rope_low_freq_factor, 1),
       FIELD(model.rope_high_freq_factor, 4), FIELD(model.rope_original_positions, 8192)}},
     /* The newer form; what is in the block goes before what is outside. */
     {LLAMA ", \"rope_theta\": 7, \"rope_parameters\": {\"rope_theta\": 500000.0, " LLAMA3
            ", \"rope_type\": \"llama3\"}",
-     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, JOB_ROPE_LLAMA3)}},
+     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, ROPE_LLAMA3)}},
     {LLAMA ", \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8, "
            "\"low_freq_factor\": 1, \"high_freq_factor\": 4}",
      {FIELD(model.rope_original_positions, 4096)}},
     {LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}",
-     {FIELD(model.rope_scaling, JOB_ROPE_LINEAR), FIELD(model.rope_factor, 2.5)}},
+     {FIELD(model.rope_scaling, ROPE_LINEAR), FIELD(model.rope_factor, 2.5)}},
     {LLAMA ", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 12345.5}",
-     {FIELD(model.rope_scaling, JOB_ROPE_PLAIN), FIELD(model.rope_theta, 12345.5)}},
+     {FIELD(model.rope_scaling, ROPE_PLAIN), FIELD(model.rope_theta, 12345.5)}},
     {"\"model_type\": \"mistral\", " SIZES ", \"head_dim\": 16, \"num_key_value_heads\": 1, "
      "\"sliding_window\": null",
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.head_dim, 16), FIELD(model.num_kv_heads, 1),
@@ -264,7 +264,7 @@ static void hand_written_blocks(void **state)
     job *self = read_good(model, NULL);
     assert_true(self->model.qkv_bias && self->model.qk_norm);
     assert_int_equal(self->model.head_dim, 24);
-    assert_int_equal(self->model.rope_scaling, JOB_ROPE_LLAMA3);
+    assert_int_equal(self->model.rope_scaling, ROPE_LLAMA3);
     assert_int_equal(self->model.rope_original_positions, 8192);
     job_destroy(self);
     static const struct {

@@ -28,10 +28,10 @@ static void defaults_hold(void **state)
     assert_false(self->run.fresh);
     assert_string_equal(self->device.backend, "auto");
     assert_int_equal(self->tiers.nvme_count, 0);
-    for (int kind = 0; kind < JOB_KIND_COUNT; kind++)
-        assert_int_equal(self->tiers.place[kind], JOB_TIER_AUTO);
-    assert_int_equal(self->schedule.order, JOB_LAYER_MAJOR);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_AUTO);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        assert_int_equal(self->tiers.place[kind], TIER_AUTO);
+    assert_int_equal(self->schedule.order, ORDER_LAYER_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_AUTO);
     assert_string_equal(self->io.backend, "auto");
     assert_int_equal(self->io.block_bytes, 1048576);
     assert_int_equal(self->io.queue_depth, 8);
@@ -81,9 +81,9 @@ static void modes_are_read(void **state)
     assert_int_equal(self->fp16.hysteresis, 2);
     assert_false(self->fp16.consecutive_hysteresis);
     assert_true(self->check_grad_overflow);
-    assert_int_equal(self->schedule.order, JOB_BATCH_MAJOR);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_DELAYED_ONE_STEP);
-    assert_int_equal(self->tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->schedule.order, ORDER_BATCH_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_DELAYED_ONE_STEP);
+    assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
     job_destroy(self);
     log_set_level(LOG_WARN);
     /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
@@ -101,7 +101,7 @@ static void modes_are_read(void **state)
     static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true, \"check_grad_overflow\": "
                                           "false}, \"gradient_clipping\": 0,");
     self = read_good(bf16, "schedule.update=in_backward");
-    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_BACKWARD);
+    assert_int_equal(self->schedule.update, UPDATE_IN_BACKWARD);
     assert_false(self->check_grad_overflow);
     job_destroy(self);
     self = read_good(SMALL_WITH("\"gradient_clipping\": 0,"), "schedule.update=in_backward");
@@ -133,20 +133,20 @@ static void state_formats_are_read(void **state)
     static const char *const wanted[] = {"moments in bf16 are approximate", NULL};
     uint32_t count;
     job *self = read_good(SMALL_JOB, NULL);
-    assert_int_equal(self->state.master, JOB_MASTER_FP32);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    assert_int_equal(self->state.master, TILE_FP32);
+    assert_int_equal(self->state.moments, TILE_FP32);
     job_destroy(self);
     self = read_good(bf16, "state.master=split");
-    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_FP32);
     job_destroy(self);
     log_set_level(LOG_QUIET);
     self = read_good(SMALL_JOB, "state.moments=8bit"); /* no dtype of parameters is needed */
-    assert_int_equal(self->state.moments, JOB_MOMENTS_8BIT);
+    assert_int_equal(self->state.moments, TILE_INT8);
     job_destroy(self);
     self = read_good(bf16, "state={\"moments\": \"bf16\", \"master\": \"split\"}");
-    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_BF16);
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_BF16);
     job_destroy(self);
     log_set_level(LOG_WARN);
     count_logged(SMALL_WITH("\"state\": {\"moments\": \"bf16\"},"), wanted, &count);
@@ -167,7 +167,7 @@ static void machine_keys_are_read(void **state)
     assert_int_equal(self->io.threads, 0);
     assert_int_equal(self->update.threads, 0);
     assert_string_equal(self->device.cores, "");
-    assert_int_equal(self->data.format, JOB_DATA_AUTO);
+    assert_int_equal(self->data.format, DATA_AUTO);
     assert_int_equal(self->model.max_part_bytes, 0);
     assert_false(self->run.paranoid);
     job_destroy(self);
@@ -188,8 +188,8 @@ static void machine_keys_are_read(void **state)
     assert_string_equal(self->io.cores, "3");
     assert_string_equal(self->update.cores, "0-7,16");
     assert_string_equal(self->device.cores, "8-15");
-    assert_int_equal(self->tiers.rules[0].kind, JOB_INNER_ACTIVATIONS);
-    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_RECOMPUTE);
+    assert_int_equal(self->tiers.rules[0].kind, STATE_INNER_ACTIVATIONS);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_RECOMPUTE);
     job_destroy(self);
     static const char tokens[] =
         "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, "
@@ -200,7 +200,7 @@ static void machine_keys_are_read(void **state)
         char set[64];
         snprintf(set, sizeof set, "data.format=%s", formats[i]);
         self = read_good(tokens, set);
-        assert_int_equal(self->data.format, JOB_DATA_LLMC + i);
+        assert_int_equal(self->data.format, DATA_LLMC + i);
         assert_int_equal(self->model.vocab_size, 100);
         assert_int_equal(self->model.max_part_bytes, 2 << 20);
         job_destroy(self);
@@ -290,17 +290,17 @@ static void own_blocks_are_read(void **state)
     assert_int_equal(self->tiers.nvme_count, 2);
     assert_int_equal(self->tiers.nvme[0].budget_bytes, 2000000000);
     assert_string_equal(self->tiers.nvme[1].path, "/b");
-    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_AUTO);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
-    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_AUTO);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
     assert_int_equal(self->tiers.rule_count, 3);
     assert_int_equal(self->tiers.rules[0].unit_last, 11);
-    assert_int_equal(self->tiers.rules[0].kind, JOB_PARAMS);
-    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_DEVICE);
+    assert_int_equal(self->tiers.rules[0].kind, STATE_PARAMS);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_DEVICE);
     assert_int_equal(self->tiers.rules[1].unit_first, 3);
     assert_int_equal(self->tiers.rules[1].unit_last, 3);
     assert_int_equal(self->tiers.rules[2].unit_last, UINT32_MAX);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_NEXT_FORWARD);
+    assert_int_equal(self->schedule.update, UPDATE_IN_NEXT_FORWARD);
     assert_int_equal(self->schedule.tile_elems, 65536);
     assert_int_equal(self->schedule.lookahead, 4);
     assert_string_equal(self->io.backend, "pool");
@@ -347,10 +347,10 @@ static void deepspeed_file_works(void **state)
     assert_int_equal(self->grad_dtype, DTYPE_FP32);
     assert_int_equal(self->zero_stage, 3);
     assert_int_equal(self->sub_group_size, 500000000);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
-    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[JOB_GRADS], JOB_TIER_AUTO);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_GRADS], TIER_AUTO);
     assert_int_equal(self->tiers.nvme_count, 1);
     assert_string_equal(self->tiers.nvme[0].path, "/nvme");
     assert_int_equal(self->io.block_bytes, 262144);
@@ -383,8 +383,8 @@ static void deepspeed_file_works(void **state)
     self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
                                 "\"offload_param\": {\"device\": \"none\"}},"),
                      NULL);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_DEVICE);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_DEVICE);
     job_destroy(self);
 }
 
@@ -472,7 +472,7 @@ static void set_overrides(void **state)
     assert_int_equal(self->tiers.nvme_count, 2);
     assert_string_equal(self->tiers.nvme[0].path, "/x=y");
     assert_int_equal(self->tiers.nvme[1].budget_bytes, 1ull << 30);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
     assert_string_equal(self->data.train.path[1], "c");
     assert_int_equal(self->type, DTYPE_BF16);
     assert_true(self->optimizer.beta1 == 0.5 && self->optimizer.beta2 == 0.2);

@@ -79,7 +79,7 @@ static void fill(machine *self, uint64_t round)
                                                      .n = 1 + p,
                                                      .k = 1000000007,
                                                      .flops_per_second = draw_rate(round, i += 2)};
-    self->drive_count = round == 0 ? MACHINE_DRIVES_MAX : 1;
+    self->drive_count = round == 0 ? DRIVES_MAX : 1;
     for (uint32_t d = 0; d < self->drive_count; d++) {
         machine_drive *drive = &self->drives[d];
         strcpy(drive->name, "nvme");
@@ -228,7 +228,7 @@ static void unwritable(void **state)
         if (i == 2)
             strcpy(self->name, "\xff");
         if (i == 3)
-            self->drive_count = MACHINE_DRIVES_MAX + 1;
+            self->drive_count = DRIVES_MAX + 1;
         if (i == 4)
             self->host.memory_bytes = UINT64_MAX;
         assert_int_equal(machine_write(self, text_file), -EINVAL);

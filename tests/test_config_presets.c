@@ -226,12 +226,12 @@ static void examples_say(void **state)
     assert_int_equal(self->accumulation, 2);
     assert_int_equal(self->tiers.device_budget, 2ull << 30);
     assert_int_equal(self->tiers.host_budget, 2ull << 30);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
     job_destroy(self);
     self = read_example("deepspeed-zero3-nvme.json");
     assert_int_equal(self->accumulation, 8);
     assert_int_equal(self->tiers.nvme_count, 1);
-    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_NVME);
     assert_int_equal(self->io.queue_depth, 32);
     job_destroy(self);
     self = read_example("deepspeed-infinity.json");
@@ -244,16 +244,16 @@ static void examples_say(void **state)
     self = read_example("gpt2-124m-fp16.json");
     assert_int_equal(self->type, DTYPE_FP16);
     assert_int_equal(self->accumulation, 8);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
     job_destroy(self);
     self = read_example("gpt2-124m-small-state.json");
-    assert_int_equal(self->state.moments, JOB_MOMENTS_8BIT);
-    assert_int_equal(self->state.master, JOB_MASTER_FP32);
+    assert_int_equal(self->state.moments, TILE_INT8);
+    assert_int_equal(self->state.master, TILE_FP32);
     job_destroy(self);
     self = read_example("llama-1b-parts.json");
     assert_int_equal(self->model.max_part_bytes, 64 << 20);
-    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_NVME);
     job_destroy(self);
 }
 

@@ -302,10 +302,10 @@ static void answers_of_merged_tokens(void **state)
     options.vocab_size = tokenizer_vocab(merging);
     prepare_work work;
     const char *made = in_directory("merged.tokens");
-    assert_int_equal(prepare_look(in_directory("many.jsonl"), CORPUS_AUTO, &options, &work), 0);
+    assert_int_equal(prepare_look(in_directory("many.jsonl"), DATA_AUTO, &options, &work), 0);
     if (prepare_make(&work, &options, made) < 0)
         fail_msg("%s", err_text());
-    corpus *source = open_good(&made, 1, CORPUS_AUTO, options.vocab_size);
+    corpus *source = open_good(&made, 1, DATA_AUTO, options.vocab_size);
     assert_int_equal(corpus_document_count(source), CHATS);
     static int32_t tokens[LENGTH], targets[LENGTH];
     static const tokenize_options plain = {.adds_special = false};
@@ -344,11 +344,11 @@ static void answers_of_merged_tokens(void **state)
     corpus_close(source);
     /* Text with the same tokenizer: a document ends where its end token is written, and at the end. */
     static const char words_of[] = "hello<|endoftext|>as\n\nb<|endoftext|>lo";
-    assert_int_equal(prepare_look(write_text("a.txt", words_of, sizeof words_of - 1), CORPUS_AUTO,
+    assert_int_equal(prepare_look(write_text("a.txt", words_of, sizeof words_of - 1), DATA_AUTO,
                                   &options, &work),
                      0);
     assert_int_equal(prepare_make(&work, &options, made), 0);
-    source = open_good(&made, 1, CORPUS_AUTO, options.vocab_size);
+    source = open_good(&made, 1, DATA_AUTO, options.vocab_size);
     assert_int_equal(corpus_document_count(source), 3);
     assert_int_equal(corpus_token_count(source), 4 + 1 + 3 + 1 + 1 + 1);
     assert_int_equal(corpus_read(source, 10, 1, tokens), 0);

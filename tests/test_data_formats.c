@@ -21,7 +21,7 @@ static uint64_t windows_of(corpus *source)
     return hash;
 }
 
-static void expect_good(const char *path, enum corpus_format format, uint64_t vocab, uint64_t *hash)
+static void expect_good(const char *path, enum data_format format, uint64_t vocab, uint64_t *hash)
 {
     corpus *source = open_good(&path, 1, format, vocab);
     expect_tokens(source, TOKENS, vocab);
@@ -39,22 +39,22 @@ static void all_formats_give_the_same_windows(void **state)
     (void)state;
     uint64_t hash = 0;
     const char *path = write_llmc("v1.bin", 0, TOKENS, VOCAB, false);
-    expect_good(path, CORPUS_AUTO, VOCAB, &hash);
-    expect_good(path, CORPUS_LLMC, VOCAB, &hash);
+    expect_good(path, DATA_AUTO, VOCAB, &hash);
+    expect_good(path, DATA_LLMC, VOCAB, &hash);
     path = write_llmc("v7.tokens", 0, TOKENS, VOCAB, true);
-    expect_good(path, CORPUS_AUTO, VOCAB, &hash);
-    expect_good(path, CORPUS_LLMC, VOCAB, &hash);
-    expect_good(write_ids("raw.bin", 0, TOKENS, VOCAB, 2), CORPUS_U16, VOCAB, &hash);
-    expect_good(write_ids("raw", 0, TOKENS, VOCAB, 4), CORPUS_U32, VOCAB, &hash);
+    expect_good(path, DATA_AUTO, VOCAB, &hash);
+    expect_good(path, DATA_LLMC, VOCAB, &hash);
+    expect_good(write_ids("raw.bin", 0, TOKENS, VOCAB, 2), DATA_U16, VOCAB, &hash);
+    expect_good(write_ids("raw", 0, TOKENS, VOCAB, 4), DATA_U32, VOCAB, &hash);
     static const unsigned codes[] = {4, 5, 8};
     for (int i = 0; i < 3; i++) {
         path = write_megatron("pair", 0, TOKENS, VOCAB, codes[i]);
-        expect_good(path, CORPUS_AUTO, VOCAB, &hash);
-        expect_good(path, CORPUS_MEGATRON, VOCAB, &hash);
-        expect_good(in_directory("pair.bin"), CORPUS_AUTO, VOCAB, &hash);
-        expect_good(in_directory("pair.bin"), CORPUS_MEGATRON, VOCAB, &hash);
-        expect_good(in_directory("pair.idx"), CORPUS_AUTO, VOCAB, &hash);
-        expect_good(in_directory("pair.idx"), CORPUS_MEGATRON, VOCAB, &hash);
+        expect_good(path, DATA_AUTO, VOCAB, &hash);
+        expect_good(path, DATA_MEGATRON, VOCAB, &hash);
+        expect_good(in_directory("pair.bin"), DATA_AUTO, VOCAB, &hash);
+        expect_good(in_directory("pair.bin"), DATA_MEGATRON, VOCAB, &hash);
+        expect_good(in_directory("pair.idx"), DATA_AUTO, VOCAB, &hash);
+        expect_good(in_directory("pair.idx"), DATA_MEGATRON, VOCAB, &hash);
     }
     remove_all();
 }
@@ -65,11 +65,11 @@ static void small_types_and_text(void **state)
     enum { SMALL = 100 };
     uint64_t hash = 0;
     for (unsigned code = 1; code <= 3; code++)
-        expect_good(write_megatron("pair", 0, TOKENS, SMALL, code), CORPUS_AUTO, SMALL, &hash);
-    expect_good(write_ids("ids", 0, TOKENS, SMALL, 2), CORPUS_U16, SMALL, &hash);
+        expect_good(write_megatron("pair", 0, TOKENS, SMALL, code), DATA_AUTO, SMALL, &hash);
+    expect_good(write_ids("ids", 0, TOKENS, SMALL, 2), DATA_U16, SMALL, &hash);
     const char *path = write_ids("text", 0, TOKENS, SMALL, 1);
     for (int turn = 0; turn < 2; turn++) {
-        corpus *source = open_good(&path, 1, turn ? CORPUS_TEXT : CORPUS_AUTO, turn ? 0 : 640);
+        corpus *source = open_good(&path, 1, turn ? DATA_TEXT : DATA_AUTO, turn ? 0 : 640);
         expect_tokens(source, TOKENS, SMALL);
         assert_true(corpus_is_text(source));
         assert_int_equal(corpus_vocab(source), 256);
@@ -78,7 +78,7 @@ static void small_types_and_text(void **state)
     }
     /* Named, even what looks like tokens is text. */
     path = write_llmc("v1.bin", 0, 10, VOCAB, false);
-    corpus *source = open_good(&path, 1, CORPUS_TEXT, 256);
+    corpus *source = open_good(&path, 1, DATA_TEXT, 256);
     assert_int_equal(corpus_token_count(source), 1044);
     corpus_close(source);
     remove_all();
@@ -92,11 +92,11 @@ static void files_are_joined(void **state)
                             write_megatron("b", 1000, 77, VOCAB, 4),
                             write_llmc("c.bin", 1077, 1, VOCAB, true),
                             write_megatron("d", 1078, TOKENS - 1078, VOCAB, 8)};
-    corpus *source = open_good(paths, 4, CORPUS_AUTO, VOCAB);
+    corpus *source = open_good(paths, 4, DATA_AUTO, VOCAB);
     expect_tokens(source, TOKENS, VOCAB);
     uint64_t hash = windows_of(source);
     corpus_close(source);
-    expect_good(write_ids("all", 0, TOKENS, VOCAB, 4), CORPUS_U32, VOCAB, &hash);
+    expect_good(write_ids("all", 0, TOKENS, VOCAB, 4), DATA_U32, VOCAB, &hash);
     remove_all();
 }
 
@@ -104,7 +104,7 @@ static void reading_allocates_nothing(void **state)
 {
     (void)state;
     const char *path = write_megatron("pair", 0, TOKENS, VOCAB, 5);
-    corpus *source = open_good(&path, 1, CORPUS_AUTO, VOCAB);
+    corpus *source = open_good(&path, 1, DATA_AUTO, VOCAB);
     mem_seal();
     windows_of(source);
     mem_stats stats;
@@ -131,7 +131,7 @@ static void large_files(void **state)
     close(fd);
     patch(path, 4 * (count - 1), 49999, 4);
     patch(path, 4 * (count - 3), VOCAB, 4);
-    corpus *source = open_good(&path, 1, CORPUS_U32, VOCAB);
+    corpus *source = open_good(&path, 1, DATA_U32, VOCAB);
     assert_int_equal(corpus_token_count(source), count);
     int32_t tokens[4];
     assert_int_equal(corpus_read(source, count - 2, 2, tokens), 0);

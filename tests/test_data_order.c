@@ -21,11 +21,11 @@ static void a_long_header_is_told_from_a_cut_file(void **state)
         put(out, ' ', 1);
     const char *path = store("long.npy", out);
     corpus *source;
-    assert_int_equal(corpus_open_as(&path, 1, CORPUS_AUTO, 200, &source), ERR_INPUT);
+    assert_int_equal(corpus_open_as(&path, 1, DATA_AUTO, 200, &source), ERR_INPUT);
     assert_non_null(strstr(err_text(), "has 70000 bytes, and up to 65536 are read"));
     out->count = LENGTH / 2;
     path = store("cut.npy", out);
-    assert_int_equal(corpus_open_as(&path, 1, CORPUS_AUTO, 200, &source), ERR_INPUT);
+    assert_int_equal(corpus_open_as(&path, 1, DATA_AUTO, 200, &source), ERR_INPUT);
     assert_non_null(strstr(err_text(), "truncated or damaged"));
 }
 
@@ -65,7 +65,7 @@ static void arrays_are_read(void **state)
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const char *path = write_npy("a.npy", good[i].major, good[i].header, TOKENS, good[i].width);
-        corpus *source = open_good(&path, 1, i % 2 ? CORPUS_AUTO : CORPUS_NPY, 200);
+        corpus *source = open_good(&path, 1, i % 2 ? DATA_AUTO : DATA_NPY, 200);
         expect_tokens(source, TOKENS, 120);
         assert_int_equal(corpus_document_count(source), good[i].documents);
         assert_false(corpus_is_text(source));
@@ -109,7 +109,7 @@ static void bad_arrays_are_refused(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char *path = write_npy("a.npy", bad[i].major, bad[i].header, 10, 2);
         corpus *source;
-        assert_int_equal(corpus_open_as(&path, 1, CORPUS_AUTO, 200, &source), ERR_INPUT);
+        assert_int_equal(corpus_open_as(&path, 1, DATA_AUTO, 200, &source), ERR_INPUT);
         assert_null(source);
         if (!strstr(err_text(), bad[i].word) || !strstr(err_text(), path))
             fail_msg("case %zu: no \"%s\" in: %s", i, bad[i].word, err_text());
@@ -135,7 +135,7 @@ static corpus *open_rows(uint64_t rows, uint64_t columns)
         for (uint64_t c = 0; c < columns; c++)
             put(out, c == 0 ? 40000 : i, 2);
     const char *path = store("rows.npy", out);
-    return open_good(&path, 1, CORPUS_AUTO, 65536);
+    return open_good(&path, 1, DATA_AUTO, 65536);
 }
 
 static void documents_of_an_index(void **state)
@@ -144,7 +144,7 @@ static void documents_of_an_index(void **state)
     for (int turn = 0; turn < 2; turn++) {
         const char *path = write_megatron(turn ? "again" : "pair", 0, TOKENS, 65000, 8);
         const char *both[2] = {path, path};
-        corpus *source = open_good(both, turn ? 2 : 1, CORPUS_AUTO, 65536);
+        corpus *source = open_good(both, turn ? 2 : 1, DATA_AUTO, 65536);
         uint64_t at = 0, begin, count;
         for (uint64_t i = 0; i < corpus_document_count(source); i++) {
             assert_int_equal(corpus_document(source, i, &begin, &count), 0);
@@ -167,8 +167,8 @@ static void documents_are_shuffled(void **state)
     static int32_t packed[2][W * T + 1], inputs[T], targets[T], again[2 * T];
     corpus *source = open_rows(ROWS, COLUMNS);
     sampler windows, other;
-    assert_int_equal(sampler_init_as(&windows, source, 9, T, SAMPLER_DOCUMENTS), 0);
-    assert_int_equal(sampler_init_as(&other, source, 9, T, SAMPLER_DOCUMENTS), 0);
+    assert_int_equal(sampler_init_as(&windows, source, 9, T, SHUFFLE_DOCUMENTS), 0);
+    assert_int_equal(sampler_init_as(&other, source, 9, T, SHUFFLE_DOCUMENTS), 0);
     assert_int_equal(windows.windows_per_epoch, W);
     for (uint64_t epoch = 0; epoch < 2; epoch++) {
         static uint8_t seen[W];
@@ -218,7 +218,7 @@ static void many_short_documents(void **state)
     int32_t inputs[T], targets[T];
     corpus *source = open_rows(ROWS, 2);
     sampler windows;
-    assert_int_equal(sampler_init_as(&windows, source, 4, T, SAMPLER_DOCUMENTS), 0);
+    assert_int_equal(sampler_init_as(&windows, source, 4, T, SHUFFLE_DOCUMENTS), 0);
     mem_stats before, after;
     mem_get_stats(&before);
     static uint8_t had[ROWS];
@@ -242,7 +242,7 @@ static void windows_in_order(void **state)
     int32_t inputs[T], targets[T];
     corpus *source = open_rows(50, 10);
     sampler windows;
-    assert_int_equal(sampler_init_as(&windows, source, 9, T, SAMPLER_NONE), 0);
+    assert_int_equal(sampler_init_as(&windows, source, 9, T, SHUFFLE_NONE), 0);
     for (uint64_t i = 0; i < 2 * windows.windows_per_epoch; i++) {
         uint64_t begin = i % windows.windows_per_epoch * T;
         assert_int_equal(sampler_window(&windows, i, inputs, targets), 0);
@@ -263,7 +263,7 @@ static corpus *open_source(uint64_t s, uint64_t count)
         put(out, 1000 * s + i / 8, 2);
     snprintf(name, sizeof name, "source%llu", (unsigned long long)s);
     const char *path = store(name, out);
-    return open_good(&path, 1, CORPUS_U16, 65536);
+    return open_good(&path, 1, DATA_U16, 65536);
 }
 
 static void shares_are_exact(void **state)
@@ -278,10 +278,10 @@ static void shares_are_exact(void **state)
     uint64_t had[SOURCES] = {0};
     for (int s = 0; s < SOURCES; s++)
         sources[s] = open_source((uint64_t)s, tokens[s]);
-    assert_int_equal(mixture_create(sources, weights, SOURCES, 5, T, SAMPLER_WINDOWS, &data), 0);
+    assert_int_equal(mixture_create(sources, weights, SOURCES, 5, T, SHUFFLE_WINDOWS, &data), 0);
     for (int s = 0; s < SOURCES; s++)
         sources[s] = open_source((uint64_t)s, tokens[s]);
-    assert_int_equal(mixture_create(sources, weights, SOURCES, 5, T, SAMPLER_WINDOWS, &other), 0);
+    assert_int_equal(mixture_create(sources, weights, SOURCES, 5, T, SHUFFLE_WINDOWS, &other), 0);
     static uint8_t seen[SOURCES][1001];
     memset(seen, 0, sizeof seen);
     for (uint64_t w = 0; w < BLOCKS * 1024; w++) {
@@ -319,17 +319,17 @@ static void too_small_a_share(void **state)
     static const double weights[2] = {2000, 1};
     corpus *sources[2] = {open_source(0, 100), open_source(1, 100)};
     mixture *data;
-    assert_int_equal(mixture_create(sources, weights, 2, 5, 8, SAMPLER_WINDOWS, &data), ERR_INPUT);
+    assert_int_equal(mixture_create(sources, weights, 2, 5, 8, SHUFFLE_WINDOWS, &data), ERR_INPUT);
     assert_non_null(strstr(err_text(), "less than one window in 1024"));
     corpus *one = open_source(0, 100), *two = open_source(1, 9);
     sources[0] = one;
     sources[1] = two;
     static const double even[2] = {1, 1};
-    assert_int_equal(mixture_create(sources, even, 2, 5, 8, SAMPLER_WINDOWS, &data), ERR_INPUT);
+    assert_int_equal(mixture_create(sources, even, 2, 5, 8, SHUFFLE_WINDOWS, &data), ERR_INPUT);
     assert_non_null(strstr(err_text(), "9 tokens"));
     /* One source is its sampler. */
     one = open_source(0, 900);
-    assert_int_equal(mixture_create(&one, even, 1, 5, 8, SAMPLER_WINDOWS, &data), 0);
+    assert_int_equal(mixture_create(&one, even, 1, 5, 8, SHUFFLE_WINDOWS, &data), 0);
     corpus *same = open_source(0, 900);
     sampler windows;
     assert_int_equal(sampler_init(&windows, same, 5, 8), 0);

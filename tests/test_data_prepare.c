@@ -13,7 +13,7 @@ static corpus *make(const char *path, const prepare_options *options)
     corpus *source = NULL;
     const char *made = in_directory("made.tokens");
     unlink(made);
-    if (prepare_look(path, CORPUS_AUTO, options, &work) < 0)
+    if (prepare_look(path, DATA_AUTO, options, &work) < 0)
         return NULL;
     assert_true(work.is_needed);
     if (prepare_make(&work, options, made) < 0) {
@@ -23,7 +23,7 @@ static corpus *make(const char *path, const prepare_options *options)
     }
     assert_true(made_is_there(made, work.key));
     assert_false(made_is_there(made, work.key + 1));
-    if (corpus_open_as(&made, 1, CORPUS_AUTO, 256, &source) < 0)
+    if (corpus_open_as(&made, 1, DATA_AUTO, 256, &source) < 0)
         fail_msg("%s", err_text());
     return source;
 }
@@ -192,13 +192,13 @@ static void bytes_are_read_as_they_are(void **state)
     prepare_work work;
     options.tokenizer_name = "bytes";
     const char *path = write_text("a.txt", "abc", 3);
-    assert_int_equal(prepare_look(path, CORPUS_AUTO, &options, &work), 0);
+    assert_int_equal(prepare_look(path, DATA_AUTO, &options, &work), 0);
     assert_false(work.is_needed);
     path = write_ids("ids", 0, 10, VOCAB, 2);
     options.tokenizer_name = "some";
-    assert_int_equal(prepare_look(path, CORPUS_U16, &options, &work), 0);
+    assert_int_equal(prepare_look(path, DATA_U16, &options, &work), 0);
     assert_false(work.is_needed);
-    assert_int_equal(prepare_look(in_directory("none"), CORPUS_AUTO, &options, &work), ERR_INPUT);
+    assert_int_equal(prepare_look(in_directory("none"), DATA_AUTO, &options, &work), ERR_INPUT);
 }
 
 static volatile sig_atomic_t stops = 1;
@@ -209,16 +209,16 @@ static void keys_and_stops(void **state)
     prepare_options options = options_of("auto", NULL);
     prepare_work work, other;
     const char *path = write_text("a.jsonl", "{\"text\": \"abc\"}\n", 16);
-    assert_int_equal(prepare_look(path, CORPUS_AUTO, &options, &work), 0);
-    assert_int_equal(prepare_look(path, CORPUS_AUTO, &options, &other), 0);
+    assert_int_equal(prepare_look(path, DATA_AUTO, &options, &work), 0);
+    assert_int_equal(prepare_look(path, DATA_AUTO, &options, &other), 0);
     assert_true(work.key == other.key);
     options.field = "content";
-    assert_int_equal(prepare_look(path, CORPUS_AUTO, &options, &other), 0);
+    assert_int_equal(prepare_look(path, DATA_AUTO, &options, &other), 0);
     assert_true(work.key != other.key);
     options.field = NULL;
     struct utimbuf times = {1000, 1000};
     assert_int_equal(utime(path, &times), 0);
-    assert_int_equal(prepare_look(path, CORPUS_AUTO, &options, &other), 0);
+    assert_int_equal(prepare_look(path, DATA_AUTO, &options, &other), 0);
     assert_true(work.key != other.key);
     options.stop = &stops;
     assert_int_equal(prepare_make(&other, &options, in_directory("made.tokens")), ERR_STOPPED);
@@ -250,11 +250,11 @@ static void damage_is_refused(void **state)
         memcpy(broken, whole, bytes);
         broken[i] ^= 0x10;
         write_text("made.tokens", (const char *)broken, bytes);
-        assert_int_equal(corpus_open_as(&path, 1, CORPUS_MADE, 256, &source), ERR_INPUT);
+        assert_int_equal(corpus_open_as(&path, 1, DATA_MADE, 256, &source), ERR_INPUT);
     }
     for (size_t i = 1; i < bytes; i++) {
         write_text("made.tokens", (const char *)whole, i);
-        assert_int_equal(corpus_open_as(&path, 1, CORPUS_MADE, 256, &source), ERR_INPUT);
+        assert_int_equal(corpus_open_as(&path, 1, DATA_MADE, 256, &source), ERR_INPUT);
         assert_false(made_is_there(path, 1));
     }
 }

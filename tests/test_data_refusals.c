@@ -6,7 +6,7 @@ enum { FUZZ_TURNS = 4000 };
 
 /* ---- refusals ---- */
 
-static void refuse(const char *path, enum corpus_format format, uint64_t vocab, const char *word)
+static void refuse(const char *path, enum data_format format, uint64_t vocab, const char *word)
 {
     corpus *source;
     assert_int_equal(corpus_open_as(&path, 1, format, vocab, &source), ERR_INPUT);
@@ -32,37 +32,36 @@ static void bad_llmc_files(void **state)
     (void)state;
     const char *path = write_llmc("a.bin", 0, 10, VOCAB, false);
     cut(path, -1);
-    refuse(path, CORPUS_AUTO, VOCAB, "10 tokens of 2 bytes follow its header, which makes 1044");
-    refuse(path, CORPUS_AUTO, VOCAB, "truncated");
+    refuse(path, DATA_AUTO, VOCAB, "10 tokens of 2 bytes follow its header, which makes 1044");
+    refuse(path, DATA_AUTO, VOCAB, "truncated");
     cut(path, 3);
-    refuse(path, CORPUS_LLMC, VOCAB, "has 1046: it is no whole llm.c token file");
+    refuse(path, DATA_LLMC, VOCAB, "has 1046: it is no whole llm.c token file");
     assert_int_equal(truncate(path, 700), 0);
-    refuse(path, CORPUS_AUTO, VOCAB, "700 bytes, fewer than the 1024");
+    refuse(path, DATA_AUTO, VOCAB, "700 bytes, fewer than the 1024");
     assert_int_equal(truncate(path, 5), 0);
-    refuse(path, CORPUS_AUTO, VOCAB, "5 bytes, fewer than the 1024");
+    refuse(path, DATA_AUTO, VOCAB, "5 bytes, fewer than the 1024");
     assert_int_equal(truncate(path, 0), 0);
-    refuse(path, CORPUS_AUTO, VOCAB, "empty");
+    refuse(path, DATA_AUTO, VOCAB, "empty");
     path = write_llmc("a.bin", 0, 10, VOCAB, true);
     patch(path, 4, 1, 4);
-    refuse(path, CORPUS_AUTO, VOCAB,
-           "version 1 with the magic 20240801, whose version should be 7");
+    refuse(path, DATA_AUTO, VOCAB, "version 1 with the magic 20240801, whose version should be 7");
     path = write_llmc("a.bin", 0, 0, VOCAB, false);
-    refuse(path, CORPUS_AUTO, VOCAB, "without tokens");
+    refuse(path, DATA_AUTO, VOCAB, "without tokens");
     path = write_llmc("a.bin", 0, 10, VOCAB, false);
     patch(path, 0, 0x88d83401, 4);
-    refuse(path, CORPUS_AUTO, VOCAB, "big-endian");
-    refuse(path, CORPUS_LLMC, VOCAB, "big-endian");
+    refuse(path, DATA_AUTO, VOCAB, "big-endian");
+    refuse(path, DATA_LLMC, VOCAB, "big-endian");
     patch(path, 0, 20240522, 4);
-    refuse(path, CORPUS_LLMC, VOCAB, "evaluation file");
+    refuse(path, DATA_LLMC, VOCAB, "evaluation file");
     patch(path, 0, 20240326, 4);
-    refuse(path, CORPUS_LLMC, VOCAB, "checkpoint");
+    refuse(path, DATA_LLMC, VOCAB, "checkpoint");
     patch(path, 0, 1234567, 4);
-    refuse(path, CORPUS_LLMC, VOCAB, "begins with 1234567 and not with a magic");
-    refuse(path, CORPUS_AUTO, VOCAB, "the format of");
-    refuse(path, CORPUS_AUTO, VOCAB, "data.format to u16 or u32");
+    refuse(path, DATA_LLMC, VOCAB, "begins with 1234567 and not with a magic");
+    refuse(path, DATA_AUTO, VOCAB, "the format of");
+    refuse(path, DATA_AUTO, VOCAB, "data.format to u16 or u32");
     patch(path, 8, UINT32_MAX, 4);
     patch(path, 0, 20240520, 4);
-    refuse(path, CORPUS_AUTO, VOCAB, "4294967295 tokens");
+    refuse(path, DATA_AUTO, VOCAB, "4294967295 tokens");
     remove_all();
 }
 
@@ -70,20 +69,20 @@ static void bad_raw_files(void **state)
 {
     (void)state;
     const char *path = write_ids("raw", 0, 11, VOCAB, 2);
-    refuse(path, CORPUS_U32, VOCAB, "22 bytes, which is no multiple of 4");
+    refuse(path, DATA_U32, VOCAB, "22 bytes, which is no multiple of 4");
     cut(path, -1);
-    refuse(path, CORPUS_U16, VOCAB, "21 bytes, which is no multiple of 2");
-    refuse(in_directory("missing"), CORPUS_U16, VOCAB, "No such file");
-    refuse(directory, CORPUS_U16, VOCAB, "directory");
+    refuse(path, DATA_U16, VOCAB, "21 bytes, which is no multiple of 2");
+    refuse(in_directory("missing"), DATA_U16, VOCAB, "No such file");
+    refuse(directory, DATA_U16, VOCAB, "directory");
     path = write_llmc("a.bin", 0, 10, VOCAB, false);
-    refuse(path, CORPUS_U16, UINT16_MAX + 1, "header of an llm.c token file");
-    refuse(path, CORPUS_U32, 0, "set it to llmc or auto");
+    refuse(path, DATA_U16, UINT16_MAX + 1, "header of an llm.c token file");
+    refuse(path, DATA_U32, 0, "set it to llmc or auto");
     struct bytes *out = fresh(0);
     memcpy(out->data, "\x93NUMPY\x01\x00v\x00", 10);
     out->count = 128;
     path = store("tokens.npy", out);
-    refuse(path, CORPUS_AUTO, VOCAB, "it is no dictionary");
-    refuse(path, CORPUS_U16, VOCAB, "set data.format to npy or auto");
+    refuse(path, DATA_AUTO, VOCAB, "it is no dictionary");
+    refuse(path, DATA_U16, VOCAB, "set data.format to npy or auto");
     remove_all();
 }
 
@@ -94,21 +93,21 @@ static void bad_megatron_files(void **state)
     const char *path = write_megatron("pair", 0, COUNT, VOCAB, 4);
     const char *bin = in_directory("pair.bin"), *idx = in_directory("pair.idx");
     cut(bin, -4);
-    refuse(path, CORPUS_AUTO, VOCAB, "describes 2000 bytes of tokens or more, but");
-    refuse(path, CORPUS_AUTO, VOCAB, "has 1996: it is truncated, or they are not a pair");
+    refuse(path, DATA_AUTO, VOCAB, "describes 2000 bytes of tokens or more, but");
+    refuse(path, DATA_AUTO, VOCAB, "has 1996: it is truncated, or they are not a pair");
     cut(bin, 5);
-    refuse(path, CORPUS_AUTO, VOCAB, "has 2001: they are not a pair");
+    refuse(path, DATA_AUTO, VOCAB, "has 2001: they are not a pair");
     cut(bin, -1);
     cut(idx, -8);
-    refuse(path, CORPUS_AUTO, VOCAB, "do not fit to that: it is truncated or damaged");
+    refuse(path, DATA_AUTO, VOCAB, "do not fit to that: it is truncated or damaged");
     assert_int_equal(truncate(idx, 20), 0);
-    refuse(path, CORPUS_MEGATRON, VOCAB, "20 bytes, fewer than the 34");
+    refuse(path, DATA_MEGATRON, VOCAB, "20 bytes, fewer than the 34");
     assert_int_equal(truncate(idx, 0), 0);
-    refuse(path, CORPUS_MEGATRON, VOCAB, "empty");
+    refuse(path, DATA_MEGATRON, VOCAB, "empty");
     assert_int_equal(unlink(idx), 0);
-    refuse(path, CORPUS_MEGATRON, VOCAB, "both are needed");
-    refuse(idx, CORPUS_MEGATRON, VOCAB, "there is no");
-    refuse(bin, CORPUS_AUTO, VOCAB, "no .idx of Megatron beside it");
+    refuse(path, DATA_MEGATRON, VOCAB, "both are needed");
+    refuse(idx, DATA_MEGATRON, VOCAB, "there is no");
+    refuse(bin, DATA_AUTO, VOCAB, "no .idx of Megatron beside it");
     static const struct {
         uint64_t offset, value;
         unsigned width;
@@ -132,7 +131,7 @@ static void bad_megatron_files(void **state)
         path = write_megatron("pair", 0, COUNT, VOCAB, 4);
         idx = in_directory("pair.idx");
         patch(idx, patches[i].offset, patches[i].value, patches[i].width);
-        refuse(path, CORPUS_MEGATRON, VOCAB, patches[i].word);
+        refuse(path, DATA_MEGATRON, VOCAB, patches[i].word);
     }
     remove_all();
 }
@@ -175,10 +174,10 @@ static void bad_places_and_documents(void **state)
         store("hand.idx", out);
         const char *path = write_ids("hand.bin", 0, 10, VOCAB, 2);
         if (cases[c].word) {
-            refuse(path, CORPUS_AUTO, VOCAB, cases[c].word);
+            refuse(path, DATA_AUTO, VOCAB, cases[c].word);
             continue;
         }
-        corpus *source = open_good(&path, 1, CORPUS_AUTO, VOCAB);
+        corpus *source = open_good(&path, 1, DATA_AUTO, VOCAB);
         expect_tokens(source, 10, VOCAB);
         corpus_close(source);
     }
@@ -186,8 +185,8 @@ static void bad_places_and_documents(void **state)
     memcpy(out->data, "TNTIDX\0\0", 8);
     out->count = 100;
     const char *path = store("hand.idx", out);
-    refuse(path, CORPUS_AUTO, VOCAB, "oldest Megatron format");
-    refuse(path, CORPUS_MEGATRON, VOCAB, "oldest format");
+    refuse(path, DATA_AUTO, VOCAB, "oldest Megatron format");
+    refuse(path, DATA_MEGATRON, VOCAB, "oldest format");
     remove_all();
 }
 
@@ -197,11 +196,11 @@ static void mixtures_are_refused(void **state)
     const char *paths[2] = {write_llmc("a.bin", 0, 10, VOCAB, false),
                             write_ids("b.txt", 0, 10, 100, 1)};
     corpus *source;
-    assert_int_equal(corpus_open_as(paths, 2, CORPUS_AUTO, VOCAB, &source), ERR_INPUT);
+    assert_int_equal(corpus_open_as(paths, 2, DATA_AUTO, VOCAB, &source), ERR_INPUT);
     assert_non_null(strstr(err_text(), "a.bin is a token file and"));
     assert_non_null(strstr(err_text(), "b.txt is text"));
-    assert_int_equal(corpus_open_as(paths, 0, CORPUS_AUTO, VOCAB, &source), ERR_INPUT);
-    assert_int_equal(corpus_open_as(paths, 1, CORPUS_FORMAT_COUNT, 1, &source), -EINVAL);
+    assert_int_equal(corpus_open_as(paths, 0, DATA_AUTO, VOCAB, &source), ERR_INPUT);
+    assert_int_equal(corpus_open_as(paths, 1, DATA_FORMAT_COUNT, 1, &source), -EINVAL);
     remove_all();
 }
 
@@ -212,27 +211,27 @@ static void tokens_outside_the_vocabulary(void **state)
     (void)state;
     const char *path = write_ids("raw", 0, TOKENS, VOCAB, 4);
     patch(path, 4 * 1234, VOCAB, 4);
-    refuse(path, CORPUS_U32, VOCAB, "token 1234 (from 0) of");
-    refuse(path, CORPUS_U32, VOCAB, "is 50257, but model.vocab_size is 50257");
-    corpus_close(open_good(&path, 1, CORPUS_U32, VOCAB + 1));
+    refuse(path, DATA_U32, VOCAB, "token 1234 (from 0) of");
+    refuse(path, DATA_U32, VOCAB, "is 50257, but model.vocab_size is 50257");
+    corpus_close(open_good(&path, 1, DATA_U32, VOCAB + 1));
     patch(path, 4 * 1234, UINT32_MAX, 4);
-    refuse(path, CORPUS_U32, 0, "is 4294967295");
+    refuse(path, DATA_U32, 0, "is 4294967295");
     path = write_megatron("pair", 0, TOKENS, VOCAB, 4);
     patch(in_directory("pair.bin"), 4 * 7, UINT32_MAX, 4);
-    refuse(path, CORPUS_AUTO, VOCAB, "token 7 (from 0)");
-    refuse(path, CORPUS_AUTO, 0, "is -1");
+    refuse(path, DATA_AUTO, VOCAB, "token 7 (from 0)");
+    refuse(path, DATA_AUTO, 0, "is -1");
     path = write_megatron("pair", 0, TOKENS, VOCAB, 5);
     patch(in_directory("pair.bin"), 8 * 7, (uint64_t)1 << 32, 8);
-    refuse(path, CORPUS_AUTO, 0, "is 4294967296");
+    refuse(path, DATA_AUTO, 0, "is 4294967296");
     path = write_llmc("a.bin", 0, TOKENS, VOCAB, false);
-    refuse(path, CORPUS_AUTO, 5000, "model.vocab_size is 5000");
+    refuse(path, DATA_AUTO, 5000, "model.vocab_size is 5000");
     remove_all();
 }
 
 /* ---- random damage ---- */
 
 /* Opened or refused; if opened, all tokens are there and within the vocabulary, or the read says so. */
-static bool try_open(const char *path, enum corpus_format format)
+static bool try_open(const char *path, enum data_format format)
 {
     static int32_t tokens[1 << 16];
     corpus *source;
@@ -285,8 +284,8 @@ static void random_damage(void **state)
             for (uint64_t i = 0; i <= rng_below(SEED, 30, turn, 3); i++)
                 damage(out, 10 * turn + i, rng_below(SEED, 31, turn, 2) ? 12 : 1024);
             const char *path = store("fuzz.bin", out);
-            opened += try_open(path, CORPUS_AUTO);
-            opened += try_open(path, CORPUS_LLMC);
+            opened += try_open(path, DATA_AUTO);
+            opened += try_open(path, DATA_LLMC);
             unlink(path);
         } else {
             unsigned code = codes[turn / 2 % 5];
@@ -296,7 +295,7 @@ static void random_damage(void **state)
             const char *idx = store("fuzz.idx", out);
             const char *bin =
                 write_ids("fuzz.bin", 0, COUNT, code == 1 ? 256 : 30000, width_of(code));
-            opened += try_open(bin, CORPUS_MEGATRON);
+            opened += try_open(bin, DATA_MEGATRON);
             unlink(idx);
             unlink(bin);
         }

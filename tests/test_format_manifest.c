@@ -1,5 +1,5 @@
-/* The bytes of a manifest slot: what is written is read, at the offsets of tiers/FORMAT.md; older
- * versions are read; no truncation and no flipped bit gets through. */
+/* The bytes of a manifest slot: what is written is read, at the offsets of tiers/FORMAT.md; slots
+ * of other versions are refused; no truncation and no flipped bit gets through. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,15 +63,14 @@ static void texts_of_any_length_are_read(void **state)
     (void)state;
     static manifest in, out;
     int found;
-    for (size_t length = 0; length <= 20; length++) {
+    for (size_t length = 1; length <= 20; length++) {
         size_t text_length = length == 20 ? MANIFEST_TEXT_BYTES - 1 : length;
         format_commit(&in, 8);
         memset(in.identity, 0, sizeof in.identity);
         memset(in.identity, 'i', text_length);
-        if (text_length)
-            in.fingerprint = XXH3_64bits(in.identity, text_length);
+        in.fingerprint = XXH3_64bits(in.identity, text_length);
         memset(in.slabs.drives[0], 0, sizeof in.slabs.drives[0]);
-        memset(in.slabs.drives[0], 'd', text_length ? text_length : 1);
+        memset(in.slabs.drives[0], 'd', text_length);
         assert_int_equal(manifest_write(format_directory(), &in), 0);
         assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
         format_assert_same(&in, &out);
@@ -107,7 +106,7 @@ static void layout_is_as_documented(void **state)
     size_t strays = padded(strlen(in.stray.drives[0]) + 1), identity = padded(strlen(in.identity));
     size_t ranks = padded(68 * 3), texts = 232 + drives + strays + 2 * ranks;
     assert_int_equal(count, texts + identity + in.extent_count * 56);
-    assert_memory_equal(bytes, "SLUMANIF\x04\0\0\0\x01\0\0\0", 16);
+    assert_memory_equal(bytes, "SLUMANIF\x06\0\0\0\x01\0\0\0", 16);
     expect_u64(bytes, 16, count);
     expect_u64(bytes, 32, 8);
     assert_memory_equal(bytes + 40, in.slabs.uuid, 16);
@@ -151,47 +150,6 @@ static void layout_is_as_documented(void **state)
     format_remove_slots();
 }
 
-/* Versions 1 to 3 are of one rank. 1 and 2 name neither streams, nor strays, nor what was hashed; 1 has
- * no loss scaler. */
-static void old_versions_are_read(void **state)
-{
-    (void)state;
-    static manifest in, out;
-    static unsigned char bytes[FORMAT_FILE_MAX];
-    int found;
-    for (uint32_t version = 1; version <= 3; version++) {
-        for (uint32_t units = 0; units <= 3; units += 3) {
-            struct format_shape shape = {units ? MANIFEST_COMMITTED : MANIFEST_RUNNING,
-                                         2,
-                                         version < 3 ? 0 : units,
-                                         units,
-                                         1,
-                                         0};
-            format_draw(&in, SEED, 8, &shape);
-            if (version < 3)
-                in.fingerprint = 12345;
-            format_store(0, bytes, format_old_bytes(&in, version, bytes));
-            assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
-            if (version < 3) {
-                in.state_streams = 0;
-                in.identity[0] = '\0';
-            }
-            if (version == 1) {
-                in.scale_iteration = 0;
-                in.scale_last_overflow = -1;
-                in.scale_hysteresis_left = 1;
-            }
-            format_assert_same(&in, &out);
-            /* The next commit of such a run can be written as it is. */
-            assert_int_equal(manifest_write(format_directory(), &out), 0);
-            format_expect(8);
-            manifest_fini(&in);
-            manifest_fini(&out);
-        }
-    }
-    format_remove_slots();
-}
-
 static void expect_corrupt(const unsigned char *bytes, size_t count, const char *reason)
 {
     static manifest out;
@@ -203,45 +161,51 @@ static void expect_corrupt(const unsigned char *bytes, size_t count, const char 
     assert_int_equal(out.extent_count, 0);
 }
 
-/* What a version does not have must be 0, states included; versions there are not are no versions. */
-static void old_versions_have_no_more(void **state)
+/* A slot of another version is neither read nor taken for a damaged one, whatever follows its first
+ * 32 bytes. The refusal names both versions and says what to do. */
+static void other_versions_are_refused(void **state)
 {
     (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
+    enum { VERSION = 6, SHORT_BYTES = 192 }; /* Version 1 had a shorter header. */
+    static const unsigned char versions[] = {1, 2, 3, 4, 5, VERSION + 1, 255};
+    format_write_two(7);
+    size_t whole = format_load(0, bytes);
+    for (size_t i = 0; i < 2 * sizeof versions; i++) {
+        size_t count = i % 2 ? SHORT_BYTES : whole;
+        uint32_t version = versions[i / 2];
+        bytes[8] = (unsigned char)version;
+        memcpy(bytes + 16, &(uint64_t){count}, sizeof(uint64_t));
+        format_sign(bytes, count);
+        char expected[64];
+        snprintf(expected, sizeof expected, "has version %u and this program reads version %d",
+                 version, VERSION);
+        expect_corrupt(bytes, count, expected);
+        format_store(0, bytes, count);
+        int found;
+        assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_INPUT);
+        assert_non_null(strstr(err_text(), expected));
+        assert_non_null(strstr(err_text(), version < VERSION ? "by an older sluice" : "a newer"));
+        assert_non_null(strstr(err_text(), "go on with the sluice that wrote it, or begin in"));
+        bytes[count - 1] ^= 1; /* of another version, or not: damaged */
+        expect_corrupt(bytes, count, "checksum");
+        format_store(0, bytes, count);
+        format_expect(7);
+        bytes[count - 1] ^= 1;
+    }
     format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
-    static const size_t unused[] = {148, 176, 184, 152, 160, 168};
-    for (uint32_t version = 1; version <= 2; version++)
-        for (size_t i = 0; i < (version == 1 ? 6 : 3); i++) {
-            size_t count = format_old_bytes(&in, version, bytes);
-            bytes[unused[i]] = 8;
-            format_sign(bytes, count);
-            expect_corrupt(bytes, count,
-                           unused[i] == 176 || unused[i] == 184 ? "lengths" : "not 0");
-        }
-    size_t count = format_old_bytes(&in, 2, bytes);
-    bytes[12] = MANIFEST_BEGUN;
-    format_sign(bytes, count);
-    expect_corrupt(bytes, count, "state");
-    bytes[12] = 1;
+    assert_int_equal(manifest_write(format_directory(), &in), 0);
+    whole = format_load(0, bytes);
     bytes[8] = 0;
-    format_sign(bytes, count);
-    expect_corrupt(bytes, count, "version 0");
-    bytes[8] = 7; /* of a newer program, whole */
-    format_sign(bytes, count);
-    expect_corrupt(bytes, count, "has version 7 and this program reads versions 1 to 6");
-    format_store(0, bytes, count);
-    int found;
-    assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "newer"));
-    bytes[count - 1] ^= 1; /* of a newer program, or not: damaged */
-    expect_corrupt(bytes, count, "checksum");
+    format_sign(bytes, whole);
+    expect_corrupt(bytes, whole, "version 0, which there never was");
     manifest_fini(&in);
     format_remove_slots();
 }
 
-/* State that is not all fp32 makes a slot of version 6, which older programs refuse; its streams code is checked. */
-static void formats_make_version_6(void **state)
+/* State that is not all fp32 is read, and its streams code is checked. */
+static void state_formats_are_read(void **state)
 {
     (void)state;
     static manifest in, out;
@@ -259,14 +223,9 @@ static void formats_make_version_6(void **state)
         }
         assert_int_equal(manifest_write(format_directory(), &in), 0);
         size_t count = format_load(0, bytes);
-        assert_int_equal(bytes[8], 6);
         assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
         format_assert_same(&in, &out);
         manifest_fini(&out);
-        bytes[8] = 5;
-        format_sign(bytes, count);
-        expect_corrupt(bytes, count, "not 0");
-        bytes[8] = 6;
         bytes[148 + 3] = TILE_FORMAT_COUNT;
         format_sign(bytes, count);
         expect_corrupt(bytes, count, "is not possible");
@@ -300,7 +259,8 @@ static void split_masters(manifest *self)
     free(extents);
 }
 
-/* Of a split master each tile has params and state, and a unit both or params alone, of all its tiles. */
+/* Of a split master each tile has params and state, and a unit both or params alone, of all its
+ * tiles. */
 static void halves_stand_together(void **state)
 {
     (void)state;
@@ -350,19 +310,13 @@ static void any_bit_and_length_is_found(void **state)
     (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
-    format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 2, 1, 0});
-    for (uint32_t version = 1; version <= 5; version++) {
-        size_t count;
-        if (version == 5) { /* of several ranks */
-            manifest_fini(&in);
-            format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 1, 2, 3});
-        }
-        if (version >= 4) {
-            assert_int_equal(manifest_write(format_directory(), &in), 0);
-            count = format_load(0, bytes);
-        } else {
-            count = format_old_bytes(&in, version, bytes);
-        }
+    static const struct format_shape shapes[] = {{MANIFEST_COMMITTED, 1, 1, 2, 1, 0},
+                                                 {MANIFEST_COMMITTED, 1, 1, 1, 2, 3}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        format_draw(&in, SEED, 8, &shapes[i]);
+        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        manifest_fini(&in);
+        size_t count = format_load(0, bytes);
         assert_int_equal(manifest_decode(bytes, count, 0, &out), 0);
         manifest_fini(&out);
         assert_int_equal(manifest_decode(bytes, count, 1, &out), ERR_CORRUPT); /* the wrong slot */
@@ -377,7 +331,6 @@ static void any_bit_and_length_is_found(void **state)
             manifest_fini(&out);
         }
     }
-    manifest_fini(&in);
     format_remove_slots();
 }
 
@@ -406,11 +359,7 @@ static void frozen_params_are_read(void **state)
         format_assert_same(&in, &out);
         manifest_fini(&out);
         size_t count = format_load(0, bytes);
-        assert_int_equal(bytes[8], 5);
         expect_u64(bytes, count - in.extent_count * 56 + 48, (uint64_t)width << 32);
-        bytes[8] = 4; /* which knows none */
-        format_sign(bytes, count);
-        expect_corrupt(bytes, count, "not 0");
         freeze(&in, 2, 6 - width); /* of another width than unit 0's */
         assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
         freeze(&in, 2, 3);
@@ -453,11 +402,15 @@ int main(void)
     log_set_level(LOG_QUIET); /* each fallback warns */
     format_begin();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(written_is_read),           cmocka_unit_test(texts_of_any_length_are_read),
-        cmocka_unit_test(layout_is_as_documented),   cmocka_unit_test(old_versions_are_read),
-        cmocka_unit_test(old_versions_have_no_more), cmocka_unit_test(formats_make_version_6),
-        cmocka_unit_test(halves_stand_together),     cmocka_unit_test(any_bit_and_length_is_found),
-        cmocka_unit_test(frozen_params_are_read),    cmocka_unit_test(headers_are_copied),
+        cmocka_unit_test(written_is_read),
+        cmocka_unit_test(texts_of_any_length_are_read),
+        cmocka_unit_test(layout_is_as_documented),
+        cmocka_unit_test(other_versions_are_refused),
+        cmocka_unit_test(state_formats_are_read),
+        cmocka_unit_test(halves_stand_together),
+        cmocka_unit_test(any_bit_and_length_is_found),
+        cmocka_unit_test(frozen_params_are_read),
+        cmocka_unit_test(headers_are_copied),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     format_end();

@@ -1,5 +1,5 @@
-/* The manifest of several ranks: their shards are equal, in order and apart, each on its slab; and the paths
- * of their slabs. */
+/* The manifest of several ranks: their shards are equal, in order and apart, each on its slab; and
+ * the paths of their slabs. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

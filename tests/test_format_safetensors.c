@@ -1,5 +1,6 @@
-/* Safetensors: what is written is read again; every way in which a header can be wrong is named, one table row each;
- * random damage gives an error or a table that keeps the rules; a file is whole or not there. */
+/* Safetensors: what is written is read again; every way in which a header can be wrong is named,
+ * one table row each; random damage gives an error or a table that keeps the rules; a file is whole
+ * or not there. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* The manifest's two slots: which one counts after damage of any kind, after a failure or a kill at each
- * point of a write, and what is synced when. */
+/* The manifest's two slots: which one counts after damage of any kind, after a failure or a kill at
+ * each point of a write, and what is synced when. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -404,7 +404,8 @@ static void what_counts_is_synced(void **state)
     format_write_two(10);
     format_reset_syncs(-1, 0);
     format_expect(11);
-    /* The other one too: withdrawn in the page cache alone, it would come back with a loss of power. */
+    /* The other one too: withdrawn in the page cache alone, it would come back with a loss of
+     * power. */
     assert_int_equal(format_syncs.count, 3);
     assert_string_equal(format_syncs.names[0], "manifest-0");
     assert_string_equal(format_syncs.names[1], "manifest-1");
@@ -424,8 +425,8 @@ static void what_counts_is_synced(void **state)
     format_remove_slots();
 }
 
-/* A manifest of another run, put beside one of this: neither counts. While a run moves, one names the slabs of
- * the other as strays. */
+/* A manifest of another run, put beside one of this: neither counts. While a run moves, one names
+ * the slabs of the other as strays. */
 static void two_runs_are_not_one(void **state)
 {
     (void)state;

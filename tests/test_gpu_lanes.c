@@ -218,7 +218,7 @@ static void creation_refuses(void **state)
     assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
     bad = good, bad.enqueue = NULL;
     assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
-    bad = good, bad.arena_base[ARENA_HOST] = NULL;
+    bad = good, bad.arena_base[TIER_HOST] = NULL;
     assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
     bad = good, memset(bad.serves, 0, sizeof bad.serves);
     assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
@@ -240,8 +240,8 @@ static void copies_program(uint32_t count, program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);
-    uint32_t target = builder_home(&b, ARENA_DEVICE, 0, 65536);
-    uint32_t source = builder_home(&b, ARENA_HOST, 0, 65536);
+    uint32_t target = builder_home(&b, TIER_DEVICE, 0, 65536);
+    uint32_t source = builder_home(&b, TIER_HOST, 0, 65536);
     for (uint32_t i = 0; i < count; i++) {
         builder_op(&b, OP_H2D);
         builder_use(&b, ROLE_SOURCE, ACCESS_READ, source, 4096 * i, 4096);
@@ -405,8 +405,8 @@ static void an_op_outlives_a_comparison(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);
-    uint32_t device_home = builder_home(&b, ARENA_DEVICE, 0, 65536);
-    uint32_t host_home = builder_home(&b, ARENA_HOST, 0, 65536);
+    uint32_t device_home = builder_home(&b, TIER_DEVICE, 0, 65536);
+    uint32_t host_home = builder_home(&b, TIER_HOST, 0, 65536);
     builder_op(&b, OP_FORWARD);
     builder_use(&b, ROLE_INPUT, ACCESS_READ, device_home, 0, 4096);
     builder_op(&b, OP_H2D);

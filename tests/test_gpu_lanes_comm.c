@@ -146,7 +146,7 @@ static void stuck_program(program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 65536);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 65536);
     builder_op(&b, OP_ALL_GATHER);
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, home, 0, 4096);
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, home, 4096, 4096);

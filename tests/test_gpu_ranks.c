@@ -206,7 +206,7 @@ static void a_communicator_has_its_memory(void **state)
                          &result);
     fake_nccl.held_bytes = 0;
     unsetenv("SLUICE_SIMULATED_GPU_TOTAL_MB");
-    uint64_t budget = result.plan.budget_bytes[ARENA_DEVICE];
+    uint64_t budget = result.plan.budget_bytes[TIER_DEVICE];
     printf("budget: %" PRIu64 " MiB\n", budget / MIB);
     assert_in_range(budget, (TOTAL_MIB - HELD_MIB - KEPT_MIB - 4) * MIB,
                     (TOTAL_MIB - HELD_MIB - KEPT_MIB) * MIB);
@@ -365,7 +365,7 @@ static int plan_body(comm *self, void *user)
     (void)self;
     for (uint32_t world = 1; world <= GPU_RANKS_MAX; world *= 2) {
         TRY(setup_plan(jobs[world], 0, &plan));
-        gpu_ranks_shared->budgets[world] = plan.budget_bytes[ARENA_DEVICE];
+        gpu_ranks_shared->budgets[world] = plan.budget_bytes[TIER_DEVICE];
     }
     int rc = setup_plan(jobs[0], 0, &plan);
     snprintf(gpu_ranks_shared->reason, sizeof gpu_ranks_shared->reason, "%s",

@@ -318,12 +318,12 @@ static void a_model_of_three_budgets_trains(void **state)
     fixture_train_good("three", &large, &sets, &result);
     uint64_t states = 0;
     for (int kind = STATE_PARAMS; kind <= STATE_OPTIMIZER; kind++)
-        states += result.plan.home_bytes[kind][ARENA_HOST];
-    budget = result.plan.budget_bytes[ARENA_DEVICE];
+        states += result.plan.home_bytes[kind][TIER_HOST];
+    budget = result.plan.budget_bytes[TIER_DEVICE];
     printf("states %llu bytes, device budget %llu, peak %llu\n", (unsigned long long)states,
-           (unsigned long long)budget, (unsigned long long)result.plan.peak_bytes[ARENA_DEVICE]);
+           (unsigned long long)budget, (unsigned long long)result.plan.peak_bytes[TIER_DEVICE]);
     assert_true(states >= 3 * budget);
-    assert_true(result.plan.peak_bytes[ARENA_DEVICE] <= budget);
+    assert_true(result.plan.peak_bytes[TIER_DEVICE] <= budget);
     assert_true(result.losses[3] < result.losses[0]);
 }
 

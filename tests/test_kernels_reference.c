@@ -204,11 +204,11 @@ static void rope_gradients(void **state)
     /* Frequencies 1 and 1/100, waves of 6.28 and 628 positions: linear turns both by less; llama3 keeps the
      * first, divides the second, and blends it where it lies in between. */
     made = (rope_table_args){.table = table, .tokens = T, .head_dim = D, .theta = 10000.0};
-    made.scaling = ROPE_SCALING_LINEAR;
+    made.scaling = ROPE_LINEAR;
     made.factor = 4;
     assert_int_equal(ops->rope_table(NULL, NULL, &made), 0);
     assert_true(fabsf(table[D] - cosf(0.25f)) < 1e-6f && fabsf(table[D + 3] - 0.0025f) < 1e-7f);
-    made.scaling = ROPE_SCALING_LLAMA3;
+    made.scaling = ROPE_LLAMA3;
     made.low_freq_factor = 1;
     made.high_freq_factor = 3;
     made.original_positions = 100;
@@ -217,7 +217,7 @@ static void rope_gradients(void **state)
     made.original_positions = 2 * 628.318530717959; /* a share of (2 - 1) / (3 - 1) stays */
     assert_int_equal(ops->rope_table(NULL, NULL, &made), 0);
     assert_true(fabsf(table[D + 3] - (0.5f * 0.0025f + 0.5f * 0.01f)) < 1e-7f);
-    made.scaling = ROPE_SCALING_NONE;
+    made.scaling = ROPE_PLAIN;
     assert_int_equal(ops->rope_table(NULL, NULL, &made), 0);
     rope_args args = {.batch = B,
                       .tokens = T,

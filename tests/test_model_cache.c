@@ -61,8 +61,8 @@ static void cached_init(cached_run *run, harness *h, uint64_t tokens, void *cach
     assert_int_equal(run->self->unit_count, h->self->unit_count);
     for (uint32_t s = 0; s < run->self->stage_count; s++) {
         saved = size_max(saved, run->self->stages[s].saved_bytes);
-        for (uint32_t p = 0; p < run->self->stages[s].pass_count[MODEL_FORWARD]; p++)
-            temp = size_max(temp, run->self->stages[s].passes[MODEL_FORWARD][p].temp_bytes);
+        for (uint32_t p = 0; p < run->self->stages[s].pass_count[PHASE_FORWARD]; p++)
+            temp = size_max(temp, run->self->stages[s].passes[PHASE_FORWARD][p].temp_bytes);
     }
     for (int i = 0; i < 2; i++)
         run->boundary[i] = harness_alloc(run->self->boundary_bytes);
@@ -95,8 +95,8 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
 {
     model *self = run->self;
     for (uint32_t s = 0; s < self->stage_count; s++)
-        for (uint32_t p = 0; p < self->stages[s].pass_count[MODEL_FORWARD]; p++) {
-            const model_pass *pass = &self->stages[s].passes[MODEL_FORWARD][p];
+        for (uint32_t p = 0; p < self->stages[s].pass_count[PHASE_FORWARD]; p++) {
+            const model_pass *pass = &self->stages[s].passes[PHASE_FORWARD][p];
             model_call call = {
                 .tokens = run->h->tokens + position,
                 .targets = run->h->targets,
@@ -116,7 +116,7 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
                 assert_int_equal(model_logits_pass(self, p, NULL, &call, count - 1, run->logits),
                                  0);
             else
-                assert_int_equal(model_run(self, MODEL_FORWARD, s, p, NULL, &call, false), 0);
+                assert_int_equal(model_run(self, PHASE_FORWARD, s, p, NULL, &call, false), 0);
         }
 }
 
@@ -127,8 +127,8 @@ static void whole_logits(harness *h, float logits[TOKENS][VOCAB])
     uint32_t head = self->stage_count - 1;
     harness_forward(h, false);
     for (uint64_t row = 0; row < TOKENS; row++)
-        for (uint32_t p = 0; p < self->stages[head].pass_count[MODEL_FORWARD]; p++) {
-            const model_pass *pass = &self->stages[head].passes[MODEL_FORWARD][p];
+        for (uint32_t p = 0; p < self->stages[head].pass_count[PHASE_FORWARD]; p++) {
+            const model_pass *pass = &self->stages[head].passes[PHASE_FORWARD][p];
             uint64_t saved = self->stages[head].saved_bytes;
             if (p == 0)
                 harness_fresh(h, &h->saved, saved);

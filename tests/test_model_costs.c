@@ -265,14 +265,14 @@ static void compare(const model *self, const model_costs *costs)
             assert_true(costs->row_bytes[kind] == row_bytes[kind]);
 }
 
-static double flops_of(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass,
+static double flops_of(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
                        model_costs *costs)
 {
     model_pass_costs(self, phase, stage, pass, costs);
     return model_costs_flops(costs);
 }
 
-static void check_phase(harness *h, enum model_phase phase, uint32_t stage)
+static void check_phase(harness *h, enum phase phase, uint32_t stage)
 {
     for (uint32_t i = 0; i < h->self->stages[stage].pass_count[phase]; i++) {
         model_costs costs;
@@ -306,15 +306,15 @@ static void check_kept(harness *h, uint32_t stage)
 {
     const model_stage *of = &h->self->stages[stage];
     model_costs costs, kept;
-    flops_of(h->self, MODEL_BACKWARD, stage, 0, &costs);
+    flops_of(h->self, PHASE_BACKWARD, stage, 0, &costs);
     model_kept_costs(h->self, stage, &kept);
     assert_true(fabs(model_costs_flops(&kept) - of->recompute_flops) <=
                 1e-12 * of->recompute_flops);
     subtract(&costs, &kept);
     harness_fresh(h, &h->saved, of->saved_bytes);
-    harness_phase(h, MODEL_FORWARD, stage, 0, false);
+    harness_phase(h, PHASE_FORWARD, stage, 0, false);
     forget_runs();
-    harness_pass(h, MODEL_BACKWARD, stage, 0, 1, true);
+    harness_pass(h, PHASE_BACKWARD, stage, 0, 1, true);
     compare(h->self, &costs);
 }
 
@@ -327,13 +327,13 @@ static uint64_t run_fresh(harness *h)
     for (uint32_t s = h->self->stage_count; s-- > 0;) {
         const model_stage *stage = &h->self->stages[s];
         harness_fresh(h, &h->saved, stage->saved_bytes);
-        harness_phase(h, MODEL_RECOMPUTE, s, 1, false);
-        for (uint32_t p = 0; p < stage->pass_count[MODEL_BACKWARD]; p++) {
-            const model_pass *pass = &stage->passes[MODEL_BACKWARD][p];
+        harness_phase(h, PHASE_RECOMPUTE, s, 1, false);
+        for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
+            const model_pass *pass = &stage->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 if (pass->adds_grads[i] && !h->begun[pass->units[i]])
                     expected_bytes += pass->zeroed_bytes[i];
-            harness_pass(h, MODEL_BACKWARD, s, p, 1, false);
+            harness_pass(h, PHASE_BACKWARD, s, p, 1, false);
         }
     }
     return expected_bytes;
@@ -397,12 +397,12 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
     harness_zero_grads(&h);
     for (uint32_t i = 0; i < h.self->stage_count; i++) {
         harness_fresh(&h, &h.saved, h.self->stages[i].saved_bytes);
-        check_phase(&h, MODEL_FORWARD, i);
+        check_phase(&h, PHASE_FORWARD, i);
     }
     for (uint32_t i = h.self->stage_count; i-- > 0;) {
         harness_fresh(&h, &h.saved, h.self->stages[i].saved_bytes);
-        check_phase(&h, MODEL_RECOMPUTE, i);
-        check_phase(&h, MODEL_BACKWARD, i);
+        check_phase(&h, PHASE_RECOMPUTE, i);
+        check_phase(&h, PHASE_BACKWARD, i);
         if (h.self->stages[i].kind == STAGE_BLOCK && !h.self->stages[i].is_cut &&
             i >= h.self->first_learning)
             check_kept(&h, i);

@@ -306,10 +306,10 @@ static void micro_batches_pass_by_pass(void **state)
         uint32_t stage = forward ? s : 2 * last - s;
         for (int i = 0; i < 2; i++)
             harness_fresh(&together[i], &together[i].saved, h[0].self->stages[stage].saved_bytes);
-        for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < h[0].self->stages[stage].pass_count[phase]; p++)
-                for (int i = 0; i < 2 && forward == (phase == MODEL_FORWARD); i++)
-                    harness_pass(&together[i], (enum model_phase)phase, stage, p, 1.0f, false);
+                for (int i = 0; i < 2 && forward == (phase == PHASE_FORWARD); i++)
+                    harness_pass(&together[i], (enum phase)phase, stage, p, 1.0f, false);
     }
     /* Stage by stage too, as a tied embedding's gradient gets the head's share first. */
     for (int i = 0; i < 2; i++)
@@ -317,8 +317,8 @@ static void micro_batches_pass_by_pass(void **state)
     for (uint32_t stage = last + 1; stage-- > 0;)
         for (int i = 0; i < 2; i++) {
             harness_fresh(&h[i], &h[i].saved, h[i].self->stages[stage].saved_bytes);
-            harness_phase(&h[i], MODEL_RECOMPUTE, stage, 1.0f, false);
-            harness_phase(&h[i], MODEL_BACKWARD, stage, 1.0f, false);
+            harness_phase(&h[i], PHASE_RECOMPUTE, stage, 1.0f, false);
+            harness_phase(&h[i], PHASE_BACKWARD, stage, 1.0f, false);
         }
     for (int i = 0; i < 2; i++)
         expect_same_bits(&h[i], &together[i]);
@@ -390,11 +390,11 @@ static void logits_come_part_by_part(void **state)
                 continue;
             memset(logits, 0xff, spec.vocab_size * sizeof *logits);
             harness_fresh(&h, &h.saved, stage->saved_bytes);
-            for (uint32_t i = 0; i < stage->pass_count[MODEL_FORWARD]; i++) {
-                const model_pass *pass = &stage->passes[MODEL_FORWARD][i];
+            for (uint32_t i = 0; i < stage->pass_count[PHASE_FORWARD]; i++) {
+                const model_pass *pass = &stage->passes[PHASE_FORWARD][i];
                 model_call call = {
                     .params = {h.params[pass->units[0]]},
-                    .input = pass->input != MODEL_NONE ? h.boundary[head - 1] : NULL,
+                    .input = pass->input != ACCESS_NONE ? h.boundary[head - 1] : NULL,
                     .saved = h.saved,
                     .temp = harness_fresh(&h, &h.temp, pass->temp_bytes),
                 };

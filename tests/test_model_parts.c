@@ -158,19 +158,19 @@ static void check_flops(const model *whole, const model *cut)
 static void check_order(const model_stage *stage, const size_t offset, bool is_result,
                         bool is_given)
 {
-    for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
+    for (uint32_t phase = 0; phase < PHASE_COUNT; phase++) {
         bool is_saved = offset == offsetof(model_pass, saved);
         bool written =
-            is_given || (is_saved && phase == MODEL_BACKWARD && stage->kind == STAGE_BLOCK);
+            is_given || (is_saved && phase == PHASE_BACKWARD && stage->kind == STAGE_BLOCK);
         for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
             uint8_t access = ((const uint8_t *)&stage->passes[phase][i])[offset];
-            if (access == MODEL_WRITE)
+            if (access == ACCESS_WRITE)
                 assert_true(!written);
-            else if (access != MODEL_NONE)
+            else if (access != ACCESS_NONE)
                 assert_true(written);
-            written = written || access == MODEL_WRITE;
+            written = written || access == ACCESS_WRITE;
             if (!is_result && !is_saved)
-                assert_true(access == MODEL_NONE || access == MODEL_READ);
+                assert_true(access == ACCESS_NONE || access == ACCESS_READ);
         }
     }
 }
@@ -181,15 +181,15 @@ static void check_passes(const model *self)
     uint8_t *seen = mem_alloc(self->unit_count, 1, "test"); /* bits: forward, backward, grads */
     for (uint32_t s = 0; s < self->stage_count; s++) {
         const model_stage *stage = &self->stages[s];
-        uint32_t forward = stage->pass_count[MODEL_FORWARD];
+        uint32_t forward = stage->pass_count[PHASE_FORWARD];
         assert_int_equal(stage->is_cut, forward > 1);
-        for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
                 const model_pass *pass = &stage->passes[phase][i];
                 assert_true(pass->dram_bytes > 0);
                 for (uint32_t k = 0; k < pass->unit_count; k++) {
                     assert_true(pass->units[k] < self->unit_count);
-                    bool backward = phase == MODEL_BACKWARD;
+                    bool backward = phase == PHASE_BACKWARD;
                     if (pass->reads_params[k])
                         seen[pass->units[k]] |= backward ? 2 : 1;
                     if (pass->adds_grads[k])
@@ -203,7 +203,7 @@ static void check_passes(const model *self)
         check_order(stage, offsetof(model_pass, input_grad), true, false);
         check_order(stage, offsetof(model_pass, losses), true, false);
         check_order(stage, offsetof(model_pass, saved), true, false);
-        assert_int_equal(stage->units[0], stage->passes[MODEL_FORWARD][0].units[0]);
+        assert_int_equal(stage->units[0], stage->passes[PHASE_FORWARD][0].units[0]);
     }
     for (uint32_t u = 0; u < self->unit_count; u++) {
         bool is_embed = strncmp(self->units[u].name, "embed", 5) == 0;
@@ -303,27 +303,27 @@ static void names_and_sizes(void **state)
 
     /* The tied head: norm, the 7 table parts, and back. */
     const model_stage *head = &self->stages[self->stage_count - 1];
-    assert_int_equal(head->pass_count[MODEL_FORWARD], 8);
-    assert_int_equal(head->pass_count[MODEL_BACKWARD], 16);
-    assert_int_equal(head->passes[MODEL_BACKWARD][7].units[0], 6);
-    assert_int_equal(head->passes[MODEL_BACKWARD][8].units[0], 6);
-    assert_int_equal(head->passes[MODEL_BACKWARD][14].units[0], 0);
-    assert_int_equal(head->passes[MODEL_BACKWARD][15].input_grad, MODEL_WRITE);
-    assert_int_equal(head->passes[MODEL_FORWARD][7].losses, MODEL_WRITE);
-    assert_int_equal(head->passes[MODEL_FORWARD][6].losses, MODEL_NONE);
+    assert_int_equal(head->pass_count[PHASE_FORWARD], 8);
+    assert_int_equal(head->pass_count[PHASE_BACKWARD], 16);
+    assert_int_equal(head->passes[PHASE_BACKWARD][7].units[0], 6);
+    assert_int_equal(head->passes[PHASE_BACKWARD][8].units[0], 6);
+    assert_int_equal(head->passes[PHASE_BACKWARD][14].units[0], 0);
+    assert_int_equal(head->passes[PHASE_BACKWARD][15].input_grad, ACCESS_WRITE);
+    assert_int_equal(head->passes[PHASE_FORWARD][7].losses, ACCESS_WRITE);
+    assert_int_equal(head->passes[PHASE_FORWARD][6].losses, ACCESS_NONE);
 
     /* A block: its recomputation leaves `down` out, its backward goes from the last part to the first. */
     const model_stage *block = &self->stages[1];
-    const model_pass *back = block->passes[MODEL_BACKWARD];
-    assert_int_equal(block->pass_count[MODEL_FORWARD], block_units);
-    assert_int_equal(block->pass_count[MODEL_RECOMPUTE], unit_named(self, "block.0.down.0") - 8);
-    assert_int_equal(block->pass_count[MODEL_BACKWARD], block_units);
+    const model_pass *back = block->passes[PHASE_BACKWARD];
+    assert_int_equal(block->pass_count[PHASE_FORWARD], block_units);
+    assert_int_equal(block->pass_count[PHASE_RECOMPUTE], unit_named(self, "block.0.down.0") - 8);
+    assert_int_equal(block->pass_count[PHASE_BACKWARD], block_units);
     assert_int_equal(back[0].units[0], 8 + block_units - 1);
-    assert_int_equal(back[0].output_grad, MODEL_READ);
-    assert_int_equal(back[0].input_grad, MODEL_NONE);
+    assert_int_equal(back[0].output_grad, ACCESS_READ);
+    assert_int_equal(back[0].input_grad, ACCESS_NONE);
     assert_int_equal(back[block_units - 1].units[0], 8);
-    assert_int_equal(back[block_units - 1].input, MODEL_READ);
-    assert_int_equal(back[block_units - 1].input_grad, MODEL_UPDATE);
+    assert_int_equal(back[block_units - 1].input, ACCESS_READ);
+    assert_int_equal(back[block_units - 1].input_grad, ACCESS_UPDATE);
     model_destroy(self);
 }
 

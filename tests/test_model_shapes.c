@@ -263,9 +263,9 @@ static void impossible_specs_are_refused(void **state)
     spec.head_dim = 15;
     expect_refused(&spec, DTYPE_BF16, 1, "model.head_dim is 15");
     spec = good;
-    spec.rope_scaling = MODEL_ROPE_LINEAR;
+    spec.rope_scaling = ROPE_LINEAR;
     expect_refused(&spec, DTYPE_BF16, 1, "model.rope_scaling.factor");
-    spec.rope_scaling = MODEL_ROPE_LLAMA3;
+    spec.rope_scaling = ROPE_LLAMA3;
     spec.rope_factor = 8;
     spec.rope_low_freq_factor = spec.rope_high_freq_factor = 4;
     expect_refused(&spec, DTYPE_BF16, 1, "high_freq_factor");

@@ -23,16 +23,16 @@ static void committing_job(random_job *r, uint64_t seed)
     r->job.needs_save_places = r->job.commits = true;
     r->job.commit_every = seed % 7 == 0 ? 50 : 1;
     r->job.only_eval = false;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         r->job.budget_bytes[a] = r->seed % 4 == 0 ? r->job.budget_bytes[a] : 64 * MIB;
-    r->job.budget_bytes[ARENA_NVME] = 1024 * MIB;
+    r->job.budget_bytes[TIER_NVME] = 1024 * MIB;
     if (seed % 5 == 0) /* a drive that saves cannot hide behind a step */
         r->job.machine.drive_write_bytes_per_second = 50e6;
 }
 
 static bool is_in_memory(const random_job *r, uint32_t unit)
 {
-    return r->homes[STATE_OPTIMIZER][unit] != ARENA_NVME;
+    return r->homes[STATE_OPTIMIZER][unit] != TIER_NVME;
 }
 
 /* Tiles of all units, or of those whose state is homed in memory. */
@@ -60,7 +60,7 @@ static void assert_twins(const random_job *r, const plan_set *set)
         for (uint32_t u = 0; u < r->job.unit_count; u++) {
             const buffer *first = &prog->buffers[first_place(set, u)];
             const buffer *item = twins ? &prog->buffers[set->homes.twins[u]] : first;
-            assert_int_equal(item->arena, ARENA_NVME);
+            assert_int_equal(item->arena, TIER_NVME);
             assert_int_equal(item->state_kind, STATE_OPTIMIZER);
             assert_int_equal(item->unit, u);
             assert_int_equal(item->is_home, 1);
@@ -71,7 +71,7 @@ static void assert_twins(const random_job *r, const plan_set *set)
         }
     assert_int_equal(set->second_bytes, bytes);
     for (uint64_t b = 0; b < prog->home_count; b++)
-        if (prog->buffers[b].arena == ARENA_NVME && prog->buffers[b].state_kind != STATE_OPTIMIZER)
+        if (prog->buffers[b].arena == TIER_NVME && prog->buffers[b].state_kind != STATE_OPTIMIZER)
             assert_true(prog->buffers[b].offset_bytes >= end);
     for (int k = 0; k < PROGRAM_KIND_COUNT; k++) /* no op names a second place */
         for (uint64_t i = 0; i < set->programs[k].op_count; i++)
@@ -172,14 +172,16 @@ static void assert_no_commits(const program *prog)
 static bool can_commit_so(const random_job *r, enum plan_commit commit)
 {
     switch (r->job.update) {
-    case PLAN_UPDATE_AFTER_BACKWARD:
-    case PLAN_UPDATE_IN_BACKWARD:
+    case UPDATE_AFTER_BACKWARD:
+    case UPDATE_IN_BACKWARD:
         return commit == PLAN_COMMIT_FIRST;
-    case PLAN_UPDATE_IN_NEXT_FORWARD:
+    case UPDATE_IN_NEXT_FORWARD:
         return commit == PLAN_COMMIT_BEHIND ||
                (commit == PLAN_COMMIT_FIRST && tiles_of(r, TILE_ELEMS_STEP, true) > 0);
-    case PLAN_UPDATE_DELAYED_ONE_STEP:
+    case UPDATE_DELAYED_ONE_STEP:
         return commit == PLAN_COMMIT_APART;
+    case UPDATE_AUTO:
+        break;
     }
     return false;
 }
@@ -279,7 +281,7 @@ static void other_ops_are_the_same(void **state)
                 random_job r;
                 committing_job(&r, seed);
                 bool behind = commit == PLAN_COMMIT_BEHIND;
-                if (behind && r.job.update != PLAN_UPDATE_IN_NEXT_FORWARD)
+                if (behind && r.job.update != UPDATE_IN_NEXT_FORWARD)
                     continue;
                 plani_builder with, without;
                 plan_set with_set, without_set;
@@ -315,7 +317,7 @@ static void without_commits_there_is_one_place(void **state)
         committing_job(&r, seed);
         r.job.commits = seed % 2;
         r.job.only_eval = seed % 2;
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = 512 * MIB;
         plan_set set;
         assert_int_equal(plan_compile(&r.job, &set), 0);
@@ -337,14 +339,14 @@ static void without_commits_there_is_one_place(void **state)
 /* ---- times and refusals ----------------------------------------------------------------------- */
 
 /* A committing job of one of the updates, and its steady step. */
-static uint64_t predicted(enum plan_update update, double sync_seconds, enum plan_commit *commit)
+static uint64_t predicted(enum update update, double sync_seconds, enum plan_commit *commit)
 {
     random_job r;
     committing_job(&r, 8);
     r.job.update = update;
     r.job.tile_elems = TILE_ELEMS_STEP;
     r.job.machine.sync_seconds = sync_seconds;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         r.job.budget_bytes[a] = 1024 * MIB;
     plan_set set;
     assert_int_equal(plan_compile(&r.job, &set), 0);
@@ -357,11 +359,11 @@ static uint64_t predicted(enum plan_update update, double sync_seconds, enum pla
 static void the_sync_is_waited_for(void **state)
 {
     (void)state;
-    for (int u = 0; u <= PLAN_UPDATE_DELAYED_ONE_STEP; u++) {
+    for (int u = 0; u <= UPDATE_DELAYED_ONE_STEP; u++) {
         enum plan_commit commit;
-        uint64_t none = predicted((enum plan_update)u, 0, &commit);
-        uint64_t brief = predicted((enum plan_update)u, 1e-6, &commit);
-        uint64_t ns = predicted((enum plan_update)u, 10, &commit);
+        uint64_t none = predicted((enum update)u, 0, &commit);
+        uint64_t brief = predicted((enum update)u, 1e-6, &commit);
+        uint64_t ns = predicted((enum update)u, 10, &commit);
         assert_true(none <= brief && brief < 5000000000);
         assert_int_equal(ns >= 10000000000, commit != PLAN_COMMIT_APART);
     }
@@ -381,15 +383,15 @@ static void nothing_else_waits_for_the_sync(void **state)
         for (int slow = 0; slow < 2; slow++) {
             random_job r;
             committing_job(&r, seed);
-            r.job.update = PLAN_UPDATE_IN_NEXT_FORWARD;
-            r.job.order = PLAN_LAYER_MAJOR;
+            r.job.update = UPDATE_IN_NEXT_FORWARD;
+            r.job.order = ORDER_LAYER_MAJOR;
             r.job.tile_elems = 4 * TILE_ELEMS_STEP;
             r.job.lookahead_ops = 4;
             r.job.machine.drive_write_bytes_per_second = 3e9;
             r.job.machine.sync_seconds = slow ? 10 : 0;
             for (uint32_t u = 0; u < r.job.unit_count; u++)
-                r.homes[STATE_OPTIMIZER][u] = r.homes[STATE_PARAMS][u] = ARENA_NVME;
-            for (int a = 0; a < ARENA_COUNT; a++)
+                r.homes[STATE_OPTIMIZER][u] = r.homes[STATE_PARAMS][u] = TIER_NVME;
+            for (int a = 0; a < TIER_COUNT; a++)
                 r.job.budget_bytes[a] = 1024 * MIB;
             plan_set set;
             assert_int_equal(plan_compile(&r.job, &set), 0);
@@ -411,11 +413,11 @@ static void saves_come_first_where_that_is_shorter(void **state)
     for (uint64_t seed = 1; seed <= 100; seed++) {
         random_job r;
         committing_job(&r, seed);
-        r.job.update = PLAN_UPDATE_IN_NEXT_FORWARD;
+        r.job.update = UPDATE_IN_NEXT_FORWARD;
         for (uint32_t u = 0; u < r.job.unit_count; u++)
-            r.homes[STATE_OPTIMIZER][u] = ARENA_HOST;
+            r.homes[STATE_OPTIMIZER][u] = TIER_HOST;
         r.job.machine.drive_write_bytes_per_second = 100e6;
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = 1024 * MIB;
         r.job.lookahead_ops = seed % 2 ? 1 : 0;
         plan_set set;
@@ -438,13 +440,13 @@ static void steps_that_do_not_commit_decide(void **state)
         random_job r;
         committing_job(&r, seed);
         r.job.machine.drive_write_bytes_per_second = 100e6;
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = 1024 * MIB;
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
-            r.homes[STATE_OPTIMIZER][u] = seed % 2 ? ARENA_HOST : r.homes[STATE_OPTIMIZER][u];
-            r.homes[STATE_PARAMS][u] = ARENA_HOST;
+            r.homes[STATE_OPTIMIZER][u] = seed % 2 ? TIER_HOST : r.homes[STATE_OPTIMIZER][u];
+            r.homes[STATE_PARAMS][u] = TIER_HOST;
         }
-        r.homes[STATE_OPTIMIZER][0] = ARENA_DEVICE;
+        r.homes[STATE_OPTIMIZER][0] = TIER_DEVICE;
         plan_set plain, often, seldom;
         r.job.commits = false;
         assert_int_equal(plan_compile(&r.job, &plain), 0);
@@ -486,18 +488,18 @@ static void saves_do_not_fill_the_host(void **state)
         committing_job(&r, seed);
         r.job.tile_elems = TILE_ELEMS_STEP;
         r.job.lookahead_ops = 0;
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = 8192 * MIB;
         for (uint32_t u = 0; u < r.job.unit_count; u++)
             r.elems[u] *= 3;
         for (uint32_t u = 0; u < r.job.unit_count; u++)
             for (int k = 0; k < STATE_KIND_COUNT; k++)
-                r.homes[k][u] = ARENA_DEVICE;
+                r.homes[k][u] = TIER_DEVICE;
         plan_set set;
         assert_int_equal(plan_compile(&r.job, &set), 0);
         uint64_t tile = tile_bytes(set.tile_elems, r.job.state_streams) + TILE_PERIOD_BYTES;
         uint64_t most = 2 * 4096 * 16 + (PLANI_LOOKAHEAD_OF_SAVES / 2 + 1) * tile;
-        assert_true(set.programs[PROGRAM_STEADY].peak_bytes[ARENA_HOST] <= most);
+        assert_true(set.programs[PROGRAM_STEADY].peak_bytes[TIER_HOST] <= most);
         large += set.second_bytes > 2 * most && set.commit != PLAN_COMMIT_APART;
         plan_set_fini(&set);
     }
@@ -533,8 +535,8 @@ static void computing_does_not_wait_for_saves(void **state)
             for (uint64_t seed = 1; seed <= 40; seed++) {
                 random_job r;
                 committing_job(&r, seed);
-                r.job.update = behind ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
-                r.job.order = PLAN_LAYER_MAJOR;
+                r.job.update = behind ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
+                r.job.order = ORDER_LAYER_MAJOR;
                 r.job.commit_every = 1;
                 r.job.lookahead_ops = 0;
                 r.job.tile_elems = TILE_ELEMS_STEP;
@@ -542,12 +544,12 @@ static void computing_does_not_wait_for_saves(void **state)
                 r.job.machine.sync_seconds = 1e-3;
                 for (uint32_t u = 0; u < r.job.unit_count; u++) {
                     r.elems[u] = 4 * r.elems[u] + 200 * SHARD_ELEMS_STEP;
-                    r.homes[STATE_OPTIMIZER][u] = ARENA_DEVICE;
-                    r.homes[STATE_PARAMS][u] = on_drive ? ARENA_NVME : ARENA_HOST;
-                    r.homes[STATE_GRADS][u] = r.homes[STATE_ACTIVATIONS][u] = ARENA_HOST;
-                    r.homes[STATE_INNER_ACTIVATIONS][u] = ARENA_COUNT;
+                    r.homes[STATE_OPTIMIZER][u] = TIER_DEVICE;
+                    r.homes[STATE_PARAMS][u] = on_drive ? TIER_NVME : TIER_HOST;
+                    r.homes[STATE_GRADS][u] = r.homes[STATE_ACTIVATIONS][u] = TIER_HOST;
+                    r.homes[STATE_INNER_ACTIVATIONS][u] = TIER_COUNT;
                 }
-                for (int a = 0; a < ARENA_COUNT; a++)
+                for (int a = 0; a < TIER_COUNT; a++)
                     r.job.budget_bytes[a] = 4096 * MIB;
                 plan_set set;
                 assert_int_equal(plan_compile(&r.job, &set), 0);
@@ -576,8 +578,8 @@ static void a_refusal_names_the_second_places(void **state)
         random_job r;
         committing_job(&r, seed);
         r.job.tile_elems = TILE_ELEMS_STEP << seed % 3;
-        for (int a = 0; a < ARENA_COUNT; a++)
-            r.job.budget_bytes[a] = a == ARENA_NVME ? 4096 : 1024 * MIB;
+        for (int a = 0; a < TIER_COUNT; a++)
+            r.job.budget_bytes[a] = a == TIER_NVME ? 4096 : 1024 * MIB;
         r.job.nvme_overhead_bytes = 4096 * (seed % 3);
         plan_set set;
         assert_int_equal(plan_compile(&r.job, &set), ERR_NO_FIT);
@@ -592,19 +594,19 @@ static void a_refusal_names_the_second_places(void **state)
 
         r.job.nvme_advice = NULL;
         r.job.commits = false;
-        r.job.budget_bytes[ARENA_NVME] = need - less - TILE_BLOCK_BYTES;
+        r.job.budget_bytes[TIER_NVME] = need - less - TILE_BLOCK_BYTES;
         assert_int_equal(plan_compile(&r.job, &set), ERR_NO_FIT);
         assert_null(strstr(err_text(), "commit_every"));
-        r.job.budget_bytes[ARENA_NVME] = need - less;
+        r.job.budget_bytes[TIER_NVME] = need - less;
         assert_int_equal(plan_compile(&r.job, &set), 0);
         plan_set_fini(&set);
 
         r.job.commits = true;
-        r.job.budget_bytes[ARENA_NVME] = need;
+        r.job.budget_bytes[TIER_NVME] = need;
         assert_int_equal(plan_compile(&r.job, &set), 0);
         assert_int_equal(set.second_bytes, less);
         plan_set_fini(&set);
-        r.job.budget_bytes[ARENA_DEVICE] =
+        r.job.budget_bytes[TIER_DEVICE] =
             4096; /* the drive is large enough: nothing is said of it */
         assert_int_equal(plan_compile(&r.job, &set), ERR_NO_FIT);
         assert_null(strstr(err_text(), "commit_every"));

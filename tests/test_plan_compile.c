@@ -74,10 +74,10 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool spl
         refused++;
         char text[ERR_TEXT_BYTES];
         snprintf(text, sizeof text, "%s", err_text());
-        uint64_t need[ARENA_COUNT];
-        static const char *const keys[ARENA_COUNT] = {
+        uint64_t need[TIER_COUNT];
+        static const char *const keys[TIER_COUNT] = {
             "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        for (int a = 0; a < TIER_COUNT; a++) {
             const char *at = strstr(text, keys[a]);
             need[a] = at ? strtoull(at + strlen(keys[a]), NULL, 10) : 0;
             if (at)
@@ -89,7 +89,7 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool spl
                         text, err_text());
         assert_int_equal(rc, 0);
         plan_set_fini(&set);
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        for (int a = 0; a < TIER_COUNT; a++) {
             if (!need[a])
                 continue;
             r.job.budget_bytes[a] = need[a] - TILE_BLOCK_BYTES;
@@ -153,7 +153,7 @@ static void equal_jobs_give_equal_programs(void **state)
     (void)state;
     random_job r;
     fixture_random_job(&r, 3);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         r.job.budget_bytes[a] = 512 * MIB;
     plan_set one, two;
     assert_int_equal(plan_compile(&r.job, &one), 0);

@@ -27,11 +27,11 @@ static void copied_job(random_job *r, uint64_t seed)
         fixture_split(r);
     if (seed % 5 == 0)
         fixture_freeze(r);
-    r->job.update = PLAN_UPDATE_IN_NEXT_FORWARD;
+    r->job.update = UPDATE_IN_NEXT_FORWARD;
     r->job.machine.drive_read_bytes_per_second = 200e6;
     for (uint32_t u = 0; u < r->job.unit_count; u++)
         if (draw(r, 4))
-            r->homes[STATE_OPTIMIZER][u] = ARENA_NVME;
+            r->homes[STATE_OPTIMIZER][u] = TIER_NVME;
     run_make_roomy(r);
 }
 
@@ -45,7 +45,7 @@ static void every_update_finds_the_one_before(void **state)
         copied_job(&r, seed);
         plan_set set;
         run_compile(&r, seed, &set);
-        uint64_t all = set.home_bytes[STATE_OPTIMIZER][ARENA_NVME];
+        uint64_t all = set.home_bytes[STATE_OPTIMIZER][TIER_NVME];
         with_copies += set.copy_bytes > 0;
         in_part += set.copy_bytes > 0 && set.copy_bytes < all;
         ranks_run run;
@@ -73,7 +73,7 @@ static uint64_t moved_bytes(const plan_job *job, const plan_set *set, enum progr
         if (item->kind != what || item->state_kind != STATE_OPTIMIZER)
             continue;
         const operand *at = op_operand(item, what == OP_READ ? ROLE_SOURCE : ROLE_TARGET);
-        bool is_home = job->homes[STATE_OPTIMIZER][item->unit] == ARENA_NVME &&
+        bool is_home = job->homes[STATE_OPTIMIZER][item->unit] == TIER_NVME &&
                        at->buffer_idx == set->homes.optimizer[item->unit];
         sum += is_home ? at->size_bytes : 0;
     }
@@ -99,8 +99,8 @@ static void a_step_reads_what_has_no_copy(void **state)
         assert_int_equal(moved_bytes(&r.job, &set, PROGRAM_FIRST, OP_WRITE), 0);
         assert_int_equal(first > 0, set.copy_bytes > 0);
         assert_true(first <= set.copy_bytes);
-        assert_true(set.programs[PROGRAM_STEADY].peak_bytes[ARENA_HOST] <=
-                    r.job.budget_bytes[ARENA_HOST]);
+        assert_true(set.programs[PROGRAM_STEADY].peak_bytes[TIER_HOST] <=
+                    r.job.budget_bytes[TIER_HOST]);
         seen += first > 0;
         plan_set_fini(&set);
     }
@@ -147,17 +147,17 @@ static uint64_t compile_large(uint64_t host_bytes, uint64_t tile_elems, plan_set
     static plan_stage stages[LARGE_UNITS_MAX];
     static plan_pass passes[LARGE_UNITS_MAX][2];
     static uint8_t homes[LARGE_UNITS_MAX];
-    memset(homes, ARENA_NVME, sizeof homes);
-    plan_job job = {.update = PLAN_UPDATE_IN_NEXT_FORWARD, .tile_elems = tile_elems};
+    memset(homes, TIER_NVME, sizeof homes);
+    plan_job job = {.update = UPDATE_IN_NEXT_FORWARD, .tile_elems = tile_elems};
     large_job_make(&job, elems, stages, passes, 12, 1024);
     plan_machine_default_cpu(&job.machine, 8, true);
     job.machine.drive_read_bytes_per_second = job.machine.drive_write_bytes_per_second = 1e9;
     job.needs_save_places = false;
     for (int k = 0; k < STATE_KIND_COUNT; k++)
         job.homes[k] = homes;
-    job.budget_bytes[ARENA_DEVICE] = 2 * GIB;
-    job.budget_bytes[ARENA_HOST] = host_bytes;
-    job.budget_bytes[ARENA_NVME] = 64 * GIB;
+    job.budget_bytes[TIER_DEVICE] = 2 * GIB;
+    job.budget_bytes[TIER_HOST] = host_bytes;
+    job.budget_bytes[TIER_NVME] = 64 * GIB;
     if (plan_compile(&job, set) < 0)
         fail_msg("host of %llu bytes: %s", (unsigned long long)host_bytes, err_text());
     return set->programs[PROGRAM_STEADY].predicted_ns;
@@ -195,8 +195,8 @@ static void copies_leave_room_for_tiles(void **state)
 static void none_where_nothing_begins_with_an_update(void **state)
 {
     (void)state;
-    static const enum plan_update others[] = {PLAN_UPDATE_AFTER_BACKWARD, PLAN_UPDATE_IN_BACKWARD,
-                                              PLAN_UPDATE_DELAYED_ONE_STEP};
+    static const enum update others[] = {UPDATE_AFTER_BACKWARD, UPDATE_IN_BACKWARD,
+                                         UPDATE_DELAYED_ONE_STEP};
     for (uint64_t seed = 1; seed <= SEEDS / 4; seed++) {
         random_job r;
         copied_job(&r, seed);

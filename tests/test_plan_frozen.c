@@ -66,7 +66,7 @@ static void assert_left_alone(const random_job *r, const plan_set *set, int kind
         bool computes =
             item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
         if (item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD)
-            assert_true(r->stages[item->stage].pass_count[PLAN_BACKWARD] > 0);
+            assert_true(r->stages[item->stage].pass_count[PHASE_BACKWARD] > 0);
         for (uint32_t j = 0; j < item->operand_count; j++) {
             const buffer *used = &prog->buffers[item->operands[j].buffer_idx];
             if (used->unit == PROGRAM_NONE || plan_learns(&r->job, used->unit))
@@ -92,7 +92,7 @@ static void nothing_is_done_for_what_is_frozen(void **state)
         frozen_job(&r, seed);
         plan_set set;
         run_compile(&r, seed, &set);
-        uint64_t params[ARENA_COUNT] = {0};
+        uint64_t params[TIER_COUNT] = {0};
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
             params[r.homes[STATE_PARAMS][u]] +=
                 plan_rest_elems(&r.job, STATE_PARAMS, u) * r.job.param_bytes;
@@ -105,7 +105,7 @@ static void nothing_is_done_for_what_is_frozen(void **state)
             assert_true(set.norm_block_begin[u] == set.norm_block_begin[u + 1]);
             for_good += plan_frozen_place(&r.job, &set.homes, u) == set.homes.params[u];
         }
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             assert_true(set.home_bytes[STATE_PARAMS][a] == params[a]);
         for (uint32_t s = 0; s < r.job.stage_count; s++)
             for (uint32_t mb = 0; !plani_goes_back(&r.job, s) && mb < r.job.micro_batch_count; mb++)
@@ -135,7 +135,7 @@ static void a_model_that_learns_nothing_is_refused(void **state)
     assert_int_equal(plan_compile(&r.job, &set), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "nothing of the model learns"));
     r.job.only_eval = true;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         r.job.budget_bytes[a] = 512 * MIB;
     assert_int_equal(plan_compile(&r.job, &set), 0);
     plan_set_fini(&set);
@@ -156,19 +156,19 @@ static void tight_job(struct asked *a, uint64_t seed)
     plan_set set;
     frozen_job(&a->r, seed);
     job->needs_save_places = job->commits = seed % 4 != 0;
-    job->update = PLAN_UPDATE_IN_NEXT_FORWARD;
+    job->update = UPDATE_IN_NEXT_FORWARD;
     job->parked_near = 0;
     for (int k = 0; k < STATE_KIND_COUNT; k++)
-        memset(a->r.homes[k], k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT : ARENA_NVME,
+        memset(a->r.homes[k], k == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_NVME,
                FIXTURE_UNITS_MAX);
-    job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 0;
+    job->budget_bytes[TIER_DEVICE] = job->budget_bytes[TIER_HOST] = 0;
     assert_int_equal(plan_compile(job, &set), ERR_NO_FIT);
-    for (int t = ARENA_DEVICE; t <= ARENA_HOST; t++) {
+    for (int t = TIER_DEVICE; t <= TIER_HOST; t++) {
         const char *at = strstr(err_text(), keys[t]);
         assert_non_null(at);
         job->budget_bytes[t] = strtoull(at + strlen(keys[t]), NULL, 10);
     }
-    memset(a->open, PLAN_PLACE_AUTO, sizeof a->open);
+    memset(a->open, TIER_AUTO, sizeof a->open);
 }
 
 static void placement_finds_what_fits(void **state)
@@ -189,18 +189,18 @@ static void placement_finds_what_fits(void **state)
             print_error("seed %llu: %s\n", (unsigned long long)seed, err_text());
         assert_int_equal(rc, 0);
         for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-            for (int t = 0; t < ARENA_COUNT; t++)
+            for (int t = 0; t < TIER_COUNT; t++)
                 assert_true(found.set.programs[k].peak_bytes[t] <= a.r.job.budget_bytes[t]);
         assert_true(found.set.programs[PROGRAM_STEADY].predicted_ns + 1000 >= found.set.bound_ns);
         plan_set_fini(&found.set);
         asked.only_fits = true; /* which looks at two tile sizes alone */
-        a.r.job.budget_bytes[ARENA_DEVICE] *= 2;
-        a.r.job.budget_bytes[ARENA_HOST] += 64 * MIB;
+        a.r.job.budget_bytes[TIER_DEVICE] *= 2;
+        a.r.job.budget_bytes[TIER_HOST] += 64 * MIB;
         rc = plan_place(&asked, &found);
         if (rc != 0)
             print_error("seed %llu: fits: %s\n", (unsigned long long)seed, err_text());
         assert_int_equal(rc, 0);
-        for (int t = 0; t < ARENA_COUNT; t++)
+        for (int t = 0; t < TIER_COUNT; t++)
             assert_true(found.need_bytes[t] <= a.r.job.budget_bytes[t]);
     }
 }

@@ -40,7 +40,7 @@ static void make_job(struct placed *l, uint32_t layers, uint64_t hidden)
     memset(l, 0, sizeof *l);
     plan_job *job = &l->job;
     large_job_make(job, l->elems, l->stages, l->passes, layers, hidden);
-    memset(l->wanted, PLAN_PLACE_AUTO, sizeof l->wanted);
+    memset(l->wanted, TIER_AUTO, sizeof l->wanted);
     for (int k = 0; k < STATE_KIND_COUNT; k++) {
         l->asked.wanted[k] = l->wanted[k];
         l->found.homes[k] = l->homes[k];
@@ -49,8 +49,8 @@ static void make_job(struct placed *l, uint32_t layers, uint64_t hidden)
     l->asked.chooses_update = l->asked.has_drives = true;
     job->commits = true;
     job->commit_every = 50;
-    job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 16 * GIB;
-    job->budget_bytes[ARENA_NVME] = 40000 * GIB;
+    job->budget_bytes[TIER_DEVICE] = job->budget_bytes[TIER_HOST] = 16 * GIB;
+    job->budget_bytes[TIER_NVME] = 40000 * GIB;
     plan_machine_default_gpu(&job->machine, 8, 8, 0);
 }
 
@@ -67,14 +67,14 @@ static void draw_job(struct placed *l, uint64_t seed)
     for (uint32_t u = 0; u < job->unit_count; u++)
         params += l->elems[u];
     job->micro_batch_count = 1 + (uint32_t)rng_below(seed, 80, n++, 8);
-    job->budget_bytes[ARENA_DEVICE] =
+    job->budget_bytes[TIER_DEVICE] =
         job->workspace_bytes + params * (1 + rng_below(seed, 80, n++, 24)) + 512 * MIB;
-    job->budget_bytes[ARENA_HOST] = params * (1 + rng_below(seed, 80, n++, 24)) + 512 * MIB;
+    job->budget_bytes[TIER_HOST] = params * (1 + rng_below(seed, 80, n++, 24)) + 512 * MIB;
     if (rng_below(seed, 80, n++, 3) == 0)
         plan_machine_default_cpu(&job->machine, 8, true);
     job->machine.device_flops_per_second /= (double)(1 << (2 * rng_below(seed, 80, n++, 3)));
     job->machine.drive_read_bytes_per_second *= (double)(1 + rng_below(seed, 80, n++, 6));
-    job->order = rng_below(seed, 80, n++, 4) ? PLAN_LAYER_MAJOR : PLAN_BATCH_MAJOR;
+    job->order = rng_below(seed, 80, n++, 4) ? ORDER_LAYER_MAJOR : ORDER_BATCH_MAJOR;
     l->asked.allows_in_backward = rng_below(seed, 80, n++, 2);
     if (rng_below(seed, 80, n++, 3) == 0) {
         job->world = 4;
@@ -87,7 +87,7 @@ static void draw_placement(struct placed *l, uint64_t seed, uint64_t round)
 {
     uint64_t n = 20 * round;
     for (int k = 0; k < STATE_KIND_COUNT; k++) {
-        uint64_t tiers = k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT + 1 : ARENA_COUNT;
+        uint64_t tiers = k == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
         memset(l->wanted[k], (int)rng_below(seed, 81, n++, tiers), UNITS_MAX);
         uint64_t first = rng_below(seed, 81, n++, l->job.unit_count);
         uint64_t other = rng_below(seed, 81, n++, tiers);
@@ -165,14 +165,14 @@ static void rules_win(void **state)
     static struct placed l;
     draw_job(&l, 2);
     for (uint32_t u = 0; u < l.job.unit_count; u++) {
-        l.wanted[STATE_OPTIMIZER][u] = u % 2 ? ARENA_NVME : PLAN_PLACE_AUTO;
-        l.wanted[STATE_PARAMS][u] = ARENA_HOST;
-        l.wanted[STATE_INNER_ACTIVATIONS][u] = u == 2 ? ARENA_HOST : PLAN_PLACE_AUTO;
+        l.wanted[STATE_OPTIMIZER][u] = u % 2 ? TIER_NVME : TIER_AUTO;
+        l.wanted[STATE_PARAMS][u] = TIER_HOST;
+        l.wanted[STATE_INNER_ACTIVATIONS][u] = u == 2 ? TIER_HOST : TIER_AUTO;
     }
     assert_int_equal(plan_place(&l.asked, &l.found), 0);
     for (int k = 0; k < STATE_KIND_COUNT; k++)
         for (uint32_t u = 0; u < l.job.unit_count; u++)
-            if (l.wanted[k][u] != PLAN_PLACE_AUTO)
+            if (l.wanted[k][u] != TIER_AUTO)
                 assert_int_equal(l.homes[k][u], l.wanted[k][u]);
     bool names_rule = false;
     for (uint32_t i = 0; i < l.found.reason_count; i++)
@@ -188,10 +188,10 @@ static void without_drives_nothing_goes_there(void **state)
     static struct placed l;
     make_job(&l, 4, 512);
     l.asked.has_drives = false;
-    l.job.budget_bytes[ARENA_DEVICE] = GIB / 4;
+    l.job.budget_bytes[TIER_DEVICE] = GIB / 4;
     assert_int_equal(plan_place(&l.asked, &l.found), 0);
     for (int k = 0; k < STATE_KIND_COUNT; k++)
-        assert_int_equal(l.found.set.home_bytes[k][ARENA_NVME], 0);
+        assert_int_equal(l.found.set.home_bytes[k][TIER_NVME], 0);
     plan_set_fini(&l.found.set);
 }
 
@@ -222,8 +222,8 @@ static void a_thousand_billion_parameters_are_placed(void **state)
         make_job(&l, 128, 25600);
         l.job.world = worlds[i];
         l.job.zero_stage = 3;
-        l.job.budget_bytes[ARENA_DEVICE] = 76 * GIB;
-        l.job.budget_bytes[ARENA_HOST] = 90 * GIB;
+        l.job.budget_bytes[TIER_DEVICE] = 76 * GIB;
+        l.job.budget_bytes[TIER_HOST] = 90 * GIB;
         double begin = seconds_now();
         assert_int_equal(plan_place(&l.asked, &l.found), 0);
         print_message("%u ranks: step %.2f s, bound %.2f s, %u trials, %u compilations, %llu "
@@ -263,12 +263,12 @@ static void make_parked(random_job *r, struct placed *l, uint64_t device_bytes)
     job->workspace_bytes = 64 * KIB;
     job->param_bytes = job->grad_bytes = 2;
     job->state_streams = 3;
-    job->budget_bytes[ARENA_DEVICE] = device_bytes;
-    job->budget_bytes[ARENA_HOST] = job->budget_bytes[ARENA_NVME] = GIB;
+    job->budget_bytes[TIER_DEVICE] = device_bytes;
+    job->budget_bytes[TIER_HOST] = job->budget_bytes[TIER_NVME] = GIB;
     plan_machine_default_gpu(&job->machine, 8, 8, 0);
-    memset(l->wanted, PLAN_PLACE_AUTO, sizeof l->wanted);
-    memset(l->wanted[STATE_ACTIVATIONS], ARENA_NVME, UNITS_MAX);
-    memset(l->wanted[STATE_INNER_ACTIVATIONS], ARENA_COUNT, UNITS_MAX);
+    memset(l->wanted, TIER_AUTO, sizeof l->wanted);
+    memset(l->wanted[STATE_ACTIVATIONS], TIER_NVME, UNITS_MAX);
+    memset(l->wanted[STATE_INNER_ACTIVATIONS], TIER_COUNT, UNITS_MAX);
     for (int k = 0; k < STATE_KIND_COUNT; k++) {
         l->asked.wanted[k] = l->wanted[k];
         l->found.homes[k] = l->homes[k];
@@ -278,14 +278,14 @@ static void make_parked(random_job *r, struct placed *l, uint64_t device_bytes)
 }
 
 /* Bytes of inner activations that rest in an arena in the steady step. */
-static uint64_t parked_in(const struct placed *l, enum arena_kind arena)
+static uint64_t parked_in(const struct placed *l, enum tier arena)
 {
     const program *steady = &l->found.set.programs[PROGRAM_STEADY];
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < steady->buffer_count; i++) {
         const buffer *b = &steady->buffers[i];
         bool rests = i < steady->home_count;
-        if (b->state_kind == STATE_INNER_ACTIVATIONS && (enum arena_kind)b->arena == arena && rests)
+        if (b->state_kind == STATE_INNER_ACTIVATIONS && (enum tier)b->arena == arena && rests)
             bytes += b->size_bytes;
     }
     return bytes;
@@ -309,8 +309,8 @@ static void what_waits_between_parts_is_near(void **state)
                       (double)l.found.set.programs[PROGRAM_STEADY].predicted_ns * 1e-6,
                       (double)l.found.set.bound_ns * 1e-6);
         assert_true(near >= before && near < room && near + 4 >= size_min(room, PARKED_BATCHES));
-        assert_int_equal(parked_in(&l, ARENA_NVME), 0);
-        assert_int_equal(parked_in(&l, ARENA_HOST), (PARKED_BATCHES - near) * PARKED_BYTES);
+        assert_int_equal(parked_in(&l, TIER_NVME), 0);
+        assert_int_equal(parked_in(&l, TIER_HOST), (PARKED_BATCHES - near) * PARKED_BYTES);
         plan_set_fini(&l.found.set);
         before = near;
     }
@@ -323,16 +323,16 @@ static void refusals_name_what_fits(void **state)
     (void)state;
     static struct placed l;
     make_job(&l, 4, 512);
-    l.job.budget_bytes[ARENA_DEVICE] = 8 * MIB;
+    l.job.budget_bytes[TIER_DEVICE] = 8 * MIB;
     assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
     const char *named = strstr(err_text(), "tiers.device.budget=");
     assert_non_null(named);
     assert_null(strstr(err_text(), "tiers.host.budget"));
     uint64_t need = strtoull(named + strlen("tiers.device.budget="), NULL, 10);
     assert_true(need > 8 * MIB);
-    l.job.budget_bytes[ARENA_DEVICE] = need - TILE_BLOCK_BYTES;
+    l.job.budget_bytes[TIER_DEVICE] = need - TILE_BLOCK_BYTES;
     assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
-    l.job.budget_bytes[ARENA_DEVICE] = need;
+    l.job.budget_bytes[TIER_DEVICE] = need;
     assert_int_equal(plan_place(&l.asked, &l.found), 0);
     plan_set_fini(&l.found.set);
 }
@@ -364,8 +364,8 @@ static void reasons_are_true(void **state)
     static struct placed l;
     static const char *const kinds[] = {"params", "grads", "optimizer"};
     make_job(&l, 12, 1024);
-    l.job.budget_bytes[ARENA_DEVICE] = 2 * GIB;
-    l.job.budget_bytes[ARENA_HOST] = GIB + GIB / 2;
+    l.job.budget_bytes[TIER_DEVICE] = 2 * GIB;
+    l.job.budget_bytes[TIER_HOST] = GIB + GIB / 2;
     assert_int_equal(plan_place(&l.asked, &l.found), 0);
     bool tells = false;
     for (uint32_t i = 0; i < l.found.reason_count; i++) {
@@ -375,15 +375,15 @@ static void reasons_are_true(void **state)
     }
     assert_true(tells);
     for (int k = 0; k < 3; k++)
-        for (int a = 0; a < ARENA_COUNT; a++) {
-            double told = told_bytes(&l, kinds[k], arena_kind_name((enum arena_kind)a));
+        for (int a = 0; a < TIER_COUNT; a++) {
+            double told = told_bytes(&l, kinds[k], tier_name((enum tier)a));
             double truth = (double)l.found.set.home_bytes[k][a];
             assert_true(told <= 1.02 * truth && told >= 0.98 * truth - 8192);
         }
     plan_set_fini(&l.found.set);
 
     for (uint32_t u = 0; u < l.job.unit_count; u++) /* all of it, by hand */
-        l.wanted[STATE_OPTIMIZER][u] = ARENA_DEVICE;
+        l.wanted[STATE_OPTIMIZER][u] = TIER_DEVICE;
     l.job.no_advice = true;
     assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
 }

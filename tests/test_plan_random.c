@@ -30,7 +30,7 @@ enum verdict { WITHIN, BY_ORDER, BY_MEMORY, BEYOND, VERDICTS };
 static const double near_enough = 1.05;
 static uint64_t job_count = JOBS_SHORT, first_seed = 1;
 
-static const char *const keys[ARENA_COUNT] = {
+static const char *const keys[TIER_COUNT] = {
     "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
 
 static uint64_t needed(int arena)
@@ -40,23 +40,23 @@ static uint64_t needed(int arena)
 }
 
 /* What a refusal says that the job needs, of all tiers that it uses. */
-static void learn_needs(family_job *f, uint64_t need[ARENA_COUNT])
+static void learn_needs(family_job *f, uint64_t need[TIER_COUNT])
 {
     plan_set set;
     assert_int_equal(plan_compile(&f->job, &set), ERR_NO_FIT);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         need[a] = needed(a);
-    assert_true(need[ARENA_DEVICE] > 0 && need[ARENA_HOST] > 0);
+    assert_true(need[TIER_DEVICE] > 0 && need[TIER_HOST] > 0);
 }
 
 /* With exactly the needed bytes it compiles, with one block less of any tier it does not. */
-static void assert_needs(family_job *f, const uint64_t need[ARENA_COUNT])
+static void assert_needs(family_job *f, const uint64_t need[TIER_COUNT])
 {
     plan_set set;
     memcpy(f->job.budget_bytes, need, sizeof f->job.budget_bytes);
     assert_int_equal(plan_compile(&f->job, &set), 0);
     plan_set_fini(&set);
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         if (need[a] == 0)
             continue;
         f->job.budget_bytes[a] = need[a] - TILE_BLOCK_BYTES;
@@ -66,13 +66,13 @@ static void assert_needs(family_job *f, const uint64_t need[ARENA_COUNT])
 }
 
 /* From just fitting to ample. */
-static void draw_budgets(family_job *f, const uint64_t need[ARENA_COUNT])
+static void draw_budgets(family_job *f, const uint64_t need[TIER_COUNT])
 {
     static const double room[] = {1.0, 1.05, 1.25, 2, 5, 100};
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         f->job.budget_bytes[a] =
             size_round_up((uint64_t)((double)need[a] * room[job_draw(f, 6)]), TILE_BLOCK_BYTES);
-    f->job.budget_bytes[ARENA_NVME] += 10 * need[ARENA_NVME];
+    f->job.budget_bytes[TIER_NVME] += 10 * need[TIER_NVME];
 }
 
 struct figures {
@@ -108,8 +108,8 @@ static enum verdict judge(const family_job *f, const struct figures *found, doub
         return WITHIN;
     if (found->least_ns > near_enough * found->bound_ns)
         return BY_ORDER;
-    static const uint64_t ample[ARENA_COUNT] = {UINT64_C(1) << 50, UINT64_C(1) << 50,
-                                                UINT64_C(1) << 60};
+    static const uint64_t ample[TIER_COUNT] = {UINT64_C(1) << 50, UINT64_C(1) << 50,
+                                               UINT64_C(1) << 60};
     plan_job wide = f->job;
     plan_set same;
     plani_layout layout;
@@ -154,7 +154,7 @@ static void schedules_are_near_their_bounds(void **state)
     uint64_t counts[VERDICTS] = {0};
     for (uint64_t seed = first_seed; seed < first_seed + job_count; seed++) {
         family_job f;
-        uint64_t need[ARENA_COUNT];
+        uint64_t need[TIER_COUNT];
         family_random_job(&f, seed);
         learn_needs(&f, need);
         if (seed % 8 == 0)
@@ -163,7 +163,7 @@ static void schedules_are_near_their_bounds(void **state)
         plan_set set;
         assert_int_equal(plan_compile(&f.job, &set), 0);
         for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-            for (int a = 0; a < ARENA_COUNT; a++)
+            for (int a = 0; a < TIER_COUNT; a++)
                 assert_true(set.programs[k].peak_bytes[a] <= f.job.budget_bytes[a]);
         struct figures found = figures_of(&f.job, &set);
         plan_set_fini(&set);

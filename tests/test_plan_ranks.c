@@ -61,8 +61,7 @@ static void every_element_is_updated_once_a_step(void **state)
         run_compile(&r, seed, &set);
         ranks_run run;
         run_begin(&run, &r, &set);
-        bool leaves = run_leaves_update(&r.job),
-             late = r.job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
+        bool leaves = run_leaves_update(&r.job), late = r.job.update == UPDATE_DELAYED_ONE_STEP;
         run_program(&run, PROGRAM_INIT, 0, 0);
         run_program(&run, PROGRAM_EVAL, 0, 0);
         run_program(&run, PROGRAM_FIRST, 1, 0);
@@ -114,14 +113,14 @@ static bool gathers_for(const random_job *r, uint32_t unit)
 static uint64_t fetched_elems(const random_job *r)
 {
     const plan_job *job = &r->job;
-    uint64_t total = 0, rounds = job->order == PLAN_BATCH_MAJOR ? job->micro_batch_count : 1;
+    uint64_t total = 0, rounds = job->order == ORDER_BATCH_MAJOR ? job->micro_batch_count : 1;
     for (uint32_t s = 0; s < job->stage_count; s++)
-        for (int phase = 0; phase < PLAN_PHASE_COUNT; phase++) {
+        for (int phase = 0; phase < PHASE_COUNT; phase++) {
             bool is_head = s + 1 == job->stage_count;
-            uint32_t own = r->stages[s].passes[PLAN_FORWARD][0].units[0];
-            bool keeps = r->stages[s].saved_bytes > 0 &&
-                         r->homes[STATE_INNER_ACTIVATIONS][own] < ARENA_COUNT;
-            if ((phase == PLAN_FORWARD && is_head) || (phase == PLAN_RECOMPUTE && keeps))
+            uint32_t own = r->stages[s].passes[PHASE_FORWARD][0].units[0];
+            bool keeps =
+                r->stages[s].saved_bytes > 0 && r->homes[STATE_INNER_ACTIVATIONS][own] < TIER_COUNT;
+            if ((phase == PHASE_FORWARD && is_head) || (phase == PHASE_RECOMPUTE && keeps))
                 continue;
             for (uint32_t p = 0; p < job->stages[s].pass_count[phase]; p++)
                 for (uint32_t i = 0; i < job->stages[s].passes[phase][p].unit_count; i++) {
@@ -185,7 +184,7 @@ static void ranks_send_what_their_stage_says(void **state)
         assert_int_equal(gathered[1], params);
         if (stage == 3)
             assert_int_equal(set.held_stages, 0);
-        plain += stage == 3 && r.job.order == PLAN_LAYER_MAJOR && !r.job.stays_gathered;
+        plain += stage == 3 && r.job.order == ORDER_LAYER_MAJOR && !r.job.stays_gathered;
         plan_set_fini(&set);
     }
     assert_true(plain > 10);
@@ -202,8 +201,8 @@ static void states_rest_by_the_formulas(void **state)
         r.job.tile_elems = 4 * TILE_ELEMS_STEP;
         plan_set set;
         run_compile(&r, seed, &set);
-        uint64_t want[3][ARENA_COUNT] = {0};
-        bool grads_rest = r.job.update != PLAN_UPDATE_IN_BACKWARD;
+        uint64_t want[3][TIER_COUNT] = {0};
+        bool grads_rest = r.job.update != UPDATE_IN_BACKWARD;
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
             uint64_t world = r.job.world, stage = r.job.zero_stage;
             uint64_t own = (r.elems[u] + world * 4096 - 1) / (world * 4096) * 4096;
@@ -219,7 +218,7 @@ static void states_rest_by_the_formulas(void **state)
                 tile_unit_bytes(tiles, set.tile_elems, r.job.state_streams);
         }
         for (int k = STATE_PARAMS; k <= STATE_OPTIMIZER; k++)
-            for (int a = 0; a < ARENA_COUNT; a++)
+            for (int a = 0; a < TIER_COUNT; a++)
                 assert_int_equal(set.home_bytes[k][a], want[k][a]);
         plan_set_fini(&set);
     }
@@ -324,13 +323,13 @@ static void collectives_hide_behind_computing(void **state)
         roomy_job(&r, seed);
         plan_job *job = &r.job;
         job->zero_stage = 3;
-        job->order = PLAN_LAYER_MAJOR;
-        job->update = PLAN_UPDATE_AFTER_BACKWARD;
+        job->order = ORDER_LAYER_MAJOR;
+        job->update = UPDATE_AFTER_BACKWARD;
         job->commits = job->needs_save_places = job->limits_reuse = false;
         job->live_elems_max = job->ahead_elems_max = job->lookahead_ops = 0;
         job->reduce_scratch_bytes = 0;
         for (int k = 0; k < STATE_KIND_COUNT; k++)
-            memset(r.homes[k], k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT : ARENA_DEVICE,
+            memset(r.homes[k], k == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_DEVICE,
                    sizeof r.homes[k]);
         for (uint32_t p = 0; p < r.pass_count; p++)
             r.passes[p].flops = 3e-3 * job->machine.device_flops_per_second;
@@ -357,7 +356,7 @@ static void collectives_hide_behind_computing(void **state)
 static void what_a_refusal_names_is_enough(void **state)
 {
     (void)state;
-    static const char *const keys[ARENA_COUNT] = {
+    static const char *const keys[TIER_COUNT] = {
         "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
     int fitted = 0, refused = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
@@ -374,16 +373,16 @@ static void what_a_refusal_names_is_enough(void **state)
         }
         assert_int_equal(rc, ERR_NO_FIT);
         refused++;
-        uint64_t need[ARENA_COUNT] = {0};
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        uint64_t need[TIER_COUNT] = {0};
+        for (int a = 0; a < TIER_COUNT; a++) {
             const char *at = strstr(err_text(), keys[a]);
             need[a] = at ? strtoull(at + strlen(keys[a]), NULL, 10) : 0;
         }
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = need[a] ? need[a] : r.job.budget_bytes[a];
         run_compile(&r, seed, &set);
         plan_set_fini(&set);
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        for (int a = 0; a < TIER_COUNT; a++) {
             if (!need[a])
                 continue;
             r.job.budget_bytes[a] = need[a] - TILE_BLOCK_BYTES;

@@ -33,11 +33,11 @@ struct large_job {
 /* A gpt2-like model with a tied head; all states on nvme but activations, which rest on the host. */
 static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
 {
-    static const uint8_t rests[STATE_KIND_COUNT] = {[STATE_PARAMS] = ARENA_NVME,
-                                                    [STATE_GRADS] = ARENA_NVME,
-                                                    [STATE_OPTIMIZER] = ARENA_NVME,
-                                                    [STATE_ACTIVATIONS] = ARENA_HOST,
-                                                    [STATE_INNER_ACTIVATIONS] = ARENA_COUNT};
+    static const uint8_t rests[STATE_KIND_COUNT] = {[STATE_PARAMS] = TIER_NVME,
+                                                    [STATE_GRADS] = TIER_NVME,
+                                                    [STATE_OPTIMIZER] = TIER_NVME,
+                                                    [STATE_ACTIVATIONS] = TIER_HOST,
+                                                    [STATE_INNER_ACTIVATIONS] = TIER_COUNT};
     memset(l, 0, sizeof *l);
     plan_job *job = &l->job;
     large_job_make(job, l->elems, l->stages, l->passes, layers, hidden);
@@ -45,9 +45,9 @@ static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
         memset(l->homes[k], rests[k], job->unit_count);
         job->homes[k] = l->homes[k];
     }
-    job->update = PLAN_UPDATE_IN_NEXT_FORWARD;
-    job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 16 * GIB;
-    job->budget_bytes[ARENA_NVME] = 200 * GIB;
+    job->update = UPDATE_IN_NEXT_FORWARD;
+    job->budget_bytes[TIER_DEVICE] = job->budget_bytes[TIER_HOST] = 16 * GIB;
+    job->budget_bytes[TIER_NVME] = 200 * GIB;
     plan_machine_default_gpu(&job->machine, 2, 8, 0);
     job->machine.device_flops_per_second = 1e14;
 }
@@ -67,7 +67,7 @@ static uint64_t needed(const char *key)
 }
 
 /* Refused, and with exactly what the refusal names it fits. */
-static void assert_refused(struct large_job *l, enum arena_kind arena, const char *key)
+static void assert_refused(struct large_job *l, enum tier arena, const char *key)
 {
     plan_set set;
     assert_int_equal(plan_compile(&l->job, &set), ERR_NO_FIT);
@@ -87,11 +87,11 @@ static void large_jobs_are_refused(void **state)
     (void)state;
     struct large_job l;
     make_job(&l, 50, 4096);
-    l.job.budget_bytes[ARENA_NVME] = 20 * GIB;
-    assert_refused(&l, ARENA_NVME, "tiers.nvme[].budget=");
+    l.job.budget_bytes[TIER_NVME] = 20 * GIB;
+    assert_refused(&l, TIER_NVME, "tiers.nvme[].budget=");
     make_job(&l, 50, 4096);
-    l.job.budget_bytes[ARENA_DEVICE] = 2 * GIB;
-    assert_refused(&l, ARENA_DEVICE, "tiers.device.budget=");
+    l.job.budget_bytes[TIER_DEVICE] = 2 * GIB;
+    assert_refused(&l, TIER_DEVICE, "tiers.device.budget=");
 }
 
 static uint64_t tiles_of(const struct large_job *l, uint64_t tile_elems)
@@ -107,8 +107,8 @@ static void a_thousand_billion_parameters_are_planned(void **state)
     (void)state;
     struct large_job l;
     make_job(&l, 128, 25600);
-    l.job.budget_bytes[ARENA_DEVICE] = l.job.budget_bytes[ARENA_HOST] = 96 * GIB;
-    l.job.budget_bytes[ARENA_NVME] = 32 * 1024 * GIB;
+    l.job.budget_bytes[TIER_DEVICE] = l.job.budget_bytes[TIER_HOST] = 96 * GIB;
+    l.job.budget_bytes[TIER_NVME] = 32 * 1024 * GIB;
     l.job.commits = true;
     plan_set set;
     assert_int_equal(plan_compile(&l.job, &set), 0);
@@ -139,14 +139,14 @@ static void what_moves_with_each_micro_batch_is_bounded(void **state)
     uint64_t usual = plani_trial_tile(&l.job, 1);
     l.job.micro_batch_count = 64;
     assert_int_equal(plani_trial_tile(&l.job, 1), usual);
-    l.job.order = PLAN_BATCH_MAJOR;
+    l.job.order = ORDER_BATCH_MAJOR;
     uint64_t largest = plani_trial_tile(&l.job, 1), least = plani_trial_tile(&l.job, UINT32_MAX);
     assert_true(elems * 64 / usual > 1 << 17 && elems * 64 / largest <= 1 << 16);
     assert_true(least < usual &&
                 elems * 64 / least <= 1 << 19); /* where larger ones have no room */
     l.job.micro_batch_count = 1024;
     assert_true(elems * 1024 / plani_trial_tile(&l.job, UINT32_MAX) <= 1 << 19);
-    memset(l.homes[STATE_GRADS], ARENA_DEVICE, UNITS_MAX); /* they stay */
+    memset(l.homes[STATE_GRADS], TIER_DEVICE, UNITS_MAX); /* they stay */
     assert_int_equal(plani_trial_tile(&l.job, 1), usual);
 }
 
@@ -196,7 +196,7 @@ static void what_cannot_be_counted_is_an_error(void **state)
     assert_int_equal(plani_add_edge(&b, 0, 1), ERR_CONFIG);
     b.edge_count = 0;
     b.buffer_count = PROGRAM_NONE - 1;
-    plani_transient(&b, ARENA_HOST, 4096, PLANI_ANY, STATE_GRADS, 0);
+    plani_transient(&b, TIER_HOST, 4096, PLANI_ANY, STATE_GRADS, 0);
     assert_int_equal(b.error, ERR_CONFIG);
     assert_non_null(strstr(err_text(), "schedule.tile_elems"));
     b.buffer_count = 0;
@@ -208,9 +208,9 @@ static void slab_offsets(struct large_job *l, uint64_t *offsets)
     plan_set set;
     assert_int_equal(plan_compile(&l->job, &set), 0);
     for (uint32_t u = 0; u < l->job.unit_count; u++) {
-        uint32_t idx = l->homes[STATE_OPTIMIZER][u] == ARENA_NVME ? set.homes.optimizer[u]
-                                                                  : set.homes.saves[u];
-        assert_int_equal(set.programs[PROGRAM_SAVE].buffers[idx].arena, ARENA_NVME);
+        uint32_t idx =
+            l->homes[STATE_OPTIMIZER][u] == TIER_NVME ? set.homes.optimizer[u] : set.homes.saves[u];
+        assert_int_equal(set.programs[PROGRAM_SAVE].buffers[idx].arena, TIER_NVME);
         offsets[u] = set.programs[PROGRAM_SAVE].buffers[idx].offset_bytes;
     }
     plan_set_fini(&set);
@@ -228,7 +228,7 @@ static void optimizer_state_stays_where_it_is(void **state)
         uint64_t counter = 0;
         for (int k = 0; k < STATE_KIND_COUNT; k++)
             for (uint32_t u = 0; u < l.job.unit_count; u++)
-                l.homes[k][u] = (uint8_t)rng_below(seed, 78, counter++, ARENA_COUNT);
+                l.homes[k][u] = (uint8_t)rng_below(seed, 78, counter++, TIER_COUNT);
         l.job.commits = seed % 2;
         slab_offsets(&l, after);
         for (uint32_t u = 0; u < l.job.unit_count; u++)

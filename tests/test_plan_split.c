@@ -81,18 +81,18 @@ static void assert_places(const random_job *r, const plan_set *set, uint32_t u, 
          follows = plani_params_are_high(&r->job, u);
     const buffer *place = &prog->buffers[plan_high_place(homes, u)];
     const buffer *high = &prog->buffers[homes->highs[u]];
-    assert_int_equal(place->arena, ARENA_NVME);
+    assert_int_equal(place->arena, TIER_NVME);
     assert_int_equal(place->is_committed, 1);
     assert_int_equal(place->size_bytes, 2 * elems);
     assert_int_equal(high->size_bytes, 2 * elems);
     assert_int_equal(high->arena, r->homes[follows ? STATE_PARAMS : STATE_OPTIMIZER][u]);
     assert_int_equal(homes->highs[u] == homes->params[u], follows);
-    assert_int_equal(is_home, high->arena == ARENA_NVME);
+    assert_int_equal(is_home, high->arena == TIER_NVME);
     assert_int_equal(homes->high_twins[u] != PROGRAM_NONE, r->job.commits);
     if (r->job.commits) {
         const buffer *twin = &prog->buffers[homes->high_twins[u]];
         assert_int_equal(twin->size_bytes, place->size_bytes);
-        assert_int_equal(twin->arena, ARENA_NVME);
+        assert_int_equal(twin->arena, TIER_NVME);
     }
     uint32_t at = plan_high_place(homes, u);
     assert_int_equal(count_writes(&set->programs[PROGRAM_SAVE], at), is_home ? 0 : tiles);
@@ -123,12 +123,12 @@ static void both_halves_have_two_places(void **state)
             assert_int_equal(set.homes.highs[u], PROGRAM_NONE);
             assert_int_equal(set.homes.high_twins[u], PROGRAM_NONE);
         }
-        uint64_t homes[ARENA_COUNT];
+        uint64_t homes[TIER_COUNT];
         plani_count_homes(&r.job,
                           homes); /* without padding, activations of parked stages included */
         for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
             assert_int_equal(program_check(&set.programs[k]), 0);
-        assert_true(homes[ARENA_NVME] <= set.programs[PROGRAM_STEADY].peak_bytes[ARENA_NVME]);
+        assert_true(homes[TIER_NVME] <= set.programs[PROGRAM_STEADY].peak_bytes[TIER_NVME]);
         plan_set_fini(&set);
     }
     print_message("%d units at home on nvme, %d with halves of their own, %d saved in a step\n",
@@ -160,16 +160,16 @@ static void bytes_are_as_few_as_said(void **state)
         for (uint32_t u = 0; u < r.job.unit_count; u++)
             elems += r.elems[u] = TILE_ELEMS_STEP * (1 + u % 3);
         for (int k = 0; k < STATE_KIND_COUNT; k++)
-            memset(r.homes[k], k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT : ARENA_NVME,
+            memset(r.homes[k], k == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_NVME,
                    FIXTURE_UNITS_MAX);
         if (near)
-            memset(r.homes[STATE_PARAMS], ARENA_HOST, FIXTURE_UNITS_MAX);
+            memset(r.homes[STATE_PARAMS], TIER_HOST, FIXTURE_UNITS_MAX);
         r.job.needs_save_places = r.job.commits = true;
         r.job.commit_every = 1;
-        r.job.update = PLAN_UPDATE_AFTER_BACKWARD;
+        r.job.update = UPDATE_AFTER_BACKWARD;
         r.job.param_bytes = 2;
         r.job.state_streams = 3;
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = 4096 * MIB;
         run_compile(&r, 7, &whole);
         r.job.state_streams = tile_streams_code(3, TILE_LOW16, TILE_FP32, TILE_FP32);
@@ -177,8 +177,8 @@ static void bytes_are_as_few_as_said(void **state)
         const program *a = &whole.programs[PROGRAM_STEADY], *b = &split.programs[PROGRAM_STEADY];
         assert_true(drive_bytes(a, true) - drive_bytes(b, true) == (near ? 2 * elems : 0));
         assert_true(drive_bytes(a, false) - drive_bytes(b, false) == (near ? 0 : 2 * elems));
-        uint64_t a_states = whole.home_bytes[STATE_OPTIMIZER][ARENA_NVME] + whole.second_bytes;
-        uint64_t b_states = split.home_bytes[STATE_OPTIMIZER][ARENA_NVME] + split.second_bytes;
+        uint64_t a_states = whole.home_bytes[STATE_OPTIMIZER][TIER_NVME] + whole.second_bytes;
+        uint64_t b_states = split.home_bytes[STATE_OPTIMIZER][TIER_NVME] + split.second_bytes;
         assert_true(a_states - b_states == 2 * elems);
         plan_set_fini(&whole);
         plan_set_fini(&split);

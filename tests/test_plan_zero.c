@@ -86,7 +86,7 @@ static void check_stage(uint32_t stage, uint32_t world)
     uint64_t whole, part, homes[STATE_KIND_COUNT] = {0}, sum = 0;
     count_elems(setup, world, &whole, &part);
     for (int kind = 0; kind <= STATE_OPTIMIZER; kind++)
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        for (int a = 0; a < TIER_COUNT; a++) {
             homes[kind] += setup->set.home_bytes[kind][a];
             sum += setup->set.home_bytes[kind][a];
         }

@@ -50,7 +50,7 @@ static metrics_line sample_line(uint64_t step)
         line.lanes[lane] = (metrics_lane){.bytes = UINT64_MAX / 4 + (uint64_t)lane,
                                           .busy_seconds = 0.5 + lane,
                                           .stall_seconds = 0.25 * lane};
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
+    for (int arena = 0; arena < TIER_COUNT; arena++)
         line.peak_bytes[arena] = (uint64_t)arena << 41;
     return line;
 }
@@ -139,7 +139,7 @@ static void odd_metrics_are_json(void **state)
     line.tokens_per_second = line.model_tflops = -1.23456789e-300;
     for (int lane = 0; lane < LANE_COUNT; lane++)
         line.lanes[lane] = (metrics_lane){UINT64_MAX, -1.23456789e-300, -1.23456789e-300};
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
+    for (int arena = 0; arena < TIER_COUNT; arena++)
         line.peak_bytes[arena] = UINT64_MAX;
     int length = metrics_format(&line, text, sizeof text);
     assert_true(length > 0);

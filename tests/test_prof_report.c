@@ -179,7 +179,7 @@ static metrics_line sample_line(uint64_t step)
                          .model_tflops = 0.5};
     line.lanes[LANE_READ] =
         (metrics_lane){.bytes = 100000000, .busy_seconds = 0.1, .stall_seconds = 0.02};
-    line.peak_bytes[ARENA_HOST] = 3 << 20;
+    line.peak_bytes[TIER_HOST] = 3 << 20;
     return line;
 }
 

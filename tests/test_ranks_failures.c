@@ -21,6 +21,7 @@
 #include "ranks_rig.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "train/train.h"
 
 enum { STREAM_FAILURES = 620, WORLD = 4, TIMEOUT_SECONDS = 3, EXIT_SECONDS = 3 };

@@ -121,12 +121,12 @@ static void expect(const char *what, const char *which, uint64_t is, uint64_t mu
 }
 
 static void check_homes(const char *what, const struct setup_summary *plan,
-                        const struct formulas *must_be, const enum arena_kind places[3])
+                        const struct formulas *must_be, const enum tier places[3])
 {
     static const char *const names[] = {"params", "grads", "optimizer"};
     static const enum state_kind kinds[] = {STATE_PARAMS, STATE_GRADS, STATE_OPTIMIZER};
     for (int k = 0; k < 3; k++)
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             expect(what, names[k], plan->home_bytes[kinds[k]][a],
                    (int)places[k] == a ? must_be->home_bytes[kinds[k]] : 0);
 }
@@ -138,26 +138,26 @@ static void check_slab(const char *what, const struct setup_summary *plan,
 {
     uint64_t state = must_be->home_bytes[STATE_OPTIMIZER], bytes = 0;
     for (int k = 0; k < STATE_KIND_COUNT; k++)
-        bytes += plan->home_bytes[k][ARENA_NVME];
-    bytes += plan->home_bytes[STATE_OPTIMIZER][ARENA_NVME] > 0 ? state : 2 * state;
-    expect(what, "the slab", plan->peak_bytes[ARENA_NVME], bytes);
+        bytes += plan->home_bytes[k][TIER_NVME];
+    bytes += plan->home_bytes[STATE_OPTIMIZER][TIER_NVME] > 0 ? state : 2 * state;
+    expect(what, "the slab", plan->peak_bytes[TIER_NVME], bytes);
 }
 
 static void check_rank(const char *what, const struct setup_summary *plan,
                        const struct train_rank *rank, const struct seen *seen)
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         expect(what, "an arena", rank->arena_bytes[a],
-               plan->peak_bytes[a] > BLOCK_BYTES || a == ARENA_NVME ? plan->peak_bytes[a]
-                                                                    : BLOCK_BYTES);
+               plan->peak_bytes[a] > BLOCK_BYTES || a == TIER_NVME ? plan->peak_bytes[a]
+                                                                   : BLOCK_BYTES);
     expect(what, "the slab's files", rank->slab_file_bytes,
-           HEADER_BYTES + round_up(plan->peak_bytes[ARENA_NVME], STRIPE_BYTES));
+           HEADER_BYTES + round_up(plan->peak_bytes[TIER_NVME], STRIPE_BYTES));
     expect(what, "allocations of a sealed run", seen->sealed_alloc_count, 0);
     expect(what, "commits looked at", seen->looks > 0, 1);
     if (seen->huge_bytes == 0 || FIXTURE_IS_SANITIZED)
         return; /* a kernel without huge pages has no such flag */
-    uint64_t arenas = round_up(rank->arena_bytes[ARENA_DEVICE], BLOCK_BYTES) +
-                      round_up(rank->arena_bytes[ARENA_HOST], BLOCK_BYTES);
+    uint64_t arenas = round_up(rank->arena_bytes[TIER_DEVICE], BLOCK_BYTES) +
+                      round_up(rank->arena_bytes[TIER_HOST], BLOCK_BYTES);
     expect(what, "what is mapped for arenas", seen->huge_bytes, arenas);
     expect(what, "what of that is in memory", seen->huge_resident_bytes, arenas);
     expect(what, "growth of the mappings of a sealed run", seen->sealed_mapped_bytes, 0);
@@ -179,7 +179,7 @@ static void check_drive(const char *what, const char *name, const struct setup_s
         elems += found.units[u].elems;
     expect(what, "elements", elems, mpi_world * must_be->elems);
     for (uint32_t f = 0; f < found.file_count; f++) {
-        uint64_t bytes = HEADER_BYTES + round_up(plan->peak_bytes[ARENA_NVME], STRIPE_BYTES);
+        uint64_t bytes = HEADER_BYTES + round_up(plan->peak_bytes[TIER_NVME], STRIPE_BYTES);
         expect(what, "a slab's file", found.files[f].size_bytes, bytes);
     }
     state_inspect_fini(&found);
@@ -187,22 +187,22 @@ static void check_drive(const char *what, const char *name, const struct setup_s
 
 struct placement {
     const char *name, *sets[4];
-    enum arena_kind homes[3];
+    enum tier homes[3];
 };
 
 static const struct placement placements[] = {
     {"device",
      {"tiers.place.params=device", "tiers.place.grads=device", "tiers.place.optimizer=device",
       "tiers.place.activations=device"},
-     {ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE}},
+     {TIER_DEVICE, TIER_DEVICE, TIER_DEVICE}},
     {"mixed",
      {"tiers.place.params=device", "tiers.place.grads=host", "tiers.place.optimizer=host",
       "tiers.place.activations=nvme"},
-     {ARENA_DEVICE, ARENA_HOST, ARENA_HOST}},
+     {TIER_DEVICE, TIER_HOST, TIER_HOST}},
     {"nvme",
      {"tiers.place.params=nvme", "tiers.place.grads=nvme", "tiers.place.optimizer=nvme",
       "tiers.place.activations=host"},
-     {ARENA_NVME, ARENA_NVME, ARENA_NVME}},
+     {TIER_NVME, TIER_NVME, TIER_NVME}},
 };
 
 static void set_run(fixture_sets *sets, const struct placement *place, unsigned stage)

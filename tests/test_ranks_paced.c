@@ -1,16 +1,16 @@
-/* What the plan says of a step of several ranks is what the ranks then take: 4 of them train on
- * paced lanes (setup_test.pace), where drives, links and collectives take as long as on a stated
- * machine and computing takes time alone. Their real collectives make them wait for each other as
- * ever. Shown of each case:
+/* The plan's prediction for a step of several ranks holds: 4 ranks train on paced lanes
+ * (lane_pace.h), where drives, links and collectives take as long as on a stated machine, and
+ * computing only takes time. Their real collectives make them wait for each other as usual. Each
+ * case shows:
  *
- *   the mean steady step is within 15% of setup_summary.step_seconds
- *   where the plan hides collectives behind computing, a step is much shorter than both end to end
+ *   the mean steady step is within 15% of plan_summary.step_seconds
+ *   if the plan hides collectives behind computing, a step is much shorter than both end to end
  *
- * This is about time, which other tests leave alone: so a step lasts more than a second and its ops
- * many milliseconds, figures are ratios, and a case that other work of the machine has disturbed is
- * run again, up to three times. That a step is not slower is asked with SLUICE_TEST_TIMES alone,
- * which the suite's slow line sets. Argument "all": the cases too that the suite has no time for; or
- * the name of one. */
+ * This is a test of time, which other tests leave alone. So a step lasts more than a second and its
+ * ops many milliseconds, figures are ratios, and a case that other work of the machine has
+ * disturbed is run again, up to three times. Only SLUICE_TEST_TIMES, which the suite's slow line
+ * sets, also asks that a step is not slower. Argument "all": also the cases that the suite has no
+ * time for; or the name of a case. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,6 +22,7 @@
 #include <cmocka.h>
 
 #include "comm_fixture.h"
+#include "lane_pace.h"
 #include "plan/plan.h"
 #include "setup/setup.h"
 #include "setup/summary.h"
@@ -109,6 +110,37 @@ static int read_job(const struct paced_case *asked, uint64_t device_bytes, job *
     return job_read_ranks(fixture_path(asked->name, ".json"), sets, count, RANKS, out);
 }
 
+/* The lanes of one run. */
+struct paced_lanes {
+    const plan_machine *machine;
+    lane_pace *pace;
+};
+
+static int begin_pace(void *user, const program *const *programs, uint32_t program_count)
+{
+    struct paced_lanes *self = user;
+    const lane_pace_config config = {.rates = pace_rates_of(self->machine),
+                                     .programs = programs,
+                                     .program_count = program_count};
+    return lane_pace_create(&config, &self->pace);
+}
+
+/* Computing only takes its time. */
+static int wrap_lane(void *user, enum lane_kind kind, lane **item)
+{
+    const struct paced_lanes *self = user;
+    if (kind == LANE_COMPUTE) {
+        (*item)->ops->destroy(*item);
+        *item = NULL;
+    }
+    return lane_pace_wrap(self->pace, *item, item);
+}
+
+static void end_pace(void *user)
+{
+    lane_pace_destroy(((struct paced_lanes *)user)->pace);
+}
+
 /* Runs in a rank's process. */
 static int train_paced(comm *ranks, void *user)
 {
@@ -116,7 +148,10 @@ static int train_paced(comm *ranks, void *user)
     job *asked;
     TRY(read_job(run.asked, run.device_bytes, &asked));
     plan_machine machine = machine_of(run.asked);
-    const struct setup_test test = {.pace = &machine};
+    struct paced_lanes paced = {.machine = &machine};
+    const struct setup_lanes lanes = {
+        .begin = begin_pace, .wrap = wrap_lane, .end = end_pace, .user = &paced};
+    const struct setup_test test = {.pace = &machine, .lanes = &lanes};
     const struct train_options options = {.job = asked,
                                           .comm = ranks,
                                           .test = &test,

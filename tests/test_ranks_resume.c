@@ -263,8 +263,8 @@ static void a_move_takes_bounded_memory(void **state)
         assert_int_equal(verified.rc, 0);
         for (uint32_t r = 0; r < world; r++) {
             const struct train_summary *summary = &run.board[r].summary;
-            uint64_t arenas = run.board[0].summary.ranks[0].arena_bytes[ARENA_DEVICE] +
-                              run.board[0].summary.ranks[0].arena_bytes[ARENA_HOST];
+            uint64_t arenas = run.board[0].summary.ranks[0].arena_bytes[TIER_DEVICE] +
+                              run.board[0].summary.ranks[0].arena_bytes[TIER_HOST];
             print_message(
                 "rank %u of %u: %.0f MiB resident at most, arenas %.0f MiB, its part of the "
                 "state %.0f MiB of %.0f MiB\n",

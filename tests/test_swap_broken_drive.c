@@ -1,7 +1,7 @@
-/* Real drives that fail, under io alone and under a program: a full file system (tmpfs) gives ENOSPC, and
- * a block device that has lost its medium (a loop device on memory that is cut short, or sealed against
- * writing) gives EIO. All mounts are in a namespace of our own and go with the process. The argument is
- * <backend>_<full or lost>; 77 where the machine does not allow it. */
+/* Real drives that fail, under io alone and under a program: a full file system (tmpfs) gives
+ * ENOSPC, and a block device that has lost its medium (a loop device on memory that is cut short,
+ * or sealed against writing) gives EIO. All mounts are in a namespace of our own and go with the
+ * process. The argument is <backend>_<full or lost>; 77 where the machine does not allow it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/loop.h>
@@ -87,7 +87,8 @@ static int make_file_system(const char *device)
     return -ENOENT;
 }
 
-/* Mounts a file system on a loop device on memory. The device frees itself when the mount is gone. */
+/* Mounts a file system on a loop device on memory. The device frees itself when the mount is
+ * gone. */
 static int mount_medium(void)
 {
     medium = memfd_create("sluice-medium", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -135,8 +136,8 @@ static int unmount(void **state)
 
 /* ---- under a program ---- */
 
-/* Runs the program on the drive after `breaks` was called on it: an error of this code that names op, file
- * and offset; all requests back; the executor refuses further work. */
+/* Runs the program on the drive after `breaks` was called on it: an error of this code that names
+ * op, file and offset; all requests back; the executor refuses further work. */
 static void run_on_broken_drive(void (*breaks)(const slab *drive), int code, const char *start)
 {
     program prog;
@@ -189,8 +190,8 @@ static void a_protected_medium_stops_the_run(void **state)
 
 /* ---- under io alone ---- */
 
-/* Several requests at once on a drive that broke: each ends with the code and has its own text, the queue
- * is empty and lives on. */
+/* Several requests at once on a drive that broke: each ends with the code and has its own text, the
+ * queue is empty and lives on. */
 static void submit_to_broken_drive(void (*breaks)(const slab *drive), enum io_direction direction,
                                    int code)
 {

@@ -1,5 +1,5 @@
-/* program_check: accepts what is right, names each single fault, and agrees with a slow checker that
- * looks at all pairs. Also the program's names, hash and sizes. */
+/* program_check: accepts what is right, names each single fault, and agrees with a slow checker
+ * that looks at all pairs. Also the program's names, hash and sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,22 +33,23 @@ enum {
 
 enum { TILE = 8192, PIECE = 4096 };
 
-/* A step in miniature: two tiles through one slot of host memory, two units through one of device. */
+/* A step in miniature: two tiles through one slot of host memory, two units through one of
+ * device. */
 static void build_step(program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, 5 * 4096, 65536 + 8192 + 65536, 4 * TILE);
-    builder_home(&b, ARENA_NVME, TILE, 2 * TILE);
-    builder_home(&b, ARENA_HOST, TILE_RESIDUE_GRADS, PIECE);
-    builder_home(&b, ARENA_HOST, TILE_RESIDUE_PARAMS, 65536 + PIECE);
-    builder_transient(&b, ARENA_HOST, 0, TILE);
-    builder_transient(&b, ARENA_HOST, 0, TILE);
-    builder_transient(&b, ARENA_DEVICE, 0, PIECE);
-    builder_transient(&b, ARENA_DEVICE, 0, PIECE);
-    builder_transient(&b, ARENA_DEVICE, PIECE, 2048);
-    builder_transient(&b, ARENA_DEVICE, 2 * PIECE, PIECE);
-    builder_transient(&b, ARENA_DEVICE, 3 * PIECE, PIECE);
-    builder_transient(&b, ARENA_DEVICE, 4 * PIECE, 1024);
+    builder_home(&b, TIER_NVME, TILE, 2 * TILE);
+    builder_home(&b, TIER_HOST, TILE_RESIDUE_GRADS, PIECE);
+    builder_home(&b, TIER_HOST, TILE_RESIDUE_PARAMS, 65536 + PIECE);
+    builder_transient(&b, TIER_HOST, 0, TILE);
+    builder_transient(&b, TIER_HOST, 0, TILE);
+    builder_transient(&b, TIER_DEVICE, 0, PIECE);
+    builder_transient(&b, TIER_DEVICE, 0, PIECE);
+    builder_transient(&b, TIER_DEVICE, PIECE, 2048);
+    builder_transient(&b, TIER_DEVICE, 2 * PIECE, PIECE);
+    builder_transient(&b, TIER_DEVICE, 3 * PIECE, PIECE);
+    builder_transient(&b, TIER_DEVICE, 4 * PIECE, 1024);
 
     builder_op(&b, OP_READ); /* 0: tile 0 */
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_OPTIMIZER, 0, TILE);
@@ -253,11 +254,11 @@ static void update_across_arenas(program *p)
 }
 static void buffer_no_arena(program *p)
 {
-    p->buffers[B_SCRATCH].arena = ARENA_COUNT;
+    p->buffers[B_SCRATCH].arena = TIER_COUNT;
 }
 static void beyond_budget(program *p)
 {
-    p->budget_bytes[ARENA_DEVICE] -= 4096;
+    p->budget_bytes[TIER_DEVICE] -= 4096;
 }
 static void size_wraps(program *p)
 {
@@ -265,11 +266,11 @@ static void size_wraps(program *p)
 }
 static void wrong_peak(program *p)
 {
-    p->peak_bytes[ARENA_HOST] -= 1;
+    p->peak_bytes[TIER_HOST] -= 1;
 }
 static void wrong_peak_buffer(program *p)
 {
-    p->peak_buffer[ARENA_DEVICE] = B_CLOSED;
+    p->peak_buffer[TIER_DEVICE] = B_CLOSED;
 }
 static void wrong_producer(program *p)
 {
@@ -448,8 +449,8 @@ static void build_commits(program *out)
     static const uint8_t tiles[] = {0, 1, 0, 0, 2, 0, 3};
     builder b;
     builder_init(&b, PROGRAM_SAVE, 0, 4 * PIECE, 4 * PIECE);
-    uint32_t nvme = builder_home(&b, ARENA_NVME, 0, 4 * PIECE);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4 * PIECE);
+    uint32_t nvme = builder_home(&b, TIER_NVME, 0, 4 * PIECE);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4 * PIECE);
     for (uint32_t i = 0; i < sizeof tiles; i++) {
         bool is_commit = i == FIRST_COMMIT || i == SECOND_COMMIT;
         builder_op(&b, is_commit ? OP_COMMIT : OP_WRITE);
@@ -529,7 +530,8 @@ static void commits_and_writes_name_each_other(void **state)
     program_fini(&prog);
 }
 
-/* A write of state that is not said to be one would go past the table of places and past the commits. */
+/* A write of state that is not said to be one would go past the table of places and past the
+ * commits. */
 static void state_is_moved_as_state(void **state)
 {
     (void)state;
@@ -572,7 +574,7 @@ static void a_commit_has_all_its_writes(void **state)
     program_fini(&prog);
 }
 
-/* What is written under one condition may be read under both, and not the other way round. */
+/* Bytes written under one condition may be read under both, but not vice versa. */
 static void conditions_go_together(void **state)
 {
     (void)state;
@@ -643,13 +645,13 @@ static void build_stream(uint32_t tile_count, uint32_t slots, program *out)
     enum { PITCH = 65536 };
     builder_init(&b, PROGRAM_FLUSH, 0, (uint64_t)(slots + tile_count) * PITCH,
                  (uint64_t)tile_count * TILE);
-    uint32_t optimizer = builder_home(&b, ARENA_NVME, 0, (uint64_t)tile_count * TILE);
+    uint32_t optimizer = builder_home(&b, TIER_NVME, 0, (uint64_t)tile_count * TILE);
     uint64_t rest = (uint64_t)slots * PITCH;
-    uint32_t grads = builder_home(&b, ARENA_HOST, rest + TILE_RESIDUE_GRADS, PIECE);
-    uint32_t params = builder_home(&b, ARENA_HOST, rest + TILE_RESIDUE_PARAMS,
+    uint32_t grads = builder_home(&b, TIER_HOST, rest + TILE_RESIDUE_GRADS, PIECE);
+    uint32_t params = builder_home(&b, TIER_HOST, rest + TILE_RESIDUE_PARAMS,
                                    (uint64_t)(tile_count - 1) * PITCH + PIECE);
     for (uint32_t i = 0; i < tile_count; i++) {
-        uint32_t tile = builder_transient(&b, ARENA_HOST, (uint64_t)(i % slots) * PITCH, TILE);
+        uint32_t tile = builder_transient(&b, TIER_HOST, (uint64_t)(i % slots) * PITCH, TILE);
         builder_op(&b, OP_READ);
         builder_use(&b, ROLE_SOURCE, ACCESS_READ, optimizer, (uint64_t)i * TILE, TILE);
         builder_use(&b, ROLE_TARGET, ACCESS_WRITE, tile, 0, TILE);
@@ -759,7 +761,7 @@ static void sizes_and_names(void **state)
     assert_string_equal(lane_kind_name(LANE_H2D), "h2d");
     assert_string_equal(op_kind_name(OP_COMMIT), "commit");
     assert_string_equal(lane_kind_name(LANE_COMMIT), "commit");
-    assert_string_equal(arena_kind_name(ARENA_NVME), "nvme");
+    assert_string_equal(tier_name(TIER_NVME), "nvme");
     assert_string_equal(state_kind_name(STATE_OPTIMIZER), "optimizer");
     assert_string_equal(program_kind_name(PROGRAM_LOAD), "load");
     for (int i = 0; i < OP_KIND_COUNT; i++)

@@ -1,5 +1,5 @@
-/* The table of sums: what is summed and what is padding, which extents a table knows, what a write makes
- * it forget, and random writes and reads against a list of all that is known. */
+/* The table of sums: what is summed and what is padding, which extents a table knows, what a write
+ * makes it forget, and random writes and reads against a list of all that is known. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,8 +25,8 @@ static void writes_of(program *out, const uint32_t (*ranges)[2], uint32_t count)
 {
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, NVME_PAGES * PAGE, NVME_PAGES * PAGE);
-    uint32_t nvme = builder_home(&build, ARENA_NVME, 0, NVME_PAGES * PAGE);
-    uint32_t host = builder_home(&build, ARENA_HOST, 0, NVME_PAGES * PAGE);
+    uint32_t nvme = builder_home(&build, TIER_NVME, 0, NVME_PAGES * PAGE);
+    uint32_t host = builder_home(&build, TIER_HOST, 0, NVME_PAGES * PAGE);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t bytes = (uint64_t)ranges[i][1] * PAGE;
         builder_op(&build, OP_WRITE);
@@ -97,7 +97,7 @@ static void padding_does_not_count(void **state)
             assert_true(checksum_sum(tile, size_bytes, 0, 0) != whole);
             tile[at] ^= 4;
         }
-        /* What is no tile of so many elements is summed whole. */
+        /* Bytes that are no tile of so many elements are summed whole. */
         assert_true(checksum_sum(tile, size_bytes, elems + 65536, streams) == whole);
         mem_free(tile);
     }
@@ -235,7 +235,8 @@ static void random_ranges_against_a_list(void **state)
         } else {
             checksum_forget(table, (uint64_t)begin * PAGE, (uint64_t)(end - begin) * PAGE);
         }
-        /* A wrong byte is seen exactly where an extent that is known and within the read holds it. */
+        /* A wrong byte is seen exactly where an extent that is known and within the read holds
+         * it. */
         uint32_t page = (uint32_t)rng_below(SEED, 24, step, NVME_PAGES);
         uint32_t from = (uint32_t)rng_below(SEED, 25, step, page + 1);
         uint32_t to = page + 1 + (uint32_t)rng_below(SEED, 26, step, NVME_PAGES - page);

@@ -1,5 +1,6 @@
-/* Collectives in a program: each broken rule is found, what they move is counted, the executor runs them in
- * their order, and paranoid mode sees through them. Runs once plain and once in paranoid mode. */
+/* Collectives in a program: each broken rule is found, what they move is counted, the executor runs
+ * them in their order, and paranoid mode sees through them. Runs once plain and once in paranoid
+ * mode. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +15,8 @@
 #include "base/tile.h"
 #include "swap_rig.h"
 
-/* Of three ranks: bytes of a rank's part and of all, of a unit of 3 * 4096 elements, or of 4 norm blocks. */
+/* Three ranks: bytes of a rank's part and of the whole, for a unit of 3 * 4096 elements or for 4
+ * norm blocks. */
 enum {
     WORLD = 3,
     PART = SHARD_ELEMS_STEP * 2, /* 16-bit elements */
@@ -29,20 +31,21 @@ enum { B_SUMS, B_GATHERED, B_ORDERED, B_ACCUMULATOR, B_REDUCED, B_SCRATCH, B_CLO
 
 enum { BACKWARD, REDUCE, CLOSE, GATHER_SUMS, NORM, GATHER, FORWARD };
 
-/* A gradient is summed and closed, the norm taken; then its shards are gathered again, if they are applied. */
+/* A gradient is summed and closed, the norm taken; then its shards are gathered again, if they are
+ * applied. */
 static void build_step(program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, 3 * SPACE, 0, 0);
     b.prog.world = WORLD;
-    builder_home(&b, ARENA_DEVICE, 0, SUMS);
-    builder_home(&b, ARENA_DEVICE, 4096, WORLD * SUMS);
-    builder_home(&b, ARENA_DEVICE, 8192, WORLD * SUMS);
-    builder_transient(&b, ARENA_DEVICE, SPACE, WHOLE32);
-    builder_transient(&b, ARENA_DEVICE, 2 * SPACE, PART32);
-    builder_transient(&b, ARENA_DEVICE, 2 * SPACE + PART32, WHOLE);
-    builder_transient(&b, ARENA_DEVICE, 16384, PART);
-    builder_transient(&b, ARENA_DEVICE, SPACE, WHOLE); /* where the accumulator was */
+    builder_home(&b, TIER_DEVICE, 0, SUMS);
+    builder_home(&b, TIER_DEVICE, 4096, WORLD * SUMS);
+    builder_home(&b, TIER_DEVICE, 8192, WORLD * SUMS);
+    builder_transient(&b, TIER_DEVICE, SPACE, WHOLE32);
+    builder_transient(&b, TIER_DEVICE, 2 * SPACE, PART32);
+    builder_transient(&b, TIER_DEVICE, 2 * SPACE + PART32, WHOLE);
+    builder_transient(&b, TIER_DEVICE, 16384, PART);
+    builder_transient(&b, TIER_DEVICE, SPACE, WHOLE); /* where the accumulator was */
 
     builder_op(&b, OP_BACKWARD);
     builder_use(&b, ROLE_GRADS0, ACCESS_WRITE, B_ACCUMULATOR, 0, WHOLE32);
@@ -172,8 +175,8 @@ static void no_target(program *p)
 }
 static void source_on_host(program *p)
 {
-    p->buffers[B_CLOSED].arena = ARENA_HOST, p->budget_bytes[ARENA_HOST] = SPACE;
-    p->peak_bytes[ARENA_HOST] = 16384 + PART, p->peak_buffer[ARENA_HOST] = B_CLOSED;
+    p->buffers[B_CLOSED].arena = TIER_HOST, p->budget_bytes[TIER_HOST] = SPACE;
+    p->peak_bytes[TIER_HOST] = 16384 + PART, p->peak_buffer[TIER_HOST] = B_CLOSED;
 }
 static void another_lane(program *p)
 {
@@ -311,7 +314,8 @@ static void names_each_fault(void **state)
     assert_int_equal(missed, 0);
 }
 
-/* --- what one rank has ------------------------------------------------------------------------- */
+/* --- what one rank has
+ * ------------------------------------------------------------------------- */
 
 /* World 0 acts as 1: a gather of one rank is a copy, and its norm needs no other sums. */
 static void one_rank_is_no_special_case(void **state)
@@ -354,9 +358,11 @@ static void the_hash_holds_the_world(void **state)
     program_fini(&prog);
 }
 
-/* --- running them ------------------------------------------------------------------------------ */
+/* --- running them
+ * ------------------------------------------------------------------------------ */
 
-/* A collective moves what this rank sends, whatever it writes; one that is skipped moves nothing. */
+/* A collective moves what this rank sends, whatever it writes; one that is skipped moves
+ * nothing. */
 static void totals_count_what_is_sent(void **state)
 {
     (void)state;
@@ -389,7 +395,8 @@ static void totals_count_what_is_sent(void **state)
     }
 }
 
-/* --- paranoid mode ----------------------------------------------------------------------------- */
+/* --- paranoid mode
+ * ----------------------------------------------------------------------------- */
 
 enum act { ACT_RIGHT, ACT_WRITES_SOURCE, ACT_WRITES_BEYOND, ACT_FORGETS_A_RANK, ACT_READS_TARGET };
 
@@ -398,11 +405,11 @@ struct exchange {
     enum act act;
 };
 
-/* A gather of ranks that all have what this one has. */
+/* A gather in which all ranks have this rank's data. */
 static int exchange_run(void *user, const program *prog, const op *item)
 {
     struct exchange *self = user;
-    unsigned char *base = self->arenas.base[ARENA_DEVICE];
+    unsigned char *base = self->arenas.base[TIER_DEVICE];
     unsigned char *source = lane_operand_address(base, prog, op_operand(item, ROLE_SOURCE));
     unsigned char *target = lane_operand_address(base, prog, op_operand(item, ROLE_TARGET));
     assert_int_equal(prog->world, WORLD);
@@ -434,13 +441,13 @@ static void paranoid_mode_sees_collectives(void **state)
         paranoid_config config = {.programs = &programs,
                                   .program_count = 1,
                                   .serves = {[LANE_COMM] = true},
-                                  .arena_base = {[ARENA_DEVICE] = self.arenas.base[ARENA_DEVICE]},
+                                  .arena_base = {[TIER_DEVICE] = self.arenas.base[TIER_DEVICE]},
                                   .run = exchange_run,
                                   .user = &self};
         paranoid *checked;
         assert_int_equal(paranoid_create(&config, &checked), 0);
         int rc = paranoid_run(checked, &prog, &prog.ops[GATHER]);
-        const unsigned char *base = self.arenas.base[ARENA_DEVICE];
+        const unsigned char *base = self.arenas.base[TIER_DEVICE];
         const unsigned char *source = base + prog.buffers[B_CLOSED].offset_bytes;
         const unsigned char *last = base + prog.buffers[B_PARAMS].offset_bytes + WHOLE - PART;
         bool is_caught = act == ACT_WRITES_SOURCE || act == ACT_WRITES_BEYOND;

@@ -1,6 +1,6 @@
-/* Conditional ops under the executor: which run is a matter of the program and of the flag alone, under
- * any timing; a skipped op releases nothing early, moves and records nothing. On fake lanes and on real
- * workers; once plain, once in paranoid mode. */
+/* Conditional ops under the executor: which run is a matter of the program and of the flag alone,
+ * under any timing; a skipped op releases nothing early, moves and records nothing. On fake lanes
+ * and on real workers; once plain, once in paranoid mode. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,8 +16,8 @@
 #include "base/log.h"
 #include "swap_rig.h"
 
-/* The flag before the run and what the norm makes of it, so that only the right one of both gives the
- * expected skip. */
+/* The flag before the run and what the norm makes of it, so that only the right one of both gives
+ * the expected skip. */
 static void set_flags(fixture_arenas *arenas, bool decides, bool skip, bool mislead)
 {
     bool other = mislead ? !skip : skip;
@@ -219,7 +219,8 @@ static void real_worker(void **state)
     printf("seeds 13000 to %d\n", 13000 + PROGRAMS - 1);
 }
 
-/* The canary: memory must differ where the flag is the wrong one, or nothing above proves a thing. */
+/* The canary: memory must differ where the flag is the wrong one, or nothing above proves a
+ * thing. */
 static void a_wrong_flag_shows(void **state)
 {
     (void)state;
@@ -261,8 +262,9 @@ static void a_wrong_commit_shows(void **state)
     }
 }
 
-/* save ─► commit ─► write, of the three only the write runs in any case: it waits for a commit that runs, and
- * for nothing where it is skipped; the commit waits for the save either way, for it completes in order. */
+/* save ─► commit ─► write, of the three only the write runs in any case: it waits for a commit that
+ * runs, and for nothing where it is skipped; the commit waits for the save either way, for it
+ * completes in order. */
 static void a_commit_is_met_in_order(void **state)
 {
     (void)state;
@@ -270,9 +272,9 @@ static void a_commit_is_met_in_order(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 65536 + 4096, 8192);
-    uint32_t nvme = builder_home(&b, ARENA_NVME, 0, 8192);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
-    uint32_t grads = builder_home(&b, ARENA_HOST, 49152, 4096);
+    uint32_t nvme = builder_home(&b, TIER_NVME, 0, 8192);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
+    uint32_t grads = builder_home(&b, TIER_HOST, 49152, 4096);
     builder_op(&b, OP_WRITE);
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, 0, 4096);
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, nvme, 0, 4096);
@@ -363,8 +365,8 @@ static int run_slow_commit(bool is_broken, uint64_t stuck_ns, char *text, size_t
     builder b;
     program prog;
     builder_init(&b, PROGRAM_SAVE, 0, 4096, 4096);
-    uint32_t nvme = builder_home(&b, ARENA_NVME, 0, 4096);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
+    uint32_t nvme = builder_home(&b, TIER_NVME, 0, 4096);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
     builder_op(&b, OP_COMMIT);
     builder_op(&b, OP_WRITE);
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, 0, 4096);
@@ -403,8 +405,8 @@ static int run_slow_commit(bool is_broken, uint64_t stuck_ns, char *text, size_t
     return rc;
 }
 
-/* It is named while it is waited for; where the run has failed already, with what ends it, which would else
- * not be told before a drive that hangs answers. */
+/* It is named while it is waited for; where the run has failed already, with what ends it, which
+ * would else not be told before a drive that hangs answers. */
 static void a_slow_commit_is_named(void **state)
 {
     (void)state;
@@ -421,7 +423,7 @@ static void a_slow_commit_is_named(void **state)
     assert_string_equal(text, "");
 }
 
-/* Errors among conditional ops: what is skipped never fails, the rest does as ever. */
+/* Errors among conditional ops: a skipped op never fails, and all others fail as usual. */
 static void errors_meet_skips(void **state)
 {
     (void)state;
@@ -452,8 +454,8 @@ static void a_program_of_skips_ends(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_FLUSH, 4096, 4096, 4096);
-    uint32_t device = builder_home(&b, ARENA_DEVICE, 0, 4096);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
+    uint32_t device = builder_home(&b, TIER_DEVICE, 0, 4096);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
     builder_op(&b, OP_UPDATE);
     builder_use(&b, ROLE_STATE, ACCESS_UPDATE, host, 0, 512);
     builder_op(&b, OP_H2D);

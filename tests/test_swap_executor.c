@@ -1,6 +1,6 @@
-/* The executor on fake lanes: any timing gives the values of serial execution; issue order, depth and
- * dependencies are respected; lanes overlap; errors drain and poison; nothing is allocated. Runs once
- * plain and once in paranoid mode. */
+/* The executor on fake lanes: any timing gives the values of serial execution; issue order, depth
+ * and dependencies are respected; lanes overlap; errors drain and poison; nothing is allocated.
+ * Runs once plain and once in paranoid mode. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,7 +32,7 @@ static void check_totals(const rig *self, const program *prog, const run_totals 
     assert_int_equal(self->ring.written, prog->op_count);
 }
 
-/* What the random runs must have exercised, over all of them. */
+/* The features that the random runs together must have exercised. */
 struct coverage {
     uint64_t early_submits, behind_submits, drive_depth, overlaps;
 };
@@ -97,15 +97,15 @@ static void random_threads_give_serial_values(void **state)
     assert_int_equal(seen.early_submits > 0, !rig_is_paranoid);
 }
 
-/* A worker gets the next op of its other lane while the one before it runs; in paranoid mode only after
- * what that one releases was poisoned. */
+/* A worker gets the next op of its other lane while the one before it runs; in paranoid mode only
+ * after what that one releases was poisoned. */
 static void workers_are_fed_ahead(void **state)
 {
     (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     builder_op(&b, OP_FORWARD);
     builder_use(&b, ROLE_OUTPUT, ACCESS_WRITE, home, 0, 256);
     builder_op(&b, OP_UPDATE);
@@ -196,7 +196,8 @@ static void any_error_drains_and_poisons(void **state)
     program_fini(&prog);
 }
 
-/* Two ops that wait for each other: such a program must not pass the check, nor hang the executor. */
+/* Two ops that wait for each other: such a program must not pass the check, nor hang the
+ * executor. */
 static void a_deadlock_is_named(void **state)
 {
     (void)state;
@@ -352,7 +353,7 @@ static void stalls_go_to_the_lane_waited_for(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     static const struct {
         enum op_kind kind;
         int deps[2];
@@ -420,15 +421,15 @@ static void stalls_go_to_the_lane_waited_for(void **state)
     program_fini(&prog);
 }
 
-/* A GPU's streams are one lane object, whose worker is fed ahead; compute waits for copies all the same,
- * and for the updates of a worker of their own. */
+/* A GPU's streams are one lane object, whose worker is fed ahead; compute waits for copies all the
+ * same, and for the updates of a worker of their own. */
 static void a_gpu_waits_for_its_copies(void **state)
 {
     (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     static const struct {
         enum op_kind kind;
         int dep;

@@ -1,6 +1,7 @@
-/* Every transfer of a short program fails in turn with each fault: the run gives exactly the right bytes,
- * or an error that names op, file and offset; never wrong bytes. The argument names the transport. The
- * program is that of swap_io_rig.h; the first sums of its tiles are put in from outside. */
+/* Every transfer of a short program fails in turn with each fault: the run gives exactly the right
+ * bytes, or an error that names op, file and offset; never wrong bytes. The argument names the
+ * transport. The program is that of swap_io_rig.h; the first sums of its tiles are put in from
+ * outside. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,8 +29,8 @@ static void start(io_rig *r, const program *prog, const io_faults *faults, bool 
         io_rig_preload_sums(r);
 }
 
-/* The bytes in memory and on the drive are those of serial execution. The drive is read past the faults:
- * on a transport without any. */
+/* The bytes in memory and on the drive are those of serial execution. The drive is read past the
+ * faults: on a transport without any. */
 static bool bytes_are_right(io_rig *r, const fixture_arenas *serial)
 {
     io *faulty = r->transport;
@@ -99,8 +100,8 @@ static void every_transfer_fails_in_turn(void **state)
     uint64_t reads = 2 * IO_RIG_TILES + 2 * (IO_RIG_TILES / 2) + 2 * IO_RIG_TILES,
              writes = 2 * IO_RIG_TILES;
     assert_int_equal(count, reads + writes);
-    /* Which transfer is the n-th depends on the worker's timing, so kinds of one direction are counted
-     * in bounds. */
+    /* Which transfer is the n-th depends on the worker's timing, so kinds of one direction are
+     * counted in bounds. */
     const uint64_t least[IO_FAULT_KIND_COUNT] = {[IO_FAULT_EIO] = count,
                                                  [IO_FAULT_TORN] = writes / 2,
                                                  [IO_FAULT_ENOSPC] = writes / 2,
@@ -144,7 +145,8 @@ static void without_sums_a_flip_goes_through(void **state)
     program_fini(&prog);
 }
 
-/* A transfer that does not come back is named with its op while the executor sleeps, and waited for. */
+/* A transfer that does not come back is named with its op while the executor sleeps, and waited
+ * for. */
 static void a_stuck_transfer_is_named_by_its_op(void **state)
 {
     (void)state;

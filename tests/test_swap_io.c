@@ -1,6 +1,7 @@
-/* The read and write lanes over real files, with real worker lanes beside them: random programs give
- * the values of serial execution, on io_uring, on the thread pool and on the simulated drive, also where
- * transfers are slow, short and out of order; errors stop the run. Some runs are paced. The argument names the transport. */
+/* The read and write lanes over real files, with real worker lanes beside them: random programs
+ * give the values of serial execution, on io_uring, on the thread pool and on the simulated drive,
+ * also where transfers are slow, short and out of order; errors stop the run. Some runs are paced.
+ * The argument names the transport. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -104,8 +105,8 @@ static void drive_errors_stop_the_run(void **state)
     assert_true(failed >= 6);
 }
 
-/* The queue itself breaks with requests of both lanes in flight: the run ends with an error, and all
- * can be taken down, in the order that the engine uses. */
+/* The queue itself breaks with requests of both lanes in flight: the run ends with an error, and
+ * all can be taken down, in the order that the engine uses. */
 static void a_broken_queue_ends_the_run(void **state)
 {
     (void)state;
@@ -130,7 +131,8 @@ static void a_broken_queue_ends_the_run(void **state)
     }
 }
 
-/* One lane's poll may collect the other's completions: its descriptor must then wake the executor. */
+/* One lane's poll may collect the other's completions: its descriptor must then wake the
+ * executor. */
 /* With and without the thread that sums between the transport and the lanes. */
 static void wake_own_lane(bool verify)
 {
@@ -186,8 +188,8 @@ static uint32_t find_long(const program *prog, int kind)
     return 0;
 }
 
-/* Submits one op on each lane, the second behind the first, with a failure at the n-th transfer from here:
- * which of the two it hits tells the order of transfers. */
+/* Submits one op on each lane, the second behind the first, with a failure at the n-th transfer
+ * from here: which of the two it hits tells the order of transfers. */
 static void fail_nth(int first_kind, bool verify, uint64_t n, int result[2])
 {
     program prog;
@@ -228,8 +230,8 @@ static void fail_nth(int first_kind, bool verify, uint64_t n, int result[2])
     program_fini(&prog);
 }
 
-/* Of two ops on the two lanes the one that goes behind gives way to all transfers of the other, also while that is
- * still being summed; and what fails lets it go. */
+/* An op with op.behind gives way to all transfers of the other op, also while that one is still
+ * being summed; a failure of the other op lets it go. */
 static void lanes_keep_behind(void **state)
 {
     (void)state;
@@ -261,7 +263,7 @@ static void a_thread_that_cannot_start(void **state)
     mem_stats before, after;
     mem_get_stats(&before);
     lane_io_config config = {.transport = r.transport,
-                             .host_base = r.arenas.base[ARENA_HOST],
+                             .host_base = r.arenas.base[TIER_HOST],
                              .depth = 1,
                              .request_capacity = 1,
                              .verify = r.sums,

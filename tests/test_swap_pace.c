@@ -1,6 +1,6 @@
-/* Paced lanes: a run takes as long as a machine of the stated rates would, held against a replay in small
- * steps of time that shares nothing with it. Times are only looked at as a ratio, of the best of several
- * tries, since the machine has other work; but no run may be faster than it could. */
+/* Paced lanes: a run takes as long as a machine of the stated rates would, held against a replay in
+ * small steps of time that shares nothing with it. Times are only looked at as a ratio, of the best
+ * of several tries, since the machine has other work; but no run may be faster than it could. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "swap/lane_pace.h"
+#include "lane_pace.h"
 #include "swap_rig.h"
 
 enum { RESOURCES = 7, TRIES = 6 };
@@ -36,7 +36,8 @@ static const pace_rates unit_rates = {
     .op_seconds = 1e-4,
 };
 
-/* --- the replay --------------------------------------------------------------------------------- */
+/* --- the replay
+ * --------------------------------------------------------------------------------- */
 
 struct replay_op {
     double needs[RESOURCES]; /* seconds */
@@ -62,7 +63,8 @@ static void find_needs(const pace_rates *rates, const op *item, struct replay_op
     out->alone = out->left = longest + rates->op_seconds + d->wait_seconds;
 }
 
-/* One step: everybody in turn takes a crumb of it, as long as there is some of all that he needs. */
+/* One step: everybody in turn takes a crumb of it, as long as there is some of all that he
+ * needs. */
 static void replay_step(struct replay_op *const *running, uint32_t count, double step)
 {
     enum { CRUMBS = 24 };
@@ -141,7 +143,8 @@ static double replay(const program *prog, const pace_rates *rates, bool skips)
     return seconds;
 }
 
-/* --- runs --------------------------------------------------------------------------------------- */
+/* --- runs
+ * --------------------------------------------------------------------------------------- */
 
 /* Milliseconds of work for each op, of what its kind uses. */
 static void draw_demands(program *prog, uint64_t seed)
@@ -204,7 +207,8 @@ static double run_seconds(rig *self, const program *prog)
     return (double)(totals.end_ns - totals.start_ns) * 1e-9;
 }
 
-/* Runs until one run takes as long as it should, within 15%; none may take less. Resets what a run left. */
+/* Runs until one run takes as long as it should, within 15%; none may take less. Resets what a run
+ * left. */
 static void must_take(rig *self, const program *prog, double seconds, const char *what)
 {
     double best = 1e9;
@@ -215,7 +219,8 @@ static void must_take(rig *self, const program *prog, double seconds, const char
         best = took < best ? took : best;
     }
     printf("%s: %.1f ms, replayed %.1f ms\n", what, best * 1e3, seconds * 1e3);
-    /* Beside other work of the machine a run may be slow: that it is not, the suite's slow line says. */
+    /* Beside other work of the machine a run may be slow: that it is not, the suite's slow line
+     * says. */
     if (best > 1.15 * seconds && getenv("SLUICE_TEST_TIMES"))
         fail_msg("%s: %.1f ms, but it should be %.1f ms", what, best * 1e3, seconds * 1e3);
 }
@@ -249,7 +254,7 @@ static void random_runs_take_their_time(void **state)
         double seconds = replay(&prog, &rates, skips);
         double took = run_seconds(&r, &prog);
         fixture_execute_unless(&serial, &prog, skips);
-        assert_true(rig_matches(&r, &serial)); /* bytes move as ever */
+        assert_true(rig_matches(&r, &serial)); /* bytes move as usual */
         rig_check_discipline(&r, seed);
         printf("%s: %.1f ms, replayed %.1f ms\n", what, took * 1e3, seconds * 1e3);
         if (took < 0.95 * seconds || took > 1.15 * seconds)
@@ -261,7 +266,8 @@ static void random_runs_take_their_time(void **state)
     }
 }
 
-/* --- what is shared ----------------------------------------------------------------------------- */
+/* --- what is shared
+ * ----------------------------------------------------------------------------- */
 
 /* `count` ops of each of two kinds, of equal demands, which nothing orders. */
 static void build_pair(program *out, enum op_kind one, enum op_kind two, uint32_t count,
@@ -284,8 +290,8 @@ struct pair {
     double seconds; /* of ten of each */
 };
 
-/* 6 ms each, and a fixed cost that is shared with nobody: together they take as long as one after the other
- * where they share, else as long as one. */
+/* 6 ms each, and a fixed cost that is shared with nobody: together they take as long as one after
+ * the other where they share, else as long as one. */
 static const struct pair pairs[] = {
     {"a drive's directions",
      OP_READ,
@@ -347,7 +353,8 @@ static void resources_are_shared(void **state)
     }
 }
 
-/* A long chain from lane to lane: each op is late by what two threads need to wake, all of them are not. */
+/* A long chain from lane to lane: each op is late by what two threads need to wake, all of them are
+ * not. */
 static void lateness_does_not_add_up(void **state)
 {
     (void)state;
@@ -373,7 +380,8 @@ static void lateness_does_not_add_up(void **state)
     program_fini(&prog);
 }
 
-/* --- work that takes longer, or fails ------------------------------------------------------------ */
+/* --- work that takes longer, or fails
+ * ------------------------------------------------------------ */
 
 static int sleep_or_fail(void *user, const program *prog, const op *item)
 {
@@ -386,7 +394,8 @@ static int sleep_or_fail(void *user, const program *prog, const op *item)
     return 0;
 }
 
-/* A gather that waits for its peers holds back what needs it, for as long as it does; a failure comes out. */
+/* A gather that waits for its peers holds back its dependents for exactly that time; its failure is
+ * reported. */
 static void work_that_takes_longer_counts(void **state)
 {
     (void)state;

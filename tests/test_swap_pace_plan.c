@@ -1,6 +1,6 @@
-/* What the compiler predicts of a step is what the executor makes of it on lanes of the same speeds: compiled
- * jobs of one rank and of several, run on paced lanes without work, against the predicted length. Looked at as
- * a ratio, of the best of several tries, since the machine has other work. */
+/* The compiler's prediction for a step holds for the executor on lanes of the same speeds: compiled
+ * jobs of one rank and of several run on paced lanes without work. The result is a ratio to the
+ * predicted length, the best of several tries, since the machine has other work. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,34 +10,17 @@
 
 #include <cmocka.h>
 
+#include "lane_pace.h"
 #include "plan_fixture.h"
 #include "swap/executor.h"
-#include "swap/lane_pace.h"
 
 enum { TRIES = 4, RUNS = 12 };
 
-/* A step may be faster than predicted: the compiler gives memory away in the order of the step, the executor
- * waits for nothing but what it takes over. Seldom by more than a twentieth. */
+/* A step may be faster than predicted: the compiler gives memory away in the order of the step, the
+ * executor waits for nothing but what it takes over. Seldom by more than a twentieth. */
 static const double fastest = 0.75, slowest = 1.15;
 
 static const double shortest_ns = 1e8, longest_ns = 4e8; /* of a step that is run */
-
-static pace_rates rates_of(const plan_machine *machine)
-{
-    return (pace_rates){
-        .drive_read_bytes = machine->drive_read_bytes_per_second,
-        .drive_write_bytes = machine->drive_write_bytes_per_second,
-        .h2d_bytes = machine->h2d_bytes_per_second,
-        .d2h_bytes = machine->d2h_bytes_per_second,
-        .comm_bytes = machine->comm_bytes_per_second,
-        .dram_bytes = machine->dram_bytes_per_second,
-        .device_flops = machine->device_flops_per_second,
-        .device_bytes = machine->device_bytes_per_second,
-        .cores = machine->core_count,
-        .device_is_cpu = machine->device_is_cpu,
-        .op_seconds = machine->op_seconds,
-    };
-}
 
 /* The same machine, so many times slower: ops become longer than threads are late. */
 static void slow_down(plan_machine *machine, double times)
@@ -59,7 +42,8 @@ static void slow_down(plan_machine *machine, double times)
 /* The shortest of several runs, in relation to what is predicted. */
 static double measure(const program *prog, const plan_machine *machine)
 {
-    lane_pace_config config = {.rates = rates_of(machine), .programs = &prog, .program_count = 1};
+    lane_pace_config config = {
+        .rates = pace_rates_of(machine), .programs = &prog, .program_count = 1};
     lane_pace *pace;
     executor_config run = {.programs = &prog, .program_count = 1};
     assert_int_equal(lane_pace_create(&config, &pace), 0);

@@ -1,5 +1,6 @@
-/* Paranoid mode: one canary for each thing that it must catch, and what a correct op sees. Random correct
- * programs in paranoid mode are the executor's own tests, run with the argument "paranoid". */
+/* Paranoid mode: one canary for each thing that it must catch, and what a correct op sees. Random
+ * correct programs in paranoid mode are the executor's own tests, run with the argument
+ * "paranoid". */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -17,7 +18,8 @@
 
 enum { DEVICE = 4 * TILE_PERIOD_BYTES, HOST = 65536, SPAN = 512 };
 
-/* Buffers of the bench's program: three homes and a transient on the device, one home on the host. */
+/* Buffers of the bench's program: three homes and a transient on the device, one home on the
+ * host. */
 enum { BUFFER_A, BUFFER_B, BUFFER_SHARED, BUFFER_HOST, BUFFER_TEMP };
 
 /* A program of one op per test, and what its callback saw. */
@@ -58,11 +60,11 @@ static void bench_init(bench *self, enum op_kind kind)
 {
     memset(self, 0, sizeof *self);
     builder_init(&self->build, PROGRAM_STEADY, DEVICE, HOST, HOST);
-    builder_home(&self->build, ARENA_DEVICE, 4096, 4096);
-    builder_home(&self->build, ARENA_DEVICE, 8192, 4096);
-    builder_home(&self->build, ARENA_DEVICE, 12288, 4096);
-    builder_home(&self->build, ARENA_HOST, 0, 4096);
-    builder_transient(&self->build, ARENA_DEVICE, TILE_PERIOD_BYTES, 4096);
+    builder_home(&self->build, TIER_DEVICE, 4096, 4096);
+    builder_home(&self->build, TIER_DEVICE, 8192, 4096);
+    builder_home(&self->build, TIER_DEVICE, 12288, 4096);
+    builder_home(&self->build, TIER_HOST, 0, 4096);
+    builder_transient(&self->build, TIER_DEVICE, TILE_PERIOD_BYTES, 4096);
     builder_op(&self->build, kind);
 }
 
@@ -75,8 +77,8 @@ static void bench_start(bench *self)
     paranoid_config config = {.programs = &programs, .program_count = 1, .run = act, .user = self};
     for (int kind = 0; kind < LANE_COUNT; kind++)
         config.serves[kind] = true;
-    config.arena_base[ARENA_DEVICE] = self->arenas.base[ARENA_DEVICE];
-    config.arena_base[ARENA_HOST] = self->arenas.base[ARENA_HOST];
+    config.arena_base[TIER_DEVICE] = self->arenas.base[TIER_DEVICE];
+    config.arena_base[TIER_HOST] = self->arenas.base[TIER_HOST];
     assert_int_equal(paranoid_create(&config, &self->checked), 0);
 }
 
@@ -92,7 +94,7 @@ static int bench_run(bench *self)
     return paranoid_run(self->checked, &self->prog, &self->prog.ops[0]);
 }
 
-/* The op is refused, for the given reason, and memory is as it was. */
+/* The op is refused for the given reason, and memory is unchanged. */
 static void must_be_caught(bench *self, const char *reason)
 {
     fixture_arenas before;
@@ -136,8 +138,7 @@ static void a_correct_op_is_undisturbed(void **state)
     b.act = copy_input;
     fixture_arenas expected;
     fixture_arenas_init(&expected, &b.prog, 5);
-    memcpy(expected.base[ARENA_DEVICE] + 8192 + 1024, expected.base[ARENA_DEVICE] + 4096 + 256,
-           SPAN);
+    memcpy(expected.base[TIER_DEVICE] + 8192 + 1024, expected.base[TIER_DEVICE] + 4096 + 256, SPAN);
     mem_stats before, after;
     mem_get_stats(&before);
     for (int i = 0; i < 40; i++)
@@ -186,8 +187,8 @@ static int add_one(bench *self, const program *prog, const op *item)
     return 0;
 }
 
-/* A gradient closed in place: read as one operand and written as another over the same bytes, and half
- * of it as a third. */
+/* A gradient closed in place: read as one operand and written as another over the same bytes, and
+ * half of it as a third. */
 static void operands_may_overlap(void **state)
 {
     (void)state;
@@ -200,7 +201,7 @@ static void operands_may_overlap(void **state)
     b.act = add_one;
     fixture_arenas expected;
     fixture_arenas_init(&expected, &b.prog, 5);
-    unsigned char *bytes = expected.base[ARENA_DEVICE] + 12288 + 64;
+    unsigned char *bytes = expected.base[TIER_DEVICE] + 12288 + 64;
     for (int i = 0; i < SPAN; i++)
         bytes[i]++;
     memset(bytes + SPAN, 0xff, SPAN / 2); /* declared as written, but it was not */
@@ -414,14 +415,14 @@ static void unfit_ops(void **state)
 
     /* An operand in an arena without a base: the op runs on the real program. */
     builder_init(&b.build, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t slab = builder_home(&b.build, ARENA_NVME, 0, 4096);
+    uint32_t slab = builder_home(&b.build, TIER_NVME, 0, 4096);
     builder_op(&b.build, OP_WRITE);
     builder_use(&b.build, ROLE_TARGET, ACCESS_WRITE, slab, 0, 4096);
     bench_start(&b);
     b.act = NULL;
     b.calls = 0;
     assert_int_equal(bench_run(&b), 0);
-    assert_int_equal(b.seen[0], (uintptr_t)b.arenas.base[ARENA_NVME]);
+    assert_int_equal(b.seen[0], (uintptr_t)b.arenas.base[TIER_NVME]);
     bench_fini(&b);
 }
 
@@ -440,7 +441,7 @@ static int run_spy(void *user, const program *prog, const op *item)
     spy *self = user;
     uint32_t i = (uint32_t)(item - prog->ops);
     if (i < 4)
-        memcpy(self->kept[i], self->arenas.base[ARENA_DEVICE] + self->watched, 16);
+        memcpy(self->kept[i], self->arenas.base[TIER_DEVICE] + self->watched, 16);
     return fixture_execute(&self->arenas, prog, item);
 }
 
@@ -448,19 +449,20 @@ static int run_short_read(void *user, const program *prog, const op *item)
 {
     spy *self = user;
     const operand *target = op_operand(item, ROLE_TARGET);
-    memset(self->arenas.base[ARENA_HOST] + prog->buffers[target->buffer_idx].offset_bytes, 1, 16);
+    memset(self->arenas.base[TIER_HOST] + prog->buffers[target->buffer_idx].offset_bytes, 1, 16);
     return 0; /* and says that all of it came */
 }
 
-/* read -> host home; forward 1 writes the transient, forward 2 reads it, forward 3 only comes after. */
+/* read -> host home; forward 1 writes the transient, forward 2 reads it, forward 3 only comes
+ * after. */
 static void build_release(program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, DEVICE, HOST, HOST);
-    uint32_t slab = builder_home(&b, ARENA_NVME, 0, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 4096, 4096);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
-    uint32_t temp = builder_transient(&b, ARENA_DEVICE, 8192, SPAN);
+    uint32_t slab = builder_home(&b, TIER_NVME, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 4096, 4096);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
+    uint32_t temp = builder_transient(&b, TIER_DEVICE, 8192, SPAN);
     builder_op(&b, OP_READ);
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, slab, 0, 4096);
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, host, 0, 4096);
@@ -505,9 +507,9 @@ static void nothing_outlives_its_users(void **state)
         assert_int_equal(all_nan(seen.kept[1], 16), mode); /* before its first writer */
         assert_false(all_nan(seen.kept[2], 16));           /* between writer and reader */
         assert_int_equal(all_nan(seen.kept[3], 16), mode); /* after its last reader */
-        assert_int_equal(all_nan(seen.arenas.base[ARENA_HOST] + 16, 4096 - 16), mode);
-        assert_false(all_nan(seen.arenas.base[ARENA_HOST], 16));
-        assert_false(all_nan(seen.arenas.base[ARENA_DEVICE] + 4096, 4096)); /* a home */
+        assert_int_equal(all_nan(seen.arenas.base[TIER_HOST] + 16, 4096 - 16), mode);
+        assert_false(all_nan(seen.arenas.base[TIER_HOST], 16));
+        assert_false(all_nan(seen.arenas.base[TIER_DEVICE] + 4096, 4096)); /* a home */
         executor_destroy(exec);
         config.lanes[LANE_COMPUTE]->ops->destroy(config.lanes[LANE_COMPUTE]);
         config.lanes[LANE_READ]->ops->destroy(config.lanes[LANE_READ]);

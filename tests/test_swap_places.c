@@ -1,5 +1,5 @@
-/* The table of places: random writes and commits against a model of the slab that remembers what the last
- * durable commit holds; look-ups; and the tables that are refused. */
+/* The table of places: random writes and commits against a model of the slab that remembers what
+ * the last durable commit holds; look-ups; and the tables that are refused. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "swap/places.h"
+#include "swap/place_table.h"
 
 enum { PAGE = 4096, SEED = 20261122, EXTENTS = 40, STEPS = 20000 };
 
@@ -21,7 +21,8 @@ static uint64_t draw(uint64_t stream, uint64_t step, uint64_t bound)
     return rng_below(SEED, stream, step, bound);
 }
 
-/* Extents of one to four pages with gaps in the arena, places dealt out in another order on the slab. */
+/* Extents of one to four pages with gaps in the arena, places dealt out in another order on the
+ * slab. */
 static void make_entries(place_entry *entries, bool has_two)
 {
     uint64_t logical = 0, slab = 0;
@@ -94,15 +95,15 @@ static void finds_what_is_there(void **state)
     place_table_destroy(table);
 }
 
-/* What the slab holds at each place: the number of the write that wrote it; 0: nothing. */
+/* The content of each place of the slab: the number of the write that wrote it; 0: nothing. */
 struct slab_model {
     uint64_t content[EXTENTS][2];
     uint64_t newest[EXTENTS], durable[EXTENTS]; /* what a reader, or a resumed run, has to find */
     uint8_t durable_at[EXTENTS];
 };
 
-/* Every step either begins and ends a write, begins one that fails, or commits. A write that began has
- * destroyed its place, so the durable content must lie elsewhere at any time. */
+/* Every step either begins and ends a write, begins one that fails, or commits. A write that began
+ * has destroyed its place, so the durable content must lie elsewhere at any time. */
 static void run_sequence(bool has_two)
 {
     static struct slab_model model;

@@ -1,7 +1,7 @@
-/* Optimizer state with two places over a slab of two drives: what a commit names is never touched, by writes
- * that succeed, are torn or fail; a read is of the newest place and finds wrong bytes there; with and without
- * places, sums and comparisons. The argument names the transport; what lies on the slab is looked at past
- * the lanes. */
+/* Optimizer state with two places over a slab of two drives: what a commit names is never touched,
+ * by writes that succeed, are torn or fail; a read is of the newest place and finds wrong bytes
+ * there; with and without places, sums and comparisons. The argument names the transport; what lies
+ * on the slab is looked at past the lanes. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,8 +14,8 @@
 
 #include "swap_state_rig.h"
 
-/* Writes, all or one, reads and commits at random. After each the slab holds, at the place that the last
- * commit names, what that commit found, and at the newest place what was written last. */
+/* Writes, all or one, reads and commits at random. After each the slab holds, at the place that the
+ * last commit names, what that commit found, and at the newest place what was written last. */
 static void commits_stay_as_they_were(void **state)
 {
     (void)state;
@@ -69,7 +69,7 @@ static void commits_stay_as_they_were(void **state)
     rig_close(&r);
 }
 
-/* What the commit's thread finds in the table while reads are in flight. */
+/* The content of the table for the commit's thread while reads are in flight. */
 struct commit_view {
     place_table *places;
     uint8_t newest[TILES];
@@ -97,8 +97,8 @@ static void make_committing_program(program *out)
 {
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, HOST_BYTES, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_NVME, 0, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_HOST, 0, HOST_BYTES);
+    builder_home(&build, TIER_NVME, 0, EXTENTS * EXTENT_BYTES);
+    builder_home(&build, TIER_HOST, 0, HOST_BYTES);
     for (uint32_t i = 0; i < TILES; i++)
         add_transfer(&build, OP_WRITE, i);
     uint32_t commit = builder_op(&build, OP_COMMIT);
@@ -218,7 +218,7 @@ static void wrong_bytes_are_found_where_they_count(void **state)
         item->has_sum[item->newest] = 1;
         flip(&r, newest_at, byte);
         must_read(&r, i, 20 + i);
-        /* What is no part of the state, or not its newest place, is nobody's concern here. */
+        /* Bytes that are no state, or not its newest place, do not matter here. */
         flip(&r, newest_at, PADDING_AT + i);
         flip(&r, old_at, byte);
         assert_int_equal(read_extent(&r, i), 0);
@@ -229,7 +229,8 @@ static void wrong_bytes_are_found_where_they_count(void **state)
     rig_close(&r);
 }
 
-/* One transfer of a write fails, in each way: into the other place first, then into the same again. */
+/* One transfer of a write fails, in each way: into the other place first, then into the same
+ * again. */
 static void a_failed_write_leaves_the_commit(void **state)
 {
     (void)state;
@@ -287,7 +288,8 @@ static uint64_t count_sums(state_rig *r)
     return count;
 }
 
-/* With and without places, a table of sums, comparisons: where bytes go, what is summed and compared. */
+/* With and without places, a table of sums, comparisons: where bytes go, what is summed and
+ * compared. */
 static void places_and_sums_go_together(void **state)
 {
     (void)state;
@@ -356,7 +358,7 @@ static void what_has_no_place_is_refused(void **state)
     assert_int_equal(count_sums(&r) + checksum_count(r.sums), 0);
     must_write(&r, 1, 5);
     must_read(&r, 1, 5);
-    must_write(&r, PARAMS, 6); /* and what needs none goes on as ever */
+    must_write(&r, PARAMS, 6); /* and ops that need none go on as usual */
     flip(&r, PARAMS_AT, PADDING_AT);
     place_entry *item = entry_of(&r, 1);
     expect_corrupt(&r, PARAMS, PARAMS_AT, checksum_sum(source(&r, PARAMS), EXTENT_BYTES, 0, 0));

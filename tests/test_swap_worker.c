@@ -19,8 +19,8 @@
 
 enum { OPS_MAX = 16 };
 
-/* What the callback does and sees. Written by the worker while it runs an op, read by the test after
- * that op was polled. */
+/* The callback's actions and observations. The worker writes it while it runs an op; the test reads
+ * it after that op was polled. */
 struct script {
     sem_t gate; /* op 0 waits here, so that others queue up behind it */
     bool gated;
@@ -91,12 +91,13 @@ static void await(lane *worker, uint32_t count, lane_request **done)
     assert_int_equal(poll(&fd, 1, 0), 0); /* nothing left, nothing readable */
 }
 
-/* Update 0, update 1, forward 2 (after update 1), forward 3, update 4 (after forward 3), forward 5. */
+/* Update 0, update 1, forward 2 (after update 1), forward 3, update 4 (after forward 3), forward
+ * 5. */
 static void build_mixed(program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     static const enum op_kind kinds[] = {OP_UPDATE,  OP_UPDATE, OP_FORWARD,
                                          OP_FORWARD, OP_UPDATE, OP_FORWARD};
     for (uint32_t i = 0; i < 6; i++) {

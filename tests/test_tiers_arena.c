@@ -1,4 +1,5 @@
-/* Arenas: exact size, alignment, refusal of what cannot be had, and what the kernel says of memory. */
+/* Arenas: exact size, alignment, refusal of what cannot be had, and what the kernel says of
+ * memory. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -95,7 +96,7 @@ static void too_much_is_refused(void **state)
     assert_int_equal(arena_init(&host, &config), -ENOMEM);
     config.size_bytes = 0;
     assert_int_equal(arena_init(&host, &config), -EINVAL);
-    arena_fini(&host); /* of one that never was: harmless */
+    arena_fini(&host); /* harmless for an arena that was never made */
 }
 
 static void nodes(void **state)
@@ -147,24 +148,9 @@ static void process_memory_allocates_nothing(void **state)
     assert_int_equal(after.call_count, before.call_count);
 }
 
-/* The local node is one that arena_init takes, and the same answer comes twice. */
-static void local_node_is_usable(void **state)
-{
-    (void)state;
-    int node = arena_local_node();
-    assert_int_equal(node, arena_local_node());
-    arena_config config = {
-        .name = "local", .size_bytes = 1 << 20, .numa_node = node, .touch_threads = 1};
-    arena made;
-    assert_int_equal(arena_init(&made, &config), 0);
-    assert_true(node < 0 || made.numa_node == node || made.numa_node == -1);
-    arena_fini(&made);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(local_node_is_usable),
         cmocka_unit_test(exact_size_and_alignment),
         cmocka_unit_test(every_page_is_resident),
         cmocka_unit_test(too_much_is_refused),

@@ -1,6 +1,6 @@
-/* Drives measured and weighed: the arithmetic of weights, directories of one device, what the measuring
- * leaves behind (nothing), and what it does where it cannot measure. No test asserts on a rate's size,
- * only that it is one. The argument names the backend. */
+/* Drives measured and weighed: the arithmetic of weights, directories of one device, what the
+ * measuring leaves behind (nothing), and what it does where it cannot measure. No test asserts on a
+ * rate's size, only that it is one. The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -23,7 +23,7 @@
 #include "tiers_helpers.h"
 
 static enum io_backend backend = IO_AUTO;
-static slab_drive drives[SLAB_DRIVES_MAX];
+static slab_drive drives[DRIVES_MAX];
 static char other_directory[64]; /* on another file system, or "" */
 
 static uint64_t free_bytes_of(const char *path)
@@ -74,7 +74,7 @@ static void failures_name_the_path_and_leave_nothing(void **state)
 static void weights_follow_rates_in_steps(void **state)
 {
     (void)state;
-    double weights[SLAB_DRIVES_MAX];
+    double weights[DRIVES_MAX];
     const uint32_t apart[] = {0, 1, 2, 3};
     /* Within half a step: equal to the bit. */
     const double noisy[] = {3.00e9, 3.05e9, 2.99e9, 3.06e9};
@@ -106,15 +106,15 @@ static void weights_follow_rates_in_steps(void **state)
     uint64_t seed = 20261122;
     print_message("seed %llu\n", (unsigned long long)seed);
     for (uint64_t trial = 0; trial < 500; trial++) {
-        double rates[SLAB_DRIVES_MAX], fastest = 0;
-        uint32_t devices[SLAB_DRIVES_MAX];
-        for (uint32_t i = 0; i < SLAB_DRIVES_MAX; i++) {
+        double rates[DRIVES_MAX], fastest = 0;
+        uint32_t devices[DRIVES_MAX];
+        for (uint32_t i = 0; i < DRIVES_MAX; i++) {
             rates[i] = exp(7.0 + 18.0 * rng_uniform(seed, trial, i)); /* 1 kB/s to 70 GB/s */
             devices[i] = i;
             fastest = fmax(fastest, rates[i]);
         }
-        drive_speed_weights(rates, devices, SLAB_DRIVES_MAX, weights);
-        for (uint32_t i = 0; i < SLAB_DRIVES_MAX; i++) {
+        drive_speed_weights(rates, devices, DRIVES_MAX, weights);
+        for (uint32_t i = 0; i < DRIVES_MAX; i++) {
             double steps = log(fastest * 1e-9 / weights[i]) / log(1.05);
             assert_true(fabs(steps - nearbyint(steps)) < 1e-6);
             assert_true(fabs(log(weights[i] / (rates[i] * 1e-9))) < 0.5001 * log(1.05));
@@ -131,20 +131,21 @@ static void one_device_is_not_measured(void **state)
             snprintf(name, sizeof name, "d%u", i);
             helper_drive(&drives[i], name, 64 * MIB, 7.0 + i);
         }
-        assert_int_equal(slab_weigh_drives(drives, count), 0);
+        assert_int_equal(slab_weigh_drives_by(drives, count, IO_AUTO), 0);
         for (uint32_t i = 0; i < count; i++)
             assert_true(drives[i].weight == drives[0].weight && drives[i].weight > 0);
     }
     assert_int_equal(helper_count_entries(helper_directory), 2);
-    assert_int_equal(slab_weigh_drives(drives, 0), -EINVAL);
-    assert_int_equal(slab_weigh_drives(drives, SLAB_DRIVES_MAX + 1), -EINVAL);
+    assert_int_equal(slab_weigh_drives_by(drives, 0, IO_AUTO), -EINVAL);
+    assert_int_equal(slab_weigh_drives_by(drives, DRIVES_MAX + 1, IO_AUTO), -EINVAL);
     drives[0].weight = 5;
     drives[1].path[0] = 0;
-    assert_int_equal(slab_weigh_drives(drives, 2), ERR_INPUT);
+    assert_int_equal(slab_weigh_drives_by(drives, 2, IO_AUTO), ERR_INPUT);
     assert_true(drives[0].weight == 5);
 }
 
-/* Two directories here and one on another file system: the two have one measurement and equal parts. */
+/* Two directories here and one on another file system: the two have one measurement and equal
+ * parts. */
 static void two_devices_share_by_speed(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* Reads and writes through one backend (the argument: uring, uring_unregistered, pool,
- * sim) against a shadow
- * copy in memory: random requests of both directions in any order, tiny and deep queues, small and large
- * blocks, one to three drives, a drive that cuts, interrupts and delays, and no allocation on the way. */
+/* Reads and writes through one backend (the argument: uring, uring_unregistered, pool, sim) against
+ * a shadow copy in memory: random requests of both directions in any order, tiny and deep queues,
+ * small and large blocks, one to three drives, a drive that cuts, interrupts and delays, and no
+ * allocation on the way. */
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
@@ -20,6 +20,7 @@
 #include "base/rng.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { BLOCK = 4096, SLOTS = 24, SLOT_BLOCKS = 512, SLAB_BLOCKS = 6144, SEED = 20261121 };
@@ -99,8 +100,8 @@ static io *create(uint32_t queue_depth, uint64_t block_bytes, const io_faults *f
                         .regions = regions,
                         .region_count = 2,
                         .request_capacity = SLOTS,
-                        .deny_registration = deny_registration,
-                        .faults = faults};
+                        .test =
+                            &(io_test){.deny_registration = deny_registration, .faults = faults}};
     io *self = NULL;
     int rc = io_create(&config, &self);
     if (rc < 0)
@@ -124,7 +125,8 @@ static void write_everything(io *self)
     }
 }
 
-/* Fills a free slot with a random request on blocks that no other request uses; false if none found. */
+/* Fills a free slot with a random request on blocks that no other request uses; false if none
+ * found. */
 static bool draw_request(uint32_t slot_idx, uint64_t trial, uint32_t blocks_max)
 {
     struct slot *slot = &slots[slot_idx];
@@ -273,7 +275,8 @@ static void a_bad_day_changes_nothing(void **state)
     io_destroy(self);
 }
 
-/* The canary: a bit flip that nobody reports must be seen by the comparison that the tests rest on. */
+/* The canary: a bit flip that nobody reports must be seen by the comparison that the tests rest
+ * on. */
 static void a_flipped_bit_is_seen(void **state)
 {
     (void)state;
@@ -291,8 +294,8 @@ static void a_flipped_bit_is_seen(void **state)
     io_destroy(self);
 }
 
-/* A region above 1 GiB is registered in pieces, and a request across their border works. The region is
- * one file of 4 MiB mapped again and again, so it takes no more memory than that. */
+/* A region above 1 GiB is registered in pieces, and a request across their border works. The region
+ * is one file of 4 MiB mapped again and again, so it takes no more memory than that. */
 static void regions_beyond_one_iovec(void **state)
 {
     (void)state;
@@ -312,7 +315,7 @@ static void regions_beyond_one_iovec(void **state)
                         .backend = backend,
                         .regions = &region,
                         .region_count = 1,
-                        .deny_registration = deny_registration};
+                        .test = &(io_test){.deny_registration = deny_registration}};
     io *self;
     assert_int_equal(io_create(&config, &self), 0);
     unsigned char *data = base + GIB - 600 * KIB; /* the first transfer of 1 MiB meets the border */
@@ -330,7 +333,8 @@ static void regions_beyond_one_iovec(void **state)
     io_stats stats;
     io_get_stats(self, &stats);
     print_message("buffers registered: %d\n", stats.buffers_registered);
-    /* Registered: 600 + 600 KiB, cut at the border (else the kernel says EFAULT); if not: 1024 + 176. */
+    /* Registered: 600 + 600 KiB, cut at the border (else the kernel says EFAULT); if not: 1024 +
+     * 176. */
     assert_int_equal(stats.transfers[IO_READ], 2);
     io_destroy(self);
     munmap(base, region_bytes);
@@ -383,7 +387,7 @@ static void capacity_is_a_limit(void **state)
     assert_int_equal(io_submit(self, &requests[SLOTS]), 0); /* one returned, one taken */
     assert_int_equal(io_submit(self, done[0]), -EAGAIN);
     for (int returned = 1; returned < SLOTS;) {
-        /* What does not fit in `done` keeps the descriptor readable. */
+        /* Requests that do not fit in `done` keep the descriptor readable. */
         assert_int_equal(poll(&waiter, 1, 20000), 1);
         count = io_poll(self, done, 1);
         assert_in_range(count, 0, 1);
@@ -394,7 +398,8 @@ static void capacity_is_a_limit(void **state)
     io_destroy(self); /* with requests queued and in flight */
 }
 
-/* The descriptor is quiet when there is nothing to do: a caller that sleeps on it does not spin. */
+/* The descriptor is not readable when there is no work, so a caller that sleeps on it does not
+ * spin. */
 static void the_descriptor_gets_quiet(void **state)
 {
     (void)state;
@@ -476,7 +481,7 @@ static void bad_configs_are_refused(void **state)
     assert_null(self);
     config.region_count = 0;
     config.backend = IO_URING;
-    config.deny_uring = true;
+    config.test = &(io_test){.deny_uring = true};
     assert_int_equal(io_create(&config, &self), -EPERM);
     config.backend = IO_AUTO;
     assert_int_equal(io_create(&config, &self), 0); /* one warning, and the pool */

@@ -1,5 +1,6 @@
-/* Requests that go behind one of the other direction: none of their transfers is handed over before all of that
- * one's are, whenever it is submitted, and none waits for ever. The argument names the backend. */
+/* Requests that go behind one of the other direction: none of their transfers is handed over before
+ * all of that one's are, whenever it is submitted, and none waits for ever. The argument names the
+ * backend. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -15,6 +16,7 @@
 #include "base/rng.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { PIECE_BYTES = 256 * KIB, BLOCK_BYTES = 16 * KIB, REQUESTS = 24, SEED = 20261123 };
@@ -57,7 +59,7 @@ static io *create(uint32_t queue_depth, const io_faults *faults)
                         .regions = &region,
                         .region_count = 1,
                         .request_capacity = REQUESTS,
-                        .faults = faults};
+                        .test = &(io_test){.faults = faults}};
     io *self = NULL;
     if (io_create(&config, &self) < 0)
         fail_msg("io_create: %s", err_text());
@@ -138,7 +140,8 @@ static void the_first_goes_first(void **state)
     io_destroy(self);
 }
 
-/* What is through, or will never come, is waited for no more: its memory may serve another request. */
+/* A request does not wait for one that has finished or will never come, since its memory may serve
+ * another request. */
 static void nothing_waits_for_what_is_gone(void **state)
 {
     (void)state;
@@ -172,7 +175,7 @@ static void nothing_waits_for_what_is_gone(void **state)
     io_destroy(self);
 }
 
-/* What goes first fails in its middle: what goes behind it goes on. */
+/* The first request fails in its middle: the request behind it goes on. */
 static void a_failure_lets_the_others_go(void **state)
 {
     (void)state;
@@ -194,7 +197,8 @@ static void a_failure_lets_the_others_go(void **state)
     io_destroy(self);
 }
 
-/* Many in both directions, each behind an earlier one that may be gone already, in memory that serves again. */
+/* Many in both directions, each behind an earlier one that may be gone already, in memory that
+ * serves again. */
 static void random_chains_end(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* A real full drive: a tmpfs of 3 MiB, mounted for the test (in a mount namespace of its own, so that
- * nothing stays behind), or a skip where mounting is not allowed. The argument names the backend. */
+/* A real full drive: a tmpfs of 3 MiB, mounted for the test (in a mount namespace of its own, so
+ * that nothing stays behind), or a skip where mounting is not allowed. The argument names the
+ * backend. */
 #include <errno.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -44,7 +45,7 @@ static void a_full_drive_fails_the_write(void **state)
     assert_int_equal(slab_open(&store, &config), 0);
     /* Takes away what fallocate reserved, then fills the drive from outside. */
     assert_int_equal(ftruncate(store.files[0].fd, SLAB_HEADER_BYTES), 0);
-    char filler[SLAB_PATH_BYTES + 16];
+    char filler[FILE_PATH_BYTES + 16];
     snprintf(filler, sizeof filler, "%s/filler", drives[0].path);
     FILE *file = fopen(filler, "we");
     assert_non_null(file);
@@ -67,7 +68,7 @@ static void a_full_drive_fails_the_write(void **state)
     assert_int_equal(slab_remove(&store), 0);
 }
 
-/* 2 MiB and the same again do not go into 3; a part of it does, and the slab is as it was. */
+/* Twice 2 MiB do not fit in 3 MiB; a part of the second does, and the slab is unchanged. */
 static void a_copy_that_does_not_fit_leaves_nothing(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* What goes wrong on a drive reaches the caller as a typed error that names file and offset, fails only
- * the requests concerned, and leaves the queue usable. The argument names the backend. */
+/* Errors of a drive reach the caller as typed errors that name file and offset, fail only the
+ * requests concerned, and leave the queue usable. The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 static enum io_backend backend = IO_POOL;
@@ -54,8 +55,8 @@ static io *create(const io_faults *faults)
                         .block_bytes = 128 * KIB,
                         .regions = &region,
                         .region_count = 1,
-                        .deny_registration = deny_registration,
-                        .faults = faults,
+                        .test =
+                            &(io_test){.deny_registration = deny_registration, .faults = faults},
                         .store = bytes};
     io *self = NULL;
     if (io_create(&config, &self) < 0)
@@ -82,7 +83,8 @@ static void a_truncated_file_is_named(void **state)
     if (backend == IO_SIM)
         assert_int_equal(sim_store_create(&store, false, &bytes), 0);
     io *self = create(NULL);
-    /* Drive 1 loses its third stripe and all after it, and a part of the second that is no block. */
+    /* Drive 1 loses its third stripe and all after it, and a part of the second that is no
+     * block. */
     uint64_t kept_bytes = SLAB_HEADER_BYTES + 2 * MIB - 100 * KIB - 1000;
     assert_int_equal(ftruncate(store.files[1].fd, (off_t)kept_bytes), 0);
     if (bytes)
@@ -296,7 +298,7 @@ static void destroyed_after_the_queue_broke(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
-/* The descriptor of the one ring there is. */
+/* The descriptor of the only ring. */
 static int find_ring(void)
 {
     for (int fd = 0; fd < 256; fd++) {
@@ -317,8 +319,8 @@ static void kill_ring(void)
     close(null);
 }
 
-/* The ring's descriptor becomes one of /dev/null while the kernel has transfers: it refuses every call
- * from then on, and yet what it has must be over before io_destroy returns. */
+/* The ring's descriptor becomes one of /dev/null while the kernel has transfers: it refuses every
+ * call from then on, and yet what it has must be over before io_destroy returns. */
 static void destroyed_after_the_ring_died(void **state)
 {
     (void)state;
@@ -348,8 +350,9 @@ static void *fill_pipe_later(void *argument)
     return NULL;
 }
 
-/* A drive that takes its time, here a pipe in the place of the slab's file: the transfer that the kernel
- * has when the queue breaks is over when io_destroy returns, so what it read has arrived by then. */
+/* A drive that takes its time, here a pipe in the place of the slab's file: the transfer that the
+ * kernel has when the queue breaks is over when io_destroy returns, so what it read has arrived by
+ * then. */
 static void a_broken_queue_is_waited_for(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* Faults aimed at one transfer, and transfers that do not come back: the n-th transfer gets exactly its
- * fault, held completions are slept for and not spun on, and a stuck transfer is named once in time and
- * again at each doubling, while everything else goes on, until a limit that breaks the queue. The argument
- * names the backend. */
+/* Faults aimed at one transfer, and transfers that do not come back: the n-th transfer gets exactly
+ * its fault, held completions are slept for and not spun on, and a stuck transfer is named once in
+ * time and again at each doubling, while everything else goes on, until a limit that breaks the
+ * queue. The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { BLOCK = 4096, TRANSFERS = 8 };
@@ -67,7 +68,7 @@ static io *create_with_stop(const io_faults *faults, uint64_t stuck_ns, uint64_t
                         .region_count = 1,
                         .stuck_ns = stuck_ns,
                         .stop_ns = stop_ns,
-                        .faults = faults,
+                        .test = &(io_test){.faults = faults},
                         .store = bytes};
     io *self = NULL;
     if (io_create(&config, &self) < 0)
@@ -111,8 +112,8 @@ static int first_difference(const unsigned char *a, const unsigned char *b, uint
     return -1;
 }
 
-/* Two requests of TRANSFERS transfers, a write and the read that brings it back, with each fault at each
- * of the transfers in turn. */
+/* Two requests of TRANSFERS transfers, a write and the read that brings it back, with each fault at
+ * each of the transfers in turn. */
 static void check_one(enum io_fault_kind kind, uint64_t at)
 {
     const uint64_t size_bytes = TRANSFERS * TRANSFER_BYTES;
@@ -184,7 +185,7 @@ static void describe(const io_request *request, char *text, size_t capacity)
     snprintf(text, capacity, "read of unit %d", *(const int *)request->user);
 }
 
-/* What the library logs while `log_fd` stands in for standard error. */
+/* Collects the log while `log_fd` replaces standard error. */
 static char *read_log(int log_fd, char *text, size_t capacity)
 {
     ssize_t got = pread(log_fd, text, capacity - 1, 0);
@@ -201,7 +202,8 @@ static int count_lines(const char *text)
     return count;
 }
 
-/* One of several transfers does not come back until it has been named twice; nothing else waits for it. */
+/* One of several transfers does not come back until it has been named twice; nothing else waits for
+ * it. */
 static void a_stuck_transfer_is_named(void **state)
 {
     (void)state;
@@ -231,7 +233,7 @@ static void a_stuck_transfer_is_named(void **state)
     assert_true(stats.stuck_count >= 1); /* at 40, 80, 160, ... ms; more where the drive is slow */
     read_log(log_fd, text, sizeof text);
     assert_int_equal(count_lines(text), stats.stuck_count);
-    char place[SLAB_PATH_BYTES + 200];
+    char place[FILE_PATH_BYTES + 200];
     snprintf(place, sizeof place,
              "warning: a read of 65536 bytes at offset %llu of %s has been in flight for ",
              (unsigned long long)(2 * MIB + SLAB_HEADER_BYTES), store.files[0].path);
@@ -242,7 +244,8 @@ static void a_stuck_transfer_is_named(void **state)
     close(log_fd);
 }
 
-/* A transfer that never returns: warnings double their distance, and io_destroy returns all the same. */
+/* A transfer that never returns: warnings double their distance, and io_destroy returns all the
+ * same. */
 static void a_transfer_may_never_return(void **state)
 {
     (void)state;
@@ -271,7 +274,7 @@ static void a_transfer_may_never_return(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
-/* What io_poll fails with, when nothing but its descriptor wakes us. */
+/* The error of io_poll if only its descriptor wakes us. */
 static int poll_to_the_end(io *self)
 {
     for (;;) {
@@ -313,7 +316,7 @@ static void a_stuck_transfer_ends_the_queue(void **state)
         }
         assert_int_equal(poll_to_the_end(self), -ETIMEDOUT);
         assert_true(clock_ns() - begin_ns >= STOP_MS * 1000000u); /* never earlier */
-        char place[SLAB_PATH_BYTES + 200];
+        char place[FILE_PATH_BYTES + 200];
         snprintf(place, sizeof place,
                  "the write of 65536 bytes at offset %llu of %s (read of unit 9) has been in "
                  "flight for ",
@@ -346,7 +349,8 @@ static void a_stuck_transfer_ends_the_queue(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
-/* What comes back within the limit is late and no more, however many warnings it took. */
+/* A transfer that comes back within the limit is late but no failure, however many warnings there
+ * were. */
 static void late_is_not_lost(void **state)
 {
     (void)state;

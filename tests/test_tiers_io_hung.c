@@ -1,6 +1,6 @@
-/* A drive that never answers, as the pool's threads meet it: pread does not return. The queue ends at its
- * limit, io_destroy and io_create end too, and a thread that comes back long after touches nothing that
- * is gone (which the sanitizers see). */
+/* A drive that never answers, as the pool's threads meet it: pread does not return. The queue ends
+ * at its limit, io_destroy and io_create end too, and a thread that comes back long after touches
+ * nothing that is gone (which the sanitizers see). */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -28,8 +28,8 @@ static slab_drive drives[1];
 static slab store;
 static unsigned char *memory; /* [2 * BLOCK], of malloc, so that its use after the end is seen */
 
-/* Stands in for the C library's, also in the code under test: calls that begin while `hangs` is set do
- * not return before it is cleared. */
+/* Stands in for the C library's, also in the code under test: calls that begin while `hangs` is set
+ * do not return before it is cleared. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static bool hangs;
@@ -172,7 +172,7 @@ static void threads_that_hang_are_left_behind(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes); /* the last of them cleaned up */
 }
 
-/* Threads that come back while io_destroy waits are ended as ever, and nothing is left. */
+/* Threads that come back while io_destroy waits are ended as usual, and nothing is left. */
 static void *release_soon(void *argument)
 {
     (void)argument;

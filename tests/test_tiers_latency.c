@@ -1,5 +1,6 @@
-/* Percentiles of how long transfers took: the histogram against a sorted list, and what a queue over several
- * drives (the argument: uring, pool, sim) counts of each drive and direction, slow ones and failed ones too. */
+/* Percentiles of how long transfers took: the histogram against a sorted list, and what a queue
+ * over several drives (the argument: uring, pool, sim) counts of each drive and direction, slow
+ * ones and failed ones too. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +15,7 @@
 #include "base/rng.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { SEED = 20261122, BLOCK_BYTES = 256 * 1024, SLAB_BLOCKS = 48, VALUES = 5000 };
@@ -78,7 +80,7 @@ static io *create(const io_faults *faults)
                         .block_bytes = BLOCK_BYTES,
                         .regions = &region,
                         .region_count = 1,
-                        .faults = faults};
+                        .test = &(io_test){.faults = faults}};
     io *self;
     if (io_create(&config, &self) < 0)
         fail_msg("io_create: %s", err_text());

@@ -1,4 +1,4 @@
-/* Who works where, on machines that we do not have. */
+/* Placement of threads and memory on machines that we do not have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

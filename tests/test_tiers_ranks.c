@@ -1,4 +1,5 @@
-/* Which cores and memory the ranks of a machine get that divide it, on machines that we do not have. */
+/* The cores and memory that ranks get when they divide a machine, for machines that we do not
+ * have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -284,8 +285,8 @@ static void assert_within(const core_set *inner, const core_set *outer)
     assert_int_equal(core_set_count(&outside), 0);
 }
 
-/* On any machine: shares are allowed cores, equal, apart where there are enough, and all ranks compute with
- * as many threads. */
+/* On any machine: shares are allowed cores, equal, apart where there are enough, and all ranks
+ * compute with as many threads. */
 static void any_machine(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Unequal drives: what they offer together, what fits to the byte, who gets how much. Random budgets and
- * weights on paper, and slabs that fill small file systems for real where those can be mounted. */
+/* Unequal drives: what they offer together, what fits to the byte, who gets how much. Random
+ * budgets and weights on paper, and slabs that fill small file systems for real where those can be
+ * mounted. */
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
@@ -20,7 +21,7 @@
 
 #define STRIPE (8 * MIB) /* what a config without one gets: plan counts on it */
 
-static slab_drive drives[SLAB_DRIVES_MAX];
+static slab_drive drives[DRIVES_MAX];
 static slab store, again;
 
 static slab_config config_of(uint32_t drive_count, uint64_t total_bytes, uint64_t stripe_bytes)
@@ -63,7 +64,7 @@ static void assert_no_fit(const slab_config *config, uint64_t held_bytes)
 /* Shares hold to limits, add up, and follow the weights to a stripe where no limit is met. */
 static void check_shares(const slab_config *config, uint64_t stripe_count, const uint64_t *limits)
 {
-    uint64_t shares[SLAB_DRIVES_MAX], sum = 0;
+    uint64_t shares[DRIVES_MAX], sum = 0;
     assert_int_equal(tieri_slab_plan(config, STRIPE, stripe_count, shares), 0);
     bool any_full = false;
     double weight_sum = 0;
@@ -79,18 +80,18 @@ static void check_shares(const slab_config *config, uint64_t stripe_count, const
                                                  weight_sum) <= config->drive_count);
 }
 
-/* What plan sets aside (a stripe a drive, beside the headers) is enough for any budgets and weights,
- * every stripe that the budgets hold can be had, and not one more. */
+/* The space that the plan sets aside (a stripe per drive, beside the headers) is enough for any
+ * budgets and weights. Every stripe that the budgets hold can be used, and not one more. */
 static void any_budgets_fit_as_planned(void **state)
 {
     (void)state;
-    uint64_t seed = 20261123, drive_bytes_max = size_min(room_bytes() / SLAB_DRIVES_MAX, GIB);
+    uint64_t seed = 20261123, drive_bytes_max = size_min(room_bytes() / DRIVES_MAX, GIB);
     print_message("seed %llu\n", (unsigned long long)seed);
     for (uint64_t trial = 0; trial < 400; trial++) {
-        uint32_t count = 1 + (uint32_t)rng_below(seed, 1, trial, SLAB_DRIVES_MAX);
-        uint64_t limits[SLAB_DRIVES_MAX], limit_sum = 0, expected = 0, capacity;
+        uint32_t count = 1 + (uint32_t)rng_below(seed, 1, trial, DRIVES_MAX);
+        uint64_t limits[DRIVES_MAX], limit_sum = 0, expected = 0, capacity;
         for (uint32_t i = 0; i < count; i++) {
-            uint64_t place = trial * SLAB_DRIVES_MAX + i;
+            uint64_t place = trial * DRIVES_MAX + i;
             uint64_t budget = 1 + rng_below(seed, 2, place, drive_bytes_max);
             switch (rng_below(seed, 3, place, 6)) {
             case 0: /* below a stripe, down to less than a header */
@@ -139,7 +140,7 @@ static void order_does_not_change_shares(void **state)
     for (uint32_t turn = 0; turn < 4; turn++) {
         for (uint32_t i = 0; i < 4; i++)
             drive_at(i, budgets[(i + turn) % 4], weights[(i + turn) % 4]);
-        uint64_t shares[SLAB_DRIVES_MAX];
+        uint64_t shares[DRIVES_MAX];
         slab_config config = config_of(4, GIB, 0);
         assert_int_equal(tieri_slab_plan(&config, STRIPE, GIB / STRIPE, shares), 0);
         for (uint32_t i = 0; i < 4; i++) {
@@ -223,7 +224,7 @@ static void check_filled(uint32_t drive_count)
         assert_true(drives[i].budget_bytes == 0 ||
                     store.files[i].file_bytes <= drives[i].budget_bytes);
     }
-    /* What is reserved is no longer free to a second run; budgets are each run's own. */
+    /* Reserved space is no longer free for a second run; each run has its own budgets. */
     bool free_space_limits = true;
     for (uint32_t i = 0; i < drive_count; i++)
         free_space_limits = free_space_limits && drives[i].budget_bytes == (uint64_t)1 << 40;
@@ -252,10 +253,11 @@ static void small_file_systems_are_filled(void **state)
     uint64_t seed = 20261124;
     print_message("seed %llu\n", (unsigned long long)seed);
     for (uint64_t trial = 0; trial < 30; trial++) {
-        /* Drives on one file system share it; some without a budget, some with more than there is. */
+        /* Drives on one file system share it. Some have no budget, some more than the file system
+         * has. */
         uint32_t count = 1 + (uint32_t)rng_below(seed, 1, trial, 6);
         for (uint32_t i = 0; i < count; i++) {
-            uint64_t place = trial * SLAB_DRIVES_MAX + i;
+            uint64_t place = trial * DRIVES_MAX + i;
             char name[64];
             snprintf(name, sizeof name, "%s/d%u",
                      mount_names[trial < 3 ? trial : rng_below(seed, 2, place, MOUNTS)], i);

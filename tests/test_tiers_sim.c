@@ -1,6 +1,6 @@
-/* The simulated drive by itself: its bytes (sparse or whole, cut short, changed from outside), a slab
- * without files, the order of completions, which follows from the seed alone, and what a loss of power
- * leaves of the writes since the last sync. */
+/* The simulated drive by itself: its bytes (sparse or whole, cut short, changed from outside), a
+ * slab without files, the order of completions, which follows from the seed alone, and what a loss
+ * of power leaves of the writes since the last sync. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "tiers_helpers.h"
 
@@ -105,7 +106,8 @@ static void bytes_against_an_image(void **state)
     sim_store_destroy(bytes);
 }
 
-/* Two queues, one store: what the first wrote the second reads; a store for another slab is refused. */
+/* Two queues, one store: what the first wrote the second reads; a store for another slab is
+ * refused. */
 static void a_store_outlives_its_queues(void **state)
 {
     (void)state;
@@ -152,8 +154,10 @@ static void a_store_outlives_its_queues(void **state)
 static void order_of(uint64_t seed, int order[REQUESTS])
 {
     const io_faults faults = {.seed = seed};
-    io_config config = {
-        .target = &store, .backend = IO_SIM, .queue_depth = REQUESTS, .faults = &faults};
+    io_config config = {.target = &store,
+                        .backend = IO_SIM,
+                        .queue_depth = REQUESTS,
+                        .test = &(io_test){.faults = &faults}};
     io *self;
     assert_int_equal(io_create(&config, &self), 0);
     io_request requests[REQUESTS];
@@ -215,8 +219,8 @@ enum {
     FIELD_WRITES = SYNCED_WRITES + LOST_WRITES
 };
 
-/* The number of each write is in every 4 bytes of it; `last` is what reads must see, `versions` the bit
- * of each write that a sector may be left with. */
+/* The number of each write is in every 4 bytes of it; `last` is what reads must see, `versions` the
+ * bit of each write that a sector may be left with. */
 struct field {
     uint64_t first_block[FIELD_WRITES], block_count[FIELD_WRITES];
     uint32_t last[FIELD_SECTORS];
@@ -323,7 +327,7 @@ static void lose_once(uint64_t seed, struct power_counts *counts)
     counts->overtaken += first_gone < last_whole;
     counts->nothing += kept == 0;
     counts->everything += lost == 0;
-    /* What is left is on the drive: a further loss takes nothing of it. */
+    /* The surviving bytes are on the drive: a further loss takes nothing of them. */
     uint32_t again[FIELD_SECTORS];
     assert_int_equal(sim_store_lose_power(bytes, seed + 1), 0);
     get_field(self, again);
@@ -371,8 +375,8 @@ static void power_is_lost(void **state)
     sim_store_destroy(bytes);
 }
 
-/* A sync empties the log and keeps its memory: the same work again allocates nothing, and a log that
- * nobody empties grows beyond its first room. */
+/* A sync empties the log and keeps its memory: the same work again allocates nothing, and a log
+ * that nobody empties grows beyond its first room. */
 static void the_log_is_bounded_by_syncs(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Slabs on disk: created, reopened, refused when foreign, damaged or too large, and removed whole. */
+/* Slabs on disk: created, reopened, refused when foreign, damaged or too large, and removed
+ * whole. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -16,7 +17,7 @@
 
 #include "tiers_helpers.h"
 
-static slab_drive drives[SLAB_DRIVES_MAX];
+static slab_drive drives[DRIVES_MAX];
 static slab store;
 
 static slab_config config_of(uint32_t drive_count, uint64_t total_bytes)
@@ -50,7 +51,7 @@ static void create_reopen_remove(void **state)
         assert_int_equal(slab_open(&store, &config), 0);
         assert_int_equal(store.total_bytes, 13 * MIB);
         uint64_t sum = 0;
-        char path[SLAB_PATH_BYTES + 128];
+        char path[FILE_PATH_BYTES + 128];
         for (uint32_t i = 0; i < drive_count; i++) {
             struct stat status;
             assert_int_equal(stat(store.files[i].path, &status), 0);
@@ -69,7 +70,7 @@ static void create_reopen_remove(void **state)
         created = store;
         slab_close(&store);
 
-        /* What counts is in the headers: other weights and budgets map the same. */
+        /* The headers decide: other weights and budgets map the same. */
         for (uint32_t i = 0; i < drive_count; i++) {
             drives[i].weight = 5.0 - i;
             drives[i].budget_bytes = 1;
@@ -89,7 +90,8 @@ static void create_reopen_remove(void **state)
     }
 }
 
-/* Beyond budgets and without space: zeros where nothing was written, also when it is opened again. */
+/* Beyond budgets and without space: zeros where nothing was written, also when it is opened
+ * again. */
 static void sparse_slabs_take_what_is_written(void **state)
 {
     (void)state;
@@ -179,12 +181,12 @@ static void remove_deletes_only_its_own(void **state)
     assert_int_equal(helper_count_entries(drives[0].path), 2);
 }
 
-/* What a kill leaves at any point of slab_open: later files missing, one without its header or its
- * length, directories alone, nothing at all. */
+/* The remains of a kill at any point of slab_open: later files missing, one without its header or
+ * its length, directories only, nothing at all. */
 static void files_of_a_killed_start_are_removed(void **state)
 {
     (void)state;
-    static char path[SLAB_PATH_BYTES];
+    static char path[FILE_PATH_BYTES];
     for (int point = 0; point < 6; point++) {
         slab_config config = config_of(3, 6 * MIB);
         if (point < 5) {
@@ -214,7 +216,7 @@ static void files_of_a_killed_start_are_removed(void **state)
 static void only_known_names_are_removed(void **state)
 {
     (void)state;
-    static char path[SLAB_PATH_BYTES + 64];
+    static char path[FILE_PATH_BYTES + 64];
     slab_config config = config_of(2, 4 * MIB);
     static slab other;
     assert_int_equal(slab_open(&store, &config), 0);
@@ -242,10 +244,10 @@ static void only_known_names_are_removed(void **state)
     assert_int_equal(helper_count_entries(drives[1].path), 3); /* the stranger's directory */
     assert_int_equal(access(path, F_OK), 0);
 
-    /* What cannot be deleted is named, and the rest goes all the same. */
+    /* A file that cannot be deleted is named, and the others are deleted. */
     config.open_existing = false;
     assert_int_equal(slab_open(&store, &config), 0);
-    static char second[SLAB_PATH_BYTES];
+    static char second[FILE_PATH_BYTES];
     snprintf(second, sizeof second, "%s", store.files[1].path);
     assert_int_equal(unlink(store.files[0].path), 0);
     assert_int_equal(mkdir(store.files[0].path, 0700), 0); /* a directory of a slab's name */
@@ -256,7 +258,7 @@ static void only_known_names_are_removed(void **state)
 
     drives[1].path[0] = 0;
     assert_int_equal(slab_remove_files(&config), -EINVAL);
-    config.drive_count = SLAB_DRIVES_MAX + 1;
+    config.drive_count = DRIVES_MAX + 1;
     assert_int_equal(slab_remove_files(&config), -EINVAL);
     config.drive_count = 0;
     assert_int_equal(slab_remove_files(&config), 0);
@@ -310,7 +312,7 @@ static void assert_refused(slab_config *config, const char *word)
 static void foreign_and_damaged_are_refused(void **state)
 {
     (void)state;
-    static char path[SLAB_PATH_BYTES];
+    static char path[FILE_PATH_BYTES];
     slab_config config = config_of(2, 8 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
     snprintf(path, sizeof path, "%s", store.files[1].path);
@@ -366,8 +368,8 @@ static void assert_says(int rc, int expected, const char *const *words)
     assert_null(strchr(err_text(), '\n'));
 }
 
-/* In a child whose mounts are its own: the drive's file system has become read-only. 0; 77: no right to
- * mount; 1: not refused as it should be. */
+/* In a child whose mounts are its own: the drive's file system has become read-only. 0; 77: no
+ * right to mount; 1: not refused as it should be. */
 static int open_read_only(slab_config *config)
 {
     const char *path = drives[1].path;
@@ -384,11 +386,12 @@ static int open_read_only(slab_config *config)
     return !well;
 }
 
-/* Drives that are gone, not ours, or cannot be written: what is wrong, where, and what to do. */
+/* Drives that are missing, forbidden or read-only: the text says the fault, the place and the next
+ * step. */
 static void what_is_gone_is_named(void **state)
 {
     (void)state;
-    static char path[SLAB_PATH_BYTES], away[SLAB_PATH_BYTES], drive[SLAB_PATH_BYTES];
+    static char path[FILE_PATH_BYTES], away[FILE_PATH_BYTES], drive[FILE_PATH_BYTES];
     slab_config config = config_of(2, 4 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
     snprintf(path, sizeof path, "%s", store.files[1].path);
@@ -494,7 +497,8 @@ static void bad_paths_are_input_errors(void **state)
     assert_int_equal(slab_open(&store, &config), ERR_INPUT);
     drives[1].path[0] = 0;
     assert_int_equal(slab_check_space(&config), ERR_INPUT);
-    /* A path that looks well and still cannot be made: what the first drive made goes away again. */
+    /* A path that looks well and still cannot be made: what the first drive made goes away
+     * again. */
     snprintf(drives[1].path, sizeof drives[1].path, "/proc/sluice-cannot-be-made");
     config.drives = drives;
     int rc = slab_open(&store, &config);
@@ -502,9 +506,9 @@ static void bad_paths_are_input_errors(void **state)
     assert_int_equal(helper_count_entries(helper_directory), 3); /* "plain" alone */
     assert_int_equal(helper_count_fds(), fds);
     unlink(file);
-    memset(drives[1].path, 'x', SLAB_PATH_BYTES - 1);
+    memset(drives[1].path, 'x', FILE_PATH_BYTES - 1);
     drives[1].path[0] = '/';
-    drives[1].path[SLAB_PATH_BYTES - 1] = 0;
+    drives[1].path[FILE_PATH_BYTES - 1] = 0;
     assert_true(slab_check_space(&config) < 0);
 }
 
@@ -514,7 +518,7 @@ static void failure_undoes_everything(void **state)
     (void)state;
     slab_config config = config_of(2, 4 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
-    static char first[SLAB_PATH_BYTES];
+    static char first[FILE_PATH_BYTES];
     snprintf(first, sizeof first, "%s", store.files[0].path);
     unlink(first); /* the second drive's file is now a leftover */
     slab_close(&store);
@@ -532,7 +536,7 @@ static void bad_configs(void **state)
     config = config_of(1, 0);
     assert_int_equal(slab_open(&store, &config), -EINVAL);
     config = config_of(1, 4 * MIB);
-    config.drive_count = SLAB_DRIVES_MAX + 1;
+    config.drive_count = DRIVES_MAX + 1;
     assert_int_equal(slab_check_space(&config), -EINVAL);
     config = config_of(1, 4 * MIB);
     drives[0].weight = -1;

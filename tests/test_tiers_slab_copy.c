@@ -1,6 +1,6 @@
-/* Copies of slabs: "sparse" denies reflinks (as most file systems do) and copies what was asked for;
- * "reflink" wants a directory of SLUICE_TEST_REFLINK_DIR on a file system that has them (btrfs, or xfs), and
- * is skipped without. */
+/* Copies of slabs: "sparse" denies reflinks (as most file systems do) and copies what was asked
+ * for; "reflink" wants a directory of SLUICE_TEST_REFLINK_DIR on a file system that has them
+ * (btrfs, or xfs), and is skipped without. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -22,7 +22,7 @@
 enum { DRIVES = 2, STRIPES = 32, BLOCK = 4096, SEED = 77 };
 
 static bool denies_clones;
-static char base_path[SLAB_PATH_BYTES / 2];
+static char base_path[FILE_PATH_BYTES / 2];
 static slab_drive drives[DRIVES], copy_drives[DRIVES];
 static slab store, copy;
 static unsigned char block[BLOCK] __attribute__((aligned(4096)));
@@ -236,7 +236,7 @@ static void ranges_by_seed(void **state)
 
 static void assert_no_copy(int fds)
 {
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     snprintf(path, sizeof path, "%s/keep", base_path);
     assert_int_equal(helper_count_entries(path), -1); /* directories are undone too */
     assert_int_equal(helper_count_fds(), fds);
@@ -269,7 +269,7 @@ static void failures_leave_nothing(void **state)
 
     /* The second drive cannot be made: the first goes again. */
     config = config_of(copy_drives);
-    char file[SLAB_PATH_BYTES];
+    char file[FILE_PATH_BYTES];
     snprintf(file, sizeof file, "%s/plain", base_path);
     int fd = open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     assert_true(fd >= 0);

@@ -1,5 +1,5 @@
-/* Striping: shares by weight and limit, and a mapping that covers every byte of every file once. Pure
- * arithmetic; the file headers' share of the contract is in test_tiers_slab. */
+/* Striping: shares by weight and limit, and a mapping that covers every byte of every file once.
+ * Pure arithmetic; the file headers' share of the contract is in test_tiers_slab. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static slab *make(uint32_t drive_count, const uint64_t *stripes, uint64_t stripe
 static void check_covers_once(uint32_t drive_count, const uint64_t *stripes)
 {
     slab *self = make(drive_count, stripes, MIB);
-    uint64_t first[SLAB_DRIVES_MAX], count = 0;
+    uint64_t first[DRIVES_MAX], count = 0;
     for (uint32_t i = 0; i < drive_count; i++) {
         first[i] = count;
         count += stripes[i];
@@ -75,8 +75,8 @@ static void each_byte_once(void **state)
     uint64_t seed = 20261121;
     print_message("seed %llu\n", (unsigned long long)seed);
     for (uint64_t trial = 0; trial < 60; trial++) {
-        uint64_t stripes[SLAB_DRIVES_MAX];
-        uint32_t drive_count = 1 + (uint32_t)rng_below(seed, 1, trial, SLAB_DRIVES_MAX);
+        uint64_t stripes[DRIVES_MAX];
+        uint32_t drive_count = 1 + (uint32_t)rng_below(seed, 1, trial, DRIVES_MAX);
         for (uint32_t i = 0; i < drive_count; i++)
             stripes[i] = 1 + rng_below(seed, 2, trial * 16 + i, 1u << rng_below(seed, 3, i, 13));
         check_covers_once(drive_count, stripes);
@@ -143,16 +143,16 @@ static void neighbours_are_on_different_drives(void **state)
 static void huge_slabs_need_few_zones(void **state)
 {
     (void)state;
-    uint64_t stripes[SLAB_DRIVES_MAX];
+    uint64_t stripes[DRIVES_MAX];
     for (uint64_t trial = 0; trial < 200; trial++) {
-        for (uint32_t i = 0; i < SLAB_DRIVES_MAX; i++)
+        for (uint32_t i = 0; i < DRIVES_MAX; i++)
             stripes[i] = rng_u64(99, trial, i) >> (24 + rng_below(98, trial, i, 30));
-        mem_free(make(SLAB_DRIVES_MAX, stripes, MIB)); /* asserts that the layout is possible */
+        mem_free(make(DRIVES_MAX, stripes, MIB)); /* asserts that the layout is possible */
     }
 }
 
-/* No drive that could have another drive's stripe would be done with it before that drive is done with
- * its own: the slowest part of the slab cannot be made faster by moving a stripe. */
+/* No drive that could have another drive's stripe would be done with it before that drive is done
+ * with its own: the slowest part of the slab cannot be made faster by moving a stripe. */
 static void check_no_better(uint32_t count, const double *weights, const uint64_t *limits,
                             const uint64_t *shares)
 {
@@ -166,7 +166,7 @@ static void check_no_better(uint32_t count, const double *weights, const uint64_
 static void shares_keep_weights_and_limits(void **state)
 {
     (void)state;
-    uint64_t shares[SLAB_DRIVES_MAX];
+    uint64_t shares[DRIVES_MAX];
     const double weights[] = {3.0, 1.0, 2.0};
     const uint64_t wide[] = {10000, 10000, 10000};
     tieri_slab_share(3, weights, wide, 6000, shares);
@@ -182,9 +182,9 @@ static void shares_keep_weights_and_limits(void **state)
     tieri_slab_share(3, one_fast, few, 5, shares);
     assert_true(shares[0] == 1 && shares[1] == 3 && shares[2] == 1);
     for (uint64_t trial = 0; trial < 2000; trial++) {
-        double random_weights[SLAB_DRIVES_MAX];
-        uint64_t limits[SLAB_DRIVES_MAX], sum = 0, dealt = 0;
-        uint32_t count = 1 + (uint32_t)rng_below(5, 1, trial, SLAB_DRIVES_MAX);
+        double random_weights[DRIVES_MAX];
+        uint64_t limits[DRIVES_MAX], sum = 0, dealt = 0;
+        uint32_t count = 1 + (uint32_t)rng_below(5, 1, trial, DRIVES_MAX);
         for (uint32_t i = 0; i < count; i++) {
             random_weights[i] = 1e-3 + rng_uniform(5, 2, trial * 16 + i);
             limits[i] = rng_below(5, 3, trial * 16 + i, 3000);

@@ -1,5 +1,5 @@
-/* io_sync: another thread syncs while the owner writes, nothing that was complete before is lost, and an
- * error is the drive's. The argument names the backend. */
+/* io_sync: another thread syncs while the owner writes, nothing that was complete before is lost,
+ * and an error is the drive's. The argument names the backend. */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>

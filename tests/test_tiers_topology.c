@@ -1,5 +1,5 @@
-/* The machine as the kernel shows it: this one, and folders of files like those of others. Threads and
- * memory are where they were bound. */
+/* The machine as the kernel shows it: this one, and folders of files like those of others. Threads
+ * and memory are where they were bound. */
 #include <dirent.h>
 #include <errno.h>
 #include <linux/filter.h>
@@ -222,7 +222,7 @@ static void nodes_of_devices(void **state)
     assert_int_equal(topology_add_drive(&machine, "/is-not-there/a"), 0);
     assert_int_equal(machine.drive_nodes[0], machine.drive_nodes[1]);
     assert_int_equal(machine.drive_count, 3);
-    for (int i = 3; i < TOPOLOGY_DRIVES_MAX; i++)
+    for (int i = 3; i < DRIVES_MAX; i++)
         assert_int_equal(topology_add_drive(&machine, "/"), 0);
     assert_int_equal(topology_add_drive(&machine, "/"), -E2BIG);
 }
@@ -407,8 +407,8 @@ static void *end_team(void *argument)
     return NULL;
 }
 
-/* The threads go, and a later region has its team again. In a process of its own: here those of an earlier test may
- * still be on their way out. */
+/* The threads go, and a later region has its team again. In a process of its own: here those of an
+ * earlier test may still be on their way out. */
 static void teams_end(void **state)
 {
     (void)state;

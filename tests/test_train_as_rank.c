@@ -60,7 +60,7 @@ static void compare(const struct case_of *run)
                      (unsigned long long)real->lanes[kind].bytes,
                      (unsigned long long)pretended->lanes[kind].bytes);
     assert_true(real->lanes[LANE_COMM].bytes > 0);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         assert_int_equal(one->arena_bytes[a], other->arena_bytes[a]);
     assert_int_equal(one->slab_file_bytes, other->slab_file_bytes);
     assert_int_equal(one->sent_bytes, other->sent_bytes);

@@ -28,6 +28,7 @@
 #include "crash_case.h"
 #include "setup/setup.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "train/train.h"
 

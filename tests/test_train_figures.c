@@ -140,14 +140,14 @@ static void a_described_host_is_divided(void **state)
     (void)state;
     assert_int_equal(setupi_described_budgets(&setup), 0);
     const uint64_t *budget = setup.plan.budget_bytes;
-    assert_int_equal(budget[ARENA_DEVICE], 30 * GIB); /* 32 less 1.5 of CUDA and 0.5 of NCCL */
-    uint64_t host = UINT64_C(90000000000);            /* 1600e9 x 90% / 16 */
-    assert_int_equal(budget[ARENA_HOST], host / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES);
-    assert_int_equal(budget[ARENA_NVME], UINT64_C(1575000000000)); /* 28e12 x 90% / 16 */
+    assert_int_equal(budget[TIER_DEVICE], 30 * GIB); /* 32 less 1.5 of CUDA and 0.5 of NCCL */
+    uint64_t host = UINT64_C(90000000000);           /* 1600e9 x 90% / 16 */
+    assert_int_equal(budget[TIER_HOST], host / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES);
+    assert_int_equal(budget[TIER_NVME], UINT64_C(1575000000000)); /* 28e12 x 90% / 16 */
     assert_int_equal(setup.plan.nvme_sharers, 16);
     asked.tiers.nvme[0].budget_bytes = 16 * GIB; /* of a drive that 16 share */
     assert_int_equal(setupi_described_budgets(&setup), 0);
-    assert_int_equal(budget[ARENA_NVME], GIB);
+    assert_int_equal(budget[TIER_NVME], GIB);
 }
 
 static void hosts_are_whole_and_enough(void **state)

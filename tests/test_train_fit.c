@@ -24,7 +24,7 @@ static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 3
 /* The key of each tier's budget as a refusal names it. */
 static const struct {
     const char *tier, *key;
-} budgets[ARENA_COUNT] = {
+} budgets[TIER_COUNT] = {
     {"device", "tiers.device.budget"},
     {"host", "tiers.host.budget"},
     {"nvme", "tiers.nvme[].budget"},
@@ -32,7 +32,7 @@ static const struct {
 
 static void set_budget(fixture_sets *sets, const char *name, int tier, uint64_t bytes)
 {
-    if (tier == ARENA_NVME)
+    if (tier == TIER_NVME)
         fixture_set(sets, "tiers.nvme=[{\"path\":\"%s\",\"budget\":%llu}]",
                     fixture_path(name, ".nvme"), (unsigned long long)bytes);
     else
@@ -94,7 +94,7 @@ static void refuse_one(const char *place, int tier, uint64_t bytes)
     assert_non_null(strstr(result.error, "does not fit"));
     assert_non_null(strstr(result.error, "needs "));
     assert_non_null(strstr(result.error, allowed));
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         if (a != tier) /* the others are large enough and not blamed */
             assert_int_equal(fixture_budget_named(result.error, budgets[a].key), 0);
     uint64_t named = fixture_budget_named(result.error, budgets[tier].key);
@@ -113,7 +113,7 @@ static void refuse_one(const char *place, int tier, uint64_t bytes)
                  result.error);
     assert_int_equal(result.step_count, 2);
     assert_true(result.summary.peak_bytes[tier] <= named);
-    if (tier == ARENA_NVME) /* what the slab takes, to the byte */
+    if (tier == TIER_NVME) /* what the slab takes, to the byte */
         assert_int_equal(slab_file_bytes("tight"), named);
     fixture_remove("tight");
 }
@@ -121,22 +121,22 @@ static void refuse_one(const char *place, int tier, uint64_t bytes)
 static void too_little_device_memory(void **state)
 {
     (void)state;
-    refuse_one("device", ARENA_DEVICE, 4 * MIB);
-    refuse_one("nvme", ARENA_DEVICE, 65536);
+    refuse_one("device", TIER_DEVICE, 4 * MIB);
+    refuse_one("nvme", TIER_DEVICE, 65536);
 }
 
 static void too_little_host_memory(void **state)
 {
     (void)state;
-    refuse_one("host", ARENA_HOST, 4 * MIB);
-    refuse_one("nvme", ARENA_HOST, 65536);
+    refuse_one("host", TIER_HOST, 4 * MIB);
+    refuse_one("nvme", TIER_HOST, 65536);
 }
 
 static void too_little_nvme(void **state)
 {
     (void)state;
-    refuse_one("nvme", ARENA_NVME, 12 * MIB);
-    refuse_one("device", ARENA_NVME, 9 * MIB); /* the place of the final state alone */
+    refuse_one("nvme", TIER_NVME, 12 * MIB);
+    refuse_one("device", TIER_NVME, 9 * MIB); /* the place of the final state alone */
 }
 
 /* Two tiers at once are named together, and together they fit. */
@@ -145,12 +145,12 @@ static void too_little_of_both(void **state)
     (void)state;
     static fixture_result result;
     fixture_sets sets = place_all("nvme"), small = sets;
-    set_budget(&small, "both", ARENA_DEVICE, 65536);
-    set_budget(&small, "both", ARENA_HOST, 65536);
+    set_budget(&small, "both", TIER_DEVICE, 65536);
+    set_budget(&small, "both", TIER_HOST, 65536);
     run("both", &small, false, &result);
     assert_int_equal(result.rc, ERR_NO_FIT);
     assert_nothing_made("both");
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++) {
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++) {
         uint64_t named = fixture_budget_named(result.error, budgets[a].key);
         assert_true(named > 65536);
         set_budget(&sets, "both", a, named);
@@ -179,7 +179,7 @@ static void too_little_on_two_drives(void **state)
             break;
         assert_int_equal(result.rc, ERR_NO_FIT);
         assert_nothing_made("drives");
-        each = fixture_budget_named(result.error, budgets[ARENA_NVME].key) / 2;
+        each = fixture_budget_named(result.error, budgets[TIER_NVME].key) / 2;
         assert_true(each > 9 * MIB);
     }
     if (result.rc < 0)
@@ -214,12 +214,11 @@ static void refusal_keeps_the_former_run(void **state)
     fixture_sets sets = place_all("nvme"), small = sets, longer = sets;
     run("kept", &sets, false, &first);
     assert_int_equal(first.rc, 0);
-    set_budget(&small, "kept", ARENA_DEVICE, 65536);
+    set_budget(&small, "kept", TIER_DEVICE, 65536);
     run("kept", &small, false, &result);
     assert_int_equal(result.rc, ERR_NO_FIT);
     small = sets;
-    set_budget(&small, "kept", ARENA_NVME,
-               20 * MIB); /* below the slab that it has, and any other */
+    set_budget(&small, "kept", TIER_NVME, 20 * MIB); /* below the slab that it has, and any other */
     run("kept", &small, false, &result);
     assert_int_equal(result.rc, ERR_NO_FIT);
     assert_non_null(strstr(result.error, "is to move to other places"));
@@ -321,8 +320,8 @@ static void a_plan_for_many_ranks_has_their_budgets(void **state)
         if (setup_plan(asked, 1, &plan) < 0)
             fail_msg("%u ranks: %s", worlds[i], err_text());
         assert_int_equal(plan.world_size, worlds[i]);
-        assert_int_equal(plan.budget_bytes[ARENA_DEVICE], 268435456);
-        assert_int_equal(plan.budget_bytes[ARENA_HOST], 134217728);
+        assert_int_equal(plan.budget_bytes[TIER_DEVICE], 268435456);
+        assert_int_equal(plan.budget_bytes[TIER_HOST], 134217728);
         assert_int_equal(plan.sent_bytes > 0, worlds[i] > 1);
         job_destroy(asked);
     }

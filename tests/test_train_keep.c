@@ -16,6 +16,7 @@
 #include <cmocka.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <xxhash.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -161,7 +162,7 @@ static void make_record(void)
                          .generation = GENERATION,
                          .step = STEP,
                          .seed = 3,
-                         .fingerprint = 12345,
+                         .identity = "test=1\n",
                          .loss_scale = 1,
                          .scale_last_overflow = -1,
                          .scale_hysteresis_left = 1,
@@ -171,6 +172,7 @@ static void make_record(void)
                          .state_streams = STREAMS,
                          .extent_count = EXTENTS,
                          .extents = rig.extents};
+    record->fingerprint = XXH3_64bits(record->identity, strlen(record->identity));
     memcpy(record->slabs.uuid, rig.disk.uuid, sizeof record->slabs.uuid);
     record->slabs.drive_count = DRIVES;
     for (uint32_t d = 0; d < DRIVES; d++)
@@ -277,7 +279,7 @@ static void check_copy(int turn)
     assert_int_equal(read->extent_count, EXTENTS);
     assert_memory_equal(read->extents, rig.extents, sizeof rig.extents);
     for (uint32_t d = 0; d < DRIVES; d++) {
-        char hex[33], path[2 * SLAB_PATH_BYTES];
+        char hex[33], path[2 * FILE_PATH_BYTES];
         for (int i = 0; i < 16; i++)
             snprintf(hex + 2 * i, 3, "%02x", rig.disk.uuid[i]);
         snprintf(path, sizeof path, "%s/sluice-%s.keep/step-000000050", rig.drives[d].path, hex);
@@ -502,7 +504,7 @@ static void what_cannot_be_copied(void **state)
     assert_text_is(path_of("run/keep"), "in the way");
     assert_int_equal(unlink(path_of("run/keep")), 0);
     for (uint32_t d = 0; d < DRIVES; d++) /* a path too long to stand below */
-        memset(rig.record.slabs.drives[d], 'x', SLAB_PATH_BYTES - 10);
+        memset(rig.record.slabs.drives[d], 'x', FILE_PATH_BYTES - 10);
     keep_failing();
     assert_logged("is longer than");
     assert_int_equal(count_all(), empty);

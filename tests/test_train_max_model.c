@@ -82,7 +82,7 @@ static void named_fits(void **state)
         largest(&on, &found);
         assert_true(found.param_count > before);
         before = found.param_count;
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             assert_true(found.need_bytes[a] <= found.budget_bytes[a]);
         assert_int_equal(plan_fits(&on, &found, found.layers), 0);
         assert_non_null(strstr(found.next_problem, "of nvme"));

@@ -77,14 +77,14 @@ static void run_sealed(const char *update, const char *backend, const char *eval
     assert_int_equal(stats.live_bytes, live_before); /* and all is given back */
 
     const uint64_t *peak = result.summary.peak_bytes;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         assert_true(peak[a] > 0);
         assert_int_equal(peak[a], result.plan.peak_bytes[a]);
         assert_true(peak[a] <= result.plan.budget_bytes[a]);
     }
     if (huge_bytes > 0 && !FIXTURE_IS_SANITIZED) /* a kernel without huge pages has no such flag */
-        assert_int_equal(huge_bytes, size_round_up(peak[ARENA_DEVICE], TILE_BLOCK_BYTES) +
-                                         size_round_up(peak[ARENA_HOST], TILE_BLOCK_BYTES));
+        assert_int_equal(huge_bytes, size_round_up(peak[TIER_DEVICE], TILE_BLOCK_BYTES) +
+                                         size_round_up(peak[TIER_HOST], TILE_BLOCK_BYTES));
     printf("%s, %s: peaks %.1f, %.1f and %.1f MiB; on huge pages %.1f; resident at most %.1f MiB, "
            "%.1f before\n",
            update, backend, (double)peak[0] / MIB, (double)peak[1] / MIB, (double)peak[2] / MIB,
@@ -134,7 +134,7 @@ static void reserved_is_what_was_planned(void **state)
         job_destroy(asked);
         if (result.rc < 0)
             fail_msg("%s: %s", jobs[i].name, result.error);
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             if (result.summary.ranks[0].arena_bytes[a] != result.plan.peak_bytes[a])
                 fail_msg("%s: tier %d has %llu bytes, planned were %llu", jobs[i].name, a,
                          (unsigned long long)result.summary.ranks[0].arena_bytes[a],

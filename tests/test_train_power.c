@@ -35,6 +35,7 @@
 #include "setup/setup.h"
 #include "state/verify.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "train/train.h"
 

@@ -101,7 +101,7 @@ static void assert_measured(uint64_t steps)
                     summary.measured_resource_seconds[summary.measured_resource]);
     for (uint32_t i = 1; i < summary.unit_count; i++)
         assert_true(summary.units[i].stall_seconds <= summary.units[i - 1].stall_seconds);
-    for (int a = ARENA_DEVICE; a <= ARENA_NVME; a++)
+    for (int a = TIER_DEVICE; a <= TIER_NVME; a++)
         assert_int_equal(summary.peak_bytes[a], summary.plan.peak_bytes[a]);
 }
 

@@ -72,7 +72,7 @@ static void train_sealed(int mode)
     assert_int_equal(result.summary.sealed_alloc_count, 0);
     assert_int_equal(after.live_bytes, before.live_bytes);
     const uint64_t *peak = result.summary.peak_bytes;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         assert_true(peak[a] > 0);
         assert_int_equal(peak[a], result.plan.peak_bytes[a]);
         assert_true(peak[a] <= result.plan.budget_bytes[a]);

@@ -128,7 +128,7 @@ static void expect_least(const struct outcome *wanted)
     assert_int_equal(infer_model_begin(&from, fixture_path("run", NULL), least.set, 2), 0);
     assert_int_equal(from.asked->tiers.nvme_count, 0);
     assert_int_equal(infer_model_start(&from, &window, NULL), 0);
-    assert_true(from.setup->set.home_bytes[STATE_PARAMS][ARENA_NVME] > 0);
+    assert_true(from.setup->set.home_bytes[STATE_PARAMS][TIER_NVME] > 0);
     infer_model_end(&from);
     expect_same(&least, wanted);
 }
@@ -212,7 +212,7 @@ static void changed_bytes_are_seen(const char *path, const char *set)
     enum { PAGE = 4096 };
     open_at(&from, path, set);
     const struct setup *setup = from.setup;
-    assert_true(setup->set.home_bytes[STATE_PARAMS][ARENA_NVME] > 0);
+    assert_true(setup->set.home_bytes[STATE_PARAMS][TIER_NVME] > 0);
     assert_int_equal(call(&from), 0);
     const buffer *home = &setup->set.programs[PROGRAM_EVAL].buffers[setup->set.homes.params[0]];
     unsigned char *page = aligned_alloc(PAGE, PAGE);

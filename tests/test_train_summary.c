@@ -65,7 +65,7 @@ static void near(const char *what, double found, double expected)
 static uint64_t home(const struct setup_summary *sum, enum state_kind kind)
 {
     uint64_t bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         bytes += sum->home_bytes[kind][a];
     return bytes;
 }
@@ -77,10 +77,10 @@ static double pass_flops(const struct planned *self)
     double flops = 0;
     for (uint32_t s = 0; s < net->stage_count; s++) {
         const model_stage *stage = &net->stages[s];
-        assert_int_equal(stage->pass_count[MODEL_BACKWARD], 1);
+        assert_int_equal(stage->pass_count[PHASE_BACKWARD], 1);
         if (s + 1 < net->stage_count)
-            flops += stage->passes[MODEL_FORWARD][0].flops;
-        flops += stage->passes[MODEL_BACKWARD][0].flops;
+            flops += stage->passes[PHASE_FORWARD][0].flops;
+        flops += stage->passes[PHASE_BACKWARD][0].flops;
     }
     return flops * (double)self->asked->accumulation;
 }
@@ -250,11 +250,11 @@ static void second_places_are_foretold(void **state)
 static void add_up(const struct planned *it)
 {
     const struct setup_summary *sum = &it->sum;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         uint64_t bytes = sum->scratch_bytes[a] + sum->padding_bytes[a] + sum->moving_bytes[a];
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
             bytes += sum->home_bytes[kind][a];
-        if (a == ARENA_NVME)
+        if (a == TIER_NVME)
             bytes += sum->save_bytes + sum->second_bytes;
         assert_int_equal(bytes, sum->peak_bytes[a]);
         assert_true(sum->peak_bytes[a] <= sum->budget_bytes[a]);
@@ -280,7 +280,7 @@ static void add_up(const struct planned *it)
             assert_non_null(strstr(sum->peak_what[a], it->setup->net->units[last->unit].name));
         if (!last->is_home)
             assert_non_null(strstr(sum->peak_what[a], program_kind_name(highest->kind)));
-        printf("%s: %s\n", arena_kind_name((enum arena_kind)a), sum->peak_what[a]);
+        printf("%s: %s\n", tier_name((enum tier)a), sum->peak_what[a]);
     }
 }
 

@@ -21,6 +21,7 @@
 #include "format/manifest.h"
 #include "state/verify.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/slab.h"
 #include "train_fixture.h"
 
@@ -109,7 +110,7 @@ static fixture_sets make_sets(void)
 /* What the run's newest manifest says, and its slabs. */
 struct opened {
     manifest record;
-    slab_drive drives[SLAB_DRIVES_MAX];
+    slab_drive drives[DRIVES_MAX];
     slab disk;
 };
 
@@ -335,7 +336,7 @@ static void other_slabs_are_found(void **state)
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     struct opened *run = open_run(fixture_path("run", NULL));
-    static char paths[2][SLAB_PATH_BYTES], moved[2][SLAB_PATH_BYTES + 8];
+    static char paths[2][FILE_PATH_BYTES], moved[2][FILE_PATH_BYTES + 8];
     for (int i = 0; i < 2; i++) {
         strcpy(paths[i], run->disk.files[i].path);
         snprintf(moved[i], sizeof moved[i], "%s.moved", paths[i]);

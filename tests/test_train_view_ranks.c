@@ -92,6 +92,9 @@ static void write_run(void)
     ranks_old.record.loss_scale = 1;
     ranks_old.record.scale_last_overflow = -1;
     ranks_old.record.scale_hysteresis_left = 1;
+    snprintf(ranks_old.record.identity, sizeof ranks_old.record.identity, "test=1\n");
+    ranks_old.record.fingerprint =
+        XXH3_64bits(ranks_old.record.identity, strlen(ranks_old.record.identity));
     if (manifest_write(dir.state, &ranks_old.record) < 0)
         fail_msg("%s", err_text());
     state_run_dir_close(&dir);

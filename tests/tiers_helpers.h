@@ -1,4 +1,4 @@
-/* What the tests over drives share: a directory of one's own, slabs in it, a count of descriptors, the
+/* Shared by the tests of drives: a directory of their own, slabs in it, a count of descriptors, the
  * backends by name. Include after cmocka.h. */
 #ifndef SLUICE_TESTS_TIERS_HELPERS_H
 #define SLUICE_TESTS_TIERS_HELPERS_H
@@ -77,8 +77,8 @@ __attribute__((unused)) static enum io_backend helper_backend(const char *name)
     return strcmp(name, "sim") == 0 ? IO_SIM : IO_POOL;
 }
 
-/* 0, or 77 with a word to the reader where io_uring was asked for and is really absent: asked of the
- * kernel by a slab of its own in a directory of its own, both gone when it returns. */
+/* 0, or 77 with a word to the reader where io_uring was asked for and is really absent: asked of
+ * the kernel by a slab of its own in a directory of its own, both gone when it returns. */
 __attribute__((unused)) static int helper_skip(enum io_backend backend)
 {
     static slab probe;

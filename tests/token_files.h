@@ -169,7 +169,7 @@ static inline void patch(const char *path, uint64_t offset, uint64_t value, unsi
 
 /* ---- what they give ---- */
 
-static inline corpus *open_good(const char *const *paths, uint32_t count, enum corpus_format format,
+static inline corpus *open_good(const char *const *paths, uint32_t count, enum data_format format,
                                 uint64_t vocab)
 {
     corpus *source;

@@ -43,7 +43,7 @@ if(TARGET sluice_profile)
                 llama-bf16-unclipped-cut gpt2-fp32-cut-range
                 llama-fp32-unclipped-untied-adam-onecycle gpt2-fp16-tokens-adagrad-onecycle
                 llama-bf16-delayed llama-bf16-unclipped-split-m16 gpt2-fp16-untied-cut-m8)
-    sluice_test(test_train_keep LIBS sluice_profile LABELS cpu debug nvme)
+    sluice_test(test_train_keep LIBS sluice_profile PkgConfig::XXHASH LABELS cpu debug nvme)
     sluice_test(test_train_kept LIBS train_fixture LABELS cpu nvme TIMEOUT 120)
     sluice_test(test_train_recut LIBS sluice_profile LABELS cpu debug nvme INSTANCES uring pool sim)
     add_library(ranks_fixture STATIC ranks_fixture.c)

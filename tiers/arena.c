@@ -1,5 +1,6 @@
-/* Arenas: exact anonymous memory on huge pages, bound to NUMA nodes, touched once. See arena.h.
- * Runs at start, on one thread and its short-lived helpers; nothing comes from the heap. */
+/* Arenas: anonymous memory of exact size on huge pages, bound to NUMA nodes, touched once. See
+ * arena.h. Runs at start, on one thread and its short-lived helpers; nothing comes from the
+ * heap. */
 #include "tiers/arena.h"
 
 #include <assert.h>
@@ -24,12 +25,13 @@
 enum { ARENA_PAGE_BYTES = 4096, ARENA_TOUCH_THREADS_MAX = 256 };
 
 #define ARENA_HUGE_BYTES (2 * MIB)
-/* Below this size a few small pages at the end weigh more than 10% and cost nothing: no warning. */
+/* No warning for smaller arenas: there a few small pages at the end exceed 10% and cost nothing. */
 #define ARENA_WARN_BYTES (64 * MIB)
 
 enum { ARENA_NODE_NONE = -1, ARENA_NODE_ALL = -2 };
 
-/* The configuration's two forms as one. Node -2 leaves the set empty where this kernel has no NUMA. */
+/* The nodes that either form of the configuration asks for. Node -2 leaves the set empty if this
+ * kernel has no NUMA. */
 static arena_nodes nodes_of(const arena_config *config)
 {
     if (config->nodes)
@@ -47,7 +49,8 @@ static arena_nodes nodes_of(const arena_config *config)
     return wanted;
 }
 
-/* Refuses what the machine or the control group cannot give, before the OOM killer does it later. */
+/* Refuses sizes that the machine or the control group cannot give, before the OOM killer acts
+ * later. */
 static int check_available(const arena_config *config, const arena_nodes *wanted,
                            uint64_t size_bytes)
 {
@@ -60,7 +63,8 @@ static int check_available(const arena_config *config, const arena_nodes *wanted
                        "control group); lower tiers.%s.budget",
                        config->name, size_format(size_bytes, needed),
                        size_format(available_bytes, available), config->name);
-    if (wanted->spread != ARENA_BIND) /* interleaving takes from other nodes what these lack */
+    /* interleaving takes from other nodes what these do not have */
+    if (wanted->spread != ARENA_BIND)
         return 0;
     available_bytes = 0;
     for (int n = core_set_next(&wanted->nodes, 0); n >= 0;
@@ -119,7 +123,7 @@ static int check_config(const arena_config *config, uint64_t *size_bytes)
     return 0;
 }
 
-/* Maps exactly size_bytes at a 2 MiB boundary, by mapping more and giving back both ends. */
+/* Maps exactly size_bytes at a 2 MiB boundary: it maps more and unmaps both ends. */
 static int map_exact(const arena_config *config, uint64_t size_bytes, unsigned char **base)
 {
     uint64_t extra_bytes = size_bytes >= ARENA_HUGE_BYTES ? ARENA_HUGE_BYTES : 0;
@@ -144,7 +148,8 @@ static int map_exact(const arena_config *config, uint64_t size_bytes, unsigned c
     return 0;
 }
 
-/* Binds before the first touch. Where the kernel or a container forbids it the arena works unbound. */
+/* Binds the memory, before the first touch. If the kernel or a container forbids it, the arena
+ * works unbound. */
 static void bind_nodes(arena *self, const arena_nodes *wanted)
 {
     uint32_t count = core_set_count(&wanted->nodes);
@@ -173,14 +178,14 @@ struct touch_job {
     unsigned char *base;
     uint64_t size_bytes;
     const core_set *cores;      /* empty: anywhere */
-    _Atomic uint64_t next_step; /* 2 MiB step to take next */
+    _Atomic uint64_t next_step; /* the next step of 2 MiB */
 };
 typedef struct touch_job touch_job;
 
 static void *touch_run(void *argument)
 {
     touch_job *job = argument;
-    /* Where it is not allowed, pages are only touched from farther away. */
+    /* If binding is not allowed, the pages are touched from farther away. */
     if (core_set_next(job->cores, 0) >= 0 && thread_bind(job->cores) < 0)
         log_debug("touching memory from any core: %s", err_text());
     for (;;) {
@@ -196,8 +201,8 @@ static void *touch_run(void *argument)
     }
 }
 
-/* Touches every page once, so that no later first touch costs time or fails. The calling thread takes
- * part; a thread that cannot be had leaves more to the others. */
+/* Touches every page once, so that no later first touch costs time or fails. The calling thread
+ * takes part. If a thread cannot be started, the others do its part. */
 static void touch_all(arena *self, int thread_count, const core_set *cores)
 {
     static const core_set anywhere;
@@ -212,14 +217,15 @@ static void touch_all(arena *self, int thread_count, const core_set *cores)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all,
-                    &before); /* signals stay with the threads that expect them */
+                    &before); /* only the threads that expect signals get them */
     uint64_t started = 0;
     while (started + 1 < wanted && pthread_create(&threads[started], NULL, touch_run, &job) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     touch_run(&job);
     if (is_known)
-        (void)sched_setaffinity(0, sizeof own, &own); /* what it had cannot be refused */
+        /* the thread had this mask before, so it is allowed */
+        (void)sched_setaffinity(0, sizeof own, &own);
     for (uint64_t i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
 }
@@ -259,8 +265,8 @@ int arena_init(arena *out, const arena_config *config)
     out->base = base;
     out->size_bytes = size_bytes;
     snprintf(out->name, sizeof out->name, "%s", config->name);
-    /* The three hints may be refused (old or small kernels) without harm; the name also keeps the
-     * mapping apart from its neighbours, so that its huge pages can be counted. */
+    /* Old or small kernels may refuse these three hints without harm. The name also separates the
+     * mapping from its neighbours, so that its huge pages can be counted. */
     char label[64];
     snprintf(label, sizeof label, "sluice %s arena", out->name);
 #ifdef PR_SET_VMA
@@ -278,29 +284,9 @@ void arena_fini(arena *self)
 {
     if (self->base) {
         int rc = munmap(self->base, self->size_bytes);
-        assert(rc == 0); /* it was mapped whole */
+        assert(rc == 0); /* it was mapped as one piece */
         (void)rc;
     }
     memset(self, 0, sizeof *self);
     self->numa_node = ARENA_NODE_NONE;
-}
-
-int arena_local_node(void)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (numa_available() < 0 || numa_max_node() == 0 || sched_getaffinity(0, sizeof set, &set) != 0)
-        return ARENA_NODE_NONE;
-    int found = ARENA_NODE_NONE;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &set))
-            continue;
-        int node = numa_node_of_cpu(cpu);
-        if (node < 0)
-            continue;
-        if (found >= 0 && node != found)
-            return ARENA_NODE_ALL;
-        found = node;
-    }
-    return found;
 }

@@ -1,4 +1,4 @@
-/* The GPU tier of a build without CUDA: there is none, and each function says how to get one. */
+/* The GPU tier of a build without CUDA: each function says how to build with it. */
 #include <errno.h>
 #include <stdio.h>
 

@@ -1,13 +1,14 @@
 /* The GPU tier on CUDA's runtime. See device.h.
  *
- * The runtime is linked statically: it looks for the driver (libcuda.so.1) at its first call, so a
- * machine without one costs an error code here and nothing else. Streams and events are CUDA's own
- * handles under our incomplete types; the device keeps a list of all it made, so that close frees them.
+ * The runtime is linked statically. It looks for the driver (libcuda.so.1) at its first call, so a
+ * machine without a driver gets an error code here and has no other disadvantage. Streams and
+ * events are CUDA's own handles under our incomplete types. The device lists all that it made, so
+ * that close frees them.
  *
  * CUDA reports errors twice: as a call's return value, and once more by cudaGetLastError, which the
- * kernels' launches read. So whoever takes an error from a return value clears the other one (check).
- * An error of the GPU itself, such as a fault in a kernel, is not cleared by that: it comes back from
- * every later call, as device.h says. */
+ * kernels' launches read. So code that handles an error from a return value also clears the other
+ * one (check). That does not clear an error of the GPU itself, such as a fault in a kernel: every
+ * later call returns it, as device.h says. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -22,27 +23,28 @@
 #include "tiers/device.h"
 
 enum {
-    RESERVE_ALIGNMENT = 2 << 20, /* as every arena (tiers/arena.h): tiles count on it */
-    MALLOC_ALIGNMENT = 256,      /* the least that cudaMalloc promises */
-    COMPUTE_MAJOR_MIN = 8,       /* what the kernels are built for: sm_80 and later */
+    RESERVE_ALIGNMENT = 2 << 20, /* as every arena (tiers/arena.h); tiles rely on it */
+    MALLOC_ALIGNMENT = 256,      /* the alignment that cudaMalloc guarantees */
+    COMPUTE_MAJOR_MIN = 8,       /* the kernels are built for sm_80 and later */
 };
 
-/* Host memory is registered in pieces that end on multiples of this in the address space. One call for
- * 512 GiB or more fails with "out of memory" on drivers from 580 on, whose table of its pages outgrows
- * what the kernel allocates at once. A copy may not span two registrations, so copies are cut at the
- * same addresses; that no table of pieces is needed for this lets another device of the process copy. */
+/* Host memory is registered in pieces that end on multiples of this in the address space. One call
+ * for 512 GiB or more fails with "out of memory" on drivers from 580 on, because the table of its
+ * pages is larger than the kernel allocates at once. A copy must not span two registrations, so
+ * copies are cut at the same addresses. That needs no table of pieces, so another device of the
+ * process can copy too. */
 #define PIECE_BYTES ((uint64_t)64 << 30)
 
 static const char tag[] = "device";
 
-/* Handles that close gives back. */
+/* A list of handles that close frees. */
 struct handle_list {
     void **items;
     uint32_t count, capacity;
 };
 typedef struct handle_list handle_list;
 
-/* Of host memory, registered. */
+/* A registered region of host memory. */
 struct pinned_region {
     unsigned char *base;
     uint64_t size_bytes;
@@ -51,7 +53,7 @@ typedef struct pinned_region pinned_region;
 
 struct device {
     device_info info;
-    void *reserved;        /* as cudaMalloc gave it; NULL: nothing is reserved */
+    void *reserved;        /* as returned by cudaMalloc; NULL: nothing is reserved */
     handle_list pinned;    /* pinned_regions, on the heap */
     handle_list allocated; /* by cudaHostAlloc */
     handle_list streams;
@@ -60,7 +62,7 @@ struct device {
 
 /* --- errors and lists ------------------------------------------------------------------------- */
 
-/* Turns what a call returned into ours: 0, or ERR_BACKEND with "<what>: CUDA says ...". */
+/* Converts the result of a call: 0, or ERR_BACKEND with "<what>: CUDA says ...". */
 static int check(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess)
@@ -70,7 +72,7 @@ static int check(cudaError_t code, const char *what)
                    cudaGetErrorString(code));
 }
 
-/* Makes place for one more handle, so that adding it cannot fail once CUDA has made it. */
+/* Makes room for one more handle, so that adding it cannot fail once CUDA has made it. */
 static int list_reserve(handle_list *list)
 {
     if (list->count < list->capacity)
@@ -91,22 +93,23 @@ static void list_add(handle_list *list, void *item)
 
 /* --- which GPUs there are --------------------------------------------------------------------- */
 
-/* A setting of CUDA that it reads from the environment at its first call. The user's own wins.
+/* Sets what CUDA reads from the environment at its first call, unless the user has set it.
  *
- * Streams share a number of queues to the hardware, 8 by default, and of two streams on one queue the
- * one waits where the other does. The lanes have four streams, as many that signal, and one for the
- * clock: with fewer queues than streams a copy could stand behind a product that it does not need.
+ * Streams share a number of queues to the hardware, 8 by default. If two streams share a queue, one
+ * waits while the other does. The lanes have four streams, four more that signal, and one for the
+ * clock. With fewer queues than streams, a copy could wait for a product that it does not need.
  *
- * CUDA_MODULE_LOADING stays what it is. By default a kernel is loaded at its first launch, which may take
- * some memory of the GPU after the budget was computed: libraries' products and attention run once when
- * they are made, so theirs is taken by then, and our own kernels are small beside the reserve that
- * src/train keeps. Loading all at once would take hundreds of MB for kernels that nobody launches. */
+ * CUDA_MODULE_LOADING stays unchanged. By default a kernel is loaded at its first launch, which may
+ * take some memory of the GPU after the budget was computed. Libraries' products and attention run
+ * once when they are made, so their kernels are loaded by then; our own kernels are small beside
+ * the reserve that the engine keeps. Loading all kernels at once would take hundreds of MB for
+ * kernels that nobody launches. */
 static void prepare_environment(void)
 {
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
 }
 
-/* Why CUDA counts no GPU. */
+/* Writes why CUDA counts no GPU. */
 static void explain_absence(cudaError_t code, char text[DEVICE_TEXT_BYTES])
 {
     int driver = 0, runtime = 0;
@@ -168,13 +171,13 @@ uint32_t device_count(char text[DEVICE_TEXT_BYTES])
 
 /* --- registered host memory ------------------------------------------------------------------- */
 
-/* How many bytes from `base` on, of `size_bytes`, lie in its piece. */
+/* The bytes from `base` on, up to size_bytes, that lie in one piece. */
 static uint64_t piece_bytes(const void *base, uint64_t size_bytes)
 {
     return size_min(size_bytes, PIECE_BYTES - (uintptr_t)base % PIECE_BYTES);
 }
 
-/* All pieces, whatever becomes of some; returns the first error. */
+/* Unregisters all pieces, even if some fail; returns the first error. */
 static cudaError_t unregister_pieces(unsigned char *base, uint64_t size_bytes)
 {
     cudaError_t first = cudaSuccess;
@@ -186,7 +189,7 @@ static cudaError_t unregister_pieces(unsigned char *base, uint64_t size_bytes)
     return first;
 }
 
-/* All pieces or none. */
+/* Registers all pieces or none. */
 static cudaError_t register_pieces(unsigned char *base, uint64_t size_bytes)
 {
     for (uint64_t at = 0; at < size_bytes; at += piece_bytes(base + at, size_bytes - at)) {
@@ -212,7 +215,8 @@ static int fill_info(device_info *info, uint32_t device_idx)
         cudaDeviceGetPCIBusId(info->pci_bus_id, (int)sizeof info->pci_bus_id, (int)device_idx),
         "asking for the GPU's place on the bus"));
     for (char *at = info->pci_bus_id; *at; at++)
-        *at = (char)tolower((unsigned char)*at); /* CUDA writes 0000:C1:00.0, sysfs 0000:c1:00.0 */
+        /* CUDA returns 0000:C1:00.0, sysfs has 0000:c1:00.0 */
+        *at = (char)tolower((unsigned char)*at);
     info->compute_major = properties.major;
     info->compute_minor = properties.minor;
     info->sm_count = (uint32_t)properties.multiProcessorCount;
@@ -224,13 +228,13 @@ static int fill_info(device_info *info, uint32_t device_idx)
     return check(cudaRuntimeGetVersion(&info->runtime_version), "asking for the runtime's version");
 }
 
-/* The primary context, which all libraries of the process share. */
+/* Makes the primary context, which all libraries of the process share. */
 static int make_context(uint32_t device_idx)
 {
     char what[64];
     snprintf(what, sizeof what, "choosing GPU %u", device_idx);
     TRY(check(cudaSetDevice((int)device_idx), what));
-    /* Sleep where we wait, and let kernels write to pinned memory. */
+    /* Waiting sleeps, and kernels may write to pinned memory. */
     TRY(check(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync | cudaDeviceMapHost),
               "setting how to wait for the GPU"));
     snprintf(what, sizeof what, "making the context of GPU %u", device_idx);
@@ -267,15 +271,15 @@ int device_open(uint32_t device_idx, device **out)
     return 0;
 }
 
-/* CUDA's choice of a GPU is each thread's own; that of a new thread is GPU 0. */
+/* In CUDA each thread selects a GPU of its own; a new thread has GPU 0. */
 int device_attach(device *self)
 {
     return check(cudaSetDevice((int)self->info.device_idx), "choosing the GPU for another thread");
 }
 
-/* Frees in the order of use: nothing runs, then what work is enqueued on, then memory. After an error
- * of the GPU each of these calls reports it again; there is nobody left to tell, and the driver frees
- * everything with the process. */
+/* Frees in this order: first it waits until nothing runs, then it frees the handles that work is
+ * enqueued on, then memory. After an error of the GPU each of these calls reports it again. Nobody
+ * is left to tell, and the driver frees everything with the process. */
 void device_close(device *self)
 {
     if (!self)
@@ -319,7 +323,7 @@ int device_free_bytes(device *self, uint64_t *free_bytes)
     return 0;
 }
 
-/* cudaMalloc, with a refusal that has the numbers. */
+/* cudaMalloc; the text of a refusal has the numbers. */
 static int allocate(device *self, uint64_t size_bytes, void **out)
 {
     cudaError_t code = cudaMalloc(out, size_bytes);
@@ -350,7 +354,8 @@ int device_reserve(device *self, uint64_t size_bytes, unsigned char **base)
     void *memory;
     TRY(allocate(self, size_bytes, &memory));
     if ((uintptr_t)memory % RESERVE_ALIGNMENT != 0) {
-        /* Large pieces come aligned as they are mapped, in pages of 2 MiB; small ones need not be. */
+        /* Large pieces are aligned because they are mapped in pages of 2 MiB. Small ones need not
+         * be. */
         TRY(check(cudaFree(memory), "giving memory of the GPU back"));
         TRY(allocate(self, size_bytes + RESERVE_ALIGNMENT - MALLOC_ALIGNMENT, &memory));
     }
@@ -370,8 +375,8 @@ int device_release(device *self)
     return check(cudaFree(memory), "giving memory of the GPU back");
 }
 
-/* Host memory that kernels may write to must have one address on both sides. Registered memory has where
- * all GPUs that the process sees can use the host's addresses, as on Linux, but not within Windows. */
+/* Host memory that kernels may write to must have one address on both sides. Registered memory has
+ * it if all visible GPUs can use the host's addresses, as on Linux (but not on Windows). */
 static int check_same_address(void *host)
 {
     void *on_device = NULL;
@@ -507,7 +512,7 @@ int device_event_done(device *self, device_event *event)
         return 1;
     if (code != cudaErrorNotReady)
         return check(code, "asking whether work of the GPU is complete");
-    (void)cudaGetLastError(); /* an answer, but some versions keep it as the last error */
+    (void)cudaGetLastError(); /* this is an answer, but some versions keep it as the last error */
     return 0;
 }
 

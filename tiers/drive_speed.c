@@ -21,25 +21,28 @@
 #include "tiers/slab_internal.h"
 
 enum {
-    SPEED_SLOTS = 8,        /* requests in flight: reads saturate at 4 of this size */
-    SPEED_ROUNDS_MAX = 5,   /* a write pass and a read pass each; the first ones are often slow */
-    SPEED_STEP_PERCENT = 5, /* weights lie on powers of 1.05: drives within 2.5% are equal */
+    SPEED_SLOTS = 8,        /* requests in flight; reads saturate at 4 of this size */
+    /* a write pass and a read pass per round; the first rounds are often slow */
+    SPEED_ROUNDS_MAX = 5,
+    SPEED_STEP_PERCENT = 5, /* weights are powers of 1.05, so drives within 2.5% are equal */
 };
 
 #define SPEED_BLOCK_BYTES   MIB
 #define SPEED_DEFAULT_BYTES (128 * MIB)
 #define SPEED_MIN_BYTES     (SPEED_SLOTS * SPEED_BLOCK_BYTES)
-/* Of a pass; eleven of them make the second. A pass ends early only after each slot was used once. */
+/* Length of a pass; eleven passes make the second. A pass ends early only after each slot was used
+ * once. */
 #define SPEED_PASS_NS  90000000u
 #define SPEED_TOTAL_NS 1000000000u
-#define SPEED_STUCK_NS 10000000000u /* a drive that does not answer is named, and waited for */
+/* a drive that does not answer is named in a warning, and waited for */
+#define SPEED_STUCK_NS 10000000000u
 
 struct bench {
     slab *store;
     arena memory; /* [SPEED_SLOTS] blocks */
     io *queue;
     io_request requests[SPEED_SLOTS];
-    uint64_t area_bytes; /* written so far, from address 0: what later passes move */
+    uint64_t area_bytes; /* written so far, from address 0; later passes move these bytes */
     uint64_t moved_bytes;
 };
 typedef struct bench bench;
@@ -53,7 +56,7 @@ static int submit_block(bench *self, uint32_t slot, enum io_direction direction,
     return io_submit(self->queue, &self->requests[slot]);
 }
 
-/* Moves [0, limit_bytes) once, in order and all slots busy, or as much as the time allows. */
+/* Moves [0, limit_bytes) once, in order and with all slots busy, or as much as the time allows. */
 static int run_pass(bench *self, enum io_direction direction, uint64_t limit_bytes,
                     uint64_t *pass_bytes, double *rate)
 {
@@ -117,7 +120,7 @@ static int run_passes(bench *self, drive_speed *out)
     return 0;
 }
 
-/* Opens queue and memory over the open slab, measures, closes both. */
+/* Makes a queue and memory for the open slab, measures, and closes both. */
 static int measure_slab(bench *self, enum io_backend backend, drive_speed *out)
 {
     arena_config memory = {.name = "speed",
@@ -127,7 +130,7 @@ static int measure_slab(bench *self, enum io_backend backend, drive_speed *out)
     TRY(arena_init(&self->memory, &memory));
     uint64_t *words = (uint64_t *)(void *)self->memory.base;
     for (uint64_t i = 0; i < self->memory.size_bytes / sizeof *words; i++)
-        words[i] = rng_u64(1, 0, i); /* zeros would flatter a drive that compresses */
+        words[i] = rng_u64(1, 0, i); /* a drive that compresses would be too fast with zeros */
     io_region region = {self->memory.base, self->memory.size_bytes};
     io_config config = {.target = self->store,
                         .backend = backend,
@@ -154,7 +157,7 @@ static int measure_slab(bench *self, enum io_backend backend, drive_speed *out)
     return rc;
 }
 
-/* How large the file may be on the file system of `directory`, in whole blocks. */
+/* Decides how large the file on the file system of `directory` may be, in whole blocks. */
 static int choose_bytes(const char *directory, uint64_t bytes_max, uint64_t *bytes)
 {
     struct statvfs volume;
@@ -174,7 +177,7 @@ int drive_speed_measure(const char *path, uint64_t bytes_max, enum io_backend ba
                         drive_speed *out)
 {
     memset(out, 0, sizeof *out);
-    char directory[SLAB_PATH_BYTES];
+    char directory[FILE_PATH_BYTES];
     struct stat status;
     uint64_t bytes = 0;
     TRY(tieri_slab_existing(path, directory, &status));
@@ -221,7 +224,7 @@ void drive_speed_weights(const double *rates, const uint32_t *devices, uint32_t 
 
 dev_t tieri_whole_device(const char *sysfs_block, dev_t device)
 {
-    char link[SLAB_PATH_BYTES], place[PATH_MAX];
+    char link[FILE_PATH_BYTES], place[PATH_MAX];
     snprintf(link, sizeof link, "%s/%u:%u", sysfs_block, major(device), minor(device));
     if (!realpath(link, place))
         return device;
@@ -230,7 +233,7 @@ dev_t tieri_whole_device(const char *sysfs_block, dev_t device)
     if (access(place, F_OK) != 0)
         return device;
     place[used] = 0;
-    *strrchr(place, '/') = 0; /* a partition lies within its disk */
+    *strrchr(place, '/') = 0; /* sysfs has a partition within its disk */
     used = strlen(place);
     snprintf(place + used, sizeof place - used, "/dev");
     FILE *file = fopen(place, "re");
@@ -243,13 +246,13 @@ dev_t tieri_whole_device(const char *sysfs_block, dev_t device)
     return device;
 }
 
-/* devices[i] = the first drive on the same device. Returns how many devices there are. */
+/* Sets devices[i] to the first drive on the same device. Returns the number of devices. */
 static int find_devices(const slab_drive *drives, uint32_t drive_count, uint32_t *devices)
 {
-    dev_t device[SLAB_DRIVES_MAX];
+    dev_t device[DRIVES_MAX];
     int device_count = 0;
     for (uint32_t i = 0; i < drive_count; i++) {
-        char directory[SLAB_PATH_BYTES];
+        char directory[FILE_PATH_BYTES];
         struct stat status;
         TRY(tieri_slab_existing(drives[i].path, directory, &status));
         device[i] = tieri_whole_device("/sys/dev/block", status.st_dev);
@@ -261,7 +264,7 @@ static int find_devices(const slab_drive *drives, uint32_t drive_count, uint32_t
     return device_count;
 }
 
-/* The largest file that the budgets of this device's drives allow. */
+/* The size of the largest file that the budgets of this device's drives allow. */
 static uint64_t budget_of_device(const slab_drive *drives, uint32_t drive_count,
                                  const uint32_t *devices, uint32_t device)
 {
@@ -305,12 +308,12 @@ static void log_drives(const slab_drive *drives, uint32_t drive_count, const dri
 
 int slab_weigh_drives_by(slab_drive *drives, uint32_t drive_count, enum io_backend backend)
 {
-    uint32_t devices[SLAB_DRIVES_MAX] = {0};
-    double rates[SLAB_DRIVES_MAX] = {0}, weights[SLAB_DRIVES_MAX] = {0};
-    drive_speed speeds[SLAB_DRIVES_MAX] = {{0}};
-    if (drive_count == 0 || drive_count > SLAB_DRIVES_MAX)
+    uint32_t devices[DRIVES_MAX] = {0};
+    double rates[DRIVES_MAX] = {0}, weights[DRIVES_MAX] = {0};
+    drive_speed speeds[DRIVES_MAX] = {{0}};
+    if (drive_count == 0 || drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; 1 to %d are possible", drive_count,
-                       SLAB_DRIVES_MAX);
+                       DRIVES_MAX);
     int device_count = find_devices(drives, drive_count, devices);
     TRY(device_count);
     if (device_count == 1 && drive_count > 1)
@@ -335,9 +338,4 @@ int slab_weigh_drives_by(slab_drive *drives, uint32_t drive_count, enum io_backe
     for (uint32_t i = 0; i < drive_count; i++)
         drives[i].weight = weights[i];
     return 0;
-}
-
-int slab_weigh_drives(slab_drive *drives, uint32_t drive_count)
-{
-    return slab_weigh_drives_by(drives, drive_count, IO_AUTO);
 }

@@ -1,16 +1,19 @@
-/* Requests, cut into transfers and put together again. See io.h for the contract and io_internal.h for
- * what lies below. Owner thread only, but for io_sync; everything is allocated by io_create (io_open.c).
+/* Requests, which are cut into transfers and put together again, and the watch over their time. See
+ * io.h for the contract and io_internal.h for the layers below. Owner thread only, except io_sync.
+ * io_create (io_open.c) allocates everything.
  *
  *   request   QUEUED --issue_one--> ISSUED (all transfers out) --finish--> DONE --io_poll--> caller
  *   transfer  free --issue_one--> backend --finish--> free | retry --> backend
  *
- * The head of each direction's queue is the only request that is partly issued. */
+ * The head of each direction's queue is the only request that may be partly issued. */
 #include "tiers/io.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "base/failpoint.h"
@@ -18,10 +21,19 @@
 #include "base/progress.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
-#include "tiers/sim_internal.h"
+#include "tiers/sim.h"
 
-/* Tries in a row that move nothing, before EAGAIN counts as an error. */
+/* After so many tries in a row that move nothing, EAGAIN counts as an error. */
 enum { IO_RETRIES_MAX = 4096 };
+
+enum { WATCH_TEXT_BYTES = 160, WATCH_DOUBLINGS_MAX = 40 };
+
+/* A process that a signal has stopped finds all limits passed, with completions about to arrive. So
+ * a late transfer is given up only if it is still out after this part of the limit, and after a
+ * second at the most. */
+enum { WATCH_GRACE_PART = 16 };
+
+#define WATCH_GRACE_NS_MAX 1000000000u
 
 static_assert(IO_READ == 0 && IO_WRITE == 1, "directions index the statistics");
 
@@ -77,7 +89,7 @@ void tieri_event_drain(io *self)
     self->signalled = false;
 }
 
-/* Sleeps until io_poll has something to do. */
+/* Sleeps until io_poll has work. */
 static void event_wait(const io *self)
 {
     struct pollfd waiter = {.fd = self->epoll_fd, .events = POLLIN};
@@ -85,11 +97,17 @@ static void event_wait(const io *self)
         ;
 }
 
-/* Whether another request goes first that is not yet with the backend as a whole. */
+/* True if another request goes first and is not completely with the backend yet. */
 static bool is_behind(const io_request *request)
 {
     const io_request *other = request->behind;
     return other && other->result >= 0 && other->issued_bytes < other->size_bytes;
+}
+
+/* True if transfers are watched for their time. */
+static bool watches_time(const io *self)
+{
+    return self->stuck_ns || self->stop_ns;
 }
 
 /* ---- transfers ---- */
@@ -99,7 +117,7 @@ static void hand_over(io *self, tieri_transfer *item)
     self->out_count++;
     self->stats.transfers[item->direction]++;
     item->ask_bytes = item->left_bytes;
-    if (tieri_watches(self) && item->retry_count == 0) {
+    if (watches_time(self) && item->retry_count == 0) {
         item->issued_ns = clock_ns();
         item->late_ns = 0;
         item->report_count = 0;
@@ -115,7 +133,8 @@ void io_forget(io *self, const io_request *request)
             at->behind = NULL;
 }
 
-/* The next transfer of the direction's first request; false if there is none or no room for it. */
+/* Issues the next transfer of the direction's first request. False if there is none, or no free
+ * transfer. */
 static bool issue_one(io *self, enum io_direction direction)
 {
     io_request *request = self->queue[direction].first;
@@ -135,7 +154,9 @@ static bool issue_one(io *self, enum io_direction direction)
     item->begin_ns = clock_ns();
     if (request->issued_bytes == 0)
         request->start_ns = item->begin_ns;
+    assert(item->left_bytes > 0);
     request->issued_bytes += item->left_bytes;
+    assert(request->issued_bytes <= request->size_bytes);
     request->in_flight++;
     if (request->issued_bytes == request->size_bytes)
         list_pop(&self->queue[direction]);
@@ -148,7 +169,7 @@ static uint32_t issue_all(io *self)
     uint32_t count = 0;
     for (tieri_transfer *item; (item = tieri_list_pop(&self->again)); count++)
         hand_over(self, item);
-    /* One of each direction in turn: neither keeps the other out of the kernel's queue. */
+    /* One transfer of each direction in turn: neither keeps the other out of the kernel's queue. */
     for (bool more = true; more;) {
         bool read_issued = issue_one(self, IO_READ);
         bool write_issued = issue_one(self, IO_WRITE);
@@ -158,7 +179,8 @@ static uint32_t issue_all(io *self)
     return count;
 }
 
-int tieri_request_error(const io *self, const io_request *request)
+/* Makes the text of a failed request this thread's error; returns its result. */
+static int request_error(const io *self, const io_request *request)
 {
     const char *path = self->target->files[request->failed_drive_idx].path;
     const char *verb = request->direction == IO_READ ? "read" : "write";
@@ -177,7 +199,7 @@ int tieri_request_error(const io *self, const io_request *request)
     return request->result;
 }
 
-/* The request's first error decides its result; the rest of it is not issued. */
+/* Fails the request: its first error decides its result, and the rest of it is not issued. */
 static void fail_request(io *self, const tieri_transfer *item, int code)
 {
     io_request *request = item->request;
@@ -189,15 +211,15 @@ static void fail_request(io *self, const tieri_transfer *item, int code)
     request->failed_bytes = item->left_bytes;
     request->failed_result = item->result;
     if (self->queue[item->direction].first == request)
-        list_pop(&self->queue[item->direction]); /* it was partly issued */
-    tieri_request_error(self, request);
+        list_pop(&self->queue[item->direction]); /* the rest of it stays unissued */
+    request_error(self, request);
     if (self->first_error.code == 0)
         err_save(&self->first_error, code);
     if (request == self->awaited)
         err_save(&self->awaited_error, code);
 }
 
-/* A whole part of the transfer is done; what is left can be asked for again. */
+/* The bytes that are usable: from there the transfer can continue. */
 static uint64_t usable_progress(const io *self, const tieri_transfer *item)
 {
     if (item->result <= 0)
@@ -206,7 +228,7 @@ static uint64_t usable_progress(const io *self, const tieri_transfer *item)
     uint64_t progress = (uint64_t)item->result;
     assert(progress <= item->ask_bytes);
     if (file->direct && progress < item->left_bytes)
-        progress -= progress % file->align_bytes; /* direct I/O cannot go on within a block */
+        progress -= progress % file->align_bytes; /* direct I/O cannot continue within a block */
     return progress;
 }
 
@@ -218,6 +240,8 @@ static io_latency *latency_of(const io *self, uint32_t drive_idx, enum io_direct
 static void finish(io *self, tieri_transfer *item)
 {
     io_request *request = item->request;
+    assert(self->out_count > 0);
+    assert(request->in_flight > 0);
     self->out_count--;
     if (item->result > 0)
         progress_note();
@@ -243,6 +267,7 @@ static void finish(io *self, tieri_transfer *item)
         io_latency_add(latency_of(self, item->drive_idx, item->direction),
                        clock_ns() - item->begin_ns);
     }
+    assert(request->done_bytes <= request->issued_bytes);
     item->request = NULL;
     tieri_list_push(&self->unused[item->direction], item);
     request->in_flight--;
@@ -254,7 +279,7 @@ static void finish(io *self, tieri_transfer *item)
     }
 }
 
-/* What was held back before the backend had it goes there now. */
+/* Hands a transfer that the faults held back to the backend. */
 static void unpark(io *self, tieri_transfer *item)
 {
     item->parked = false;
@@ -278,7 +303,150 @@ static uint32_t collect(io *self)
     return count;
 }
 
-/* Collects, issues, flushes. Returns how many transfers moved on; *rc is the backend's state. */
+/* ---- the watch over time ----
+ *
+ *   nothing out --issue--> look_ns = now + first limit --timer--> look: report, or give up
+ *        ^                                                   |    look_ns = next limit
+ *        '----------------- timer, and nothing out ----------'
+ *
+ * It wakes the owner when a held completion is due, names transfers that do not come back, and
+ * gives them up after a while. The owner sleeps in poll(2) without a limit, so the timer is part of
+ * the descriptor that it sleeps on. While transfers come and go the timer is not touched: it fires
+ * once within the first limit and then looks at what is in flight. */
+
+static uint64_t grace_ns(const io *self)
+{
+    return size_min(self->stop_ns / WATCH_GRACE_PART, WATCH_GRACE_NS_MAX);
+}
+
+/* How long the transfer may be in flight before the next warning about it. */
+static uint64_t stuck_limit_ns(const io *self, const tieri_transfer *item)
+{
+    uint64_t limit_ns = self->stuck_ns;
+    for (uint32_t i = 0; i < item->report_count && limit_ns < UINT64_MAX / 4; i++)
+        limit_ns *= 2;
+    return limit_ns;
+}
+
+/* Writes " (read of unit 3, tile 2)", or nothing if the work has no name. */
+static const char *name_work(const tieri_transfer *item, char text[WATCH_TEXT_BYTES + 4])
+{
+    char work[WATCH_TEXT_BYTES] = "";
+    if (item->request->describe)
+        item->request->describe(item->request, work, sizeof work);
+    snprintf(text, WATCH_TEXT_BYTES + 4, *work ? " (%s)" : "%s", work);
+    return text;
+}
+
+static void report_stuck(io *self, const tieri_transfer *item, uint64_t out_ns)
+{
+    char work[WATCH_TEXT_BYTES + 4], end[64] = "the run waits for it";
+    if (self->stop_ns)
+        snprintf(end, sizeof end, "the run waits for it up to %.3g s",
+                 (double)self->stop_ns * 1e-9);
+    self->stats.stuck_count++;
+    log_warn("a %s of %llu bytes at offset %llu of %s has been in flight for %.3g s%s: the drive "
+             "or its file system does not answer; %s",
+             item->direction == IO_READ ? "read" : "write", (unsigned long long)item->left_bytes,
+             (unsigned long long)item->file_offset, self->target->files[item->drive_idx].path,
+             (double)out_ns * 1e-9, name_work(item, work), end);
+}
+
+static int give_up(const io *self, const tieri_transfer *item, uint64_t out_ns)
+{
+    char work[WATCH_TEXT_BYTES + 4];
+    return err_set(
+        -ETIMEDOUT,
+        "the %s of %llu bytes at offset %llu of %s%s has been in flight for %.3g s, longer than "
+        "the %.3g s of io.stop_seconds: the drive or its file system does not answer; the last "
+        "commit is intact: check the drive and run the same command again",
+        item->direction == IO_READ ? "read" : "write", (unsigned long long)item->left_bytes,
+        (unsigned long long)item->file_offset, self->target->files[item->drive_idx].path,
+        name_work(item, work), (double)out_ns * 1e-9, (double)self->stop_ns * 1e-9);
+}
+
+/* When to look first at a transfer that was issued at `since_ns`. */
+static uint64_t first_look_ns(const io *self, uint64_t since_ns)
+{
+    uint64_t stuck_ns = self->stuck_ns ? self->stuck_ns : UINT64_MAX;
+    uint64_t limit_ns = size_min(stuck_ns, self->stop_ns ? self->stop_ns : UINT64_MAX);
+    return limit_ns < UINT64_MAX - since_ns ? since_ns + limit_ns : UINT64_MAX;
+}
+
+/* Reports a transfer that has passed its limit, or gives it up. *next_ns becomes no later than its
+ * next limit. */
+static int look_at(io *self, tieri_transfer *item, uint64_t now_ns, uint64_t *next_ns)
+{
+    uint64_t out_ns = now_ns - item->issued_ns;
+    if (self->stop_ns && out_ns >= self->stop_ns) {
+        if (item->late_ns == 0)
+            item->late_ns = now_ns;
+        if (now_ns - item->late_ns >= grace_ns(self) && now_ns > item->late_ns)
+            return give_up(self, item, out_ns);
+        *next_ns = size_min(*next_ns, item->late_ns + size_max(grace_ns(self), 1));
+    } else if (self->stop_ns) {
+        *next_ns = size_min(*next_ns, item->issued_ns + self->stop_ns);
+    }
+    if (!self->stuck_ns)
+        return 0;
+    if (out_ns >= stuck_limit_ns(self, item)) {
+        report_stuck(self, item, out_ns);
+        while (item->report_count < WATCH_DOUBLINGS_MAX && stuck_limit_ns(self, item) <= out_ns)
+            item->report_count++;
+    }
+    *next_ns = size_min(*next_ns, item->issued_ns + stuck_limit_ns(self, item));
+    return 0;
+}
+
+static int look_at_all(io *self, uint64_t now_ns, uint64_t *next_ns)
+{
+    *next_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < self->transfer_count; i++)
+        if (self->transfers[i].request)
+            TRY(look_at(self, &self->transfers[i], now_ns, next_ns));
+    return 0;
+}
+
+/* Makes the descriptor readable at `at_ns`, or earlier where it is set so already. */
+static void set_timer(io *self, uint64_t at_ns)
+{
+    if (at_ns == UINT64_MAX || (self->timer_at_ns && self->timer_at_ns <= at_ns))
+        return;
+    at_ns = size_max(at_ns, 1); /* 0 would stop the timer; what is past fires at once */
+    const struct itimerspec when = {.it_value = {.tv_sec = (time_t)(at_ns / 1000000000u),
+                                                 .tv_nsec = (long)(at_ns % 1000000000u)}};
+    if (timerfd_settime(self->timer_fd, TFD_TIMER_ABSTIME, &when, NULL) == 0)
+        self->timer_at_ns = at_ns;
+}
+
+static int watch(io *self)
+{
+    bool held = self->faults.held.first != NULL, watches = watches_time(self);
+    if (!held && !watches && !self->timer_at_ns) /* a timer that fired is to be drained */
+        return 0;
+    uint64_t now_ns = clock_ns(), next_ns = tieri_faults_next_ns(&self->faults), expirations;
+    if (self->timer_at_ns && self->timer_at_ns <= now_ns &&
+        read(self->timer_fd, &expirations, sizeof expirations) > 0)
+        self->timer_at_ns = 0;
+    if (watches) {
+        if (self->look_ns && now_ns >= self->look_ns) {
+            self->look_ns = 0;
+            if (self->out_count)
+                TRY(look_at_all(self, now_ns, &self->look_ns));
+        } else if (!self->look_ns && self->out_count) {
+            self->look_ns = first_look_ns(self, now_ns);
+        }
+        if (self->look_ns)
+            next_ns = size_min(next_ns, self->look_ns);
+    }
+    set_timer(self, next_ns);
+    return 0;
+}
+
+/* ---- progress ---- */
+
+/* Collects, issues and flushes. Returns how many transfers moved on; *rc is the state of the
+ * backend. */
 static uint32_t progress_once(io *self, int *rc)
 {
     uint32_t count = collect(self);
@@ -290,12 +458,12 @@ static uint32_t progress_once(io *self, int *rc)
     if (*rc < 0)
         self->broken = err_prefix(*rc, "the queue of reads and writes to the nvme tier broke");
     if (*rc > 0)
-        event_signal(self); /* something is to be done that no completion will announce */
+        event_signal(self); /* there is work left for which no completion will wake the owner */
     return count;
 }
 
-/* As far as it goes without blocking. Where nothing moves, event_fd is drained and everything looked at
- * once more: what comes after the drain makes it readable again. */
+/* Moves everything as far as possible without blocking. If nothing moves, it drains event_fd and
+ * looks at everything once more: what comes after the drain makes event_fd readable again. */
 static int progress(io *self)
 {
     if (self->broken)
@@ -308,7 +476,7 @@ static int progress(io *self)
         progress_once(self, &rc);
     }
     if (rc >= 0)
-        self->broken = rc = tieri_watch(self);
+        self->broken = rc = watch(self);
     if (rc < 0 && self->first_error.code == 0)
         err_save(&self->first_error, rc);
     return rc < 0 ? rc : 0;
@@ -342,7 +510,8 @@ int io_submit(io *self, io_request *request)
     request->issued_bytes = request->done_bytes = 0;
     request->in_flight = 0;
     request->failed_result = 0;
-    if (!is_behind(request)) /* nobody tells when that request's memory is used for another */
+    /* later nobody would notice that the memory of that request is reused */
+    if (!is_behind(request))
         request->behind = NULL;
     self->taken_count++;
     list_push(&self->queue[request->direction], request);
@@ -352,6 +521,7 @@ int io_submit(io *self, io_request *request)
 
 uint32_t io_room(const io *self)
 {
+    assert(self->taken_count <= self->request_capacity);
     return self->request_capacity - self->taken_count;
 }
 
@@ -387,7 +557,7 @@ int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *da
     }
     self->awaited = NULL;
     if (rc < 0)
-        return rc; /* poisoned: nothing looks at the request again */
+        return rc; /* poisoned: nobody reads the request again */
     list_remove(&self->done, &request);
     self->taken_count--;
     if (self->done.first)
@@ -402,7 +572,7 @@ const err_record *io_error(const io *self)
 
 int io_request_error(const io *self, const io_request *request)
 {
-    return request->result < 0 ? tieri_request_error(self, request) : 0;
+    return request->result < 0 ? request_error(self, request) : 0;
 }
 
 const slab *io_target(const io *self)
@@ -410,7 +580,8 @@ const slab *io_target(const io *self)
     return self->target;
 }
 
-/* Looks at nothing that the owner changes: target, backend and its store are as io_create left them. */
+/* Reads nothing that the owner changes: target, backend and its store stay as io_create left
+ * them. */
 int io_sync(io *self)
 {
     int rc = failpoint("slab.sync");

@@ -1,6 +1,7 @@
-/* The faults of a drive: sit between io.c and any backend and do what drives and kernels do on bad days,
- * decided by seed and transfer number alone. Owner thread only; allocates nothing. Tests use them to
- * prove that requests survive short and interrupted transfers, and that errors stop what they must. */
+/* Simulated faults, between io.c and any backend: they do what drives and kernels do on bad days.
+ * The seed and the number of a transfer decide. Owner thread only; allocates nothing. Tests use
+ * them to prove that requests survive short and interrupted transfers, and that errors stop what
+ * they must. */
 #include <errno.h>
 
 #include "base/log.h"
@@ -29,7 +30,7 @@ static uint64_t draw(const tieri_faults *self, enum fault_stream stream, uint64_
     return rng_below(self->config.seed, (uint64_t)stream, number, bound);
 }
 
-/* Whether the kind can happen to a transfer of this direction. */
+/* True if this kind of fault can happen to a transfer of this direction. */
 static bool applies(enum io_fault_kind kind, enum io_direction direction)
 {
     if (kind == IO_FAULT_TORN || kind == IO_FAULT_ENOSPC)
@@ -62,7 +63,7 @@ static enum io_fault_kind choose(const tieri_faults *self, uint64_t number,
     return IO_FAULT_NONE;
 }
 
-/* Some whole blocks, fewer than asked; one block cannot be cut. */
+/* A number of whole blocks, fewer than asked. One block cannot be cut. */
 static uint64_t part_of(const tieri_faults *self, const tieri_transfer *item)
 {
     uint64_t blocks = item->left_bytes / FAULT_BLOCK_BYTES;

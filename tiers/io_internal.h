@@ -1,37 +1,37 @@
-/* What the files of io share: the queue, its backends, the faults and the watch over time.
+/* Shared by the files of io: the queue, its backends and the faults.
  *
- *   io.c       requests -> transfers, order, retries, results       (owner thread)
- *   io_open.c  creation and end
- *   io_watch.c the timer: held completions, stuck transfers
- *   backend    transfers -> kernel -> results                       (pool: its own threads)
- *   io_faults  between the two: changes sizes before, results after
+ *   io.c       requests -> transfers, order, retries, results, the watch over time   (owner thread)
+ *   io_open.c  creation and end                                                      (owner thread)
+ *   backends   transfers -> kernel -> results: io_uring.c, io_pool.c (own threads), sim.c
+ *   io_faults  between io.c and the backend: changes sizes before it, results after it
  *
- * A transfer is one read or write of the kernel. All of them are allocated by io_create; each has one
- * owner at a time: io.c, or between submit and reap the backend. */
+ * A transfer is one read or write of the kernel. io_create allocates all of them. Each transfer has
+ * one owner at a time: io.c, or the backend between submit and reap. */
 #ifndef SLUICE_TIERS_IO_INTERNAL_H
 #define SLUICE_TIERS_IO_INTERNAL_H
 
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 
 struct tieri_transfer {
     io_request *request;
-    struct tieri_transfer *next; /* of whatever list holds it */
-    unsigned char *data;         /* what is left to move */
+    struct tieri_transfer *next; /* in the list that holds it */
+    unsigned char *data;         /* the bytes left to move */
     uint64_t file_offset;
     uint64_t left_bytes;
-    uint64_t ask_bytes;  /* given to the kernel this time, <= left_bytes */
+    uint64_t ask_bytes;  /* handed to the kernel this time, <= left_bytes */
     int64_t result;      /* bytes moved or -errno */
     uint64_t release_ns; /* faults: held back until then */
-    uint64_t number;     /* faults: of this try, from 1 */
+    uint64_t number;     /* faults: number of this try, from 1 */
     uint64_t begin_ns;   /* when it was first handed over */
-    uint64_t issued_ns;  /* watch: last time that it moved on; 0 where nobody watches */
-    uint64_t late_ns;    /* watch: when it was first seen over stop_ns; 0: not yet */
+    uint64_t issued_ns;  /* watch: last time that it moved on; 0: nobody watches */
+    uint64_t late_ns;    /* watch: when it was first found to exceed stop_ns; 0: not yet */
     uint64_t due;        /* simulated drive: its virtual time of completion */
     uint32_t drive_idx;
     uint32_t retry_count;  /* tries in a row that moved nothing */
     uint32_t report_count; /* watch: warnings given since issued_ns */
     enum io_fault_kind fault;
-    bool parked; /* faults: held back before it reached the backend */
+    bool parked; /* faults: it is held back and has not reached the backend */
     enum io_direction direction;
 };
 typedef struct tieri_transfer tieri_transfer;
@@ -63,70 +63,71 @@ static inline tieri_transfer *tieri_list_pop(tieri_list *list)
     return item;
 }
 
-/* What a backend is opened with; all borrowed until close. */
+/* The configuration of a backend. All pointers are borrowed until close. */
 struct tieri_backend_config {
     const slab *target;
     const io_region *regions;
     uint32_t region_count;
-    uint32_t transfer_count; /* most in flight */
+    uint32_t transfer_count; /* the most in flight */
     uint32_t thread_count;
-    int event_fd;            /* made readable with each completion that may wait for reap */
+    int event_fd;            /* the backend makes it readable with each completion */
     bool register_memory;    /* try registered buffers */
-    struct sim_store *store; /* the simulated drive's; NULL: its own */
-    uint64_t seed;           /* the simulated drive's */
+    struct sim_store *store; /* simulated drive: the bytes; NULL: a store of its own */
+    uint64_t seed;           /* simulated drive: of the order */
 };
 typedef struct tieri_backend_config tieri_backend_config;
 
 struct tieri_backend {
-    /* The longest start of [data, data + size) that one transfer can move. */
+    /* The bytes from `data` on, up to size_bytes, that one transfer can move. */
     uint64_t (*span)(void *state, const void *data, uint64_t size_bytes);
-    /* Takes the transfer; there is always room for transfer_count. */
+    /* Takes the transfer. There is always room for transfer_count of them. */
     void (*submit)(void *state, tieri_transfer *item);
-    /* Hands what was taken to the kernel. 0; 1: the kernel takes no more now, call again; -errno: the
-     * backend is broken. */
+    /* Hands the taken transfers to the kernel. 0; 1: the kernel takes no more now, call again;
+     * -errno: the backend is broken. */
     int (*flush)(void *state);
-    /* The next finished transfer with its result, or NULL. */
+    /* Returns the next finished transfer with its result, or NULL. */
     tieri_transfer *(*reap)(void *state);
-    /* Ends everything: what the kernel has is waited for and what it has not never runs. Afterwards no
-     * transfer and none of its memory is touched. Results are lost.
-     * `hung`: the drive does not answer; what is not back after TIERI_CLOSE_WAIT_MS is left behind, which
-     * is logged. Then false: the kernel may still move bytes of the transfers' memory, but nothing of the
-     * io's is touched. */
+    /* Ends the backend: waits for the transfers that the kernel has; the others never run.
+     * Afterwards no transfer and none of its memory is touched. Results are lost. `hung`: the drive
+     * does not answer. Transfers that are not back after TIERI_CLOSE_WAIT_MS are left behind with a
+     * log line, and the call returns false: the kernel may still move bytes of their memory, but it
+     * touches nothing of the io. */
     bool (*close)(void *state, bool hung);
 };
 typedef struct tieri_backend tieri_backend;
 
 extern const tieri_backend tieri_uring_backend, tieri_pool_backend, tieri_sim_backend;
 
-/* Open; *state is what the calls take. */
+/* Open a backend; *state is what its calls take. */
 int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 int tieri_pool_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 int tieri_sim_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 
-/* The faults of a drive. */
+/* The simulated faults (io_faults.c). */
 struct tieri_faults {
     io_faults config;
     bool active;
     uint64_t number; /* transfers seen */
-    tieri_list held; /* parked, or finished and held back */
+    tieri_list held; /* parked transfers, and finished ones that are held back */
 };
 typedef struct tieri_faults tieri_faults;
 
-/* Before the backend takes it: may lower ask_bytes. Returns false if the transfer shall not reach the
- * backend; its result is then set. */
+/* Before the backend takes the transfer: may lower ask_bytes. Returns false if the transfer must
+ * not reach the backend; then its result is set. */
 bool tieri_faults_before(tieri_faults *self, tieri_transfer *item);
 
-/* After the backend: may change result and data; true: the transfer was put into `held`. */
+/* After the backend: may change result and data. Returns true if it put the transfer into
+ * `held`. */
 bool tieri_faults_after(tieri_faults *self, tieri_transfer *item);
 
-/* Has the simulated queue broken? */
+/* True if the simulated queue has broken. */
 bool tieri_faults_broken(const tieri_faults *self);
 
-/* The next held transfer whose time has come, or NULL. One that is `parked` now goes to the backend, any
- * other is finished. */
+/* Returns the next held transfer whose time has come, or NULL. A `parked` transfer then goes to the
+ * backend; any other is finished. */
 tieri_transfer *tieri_faults_release(tieri_faults *self);
 
-/* When the next held transfer's time comes, in clock_ns; UINT64_MAX where there is none. */
+/* When the time of the next held transfer comes, in clock_ns; UINT64_MAX: none is held. */
 uint64_t tieri_faults_next_ns(const tieri_faults *self);
 
 enum {
@@ -144,18 +145,18 @@ typedef struct tieri_request_list tieri_request_list;
 struct io {
     slab *target;
     const tieri_backend *backend;
-    void *state;    /* of the backend */
+    void *state;    /* the backend's */
     int event_fd;   /* eventfd: written by backends and by io_submit */
-    int timer_fd;   /* the watch's */
-    int epoll_fd;   /* of the two: what the caller waits for */
+    int timer_fd;   /* of the watch over time */
+    int epoll_fd;   /* of these two: what the caller waits for */
     bool signalled; /* event_fd has been written to since it was last drained */
     int broken;     /* the backend's error; 0 while it works */
     uint64_t block_bytes;
-    tieri_transfer *transfers; /* [transfer_count] all there are */
+    tieri_transfer *transfers; /* [transfer_count] */
     uint32_t transfer_count;
     tieri_list unused[TIERI_DIRECTIONS];
-    tieri_list again;                           /* to be continued or retried */
-    tieri_request_list queue[TIERI_DIRECTIONS]; /* not yet wholly issued */
+    tieri_list again;                           /* to continue or retry */
+    tieri_request_list queue[TIERI_DIRECTIONS]; /* not completely issued yet */
     tieri_request_list done;
     uint32_t taken_count, request_capacity;
     uint32_t out_count; /* transfers with the backend or held by the faults */
@@ -164,31 +165,21 @@ struct io {
     unsigned char *page_block, *probe_page; /* 4 KiB aligned page within its block */
     tieri_transfer probe;                   /* the first reads */
     tieri_faults faults;
-    uint64_t stuck_ns;    /* warnings; 0: none */
-    uint64_t stop_ns;     /* the end; 0: none */
-    uint64_t look_ns;     /* when to look for stuck transfers next; 0: when one is out again */
-    uint64_t timer_at_ns; /* when timer_fd becomes, or became, readable; 0: not set */
+    uint64_t stuck_ns;    /* io_config.stuck_ns */
+    uint64_t stop_ns;     /* io_config.stop_ns */
+    uint64_t look_ns;     /* when to look for stuck transfers next; 0: none is out */
+    uint64_t timer_at_ns; /* when timer_fd becomes or became readable; 0: not set */
     io_stats stats;
     io_latency *latencies; /* [drives][TIERI_DIRECTIONS] */
     err_record first_error;
-    const io_request *awaited; /* by io_transfer */
+    const io_request *awaited; /* the request that io_transfer waits for */
     err_record awaited_error;
 };
 
-/* Makes event_fd quiet. */
+/* io.c: makes event_fd unreadable. */
 void tieri_event_drain(io *self);
 
-/* Whether the time of transfers counts. */
-static inline bool tieri_watches(const io *self)
-{
-    return self->stuck_ns || self->stop_ns;
-}
-
-/* After each round of work: reports what is stuck, sets the timer for what comes next. -ETIMEDOUT where a
- * transfer has been out for longer than stop_ns: the queue is to break. */
-int tieri_watch(io *self) MUST_CHECK;
-
-/* Makes the failed request's text this thread's error; returns its result. */
-int tieri_request_error(const io *self, const io_request *request);
+/* sim.c: the store whose bytes the simulated queue of this state moves. */
+struct sim_store *tieri_sim_store(void *state);
 
 #endif

@@ -1,4 +1,5 @@
-/* See io_latency.h. Integer arithmetic but for the share; allocates nothing. */
+/* Histograms of latencies. See io_latency.h. Integer arithmetic except for `share`; allocates
+ * nothing. */
 #include "tiers/io_latency.h"
 
 #include <assert.h>
@@ -21,7 +22,7 @@ static uint32_t bucket_of(uint64_t ns)
     return octave * IO_LATENCY_PARTS + part;
 }
 
-/* The longest time that falls in the bucket. */
+/* The longest time in the bucket. */
 static uint64_t bucket_end_ns(uint32_t bucket)
 {
     uint32_t log2 = IO_LATENCY_OCTAVE_FIRST + bucket / IO_LATENCY_PARTS;
@@ -46,12 +47,14 @@ void io_latency_merge(io_latency *self, const io_latency *from)
 
 uint64_t io_latency_quantile_ns(const io_latency *self, double share)
 {
-    /* The rank of the transfer asked for, from 1. */
+    assert(share >= 0.0);
+    assert(share <= 1.0);
+    /* The rank of the wanted transfer, from 1. */
     double rank = share * (double)self->count;
     uint64_t passed = 0;
     for (uint32_t i = 0; i < IO_LATENCY_BUCKETS; i++) {
         passed += self->counts[i];
-        bool is_last = i == IO_LATENCY_BUCKETS - 1; /* also of what is beyond its end */
+        bool is_last = i == IO_LATENCY_BUCKETS - 1; /* also holds times beyond its end */
         if (passed > 0 && (double)passed >= rank)
             return is_last ? self->max_ns : size_min(bucket_end_ns(i), self->max_ns);
     }

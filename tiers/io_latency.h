@@ -1,10 +1,10 @@
-/* How long single reads and writes of a drive took: a histogram of fixed size, and what percentiles it says.
+/* Latencies of a drive: a histogram of fixed size of how long single reads and writes took.
  *
- *   octave   64 ... 128 ns ... 256 ns ...            ... 64 s      each cut in IO_LATENCY_PARTS equal parts
+ *   octave   64 ... 128 ns ... 256 ns ...         ... 64 s      each cut in IO_LATENCY_PARTS parts
  *
- * Times below the first bucket count in it, and above the last in the last; `max_ns` is exact. A percentile
- * is the upper end of the bucket that it falls in, at most 1/16 above the time itself, and never above
- * max_ns. Plain data: an all-0 histogram is empty; add, sum up and read from one thread. */
+ * Shorter times count in the first bucket, longer times in the last; `max_ns` is exact. A
+ * percentile is the upper end of its bucket: at most 1/16 above the time itself, and never above
+ * max_ns. The histogram is plain data: all zeros is empty. One thread adds, merges and reads. */
 #ifndef SLUICE_TIERS_IO_LATENCY_H
 #define SLUICE_TIERS_IO_LATENCY_H
 
@@ -27,10 +27,10 @@ typedef struct io_latency io_latency;
 
 void io_latency_add(io_latency *self, uint64_t ns);
 
-/* Adds all of `from`. */
+/* Adds all counts of `from`. */
 void io_latency_merge(io_latency *self, const io_latency *from);
 
-/* The time that `share` (0..1) of all stayed within: 0.5 is the median; 0 where it is empty. */
+/* The time within which `share` (0..1) of all transfers stayed: 0.5 gives the median. Empty: 0. */
 uint64_t io_latency_quantile_ns(const io_latency *self, double share);
 
 #endif

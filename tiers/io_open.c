@@ -1,5 +1,5 @@
-/* The queue's creation and end: checks the config, opens a backend and proves it, takes the memory. See
- * io.h. Owner thread only. */
+/* Creation and end of the queue: checks the config, opens a backend and proves it, allocates the
+ * memory. See io.h. Owner thread only. */
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
@@ -16,17 +16,17 @@
 #include "tiers/io_internal.h"
 
 enum {
-    IO_DEPTH_DEFAULT = 16,  /* reads saturate at 1 MiB x 4 or 256 KiB x 8; the rest is slack */
+    IO_DEPTH_DEFAULT = 16,  /* reads saturate at 4 x 1 MiB or 8 x 256 KiB; the rest is reserve */
     IO_THREADS_DEFAULT = 4, /* per drive */
     IO_THREADS_MAX = 64,
     IO_CAPACITY_DEFAULT = 4096,
 };
 
 #define IO_BLOCK_DEFAULT_BYTES MIB
-#define IO_BLOCK_MAX_BYTES     GIB /* one transfer's length must fit the kernel's 31 bits */
+#define IO_BLOCK_MAX_BYTES     GIB /* the length of a transfer must fit the kernel's 31 bits */
 
-static_assert(IO_THREADS_DEFAULT * SLAB_DRIVES_MAX <= IO_THREADS_MAX, "the default is allowed");
-static_assert((uint64_t)IO_QUEUE_DEPTH_MAX * SLAB_DRIVES_MAX * TIERI_DIRECTIONS <= 32768,
+static_assert(IO_THREADS_DEFAULT * DRIVES_MAX <= IO_THREADS_MAX, "the default is allowed");
+static_assert((uint64_t)IO_QUEUE_DEPTH_MAX * DRIVES_MAX * TIERI_DIRECTIONS <= 32768,
               "the most entries that an io_uring has");
 
 static int check_config(const io_config *config)
@@ -68,7 +68,7 @@ static int probe_read(io *self, const char *path)
     }
 }
 
-/* Reads the header of each slab file through the backend: only a real read proves that it works. */
+/* Reads the header of each slab file through the backend. Only a real read proves that it works. */
 static int probe_backend(io *self)
 {
     for (uint32_t drive = 0; drive < self->target->drive_count; drive++) {
@@ -104,7 +104,7 @@ static int open_kind(const tieri_backend_config *config, enum io_backend kind, i
     }
 }
 
-/* Of the last queue whose first read did not come back: the drive may still write there. */
+/* The page of the last queue whose first read did not return: the drive may still write to it. */
 static _Atomic(void *) page_left_behind;
 
 static int open_backend(io *self, const tieri_backend_config *config, enum io_backend kind)
@@ -113,7 +113,7 @@ static int open_backend(io *self, const tieri_backend_config *config, enum io_ba
     self->backend = kind == IO_URING ? &tieri_uring_backend
                     : kind == IO_SIM ? &tieri_sim_backend
                                      : &tieri_pool_backend;
-    int rc = kind == IO_SIM ? 0 : probe_backend(self); /* memory needs no proof */
+    int rc = kind == IO_SIM ? 0 : probe_backend(self); /* the simulated drive needs no proof */
     if (rc < 0) {
         if (!self->backend->close(self->state, rc == -ETIMEDOUT)) {
             atomic_store(&page_left_behind, self->page_block);
@@ -153,14 +153,14 @@ static int choose_backend(io *self, const io_config *config)
         .transfer_count = self->transfer_count,
         .thread_count = thread_count,
         .event_fd = self->event_fd,
-        .register_memory = !config->deny_registration,
+        .register_memory = !(config->test && config->test->deny_registration),
         .store = config->store,
         .seed = self->faults.config.seed,
     };
     if (config->backend == IO_SIM)
         return open_backend(self, &backend_config, IO_SIM);
     if (config->backend != IO_POOL) {
-        int rc = open_uring(self, &backend_config, config->deny_uring);
+        int rc = open_uring(self, &backend_config, config->test && config->test->deny_uring);
         if (rc >= 0 || rc == -ETIMEDOUT || config->backend == IO_URING)
             return rc;
         if (!atomic_exchange(&warned, true))
@@ -201,7 +201,7 @@ static int allocate(io *self, const io_config *config)
     return 0;
 }
 
-/* The kernel may write into the caller's memory until the backend is closed. */
+/* The kernel may write to the caller's memory until the backend is closed. */
 static void release(io *self)
 {
     if (self->backend)
@@ -217,7 +217,7 @@ static void release(io *self)
     mem_free(self);
 }
 
-/* One descriptor for the caller, readable when either of the two is. */
+/* Makes the caller's descriptor, which is readable when event_fd or timer_fd is readable. */
 static int open_descriptors(io *self)
 {
     self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -245,8 +245,8 @@ int io_create(const io_config *config, io **out)
     self->block_bytes = config->block_bytes ? config->block_bytes : IO_BLOCK_DEFAULT_BYTES;
     self->request_capacity =
         config->request_capacity ? config->request_capacity : IO_CAPACITY_DEFAULT;
-    if (config->faults) {
-        self->faults.config = *config->faults;
+    if (config->test && config->test->faults) {
+        self->faults.config = *config->test->faults;
         self->faults.active = true;
     }
     self->stuck_ns = config->stuck_ns;
@@ -267,5 +267,5 @@ int io_create(const io_config *config, io **out)
 void io_destroy(io *self)
 {
     if (self)
-        release(self); /* the backend waits for what the kernel has; requests are not looked at */
+        release(self); /* the backend waits for the kernel's transfers; requests are not read */
 }

@@ -1,11 +1,11 @@
-/* The stand-in for io_uring: threads that call pread and pwrite, one transfer each at a time. They sleep
- * on a condition variable while there is nothing to do. Allocates at open.
+/* The replacement for io_uring: threads that call pread and pwrite, one transfer each at a time.
+ * They sleep on a condition variable when there is nothing to do. Allocates at open.
  *
  *   owner: staged --flush--> todo --(worker)--> pread/pwrite --> done --reap--> owner
  *
- * `mutex` guards todo, done and the flags; it is not held during I/O. A thread that does not come back
- * from a drive cannot be ended. Once it is abandoned it finds nothing but its pool when it does come back: that
- * is why it works on copies during I/O. The last one to come back frees the pool. */
+ * `mutex` guards todo, done and the flags; it is not held during I/O. A thread that does not return
+ * from a drive cannot be ended. After it was abandoned it may use only its pool, since nothing else
+ * exists any more; so it works on copies during I/O. The last thread to return frees the pool. */
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
@@ -19,16 +19,16 @@
 #include "tiers/io_internal.h"
 
 struct pool_state {
-    int fds[SLAB_DRIVES_MAX]; /* of the slab's files */
+    int fds[DRIVES_MAX]; /* of the slab's files */
     int event_fd;
-    tieri_list staged;    /* owner's: taken, not yet flushed */
-    tieri_list collected; /* owner's: taken from done, not yet reaped */
+    tieri_list staged;    /* owner only: taken, not yet flushed */
+    tieri_list collected; /* owner only: taken from done, not yet reaped */
     pthread_mutex_t mutex;
     pthread_cond_t wake;  /* todo has work, or stop */
     pthread_cond_t ended; /* a thread has ended; by CLOCK_MONOTONIC */
     tieri_list todo, done;
-    bool stop;              /* no thread begins anything more */
-    bool abandoned;         /* the io is gone: only the pool itself is left */
+    bool stop;              /* threads begin no further transfer */
+    bool abandoned;         /* the io is freed; only the pool still exists */
     uint32_t running_count; /* threads that have not ended */
     uint32_t thread_count;
     pthread_t *threads; /* [thread_count] */
@@ -117,8 +117,8 @@ static void *pool_run(void *argument)
         if (self->abandoned)
             break;
         item->result = result;
-        /* The first one wakes the owner, who then takes all there are. If the owner is faster than the
-         * write below, it only wakes once for nothing. */
+        /* The first finished transfer wakes the owner, which then takes all of them. If the owner
+         * is faster than this write, it wakes once in vain. */
         bool first = self->done.first == NULL;
         tieri_list_push(&self->done, item);
         if (!first || self->stop)
@@ -138,7 +138,8 @@ static void *pool_run(void *argument)
     return NULL;
 }
 
-/* Waits for a while until all threads have ended; false, and the pool is theirs, where some have not. */
+/* Waits for a limited time until all threads have ended. False if some have not: then the pool
+ * belongs to them. */
 static bool wait_or_abandon(pool_state *self)
 {
     struct timespec until;
@@ -166,7 +167,7 @@ static bool pool_close(void *state, bool hung)
     pool_state *self = state;
     pthread_mutex_lock(&self->mutex);
     self->stop = true;
-    self->todo = (tieri_list){NULL, NULL}; /* what no thread has begun never runs */
+    self->todo = (tieri_list){NULL, NULL}; /* transfers that no thread has begun never run */
     pthread_cond_broadcast(&self->wake);
     pthread_mutex_unlock(&self->mutex);
     if (hung && !wait_or_abandon(self))
@@ -177,13 +178,13 @@ static bool pool_close(void *state, bool hung)
     return true;
 }
 
-/* Starts up to `wanted` threads: at least one, or the error of the first. */
+/* Starts up to `wanted` threads. Fails only if it cannot start one. */
 static int start_threads(pool_state *self, uint32_t wanted)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all,
-                    &before); /* signals stay with the threads that expect them */
+                    &before); /* only the threads that expect signals get them */
     int rc = 0;
     pthread_mutex_lock(&self->mutex);
     while (self->thread_count < wanted && rc == 0) {

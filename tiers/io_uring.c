@@ -1,15 +1,20 @@
-/* The io_uring backend: one ring, registered files and buffers where the kernel allows them, one
- * io_uring_enter for the transfers of a flush but for neighbours, completions read from the ring without a
+/* The io_uring backend: one ring, registered files and buffers if the kernel allows them, one
+ * io_uring_enter per flush (except for neighbours), and completions read from the ring without a
  * system call. Owner thread only; allocates at open.
  *
- * Neighbours: the kernel merges transfers of one io_uring_enter that lie side by side on a drive. Large ones
- * then come back together and go out together, so that the drive is idle in between, and blocks of 256 KiB
- * in flight become 4 MiB. Measured (virtio drive; reads, writes, half of each, GB/s): 8 x 256 KiB together
- * 2.08, 2.19, 2.22, each on its own 2.64, 2.88, 2.58; 4 x 1 MiB 2.10, 2.26, 2.19 and 2.57, 2.61, 2.66. So
- * transfers from URING_ALONE_BYTES on are not handed over together with their neighbours.
+ * Neighbours. The kernel merges transfers of one io_uring_enter that lie side by side on a drive.
+ * Merged transfers come back together and go out together, so the drive is idle in between, and
+ * blocks of 256 KiB become 4 MiB in flight. Measured on a virtio drive, in GB/s:
  *
- * Without polling modes: SQPOLL takes a core from computing, and IOPOLL sets up but then fails each
- * read on many drives. */
+ *                  handed over together         each on its own
+ *                  read   write  mixed          read   write  mixed
+ *   8 x 256 KiB    2.08   2.19   2.22           2.64   2.88   2.58
+ *   4 x 1 MiB      2.10   2.26   2.19           2.57   2.61   2.66
+ *
+ * So transfers of at least URING_ALONE_BYTES are not handed over together with their neighbours.
+ *
+ * Polling modes are not used: SQPOLL takes a core from computing, and with IOPOLL the set-up
+ * succeeds but then each read fails on many drives. */
 #include <assert.h>
 #include <errno.h>
 #include <liburing.h>
@@ -22,7 +27,8 @@
 #include "base/size.h"
 #include "tiers/io_internal.h"
 
-#define URING_ALONE_BYTES     (256 * KIB) /* 64 KiB merged are as fast as fio's single ones */
+/* merged blocks of 64 KiB are as fast as single ones of fio */
+#define URING_ALONE_BYTES     (256 * KIB)
 #define URING_IOVEC_MAX_BYTES GIB         /* the kernel refuses a longer one with EFAULT */
 
 enum {
@@ -40,12 +46,13 @@ typedef struct uring_region uring_region;
 struct uring_state {
     struct io_uring ring;
     const slab *target;
-    uint32_t in_kernel_count; /* transfers handed to the kernel and not yet back */
-    uring_region *regions;    /* [region_count]; no region where buffers are not registered */
+    uint32_t in_kernel_count; /* transfers that the kernel has */
+    uring_region *regions;    /* [region_count]; no region if buffers are not registered */
     uint32_t region_count;
     bool files_registered;
-    /* Where the latest transfer that waits for a flush ends in its file, by drive and direction; 0: none. */
-    uint64_t waiting_end[SLAB_DRIVES_MAX][TIERI_DIRECTIONS];
+    /* The end in its file of the latest transfer that waits for a flush, by drive and direction; 0:
+     * none. */
+    uint64_t waiting_end[DRIVES_MAX][TIERI_DIRECTIONS];
 };
 typedef struct uring_state uring_state;
 
@@ -57,7 +64,7 @@ static const uring_region *find_region(const uring_state *self, uintptr_t addres
     return NULL;
 }
 
-/* Up to the end of the registered buffer that data begins in. */
+/* The bytes up to the end of the registered buffer that holds `data`. */
 static uint64_t uring_span(void *state, const void *data, uint64_t size_bytes)
 {
     const uring_region *region = find_region(state, (uintptr_t)data);
@@ -68,7 +75,7 @@ static uint64_t uring_span(void *state, const void *data, uint64_t size_bytes)
     return size_min(size_bytes, size_min(to_cut, region->size_bytes - inside));
 }
 
-/* Hands over what waits; what the kernel does not take goes on waiting. */
+/* Hands over the waiting transfers; those that the kernel does not take go on waiting. */
 static int hand_over(uring_state *self)
 {
     int rc = io_uring_submit(&self->ring);
@@ -86,7 +93,7 @@ static void uring_submit(void *state, tieri_transfer *item)
     uring_state *self = state;
     uint64_t *waiting_end = &self->waiting_end[item->drive_idx][item->direction];
     if (*waiting_end && *waiting_end == item->file_offset && item->ask_bytes >= URING_ALONE_BYTES)
-        (void)hand_over(self); /* where that fails, uring_flush's does too */
+        (void)hand_over(self); /* if that fails, uring_flush fails too */
     *waiting_end = item->file_offset + item->ask_bytes;
     struct io_uring_sqe *sqe = io_uring_get_sqe(&self->ring);
     assert(sqe); /* the ring has room for all transfers there are */
@@ -132,6 +139,7 @@ static tieri_transfer *uring_reap(void *state)
     {
         item = io_uring_cqe_get_data(cqe);
         item->result = cqe->res;
+        assert(self->in_kernel_count > 0);
         self->in_kernel_count--;
         seen = 1;
         break;
@@ -140,10 +148,10 @@ static tieri_transfer *uring_reap(void *state)
     return item;
 }
 
-/* Until the kernel has nothing of ours any more. Reads and writes of a drive end by themselves, and one
- * that has reached it cannot be recalled, so they are waited for and not cancelled. Where the ring does
- * not answer, completions still arrive in the memory that it shares, for as long as it is mapped: they are
- * looked for as long as those of a drive that hangs, and then given up; false. */
+/* Waits until the kernel has no transfer of ours. Reads and writes of a drive end by themselves,
+ * and one that has reached the drive cannot be recalled, so they are not cancelled. If the ring no
+ * longer answers, completions still arrive in the memory that it shares. So they are looked for as
+ * long as for a drive that hangs, and then given up: false. */
 static bool uring_drain(uring_state *self, bool hung)
 {
     uint64_t begin_ns = clock_ns();
@@ -174,9 +182,9 @@ static bool uring_close(void *state, bool hung)
 {
     uring_state *self = state;
     bool drained = uring_drain(self, hung);
-    /* The kernel takes a ring apart some time after its end. Given back by name, the slab's space and
-     * the arenas' pages are free when this returns, for whoever deletes or unmaps them next. With work
-     * in flight that would wait for it. */
+    /* The kernel releases a ring some time after it was closed. Unregistering first makes the
+     * slab's space and the arenas' pages free when this returns, so that others can delete or unmap
+     * them. With work in flight that would wait for it. */
     if (self->region_count && drained)
         (void)io_uring_unregister_buffers(&self->ring);
     if (self->files_registered && drained)
@@ -187,8 +195,8 @@ static bool uring_close(void *state, bool hung)
     return drained;
 }
 
-/* Cuts the regions into buffers of at most 1 GiB and registers them. Without a message where memory
- * may not be locked: then transfers go on unregistered. */
+/* Cuts the regions into buffers of at most 1 GiB and registers them. Without a message if memory
+ * may not be locked: transfers then go on unregistered. */
 static int register_buffers(uring_state *self, const tieri_backend_config *config)
 {
     uint64_t count = 0;
@@ -223,7 +231,7 @@ static int register_buffers(uring_state *self, const tieri_backend_config *confi
 
 static void register_memory(uring_state *self, const tieri_backend_config *config, io_stats *stats)
 {
-    int fds[SLAB_DRIVES_MAX];
+    int fds[DRIVES_MAX];
     for (uint32_t i = 0; i < self->target->drive_count; i++)
         fds[i] = self->target->files[i].fd;
     int rc = io_uring_register_files(&self->ring, fds, self->target->drive_count);

@@ -1,29 +1,32 @@
-/* The simulated drive's bytes, its cache, and a slab without files. See sim.h. One thread, but for
- * sim_store_sync; the memory comes from base/mem, all at creation or chunk by chunk at first writes, and for
- * the cache's log as it grows (a sync empties it and keeps its memory).
+/* The simulated drive: its bytes, its cache, its queue, and a slab without files. See sim.h. One
+ * thread, except for sim_store_sync. Memory comes from base/mem: all of it at creation or piece by
+ * piece at first writes, and more for the cache's log as it grows (a sync empties the log and keeps
+ * its memory).
  *
- * The cache is a log of undone bytes: the chunks hold what reads see, and each write since the last sync
- * leaves what it replaced. Undone from the newest to the oldest, the chunks are as at the sync, and the log
- * holds what was written: of that a loss of power puts some back, in an order of its own. */
+ * The cache is a log of replaced bytes. The chunks hold what reads see, and each write since the
+ * last sync saves the bytes that it replaced. Undoing the log from the newest write to the oldest
+ * gives the chunks as at the sync, and leaves the written bytes in the log. A loss of power then
+ * applies some of these writes again, in an order of its own. */
 #include "tiers/sim.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "tiers/sim_internal.h"
+#include "tiers/io_internal.h"
 #include "tiers/slab_internal.h"
 
 #define SIM_CHUNK_BYTES (256 * KIB)
 
-enum { SIM_SECTOR_BYTES = 512 }; /* what a drive writes whole or not at all */
+enum { SIM_SECTOR_BYTES = 512 }; /* the unit that a drive writes completely or not at all */
 
-/* What a loss of power draws. Of each eight writes two are torn; of four writes, or sectors of a torn one,
- * as many survive as SURVIVORS says for the whole loss: 0 to 4. */
+/* The draws of a loss of power. Two of each eight writes are torn. Of four writes, or of four
+ * sectors of a torn one, SURVIVORS (0 to 4, for the whole loss) survive. */
 enum power_stream {
     STREAM_SURVIVORS = 110,
     STREAM_ORDER,
@@ -34,28 +37,29 @@ enum power_stream {
 
 enum { POWER_QUARTERS = 4, POWER_TORN_OF = 8, POWER_TORN = 2 };
 
-/* One drive: chunks that nobody wrote yet are NULL and read as zeros. */
+/* One drive. Chunks that nobody wrote yet are NULL and read as zeros. */
 struct sim_drive {
     uint64_t file_bytes; /* of the slab's file */
-    uint64_t end_bytes;  /* where it ends now, <= file_bytes */
+    uint64_t end_bytes;  /* its present end, <= file_bytes */
     uint64_t chunk_count;
     unsigned char **chunks; /* [chunk_count] SIM_CHUNK_BYTES each */
 };
 typedef struct sim_drive sim_drive;
 
-/* A write that is in the cache. */
+/* A write in the cache. */
 struct sim_write {
     uint32_t drive_idx;
     uint64_t offset, size_bytes;
-    uint64_t at_bytes; /* in log_bytes: what it replaced */
+    uint64_t at_bytes; /* offset in log_bytes of the replaced bytes */
 };
 typedef struct sim_write sim_write;
 
 struct sim_store {
     uint32_t drive_count;
-    sim_drive drives[SLAB_DRIVES_MAX];
+    sim_drive drives[DRIVES_MAX];
     bool cached;
-    pthread_mutex_t mutex; /* of what follows, and held while a cached write changes the chunks */
+    /* guards the members below; held while a cached write changes the chunks */
+    pthread_mutex_t mutex;
     sim_write *writes; /* [write_capacity] the first write_count since the last sync, in order */
     uint64_t write_count, write_capacity;
     unsigned char *log_bytes; /* [log_capacity_bytes] log_used_bytes of them in use */
@@ -116,7 +120,8 @@ void sim_store_destroy(sim_store *self)
     mem_free(self);
 }
 
-int tieri_sim_check(const sim_store *self, const slab *target)
+/* -EINVAL if the store was made for drives of another number or size. */
+static int check_store(const sim_store *self, const slab *target)
 {
     bool same = self->drive_count == target->drive_count;
     for (uint32_t i = 0; i < target->drive_count && same; i++)
@@ -131,7 +136,7 @@ void sim_store_cut(sim_store *self, uint32_t drive_idx, uint64_t size_bytes)
     drive->end_bytes = size_min(size_bytes, drive->file_bytes);
 }
 
-/* The part of [offset, offset + size) that lies in offset's chunk. */
+/* The part of [offset, offset + size) that lies in the chunk of `offset`. */
 static uint64_t within_chunk(uint64_t offset, uint64_t size_bytes)
 {
     return size_min(size_bytes, SIM_CHUNK_BYTES - offset % SIM_CHUNK_BYTES);
@@ -140,8 +145,9 @@ static uint64_t within_chunk(uint64_t offset, uint64_t size_bytes)
 void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, void *data,
                    uint64_t size_bytes)
 {
+    assert(drive_idx < self->drive_count);
     const sim_drive *drive = &self->drives[drive_idx];
-    assert(drive_idx < self->drive_count && offset <= drive->file_bytes);
+    assert(offset <= drive->file_bytes);
     assert(size_bytes <= drive->file_bytes - offset);
     unsigned char *to = data;
     for (uint64_t part; size_bytes > 0; offset += part, to += part, size_bytes -= part) {
@@ -157,8 +163,9 @@ void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, v
 int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
                   uint64_t size_bytes)
 {
+    assert(drive_idx < self->drive_count);
     sim_drive *drive = &self->drives[drive_idx];
-    assert(drive_idx < self->drive_count && offset <= drive->file_bytes);
+    assert(offset <= drive->file_bytes);
     assert(size_bytes <= drive->file_bytes - offset);
     const unsigned char *from = data;
     for (uint64_t part; size_bytes > 0; offset += part, from += part, size_bytes -= part) {
@@ -191,7 +198,7 @@ int sim_store_cache(sim_store *self)
     return 0;
 }
 
-/* Room for one more write of so many bytes. */
+/* Makes room for one more write of this size. */
 static int grow_log(sim_store *self, uint64_t size_bytes)
 {
     if (self->write_count == self->write_capacity) {
@@ -215,7 +222,7 @@ static int grow_log(sim_store *self, uint64_t size_bytes)
     return 0;
 }
 
-/* sim_store_put that a loss of power may undo. */
+/* Like sim_store_put, but a loss of power may undo it. */
 static int put_cached(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
                       uint64_t size_bytes)
 {
@@ -243,7 +250,7 @@ static uint64_t sector_bytes(const sim_write *write, uint64_t at)
     return size_min(SIM_SECTOR_BYTES, write->size_bytes - at);
 }
 
-/* Chunks and log change places, for one write. */
+/* Swaps the bytes in the chunks and in the log, for one write. */
 static int swap_write(sim_store *self, const sim_write *write)
 {
     unsigned char present[SIM_SECTOR_BYTES], *logged = self->log_bytes + write->at_bytes;
@@ -256,7 +263,7 @@ static int swap_write(sim_store *self, const sim_write *write)
     return 0;
 }
 
-/* Puts what survives of one write onto the drive; *sector_idx counts those of torn writes. */
+/* Applies what survives of one write; *sector_idx counts the sectors of torn writes. */
 static int put_survivors(sim_store *self, const sim_write *write, uint64_t seed, uint64_t write_idx,
                          uint64_t survivors, uint64_t *sector_idx)
 {
@@ -281,7 +288,8 @@ int sim_store_lose_power(sim_store *self, uint64_t seed)
     for (uint64_t i = self->write_count; i-- > 0;)
         TRY(swap_write(self, &self->writes[i]));
     uint64_t survivors = rng_below(seed, STREAM_SURVIVORS, 0, POWER_QUARTERS + 1), sector_idx = 0;
-    for (uint64_t i = self->write_count; i > 0; i--) { /* each of those left may be the next */
+    /* any of the remaining writes may be the next */
+    for (uint64_t i = self->write_count; i > 0; i--) {
         uint64_t chosen = rng_below(seed, STREAM_ORDER, i, i);
         sim_write write = self->writes[chosen];
         self->writes[chosen] = self->writes[i - 1];
@@ -291,7 +299,9 @@ int sim_store_lose_power(sim_store *self, uint64_t seed)
     return 0;
 }
 
-int64_t tieri_sim_move(sim_store *self, const tieri_transfer *item)
+/* Moves up to ask_bytes between the transfer's memory and its place on the drive. Returns the bytes
+ * moved, 0 for a read beyond the end of the file, or -errno. */
+static int64_t move_bytes(sim_store *self, const tieri_transfer *item)
 {
     const sim_drive *drive = &self->drives[item->drive_idx];
     uint64_t left = drive->end_bytes - size_min(item->file_offset, drive->end_bytes);
@@ -304,7 +314,7 @@ int64_t tieri_sim_move(sim_store *self, const tieri_transfer *item)
     if (size_bytes == 0)
         return -ENOSPC;
     int rc;
-    if (self->cached) { /* a sync comes before it or after it */
+    if (self->cached) { /* a sync comes either before or after this write */
         pthread_mutex_lock(&self->mutex);
         rc = put_cached(self, item->drive_idx, item->file_offset, item->data, size_bytes);
         pthread_mutex_unlock(&self->mutex);
@@ -314,13 +324,138 @@ int64_t tieri_sim_move(sim_store *self, const tieri_transfer *item)
     return rc < 0 ? rc : (int64_t)size_bytes;
 }
 
+/* ---- the queue ----
+ *
+ *   submit ─► staged ─flush─► flying (each with a virtual due time) ─reap, earliest first─► owner
+ *
+ * A flush with transfers flying decides how many of them complete before the next flush, at least
+ * one, and makes event_fd readable. So each round of the owner brings something and its sleep ends
+ * at once, and yet a later transfer can overtake. The bytes move at reap. */
+
+enum { SIM_SPREAD = 1000 }; /* range of due times, in virtual ticks; a flush is one tick */
+
+enum sim_stream { SIM_STREAM_DUE = 100, SIM_STREAM_BUDGET };
+
+struct sim_state {
+    sim_store *store;
+    sim_store *own_store; /* the same if the queue owns it; otherwise NULL */
+    int event_fd;
+    uint64_t seed;
+    uint64_t number;      /* transfers taken */
+    uint64_t round;       /* flushes with transfers flying */
+    uint64_t now;         /* virtual time: that of the latest completion */
+    uint64_t ready_count; /* completions until the next flush */
+    uint32_t flying_count;
+    tieri_list staged, flying;
+};
+typedef struct sim_state sim_state;
+
+static uint64_t sim_span(void *state, const void *data, uint64_t size_bytes)
+{
+    (void)state;
+    (void)data;
+    return size_bytes;
+}
+
+static void sim_submit(void *state, tieri_transfer *item)
+{
+    tieri_list_push(&((sim_state *)state)->staged, item);
+}
+
+static int sim_flush(void *state)
+{
+    sim_state *self = state;
+    for (tieri_transfer *item; (item = tieri_list_pop(&self->staged)); self->flying_count++) {
+        item->due =
+            self->now + 1 + rng_below(self->seed, SIM_STREAM_DUE, self->number++, SIM_SPREAD);
+        tieri_list_push(&self->flying, item);
+    }
+    self->ready_count = 0;
+    if (self->flying_count == 0)
+        return 0;
+    self->ready_count =
+        1 + rng_below(self->seed, SIM_STREAM_BUDGET, self->round++, self->flying_count);
+    uint64_t one = 1;
+    while (write(self->event_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    return 0;
+}
+
+static tieri_transfer *sim_reap(void *state)
+{
+    sim_state *self = state;
+    if (self->ready_count == 0 || !self->flying.first)
+        return NULL;
+    tieri_transfer *before = NULL, *before_best = NULL, *best = self->flying.first;
+    for (tieri_transfer *at = best; at; before = at, at = at->next)
+        if (at->due < best->due) {
+            best = at;
+            before_best = before;
+        }
+    if (before_best)
+        before_best->next = best->next;
+    else
+        self->flying.first = best->next;
+    if (self->flying.last == best)
+        self->flying.last = before_best;
+    assert(self->flying_count > 0);
+    self->flying_count--;
+    self->ready_count--;
+    self->now = size_max(self->now, best->due);
+    best->result = move_bytes(self->store, best);
+    return best;
+}
+
+sim_store *tieri_sim_store(void *state)
+{
+    return ((sim_state *)state)->store;
+}
+
+static bool sim_close(void *state, bool hung)
+{
+    (void)hung; /* memory never hangs */
+    sim_state *self = state;
+    sim_store_destroy(self->own_store);
+    mem_free(self);
+    return true;
+}
+
+int tieri_sim_open(const tieri_backend_config *config, io_stats *stats, void **state)
+{
+    *state = NULL;
+    stats->files_registered = stats->buffers_registered = false;
+    if (config->store)
+        TRY(check_store(config->store, config->target));
+    sim_state *self = mem_alloc(1, sizeof *self, "io simulated");
+    if (!self)
+        return -ENOMEM;
+    int rc = config->store ? 0 : sim_store_create(config->target, true, &self->own_store);
+    if (rc < 0) {
+        mem_free(self);
+        return rc;
+    }
+    self->store = config->store ? config->store : self->own_store;
+    self->event_fd = config->event_fd;
+    self->seed = config->seed;
+    *state = self;
+    return 0;
+}
+
+const tieri_backend tieri_sim_backend = {
+    .span = sim_span,
+    .submit = sim_submit,
+    .flush = sim_flush,
+    .reap = sim_reap,
+    .close = sim_close,
+};
+
 /* ---- a slab without files ---- */
 
 int sim_slab_init(slab *out, const slab_config *config)
 {
     memset(out, 0, sizeof *out);
-    uint64_t stripe_count, limits[SLAB_DRIVES_MAX], limit_sum = 0;
-    double weights[SLAB_DRIVES_MAX];
+    uint64_t stripe_count, limits[DRIVES_MAX], limit_sum = 0;
+    double weights[DRIVES_MAX];
     TRY(tieri_slab_check_config(config, &out->stripe_bytes, &stripe_count));
     for (uint32_t i = 0; i < config->drive_count; i++) {
         uint64_t budget_bytes = config->drives[i].budget_bytes;
@@ -341,7 +476,8 @@ int sim_slab_init(slab *out, const slab_config *config)
     for (uint32_t i = 0; i < config->drive_count; i++) {
         slab_file *file = &out->files[i];
         *file = (slab_file){.fd = -1,
-                            .direct = true, /* cut transfers go on at whole blocks, as on a drive */
+                            /* cut transfers continue at whole blocks, as on a drive */
+                            .direct = true,
                             .align_bytes = 4096,
                             .file_bytes =
                                 SLAB_HEADER_BYTES + out->drive_stripes[i] * out->stripe_bytes};

@@ -1,5 +1,5 @@
-/* The slab's files: space, headers, O_DIRECT, sync, removal. See slab.h for the contract
- * and FORMAT.md for the bytes. One thread, at start and end (slab_sync: at a commit); nothing from the
+/* The slab's files: space, headers, O_DIRECT, sync, removal. See slab.h for the contract and
+ * FORMAT.md for the bytes. One thread, at start and end (slab_sync: at a commit); nothing from the
  * heap.
  *
  *   (nothing) --slab_open(create)--> OPEN --slab_close--> on disk --slab_open(existing)--> OPEN
@@ -21,6 +21,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "tiers/slab_internal.h"
@@ -42,7 +43,7 @@ struct slab_header {
     uint64_t stripe_bytes;
     uint64_t total_bytes;
     uint64_t file_bytes;
-    uint64_t drive_stripes[SLAB_DRIVES_MAX];
+    uint64_t drive_stripes[DRIVES_MAX];
     uint8_t zero[3888];
     uint64_t checksum; /* XXH3-64 of the bytes before it */
 };
@@ -62,9 +63,9 @@ static_assert(offsetof(slab_header, drive_stripes) == 72, "FORMAT.md");
 static_assert(offsetof(slab_header, zero) == 200, "FORMAT.md");
 static_assert(offsetof(slab_header, checksum) == 4088, "FORMAT.md");
 
-/* What direct I/O on fd asks of offsets and memory; 0: direct I/O is not possible there. The names of
- * the two statx fields are younger than some C libraries, so they are read by their place in the
- * kernel's stable struct (linux/stat.h). */
+/* The alignment that direct I/O on fd needs for offsets and memory; 0: direct I/O is not possible
+ * there. The names of the two statx fields are younger than some C libraries, so the fields are
+ * read by their place in the kernel's stable struct (linux/stat.h). */
 static uint32_t direct_align_bytes(int fd)
 {
     enum { MASK_DIOALIGN = 0x2000, AT_MEM_ALIGN = 152, AT_OFFSET_ALIGN = 156 };
@@ -80,7 +81,7 @@ static uint32_t direct_align_bytes(int fd)
     return memory_align && offset_align ? (uint32_t)size_max(memory_align, offset_align) : 0;
 }
 
-/* Turns direct I/O on where the file takes it and our 4 KiB blocks suit it. */
+/* Turns direct I/O on if the file supports it and our 4 KiB blocks suit it. */
 static void set_direct(slab_file *file)
 {
     static atomic_bool warned;
@@ -101,7 +102,7 @@ static void set_direct(slab_file *file)
             file->path);
 }
 
-/* Makes the file's space its own, so that no later write can run out of it. */
+/* Reserves the file's space, so that no later write can run out of it. */
 static int reserve_space(const slab_file *file)
 {
     static atomic_bool warned;
@@ -125,7 +126,7 @@ static int reserve_space(const slab_file *file)
     return 0;
 }
 
-/* Moves one header in either direction. */
+/* Reads or writes one header. */
 static int move_header(const slab_file *file, slab_header *header, bool write_it)
 {
     size_t done = 0;
@@ -165,7 +166,8 @@ static int write_header(const slab *self, uint32_t drive_idx)
     return move_header(&self->files[drive_idx], &header, true);
 }
 
-/* Is this a header, and of this slab? The first drive's header then says how stripes are shared. */
+/* Checks that this is a header of this slab. The first drive's header sets how stripes are shared;
+ * the others must agree. */
 static int check_header(slab *self, const slab_header *header, uint32_t drive_idx)
 {
     const char *path = self->files[drive_idx].path;
@@ -201,15 +203,15 @@ static int check_header(slab *self, const slab_header *header, uint32_t drive_id
         if (count != self->drive_stripes[i])
             return err_set(ERR_CORRUPT, "the slabs %s and %s disagree on the shares of the drives",
                            self->files[0].path, path);
-        sum += size_min(count, stripe_count + 1); /* cannot wrap, whatever is stored */
+        sum += size_min(count, stripe_count + 1); /* cannot overflow, whatever the file holds */
     }
     if (sum != stripe_count)
         return err_set(ERR_CORRUPT, "the shares in the header of the slab %s do not add up", path);
     return 0;
 }
 
-/* Why a slab that ought to be there cannot be opened, by `errno_value`, and what to do. The commit is as it
- * was in each case: nothing has been written. */
+/* The error for a slab that should exist but cannot be opened, by `errno_value`, with advice. In
+ * each case nothing has been written, so the commit is intact. */
 static int open_refused(const slab_config *config, uint32_t drive_idx, const char *path,
                         int errno_value)
 {
@@ -301,7 +303,7 @@ static int create_file(slab *self, const slab_config *config, uint32_t drive_idx
     TRY(write_header(self, drive_idx));
     if (fsync(file->fd) != 0)
         return err_errno(errno, "fsync of the slab %s", file->path);
-    return tieri_slab_sync_directory(directory);
+    return file_sync_directory(directory);
 }
 
 static void warn_of_idle_drives(const slab *self, const slab_config *config)
@@ -317,9 +319,9 @@ static void warn_of_idle_drives(const slab *self, const slab_config *config)
 /* Creates all files or none. */
 static int create_all(slab *self, const slab_config *config, uint64_t stripe_count)
 {
-    bool created[SLAB_DRIVES_MAX] = {false};
-    uint32_t made_count[SLAB_DRIVES_MAX] = {0};
-    char directory[SLAB_PATH_BYTES];
+    bool created[DRIVES_MAX] = {false};
+    uint32_t made_count[DRIVES_MAX] = {0};
+    char directory[FILE_PATH_BYTES];
     TRY(tieri_slab_plan(config, self->stripe_bytes, stripe_count, self->drive_stripes));
     int rc = tieri_slab_layout(self);
     for (uint32_t i = 0; i < self->drive_count && rc == 0; i++) {
@@ -339,7 +341,7 @@ static int create_all(slab *self, const slab_config *config, uint64_t stripe_cou
         if (created[i])
             unlink(self->files[i].path);
         if (tieri_slab_directory(config, i, directory) == 0)
-            tieri_slab_unmake_directories(directory, made_count[i]);
+            file_unmake_directories(directory, made_count[i]);
     }
     return err_restore(&first);
 }
@@ -369,8 +371,9 @@ int slab_open(slab *out, const slab_config *config)
     return rc;
 }
 
-/* A file that no other process sees and that is gone when its descriptor is closed, also by kill -9.
- * Where the file system has none without a name, the name lives from here to the next line. */
+/* Makes a file that no other process sees and that is gone when its descriptor is closed, also
+ * after kill -9. If the file system has no files without a name, the name exists until the next
+ * line. */
 static int open_unnamed(const char *directory, slab_file *file)
 {
     snprintf(file->path, sizeof file->path, "%s", directory);
@@ -415,7 +418,7 @@ int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_co
 
 int slab_open_unnamed(slab *out, const char *path, uint64_t bytes)
 {
-    char directory[SLAB_PATH_BYTES];
+    char directory[FILE_PATH_BYTES];
     struct stat status;
     memset(out, 0, sizeof *out);
     TRY(tieri_slab_existing(path, directory, &status));
@@ -426,11 +429,11 @@ void slab_close(slab *self)
 {
     for (uint32_t i = 0; i < self->drive_count; i++)
         if (self->files[i].fd >= 0)
-            close(self->files[i].fd); /* slab_sync has reported what could be lost */
+            close(self->files[i].fd); /* slab_sync has reported lost data */
     memset(self, 0, sizeof *self);
 }
 
-/* Deletes the file; one that is absent is no error, whatever is missing of its path. */
+/* Deletes the file. A missing file, or a missing part of its path, is no error. */
 static int remove_file(const char *path)
 {
     if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
@@ -438,8 +441,8 @@ static int remove_file(const char *path)
     return err_errno(errno, "deleting the slab %s", path);
 }
 
-/* Deletes the directory if it is empty: else it holds the slabs of other ranks, and the last of them
- * deletes it. */
+/* Deletes the directory if it is empty. Otherwise it holds the slabs of other ranks, and the last
+ * of them deletes it. */
 static int remove_directory(const char *path)
 {
     if (rmdir(path) == 0 || errno == ENOENT || errno == ENOTDIR || errno == ENOTEMPTY ||
@@ -448,7 +451,7 @@ static int remove_directory(const char *path)
     return err_errno(errno, "deleting the directory %s", path);
 }
 
-/* Goes on where something failed before; `first` keeps the first error. */
+/* Keeps the first error in `first`; the caller goes on. */
 static void keep_first(err_record *first, int rc)
 {
     if (rc < 0 && first->code == 0)
@@ -457,7 +460,7 @@ static void keep_first(err_record *first, int rc)
 
 int slab_unname(slab *self)
 {
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     err_record first = {0};
     for (uint32_t i = 0; i < self->drive_count; i++)
         keep_first(&first, remove_file(self->files[i].path));
@@ -479,10 +482,10 @@ int slab_remove(slab *self)
 
 int slab_remove_files(const slab_config *config)
 {
-    char path[SLAB_PATH_BYTES];
-    if (config->drive_count > SLAB_DRIVES_MAX)
+    char path[FILE_PATH_BYTES];
+    if (config->drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; at most %d are possible",
-                       config->drive_count, SLAB_DRIVES_MAX);
+                       config->drive_count, DRIVES_MAX);
     for (uint32_t i = 0; i < config->drive_count; i++) {
         if (config->drives[i].path[0] == 0)
             return err_set(-EINVAL, "drive %u of the nvme tier has an empty path", i);
@@ -493,7 +496,7 @@ int slab_remove_files(const slab_config *config)
         int rc = tieri_slab_file_path(config, i, path);
         keep_first(&first, rc < 0 ? rc : remove_file(path));
     }
-    /* Two drives may be one directory: only when all files are gone is it empty. */
+    /* Two drives may share a directory: it is empty only when all files are gone. */
     for (uint32_t i = 0; i < config->drive_count; i++) {
         int rc = tieri_slab_directory(config, i, path);
         keep_first(&first, rc < 0 ? rc : remove_directory(path));

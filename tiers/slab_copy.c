@@ -1,10 +1,11 @@
-/* Copies of a slab's files, for a commit that is kept: blocks shared where the file system can (FICLONE), else
- * sparse files that hold the header and what was asked for. See slab.h. One thread at a time; stack alone.
+/* Copies of a slab's files, for a commit that is kept: clones if the file system can share blocks
+ * (FICLONE), otherwise sparse files of the header and the requested ranges. See slab.h. One thread
+ * at a time; uses the stack only.
  *
- *   source  read by the slab's own descriptors, direct: past the page cache, in which a copy of bytes that
- *           others write directly could go stale
- *   target  written through the page cache: that goes on behind the next read, by windows that are
- *           written out and dropped one behind the other, so that a copy of any size takes little of it */
+ *   source  read by the slab's own descriptors with direct I/O. The page cache could hold stale
+ *           bytes of blocks that others write directly
+ *   target  written through the page cache, so writing overlaps the next read. Each window is
+ *           written out and then dropped, so a copy of any size takes little of the cache */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/progress.h"
 #include "base/size.h"
 #include "tiers/slab_internal.h"
@@ -27,27 +29,27 @@ static_assert(SLAB_HEADER_BYTES % COPY_ALIGN_BYTES == 0,
 
 /* One file of the copy. */
 struct copy_file {
-    int fd;        /* -1: not made */
-    bool is_clone; /* it shares all blocks already */
+    int fd;        /* -1: not made yet */
+    bool is_clone; /* a clone: it shares all blocks already */
     bool has_directory;
     uint32_t made_count;               /* directories made for it */
-    uint64_t window_begin, window_end; /* written, and not yet asked to be written out */
-    uint64_t last_begin, last_end;     /* the window before, being written out */
+    uint64_t window_begin, window_end; /* written, but write-out has not begun */
+    uint64_t last_begin, last_end;     /* the earlier window, which is being written out */
 };
 typedef struct copy_file copy_file;
 
 struct copy_job {
     const slab *source;
-    slab_config names; /* of the copy, as tieri_slab_file_path takes them */
-    copy_file files[SLAB_DRIVES_MAX];
+    slab_config names; /* the copy, for tieri_slab_file_path */
+    copy_file files[DRIVES_MAX];
     uint64_t copied_bytes;
-    char path[SLAB_PATH_BYTES]; /* scratch: of the file at hand */
+    char path[FILE_PATH_BYTES]; /* scratch: path of the present file */
 };
 typedef struct copy_job copy_job;
 
 /* ---- the files ---- */
 
-/* 1: the file shares the blocks of the slab's; 0: the two are not on one file system that can do so. */
+/* 1: the file is a clone. 0: the two files are not on one file system that can clone. */
 static int clone_file(copy_job *self, uint32_t drive_idx)
 {
     int rc;
@@ -61,7 +63,7 @@ static int clone_file(copy_job *self, uint32_t drive_idx)
     case ENOTTY:
     case ENOSYS:
     case EXDEV:
-    case EINVAL: /* also: the two differ in what the file system keeps of each block */
+    case EINVAL: /* also if the two files have different attributes */
         return 0;
     default:
         return err_errno(errno, "copying the slab %s to %s by reflink",
@@ -94,7 +96,7 @@ static int make_file(copy_job *self, uint32_t drive_idx)
     return 0;
 }
 
-/* Bytes, names and, by tieri_slab_make_directories, the directories' own names are durable. */
+/* Makes bytes and names durable; tieri_slab_make_directories has done so for the directories. */
 static int sync_file(copy_job *self, uint32_t drive_idx)
 {
     TRY(tieri_slab_file_path(&self->names, drive_idx, self->path));
@@ -103,7 +105,7 @@ static int sync_file(copy_job *self, uint32_t drive_idx)
                          self->source->files[drive_idx].path);
     (void)posix_fadvise(self->files[drive_idx].fd, 0, 0, POSIX_FADV_DONTNEED);
     TRY(tieri_slab_directory(&self->names, drive_idx, self->path));
-    return tieri_slab_sync_directory(self->path);
+    return file_sync_directory(self->path);
 }
 
 static void close_files(copy_job *self, bool remove)
@@ -116,14 +118,14 @@ static void close_files(copy_job *self, bool remove)
                 unlink(self->path);
         }
         if (remove && file->has_directory && tieri_slab_directory(&self->names, i, self->path) == 0)
-            tieri_slab_unmake_directories(self->path, file->made_count);
+            file_unmake_directories(self->path, file->made_count);
     }
 }
 
 /* ---- the bytes ---- */
 
-/* The window begins to be written out, and the next one begins at `next`; the one before is waited for and
- * leaves the page cache. What fails here is seen by fsync. */
+/* Starts to write out the window, and begins the next one at `next`. The window before it is
+ * awaited and leaves the page cache. fsync reports what fails here. */
 static void end_window(copy_file *file, uint64_t next)
 {
     if (file->last_end > file->last_begin) {
@@ -179,19 +181,19 @@ static int write_part(const copy_job *self, int fd, const unsigned char *buffer,
     return 0;
 }
 
-/* [offset, offset + size_bytes) of one file, unless it is a clone. */
+/* Copies one piece, unless the file is a clone. */
 static int copy_piece(copy_job *self, const slab_piece *piece)
 {
     _Alignas(COPY_ALIGN_BYTES) unsigned char buffer[COPY_BUFFER_BYTES];
     copy_file *file = &self->files[piece->drive_idx];
     if (file->is_clone)
         return 0;
-    TRY(tieri_slab_file_path(&self->names, piece->drive_idx, self->path)); /* for the errors */
+    TRY(tieri_slab_file_path(&self->names, piece->drive_idx, self->path)); /* for error texts */
     uint64_t at = piece->file_offset, end = at + piece->size_bytes;
     for (uint64_t part; at < end; at += part) {
         part = size_min(end - at, COPY_BUFFER_BYTES);
         if (at < file->window_end || at + part - file->window_begin > COPY_WINDOW_BYTES)
-            end_window(file, at); /* full, or the piece lies elsewhere */
+            end_window(file, at); /* the window is full, or the piece lies elsewhere */
         TRY(read_part(&self->source->files[piece->drive_idx], buffer, part, at));
         TRY(write_part(self, file->fd, buffer, part, at));
         self->copied_bytes += part;
@@ -261,7 +263,7 @@ int slab_copy(const slab *self, const slab_config *copy, const slab_range *range
         .source = self,
         .names = {.drives = copy->drives, .drive_count = copy->drive_count, .rank = copy->rank}};
     memcpy(work.names.uuid, copy->uuid, sizeof work.names.uuid);
-    for (uint32_t i = 0; i < SLAB_DRIVES_MAX; i++)
+    for (uint32_t i = 0; i < DRIVES_MAX; i++)
         work.files[i].fd = -1;
     int rc = copy_all(&work, ranges, range_count);
     if (rc < 0) {
@@ -270,7 +272,7 @@ int slab_copy(const slab *self, const slab_config *copy, const slab_range *range
         close_files(&work, true);
         return err_restore(&first);
     }
-    close_files(&work, false); /* fsync has reported what could be lost */
+    close_files(&work, false); /* fsync has reported lost data */
     *copied_bytes = work.copied_bytes;
     return 0;
 }

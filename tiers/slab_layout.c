@@ -1,16 +1,17 @@
-/* Where each stripe lies. Pure arithmetic on the stripes per drive; slab_map runs for every transfer
- * and neither allocates nor divides more than needed.
+/* Where each stripe lies: pure arithmetic on the stripes per drive. slab_map runs for every
+ * transfer; it allocates nothing.
  *
- * A zone's pattern spreads the drives' stripes as evenly as their counts allow (smooth weighted round
- * robin: each step every drive gains its count, the richest gives one and pays a whole turn). */
+ * A zone's pattern spreads the drives' stripes as evenly as their counts allow (smooth weighted
+ * round robin: in each step every drive gains its count as credit, and the richest drive gives one
+ * stripe and pays a whole turn). */
 #include <assert.h>
 #include <string.h>
 
 #include "base/size.h"
 #include "tiers/slab_internal.h"
 
-static_assert(SLAB_DRIVES_MAX <= 255, "a drive index fits a byte of the pattern");
-static_assert(SLAB_PATTERN_MAX >= 2 * SLAB_DRIVES_MAX, "the first zone takes most of the stripes");
+static_assert(DRIVES_MAX <= 255, "a drive index fits a byte of the pattern");
+static_assert(SLAB_PATTERN_MAX >= 2 * DRIVES_MAX, "the first zone takes most of the stripes");
 
 static uint64_t greatest_divisor(uint64_t a, uint64_t b)
 {
@@ -25,8 +26,8 @@ static uint64_t greatest_divisor(uint64_t a, uint64_t b)
 /* Sets zone->pattern_* from zone->drive_count_in_turn. */
 static void make_pattern(slab_zone *zone, uint32_t drive_count)
 {
-    int64_t credit[SLAB_DRIVES_MAX] = {0};
-    uint8_t dealt[SLAB_DRIVES_MAX] = {0};
+    int64_t credit[DRIVES_MAX] = {0};
+    uint8_t dealt[DRIVES_MAX] = {0};
     for (uint32_t i = 0; i < zone->pattern_count; i++) {
         uint32_t richest = 0;
         for (uint32_t drive = 0; drive < drive_count; drive++) {
@@ -42,9 +43,9 @@ static void make_pattern(slab_zone *zone, uint32_t drive_count)
         assert(dealt[drive] == (uint8_t)zone->drive_count_in_turn[drive]);
 }
 
-/* One zone out of the stripes that are left; returns how many it takes. Whole turns only, and never
- * more of a drive than it has: counts are rounded down. With at most SLAB_PATTERN_MAX stripes left the
- * counts are exact and the zone is the last. */
+/* Makes one zone out of the remaining stripes and returns how many it takes. A zone consists of
+ * whole turns and never takes more of a drive than it has, so counts are rounded down. With at most
+ * SLAB_PATTERN_MAX stripes left the counts are exact and the zone is the last. */
 static uint64_t make_zone(slab_zone *zone, uint32_t drive_count, const uint64_t *left,
                           uint64_t left_count)
 {
@@ -71,7 +72,7 @@ static uint64_t make_zone(slab_zone *zone, uint32_t drive_count, const uint64_t 
 
 int tieri_slab_layout(slab *self)
 {
-    uint64_t left[SLAB_DRIVES_MAX], left_count = 0, used[SLAB_DRIVES_MAX] = {0};
+    uint64_t left[DRIVES_MAX], left_count = 0, used[DRIVES_MAX] = {0};
     for (uint32_t drive = 0; drive < self->drive_count; drive++) {
         left[drive] = self->drive_stripes[drive];
         left_count += left[drive];
@@ -108,15 +109,17 @@ void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piec
     const slab_zone *zone = self->zones;
     while (stripe - zone->first_stripe >= zone->stripe_count)
         zone++;
+    assert(zone < self->zones + self->zone_count);
     uint64_t turn = (stripe - zone->first_stripe) / zone->pattern_count;
     uint64_t place = (stripe - zone->first_stripe) % zone->pattern_count;
     uint32_t drive = zone->pattern_drive[place];
     uint64_t file_stripe = zone->drive_first[drive] + turn * zone->drive_count_in_turn[drive] +
                            zone->pattern_rank[place];
-    /* Alone in its zone, a drive's stripes follow each other in the file too. */
+    /* If a drive is alone in its zone, its stripes are contiguous in the file too. */
     uint64_t run_stripes = 1;
     if (zone->pattern_count == 1)
         run_stripes = zone->first_stripe + zone->stripe_count - stripe;
+    assert(file_stripe < self->drive_stripes[drive]);
     piece->drive_idx = drive;
     piece->file_offset = SLAB_HEADER_BYTES + file_stripe * self->stripe_bytes + inside;
     piece->size_bytes = size_min(size, run_stripes * self->stripe_bytes - inside);

@@ -1,5 +1,5 @@
-/* How much each drive may hold, and who gets how many stripes. Reads the file systems, changes nothing.
- * One thread; nothing from the heap. */
+/* How much each drive may hold, and how many stripes it gets. Reads the file systems and changes
+ * nothing. One thread; nothing from the heap. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -8,18 +8,20 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/size.h"
 #include "tiers/slab_internal.h"
 
 static_assert(SLAB_HEADER_BYTES % 4096 == 0, "data begins on a block");
 
-/* ext4 needs a block of 4 KiB for each 340 extents of at most 128 MiB; others are of the same order. */
+/* ext4 needs a block of 4 KiB for each 340 extents of at most 128 MiB. Other file systems need a
+ * similar amount. */
 #define FS_TABLES_MIN_BYTES (256 * KIB)
 #define FS_TABLES_PART      1024
 
 struct drive_space {
     dev_t device;        /* of the file system */
-    uint64_t free_bytes; /* that slabs may take from it */
+    uint64_t free_bytes; /* bytes that slabs may take */
 };
 typedef struct drive_space drive_space;
 
@@ -28,9 +30,9 @@ int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
 {
     *stripe_bytes = config->stripe_bytes ? config->stripe_bytes : (uint64_t)SLAB_STRIPE_BYTES;
     *stripe_count = 0;
-    if (config->drive_count == 0 || config->drive_count > SLAB_DRIVES_MAX)
+    if (config->drive_count == 0 || config->drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; 1 to %d are possible", config->drive_count,
-                       SLAB_DRIVES_MAX);
+                       DRIVES_MAX);
     if (config->total_bytes == 0 || config->total_bytes > (UINT64_MAX >> 2))
         return err_set(-EINVAL, "nvme tier: a size of %llu bytes is not possible",
                        (unsigned long long)config->total_bytes);
@@ -48,34 +50,42 @@ int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
 }
 
 int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
-                         char directory[SLAB_PATH_BYTES])
+                         char directory[FILE_PATH_BYTES])
 {
     char hex[2 * SLAB_UUID_BYTES + 1];
     for (int i = 0; i < SLAB_UUID_BYTES; i++)
         snprintf(hex + 2 * i, 3, "%02x", config->uuid[i]);
     const char *path = config->drives[drive_idx].path;
-    int used = snprintf(directory, SLAB_PATH_BYTES, "%s/sluice-%s", path, hex);
-    if (used < 0 || used >= SLAB_PATH_BYTES)
+    int used = snprintf(directory, FILE_PATH_BYTES, "%s/sluice-%s", path, hex);
+    if (used < 0 || used >= FILE_PATH_BYTES)
         return err_set(-ENAMETOOLONG, "the path of drive %u is too long: %.200s...", drive_idx,
                        path);
     return 0;
 }
 
-int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx, char path[SLAB_PATH_BYTES])
+int tieri_slab_make_directories(const char *directory, uint32_t *made_count)
+{
+    int rc = file_make_directories(directory, made_count);
+    if (rc == 0 && *made_count == 0)
+        rc = file_sync_parent(directory);
+    return rc < 0 ? err_prefix(rc, "the nvme tier") : 0;
+}
+
+int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx, char path[FILE_PATH_BYTES])
 {
     TRY(tieri_slab_directory(config, drive_idx, path));
     size_t used = strlen(path);
-    int more = snprintf(path + used, SLAB_PATH_BYTES - used, "/rank-%u-drive-%u.slab", config->rank,
+    int more = snprintf(path + used, FILE_PATH_BYTES - used, "/rank-%u-drive-%u.slab", config->rank,
                         drive_idx);
-    if (more < 0 || (size_t)more >= SLAB_PATH_BYTES - used)
+    if (more < 0 || (size_t)more >= FILE_PATH_BYTES - used)
         return err_set(-ENAMETOOLONG, "the path of drive %u is too long: %.200s...", drive_idx,
                        config->drives[drive_idx].path);
     return 0;
 }
 
-int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES], struct stat *status)
+int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES], struct stat *status)
 {
-    snprintf(existing, SLAB_PATH_BYTES, "%s", path);
+    snprintf(existing, FILE_PATH_BYTES, "%s", path);
     if (path[0] == 0)
         return err_set(ERR_INPUT, "a drive of the nvme tier has an empty path");
     while (stat(existing, status) != 0) {
@@ -86,7 +96,7 @@ int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES], struct
                            path, existing, strerror(errno));
         char *slash = strrchr(existing, '/');
         if (!slash)
-            snprintf(existing, SLAB_PATH_BYTES, ".");
+            snprintf(existing, FILE_PATH_BYTES, ".");
         else if (slash == existing)
             existing[1] = 0;
         else
@@ -103,18 +113,18 @@ int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES], struct
     return 0;
 }
 
-/* What this user may take from a file system: its free space less what its own tables may need to name
- * that space (block maps, directories), so that a slab that fits by this can be reserved. */
+/* The bytes that this user may take from a file system: its free space less the tables (block maps,
+ * directories) that it may need for that space. So a slab of that size can be reserved. */
 static uint64_t usable_bytes(uint64_t free_bytes)
 {
     uint64_t tables_bytes = size_max(FS_TABLES_MIN_BYTES, free_bytes / FS_TABLES_PART);
     return free_bytes > tables_bytes ? free_bytes - tables_bytes : 0;
 }
 
-/* The drive's directory, or the nearest one above it that exists, must take new files. */
+/* Checks that the drive's directory, or the nearest existing one above it, takes new files. */
 static int probe_drive(const slab_drive *drive, drive_space *space)
 {
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     struct stat status;
     struct statvfs volume;
     TRY(tieri_slab_existing(drive->path, path, &status));
@@ -129,11 +139,12 @@ static int probe_drive(const slab_drive *drive, drive_space *space)
     return 0;
 }
 
-/* allowed[i] = what drive i may hold: its budget, capped by free space; drives of one file system
- * share its free space, stated budgets first, the rest (less 10%) in equal parts. */
+/* Sets allowed[i] to the bytes that drive i may hold: its budget, limited by free space. Drives of
+ * one file system share its free space: first those with a stated budget; the others get equal
+ * parts of the rest, less 10%. */
 static int allowed_bytes(const slab_drive *drives, uint32_t drive_count, uint64_t *allowed)
 {
-    drive_space spaces[SLAB_DRIVES_MAX];
+    drive_space spaces[DRIVES_MAX];
     for (uint32_t i = 0; i < drive_count; i++)
         TRY(probe_drive(&drives[i], &spaces[i]));
     for (uint32_t i = 0; i < drive_count; i++) {
@@ -163,18 +174,19 @@ static int allowed_bytes(const slab_drive *drives, uint32_t drive_count, uint64_
 int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *bytes)
 {
     *bytes = 0;
-    if (drive_count == 0 || drive_count > SLAB_DRIVES_MAX)
+    if (drive_count == 0 || drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; 1 to %d are possible", drive_count,
-                       SLAB_DRIVES_MAX);
-    uint64_t allowed[SLAB_DRIVES_MAX];
+                       DRIVES_MAX);
+    uint64_t allowed[DRIVES_MAX];
     TRY(allowed_bytes(drives, drive_count, allowed));
     for (uint32_t i = 0; i < drive_count; i++)
         *bytes += allowed[i] > SLAB_HEADER_BYTES ? allowed[i] - SLAB_HEADER_BYTES : 0;
     return 0;
 }
 
-/* Marks the drives that are full when all stripes go out in proportion: each that fills leaves more to
- * the others, which may fill them too. Returns the stripes left for those not full, *weight_sum theirs. */
+/* Marks the drives that are full when all stripes are dealt in proportion. Each full drive leaves
+ * more to the others, which may fill them too. Returns the stripes left for the other drives, and
+ * their weights in *weight_sum. */
 static uint64_t find_full_drives(uint32_t drive_count, const double *weights,
                                  const uint64_t *limits, uint64_t stripe_count, bool *is_full,
                                  double *weight_sum)
@@ -190,7 +202,8 @@ static uint64_t find_full_drives(uint32_t drive_count, const double *weights,
             if (is_full[i] || (double)round_left * (weights[i] / *weight_sum) < (double)limits[i])
                 continue;
             is_full[i] = changed = true;
-            left -= size_min(limits[i], left); /* equal limits may differ by a rounding */
+            /* rounding may make the sum larger than what is left */
+            left -= size_min(limits[i], left);
         }
     }
     return left;
@@ -199,7 +212,7 @@ static uint64_t find_full_drives(uint32_t drive_count, const double *weights,
 void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_t *limits,
                       uint64_t stripe_count, uint64_t *shares)
 {
-    bool is_full[SLAB_DRIVES_MAX] = {false};
+    bool is_full[DRIVES_MAX] = {false};
     double weight_sum;
     uint64_t open_left =
         find_full_drives(drive_count, weights, limits, stripe_count, is_full, &weight_sum);
@@ -210,8 +223,8 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
         shares[i] = size_min(part, size_min(limits[i], left));
         left -= shares[i];
     }
-    /* What rounding left, one by one, always where it ends first: the time that a drive takes for all
-     * of its stripes is shares / weight. */
+    /* Deals what rounding left, one stripe at a time, to the drive that then ends first: a drive
+     * needs shares / weight for all of its stripes. */
     while (left) {
         uint32_t best = drive_count;
         for (uint32_t i = 0; i < drive_count; i++) {
@@ -227,8 +240,9 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
     }
 }
 
-/* "PATH: 1.00 GiB, ..." for the message of a slab that does not fit: every drive is there, so the more
- * there are the shorter are their paths, whose ends say most. */
+/* Writes "PATH: 1.00 GiB, ..." for the message about a slab that does not fit. Every drive is
+ * listed, so the more drives there are, the shorter are the paths; a path keeps its end, which says
+ * most. */
 static void list_drives(const slab_config *config, const uint64_t *allowed, char *text,
                         size_t capacity)
 {
@@ -245,11 +259,11 @@ static void list_drives(const slab_config *config, const uint64_t *allowed, char
 }
 
 int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t stripe_count,
-                    uint64_t drive_stripes[SLAB_DRIVES_MAX])
+                    uint64_t drive_stripes[DRIVES_MAX])
 {
-    uint64_t allowed[SLAB_DRIVES_MAX] = {0}, limits[SLAB_DRIVES_MAX], limit_sum = 0;
-    double weights[SLAB_DRIVES_MAX];
-    memset(drive_stripes, 0, SLAB_DRIVES_MAX * sizeof *drive_stripes);
+    uint64_t allowed[DRIVES_MAX] = {0}, limits[DRIVES_MAX], limit_sum = 0;
+    double weights[DRIVES_MAX];
+    memset(drive_stripes, 0, DRIVES_MAX * sizeof *drive_stripes);
     TRY(allowed_bytes(config->drives, config->drive_count, allowed));
     for (uint32_t i = 0; i < config->drive_count; i++) {
         weights[i] = config->drives[i].weight > 0 ? config->drives[i].weight : 1.0;
@@ -276,10 +290,10 @@ int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t s
 
 int slab_check_space(const slab_config *config)
 {
-    uint64_t stripe_bytes, stripe_count, drive_stripes[SLAB_DRIVES_MAX];
+    uint64_t stripe_bytes, stripe_count, drive_stripes[DRIVES_MAX];
     TRY(tieri_slab_check_config(config, &stripe_bytes, &stripe_count));
     for (uint32_t i = 0; i < config->drive_count; i++) {
-        char path[SLAB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         TRY(tieri_slab_file_path(config, i, path));
     }
     return tieri_slab_plan(config, stripe_bytes, stripe_count, drive_stripes);

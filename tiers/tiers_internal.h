@@ -1,5 +1,6 @@
-/* What the files of tiers/ share and nobody else may use: readers of /proc and cgroup files. They use
- * stack buffers and open descriptors only for the call; any thread. */
+/* Shared by the files of tiers only: readers of /proc, sysfs and control groups
+ * (system_memory.c, topology_read.c). They use stack buffers, and descriptors only during the call;
+ * any thread. */
 #ifndef SLUICE_TIERS_TIERS_INTERNAL_H
 #define SLUICE_TIERS_TIERS_INTERNAL_H
 
@@ -11,11 +12,12 @@
 
 struct topology;
 
-/* Reads a small file whole into text[capacity] and ends it with 0; longer files are cut. Returns the
- * bytes read or -errno, without a message. */
+/* Reads a small file into text[capacity] and ends it with 0; a longer file is cut. Returns the
+ * bytes read, or -errno without a message. */
 int tieri_read_small_file(const char *path, char *text, size_t capacity) MUST_CHECK;
 
-/* The number after `key` where a line of `text` begins with it, times `unit`; fallback if absent. */
+/* The number after `key` in the line of `text` that begins with it, times `unit`. Absent:
+ * fallback. */
 uint64_t tieri_value_of(const char *text, const char *key, uint64_t unit, uint64_t fallback);
 
 /* Bytes of [base, base + size_bytes) that lie on huge pages, by /proc/self/smaps; 0 if unknown. */
@@ -28,11 +30,11 @@ uint64_t tieri_node_available_bytes(int node);
 uint64_t tieri_node_available(const char *text, int node);
 
 /* CPU time that the control groups above this process allow (cpu.max, cpu.cfs_quota_us), in cores,
- * rounded up; 0: no limit. Files are read below `root`, "" for this machine. */
+ * rounded up; 0: no limit. Reads files below `root`; "": this machine. */
 uint32_t tieri_group_quota_cores(const char *root);
 
-/* topology_read, topology_drive_node and topology_pci_node on the files below `root` ("" for this
- * machine), with the cores that the affinity mask has. */
+/* topology_read, topology_drive_node and topology_pci_node on the files below `root` ("": this
+ * machine), with the given affinity mask. */
 int tieri_topology_read(const char *root, const core_set *affinity,
                         struct topology *out) MUST_CHECK;
 int tieri_block_node(const char *root, unsigned device_major, unsigned device_minor);

@@ -1,4 +1,33 @@
-/* Who works where: the policy of topology.h. Pure: reads the machine and the request, writes the plan. */
+/* Which threads and memory go where: the rules of topology.h, with their reasons.
+ *
+ *  1. One thread per physical core. A product or an Adam pass on one physical core is bound by its
+ *     vector units or by DRAM, which its hyperthreads share. So the hyperthreads stay free for I/O
+ *     and for the rest of the machine.
+ *  2. Home. With a GPU it is the GPU's node, whatever the cores are, since every byte crosses the
+ *     GPU's link. If that node is unknown, home is all nodes with allowed cores.
+ *  3. CPU backend. With fewer threads than cores (device.threads, or a control group's quota of CPU
+ *     time) compute takes the fewest nodes that have as many cores: first the node of most drives,
+ *     then the one with most available memory. The threads may use all cores of these nodes,
+ *     because particular cores on a shared machine would collide with other users' choice of the
+ *     same ones. Updates share cores and threads of compute, since the program never runs both at
+ *     once.
+ *  4. GPU. Updates take the allowed physical cores of the GPU's node. If it has none, they take
+ *     those of the nearest node that has; if update.threads is more, of the nearest nodes that
+ *     together have enough.
+ *  5. The core left to I/O is the lowest one of the first drive's home node, otherwise of the
+ *     lowest home node: interrupts go to low numbers by default. A parallel region ends with its
+ *     slowest thread. If other work takes a share s of one core, the region runs up to s longer,
+ *     while leaving a core costs 1/n. Beside full disk load Adam was seen to lose 5-10% on two
+ *     cores, and copies add to that, so s is about 1/8. This is an estimate: no machine of 8 cores
+ *     or more was available to measure; device.threads overrides it. DeepSpeed leaves 20%
+ *     (cpuadam_cores_perc 0.8), since its cores also run Python and libaio.
+ *  6. I/O may use the hyperthreads and the core left to it too: the kernel puts it where it is
+ *     idle, and on 2 cores it shares them (thread_ask_short_slice). Threads of the pool sleep in
+ *     the kernel.
+ *  7. Several ranks: topology_share.c.
+ *
+ * Pure: reads the machine and the request, writes the plan. The number of update threads changes no
+ * bit, since the update is elementwise. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +36,7 @@
 #include "tiers/topology_internal.h"
 
 enum {
-    THREADS_MAX = 65536,        /* more is a slip of the pen */
+    THREADS_MAX = 65536,        /* more can only be a mistake */
     POOL_THREADS_PER_DRIVE = 4, /* as io.h */
     POOL_THREADS_MAX = 64       /* as io.h */
 };
@@ -22,7 +51,7 @@ __attribute__((format(printf, 2, 3))) static void add_note(core_plan *plan, cons
     va_end(arguments);
 }
 
-/* One core of each physical core that has allowed ones in `cores`: the lowest of these. */
+/* One core of each physical core in `cores`: the lowest. */
 static core_set physical_of(const topology *machine, const core_set *cores)
 {
     core_set seen = {0}, result = {0};
@@ -99,7 +128,7 @@ static void note_threads(core_plan *plan, const char *key, const core_group *gro
 
 /* --- nodes in order --- */
 
-/* The distance from the nearest node of `home` (ids); 0 for those of home themselves. */
+/* The distance from the nearest node of `home` (ids); 0 for the nodes of home. */
 static uint32_t distance_from(const topology *machine, const node_set *home, uint32_t to)
 {
     if (core_set_has(home, machine->nodes[to].id))
@@ -111,7 +140,7 @@ static uint32_t distance_from(const topology *machine, const node_set *home, uin
     return least;
 }
 
-/* All nodes by their distance from home; equal ones by number. `order` holds indices. */
+/* Sorts all nodes by their distance from home, and equal ones by number. `order` holds indices. */
 static void order_by_distance(const topology *machine, const node_set *home,
                               uint32_t order[TOPOLOGY_NODES_MAX])
 {
@@ -131,7 +160,7 @@ static uint32_t drives_on(const topology *machine, int id)
     return count;
 }
 
-/* Node `a` before node `b` where the cores of some nodes are enough: rule 3. */
+/* True if node `a` goes before node `b` when some nodes have enough cores: rule 3. */
 static bool is_preferred(const topology_node *a, uint32_t drives_a, const topology_node *b,
                          uint32_t drives_b)
 {
@@ -158,7 +187,7 @@ static void order_by_preference(const topology *machine, uint32_t order[TOPOLOGY
 
 /* --- cores --- */
 
-/* The nodes that have any of the cores, by id. */
+/* The ids of the nodes that have any of the cores. */
 static node_set nodes_with(const topology *machine, const core_set *cores)
 {
     node_set nodes = {0};
@@ -168,7 +197,7 @@ static node_set nodes_with(const topology *machine, const core_set *cores)
     return nodes;
 }
 
-/* Allowed cores of the nodes of a set. */
+/* The allowed cores of these nodes. */
 static core_set cores_of(const topology *machine, const node_set *nodes)
 {
     core_set cores = {0};
@@ -179,8 +208,8 @@ static core_set cores_of(const topology *machine, const node_set *nodes)
     return cores;
 }
 
-/* Allowed cores of the first nodes in the order that have cores, until `wanted` physical cores are
- * found; all of them where there are not so many. */
+/* The allowed cores of the first nodes in the order until there are `wanted` physical cores, or of
+ * all nodes if there are not so many. */
 static core_set gather(const topology *machine, const uint32_t *order, uint32_t wanted)
 {
     core_set gathered = {0};
@@ -195,15 +224,16 @@ static core_set gather(const topology *machine, const uint32_t *order, uint32_t 
     return gathered;
 }
 
-/* One thread per physical core, hyperthreads where more are asked for. */
+/* One thread per physical core; hyperthreads too if more are asked for. */
 static core_set spread(const topology *machine, const core_set *cores, uint32_t thread_count)
 {
     core_set physical = physical_of(machine, cores);
     return thread_count > core_set_count(&physical) ? *cores : physical;
 }
 
-/* Takes the cores of io.cores, or else the one core of rule 5, out of an automatic group. Of several ranks
- * io.cores was taken out before the cores were dealt, so that each has as many. */
+/* Takes the cores of io.cores, or otherwise the one core of rule 5, out of an automatic group. With
+ * several ranks, the cores of io.cores were taken out before the deal, so that each rank has
+ * equally many. */
 static void reserve(const topology *machine, const core_set *io_cores, const node_set *home,
                     core_set *physical, core_plan *plan)
 {
@@ -232,8 +262,8 @@ static void reserve(const topology *machine, const core_set *io_cores, const nod
     plan->reserved = core_set_count(&taken);
 }
 
-/* What a team gets when the job does not name its cores. `candidates`: the allowed cores it may have;
- * `asked`: its thread count or 0; `limit`: of a count that is left to us, 0 for none. */
+/* The group of a team whose cores the job does not name. `candidates`: the allowed cores it may
+ * have; `asked`: its thread count or 0; `limit`: of a count that we choose, 0 for none. */
 static core_group automatic(const topology *machine, const core_set *candidates,
                             const core_set *io_cores, uint64_t asked, uint32_t limit,
                             core_plan *plan)
@@ -251,7 +281,8 @@ static core_group automatic(const topology *machine, const core_set *candidates,
     return group;
 }
 
-/* A team whose cores the job names: one thread for each physical core of them, of all ranks together. */
+/* The group of a team whose cores the job names: one thread for each physical core of them, of all
+ * ranks together. */
 static core_group named(const topology *machine, const core_set *cores, uint64_t asked,
                         uint32_t limit, const core_share *share)
 {
@@ -279,7 +310,8 @@ static void place_cpu(const topology *machine, const core_request *asked,
 {
     const core_set *compute_cores = &named_sets[0], *update_cores = &named_sets[1];
     if (core_set_next(compute_cores, 0) >= 0) {
-        memset(plan->share.home_ranks, 0, sizeof plan->share.home_ranks); /* all have this home */
+        /* all ranks have this home */
+        memset(plan->share.home_ranks, 0, sizeof plan->share.home_ranks);
         plan->compute = named(machine, compute_cores, asked->compute.threads, machine->quota_cores,
                               &plan->share);
     } else {
@@ -312,7 +344,7 @@ static void place_gpu(const topology *machine, const core_request *asked,
     else
         plan->home = nodes_with(machine, core_set_next(update_cores, 0) >= 0 ? update_cores
                                                                              : &machine->allowed);
-    /* As job.h has it, update.threads 0 is device.threads. */
+    /* As in job.h, update.threads 0 means device.threads. */
     uint64_t threads = asked->update.threads ? asked->update.threads : asked->compute.threads;
     uint32_t order[TOPOLOGY_NODES_MAX];
     order_by_distance(machine, &plan->home, order);
@@ -387,7 +419,7 @@ int topology_place(const topology *machine, const core_request *asked, core_plan
 
 /* --- memory --- */
 
-/* What of node n this rank may count on. */
+/* The bytes of node n that this rank may count on. */
 static uint64_t room_of(const topology *machine, const core_plan *plan, uint32_t n)
 {
     const topology_node *node = &machine->nodes[n];
@@ -443,7 +475,7 @@ void topology_place_memory(const topology *machine, uint64_t host_bytes, uint64_
                            core_plan *plan)
 {
     memset(&plan->host, 0, sizeof plan->host);
-    plan->note_count = plan->core_note_count; /* what an earlier call said about memory is void */
+    plan->note_count = plan->core_note_count; /* drops the notes of an earlier call about memory */
     uint32_t order[TOPOLOGY_NODES_MAX], usable[TOPOLOGY_NODES_MAX], count = 0, home_count = 0;
     order_by_distance(machine, &plan->home, order);
     for (uint32_t i = 0; i < machine->node_count; i++) {

@@ -1,5 +1,5 @@
-/* Reads the machine from /sys, /proc and the control groups. See topology.h. Stack buffers and
- * descriptors for the call alone. */
+/* Reads the machine from /sys, /proc and the control groups. See topology.h. It uses stack buffers,
+ * and descriptors only during the call. */
 #include "tiers/topology.h"
 
 #include <dirent.h>
@@ -20,7 +20,7 @@
 
 enum { PATH_BYTES = PATH_MAX, LIST_BYTES = 8192, BLOCK_DEPTH_MAX = 8 };
 
-/* A list file of the kernel as a set; false where it is absent or not a list. */
+/* Reads a list file of the kernel as a set. False if it is absent or not a list. */
 static bool read_set(const char *path, core_set *out)
 {
     char text[LIST_BYTES];
@@ -39,7 +39,7 @@ static void read_memory(const char *root, topology_node *node)
     node->available_bytes = size_min(tieri_node_available(text, node->id), node->memory_bytes);
 }
 
-/* The distances of a node to all online nodes, in the order of their numbers. */
+/* Reads the distances of a node to all online nodes, in the order of their numbers. */
 static void read_distances(const char *root, topology_node *node)
 {
     char path[PATH_BYTES], text[LIST_BYTES];
@@ -57,7 +57,7 @@ static void read_distances(const char *root, topology_node *node)
     }
 }
 
-/* A kernel without NUMA: one node with all cores and all memory. */
+/* A kernel without NUMA: makes one node with all cores and all memory. */
 static void one_node(const char *root, const core_set *online, topology *out)
 {
     char path[PATH_BYTES], text[LIST_BYTES];
@@ -105,7 +105,7 @@ static void read_nodes(const char *root, topology *out)
     }
 }
 
-/* Cores that share a physical core are named after the lowest. */
+/* Gives cores that share a physical core the number of the lowest one. */
 static void read_siblings(const char *root, const core_set *online, topology *out)
 {
     static const char *const files[2] = {"core_cpus_list", "thread_siblings_list"};
@@ -134,7 +134,7 @@ int tieri_topology_read(const char *root, const core_set *affinity, topology *ou
     core_set online, placed = {0};
     snprintf(path, sizeof path, "%s/sys/devices/system/cpu/online", root);
     if (!read_set(path, &online) || core_set_next(&online, 0) < 0)
-        online = *affinity; /* no /sys: what we may use is there */
+        online = *affinity; /* without /sys, all cores of the mask count as online */
     core_set_and(&out->allowed, affinity, &online);
     read_nodes(root, out);
     for (uint32_t n = 0; n < out->node_count; n++) {
@@ -179,10 +179,10 @@ static int numa_node_at(const char *directory)
     return node >= 0 && node < CORE_SET_MAX ? (int)node : -1;
 }
 
-/* The parts of a mapped or striped device; -1 where there are none or they disagree. */
+/* The node of all parts of a mapped or striped device; -1 if there are none or they disagree. */
 static int parts_node(const char *directory, int depth);
 
-/* The node of a block device's directory: its own or that of the nearest device above it. */
+/* The node of a block device, by its directory: its own or that of the nearest device above it. */
 static int block_node(const char *directory, int depth)
 {
     char real[PATH_BYTES];
@@ -268,8 +268,8 @@ int topology_pci_node(const char *address)
 
 int topology_add_drive(topology *self, const char *path)
 {
-    if (self->drive_count == TOPOLOGY_DRIVES_MAX)
-        return err_set(-E2BIG, "%s: at most %d drives", path, TOPOLOGY_DRIVES_MAX);
+    if (self->drive_count == DRIVES_MAX)
+        return err_set(-E2BIG, "%s: at most %d drives", path, DRIVES_MAX);
     self->drive_nodes[self->drive_count++] = topology_drive_node(path);
     return 0;
 }

@@ -1,23 +1,38 @@
-/* How the ranks of a machine divide its cores: rule 7 of topology.h. Every rank deals out all of them in the
- * same way and takes its own, so that nothing need be agreed. Pure. */
+/* How the ranks of a machine divide its cores: rule 7 of topology.h. Every rank deals out all cores
+ * in the same way and takes its own, so that nothing need be agreed. Pure.
+ *
+ *  - The allowed cores are dealt out in blocks of whole physical cores. Each rank gets equally many
+ *    and at least one; if there are fewer cores than ranks, several ranks share one. The kernel
+ *    keeps the cores that cannot be dealt evenly.
+ *  - Ranks go to NUMA nodes first: rank i of n to node i * nodes / n if n is a multiple of the
+ *    nodes, unless the nodes are so unequal that more than a quarter of the cores would be left
+ *    over. A GPU's rank goes to its GPU's node.
+ *  - All other rules then hold for the rank's own cores. Core sets that the job names are not
+ *    dealt: every rank may use all of compute's cores, with so many threads that all ranks together
+ *    have one per physical core. io's cores are left out of the deal if there are 8 physical cores
+ *    or more, and at least half of them, and one for each rank, remain.
+ *  - A quota is divided among the ranks of the machine, also those with masks of their own. What a
+ *    node has available is divided among the ranks whose home it is (for masks of their own: as
+ *    many as fit); what ranks may fall back on is divided among all. */
 #include <assert.h>
 #include <string.h>
 
 #include "base/size.h"
 #include "tiers/topology_internal.h"
 
-/* The allowed physical cores, by the number that topology.physical gives them, node after node. */
+/* The allowed physical cores, numbered as in topology.physical, node after node. */
 struct core_deck {
     uint16_t physical[CORE_SET_MAX];
-    uint32_t begin[TOPOLOGY_NODES_MAX + 1]; /* of each node's; the last: how many there are */
+    /* index of each node's first core; the last entry: the number of cores */
+    uint32_t begin[TOPOLOGY_NODES_MAX + 1];
     uint32_t node_count;
-    uint32_t filled[TOPOLOGY_NODES_MAX]; /* indices of the nodes that have any */
+    uint32_t filled[TOPOLOGY_NODES_MAX]; /* indices of the nodes that have cores */
     uint32_t filled_count;
 };
 typedef struct core_deck core_deck;
 
 struct core_range {
-    uint32_t begin, count; /* of a deck */
+    uint32_t begin, count; /* indices into a deck */
 };
 typedef struct core_range core_range;
 
@@ -64,8 +79,8 @@ static core_set cores_in(const topology *machine, const core_deck *deck, core_ra
     return result;
 }
 
-/* Part `part` of `parts` of a range: `each` cores, or one that several parts have where there are fewer
- * cores than parts. */
+/* Part `part` of the `parts` of a range: `each` cores, or one core if there are fewer cores than
+ * parts; then several parts share it. */
 static core_range cut(core_range whole, uint32_t parts, uint32_t part, uint32_t each)
 {
     if (whole.count < parts)
@@ -73,8 +88,9 @@ static core_range cut(core_range whole, uint32_t parts, uint32_t part, uint32_t 
     return (core_range){whole.begin + part * each, each};
 }
 
-/* Cores of each rank where the nodes are dealt first; 0: they are not, because the ranks are no multiple of
- * them, or because more than a quarter of the cores would be left on the larger nodes. */
+/* The cores of each rank if the ranks go to nodes first. 0: they do not, because their number is no
+ * multiple of the nodes, or because more than a quarter of the cores would be left on the larger
+ * nodes. */
 static uint32_t each_by_node(const core_deck *deck, uint32_t world)
 {
     if (world % deck->filled_count != 0)
@@ -87,7 +103,7 @@ static uint32_t each_by_node(const core_deck *deck, uint32_t world)
     return all >= world && (uint64_t)each * world * 4 < all * 3 ? 0 : each;
 }
 
-/* What rank `rank` gets where no GPU says on which node. */
+/* The cores of rank `rank` if no GPU decides the node. */
 static core_range deal_to_rank(const core_deck *deck, uint32_t world, uint32_t rank)
 {
     uint32_t each = each_by_node(deck, world), all = cores_of_deck(deck);
@@ -100,8 +116,8 @@ static core_range deal_to_rank(const core_deck *deck, uint32_t world, uint32_t r
 
 /* --- GPUs --- */
 
-/* The index of the node of a rank's GPU; -1: not known. Of the other ranks, where nobody says it, by local
- * rank over the nodes that have cores. */
+/* The index of the node of a rank's GPU; -1: unknown. If nobody says it for the other ranks, they
+ * go over the nodes with cores by local rank. */
 static int device_index(const topology *machine, const core_request *asked, const core_deck *deck,
                         uint32_t rank)
 {
@@ -112,7 +128,7 @@ static int device_index(const topology *machine, const core_request *asked, cons
     return (int)deck->filled[(uint64_t)rank * deck->filled_count / asked->local_world];
 }
 
-/* The node that has cores for a GPU on node `device`: this one or the nearest. */
+/* The node whose cores serve a GPU on node `device`: this one or the nearest. */
 static uint32_t nearest_filled(const topology *machine, const core_deck *deck, uint32_t device)
 {
     uint32_t best = deck->filled[0];
@@ -126,7 +142,7 @@ static uint32_t nearest_filled(const topology *machine, const core_deck *deck, u
     return best;
 }
 
-/* The ranks whose GPUs are near the same node divide its cores. */
+/* The ranks whose GPUs are nearest to one node divide its cores. */
 static core_range deal_to_device(const topology *machine, const core_request *asked,
                                  const core_deck *deck, uint32_t device)
 {
@@ -164,7 +180,7 @@ static void count_dealt(const core_deck *deck, uint32_t world, core_share *out)
     }
 }
 
-/* Masks of their own: as many ranks as this one's cores on the node fit into its cores. */
+/* For ranks with masks of their own: assumes as many ranks on a node as fit into its cores. */
 static void count_masks(const topology *machine, uint32_t world, core_share *out)
 {
     for (uint32_t n = 0; n < machine->node_count; n++) {
@@ -177,7 +193,7 @@ static void count_masks(const topology *machine, uint32_t world, core_share *out
     }
 }
 
-/* The allowed cores, without io's where rule 7 lets it keep them; fills the deck. */
+/* The allowed cores to deal, without those of io if rule 7 leaves them out. Fills the deck. */
 static core_set cores_to_deal(const topology *machine, const core_set *kept, uint32_t world,
                               core_deck *deck)
 {
@@ -210,7 +226,7 @@ void tieri_share(const topology *machine, const core_request *asked, const core_
         return;
     core_deck deck;
     core_set cores = cores_to_deal(machine, kept, out->world, &deck);
-    if (deck.filled_count == 0) /* cores of no node: nothing that could be dealt */
+    if (deck.filled_count == 0) /* the cores belong to no node, so there is nothing to deal */
         return;
     int device = asked->device_is_cpu ? -1 : tieri_node_index(machine, machine->device_node);
     if (asked->shares_cores) {

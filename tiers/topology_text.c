@@ -1,11 +1,11 @@
-/* A machine and a plan in one line each, for the log. Pure. */
+/* Describes a machine and a plan in one line each, for the log. Pure. */
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "base/size.h"
 #include "tiers/topology.h"
 
-/* A line that grows; what does not fit is cut. */
+/* A line of text that grows; the rest is cut when it is full. */
 struct line {
     char *text; /* [TOPOLOGY_TEXT_BYTES] */
     size_t used;

@@ -1,9 +1,11 @@
-/* Sets of small numbers: of cores (the kernel's CPU numbers), or of NUMA nodes. Pure; any thread.
+/* Sets of small numbers: cores (the kernel's CPU numbers) or NUMA nodes. Pure; any thread.
  *
- * In text a set is what the kernel writes and users give: numbers and ranges with commas, "0-7,16". */
+ * As text a set has numbers and ranges with commas between them, "0-7,16", as the kernel writes it.
+ */
 #ifndef SLUICE_BASE_CORE_SET_H
 #define SLUICE_BASE_CORE_SET_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,14 +29,16 @@ static inline bool core_set_has(const core_set *self, int number)
     return number >= 0 && number < CORE_SET_MAX && (self->words[number / 64] >> (number % 64) & 1);
 }
 
-/* The number must be in range. */
+/* The number must be in range, here and below. */
 static inline void core_set_add(core_set *self, int number)
 {
+    assert(number >= 0 && number < CORE_SET_MAX);
     self->words[number / 64] |= (uint64_t)1 << (number % 64);
 }
 
 static inline void core_set_remove(core_set *self, int number)
 {
+    assert(number >= 0 && number < CORE_SET_MAX);
     self->words[number / 64] &= ~((uint64_t)1 << (number % 64));
 }
 
@@ -51,9 +55,10 @@ void core_set_and(core_set *target, const core_set *a, const core_set *b);
 void core_set_or(core_set *target, const core_set *a, const core_set *b);
 void core_set_minus(core_set *target, const core_set *a, const core_set *b);
 
-/* Reads a set. Blanks around numbers and a last newline are allowed, and numbers may repeat; a text of
- * blanks alone is the empty set (the kernel writes that for a node without cores). -EINVAL with what is
- * wrong and *out empty, for all else: "3-", "7-3", "a", "1,,2", numbers of CORE_SET_MAX or more. */
+/* Reads a set. Blanks around numbers and a last newline are allowed, and numbers may repeat; a text
+ * of blanks alone is the empty set (the kernel writes that for a node without cores). -EINVAL with
+ * what is wrong and *out empty, for all else: "3-", "7-3", "a", "1,,2", numbers of CORE_SET_MAX or
+ * more. */
 int core_set_parse(const char *text, core_set *out) MUST_CHECK;
 
 /* Writes the set's text, "none" for an empty one. Returns `text`. */

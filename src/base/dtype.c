@@ -1,9 +1,12 @@
 /* Element types. See dtype.h. */
 #include "base/dtype.h"
 
+#include <assert.h>
+
 const char *dtype_name(enum dtype type)
 {
     static const char *const names[DTYPE_COUNT] = {"fp32", "bf16", "fp16"};
+    assert((unsigned)type < DTYPE_COUNT);
     return names[type];
 }
 

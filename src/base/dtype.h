@@ -52,8 +52,8 @@ static inline uint16_t bf16_from_fp32(float value)
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* Round half away from zero, (u + 0x8000) >> 16: the working copy of a master weight. With it the low
- * 16 bits of the master restore the master exactly. NaN stays NaN. */
+/* Round half away from zero, (u + 0x8000) >> 16: the working copy of a master weight. With it the
+ * low 16 bits of the master restore the master exactly. NaN stays NaN. */
 static inline uint16_t bf16_working_copy(float master)
 {
     uint32_t bits = fp32_bits(master);
@@ -62,14 +62,14 @@ static inline uint16_t bf16_working_copy(float master)
     return (uint16_t)((bits + 0x8000u) >> 16);
 }
 
-/* What bf16_working_copy loses of a master that is a number: its low 16 bits. */
+/* The low 16 bits of a master, which bf16_working_copy drops. The master is a number. */
 static inline uint16_t master_low16(float master)
 {
     return (uint16_t)fp32_bits(master);
 }
 
-/* The master of a working copy and its low bits, all 32 bits of it. Where the low bits are 0x8000 or more the
- * working copy was rounded up in magnitude, so they count as negative. */
+/* All 32 bits of the master from a working copy and the low bits. Where the low bits are 0x8000 or
+ * more the working copy was rounded up in magnitude, so they count as negative. */
 static inline float master_join(uint16_t working_copy, uint16_t low)
 {
     return fp32_from_bits(((uint32_t)working_copy << 16) + (uint32_t)(int32_t)(int16_t)low);

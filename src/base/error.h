@@ -1,9 +1,9 @@
 /* Errors as values, for every module.
  *
  * A function that can fail returns an int: 0 or a count on success, a negative code on failure.
- * Codes are -errno (foreign codes are converted where they enter) or one of ERR_* below. The text is
- * made once, by err_set, at the place that knows the operands; it says what failed, where, with which
- * numbers, and what to do next. It is kept per thread until the next err_set of that thread.
+ * Codes are -errno (foreign codes are converted where they enter) or one of ERR_* below. The text
+ * is made once, by err_set, at the place that knows the operands; it says what failed, where, with
+ * which numbers, and what to do next. It is kept per thread until the next err_set of that thread.
  * A worker thread hands its error to another thread with err_save and err_restore.
  *
  * Only src/cli prints errors and turns codes into exit statuses. Nothing here allocates. */
@@ -18,7 +18,7 @@ enum err_code {
     ERR_STOPPED = -10005,  /* stopped on request, state is committed: exit 75 */
     ERR_POISONED = -10006, /* the object failed before and refuses further work */
     ERR_CORRUPT = -10007,  /* stored bytes disagree with their checksum or format */
-    ERR_BACKEND = -10008,  /* a library (oneDNN, CUDA, MPI, ...) refused; its own code is in the text */
+    ERR_BACKEND = -10008,  /* a library (oneDNN, CUDA, MPI, ...) refused; the text has its code */
     ERR_DIVERGED = -10010, /* training no longer gives finite numbers */
     ERR_INTERNAL = -10009, /* our own invariant is broken; please report */
 };

@@ -1,6 +1,6 @@
 /* The named points. See failpoint.h. Nothing here allocates.
  *
- * `armed` is all that a point looks at while nobody asked for anything; the rest is read behind it. */
+ * `armed` is all that a point reads while no point is armed; only then is the rest read. */
 #include "base/failpoint.h"
 
 #include <assert.h>

@@ -4,9 +4,11 @@
  *   shell    SLUICE_FAILPOINTS="commit.synced=sleep:20ms;manifest.written=fail:EIO@3"
  *   C test   failpoint_hook(on_point, user)
  *
- * In the environment each point has one action: `sleep:<n>ms` waits there every time, `fail:<ERRNO>@<n>`
- * fails at the n-th time that it is reached (without @n: the first), `kill@<n>` is SIGKILL to the process
- * itself. It is read once, by failpoint_init, which the program calls first thing; what cannot be read is
+ * In the environment each point has one action:
+ *   sleep:<n>ms       waits there every time
+ *   fail:<ERRNO>@<n>  fails the n-th time that the point is reached (without @n: the first time)
+ *   kill@<n>          sends SIGKILL to the process itself
+ * failpoint_init reads the variable once, before anything else; a text that it cannot read is
  * ERR_USAGE. The points, in the order in which a run meets them:
  *
  *   slab.create         a new run's slabs are about to be made
@@ -21,7 +23,8 @@
  *   commit.durable      after it
  *   keep.begin .copied  copies of a commit that is kept: src/train/keep.c
  *
- * Hooks and counters are the process's; points may be met on any thread, one at a time per point. */
+ * Hooks and counters are the process's; points may be met on any thread, one at a time per point.
+ */
 #ifndef SLUICE_BASE_FAILPOINT_H
 #define SLUICE_BASE_FAILPOINT_H
 
@@ -33,8 +36,8 @@ int failpoint_init(void) MUST_CHECK;
 /* 0, or the negative code with which the caller is to fail, its text set. */
 int failpoint(const char *name) MUST_CHECK;
 
-/* From now on every point calls `hook` first, on the thread that meets it; its negative result (text set
- * by it) is the point's. NULL ends it. For tests, while no other thread is at a point. */
+/* From now on every point calls `hook` first, on the thread that meets it; its negative result
+ * (text set by it) is the point's. NULL ends it. For tests, while no other thread is at a point. */
 void failpoint_hook(int (*hook)(void *user, const char *name), void *user);
 
 #endif

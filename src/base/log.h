@@ -26,8 +26,8 @@ __attribute__((format(printf, 2, 3))) void log_line(enum log_level level, const 
 #define log_info(...)  log_line(LOG_INFO, __VA_ARGS__)
 #define log_warn(...)  log_line(LOG_WARN, __VA_ARGS__)
 
-/* What stands before the message of each line from here on; copied, up to 31 bytes. Before there are other
- * threads. */
+/* Sets the text before the message of each later line; up to 31 bytes of it are copied. Call it
+ * before other threads are started. */
 void log_set_prefix(const char *prefix);
 
 /* Called before each line is written; NULL for none. The callee must not log. */

@@ -1,6 +1,7 @@
 /* Counter-based random numbers. See rng.h. */
 #include "base/rng.h"
 
+#include <assert.h>
 #include <math.h>
 
 enum { PHILOX_ROUNDS = 10 };
@@ -37,6 +38,7 @@ uint64_t rng_u64(uint64_t seed, uint64_t stream, uint64_t idx)
 
 uint64_t rng_below(uint64_t seed, uint64_t stream, uint64_t idx, uint64_t bound)
 {
+    assert(bound > 0);
     return (uint64_t)(((unsigned __int128)rng_u64(seed, stream, idx) * bound) >> 64);
 }
 

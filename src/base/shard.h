@@ -3,10 +3,10 @@
  *   unit    [0 ........................................ unit_elems) [zeros)
  *   shards  [rank 0       )[rank 1       )[rank 2       )[rank 3         )   shard_elems each
  *
- * Every unit is cut over all ranks, so that every link and drive works on each of them. Shards are equal
- * and end on multiples of SHARD_ELEMS_STEP; what the last ones have beyond the unit is padding of zeros,
- * which no product reads, every sum adds, commits hold, and moves to another layout drop. One rank: the shard
- * is the unit. Pure. */
+ * Every unit is cut over all ranks, so that every link and drive works on each of them. Shards are
+ * equal and end on multiples of SHARD_ELEMS_STEP. Beyond the unit the last shards have padding of
+ * zeros: no product reads it, every sum adds it, commits hold it, and a move to another layout
+ * drops it. With one rank the shard is the unit. Pure. */
 #ifndef SLUICE_BASE_SHARD_H
 #define SLUICE_BASE_SHARD_H
 

@@ -32,11 +32,9 @@ struct size_unit {
 };
 
 static const struct size_unit size_units[] = {
-    {"", 1.0},          {"b", 1.0},
-    {"k", 0x1p10},      {"kb", 1e3},       {"kib", 0x1p10},
-    {"m", 0x1p20},      {"mb", 1e6},       {"mib", 0x1p20},
-    {"g", 0x1p30},      {"gb", 1e9},       {"gib", 0x1p30},
-    {"t", 0x1p40},      {"tb", 1e12},      {"tib", 0x1p40},
+    {"", 1.0},       {"b", 1.0},    {"k", 0x1p10},   {"kb", 1e3},     {"kib", 0x1p10},
+    {"m", 0x1p20},   {"mb", 1e6},   {"mib", 0x1p20}, {"g", 0x1p30},   {"gb", 1e9},
+    {"gib", 0x1p30}, {"t", 0x1p40}, {"tb", 1e12},    {"tib", 0x1p40},
 };
 
 int size_parse(const char *text, uint64_t *bytes)
@@ -44,7 +42,8 @@ int size_parse(const char *text, uint64_t *bytes)
     *bytes = 0;
     char *end = NULL;
     if (!(text[0] >= '0' && text[0] <= '9') && text[0] != '.')
-        return err_set(-EINVAL, "\"%s\" is not a size: write a number and a unit, as in 16GiB", text);
+        return err_set(-EINVAL, "\"%s\" is not a size: write a number and a unit, as in 16GiB",
+                       text);
     double value = strtod(text, &end);
     while (*end == ' ')
         end++;

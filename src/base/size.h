@@ -15,7 +15,8 @@
 int size_mul(uint64_t a, uint64_t b, uint64_t *out) MUST_CHECK;
 int size_add(uint64_t a, uint64_t b, uint64_t *out) MUST_CHECK;
 
-/* The smallest multiple of `step` (> 0) that is not below `value`; the caller knows that it fits. */
+/* The smallest multiple of `step` (> 0) that is not below `value`; the caller knows that it fits.
+ */
 static inline uint64_t size_round_up(uint64_t value, uint64_t step)
 {
     return (value + step - 1) / step * step;

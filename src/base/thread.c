@@ -135,7 +135,7 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count)
     return failed ? bind_error(failed, cores) : 0;
 }
 
-/* Where it is refused the threads stay: waiting is slower so, not wrong. */
+/* Where the runtime refuses, the threads stay: waiting is slower then, not wrong. */
 void thread_end_team(void)
 {
     (void)omp_pause_resource_all(omp_pause_soft);

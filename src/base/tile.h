@@ -1,17 +1,19 @@
 /* The layout of one tile of optimizer state, the same on disk and in memory.
  *
- *   stream   Adam              Lion              Adagrad           each at tile_stream_offset, [n], padded
- *   0        master            master            master            fp32, or the low 16 bits of a split master
- *   1        m, first moment   m, first moment   v, sum of squares fp32; Adam's m: also bf16 or 8-bit
- *   2        v, second moment                                      fp32, bf16 or 8-bit
+ *   stream  Adam              Lion              Adagrad            stored as
+ *   0       master            master            master             fp32, or low 16 bits (split)
+ *   1       m, first moment   m, first moment   v, sum of squares  fp32; Adam's m also bf16, 8-bit
+ *   2       v, second moment                                       fp32, bf16 or 8-bit
  *
- * How many streams a tile has and how each stores its elements is one number, its streams code
- * (tile_streams_code): that of a tile with fp32 streams alone is their count.
+ * Each stream has n elements, begins at tile_stream_offset, and is padded. How many streams a tile
+ * has and how each stores its elements is one number, its streams code (tile_streams_code): that of
+ * a tile with fp32 streams alone is their count.
  *
- * The streams are skewed against each other by TILE_SKEW_BYTES beyond a multiple of TILE_PERIOD_BYTES:
- * Adam walks all of them at once, and streams at equal power-of-two distances fall into the same cache
- * sets, which costs up to three times (8 KiB of skew cures it, one 4 KiB page does not). Gradient and
- * 16-bit parameter buffers take the remaining residues modulo TILE_PERIOD_BYTES. Pure; any thread. */
+ * The streams are skewed against each other by TILE_SKEW_BYTES beyond a multiple of
+ * TILE_PERIOD_BYTES: Adam walks all of them at once, and streams at equal power-of-two distances
+ * fall into the same cache sets, which costs up to three times (8 KiB of skew cures it, one 4 KiB
+ * page does not). Gradient and 16-bit parameter buffers take the remaining residues modulo
+ * TILE_PERIOD_BYTES. Pure; any thread. */
 #ifndef SLUICE_BASE_TILE_H
 #define SLUICE_BASE_TILE_H
 
@@ -54,8 +56,8 @@ static inline const char *tile_format_name(enum tile_format format)
     return (unsigned)format < TILE_FORMAT_COUNT ? names[format] : "unknown";
 }
 
-/* The code of a tile: its count of streams in bits 0 to 7, the format of stream i in the 8 bits from
- * 8 + 8 i on. Unused formats are 0. */
+/* The code of a tile: its count of streams in bits 0 to 7, the format of stream i in the 8 bits
+ * from 8 + 8 i on. Unused formats are 0. */
 static inline uint32_t tile_streams_code(uint32_t count, enum tile_format first,
                                          enum tile_format second, enum tile_format third)
 {
@@ -72,13 +74,14 @@ static inline enum tile_format tile_stream_format(uint32_t streams, uint32_t idx
     return (enum tile_format)(streams >> (8 + 8 * idx) & 0xff);
 }
 
-/* Whether any stream is not fp32. */
+/* True if any stream is not fp32. */
 static inline bool tile_has_formats(uint32_t streams)
 {
     return streams > 0xff;
 }
 
-/* Whether a code read from a file is one that tile_streams_code can have made with at least two streams. */
+/* True if tile_streams_code can have made the code, which was read from a file, with at least two
+ * streams. */
 static inline bool tile_streams_is_valid(uint32_t streams)
 {
     uint32_t count = tile_stream_count(streams);
@@ -90,13 +93,14 @@ static inline bool tile_streams_is_valid(uint32_t streams)
     return true;
 }
 
-/* Whether stream 0 holds the low halves alone, so that the working copy is part of the state. */
+/* True if stream 0 holds only the low halves, so that the working copy is part of the state. */
 static inline bool tile_master_is_split(uint32_t streams)
 {
     return tile_stream_format(streams, 0) == TILE_LOW16;
 }
 
-/* Bytes of `elems` elements of a stream, without padding; for TILE_INT8 a whole number of code blocks. */
+/* Bytes of `elems` elements of a stream, without padding; for TILE_INT8 a whole number of code
+ * blocks. */
 static inline uint64_t tile_format_bytes(enum tile_format format, uint64_t elems)
 {
     switch (format) {
@@ -142,8 +146,8 @@ static inline uint64_t tile_stream_offset(uint32_t streams, uint64_t elems, uint
     return offset;
 }
 
-/* Bytes of a whole tile of `elems` elements, a multiple of TILE_BLOCK_BYTES. `streams` is a code, here and
- * below. */
+/* Bytes of a whole tile of `elems` elements, a multiple of TILE_BLOCK_BYTES. `streams` is a code,
+ * here and below. */
 static inline uint64_t tile_bytes(uint64_t elems, uint32_t streams)
 {
     uint32_t last = tile_stream_count(streams) - 1;
@@ -152,8 +156,8 @@ static inline uint64_t tile_bytes(uint64_t elems, uint32_t streams)
                          TILE_BLOCK_BYTES);
 }
 
-/* Bytes between the starts of two full tiles of `tile_elems` that lie one after the other: keeps the
- * residue TILE_RESIDUE_STATE. */
+/* Bytes between the starts of two full tiles of `tile_elems` that lie one after the other: keeps
+ * the residue TILE_RESIDUE_STATE. */
 static inline uint64_t tile_pitch(uint64_t tile_elems, uint32_t streams)
 {
     return size_round_up(tile_bytes(tile_elems, streams), TILE_PERIOD_BYTES);

@@ -17,9 +17,9 @@ struct trace_event {
     uint32_t op_idx;   /* in the program */
     uint32_t unit;     /* UINT32_MAX where there is none */
     uint16_t micro_batch_or_tile;
-    uint8_t lane;    /* enum lane_kind */
-    uint8_t kind;    /* enum op_kind */
-    uint8_t program; /* enum program_kind */
+    uint8_t lane;       /* enum lane_kind */
+    uint8_t kind;       /* enum op_kind */
+    uint8_t program;    /* enum program_kind */
     uint8_t stall_lane; /* for compute and update: the lane waited for, else LANE_COUNT */
     uint16_t reserved;
     uint64_t stall_ns; /* for compute and update: idle time of the cores right before the op */

@@ -1,4 +1,5 @@
-/* See utf8.h. Sequences as RFC 3629 has them: none longer than needed, no surrogates, none above U+10FFFF. */
+/* See utf8.h. Sequences are those of RFC 3629: none longer than needed, no surrogates, none above
+ * U+10FFFF. */
 #include "base/utf8.h"
 
 #include <stdbool.h>
@@ -48,7 +49,8 @@ static size_t add_byte(utf8_stream *self, unsigned char byte, char *out)
     size_t written = 0;
     self->held[self->held_bytes++] = byte;
     if (!may_be_sequence(self->held, self->held_bytes)) {
-        /* What was begun is none: as Unicode advises, one replacement for it, and the byte begins anew. */
+        /* The begun sequence is none: one replacement, as Unicode advises, and the byte begins
+         * anew. */
         if (self->held_bytes > 1)
             written += replace(out);
         self->held[0] = byte;

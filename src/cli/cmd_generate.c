@@ -1,15 +1,17 @@
 /* sluice generate RUN|HF_DIR: continues a text with a trained model. See cli.h. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
 #include "infer/infer.h"
 
 const cli_command cli_generate_command = {
@@ -108,35 +110,18 @@ static void generate_note_id(void *user, int32_t id, bool is_prompt)
 static int read_prompt(generate_request *self)
 {
     bool is_input = strcmp(self->prompt_file, "-") == 0;
-    FILE *file = is_input ? stdin : fopen(self->prompt_file, "rbe");
-    if (!file)
+    uint64_t bytes;
+    int fd = is_input ? STDIN_FILENO : open(self->prompt_file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
         return err_set(ERR_INPUT, "cannot open the prompt's file %s: %s", self->prompt_file,
                        strerror(errno));
-    size_t used = 0, capacity = 0, got = 1;
-    int rc = 0;
-    while (rc == 0 && got > 0) {
-        if (used == capacity) {
-            capacity = capacity ? 2 * capacity : 65536;
-            char *text = mem_resize(self->file_text, capacity, 1, "prompt");
-            rc = text ? 0 : -ENOMEM;
-            self->file_text = text ? text : self->file_text;
-        }
-        if (rc == 0) {
-            got = fread(self->file_text + used, 1, capacity - used, file);
-            used += got;
-        }
-        if (used > PROMPT_BYTES_MAX)
-            rc = err_set(ERR_INPUT, "the prompt in %s is longer than %d MiB", self->prompt_file,
-                         PROMPT_BYTES_MAX >> 20);
-    }
-    if (rc == 0 && ferror(file))
-        rc = err_set(ERR_INPUT, "cannot read the prompt's file %s: %s", self->prompt_file,
-                     strerror(errno));
+    int rc = file_read_fd(fd, is_input ? "standard input" : self->prompt_file, PROMPT_BYTES_MAX,
+                          &self->file_text, &bytes);
     if (!is_input)
-        fclose(file);
+        close(fd);
     self->options.prompt = self->file_text;
-    self->options.prompt_bytes = used;
-    return rc;
+    self->options.prompt_bytes = bytes;
+    return rc < 0 ? err_prefix(rc, "the prompt") : 0;
 }
 
 static int take_prompt(generate_request *self)
@@ -328,7 +313,8 @@ static int generate_parse(generate_request *asked, int argc, char **argv)
 int cli_generate(int argc, char **argv)
 {
     static generate_request asked; /* large */
-    asked.options = (struct infer_generate_options){.token_count = 256, .seed = 1, .temperature = 0.8};
+    asked.options =
+        (struct infer_generate_options){.token_count = 256, .seed = 1, .temperature = 0.8};
     int rc = generate_parse(&asked, argc, argv);
     if (rc != 0)
         return rc;

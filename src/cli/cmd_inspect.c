@@ -39,8 +39,6 @@ static void inspect_print_slots(const struct state_inspect_summary *sum)
 
 static void inspect_print_identity(const char *identity)
 {
-    if (identity[0] == '\0')
-        return;
     printf("\nmade with\n");
     for (const char *line = identity; *line;) {
         size_t length = strcspn(line, "\n");

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
@@ -125,14 +126,11 @@ static int probe_check_drives(const cli_texts *drives)
 
 static int probe_print_file(const char *path)
 {
-    char piece[4096];
-    size_t got;
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return err_errno(errno, "reading %s", path);
-    while ((got = fread(piece, 1, sizeof piece, file)) > 0)
-        fwrite(piece, 1, got, stdout);
-    fclose(file);
+    char *text;
+    uint64_t bytes;
+    TRY(file_read(path, UINT64_MAX - 1, &text, &bytes));
+    fwrite(text, 1, bytes, stdout);
+    mem_free(text);
     return 0;
 }
 
@@ -199,9 +197,9 @@ int cli_probe(int argc, char **argv)
     if (rc != 0)
         return rc;
     TRY(cli_ranks_refuse("probe"));
-    if (drives.count > PROBE_DRIVES_MAX)
+    if (drives.count > DRIVES_MAX)
         return err_set(ERR_USAGE, "probe: --drive is given %u times; at most %d can be measured",
-                       drives.count, PROBE_DRIVES_MAX);
+                       drives.count, DRIVES_MAX);
     TRY(probe_check_target(path));
     TRY(probe_check_drives(&drives));
     struct probe_screen screen = {.stream = shows_json ? stderr : stdout,

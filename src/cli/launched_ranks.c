@@ -10,12 +10,12 @@
 
 int cli_ranks_join(comm **out)
 {
-    const comm_join_config config = {.is_given = false, .tell = cli_print_error};
+    const comm_join_config config = {.is_given = false, .report = cli_print_error};
     comm *ranks;
     *out = NULL;
     int rc = comm_join(&config, &ranks);
     if (rc < 0) {
-        cli_exit_as(comm_is_teller(NULL), false);
+        cli_exit_as(comm_is_reporter(NULL), false);
         return rc;
     }
     uint32_t rank = comm_get_rank(ranks);
@@ -82,7 +82,7 @@ int cli_ranks_leave(comm *ranks, int rc, bool agreed)
     if (rc < 0 && !is_alone)
         ranks_name_failure(ranks, &first);
     rc = rc < 0 ? first.code : rc;
-    bool speaks = comm_is_teller(ranks);
+    bool speaks = comm_is_reporter(ranks);
     if (rc < 0 && speaks && !is_alone) { /* before others may end: mpirun then ends this one */
         fflush(stdout);
         err_restore(&first);

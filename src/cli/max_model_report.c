@@ -5,10 +5,10 @@
 #include "cli/cli_report.h"
 #include "setup/summary.h"
 
-static json_t *pack_tiers(const uint64_t bytes[ARENA_COUNT])
+static json_t *pack_tiers(const uint64_t bytes[TIER_COUNT])
 {
-    return json_pack("{s:I, s:I, s:I}", "device", (json_int_t)bytes[ARENA_DEVICE], "host",
-                     (json_int_t)bytes[ARENA_HOST], "nvme", (json_int_t)bytes[ARENA_NVME]);
+    return json_pack("{s:I, s:I, s:I}", "device", (json_int_t)bytes[TIER_DEVICE], "host",
+                     (json_int_t)bytes[TIER_HOST], "nvme", (json_int_t)bytes[TIER_NVME]);
 }
 
 static int print_json(FILE *out, const char *family, const struct setup_max_model *found)
@@ -28,8 +28,8 @@ static int print_json(FILE *out, const char *family, const struct setup_max_mode
 int cli_print_max_model(FILE *out, const char *family, const struct setup_max_model *found,
                         bool json)
 {
-    static const char *const tiers[ARENA_COUNT] = {
-        [ARENA_DEVICE] = "device", [ARENA_HOST] = "host", [ARENA_NVME] = "nvme"};
+    static const char *const tiers[TIER_COUNT] = {
+        [TIER_DEVICE] = "device", [TIER_HOST] = "host", [TIER_NVME] = "nvme"};
     char need[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES];
     if (json)
         return print_json(out, family, found);
@@ -42,7 +42,7 @@ int cli_print_max_model(FILE *out, const char *family, const struct setup_max_mo
     fprintf(out, "machine      %s, ranks %u, %u a host, ZeRO stage %u; found in %u tries\n",
             found->machine_name, found->world_size, found->ranks_per_host, found->zero_stage,
             found->tries);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         fprintf(out, "%-12s takes at least %s of %s on each rank\n", tiers[a],
                 size_format(found->need_bytes[a], need),
                 size_format(found->budget_bytes[a], budget));

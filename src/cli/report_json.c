@@ -10,11 +10,11 @@
 #include "setup/summary.h"
 #include "train/train.h"
 
-static json_t *report_tiers(const uint64_t bytes[ARENA_COUNT])
+static json_t *report_tiers(const uint64_t bytes[TIER_COUNT])
 {
     json_t *object = json_object();
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
-        json_object_set_new(object, arena_kind_name((enum arena_kind)arena),
+    for (int arena = 0; arena < TIER_COUNT; arena++)
+        json_object_set_new(object, tier_name((enum tier)arena),
                             json_integer((json_int_t)bytes[arena]));
     return object;
 }
@@ -59,16 +59,16 @@ static json_t *report_kinds(const uint64_t bytes[STATE_KIND_COUNT])
 static json_t *report_memory(const struct setup_summary *plan)
 {
     json_t *object = json_object();
-    for (int arena = 0; arena < ARENA_COUNT; arena++) {
+    for (int arena = 0; arena < TIER_COUNT; arena++) {
         uint64_t homes[STATE_KIND_COUNT];
-        bool is_nvme = arena == ARENA_NVME;
+        bool is_nvme = arena == TIER_NVME;
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
             homes[kind] = plan->home_bytes[kind][arena];
         json_object_set_new(
-            object, arena_kind_name((enum arena_kind)arena),
+            object, tier_name((enum tier)arena),
             json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "homes",
                       report_kinds(homes), "copies",
-                      (json_int_t)(arena == ARENA_HOST ? plan->copy_bytes : 0), "save_places",
+                      (json_int_t)(arena == TIER_HOST ? plan->copy_bytes : 0), "save_places",
                       (json_int_t)(is_nvme ? plan->save_bytes : 0), "second_places",
                       (json_int_t)(is_nvme ? plan->second_bytes : 0), "scratch",
                       (json_int_t)plan->scratch_bytes[arena], "alignment",
@@ -182,8 +182,8 @@ static void report_job(json_t *object, const struct setup_summary *plan)
 /* Peaks of so many ranks together. */
 static json_t *report_peaks(const struct setup_summary *plan, uint64_t ranks)
 {
-    uint64_t bytes[ARENA_COUNT];
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
+    uint64_t bytes[TIER_COUNT];
+    for (int arena = 0; arena < TIER_COUNT; arena++)
         bytes[arena] = plan->peak_bytes[arena] * ranks;
     return report_tiers(bytes);
 }

@@ -108,17 +108,17 @@ static void report_job(FILE *out, const struct setup_summary *plan)
 /* ---- memory ----------------------------------------------------------------------------------- */
 
 /* A row of bytes by arena; `per_parameter` 0: without that column. Rows of nothing are left out. */
-static void report_row(FILE *out, const char *label, const uint64_t bytes[ARENA_COUNT],
+static void report_row(FILE *out, const char *label, const uint64_t bytes[TIER_COUNT],
                        double params, bool always)
 {
     char text[SIZE_TEXT_BYTES];
     uint64_t sum = 0;
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
+    for (int arena = 0; arena < TIER_COUNT; arena++)
         sum += bytes[arena];
     if (sum == 0 && !always)
         return;
     fprintf(out, "%-26s", label);
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
+    for (int arena = 0; arena < TIER_COUNT; arena++)
         fprintf(out, " %13s", bytes[arena] ? size_format(bytes[arena], text) : "-");
     if (params > 0 && sum > 0)
         fprintf(out, " %11.2f", (double)sum / params);
@@ -128,10 +128,10 @@ static void report_row(FILE *out, const char *label, const uint64_t bytes[ARENA_
 static void report_memory(FILE *out, const struct setup_summary *plan)
 {
     double params = (double)plan->param_count;
-    uint64_t places[3][ARENA_COUNT] = {{0}}, host[ARENA_COUNT], all[ARENA_COUNT];
-    places[0][ARENA_NVME] = plan->save_bytes;
-    places[1][ARENA_NVME] = plan->second_bytes;
-    places[2][ARENA_HOST] = plan->copy_bytes;
+    uint64_t places[3][TIER_COUNT] = {{0}}, host[TIER_COUNT], all[TIER_COUNT];
+    places[0][TIER_NVME] = plan->save_bytes;
+    places[1][TIER_NVME] = plan->second_bytes;
+    places[2][TIER_HOST] = plan->copy_bytes;
     fprintf(out, "\n%-26s %13s %13s %13s %11s\n", plan->world_size > 1 ? "of each rank" : "state",
             "device", "host", "nvme", "B/parameter");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
@@ -149,7 +149,7 @@ static void report_memory(FILE *out, const struct setup_summary *plan)
     report_row(out, "= peak", plan->peak_bytes, 0, true);
     report_row(out, "budget", plan->budget_bytes, 0, true);
     if (plan->world_size > 1) {
-        for (int arena = 0; arena < ARENA_COUNT; arena++) {
+        for (int arena = 0; arena < TIER_COUNT; arena++) {
             host[arena] = plan->peak_bytes[arena] * plan->ranks_per_host;
             all[arena] = plan->peak_bytes[arena] * plan->world_size;
         }
@@ -161,10 +161,9 @@ static void report_memory(FILE *out, const struct setup_summary *plan)
 static void report_peaks(FILE *out, const struct setup_summary *plan)
 {
     fputs("\nat the peak\n", out);
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
+    for (int arena = 0; arena < TIER_COUNT; arena++)
         if (plan->peak_what[arena][0])
-            fprintf(out, "  %-10s %s\n", arena_kind_name((enum arena_kind)arena),
-                    plan->peak_what[arena]);
+            fprintf(out, "  %-10s %s\n", tier_name((enum tier)arena), plan->peak_what[arena]);
 }
 
 void cli_print_folded(FILE *out, const char *text)
@@ -312,7 +311,7 @@ static void report_links(FILE *out, const struct setup_summary *plan)
 void cli_place_bytes(const struct setup_summary *plan, uint64_t *with_commits,
                      uint64_t *without_commits)
 {
-    uint64_t planned = plan->peak_bytes[ARENA_NVME];
+    uint64_t planned = plan->peak_bytes[TIER_NVME];
     if (plan->second_bytes > 0) {
         *with_commits = planned;
         *without_commits = planned - plan->second_bytes;

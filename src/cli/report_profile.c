@@ -183,8 +183,8 @@ static void print_memory(FILE *out, const struct profile_summary *summary)
     char text[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES];
     const struct setup_summary *plan = &summary->plan;
     fprintf(out, "\n%-12s %14s %14s\n", "tier", "peak", "budget");
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
-        fprintf(out, "%-12s %14s %14s\n", arena_kind_name((enum arena_kind)arena),
+    for (int arena = 0; arena < TIER_COUNT; arena++)
+        fprintf(out, "%-12s %14s %14s\n", tier_name((enum tier)arena),
                 size_format(summary->peak_bytes[arena], text),
                 plan->budget_bytes[arena] ? size_format(plan->budget_bytes[arena], budget) : "-");
     fprintf(out, "%-12s %14s\n", "process", size_format(summary->resident_bytes_max, text));
@@ -222,11 +222,11 @@ void cli_print_profile(FILE *out, const struct profile_summary *summary)
 
 /* ---- JSON ---- */
 
-static json_t *tier_object(const uint64_t bytes[ARENA_COUNT])
+static json_t *tier_object(const uint64_t bytes[TIER_COUNT])
 {
     json_t *object = json_object();
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
-        json_object_set_new(object, arena_kind_name((enum arena_kind)arena),
+    for (int arena = 0; arena < TIER_COUNT; arena++)
+        json_object_set_new(object, tier_name((enum tier)arena),
                             json_integer((json_int_t)bytes[arena]));
     return object;
 }

@@ -23,18 +23,18 @@ static void report_each_rank(FILE *out, const struct train_summary *summary)
     if (summary->world_size <= 1)
         return;
     fprintf(out, "\n%-5s %-16s", "rank", "host");
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
-        fprintf(out, " %12s", arena_kind_name((enum arena_kind)arena));
+    for (int arena = 0; arena < TIER_COUNT; arena++)
+        fprintf(out, " %12s", tier_name((enum tier)arena));
     fprintf(out, " %12s %12s %12s\n", "slab files", "sent a step", "resident");
     for (uint32_t rank = 0; rank < count; rank++) {
         const struct train_rank *each = &summary->ranks[rank];
-        uint64_t bytes[ARENA_COUNT + 3];
+        uint64_t bytes[TIER_COUNT + 3];
         memcpy(bytes, each->arena_bytes, sizeof each->arena_bytes);
-        bytes[ARENA_COUNT] = each->slab_file_bytes;
-        bytes[ARENA_COUNT + 1] = each->sent_bytes;
-        bytes[ARENA_COUNT + 2] = each->resident_bytes_max;
+        bytes[TIER_COUNT] = each->slab_file_bytes;
+        bytes[TIER_COUNT + 1] = each->sent_bytes;
+        bytes[TIER_COUNT + 2] = each->resident_bytes_max;
         fprintf(out, "%-5" PRIu32 " %-16.16s", rank, each->host);
-        for (int i = 0; i < ARENA_COUNT + 3; i++) {
+        for (int i = 0; i < TIER_COUNT + 3; i++) {
             char text[SIZE_TEXT_BYTES];
             fprintf(out, " %12s", bytes[i] ? size_format(bytes[i], text) : "-");
         }
@@ -69,8 +69,8 @@ void cli_print_summary(FILE *out, const struct setup_summary *plan,
     }
 
     fprintf(out, "\n%-12s %14s %14s\n", "tier", "peak", "budget");
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
-        fprintf(out, "%-12s %14s %14s\n", arena_kind_name((enum arena_kind)arena),
+    for (int arena = 0; arena < TIER_COUNT; arena++)
+        fprintf(out, "%-12s %14s %14s\n", tier_name((enum tier)arena),
                 size_format(summary->peak_bytes[arena], text),
                 plan->budget_bytes[arena] ? size_format(plan->budget_bytes[arena], budget) : "-");
     fprintf(out, "%-12s %14s\n", "process", size_format(summary->resident_bytes_max, text));

@@ -170,7 +170,7 @@ static void print_row(FILE *out, const struct setup_summary *plan)
     struct cli_plan_figures figures = cli_plan_figures_of(plan);
     char text[SIZE_TEXT_BYTES], mfu[TABLE_CELL_BYTES] = "-";
     fprintf(out, "%6" PRIu32, plan->world_size);
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
+    for (int arena = 0; arena < TIER_COUNT; arena++)
         fprintf(out, " %11s",
                 plan->peak_bytes[arena] ? size_format(plan->peak_bytes[arena], text) : "-");
     if (plan->peak_flops > 0)

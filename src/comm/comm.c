@@ -1,30 +1,16 @@
-/* Membership, what there is to know of a rank, the bulk calls by the backend's table, and the backend of one
- * rank. See comm.h. */
+/* Joining, leaving and opening; the bulk calls by the backend's table; the backend of one rank. See
+ * comm.h. */
 #include "comm/comm_internal.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
-
-#include "base/mem.h"
-#include "base/size.h"
 
 #include "comm/control_internal.h"
 
-#define DEFAULT_TIMEOUT_SECONDS 300.0
-#define DEFAULT_EXIT_SECONDS    30.0
-
-/* A rank other than 0 whose join failed for a reason that rank 0 prints too. */
-static atomic_bool is_told_elsewhere;
-
-int64_t commi_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
+/* This rank is not rank 0, and its join failed for a reason that rank 0 prints too. */
+static atomic_bool is_reported_elsewhere;
 
 /* ---- membership ---- */
 
@@ -32,21 +18,14 @@ void comm_set_timeouts(comm *self, double timeout_seconds, double exit_seconds)
 {
     if (!self)
         return;
-    double timeout = timeout_seconds > 0.0 ? timeout_seconds : DEFAULT_TIMEOUT_SECONDS;
-    double ending = exit_seconds > 0.0 ? exit_seconds : DEFAULT_EXIT_SECONDS;
-    atomic_store(&self->timeout_ns, (int64_t)(timeout * 1e9));
-    atomic_store(&self->exit_ns, (int64_t)(ending * 1e9));
+    commi_member_set_timeouts(self, timeout_seconds, exit_seconds);
     if (self->control)
         commi_control_wake(self->control);
 }
 
 static int become_one_rank(comm *self, const comm_join_config *config)
 {
-    self->rank = 0;
-    self->world = 1;
-    self->ranks = mem_alloc(1, sizeof *self->ranks, "comm ranks");
-    if (!self->ranks)
-        return -ENOMEM;
+    TRY(commi_member_set_ranks(self, 0, 1));
     if (config->host)
         strncpy(self->ranks[0].host, config->host, COMM_HOST_BYTES - 1);
     else
@@ -64,16 +43,8 @@ static int join_many(comm *self, const comm_join_config *config, const commi_lau
         TRY(commi_mpi_open(self, launch));
     if (self->world == 1)
         return become_one_rank(self, config);
-    self->ranks = mem_alloc(self->world, sizeof *self->ranks, "comm ranks");
-    if (!self->ranks)
-        return -ENOMEM;
+    TRY(commi_member_set_ranks(self, self->rank, self->world));
     return commi_control_open(self, config);
-}
-
-static void destroy(comm *self)
-{
-    mem_free(self->ranks);
-    mem_free(self);
 }
 
 int comm_join(const comm_join_config *config, comm **out)
@@ -83,23 +54,22 @@ int comm_join(const comm_join_config *config, comm **out)
     launch.is_launched = config->is_given && config->world > 1;
     if (!config->is_given) {
         int read = commi_launch_read(&launch);
-        atomic_store(&is_told_elsewhere, read < 0 && launch.rank != 0);
+        atomic_store(&is_reported_elsewhere, read < 0 && launch.rank != 0);
         TRY(read);
     } else if (config->world == 0 || config->rank >= config->world ||
                config->world > COMM_RANKS_MAX)
         return err_set(ERR_CONFIG, "rank %u of %u ranks is none; at most %d ranks", config->rank,
                        config->world, COMM_RANKS_MAX);
-    comm *self = mem_alloc(1, sizeof *self, "comm");
-    if (!self)
-        return -ENOMEM;
+    comm *self;
+    TRY(commi_member_create(&self));
     comm_set_timeouts(self, config->timeout_seconds, config->exit_seconds);
-    self->tell = config->tell;
+    self->report = config->report;
     int rc = launch.is_launched ? join_many(self, config, &launch) : become_one_rank(self, config);
     if (rc < 0) {
-        atomic_store(&is_told_elsewhere, self->rank != 0 && commi_join_is_told(rc));
+        atomic_store(&is_reported_elsewhere, self->rank != 0 && commi_join_is_reported(rc));
         if (self->mpi)
             commi_mpi_close(self, rc);
-        destroy(self);
+        commi_member_destroy(self);
         return rc;
     }
     *out = self;
@@ -119,61 +89,17 @@ void comm_leave(comm *self, int code)
     if (self->bulk)
         self->bulk->close(self);
     if (self->control)
-        commi_control_close(self, rc);
+        commi_control_close(self);
     if (self->mpi)
         commi_mpi_close(self, rc);
-    destroy(self);
+    commi_member_destroy(self);
 }
 
-uint32_t comm_get_rank(const comm *self)
-{
-    return self ? self->rank : 0;
-}
-
-uint32_t comm_get_world(const comm *self)
-{
-    return self ? self->world : 1;
-}
-
-const comm_rank *comm_get_ranks(const comm *self)
-{
-    return self->ranks;
-}
-
-bool comm_is_teller(const comm *self)
+bool comm_is_reporter(const comm *self)
 {
     if (!self)
-        return !atomic_load(&is_told_elsewhere);
-    return self->control ? commi_control_is_teller(self) : true;
-}
-
-/* ---- failures ---- */
-
-int comm_fail(comm *self, int code, const char *text)
-{
-    assert(code < 0);
-    if (!self)
-        return code;
-    if (self->control) {
-        commi_control_fail(self, code, text);
-    } else if (!commi_is_aborted(self)) {
-        self->alone.code = code;
-        strncpy(self->alone.text, text, ERR_TEXT_BYTES - 1);
-        atomic_store_explicit(&self->is_aborted, true, memory_order_release);
-    }
-    return code;
-}
-
-int commi_abort_error(comm *self)
-{
-    if (self->control)
-        return commi_control_error(self);
-    return err_restore(&self->alone);
-}
-
-int comm_check(comm *self)
-{
-    return self && commi_is_aborted(self) ? commi_abort_error(self) : 0;
+        return !atomic_load(&is_reported_elsewhere);
+    return self->control ? commi_control_is_reporter((comm *)self) : true;
 }
 
 /* ---- bulk ---- */
@@ -238,6 +164,7 @@ int comm_open(comm *self, const comm_open_config *config)
 
 static int check_call(comm *self, const comm_call *call)
 {
+    assert(call->label != NULL);
     TRY(comm_check(self));
     if (!self->bulk)
         return err_set(ERR_INTERNAL, "%s: collectives are not open", call->label);

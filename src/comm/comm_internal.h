@@ -1,15 +1,28 @@
-/* What the files of src/comm share. See comm.h for the whole.
+/* Shared by the files of src/comm. See comm.h for the whole.
  *
- *   comm.c       create, leave, what there is to know; the bulk calls by a table; the backend self
- *   launch.c     the environment of the launcher -> which rank this is
- *   mpi.c        the only file that calls MPI (mpi_absent.c: a build without it)
- *   control*.c   the control plane
- *   exchange*.c  the backends mpi and staged
- *   nccl*.c      the backend nccl
- *   pretended.c  ranks of which one is there */
+ * Calls go downward only in this drawing:
+ *
+ *   comm.c                              join, leave, open; bulk calls by the backend's table
+ *     |
+ *   exchange.c  nccl.c  pretended.c     the backends of the bulk plane
+ *     |           \
+ *     |            nccl_library.c       NCCL's entry points, loaded at run time
+ *   exchange_round.c                    one collective of mpi and staged, in rounds
+ *     |          \
+ *   staged.c      exchange_wait.c       copies of a GPU; waiting for other ranks
+ *     |
+ *   control.c                           the control plane's calls, failures and labels
+ *     |          \
+ *   control_thread.c   control_join.c   heartbeats and deaths; connecting the ranks
+ *     |                  |
+ *     |                control_meet.c   the address at which the ranks meet
+ *     |                  |
+ *   member.c   launch.c   mpi.c         this rank; the launcher's environment; MPI
+ *   segment.c  sum.c                    memory that ranks of a host share; loops of sums */
 #ifndef SLUICE_COMM_COMM_INTERNAL_H
 #define SLUICE_COMM_COMM_INTERNAL_H
 
+#include <pthread.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -18,12 +31,13 @@
 
 /* A backend of the bulk plane. Its state hangs on comm.bulk_state. */
 struct commi_bulk_ops {
-    const char *name; /* as comm_backend_name gives it */
-    /* As comm_all_gather and comm_reduce_scatter, after comm_check. Arguments are checked. On a failure the
-     * job's (commi_is_aborted) they return commi_abort_error; one of their own they comm_fail themselves. */
+    const char *name; /* as comm_backend_name returns it */
+    /* As comm_all_gather and comm_reduce_scatter, after comm_check and with checked arguments.
+     * After a failure of the job (commi_is_aborted) they return commi_abort_error. They call
+     * comm_fail for a failure of their own. */
     int (*all_gather)(comm *self, const comm_call *call);
     int (*reduce_scatter)(comm *self, const comm_call *call);
-    /* Frees all; after a failure too: then it waits for nobody. */
+    /* Frees everything. Waits for nobody after a failure. */
     void (*close)(comm *self);
     /* As comm_watch. NULL: comm_check. */
     int (*watch)(comm *self);
@@ -36,103 +50,123 @@ struct commi_mpi;     /* mpi.c */
 struct comm {
     uint32_t rank, world;
     comm_rank *ranks;              /* [world] */
-    struct commi_control *control; /* NULL: one rank */
+    struct commi_control *control; /* NULL: one rank, or pretended ranks */
     struct commi_mpi *mpi;         /* NULL: no MPI between the ranks */
     const commi_bulk_ops *bulk;    /* NULL before comm_open */
     void *bulk_state;              /* the backend's */
-    _Atomic int64_t timeout_ns;    /* of silence and of waiting for a rank */
+    _Atomic int64_t timeout_ns;    /* limit of silence and of waiting for a rank */
     _Atomic int64_t exit_ns;       /* from a failure to the end of the process */
-    _Atomic uint64_t sent_bytes;   /* the backend adds where it copies or sends */
-    _Atomic uint64_t held_bytes;   /* the backend says */
-    bool is_pretended;             /* comm_pretend */
-    atomic_bool is_aborted;        /* set once, when the failure's text is there */
+    _Atomic uint64_t sent_bytes;   /* the backend adds what it copies or sends */
+    _Atomic uint64_t held_bytes;   /* set by the backend */
+    bool is_pretended;             /* made by comm_pretend */
+    atomic_bool is_aborted;        /* set once, after `failure` */
     atomic_bool is_leaving;        /* comm_leave was called */
-    atomic_bool waits;      /* a bulk call has waited for another rank for a while, and does */
-    void (*tell)(int code); /* comm_join_config's */
-    err_record alone;       /* one rank: the failure that comm_fail was told */
+    atomic_bool waits;             /* a bulk call has waited for another rank for a while */
+    void (*report)(int code);      /* comm_join_config.report */
+    pthread_mutex_t mutex;         /* guards `failure`, and the shared part of commi_control */
+    err_record failure;            /* of the job; code 0: none */
 };
 
-/* Sets comm.bulk and comm.bulk_state, or fails and leaves both. The caller runs no collective; they do. */
-int commi_open_exchange(comm *self, const comm_open_config *config) MUST_CHECK;
-int commi_open_nccl(comm *self, const comm_open_config *config) MUST_CHECK;
-int commi_open_pretended(comm *self, const comm_open_config *config) MUST_CHECK;
+/* ---- member.c: this rank. Any thread, but for creation ---- */
 
-/* ---- failures, for those who wait ---- */
+/* Makes a comm with default timeouts and no ranks. -ENOMEM. */
+int commi_member_create(comm **out) MUST_CHECK;
+void commi_member_destroy(comm *self);
+/* Says which of how many ranks this is, and allocates `ranks`, zeroed. -ENOMEM. */
+int commi_member_set_ranks(comm *self, uint32_t rank, uint32_t world) MUST_CHECK;
+/* 0 or less: the default. */
+void commi_member_set_timeouts(comm *self, double timeout_seconds, double exit_seconds);
 
-/* One load. Any thread. */
-static inline bool commi_is_aborted(const comm *self)
-{
-    return atomic_load_explicit(&((comm *)self)->is_aborted, memory_order_acquire);
-}
-
-/* The failure of the job as this thread's text; its code (< 0). Only after commi_is_aborted. */
-int commi_abort_error(comm *self);
-
-#define COMMI_RANK_ANY UINT32_MAX
-
-/* This rank has waited for `rank` (COMMI_RANK_ANY: it cannot say for whom) for timeout_ns in a bulk call named
- * `what`, and goes on to wait: the hub decides whether that is a failure (comm.h), and names it to all. To be
- * said again while it lasts. Never blocks. With one rank: nothing. */
-void commi_say_waiting(comm *self, uint32_t rank, const char *what);
+int64_t commi_now_ns(void); /* CLOCK_MONOTONIC */
 
 static inline int64_t commi_timeout_ns(const comm *self)
 {
     return atomic_load_explicit(&((comm *)self)->timeout_ns, memory_order_relaxed);
 }
 
-int64_t commi_now_ns(void); /* CLOCK_MONOTONIC */
+/* One load. */
+static inline bool commi_is_aborted(const comm *self)
+{
+    return atomic_load_explicit(&((comm *)self)->is_aborted, memory_order_acquire);
+}
 
-/* ---- who this rank is, by the launcher's environment ---- */
+/* Makes the failure of the job this thread's error and returns its code (< 0). Only after
+ * commi_is_aborted. */
+int commi_abort_error(comm *self);
+
+/* ---- control.c, for backends that wait ---- */
+
+#define COMMI_RANK_ANY UINT32_MAX
+
+/* Tells the hub that this rank has waited for `rank` for timeout_ns, in a bulk call named `what`,
+ * and goes on waiting. COMMI_RANK_ANY: this rank does not know whom it waits for. The hub decides
+ * whether that is a failure (comm.h). Repeat the call while the wait lasts. Never blocks; does
+ * nothing without a control plane. */
+void commi_say_waiting(comm *self, uint32_t rank, const char *what);
+
+/* ---- the backends: they set comm.bulk and comm.bulk_state, or fail and leave both ---- */
+
+int commi_open_exchange(comm *self, const comm_open_config *config) MUST_CHECK;
+int commi_open_nccl(comm *self, const comm_open_config *config) MUST_CHECK;
+int commi_open_pretended(comm *self, const comm_open_config *config) MUST_CHECK;
+
+/* ---- launch.c: who this rank is, by the launcher's environment ---- */
 
 enum { COMMI_MACHINE_BYTES = COMM_HOST_BYTES + 48 };
 
 struct commi_launch {
-    uint32_t rank, world; /* world 0: the launcher says nothing of it, MPI knows */
+    uint32_t rank, world; /* world 0: the launcher does not say, MPI knows */
     bool is_launched;     /* by something that starts several processes */
-    const char *launcher; /* "mpirun (OMPI_COMM_WORLD_SIZE)", for messages */
+    const char *launcher; /* "mpirun", for messages */
 };
 typedef struct commi_launch commi_launch;
 
-/* Reads the environment. ERR_CONFIG: more than COMM_RANKS_MAX ranks, or nonsense. */
+/* Reads the environment. ERR_CONFIG: more than COMM_RANKS_MAX ranks, or values that make no
+ * sense. */
 int commi_launch_read(commi_launch *out) MUST_CHECK;
-/* The machine's name, cut to fit; and name with boot id, which two machines of one name do not share. */
+/* The machine's name, cut to fit. */
 void commi_host_name(char host[COMM_HOST_BYTES]);
+/* The name with the boot id, which two machines of one name do not share. */
 void commi_machine_name(char machine[COMMI_MACHINE_BYTES]);
 
-/* ---- the edge to MPI. One thread at a time (MPI_THREAD_SERIALIZED) ---- */
+/* ---- mpi.c, the only file that calls MPI, or mpi_absent.c. One thread at a time
+ * (MPI_THREAD_SERIALIZED) ---- */
 
-/* Whether ranks of different hosts can exchange. Ranks given by config cannot. */
+/* True if ranks of different hosts can exchange. Ranks that the config gives cannot. */
 static inline bool commi_has_mpi(const comm *self)
 {
     return self->mpi != NULL;
 }
 
-/* Initializes MPI, duplicates its world, sets *rank and *world. */
+/* Initializes MPI, duplicates its world, sets rank and world. */
 int commi_mpi_open(comm *self, const commi_launch *launch) MUST_CHECK;
-/* Rank 0's bytes to all, blocking: only while joining. */
+/* Sends rank 0's bytes to all ranks. Blocks; only while joining. */
 int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes) MUST_CHECK;
-/* code 0: all ranks together, ends MPI. Else leaves MPI as it is. */
+/* Code 0: all ranks call it together, and MPI ends. Otherwise MPI is not ended. */
 void commi_mpi_close(comm *self, int code);
-/* What the library says of itself, for messages; "" without it. Static storage. */
+/* The library's name and version, for messages; "" without MPI. Static storage. */
 const char *commi_mpi_version(void);
 
-/* A nonblocking transfer. The caller's, zeroed at first; free for the next use once done or cancelled. */
+/* A nonblocking transfer in the caller's storage, zeroed at first. It may be used again once it is
+ * done or cancelled. */
 struct commi_request {
     alignas(16) unsigned char handle[16]; /* the library's request */
     bool is_active;
 };
 typedef struct commi_request commi_request;
 
-/* bytes <= INT_MAX, tag < 32768. `data` must stay as it is until the request is done. A message goes to the
- * receive of the same rank, tag and order; a receive gets exactly the bytes that it asks for. ERR_BACKEND. */
+/* bytes <= INT_MAX, tag < 32768. `data` must not change until the request is done. A message goes
+ * to the receive of the same rank, tag and order. A receive gets exactly the bytes that it asks
+ * for. ERR_BACKEND. */
 int commi_mpi_send(comm *self, commi_request *request, const void *data, uint64_t bytes,
                    uint32_t rank, int tag) MUST_CHECK;
 int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes, uint32_t rank,
                       int tag) MUST_CHECK;
-/* Moves MPI on and says whether the request is done (one that is not active is). Never blocks. */
+/* Lets MPI make progress, and says whether the request is done. An inactive request is done. Never
+ * blocks. */
 int commi_mpi_test(commi_request *request, bool *is_done) MUST_CHECK;
-/* After a failure: gives the request up without waiting. The memory behind it may still be written to by MPI
- * for a receive that has begun: keep it until the process ends where you cannot rule that out. */
+/* Gives the request up after a failure, without waiting. MPI may still write to the memory of a
+ * receive that has begun: keep that memory until the process ends if you cannot rule that out. */
 void commi_mpi_cancel(commi_request *request);
 
 #endif

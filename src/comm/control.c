@@ -1,5 +1,6 @@
-/* The control plane's calls, failures and labels. See comm.h and control_internal.h. The calls run on the caller's
- * thread and wait in poll(2) for the connections or for a failure; nothing here allocates but commi_control_open. */
+/* The control plane's calls, failures and labels. See comm.h and control_internal.h. The calls run
+ * on the caller's thread and wait in poll(2) for the connections or for a failure. Only
+ * commi_control_open allocates. */
 #include "comm/control_internal.h"
 
 #include <assert.h>
@@ -33,7 +34,6 @@ static void destroy(commi_control *self)
         close(self->wake_fd);
     if (self->abort_fd >= 0)
         close(self->abort_fd);
-    pthread_mutex_destroy(&self->mutex);
     mem_free(self->links);
     mem_free(self->thread_fds);
     mem_free(self->call_fds);
@@ -62,7 +62,7 @@ static int reserve(commi_control *self)
     return 0;
 }
 
-/* Signals are for the threads of the program. */
+/* Blocks all signals on the new thread: they are for the threads of the program. */
 static int start_thread(commi_control *self)
 {
     sigset_t all, before;
@@ -80,7 +80,6 @@ int commi_control_open(comm *self, const comm_join_config *config)
         return -ENOMEM;
     control->owner = self;
     control->wake_fd = control->abort_fd = -1;
-    pthread_mutex_init(&control->mutex, NULL);
     int rc;
     TRY_GOTO(rc, reserve(control), failed);
     TRY_GOTO(rc, commi_control_connect(control, config), failed);
@@ -95,14 +94,13 @@ failed:
     return rc;
 }
 
-void commi_control_close(comm *self, int code)
+void commi_control_close(comm *self)
 {
     commi_control *control = self->control;
-    (void)code; /* the thread knows of a failure */
-    pthread_mutex_lock(&control->mutex);
+    pthread_mutex_lock(&self->mutex);
     control->is_closing = true;
     control->closing_ns = commi_now_ns();
-    pthread_mutex_unlock(&control->mutex);
+    pthread_mutex_unlock(&self->mutex);
     commi_control_wake(control);
     pthread_join(control->thread, NULL);
     self->control = NULL;
@@ -111,37 +109,51 @@ void commi_control_close(comm *self, int code)
 
 /* ---- failures and labels ---- */
 
-void commi_control_fail(comm *self, int code, const char *text)
+/* One rank: the first failure counts. */
+static void fail_alone(comm *self, int code, const char *text)
+{
+    pthread_mutex_lock(&self->mutex);
+    if (self->failure.code == 0) {
+        self->failure.code = code;
+        snprintf(self->failure.text, sizeof self->failure.text, "%s", text);
+        atomic_store_explicit(&self->is_aborted, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&self->mutex);
+}
+
+/* Records this rank's failure, from which the thread tells the others. */
+static void fail_among_ranks(comm *self, int code, const char *text)
 {
     commi_control *control = self->control;
     char named[ERR_TEXT_BYTES];
-    pthread_mutex_lock(&control->mutex);
+    pthread_mutex_lock(&self->mutex);
     if (control->refusal[0] != '\0' && strstr(text, control->refusal))
-        snprintf(named, sizeof named, "%s", text); /* of another rank, which it names */
+        /* a refusal of another rank, which the text names */
+        snprintf(named, sizeof named, "%s", text);
     else
         snprintf(named, sizeof named, "rank %u on host %s: %.*s", self->rank,
                  self->ranks[self->rank].host, (int)(ERR_TEXT_BYTES - 96), text);
     commi_control_record(control, code, named, self->rank != 0);
-    pthread_mutex_unlock(&control->mutex);
+    pthread_mutex_unlock(&self->mutex);
 }
 
-int commi_control_error(comm *self)
+int comm_fail(comm *self, int code, const char *text)
 {
-    commi_control *control = self->control;
-    pthread_mutex_lock(&control->mutex);
-    int code = err_restore(&control->failure);
-    pthread_mutex_unlock(&control->mutex);
     assert(code < 0);
+    if (self && self->control)
+        fail_among_ranks(self, code, text);
+    else if (self)
+        fail_alone(self, code, text);
     return code;
 }
 
-bool commi_control_is_teller(const comm *self)
+bool commi_control_is_reporter(comm *self)
 {
     commi_control *control = self->control;
-    pthread_mutex_lock(&control->mutex);
-    bool is_teller = control->teller == self->rank && !control->has_told;
-    pthread_mutex_unlock(&control->mutex);
-    return is_teller;
+    pthread_mutex_lock(&self->mutex);
+    bool is_reporter = control->reporter == self->rank && !control->has_reported;
+    pthread_mutex_unlock(&self->mutex);
+    return is_reporter;
 }
 
 void comm_note(comm *self, const char *label)
@@ -149,10 +161,10 @@ void comm_note(comm *self, const char *label)
     if (!self || !self->control)
         return;
     size_t bytes = strnlen(label, COMM_LABEL_BYTES - 1);
-    pthread_mutex_lock(&self->control->mutex);
+    pthread_mutex_lock(&self->mutex);
     memcpy(self->control->label, label, bytes);
     self->control->label[bytes] = '\0';
-    pthread_mutex_unlock(&self->control->mutex);
+    pthread_mutex_unlock(&self->mutex);
 }
 
 void commi_say_waiting(comm *self, uint32_t rank, const char *what)
@@ -160,18 +172,18 @@ void commi_say_waiting(comm *self, uint32_t rank, const char *what)
     commi_control *control = self->control;
     if (!control)
         return;
-    pthread_mutex_lock(&control->mutex);
+    pthread_mutex_lock(&self->mutex);
     control->has_missing = true;
     control->missing_rank = rank;
     control->missing_number = COMMI_NUMBER_BULK;
     snprintf(control->missing_what, sizeof control->missing_what, "%s", what);
-    pthread_mutex_unlock(&control->mutex);
+    pthread_mutex_unlock(&self->mutex);
     commi_control_wake(control);
 }
 
 /* ---- calls ---- */
 
-/* A call's connection has ended: the thread knows why, or will (see LOST_GRACE_NS). */
+/* The connection of a call has ended. The thread knows why, or soon will (see LOST_GRACE_NS). */
 static void report_lost(commi_control *self, commi_link *link)
 {
     int64_t none = 0;
@@ -183,7 +195,8 @@ static void report_lost(commi_control *self, commi_link *link)
     commi_control_wake(self);
 }
 
-/* Moves as much as goes without waiting; done_bytes counts head and payload. False where the connection ended. */
+/* Receives as much as it can without waiting. done_bytes counts head and payload. Returns false if
+ * the connection ended. */
 static bool receive_some(commi_link *link, void *payload, uint64_t bytes)
 {
     while (link->done_bytes < sizeof link->head + bytes) {
@@ -199,7 +212,7 @@ static bool receive_some(commi_link *link, void *payload, uint64_t bytes)
             return false;
         link->done_bytes += (uint64_t)got;
         if (link->done_bytes == sizeof link->head)
-            return true; /* to be looked at before its payload is believed */
+            return true; /* the caller checks the head before it receives the payload */
     }
     return true;
 }
@@ -236,7 +249,7 @@ static int refuse_mismatch(comm *self, uint32_t rank, const commi_call_head *the
         COMM_LABEL_BYTES - 1, theirs->what, (unsigned long long)theirs->bytes, self->rank,
         self->ranks[self->rank].host, kind_names[ours->kind], (unsigned long long)ours->number,
         ours->what, (unsigned long long)ours->bytes);
-    commi_control_fail(self, ERR_INTERNAL, text);
+    fail_among_ranks(self, ERR_INTERNAL, text);
     return commi_abort_error(self);
 }
 
@@ -246,8 +259,8 @@ static bool is_same_call(const commi_call_head *a, const commi_call_head *b)
            a->bytes == b->bytes && strncmp(a->what, b->what, COMM_LABEL_BYTES) == 0;
 }
 
-/* One direction of a call over all links of this rank, to its end or to a failure. `up` or down: `head`; payload of
- * link l at payload + l * stride. */
+/* One direction of a call over all links of this rank, until it is complete or fails. The payload
+ * of link l is at payload + l * stride. */
 struct transfer {
     const commi_call_head *head;
     char *payload;
@@ -255,7 +268,7 @@ struct transfer {
     bool is_send;
 };
 
-/* Moves one link on; 1 where it has all, 0 where there is more to come. */
+/* Moves the bytes of one link on. 1: complete; 0: more to come. */
 static int move_link(comm *self, commi_link *link, const struct transfer *transfer)
 {
     const commi_call_head *head = transfer->head;
@@ -280,7 +293,8 @@ static int move_link(comm *self, commi_link *link, const struct transfer *transf
     return is_alive && link->done_bytes == sizeof *head + head->bytes;
 }
 
-/* The call fds: [0] the failure, [1 + l] link l, or -1 where it is done. */
+/* Runs a transfer to its end. call_fds: [0] is the failure, [1 + l] is link l, or -1 once that is
+ * done. */
 static int run_transfer(comm *self, const struct transfer *transfer)
 {
     commi_control *control = self->control;
@@ -292,7 +306,7 @@ static int run_transfer(comm *self, const struct transfer *transfer)
         if (l < control->first_link)
             continue;
         control->links[l].done_bytes = 0;
-        fds[1 + l].revents = POLLIN; /* try all once before waiting */
+        fds[1 + l].revents = POLLIN; /* try all links once before waiting */
         left++;
         fds[1 + l].fd = control->links[l].data_fd;
         fds[1 + l].events = transfer->is_send ? POLLOUT : POLLIN;
@@ -315,11 +329,12 @@ static int run_transfer(comm *self, const struct transfer *transfer)
     }
 }
 
-static void begin_call(commi_control *control, enum commi_call_kind kind, const char *what)
+static void begin_call(comm *self, enum commi_call_kind kind, const char *what)
 {
+    commi_control *control = self->control;
     for (uint32_t l = 0; l < control->link_count; l++)
         atomic_store(&control->links[l].has_come, false);
-    pthread_mutex_lock(&control->mutex);
+    pthread_mutex_lock(&self->mutex);
     memset(&control->call, 0, sizeof control->call);
     control->call.magic = COMMI_DATA_MAGIC;
     control->call.kind = kind;
@@ -327,17 +342,18 @@ static void begin_call(commi_control *control, enum commi_call_kind kind, const 
     snprintf(control->call.what, sizeof control->call.what, "%s", what);
     control->call_since_ns = control->call_said_ns = commi_now_ns();
     control->is_calling = true;
-    pthread_mutex_unlock(&control->mutex);
+    pthread_mutex_unlock(&self->mutex);
 }
 
-/* A call: `up` bytes from each rank to the hub ([world][up] there), then `down` bytes of the hub's to all. */
+/* A call: `up_bytes` from each rank to the hub, which gets [world][up_bytes]; then `down_bytes`
+ * from the hub to all ranks. */
 static int call_all(comm *self, enum commi_call_kind kind, const char *what, const void *up,
                     uint64_t up_bytes, void *all, void *down, uint64_t down_bytes, bool has_down)
 {
     commi_control *control = self->control;
     bool is_hub = self->rank == 0;
     TRY(comm_check(self));
-    begin_call(control, kind, what);
+    begin_call(self, kind, what);
     progress_note();
     commi_call_head head = control->call;
     head.bytes = up_bytes;
@@ -350,20 +366,20 @@ static int call_all(comm *self, enum commi_call_kind kind, const char *what, con
         struct transfer falling = {&head, down, 0, is_hub};
         rc = run_transfer(self, &falling);
     }
-    pthread_mutex_lock(&control->mutex);
+    pthread_mutex_lock(&self->mutex);
     control->is_calling = false;
-    pthread_mutex_unlock(&control->mutex);
+    pthread_mutex_unlock(&self->mutex);
     progress_note();
     return rc;
 }
 
-/* Whether there is nobody to talk to: one rank, or the others are pretended. */
+/* True if there is nobody to talk to: one rank, or pretended ranks. */
 static bool is_alone(const comm *self)
 {
     return comm_get_world(self) == 1 || comm_is_pretended(self);
 }
 
-/* What all ranks say who are like this one. */
+/* Fills `all` as if every rank had sent this rank's bytes. */
 static int say_alone(comm *self, const void *mine, uint64_t bytes, void *all)
 {
     TRY(comm_check(self));
@@ -430,8 +446,8 @@ int comm_agree(comm *self, const char *what, int code)
     if (verdict.rank == self->rank)
         return verdict.record.code;
     err_prefix(verdict.record.code, "rank %u on %s", verdict.rank, self->ranks[verdict.rank].host);
-    pthread_mutex_lock(&control->mutex);
+    pthread_mutex_lock(&self->mutex);
     snprintf(control->refusal, sizeof control->refusal, "%s", err_text());
-    pthread_mutex_unlock(&control->mutex);
+    pthread_mutex_unlock(&self->mutex);
     return verdict.record.code;
 }

@@ -1,10 +1,12 @@
-/* The control plane: connecting, and who is who. Called while joining, on the joining thread.
+/* The control plane: connecting the ranks. Called while joining, on the joining thread.
  *
- *   rank 0 listens; where to and with which token travels by MPI (or is given by config)
- *   each other rank makes two connections and says HELLO on each; the hub acknowledges by the token
- *   when all are there, the hub sends WELCOME with the table of ranks, or why there is none
+ *   1. Rank 0 listens. Its address and a token travel by MPI, or the config gives them.
+ *   2. Each other rank makes two connections and sends HELLO on each. The hub acknowledges with the
+ *      token.
+ *   3. When all ranks are there, the hub sends WELCOME with the table of ranks, or with the reason
+ *      why there is none.
  *
- * A connection without the token is closed: the port is open to the network. */
+ * The port is open to the network, so the hub closes a connection that does not show the token. */
 #include "comm/control_internal.h"
 
 #include <assert.h>
@@ -24,12 +26,12 @@
 #define HELLO_MAGIC        0x68636c73u
 #define JOIN_VERSION       2u
 #define SECOND_NS          ((int64_t)1000000000)
-#define HANDSHAKE_NS       (5 * SECOND_NS) /* for a HELLO or its acknowledgement */
-#define CONNECT_NS         (3 * SECOND_NS) /* for an address that may not be ours to reach */
+#define HANDSHAKE_NS       (5 * SECOND_NS) /* limit for a HELLO or its acknowledgement */
+#define CONNECT_NS         (3 * SECOND_NS) /* limit for an address that may not be reachable */
 #define RETRY_NS           (20 * SECOND_NS / 1000)
 #define STRANGER_COUNT_MAX 64
-#define TELLER_NS          SECOND_NS /* for rank 0 to print: a launcher ends all with the first rank */
-#define OTHER_FD_COUNT     512       /* of this process: drives, files, the MPI library's */
+#define REPORTER_NS        SECOND_NS /* lets rank 0 print first */
+#define OTHER_FD_COUNT     512       /* other descriptors of this process */
 
 struct hello {
     uint32_t magic, version, rank, world;
@@ -37,16 +39,16 @@ struct hello {
     uint32_t is_data, reserved;
     int64_t pid;
     char host[COMM_HOST_BYTES];
-    char machine[COMMI_MACHINE_BYTES]; /* equal on ranks of one host, and only there */
+    char machine[COMMI_MACHINE_BYTES]; /* equal on the ranks of one host only */
 };
 
 struct welcome {
     uint64_t token[2];
-    int32_t code; /* < 0: there will be no job, `text` says why */
+    int32_t code; /* < 0: there is no job; `text` says why */
     char text[ERR_TEXT_BYTES];
 };
 
-/* A connection to the hub that has not said who it is, or one that has. */
+/* A connection to the hub whose HELLO is not complete. */
 struct guest {
     int fd;
     size_t bytes;
@@ -54,12 +56,13 @@ struct guest {
     struct hello hello;
 };
 
-/* The last join of this process failed for a reason that rank 0 prints, or rank 1 where rank 0 is gone. */
-static bool is_told_by_another;
+/* The last join of this process failed for a reason that rank 0 prints, or rank 1 if rank 0 is
+ * gone. */
+static bool is_reported_by_another;
 
-bool commi_join_is_told(int code)
+bool commi_join_is_reported(int code)
 {
-    return code == ERR_CONFIG || is_told_by_another;
+    return code == ERR_CONFIG || is_reported_by_another;
 }
 
 /* ---- sockets ---- */
@@ -79,7 +82,7 @@ static int wait_fd(int fd, short events, int64_t end_ns)
     }
 }
 
-/* Codes without a text: the caller knows what it was for. */
+/* Returns codes without a text: the caller knows the purpose. */
 static int send_all(int fd, const void *data, size_t bytes, int64_t end_ns)
 {
     for (size_t done = 0; done < bytes;) {
@@ -134,10 +137,10 @@ struct hall {
     struct pollfd *fds;                    /* [guest_max + 1] */
     char (*machines)[COMMI_MACHINE_BYTES]; /* [world] */
     uint32_t guest_max;
-    uint32_t arrived; /* connections of ranks, of 2 * (world - 1) */
+    uint32_t arrived; /* admitted connections, of 2 * (world - 1) */
 };
 
-/* Takes as long whatever differs. */
+/* Takes the same time wherever the tokens differ. */
 static bool is_token(const uint64_t theirs[2], const uint64_t ours[2])
 {
     return ((theirs[0] ^ ours[0]) | (theirs[1] ^ ours[1])) == 0;
@@ -157,7 +160,7 @@ static void admit(struct hall *hall, struct guest *guest)
     int fd = guest->fd;
     char byte;
     guest->fd = -1;
-    /* Whoever gave this try up may have come again already, and that one is good. */
+    /* The rank may have given this try up and connected again with a good one. */
     bool has_left = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
     if (has_left || !is_welcome(hall, hello)) {
         close(fd);
@@ -165,7 +168,7 @@ static void admit(struct hall *hall, struct guest *guest)
     }
     commi_link *link = &hall->control->links[hello->rank];
     int *place = hello->is_data ? &link->data_fd : &link->fd;
-    if (*place >= 0) { /* it came again: the first try was given up */
+    if (*place >= 0) { /* the rank connected again after it gave the first try up */
         close(*place);
         hall->arrived--;
     }
@@ -195,7 +198,7 @@ static void hear(struct hall *hall, struct guest *guest)
     }
 }
 
-/* 0: one more has come; 1: there is none now. */
+/* Accepts one connection. 0: accepted; 1: none is waiting. */
 static int let_in(struct hall *hall)
 {
     int fd = accept4(hall->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -214,7 +217,7 @@ static int let_in(struct hall *hall)
     return 0;
 }
 
-/* A rank that came and has ended since. */
+/* Fails if a rank has joined and ended since. */
 static int find_ended(const struct hall *hall)
 {
     comm *owner = hall->control->owner;
@@ -278,7 +281,7 @@ static int receive_guests(struct hall *hall, int64_t end_ns)
     return 0;
 }
 
-/* Numbers hosts by their lowest rank, and ranks within them. */
+/* Numbers hosts by their lowest rank, and the ranks of each host. */
 static void number_hosts(const struct hall *hall)
 {
     comm *owner = hall->control->owner;
@@ -301,7 +304,7 @@ static void number_hosts(const struct hall *hall)
     }
 }
 
-/* Tells all who came how it ended; `code` with this thread's text. */
+/* Tells all ranks that came how the join ended; `code` with this thread's text. */
 static int send_welcome(const struct hall *hall, int code)
 {
     comm *owner = hall->control->owner;
@@ -323,8 +326,8 @@ static int send_welcome(const struct hall *hall, int code)
     return code;
 }
 
-/* Two connections to each rank, beside all else: more than the usual soft limit of 1024 with some hundred
- * ranks. */
+/* Rank 0 holds two connections to each rank. With some hundred ranks that is more than the usual
+ * soft limit of 1024 descriptors. */
 static int raise_descriptor_limit(uint32_t world)
 {
     struct rlimit limit;
@@ -376,7 +379,7 @@ static int receive_ranks(commi_control *self, const struct commi_meeting *meetin
 
 /* ---- the others' side ---- */
 
-/* A connection on which the hub has acknowledged us, or -errno. */
+/* Returns a connection that the hub has acknowledged, or -errno. */
 static int try_address(const struct commi_address *address, uint32_t port,
                        const struct hello *hello, int64_t end_ns)
 {
@@ -410,7 +413,7 @@ static int try_address(const struct commi_address *address, uint32_t port,
     return fd;
 }
 
-/* Tries the addresses in turn until one answers or it is `end_ns`. */
+/* Tries the addresses in turn until one answers or `end_ns` has come. */
 static int reach_hub(const struct commi_meeting *meeting, struct hello *hello, bool is_near,
                      int fds[2], int64_t end_ns)
 {
@@ -443,10 +446,11 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
 {
     comm *owner = self->owner;
     commi_link *link = &self->links[0];
-    int64_t end_ns = commi_now_ns() + commi_timeout_ns(owner) + HANDSHAKE_NS; /* after the hub's */
+    /* later than the hub's limit */
+    int64_t end_ns = commi_now_ns() + commi_timeout_ns(owner) + HANDSHAKE_NS;
     int fds[2] = {-1, -1};
     int rc = reach_hub(meeting, hello, is_near, fds, end_ns);
-    is_told_by_another = owner->rank > 1;
+    is_reported_by_another = owner->rank > 1;
     if (rc < 0)
         return err_errno(
             -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses tried)",
@@ -457,8 +461,8 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
     end_ns += HANDSHAKE_NS;
     rc = receive_all(link->data_fd, &welcome, sizeof welcome, end_ns);
     if (rc == 0 && welcome.code < 0) {
-        is_told_by_another = true;
-        sleep_ns(TELLER_NS);
+        is_reported_by_another = true;
+        sleep_ns(REPORTER_NS);
         welcome.text[ERR_TEXT_BYTES - 1] = '\0';
         return err_set(welcome.code, "%s", welcome.text);
     }
@@ -474,7 +478,7 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
     struct commi_meeting meeting;
     struct hello hello = {.magic = HELLO_MAGIC, .version = JOIN_VERSION};
     char machine[COMMI_MACHINE_BYTES];
-    is_told_by_another = false;
+    is_reported_by_another = false;
     commi_machine_name(machine);
     commi_host_name(hello.host);
     memcpy(hello.machine, machine, sizeof machine);
@@ -494,7 +498,7 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
         meeting.port = config->hub_port;
     }
     if (rc < 0 && !config->is_given)
-        meeting.port = 0; /* the others must learn that there is nothing to come to */
+        meeting.port = 0; /* port 0 tells the other ranks that rank 0 does not listen */
     if (!config->is_given) {
         int sent = commi_mpi_broadcast(owner, &meeting, sizeof meeting);
         rc = rc < 0 ? rc : sent;

@@ -1,5 +1,5 @@
-/* Where the ranks meet: rank 0's listening socket, and under which addresses the others may reach it. See
- * control_internal.h. Called while joining. */
+/* Where the ranks meet: rank 0's listening socket, and the addresses at which the other ranks may
+ * reach it. See control_internal.h. Called while joining. */
 #include "comm/control_internal.h"
 
 #include <errno.h>
@@ -54,7 +54,7 @@ static int listen_on(const struct commi_address *address, uint32_t port)
     return fd;
 }
 
-/* The addresses under which other hosts may reach this one. */
+/* Lists the addresses at which other hosts may reach this one. */
 static void list_addresses(struct commi_meeting *meeting)
 {
     struct ifaddrs *list;

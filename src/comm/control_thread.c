@@ -1,5 +1,6 @@
-/* The control plane's thread: heartbeats out, frames in, who is gone, and the end of a process that does not end.
- * One per process of several ranks; allocates nothing, blocks nowhere but in poll(2). */
+/* The control plane's thread: it sends heartbeats, receives frames, detects dead and silent ranks,
+ * and ends a process that does not end by itself. One per process of several ranks. It allocates
+ * nothing and blocks only in poll(2). */
 #include "comm/control_internal.h"
 
 #include <assert.h>
@@ -15,9 +16,9 @@
 
 #define SECOND_NS ((int64_t)1000000000)
 #define LOST_GRACE_NS                                                                              \
-    SECOND_NS /* from a call's dead connection until the thread's must have spoken */
-#define CLOSE_WAIT_NS  (2 * SECOND_NS) /* of an orderly leave, for the other side's */
-#define TELLER_WAIT_NS SECOND_NS       /* for a teller whose end this rank does not see */
+    SECOND_NS /* after a call finds a dead connection, how long the thread looks for the reason */
+#define CLOSE_WAIT_NS  (2 * SECOND_NS) /* how long an orderly leave waits for the other side */
+#define REPORTER_WAIT_NS SECOND_NS       /* wait for a reporter whose end this rank does not see */
 #define HEAD_BYTES     offsetof(commi_frame, text)
 
 static int64_t beat_interval_ns(const commi_control *self)
@@ -40,11 +41,11 @@ void commi_control_wake(commi_control *self)
 
 void commi_control_record(commi_control *self, int code, const char *text, bool is_own)
 {
-    bool is_first = self->failure.code == 0;
+    bool is_first = self->owner->failure.code == 0;
     if (!is_first && !(self->is_own && !is_own))
         return;
-    self->failure.code = code;
-    snprintf(self->failure.text, sizeof self->failure.text, "%s", text);
+    self->owner->failure.code = code;
+    snprintf(self->owner->failure.text, sizeof self->owner->failure.text, "%s", text);
     self->is_own = is_own;
     if (is_first) {
         self->failed_ns = commi_now_ns();
@@ -54,7 +55,7 @@ void commi_control_record(commi_control *self, int code, const char *text, bool 
     commi_control_wake(self);
 }
 
-/* "rank 2 on host n2 (process 4711) <event>; last seen at <label>", recorded. Mutex held. */
+/* Records "rank 2 on host n2 (process 4711) <event>; last seen at <label>". Mutex held. */
 static void record_about(commi_control *self, uint32_t rank, int code, const char *event)
 {
     const comm_rank *other = &self->owner->ranks[rank];
@@ -69,11 +70,11 @@ static void record_about(commi_control *self, uint32_t rank, int code, const cha
 
 static void on_death(commi_control *self, commi_link *link, int code, const char *event)
 {
-    pthread_mutex_lock(&self->mutex);
-    if (!is_hub(self) && (self->failure.code == 0 || self->is_own))
-        self->teller = 1;
+    pthread_mutex_lock(&self->owner->mutex);
+    if (!is_hub(self) && (self->owner->failure.code == 0 || self->is_own))
+        self->reporter = 1;
     record_about(self, commi_link_rank(self, link), code, event);
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
 static void close_link(commi_link *link)
@@ -93,7 +94,7 @@ static void note_progress(uint64_t now_count, int64_t now_ns, uint64_t *count, i
     *since_ns = now_ns;
 }
 
-/* When the last of all ranks got on with anything. */
+/* When any rank last made progress. */
 static int64_t last_progress_ns(const commi_control *self)
 {
     int64_t last_ns = self->progress_ns;
@@ -110,7 +111,8 @@ static bool is_waiting(commi_control *self, uint32_t rank)
     return self->is_calling || atomic_load(&self->owner->waits);
 }
 
-/* Of the ranks that wait for nobody the one that has stood still for longest; COMMI_RANK_ANY: all wait. */
+/* Finds the rank that has made no progress for longest, among those that wait for nobody.
+ * COMMI_RANK_ANY: all ranks wait. */
 static uint32_t find_idle(commi_control *self)
 {
     uint32_t idle = COMMI_RANK_ANY;
@@ -125,12 +127,13 @@ static uint32_t find_idle(commi_control *self)
     return idle;
 }
 
-/* Records that `rank` has not come to `what`, or one that is more to blame. */
+/* Records that `rank` has not come to `what`; if that rank waits itself, it records a rank that
+ * does not. */
 static void record_missing(commi_control *self, uint32_t rank, const char *what)
 {
     char event[2 * COMM_LABEL_BYTES + 64];
     double seconds = (double)commi_timeout_ns(self->owner) * 1e-9;
-    bool is_first = self->failure.code == 0;
+    bool is_first = self->owner->failure.code == 0;
     uint32_t idle = rank == COMMI_RANK_ANY || is_waiting(self, rank) ? find_idle(self) : rank;
     if (idle != COMMI_RANK_ANY)
         rank = idle;
@@ -146,10 +149,11 @@ static void record_missing(commi_control *self, uint32_t rank, const char *what)
              seconds);
     record_about(self, rank, -ETIMEDOUT, event);
     if (is_first && rank == 0)
-        self->teller = 1; /* a rank that hangs prints nothing */
+        self->reporter = 1; /* rank 0 hangs and cannot print */
 }
 
-/* Who has not come to the hub's call: the lowest of those that are silent too, else the lowest; 0: all have. */
+/* Finds a rank that has not come to the hub's call: the lowest silent one, otherwise the lowest. 0:
+ * all have come. */
 static uint32_t find_missing(commi_control *self)
 {
     int64_t now_ns = commi_now_ns();
@@ -164,11 +168,11 @@ static uint32_t find_missing(commi_control *self)
     return lowest;
 }
 
-/* A rank has waited for long: is that a failure, and whose? Mutex held. */
+/* A rank has waited for long. Decides whether that is a failure, and whose. Mutex held. */
 static void judge(commi_control *self, uint32_t rank, uint64_t number, const char *what)
 {
     if (commi_now_ns() - last_progress_ns(self) <= commi_timeout_ns(self->owner))
-        return; /* there is one that works; who waits says so again */
+        return; /* one rank works; the waiting rank will ask again */
     if (number == COMMI_NUMBER_BULK) {
         record_missing(self, rank, what);
         return;
@@ -190,7 +194,7 @@ static void on_frame(commi_control *self, commi_link *link)
 {
     commi_frame *frame = &link->in;
     frame->text[frame->text_bytes - 1] = '\0';
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     switch ((enum commi_frame_type)frame->type) {
     case COMMI_FRAME_BEAT:
         snprintf(link->label, sizeof link->label, "%.*s", COMM_LABEL_BYTES - 1, frame->text);
@@ -202,11 +206,11 @@ static void on_frame(commi_control *self, commi_link *link)
                              false);
         break;
     case COMMI_FRAME_ABORT:
-        if (self->failure.code == 0 || self->is_own)
-            self->teller = frame->rank;
+        if (self->owner->failure.code == 0 || self->is_own)
+            self->reporter = frame->rank;
         commi_control_record(self, frame->code < 0 ? (int)frame->code : ERR_INTERNAL, frame->text,
                              false);
-        link->sent |= 1u << COMMI_FRAME_ABORT; /* it knows */
+        link->sent |= 1u << COMMI_FRAME_ABORT; /* the sender knows the failure */
         break;
     case COMMI_FRAME_MISSING:
         if (frame->rank < self->owner->world || frame->rank == COMMI_RANK_ANY)
@@ -218,7 +222,7 @@ static void on_frame(commi_control *self, commi_link *link)
     case COMMI_FRAME_TYPES:
         break;
     }
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
 static bool is_frame_head(const commi_frame *frame)
@@ -227,7 +231,7 @@ static bool is_frame_head(const commi_frame *frame)
            frame->text_bytes >= 1 && frame->text_bytes <= ERR_TEXT_BYTES;
 }
 
-/* Takes what has come; false where the connection has ended. */
+/* Receives what has come. Returns false if the connection has ended. */
 static bool receive_frames(commi_control *self, commi_link *link)
 {
     for (;;) {
@@ -259,7 +263,8 @@ static void compose(commi_link *link, enum commi_frame_type type, const char *te
     memset(frame, 0, HEAD_BYTES);
     frame->magic = COMMI_FRAME_MAGIC;
     frame->type = type;
-    frame->text_bytes = (uint32_t)strlen(text) + 1; /* of an array that is no longer */
+    /* fits: the source is an array of that length */
+    frame->text_bytes = (uint32_t)strlen(text) + 1;
     memcpy(frame->text, text, frame->text_bytes - 1);
     frame->text[frame->text_bytes - 1] = '\0';
     link->out_bytes = HEAD_BYTES + frame->text_bytes;
@@ -269,9 +274,9 @@ static void compose(commi_link *link, enum commi_frame_type type, const char *te
 
 static void compose_failure(commi_control *self, commi_link *link, enum commi_frame_type type)
 {
-    compose(link, type, self->failure.text);
-    link->out.code = self->failure.code;
-    link->out.rank = self->teller;
+    compose(link, type, self->owner->failure.text);
+    link->out.code = self->owner->failure.code;
+    link->out.rank = self->reporter;
 }
 
 /* The next frame to send on the link, most urgent first. Mutex held. */
@@ -279,7 +284,7 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
 {
     enum commi_frame_type failing =
         is_hub(self) || !self->is_own ? COMMI_FRAME_ABORT : COMMI_FRAME_FAIL;
-    if (self->failure.code != 0 && !(link->sent & 1u << failing)) {
+    if (self->owner->failure.code != 0 && !(link->sent & 1u << failing)) {
         compose_failure(self, link, failing);
         return true;
     }
@@ -290,7 +295,8 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
         self->has_missing = false;
         return true;
     }
-    if (self->is_closing && self->failure.code == 0 && !(link->sent & 1u << COMMI_FRAME_BYE)) {
+    if (self->is_closing && self->owner->failure.code == 0 &&
+        !(link->sent & 1u << COMMI_FRAME_BYE)) {
         compose(link, COMMI_FRAME_BYE, "");
         return true;
     }
@@ -304,14 +310,14 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
     return false;
 }
 
-/* Sends what there is; false where the connection has ended. */
+/* Sends what is due. Returns false if the connection has ended. */
 static bool send_frames(commi_control *self, commi_link *link, int64_t now_ns)
 {
     for (;;) {
         if (link->out_done == link->out_bytes) {
-            pthread_mutex_lock(&self->mutex);
+            pthread_mutex_lock(&self->owner->mutex);
             bool is_more = compose_next(self, link, now_ns);
-            pthread_mutex_unlock(&self->mutex);
+            pthread_mutex_unlock(&self->owner->mutex);
             if (!is_more)
                 return true;
         }
@@ -340,7 +346,7 @@ static void check_silence(commi_control *self, commi_link *link, int64_t now_ns)
     }
 }
 
-/* This rank waits in a call of the control plane for longer than it may: the hub is to judge. */
+/* Asks the hub to judge when this rank has waited in a control call for longer than it may. */
 static void check_call(commi_control *self, int64_t now_ns)
 {
     if (!self->is_calling || now_ns - self->call_since_ns <= commi_timeout_ns(self->owner) ||
@@ -355,89 +361,92 @@ static void check_call(commi_control *self, int64_t now_ns)
 
 static void check_waiting(commi_control *self, int64_t now_ns)
 {
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     if (is_hub(self))
         note_progress(progress_count(), now_ns, &self->progress, &self->progress_ns);
-    if (self->failure.code == 0)
+    if (self->owner->failure.code == 0)
         check_call(self, now_ns);
     if (self->has_missing && is_hub(self)) {
         judge(self, self->missing_rank, self->missing_number, self->missing_what);
         self->has_missing = false;
     }
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
-/* Whether the thread is done: all is sent, and who is to be waited for has been. */
+/* True if the thread is done: it has sent everything and need not wait for anybody. */
 static bool is_closed(commi_control *self, int64_t now_ns)
 {
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     bool is_closing = self->is_closing;
-    bool has_failed = self->failure.code != 0;
-    uint32_t teller = has_failed ? self->teller : self->owner->rank;
+    bool has_failed = self->owner->failure.code != 0;
+    uint32_t reporter = has_failed ? self->reporter : self->owner->rank;
     int64_t waited_ns = now_ns - self->closing_ns;
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
     if (!is_closing)
         return false;
-    bool is_unsaid = false, sees_teller = false, is_waiting_for = false;
+    bool is_unsaid = false, sees_reporter = false, is_waiting_for = false;
     for (uint32_t l = self->first_link; l < self->link_count; l++) {
         const commi_link *link = &self->links[l];
         if (link->fd < 0)
             continue;
         is_unsaid = is_unsaid || link->out_done < link->out_bytes;
-        sees_teller = sees_teller || commi_link_rank(self, link) == teller;
+        sees_reporter = sees_reporter || commi_link_rank(self, link) == reporter;
         is_waiting_for = is_waiting_for || !link->has_bye;
     }
     if (!has_failed)
         return (!is_unsaid && !is_waiting_for) || waited_ns > CLOSE_WAIT_NS;
-    if (teller == self->owner->rank)
-        return !is_unsaid || waited_ns > TELLER_WAIT_NS;
-    /* The launcher ends all when the first rank has ended: not before the teller, who goes when it has told, or
-     * is ended as this process is. Without a connection to it there is only a while to leave it. */
-    return teller == 0 || is_hub(self) ? !sees_teller : waited_ns > TELLER_WAIT_NS;
+    if (reporter == self->owner->rank)
+        return !is_unsaid || waited_ns > REPORTER_WAIT_NS;
+    /* The launcher ends all ranks when the first one ends. So this rank waits until the reporter
+     * has ended, which prints first. Without a connection to the reporter it waits for a fixed
+     * time. */
+    return reporter == 0 || is_hub(self) ? !sees_reporter : waited_ns > REPORTER_WAIT_NS;
 }
 
-/* A process that was stopped as a whole, or a machine that slept, has seen nobody for as long: that is no silence. */
+/* A process that was stopped, or a machine that slept, has received nothing for that time. That is
+ * not the other ranks' silence. */
 static void forgive(commi_control *self, int64_t away_ns)
 {
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     for (uint32_t l = self->first_link; l < self->link_count; l++) {
         self->links[l].seen_ns += away_ns;
         self->links[l].progress_ns += away_ns;
     }
     self->progress_ns += away_ns;
     self->call_since_ns += away_ns;
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
-/* How long a teller has for it. Where a rank has died its launcher ends the others, Open MPI within two seconds,
- * while this rank's threads may wait in MPI for what the launcher says. */
-static int64_t telling_ns(const commi_control *self, int code)
+/* How long the reporter has to print. If a rank has died, its launcher ends the others (Open MPI
+ * within two seconds), while this rank's threads may hang in MPI. */
+static int64_t reporting_ns(const commi_control *self, int code)
 {
     int64_t most_ns = atomic_load(&self->owner->exit_ns) / 4 * 3;
     bool is_hurried = code == -ECONNRESET && self->owner->mpi;
     return is_hurried && most_ns > SECOND_NS ? SECOND_NS : most_ns;
 }
 
-/* A teller whose own thread does not come to tell. */
-static void tell_for_it(commi_control *self)
+/* Reports in place of the reporter's own thread, which has not reported in time. */
+static void report_for_it(commi_control *self)
 {
-    pthread_mutex_lock(&self->mutex);
-    self->has_told = true;
-    pthread_mutex_unlock(&self->mutex);
-    if (self->owner->tell)
-        self->owner->tell(commi_control_error(self->owner));
+    pthread_mutex_lock(&self->owner->mutex);
+    self->has_reported = true;
+    pthread_mutex_unlock(&self->owner->mutex);
+    if (self->owner->report)
+        self->owner->report(commi_abort_error(self->owner));
 }
 
 static void end_if_overdue(commi_control *self, int64_t now_ns)
 {
     int64_t exit_ns = atomic_load(&self->owner->exit_ns);
-    pthread_mutex_lock(&self->mutex);
-    int64_t since_ns = self->failure.code != 0 ? now_ns - self->failed_ns : 0;
-    bool is_teller = self->teller == self->owner->rank;
-    int64_t due_ns = telling_ns(self, self->failure.code);
-    pthread_mutex_unlock(&self->mutex);
-    if (since_ns > due_ns && is_teller && !self->has_told && !atomic_load(&self->owner->is_leaving))
-        tell_for_it(self);
+    pthread_mutex_lock(&self->owner->mutex);
+    int64_t since_ns = self->owner->failure.code != 0 ? now_ns - self->failed_ns : 0;
+    bool is_reporter = self->reporter == self->owner->rank;
+    int64_t due_ns = reporting_ns(self, self->owner->failure.code);
+    pthread_mutex_unlock(&self->owner->mutex);
+    if (since_ns > due_ns && is_reporter && !self->has_reported &&
+        !atomic_load(&self->owner->is_leaving))
+        report_for_it(self);
     if (since_ns > exit_ns)
         _exit(1);
 }
@@ -448,7 +457,8 @@ static void serve(commi_control *self, commi_link *link, short events, int64_t n
     if (events & (POLLIN | POLLHUP | POLLERR | POLLRDHUP))
         is_alive = receive_frames(self, link);
     if (is_alive && !send_frames(self, link, now_ns)) {
-        (void)receive_frames(self, link); /* why it ended may stand in what came before */
+        /* the reason may be among the frames that came before the end */
+        (void)receive_frames(self, link);
         is_alive = false;
     }
     if (!is_alive) {
@@ -490,7 +500,7 @@ void *commi_control_run(void *control)
     for (;;) {
         int64_t interval_ns = beat_interval_ns(self);
         if (commi_is_aborted(self->owner) && interval_ns > SECOND_NS / 10)
-            interval_ns = SECOND_NS / 10; /* what is due then is due soon */
+            interval_ns = SECOND_NS / 10; /* after a failure deadlines are close */
         wait_for_events(self, interval_ns);
         int64_t now_ns = commi_now_ns();
         if (now_ns - before_ns > 3 * interval_ns + SECOND_NS / 2)
@@ -501,7 +511,7 @@ void *commi_control_run(void *control)
                 serve(self, &self->links[l], self->thread_fds[1 + l].revents, now_ns);
         check_waiting(self, now_ns);
         end_if_overdue(self, now_ns);
-        /* A failure found on one link goes to those served before it. */
+        /* Sends a failure found on one link to the links that were served before it. */
         for (uint32_t l = self->first_link; commi_is_aborted(self->owner) && l < self->link_count;
              l++)
             if (self->links[l].fd >= 0)

@@ -1,4 +1,5 @@
-/* The backends mpi and staged: making the bulk plane, and its calls. See exchange_internal.h. */
+/* The backends mpi and staged: opening and closing the bulk plane, and its calls. See
+ * exchange_internal.h. */
 #include "comm/exchange_internal.h"
 
 #include <errno.h>
@@ -18,12 +19,12 @@
 
 enum {
     SLOT_BYTES_MIN = 256, /* a head and a chunk of 16 fp32 elements at the least */
-    SPIN_NS = 4000,       /* about what a sleep and a wake cost */
+    SPIN_NS = 4000,       /* about the cost of a sleep and a wake */
     WARM_ELEMS = 256,
-    CLOSE_TRIES = 1000, /* of a millisecond */
+    CLOSE_TRIES = 1000, /* each of a millisecond */
 };
 
-/* What each rank tells the others of its segment. */
+/* Describes a rank's segment to the other ranks. */
 struct offer {
     uint64_t token;
     uint64_t staging_bytes;
@@ -49,8 +50,8 @@ static int mpi_reduce_scatter(comm *group, const comm_call *call)
     return run_call(group, EXCHANGE_REDUCE, call);
 }
 
-/* Ends what is in flight: after a collective nothing is but sends that have arrived, and MPI has
- * yet to say so. Whether MPI may still touch our memory afterwards. */
+/* Ends a request in flight. After a collective these are only sends that have arrived and that MPI
+ * has not reported yet. Returns true if MPI may still use our memory afterwards. */
 static bool end_request(comm *group, commi_request *request)
 {
     for (int tries = 0; tries < CLOSE_TRIES; tries++) {
@@ -83,7 +84,7 @@ static void destroy(exchange *self)
 {
     stagedi_close(self->gpu);
     if (self->peers != NULL && abandon_requests(self))
-        return; /* after a failure: the process ends soon, and with it this memory */
+        return; /* MPI may still write to this memory; the process ends soon after the failure */
     for (uint32_t p = 0; self->peers != NULL && p < self->group->world; p++)
         segment_fini(&self->peers[p].shared);
     mem_free(self->inboxes);
@@ -105,7 +106,8 @@ static const commi_bulk_ops staged_ops = {"staged", mpi_all_gather, mpi_reduce_s
 
 /* ---- sizes ---- */
 
-/* Sizes that are the same on all ranks, and memory for the ranks of other hosts. */
+/* Computes the sizes, which are the same on all ranks, and allocates memory for ranks of other
+ * hosts. */
 static int prepare(exchange *self, uint64_t staging_bytes)
 {
     comm *group = self->group;
@@ -177,8 +179,8 @@ static int check_offers(const exchange *self, const offer *offers)
     return 0;
 }
 
-/* Makes this rank's segment, as memfd or by name, and maps those of its host. *is_mapped: all ranks
- * of all hosts could. Its failures are all ranks'. */
+/* Makes this rank's segment, as memfd or by name, and maps the segments of its host. *is_mapped:
+ * all ranks of all hosts succeeded. Its failures are those of all ranks. */
 static int share(exchange *self, offer *mine, offer *offers, bool by_name, bool *is_mapped)
 {
     comm *group = self->group;
@@ -217,7 +219,7 @@ static int share_all(exchange *self, offer *mine)
         return -ENOMEM;
     bool is_mapped;
     int rc = share(self, mine, offers, false, &is_mapped);
-    if (rc == 0 && !is_mapped) { /* no /proc of each other: by name */
+    if (rc == 0 && !is_mapped) { /* no access to each other's /proc: by name */
         for (uint32_t p = 0; p < group->world; p++)
             segment_fini(&self->peers[p].shared);
         rc = share(self, mine, offers, true, &is_mapped);
@@ -228,7 +230,7 @@ static int share_all(exchange *self, offer *mine)
 
 /* ---- open ---- */
 
-/* Each collective once, in host memory. */
+/* Runs each collective once, in host memory. */
 static int warm(exchange *self)
 {
     comm *group = self->group;
@@ -269,7 +271,8 @@ static int make(exchange *self, const comm_open_config *config)
     TRY(comm_agree(group, "opening collectives", rc));
     TRY(share_all(self, &mine));
     if (is_staged) {
-        rc = stagedi_open(self, config->gpu, &self->gpu);
+        uint64_t chunk_bytes = exchangei_reduce_chunk(self, true, DTYPE_FP32) * sizeof(float);
+        rc = stagedi_open(self, config->gpu, chunk_bytes, &self->gpu);
         TRY(comm_agree(group, "pinning memory of collectives", rc));
         atomic_fetch_add(&group->held_bytes, stagedi_held_bytes(self->gpu));
     }

@@ -1,4 +1,5 @@
 /* One collective in rounds. See exchange_internal.h. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,21 +9,22 @@
 #include "base/tile.h"
 #include "comm/exchange_internal.h"
 
-/* A collective on its way. */
+/* A running collective. */
 struct passage {
     exchange *self;
     struct staged *gpu; /* NULL: host memory */
     const comm_call *call;
-    uint64_t slot_bytes, chunk_count; /* of a round: bytes (gather) or elements (reduce) */
-    uint64_t wire_bytes;              /* of one of these on its way */
+    uint64_t slot_bytes, chunk_count; /* per round: bytes (gather) or elements (reduce) */
+    uint64_t wire_bytes;              /* of one byte or element as it travels */
     uint32_t first_round;
-    segment_head head; /* the round is filled in at each */
+    segment_head head; /* publish sets the round */
 };
 typedef struct passage passage;
 
-/* The part of the shard that a round moves. */
+/* The part of the shard that the round at `begin` moves. */
 static uint64_t round_count(const passage *way, uint64_t begin)
 {
+    assert(begin <= way->call->count);
     return size_min(way->chunk_count, way->call->count - begin);
 }
 
@@ -61,6 +63,7 @@ static void begin(passage *way, exchange *self, struct staged *gpu, enum exchang
     way->chunk_count =
         is_gather ? gather_chunk(self) : exchangei_reduce_chunk(self, gpu != NULL, call->wire);
     way->wire_bytes = is_gather ? 1 : dtype_bytes(call->wire);
+    assert(way->chunk_count > 0);
     way->first_round = self->round + 1;
     way->head.kind = kind;
     way->head.count = call->count;
@@ -84,8 +87,8 @@ static int finish(passage *way)
     return way->gpu != NULL ? stagedi_finish(way->gpu) : 0;
 }
 
-/* Where in a half, or a message, the chunk from `writer` for `reader` begins; its head is before
- * it. */
+/* The offset in a half, or a message, of the slot from `writer` for `reader`. The slot begins with
+ * the head. */
 static uint64_t slot_offset(const passage *way, uint32_t writer, uint32_t reader)
 {
     if (way->head.kind == EXCHANGE_GATHER)
@@ -100,7 +103,8 @@ static unsigned char *half_data(exchange *self, uint32_t p, uint32_t round)
 
 /* ---- publish ---- */
 
-/* Contributions of a reduce-scatter to the readers' slots, rounded on their way. */
+/* Fills the readers' slots with this rank's contributions to a reduce-scatter, rounded to the wire
+ * type. */
 static int fill_slots(passage *way, uint32_t round, uint64_t at, uint64_t count)
 {
     exchange *self = way->self;
@@ -108,7 +112,7 @@ static int fill_slots(passage *way, uint32_t round, uint64_t at, uint64_t count)
     uint32_t rank = self->group->rank, world = self->group->world;
     bool is_packed = call->wire != DTYPE_FP32;
     for (int pass = 0; pass < 2;
-         pass++) { /* a GPU's copies first, all at once; then what they brought */
+         pass++) { /* pass 0 enqueues all copies of a GPU, pass 1 rounds what they brought */
         for (uint32_t p = 0; p < world; p++) {
             const float *from = (const float *)call->source + p * call->count + at;
             unsigned char *slot =
@@ -151,7 +155,8 @@ static int publish(passage *way, uint64_t index)
     segment_page *page = self->peers[rank].shared.page;
     TRY(exchangei_wait_free(self, round, way->call->label));
     for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
-        if (self->peers[p].is_remote) /* room for the longest: who is wrong sends another length */
+        /* room for the longest slot: a rank with another call sends another length */
+        if (self->peers[p].is_remote)
             TRY(exchangei_expect(self, p, round, self->gather_slot_bytes));
     }
     way->head.round = round;
@@ -184,7 +189,7 @@ static const char *kind_text(const segment_head *head, char text[96])
     return text;
 }
 
-/* Waits for p's round and says where its chunk is. */
+/* Waits for the round of rank p and finds its chunk. */
 static int come_in(passage *way, uint32_t p, uint32_t round, const unsigned char **chunk)
 {
     exchange *self = way->self;
@@ -273,7 +278,7 @@ static int read_round(passage *way, uint64_t index)
 
 static int run(passage *way)
 {
-    /* A call of nothing has a round too: its order is compared. */
+    /* A call of 0 bytes has a round too, so that the ranks compare their order. */
     uint64_t rounds = size_max(size_div_up(way->call->count, way->chunk_count), 1);
     TRY(publish(way, 0));
     for (uint64_t i = 0; i < rounds; i++) {
@@ -284,7 +289,7 @@ static int run(passage *way)
     return 0;
 }
 
-/* One rank has all there is, and nothing is rounded. */
+/* A single rank copies without rounding. */
 static int run_alone(struct staged *gpu, enum exchange_kind kind, const comm_call *call)
 {
     uint64_t bytes = call->count * (kind == EXCHANGE_GATHER ? 1 : sizeof(float));

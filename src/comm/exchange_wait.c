@@ -1,5 +1,5 @@
-/* Waiting for other ranks: asleep on a shared counter, or between tests of MPI's requests; never
- * without end. See exchange_internal.h. */
+/* Waiting for other ranks, with a limit: asleep on a shared counter, or between tests of MPI's
+ * requests. See exchange_internal.h. */
 #include <time.h>
 
 #include "base/size.h"
@@ -7,19 +7,19 @@
 
 enum {
     WAIT_TAG = 77,
-    WAIT_ASLEEP_NS = 500000000, /* then the failure of others is asked for */
-    WAIT_POLL_NS_MIN = 50000,   /* MPI moves only while it is called */
+    WAIT_ASLEEP_NS = 500000000, /* then it checks whether another rank has failed */
+    WAIT_POLL_NS_MIN = 50000,   /* MPI makes progress only while it is called */
     WAIT_POLL_NS_MAX = 1000000,
 };
 
 struct patience {
-    int64_t start_ns;  /* 0: it has not begun */
-    int64_t said_ns;   /* when the hub was told last that it takes long */
-    uint64_t sleep_ns; /* of the next nap */
+    int64_t start_ns;  /* 0: the wait has not begun */
+    int64_t said_ns;   /* when the hub was last told of a long wait */
+    uint64_t sleep_ns; /* length of the next sleep */
 };
 typedef struct patience patience;
 
-/* Between two looks: 0, or the failure that ends the wait for rank p. */
+/* Called between two looks. 0, or the failure that ends the wait for rank p. */
 static int go_on(exchange *self, patience *state, uint32_t p, const char *label)
 {
     comm *group = self->group;
@@ -50,8 +50,8 @@ static void nap(uint64_t sleep_ns)
     (void)nanosleep(&left, NULL);
 }
 
-/* Calls MPI, which sends large messages only then: this rank may sleep for one of its host while
- * one of another host waits for its message. */
+/* Calls MPI, which sends large messages only while it is called. Otherwise this rank could sleep
+ * for a rank of its host while a rank of another host waits for this rank's message. */
 static int move_on(exchange *self)
 {
     for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {

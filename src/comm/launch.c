@@ -1,5 +1,5 @@
-/* Which rank this is, as the launcher's environment says: mpirun of Open MPI, of MPICH and its kin, srun. Called
- * while joining; allocates nothing. */
+/* Finds which rank this is in the launcher's environment: mpirun of Open MPI, mpirun of MPICH and
+ * its relatives, srun. Called while joining; allocates nothing. */
 #include "comm/comm_internal.h"
 
 #include <fcntl.h>
@@ -10,12 +10,12 @@
 
 struct launcher {
     const char *world_key, *rank_key;
-    const char *also_key; /* counts only where this one is there too, or NULL */
+    const char *also_key; /* if not NULL, this variable must exist too */
     const char *name;
 };
 
-/* The first that is there speaks. A batch script of Slurm has SLURM_NTASKS and SLURM_PROCID 0 as well, but only
- * what srun started is in a step. */
+/* The first entry that exists decides. A batch script of Slurm has SLURM_NTASKS and SLURM_PROCID 0
+ * as well, but only processes that srun started are in a step. */
 static const struct launcher launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", NULL, "mpirun"},
     {"PMI_SIZE", "PMI_RANK", NULL, "mpirun"},
@@ -39,10 +39,12 @@ static int read_number(const char *key, uint32_t *out)
 static int use_launcher(const struct launcher *launcher, commi_launch *out)
 {
     out->launcher = launcher->name;
-    TRY(read_number(launcher->rank_key, &out->rank)); /* first: one of all says what is wrong */
+    /* the rank first: it decides who prints an error */
+    TRY(read_number(launcher->rank_key, &out->rank));
     TRY(read_number(launcher->world_key, &out->world));
     out->is_launched = out->world > 1;
-    if (strcmp(launcher->world_key, "MPI_LOCALNRANKS") == 0) { /* of this host; of all MPI knows */
+    /* it counts this host only; MPI knows the whole world */
+    if (strcmp(launcher->world_key, "MPI_LOCALNRANKS") == 0) {
         out->world = 0;
         out->is_launched = true;
         return 0;
@@ -67,7 +69,7 @@ int commi_launch_read(commi_launch *out)
             (!launcher->also_key || getenv(launcher->also_key)))
             return use_launcher(launcher, out);
     }
-    if (getenv("PMIX_RANK")) { /* a PMIx launcher that says no size: MPI knows it */
+    if (getenv("PMIX_RANK")) { /* a PMIx launcher does not say the size; MPI knows it */
         out->launcher = "a PMIx launcher";
         out->world = 0;
         out->is_launched = true;

@@ -1,5 +1,5 @@
-/* The only file that calls MPI. Which thread: see comm.h (one at a time: MPI_THREAD_SERIALIZED). MPI's error
- * handler returns, so that every failure becomes an int with a text. */
+/* The only file that calls MPI; comm.h says on which thread (one at a time: MPI_THREAD_SERIALIZED).
+ * MPI's error handler returns, so every failure becomes a code with a text. */
 #include "comm/comm_internal.h"
 
 #include <assert.h>
@@ -17,7 +17,8 @@
 #include "base/mem.h"
 
 struct commi_mpi {
-    MPI_Comm world; /* a duplicate: messages of others in this process cannot meet ours */
+    /* a duplicate, so messages of other users of MPI in this process cannot meet ours */
+    MPI_Comm world;
 };
 
 static_assert(sizeof(MPI_Request) <= sizeof((commi_request *)0)->handle, "a request fits");
@@ -100,7 +101,8 @@ int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes)
     return rc == MPI_SUCCESS ? 0 : mpi_error(rc, "MPI_Bcast");
 }
 
-/* Ending MPI waits for all ranks, and for ever where one of them is gone since it has left. */
+/* MPI_Finalize waits for all ranks. It never returns if one of them ended after it left: then this
+ * guard ends the process. */
 struct guard {
     pthread_t thread;
     int fd; /* eventfd: readable when MPI has ended */
@@ -115,7 +117,7 @@ static void *run_guard(void *argument)
     do
         count = poll(&fd, 1, self->limit_ms);
     while (count < 0 && errno == EINTR);
-    if (count == 0) { /* all work is done, and said: there is nothing to lose */
+    if (count == 0) { /* all work is done and reported: nothing is lost */
         log_warn("MPI has not ended within %d ms: a rank is gone; leaving it", self->limit_ms);
         _exit(1);
     }

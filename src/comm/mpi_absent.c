@@ -1,4 +1,4 @@
-/* A build without MPI: what it needs is refused with a sentence. See comm_internal.h. */
+/* A build without MPI: what needs MPI is refused with a sentence. See comm_internal.h. */
 #include "comm/comm_internal.h"
 
 #include <errno.h>

@@ -1,19 +1,19 @@
 /* The backend nccl: collectives between GPUs on the comm lane's stream. See comm.h.
  *
- *   commi_open_nccl ─► who has which GPU ─► id of rank 0 ─► communicator ─► each collective once, small
+ *   commi_open_nccl ─► who has which GPU ─► id of rank 0 ─► communicator ─► trial of each one
  *   nccl_all_gather, nccl_reduce_scatter: enqueue, and return when NCCL has (not when the GPU has)
  *   nccl_watch: NCCL's errors, a rank that does not come, a failure of the job ─► ncclCommAbort
  *
- * The communicator does not block: a call answers "in progress", and we ask again with sleeps between, so
- * that a rank that is gone can end the wait. A collective on the stream whose peers are gone runs until
- * ncclCommAbort ends it; that is nccl_watch's, or the next bulk call's, on the thread of the bulk calls:
- * so the communicator is never freed under a call.
+ * The communicator does not block: a call answers "in progress", and we ask again with sleeps
+ * between, so that the wait can end when a rank is gone. A collective on the stream whose other
+ * ranks are gone runs until ncclCommAbort ends it. nccl_watch or the next bulk call does that, on
+ * the thread of the bulk calls, so the communicator is never freed under a call.
  *
- * Sums are NCCL's: in the wire dtype, in the order of its algorithm. Equal on every run of the same ranks and
- * NCCL, not equal to the other backends' to the bit.
+ * Sums are NCCL's: in the wire dtype, in the order of its algorithm. They are equal on every run of
+ * the same ranks and NCCL, but not bit-equal to the other backends'.
  *
- * Once open, a call allocates nothing of ours; NCCL starts a thread for it. What NCCL holds of the GPU is
- * measured as what became less while it was opened. */
+ * Once open, a call allocates nothing of ours. NCCL starts a thread for each communicator. Its
+ * memory on the GPU is measured as the loss of free memory while it was opened. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -27,28 +27,29 @@
 #include "tiers/device.h"
 
 enum {
-    TRIAL_BYTES = 256 << 10, /* of all ranks' shards in the larger of the trial collectives */
-    SLEEP_NS_MIN = 20000,    /* between two questions; NCCL answers within some 50 us */
-    SLEEP_NS_MAX = 1000000,  /* when it does not */
-    CAUSE_NS = 2000000000,   /* that the hub may take to learn why a peer is gone */
+    TRIAL_BYTES = 256 << 10, /* of all ranks' shards, in the larger of the trial collectives */
+    SLEEP_NS_MIN = 20000,    /* between two questions; NCCL usually answers within 50 us */
+    SLEEP_NS_MAX = 1000000,  /* the longest sleep, if it does not answer */
+    CAUSE_NS = 2000000000,   /* how long the hub may need to learn why a rank is gone */
 };
 
 static_assert(TRIAL_BYTES >= 2 * COMM_RANKS_MAX * sizeof(float), "each rank has its elements");
 
 struct nccl_state {
     commi_nccl_library api;
-    ncclComm_t handle; /* NULL: none yet, or given up */
+    ncclComm_t handle; /* NULL: not made yet, or given up */
     comm_open_config config;
-    device_event *end;   /* behind the latest collective */
-    int64_t enqueued_ns; /* when that was enqueued; 0: none was */
-    int64_t said_ns;     /* when the hub was told last that this rank has waited for long */
+    device_event *end;   /* after the latest collective */
+    int64_t enqueued_ns; /* when that collective was enqueued; 0: none was */
+    int64_t said_ns;     /* when the hub was last told of a long wait */
     char label[COMM_LABEL_BYTES];
 };
 typedef struct nccl_state nccl_state;
 
 /* ---- failures ---- */
 
-/* Ends what is on the stream and frees the communicator. What it says is no matter: the job has failed. */
+/* Ends what is on the stream and frees the communicator. Its result is ignored: the job has
+ * failed. */
 static void give_up(nccl_state *state)
 {
     if (state->handle)
@@ -56,7 +57,7 @@ static void give_up(nccl_state *state)
     state->handle = NULL;
 }
 
-/* This rank's failure, with this thread's text; returns the job's, which may be another. */
+/* Fails with this thread's text. Returns the job's failure, which may be another one. */
 static int fail_here(comm *self, nccl_state *state, int code)
 {
     (void)comm_fail(self, code, err_text());
@@ -75,8 +76,8 @@ static void rest(int64_t nanoseconds)
     nanosleep(&(struct timespec){.tv_nsec = (long)nanoseconds}, NULL);
 }
 
-/* NCCL refused or failed. A peer that is gone shows here first, as an error of the network: the hub knows
- * more, a moment later. */
+/* NCCL refused or failed. A rank that is gone shows here first, as an error of the network; the hub
+ * knows the reason a moment later, so this waits for the hub. */
 static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t result)
 {
     bool is_peers = result == ncclRemoteError || result == ncclSystemError;
@@ -95,7 +96,8 @@ static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t
     return fail_here(self, state, err_restore(&first));
 }
 
-/* NCCL has had timeout_ns. Alone that is a failure; among ranks the hub knows whether one of them works. */
+/* NCCL has needed longer than timeout_ns. With one rank that is a failure; with several the hub
+ * knows whether one of them works. */
 static int overdue(comm *self, nccl_state *state, const char *what)
 {
     char named[COMM_LABEL_BYTES];
@@ -114,7 +116,7 @@ static int overdue(comm *self, nccl_state *state, const char *what)
 
 /* ---- waiting ---- */
 
-/* Until NCCL has taken what it was given: `result` is what the call returned. */
+/* Waits until NCCL has accepted a call; `result` is what the call returned. */
 static int settle(comm *self, nccl_state *state, const char *what, ncclResult_t result)
 {
     int64_t begin_ns = commi_now_ns(), sleep_ns = SLEEP_NS_MIN;
@@ -148,8 +150,8 @@ static int nccl_watch(comm *self)
         result = asked;
     if (result != ncclSuccess && result != ncclInProgress)
         return refused(self, state, state->label, result);
-    /* Collectives are enqueued one by one behind each other, a few ahead: while one of them does not end, no
-     * new one comes for long. */
+    /* Collectives are enqueued one after the other, a few ahead. So while one of them does not end,
+     * no new one is enqueued for long. */
     int64_t waited_ns = state->enqueued_ns == 0 ? 0 : commi_now_ns() - state->enqueued_ns;
     int is_done = 1;
     if (waited_ns > commi_timeout_ns(self) / 2)
@@ -162,7 +164,7 @@ static int nccl_watch(comm *self)
     return overdue(self, state, state->label);
 }
 
-/* Until the GPU has ended all that is on the stream. */
+/* Waits until the GPU has completed everything on the stream. */
 static int await_stream(comm *self, nccl_state *state)
 {
     int is_done = 0;
@@ -177,7 +179,7 @@ static int await_stream(comm *self, nccl_state *state)
 
 /* ---- collectives ---- */
 
-/* Notes what was enqueued, for nccl_watch, and counts what this rank sends. */
+/* Notes the enqueued collective for nccl_watch, and counts the bytes that this rank sends. */
 static int note_enqueued(comm *self, nccl_state *state, const char *label, uint64_t shard_bytes)
 {
     snprintf(state->label, sizeof state->label, "%s", label);
@@ -206,7 +208,7 @@ static int convert(comm *self, nccl_state *state, const void *source, enum dtype
     return rc < 0 ? fail_here(self, state, rc) : 0;
 }
 
-/* In place within scratch: NCCL puts the sum where this rank's part of the source was. */
+/* Runs in place within scratch: NCCL puts the sum over this rank's part of the source. */
 static int reduce_scatter_16_bit(comm *self, nccl_state *state, const comm_call *call)
 {
     ncclDataType_t type = call->wire == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
@@ -224,7 +226,7 @@ static int reduce_scatter_16_bit(comm *self, nccl_state *state, const comm_call 
     return convert(self, state, part, call->wire, call->target, DTYPE_FP32, call->count);
 }
 
-/* One rank's sum is not rounded on its way to nobody. */
+/* A single rank copies without rounding. */
 static int nccl_reduce_scatter(comm *self, const comm_call *call)
 {
     nccl_state *state = self->bulk_state;
@@ -241,7 +243,7 @@ static int nccl_reduce_scatter(comm *self, const comm_call *call)
                          call->count * dtype_bytes(is_16_bit ? call->wire : DTYPE_FP32));
 }
 
-/* A collective that is still on the stream may wait for a rank that will not come. */
+/* Does not wait for a collective on the stream: its other ranks may be gone. */
 static void nccl_close(comm *self)
 {
     nccl_state *state = self->bulk_state;
@@ -266,14 +268,14 @@ static const commi_bulk_ops nccl_ops = {
 
 /* ---- opening ---- */
 
-/* What each rank tells the others before they meet in NCCL. */
+/* Describes a rank's GPU and NCCL to the other ranks. */
 struct presence {
     char pci_bus_id[16];
     int32_t version_code;
 };
 typedef struct presence presence;
 
-/* The same refusal on all ranks. */
+/* Refuses what NCCL cannot do, with the same text on all ranks. */
 static int check_presences(comm *self, const presence *all)
 {
     for (uint32_t r = 1; r < self->world; r++) {
@@ -331,14 +333,14 @@ static int make_handle(comm *self, nccl_state *state)
     return settle(self, state, "opening NCCL's communicator", result);
 }
 
-/* Pinned memory, which NCCL takes like a GPU's: three parts of TRIAL_BYTES. */
+/* Pinned memory, which NCCL uses like a GPU's: three parts of TRIAL_BYTES. */
 struct trial {
     float *source, *target;
     void *scratch;
 };
 typedef struct trial trial;
 
-/* Element i of a unit gets this sum, all of it from one rank: exact in every dtype. */
+/* The sum for element i. One rank contributes all of it, so it is exact in every dtype. */
 static float trial_sum(const comm *self, uint64_t elem)
 {
     return (float)(elem % self->world % 100 + 1);
@@ -401,7 +403,7 @@ static int try_collectives(comm *self, nccl_state *state)
     return 0;
 }
 
-/* All ranks come through here together; each refusal is everybody's. */
+/* All ranks run this together; each refusal is the same on all of them. */
 static int open_parts(comm *self, nccl_state *state)
 {
     uint64_t before = 0, after = 0;
@@ -418,7 +420,7 @@ static int open_parts(comm *self, nccl_state *state)
     TRY(try_collectives(self, state));
     TRY(device_free_bytes(state->config.gpu, &after));
     atomic_store(&self->held_bytes, before - size_min(before, after) + 3 * (uint64_t)TRIAL_BYTES);
-    atomic_store(&self->sent_bytes, 0); /* of the program's collectives alone */
+    atomic_store(&self->sent_bytes, 0); /* count only the program's collectives */
     return 0;
 }
 

@@ -1,4 +1,4 @@
-/* A build without NCCL: the backend nccl is refused, with how to get it. See comm.h. */
+/* A build without NCCL: the backend nccl is refused, with advice how to get it. See comm.h. */
 #include <errno.h>
 
 #include "comm/comm_internal.h"

@@ -1,6 +1,6 @@
-/* NCCL, found and loaded at run time: by its soname where the loader looks ($LD_LIBRARY_PATH, the loader's
- * cache, the system's folders), then in lib and lib64 of $NCCL_HOME, $CUDA_HOME, $CUDA_PATH and
- * /usr/local/cuda, where it is installed too. See nccl_library.h. */
+/* NCCL, found and loaded at run time. It is searched by its soname where the loader looks
+ * ($LD_LIBRARY_PATH, the loader's cache, the system's folders), then in lib and lib64 of
+ * $NCCL_HOME, $CUDA_HOME, $CUDA_PATH and /usr/local/cuda. See nccl_library.h. */
 #include "comm/nccl_library.h"
 
 #include <assert.h>
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION_MIN = 21400 }; /* the first that need not block; encoded as 2.9 and later do */
+enum { VERSION_MIN = 21400 }; /* the first whose calls need not block; in the encoding since 2.9 */
 static_assert(NCCL_VERSION_CODE >= VERSION_MIN, "nccl.cmake chooses the header");
 
 static const char soname[] = "libnccl.so.2";
@@ -35,7 +35,7 @@ static const struct entry entries[] = {
     {"ncclReduceScatter", offsetof(commi_nccl_library, reduce_scatter)},
 };
 
-/* Why no library was loaded. What the loader says of one that is there goes before "no such file". */
+/* Why no library was loaded. The error of a library that exists is preferred to "no such file". */
 struct reason {
     char text[256];
     bool is_there;
@@ -73,7 +73,7 @@ int commi_nccl_load(commi_nccl_library *api)
 {
     struct reason why = {.text = ""};
     memset(api, 0, sizeof *api);
-    void *library = find(&why); /* once more is the same library */
+    void *library = find(&why); /* a second dlopen returns the same library */
     if (!library)
         return err_set(ERR_BACKEND,
                        "NCCL cannot be loaded: %s; install it (libnccl2), name its folder in "

@@ -1,4 +1,4 @@
-/* NCCL's entry points, by its header's prototypes, from the library that is there at run time. */
+/* NCCL's entry points, with its header's prototypes, from the library found at run time. */
 #ifndef SLUICE_COMM_NCCL_LIBRARY_H
 #define SLUICE_COMM_NCCL_LIBRARY_H
 
@@ -27,9 +27,9 @@ struct commi_nccl_library {
 };
 typedef struct commi_nccl_library commi_nccl_library;
 
-/* Loads the library at the first call and never unloads it. Any thread; one at a time. ERR_BACKEND, with what
- * to do: there is none, or it is of before 2.14. Tests against the simulated GPU replace nccl_library.c by
- * tests/fake_nccl. */
+/* Loads the library at the first call and never unloads it. Any thread; one at a time. ERR_BACKEND,
+ * with advice: there is no library, or it is older than 2.14. Tests with the simulated GPU replace
+ * nccl_library.c by tests/fake_nccl. */
 int commi_nccl_load(commi_nccl_library *api) MUST_CHECK;
 
 #endif

@@ -1,12 +1,15 @@
-/* Ranks of which one is there, so that what it does can be measured by itself. See comm_pretend in comm.h.
+/* A rank of a world without other ranks, to measure a single rank's work. See comm_pretend in
+ * comm.h.
  *
- *   all-gather       [own][own][own]...   its shard in the place of each rank's: as many bytes are written
- *   reduce-scatter   the sum of the parts of its own source: as many bytes are read; on a GPU its own part alone
+ *   all-gather      [own][own][own]...   its shard takes the place of each rank's, so as many bytes
+ *                   are written
+ *   reduce-scatter  the sum of the parts of its own source, so as many bytes are read; on a GPU
+ *                   only its own part
  *
- * With moves_own_alone no other part than the rank's own is written or read.
+ * With moves_own_alone only the rank's own part is written or read.
  *
- * Then the caller waits until the collective has taken call_seconds and the bytes that the rank would have sent
- * at bytes_per_second. Nothing is allocated after opening. */
+ * The caller then waits until the collective has taken call_seconds plus the bytes that the rank
+ * would have sent divided by bytes_per_second. Nothing is allocated after opening. */
 #include "comm/comm_internal.h"
 
 #include <errno.h>
@@ -20,12 +23,12 @@
 struct pretended {
     device *gpu; /* NULL: host memory */
     device_stream *stream;
-    bool is_attached; /* this thread's calls reach the GPU */
+    bool is_attached; /* this thread has called device_attach */
     double call_seconds, bytes_per_second;
     bool moves_own_alone;
 };
 
-/* Until `sent` bytes more are sent, of a collective that began at begin_ns. */
+/* Counts `sent` bytes, and waits until a collective that began at begin_ns has taken its time. */
 static void take_time(comm *self, uint64_t sent, int64_t begin_ns)
 {
     const struct pretended *own = self->bulk_state;
@@ -71,7 +74,7 @@ static int pretended_all_gather(comm *self, const comm_call *call)
     return 0;
 }
 
-/* The own part first: other values than sums over ranks, but of their size. */
+/* Adds the own part first. The values differ from real sums, but have their size. */
 static void add_parts(const comm *self, const comm_call *call)
 {
     float *target = call->target;
@@ -100,7 +103,7 @@ static int pretended_reduce_scatter(comm *self, const comm_call *call)
 
 static void pretended_close(comm *self)
 {
-    mem_free(self->bulk_state); /* the stream is the device's */
+    mem_free(self->bulk_state); /* the device frees the stream */
 }
 
 static const commi_bulk_ops pretended_ops = {"pretended", pretended_all_gather,
@@ -129,37 +132,28 @@ int commi_open_pretended(comm *self, const comm_open_config *config)
     return 0;
 }
 
-bool comm_is_pretended(const comm *self)
-{
-    return self && self->is_pretended;
-}
-
 int comm_pretend(uint32_t rank, uint32_t world, comm **out)
 {
     *out = NULL;
     if (world == 0 || world > COMM_RANKS_MAX || rank >= world)
         return err_set(ERR_CONFIG, "rank %u of %u ranks is none; at most %d ranks, from 0", rank,
                        world, COMM_RANKS_MAX);
-    comm *self = mem_alloc(1, sizeof *self, "comm");
-    comm_rank *ranks = mem_alloc(world, sizeof *ranks, "comm ranks");
-    if (!self || !ranks) {
-        mem_free(self);
-        mem_free(ranks);
-        return -ENOMEM;
+    comm *self;
+    TRY(commi_member_create(&self));
+    int rc = commi_member_set_ranks(self, rank, world);
+    if (rc < 0) {
+        commi_member_destroy(self);
+        return rc;
     }
     for (uint32_t r = 0; r < world; r++) {
         if (r == rank)
-            commi_host_name(ranks[r].host);
+            commi_host_name(self->ranks[r].host);
         else
-            snprintf(ranks[r].host, sizeof ranks[r].host, "rank-%u", r);
-        ranks[r].host_idx = r;
-        ranks[r].local_world = 1;
+            snprintf(self->ranks[r].host, sizeof self->ranks[r].host, "rank-%u", r);
+        self->ranks[r].host_idx = r;
+        self->ranks[r].local_world = 1;
     }
-    self->rank = rank;
-    self->world = world;
-    self->ranks = ranks;
     self->is_pretended = true;
-    comm_set_timeouts(self, 0, 0);
     *out = self;
     return 0;
 }

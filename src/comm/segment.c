@@ -1,4 +1,4 @@
-/* Shared segments of the ranks of a host. See segment.h. */
+/* The segments that ranks of a host share. See segment.h. */
 #include "comm/segment.h"
 
 #include <assert.h>
@@ -36,7 +36,7 @@ static int map_file(uint64_t data_bytes, segment *self)
 static int fill_new(uint64_t data_bytes, uint64_t token, segment *self)
 {
     int code;
-    do /* a signal ends it early */
+    do /* a signal interrupts it */
         code = posix_fallocate(self->fd, 0, (off_t)(SEGMENT_PAGE_BYTES + data_bytes));
     while (code == EINTR);
     if (code != 0)
@@ -116,8 +116,9 @@ void segment_fini(segment *self)
 
 void segment_raise(segment_word *word, uint32_t value)
 {
-    /* Sequentially consistent, and so is the waiter's entry: either it sees the new value, or it is
-     * seen here. */
+    assert(segment_is_reached(value, atomic_load(&word->value))); /* it only rises */
+    /* Both this store and the waiter's entry are sequentially consistent: either the waiter sees
+     * the new value, or this thread sees the waiter. */
     atomic_store(&word->value, value);
     if (atomic_load(&word->waiters) != 0)
         (void)syscall(SYS_futex, &word->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

@@ -1,10 +1,10 @@
 /* The backend staged: what the exchange needs of a GPU. Copies run on a stream of their own,
- * between the calls' memory and the segments (all mapped ones are pinned) or this rank's own
- * bounce:
+ * between the calls' memory and either the segments (all mapped segments are pinned) or this rank's
+ * bounce buffer:
  *
- *   bounce   [ outgoing: world - 1 chunks ][ own: 1 of each of two rounds ][ total: 1 ]   fp32
+ *   bounce   [ outgoing: world - 1 chunks ][ own: 1 for each of two rounds ][ total: 1 ]   fp32
  *
- * Sums are the host's, so that they have the bits of the backend mpi. */
+ * The host computes the sums, so they are bit-equal to those of the backend mpi. */
 #include <sys/mman.h>
 
 #include <errno.h>
@@ -21,12 +21,12 @@ struct staged {
     const exchange *owner;
     unsigned char *bounce;
     uint64_t bounce_bytes, chunk_bytes;
-    uint32_t slot_count; /* of outgoing */
-    uint32_t pin_count;  /* segments that are pinned, by rank */
+    uint32_t slot_count; /* number of outgoing chunks */
+    uint32_t pin_count;  /* the segments of ranks below this are pinned */
     bool is_bounce_pinned;
 };
 
-/* Pins the bounce and, by rank, every segment that is mapped. */
+/* Pins the bounce buffer and every mapped segment. */
 static int pin_all(struct staged *self)
 {
     TRY(device_pin(self->gpu, self->bounce, self->bounce_bytes));
@@ -39,7 +39,7 @@ static int pin_all(struct staged *self)
     return 0;
 }
 
-int stagedi_open(exchange *owner, struct device *gpu, struct staged **out)
+int stagedi_open(exchange *owner, struct device *gpu, uint64_t chunk_bytes, struct staged **out)
 {
     *out = NULL;
     struct staged *self = mem_alloc(1, sizeof *self, "staged");
@@ -49,7 +49,7 @@ int stagedi_open(exchange *owner, struct device *gpu, struct staged **out)
     self->owner = owner;
     self->gpu = gpu;
     self->slot_count = world - 1;
-    self->chunk_bytes = exchangei_reduce_chunk(owner, true, DTYPE_FP32) * sizeof(float);
+    self->chunk_bytes = chunk_bytes;
     self->bounce_bytes = size_round_up((world + 2) * self->chunk_bytes, SEGMENT_PAGE_BYTES);
     void *bounce = mmap(NULL, self->bounce_bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -74,7 +74,7 @@ void stagedi_close(struct staged *self)
 {
     if (self == NULL)
         return;
-    int rc = 0; /* an error of unpinning is one of the GPU, and told elsewhere */
+    int rc = 0; /* unpinning fails only after an error of the GPU, which was reported */
     while (self->pin_count-- > 0) {
         const segment *shared = &self->owner->peers[self->pin_count].shared;
         if (shared->page != NULL)

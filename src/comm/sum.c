@@ -1,4 +1,4 @@
-/* Which loops; and those for every CPU. See sum.h. */
+/* Chooses the loops, and contains those for every CPU. See sum.h. */
 #define SUM_LOOPS sumi_base
 #define SUM_NAME  "base"
 #include "comm/sum_body.h"

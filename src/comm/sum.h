@@ -1,9 +1,9 @@
-/* The loops of the exchange: rounding to the wire, and sums in rank order.
+/* The loops of the exchange: rounding to the wire type, and sums in rank order.
  *
- * One body (sum_body.h) compiled per instruction set; the bits are the same for all: integer
- * arithmetic for conversions (as src/base/dtype.h), one IEEE addition per element and rank. Pure;
- * any thread; nothing is allocated. `wire` is the type in which a contribution travels; `values`
- * then have that type. */
+ * One body (sum_body.h) is compiled per instruction set. All of them give the same bits:
+ * conversions use integer arithmetic (as src/base/dtype.h), and each element and rank takes one
+ * IEEE addition. Pure; any thread; nothing is allocated. `wire` is the type in which a contribution
+ * travels. */
 #ifndef SLUICE_COMM_SUM_H
 #define SLUICE_COMM_SUM_H
 
@@ -11,17 +11,16 @@
 
 #include "base/dtype.h"
 
-enum { SUM_BLOCK_ELEMS = 4096 }; /* what a caller hands to one call stays in the first cache */
+enum { SUM_BLOCK_ELEMS = 4096 }; /* a block of one call stays in the first-level cache */
 
-/* source [count] fp32, rounded to nearest even, to target [count] of `wire`. No overlap. */
+/* Rounds source [count] fp32 to nearest even into target [count] of `wire`. No overlap. */
 typedef void sum_pack_function(const float *source, void *target, enum dtype wire, size_t count);
 
-/* total [count] fp32 = values [count] of `wire` (is_first), or total + values. */
+/* total [count] fp32 = values [count] of `wire` if is_first, otherwise total + values. */
 typedef void sum_add_function(float *total, const void *values, enum dtype wire, size_t count,
                               int is_first);
 
-/* As sum_add of sum_pack of fp32 values: a rank's own contribution is rounded as if it had
- * travelled. */
+/* The same as pack followed by add: a rank's own contribution is rounded as if it had travelled. */
 typedef void sum_add_own_function(float *total, const float *values, enum dtype wire, size_t count,
                                   int is_first);
 
@@ -33,8 +32,9 @@ struct sum_loops {
 };
 typedef struct sum_loops sum_loops;
 
-/* The best set for this CPU; a name for tests, NULL where this CPU or build lacks it. */
+/* The best set for this CPU. */
 const sum_loops *sum_choose(void);
+/* The set of this name, for tests. NULL if this CPU or build lacks it. */
 const sum_loops *sum_find(const char *name);
 
 #endif

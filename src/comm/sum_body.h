@@ -1,6 +1,6 @@
-/* The body of the exchange's loops; see sum.h. A file defines SUM_LOOPS (the table's symbol) and
- * SUM_NAME and includes it; what differs is the instruction set that the file is compiled for.
- * Loops are without branches, so that the compiler makes vectors of them. */
+/* The body of the exchange's loops; see sum.h. A file defines SUM_LOOPS (the symbol of the table)
+ * and SUM_NAME and includes it; only the instruction set differs. The loops have no branches, so
+ * that the compiler can vectorize them. */
 #include "comm/sum_internal.h"
 
 static inline uint16_t to_bf16(float value)
@@ -11,7 +11,7 @@ static inline uint16_t to_bf16(float value)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-/* fp16_from_fp32 of base/dtype.c with all cases computed and one chosen. */
+/* fp16_from_fp32 of base/dtype.c without branches: it computes all cases and selects one. */
 static inline uint16_t to_fp16(float value)
 {
     uint32_t bits = fp32_bits(value);

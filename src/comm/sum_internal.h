@@ -1,4 +1,4 @@
-/* The tables of sum.h, one per instruction set that the build has. */
+/* The tables of loops of sum.h, one for each instruction set of the build. */
 #ifndef SLUICE_COMM_SUM_INTERNAL_H
 #define SLUICE_COMM_SUM_INTERNAL_H
 

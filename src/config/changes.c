@@ -71,14 +71,6 @@ static const char *schedule_name(enum job_schedule type)
     return names[type];
 }
 
-static const char *shuffle_name(enum job_shuffle shuffle)
-{
-    static const char *const names[] = {[JOB_SHUFFLE_WINDOWS] = "windows",
-                                        [JOB_SHUFFLE_DOCUMENTS] = "documents",
-                                        [JOB_SHUFFLE_NONE] = "none"};
-    return names[shuffle];
-}
-
 /* The first file, and how many there are. */
 static void show_files(const struct job_files *files, char text[JOB_CHANGE_BYTES])
 {
@@ -142,9 +134,9 @@ static bool compare(const struct change_row *row, const job *was, const job *is,
         snprintf(new, JOB_CHANGE_BYTES, "%.80s", (const char *)b);
         return strcmp(a, b) == 0;
     case CHANGE_SHUFFLE:
-        snprintf(old, JOB_CHANGE_BYTES, "%s", shuffle_name(*(const enum job_shuffle *)a));
-        snprintf(new, JOB_CHANGE_BYTES, "%s", shuffle_name(*(const enum job_shuffle *)b));
-        return *(const enum job_shuffle *)a == *(const enum job_shuffle *)b;
+        snprintf(old, JOB_CHANGE_BYTES, "%s", shuffle_name(*(const enum shuffle *)a));
+        snprintf(new, JOB_CHANGE_BYTES, "%s", shuffle_name(*(const enum shuffle *)b));
+        return *(const enum shuffle *)a == *(const enum shuffle *)b;
     case CHANGE_FILES:
         break;
     }
@@ -203,8 +195,8 @@ uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, cha
         append(text, text_bytes, "scheduler.params give other learning rates");
         count++;
     }
-    bool was_late = was->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP;
-    bool is_late = is->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP;
+    bool was_late = was->schedule.update == UPDATE_DELAYED_ONE_STEP;
+    bool is_late = is->schedule.update == UPDATE_DELAYED_ONE_STEP;
     if (was_late != is_late) {
         snprintf(item, sizeof item, "schedule.update was %s and is %s",
                  was_late ? "delayed_one_step" : "exact", is_late ? "delayed_one_step" : "exact");

@@ -90,7 +90,7 @@ bool configi_is_name(const char *name);
  * it is installed, else in the directory of the file `beside` (NULL: nowhere else). -ENOENT where there is none: then
  * `advice` is a clause with the nearest name and the places. */
 int configi_find_named(const char *folder, const char *name, const char *beside,
-                       char found[JOB_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;
+                       char found[FILE_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;
 
 /* --- report.c --- */
 

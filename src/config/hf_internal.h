@@ -10,7 +10,7 @@
 #define HFI_REQUIRED UINT64_MAX
 
 struct hfi_config {
-    char file[JOB_PATH_BYTES]; /* DIR/config.json, as messages name it */
+    char file[FILE_PATH_BYTES]; /* DIR/config.json, as messages name it */
     json_t *doc;               /* owned: an object */
     json_t *block;             /* owned: the model block that it means */
     uint64_t positions;        /* the longest sequence */

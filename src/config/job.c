@@ -85,7 +85,7 @@ static int fill_run(const configi_reader *reader, job *target)
         return configi_error(reader, "run.dir",
                              "missing; name the run directory, as in \"run\": {\"dir\": "
                              "\"runs/first\"}");
-    TRY(configi_copy_text(reader, "run.dir", target->run.dir, JOB_PATH_BYTES));
+    TRY(configi_copy_text(reader, "run.dir", target->run.dir, FILE_PATH_BYTES));
     target->run.steps = configi_uint(reader, "run.steps");
     target->run.seed = configi_uint(reader, "run.seed");
     target->run.eval_every = configi_uint(reader, "run.eval_every");
@@ -101,8 +101,8 @@ static int fill_run(const configi_reader *reader, job *target)
 
 static int fill_schedule(const configi_reader *reader, job *target)
 {
-    target->schedule.order = (enum job_order)choice_index(reader, "schedule.order");
-    target->schedule.update = (enum job_update)choice_index(reader, "schedule.update");
+    target->schedule.order = (enum order)choice_index(reader, "schedule.order");
+    target->schedule.update = update_named(configi_choice(reader, "schedule.update"));
     target->schedule.lookahead = configi_uint(reader, "schedule.lookahead");
     target->sub_group_size = configi_uint(reader, "zero_optimization.sub_group_size");
     target->schedule.tile_elems = configi_uint(reader, "schedule.tile_elems");

@@ -17,11 +17,12 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/file.h"
+#include "base/tile.h"
+#include "base/words.h"
 
 enum {
-    JOB_PATH_BYTES = 4096,
     JOB_FILES_MAX = 64,
-    JOB_DRIVES_MAX = 16,
     JOB_RULES_MAX = 64,
     JOB_NAME_BYTES = 64,
     JOB_BLOCKS_MAX = 60,    /* ranges in train.only */
@@ -29,39 +30,7 @@ enum {
     JOB_CHANGE_BYTES = 128, /* of a value in job_list_changes */
 };
 
-enum job_tier {
-    JOB_TIER_AUTO,
-    JOB_TIER_DEVICE,
-    JOB_TIER_HOST,
-    JOB_TIER_NVME,
-    JOB_TIER_RECOMPUTE /* inner activations alone: not kept, computed again in the backward */
-};
-enum job_kind {
-    JOB_PARAMS,
-    JOB_GRADS,
-    JOB_OPTIMIZER,
-    JOB_ACTIVATIONS,       /* checkpoints between blocks */
-    JOB_INNER_ACTIVATIONS, /* those within a block, where kept from forward to backward */
-    JOB_KIND_COUNT
-};
-enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR, JOB_ORDER_FASTEST };
-enum job_update {
-    JOB_UPDATE_AUTO,
-    JOB_UPDATE_AFTER_BACKWARD,
-    JOB_UPDATE_IN_NEXT_FORWARD,
-    JOB_UPDATE_IN_BACKWARD,     /* exact only without clipping, loss scaling and overflow check */
-    JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
-};
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
-enum job_master {
-    JOB_MASTER_FP32,
-    JOB_MASTER_SPLIT /* the bf16 working copy and the low 16 bits: the same values */
-};
-enum job_moments {
-    JOB_MOMENTS_FP32,
-    JOB_MOMENTS_BF16, /* rounded stochastically */
-    JOB_MOMENTS_8BIT  /* block-wise codes with scales, rounded stochastically */
-};
 enum job_schedule {
     JOB_SCHEDULE_NONE,
     JOB_WARMUP_LR,
@@ -70,25 +39,10 @@ enum job_schedule {
     JOB_ONE_CYCLE,
     JOB_LR_RANGE_TEST
 };
-enum job_data_format {                /* of the files in data.train and data.valid */
-                       JOB_DATA_AUTO, /* by what the file begins with; text where nothing is recognized */
-                       JOB_DATA_TEXT, /* bytes */
-                       JOB_DATA_LLMC, /* llm.c .bin, both header versions */
-                       JOB_DATA_U16,  /* raw little-endian token ids */
-                       JOB_DATA_U32,
-                       JOB_DATA_MEGATRON, /* .bin beside an .idx */
-                       JOB_DATA_NPY,      /* NumPy's arrays */
-                       JOB_DATA_JSONL,    /* JSON lines */
-                       JOB_DATA_MADE      /* of text and JSON lines, by a run */
-};
-enum job_shuffle { JOB_SHUFFLE_WINDOWS, JOB_SHUFFLE_DOCUMENTS, JOB_SHUFFLE_NONE };
-
-enum job_rope_scaling { JOB_ROPE_PLAIN, JOB_ROPE_LINEAR, JOB_ROPE_LLAMA3 };
-
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
     char
-        hf[JOB_PATH_BYTES]; /* model.hf: the directory of a Hugging Face checkpoint, whose weights a
+        hf[FILE_PATH_BYTES]; /* model.hf: the directory of a Hugging Face checkpoint, whose weights a
                                     new run begins with; or "" */
     char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
@@ -96,7 +50,7 @@ struct job_model {
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
     bool tie_embeddings, qkv_bias, qk_norm;
     double rope_theta, norm_epsilon, init_std;
-    enum job_rope_scaling rope_scaling;
+    enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
     uint64_t max_part_bytes; /* units whose working params are larger are cut into parts; 0: none */
@@ -121,7 +75,7 @@ struct job_train {
 };
 
 struct job_files {
-    char path[JOB_FILES_MAX][JOB_PATH_BYTES];
+    char path[JOB_FILES_MAX][FILE_PATH_BYTES];
     char field[JOB_FILES_MAX][JOB_NAME_BYTES]; /* of a JSON line; "text" */
     uint32_t source[JOB_FILES_MAX];            /* which the file belongs to, ascending */
     double weight[JOB_FILES_MAX];              /* [source_count]; one without weights: 1 */
@@ -129,15 +83,15 @@ struct job_files {
 };
 
 struct job_drive {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t budget_bytes; /* 0: free space less 10% */
 };
 
 /* One hand-written placement: later rules win over earlier ones and over the kind's own tier. */
 struct job_rule {
     uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering */
-    enum job_kind kind;
-    enum job_tier tier;
+    enum state_kind kind;
+    enum tier tier;
 };
 
 struct job {
@@ -145,15 +99,15 @@ struct job {
     struct job_train train;
     struct {
         struct job_files train, valid;
-        char tokenizer[JOB_PATH_BYTES]; /* "bytes", or a path */
+        char tokenizer[FILE_PATH_BYTES]; /* "bytes", or a path */
         bool tokenizer_is_given; /* the job names it; else it is what model.hf has, or "bytes" */
         char chat_template[JOB_NAME_BYTES];
-        enum job_data_format format;
-        enum job_shuffle shuffle;
+        enum data_format format;
+        enum shuffle shuffle;
         uint64_t seed;
     } data;
     struct {
-        char dir[JOB_PATH_BYTES];
+        char dir[FILE_PATH_BYTES];
         uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
         uint64_t
             keep_every; /* commits of these steps are kept: multiples of it; 0: none but `keep` */
@@ -173,15 +127,15 @@ struct job {
     } update;
     struct {
         uint64_t device_budget, host_budget; /* 0: automatic (see README) */
-        struct job_drive nvme[JOB_DRIVES_MAX];
+        struct job_drive nvme[DRIVES_MAX];
         uint32_t nvme_count;
-        enum job_tier place[JOB_KIND_COUNT];
+        enum tier place[STATE_KIND_COUNT];
         struct job_rule rules[JOB_RULES_MAX];
         uint32_t rule_count;
     } tiers;
     struct {
-        enum job_order order;
-        enum job_update update;
+        enum order order;
+        enum update update;
         uint64_t tile_elems; /* 0: automatic */
         uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
     } schedule;
@@ -233,9 +187,9 @@ struct job {
         double lr, beta1, beta2, epsilon, weight_decay;
         bool bias_correction;
     } optimizer;
-    struct { /* how Adam's state is stored; others': fp32 */
-        enum job_master master;
-        enum job_moments moments;
+    struct {                      /* how Adam's state is stored; others': fp32 */
+        enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
+        enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */
     } state;
     struct {
         enum job_schedule type;

@@ -20,10 +20,10 @@ static int add_file(const configi_reader *reader, const char *path, const json_t
     size_t length = json_string_length(item);
     if (files->count == JOB_FILES_MAX)
         return configi_error(reader, path, "more than %d files", JOB_FILES_MAX);
-    if (length == 0 || length >= JOB_PATH_BYTES)
+    if (length == 0 || length >= FILE_PATH_BYTES)
         return configi_error(reader, path,
                              "file %" PRIu32 ": a path of %zu bytes; 1 to %d are possible",
-                             files->count, length, JOB_PATH_BYTES - 1);
+                             files->count, length, FILE_PATH_BYTES - 1);
     memcpy(files->path[files->count], json_string_value(item), length + 1);
     snprintf(files->field[files->count], JOB_NAME_BYTES, "%s", field);
     files->source[files->count] = files->source_count - 1;
@@ -99,7 +99,7 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
 /* A run's own job goes on without its checkpoint, of which RUN/hf has what belongs to it. */
 static bool has_copy(const configi_reader *reader, const char *name)
 {
-    char path[JOB_PATH_BYTES + 32];
+    char path[FILE_PATH_BYTES + 32];
     if (!configi_get(reader, "model.hf_expanded") || !configi_get(reader, "run.dir"))
         return false;
     snprintf(path, sizeof path, "%s/hf/%s", configi_text(reader, "run.dir"), name);
@@ -111,20 +111,20 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     char *tokenizer = target->data.tokenizer;
-    TRY(configi_copy_text(reader, "data.tokenizer", tokenizer, JOB_PATH_BYTES));
+    TRY(configi_copy_text(reader, "data.tokenizer", tokenizer, FILE_PATH_BYTES));
     target->data.tokenizer_is_given = configi_get(reader, "data.tokenizer") != NULL;
     if (target->data.tokenizer_is_given || target->model.hf[0] == '\0')
         return 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char path[JOB_PATH_BYTES + 32];
+        char path[FILE_PATH_BYTES + 32];
         snprintf(path, sizeof path, "%s/%s", target->model.hf, names[i]);
         if (access(path, F_OK) != 0 && !has_copy(reader, names[i]))
             continue;
         bool is_json = i == 0; /* of a directory tokenizer.json is found; the other is named */
         size_t length = strlen(is_json ? target->model.hf : path);
-        if (length >= JOB_PATH_BYTES)
+        if (length >= FILE_PATH_BYTES)
             return configi_error(reader, "model.hf", "%zu bytes long; at most %d", length,
-                                 JOB_PATH_BYTES - 1);
+                                 FILE_PATH_BYTES - 1);
         memcpy(tokenizer, is_json ? target->model.hf : path, length + 1);
         return 0;
     }
@@ -141,8 +141,8 @@ int configi_fill_data(const configi_reader *reader, job *target)
     TRY(fill_tokenizer(reader, target));
     snprintf(target->data.chat_template, JOB_NAME_BYTES, "%s",
              configi_choice(reader, "data.chat_template"));
-    target->data.format = (enum job_data_format)choice_index(reader, "data.format");
-    target->data.shuffle = (enum job_shuffle)choice_index(reader, "data.shuffle");
+    target->data.format = (enum data_format)choice_index(reader, "data.format");
+    target->data.shuffle = (enum shuffle)choice_index(reader, "data.shuffle");
     target->data.seed = configi_uint(reader, "data.seed");
     return 0;
 }

@@ -11,7 +11,7 @@
 #include "config/config_internal.h"
 
 static int find_preset(const configi_reader *reader, const char *name, const char *job_path,
-                       char found[JOB_PATH_BYTES])
+                       char found[FILE_PATH_BYTES])
 {
     char advice[CONFIGI_ADVICE_BYTES];
     int rc = configi_find_named("models", name, job_path, found, advice);
@@ -66,7 +66,7 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     const json_t *name = configi_get(reader, "model.preset");
     if (!json_is_string(name) || configi_get(reader, "model.family"))
         return 0; /* the check of the document complains about what is no string */
-    char shown[CONFIGI_VALUE_BYTES], path[JOB_PATH_BYTES];
+    char shown[CONFIGI_VALUE_BYTES], path[FILE_PATH_BYTES];
     if (!configi_is_name(json_string_value(name)))
         return configi_error(reader, "model.preset",
                              "%s is no name of a preset: at most %d letters, digits and ._-",
@@ -121,20 +121,19 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
 /* rope_scaling, of which a type that is not the default needs its numbers. */
 static int fill_rope_scaling(const configi_reader *reader, struct job_model *model)
 {
-    static const char *const types[] = {"default", "linear", "llama3"};
     static const struct {
         const char *path;
-        enum job_rope_scaling from; /* types from this one on need it */
+        enum rope_scaling from; /* types from this one on need it */
     } rows[] = {
-        {"model.rope_scaling.factor", JOB_ROPE_LINEAR},
-        {"model.rope_scaling.low_freq_factor", JOB_ROPE_LLAMA3},
-        {"model.rope_scaling.high_freq_factor", JOB_ROPE_LLAMA3},
-        {"model.rope_scaling.original_max_position_embeddings", JOB_ROPE_LLAMA3},
+        {"model.rope_scaling.factor", ROPE_LINEAR},
+        {"model.rope_scaling.low_freq_factor", ROPE_LLAMA3},
+        {"model.rope_scaling.high_freq_factor", ROPE_LLAMA3},
+        {"model.rope_scaling.original_max_position_embeddings", ROPE_LLAMA3},
     };
     const char *type = configi_choice(reader, "model.rope_scaling.type");
-    for (int i = 0; i < 3; i++)
-        if (strcmp(type, types[i]) == 0)
-            model->rope_scaling = (enum job_rope_scaling)i;
+    for (int i = 0; i < ROPE_SCALING_COUNT; i++)
+        if (strcmp(type, rope_scaling_name((enum rope_scaling)i)) == 0)
+            model->rope_scaling = (enum rope_scaling)i;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bool is_needed = model->rope_scaling >= rows[i].from;
         if (is_needed && !configi_get(reader, rows[i].path))
@@ -142,9 +141,9 @@ static int fill_rope_scaling(const configi_reader *reader, struct job_model *mod
         if (!is_needed && configi_get(reader, rows[i].path))
             return configi_error(reader, rows[i].path, "the type \"%s\" has no such number", type);
     }
-    if (model->rope_scaling >= JOB_ROPE_LINEAR)
+    if (model->rope_scaling >= ROPE_LINEAR)
         model->rope_factor = configi_double(reader, rows[0].path);
-    if (model->rope_scaling != JOB_ROPE_LLAMA3)
+    if (model->rope_scaling != ROPE_LLAMA3)
         return 0;
     model->rope_low_freq_factor = configi_double(reader, rows[1].path);
     model->rope_high_freq_factor = configi_double(reader, rows[2].path);
@@ -175,7 +174,7 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
         return configi_error(reader, bias, "the gpt2 family always has these biases: leave it out");
     if (model->qk_norm)
         return configi_error(reader, norm, "the gpt2 family has no norms of heads: leave it out");
-    if (model->rope_scaling != JOB_ROPE_PLAIN)
+    if (model->rope_scaling != ROPE_PLAIN)
         return configi_error(reader, "model.rope_scaling",
                              "the gpt2 family has no rotary positions: leave it out");
     if (model->position_count != 0 && model->position_count < model->seq_length)

@@ -8,36 +8,27 @@
 #include "base/log.h"
 #include "config/config_internal.h"
 
-static enum job_tier tier_of(const char *name)
+static enum tier tier_of(const char *name)
 {
     if (strcmp(name, "device") == 0 || strcmp(name, "none") == 0)
-        return JOB_TIER_DEVICE;
+        return TIER_DEVICE;
     if (strcmp(name, "host") == 0 || strcmp(name, "cpu") == 0)
-        return JOB_TIER_HOST;
+        return TIER_HOST;
     if (strcmp(name, "recompute") == 0)
-        return JOB_TIER_RECOMPUTE;
-    return strcmp(name, "nvme") == 0 ? JOB_TIER_NVME : JOB_TIER_AUTO;
+        return TIER_RECOMPUTE;
+    return strcmp(name, "nvme") == 0 ? TIER_NVME : TIER_AUTO;
 }
 
-static const char *tier_name(enum job_tier tier)
-{
-    static const char *const names[] = {
-        [JOB_TIER_AUTO] = "auto", [JOB_TIER_DEVICE] = "device",       [JOB_TIER_HOST] = "host",
-        [JOB_TIER_NVME] = "nvme", [JOB_TIER_RECOMPUTE] = "recompute",
-    };
-    return names[tier];
-}
-
-static const char *const place_paths[JOB_KIND_COUNT] = {
-    [JOB_PARAMS] = "tiers.place.params",
-    [JOB_GRADS] = "tiers.place.grads",
-    [JOB_OPTIMIZER] = "tiers.place.optimizer",
-    [JOB_ACTIVATIONS] = "tiers.place.activations",
-    [JOB_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
+static const char *const place_paths[STATE_KIND_COUNT] = {
+    [STATE_PARAMS] = "tiers.place.params",
+    [STATE_GRADS] = "tiers.place.grads",
+    [STATE_OPTIMIZER] = "tiers.place.optimizer",
+    [STATE_ACTIVATIONS] = "tiers.place.activations",
+    [STATE_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
 };
 
 /* The path without what says nothing: empty and "." segments. The text fits: it only becomes shorter. */
-static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
+static void plain_path(const char *path, char plain[FILE_PATH_BYTES + 2])
 {
     size_t used = 0;
     if (path[0] == '/')
@@ -58,7 +49,7 @@ static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
 static int add_drive(const configi_reader *reader, job *target, const char *path,
                      uint64_t budget_bytes)
 {
-    char text[JOB_PATH_BYTES], asked[JOB_PATH_BYTES + 2], known[JOB_PATH_BYTES + 2];
+    char text[FILE_PATH_BYTES], asked[FILE_PATH_BYTES + 2], known[FILE_PATH_BYTES + 2];
     TRY(configi_copy_text(reader, path, text, sizeof text));
     TRY(configi_check_placeholders(reader, path, text));
     plain_path(text, asked);
@@ -67,8 +58,8 @@ static int add_drive(const configi_reader *reader, job *target, const char *path
         if (strcmp(asked, known) == 0)
             return 0;
     }
-    if (target->tiers.nvme_count == JOB_DRIVES_MAX)
-        return configi_error(reader, path, "more than %d drives", JOB_DRIVES_MAX);
+    if (target->tiers.nvme_count == DRIVES_MAX)
+        return configi_error(reader, path, "more than %d drives", DRIVES_MAX);
     struct job_drive *drive = &target->tiers.nvme[target->tiers.nvme_count];
     memcpy(drive->path, text, strlen(text) + 1); /* the rest stays zero: jobs are compared */
     drive->budget_bytes = budget_bytes;
@@ -94,11 +85,11 @@ static int fill_drives(const configi_reader *reader, job *target)
 
 /* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place says
  * something else. */
-static int state_place(const configi_reader *reader, job *target, enum job_kind kind,
-                       enum job_tier tier, const char *key, const char *shown)
+static int state_place(const configi_reader *reader, job *target, enum state_kind kind,
+                       enum tier tier, const char *key, const char *shown)
 {
-    enum job_tier *place = &target->tiers.place[kind];
-    if (*place != JOB_TIER_AUTO && *place != tier)
+    enum tier *place = &target->tiers.place[kind];
+    if (*place != TIER_AUTO && *place != tier)
         return configi_error(reader, place_paths[kind],
                              "\"%s\" disagrees with %s, which is %s and means \"%s\"; give one of "
                              "them",
@@ -108,7 +99,7 @@ static int state_place(const configi_reader *reader, job *target, enum job_kind 
 }
 
 /* offload_optimizer or offload_param, and the older switch that means its device cpu. */
-static int fill_offload(const configi_reader *reader, job *target, enum job_kind kind,
+static int fill_offload(const configi_reader *reader, job *target, enum state_kind kind,
                         const char *block, const char *older)
 {
     char device[CONFIGI_PATH_BYTES], nvme_path[CONFIGI_PATH_BYTES];
@@ -117,15 +108,15 @@ static int fill_offload(const configi_reader *reader, job *target, enum job_kind
     if (configi_bool(reader, older)) {
         if (configi_get(reader, block))
             return configi_error(reader, older, "given beside %s; give one of them", block);
-        return state_place(reader, target, kind, JOB_TIER_HOST, older, "true");
+        return state_place(reader, target, kind, TIER_HOST, older, "true");
     }
     if (!configi_get(reader, device))
         return 0;
-    enum job_tier tier = tier_of(configi_choice(reader, device));
+    enum tier tier = tier_of(configi_choice(reader, device));
     char shown[CONFIGI_VALUE_BYTES];
     TRY(state_place(reader, target, kind, tier, device,
                     configi_show(configi_get(reader, device), shown)));
-    if (tier == JOB_TIER_NVME && configi_get(reader, nvme_path))
+    if (tier == TIER_NVME && configi_get(reader, nvme_path))
         return add_drive(reader, target, nvme_path, 0);
     return 0;
 }
@@ -137,8 +128,8 @@ static int fill_ratio(const configi_reader *reader, job *target)
     enum { STAGE_WEIGHTS = 3 };
     static const char path[] = "zero_optimization.offload_optimizer.ratio";
     double ratio = configi_double(reader, path);
-    enum job_tier home = target->tiers.place[JOB_OPTIMIZER];
-    if (ratio >= 1 || (home != JOB_TIER_HOST && home != JOB_TIER_NVME))
+    enum tier home = target->tiers.place[STATE_OPTIMIZER];
+    if (ratio >= 1 || (home != TIER_HOST && home != TIER_NVME))
         return 0;
     if (configi_uint(reader, "zero_optimization.stage") != STAGE_WEIGHTS)
         return configi_error(reader, path, "%g: below 1 it needs zero_optimization.stage 3", ratio);
@@ -157,7 +148,7 @@ static int fill_ratio(const configi_reader *reader, job *target)
     memmove(&target->tiers.rules[1], target->tiers.rules,
             target->tiers.rule_count * sizeof target->tiers.rules[0]);
     target->tiers.rules[0] = (struct job_rule){
-        .unit_first = 1, .unit_last = blocks, .kind = JOB_OPTIMIZER, .tier = JOB_TIER_DEVICE};
+        .unit_first = 1, .unit_last = blocks, .kind = STATE_OPTIMIZER, .tier = TIER_DEVICE};
     target->tiers.rule_count++;
     log_info("%s: %s %g: the optimizer state of units 1 to %" PRIu32 " rests on the device",
              reader->file, path, ratio, blocks);
@@ -213,10 +204,10 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *
             return configi_error(reader, paths[i], "missing; a rule has units, kind and tier");
     }
     TRY(parse_units(reader, paths[0], rule));
-    rule->kind = (enum job_kind)configi_list_find(option_find(paths[1])->choices,
-                                                  configi_text(reader, paths[1]));
+    rule->kind = (enum state_kind)configi_list_find(option_find(paths[1])->choices,
+                                                    configi_text(reader, paths[1]));
     rule->tier = tier_of(configi_choice(reader, paths[2]));
-    if (rule->tier == JOB_TIER_RECOMPUTE && rule->kind != JOB_INNER_ACTIVATIONS)
+    if (rule->tier == TIER_RECOMPUTE && rule->kind != STATE_INNER_ACTIVATIONS)
         return configi_error(reader, paths[2],
                              "\"recompute\" is for the kind inner_activations; %s must rest on "
                              "device, host or nvme",
@@ -231,20 +222,20 @@ static int check_drives(const configi_reader *reader, const job *target)
                                  "\"nvme\": [{\"path\": \"/mnt/nvme0/sluice\"}], or nvme_path";
     if (target->tiers.nvme_count > 0)
         return 0;
-    for (int kind = 0; kind < JOB_KIND_COUNT; kind++) {
-        if (target->tiers.place[kind] != JOB_TIER_NVME)
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        if (target->tiers.place[kind] != TIER_NVME)
             continue;
         const char *path = place_paths[kind];
-        if (kind == JOB_OPTIMIZER && !configi_get(reader, path))
+        if (kind == STATE_OPTIMIZER && !configi_get(reader, path))
             path = "zero_optimization.offload_optimizer.device";
-        if (kind == JOB_PARAMS && !configi_get(reader, path))
+        if (kind == STATE_PARAMS && !configi_get(reader, path))
             path = "zero_optimization.offload_param.device";
         return configi_error(reader, path, "\"nvme\" %s", advice);
     }
     for (uint32_t i = 0; i < target->tiers.rule_count; i++) {
         char path[CONFIGI_PATH_BYTES];
         snprintf(path, sizeof path, "tiers.place.rules.%" PRIu32 ".tier", i);
-        if (target->tiers.rules[i].tier == JOB_TIER_NVME)
+        if (target->tiers.rules[i].tier == TIER_NVME)
             return configi_error(reader, path, "\"nvme\" %s", advice);
     }
     return 0;
@@ -255,15 +246,17 @@ int configi_fill_tiers(const configi_reader *reader, job *target)
     target->tiers.device_budget = configi_uint(reader, "tiers.device.budget");
     target->tiers.host_budget = configi_uint(reader, "tiers.host.budget");
     TRY(fill_drives(reader, target));
-    for (int kind = 0; kind < JOB_KIND_COUNT; kind++)
+    for (int i = 0; i < JOB_RULES_MAX; i++)
+        target->tiers.rules[i].tier = TIER_AUTO; /* those that are not given place nothing */
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         target->tiers.place[kind] = tier_of(configi_choice(reader, place_paths[kind]));
-    TRY(fill_offload(reader, target, JOB_OPTIMIZER, "zero_optimization.offload_optimizer",
+    TRY(fill_offload(reader, target, STATE_OPTIMIZER, "zero_optimization.offload_optimizer",
                      "zero_optimization.cpu_offload"));
-    TRY(fill_offload(reader, target, JOB_PARAMS, "zero_optimization.offload_param",
+    TRY(fill_offload(reader, target, STATE_PARAMS, "zero_optimization.offload_param",
                      "zero_optimization.cpu_offload_param"));
     static const char checkpointing[] = "activation_checkpointing.cpu_checkpointing";
     if (configi_bool(reader, checkpointing))
-        TRY(state_place(reader, target, JOB_ACTIVATIONS, JOB_TIER_HOST, checkpointing, "true"));
+        TRY(state_place(reader, target, STATE_ACTIVATIONS, TIER_HOST, checkpointing, "true"));
     size_t rule_count = json_array_size(configi_get(reader, "tiers.place.rules"));
     for (size_t i = 0; i < rule_count; i++)
         TRY(fill_rule(reader, i, &target->tiers.rules[i]));

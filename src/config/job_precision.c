@@ -160,9 +160,9 @@ static int check_in_backward(const configi_reader *reader, job *target)
 
 int configi_fill_update(const configi_reader *reader, job *target)
 {
-    if (target->schedule.update == JOB_UPDATE_IN_BACKWARD)
+    if (target->schedule.update == UPDATE_IN_BACKWARD)
         return check_in_backward(reader, target);
-    if (target->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP)
+    if (target->schedule.update == UPDATE_DELAYED_ONE_STEP)
         log_warn(
             "%s: schedule.update: delayed_one_step is approximate: each step trains with the "
             "gradients of the step before, but where an evaluation or a stop applies them at once; "

@@ -26,10 +26,10 @@ static int take_deepspeed_key(const configi_reader *reader, const char *path, jo
                              "are %s: moments are fp32 or, with bf16.enabled, bf16; leave it out, "
                              "or set %s",
                              shown, dtype_name(target->type), moments_path);
-    if (configi_get(reader, moments_path) && target->state.moments != JOB_MOMENTS_BF16)
+    if (configi_get(reader, moments_path) && target->state.moments != TILE_BF16)
         return configi_error(reader, path, "%s means %s bf16, which is \"%s\"; give one of them",
                              shown, moments_path, configi_choice(reader, moments_path));
-    target->state.moments = JOB_MOMENTS_BF16;
+    target->state.moments = TILE_BF16;
     log_info("%s: %s %s: moments are stored in bf16, rounded stochastically, and master weights "
              "exactly (%s %s)",
              reader->file, path, shown, master_path, configi_choice(reader, master_path));
@@ -63,13 +63,14 @@ static int take_deepspeed_keys(const configi_reader *reader, job *target)
 
 int configi_fill_state(const configi_reader *reader, job *target)
 {
-    target->state.master = strcmp(configi_choice(reader, master_path), "split") == 0
-                               ? JOB_MASTER_SPLIT
-                               : JOB_MASTER_FP32;
-    target->state.moments = (enum job_moments)configi_list_find(
-        option_find(moments_path)->choices, configi_choice(reader, moments_path));
+    target->state.master =
+        strcmp(configi_choice(reader, master_path), "split") == 0 ? TILE_LOW16 : TILE_FP32;
+    const char *moments = configi_choice(reader, moments_path);
+    target->state.moments = strcmp(moments, "8bit") == 0   ? TILE_INT8
+                            : strcmp(moments, "bf16") == 0 ? TILE_BF16
+                                                           : TILE_FP32;
     TRY(take_deepspeed_keys(reader, target));
-    if (target->state.master == JOB_MASTER_SPLIT) {
+    if (target->state.master == TILE_LOW16) {
         TRY(check_is_adam(reader, target, master_path, "\"split\""));
         if (target->type != DTYPE_BF16)
             return configi_error(reader, master_path,
@@ -77,14 +78,13 @@ int configi_fill_state(const configi_reader *reader, job *target)
                                  "is the bf16 working copy, and this job's is %s",
                                  dtype_name(target->type));
     }
-    if (target->state.moments == JOB_MOMENTS_FP32)
+    if (target->state.moments == TILE_FP32)
         return 0;
-    bool is_bf16 = target->state.moments == JOB_MOMENTS_BF16;
+    bool is_bf16 = target->state.moments == TILE_BF16;
     TRY(check_is_adam(reader, target, moments_path, is_bf16 ? "\"bf16\"" : "\"8bit\""));
     log_warn("%s: %s: moments in %s are approximate: rounded stochastically after each step, to "
              "the same bits in every placement, but not to those of fp32",
              reader->file, moments_path,
-             target->state.moments == JOB_MOMENTS_BF16 ? "bf16"
-                                                       : "8 bits with a scale for each 256");
+             target->state.moments == TILE_BF16 ? "bf16" : "8 bits with a scale for each 256");
     return 0;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "config/config_internal.h"
 
@@ -120,57 +121,20 @@ int64_t configi_strip(const char *file, char *text, size_t text_bytes)
     return (int64_t)self.out;
 }
 
-static int read_all(int fd, const char *name, char **text, size_t *text_bytes)
-{
-    size_t capacity = 65536, used = 0;
-    char *buffer = mem_alloc(capacity, 1, "job file");
-    if (!buffer)
-        return -ENOMEM;
-    int rc = 0;
-    while (true) {
-        if (used == capacity) {
-            char *larger = mem_resize(buffer, capacity * 2, 1, "job file");
-            if (!larger) {
-                rc = -ENOMEM;
-                break;
-            }
-            buffer = larger;
-            capacity *= 2;
-        }
-        ssize_t got = read(fd, buffer + used, capacity - used);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            rc = err_set(ERR_INPUT, "%s: cannot read: %s", name, strerror(errno));
-        if (got <= 0)
-            break;
-        used += (size_t)got;
-        if (used > CONFIGI_FILE_BYTES_MAX) {
-            rc = err_set(ERR_INPUT, "%s: more than %d bytes: this is no job or machine file", name,
-                         (int)CONFIGI_FILE_BYTES_MAX);
-            break;
-        }
-    }
-    if (rc < 0) {
-        mem_free(buffer);
-        return rc;
-    }
-    *text = buffer;
-    *text_bytes = used;
-    return 0;
-}
-
 int configi_read_file(const char *path, char **text, size_t *text_bytes)
 {
+    uint64_t bytes;
+    bool is_input = strcmp(path, "-") == 0;
     *text = NULL;
     *text_bytes = 0;
-    if (strcmp(path, "-") == 0)
-        return read_all(STDIN_FILENO, "standard input", text, text_bytes);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = is_input ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC); /* a pipe too */
     if (fd < 0)
         return err_set(ERR_INPUT, "%s: cannot open the job file: %s", path, strerror(errno));
-    int rc = read_all(fd, path, text, text_bytes);
-    close(fd);
+    int rc =
+        file_read_fd(fd, is_input ? "standard input" : path, CONFIGI_FILE_BYTES_MAX, text, &bytes);
+    if (!is_input)
+        close(fd);
+    *text_bytes = bytes;
     return rc;
 }
 

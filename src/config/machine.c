@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "config/config_internal.h"
@@ -221,16 +222,16 @@ int machine_read_text(const char *name, const char *text, size_t text_bytes, mac
 }
 
 /* A name of configs/clusters becomes its file's path. */
-static int find_file(const char *path, char found[JOB_PATH_BYTES])
+static int find_file(const char *path, char found[FILE_PATH_BYTES])
 {
     char advice[CONFIGI_ADVICE_BYTES];
     size_t length = strlen(path);
     bool is_path = strchr(path, '/') || (length >= 5 && strcmp(path + length - 5, ".json") == 0);
     if (is_path) {
-        int written = snprintf(found, JOB_PATH_BYTES, "%s", path);
-        if (written < 0 || written >= JOB_PATH_BYTES)
+        int written = snprintf(found, FILE_PATH_BYTES, "%s", path);
+        if (written < 0 || written >= FILE_PATH_BYTES)
             return err_set(ERR_INPUT, "%.100s...: a path of more than %d bytes", path,
-                           JOB_PATH_BYTES - 1);
+                           FILE_PATH_BYTES - 1);
         if (access(path, R_OK) != 0)
             return err_set(ERR_INPUT, "%s: cannot open the machine file: %s", path,
                            strerror(errno));
@@ -249,7 +250,7 @@ static int find_file(const char *path, char found[JOB_PATH_BYTES])
 
 int machine_read(const char *path, machine *out)
 {
-    char found[JOB_PATH_BYTES], *text;
+    char found[FILE_PATH_BYTES], *text;
     size_t text_bytes;
     memset(out, 0, sizeof *out);
     TRY(find_file(path, found));
@@ -329,26 +330,6 @@ static json_t *block_json(const machinei_block *block, const char *source)
     return object;
 }
 
-static int write_file(const char *path, const char *text)
-{
-    char temporary[JOB_PATH_BYTES];
-    int length = snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return err_set(-ENAMETOOLONG, "%.100s...: a path of more than %d bytes", path,
-                       JOB_PATH_BYTES - 5);
-    FILE *file = fopen(temporary, "we");
-    if (!file)
-        return err_errno(errno, "cannot write %s", temporary);
-    errno = 0;
-    bool good = fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    good = fclose(file) == 0 && good;
-    if (good && rename(temporary, path) == 0)
-        return 0;
-    int rc = err_errno(errno ? errno : EIO, "cannot write %s", path);
-    unlink(temporary);
-    return rc;
-}
-
 /* What is written must be read again: counts within their arrays, numbers within their ranges. */
 static int check_written(const char *path, const char *text)
 {
@@ -363,9 +344,9 @@ static int check_written(const char *path, const char *text)
 int machine_write(const machine *self, const char *path)
 {
     char *text;
-    if (self->drive_count > MACHINE_DRIVES_MAX || self->device.product_count > MACHINE_PRODUCTS_MAX)
+    if (self->drive_count > DRIVES_MAX || self->device.product_count > MACHINE_PRODUCTS_MAX)
         return err_set(-EINVAL, "a machine of %u drives and %u products; at most %d and %d",
-                       self->drive_count, self->device.product_count, MACHINE_DRIVES_MAX,
+                       self->drive_count, self->device.product_count, DRIVES_MAX,
                        MACHINE_PRODUCTS_MAX);
     for (uint32_t d = 0; d < self->drive_count; d++)
         if (self->drives[d].point_count > MACHINE_IO_POINTS_MAX)
@@ -379,7 +360,7 @@ int machine_write(const machine *self, const char *path)
     TRY(rc);
     rc = check_written(path, text);
     if (rc == 0)
-        rc = write_file(path, text);
+        rc = file_write(path, text, strlen(text));
     mem_free(text);
     return rc;
 }

@@ -20,11 +20,11 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/words.h"
 
 enum {
     MACHINE_NAME_BYTES = 96,
     MACHINE_PATH_BYTES = 4096,
-    MACHINE_DRIVES_MAX = 16,
     MACHINE_PRODUCTS_MAX = 64,
     MACHINE_IO_POINTS_MAX = 96
 };
@@ -115,7 +115,7 @@ struct machine {
     double
         link_all_ranks; /* bytes/s, one direction, all ranks of a host together; 0: no such limit */
     uint32_t drive_count;
-    machine_drive drives[MACHINE_DRIVES_MAX];
+    machine_drive drives[DRIVES_MAX];
     double drives_read, drives_write; /* all drives of a host at once; 0: their sum */
     struct {
         double inside;  /* bytes/s that a rank sends while it receives as much, within a host */
@@ -136,7 +136,7 @@ int machine_read(const char *path, machine *out) MUST_CHECK;
 int machine_read_text(const char *name, const char *text, size_t text_bytes,
                       machine *out) MUST_CHECK;
 
-/* Writes it, by way of a temporary file (<path>.tmp) and a rename. -errno; -EINVAL for what could not be read
+/* Writes it as file_write does. -errno; -EINVAL for what could not be read
  * again. Text that comes back from machine_read is equal to the bit. */
 int machine_write(const machine *self, const char *path) MUST_CHECK;
 

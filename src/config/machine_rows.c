@@ -152,7 +152,7 @@ static const machinei_row top_rows[] = {
     OBJECT(machine, "h2d", h2d, &link_block),
     OBJECT(machine, "d2h", d2h, &link_block),
     RATE(machine, "link_all_ranks", link_all_ranks),
-    LIST(machine, "drives", drives, drive_count, &drive_block, MACHINE_DRIVES_MAX),
+    LIST(machine, "drives", drives, drive_count, &drive_block, DRIVES_MAX),
     RATE(machine, "drives_read", drives_read),
     RATE(machine, "drives_write", drives_write),
     PART("comm", &comm_block),

@@ -14,7 +14,7 @@ enum { PLACE_COUNT = 4 };
 
 /* Where they are looked for, first to last; an empty text is no place. */
 struct named_places {
-    char dirs[PLACE_COUNT][JOB_PATH_BYTES];
+    char dirs[PLACE_COUNT][FILE_PATH_BYTES];
 };
 
 static void list_places(struct named_places *places, const char *folder, const char *beside)
@@ -22,16 +22,16 @@ static void list_places(struct named_places *places, const char *folder, const c
     memset(places, 0, sizeof *places);
     const char *environment = getenv("SLUICE_CONFIG_DIR");
     if (environment && environment[0] != '\0')
-        snprintf(places->dirs[0], JOB_PATH_BYTES, "%s/%s", environment, folder);
-    snprintf(places->dirs[1], JOB_PATH_BYTES, "%s/%s", SLUICE_SOURCE_CONFIG_DIR, folder);
-    snprintf(places->dirs[2], JOB_PATH_BYTES, "%s/%s", SLUICE_DATA_DIR, folder);
+        snprintf(places->dirs[0], FILE_PATH_BYTES, "%s/%s", environment, folder);
+    snprintf(places->dirs[1], FILE_PATH_BYTES, "%s/%s", SLUICE_SOURCE_CONFIG_DIR, folder);
+    snprintf(places->dirs[2], FILE_PATH_BYTES, "%s/%s", SLUICE_DATA_DIR, folder);
     if (!beside)
         return;
     const char *slash = strrchr(beside, '/');
     if (slash)
-        snprintf(places->dirs[3], JOB_PATH_BYTES, "%.*s", (int)(slash - beside), beside);
+        snprintf(places->dirs[3], FILE_PATH_BYTES, "%.*s", (int)(slash - beside), beside);
     else
-        snprintf(places->dirs[3], JOB_PATH_BYTES, ".");
+        snprintf(places->dirs[3], FILE_PATH_BYTES, ".");
 }
 
 /* Finds the file that is nearest to the name. The directory beside which one may lie holds other files too,
@@ -77,7 +77,7 @@ bool configi_is_name(const char *name)
 }
 
 int configi_find_named(const char *folder, const char *name, const char *beside,
-                       char found[JOB_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES])
+                       char found[FILE_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES])
 {
     struct named_places *places = mem_alloc(1, sizeof *places, "places of named files");
     if (!places)
@@ -85,8 +85,8 @@ int configi_find_named(const char *folder, const char *name, const char *beside,
     list_places(places, folder, beside);
     int rc = -ENOENT;
     for (int i = 0; i < PLACE_COUNT && rc < 0; i++) {
-        int length = snprintf(found, JOB_PATH_BYTES, "%s/%s.json", places->dirs[i], name);
-        bool is_place = places->dirs[i][0] != '\0' && length < JOB_PATH_BYTES;
+        int length = snprintf(found, FILE_PATH_BYTES, "%s/%s.json", places->dirs[i], name);
+        bool is_place = places->dirs[i][0] != '\0' && length < FILE_PATH_BYTES;
         if (is_place && access(found, R_OK) == 0)
             rc = 0;
     }

@@ -94,7 +94,7 @@ static int scan_first_tokens(const corpus *self)
     return 0;
 }
 
-static int open_files(corpus *self, const char *const *paths, const enum corpus_format *formats)
+static int open_files(corpus *self, const char *const *paths, const enum data_format *formats)
 {
     for (uint32_t i = 0; i < self->file_count; i++) {
         datai_file *file = &self->files[i];
@@ -115,14 +115,14 @@ static int open_files(corpus *self, const char *const *paths, const enum corpus_
     return 0;
 }
 
-int corpus_open_each(const char *const *paths, const enum corpus_format *formats,
-                     uint32_t path_count, uint64_t vocab_size, corpus **out)
+int corpus_open_each(const char *const *paths, const enum data_format *formats, uint32_t path_count,
+                     uint64_t vocab_size, corpus **out)
 {
     *out = NULL;
     if (path_count == 0)
         return err_set(ERR_INPUT, "the data block names no file; give at least one");
     for (uint32_t i = 0; i < path_count; i++)
-        if ((unsigned)formats[i] >= CORPUS_FORMAT_COUNT)
+        if ((unsigned)formats[i] >= DATA_FORMAT_COUNT)
             return err_set(-EINVAL, "there is no data format of number %d", (int)formats[i]);
     corpus *self = mem_alloc(1, sizeof *self, "corpus");
     if (!self)
@@ -150,10 +150,10 @@ failed:
     return rc;
 }
 
-int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
+int corpus_open_as(const char *const *paths, uint32_t path_count, enum data_format format,
                    uint64_t vocab_size, corpus **out)
 {
-    enum corpus_format *formats = mem_alloc(path_count, sizeof *formats, "formats of files");
+    enum data_format *formats = mem_alloc(path_count, sizeof *formats, "formats of files");
     *out = NULL;
     if (!formats)
         return -ENOMEM;
@@ -166,7 +166,7 @@ int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_fo
 
 int corpus_open(const char *const *paths, uint32_t path_count, corpus **out)
 {
-    return corpus_open_as(paths, path_count, CORPUS_TEXT, 0, out);
+    return corpus_open_as(paths, path_count, DATA_TEXT, 0, out);
 }
 
 void corpus_close(corpus *self)

@@ -37,22 +37,9 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 
 typedef struct corpus corpus;
-
-/* In the order of the job's enum job_data_format. */
-enum corpus_format {
-    CORPUS_AUTO, /* of each file by what it begins with and what lies beside it */
-    CORPUS_TEXT,
-    CORPUS_LLMC,
-    CORPUS_U16,
-    CORPUS_U32,
-    CORPUS_MEGATRON,
-    CORPUS_NPY,
-    CORPUS_JSONL, /* ERR_INPUT here */
-    CORPUS_MADE,
-    CORPUS_FORMAT_COUNT
-};
 
 /* Opens token files of the given format (data.format). vocab_size is the model's; 0: any token up
  * to 2^31 - 1. Headers and indices are checked whole; of the tokens, the first of each file are
@@ -61,14 +48,14 @@ enum corpus_format {
  * ERR_INPUT with the path for a missing, unreadable, empty, truncated or foreign file, a
  * directory, a .bin whose format cannot be told, text among token files, and a token outside the
  * vocabulary. */
-int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
+int corpus_open_as(const char *const *paths, uint32_t path_count, enum data_format format,
                    uint64_t vocab_size, corpus **out) MUST_CHECK;
 
 /* The same of files that each have a format of their own. */
-int corpus_open_each(const char *const *paths, const enum corpus_format *formats,
-                     uint32_t path_count, uint64_t vocab_size, corpus **out) MUST_CHECK;
+int corpus_open_each(const char *const *paths, const enum data_format *formats, uint32_t path_count,
+                     uint64_t vocab_size, corpus **out) MUST_CHECK;
 
-/* As corpus_open_as with CORPUS_TEXT: bytes, vocabulary 256, whatever the files begin with. */
+/* As corpus_open_as with DATA_TEXT: bytes, vocabulary 256, whatever the files begin with. */
 int corpus_open(const char *const *paths, uint32_t path_count, corpus **out) MUST_CHECK;
 void corpus_close(corpus *self);
 uint64_t corpus_token_count(const corpus *self);
@@ -91,14 +78,6 @@ uint64_t corpus_counted(const corpus *self);
 uint64_t corpus_document_count(const corpus *self);
 int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count) MUST_CHECK;
 
-/* The order of the windows of an epoch; in the order of the job's enum job_shuffle. */
-enum sampler_shuffle {
-    SAMPLER_WINDOWS, /* windows of the sequence as it is, in a seeded permutation */
-    /* documents in a seeded permutation, packed end to end; windows of that, in another */
-    SAMPLER_DOCUMENTS,
-    SAMPLER_NONE /* windows in the order of the sequence */
-};
-
 struct sampleri_documents;
 
 struct sampler {
@@ -106,20 +85,20 @@ struct sampler {
     uint64_t seed;
     uint64_t tokens_per_window; /* T */
     uint64_t windows_per_epoch; /* so that each has its T + 1 tokens */
-    enum sampler_shuffle shuffle;
-    struct sampleri_documents *documents; /* SAMPLER_DOCUMENTS; else NULL */
+    enum shuffle shuffle;
+    struct sampleri_documents *documents; /* SHUFFLE_DOCUMENTS; else NULL */
 };
 typedef struct sampler sampler;
 
 /* ERR_INPUT when the corpus has fewer than T + 2 tokens. */
 int sampler_init(sampler *self, corpus *source, uint64_t seed,
                  uint64_t tokens_per_window) MUST_CHECK;
-/* The same in another order. SAMPLER_DOCUMENTS allocates at most 512 KiB, whatever the number of
+/* The same in another order. SHUFFLE_DOCUMENTS allocates at most 512 KiB, whatever the number of
  * documents, and at the first window of an epoch reads where each of them lies (about a microsecond
  * a document); a window then takes a search, and up to documents / 65536 more such reads. Ended by
  * sampler_fini, as is the above. */
 int sampler_init_as(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
-                    enum sampler_shuffle shuffle) MUST_CHECK;
+                    enum shuffle shuffle) MUST_CHECK;
 void sampler_fini(sampler *self);
 
 /* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T] (the next tokens;

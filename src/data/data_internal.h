@@ -30,9 +30,9 @@ enum datai_documents {
 };
 
 struct datai_file {
-    int fd;                    /* -1 while not open */
-    char *path;                /* mem_alloc'd: of the file that holds the tokens */
-    enum corpus_format format; /* never CORPUS_AUTO */
+    int fd;                  /* -1 while not open */
+    char *path;              /* mem_alloc'd: of the file that holds the tokens */
+    enum data_format format; /* never DATA_AUTO */
     datai_type type;
     uint64_t file_bytes;               /* when it was opened */
     uint64_t data_begin;               /* of the first token, in bytes */
@@ -53,19 +53,16 @@ typedef struct datai_file datai_file;
 /* Opens the file that a path names, finds its format and checks all but the tokens. token_begin
  * stays
  * 0. On failure the caller still closes what is in *self. */
-int datai_file_open(datai_file *self, const char *path, enum corpus_format format) MUST_CHECK;
+int datai_file_open(datai_file *self, const char *path, enum data_format format) MUST_CHECK;
 void datai_file_close(datai_file *self);
 /* The format that a file would be opened in. */
-int datai_format_of(const char *path, enum corpus_format asked, enum corpus_format *out) MUST_CHECK;
+int datai_format_of(const char *path, enum data_format asked, enum data_format *out) MUST_CHECK;
 bool datai_is_jsonl(const char *path); /* by its name */
 
 /* Opens a regular file that is not empty and gives its length; -1 in *fd on failure. */
 int datai_open(const char *path, int *fd, uint64_t *bytes) MUST_CHECK;
 /* Exactly `bytes` bytes at `offset`. ERR_INPUT where the file ends before. */
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target) MUST_CHECK;
-/* The entries of the directory that `path` lies in: after a loss of power a file that was renamed
- * is whole under its new name, or not there. */
-int datai_sync_directory(const char *path) MUST_CHECK;
 
 /* Checks the index at idx_path whole and holds it against the opened .bin: sets type and
  * token_count, and keeps the index open for its documents. */

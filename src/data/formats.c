@@ -98,21 +98,6 @@ int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void 
     return 0;
 }
 
-int datai_sync_directory(const char *path)
-{
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof directory, "%s", path);
-    char *slash = strrchr(directory, '/');
-    if (slash)
-        slash[slash == directory] = '\0';
-    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc =
-        fd >= 0 && fsync(fd) == 0 ? 0 : err_errno(errno, "cannot sync the directory of %s", path);
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
 /* ---- llm.c ---- */
 
 static const struct llmc_kind *llmc_kind_of(const unsigned char *begin)
@@ -263,14 +248,14 @@ static int refuse_foreign(const datai_file *self, const unsigned char begin[BEGI
 }
 
 static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
-                     enum corpus_format *format)
+                     enum data_format *format)
 {
     if (self->file_bytes >= 4 && llmc_kind_of(begin)) {
-        *format = CORPUS_LLMC;
+        *format = DATA_LLMC;
         return 0;
     }
     if (datai_is_npy(begin, self->file_bytes) || datai_is_made(begin, self->file_bytes)) {
-        *format = datai_is_made(begin, self->file_bytes) ? CORPUS_MADE : CORPUS_NPY;
+        *format = datai_is_made(begin, self->file_bytes) ? DATA_MADE : DATA_NPY;
         return 0;
     }
     TRY(refuse_foreign(self, begin, 4));
@@ -284,7 +269,7 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
                        "Megatron beside it; set data.format to u16 or u32 for token ids alone, or "
                        "to text for bytes",
                        self->path);
-    *format = datai_is_jsonl(self->path) ? CORPUS_JSONL : CORPUS_TEXT;
+    *format = datai_is_jsonl(self->path) ? DATA_JSONL : DATA_TEXT;
     return 0;
 }
 
@@ -297,17 +282,17 @@ bool datai_is_jsonl(const char *path)
 static int open_as(datai_file *self, const unsigned char begin[BEGIN_BYTES])
 {
     switch (self->format) {
-    case CORPUS_TEXT:
+    case DATA_TEXT:
         return read_text(self);
-    case CORPUS_U16:
-    case CORPUS_U32:
+    case DATA_U16:
+    case DATA_U32:
         TRY(refuse_foreign(self, begin, 6));
-        return read_raw(self, begin, self->format == CORPUS_U16 ? 2 : 4);
-    case CORPUS_NPY:
+        return read_raw(self, begin, self->format == DATA_U16 ? 2 : 4);
+    case DATA_NPY:
         return datai_npy(self);
-    case CORPUS_MADE:
+    case DATA_MADE:
         return datai_made(self);
-    case CORPUS_JSONL:
+    case DATA_JSONL:
         return err_set(ERR_INPUT, "%s holds JSON lines, which are made into tokens first",
                        self->path);
     default:
@@ -316,14 +301,14 @@ static int open_as(datai_file *self, const unsigned char begin[BEGIN_BYTES])
     }
 }
 
-int datai_format_of(const char *path, enum corpus_format asked, enum corpus_format *out)
+int datai_format_of(const char *path, enum data_format asked, enum data_format *out)
 {
     bool megatron = false;
     *out = asked;
-    if (asked != CORPUS_AUTO)
+    if (asked != DATA_AUTO)
         return 0;
     TRY(is_megatron(path, &megatron));
-    *out = CORPUS_MEGATRON;
+    *out = DATA_MEGATRON;
     if (megatron)
         return 0;
     datai_file file = {.fd = -1, .index_fd = -1, .path = mem_string(path, "corpus path")};
@@ -337,15 +322,15 @@ int datai_format_of(const char *path, enum corpus_format asked, enum corpus_form
     return rc;
 }
 
-int datai_file_open(datai_file *self, const char *path, enum corpus_format format)
+int datai_file_open(datai_file *self, const char *path, enum data_format format)
 {
-    bool megatron = format == CORPUS_MEGATRON;
+    bool megatron = format == DATA_MEGATRON;
     self->index_fd = -1;
     self->document_count = 1;
-    if (format == CORPUS_AUTO)
+    if (format == DATA_AUTO)
         TRY(is_megatron(path, &megatron));
     if (megatron) {
-        self->format = CORPUS_MEGATRON;
+        self->format = DATA_MEGATRON;
         TRY(open_megatron(self, path));
     } else {
         self->path = mem_string(path, "corpus path");
@@ -354,7 +339,7 @@ int datai_file_open(datai_file *self, const char *path, enum corpus_format forma
         TRY(datai_open(path, &self->fd, &self->file_bytes));
         unsigned char begin[BEGIN_BYTES] = {0};
         TRY(datai_pread(self->fd, path, 0, size_min(self->file_bytes, sizeof begin), begin));
-        if (format == CORPUS_AUTO)
+        if (format == DATA_AUTO)
             TRY(recognize(self, begin, &format));
         self->format = format;
         TRY(open_as(self, begin));

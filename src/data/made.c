@@ -16,6 +16,7 @@
 
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
@@ -221,13 +222,7 @@ static int finish(made_writer *self)
         return err_set(ERR_INPUT, "there is not one token for %s", self->path);
     TRY(append_ends(self));
     TRY(write_header(self));
-    if (fsync(self->tokens.fd) != 0)
-        return err_errno(errno, "cannot sync the token file %s", self->part);
-    if (rename(self->part, self->path) != 0)
-        return err_errno(errno, "cannot rename %s to %s", self->part, self->path);
-    close(self->tokens.fd);
-    self->tokens.fd = -1; /* it is no part any more */
-    return datai_sync_directory(self->path);
+    return file_publish(&self->tokens.fd, self->part, self->path);
 }
 
 int made_finish(made_writer *self)

@@ -73,8 +73,7 @@ static int share_out(mixture *self, const double *weights)
 }
 
 int mixture_create(corpus *const *sources, const double *weights, uint32_t source_count,
-                   uint64_t seed, uint64_t tokens_per_window, enum sampler_shuffle shuffle,
-                   mixture **out)
+                   uint64_t seed, uint64_t tokens_per_window, enum shuffle shuffle, mixture **out)
 {
     *out = NULL;
     mixture *self = mem_alloc(1, sizeof *self, "data sources");

@@ -21,7 +21,7 @@ typedef struct mixture mixture;
  * for a source that is too short for a window, and for one whose share is below a window of
  * 1024. */
 int mixture_create(corpus *const *sources, const double *weights, uint32_t source_count,
-                   uint64_t seed, uint64_t tokens_per_window, enum sampler_shuffle shuffle,
+                   uint64_t seed, uint64_t tokens_per_window, enum shuffle shuffle,
                    mixture **out) MUST_CHECK;
 void mixture_destroy(mixture *self); /* NULL is allowed */
 

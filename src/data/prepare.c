@@ -419,7 +419,7 @@ static int find_key(prepare_work *self, const struct stat *info, const prepare_o
     return rc < 0 ? err_set(rc, "no memory to look at %s", self->path) : 0;
 }
 
-int prepare_look(const char *path, enum corpus_format format, const prepare_options *options,
+int prepare_look(const char *path, enum data_format format, const prepare_options *options,
                  prepare_work *out)
 {
     *out = (prepare_work){.path = path};
@@ -427,8 +427,8 @@ int prepare_look(const char *path, enum corpus_format format, const prepare_opti
     int fd;
     TRY(datai_format_of(path, format, &format));
     bool is_bytes = strcmp(options->tokenizer_name, "bytes") == 0;
-    out->is_json = format == CORPUS_JSONL;
-    out->is_needed = out->is_json || (format == CORPUS_TEXT && !is_bytes);
+    out->is_json = format == DATA_JSONL;
+    out->is_needed = out->is_json || (format == DATA_TEXT && !is_bytes);
     if (!out->is_needed)
         return 0;
     TRY(datai_open(path, &fd, &out->bytes));

@@ -57,7 +57,7 @@ typedef struct prepare_work prepare_work;
 
 /* Looks at a file, makes nothing: its format, its first line, the form of its conversations.
  * ERR_INPUT and ERR_CONFIG as corpus_open_as, chat_form_find and the first line have it. */
-int prepare_look(const char *path, enum corpus_format format, const prepare_options *options,
+int prepare_look(const char *path, enum data_format format, const prepare_options *options,
                  prepare_work *out) MUST_CHECK;
 
 /* Where tokens go, from the caller's thread in their order. Both return 0 or an error, which ends

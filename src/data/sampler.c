@@ -90,11 +90,11 @@ static int read_window(sampler *self, uint64_t begin, int32_t *inputs, int32_t *
 /* ---- documents ---- */
 
 int sampler_init_as(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
-                    enum sampler_shuffle shuffle)
+                    enum shuffle shuffle)
 {
     TRY(sampler_init(self, source, seed, tokens_per_window));
     self->shuffle = shuffle;
-    if (shuffle != SAMPLER_DOCUMENTS)
+    if (shuffle != SHUFFLE_DOCUMENTS)
         return 0;
     uint64_t count = corpus_document_count(source), stride = size_div_up(count, CHECKPOINTS);
     struct sampleri_documents *order = mem_alloc(1, sizeof *order, "order of documents");
@@ -188,12 +188,12 @@ static int read_packed(sampler *self, uint64_t epoch, uint64_t from, int32_t *in
 
 int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets)
 {
-    if (self->shuffle == SAMPLER_NONE)
+    if (self->shuffle == SHUFFLE_NONE)
         return sampler_window_in_order(self, idx, inputs, targets);
     uint64_t epoch = idx / self->windows_per_epoch;
     uint64_t window = datai_permute(self->seed, STREAM_SAMPLER, epoch, self->windows_per_epoch,
                                     idx % self->windows_per_epoch);
-    if (self->shuffle == SAMPLER_DOCUMENTS)
+    if (self->shuffle == SHUFFLE_DOCUMENTS)
         return read_packed(self, epoch, window * self->tokens_per_window, inputs, targets);
     uint64_t used = self->windows_per_epoch * self->tokens_per_window + 1;
     uint64_t rest = corpus_token_count(self->source) - used;

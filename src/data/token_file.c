@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
@@ -39,7 +40,7 @@ struct output {
 
 struct token_file {
     char name[PATH_MAX], index_name[PATH_MAX]; /* in the end */
-    enum corpus_format format;
+    enum data_format format;
     uint32_t token_bytes;
     struct output tokens, index, lengths;
     uint64_t token_count, document_count, document_begin;
@@ -93,12 +94,6 @@ static void output_close(struct output *self)
     self->buffer = NULL;
 }
 
-static int output_sync(struct output *self)
-{
-    TRY(output_flush(self));
-    return fsync(self->fd) == 0 ? 0 : err_errno(errno, "cannot sync %s", self->path);
-}
-
 void token_file_abandon(token_file *self)
 {
     if (!self)
@@ -118,7 +113,7 @@ void token_file_abandon(token_file *self)
 static int make_names(token_file *self, const char *name)
 {
     size_t length = strlen(name);
-    bool is_pair = self->format == CORPUS_MEGATRON;
+    bool is_pair = self->format == DATA_MEGATRON;
     if (length == 0 || name[length - 1] == '/')
         return err_set(ERR_INPUT, "\"%s\" names no file to write", name);
     if (length + sizeof ".bin.part.lengths" > PATH_MAX)
@@ -143,28 +138,28 @@ static int make_names(token_file *self, const char *name)
 
 static int begin(token_file *self, const char *name, uint64_t vocab_size)
 {
-    bool is_short = self->format == CORPUS_U16 ||
-                    (self->format != CORPUS_U32 && vocab_size <= VOCAB_OF_2_BYTES);
-    if (self->format != CORPUS_MEGATRON && self->format != CORPUS_LLMC &&
-        self->format != CORPUS_U16 && self->format != CORPUS_U32)
+    bool is_short =
+        self->format == DATA_U16 || (self->format != DATA_U32 && vocab_size <= VOCAB_OF_2_BYTES);
+    if (self->format != DATA_MEGATRON && self->format != DATA_LLMC && self->format != DATA_U16 &&
+        self->format != DATA_U32)
         return err_set(ERR_INPUT, "tokens are written as megatron, llmc, u16 or u32 alone");
-    if (self->format == CORPUS_U16 && vocab_size > VOCAB_OF_2_BYTES)
+    if (self->format == DATA_U16 && vocab_size > VOCAB_OF_2_BYTES)
         return err_set(ERR_INPUT, "u16 cannot hold a vocabulary of %llu tokens: take u32",
                        (unsigned long long)vocab_size);
     self->token_bytes = is_short ? 2 : 4;
     TRY(make_names(self, name));
     TRY(output_open(&self->tokens, false));
-    if (self->format == CORPUS_LLMC) {
+    if (self->format == DATA_LLMC) {
         static const unsigned char header[LLMC_HEADER_BYTES];
         TRY(output_add(&self->tokens, header, sizeof header));
     }
-    if (self->format != CORPUS_MEGATRON)
+    if (self->format != DATA_MEGATRON)
         return 0;
     TRY(output_open(&self->index, false));
     return output_open(&self->lengths, true);
 }
 
-int token_file_create(const char *name, enum corpus_format format, uint64_t vocab_size,
+int token_file_create(const char *name, enum data_format format, uint64_t vocab_size,
                       token_file **out)
 {
     *out = NULL;
@@ -172,7 +167,7 @@ int token_file_create(const char *name, enum corpus_format format, uint64_t voca
     if (!self)
         return -ENOMEM;
     self->tokens.fd = self->index.fd = self->lengths.fd = -1;
-    self->format = format == CORPUS_AUTO ? CORPUS_MEGATRON : format;
+    self->format = format == DATA_AUTO ? DATA_MEGATRON : format;
     int rc = begin(self, name, vocab_size);
     if (rc < 0)
         token_file_abandon(self);
@@ -199,7 +194,7 @@ int token_file_end_document(token_file *self)
     uint64_t length = self->token_count - self->document_begin;
     if (length == 0)
         return 0;
-    if (self->format == CORPUS_MEGATRON) {
+    if (self->format == DATA_MEGATRON) {
         int32_t stored = (int32_t)length;
         if (length > INT32_MAX)
             return err_set(ERR_INPUT,
@@ -261,7 +256,7 @@ static int write_index(token_file *self)
     TRY(copy_lengths(self, true));
     for (uint64_t document = 0; document < ends; document++)
         TRY(output_add(&self->index, &document, sizeof document));
-    return output_sync(&self->index);
+    return output_flush(&self->index);
 }
 
 static int write_llmc_header(token_file *self)
@@ -282,32 +277,23 @@ static int write_llmc_header(token_file *self)
     return 0;
 }
 
-static int move(const char *from, const char *to)
-{
-    return rename(from, to) == 0 ? 0 : err_errno(errno, "cannot rename %s to %s", from, to);
-}
-
 static int publish(token_file *self)
 {
-    bool is_pair = self->format == CORPUS_MEGATRON;
+    bool is_pair = self->format == DATA_MEGATRON;
     if (self->token_count == 0)
         return err_set(ERR_INPUT, "the input gives not one token");
     TRY(token_file_end_document(self));
-    if (self->format == CORPUS_LLMC)
+    if (self->format == DATA_LLMC)
         TRY(write_llmc_header(self));
-    TRY(output_sync(&self->tokens));
+    TRY(output_flush(&self->tokens));
     if (is_pair) {
         TRY(write_index(self));
         if (unlink(self->index_name) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot replace %s", self->index_name);
-        TRY(datai_sync_directory(self->name));
+        TRY(file_sync_parent(self->name));
     }
-    TRY(move(self->tokens.path, self->name));
-    if (is_pair) {
-        TRY(datai_sync_directory(self->name));
-        TRY(move(self->index.path, self->index_name));
-    }
-    return datai_sync_directory(self->name);
+    TRY(file_publish(&self->tokens.fd, self->tokens.path, self->name));
+    return is_pair ? file_publish(&self->index.fd, self->index.path, self->index_name) : 0;
 }
 
 int token_file_finish(token_file *self)

@@ -19,9 +19,9 @@
 
 typedef struct token_file token_file;
 
-/* Begins NAME. `format` CORPUS_AUTO: megatron. ERR_INPUT for a vocabulary that u16 cannot hold, a
+/* Begins NAME. `format` DATA_AUTO: megatron. ERR_INPUT for a vocabulary that u16 cannot hold, a
  * format that is not among those above, a path that is too long; -errno with the path. */
-int token_file_create(const char *name, enum corpus_format format, uint64_t vocab_size,
+int token_file_create(const char *name, enum data_format format, uint64_t vocab_size,
                       token_file **out) MUST_CHECK;
 /* Appends tokens, each below vocab_size. */
 int token_file_add(token_file *self, const uint32_t *tokens, uint64_t count) MUST_CHECK;

@@ -81,7 +81,7 @@ static int run_forward(struct engine *self, const program *prog, const op *item,
     if (is_head && self->logits_row >= 0)
         return model_logits_pass(net, item->pass, stream, &call, (uint64_t)self->logits_row,
                                  self->logits);
-    enum model_phase phase = item->kind == OP_RECOMPUTE ? MODEL_RECOMPUTE : MODEL_FORWARD;
+    enum phase phase = item->kind == OP_RECOMPUTE ? PHASE_RECOMPUTE : PHASE_FORWARD;
     return model_run(net, phase, item->stage, item->pass, stream, &call, false);
 }
 
@@ -92,7 +92,7 @@ static int zero_padding(struct engine *self, const program *prog, const op *item
 {
     static const enum operand_role roles[2] = {ROLE_GRADS0, ROLE_GRADS1};
     const struct setup *setup = self->setup;
-    const model_pass *pass = &setup->net->stages[item->stage].passes[MODEL_BACKWARD][item->pass];
+    const model_pass *pass = &setup->net->stages[item->stage].passes[PHASE_BACKWARD][item->pass];
     const operand *grads = op_operand(item, roles[i]);
     uint64_t unit_bytes = setup->net->units[pass->units[i]].elems * sizeof(float);
     if (grads->size_bytes == unit_bytes)
@@ -112,7 +112,7 @@ static int run_backward(struct engine *self, const program *prog, const op *item
             TRY(zero_padding(self, prog, item, i, stream));
     }
     bool saved_is_valid = op_operand(item, ROLE_SAVED) != NULL;
-    return model_run(setup->net, MODEL_BACKWARD, item->stage, item->pass, stream, &call,
+    return model_run(setup->net, PHASE_BACKWARD, item->stage, item->pass, stream, &call,
                      saved_is_valid);
 }
 
@@ -141,7 +141,7 @@ static void take_norm(struct engine *self)
     self->step.grad_norm = sqrt(enginei_norm_total(self)) / self->step.loss_scale;
     if (comm_is_pretended(self->setup->ranks.comm))
         self->step.grad_norm = 1; /* it means nothing, and no update is skipped for it */
-    if (self->setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
+    if (self->setup->plan.update == UPDATE_AFTER_BACKWARD)
         engine_make_scalars(self); /* the updates that follow in this program use them */
 }
 

@@ -23,6 +23,7 @@
 #include "base/tile.h"
 #include "engine/engine_internal.h"
 #include "tiers/drive_speed.h"
+#include "tiers/io_faults.h"
 
 enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
 
@@ -30,7 +31,7 @@ enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
 static int make_host_arena(struct engine *self, const engine_memory *memory, uint64_t size_bytes)
 {
     struct setup *setup = self->setup;
-    arena *host = &self->arenas[ARENA_HOST];
+    arena *host = &self->arenas[TIER_HOST];
     if (memory) {
         char need[SIZE_TEXT_BYTES], has[SIZE_TEXT_BYTES];
         if (memory->host.size_bytes < size_bytes)
@@ -61,23 +62,23 @@ static int make_arenas(struct engine *self, const engine_memory *memory)
 {
     struct setup *setup = self->setup;
     uint64_t bytes[2];
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
-        bytes[a] = size_max(setup_reached_bytes(setup, (enum arena_kind)a), TILE_BLOCK_BYTES);
-    topology_place_memory(&setup->machine, bytes[ARENA_HOST], setup->gpu ? 0 : bytes[ARENA_DEVICE],
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
+        bytes[a] = size_max(setup_reached_bytes(setup, (enum tier)a), TILE_BLOCK_BYTES);
+    topology_place_memory(&setup->machine, bytes[TIER_HOST], setup->gpu ? 0 : bytes[TIER_DEVICE],
                           &setup->cores);
     for (uint32_t i = 0; i < setup->cores.note_count; i++)
         log_warn("%s", setup->cores.notes[i]);
     if (setup->gpu) {
-        TRY(device_reserve(setup->gpu, bytes[ARENA_DEVICE], &self->arenas[ARENA_DEVICE].base));
-        self->arenas[ARENA_DEVICE].size_bytes = bytes[ARENA_DEVICE];
+        TRY(device_reserve(setup->gpu, bytes[TIER_DEVICE], &self->arenas[TIER_DEVICE].base));
+        self->arenas[TIER_DEVICE].size_bytes = bytes[TIER_DEVICE];
     } else {
         arena_config config = {.name = "device",
-                               .size_bytes = bytes[ARENA_DEVICE],
+                               .size_bytes = bytes[TIER_DEVICE],
                                .nodes = &setup->cores.device,
                                .touch_threads = setup->thread_count};
-        TRY(arena_init(&self->arenas[ARENA_DEVICE], &config));
+        TRY(arena_init(&self->arenas[TIER_DEVICE], &config));
     }
-    return make_host_arena(self, memory, bytes[ARENA_HOST]);
+    return make_host_arena(self, memory, bytes[TIER_HOST]);
 }
 
 int engine_result_memory(struct engine *self, uint64_t size_bytes, void **out)
@@ -127,7 +128,7 @@ static int make_disk(struct engine *self, const struct engine_options *options)
         .drive_count = setup->drive_count,
         .total_bytes = options->slab_bytes
                            ? options->slab_bytes
-                           : size_max(setup_reached_bytes(setup, ARENA_NVME), TILE_BLOCK_BYTES),
+                           : size_max(setup_reached_bytes(setup, TIER_NVME), TILE_BLOCK_BYTES),
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
         .only_reads = setup->plan.only_eval && options->open_existing,
@@ -194,8 +195,8 @@ static int make_io(struct engine *self, const struct engine_options *options)
 {
     const struct job *asked = self->setup->job;
     io_region regions[1] = {
-        {self->arenas[ARENA_HOST].base,
-         self->arenas[ARENA_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
+        {self->arenas[TIER_HOST].base,
+         self->arenas[TIER_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
     sim_store *store;
     uint64_t block_bytes;
     uint32_t queue_depth;
@@ -213,7 +214,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
         .request_capacity = 256,
         .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
         .stop_ns = stop_ns(self->setup),
-        .faults = options->test ? options->test->faults : NULL,
+        .test = &(const io_test){.faults = options->test ? options->test->faults : NULL},
     };
     self->io_kind = config.backend;
     log_info("drives: transfers of up to %llu KiB, %u each way in flight on each",
@@ -225,7 +226,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
     enginei_list_programs(self, programs);
     TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));
     lane_io_config io_lanes = {.transport = self->transport,
-                               .host_base = self->arenas[ARENA_HOST].base,
+                               .host_base = self->arenas[TIER_HOST].base,
                                .depth = io_lane_depth(queue_depth, self->disk->drive_count),
                                .request_capacity = IO_LANE_DEPTH_MAX,
                                .verify = self->sums,
@@ -271,8 +272,8 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
         rc = enginei_make_workers(self);
     if (rc == 0)
         rc = enginei_open_collectives(self);
-    if (rc == 0 && options->test && options->test->pace)
-        rc = enginei_pace_lanes(self);
+    if (rc == 0 && options->test && options->test->lanes)
+        rc = enginei_wrap_lanes(self, options->test->lanes);
     if (rc == 0)
         rc = enginei_make_executor(self);
     thread_ask_short_slice(); /* the workers exist and keep longer ones */
@@ -301,12 +302,12 @@ static void release_memory(struct engine *self)
 {
     device *gpu = self->setup->gpu;
     bool has_failed = gpu && device_synchronize(gpu, NULL) < 0;
-    if (self->is_pinned && device_unpin(gpu, self->arenas[ARENA_HOST].base) < 0)
+    if (self->is_pinned && device_unpin(gpu, self->arenas[TIER_HOST].base) < 0)
         warn_unless(has_failed);
-    if (gpu && self->arenas[ARENA_DEVICE].base && device_release(gpu) < 0)
+    if (gpu && self->arenas[TIER_DEVICE].base && device_release(gpu) < 0)
         warn_unless(has_failed);
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
-        if (self->arenas[a].base && !(a == ARENA_DEVICE ? gpu != NULL : self->borrows_host))
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
+        if (self->arenas[a].base && !(a == TIER_DEVICE ? gpu != NULL : self->borrows_host))
             arena_fini(&self->arenas[a]);
     for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++)
         mem_free(self->results[i]);
@@ -318,7 +319,8 @@ void engine_destroy(struct engine *self)
         return;
     executor_destroy(self->runner);
     enginei_destroy_lanes(self);
-    lane_pace_destroy(self->pace);
+    if (self->test)
+        self->test->end(self->test->user);
     comm_close(self->setup->ranks.comm);
     if (self->update_context)
         kernels_cpu.context_destroy(self->update_context);

@@ -17,10 +17,9 @@
 #include "setup/setup.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
-#include "swap/lane_pace.h"
 #include "swap/lane_stream.h"
 #include "swap/paranoid.h"
-#include "swap/places.h"
+#include "swap/place_table.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/sim.h"
@@ -97,7 +96,7 @@ struct engine {
     lane *core_lane, *copy_lane;    /* NULL with a GPU */
     lane *gpu_lane;                 /* compute and copies of a GPU; NULL: the CPU computes */
     lane *update_lane;              /* NULL: the update runs on the core lane */
-    lane_pace *pace;                /* setup_test.pace; or NULL */
+    const struct setup_lanes *test; /* whose lanes these are; or NULL */
     kernel_context *update_context; /* of the CPU's backend; NULL as update_lane */
     double *norm_nodes; /* sums of squares of the step's gradients (norm.c); pinned for a GPU */
     paranoid *checked_cores, *checked_updates, *checked_copies, *checked_comm; /* run.paranoid */

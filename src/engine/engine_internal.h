@@ -8,7 +8,8 @@
 /* ---- lanes.c: called in this order, after arenas, places and the drives' lanes ---- */
 int enginei_make_workers(struct engine *self) MUST_CHECK;
 int enginei_open_collectives(struct engine *self) MUST_CHECK; /* all ranks together */
-int enginei_pace_lanes(struct engine *self) MUST_CHECK;       /* setup_test.pace */
+/* setup_test.lanes */
+int enginei_wrap_lanes(struct engine *self, const struct setup_lanes *test) MUST_CHECK;
 int enginei_make_executor(struct engine *self) MUST_CHECK;
 void enginei_destroy_lanes(struct engine *self);
 int enginei_start_io_thread(void *group); /* a core_group: threads that mostly wait */

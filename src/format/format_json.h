@@ -15,26 +15,15 @@ struct format_json_limits {
 };
 typedef struct format_json_limits format_json_limits;
 
-/* An object without duplicate keys. ERR_INPUT "PATH: ..." with the rule that the text breaks, and where. json_decref
- * ends *out. */
+/* An object without duplicate keys. ERR_INPUT "PATH: ..." with the rule that the text breaks, and
+ * where. json_decref ends *out. */
 int format_json_parse(const char *path, const char *text, uint64_t text_bytes,
                       const format_json_limits *limits, json_t **out) MUST_CHECK;
 /* The same of a regular file. ERR_INPUT also where there is none. */
 int format_json_read(const char *path, const format_json_limits *limits, json_t **out) MUST_CHECK;
-/* A whole regular file, a zero behind it; mem_free ends *text. ERR_INPUT, also above bytes_max; -errno. */
-int format_read_file(const char *path, uint64_t bytes_max, char **text,
-                     uint64_t *text_bytes) MUST_CHECK;
-/* Opens a regular file to be read. ERR_INPUT with the path. */
-int format_open_file(const char *path, int *fd, uint64_t *file_bytes) MUST_CHECK;
-
-/* Text of others as it may stand in a message: without what moves a terminal, and cut at a character's end. Returns
- * `out`. */
+/* Text of others as it may stand in a message: without what moves a terminal, and cut at a
+ * character's end. Returns `out`. */
 enum { FORMAT_SHOWN_BYTES = 128 };
 const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES]);
-
-/* Writes a file whole or not at all: "<path>.partial", sync, rename, sync of the directory. */
-int format_write_file(const char *path, const void *data, uint64_t size_bytes) MUST_CHECK;
-/* Makes the entries of the directory that holds `path` durable. */
-int format_sync_parent(const char *path) MUST_CHECK;
 
 #endif

@@ -16,6 +16,7 @@
 
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
@@ -51,15 +52,6 @@ struct hf_checkpoint {
 };
 
 /* ---- opening ---- */
-
-static int join(char out[PATH_MAX], const char *dir, const char *name)
-{
-    int length = snprintf(out, PATH_MAX, "%s/%s", dir, name);
-    if (length < 0 || length >= PATH_MAX)
-        return err_set(ERR_INPUT, "the path %.100s/%.100s is longer than %d bytes", dir, name,
-                       PATH_MAX - 1);
-    return 0;
-}
 
 static int open_table(hf_checkpoint *self, const char *path)
 {
@@ -144,7 +136,7 @@ static int open_shards(hf_checkpoint *self, const char *dir, const char *path, c
     if (rc == 0 && !(self->files = mem_alloc(count, sizeof *self->files, "shards")))
         rc = -ENOMEM;
     for (size_t i = 0; rc == 0 && i < count; i++) {
-        rc = join(file, dir, names[i]);
+        rc = file_join(file, sizeof file, dir, names[i]);
         if (rc == 0 && access(file, F_OK) != 0)
             rc = err_set(ERR_INPUT,
                          "%s names %s, which is not in the directory: of %zu files it "
@@ -174,8 +166,8 @@ static int open_files(hf_checkpoint *self, const char *dir)
 {
     char whole[PATH_MAX], index[PATH_MAX];
     struct stat status;
-    TRY(join(whole, dir, whole_name));
-    TRY(join(index, dir, index_name));
+    TRY(file_join(whole, sizeof whole, dir, whole_name));
+    TRY(file_join(index, sizeof index, dir, index_name));
     if (stat(dir, &status) != 0)
         return err_set(ERR_INPUT, "cannot look at %s: %s", dir, strerror(errno));
     if (!S_ISDIR(status.st_mode))
@@ -357,7 +349,7 @@ static int open_file(hf_checkpoint *self, struct hf_file *file)
     struct stat status;
     uint64_t file_bytes;
     make_room(self);
-    TRY(format_open_file(file->table.path, &file->fd, &file_bytes));
+    TRY(file_open(file->table.path, &file->fd, &file_bytes));
     bool is_same =
         fstat(file->fd, &status) == 0 && file_bytes == file->table.file_bytes &&
         (file->inode == 0 || (file->inode == status.st_ino && file->device == status.st_dev));

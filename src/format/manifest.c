@@ -1,25 +1,25 @@
-/* The two slots as files. See manifest.h; tiers/FORMAT.md says what they hold.
+/* The two slots as files. manifest.h is the contract; tiers/FORMAT.md has the bytes.
  *
- * Writing slot g mod 2 while the other one holds generation g-1:
+ * How slot g mod 2 is written depends on the other slot, which is of generation g - 1:
  *
- *   the other is a commit      in place, over generation g-2: a commit takes no new space, so that a
- *                              full disk cannot stop one. Until it is whole the slot is damaged, and
- *                              g-1 counts.
- *   there is no other, or it   manifest-<slot>.new, fsync, rename: the slot is as before or whole. So
- *   has no commit (BEGUN)      a run killed while its first slot was written is a run that never was,
- *                              and a damaged slot beside BEGUN is a commit that was lost, not one
- *                              that was never made.
+ *   It is a commit: the slot is written in place, over generation g - 2. A commit takes no new
+ *   space, so that a full disk cannot stop one. Until it is whole the slot is damaged, and g - 1
+ *   counts.
  *
- * In place the length is set before the bytes. A longer slot of before would leave a tail, which makes
- * the new one damaged; cut first, no step is left between the last byte and the fsync, and a cut that
- * fails has changed nothing yet. Whatever of cut and bytes reaches the drive before the power goes, in
- * any order: a slot counts only where length and checksum of the whole are right.
+ *   It is absent, or BEGUN: manifest-<slot>.new, fsync, rename. The slot is as before or whole. So
+ *   a run that was killed while it wrote its first slot never was a run, and a damaged slot beside
+ *   BEGUN is a commit that was lost, not one that was never made.
  *
- * What was not reported as written must not count later: after a failed fsync the slot may be whole in
- * the page cache and nowhere else, so it is withdrawn (its first bytes zeroed). And one that a killed
- * process left unsynced is synced by manifest_read before anybody builds on it.
+ * In place, the length is set before the bytes: the tail of a longer slot would make the new one
+ * damaged. With the cut first there is no step between the last byte and the fsync, and a cut that
+ * fails has changed nothing. A slot counts only if the length and the checksum of the whole are
+ * right, so it does not matter in which order the cut and the bytes reach the drive.
  *
- * One thread. Writing allocates nothing, so a commit may happen while memory is sealed. */
+ * A slot that was not reported as written must not count later. After a failed fsync it may be
+ * whole in the page cache and nowhere else, so its first bytes are overwritten with zeros.
+ * manifest_read syncs a slot that a killed process left unsynced, before anything builds on it.
+ *
+ * One thread. Writing allocates nothing, so that a commit can happen while memory is sealed. */
 #include "format/manifest.h"
 
 #include <errno.h>
@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "base/failpoint.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -43,18 +44,6 @@ static int slot_path(char path[PATH_MAX], const char *state_dir, unsigned slot, 
     if (length < 0 || length >= PATH_MAX)
         return err_errno(ENAMETOOLONG, "the run's state directory %s", state_dir);
     return 0;
-}
-
-static int sync_directory(const char *state_dir)
-{
-    int fd = open(state_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "cannot open the state directory %s", state_dir);
-    int rc = 0;
-    if (fsync(fd) < 0 && errno != EINVAL) /* file systems that keep no entries to be synced */
-        rc = err_errno(errno, "cannot make the state directory %s durable", state_dir);
-    close(fd);
-    return rc;
 }
 
 /* ---- writing ---- */
@@ -74,8 +63,8 @@ static const char *present_path(const slot_file *self)
     return self->in_place || self->is_renamed ? self->path : self->temporary;
 }
 
-/* Whether the slot is, by its first bytes, a state that a run can have left: then it counts while the
- * other one is written. */
+/* Whether the slot is, by its first bytes, a state that a run can have left: then it counts while
+ * the other one is written. */
 static bool holds_commit(const char *path)
 {
     manifesti_header header = {.version = 0};
@@ -84,7 +73,7 @@ static bool holds_commit(const char *path)
         return false;
     ssize_t got = pread(fd, &header, sizeof header, 0);
     close(fd);
-    return got >= MANIFESTI_HEADER_2_BYTES &&
+    return got == (ssize_t)sizeof header &&
            memcmp(header.magic, MANIFESTI_MAGIC, sizeof header.magic) == 0 &&
            (header.state == MANIFEST_COMMITTED || header.state == MANIFEST_RUNNING);
 }
@@ -162,11 +151,11 @@ static int write_slot(const char *state_dir, slot_file *self, const manifesti_pa
         self->is_renamed = true;
     }
     TRY(failpoint("manifest.synced"));
-    return sync_directory(state_dir);
+    return file_sync_directory(state_dir);
 }
 
-/* After a failure: the slot must not count. As well as it goes, for the drive may be gone; the bytes stay
- * allocated for the next commit. */
+/* After a failure: the slot must not count. As well as it goes, for the drive may be gone; the
+ * bytes stay allocated for the next commit. */
 static void withdraw(const slot_file *self)
 {
     static const char zeros[sizeof(((manifesti_header *)NULL)->magic)];
@@ -280,10 +269,11 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_v
     return rc < 0 ? rc : 0;
 }
 
-/* The slots are made durable as they were read. The writer of the one that counts may have been killed before
- * its fsync: what the run does next changes places that the other slot names, and a loss of power would leave
- * neither. A damaged one may be so in the page cache alone, withdrawn after a failed fsync: whole again after
- * a loss of power, it would name places that have since been changed. */
+/* The slots are made durable as they were read. The writer of the one that counts may have been
+ * killed before its fsync: what the run does next changes places that the other slot names, and a
+ * loss of power would leave neither. A damaged one may be so in the page cache alone, withdrawn
+ * after a failed fsync: whole again after a loss of power, it would name places that have since
+ * been changed. */
 static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
 {
     for (unsigned slot = 0; slot < MANIFESTI_SLOTS; slot++) {
@@ -301,11 +291,12 @@ static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
         close(fd);
         TRY(rc);
     }
-    int rc = sync_directory(state_dir);
+    int rc = file_sync_directory(state_dir);
     return rc == -EROFS ? 0 : rc;
 }
 
-/* Two slots that are valid are of one run: of the same slabs, or one names those of the other as strays. */
+/* Two slots that are valid are of one run: of the same slabs, or one names those of the other as
+ * strays. */
 static int check_kinship(const char *state_dir, const manifest *one, const manifest *other)
 {
     size_t bytes = sizeof one->slabs.uuid;
@@ -347,14 +338,21 @@ static int pass_over(const char *state_dir, unsigned damaged, const slot_view *v
     return 0;
 }
 
-/* Going back a commit, and over the newer program's, is not this program's to decide. */
-static int refuse_newer(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
+/* A slot of another version is not damaged. This program must not go back to the commit before it,
+ * and must not write over it. */
+static int refuse_other_version(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
 {
-    for (int slot = 0; slot < MANIFESTI_SLOTS; slot++)
-        if (views[slot].outcome == SLOT_DAMAGED && views[slot].reason.is_newer)
-            return err_set(ERR_INPUT,
-                           "%s/manifest-%d was written by a newer sluice: %s; go on with that one",
-                           state_dir, slot, views[slot].reason.text);
+    for (int slot = 0; slot < MANIFESTI_SLOTS; slot++) {
+        uint32_t version = views[slot].reason.other_version;
+        if (views[slot].outcome != SLOT_DAMAGED || version == 0)
+            continue;
+        return err_set(ERR_INPUT,
+                       "%s/manifest-%d was written by %s sluice: it has version %" PRIu32
+                       " and this program reads version %d alone; go on with the sluice that "
+                       "wrote it, or begin in another run.dir",
+                       state_dir, slot, version > MANIFESTI_VERSION ? "a newer" : "an older",
+                       version, MANIFESTI_VERSION);
+    }
     return 0;
 }
 
@@ -399,7 +397,7 @@ int manifest_read(const char *state_dir, manifest *out, int *found)
     int rc;
     TRY_GOTO(rc, read_slot(state_dir, 0, out, &views[0]), done);
     TRY_GOTO(rc, read_slot(state_dir, 1, second, &views[1]), done);
-    TRY_GOTO(rc, refuse_newer(state_dir, views), done);
+    TRY_GOTO(rc, refuse_other_version(state_dir, views), done);
     TRY_GOTO(rc, choose(state_dir, views, out, second), done);
     *found = rc;
 done:

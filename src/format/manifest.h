@@ -1,15 +1,20 @@
-/* The manifest: the small checksummed record that makes the slabs a checkpoint.
+/* The manifest is the small checksummed record that makes the slabs a checkpoint.
  *
- *   state/manifest-0, manifest-1       commit of generation g writes slot g mod 2, whole, then fsync;
- *                                      the other slot, with the commit before, is not touched
- *   newest valid slot                  is the state of the run
- *   state/manifest-<n>.new             a slot's first, until it is whole; means nothing
+ *   state/manifest-0, manifest-1
+ *       The commit of generation g writes slot g mod 2, whole, then fsync. It does not touch the
+ *       other slot, which holds the commit before. The newest valid slot is the state of the run.
+ *   state/manifest-<n>.new
+ *       A slot is written under this name while the other slot holds no commit, and is then
+ *       renamed. The file itself means nothing.
  *
- *   BEGUN --(first commit)--> COMMITTED --(commit)--> COMMITTED ...         two places per extent
- *   BEGUN --> RUNNING --(clean stop)--> COMMITTED --(next start)--> RUNNING   one place (commit_every 0)
+ * Two places per extent:
+ *   BEGUN --(first commit)--> COMMITTED --(commit)--> COMMITTED ...
+ * One place per extent (commit_every 0):
+ *   BEGUN --> RUNNING --(clean stop)--> COMMITTED --(next start)--> RUNNING
  *
- * The byte layout is a table in tiers/FORMAT.md and manifest_internal.h. Little-endian. One thread per
- * manifest and directory. Failpoints (base/failpoint.h): manifest.begin, .half, .written, .synced. */
+ * The byte layout is a table in tiers/FORMAT.md and manifest_internal.h. Little-endian. One thread
+ * per manifest and directory. Failpoints (base/failpoint.h): manifest.begin, .half, .written,
+ * .synced. */
 #ifndef SLUICE_FORMAT_MANIFEST_H
 #define SLUICE_FORMAT_MANIFEST_H
 
@@ -18,11 +23,11 @@
 
 #include "base/error.h"
 #include "base/tile.h"
+#include "base/words.h"
 
 enum {
     MANIFEST_UUID_BYTES = 16,
     MANIFEST_TEXT_BYTES = 4096,
-    MANIFEST_DRIVES_MAX = 16,
     MANIFEST_REASON_BYTES = 256,
     MANIFEST_RANKS_MAX = 1024,
     MANIFEST_HOST_BYTES = 64
@@ -34,43 +39,43 @@ enum manifest_state {
     MANIFEST_BEGUN = 3      /* a new run's first: it names the slabs, which hold nothing yet */
 };
 
-/* Where one tile of one unit's optimizer state rests on the slab; or of the params of a unit that does not learn,
- * which has no such state. Of a split master (base/tile.h) each tile has two extents, one behind the other: its
- * params, which are the high halves, and its state with the low ones. */
+/* Where one tile of a unit rests on the slab: its optimizer state, or its params if the unit does
+ * not learn. If masters are split (base/tile.h), each tile has two extents, one after the other:
+ * the params, which are the high halves of the masters, and the state with the low halves. */
 struct manifest_extent {
-    uint32_t unit, tile;   /* tile: of the rank's shard of the unit, from 0 */
+    uint32_t unit;
+    uint32_t tile;         /* of the rank's shard of the unit, from 0 */
     uint64_t offset_bytes; /* in the nvme address space: of the place that the commit names */
     uint64_t size_bytes;   /* of the extent, padding included */
     uint64_t elem_begin;   /* within the whole unit, whatever the rank */
-    uint64_t
-        elem_count;    /* the last ones of a unit cut over ranks may lie behind its end: padding */
-    uint64_t checksum; /* XXH3-64 of the streams' elements, padding excluded */
-    uint32_t rank;     /* on whose slab it lies; 0 where is_replicated */
-    uint32_t
-        param_bytes; /* 0: optimizer state. 2 or 4: params alone, of so many bytes each, elem_count of
-                             them without padding: the unit is frozen or the master split */
+    uint64_t elem_count;   /* The last shard may end after its unit; the rest is padding. */
+    uint64_t checksum;     /* XXH3-64 of the streams' elements, padding excluded */
+    uint32_t rank;         /* on whose slab it lies; 0 where is_replicated */
+    /* 0: optimizer state. 2 or 4: params alone, elem_count of them with so many bytes each and no
+     * padding, because the unit is frozen or its masters are split. */
+    uint32_t param_bytes;
 };
 typedef struct manifest_extent manifest_extent;
 
-/* Bytes of an element of the extent's first stream: a master weight, or one of params. Not of a split master. */
+/* Bytes of an element of the extent's first stream: a master weight, or one of the params. Do not
+ * ask for a split master. */
 static inline uint64_t manifest_weight_bytes(const manifest_extent *self)
 {
     return self->param_bytes ? self->param_bytes : sizeof(float);
 }
 
 struct manifest_rank {
-    char host
-        [MANIFEST_HOST_BYTES]; /* that the rank ran on, zeros behind it; "": not noted (one rank) */
-    uint32_t local_rank;       /* below rank_count */
+    char host[MANIFEST_HOST_BYTES]; /* padded with zeros; "" if not noted, as for one rank */
+    uint32_t local_rank;            /* below rank_count */
 };
 typedef struct manifest_rank manifest_rank;
 
-/* Slab files: "<drive>/sluice-<uuid>/rank-<r>-drive-<d>.slab" on the rank's host, where <drive> is drives[d]
- * with "{rank}", "{local_rank}" and "{host}" replaced by the rank's. */
+/* The slab files are "<drive>/sluice-<uuid>/rank-<r>-drive-<d>.slab" on the rank's host, where
+ * <drive> is drives[d] with "{rank}", "{local_rank}" and "{host}" replaced by the rank's values. */
 struct manifest_slabs {
     uint8_t uuid[MANIFEST_UUID_BYTES];
     uint32_t drive_count;
-    char drives[MANIFEST_DRIVES_MAX][MANIFEST_TEXT_BYTES];
+    char drives[DRIVES_MAX][MANIFEST_TEXT_BYTES];
     uint32_t rank_count; /* 0 acts as 1 */
     manifest_rank ranks[MANIFEST_RANKS_MAX];
 };
@@ -85,45 +90,51 @@ enum { MANIFEST_UUID_TEXT_BYTES = 2 * MANIFEST_UUID_BYTES + 1 };
 /* The uuid of slabs as it stands in their paths, 32 hex digits. Returns `text`. */
 const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_UUID_TEXT_BYTES]);
 
-/* About 290 KiB: static or heap memory.
+/* About 290 KiB: keep it in static or heap memory.
  *
- * What is written and what is read has been checked (manifest_check.c), so that nobody need ask again:
- * texts end; extents are sorted by (unit, rank, tile), units and tiles from 0 without a gap; a rank's tiles
- * of a unit hold its shard, tile_elems each but for the last, and all ranks' shards are equal and follow
- * each other from element 0 without a gap (base/shard.h); offsets are multiples of 4 KiB and a rank's
- * extents lie within total_bytes, apart from each other (asked of what is read alone); size_bytes is
- * tile_bytes of base/tile.h where state_streams is known, of params elem_count times param_bytes, which
- * is the same for all of them, and all extents of a unit are of one kind; with split masters an extent of state
- * follows that of the same tile's params; a commit has slabs and extents; BEGUN is at
- * step 0; total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit;
- * the scaler's numbers are such as loss_scaler_load takes; skipped_count is at most step;
- * `stray` is not `slabs`. */
+ * manifest_write and manifest_read check each record (manifest_check.c), so that other code can
+ * rely on these rules:
+ *   - Texts end, and the identity is not empty. The fingerprint is that of the identity.
+ *   - Extents are sorted by (unit, rank, tile). Units and tiles count from 0 without a gap.
+ *   - A rank's tiles of a unit hold its shard; each has tile_elems elements, except for the last.
+ *     All ranks' shards are equal, and follow each other from element 0 without a gap
+ *     (base/shard.h).
+ *   - Offsets are multiples of 4 KiB. A rank's extents lie within total_bytes and do not overlap
+ *     (only manifest_read checks that they do not).
+ *   - size_bytes of an extent of state is tile_bytes of base/tile.h. That of an extent of params is
+ *     elem_count times param_bytes, and param_bytes is the same for all of them.
+ *   - All extents of a unit are of one kind. If masters are split, an extent of state follows that
+ *     of the same tile's params.
+ *   - A commit has slabs and extents. BEGUN is at step 0.
+ *   - total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit.
+ *   - loss_scaler_load accepts the scaler's numbers. skipped_count is at most step.
+ *   - `stray` and `slabs` name different files. */
 struct manifest {
     enum manifest_state state;
     uint64_t generation; /* grows by one with each write; slot = generation mod 2 */
     manifest_slabs slabs;
-    /* Slabs of no use any more, or not yet, when this was written: to be removed before the run goes on.
-     * drive_count 0: none. */
+    /* Slabs that are no longer in use, or not yet: whoever reads this removes their files before
+     * the run goes on. drive_count 0: there are none. */
     manifest_slabs stray;
-    uint64_t fingerprint;  /* XXH3-64 of `identity`; where that is "", of what version 2 hashed */
+    uint64_t fingerprint;  /* XXH3-64 of `identity` */
     uint64_t step;         /* optimizer steps completed */
     uint64_t window_count; /* sampler position */
     uint64_t seed;
     uint64_t skipped_count;
-    double loss_scale; /* of the next step; with the three below the state of train/loss_scale.h */
+    /* The state of train/loss_scale.h: */
+    double loss_scale;              /* of the next step */
     uint64_t scale_iteration;       /* steps that the loss scaler has counted */
-    int64_t scale_last_overflow;    /* of them the last one that overflowed, from 0; -1: none */
+    int64_t scale_last_overflow;    /* the last of them that overflowed, from 0; -1: none */
     uint64_t scale_hysteresis_left; /* overflows until the scale is halved */
     uint64_t tile_elems;
     uint64_t total_bytes, stripe_bytes; /* of each rank's slab */
     uint32_t world_size; /* ranks of the run; 0 acts as 1; slabs.rank_count is the same */
     uint32_t zero_stage;
-    bool
-        is_replicated; /* of several ranks each has the whole state (stage 0): the extents are those of
-                           rank 0, and every rank's slab has the same bytes in the same places */
-    uint32_t
-        state_streams; /* of a tile: 3 (Adam) or 2; 0: a slot of version 2, which does not say */
-    /* What the bits depend on, "key=value\n" lines: model, dtypes, kernels; "" in a slot of version 2. */
+    /* True if there are several ranks and each has the whole state (stage 0). Then the extents are
+     * those of rank 0, and every rank's slab has the same bytes in the same places. */
+    bool is_replicated;
+    uint32_t state_streams; /* the streams code of a tile (base/tile.h) */
+    /* All that the bits depend on, "key=value\n" lines: model, dtypes, kernels. */
     char identity[MANIFEST_TEXT_BYTES];
     uint64_t extent_count;
     manifest_extent *extents; /* mem_alloc'd */
@@ -132,38 +143,47 @@ typedef struct manifest manifest;
 
 void manifest_fini(manifest *self);
 
-/* Whether the extent has the low halves of a split master; the extent before it has the high ones. */
+/* True if the extent has the low halves of split masters. The extent before it has the high ones.
+ */
 static inline bool manifest_is_low(const manifest *self, uint64_t idx)
 {
     return tile_master_is_split(self->state_streams) && self->extents[idx].param_bytes == 0;
 }
 
-/* Whether it has the high halves, and the extent behind it the low ones. */
+/* True if it has the high halves, and the extent after it the low ones. */
 static inline bool manifest_is_high(const manifest *self, uint64_t idx)
 {
     return self->extents[idx].param_bytes && idx + 1 < self->extent_count &&
            manifest_is_low(self, idx + 1);
 }
 
-/* Copies all but the extents, which stay the target's. */
+/* Copies all fields except for the extents; the target keeps its own. */
 void manifest_copy_header(manifest *target, const manifest *source);
 
-/* Writes the slot generation mod 2 under `state_dir`, fsync of file and directory. Allocates nothing. The
- * other slot is only looked at. -EINVAL for a record that manifest_read would refuse, with nothing changed;
- * else -errno or a failpoint's code: the other slot still counts, also for later readers. */
+/* Writes the slot generation mod 2 in `state_dir`, then calls fsync on the file and the directory.
+ * It allocates nothing and does not change the other slot. -EINVAL for a record that manifest_read
+ * would refuse, with nothing changed; else -errno or a failpoint's code: then the other slot still
+ * counts, also for later readers. */
 int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;
 
-/* Reads the newest valid slot, warning of a damaged newer one, and makes both durable as they are (a writer may
- * have been killed before it had). 0 when there is none (*found 0), 1 when read. ERR_CORRUPT when slots exist
- * and none is valid, naming both and why, when the valid one is BEGUN, so that the damaged one was the
- * only commit, or when the two are of different runs. ERR_INPUT for a slot of a later version. -errno where a slot cannot be opened or synced. */
+/* Reads the newest valid slot, and warns of a damaged newer one. Makes both slots durable as they
+ * are, because their writer may have been killed before it did.
+ *   1             read; *found is 1
+ *   0             there is no slot; *found is 0
+ *   ERR_CORRUPT   There are slots and none is valid: the message names both and says why. Or the
+ *                 valid one is BEGUN, so that the damaged one was the only commit. Or the two slots
+ *                 are of different runs.
+ *   ERR_INPUT     A slot has another version, older or newer.
+ *   -errno        A slot cannot be opened or synced. */
 int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
 
-/* Removes both slots and what a killed write of theirs left; other files stay. Absent ones are no error; the
- * directory is not synced. The first -errno, after trying all. Allocates nothing. */
+/* Removes both slots and what a killed writer left of them. Other files stay, an absent slot is no
+ * error, and the directory is not synced. Tries all and returns the first -errno. Allocates
+ * nothing. */
 int manifest_remove(const char *state_dir) MUST_CHECK;
 
-/* What each slot is, for those who examine a run: changes and warns of nothing. -ENOMEM. */
+/* Looks at both slots for those who examine a run. Changes nothing and warns of nothing. -ENOMEM.
+ */
 struct manifest_slot {
     enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
     char reason[MANIFEST_REASON_BYTES]; /* where damaged */
@@ -172,8 +192,9 @@ struct manifest_slot {
 typedef struct manifest_slot manifest_slot;
 int manifest_examine(const char *state_dir, manifest_slot slots[2]) MUST_CHECK;
 
-/* One slot from memory, as manifest_read does it from a file; `slot` 0 or 1. ERR_CORRUPT with the reason,
- * out cleared. For tests with bytes of any kind: allocates no more than twice size_bytes. */
+/* Decodes one slot from memory, as manifest_read does it from a file; `slot` is 0 or 1. ERR_CORRUPT
+ * with the reason, and *out cleared. For tests, with bytes of any kind: it allocates no more than
+ * twice size_bytes. */
 int manifest_decode(const void *bytes, uint64_t size_bytes, unsigned slot,
                     manifest *out) MUST_CHECK;
 

@@ -1,8 +1,8 @@
-/* Which values a record can have. The same questions are asked before a slot is written, so that no
- * commit makes a record that a resume would refuse, and after one was read, so that nobody behind the
- * manifest meets an offset that overflows or a unit that is not there. See manifest.h.
+/* The rules that a record must keep (manifest.h). manifest_write checks them, so that no commit
+ * makes a record that a resume would refuse. manifest_read checks them, so that no other code meets
+ * an offset that overflows or a unit that is not there.
  *
- * Pure but for the scratch memory of manifesti_is_apart; any thread. */
+ * Pure, except for the scratch memory of manifesti_is_apart; any thread. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -23,8 +23,6 @@
 #define ELEMS_MAX      ((uint64_t)1 << 56)
 #define SLAB_BYTES_MAX ((uint64_t)INT64_MAX)
 
-enum { STREAMS_MIN = 2 }; /* of Lion; TILE_STREAMS_MAX of Adam */
-
 bool manifesti_wrong(manifesti_reason *reason, const char *format, ...)
 {
     va_list args;
@@ -37,9 +35,9 @@ bool manifesti_wrong(manifesti_reason *reason, const char *format, ...)
 static bool slabs_are_possible(const manifest_slabs *self, const char *what,
                                manifesti_reason *reason)
 {
-    if (self->drive_count > MANIFEST_DRIVES_MAX)
+    if (self->drive_count > DRIVES_MAX)
         return manifesti_wrong(reason, "it names %" PRIu32 " %s, and no run has more than %d",
-                               self->drive_count, what, MANIFEST_DRIVES_MAX);
+                               self->drive_count, what, DRIVES_MAX);
     for (uint32_t d = 0; d < self->drive_count; d++) {
         size_t length = strnlen(self->drives[d], MANIFEST_TEXT_BYTES);
         if (length == 0 || length == MANIFEST_TEXT_BYTES)
@@ -114,9 +112,8 @@ static bool identity_is_possible(const manifest *self, manifesti_reason *reason)
     size_t length = strnlen(self->identity, MANIFEST_TEXT_BYTES);
     if (length == MANIFEST_TEXT_BYTES)
         return manifesti_wrong(reason, "its identity text does not end");
-    if (length ==
-        0) /* of a run that began in version 2: the text of its fingerprint is not known */
-        return true;
+    if (length == 0)
+        return manifesti_wrong(reason, "its identity text is empty");
     uint64_t fingerprint = XXH3_64bits(self->identity, length);
     if (fingerprint != self->fingerprint)
         return manifesti_wrong(reason,
@@ -163,13 +160,11 @@ static bool space_is_possible(const manifest *self, manifesti_reason *reason)
 
 static bool size_is_possible(const manifest *self, const manifest_extent *extent)
 {
-    uint64_t least = tile_bytes(extent->elem_count, STREAMS_MIN), width = extent->param_bytes;
+    uint64_t width = extent->param_bytes;
     if (width)
         return extent->size_bytes == extent->elem_count * width &&
                extent->size_bytes % TILE_BLOCK_BYTES == 0;
-    if (self->state_streams)
-        return extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams);
-    return extent->size_bytes >= least && extent->size_bytes % TILE_BLOCK_BYTES == 0;
+    return extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams);
 }
 
 /* The list of extents, walked: where the shard begins that the extent before lies in. */
@@ -230,8 +225,8 @@ static bool is_of_one_kind(shard_walk *self, const manifest_extent *extent, bool
     return true;
 }
 
-/* The extent that comes next: the units from 0 without a gap, the ranks of each from 0, the tiles of each
- * shard from 0 without a gap, full but for a shard's last. */
+/* The extent that comes next: the units from 0 without a gap, the ranks of each from 0, the tiles
+ * of each shard from 0 without a gap, full but for a shard's last. */
 static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_reason *reason)
 {
     const manifest_extent *before = self->before;
@@ -261,8 +256,8 @@ static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_r
     return true;
 }
 
-/* Of a split master: state follows the params of the same tile, and does so for all tiles of a unit or for none.
- * The walk is of the params. */
+/* If masters are split, an extent of state follows the params of the same tile, for all tiles of a
+ * unit or for none. The walk is over the params. */
 static bool is_half_of(const shard_walk *self, const manifest_extent *extent,
                        manifesti_reason *reason)
 {
@@ -336,7 +331,7 @@ static bool extent_is_possible(const manifest *self, const manifest_extent *exte
 
 static bool extents_are_possible(const manifest *self, manifesti_reason *reason)
 {
-    if (self->state_streams != 0 && !tile_streams_is_valid(self->state_streams))
+    if (!tile_streams_is_valid(self->state_streams))
         return manifesti_wrong(reason, "a tile of streams %08" PRIx32 " is not possible",
                                self->state_streams);
     if (self->tile_elems > ELEMS_MAX)

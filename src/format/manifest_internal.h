@@ -1,4 +1,5 @@
-/* What the files of the manifest share: the stored header, and bytes made into a checked record.
+/* Shared by the files of the manifest: the stored header, and the way from bytes to a checked
+ * record.
  *
  *   manifest.c        the two slots as files: writing, reading, which one counts
  *   manifest_slot.c   the bytes of one slot: lengths, checksum, parts
@@ -12,16 +13,10 @@
 #include "format/manifest.h"
 
 enum {
-    MANIFESTI_VERSION = 6,
-    MANIFESTI_VERSION_FROZEN = 5, /* written where all state is fp32: older programs can read it */
-    MANIFESTI_VERSION_STATE = 4,  /* and where all units learn: still older ones */
-    MANIFESTI_VERSION_MIN = 1,
+    MANIFESTI_VERSION = 6, /* the only one that is read and written */
     MANIFESTI_SLOTS = 2,
-    MANIFESTI_PAD = 8, /* of each part of text */
-    /* Older versions have the first so many bytes of the header and of an extent. */
-    MANIFESTI_HEADER_2_BYTES = 192, /* versions 1 and 2 */
-    MANIFESTI_HEADER_3_BYTES = 216,
-    MANIFESTI_EXTENT_3_BYTES = 48 /* versions 1 to 3 */
+    MANIFESTI_PAD = 8,          /* Each part of text is padded to a multiple of this. */
+    MANIFESTI_PREFIX_BYTES = 32 /* These bytes of the header mean the same in every version. */
 };
 
 #define MANIFESTI_MAGIC "SLUMANIF" /* 8 bytes, no NUL */
@@ -47,17 +42,15 @@ struct manifesti_header {
     uint64_t drives_bytes; /* of the paths, NULs and padding included */
     uint64_t extent_count;
     uint32_t drive_count;
-    uint32_t state_streams;   /* 0 before version 3; below 256, all fp32, before version 6 */
-    uint64_t scale_iteration; /* 0 in version 1, as the next two */
+    uint32_t state_streams; /* base/tile.h */
+    uint64_t scale_iteration;
     int64_t scale_last_overflow;
     uint64_t scale_hysteresis_left;
-    uint64_t stray_bytes;    /* as drives_bytes; 0 before version 3, as all that follows */
+    uint64_t stray_bytes;    /* as drives_bytes */
     uint64_t identity_bytes; /* of the text, padding included */
-    /* From here on version 3. */
     uint8_t stray_uuid[MANIFEST_UUID_BYTES];
     uint32_t stray_count;
-    uint32_t reserved; /* 0 */
-    /* From here on version 4. */
+    uint32_t reserved;   /* 0 */
     uint32_t world_size; /* and ranks of the slabs */
     uint32_t zero_stage;
     uint32_t is_replicated;    /* 0 or 1 */
@@ -72,7 +65,7 @@ static_assert(offsetof(manifesti_header, version) == 8, "FORMAT.md");
 static_assert(offsetof(manifesti_header, state) == 12, "FORMAT.md");
 static_assert(offsetof(manifesti_header, file_bytes) == 16, "FORMAT.md");
 static_assert(offsetof(manifesti_header, checksum) == 24, "FORMAT.md");
-static_assert(offsetof(manifesti_header, generation) == 32, "FORMAT.md");
+static_assert(offsetof(manifesti_header, generation) == MANIFESTI_PREFIX_BYTES, "FORMAT.md");
 static_assert(offsetof(manifesti_header, uuid) == 40, "FORMAT.md");
 static_assert(offsetof(manifesti_header, fingerprint) == 56, "FORMAT.md");
 static_assert(offsetof(manifesti_header, step) == 64, "FORMAT.md");
@@ -92,10 +85,10 @@ static_assert(offsetof(manifesti_header, scale_last_overflow) == 160, "FORMAT.md
 static_assert(offsetof(manifesti_header, scale_hysteresis_left) == 168, "FORMAT.md");
 static_assert(offsetof(manifesti_header, stray_bytes) == 176, "FORMAT.md");
 static_assert(offsetof(manifesti_header, identity_bytes) == 184, "FORMAT.md");
-static_assert(offsetof(manifesti_header, stray_uuid) == MANIFESTI_HEADER_2_BYTES, "FORMAT.md");
+static_assert(offsetof(manifesti_header, stray_uuid) == 192, "FORMAT.md");
 static_assert(offsetof(manifesti_header, stray_count) == 208, "FORMAT.md");
 static_assert(offsetof(manifesti_header, reserved) == 212, "FORMAT.md");
-static_assert(offsetof(manifesti_header, world_size) == MANIFESTI_HEADER_3_BYTES, "FORMAT.md");
+static_assert(offsetof(manifesti_header, world_size) == 216, "FORMAT.md");
 static_assert(offsetof(manifesti_header, zero_stage) == 220, "FORMAT.md");
 static_assert(offsetof(manifesti_header, is_replicated) == 224, "FORMAT.md");
 static_assert(offsetof(manifesti_header, stray_rank_count) == 228, "FORMAT.md");
@@ -111,13 +104,14 @@ static_assert(offsetof(manifest_extent, size_bytes) == 16, "FORMAT.md");
 static_assert(offsetof(manifest_extent, elem_begin) == 24, "FORMAT.md");
 static_assert(offsetof(manifest_extent, elem_count) == 32, "FORMAT.md");
 static_assert(offsetof(manifest_extent, checksum) == 40, "FORMAT.md");
-static_assert(offsetof(manifest_extent, rank) == MANIFESTI_EXTENT_3_BYTES, "FORMAT.md");
-static_assert(offsetof(manifest_extent, param_bytes) == 52, "FORMAT.md"); /* 0 before version 5 */
+static_assert(offsetof(manifest_extent, rank) == 48, "FORMAT.md");
+static_assert(offsetof(manifest_extent, param_bytes) == 52, "FORMAT.md");
 
-/* What is wrong with one slot, as a clause such as "it has 7 bytes, ...". */
+/* The defect of one slot, as a clause such as "it has 7 bytes, ...". */
 struct manifesti_reason {
     char text[MANIFEST_REASON_BYTES];
-    bool is_newer; /* it is whole, but of a version that this program does not know */
+    /* The version of a slot that is whole, if this program does not read it; else 0. */
+    uint32_t other_version;
 };
 typedef struct manifesti_reason manifesti_reason;
 
@@ -134,26 +128,26 @@ static inline uint32_t manifesti_ranks(uint32_t count)
 /* Whether a run can have such a record; but for overlaps. Allocates nothing. manifest_check.c */
 bool manifesti_is_possible(const manifest *self, manifesti_reason *reason);
 
-/* Whether no two extents share a byte of a rank's slab: 1, 0 with the reason, or -ENOMEM. Scratch of 24
- * bytes per extent. After manifesti_is_possible. manifest_check.c */
+/* Whether no two extents share a byte of a rank's slab: 1, 0 with the reason, or -ENOMEM. Scratch
+ * of 24 bytes per extent. After manifesti_is_possible. manifest_check.c */
 int manifesti_is_apart(const manifest *self, manifesti_reason *reason) MUST_CHECK;
 
 /* Far above any run: 2 * 10^8 extents. */
 #define MANIFESTI_FILE_MAX ((uint64_t)8 << 30)
 
-/* The header at `bytes`, of which there are `size_bytes`, of a slot of `file_bytes`: false with the reason
- * where it is none, or where its lengths do not make file_bytes. What an older version lacks is 0. A version
- * of later gets only this far: its first 32 bytes. manifest_slot.c */
+/* Reads the header of a slot of `file_bytes` from its first `size_bytes`. Returns false with the
+ * reason where it is no header, or where its lengths do not add up to file_bytes. The header of
+ * another version has only its first MANIFESTI_PREFIX_BYTES checked. manifest_slot.c */
 bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
                            manifesti_header *out, manifesti_reason *reason);
 
-/* The bytes of a slot as a checked record: 1; 0 with the reason, out cleared; -ENOMEM. `bytes` of any
- * kind; allocates no more than twice their number. manifest_slot.c */
+/* The bytes of a slot as a checked record: 1; 0 with the reason, out cleared; -ENOMEM. `bytes` of
+ * any kind; allocates no more than twice their number. manifest_slot.c */
 int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, manifest *out,
                      manifesti_reason *reason) MUST_CHECK;
 
 /* The parts of a slot in file order, borrowed from the record. */
-enum { MANIFESTI_PARTS_MAX = 1 + 2 * (MANIFEST_DRIVES_MAX + 1) + 2 * 2 + 2 + 1 };
+enum { MANIFESTI_PARTS_MAX = 1 + 2 * (DRIVES_MAX + 1) + 2 * 2 + 2 + 1 };
 
 struct manifesti_part {
     const void *data;
@@ -168,8 +162,8 @@ struct manifesti_parts {
 };
 typedef struct manifesti_parts manifesti_parts;
 
-/* Points at the parts of a possible record and fills the header, its checksum included. Allocates nothing;
- * `out` may not be moved afterwards. -EOVERFLOW. manifest_slot.c */
+/* Points at the parts of a possible record and fills the header, its checksum included. Allocates
+ * nothing; `out` may not be moved afterwards. -EOVERFLOW. manifest_slot.c */
 int manifesti_collect(const manifest *self, manifesti_parts *out) MUST_CHECK;
 
 #endif

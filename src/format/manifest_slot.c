@@ -1,19 +1,16 @@
 /* The bytes of one slot. See manifest.h; tiers/FORMAT.md has the tables.
  *
- *   [ header 232 ][ slab directories ][ stray directories ][ ranks of both ][ identity ][ extents ]
- *                  each ended by NUL, padded to 8           68 bytes each,   padded to 8  56 bytes each
- *                                                           padded to 8
+ *   [ header        ]   232 bytes
+ *   [ slab directories ][ directories of slabs to remove ]   each ended by NUL, padded to 8
+ *   [ ranks of the run ][ ranks of slabs to remove ]         68 bytes each, padded to 8
+ *   [ identity      ]   padded to 8
+ *   [ extents       ]   56 bytes each
  *
- * Version 3 has a header of 216 bytes, no ranks and extents of 48 bytes. Versions 1 and 2 have a header of
- * 192 bytes and neither stray directories nor identity. Version 4 alone is written, for one rank too: two
- * ways to write would lose the stage and the host of a run of one rank, and older programs refuse it in
- * words.
+ * One version is read and written. The first 32 bytes mean the same in every version, so that a
+ * program can tell a slot of another version from a damaged one.
  *
- * The first 32 bytes are the same in every version, later ones included: so that a program can tell a
- * slot of a newer program from a damaged one.
- *
- * Nothing read is used before the checksum is right, and no length in it is believed even then; each
- * byte is either a value or must be 0. One thread per call. */
+ * Nothing read is used before the checksum is right, and no length in it is believed even then;
+ * each byte is either a value or must be 0. One thread per call. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,7 +25,8 @@
 #include "base/tile.h"
 #include "format/manifest_internal.h"
 
-/* What stands for the placeholder at the start of `text`, and its length; NULL: there is none. */
+/* Returns the value of the placeholder at the start of `text`, and its length; NULL: there is none.
+ */
 static const char *placeholder(const char *text, const char *const values[3], size_t *length)
 {
     static const char *const names[3] = {"{rank}", "{local_rank}", "{host}"};
@@ -138,22 +136,12 @@ static uint64_t parts_checksum(const manifesti_parts *self)
     return XXH3_64bits_digest(&state);
 }
 
-static uint32_t version_of(const manifest *self)
-{
-    if (tile_has_formats(self->state_streams))
-        return MANIFESTI_VERSION;
-    for (uint64_t i = 0; i < self->extent_count; i++)
-        if (self->extents[i].param_bytes)
-            return MANIFESTI_VERSION_FROZEN;
-    return MANIFESTI_VERSION_STATE;
-}
-
 int manifesti_collect(const manifest *self, manifesti_parts *out)
 {
     manifesti_header *header = &out->header;
     *header = (manifesti_header){
         .magic = {'S', 'L', 'U', 'M', 'A', 'N', 'I', 'F'},
-        .version = version_of(self),
+        .version = MANIFESTI_VERSION,
         .state = (uint32_t)self->state,
         .generation = self->generation,
         .fingerprint = self->fingerprint,
@@ -202,31 +190,20 @@ int manifesti_collect(const manifest *self, manifesti_parts *out)
 
 /* ---- from bytes to a record ---- */
 
-static uint64_t header_bytes(const manifesti_header *self)
-{
-    return self->version < 3   ? MANIFESTI_HEADER_2_BYTES
-           : self->version < 4 ? MANIFESTI_HEADER_3_BYTES
-                               : sizeof *self;
-}
-
-static uint64_t extent_bytes(const manifesti_header *self)
-{
-    return self->version < 4 ? MANIFESTI_EXTENT_3_BYTES : sizeof(manifest_extent);
-}
-
 /* The lengths of all parts and the length of the file meet exactly. */
 static bool lengths_agree(const manifesti_header *header, uint64_t file_bytes)
 {
     const uint64_t texts[] = {header->drives_bytes, header->stray_bytes,
                               ranks_bytes(header->world_size),
                               ranks_bytes(header->stray_rank_count), header->identity_bytes};
-    uint64_t rest = file_bytes - header_bytes(header);
+    uint64_t rest = file_bytes - sizeof *header;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (texts[i] > rest || texts[i] % MANIFESTI_PAD != 0)
             return false;
         rest -= texts[i];
     }
-    return rest % extent_bytes(header) == 0 && rest / extent_bytes(header) == header->extent_count;
+    return rest % sizeof(manifest_extent) == 0 &&
+           rest / sizeof(manifest_extent) == header->extent_count;
 }
 
 bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
@@ -234,25 +211,23 @@ bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file
 {
     static const char zeros[sizeof out->magic];
     *out = (manifesti_header){.version = 0};
-    if (size_bytes < MANIFESTI_HEADER_2_BYTES)
+    if (size_bytes < MANIFESTI_PREFIX_BYTES)
         return manifesti_wrong(reason, "it has %" PRIu64 " bytes, fewer than a header", size_bytes);
-    memcpy(out, bytes, MANIFESTI_HEADER_2_BYTES);
+    memcpy(out, bytes, size_min(size_bytes, sizeof *out));
     if (memcmp(out->magic, zeros, sizeof zeros) == 0)
         return manifesti_wrong(reason, "it begins with zeros, as after a write that failed");
     if (memcmp(out->magic, MANIFESTI_MAGIC, sizeof out->magic) != 0)
         return manifesti_wrong(reason, "it does not begin with %s", MANIFESTI_MAGIC);
+    if (out->version == MANIFESTI_VERSION && size_bytes < sizeof *out)
+        return manifesti_wrong(reason, "it has %" PRIu64 " bytes, fewer than a header", size_bytes);
     if (out->file_bytes != file_bytes || file_bytes > MANIFESTI_FILE_MAX)
         return manifesti_wrong(reason,
                                "its lengths do not match its %" PRIu64 " bytes (%" PRIu64 " said)",
                                file_bytes, out->file_bytes);
-    if (out->version > MANIFESTI_VERSION)
+    if (out->version == 0)
+        return manifesti_wrong(reason, "it has version 0, which there never was");
+    if (out->version != MANIFESTI_VERSION)
         return true;
-    if (out->version < MANIFESTI_VERSION_MIN)
-        return manifesti_wrong(reason, "it has version %" PRIu32 ", which there never was",
-                               out->version);
-    if (size_bytes < header_bytes(out))
-        return manifesti_wrong(reason, "it has %" PRIu64 " bytes, fewer than a header", size_bytes);
-    memcpy(out, bytes, header_bytes(out));
     if (!lengths_agree(out, file_bytes))
         return manifesti_wrong(reason, "its lengths do not match its %" PRIu64 " bytes",
                                file_bytes);
@@ -271,17 +246,11 @@ static uint64_t bytes_checksum(const unsigned char *bytes, uint64_t size_bytes)
     return XXH3_64bits_digest(&state);
 }
 
-/* Fields that a version does not have, or that nothing is counted by, are 0. */
+/* True if fields without a meaning are 0: the reserved one, and those of slabs to remove if there
+ * are none. */
 static bool unused_is_zero(const manifesti_header *header)
 {
     uint64_t unused = header->reserved;
-    if (header->version < MANIFESTI_VERSION)
-        unused |= tile_has_formats(header->state_streams);
-    if (header->version < 3)
-        unused |= header->state_streams | header->stray_bytes | header->identity_bytes;
-    if (header->version < 2)
-        unused |= header->scale_iteration | (uint64_t)header->scale_last_overflow |
-                  header->scale_hysteresis_left;
     if (header->stray_count == 0)
         for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
             unused |= header->stray_uuid[i] | header->stray_rank_count;
@@ -299,7 +268,7 @@ static bool is_padding(const char *text, uint64_t bytes)
 /* Whether `bytes` are exactly `count` paths and padding; copies them. */
 static bool read_slabs(const char *text, uint64_t bytes, uint32_t count, manifest_slabs *out)
 {
-    if (count > MANIFEST_DRIVES_MAX)
+    if (count > DRIVES_MAX)
         return false;
     uint64_t at = 0;
     for (uint32_t d = 0; d < count; d++) {
@@ -324,14 +293,9 @@ static bool read_ranks(const char *text, uint32_t count, manifest_slabs *out)
     return is_padding(text + bytes, ranks_bytes(count) - bytes);
 }
 
-/* The ranks of both, after their paths. Those of older versions are one that is not noted. */
+/* The ranks of the run and those of the slabs to remove, after the paths of both. */
 static bool read_both_ranks(const char *text, const manifesti_header *header, manifest *out)
 {
-    if (header->version < 4) {
-        out->slabs.rank_count = 1;
-        out->stray.rank_count = header->stray_count ? 1 : 0;
-        return true;
-    }
     return header->world_size > 0 && (header->stray_rank_count > 0) == (header->stray_count > 0) &&
            read_ranks(text, header->world_size, &out->slabs) &&
            read_ranks(text + ranks_bytes(header->world_size), header->stray_rank_count,
@@ -349,11 +313,8 @@ static bool read_identity(const char *text, uint64_t bytes, manifest *out)
 
 static void read_values(const manifesti_header *header, manifest *out)
 {
-    bool knows_scaler = header->version >= 2;
-    /* A state that no version has is refused with the other values. */
-    bool is_state =
-        header->state <= INT32_MAX && !(header->version < 3 && header->state == MANIFEST_BEGUN);
-    out->state = is_state ? (enum manifest_state)header->state : (enum manifest_state)0;
+    /* A state that there is not is refused with the other values. */
+    out->state = header->state <= INT32_MAX ? (enum manifest_state)header->state : 0;
     out->generation = header->generation;
     memcpy(out->slabs.uuid, header->uuid, sizeof out->slabs.uuid);
     memcpy(out->stray.uuid, header->stray_uuid, sizeof out->stray.uuid);
@@ -364,29 +325,26 @@ static void read_values(const manifesti_header *header, manifest *out)
     out->skipped_count = header->skipped_count;
     out->loss_scale = header->loss_scale;
     out->scale_iteration = header->scale_iteration;
-    out->scale_last_overflow = knows_scaler ? header->scale_last_overflow : -1;
-    out->scale_hysteresis_left = knows_scaler ? header->scale_hysteresis_left : 1;
+    out->scale_last_overflow = header->scale_last_overflow;
+    out->scale_hysteresis_left = header->scale_hysteresis_left;
     out->tile_elems = header->tile_elems;
     out->total_bytes = header->total_bytes;
     out->stripe_bytes = header->stripe_bytes;
     out->state_streams = header->state_streams;
-    out->world_size = header->version < 4 ? 1 : header->world_size;
+    out->world_size = header->world_size;
     out->zero_stage = header->zero_stage;
     out->is_replicated = header->is_replicated;
 }
 
-/* The last part; what older versions do not have of an extent is 0. -ENOMEM. */
+/* The last part. -ENOMEM. */
 static int read_extents(const char *text, const manifesti_header *header, manifest *out)
 {
-    uint64_t bytes = extent_bytes(header);
     out->extents = mem_alloc(header->extent_count, sizeof *out->extents, "manifest extents");
     if (!out->extents)
         return -ENOMEM;
     out->extent_count = header->extent_count;
-    for (uint64_t i = 0; i < out->extent_count; i++) {
-        out->extents[i] = (manifest_extent){.unit = 0};
-        memcpy(&out->extents[i], text + i * bytes, bytes);
-    }
+    if (out->extent_count)
+        memcpy(out->extents, text, out->extent_count * sizeof *out->extents);
     return 0;
 }
 
@@ -394,7 +352,7 @@ static int read_extents(const char *text, const manifesti_header *header, manife
 static int read_parts(const unsigned char *bytes, const manifesti_header *header, manifest *out,
                       manifesti_reason *reason)
 {
-    const char *text = (const char *)bytes + header_bytes(header);
+    const char *text = (const char *)bytes + sizeof *header;
     if (!read_slabs(text, header->drives_bytes, header->drive_count, &out->slabs))
         return manifesti_wrong(reason, "the paths of its %" PRIu32 " drives are not whole",
                                header->drive_count);
@@ -413,9 +371,6 @@ static int read_parts(const unsigned char *bytes, const manifesti_header *header
         return manifesti_wrong(reason, "its identity text is not whole");
     text += header->identity_bytes;
     TRY(read_extents(text, header, out));
-    for (uint64_t i = 0; header->version < 5 && i < out->extent_count; i++)
-        if (out->extents[i].param_bytes)
-            return manifesti_wrong(reason, "bytes without a meaning are not 0");
     return 1;
 }
 
@@ -429,12 +384,12 @@ static int decode(const unsigned char *bytes, uint64_t size_bytes, unsigned slot
     if (checksum != header.checksum)
         return manifesti_wrong(reason, "its checksum is %016" PRIx64 " and should be %016" PRIx64,
                                checksum, header.checksum);
-    reason->is_newer = header.version > MANIFESTI_VERSION;
-    if (reason->is_newer)
+    if (header.version != MANIFESTI_VERSION) {
+        reason->other_version = header.version;
         return manifesti_wrong(reason,
-                               "it has version %" PRIu32 " and this program reads versions %d to "
-                               "%d",
-                               header.version, MANIFESTI_VERSION_MIN, MANIFESTI_VERSION);
+                               "it has version %" PRIu32 " and this program reads version %d alone",
+                               header.version, MANIFESTI_VERSION);
+    }
     if (!unused_is_zero(&header))
         return manifesti_wrong(reason, "bytes without a meaning are not 0");
     if (header.generation % MANIFESTI_SLOTS != slot)
@@ -453,7 +408,7 @@ int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, mani
                      manifesti_reason *reason)
 {
     memset(out, 0, sizeof *out);
-    *reason = (manifesti_reason){.is_newer = false};
+    *reason = (manifesti_reason){.other_version = 0};
     int rc = decode(bytes, size_bytes, slot, out, reason);
     if (rc <= 0) {
         manifest_fini(out);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
@@ -321,7 +322,7 @@ int safetensors_open(const char *path, safetensors_table *out)
     int fd;
     uint64_t file_bytes;
     memset(out, 0, sizeof *out);
-    TRY(format_open_file(path, &fd, &file_bytes));
+    TRY(file_open(path, &fd, &file_bytes));
     int rc = open_header(path, fd, file_bytes, out);
     close(fd);
     return rc;

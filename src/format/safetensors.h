@@ -1,15 +1,17 @@
 /* Safetensors files: named tensors behind a JSON header.
  *
  *   offset 0        8 bytes     N, the header's length, little-endian
- *   offset 8        N bytes     {"__metadata__": {text: text}, NAME: {"dtype": "BF16", "shape": [2, 3],
- *                               "data_offsets": [begin, end]}, ...}, filled up with spaces
- *   offset 8 + N    the data    of all tensors, row-major, little-endian; data_offsets count from here
+ *   offset 8        N bytes     {"__metadata__": {text: text}, NAME: {"dtype": "BF16",
+ *                               "shape": [2, 3], "data_offsets": [begin, end]}, ...}, then spaces
+ *   offset 8 + N    the data    of all tensors, row-major, little-endian; data_offsets count from
+ *                               here
  *
- * What is opened has been checked, so that nobody need ask again: the header is at most 100 MB of JSON without
- * duplicate names; every tensor's offsets are as many bytes as dtype and shape say; tensors neither overlap nor
- * leave holes, and the last ends where the file does. Reading: any number of tables, one thread each; the reads
- * of one table (safetensors_read) may run on several threads at once. Files are of others: whatever is in
- * them, the answer is an error in one sentence. */
+ * What is opened has been checked, so that nobody need ask again: the header is at most 100 MB of
+ * JSON without duplicate names; every tensor's offsets are as many bytes as dtype and shape say;
+ * tensors neither overlap nor leave holes, and the last ends where the file does. Reading: any
+ * number of tables, one thread each; the reads of one table (safetensors_read) may run on several
+ * threads at once. Files are of others: whatever is in them, the answer is an error in one
+ * sentence. */
 #ifndef SLUICE_FORMAT_SAFETENSORS_H
 #define SLUICE_FORMAT_SAFETENSORS_H
 
@@ -52,8 +54,8 @@ struct safetensors_table {
 };
 typedef struct safetensors_table safetensors_table;
 
-/* Reads the header of a file. ERR_INPUT with path and reason for a file that is not there, is no regular file or
- * breaks a rule above; -errno, -ENOMEM. The file is closed again. */
+/* Reads the header of a file. ERR_INPUT with path and reason for a file that is not there, is no
+ * regular file or breaks a rule above; -errno, -ENOMEM. The file is closed again. */
 int safetensors_open(const char *path, safetensors_table *out) MUST_CHECK;
 /* The same of a header in memory, for a file of `file_bytes` that is called `path`. */
 int safetensors_decode(const char *path, const char *header, uint64_t header_bytes,
@@ -67,14 +69,15 @@ const safetensors_tensor *safetensors_find(const safetensors_table *self, const 
 enum { SAFETENSORS_SHAPE_BYTES = 8 * 22 + 4 };
 char *safetensors_shape(const safetensors_tensor *tensor, char text[SAFETENSORS_SHAPE_BYTES]);
 
-/* Bytes [begin, begin + count) of the tensor's data from an open file of the table. ERR_INPUT where the file has
- * become shorter, -errno. */
+/* Bytes [begin, begin + count) of the tensor's data from an open file of the table. ERR_INPUT where
+ * the file has become shorter, -errno. */
 int safetensors_read(const safetensors_table *self, int fd, const safetensors_tensor *tensor,
                      uint64_t begin, uint64_t count, void *target) MUST_CHECK;
 
 /* ---- writing ----
  *
- *   create: "<path>.partial", header -> write: elements, in any order, each once -> finish: sync, rename
+ *   create: "<path>.partial", header -> write: elements, in any order, each once -> finish: sync,
+ *   rename
  *
  * Under its own name the file is either whole or what it was before. One thread. */
 typedef struct safetensors_writer safetensors_writer;
@@ -88,15 +91,15 @@ struct safetensors_row {
 };
 typedef struct safetensors_row safetensors_row;
 
-/* The data of tensors lie in the order of the rows. Space is reserved at once: -ENOSPC, and other -errno, with
- * the path; ERR_INPUT for a header above the format's limit. */
+/* The data of tensors lie in the order of the rows. Space is reserved at once: -ENOSPC, and other
+ * -errno, with the path; ERR_INPUT for a header above the format's limit. */
 int safetensors_create(const char *path, const safetensors_row *rows, uint32_t count,
                        safetensors_writer **out) MUST_CHECK;
 /* Elements [begin, begin + count) of tensor `row`, in its type. -errno with the path. */
 int safetensors_write(safetensors_writer *self, uint32_t row, uint64_t begin, uint64_t count,
                       const void *source) MUST_CHECK;
-/* Everything is written: durable, and under its own name. ERR_INTERNAL where elements are missing. Destroys the
- * writer in either case; after an error nothing stays. */
+/* Everything is written: durable, and under its own name. ERR_INTERNAL where elements are missing.
+ * Destroys the writer in either case; after an error nothing stays. */
 int safetensors_finish(safetensors_writer *self) MUST_CHECK;
 void safetensors_abandon(safetensors_writer *self); /* nothing stays; NULL is allowed */
 

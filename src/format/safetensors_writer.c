@@ -3,21 +3,21 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
-#include "format/format_json.h"
 #include "format/safetensors.h"
 
 enum { HEADER_STEP = 8 }; /* the data begin on a multiple of it */
 
-/* Bytes after which the drive is told to begin writing, so that the sync at the end has little left. */
+/* Bytes after which the drive is told to begin writing, so that the sync at the end has little
+ * left. */
 #define WRITE_BEHIND_BYTES (32 * MIB)
 
 struct writer_row {
@@ -27,9 +27,8 @@ struct writer_row {
 };
 
 struct safetensors_writer {
-    char path[PATH_MAX], partial[PATH_MAX];
+    char path[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
     int fd;
-    bool is_made; /* there is a partial file */
     uint32_t count;
     struct writer_row *rows;
     uint64_t behind_bytes; /* written since the drive was told */
@@ -55,7 +54,8 @@ static json_t *describe(const safetensors_row *row, uint64_t begin, uint64_t end
                      "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
-/* The header's text, without its length and what fills it up; free() ends it. Fills rows from data offset 0 on. */
+/* The header's text, without its length and what fills it up; free() ends it. Fills rows from data
+ * offset 0 on. */
 static int make_header(const safetensors_row *rows, uint32_t count, struct writer_row *places,
                        char **text, uint64_t *data_bytes)
 {
@@ -174,15 +174,11 @@ int safetensors_create(const char *path, const safetensors_row *rows, uint32_t c
     self->fd = -1;
     self->count = count;
     self->rows = mem_alloc(count, sizeof *self->rows, "tensors to write");
-    int length = snprintf(self->partial, sizeof self->partial, "%s.partial", path);
-    int rc = self->rows ? 0 : -ENOMEM;
-    if (rc == 0 && (length < 0 || (size_t)length >= sizeof self->partial))
-        rc = err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", path, PATH_MAX - 10);
+    int rc = self->rows ? file_name_temporary(self->partial, path) : -ENOMEM;
     snprintf(self->path, sizeof self->path, "%s", path);
     if (rc == 0) {
         self->fd = open(self->partial, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
         rc = self->fd < 0 ? err_errno(errno, "cannot write %s", self->partial) : 0;
-        self->is_made = rc == 0;
     }
     if (rc == 0)
         rc = begin_file(self, rows);
@@ -221,25 +217,9 @@ int safetensors_finish(safetensors_writer *self)
             rc = err_set(ERR_INTERNAL,
                          "%s: of tensor %u %" PRIu64 " elements were written, and it has %" PRIu64,
                          self->path, i, self->rows[i].written, self->rows[i].elem_count);
-    if (rc == 0 && fsync(self->fd) < 0)
-        rc = err_errno(errno, "cannot write %s", self->partial);
-    if (rc == 0) {
-        int fd = self->fd;
-        self->fd = -1;
-        if (close(fd) < 0)
-            rc = err_errno(errno, "cannot write %s", self->partial);
-    }
-    if (rc == 0 && rename(self->partial, self->path) != 0)
-        rc = err_errno(errno, "cannot write %s", self->path);
-    if (rc < 0) {
-        err_record first;
-        err_save(&first, rc);
-        safetensors_abandon(self);
-        return err_restore(&first);
-    }
-    rc = format_sync_parent(self->path);
-    mem_free(self->rows);
-    mem_free(self);
+    if (rc == 0)
+        rc = file_publish(&self->fd, self->partial, self->path);
+    safetensors_abandon(self);
     return rc;
 }
 
@@ -247,10 +227,10 @@ void safetensors_abandon(safetensors_writer *self)
 {
     if (!self)
         return;
-    if (self->fd >= 0)
+    if (self->fd >= 0) {
         close(self->fd);
-    if (self->is_made)
         unlink(self->partial);
+    }
     mem_free(self->rows);
     mem_free(self);
 }

@@ -69,7 +69,7 @@ typedef struct exporter exporter;
 static int read_run(exporter *self)
 {
     const char *path = self->asked->run_dir;
-    char job_path[JOB_PATH_BYTES + 16];
+    char job_path[FILE_PATH_BYTES + 16];
     const manifest *record = &self->view.record;
     TRY(state_view_exists(path));
     if (!self->asked->is_held)
@@ -132,7 +132,7 @@ static int check_record(exporter *self)
             self->extent_bytes += extent->size_bytes;
             continue;
         }
-        if (extent->elem_begin != done || !state_extent_is_tile(record, extent))
+        if (extent->elem_begin != done)
             return err_set(ERR_CORRUPT,
                            "unit %u, tile %u of rank %u in %s does not follow the one "
                            "before",
@@ -362,9 +362,9 @@ static void compare_extent(void *user, const struct state_swept *swept)
     const manifest *record = self->swept;
     const manifest_extent *extent = &record->extents[swept->extent_idx];
     uint32_t rank = record->is_replicated ? self->copy_rank : extent->rank;
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t file_offset;
-    if (!swept->error && (extent->checksum == 0 || swept->sum == extent->checksum))
+    if (!swept->error && swept->sum == extent->checksum)
         return;
     if (self->damage_count++ > 0)
         return;

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "format/format_json.h"
 #include "format/hf_checkpoint.h"
@@ -103,7 +104,7 @@ static int carry_config(const char *source, const char *target, enum dtype type)
     uint64_t text_bytes;
     size_t changed_bytes = 0;
     json_t *doc = NULL;
-    TRY(format_read_file(source, config_limits.bytes_max, &text, &text_bytes));
+    TRY(file_read(source, config_limits.bytes_max, &text, &text_bytes));
     int rc = format_json_parse(source, text, text_bytes, &config_limits, &doc);
     if (rc == 0 && json_object_size(doc) == 0)
         rc = err_set(ERR_INPUT, "%s: it is an empty object", source);
@@ -121,7 +122,7 @@ static int carry_config(const char *source, const char *target, enum dtype type)
     }
     mem_free(text);
     if (rc == 0)
-        rc = format_write_file(target, changed, changed_bytes);
+        rc = file_write(target, changed, changed_bytes);
     free(changed);
     return rc == -ENOMEM ? err_set(rc, "no memory for %s", target) : rc;
 }
@@ -164,7 +165,7 @@ static int write_json(const char *path, const json_t *doc)
         return err_set(-ENOMEM, "no memory to write %s", path);
     size_t length = strlen(text);
     text[length] = '\n'; /* in the place of the zero */
-    int rc = format_write_file(path, text, length + 1);
+    int rc = file_write(path, text, length + 1);
     free(text);
     return rc;
 }
@@ -218,13 +219,15 @@ static int fill_gpt2(json_t *config, const struct job_model *from)
 static json_t *rope_scaling(const struct job_model *from)
 {
     switch (from->rope_scaling) {
-    case JOB_ROPE_PLAIN:
+    case ROPE_PLAIN:
+    case ROPE_SCALING_COUNT:
         break;
-    case JOB_ROPE_LINEAR:
-        return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", from->rope_factor);
-    case JOB_ROPE_LLAMA3:
-        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor",
-                         from->rope_factor, "low_freq_factor", from->rope_low_freq_factor,
+    case ROPE_LINEAR:
+        return json_pack("{s:s, s:f}", "rope_type", rope_scaling_name(ROPE_LINEAR), "factor",
+                         from->rope_factor);
+    case ROPE_LLAMA3:
+        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", rope_scaling_name(ROPE_LLAMA3),
+                         "factor", from->rope_factor, "low_freq_factor", from->rope_low_freq_factor,
                          "high_freq_factor", from->rope_high_freq_factor,
                          "original_max_position_embeddings",
                          (json_int_t)from->rope_original_positions);
@@ -268,10 +271,8 @@ static int write_config(const state_view *run, const char *side_dir, const char 
 {
     char source[PATH_MAX], target[PATH_MAX];
     const struct job_model *from = &run->asked->model;
-    snprintf(source, sizeof source, "%s/%s", side_dir, config_name);
-    int length = snprintf(target, sizeof target, "%s/%s", dir, config_name);
-    if (length < 0 || length >= PATH_MAX)
-        return err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", dir, PATH_MAX - 13);
+    TRY(file_join(source, sizeof source, side_dir, config_name));
+    TRY(file_join(target, sizeof target, dir, config_name));
     if (side_dir[0] && access(source, F_OK) == 0)
         return carry_config(source, target, type);
     json_t *config = json_object();
@@ -287,11 +288,11 @@ static int write_config(const state_view *run, const char *side_dir, const char 
 }
 
 /* Where the tokenizer of the run's job lies; "": it has no files, or none that are there. */
-static void find_tokenizer(const job *asked, char out[JOB_PATH_BYTES])
+static void find_tokenizer(const job *asked, char out[FILE_PATH_BYTES])
 {
     static const char file_name[] = "/tokenizer.json";
     struct stat status;
-    snprintf(out, JOB_PATH_BYTES, "%s", asked->data.tokenizer);
+    snprintf(out, FILE_PATH_BYTES, "%s", asked->data.tokenizer);
     size_t length = strlen(out), end = sizeof file_name - 1;
     if (length > end && strcmp(out + length - end, file_name) == 0)
         out[length - end] = '\0';
@@ -301,7 +302,7 @@ static void find_tokenizer(const job *asked, char out[JOB_PATH_BYTES])
 
 int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type, uint64_t *count)
 {
-    char side_dir[JOB_PATH_BYTES], tokenizer_dir[JOB_PATH_BYTES];
+    char side_dir[FILE_PATH_BYTES], tokenizer_dir[FILE_PATH_BYTES];
     int there = state_hf_dir(run->path, side_dir);
     TRY(there);
     if (!there)

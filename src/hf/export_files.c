@@ -9,23 +9,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
-#include "format/format_json.h"
 #include "hf/export_internal.h"
 #include "hf/hf.h"
 #include "hf/weights.h"
 
 static const char whole_name[] = "model.safetensors";
 static const char index_name[] = "model.safetensors.index.json";
-
-static int join(char out[PATH_MAX], const char *dir, const char *name)
-{
-    int length = snprintf(out, PATH_MAX, "%s/%s", dir, name);
-    if (length < 0 || length >= PATH_MAX)
-        return err_set(ERR_INPUT, "the path %.100s.../%.100s is longer than %d bytes", dir, name,
-                       PATH_MAX - 1);
-    return 0;
-}
 
 /* ---- tensors ---- */
 
@@ -156,7 +147,7 @@ int hfi_create(export_list *self, const char *dir)
             return -ENOMEM;
         for (uint32_t i = 0; i < file->count; i++)
             fill_row(&self->tensors[file->first + i], self->type, &rows[i]);
-        int rc = join(path, dir, file->name);
+        int rc = file_join(path, sizeof path, dir, file->name);
         if (rc == 0)
             rc = safetensors_create(path, rows, file->count, &file->writer);
         mem_free(rows);
@@ -170,7 +161,7 @@ int hfi_create(export_list *self, const char *dir)
 static int remove_file(const char *dir, const char *name)
 {
     char path[PATH_MAX];
-    TRY(join(path, dir, name));
+    TRY(file_join(path, sizeof path, dir, name));
     if (unlink(path) != 0 && errno != ENOENT)
         return err_errno(errno, "cannot remove %s", path);
     return 0;
@@ -214,7 +205,7 @@ static int write_index(const export_list *self, const char *dir)
     json_t *doc = json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters",
                             (json_int_t)self->elem_count, "total_size",
                             (json_int_t)self->total_bytes, "weight_map", map);
-    int rc = doc ? join(path, dir, index_name) : -ENOMEM;
+    int rc = doc ? file_join(path, sizeof path, dir, index_name) : -ENOMEM;
     for (uint32_t i = 0; rc == 0 && i < self->count; i++)
         if (json_object_set_new(map, self->tensors[i].name,
                                 json_string(self->files[self->tensors[i].file_idx].name)) < 0)
@@ -223,17 +214,10 @@ static int write_index(const export_list *self, const char *dir)
     if (rc == 0 && !text)
         rc = -ENOMEM;
     if (rc == 0)
-        rc = format_write_file(path, text, strlen(text));
+        rc = file_write(path, text, strlen(text));
     free(text);
     json_decref(doc);
     return rc == -ENOMEM ? err_set(rc, "no memory for the index of %u tensors", self->count) : rc;
-}
-
-static int sync_directory(const char *dir)
-{
-    char path[PATH_MAX];
-    TRY(join(path, dir, whole_name));
-    return format_sync_parent(path);
 }
 
 int hfi_finish(export_list *self, const char *dir)
@@ -243,7 +227,7 @@ int hfi_finish(export_list *self, const char *dir)
     TRY(remove_file(dir, "config.json"));
     TRY(remove_file(dir, index_name));
     TRY(remove_file(dir, whole_name));
-    TRY(sync_directory(dir)); /* a power loss may not bring them back beside new weights */
+    TRY(file_sync_directory(dir)); /* a power loss may not bring them back beside new weights */
     for (uint32_t f = 0; f < self->file_count; f++) {
         safetensors_writer *writer = self->files[f].writer;
         self->files[f].writer = NULL;
@@ -271,41 +255,27 @@ int hfi_remove_whole(const char *dir, const char *base)
     TRY(remove_file(dir, index_name));
     TRY(remove_file(dir, whole_name));
     TRY(remove_others(&none, dir));
-    return sync_directory(dir);
+    return file_sync_directory(dir);
 }
 
 int hfi_remove_adapters(const char *dir)
 {
     TRY(remove_file(dir, "adapter_config.json"));
     TRY(remove_file(dir, "adapter_model.safetensors"));
-    return sync_directory(dir);
-}
-
-static int make_directory(const char *path, bool *is_new)
-{
-    *is_new = mkdir(path, 0777) == 0;
-    if (*is_new)
-        return format_sync_parent(path);
-    return errno == EEXIST
-               ? 0
-               : err_set(ERR_INPUT, "cannot make directory %s: %s", path, strerror(errno));
+    return file_sync_directory(dir);
 }
 
 int hfi_take_directory(const char *dir, bool force)
 {
-    char above[JOB_PATH_BYTES];
-    bool is_new;
-    if (snprintf(above, sizeof above, "%s", dir) >= (int)sizeof above || !dir[0])
+    uint32_t made_count;
+    if (!dir[0] || strlen(dir) >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT,
                        "cannot make directory \"%.100s\": its name has %zu bytes; 1 to %d "
                        "are possible",
-                       dir, strlen(dir), JOB_PATH_BYTES - 1);
-    for (char *at = above + 1; (at = strchr(at, '/')); *at++ = '/') {
-        *at = '\0';
-        TRY(make_directory(above, &is_new));
-    }
-    TRY(make_directory(dir, &is_new));
-    if (is_new)
+                       dir, strlen(dir), FILE_PATH_BYTES - 1);
+    if (file_make_directories(dir, &made_count) < 0)
+        return err_prefix(ERR_INPUT, "the export");
+    if (made_count > 0)
         return 0;
     DIR *directory = opendir(dir);
     if (!directory)

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "format/format_json.h"
 #include "hf/export_internal.h"
 #include "hf/hf.h"
 #include "state/sweep.h"
@@ -154,14 +154,6 @@ void hfi_merge(const export_adapters *self, uint32_t unit, const model_tensor *t
 
 /* ---- writing ---- */
 
-static int join(char path[PATH_MAX], const char *dir, const char *name)
-{
-    int length = snprintf(path, PATH_MAX, "%s/%s", dir, name);
-    return length >= 0 && length < PATH_MAX
-               ? 0
-               : err_set(ERR_INPUT, "the path %.200s... is too long", dir);
-}
-
 int hfi_check_adapters(const model *net)
 {
     if (net->spec.lora.rank == 0)
@@ -199,12 +191,12 @@ static int write_config(const export_adapters *self, const char *base, const cha
                   targets, "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out",
                   spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",
                   "init_lora_weights", 1, "use_rslora", 0, "use_dora", 0);
-    int rc = doc ? join(path, dir, config_name) : -ENOMEM;
+    int rc = doc ? file_join(path, sizeof path, dir, config_name) : -ENOMEM;
     char *text = rc == 0 ? json_dumps(doc, JSON_INDENT(2)) : NULL;
     if (rc == 0 && !text)
         rc = -ENOMEM;
     if (rc == 0)
-        rc = format_write_file(path, text, strlen(text));
+        rc = file_write(path, text, strlen(text));
     free(text);
     json_decref(doc);
     return rc == -ENOMEM ? err_set(rc, "no memory for %s", config_name) : rc;
@@ -248,7 +240,7 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
     safetensors_row *rows = mem_alloc(count, sizeof *rows, "adapters");
     char *names = mem_alloc(count, NAME_BYTES, "adapters");
     safetensors_writer *writer = NULL;
-    int rc = rows && names ? join(path, dir, weights_name) : -ENOMEM;
+    int rc = rows && names ? file_join(path, sizeof path, dir, weights_name) : -ENOMEM;
     for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
         for (uint32_t i = 0; self->values[u] && i < net->units[u].tensor_count; i++, row++) {
             const model_tensor *tensor = &net->units[u].tensors[i];

@@ -79,7 +79,7 @@ static int set_path(const char *key, const char *path, char *out, size_t out_byt
     }
     if (*path)
         return err_set(ERR_INPUT, "the path for %s is longer than %d bytes", key,
-                       JOB_PATH_BYTES - 1);
+                       FILE_PATH_BYTES - 1);
     out[used++] = '"';
     out[used] = '\0';
     return 0;
@@ -90,12 +90,12 @@ static int read_job(importer *self)
 {
     static const char made_name[] = "the job that sluice import makes";
     const struct hf_import_options *asked = self->asked;
-    char hf[2 * JOB_PATH_BYTES], dir[2 * JOB_PATH_BYTES], text[128], hf_dir[SLAB_PATH_BYTES];
+    char hf[2 * FILE_PATH_BYTES], dir[2 * FILE_PATH_BYTES], text[128], hf_dir[FILE_PATH_BYTES];
     const char *type = "";
     int length = snprintf(hf_dir, sizeof hf_dir, "%s", asked->hf_dir);
     if (length < 0 || (size_t)length >= sizeof hf_dir)
         return err_set(ERR_INPUT, "the path of the checkpoint is longer than %d bytes",
-                       SLAB_PATH_BYTES - 1);
+                       FILE_PATH_BYTES - 1);
     TRY(setup_make_absolute(hf_dir)); /* job.json lies elsewhere */
     TRY(set_path("model.hf", hf_dir, hf, sizeof hf));
     TRY(set_path("run.dir", asked->run_dir, dir, sizeof dir));
@@ -237,7 +237,7 @@ static int check_space(const importer *self, const slab_drive *drives, uint32_t 
 static int make_slab(importer *self)
 {
     manifest *record = self->record;
-    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    slab_drive *drives = mem_alloc(DRIVES_MAX, sizeof *drives, "slab drives");
     if (!drives)
         return -ENOMEM;
     uint32_t count = 0;
@@ -246,7 +246,7 @@ static int make_slab(importer *self)
         char *path = record->slabs.drives[d];
         if (!manifest_expand_path(drives[d].path, 0, 0, "", path, MANIFEST_TEXT_BYTES))
             rc = err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes",
-                         drives[d].path, SLAB_PATH_BYTES - 1);
+                         drives[d].path, FILE_PATH_BYTES - 1);
         memcpy(drives[d].path, path, sizeof drives[d].path);
     }
     record->slabs.drive_count = count;

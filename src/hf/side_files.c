@@ -1,13 +1,12 @@
 /* RUN/hf: what belongs to a run's model beside its weights (config.json, the tokenizer's files,
  * ...), copied when the run begins from a checkpoint or from a run that has such files. Declared in
  * train_internal.h. */
-#include <errno.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "format/hf_checkpoint.h"
 #include "hf/hf.h"
@@ -15,11 +14,8 @@
 
 int hf_carry_side_files(const char *run_dir, const char *from_hf, const char *from_run)
 {
-    char source[JOB_PATH_BYTES], target[JOB_PATH_BYTES];
-    int length = snprintf(target, sizeof target, "%s/hf", run_dir);
-    if (length < 0 || (size_t)length >= sizeof target)
-        return err_set(ERR_INPUT, "the path %.100s.../hf is longer than %d bytes", run_dir,
-                       JOB_PATH_BYTES - 1);
+    char source[FILE_PATH_BYTES], target[FILE_PATH_BYTES];
+    TRY(file_join(target, sizeof target, run_dir, "hf"));
     if (from_run) {
         int there = state_hf_dir(from_run, source);
         if (there <= 0)

@@ -40,7 +40,7 @@ static int end_document(void *user)
 }
 
 /* A file of tokens, beside others that were cut. */
-static int add_file(eval_tokens *self, const char *path, enum corpus_format format)
+static int add_file(eval_tokens *self, const char *path, enum data_format format)
 {
     corpus *file;
     TRY(corpus_open_as(&path, 1, format, self->vocab, &file));
@@ -66,7 +66,7 @@ static int add_file(eval_tokens *self, const char *path, enum corpus_format form
 /* All files, of which some are to be cut. */
 static int cut_files(eval_tokens *self, const struct infer_evaluate_options *asked,
                      const prepare_work *work, const prepare_options *options,
-                     enum corpus_format format)
+                     enum data_format format)
 {
     const prepare_sink sink = {.user = self, .add = add_tokens, .end_document = end_document};
     for (uint32_t i = 0; i < asked->file_count; i++)
@@ -79,7 +79,7 @@ static int look_at(eval_tokens *self, const infer_model *from,
                    const struct infer_evaluate_options *asked, prepare_work *work)
 {
     const struct job *job_of = from->asked;
-    enum corpus_format format = (enum corpus_format)job_of->data.format;
+    enum data_format format = job_of->data.format;
     const prepare_options options = {.words = self->words,
                                      .tokenizer_name = from->words_name,
                                      .chat_template = job_of->data.chat_template,

@@ -29,7 +29,7 @@ static uint64_t list_parts(const struct setup *setup, checksum_extent *list)
     uint64_t count = 0, width = setup->plan.param_bytes;
     for (uint32_t u = 0; u < setup->net->unit_count; u++) {
         const buffer *home = home_of(setup, u);
-        if (home->arena != ARENA_NVME)
+        if (home->arena != TIER_NVME)
             continue;
         for (uint64_t at = 0; at < setup->unit_elems[u]; at += PART_ELEMS, count++)
             if (list)
@@ -136,10 +136,10 @@ int inferi_fill(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t cou
                        "%llu elements from %llu of unit %u are more than it has, or than are "
                        "taken at once",
                        (unsigned long long)count, (unsigned long long)begin, unit);
-    if (home->arena == ARENA_NVME)
+    if (home->arena == TIER_NVME)
         return fill_drives(self, unit, begin, count, master);
     unsigned char *target = engine_home(engine, setup->set.homes.params[unit]) + begin * width;
-    bool is_on_gpu = setup->gpu && home->arena == ARENA_DEVICE;
+    bool is_on_gpu = setup->gpu && home->arena == TIER_DEVICE;
     TRY(kernels_cpu.working_copy(self->context, NULL, master, is_on_gpu ? self->copy : target,
                                  setup->net->type, count));
     if (!is_on_gpu)

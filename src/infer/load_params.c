@@ -73,7 +73,7 @@ static int read_tile(loader *self, const manifest_extent *extent)
                                 state_extent_streams(self->record, extent));
     if (sum == extent->checksum)
         return 0;
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t file_offset;
     rank_slabs_locate(self->record, rank_of(self, extent), NULL, extent->offset_bytes, path,
                       &file_offset);

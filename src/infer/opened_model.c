@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -23,9 +24,8 @@ enum {
 
 static bool has_file(const char *directory, const char *name)
 {
-    char path[JOB_PATH_BYTES + 64];
-    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-    return length > 0 && (size_t)length < sizeof path && access(path, R_OK) == 0;
+    char path[FILE_PATH_BYTES + 64];
+    return file_join(path, sizeof path, directory, name) == 0 && access(path, R_OK) == 0;
 }
 
 /* Ours before the caller's, whose later words win. */
@@ -47,7 +47,7 @@ enum { RUN_SETS = sizeof run_sets / sizeof run_sets[0] };
 static int begin_run(infer_model *self, const char *const *set, uint32_t set_count)
 {
     const char *all[SETS_MAX];
-    char job_path[JOB_PATH_BYTES + 16];
+    char job_path[FILE_PATH_BYTES + 16];
     snprintf(job_path, sizeof job_path, "%s/job.json", self->path);
     TRY(state_run_dir_open(&self->dir, self->path));
     int found = 0;
@@ -81,7 +81,7 @@ static bool is_set(const char *block, const char *const *set, uint32_t set_count
  * say. */
 static const char *type_set(const char *path)
 {
-    char name[JOB_PATH_BYTES + 16];
+    char name[FILE_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/config.json", path);
     json_t *config = json_load_file(name, 0, NULL); /* its faults are for job_read to tell */
     const char *type = json_string_value(json_object_get(config, "dtype"));
@@ -99,7 +99,7 @@ static const char *type_set(const char *path)
 /* Positions that the checkpoint's model has; 0: it does not say. */
 static uint64_t most_positions(const char *path)
 {
-    char name[JOB_PATH_BYTES + 16];
+    char name[FILE_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/config.json", path);
     json_t *config = json_load_file(name, 0, NULL);
     json_int_t most = json_integer_value(json_object_get(config, "max_position_embeddings"));
@@ -114,7 +114,7 @@ static int begin_checkpoint(infer_model *self, const char *const *set, uint32_t 
                             uint64_t seq_length)
 {
     const char *all[SETS_MAX];
-    char model_set[JOB_PATH_BYTES + 16];
+    char model_set[FILE_PATH_BYTES + 16];
     bool has_type = is_set("bf16", set, set_count) || is_set("fp16", set, set_count);
     const char *type = has_type ? "" : type_set(self->path);
     char *path = realpath(self->path, NULL);
@@ -143,7 +143,7 @@ static int begin_checkpoint(infer_model *self, const char *const *set, uint32_t 
 static void settle_job(job *asked)
 {
     asked->accumulation = asked->world = 1;
-    asked->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
+    asked->tiers.place[STATE_INNER_ACTIVATIONS] = TIER_RECOMPUTE;
 }
 
 int infer_model_begin(infer_model *self, const char *path, const char *const *set,
@@ -152,7 +152,7 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
     memset(self, 0, sizeof *self);
     self->path = path;
     self->dir.lock_fd = -1;
-    if (strlen(path) >= JOB_PATH_BYTES)
+    if (strlen(path) >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT, "the path is too long: %.200s...", path);
     self->is_run = has_file(path, "job.json");
     if (!self->is_run && !has_file(path, "config.json"))
@@ -189,7 +189,7 @@ int infer_model_lengthen(infer_model *self, const char *const *set, uint32_t set
 
 int infer_model_tokenizer(infer_model *self, const tokenizer **out)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     *out = self->words;
     if (self->words)
         return 0;
@@ -269,11 +269,11 @@ static void tell(const struct setup *setup)
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
     log_info("%s: parameters in %s, %s on the device and %s in host memory",
              setup->net->spec.family == MODEL_LLAMA ? "llama" : "gpt2",
-             dtype_name(setup->net->type), size_format(params[ARENA_DEVICE], on_device),
-             size_format(params[ARENA_HOST], on_host));
-    if (params[ARENA_NVME] > 0)
+             dtype_name(setup->net->type), size_format(params[TIER_DEVICE], on_device),
+             size_format(params[TIER_HOST], on_host));
+    if (params[TIER_NVME] > 0)
         log_info("%s of parameters do not fit in memory and are read from %s%s in each pass",
-                 size_format(params[ARENA_NVME], on_drives), setup->drives[0].path,
+                 size_format(params[TIER_NVME], on_drives), setup->drives[0].path,
                  setup->drive_count > 1 ? " and the other drives" : "");
 }
 

@@ -23,9 +23,9 @@ struct infer_model {
     manifest record;          /* likewise: its newest commit */
     struct setup *setup;
     struct engine *engine;
-    tokenizer *words;                    /* once asked for */
-    char words_name[JOB_PATH_BYTES + 8]; /* what it was opened by */
-    bool has_own_words;                  /* they are the checkpoint's, not what the job says */
+    tokenizer *words;                     /* once asked for */
+    char words_name[FILE_PATH_BYTES + 8]; /* what it was opened by */
+    bool has_own_words;                   /* they are the checkpoint's, not what the job says */
 };
 typedef struct infer_model infer_model;
 

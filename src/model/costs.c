@@ -401,7 +401,7 @@ static void whole_stage(const model *self, uint32_t stage, bool backward, model_
     }
 }
 
-void model_pass_costs(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass,
+void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
                       model_costs *out)
 {
     memset(out, 0, sizeof *out);
@@ -409,7 +409,7 @@ void model_pass_costs(const model *self, enum model_phase phase, uint32_t stage,
     assert(pass < self->stages[stage].pass_count[phase]);
     enum stage_kind kind = self->stages[stage].kind;
     if (!self->stages[stage].is_cut) {
-        whole_stage(self, stage, phase == MODEL_BACKWARD, out);
+        whole_stage(self, stage, phase == PHASE_BACKWARD, out);
         return;
     }
     bool backward;

@@ -50,7 +50,7 @@ static struct ranges written_of(const model *self, uint32_t stage, uint32_t pass
     struct ranges written = {.count = 0};
     if (self->stages[stage].is_cut) {
         bool backward;
-        const modeli_part *part = modeli_pass_part(self, MODEL_BACKWARD, stage, pass, &backward);
+        const modeli_part *part = modeli_pass_part(self, PHASE_BACKWARD, stage, pass, &backward);
         if (part->layer <= MODELI_LAYER_DOWN || part->layer == MODELI_LAYER_OUTPUT)
             insert(&written, part->weights.weight,
                    part->rows * modeli_layer_columns(self, part->layer));
@@ -64,7 +64,7 @@ static struct ranges written_of(const model *self, uint32_t stage, uint32_t pass
 
 uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, uint32_t i)
 {
-    const model_pass *of = &self->stages[stage].passes[MODEL_BACKWARD][pass];
+    const model_pass *of = &self->stages[stage].passes[PHASE_BACKWARD][pass];
     struct ranges written = written_of(self, stage, pass, i);
     uint64_t elems = self->units[of->units[i]].elems;
     for (uint32_t r = 0; r < written.count; r++)
@@ -75,7 +75,7 @@ uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, u
 int modeli_begin_grads(model *self, uint32_t stage, uint32_t pass, void *stream,
                        const model_call *call)
 {
-    const model_pass *of = &self->stages[stage].passes[MODEL_BACKWARD][pass];
+    const model_pass *of = &self->stages[stage].passes[PHASE_BACKWARD][pass];
     for (uint32_t i = 0; i < of->unit_count; i++) {
         if (!call->fresh[i] || call->grads[i] == NULL)
             continue;

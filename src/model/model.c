@@ -79,21 +79,20 @@ static int check_heads(const model_spec *spec)
 static int check_variant(const model_spec *spec)
 {
     double low = spec->rope_low_freq_factor, high = spec->rope_high_freq_factor;
-    if ((unsigned)spec->rope_scaling > MODEL_ROPE_LLAMA3)
+    if ((unsigned)spec->rope_scaling >= ROPE_SCALING_COUNT)
         return err_set(ERR_CONFIG, "model.rope_scaling.type is number %d, which is none",
                        (int)spec->rope_scaling);
-    if (spec->family == MODEL_GPT2 && (spec->qk_norm || spec->rope_scaling != MODEL_ROPE_PLAIN))
+    if (spec->family == MODEL_GPT2 && (spec->qk_norm || spec->rope_scaling != ROPE_PLAIN))
         return err_set(ERR_CONFIG, "model.%s is given, but the gpt2 family has none: leave it out",
                        spec->qk_norm ? "qk_norm" : "rope_scaling");
     if (spec->family == MODEL_GPT2 && spec->position_count < spec->seq_length)
         return err_set(
             ERR_CONFIG, "model.position_count is %llu, which is below model.seq_length %llu",
             (unsigned long long)spec->position_count, (unsigned long long)spec->seq_length);
-    if (spec->rope_scaling != MODEL_ROPE_PLAIN &&
-        !(spec->rope_factor > 0 && isfinite(spec->rope_factor)))
+    if (spec->rope_scaling != ROPE_PLAIN && !(spec->rope_factor > 0 && isfinite(spec->rope_factor)))
         return err_set(ERR_CONFIG, "model.rope_scaling.factor is %g, but must be a number above 0",
                        spec->rope_factor);
-    if (spec->rope_scaling == MODEL_ROPE_LLAMA3 &&
+    if (spec->rope_scaling == ROPE_LLAMA3 &&
         !(low > 0 && high > low && isfinite(high) && spec->rope_original_positions > 0))
         return err_set(ERR_CONFIG,
                        "model.rope_scaling: low_freq_factor %g must lie above 0, high_freq_factor "

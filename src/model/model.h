@@ -58,17 +58,12 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/words.h"
 #include "kernels/ops.h"
 
 enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
 
 enum model_family { MODEL_GPT2, MODEL_LLAMA, MODEL_FAMILY_COUNT };
-
-/* How rotary angles are stretched, as config.json's rope_scaling has it. With f the frequency of a pair:
- *   LINEAR   f / factor
- *   LLAMA3   wave length 2 pi / f below original_positions / high_freq_factor: f; above original_positions
- *            / low_freq_factor: f / factor; in between: blended linearly in original_positions / wave length */
-enum model_rope_scaling { MODEL_ROPE_PLAIN, MODEL_ROPE_LINEAR, MODEL_ROPE_LLAMA3 };
 
 enum { MODEL_RANGES_MAX = 64, MODEL_LORA_TARGETS_MAX = 7 };
 
@@ -106,7 +101,7 @@ struct model_spec {
     bool qkv_bias;     /* llama: q, k and v have biases (Qwen2); gpt2 always has them */
     bool qk_norm; /* llama: RMSNorm over each head's D of q and of k, before the rotation (Qwen3) */
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
-    enum model_rope_scaling rope_scaling;
+    enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
     bool tie_embeddings;
@@ -154,19 +149,9 @@ typedef struct model_unit model_unit;
 
 enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
 
-enum model_phase {
-    MODEL_FORWARD,   /* the head's: losses alone, for evaluation */
-    MODEL_RECOMPUTE, /* of a cut block: fills `saved` again; no passes elsewhere */
-    MODEL_BACKWARD,
-    MODEL_PHASE_COUNT
-};
-
-/* How a pass uses a buffer; the values of swap's enum operand_access. WRITE: it needs nothing of what
- * was there. What one pass wrote must stay until the last pass of the phase that uses it, also through
- * passes that do not (NONE); a part of a buffer that no pass wrote yet is not read. */
-enum model_access { MODEL_NONE, MODEL_READ, MODEL_WRITE, MODEL_UPDATE };
-
-/* One pass of a stage: what runs for each micro-batch while the params of its units are there. All of a
+/* One pass of a stage. What one pass wrote to a buffer must stay until the last pass of the phase that
+ * uses it, also through passes that do not (ACCESS_NONE); a part of a buffer that no pass wrote yet is
+ * not read. The pass is what runs for each micro-batch while the params of its units are there. All of a
  * phase's passes run in order, for every micro-batch; a backward may follow its own recompute or,
  * where `saved` was kept, its forward directly. */
 struct model_pass {
@@ -175,7 +160,7 @@ struct model_pass {
     bool reads_params[2];     /* whether params[i] are needed */
     bool adds_grads[2];       /* whether grads[i] are added to; never of a frozen unit */
     uint64_t zeroed_bytes[2]; /* of those: what a first call fills with zeros (model_call.fresh) */
-    uint8_t input, output, output_grad, input_grad, losses; /* enum model_access */
+    uint8_t input, output, output_grad, input_grad, losses; /* enum operand_access */
     uint8_t saved; /* the same; NONE in an uncut stage, where the caller decides whether to keep it:
                       the memory is needed all the same */
     double flops;  /* of an uncut backward with recompute_flops, which kept activations save */
@@ -189,14 +174,14 @@ struct model_stage {
     uint32_t units[2];   /* the own unit first; unit_count 1 or 2. Cut: its first unit alone, the */
     uint32_t unit_count; /* passes name them all */
     bool is_cut;         /* more than one pass in a phase: `saved` goes from pass to pass */
-    model_pass *passes[MODEL_PHASE_COUNT];  /* owned by the model; final after model_prepare */
-    uint32_t pass_count[MODEL_PHASE_COUNT]; /* uncut: 1, 0, 1; 1, 0, 0 before first_learning */
-    uint64_t saved_bytes;                   /* inner activations that the backward needs */
-    uint64_t forward_temp_bytes;            /* further scratch of the forward */
-    uint64_t backward_temp_bytes;           /* further scratch of recompute and backward */
-    double forward_flops;                   /* matrix products and attention */
-    double backward_flops;                  /* without recomputation (the head: backward alone) */
-    double recompute_flops;                 /* what the backward op computes again (0 for embed) */
+    model_pass *passes[PHASE_COUNT];  /* owned by the model; final after model_prepare */
+    uint32_t pass_count[PHASE_COUNT]; /* uncut: 1, 0, 1; 1, 0, 0 before first_learning */
+    uint64_t saved_bytes;             /* inner activations that the backward needs */
+    uint64_t forward_temp_bytes;      /* further scratch of the forward */
+    uint64_t backward_temp_bytes;     /* further scratch of recompute and backward */
+    double forward_flops;             /* matrix products and attention */
+    double backward_flops;            /* without recomputation (the head: backward alone) */
+    double recompute_flops;           /* what the backward op computes again (0 for embed) */
     uint64_t
         forward_dram_bytes; /* estimates, for the simulator (shapes.c says how); the backward */
     uint64_t backward_dram_bytes; /* includes the recomputation */
@@ -300,7 +285,7 @@ int model_backward(model *self, uint32_t stage, void *stream, const model_call *
 /* One pass of one phase; the two calls above are its whole stages where nothing is cut. For a cut stage
  * `saved` holds what its passes leave for each other. In an uncut stage's backward `saved_is_valid`
  * says that the caller kept `saved` from the forward; a cut stage's always finds it filled. */
-int model_run(model *self, enum model_phase phase, uint32_t stage, uint32_t pass, void *stream,
+int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation: for generation.
@@ -351,7 +336,7 @@ typedef struct model_costs model_costs;
 
 /* One pass of one micro-batch; of an uncut block's backward with the recomputation, as model_pass.flops
  * has it: the flops of both are equal. */
-void model_pass_costs(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass,
+void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
                       model_costs *out);
 
 /* Of an uncut block: what its backward need not run where `saved` is kept. Nothing of other stages. */

@@ -381,7 +381,7 @@ void modeli_size_passes(
 void modeli_destroy_passes(model *self);
 /* The part that a pass of a cut stage is about, and whether the pass makes gradients: all of a backward
  * do but the head's first half. */
-const modeli_part *modeli_pass_part(const model *self, enum model_phase phase, uint32_t stage,
+const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_t stage,
                                     uint32_t pass, bool *backward);
 
 /* products.c, part_products.c. The forward's has no bias; the caller asks for it. */

@@ -19,41 +19,41 @@ static void add_grads(const model *self, model_pass *pass)
 
 static void fill_embed(const model_stage *stage)
 {
-    model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
+    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     forward->reads_params[0] = true;
-    forward->output = MODEL_WRITE;
-    if (stage->pass_count[MODEL_BACKWARD] > 0)
-        backward->output_grad = MODEL_READ;
+    forward->output = ACCESS_WRITE;
+    if (stage->pass_count[PHASE_BACKWARD] > 0)
+        backward->output_grad = ACCESS_READ;
 }
 
 static void fill_block(const model_stage *stage, bool wants_input_grad)
 {
-    model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
+    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     forward->reads_params[0] = true;
     forward->reads_params[1] = stage->unit_count > 1;
-    forward->input = MODEL_READ;
-    forward->output = MODEL_WRITE;
-    if (stage->pass_count[MODEL_BACKWARD] == 0)
+    forward->input = ACCESS_READ;
+    forward->output = ACCESS_WRITE;
+    if (stage->pass_count[PHASE_BACKWARD] == 0)
         return;
     memcpy(backward->reads_params, forward->reads_params, sizeof backward->reads_params);
-    backward->input = backward->output_grad = MODEL_READ;
-    backward->input_grad = wants_input_grad ? MODEL_WRITE : MODEL_NONE;
+    backward->input = backward->output_grad = ACCESS_READ;
+    backward->input_grad = wants_input_grad ? ACCESS_WRITE : ACCESS_NONE;
 }
 
 static void fill_head(const model_stage *stage, bool wants_input_grad)
 {
-    model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
+    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     for (uint32_t i = 0; i < stage->unit_count; i++)
         forward->reads_params[i] = backward->reads_params[i] = true;
-    forward->input = backward->input = MODEL_READ;
-    forward->losses = backward->losses = MODEL_WRITE;
-    backward->input_grad = wants_input_grad ? MODEL_WRITE : MODEL_NONE;
+    forward->input = backward->input = ACCESS_READ;
+    forward->losses = backward->losses = ACCESS_WRITE;
+    backward->input_grad = wants_input_grad ? ACCESS_WRITE : ACCESS_NONE;
 }
 
 static void fill_uncut(const model *self, uint32_t stage_idx)
 {
     const model_stage *stage = &self->stages[stage_idx];
-    model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
+    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     bool wants_input_grad = modeli_work_of(self, stage_idx).input;
     model_pass common = {.unit_count = stage->unit_count};
     memcpy(common.units, stage->units, sizeof common.units);
@@ -61,7 +61,7 @@ static void fill_uncut(const model *self, uint32_t stage_idx)
     forward->flops = stage->forward_flops;
     forward->dram_bytes = stage->forward_dram_bytes;
     forward->temp_bytes = stage->forward_temp_bytes;
-    if (stage->pass_count[MODEL_BACKWARD] > 0) {
+    if (stage->pass_count[PHASE_BACKWARD] > 0) {
         *backward = common;
         add_grads(self, backward);
         backward->flops = stage->backward_flops + stage->recompute_flops;
@@ -78,15 +78,15 @@ static void fill_uncut(const model *self, uint32_t stage_idx)
 
 /* ---- stages in parts ---- */
 
-const modeli_part *modeli_pass_part(const model *self, enum model_phase phase, uint32_t stage,
+const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_t stage,
                                     uint32_t pass, bool *backward)
 {
     const modeli_parts *parts = modeli_parts_of(self, stage);
     uint32_t idx = pass, last = parts->count - 1;
-    *backward = phase == MODEL_BACKWARD;
-    if (phase == MODEL_BACKWARD && self->stages[stage].kind == STAGE_BLOCK)
+    *backward = phase == PHASE_BACKWARD;
+    if (phase == PHASE_BACKWARD && self->stages[stage].kind == STAGE_BLOCK)
         idx = last - pass;
-    if (phase == MODEL_BACKWARD && self->stages[stage].kind == STAGE_HEAD) {
+    if (phase == PHASE_BACKWARD && self->stages[stage].kind == STAGE_HEAD) {
         *backward = pass > last;
         idx = pass > last ? last - (pass - last - 1) : pass;
     }
@@ -98,25 +98,25 @@ static void count_passes(const model *self, uint32_t stage_idx)
     model_stage *stage = &self->stages[stage_idx];
     const modeli_parts *parts = modeli_parts_of(self, stage_idx);
     uint32_t count = parts == NULL ? 1 : parts->count;
-    stage->pass_count[MODEL_FORWARD] = stage->pass_count[MODEL_BACKWARD] = count;
-    stage->pass_count[MODEL_RECOMPUTE] = 0;
+    stage->pass_count[PHASE_FORWARD] = stage->pass_count[PHASE_BACKWARD] = count;
+    stage->pass_count[PHASE_RECOMPUTE] = 0;
     if (stage_idx < self->first_learning)
-        stage->pass_count[MODEL_BACKWARD] = 0;
+        stage->pass_count[PHASE_BACKWARD] = 0;
     if (parts == NULL || stage_idx < self->first_learning)
         return;
     if (stage->kind == STAGE_HEAD)
-        stage->pass_count[MODEL_BACKWARD] = 2 * count;
+        stage->pass_count[PHASE_BACKWARD] = 2 * count;
     if (stage->kind == STAGE_BLOCK)
-        while (parts->items[stage->pass_count[MODEL_RECOMPUTE]].layer != MODELI_LAYER_DOWN)
-            stage->pass_count[MODEL_RECOMPUTE]++;
+        while (parts->items[stage->pass_count[PHASE_RECOMPUTE]].layer != MODELI_LAYER_DOWN)
+            stage->pass_count[PHASE_RECOMPUTE]++;
 }
 
 static void embed_access(uint32_t pass_idx, bool backward, model_pass *pass)
 {
     if (backward)
-        pass->output_grad = MODEL_READ;
+        pass->output_grad = ACCESS_READ;
     else
-        pass->output = pass_idx == 0 ? MODEL_WRITE : MODEL_UPDATE;
+        pass->output = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
 }
 
 /* block_parts.c says which layer touches what. */
@@ -124,26 +124,26 @@ static void block_access(const modeli_part *part, uint32_t pass_idx, bool backwa
                          model_pass *pass)
 {
     bool is_first = part->is_first;
-    pass->saved = pass_idx == 0 && !backward ? MODEL_WRITE : MODEL_UPDATE;
+    pass->saved = pass_idx == 0 && !backward ? ACCESS_WRITE : ACCESS_UPDATE;
     switch (part->layer) {
     case MODELI_LAYER_QKV:
-        pass->input = is_first ? MODEL_READ : MODEL_NONE;
-        pass->input_grad = is_first && backward ? MODEL_UPDATE : MODEL_NONE;
+        pass->input = is_first ? ACCESS_READ : ACCESS_NONE;
+        pass->input_grad = is_first && backward ? ACCESS_UPDATE : ACCESS_NONE;
         break;
     case MODELI_LAYER_PROJ:
-        pass->input_grad = backward ? MODEL_READ : MODEL_NONE;
+        pass->input_grad = backward ? ACCESS_READ : ACCESS_NONE;
         break;
     case MODELI_LAYER_UP:
-        pass->input = is_first && !backward ? MODEL_READ : MODEL_NONE;
-        pass->output_grad = is_first && backward ? MODEL_READ : MODEL_NONE;
-        pass->input_grad = is_first && backward ? MODEL_WRITE : MODEL_NONE;
+        pass->input = is_first && !backward ? ACCESS_READ : ACCESS_NONE;
+        pass->output_grad = is_first && backward ? ACCESS_READ : ACCESS_NONE;
+        pass->input_grad = is_first && backward ? ACCESS_WRITE : ACCESS_NONE;
         break;
     default: /* down */
         if (backward) {
-            pass->output_grad = MODEL_READ;
+            pass->output_grad = ACCESS_READ;
         } else {
-            pass->saved = MODEL_READ;
-            pass->output = is_first ? MODEL_WRITE : MODEL_UPDATE;
+            pass->saved = ACCESS_READ;
+            pass->output = is_first ? ACCESS_WRITE : ACCESS_UPDATE;
         }
         break;
     }
@@ -151,15 +151,15 @@ static void block_access(const modeli_part *part, uint32_t pass_idx, bool backwa
 
 static void head_access(const modeli_part *part, uint32_t pass_idx, bool backward, model_pass *pass)
 {
-    pass->saved = pass_idx == 0 ? MODEL_WRITE : MODEL_UPDATE;
+    pass->saved = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
     if (part->layer != MODELI_LAYER_NORM) {
-        pass->losses = part->is_last && !backward ? MODEL_WRITE : MODEL_NONE;
+        pass->losses = part->is_last && !backward ? ACCESS_WRITE : ACCESS_NONE;
         return;
     }
-    pass->input = MODEL_READ;
+    pass->input = ACCESS_READ;
     if (backward) {
-        pass->saved = MODEL_READ;
-        pass->input_grad = MODEL_WRITE;
+        pass->saved = ACCESS_READ;
+        pass->input_grad = ACCESS_WRITE;
     }
 }
 
@@ -256,8 +256,7 @@ static void head_costs(const model *self, const modeli_part *part, bool backward
     pass->temp_bytes = chunk.backward_scratch + part->backward_scratch_bytes;
 }
 
-static void fill_cut(const model *self, uint32_t stage_idx, enum model_phase phase,
-                     uint32_t pass_idx)
+static void fill_cut(const model *self, uint32_t stage_idx, enum phase phase, uint32_t pass_idx)
 {
     const model_stage *stage = &self->stages[stage_idx];
     model_pass *pass = &stage->passes[phase][pass_idx];
@@ -282,26 +281,26 @@ static void fill_cut(const model *self, uint32_t stage_idx, enum model_phase pha
 /* Bytes and flops of a cut stage from those of its passes. */
 static void sum_cut(const model *self, model_stage *stage)
 {
-    double flops[MODEL_PHASE_COUNT] = {0};
-    uint64_t dram_bytes[MODEL_PHASE_COUNT] = {0}, temp_bytes[MODEL_PHASE_COUNT] = {0};
-    for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+    double flops[PHASE_COUNT] = {0};
+    uint64_t dram_bytes[PHASE_COUNT] = {0}, temp_bytes[PHASE_COUNT] = {0};
+    for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
         for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
             const model_pass *pass = &stage->passes[phase][i];
             flops[phase] += pass->flops;
             dram_bytes[phase] += pass->dram_bytes;
             temp_bytes[phase] = size_max(temp_bytes[phase], pass->temp_bytes);
         }
-    stage->forward_flops = flops[MODEL_FORWARD];
-    stage->recompute_flops = flops[MODEL_RECOMPUTE];
-    stage->backward_flops = flops[MODEL_BACKWARD];
+    stage->forward_flops = flops[PHASE_FORWARD];
+    stage->recompute_flops = flops[PHASE_RECOMPUTE];
+    stage->backward_flops = flops[PHASE_BACKWARD];
     if (stage->kind == STAGE_HEAD) { /* the logits are made twice */
-        stage->recompute_flops = 2 * flops[MODEL_FORWARD];
+        stage->recompute_flops = 2 * flops[PHASE_FORWARD];
         stage->backward_flops -= stage->recompute_flops;
     }
-    stage->forward_dram_bytes = dram_bytes[MODEL_FORWARD];
-    stage->backward_dram_bytes = dram_bytes[MODEL_BACKWARD] + dram_bytes[MODEL_RECOMPUTE];
-    stage->forward_temp_bytes = temp_bytes[MODEL_FORWARD];
-    stage->backward_temp_bytes = size_max(temp_bytes[MODEL_BACKWARD], temp_bytes[MODEL_RECOMPUTE]);
+    stage->forward_dram_bytes = dram_bytes[PHASE_FORWARD];
+    stage->backward_dram_bytes = dram_bytes[PHASE_BACKWARD] + dram_bytes[PHASE_RECOMPUTE];
+    stage->forward_temp_bytes = temp_bytes[PHASE_FORWARD];
+    stage->backward_temp_bytes = size_max(temp_bytes[PHASE_BACKWARD], temp_bytes[PHASE_RECOMPUTE]);
     modeli_block_layout block;
     modeli_head_layout head;
     modeli_block_layout_of(self, &block);
@@ -319,12 +318,12 @@ int modeli_create_passes(model *self)
         model_stage *stage = &self->stages[i];
         count_passes(self, i);
         uint32_t total = 0;
-        for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
             total += stage->pass_count[phase];
         model_pass *passes = mem_alloc(total, sizeof *passes, "model.passes");
         if (passes == NULL)
             return -ENOMEM;
-        for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
+        for (uint32_t phase = 0; phase < PHASE_COUNT; phase++) {
             stage->passes[phase] = passes;
             passes += stage->pass_count[phase];
         }
@@ -336,8 +335,8 @@ int modeli_create_passes(model *self)
 static void size_zeroed(const model *self, uint32_t stage_idx)
 {
     const model_stage *stage = &self->stages[stage_idx];
-    for (uint32_t p = 0; p < stage->pass_count[MODEL_BACKWARD]; p++) {
-        model_pass *pass = &stage->passes[MODEL_BACKWARD][p];
+    for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
+        model_pass *pass = &stage->passes[PHASE_BACKWARD][p];
         for (uint32_t i = 0; i < pass->unit_count; i++)
             if (pass->adds_grads[i])
                 pass->zeroed_bytes[i] = modeli_zeroed_bytes(self, stage_idx, p, i);
@@ -353,9 +352,9 @@ void modeli_size_passes(model *self)
             size_zeroed(self, i);
             continue;
         }
-        for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t pass = 0; pass < stage->pass_count[phase]; pass++)
-                fill_cut(self, i, (enum model_phase)phase, pass);
+                fill_cut(self, i, (enum phase)phase, pass);
         size_zeroed(self, i);
         sum_cut(self, stage);
     }

@@ -244,9 +244,7 @@ int model_fill_constants(model *self, void *stream, void *constants)
         .tokens = modeli_positions(self),
         .head_dim = self->products->shape.head_dim,
         .theta = spec->rope_theta,
-        .scaling = spec->rope_scaling == MODEL_ROPE_LLAMA3   ? ROPE_SCALING_LLAMA3
-                   : spec->rope_scaling == MODEL_ROPE_LINEAR ? ROPE_SCALING_LINEAR
-                                                             : ROPE_SCALING_NONE,
+        .scaling = spec->rope_scaling,
         .factor = spec->rope_factor,
         .low_freq_factor = spec->rope_low_freq_factor,
         .high_freq_factor = spec->rope_high_freq_factor,

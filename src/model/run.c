@@ -37,19 +37,19 @@ int model_backward(model *self, uint32_t stage, void *stream, const model_call *
                    bool saved_is_valid)
 {
     assert(!self->stages[stage].is_cut);
-    return model_run(self, MODEL_BACKWARD, stage, 0, stream, call, saved_is_valid);
+    return model_run(self, PHASE_BACKWARD, stage, 0, stream, call, saved_is_valid);
 }
 
-int model_run(model *self, enum model_phase phase, uint32_t stage, uint32_t pass, void *stream,
+int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid)
 {
     assert(self->ops != NULL);
     assert(stage < self->stage_count);
     assert(pass < self->stages[stage].pass_count[phase]);
-    if (phase == MODEL_BACKWARD)
+    if (phase == PHASE_BACKWARD)
         TRY(modeli_begin_grads(self, stage, pass, stream, call));
     if (!self->stages[stage].is_cut)
-        return phase == MODEL_FORWARD ? model_forward(self, stage, stream, call)
+        return phase == PHASE_FORWARD ? model_forward(self, stage, stream, call)
                                       : backward(self, stage, stream, call, saved_is_valid);
     bool is_backward;
     const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &is_backward);
@@ -76,10 +76,10 @@ int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call
     uint32_t head = self->stage_count - 1;
     assert(self->ops != NULL);
     assert(row < self->products->shape.rows);
-    assert(pass < self->stages[head].pass_count[MODEL_FORWARD]);
+    assert(pass < self->stages[head].pass_count[PHASE_FORWARD]);
     if (!self->stages[head].is_cut)
         return modeli_row_logits(self, stream, call, row, logits);
     bool is_backward;
-    const modeli_part *part = modeli_pass_part(self, MODEL_FORWARD, head, pass, &is_backward);
+    const modeli_part *part = modeli_pass_part(self, PHASE_FORWARD, head, pass, &is_backward);
     return modeli_row_logits_part(self, stream, call, part, row, logits);
 }

@@ -83,8 +83,8 @@ void plani_builder_fini(plani_builder *b)
     memset(b, 0, sizeof *b);
 }
 
-uint32_t plani_transient(plani_builder *b, enum arena_kind arena, uint64_t size_bytes,
-                         uint64_t residue, enum state_kind kind, uint32_t unit)
+uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes, uint64_t residue,
+                         enum state_kind kind, uint32_t unit)
 {
     if (b->error < 0)
         return 0;

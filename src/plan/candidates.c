@@ -31,10 +31,10 @@ uint64_t plani_total_elems(const plan_job *job)
 static uint64_t moved_elems(const plan_job *job)
 {
     uint64_t moved = 0;
-    if (job->order != PLAN_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
+    if (job->order != ORDER_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
         return 0;
     for (uint32_t u = 0; u < job->unit_count; u++)
-        if (plan_learns(job, u) && job->homes[STATE_GRADS][u] != ARENA_DEVICE)
+        if (plan_learns(job, u) && job->homes[STATE_GRADS][u] != TIER_DEVICE)
             moved += plani_whole_elems(job, u);
     return moved * job->micro_batch_count;
 }

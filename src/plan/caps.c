@@ -89,8 +89,7 @@ void plani_caps_give(struct plani_caps *caps, uint32_t buffer_idx)
 /* ---- held stages ------------------------------------------------------------------------------ */
 
 /* Whether a pass before this one, of the stage's phase, uses the unit as well. */
-static bool is_seen(const plan_stage *stage, enum plan_phase phase, uint32_t pass_idx,
-                    uint32_t unit)
+static bool is_seen(const plan_stage *stage, enum phase phase, uint32_t pass_idx, uint32_t unit)
 {
     for (uint32_t p = 0; p < pass_idx; p++)
         for (uint32_t i = 0; i < stage->passes[phase][p].unit_count; i++)
@@ -104,11 +103,11 @@ static uint64_t stage_elems(const plan_job *job, uint32_t s, bool gathered_only)
 {
     const plan_stage *stage = &job->stages[s];
     uint64_t elems = 0;
-    for (uint32_t p = 0; p < stage->pass_count[PLAN_BACKWARD]; p++) {
-        const plan_pass *pass = &stage->passes[PLAN_BACKWARD][p];
+    for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
+        const plan_pass *pass = &stage->passes[PHASE_BACKWARD][p];
         for (uint32_t i = 0; i < pass->unit_count; i++)
             if ((!gathered_only || plan_is_sharded(job, STATE_PARAMS, pass->units[i])) &&
-                !is_seen(stage, PLAN_BACKWARD, p, pass->units[i]))
+                !is_seen(stage, PHASE_BACKWARD, p, pass->units[i]))
                 elems += plani_whole_elems(job, pass->units[i]);
     }
     return elems;

@@ -68,10 +68,10 @@ uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumula
     uint64_t own = plani_shard_elems(job, unit), all = plani_whole_elems(job, unit);
     uint64_t wire_bytes = job->wire_bytes ? job->wire_bytes : sizeof(float);
     uint32_t reduced =
-        plani_transient(b, ARENA_DEVICE, own * sizeof(float), PLANI_ANY, STATE_GRADS, unit);
+        plani_transient(b, TIER_DEVICE, own * sizeof(float), PLANI_ANY, STATE_GRADS, unit);
     uint32_t workspace = PROGRAM_NONE;
     if (job->reduce_scratch_bytes)
-        workspace = plani_transient(b, ARENA_DEVICE, all * job->reduce_scratch_bytes, PLANI_ANY,
+        workspace = plani_transient(b, TIER_DEVICE, all * job->reduce_scratch_bytes, PLANI_ANY,
                                     STATE_KIND_COUNT, unit);
     uint32_t idx = collective(b, OP_REDUCE_SCATTER, STATE_GRADS, unit);
     plani_use(b, idx, (plani_range){accumulator, 0, all * sizeof(float)}, ROLE_SOURCE, ACCESS_READ);

@@ -84,9 +84,9 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
                       struct plani_order *asked, const uint64_t *budgets, program *out)
 {
     plani_builder b;
-    uint64_t rooms[ARENA_COUNT];
+    uint64_t rooms[TIER_COUNT];
     memset(out, 0, sizeof *out);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         rooms[a] = plani_room_in(job, a, budgets[a]);
     int rc = plani_builder_init(&b, job, set, layout, asked->held);
     if (rc == 0) {
@@ -126,16 +126,16 @@ void plan_set_fini(plan_set *set)
  * is committed by the next one before all else; pending updates leave the whole backward to hide it. */
 static enum plan_commit usual_commit(const plan_job *job)
 {
-    if (!plani_commits(job) || job->update == PLAN_UPDATE_DELAYED_ONE_STEP)
+    if (!plani_commits(job) || job->update == UPDATE_DELAYED_ONE_STEP)
         return PLAN_COMMIT_APART;
-    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ? PLAN_COMMIT_BEHIND : PLAN_COMMIT_FIRST;
+    return job->update == UPDATE_IN_NEXT_FORWARD ? PLAN_COMMIT_BEHIND : PLAN_COMMIT_FIRST;
 }
 
 static bool has_state_in_memory(const plan_job *job)
 {
     for (uint32_t u = 0; u < job->unit_count; u++)
-        if ((plan_learns(job, u) && job->homes[STATE_OPTIMIZER][u] != ARENA_NVME) ||
-            (plani_is_split(job, u) && plani_high_arena(job, u) != ARENA_NVME))
+        if ((plan_learns(job, u) && job->homes[STATE_OPTIMIZER][u] != TIER_NVME) ||
+            (plani_is_split(job, u) && plani_high_arena(job, u) != TIER_NVME))
             return true;
     return false;
 }
@@ -206,7 +206,7 @@ static int try_held(struct tile_search *s, uint32_t held)
                                 .predicted_ns = trial.predicted_ns,
                                 .bound_ns = asked.bound_ns,
                                 .compute_ns = trial.lane_busy_ns[LANE_COMPUTE],
-                                .host_bytes = s->layout.end_bytes[ARENA_HOST],
+                                .host_bytes = s->layout.end_bytes[TIER_HOST],
                                 .commit = s->set.commit,
                                 .from = s->from};
     program_fini(&trial);
@@ -349,9 +349,9 @@ static int choose_commit(const plan_job *job, struct choice *best, uint64_t *wor
 static int choose_copies(const plan_job *job, struct choice *best, uint64_t *work)
 {
     static const uint64_t parts[] = {1, 2, 4, 6};
-    uint64_t budget = job->budget_bytes[ARENA_HOST], lane_ns[LANE_COUNT], ns;
+    uint64_t budget = job->budget_bytes[TIER_HOST], lane_ns[LANE_COUNT], ns;
     uint64_t compute_ns = best->compute_ns, shortest = best->predicted_ns;
-    if (job->update != PLAN_UPDATE_IN_NEXT_FORWARD || job->only_eval || *work > SEARCH_WORK)
+    if (job->update != UPDATE_IN_NEXT_FORWARD || job->only_eval || *work > SEARCH_WORK)
         return 0;
     uint64_t room = budget > best->host_bytes ? budget - best->host_bytes : 0;
     struct choice with = *best;
@@ -384,7 +384,7 @@ static uint64_t under_way_bytes(const plan_job *job, uint64_t elems)
 static int choose_finer(const plan_job *job, struct choice *copied, uint64_t *work)
 {
     uint64_t taken = copied->host_bytes + copied->copy_bytes, lane_ns[LANE_COUNT], ns;
-    uint64_t budget = job->budget_bytes[ARENA_HOST], room = budget > taken ? budget - taken : 0;
+    uint64_t budget = job->budget_bytes[TIER_HOST], room = budget > taken ? budget - taken : 0;
     struct choice with = *copied;
     while (copied->copy_bytes > 0 && !job->tile_elems && *work <= SEARCH_WORK &&
            room / under_way_bytes(job, copied->tile_elems) < TILES_UNDER_WAY) {
@@ -485,7 +485,7 @@ static uint64_t trial_tile(const plan_job *job, const struct plani_candidate *li
         return list[size_min(2 * (uint64_t)(level - 1), count - 1)].tile_elems;
     if (job->tile_elems || job->tile_elems_max)
         return list[0].tile_elems;
-    uint64_t share = job->budget_bytes[ARENA_HOST] / TRIAL_TILES_OF_HOST;
+    uint64_t share = job->budget_bytes[TIER_HOST] / TRIAL_TILES_OF_HOST;
     uint64_t coarse = size_min(plani_total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
     return size_max(list[0].tile_elems, size_round_up(coarse, TILE_ELEMS_STEP));
 }

@@ -22,9 +22,9 @@ struct plani_candidate {
     bool fails; /* a program of it does not fit */
     bool has_homes;
     int kinds_done;
-    uint64_t need[ARENA_COUNT]; /* so far: at least this */
-    uint64_t second_bytes;      /* of nvme: without commits that much less */
-    uint64_t reached_bytes;     /* of nvme: `need` without overhead, not in stripes */
+    uint64_t need[TIER_COUNT]; /* so far: at least this */
+    uint64_t second_bytes;     /* of nvme: without commits that much less */
+    uint64_t reached_bytes;    /* of nvme: `need` without overhead, not in stripes */
 };
 
 /* candidates.c: the tile sizes in question, largest first; returns how many. The job's own alone, or halves of the
@@ -58,7 +58,7 @@ bool plani_homes_fit(const plan_job *job, const plani_layout *layout);
  * cost. */
 bool plani_homes_may_fit(const plan_job *job);
 /* Bytes that surely lie in each arena at some time of a step: homes, and what waits from pass to pass. */
-void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT]);
+void plani_count_homes(const plan_job *job, uint64_t bytes[TIER_COUNT]);
 
 /* refuse.c: ERR_NO_FIT where the budgets do not cover the needs. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work) MUST_CHECK;

@@ -48,7 +48,7 @@ void plani_frozen_work(plani_builder *b, uint32_t unit, enum plani_tile_work wor
     struct plani_new_params made = plani_begin_params(b, unit, PROGRAM_NONE);
     for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, elems, k);
-        t.where = ARENA_HOST;
+        t.where = TIER_HOST;
         t.params_home = made.tiles_to;
         t.work = work;
         if (work == PLANI_WORK_INIT)
@@ -80,7 +80,7 @@ void plani_load_split(plani_builder *b, uint32_t unit)
     uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit);
     uint32_t place = plan_high_place(homes, unit);
     bool loads_state = homes->saves[unit] != PROGRAM_NONE && homes->optimizer[unit] != PROGRAM_NONE;
-    if (place == PROGRAM_NONE || b->buffers[place].base.arena != ARENA_NVME)
+    if (place == PROGRAM_NONE || b->buffers[place].base.arena != TIER_NVME)
         return;
     struct plani_new_params made = plani_begin_params(b, unit, PROGRAM_NONE);
     for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {

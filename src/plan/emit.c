@@ -26,19 +26,19 @@
 #include "base/tile.h"
 #include "plan/emit.h"
 
-static enum arena_kind arena_of(const plani_builder *b, plani_range range)
+static enum tier arena_of(const plani_builder *b, plani_range range)
 {
-    return b->error < 0 ? ARENA_HOST : (enum arena_kind)b->buffers[range.buffer_idx].base.arena;
+    return b->error < 0 ? TIER_HOST : (enum tier)b->buffers[range.buffer_idx].base.arena;
 }
 
 /* One hop between neighbouring arenas. */
 static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
 {
-    enum arena_kind from = arena_of(b, source), to = arena_of(b, target);
-    enum op_kind kind = from == ARENA_NVME     ? OP_READ
-                        : to == ARENA_NVME     ? OP_WRITE
-                        : from == ARENA_DEVICE ? OP_D2H
-                                               : OP_H2D;
+    enum tier from = arena_of(b, source), to = arena_of(b, target);
+    enum op_kind kind = from == TIER_NVME     ? OP_READ
+                        : to == TIER_NVME     ? OP_WRITE
+                        : from == TIER_DEVICE ? OP_D2H
+                                              : OP_H2D;
     enum lane_kind lane = kind == OP_READ    ? LANE_READ
                           : kind == OP_WRITE ? LANE_WRITE
                           : kind == OP_D2H   ? LANE_D2H
@@ -77,10 +77,10 @@ static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
 void plani_transfer(plani_builder *b, plani_range source, plani_range target, enum state_kind kind,
                     uint32_t unit, uint32_t tile, uint32_t micro_batch)
 {
-    enum arena_kind from = arena_of(b, source), to = arena_of(b, target);
+    enum tier from = arena_of(b, source), to = arena_of(b, target);
     uint64_t first_op = b->op_count;
-    if ((from == ARENA_NVME && to == ARENA_DEVICE) || (from == ARENA_DEVICE && to == ARENA_NVME)) {
-        uint32_t middle = plani_transient(b, ARENA_HOST, source.size_bytes, PLANI_ANY, kind, unit);
+    if ((from == TIER_NVME && to == TIER_DEVICE) || (from == TIER_DEVICE && to == TIER_NVME)) {
+        uint32_t middle = plani_transient(b, TIER_HOST, source.size_bytes, PLANI_ANY, kind, unit);
         plani_range stop = {middle, 0, source.size_bytes};
         hop(b, source, stop);
         hop(b, stop, target);
@@ -106,13 +106,13 @@ struct plani_tile plani_tile_at(const plani_builder *b, uint32_t unit, uint64_t 
                                 uint64_t tile)
 {
     uint64_t tile_elems = b->set->tile_elems;
-    enum arena_kind home = b->job->homes[STATE_OPTIMIZER][unit];
+    enum tier home = b->job->homes[STATE_OPTIMIZER][unit];
     return (struct plani_tile){
         .unit = unit,
         .tile = (uint32_t)tile,
         .begin = tile * tile_elems,
         .count = tile_elems_at(elems, tile_elems, tile),
-        .where = home == ARENA_DEVICE && !b->job->only_eval ? ARENA_DEVICE : ARENA_HOST,
+        .where = home == TIER_DEVICE && !b->job->only_eval ? TIER_DEVICE : TIER_HOST,
         .params_home = b->set->homes.params[unit],
         .device_params = PROGRAM_NONE,
         .high = b->set->homes.highs[unit],
@@ -228,7 +228,7 @@ static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
     plani_range at_home = plani_tile_params(b, t, t->high), staged;
     if (arena_of(b, at_home) == t->where)
         return at_home;
-    if (t->where == ARENA_DEVICE && t->device_params != PROGRAM_NONE)
+    if (t->where == TIER_DEVICE && t->device_params != PROGRAM_NONE)
         staged = plani_tile_params(b, t, t->device_params);
     else
         staged = params_transient(b, t);
@@ -246,14 +246,14 @@ static plani_range tile_params(plani_builder *b, const struct plani_tile *t)
         return tile_high(b, t);
     if (arena_of(b, at_home) == t->where)
         return at_home;
-    if (t->where == ARENA_DEVICE && t->device_params != PROGRAM_NONE)
+    if (t->where == TIER_DEVICE && t->device_params != PROGRAM_NONE)
         return plani_tile_params(b, t, t->device_params);
     return params_transient(b, t);
 }
 
 static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
 {
-    return t->where == ARENA_DEVICE && !b->job->machine.device_is_cpu;
+    return t->where == TIER_DEVICE && !b->job->machine.device_is_cpu;
 }
 
 /* Arithmetic of an element's update in that of one with fp32 streams, which update_core_seconds is of. A split master is
@@ -358,13 +358,13 @@ static void move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t
 
 static uint32_t device_params_of(plani_builder *b, uint32_t unit, uint64_t elems)
 {
-    return plani_transient(b, ARENA_DEVICE, elems * b->job->param_bytes, TILE_RESIDUE_PARAMS,
+    return plani_transient(b, TIER_DEVICE, elems * b->job->param_bytes, TILE_RESIDUE_PARAMS,
                            STATE_PARAMS, unit);
 }
 
 static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
 {
-    return b->error < 0 || b->buffers[buffer_idx].base.arena == ARENA_DEVICE;
+    return b->error < 0 || b->buffers[buffer_idx].base.arena == TIER_DEVICE;
 }
 
 /* `shard`, on the device, of all ranks into `whole`. */
@@ -422,7 +422,7 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
         t.work = work;
         t.after = after;
         if (work == PLANI_WORK_INIT && runs_on_gpu(b, &t))
-            t.where = ARENA_HOST;
+            t.where = TIER_HOST;
         emit_tile(b, &t);
     }
     plani_finish_params(b, &made);
@@ -497,8 +497,8 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
         struct plani_tile t = plani_tile_at(b, unit, elems, k);
         plani_range at_home = plani_elems(home, t.begin, t.count, b->job->grad_bytes);
         plani_range closed = at_home;
-        if (home == PROGRAM_NONE || arena_of(b, at_home) != ARENA_DEVICE)
-            closed = (plani_range){plani_transient(b, ARENA_DEVICE, at_home.size_bytes,
+        if (home == PROGRAM_NONE || arena_of(b, at_home) != TIER_DEVICE)
+            closed = (plani_range){plani_transient(b, TIER_DEVICE, at_home.size_bytes,
                                                    TILE_RESIDUE_GRADS, STATE_GRADS, unit),
                                    0, at_home.size_bytes};
         close_tile(b, &t, sums, closed);
@@ -524,15 +524,14 @@ static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
     uint64_t bytes = job->grad_bytes;
     uint64_t own = plani_shard_elems(job, unit), all = plani_whole_elems(job, unit);
     uint32_t shard =
-        plani_transient(b, ARENA_DEVICE, own * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+        plani_transient(b, TIER_DEVICE, own * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     for (uint64_t k = 0; k < plani_tiles_of(b, own) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, own, k);
         close_tile(b, &t, sums, plani_elems(shard, t.begin, t.count, bytes));
     }
     uint32_t whole = home;
     if (home == PROGRAM_NONE || !is_on_device(b, home))
-        whole =
-            plani_transient(b, ARENA_DEVICE, all * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+        whole = plani_transient(b, TIER_DEVICE, all * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     if (b->error < 0)
         return;
     plani_all_gather(b, plani_elems(shard, 0, own, bytes), plani_elems(whole, 0, all, bytes),

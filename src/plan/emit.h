@@ -8,7 +8,7 @@
 struct plani_tile {
     uint32_t unit, tile;
     uint64_t begin, count;  /* elements */
-    enum arena_kind where;  /* where the work runs */
+    enum tier where;        /* where the work runs */
     uint32_t params_home;   /* where the new working copy goes */
     uint32_t device_params; /* also wanted there, or PROGRAM_NONE */
     uint32_t high;          /* of a split master: the buffer with its high half; or PROGRAM_NONE */

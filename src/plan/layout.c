@@ -10,7 +10,7 @@
  * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
  * to; of a frozen unit its params, at home there or not; of one with a split master both. It comes first, so that it does not move when params, gradients, activations or the optimizer
  * itself get another home: a run goes on with the slab it has. Behind all of them come the twins, the
- * second places that commits need (swap/places.h), as large each as the first; what is frozen has none. */
+ * second places that commits need (swap/place_table.h), as large each as the first; what is frozen has none. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -42,12 +42,12 @@ uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t uni
                                             : plani_whole_elems(job, unit);
 }
 
-static uint32_t add_home(plani_layout *layout, enum arena_kind arena, uint64_t size_bytes,
+static uint32_t add_home(plani_layout *layout, enum tier arena, uint64_t size_bytes,
                          uint64_t residue, enum state_kind kind, uint32_t unit)
 {
     assert(layout->count < layout->capacity);
     uint64_t offset =
-        plani_align_offset(layout->end_bytes[arena], arena == ARENA_NVME ? PLANI_ANY : residue);
+        plani_align_offset(layout->end_bytes[arena], arena == TIER_NVME ? PLANI_ANY : residue);
     buffer *fresh = &layout->buffers[layout->count];
     memset(fresh, 0, sizeof *fresh);
     fresh->arena = (uint8_t)arena;
@@ -62,16 +62,15 @@ static uint32_t add_home(plani_layout *layout, enum arena_kind arena, uint64_t s
     return (uint32_t)layout->count++;
 }
 
-static uint32_t add_scratch(plani_layout *layout, enum arena_kind arena, uint64_t size_bytes)
+static uint32_t add_scratch(plani_layout *layout, enum tier arena, uint64_t size_bytes)
 {
     return size_bytes == 0
                ? PROGRAM_NONE
                : add_home(layout, arena, size_bytes, PLANI_ANY, STATE_KIND_COUNT, PROGRAM_NONE);
 }
 
-static uint32_t add_state(plani_layout *layout, plan_set *set, enum arena_kind arena,
-                          uint64_t size_bytes, uint64_t residue, enum state_kind kind,
-                          uint32_t unit)
+static uint32_t add_state(plani_layout *layout, plan_set *set, enum tier arena, uint64_t size_bytes,
+                          uint64_t residue, enum state_kind kind, uint32_t unit)
 {
     set->home_bytes[kind][arena] += size_bytes;
     return add_home(layout, arena, size_bytes, residue, kind, unit);
@@ -79,7 +78,7 @@ static uint32_t add_state(plani_layout *layout, plan_set *set, enum arena_kind a
 
 static bool rests_on(const plan_job *job, enum state_kind kind, uint32_t unit, bool nvme)
 {
-    return (job->homes[kind][unit] == ARENA_NVME) == nvme;
+    return (job->homes[kind][unit] == TIER_NVME) == nvme;
 }
 
 /* Of the optimizer state of a unit that rests on this rank, in tiles. */
@@ -100,20 +99,20 @@ static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, u
 {
     uint64_t bytes = state_bytes(job, set, unit);
     set->homes.saves[unit] =
-        add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
+        add_home(layout, TIER_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
 }
 
 /* The high halves of a split master: params that are part of the state. */
 static uint32_t mark_committed(plani_layout *layout, uint32_t idx)
 {
-    layout->buffers[idx].is_committed = layout->buffers[idx].arena == ARENA_NVME;
+    layout->buffers[idx].is_committed = layout->buffers[idx].arena == TIER_NVME;
     return idx;
 }
 
 /* A home of their own, where the params that rest are not cut as the state is. */
 static void add_high(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
-    enum arena_kind arena = plani_high_arena(job, unit);
+    enum tier arena = plani_high_arena(job, unit);
     uint64_t bytes = plani_high_bytes(job, unit);
     set->home_bytes[STATE_OPTIMIZER][arena] += bytes;
     set->homes.highs[unit] = mark_committed(
@@ -123,7 +122,7 @@ static void add_high(const plan_job *job, plan_set *set, plani_layout *layout, u
 static void add_high_save(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
     set->homes.high_saves[unit] =
-        mark_committed(layout, add_home(layout, ARENA_NVME, plani_high_bytes(job, unit),
+        mark_committed(layout, add_home(layout, TIER_NVME, plani_high_bytes(job, unit),
                                         TILE_RESIDUE_PARAMS, STATE_PARAMS, unit));
 }
 
@@ -136,7 +135,7 @@ static uint64_t frozen_bytes(const plan_job *job, uint32_t unit)
 static void add_frozen_place(const plan_job *job, plan_set *set, plani_layout *layout,
                              uint32_t unit)
 {
-    set->homes.saves[unit] = add_home(layout, ARENA_NVME, frozen_bytes(job, unit),
+    set->homes.saves[unit] = add_home(layout, TIER_NVME, frozen_bytes(job, unit),
                                       TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
 }
 
@@ -152,7 +151,7 @@ static void add_twin(plan_set *set, plani_layout *layout, uint32_t unit)
         homes->saves[unit] != PROGRAM_NONE ? homes->saves[unit] : homes->optimizer[unit];
     uint64_t bytes = layout->buffers[first].size_bytes;
     homes->twins[unit] =
-        add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
+        add_home(layout, TIER_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
     set->second_bytes += bytes;
 }
 
@@ -160,7 +159,7 @@ static void add_high_twin(plan_set *set, plani_layout *layout, uint32_t unit)
 {
     uint64_t bytes = layout->buffers[plan_high_place(&set->homes, unit)].size_bytes;
     set->homes.high_twins[unit] = mark_committed(
-        layout, add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, unit));
+        layout, add_home(layout, TIER_NVME, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, unit));
     set->second_bytes += bytes;
 }
 
@@ -173,12 +172,12 @@ static void add_params(const plan_job *job, plan_set *set, plani_layout *layout,
 
 static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
-    enum arena_kind home = job->homes[STATE_GRADS][unit];
-    if (job->update != PLAN_UPDATE_IN_BACKWARD)
+    enum tier home = job->homes[STATE_GRADS][unit];
+    if (job->update != UPDATE_IN_BACKWARD)
         set->homes.grads[unit] =
             add_state(layout, set, home, plan_rest_elems(job, STATE_GRADS, unit) * job->grad_bytes,
                       TILE_RESIDUE_GRADS, STATE_GRADS, unit);
-    if ((job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1) ||
+    if ((job->order == ORDER_BATCH_MAJOR && job->micro_batch_count > 1) ||
         (layout->is_cut && layout->grad_uses[unit] > 1))
         set->homes.accumulators[unit] =
             add_state(layout, set, home, plani_whole_elems(job, unit) * sizeof(float), PLANI_ANY,
@@ -189,7 +188,7 @@ static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, 
 static void add_high_on_slab(const plan_job *job, plan_set *set, plani_layout *layout,
                              uint32_t unit)
 {
-    bool is_nvme = plani_high_arena(job, unit) == ARENA_NVME;
+    bool is_nvme = plani_high_arena(job, unit) == TIER_NVME;
     if (is_nvme && plani_params_are_high(job, unit)) {
         add_params(job, set, layout, unit);
         set->homes.highs[unit] = mark_committed(layout, set->homes.params[unit]);
@@ -271,7 +270,7 @@ static void add_copies(const plan_job *job, plan_set *set, plani_layout *layout)
         if (bytes == 0)
             return;
         set->homes.copies[u] =
-            add_home(layout, ARENA_HOST, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, u);
+            add_home(layout, TIER_HOST, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, u);
         set->copy_bytes += layout->buffers[set->homes.copies[u]].size_bytes;
         left -= bytes;
         if (bytes < whole)
@@ -284,8 +283,8 @@ static void add_copies(const plan_job *job, plan_set *set, plani_layout *layout)
 static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t stage,
                       enum state_kind kind, uint64_t size_bytes, uint32_t *slots)
 {
-    enum arena_kind home = job->homes[kind][plani_stage_unit(job, stage)];
-    bool shares = job->order == PLAN_BATCH_MAJOR;
+    enum tier home = job->homes[kind][plani_stage_unit(job, stage)];
+    bool shares = job->order == ORDER_BATCH_MAJOR;
     for (uint32_t mb = 0; mb < job->micro_batch_count; mb++) {
         uint32_t *slot = &slots[(uint64_t)stage * job->micro_batch_count + mb];
         *slot = size_bytes == 0    ? PROGRAM_NONE
@@ -298,7 +297,7 @@ static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, 
 uint64_t plani_parked_bytes(const plan_job *job)
 {
     uint64_t bytes = 0;
-    if (job->order == PLAN_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
+    if (job->order == ORDER_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
         return 0;
     for (uint32_t s = 0; s < job->stage_count; s++)
         if (job->stages[s].is_cut && !plani_keeps_saved(job, s))
@@ -306,10 +305,10 @@ uint64_t plani_parked_bytes(const plan_job *job)
     return bytes;
 }
 
-enum arena_kind plani_parked_home(const plan_job *job)
+enum tier plani_parked_home(const plan_job *job)
 {
-    enum arena_kind home = job->homes[STATE_ACTIVATIONS][plani_stage_unit(job, 1)];
-    return home == ARENA_NVME && job->parked_on_host ? ARENA_HOST : home;
+    enum tier home = job->homes[STATE_ACTIVATIONS][plani_stage_unit(job, 1)];
+    return home == TIER_NVME && job->parked_on_host ? TIER_HOST : home;
 }
 
 /* `saved` of cut stages that do not keep it, between passes of all micro-batches: one home per
@@ -318,9 +317,9 @@ enum arena_kind plani_parked_home(const plan_job *job)
 static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint32_t unit = plani_stage_unit(job, 1);
-    enum arena_kind home = plani_parked_home(job);
+    enum tier home = plani_parked_home(job);
     uint64_t bytes = plani_parked_bytes(job);
-    if (bytes == 0 || home == ARENA_DEVICE)
+    if (bytes == 0 || home == TIER_DEVICE)
         return;
     for (uint32_t mb = job->parked_near; mb < job->micro_batch_count; mb++) {
         uint32_t parked =
@@ -344,7 +343,7 @@ static void add_activations(const plan_job *job, plan_set *set, plani_layout *la
         add_slots(job, set, layout, s, STATE_ACTIVATIONS, rests ? job->boundary_bytes : 0,
                   set->homes.activations);
         uint8_t inner = job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, s)];
-        bool keeps = trains && inner < ARENA_COUNT && plani_goes_back(job, s);
+        bool keeps = trains && inner < TIER_COUNT && plani_goes_back(job, s);
         add_slots(job, set, layout, s, STATE_INNER_ACTIVATIONS, keeps ? stage->saved_bytes : 0,
                   set->homes.saved);
     }
@@ -364,8 +363,8 @@ bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_
     bool shares = false;
     memset(uses, 0, job->unit_count * sizeof *uses);
     for (uint32_t s = job->stage_count; s-- > 0;)
-        for (uint32_t p = 0; p < job->stages[s].pass_count[PLAN_BACKWARD]; p++) {
-            const plan_pass *pass = &job->stages[s].passes[PLAN_BACKWARD][p];
+        for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_BACKWARD]; p++) {
+            const plan_pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 if (!pass->adds_grads[i])
                     continue;
@@ -462,10 +461,10 @@ static void add_norm(const plan_job *job, plan_set *set, plani_layout *layout, u
     bool gathers = plani_world(job) > 1 && !job->only_eval;
     uint64_t part = gathers ? plani_norm_part_bytes(job, set) : 0;
     homes->norm_sums =
-        add_scratch(layout, ARENA_DEVICE, job->only_eval ? 0 : blocks * sizeof(double));
+        add_scratch(layout, TIER_DEVICE, job->only_eval ? 0 : blocks * sizeof(double));
     homes->norm_gathered =
-        add_scratch(layout, ARENA_DEVICE, set->norm_part_count > 1 ? 2 * part : part);
-    homes->norm_ordered = add_scratch(layout, ARENA_DEVICE, part);
+        add_scratch(layout, TIER_DEVICE, set->norm_part_count > 1 ? 2 * part : part);
+    homes->norm_ordered = add_scratch(layout, TIER_DEVICE, part);
 }
 
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
@@ -476,7 +475,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     memset(set->home_bytes, 0, sizeof set->home_bytes);
     set->second_bytes = 0;
     bool shares = plani_count_grad_uses(job, 1, 1, layout->grad_uses);
-    layout->defers_first = shares && job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1;
+    layout->defers_first = shares && job->order == ORDER_BATCH_MAJOR && job->micro_batch_count > 1;
     layout->is_cut = plani_has_cut_stage(job);
 
     uint64_t blocks = 0;
@@ -488,14 +487,14 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     }
     set->norm_block_begin[job->unit_count] = blocks;
 
-    homes->workspace = add_scratch(layout, ARENA_DEVICE, job->workspace_bytes);
-    homes->constants = add_scratch(layout, ARENA_DEVICE, job->constants_bytes);
-    homes->cache = add_scratch(layout, ARENA_DEVICE, job->cache_bytes);
-    homes->tokens_device = add_scratch(layout, ARENA_DEVICE, job->tokens_bytes);
-    homes->losses_device = add_scratch(layout, ARENA_DEVICE, job->losses_bytes);
+    homes->workspace = add_scratch(layout, TIER_DEVICE, job->workspace_bytes);
+    homes->constants = add_scratch(layout, TIER_DEVICE, job->constants_bytes);
+    homes->cache = add_scratch(layout, TIER_DEVICE, job->cache_bytes);
+    homes->tokens_device = add_scratch(layout, TIER_DEVICE, job->tokens_bytes);
+    homes->losses_device = add_scratch(layout, TIER_DEVICE, job->losses_bytes);
     add_norm(job, set, layout, blocks);
-    homes->tokens_host = add_scratch(layout, ARENA_HOST, job->tokens_bytes);
-    homes->losses_host = add_scratch(layout, ARENA_HOST, job->losses_bytes);
+    homes->tokens_host = add_scratch(layout, TIER_HOST, job->tokens_bytes);
+    homes->losses_host = add_scratch(layout, TIER_HOST, job->losses_bytes);
     add_units(job, set, layout);
     add_activations(job, set, layout);
     add_copies(job, set, layout);

@@ -37,13 +37,13 @@ static void use_if(plani_builder *b, uint32_t idx, uint32_t buffer_idx, enum ope
 static uint32_t device_scratch(plani_builder *b, uint64_t bytes, enum state_kind kind,
                                uint32_t unit)
 {
-    return plani_transient(b, ARENA_DEVICE, bytes, PLANI_ANY, kind, unit);
+    return plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, kind, unit);
 }
 
 static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
 {
     return b->error >= 0 && buffer_idx != PROGRAM_NONE &&
-           b->buffers[buffer_idx].base.arena == ARENA_DEVICE;
+           b->buffers[buffer_idx].base.arena == TIER_DEVICE;
 }
 
 /* A whole buffer of activations of one micro-batch, moved. */
@@ -56,7 +56,7 @@ static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum 
 /* A run of one pass over micro-batches [mb_begin, mb_end). */
 struct pass_run {
     uint32_t s, pass_idx, mb_begin, mb_end;
-    enum plan_phase phase;
+    enum phase phase;
     const plan_stage *stage;
     const plan_pass *pass;
     uint32_t unit; /* whose placement the stage's activations follow */
@@ -85,7 +85,7 @@ static uint8_t saved_access(const plani_builder *b, const struct pass_run *run)
         return run->pass->saved;
     if (!run->trains || !keeps_saved(b, run->s))
         return 0; /* scratch of the one op */
-    return run->phase == PLAN_FORWARD ? ACCESS_WRITE : ACCESS_UPDATE;
+    return run->phase == PHASE_FORWARD ? ACCESS_WRITE : ACCESS_UPDATE;
 }
 
 /* Params of a unit on the device: held since the forward, fresh from the pending update, or fetched. */
@@ -144,7 +144,7 @@ static uint32_t bring_input(plani_builder *b, const struct plani_step *st,
     uint32_t input = st->inputs[slot_of(b, run->s, mb)];
     uint32_t home = b->set->homes.activations[slot_of(b, run->s, mb)];
     bool is_there =
-        run->phase == PLAN_FORWARD || is_head(b, run->s) || is_held(b, run->s) || input == home;
+        run->phase == PHASE_FORWARD || is_head(b, run->s) || is_held(b, run->s) || input == home;
     if (run->pass->input == 0 || is_there)
         return input;
     input = device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
@@ -177,8 +177,8 @@ static void leave_saved(plani_builder *b, struct plani_step *st, const struct pa
 {
     uint32_t *saved = &st->saved[slot_of(b, run->s, mb)];
     uint32_t home = b->set->homes.saved[slot_of(b, run->s, mb)];
-    bool stays = saved_goes_on(run) || run->phase == PLAN_RECOMPUTE;
-    bool is_kept = run->phase == PLAN_FORWARD && run->trains && keeps_saved(b, run->s);
+    bool stays = saved_goes_on(run) || run->phase == PHASE_RECOMPUTE;
+    bool is_kept = run->phase == PHASE_FORWARD && run->trains && keeps_saved(b, run->s);
     bool has_other_home = home != PROGRAM_NONE && home != *saved;
     if (access == 0)
         return;
@@ -208,7 +208,7 @@ static void leave_output(plani_builder *b, const struct plani_step *st, const st
                          uint32_t mb)
 {
     bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
-    if (run->phase != PLAN_FORWARD || !run->trains || !is_last || !run->stage->has_output)
+    if (run->phase != PHASE_FORWARD || !run->trains || !is_last || !run->stage->has_output)
         return;
     uint32_t output = st->inputs[slot_of(b, run->s + 1, mb)];
     uint32_t home = b->set->homes.activations[slot_of(b, run->s + 1, mb)];
@@ -251,7 +251,7 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
 {
     bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
     uint32_t waits = run->s == 1 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
-    if (run->phase != PLAN_BACKWARD || !is_last || waits == PROGRAM_NONE || is_on_device(b, waits))
+    if (run->phase != PHASE_BACKWARD || !is_last || waits == PROGRAM_NONE || is_on_device(b, waits))
         return;
     move_whole(b, st->input_grads[slot_of(b, 1, mb)], waits, STATE_ACTIVATIONS, run->unit, mb);
 }
@@ -269,10 +269,10 @@ static void add_zeroing(const plani_builder *b, op *item, uint64_t zeroed_bytes)
 
 static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
 {
-    static const enum op_kind kinds[PLAN_PHASE_COUNT] = {
-        [PLAN_FORWARD] = OP_FORWARD,
-        [PLAN_RECOMPUTE] = OP_RECOMPUTE,
-        [PLAN_BACKWARD] = OP_BACKWARD,
+    static const enum op_kind kinds[PHASE_COUNT] = {
+        [PHASE_FORWARD] = OP_FORWARD,
+        [PHASE_RECOMPUTE] = OP_RECOMPUTE,
+        [PHASE_BACKWARD] = OP_BACKWARD,
     };
     uint32_t idx = plani_op(b, kinds[run->phase], LANE_COMPUTE);
     if (b->error < 0)
@@ -285,7 +285,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     item->demand.device_flops = run->pass->flops;
     item->demand.device_seconds = run->pass->seconds;
     uint64_t memory_bytes = run->pass->dram_bytes;
-    if (run->phase == PLAN_BACKWARD && !run->stage->is_cut && keeps_saved(b, run->s)) {
+    if (run->phase == PHASE_BACKWARD && !run->stage->is_cut && keeps_saved(b, run->s)) {
         item->demand.device_flops -= run->stage->recompute_flops;
         item->demand.device_seconds =
             fmax(item->demand.device_seconds - run->stage->recompute_seconds, 0);
@@ -300,7 +300,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
     use_if(b, idx, b->set->homes.constants, ROLE_CONSTANTS, ACCESS_READ);
     use_if(b, idx, b->set->homes.tokens_device, ROLE_TOKENS, ACCESS_READ);
-    if (run->phase == PLAN_FORWARD)
+    if (run->phase == PHASE_FORWARD)
         use_if(b, idx, b->set->homes.cache, ROLE_CACHE, ACCESS_UPDATE);
     return idx;
 }
@@ -351,15 +351,15 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
     for (uint32_t i = 0; i < pass->unit_count; i++)
         if (pass->reads_params[i])
             run->params[i] = unit_params(b, st, pass->units[i]);
-    for (uint32_t i = 0; i < pass->unit_count && run->phase == PLAN_BACKWARD; i++)
+    for (uint32_t i = 0; i < pass->unit_count && run->phase == PHASE_BACKWARD; i++)
         if (pass->adds_grads[i])
             open_grads(b, st, run, i);
     for (uint32_t mb = run->mb_begin; mb < run->mb_end && b->error >= 0; mb++)
         run_micro_batch(b, st, run, mb);
-    if (run->phase == PLAN_FORWARD && run->trains && is_held(b, run->s))
+    if (run->phase == PHASE_FORWARD && run->trains && is_held(b, run->s))
         for (uint32_t i = 0; i < pass->unit_count; i++)
             st->params[pass->units[i]] = run->params[i];
-    for (uint32_t i = 0; i < pass->unit_count && run->phase == PLAN_BACKWARD; i++)
+    for (uint32_t i = 0; i < pass->unit_count && run->phase == PHASE_BACKWARD; i++)
         if (pass->adds_grads[i] && b->error >= 0)
             leave_grads(b, st, pass->units[i]);
     if (st->commits_behind && st->updated_count == b->job->unit_count &&
@@ -371,7 +371,7 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
 }
 
 static void run_phase(plani_builder *b, struct plani_step *st, struct pass_run *run,
-                      enum plan_phase phase)
+                      enum phase phase)
 {
     run->phase = phase;
     for (uint32_t p = 0; p < run->stage->pass_count[phase] && b->error >= 0; p++) {
@@ -398,7 +398,7 @@ void plani_stage_forward(plani_builder *b, struct plani_step *st, uint32_t stage
                          uint32_t mb_end, bool trains)
 {
     struct pass_run run = run_of(b, stage, mb_begin, mb_end, trains);
-    run_phase(b, st, &run, PLAN_FORWARD);
+    run_phase(b, st, &run, PHASE_FORWARD);
 }
 
 void plani_stage_backward(plani_builder *b, struct plani_step *st, uint32_t stage,
@@ -408,6 +408,6 @@ void plani_stage_backward(plani_builder *b, struct plani_step *st, uint32_t stag
     if (!plani_goes_back(b->job, stage))
         return;
     if (!keeps_saved(b, stage))
-        run_phase(b, st, &run, PLAN_RECOMPUTE);
-    run_phase(b, st, &run, PLAN_BACKWARD);
+        run_phase(b, st, &run, PHASE_RECOMPUTE);
+    run_phase(b, st, &run, PHASE_BACKWARD);
 }

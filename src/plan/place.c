@@ -44,10 +44,10 @@ static int try_move(plani_placer *self, const struct plani_point *point, bool *g
 static uint32_t list_updates(const plani_placer *self, uint8_t updates[3])
 {
     uint32_t count = 0;
-    updates[count++] = PLAN_UPDATE_AFTER_BACKWARD;
-    updates[count++] = PLAN_UPDATE_IN_NEXT_FORWARD;
+    updates[count++] = UPDATE_AFTER_BACKWARD;
+    updates[count++] = UPDATE_IN_NEXT_FORWARD;
     if (self->asked->allows_in_backward)
-        updates[count++] = PLAN_UPDATE_IN_BACKWARD;
+        updates[count++] = UPDATE_IN_BACKWARD;
     return self->asked->chooses_update ? count : 0;
 }
 
@@ -98,7 +98,7 @@ static bool shift(const plani_placer *self, struct plani_point *point, int kind,
 {
     uint32_t *until = point->until[kind], count = self->counts[kind];
     int64_t moved = (int64_t)until[tier] + step;
-    if (tier == ARENA_NVME && kind != STATE_INNER_ACTIVATIONS)
+    if (tier == TIER_NVME && kind != STATE_INNER_ACTIVATIONS)
         return false;
     moved = moved < 0 ? 0 : moved > count ? count : moved;
     if (moved == until[tier])
@@ -111,8 +111,8 @@ static bool shift(const plani_placer *self, struct plani_point *point, int kind,
             until[t] = (uint32_t)moved;
     }
     if (!self->asked->has_drives) /* what leaves the host goes nowhere */
-        until[ARENA_HOST] = until[ARENA_NVME] =
-            kind == STATE_INNER_ACTIVATIONS ? until[ARENA_HOST] : count;
+        until[TIER_HOST] = until[TIER_NVME] =
+            kind == STATE_INNER_ACTIVATIONS ? until[TIER_HOST] : count;
     return true;
 }
 
@@ -151,7 +151,7 @@ static int move_kinds(plani_placer *self, uint32_t part, bool *gained)
                 if (shift(self, &next, kind, tier, sign * (int64_t)step))
                     TRY(try_move(self, &next, gained));
             }
-            if (tier != ARENA_NVME)
+            if (tier != TIER_NVME)
                 TRY(trade(self, kind, tier, step, gained));
         }
     return 0;
@@ -234,7 +234,7 @@ static int find_least(plani_placer *self, struct plani_point *nearest)
     uint64_t before = self->work;
     double least = INFINITY;
     for (uint32_t i = 0; i < size_max(count, 1); i++)
-        for (int tier = PLANI_TIERS; tier > ARENA_DEVICE; tier--) {
+        for (int tier = PLANI_TIERS; tier > TIER_DEVICE; tier--) {
             struct plani_point point = usual;
             double bytes;
             point.update = count ? updates[i] : usual.update;
@@ -276,7 +276,7 @@ static int compile_whole_kinds(plani_placer *self, struct plan_place_found *foun
     struct plani_point point = {.update = self->asked->job->update}, nearest = point;
     double least = INFINITY;
     for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
-        double excess[ARENA_COUNT], bytes = 0;
+        double excess[TIER_COUNT], bytes = 0;
         plani_point_of_kinds(self, i, &point);
         if (!plani_point_is_legal(self, &point))
             continue;
@@ -289,7 +289,7 @@ static int compile_whole_kinds(plani_placer *self, struct plan_place_found *foun
             return rc;
         plani_point_apply(self, &point);
         TRY(plani_home_excess(self, excess));
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             bytes += excess[a];
         if (bytes <= least) {
             least = bytes;
@@ -326,7 +326,7 @@ static int place_any(plani_placer *self, struct plan_place_found *found)
 static int compile_any(plani_placer *self, struct plan_place_found *found,
                        struct plani_point *taken)
 {
-    uint64_t need[ARENA_COUNT];
+    uint64_t need[TIER_COUNT];
     int rc = plani_find_fit(self, taken, need);
     if (rc == 0)
         rc = compile_point(self, taken, &found->set);

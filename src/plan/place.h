@@ -16,23 +16,17 @@
 #ifndef SLUICE_PLAN_PLACE_H
 #define SLUICE_PLAN_PLACE_H
 
+#include "base/words.h"
 #include "plan/plan.h"
-
-enum {
-    PLAN_PLACE_AUTO = 0xff,      /* a home that is to be chosen */
-    PLAN_PLACE_REASONS_MAX = 24, /* sentences */
-    PLAN_PLACE_REASON_BYTES = 256
-};
 
 struct plan_place_asked {
     const plan_job
         *job; /* its homes do not count; its update where that is not chosen, and where no choice
                             gains; its order always */
-    const uint8_t
-        *wanted[STATE_KIND_COUNT]; /* [unit_count] homes as in plan_job, or PLAN_PLACE_AUTO */
-    bool chooses_update;           /* among those that give the same bits */
-    bool allows_in_backward;       /* it is one of them */
-    bool has_drives;               /* what is to be chosen may be nvme */
+    const uint8_t *wanted[STATE_KIND_COUNT]; /* [unit_count] homes as in plan_job, or TIER_AUTO */
+    bool chooses_update;                     /* among those that give the same bits */
+    bool allows_in_backward;                 /* it is one of them */
+    bool has_drives;                         /* what is to be chosen may be nvme */
     bool
         only_homes; /* with only_fits: whether there is room for all that rests; what passes is not counted */
     bool only_fits; /* any placement that fits will do: nothing is simulated or compiled */
@@ -40,17 +34,16 @@ struct plan_place_asked {
 
 struct plan_place_found {
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] the caller's, filled */
-    enum plan_update update;
+    enum update update;
     uint32_t parked_near; /* as in plan_job */
     bool parked_on_host;
-    plan_set set; /* compiled; the caller's to free. Of only_fits: empty */
-    uint64_t
-        need_bytes[ARENA_COUNT]; /* of only_fits: that the serial order of all programs takes */
-    uint32_t trial_count;        /* simulated steps, or steps whose bound was enough */
-    uint32_t compile_count;      /* whole compilations */
-    uint64_t work_ops;           /* ops built and simulated in all */
+    plan_set set;                    /* compiled; the caller's to free. Of only_fits: empty */
+    uint64_t need_bytes[TIER_COUNT]; /* of only_fits: that the serial order of all programs takes */
+    uint32_t trial_count;            /* simulated steps, or steps whose bound was enough */
+    uint32_t compile_count;          /* whole compilations */
+    uint64_t work_ops;               /* ops built and simulated in all */
     uint32_t reason_count;
-    char reasons[PLAN_PLACE_REASONS_MAX][PLAN_PLACE_REASON_BYTES];
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
 };
 
 /* ERR_NO_FIT, with plan_compile's advice for the placement that comes nearest to the budgets; its other errors.

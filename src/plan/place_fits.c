@@ -27,18 +27,18 @@ static const uint8_t moved_first[] = {STATE_GRADS, STATE_PARAMS, STATE_ACTIVATIO
 struct fit {
     struct plani_point far;
     struct plani_candidate candidate;
-    double lack[ARENA_COUNT]; /* bytes that the far placement needs beyond the budget */
+    double lack[TIER_COUNT]; /* bytes that the far placement needs beyond the budget */
     double reserve
-        [ARENA_COUNT]; /* bytes of a tier that homes brought nearer leave free beyond what passes */
+        [TIER_COUNT]; /* bytes of a tier that homes brought nearer leave free beyond what passes */
 };
 
 /* Homes of the job as it is; need of them alone. */
-static int learn_homes(const plan_job *job, uint64_t tile_elems, uint64_t need[ARENA_COUNT])
+static int learn_homes(const plan_job *job, uint64_t tile_elems, uint64_t need[TIER_COUNT])
 {
     plan_set set;
     plani_layout layout;
     TRY(plani_set_begin(job, tile_elems, &set, &layout));
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         need[a] = plani_budget_for(job, a, layout.end_bytes[a]);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
@@ -46,18 +46,18 @@ static int learn_homes(const plan_job *job, uint64_t tile_elems, uint64_t need[A
 }
 
 /* What the homes nearer than `tier` leave free of their tiers, all together. */
-static double room_below(const plan_job *job, const uint64_t need[ARENA_COUNT], int tier)
+static double room_below(const plan_job *job, const uint64_t need[TIER_COUNT], int tier)
 {
     double room = 0;
-    for (int a = ARENA_DEVICE; a < tier; a++)
+    for (int a = TIER_DEVICE; a < tier; a++)
         room += fmax((double)job->budget_bytes[a] - (double)need[a], 0);
     return room;
 }
 
 /* False: however homes are brought nearer, those of some tier do not fit. */
-static bool may_fit(const plan_job *job, const uint64_t need[ARENA_COUNT])
+static bool may_fit(const plan_job *job, const uint64_t need[TIER_COUNT])
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         if ((double)need[a] - (double)job->budget_bytes[a] > room_below(job, need, a))
             return false;
     return true;
@@ -68,15 +68,15 @@ static bool may_fit(const plan_job *job, const uint64_t need[ARENA_COUNT])
 static int learn_all(plani_placer *self, struct plani_candidate *c)
 {
     plan_job asked = self->job;
-    asked.budget_bytes[ARENA_NVME] = UINT64_MAX / 2;
+    asked.budget_bytes[TIER_NVME] = UINT64_MAX / 2;
     if (!self->asked->has_drives)
-        asked.budget_bytes[ARENA_HOST] = UINT64_MAX / 2;
+        asked.budget_bytes[TIER_HOST] = UINT64_MAX / 2;
     return plani_check_needs(&asked, c, &self->work);
 }
 
-static bool is_covered(const plan_job *job, const uint64_t need[ARENA_COUNT])
+static bool is_covered(const plan_job *job, const uint64_t need[TIER_COUNT])
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         if (need[a] > job->budget_bytes[a])
             return false;
     return true;
@@ -86,7 +86,7 @@ static bool is_covered(const plan_job *job, const uint64_t need[ARENA_COUNT])
  * split master, stays there as well. */
 static bool frees(const plan_job *job, int kind, int tier, uint32_t unit)
 {
-    return kind != STATE_PARAMS || tier != ARENA_NVME || !job->needs_save_places ||
+    return kind != STATE_PARAMS || tier != TIER_NVME || !job->needs_save_places ||
            (!plani_may_rest_for_good(job, unit) && !plani_params_are_high(job, unit));
 }
 
@@ -111,17 +111,17 @@ static void bring(const plani_placer *self, struct plani_point *point, int kind,
 /* The far placement with as much brought nearer as its tiers lack; false: there is no room for that. */
 static bool bring_nearer(const plani_placer *self, const struct fit *fit, struct plani_point *point)
 {
-    double room[ARENA_COUNT];
+    double room[TIER_COUNT];
     bool saves = self->job.needs_save_places;
     *point = fit->far;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         room[a] =
             (double)self->job.budget_bytes[a] - (double)fit->candidate.need[a] - fit->reserve[a];
-    for (int tier = ARENA_NVME; tier > ARENA_DEVICE; tier--) {
+    for (int tier = TIER_NVME; tier > TIER_DEVICE; tier--) {
         double lack = fit->lack[tier];
-        for (int to = tier - 1; to >= ARENA_DEVICE && lack > 0; to--)
+        for (int to = tier - 1; to >= TIER_DEVICE && lack > 0; to--)
             for (size_t i = 0; i < sizeof moved_first && room[to] > 0; i++)
-                if (moved_first[i] != STATE_OPTIMIZER || tier != ARENA_NVME || !saves)
+                if (moved_first[i] != STATE_OPTIMIZER || tier != TIER_NVME || !saves)
                     bring(self, point, moved_first[i], tier, to, &lack, &room[to]);
         if (lack > 0)
             return false;
@@ -131,7 +131,7 @@ static bool bring_nearer(const plani_placer *self, const struct fit *fit, struct
 
 /* One tile size: 0: *point fits and need[] is of it; 1: it does not. */
 static int fit_tile(plani_placer *self, struct fit *fit, struct plani_point *point,
-                    uint64_t need[ARENA_COUNT])
+                    uint64_t need[TIER_COUNT])
 {
     struct plani_candidate *c = &fit->candidate;
     *point = fit->far;
@@ -146,7 +146,7 @@ static int fit_tile(plani_placer *self, struct fit *fit, struct plani_point *poi
     if (rc == ERR_NO_FIT || !may_fit(&self->job, need))
         return 1;
     TRY(rc);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         fit->lack[a] = fmax((double)need[a] - (double)self->job.budget_bytes[a], 0);
     for (int round = 0; round < FIT_ROUNDS && !is_covered(&self->job, need); round++) {
         struct plani_candidate next = {.tile_elems = c->tile_elems};
@@ -157,7 +157,7 @@ static int fit_tile(plani_placer *self, struct fit *fit, struct plani_point *poi
         memcpy(need, next.need, sizeof next.need);
         if (rc != ERR_NO_FIT)
             TRY(rc);
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             fit->reserve[a] += fmax((double)need[a] - (double)self->job.budget_bytes[a], 0);
     }
     if (is_covered(&self->job, need))
@@ -173,16 +173,16 @@ static uint32_t list_updates(const plani_placer *self, uint8_t updates[UPDATES_M
         updates[count++] = (uint8_t)self->asked->job->update;
         return count;
     }
-    updates[count++] = PLAN_UPDATE_IN_NEXT_FORWARD;
-    updates[count++] = PLAN_UPDATE_AFTER_BACKWARD;
+    updates[count++] = UPDATE_IN_NEXT_FORWARD;
+    updates[count++] = UPDATE_AFTER_BACKWARD;
     if (self->asked->allows_in_backward)
-        updates[count++] = PLAN_UPDATE_IN_BACKWARD;
+        updates[count++] = UPDATE_IN_BACKWARD;
     return count;
 }
 
 static const uint32_t fit_levels[FIT_LEVELS] = {1, 3}; /* of plani_trial_tile */
 
-int plani_find_fit(plani_placer *self, struct plani_point *point, uint64_t need[ARENA_COUNT])
+int plani_find_fit(plani_placer *self, struct plani_point *point, uint64_t need[TIER_COUNT])
 {
     uint8_t updates[UPDATES_MAX];
     uint32_t count = list_updates(self, updates);
@@ -202,20 +202,20 @@ int plani_find_fit(plani_placer *self, struct plani_point *point, uint64_t need[
     return 1;
 }
 
-int plani_refuse_fit(const plani_placer *self, const uint64_t need[ARENA_COUNT])
+int plani_refuse_fit(const plani_placer *self, const uint64_t need[TIER_COUNT])
 {
     const plan_job *job = &self->job;
     char text[512] = "", needed[SIZE_TEXT_BYTES], has[SIZE_TEXT_BYTES];
     size_t used = 0;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         if (need[a] <= job->budget_bytes[a])
             continue;
-        used += (size_t)snprintf(text + used, sizeof text - used,
-                                 "%sneeds at least %s of %s, has %s", used ? "; " : "",
-                                 size_format(need[a], needed), arena_kind_name((enum arena_kind)a),
-                                 size_format(job->budget_bytes[a], has));
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, "%sneeds at least %s of %s, has %s",
+                             used ? "; " : "", size_format(need[a], needed),
+                             tier_name((enum tier)a), size_format(job->budget_bytes[a], has));
         double room = room_below(job, need, a);
-        if (a > ARENA_DEVICE && room > 0)
+        if (a > TIER_DEVICE && room > 0)
             used +=
                 (size_t)snprintf(text + used, sizeof text - used, " (of nearer tiers %s are free)",
                                  size_format((uint64_t)room, has));

@@ -10,7 +10,7 @@
 #include "plan/place.h"
 
 enum {
-    PLANI_TIERS = ARENA_COUNT,
+    PLANI_TIERS = TIER_COUNT,
     PLANI_SEEN = 4096, /* a power of 2 */
     PLANI_SEEN_MOST = PLANI_SEEN * 3 / 4,
     PLANI_FINALISTS = 3,
@@ -77,15 +77,15 @@ void plani_point_of_kinds(const plani_placer *self, uint32_t idx, struct plani_p
 /* The usual update of the placement, where it is to be chosen. */
 void plani_usual_update(plani_placer *self, struct plani_point *point);
 /* Bytes of homes beyond the budgets, by arena, of the job as applied. */
-int plani_home_excess(plani_placer *self, double bytes[ARENA_COUNT]) MUST_CHECK;
+int plani_home_excess(plani_placer *self, double bytes[TIER_COUNT]) MUST_CHECK;
 
 /* place_fits.c: 0: *point fits, and takes need[] bytes of each tier at least; 1: none was found, and need[] is of
  * the last far placement that was tried, as far as that was looked at. Counts ops, not time. */
 int plani_find_fit(plani_placer *self, struct plani_point *point,
-                   uint64_t need[ARENA_COUNT]) MUST_CHECK;
+                   uint64_t need[TIER_COUNT]) MUST_CHECK;
 
 /* ERR_NO_FIT with these numbers. */
-int plani_refuse_fit(const plani_placer *self, const uint64_t need[ARENA_COUNT]) MUST_CHECK;
+int plani_refuse_fit(const plani_placer *self, const uint64_t need[TIER_COUNT]) MUST_CHECK;
 
 /* place_reason.c: of the placement that self->job has and `found` holds compiled. */
 int plani_give_reasons(plani_placer *self, struct plan_place_found *found) MUST_CHECK;

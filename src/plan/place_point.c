@@ -15,7 +15,7 @@ static const double kept_cost = 0.0003, far_cost = 0.0003;
 static uint64_t parked_bytes(const plan_job *job)
 {
     uint64_t bytes = 0;
-    if (job->order == PLAN_BATCH_MAJOR || job->micro_batch_count < 2)
+    if (job->order == ORDER_BATCH_MAJOR || job->micro_batch_count < 2)
         return 0;
     for (uint32_t s = 0; s < job->stage_count; s++)
         if (job->stages[s].is_cut)
@@ -26,7 +26,7 @@ static uint64_t parked_bytes(const plan_job *job)
 /* Bytes of the unit's state of the kind that rest on this rank; 0: there is no such home. */
 static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
 {
-    bool by_batch = job->order == PLAN_BATCH_MAJOR;
+    bool by_batch = job->order == ORDER_BATCH_MAJOR;
     bool learns = !job->only_eval && plan_learns(job, unit);
     uint64_t bytes = 0, slots = by_batch ? 1 : job->micro_batch_count;
     switch ((enum state_kind)kind) {
@@ -74,8 +74,8 @@ static int list_kind(plani_placer *self, int kind)
     for (uint32_t i = 0; i < job->unit_count; i++) {
         uint32_t unit = last_first ? job->unit_count - 1 - i : i;
         self->bytes[kind][unit] = rest_bytes(job, kind, unit);
-        bool is_open = wanted[unit] == PLAN_PLACE_AUTO;
-        uint8_t idle = kind == STATE_INNER_ACTIVATIONS ? ARENA_COUNT : ARENA_DEVICE;
+        bool is_open = wanted[unit] == TIER_AUTO;
+        uint8_t idle = kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_DEVICE;
         self->homes[kind][unit] = is_open ? idle : wanted[unit];
         if (is_open && self->bytes[kind][unit] > 0)
             self->units[kind][self->counts[kind]++] = unit;
@@ -122,23 +122,23 @@ void plani_point_far(const plani_placer *self, struct plani_point *point)
 {
     plani_point_near(self, point, false);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        point->until[kind][ARENA_DEVICE] = 0;
+        point->until[kind][TIER_DEVICE] = 0;
         if (self->asked->has_drives)
-            point->until[kind][ARENA_HOST] = 0;
+            point->until[kind][TIER_HOST] = 0;
     }
 }
 
 void plani_point_apply(plani_placer *self, const struct plani_point *point)
 {
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        uint8_t tier = ARENA_DEVICE;
+        uint8_t tier = TIER_DEVICE;
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
             while (tier < PLANI_TIERS && i >= point->until[kind][tier])
                 tier++;
             self->homes[kind][self->units[kind][i]] = tier;
         }
     }
-    self->job.update = (enum plan_update)point->update;
+    self->job.update = (enum update)point->update;
     self->job.parked_near = point->parked_near;
     self->job.parked_on_host = point->parked_on_host;
 }
@@ -147,12 +147,12 @@ bool plani_point_is_legal(const plani_placer *self, const struct plani_point *po
 {
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         const uint32_t *until = point->until[kind];
-        if (until[ARENA_DEVICE] > until[ARENA_HOST] || until[ARENA_HOST] > until[ARENA_NVME] ||
-            until[ARENA_NVME] > self->counts[kind])
+        if (until[TIER_DEVICE] > until[TIER_HOST] || until[TIER_HOST] > until[TIER_NVME] ||
+            until[TIER_NVME] > self->counts[kind])
             return false;
-        if (kind != STATE_INNER_ACTIVATIONS && until[ARENA_NVME] < self->counts[kind])
+        if (kind != STATE_INNER_ACTIVATIONS && until[TIER_NVME] < self->counts[kind])
             return false;
-        if (!self->asked->has_drives && until[ARENA_HOST] < until[ARENA_NVME])
+        if (!self->asked->has_drives && until[TIER_HOST] < until[TIER_NVME])
             return false;
     }
     return true;
@@ -195,11 +195,11 @@ bool plani_placer_may_go_on(const plani_placer *self)
 static double factor_of(const plani_placer *self, const struct plani_point *point)
 {
     double count = self->counts[STATE_INNER_ACTIVATIONS], far = 0, all = 1;
-    double kept = point->until[STATE_INNER_ACTIVATIONS][ARENA_NVME];
+    double kept = point->until[STATE_INNER_ACTIVATIONS][TIER_NVME];
     for (int kind = 0; kind < STATE_INNER_ACTIVATIONS; kind++)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
             double bytes = (double)self->bytes[kind][self->units[kind][i]];
-            far += i >= point->until[kind][ARENA_HOST] ? bytes : 0;
+            far += i >= point->until[kind][TIER_HOST] ? bytes : 0;
             all += bytes;
         }
     return 1 + kept_cost * kept / fmax(count, 1) + far_cost * far / all;

@@ -22,18 +22,14 @@ struct group {
     uint32_t unit_count;
 };
 
-static const char *const tier_names[ARENA_COUNT + 1] = {"device", "host", "nvme", "recomputed"};
-static const char *const kind_names[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = "params",
-    [STATE_GRADS] = "grads",
-    [STATE_OPTIMIZER] = "optimizer",
-    [STATE_ACTIVATIONS] = "activations",
-    [STATE_INNER_ACTIVATIONS] = "inner activations",
-};
+static const char *resting_place(int tier)
+{
+    return tier == TIER_RECOMPUTE ? "recomputed" : tier_name((enum tier)tier);
+}
 
 static bool is_member(const plani_placer *self, const struct group *g, uint32_t unit)
 {
-    bool is_open = self->asked->wanted[g->kind][unit] == PLAN_PLACE_AUTO;
+    bool is_open = self->asked->wanted[g->kind][unit] == TIER_AUTO;
     return self->bytes[g->kind][unit] > 0 && self->homes[g->kind][unit] == g->tier &&
            is_open == g->is_open;
 }
@@ -123,7 +119,7 @@ static double lane_seconds(const plani_placer *self, const struct plan_place_fou
         for (int r = 0; r < RESOURCE_COUNT; r++)
             sums[r] += seconds[r];
     }
-    enum plan_resource way = tier == ARENA_NVME                         ? RESOURCE_DRIVE
+    enum plan_resource way = tier == TIER_NVME                          ? RESOURCE_DRIVE
                              : sums[RESOURCE_H2D] >= sums[RESOURCE_D2H] ? RESOURCE_H2D
                                                                         : RESOURCE_D2H;
     *lane = plan_resource_name(way);
@@ -143,7 +139,7 @@ static int explain(plani_placer *self, struct plan_place_found *found, const str
                    double base_ns, char text[WHY_BYTES])
 {
     const uint64_t *budgets = self->job.budget_bytes;
-    uint64_t endless[ARENA_COUNT];
+    uint64_t endless[TIER_COUNT];
     char seconds[32], cost[32], budget[SIZE_TEXT_BYTES], fits[96];
     const char *lane;
     double near_ns, free_ns;
@@ -155,9 +151,9 @@ static int explain(plani_placer *self, struct plan_place_found *found, const str
     if (!can_move)
         TRY(moved_ns(self, found, g, endless, &free_ns));
     if (can_move)
-        snprintf(fits, sizeof fits, "would fit the %s budget", tier_names[g->nearer]);
+        snprintf(fits, sizeof fits, "would fit the %s budget", resting_place(g->nearer));
     else
-        snprintf(fits, sizeof fits, "do not fit the %s budget of %s", tier_names[g->nearer],
+        snprintf(fits, sizeof fits, "do not fit the %s budget of %s", resting_place(g->nearer),
                  size_format(budgets[g->nearer], budget));
     double used = lane_seconds(self, found, g, g->tier, &lane), lost = (base_ns - free_ns) * 1e-9;
     format_seconds(used, seconds);
@@ -165,9 +161,9 @@ static int explain(plani_placer *self, struct plan_place_found *found, const str
     bool matters = fabs(lost) > worth_saying * base_ns * 1e-9 && isfinite(lost);
     if (!isfinite(lost))
         snprintf(text, WHY_BYTES, "%s", fits);
-    else if (g->tier == ARENA_COUNT && !matters)
+    else if (g->tier == TIER_COUNT && !matters)
         snprintf(text, WHY_BYTES, "%s; keeping them there would gain nothing", fits);
-    else if (g->tier == ARENA_COUNT)
+    else if (g->tier == TIER_COUNT)
         snprintf(text, WHY_BYTES,
                  lost > 0 ? "%s; recomputing them makes a step %s longer"
                           : "%s; kept there they would make a step %s longer",
@@ -190,15 +186,15 @@ static int explain(plani_placer *self, struct plan_place_found *found, const str
 /* The next tier up that the group might have rested on; its own: there is none. */
 static int tier_above(const struct group *g)
 {
-    if (g->tier == ARENA_COUNT)
-        return ARENA_HOST;
-    return g->tier > ARENA_DEVICE ? g->tier - 1 : g->tier;
+    if (g->tier == TIER_COUNT)
+        return TIER_HOST;
+    return g->tier > TIER_DEVICE ? g->tier - 1 : g->tier;
 }
 
 static int say(plani_placer *self, struct plan_place_found *found, struct group *g, double base_ns)
 {
     char units[96], size[SIZE_TEXT_BYTES], why[WHY_BYTES];
-    if (found->reason_count == PLAN_PLACE_REASONS_MAX)
+    if (found->reason_count == PLAN_REASONS_MAX)
         return 0;
     list_units(self, g, units, sizeof units);
     g->nearer = tier_above(g);
@@ -209,12 +205,12 @@ static int say(plani_placer *self, struct plan_place_found *found, struct group 
     else
         TRY(explain(self, found, g, base_ns, why));
     char *text = found->reasons[found->reason_count++];
-    int length =
-        snprintf(text, PLAN_PLACE_REASON_BYTES, "%s of unit%s %s %s%s: %s %s", kind_names[g->kind],
-                 g->unit_count > 1 ? "s" : "", units, g->tier < ARENA_COUNT ? "on " : "",
-                 tier_names[g->tier], size_format(g->bytes, size), why);
-    if (length >= PLAN_PLACE_REASON_BYTES)
-        memcpy(text + PLAN_PLACE_REASON_BYTES - 4, "...", 4);
+    int length = snprintf(text, PLAN_REASON_BYTES, "%s of unit%s %s %s%s: %s %s",
+                          state_kind_name((enum state_kind)g->kind), g->unit_count > 1 ? "s" : "",
+                          units, g->tier < TIER_COUNT ? "on " : "", resting_place(g->tier),
+                          size_format(g->bytes, size), why);
+    if (length >= PLAN_REASON_BYTES)
+        memcpy(text + PLAN_REASON_BYTES - 4, "...", 4);
     return 0;
 }
 
@@ -223,38 +219,38 @@ static int say_parked(plani_placer *self, struct plan_place_found *found, double
 {
     const plan_job *job = &self->job;
     uint32_t all = job->micro_batch_count, near = job->parked_near;
-    uint64_t bytes = plani_parked_bytes(job), endless[ARENA_COUNT];
-    int home = bytes ? (int)plani_parked_home(job) : ARENA_DEVICE;
+    uint64_t bytes = plani_parked_bytes(job), endless[TIER_COUNT];
+    int home = bytes ? (int)plani_parked_home(job) : TIER_DEVICE;
     const struct group recomputed = {
-        .kind = STATE_INNER_ACTIVATIONS, .tier = ARENA_COUNT, .is_open = true};
+        .kind = STATE_INNER_ACTIVATIONS, .tier = TIER_COUNT, .is_open = true};
     char size[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES], seconds[32], cost[32];
     const char *lane;
     double free_ns;
     if (bytes == 0)
         return 0;
-    if (home == ARENA_DEVICE)
+    if (home == TIER_DEVICE)
         near = all;
-    if (near > 0 && found->reason_count < PLAN_PLACE_REASONS_MAX)
-        snprintf(found->reasons[found->reason_count++], PLAN_PLACE_REASON_BYTES,
+    if (near > 0 && found->reason_count < PLAN_REASONS_MAX)
+        snprintf(found->reasons[found->reason_count++], PLAN_REASON_BYTES,
                  "inner activations of %" PRIu32 " of %" PRIu32
                  " micro-batches between a block's parts on device: %s fit",
                  near, all, size_format(near * bytes, size));
-    if (near == all || found->reason_count == PLAN_PLACE_REASONS_MAX)
+    if (near == all || found->reason_count == PLAN_REASONS_MAX)
         return 0;
     memcpy(endless, job->budget_bytes, sizeof endless);
-    endless[ARENA_DEVICE] = UINT64_MAX / 2;
+    endless[TIER_DEVICE] = UINT64_MAX / 2;
     self->job.parked_near = all;
     int rc = step_ns(self, found, endless, &free_ns);
     self->job.parked_near = near;
     TRY(rc);
     format_seconds(lane_seconds(self, found, &recomputed, home, &lane), seconds);
     format_seconds(fmax(base_ns - free_ns, 0) * 1e-9, cost);
-    snprintf(found->reasons[found->reason_count++], PLAN_PLACE_REASON_BYTES,
+    snprintf(found->reasons[found->reason_count++], PLAN_REASON_BYTES,
              "inner activations of %" PRIu32 " of %" PRIu32
              " micro-batches between a block's parts on %s: %s beside the activations, as the "
              "device budget is %s; %s of %s a step, which make it %s longer",
-             all - near, all, tier_names[home], size_format((all - near) * bytes, size),
-             size_format(job->budget_bytes[ARENA_DEVICE], budget), seconds, lane, cost);
+             all - near, all, resting_place(home), size_format((all - near) * bytes, size),
+             size_format(job->budget_bytes[TIER_DEVICE], budget), seconds, lane, cost);
     return 0;
 }
 
@@ -264,7 +260,7 @@ int plani_give_reasons(plani_placer *self, struct plan_place_found *found)
     found->reason_count = 0;
     TRY(step_ns(self, found, self->job.budget_bytes, &base_ns));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        for (int tier = 0; tier <= ARENA_COUNT; tier++)
+        for (int tier = 0; tier <= TIER_COUNT; tier++)
             for (int is_open = 1; is_open >= 0; is_open--) {
                 struct group g = {.kind = kind, .tier = tier, .is_open = is_open};
                 bool has_home = !self->job.only_eval || kind == STATE_PARAMS;

@@ -14,17 +14,17 @@ enum { FILL_KINDS = 5 };
 /* Whole kinds, nearest first. */
 static const uint8_t whole_kinds[][STATE_KIND_COUNT] = {
     /* params, grads, optimizer, activations, inner activations */
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_COUNT},
+    {TIER_DEVICE, TIER_DEVICE, TIER_DEVICE, TIER_DEVICE, TIER_COUNT},
+    {TIER_DEVICE, TIER_DEVICE, TIER_HOST, TIER_DEVICE, TIER_COUNT},
+    {TIER_DEVICE, TIER_HOST, TIER_HOST, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_HOST, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_HOST, TIER_HOST, TIER_COUNT},
+    {TIER_DEVICE, TIER_HOST, TIER_NVME, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_NVME, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_NVME, TIER_HOST, TIER_COUNT},
+    {TIER_NVME, TIER_HOST, TIER_NVME, TIER_HOST, TIER_COUNT},
+    {TIER_NVME, TIER_NVME, TIER_NVME, TIER_HOST, TIER_COUNT},
+    {TIER_NVME, TIER_NVME, TIER_NVME, TIER_NVME, TIER_COUNT},
 };
 
 static_assert(sizeof whole_kinds / sizeof whole_kinds[0] == PLANI_WHOLE_KINDS,
@@ -41,7 +41,7 @@ void plani_point_of_kinds(const plani_placer *self, uint32_t idx, struct plani_p
 static bool has_far_optimizer(const plani_placer *self)
 {
     for (uint32_t u = 0; u < self->job.unit_count; u++)
-        if (plan_learns(&self->job, u) && self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE)
+        if (plan_learns(&self->job, u) && self->homes[STATE_OPTIMIZER][u] != TIER_DEVICE)
             return true;
     return false;
 }
@@ -52,16 +52,14 @@ void plani_usual_update(plani_placer *self, struct plani_point *point)
     if (!self->asked->chooses_update)
         return;
     plani_point_apply(self, point);
-    point->update =
-        has_far_optimizer(self) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
+    point->update = has_far_optimizer(self) ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
 }
 
 /* Of the step of the job as applied, at the tiles of trials: bytes of homes, and what the serial order, one op at a
  * time, needs beside them. */
-static int learn_needs(plani_placer *self, uint64_t homes[ARENA_COUNT],
-                       uint64_t passing[ARENA_COUNT])
+static int learn_needs(plani_placer *self, uint64_t homes[TIER_COUNT], uint64_t passing[TIER_COUNT])
 {
-    static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
+    static const uint64_t unlimited[TIER_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
     plan_set set;
     plani_layout layout;
     program serial;
@@ -70,7 +68,7 @@ static int learn_needs(plani_placer *self, uint64_t homes[ARENA_COUNT],
                                 .serial = true,
                                 .work = &self->work};
     int rc = plani_compile_one(&self->job, &set, &layout, &asked, unlimited, &serial);
-    for (int a = 0; a < ARENA_COUNT && rc == 0; a++) {
+    for (int a = 0; a < TIER_COUNT && rc == 0; a++) {
         homes[a] = layout.end_bytes[a];
         passing[a] = size_max(serial.peak_bytes[a], homes[a]) - homes[a];
     }
@@ -84,11 +82,11 @@ static int learn_needs(plani_placer *self, uint64_t homes[ARENA_COUNT],
  * on where states rest. */
 static int learn_passing(plani_placer *self)
 {
-    uint64_t homes[ARENA_COUNT], passing[ARENA_COUNT];
+    uint64_t homes[TIER_COUNT], passing[TIER_COUNT];
     if (self->passing_bytes > 0)
         return 0;
     TRY(learn_needs(self, homes, passing));
-    self->passing_bytes = size_max(passing[ARENA_DEVICE], 1);
+    self->passing_bytes = size_max(passing[TIER_DEVICE], 1);
     return 0;
 }
 
@@ -97,9 +95,9 @@ static int learn_passing(plani_placer *self)
 static uint32_t parked_room(const plani_placer *self, uint64_t times)
 {
     const plan_job *job = &self->job;
-    uint64_t homes[ARENA_COUNT], budget = job->budget_bytes[ARENA_DEVICE];
+    uint64_t homes[TIER_COUNT], budget = job->budget_bytes[TIER_DEVICE];
     plani_count_homes(job, homes);
-    uint64_t taken = homes[ARENA_DEVICE] + times * self->passing_bytes;
+    uint64_t taken = homes[TIER_DEVICE] + times * self->passing_bytes;
     uint64_t free_bytes = budget > taken ? budget - taken : 0;
     return (uint32_t)size_min(free_bytes / plani_parked_bytes(job), job->micro_batch_count);
 }
@@ -113,8 +111,7 @@ static int try_start(plani_placer *self, struct plani_point *point)
     point->parked_near = 0;
     point->parked_on_host = true;
     plani_point_apply(self, point);
-    bool parks =
-        plani_parked_bytes(&self->job) > 0 && plani_parked_home(&self->job) != ARENA_DEVICE;
+    bool parks = plani_parked_bytes(&self->job) > 0 && plani_parked_home(&self->job) != TIER_DEVICE;
     if (parks)
         TRY(learn_passing(self));
     /* What passes twice: for the op at hand, and for the copies behind it and ahead of it. */
@@ -134,25 +131,25 @@ static int try_start(plani_placer *self, struct plani_point *point)
 
 /* What of each arena is left for homes that are to be placed, and what the serial order needs beside homes. */
 struct room {
-    double left[ARENA_COUNT], passing[ARENA_COUNT];
+    double left[TIER_COUNT], passing[TIER_COUNT];
 };
 
 static int find_room(plani_placer *self, struct room *room)
 {
     struct plani_point far = {.update = self->job.update};
-    uint64_t homes[ARENA_COUNT], passing[ARENA_COUNT];
+    uint64_t homes[TIER_COUNT], passing[TIER_COUNT];
     plani_point_far(self, &far);
     plani_usual_update(self, &far);
     plani_point_apply(self, &far);
     TRY(learn_needs(self, homes, passing));
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         room->passing[a] = (double)passing[a];
         room->left[a] = (double)self->job.budget_bytes[a] - (double)homes[a];
     }
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
             uint32_t unit = self->units[kind][i];
-            if (self->homes[kind][unit] < ARENA_COUNT)
+            if (self->homes[kind][unit] < TIER_COUNT)
                 room->left[self->homes[kind][unit]] += (double)self->bytes[kind][unit];
         }
     return 0;
@@ -208,25 +205,25 @@ static int try_fills(plani_placer *self)
                 if (self->work > PLANI_PLACE_WORK / 2 || self->trials > PLANI_TRIALS_MOST / 2)
                     return 0;
                 memset(point.until, 0, sizeof point.until);
-                fill_tier(self, &point, ARENA_DEVICE, device_fills[d],
-                          room.left[ARENA_DEVICE] - shares[s] * room.passing[ARENA_DEVICE]);
-                fill_tier(self, &point, ARENA_HOST, host_fills[h],
-                          room.left[ARENA_HOST] - shares[s] * room.passing[ARENA_HOST]);
+                fill_tier(self, &point, TIER_DEVICE, device_fills[d],
+                          room.left[TIER_DEVICE] - shares[s] * room.passing[TIER_DEVICE]);
+                fill_tier(self, &point, TIER_HOST, host_fills[h],
+                          room.left[TIER_HOST] - shares[s] * room.passing[TIER_HOST]);
                 for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
                     if (kind != STATE_INNER_ACTIVATIONS)
-                        point.until[kind][ARENA_NVME] = self->counts[kind];
+                        point.until[kind][TIER_NVME] = self->counts[kind];
                 TRY(try_start(self, &point));
             }
     return 0;
 }
 
 /* Bytes of homes beyond the budgets, by arena. */
-int plani_home_excess(plani_placer *self, double bytes[ARENA_COUNT])
+int plani_home_excess(plani_placer *self, double bytes[TIER_COUNT])
 {
     plan_set set;
     plani_layout layout;
     TRY(plani_set_begin(&self->job, plani_trial_tile(&self->job, self->level), &set, &layout));
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         bytes[a] = fmax((double)layout.end_bytes[a] - (double)self->job.budget_bytes[a], 0);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
@@ -238,21 +235,21 @@ int plani_home_excess(plani_placer *self, double bytes[ARENA_COUNT])
 static int look_for_hope(plani_placer *self)
 {
     struct plani_point far = {.update = self->job.update};
-    double bytes = 0, budget = 0, excess[ARENA_COUNT];
+    double bytes = 0, budget = 0, excess[TIER_COUNT];
     bool needs_grads = !self->asked->chooses_update || !self->asked->allows_in_backward;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        if (a != ARENA_NVME || self->asked->has_drives)
+    for (int a = 0; a < TIER_COUNT; a++)
+        if (a != TIER_NVME || self->asked->has_drives)
             budget += (double)self->job.budget_bytes[a];
     for (uint32_t u = 0; u < self->job.unit_count; u++)
         bytes += (double)self->bytes[STATE_PARAMS][u] + (double)self->bytes[STATE_OPTIMIZER][u] +
-                 (needs_grads && self->job.update != PLAN_UPDATE_IN_BACKWARD
+                 (needs_grads && self->job.update != UPDATE_IN_BACKWARD
                       ? (double)self->bytes[STATE_GRADS][u]
                       : 0);
     plani_point_far(self, &far);
     plani_point_apply(self, &far);
     TRY(plani_home_excess(self, excess));
-    self->is_hopeless = bytes > budget || excess[ARENA_DEVICE] > 0 ||
-                        (self->asked->has_drives && excess[ARENA_HOST] > 0);
+    self->is_hopeless = bytes > budget || excess[TIER_DEVICE] > 0 ||
+                        (self->asked->has_drives && excess[TIER_HOST] > 0);
     return 0;
 }
 

@@ -41,21 +41,8 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "swap/program.h"
-
-enum plan_update {
-    PLAN_UPDATE_AFTER_BACKWARD,
-    PLAN_UPDATE_IN_NEXT_FORWARD,
-    PLAN_UPDATE_IN_BACKWARD,     /* each unit as its gradient completes, which never rests */
-    PLAN_UPDATE_DELAYED_ONE_STEP /* with the gradient of the step before, behind the unit's backward */
-};
-
-enum plan_order {
-    PLAN_LAYER_MAJOR, /* all micro-batches pass a stage before the next one */
-    PLAN_BATCH_MAJOR  /* each micro-batch passes all stages; fp32 accumulators rest in between */
-};
-
-enum plan_phase { PLAN_FORWARD, PLAN_RECOMPUTE, PLAN_BACKWARD, PLAN_PHASE_COUNT };
 
 /* What the simulator knows of the machine. Rates of one rank with all its drives. */
 struct plan_machine {
@@ -126,9 +113,9 @@ typedef struct plan_pass plan_pass;
  * keeps nothing for them. The first stage that has some makes no input_grad (0 in its passes but for
  * what they hand each other), as nobody reads one. The head always has its BACKWARD. */
 struct plan_stage {
-    const plan_pass *passes[PLAN_PHASE_COUNT];
-    uint32_t pass_count[PLAN_PHASE_COUNT]; /* forward, and the head's backward: at least 1 */
-    bool has_input, has_output;            /* a boundary activation before and after */
+    const plan_pass *passes[PHASE_COUNT];
+    uint32_t pass_count[PHASE_COUNT]; /* forward, and the head's backward: at least 1 */
+    bool has_input, has_output;       /* a boundary activation before and after */
     bool is_cut; /* `saved` goes from pass to pass; else only its one backward pass uses it, which
                     makes it itself unless it is kept */
     uint64_t saved_bytes;     /* of one micro-batch; 0: there is nothing to keep */
@@ -144,12 +131,11 @@ struct plan_job {
     const plan_stage *stages;   /* [stage_count] in forward order; the last is the head */
     const uint8_t
         *is_frozen; /* [unit_count] 1: it has params alone, which no op changes; NULL: none */
-    const uint8_t
-        *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind each; activations: of the
+    const uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] enum tier each; activations: of the
                                                boundary before the stage whose own unit it is; inner
-                                               activations: of that stage, ARENA_COUNT: not kept */
-    uint32_t world;               /* ranks; 0 acts as 1 */
-    uint32_t zero_stage;          /* without effect where there is one rank */
+                                               activations: of that stage, TIER_COUNT: not kept */
+    uint32_t world;                         /* ranks; 0 acts as 1 */
+    uint32_t zero_stage;                    /* without effect where there is one rank */
     const uint8_t
         *stays_gathered; /* [unit_count] 1: with stage 3 the unit's params are whole on each rank,
                                       as in stage 2 (stage3_param_persistence_threshold); NULL: none */
@@ -183,8 +169,8 @@ struct plan_job {
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
-    enum plan_update update;
-    enum plan_order order;
+    enum update update;
+    enum order order;
     uint64_t tile_elems; /* 0: chosen by simulated time */
     uint64_t
         tile_elems_max; /* chosen ones are at most this, rounded up to TILE_ELEMS_STEP; 0: any */
@@ -203,7 +189,7 @@ struct plan_job {
     bool
         only_eval; /* compile just EVAL and LOAD (generation, evaluation); without needs_save_places there
                          is no optimizer state to load from, and who runs EVAL fills the params' homes */
-    uint64_t budget_bytes[ARENA_COUNT];
+    uint64_t budget_bytes[TIER_COUNT];
     uint32_t
         nvme_sharers; /* ranks that divide the drives' budgets: a refusal names what all of them need;
                               0 acts as 1 */
@@ -225,7 +211,7 @@ struct plan_homes {
                         of its params on the slab, where that is not their home (plan_frozen_place) */
     uint32_t
         *twins; /* [unit_count] with plan_job.commits: the second place of the unit's state on the
-                        slab, as large as the first (optimizer or saves); no op names it (swap/places.h) */
+                        slab, as large as the first (optimizer or saves); no op names it (swap/place_table.h) */
     /* [unit_count] of a split master (base/tile.h): the buffer with its high halves, that of the params or
      * a home of its own; the place on the slab that they are saved to where that is in memory; and the
      * second place of either. */
@@ -279,7 +265,7 @@ struct plan_set {
         *norm_part_begin; /* [norm_part_count + 1] first units of the norm's parts: one part where
                                    there is one rank, or all its sums are within norm_part_bytes */
     uint32_t norm_part_count;
-    uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
+    uint64_t home_bytes[STATE_KIND_COUNT][TIER_COUNT];
     uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
                                 program's own predicted_ns is that of one that does */
     uint64_t uncommitted_lane_ns[LANE_COUNT]; /* its lanes, busy */

@@ -124,7 +124,7 @@ struct plani_layout {
     uint64_t count, capacity;
     uint32_t *grad_uses; /* [unit_count] */
     bool defers_first, is_cut;
-    uint64_t end_bytes[ARENA_COUNT];
+    uint64_t end_bytes[TIER_COUNT];
 };
 typedef struct plani_layout plani_layout;
 /* Of device memory: all ranks' sums of the norm's largest part, in whole blocks. */
@@ -141,7 +141,7 @@ bool plani_has_cut_stage(const plan_job *job);
 /* Of one micro-batch, the most that waits between passes of cut stages; 0: nothing does. */
 uint64_t plani_parked_bytes(const plan_job *job);
 /* Where it waits, but of the micro-batches that stay on the device; there is a second stage. */
-enum arena_kind plani_parked_home(const plan_job *job);
+enum tier plani_parked_home(const plan_job *job);
 
 /* Whether a home on nvme of the unit's params is, or would be, their place on the slab for good. */
 static inline bool plani_may_rest_for_good(const plan_job *job, uint32_t unit)
@@ -152,7 +152,7 @@ static inline bool plani_may_rest_for_good(const plan_job *job, uint32_t unit)
 
 static inline bool plani_rests_for_good(const plan_job *job, uint32_t unit)
 {
-    return plani_may_rest_for_good(job, unit) && job->homes[STATE_PARAMS][unit] == ARENA_NVME;
+    return plani_may_rest_for_good(job, unit) && job->homes[STATE_PARAMS][unit] == TIER_NVME;
 }
 
 /* Whether the unit's master is split: half of it are the params, which are part of the state. */
@@ -170,10 +170,10 @@ static inline bool plani_params_are_high(const plan_job *job, uint32_t unit)
 }
 
 /* The arena of the home of the high halves of a split master. */
-static inline enum arena_kind plani_high_arena(const plan_job *job, uint32_t unit)
+static inline enum tier plani_high_arena(const plan_job *job, uint32_t unit)
 {
     enum state_kind kind = plani_params_are_high(job, unit) ? STATE_PARAMS : STATE_OPTIMIZER;
-    return (enum arena_kind)job->homes[kind][unit];
+    return (enum tier)job->homes[kind][unit];
 }
 
 /* Bytes of the high halves of a rank's tiles of the unit; 0: its master is not split. */
@@ -190,7 +190,7 @@ int plani_check_job(const plan_job *job) MUST_CHECK;
 /* Whether the stage has a backward: it or one before it learns. */
 static inline bool plani_goes_back(const plan_job *job, uint32_t stage)
 {
-    return job->stages[stage].pass_count[PLAN_BACKWARD] > 0;
+    return job->stages[stage].pass_count[PHASE_BACKWARD] > 0;
 }
 
 /* Whether state has two places on the slab. */
@@ -202,14 +202,14 @@ static inline bool plani_commits(const plan_job *job)
 /* The unit whose placement the activations of a stage follow. */
 static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
 {
-    return job->stages[stage].passes[PLAN_FORWARD][0].units[0];
+    return job->stages[stage].passes[PHASE_FORWARD][0].units[0];
 }
 
 /* Whether the stage's inner activations stay from forward to backward. */
 static inline bool plani_keeps_saved(const plan_job *job, uint32_t stage)
 {
     return job->stages[stage].saved_bytes > 0 && !job->only_eval && plani_goes_back(job, stage) &&
-           job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, stage)] < ARENA_COUNT;
+           job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, stage)] < TIER_COUNT;
 }
 
 /* Bytes that an op moves in the memory of the device. */
@@ -225,8 +225,8 @@ static inline void plani_add_device_bytes(const plan_job *job, op_demand *demand
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
                        const plani_layout *layout, uint32_t held_stages) MUST_CHECK;
 void plani_builder_fini(plani_builder *b);
-uint32_t plani_transient(plani_builder *b, enum arena_kind arena, uint64_t size_bytes,
-                         uint64_t residue, enum state_kind kind, uint32_t unit);
+uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes, uint64_t residue,
+                         enum state_kind kind, uint32_t unit);
 /* Appends an op and returns its index; unit, stage and the like are PROGRAM_NONE until set. */
 uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane);
 /* Adds the operand and the data dependencies on earlier ops that touch the same bytes. */
@@ -350,10 +350,10 @@ void plani_graph_destroy(struct plani_graph *graph); /* order.c; NULL is nothing
  * choice between programs needs: predicted_ns, peaks, budgets. `lookahead_ops` 0 is no limit, 1 needs
  * the least memory. ERR_NO_FIT when memory ran out. The builder can be scheduled again. */
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, bool whole,
+                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops, bool whole,
                    program *out) MUST_CHECK;
 /* Peaks and budgets alone, with a lookahead of 1: what the serial order needs. ERR_NO_FIT. */
-int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[ARENA_COUNT],
+int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[TIER_COUNT],
                 program *out) MUST_CHECK;
 
 #endif

@@ -18,7 +18,7 @@
 
 uint64_t plani_budget_for(const plan_job *job, int arena, uint64_t bytes)
 {
-    if (arena != ARENA_NVME)
+    if (arena != TIER_NVME)
         return bytes;
     if (job->nvme_stripe_bytes) /* a slab has at least one */
         bytes = size_round_up(size_max(bytes, 1), job->nvme_stripe_bytes);
@@ -27,7 +27,7 @@ uint64_t plani_budget_for(const plan_job *job, int arena, uint64_t bytes)
 
 uint64_t plani_room_in(const plan_job *job, int arena, uint64_t budget_bytes)
 {
-    if (arena != ARENA_NVME)
+    if (arena != TIER_NVME)
         return budget_bytes;
     uint64_t step = size_max(job->nvme_stripe_bytes, 1);
     return (budget_bytes - size_min(budget_bytes, job->nvme_overhead_bytes)) / step * step;
@@ -35,16 +35,16 @@ uint64_t plani_room_in(const plan_job *job, int arena, uint64_t budget_bytes)
 
 bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         if (plani_budget_for(job, a, layout->end_bytes[a]) > job->budget_bytes[a])
             return false;
     return true;
 }
 
 /* Of activations: what rests, and what waits between the passes of cut stages, for all micro-batches at once. */
-static void add_waiting(const plan_job *job, uint64_t bytes[ARENA_COUNT])
+static void add_waiting(const plan_job *job, uint64_t bytes[TIER_COUNT])
 {
-    uint64_t slots = job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    uint64_t slots = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
     uint64_t parked = plani_parked_bytes(job), near = size_min(job->parked_near, slots);
     for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
         uint32_t unit = plani_stage_unit(job, s);
@@ -52,19 +52,19 @@ static void add_waiting(const plan_job *job, uint64_t bytes[ARENA_COUNT])
             continue;
         if (job->stages[s].has_input && s + 1 < job->stage_count)
             bytes[job->homes[STATE_ACTIVATIONS][unit]] += slots * job->boundary_bytes;
-        if (job->homes[STATE_INNER_ACTIVATIONS][unit] < ARENA_COUNT)
+        if (job->homes[STATE_INNER_ACTIVATIONS][unit] < TIER_COUNT)
             bytes[job->homes[STATE_INNER_ACTIVATIONS][unit]] += slots * job->stages[s].saved_bytes;
     }
     if (parked == 0)
         return;
-    bytes[ARENA_DEVICE] += near * parked;
+    bytes[TIER_DEVICE] += near * parked;
     bytes[plani_parked_home(job)] += (slots - near) * parked;
 }
 
-void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT])
+void plani_count_homes(const plan_job *job, uint64_t bytes[TIER_COUNT])
 {
-    memset(bytes, 0, ARENA_COUNT * sizeof *bytes);
-    bytes[ARENA_NVME] = job->nvme_overhead_bytes;
+    memset(bytes, 0, TIER_COUNT * sizeof *bytes);
+    bytes[TIER_NVME] = job->nvme_overhead_bytes;
     add_waiting(job, bytes);
     for (uint32_t u = 0; u < job->unit_count; u++) {
         uint64_t optimizer =
@@ -73,19 +73,19 @@ void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT])
         bytes[job->homes[STATE_PARAMS][u]] +=
             plan_rest_elems(job, STATE_PARAMS, u) * job->param_bytes;
         if (!plan_learns(job, u) && !plani_rests_for_good(job, u) && job->needs_save_places)
-            bytes[ARENA_NVME] += plan_rest_elems(job, STATE_OPTIMIZER, u) * job->param_bytes;
-        if (job->needs_save_places && high && plani_high_arena(job, u) != ARENA_NVME)
-            bytes[ARENA_NVME] += high;
+            bytes[TIER_NVME] += plan_rest_elems(job, STATE_OPTIMIZER, u) * job->param_bytes;
+        if (job->needs_save_places && high && plani_high_arena(job, u) != TIER_NVME)
+            bytes[TIER_NVME] += high;
         if (job->only_eval || !plan_learns(job, u))
             continue;
         bytes[job->homes[STATE_OPTIMIZER][u]] += optimizer;
         if (high && !plani_params_are_high(job, u))
             bytes[plani_high_arena(job, u)] += high;
-        if (job->needs_save_places && job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
-            bytes[ARENA_NVME] += optimizer;
+        if (job->needs_save_places && job->homes[STATE_OPTIMIZER][u] != TIER_NVME)
+            bytes[TIER_NVME] += optimizer;
         if (plani_commits(job))
-            bytes[ARENA_NVME] += optimizer + high;
-        if (job->update != PLAN_UPDATE_IN_BACKWARD)
+            bytes[TIER_NVME] += optimizer + high;
+        if (job->update != UPDATE_IN_BACKWARD)
             bytes[job->homes[STATE_GRADS][u]] +=
                 plan_rest_elems(job, STATE_GRADS, u) * job->grad_bytes;
     }
@@ -93,19 +93,19 @@ void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT])
 
 bool plani_homes_may_fit(const plan_job *job)
 {
-    uint64_t bytes[ARENA_COUNT];
+    uint64_t bytes[TIER_COUNT];
     plani_count_homes(job, bytes);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         if (bytes[a] > job->budget_bytes[a])
             return false;
     return true;
 }
 
 /* Bytes beyond the budgets, all arenas together. */
-static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
+static double excess(const plan_job *job, const uint64_t need[TIER_COUNT])
 {
     double bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         if (need[a] > job->budget_bytes[a])
             bytes += (double)(need[a] - job->budget_bytes[a]);
     return bytes;
@@ -139,16 +139,16 @@ static bool is_known(const struct plani_candidate *c)
  * job fits at this tile size if and only if its budgets cover them. */
 static int learn_needs(const plan_job *job, struct plani_candidate *c, double most, uint64_t *work)
 {
-    static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
+    static const uint64_t unlimited[TIER_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
     if (c->has_homes && (is_known(c) || excess(job, c->need) >= most))
         return 0;
     plan_set set;
     plani_layout layout;
     TRY(plani_set_begin(job, c->tile_elems, &set, &layout));
-    for (int a = 0; a < ARENA_COUNT && !c->has_homes; a++)
+    for (int a = 0; a < TIER_COUNT && !c->has_homes; a++)
         c->need[a] = plani_budget_for(job, a, layout.end_bytes[a]);
     if (!c->has_homes)
-        c->reached_bytes = layout.end_bytes[ARENA_NVME];
+        c->reached_bytes = layout.end_bytes[TIER_NVME];
     c->has_homes = true;
     c->second_bytes = set.second_bytes;
     int rc = 0;
@@ -157,10 +157,10 @@ static int learn_needs(const plan_job *job, struct plani_candidate *c, double mo
             .kind = need_order[c->kinds_done++], .serial = true, .work = work};
         program serial;
         rc = plani_compile_one(job, &set, &layout, &asked, unlimited, &serial);
-        for (int a = 0; a < ARENA_COUNT && rc == 0; a++)
+        for (int a = 0; a < TIER_COUNT && rc == 0; a++)
             c->need[a] = size_max(c->need[a], plani_budget_for(job, a, serial.peak_bytes[a]));
         if (rc == 0)
-            c->reached_bytes = size_max(c->reached_bytes, serial.peak_bytes[ARENA_NVME]);
+            c->reached_bytes = size_max(c->reached_bytes, serial.peak_bytes[TIER_NVME]);
         program_fini(&serial);
     }
     plani_layout_fini(&layout);
@@ -174,8 +174,8 @@ int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *
     return excess(job, c->need) > 0 ? err_set(ERR_NO_FIT, "does not fit") : 0;
 }
 
-static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tiers.host.budget",
-                                                     "tiers.nvme[].budget"};
+static const char *const budget_keys[TIER_COUNT] = {"tiers.device.budget", "tiers.host.budget",
+                                                    "tiers.nvme[].budget"};
 
 /* The candidate that comes nearest to the budgets, its needs known. What is known of one so far bounds
  * its excess from below, so the least is looked at first, and none that a finished one undercuts. After
@@ -226,31 +226,31 @@ int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t cou
     const char *least = is_known(closest) ? "" : "at least ";
     char text[640] = "", fits[256] = "", once[192] = "";
     size_t used = 0, fits_used = 0;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         if (need[a] <= job->budget_bytes[a])
             continue;
         char needed[SIZE_TEXT_BYTES], allowed[SIZE_TEXT_BYTES];
         used += (size_t)snprintf(text + used, sizeof text - used,
                                  "%sneeds %s%" PRIu64 " bytes (%s) of %s, has %" PRIu64 " (%s)",
                                  used ? "; " : "", least, need[a], size_format(need[a], needed),
-                                 arena_kind_name((enum arena_kind)a), job->budget_bytes[a],
+                                 tier_name((enum tier)a), job->budget_bytes[a],
                                  size_format(job->budget_bytes[a], allowed));
-        uint64_t sharers = a == ARENA_NVME ? size_max(job->nvme_sharers, 1) : 1;
+        uint64_t sharers = a == TIER_NVME ? size_max(job->nvme_sharers, 1) : 1;
         fits_used += (size_t)snprintf(fits + fits_used, sizeof fits - fits_used, "%s%s=%" PRIu64,
                                       fits_used ? " " : "", budget_keys[a], need[a] * sharers);
     }
     if (used == 0)
         return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");
-    bool lacks_nvme = need[ARENA_NVME] > job->budget_bytes[ARENA_NVME];
+    bool lacks_nvme = need[TIER_NVME] > job->budget_bytes[TIER_NVME];
     char less[SIZE_TEXT_BYTES];
     uint64_t once_bytes = closest->reached_bytes - closest->second_bytes;
-    uint64_t saved_bytes = need[ARENA_NVME] - plani_budget_for(job, ARENA_NVME, once_bytes);
+    uint64_t saved_bytes = need[TIER_NVME] - plani_budget_for(job, TIER_NVME, once_bytes);
     if (lacks_nvme && saved_bytes > 0)
         snprintf(once, sizeof once,
                  "; run.commit_every=0 needs %" PRIu64
                  " bytes (%s) of nvme less, but resumes only after a clean stop",
                  saved_bytes, size_format(saved_bytes, less));
-    bool lacks_device = need[ARENA_DEVICE] > job->budget_bytes[ARENA_DEVICE];
+    bool lacks_device = need[TIER_DEVICE] > job->budget_bytes[TIER_DEVICE];
     bool adds = job->device_advice && lacks_device;
     const char *more = adds ? job->device_advice : "", *and_so = adds ? "; " : "";
     if (job->nvme_advice && lacks_nvme)

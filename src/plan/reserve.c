@@ -255,12 +255,12 @@ static void fill_queue(struct walk *w, int arena)
 }
 
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
-                  const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops,
+                  const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
                   struct plani_peaks *peaks)
 {
     struct walk w = {.b = b, .graph = graph};
     int rc = walk_init(&w);
-    for (int a = 0; a < ARENA_COUNT && rc == 0; a++) {
+    for (int a = 0; a < TIER_COUNT && rc == 0; a++) {
         fill_queue(&w, a);
         w.budget_bytes = budget_bytes[a];
         rc = w.floor_bytes > w.budget_bytes ? err_set(ERR_NO_FIT, "homes do not fit")

@@ -242,8 +242,8 @@ static int simulate(struct plani_sim *s)
 /* ---- all of it -------------------------------------------------------------------------------- */
 
 /* Places the buffers; adds edges. */
-static int settle(plani_builder *b, enum program_kind kind,
-                  const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, program *out)
+static int settle(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[TIER_COUNT],
+                  uint64_t lookahead_ops, program *out)
 {
     struct plani_peaks peaks;
     memset(out, 0, sizeof *out);
@@ -252,7 +252,7 @@ static int settle(plani_builder *b, enum program_kind kind,
     TRY(plani_reserve(b, b->graph, budget_bytes, lookahead_ops, &peaks));
     out->kind = kind;
     out->world = plani_world(b->job);
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         out->budget_bytes[a] = budget_bytes[a];
         out->peak_bytes[a] = peaks.bytes[a];
         out->peak_buffer[a] = peaks.buffer[a];
@@ -260,7 +260,7 @@ static int settle(plani_builder *b, enum program_kind kind,
     return 0;
 }
 
-int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[ARENA_COUNT],
+int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[TIER_COUNT],
                 program *out)
 {
     uint64_t data_edge_count = b->edge_count;
@@ -278,7 +278,7 @@ static void fill_times(const struct plani_sim *s, program *out)
 }
 
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, bool whole,
+                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops, bool whole,
                    program *out)
 {
     uint64_t data_edge_count = b->edge_count;

@@ -37,12 +37,12 @@ int plani_graph_create(const plani_builder *b, struct plani_graph **out) MUST_CH
 int plani_graph_link(struct plani_graph *g, const plani_builder *b) MUST_CHECK;
 
 struct plani_peaks {
-    uint64_t bytes[ARENA_COUNT];  /* the end of the highest buffer */
-    uint32_t buffer[ARENA_COUNT]; /* which that is */
+    uint64_t bytes[TIER_COUNT];  /* the end of the highest buffer */
+    uint32_t buffer[TIER_COUNT]; /* which that is */
 };
 /* reserve.c: fills in the transients' offsets and adds what their places cost as edges. ERR_NO_FIT. */
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
-                  const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops,
+                  const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
                   struct plani_peaks *peaks) MUST_CHECK;
 
 enum op_state { OP_WAITING, OP_RUNNING, OP_COMPLETE };

@@ -39,7 +39,7 @@ static void bring_losses_back(plani_builder *b)
 /* Micro-batches that pass a stage together. */
 static uint32_t round_size(const plan_job *job)
 {
-    return job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    return job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
 }
 
 static bool defers_first(const plani_builder *b)
@@ -75,8 +75,8 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
 {
     const plan_job *job = b->job;
     uint32_t together = round_size(job);
-    st->updates_first = pending && job->update == PLAN_UPDATE_IN_NEXT_FORWARD;
-    st->updates_late = pending && job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    st->updates_first = pending && job->update == UPDATE_IN_NEXT_FORWARD;
+    st->updates_late = pending && job->update == UPDATE_DELAYED_ONE_STEP;
     st->commits_behind = pending && b->set->commit == PLAN_COMMIT_BEHIND;
     for (uint32_t u = 0; u < job->unit_count; u++)
         if (!plan_learns(job, u)) { /* nothing of it is pending, ever */
@@ -100,7 +100,7 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
     assert(b->error < 0 || !st->commits_behind || b->commit_op != PROGRAM_NONE);
     uint32_t norm = plani_norm(b);
     b->if_applied = true;
-    if (job->update == PLAN_UPDATE_AFTER_BACKWARD)
+    if (job->update == UPDATE_AFTER_BACKWARD)
         for (uint32_t u = 0; u < job->unit_count; u++)
             if (plan_learns(job, u))
                 plani_unit_work(b, u, PLANI_WORK_UPDATE, PROGRAM_NONE, norm);
@@ -123,14 +123,13 @@ static bool is_on_slab(const plani_builder *b, uint32_t unit)
 {
     return b->set->homes.saves[unit] != PROGRAM_NONE ||
            (b->set->homes.optimizer[unit] != PROGRAM_NONE &&
-            b->job->homes[STATE_OPTIMIZER][unit] == ARENA_NVME);
+            b->job->homes[STATE_OPTIMIZER][unit] == TIER_NVME);
 }
 
 /* Whether a step leaves its update to a later program. */
 static bool leaves_update(const plan_job *job)
 {
-    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ||
-           job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    return job->update == UPDATE_IN_NEXT_FORWARD || job->update == UPDATE_DELAYED_ONE_STEP;
 }
 
 static void emit_all_units(plani_builder *b, enum plani_tile_work work)

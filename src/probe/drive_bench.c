@@ -59,7 +59,7 @@ static int turn(probei_bench *self, uint64_t block_bytes, bool goes_on, uint32_t
 
 static void wait_for_any(probei_bench *const *benches, uint32_t bench_count)
 {
-    struct pollfd waiters[PROBE_DRIVES_MAX];
+    struct pollfd waiters[DRIVES_MAX];
     for (uint32_t b = 0; b < bench_count; b++)
         waiters[b] = (struct pollfd){.fd = io_event_fd(benches[b]->queue), .events = POLLIN};
     (void)poll(waiters, bench_count, 1000);

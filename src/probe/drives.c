@@ -109,7 +109,7 @@ int probei_drive_try(probei *self, uint32_t drive_idx)
 
 struct together {
     probei *owner;
-    probei_bench *benches[PROBE_DRIVES_MAX];
+    probei_bench *benches[DRIVES_MAX];
     uint32_t count, depth;
     uint64_t block_bytes;
     double pass_seconds;
@@ -171,7 +171,7 @@ int probei_all_drives(probei *self, uint32_t unused)
         rc = probei_rounds(self, &work, figures);
     err_record first;
     err_save(&first, rc);
-    for (uint32_t d = 0; d < PROBE_DRIVES_MAX && together.benches[d]; d++) {
+    for (uint32_t d = 0; d < DRIVES_MAX && together.benches[d]; d++) {
         if (d < together.count)
             probei_bench_close(together.benches[d]);
         mem_free(together.benches[d]);

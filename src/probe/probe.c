@@ -273,9 +273,9 @@ static int run_steps(probei *self)
 static int run_all(probei *self)
 {
     const struct probe_options *options = self->options;
-    if (options->drive_count > PROBE_DRIVES_MAX)
+    if (options->drive_count > DRIVES_MAX)
         return err_set(ERR_USAGE, "%u drives; at most %d can be measured", options->drive_count,
-                       PROBE_DRIVES_MAX);
+                       DRIVES_MAX);
     for (uint32_t d = 0; d < options->drive_count; d++)
         TRY(probei_drive_try(self, d));
     TRY(probei_try_backend(self));

@@ -27,15 +27,15 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "config/machine.h"
 
 enum {
-    PROBE_DRIVES_MAX = MACHINE_DRIVES_MAX,
     PROBE_NEAR_PERCENT = 98, /* of the best: what the chosen settings reach */
 };
 
 struct probe_options {
-    const char *drives[PROBE_DRIVES_MAX]; /* directories */
+    const char *drives[DRIVES_MAX]; /* directories */
     uint32_t drive_count;
     const char *backend;               /* "auto", "cpu", "cuda"; NULL: "auto" */
     bool is_quick;                     /* under 30 s, else under 3 minutes */

@@ -16,7 +16,7 @@
 enum {
     PROBEI_ROUNDS_MAX = 31,
     PROBEI_TEXT_BYTES = 160,
-    PROBEI_STEPS_MAX = PROBE_DRIVES_MAX + 8,
+    PROBEI_STEPS_MAX = DRIVES_MAX + 8,
     PROBEI_DEPTH_MAX = 32,
     PROBEI_SPREAD_PERCENT = 10, /* half the distance of a figure's quartiles */
 };

@@ -27,32 +27,19 @@ static const double least_gain = 0.02;
 /* Lanes that are busy for a smaller part of the step say little about their rate. */
 static const double telling_share = 0.03;
 
-static const enum job_kind job_kinds[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = JOB_PARAMS,
-    [STATE_GRADS] = JOB_GRADS,
-    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
-    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
-    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
-};
-static const char *const kind_keys[STATE_KIND_COUNT] = {"params", "grads", "optimizer",
-                                                        "activations", "inner_activations"};
-static const char *const tier_keys[ARENA_COUNT + 1] = {"device", "host", "nvme", "recompute"};
-static const enum job_tier tiers[ARENA_COUNT + 1] = {JOB_TIER_DEVICE, JOB_TIER_HOST, JOB_TIER_NVME,
-                                                     JOB_TIER_RECOMPUTE};
-
 /* ---- the job as it is run ---- */
 
 /* One kind's homes: the tier of the most units, and rules for runs of the others. False without
  * room. */
 static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, uint32_t count)
 {
-    uint32_t units[ARENA_COUNT + 1] = {0};
+    uint32_t units[TIER_COUNT + 1] = {0};
     int most = 0;
     for (uint32_t u = 0; u < count; u++)
         units[homes[u]]++;
-    for (int a = 1; a <= ARENA_COUNT; a++)
+    for (int a = 1; a <= TIER_COUNT; a++)
         most = units[a] > units[most] ? a : most;
-    placed->tiers.place[job_kinds[kind]] = tiers[most];
+    placed->tiers.place[kind] = (enum tier)most;
     for (uint32_t first = 0, last; first < count; first = last + 1) {
         last = first;
         while (last + 1 < count && homes[last + 1] == homes[first])
@@ -62,30 +49,23 @@ static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, 
         if (placed->tiers.rule_count == JOB_RULES_MAX)
             return false;
         placed->tiers.rules[placed->tiers.rule_count++] =
-            (struct job_rule){first, last, job_kinds[kind], tiers[homes[first]]};
+            (struct job_rule){first, last, kind, (enum tier)homes[first]};
     }
     return true;
 }
 
 int profilei_place(profile *self, const struct setup *setup)
 {
-    static const enum job_update updates[] = {
-        [PLAN_UPDATE_AFTER_BACKWARD] = JOB_UPDATE_AFTER_BACKWARD,
-        [PLAN_UPDATE_IN_NEXT_FORWARD] = JOB_UPDATE_IN_NEXT_FORWARD,
-        [PLAN_UPDATE_IN_BACKWARD] = JOB_UPDATE_IN_BACKWARD,
-        [PLAN_UPDATE_DELAYED_ONE_STEP] = JOB_UPDATE_DELAYED_ONE_STEP,
-    };
     uint32_t count = setup->net->unit_count;
     job *placed = self->placed;
     if (!self->is_gpu_budget_open) { /* what was free at the time is what other plans get too */
-        self->own->tiers.device_budget = setup->plan.budget_bytes[ARENA_DEVICE];
-        self->own->tiers.host_budget = setup->plan.budget_bytes[ARENA_HOST];
+        self->own->tiers.device_budget = setup->plan.budget_bytes[TIER_DEVICE];
+        self->own->tiers.host_budget = setup->plan.budget_bytes[TIER_HOST];
     }
     *placed = *self->own;
     placed->tiers.rule_count = 0;
-    placed->schedule.update = updates[setup->plan.update];
-    placed->schedule.order =
-        setup->plan.order == PLAN_BATCH_MAJOR ? JOB_BATCH_MAJOR : JOB_LAYER_MAJOR;
+    placed->schedule.update = setup->plan.update;
+    placed->schedule.order = setup->plan.order;
     placed->schedule.tile_elems = setup->set.tile_elems;
     self->is_placed = true;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
@@ -246,22 +226,17 @@ static void try_tiles(advisor *self)
 
 static void try_updates(advisor *self)
 {
-    static const char *const names[] = {
-        [JOB_UPDATE_AFTER_BACKWARD] = "after_backward",
-        [JOB_UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
-        [JOB_UPDATE_IN_BACKWARD] = "in_backward",
-        [JOB_UPDATE_DELAYED_ONE_STEP] =
-            "delayed_one_step (approximate: gradients are a step late)"};
     const job *placed = self->self->placed;
     bool may_stop = placed->gradient_clipping > 0 || placed->check_grad_overflow ||
                     placed->type == DTYPE_FP16; /* what in_backward cannot wait for */
-    for (int update = JOB_UPDATE_AFTER_BACKWARD; update <= JOB_UPDATE_DELAYED_ONE_STEP; update++) {
-        if (update == (int)placed->schedule.update ||
-            (update == JOB_UPDATE_IN_BACKWARD && may_stop))
+    for (int update = UPDATE_AFTER_BACKWARD; update <= UPDATE_DELAYED_ONE_STEP; update++) {
+        if (update == (int)placed->schedule.update || (update == UPDATE_IN_BACKWARD && may_stop))
             continue;
         *self->trial = *placed;
-        self->trial->schedule.update = (enum job_update)update;
-        try_trial(self, NULL, 1, "schedule.update=%s", names[update]);
+        self->trial->schedule.update = (enum update)update;
+        try_trial(self, NULL, 1, "schedule.update=%s%s", update_name((enum update)update),
+                  update == UPDATE_DELAYED_ONE_STEP ? " (approximate: gradients are a step late)"
+                                                    : "");
     }
     end_kind(self);
 }
@@ -269,17 +244,17 @@ static void try_updates(advisor *self)
 static void try_order(advisor *self)
 {
     const job *placed = self->self->placed;
-    bool is_batch = placed->schedule.order == JOB_BATCH_MAJOR;
+    bool is_batch = placed->schedule.order == ORDER_BATCH_MAJOR;
     if (placed->accumulation < 2)
         return;
     *self->trial = *placed;
-    self->trial->schedule.order = is_batch ? JOB_LAYER_MAJOR : JOB_BATCH_MAJOR;
-    try_trial(self, NULL, 1, "schedule.order=%s", is_batch ? "layer_major" : "batch_major");
+    self->trial->schedule.order = is_batch ? ORDER_LAYER_MAJOR : ORDER_BATCH_MAJOR;
+    try_trial(self, NULL, 1, "schedule.order=%s", order_name(self->trial->schedule.order));
     end_kind(self);
 }
 
 /* All rules of the kind go. */
-static void drop_rules(job *changed, enum job_kind kind)
+static void drop_rules(job *changed, enum state_kind kind)
 {
     uint32_t kept = 0;
     for (uint32_t r = 0; r < changed->tiers.rule_count; r++)
@@ -290,22 +265,22 @@ static void drop_rules(job *changed, enum job_kind kind)
 
 static void try_kept(advisor *self)
 {
-    for (int tier = ARENA_DEVICE; tier <= ARENA_COUNT; tier++) {
+    for (int tier = TIER_DEVICE; tier <= TIER_COUNT; tier++) {
         *self->trial = *self->self->placed;
-        drop_rules(self->trial, JOB_INNER_ACTIVATIONS);
-        self->trial->tiers.place[JOB_INNER_ACTIVATIONS] = tiers[tier];
-        try_trial(self, NULL, 1, "tiers.place.inner_activations=%s", tier_keys[tier]);
+        drop_rules(self->trial, STATE_INNER_ACTIVATIONS);
+        self->trial->tiers.place[STATE_INNER_ACTIVATIONS] = (enum tier)tier;
+        try_trial(self, NULL, 1, "tiers.place.inner_activations=%s", tier_name((enum tier)tier));
     }
     end_kind(self);
 }
 
 /* The first `count` units whose state of this kind rests in `from` go one tier up. False where that
  * does not fit. */
-static bool try_first(advisor *self, enum state_kind kind, enum arena_kind from, uint32_t count,
+static bool try_first(advisor *self, enum state_kind kind, enum tier from, uint32_t count,
                       uint32_t all)
 {
     const profile *own = self->self;
-    const enum arena_kind to = from == ARENA_NVME ? ARENA_HOST : ARENA_DEVICE;
+    const enum tier to = from == TIER_NVME ? TIER_HOST : TIER_DEVICE;
     uint8_t *homes = self->self->scratch_homes;
     uint32_t left = count, last = 0;
     memcpy(homes, own->homes[kind], own->unit_count);
@@ -316,21 +291,21 @@ static bool try_first(advisor *self, enum state_kind kind, enum arena_kind from,
             last = u;
         }
     *self->trial = *own->placed;
-    drop_rules(self->trial, job_kinds[kind]);
+    drop_rules(self->trial, kind);
     if (!place_kind(self->trial, kind, homes, own->unit_count))
         return false;
     if (count == all)
-        return try_trial(self, NULL, 1, "tiers.place.%s=%s in place of %s", kind_keys[kind],
-                         tier_keys[to], tier_keys[from]);
+        return try_trial(self, NULL, 1, "tiers.place.%s=%s in place of %s", state_kind_key(kind),
+                         tier_name((enum tier)to), tier_name((enum tier)from));
     return try_trial(
         self, NULL, 1,
         "tiers.place.rules: {\"units\": \"0-%u\", \"kind\": \"%s\", \"tier\": \"%s\"}, "
         "as many as fit",
-        last, kind_keys[kind], tier_keys[to]);
+        last, state_kind_key(kind), tier_name((enum tier)to));
 }
 
 /* As many units of a kind as fit one tier up. */
-static void try_raise(advisor *self, enum state_kind kind, enum arena_kind from)
+static void try_raise(advisor *self, enum state_kind kind, enum tier from)
 {
     const profile *own = self->self;
     uint32_t all = 0;
@@ -444,8 +419,8 @@ static void try_all(advisor *self)
     try_batch(self);
     try_figures(self);
     for (int kind = 0; kind < STATE_INNER_ACTIVATIONS; kind++)
-        for (int from = ARENA_HOST; from <= ARENA_NVME; from++)
-            try_raise(self, (enum state_kind)kind, (enum arena_kind)from);
+        for (int from = TIER_HOST; from <= TIER_NVME; from++)
+            try_raise(self, (enum state_kind)kind, (enum tier)from);
     try_budgets(self);
 }
 

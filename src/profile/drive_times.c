@@ -5,7 +5,6 @@
 
 #include "profile/profile_internal.h"
 
-static_assert((int)PROFILE_DRIVES_MAX == (int)SLAB_DRIVES_MAX, "each drive has its place");
 static_assert(IO_READ == 0 && IO_WRITE == 1, "directions index the times");
 
 static double seconds_of(uint64_t ns)

@@ -211,7 +211,7 @@ static int on_setup(void *user, const struct setup *setup)
     self->units = mem_alloc(self->unit_count, sizeof *self->units, "profile");
     self->unit_names = mem_alloc(self->unit_count, sizeof *self->unit_names, "profile");
     self->spans = mem_alloc(self->span_capacity, sizeof *self->spans, "profile");
-    self->latencies = mem_alloc(PROFILE_DRIVES_MAX, sizeof *self->latencies, "profile");
+    self->latencies = mem_alloc(DRIVES_MAX, sizeof *self->latencies, "profile");
     if (!self->units || !self->unit_names || !self->spans || !self->latencies)
         return -ENOMEM;
     for (uint32_t u = 0; u < self->unit_count; u++)

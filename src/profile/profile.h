@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "config/job.h"
 #include "config/machine.h"
 #include "train/train.h"
@@ -31,7 +32,6 @@ enum {
     PROFILE_UNITS_SHOWN = 12,
     PROFILE_ADVICE_MAX = 4,
     PROFILE_STEPS_MAX = 1000,
-    PROFILE_DRIVES_MAX = 16
 };
 
 enum profile_resource {
@@ -104,12 +104,12 @@ struct profile_summary {
     double predicted_resource_seconds[PROFILE_RESOURCE_COUNT];
     double measured_resource_seconds[PROFILE_RESOURCE_COUNT]; /* the median */
     uint8_t predicted_resource, measured_resource; /* enum profile_resource: the busiest */
-    uint64_t peak_bytes[ARENA_COUNT];              /* measured: of the arenas as they were made */
+    uint64_t peak_bytes[TIER_COUNT];               /* measured: of the arenas as they were made */
     uint64_t resident_bytes_max;                   /* of the process, all told (VmHWM) */
     uint32_t unit_count;
     struct profile_unit units[PROFILE_UNITS_SHOWN]; /* by stall, the longest first */
     uint32_t drive_count;
-    struct profile_drive drives[PROFILE_DRIVES_MAX];
+    struct profile_drive drives[DRIVES_MAX];
     /* Of the simulation with the speeds that were measured, and what else it was asked; 0: it was
      * not. */
     double calibrated_seconds;

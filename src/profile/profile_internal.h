@@ -42,15 +42,15 @@ struct profile {
     struct profilei_span *spans; /* [span_capacity] of a step's ops of a resource */
     uint64_t span_capacity;
     struct profilei_unit *units; /* [unit_count] */
-    io_latency (*latencies)[2];  /* [PROFILE_DRIVES_MAX] read, write: of all measured steps */
+    io_latency (*latencies)[2];  /* [DRIVES_MAX] read, write: of all measured steps */
     char (*unit_names)[64];      /* [unit_count] */
     uint32_t unit_count;
     struct setup_watch watch;
-    char run_dir[JOB_PATH_BYTES];        /* made for this run, "" before */
-    uint8_t *homes[STATE_KIND_COUNT];    /* [unit_count] as run */
-    uint8_t *scratch_homes;              /* [unit_count] */
-    bool is_gpu_budget_open;             /* what is free of the GPU decides */
-    char (*drive_bases)[JOB_PATH_BYTES]; /* [drives] what was there of each one's directory */
+    char run_dir[FILE_PATH_BYTES];        /* made for this run, "" before */
+    uint8_t *homes[STATE_KIND_COUNT];     /* [unit_count] as run */
+    uint8_t *scratch_homes;               /* [unit_count] */
+    bool is_gpu_budget_open;              /* what is free of the GPU decides */
+    char (*drive_bases)[FILE_PATH_BYTES]; /* [drives] what was there of each one's directory */
 };
 typedef struct profile profile;
 

@@ -8,22 +8,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "profile/profile_internal.h"
 
 /* The path becomes that of the directory that holds it; "." and "/" are the last. */
-static void cut_last(char path[JOB_PATH_BYTES])
+static void cut_last(char path[FILE_PATH_BYTES])
 {
     char *slash = strrchr(path, '/');
     if (!slash)
-        snprintf(path, JOB_PATH_BYTES, ".");
+        snprintf(path, FILE_PATH_BYTES, ".");
     else
         slash[slash == path] = '\0';
 }
 
 /* The path becomes that of the nearest directory above it that is there. */
-static void find_base(char path[JOB_PATH_BYTES])
+static void find_base(char path[FILE_PATH_BYTES])
 {
     struct stat info;
     while (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
@@ -34,13 +35,13 @@ static void find_base(char path[JOB_PATH_BYTES])
  * that is there. */
 static int make_run_dir(profile *self)
 {
-    char base[JOB_PATH_BYTES];
+    char base[FILE_PATH_BYTES];
     snprintf(base, sizeof base, "%s", self->own->run.dir);
     find_base(base);
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     int length = snprintf(path, sizeof path, "%s/sluice-profile-XXXXXX", base);
     if (length < 0 || (size_t)length >= sizeof path - 16)
-        return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", JOB_PATH_BYTES - 40);
+        return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", FILE_PATH_BYTES - 40);
     if (!mkdtemp(path))
         return err_set(ERR_INPUT, "run.dir: cannot make a directory for the trial in %s: %s", base,
                        strerror(errno));
@@ -48,8 +49,7 @@ static int make_run_dir(profile *self)
     snprintf(self->own->run.dir, sizeof self->own->run.dir, "%s", path);
     if (self->options->of_ranks > 0 && self->options->as_rank > 0) { /* which rank 0 would make */
         strcat(path, "/state");
-        if (mkdir(path, 0777) != 0)
-            return err_errno(errno, "cannot make %s", path);
+        TRY(file_make_directories(path, NULL));
     }
     return 0;
 }
@@ -70,14 +70,14 @@ static void remove_run_dir(const profile *self)
 }
 
 /* Of drive `drive_idx`, as this rank has it. */
-static int drive_path(const profile *self, uint32_t drive_idx, char path[JOB_PATH_BYTES])
+static int drive_path(const profile *self, uint32_t drive_idx, char path[FILE_PATH_BYTES])
 {
     char host[COMM_HOST_BYTES] = "localhost";
     (void)gethostname(host, sizeof host - 1);
     if (!manifest_expand_path(self->own->tiers.nvme[drive_idx].path, self->options->as_rank, 0,
-                              host, path, JOB_PATH_BYTES))
+                              host, path, FILE_PATH_BYTES))
         return err_set(ERR_CONFIG, "the path of drive %u is longer than %d bytes", drive_idx,
-                       JOB_PATH_BYTES - 1);
+                       FILE_PATH_BYTES - 1);
     return 0;
 }
 
@@ -98,7 +98,7 @@ void profilei_remove_places(const profile *self)
 {
     remove_run_dir(self);
     for (uint32_t d = 0; self->drive_bases && d < self->own->tiers.nvme_count; d++) {
-        char path[JOB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         if (drive_path(self, d, path) < 0)
             continue;
         while (strcmp(path, self->drive_bases[d]) != 0 && rmdir(path) == 0)

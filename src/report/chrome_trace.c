@@ -1,12 +1,11 @@
 /* The trace ring as Chrome trace events. See chrome_trace.h. */
 #include "report/chrome_trace.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "report/report_names_internal.h"
 #include "swap/program.h"
 
@@ -171,28 +170,19 @@ static void write_events(FILE *file, const trace *ring, const chrome_trace_names
     fprintf(file, "\n]}\n");
 }
 
+struct written {
+    const trace *ring;
+    const chrome_trace_names *names;
+};
+
+static int write_ring(void *user, FILE *out)
+{
+    const struct written *self = user;
+    write_events(out, self->ring, self->names);
+    return 0;
+}
+
 int chrome_trace_write(const char *path, const trace *ring, const chrome_trace_names *names)
 {
-    char temporary[PATH_MAX];
-    int length = snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return err_errno(ENAMETOOLONG, "the trace file %s", path);
-    FILE *file = fopen(temporary, "we");
-    if (!file)
-        return err_errno(errno, "cannot open the trace file %s", temporary);
-    write_events(file, ring, names);
-    int failure =
-        0; /* stdio keeps that there was an error, not which: fflush's is the best known */
-    if (fflush(file) != 0)
-        failure = errno;
-    else if (ferror(file))
-        failure = EIO;
-    if (fclose(file) != 0 && failure == 0)
-        failure = errno;
-    if (failure == 0 && rename(temporary, path) != 0)
-        failure = errno;
-    if (failure == 0)
-        return 0;
-    unlink(temporary);
-    return err_errno(failure, "cannot write the trace file %s", path);
+    return file_write_with(path, write_ring, &(struct written){ring, names});
 }

@@ -16,8 +16,7 @@
 
 #include "base/error.h"
 #include "base/trace.h"
-
-enum { CHROME_TRACE_DRIVES_MAX = 16 };
+#include "base/words.h"
 
 struct chrome_trace_times {
     uint64_t count; /* 0: none, and nothing is written */
@@ -37,7 +36,7 @@ struct chrome_trace_names {
     const char *const *unit_names; /* [unit_count], UTF-8; NULL: units are numbered */
     uint32_t unit_count;
     uint32_t drive_count;
-    chrome_trace_drive drives[CHROME_TRACE_DRIVES_MAX];
+    chrome_trace_drive drives[DRIVES_MAX];
 };
 typedef struct chrome_trace_names chrome_trace_names;
 

@@ -72,9 +72,8 @@ static void append_step(profi_text *text, const metrics_line *line)
     append_field(text, "model_tflops", line->model_tflops);
     append_lanes(text, line);
     profi_append(text, ",\"peak_bytes\":{");
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
-        profi_append(text, "%s\"%s\":%llu", arena ? "," : "",
-                     arena_kind_name((enum arena_kind)arena),
+    for (int arena = 0; arena < TIER_COUNT; arena++)
+        profi_append(text, "%s\"%s\":%llu", arena ? "," : "", tier_name((enum tier)arena),
                      (unsigned long long)line->peak_bytes[arena]);
     profi_append(text, "}}\n");
 }

@@ -51,7 +51,7 @@ struct metrics_line {
     double tokens_per_second;
     double model_tflops; /* per second, by the model's own count */
     metrics_lane lanes[LANE_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT];
+    uint64_t peak_bytes[TIER_COUNT];
 };
 typedef struct metrics_line metrics_line;
 

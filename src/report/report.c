@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "report/report_internal.h"
 
@@ -88,8 +89,7 @@ static int read_plan(reporti_run *run)
     if (!json_is_object(json_object_get(plan, "memory")))
         reporti_note(
             &run->notes,
-            "plan.json is of an older version: it has no memory over the step, no predicted "
-            "timeline, no ceilings.");
+            "plan.json has no memory over the step, no predicted timeline and no ceilings.");
     return 0;
 }
 
@@ -201,31 +201,18 @@ static int put_page(FILE *out, const reporti_run *run)
     return 0;
 }
 
-static int write_page(const char *path, const reporti_run *run)
+static int fill_page(void *user, FILE *out)
 {
-    char temporary[PATH_MAX];
-    int length = snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return err_errno(ENAMETOOLONG, "the report's file %s", path);
-    FILE *out = fopen(temporary, "we");
-    if (!out && (errno == ENOENT || errno == ENOTDIR))
+    return put_page(out, user);
+}
+
+static int write_page(const char *path, reporti_run *run)
+{
+    int rc = file_write_with(path, fill_page, run);
+    if (rc == -ENOENT || rc == -ENOTDIR)
         return err_set(ERR_INPUT, "cannot write the report's file %s: its folder is not there",
                        path);
-    if (!out)
-        return err_errno(errno, "cannot open the report's file %s", temporary);
-    int rc = put_page(out, run), failure = 0;
-    if (fflush(out) != 0)
-        failure = errno;
-    else if (ferror(out))
-        failure = EIO;
-    if (fclose(out) != 0 && failure == 0)
-        failure = errno;
-    if (rc == 0 && failure == 0 && rename(temporary, path) != 0)
-        failure = errno;
-    if (rc == 0 && failure == 0)
-        return 0;
-    unlink(temporary);
-    return rc < 0 ? rc : err_errno(failure, "cannot write the report's file %s", path);
+    return rc;
 }
 
 int report_write(const char *run_dir, const char *path)

@@ -101,7 +101,7 @@ struct reporti_metrics {
     uint64_t valid_step;
     uint64_t tokens;
     double seconds;
-    uint64_t peak_bytes[ARENA_COUNT];
+    uint64_t peak_bytes[TIER_COUNT];
     reporti_recent recent;
 };
 typedef struct reporti_metrics reporti_metrics;

@@ -119,9 +119,9 @@ static void read_step(struct reader *self, const json_t *line, uint64_t step)
     out->loss_last = values[MEASURE_LOSS];
     out->tokens += (uint64_t)fmin(at_least_0(reporti_number(line, "tokens")), 1e15);
     out->seconds += at_least_0(values[MEASURE_SECONDS]);
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0; a < TIER_COUNT; a++) {
         const json_t *peaks = json_object_get(line, "peak_bytes");
-        double bytes = at_least_0(reporti_number(peaks, arena_kind_name((enum arena_kind)a)));
+        double bytes = at_least_0(reporti_number(peaks, tier_name((enum tier)a)));
         if (bytes < 1e18 && (uint64_t)bytes > out->peak_bytes[a])
             out->peak_bytes[a] = (uint64_t)bytes;
     }

@@ -300,7 +300,7 @@ void reporti_put_timeline(FILE *out, const reporti_run *run)
 static void put_tier(FILE *out, const reporti_run *run, int which)
 {
     char path[64], text[REPORT_TEXT_BYTES];
-    const char *name = arena_kind_name((enum arena_kind)which);
+    const char *name = tier_name((enum tier)which);
     const char *fields[] = {"tiers.%s.budget_bytes", "tiers.%s.peak_bytes",
                             "memory.%s.peak_in_use_bytes"};
     fprintf(out, "<tr><th scope=\"row\">%s</th>", name);
@@ -328,7 +328,7 @@ void reporti_put_memory(FILE *out, const reporti_run *run)
           "scope=\"col\">buffer that "
           "reaches the top</th></tr></thead><tbody>\n",
           out);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         put_tier(out, run, a);
     end_table(out);
     fputs("<p class=\"quiet\">Reserved is the end of the highest byte that any program uses; "

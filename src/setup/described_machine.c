@@ -121,15 +121,15 @@ static int describe_memory(struct setup *self)
                        size_format(asked->tiers.host_budget, stated), on->name,
                        size_format(memory, has), self->ranks.local_world);
     uint64_t usable = part(self, on->host.memory_bytes);
-    budget[ARENA_HOST] = self->described_gpu ? usable : usable / 2;
-    budget[ARENA_DEVICE] = usable / 4;
+    budget[TIER_HOST] = self->described_gpu ? usable : usable / 2;
+    budget[TIER_DEVICE] = usable / 4;
     if (asked->tiers.host_budget)
-        budget[ARENA_HOST] = asked->tiers.host_budget;
+        budget[TIER_HOST] = asked->tiers.host_budget;
     if (self->described_gpu)
-        TRY(describe_gpu_memory(self, asked->tiers.device_budget, &budget[ARENA_DEVICE]));
+        TRY(describe_gpu_memory(self, asked->tiers.device_budget, &budget[TIER_DEVICE]));
     else if (asked->tiers.device_budget)
-        budget[ARENA_DEVICE] = asked->tiers.device_budget;
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        budget[TIER_DEVICE] = asked->tiers.device_budget;
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
         budget[a] = budget[a] / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
     return 0;
 }
@@ -162,7 +162,7 @@ static int describe_drives(struct setup *self)
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
     uint64_t bytes = part(self, setupi_drives_capacity(on));
-    self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
+    self->plan.budget_bytes[TIER_NVME] = is_stated ? size_min(bytes, stated) : bytes;
     self->plan.nvme_sharers = self->ranks.local_world;
     if (!is_stated || bytes < stated)
         self->plan.nvme_advice = "the machine's drives hold no more: more hosts divide it";

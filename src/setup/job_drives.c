@@ -5,28 +5,26 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/size.h"
 #include "setup/setup_internal.h"
 #include "tiers/slab.h"
 
 /* The path as it is known from any directory. */
-int setup_make_absolute(char path[SLAB_PATH_BYTES])
+int setup_make_absolute(char path[FILE_PATH_BYTES])
 {
-    char given[SLAB_PATH_BYTES], base[SLAB_PATH_BYTES];
+    char given[FILE_PATH_BYTES], base[FILE_PATH_BYTES];
     if (path[0] == '/' || path[0] == '\0')
         return 0;
     snprintf(given, sizeof given, "%s", path);
     if (!getcwd(base, sizeof base))
         return err_errno(errno, "the working directory");
-    int length = snprintf(path, SLAB_PATH_BYTES, "%s/%s", base, given);
-    if (length < 0 || length >= SLAB_PATH_BYTES)
-        return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes", given,
-                       SLAB_PATH_BYTES - 1);
-    return 0;
+    int rc = file_join(path, FILE_PATH_BYTES, base, given);
+    return rc < 0 ? err_prefix(ERR_CONFIG, "a drive") : 0;
 }
 
 /* The directories of the slabs: the job's drives, or the run directory. */
-int setup_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX], uint32_t *count)
+int setup_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX], uint32_t *count)
 {
     *count = asked->tiers.nvme_count;
     for (uint32_t d = 0; d < *count; d++) {
@@ -37,7 +35,7 @@ int setup_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX]
         *count = 1;
         int length = snprintf(drives[0].path, sizeof drives[0].path, "%s/state", asked->run.dir);
         if (length < 0 || (size_t)length >= sizeof drives[0].path)
-            return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
+            return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", FILE_PATH_BYTES - 7);
     }
     for (uint32_t d = 0; d < *count; d++)
         TRY(setup_make_absolute(drives[d].path));
@@ -52,9 +50,9 @@ static int expand_drives(struct setup *self)
         char *path = self->drives[d].path;
         memcpy(self->drive_names[d], path, sizeof self->drive_names[d]);
         if (!manifest_expand_path(self->drive_names[d], ranks->rank, ranks->local_rank, ranks->host,
-                                  path, SLAB_PATH_BYTES))
+                                  path, FILE_PATH_BYTES))
             return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes",
-                           self->drive_names[d], SLAB_PATH_BYTES - 1);
+                           self->drive_names[d], FILE_PATH_BYTES - 1);
     }
     return 0;
 }
@@ -95,7 +93,7 @@ int setupi_make_drives(struct setup *self, const struct setup_options *options)
         for (uint32_t d = 0; d < self->drive_count; d++)
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
                      options->found->slabs.drives[d]);
-        self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
+        self->plan.budget_bytes[TIER_NVME] = options->found->total_bytes;
         return expand_drives(self);
     }
     if (options->params_alone && asked->tiers.nvme_count == 0)
@@ -115,7 +113,7 @@ int setupi_make_drives(struct setup *self, const struct setup_options *options)
                   setup_drive_sharers(&self->ranks, self->drive_names[d]);
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
-    self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
+    self->plan.budget_bytes[TIER_NVME] = is_stated ? size_min(bytes, stated) : bytes;
     if (!is_stated || bytes < stated) /* their free space binds, not their budgets */
         self->plan.nvme_advice = "the drives of tiers.nvme have no more free space: free some, or "
                                  "name another drive";

@@ -40,7 +40,7 @@ static void take(struct figures *self, double known, double *target)
 /* The file system of a directory, or of the nearest one above it that exists. */
 static bool find_file_system(const char *path, dev_t *out)
 {
-    char name[SLAB_PATH_BYTES];
+    char name[FILE_PATH_BYTES];
     struct stat info;
     snprintf(name, sizeof name, "%s", path);
     while (stat(name, &info) != 0) {
@@ -57,7 +57,7 @@ static bool find_file_system(const char *path, dev_t *out)
  * path has no placeholder of ranks. */
 static double count_sharers(const struct setup *self, uint32_t d)
 {
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     dev_t own, other;
     const struct ranks *ranks = &self->ranks;
     if (setup_drive_sharers(ranks, self->drive_names[d]) > 1)
@@ -132,7 +132,7 @@ static void add_known(const machine_drive *drive, double count, double sharers,
 static void add_job_drives(struct figures *self, struct drive_rates *sum)
 {
     const struct setup *setup = self->setup;
-    bool is_taken[MACHINE_DRIVES_MAX] = {false};
+    bool is_taken[DRIVES_MAX] = {false};
     for (uint32_t d = 0; d < setup->drive_count; d++) {
         const char *path = setup->drives[d].path;
         const machine_drive *known = find_drive(self->from, path);

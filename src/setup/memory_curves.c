@@ -28,7 +28,7 @@ static uint8_t kind_of(const buffer *piece)
 }
 
 /* Fills changes[2 * buffer_count], by time, and what rests. Returns their number. */
-static uint64_t list_changes(const program *prog, enum arena_kind arena, struct change *changes,
+static uint64_t list_changes(const program *prog, enum tier arena, struct change *changes,
                              memory_point *now)
 {
     uint64_t count = 0;
@@ -89,7 +89,7 @@ static void walk(const struct change *changes, uint64_t count, memory_point now,
     }
 }
 
-int memory_curve_make(const program *prog, enum arena_kind arena, memory_curve *out)
+int memory_curve_make(const program *prog, enum tier arena, memory_curve *out)
 {
     memory_point rest = {0};
     struct change *changes =

@@ -33,7 +33,7 @@ typedef struct memory_curve memory_curve;
 
 /* The curve of a tier: homes all the time, transients from the start of their first writer to the
  * end of their last reader, as predicted. -ENOMEM. */
-int memory_curve_make(const program *prog, enum arena_kind arena, memory_curve *out) MUST_CHECK;
+int memory_curve_make(const program *prog, enum tier arena, memory_curve *out) MUST_CHECK;
 
 /* Ops of a lane that stand next to each other, or one op. */
 struct memory_span {

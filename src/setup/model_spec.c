@@ -1,6 +1,5 @@
 /* The job's model block as the model module takes it, and the lines that a run's identity has for
  * what most models leave at its default. */
-#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,10 +9,6 @@
 
 model_spec setup_model_spec(const struct job_model *from)
 {
-    static_assert((int)JOB_ROPE_PLAIN == (int)MODEL_ROPE_PLAIN &&
-                      (int)JOB_ROPE_LINEAR == (int)MODEL_ROPE_LINEAR &&
-                      (int)JOB_ROPE_LLAMA3 == (int)MODEL_ROPE_LLAMA3,
-                  "job_rope_scaling and model_rope_scaling are one");
     return (model_spec){
         .family = strcmp(from->family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2,
         .num_layers = from->num_layers,
@@ -27,7 +22,7 @@ model_spec setup_model_spec(const struct job_model *from)
         .qkv_bias = from->qkv_bias,
         .qk_norm = from->qk_norm,
         .position_count = from->position_count,
-        .rope_scaling = (enum model_rope_scaling)from->rope_scaling,
+        .rope_scaling = from->rope_scaling,
         .rope_factor = from->rope_factor,
         .rope_low_freq_factor = from->rope_low_freq_factor,
         .rope_high_freq_factor = from->rope_high_freq_factor,
@@ -54,7 +49,6 @@ __attribute__((format(printf, 4, 5))) static void append(char *text, size_t capa
 
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 {
-    static const char *const scalings[] = {"default", "linear", "llama3"};
     int used = 0;
     bool is_llama = spec->family == MODEL_LLAMA;
     if (is_llama && spec->head_dim * spec->num_heads != spec->hidden_size)
@@ -65,11 +59,11 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         append(text, capacity, &used, "model.qk_norm=true\n");
     if (!is_llama && spec->position_count != spec->seq_length)
         append(text, capacity, &used, "model.position_count=%" PRIu64 "\n", spec->position_count);
-    if (spec->rope_scaling == MODEL_ROPE_PLAIN)
+    if (spec->rope_scaling == ROPE_PLAIN)
         return used;
     append(text, capacity, &used, "model.rope_scaling.type=%s\nmodel.rope_scaling.factor=%.17g\n",
-           scalings[spec->rope_scaling], spec->rope_factor);
-    if (spec->rope_scaling == MODEL_ROPE_LLAMA3)
+           rope_scaling_name(spec->rope_scaling), spec->rope_factor);
+    if (spec->rope_scaling == ROPE_LLAMA3)
         append(text, capacity, &used,
                "model.rope_scaling.low_freq_factor=%.17g\n"
                "model.rope_scaling.high_freq_factor=%.17g\n"

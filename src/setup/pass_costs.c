@@ -236,9 +236,9 @@ void setupi_price_passes(struct setup *self, const machine *from)
     for (uint32_t s = 0; s < net->stage_count; s++) {
         model_kept_costs(net, s, &kernels);
         self->stages[s].recompute_seconds = slower * costs_of_kernels(&known, &kernels);
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < net->stages[s].pass_count[phase]; p++) {
-                model_pass_costs(net, (enum model_phase)phase, s, p, &kernels);
+                model_pass_costs(net, (enum phase)phase, s, p, &kernels);
                 (pass++)->seconds = slower * costs_of_kernels(&known, &kernels);
             }
     }

@@ -1,5 +1,4 @@
 /* Where each state rests: the job's words, and what they leave open chosen by src/plan/place.c. */
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -8,50 +7,11 @@
 #include "plan/place.h"
 #include "setup/setup_internal.h"
 
-static_assert((int)SETUP_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&
-                  (int)SETUP_REASON_BYTES == (int)PLAN_PLACE_REASON_BYTES,
-              "reasons are copied as they are");
-
-static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = JOB_PARAMS,
-    [STATE_GRADS] = JOB_GRADS,
-    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
-    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
-    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
-};
-
-static uint8_t wanted_of_tier(enum job_tier tier)
-{
-    switch (tier) {
-    case JOB_TIER_DEVICE:
-        return ARENA_DEVICE;
-    case JOB_TIER_HOST:
-        return ARENA_HOST;
-    case JOB_TIER_NVME:
-        return ARENA_NVME;
-    case JOB_TIER_RECOMPUTE:
-        return ARENA_COUNT;
-    case JOB_TIER_AUTO:
-        break;
-    }
-    return PLAN_PLACE_AUTO;
-}
-
 /* The update where it is given, or where no other gains. */
-static enum plan_update asked_update(const struct setup *self)
+static enum update asked_update(const struct setup *self)
 {
-    switch (self->job->schedule.update) {
-    case JOB_UPDATE_AFTER_BACKWARD:
-    case JOB_UPDATE_AUTO:
-        return PLAN_UPDATE_AFTER_BACKWARD;
-    case JOB_UPDATE_IN_NEXT_FORWARD:
-        return PLAN_UPDATE_IN_NEXT_FORWARD;
-    case JOB_UPDATE_IN_BACKWARD:
-        return PLAN_UPDATE_IN_BACKWARD;
-    case JOB_UPDATE_DELAYED_ONE_STEP:
-        return PLAN_UPDATE_DELAYED_ONE_STEP;
-    }
-    return PLAN_UPDATE_AFTER_BACKWARD;
+    enum update given = self->job->schedule.update;
+    return given == UPDATE_AUTO ? UPDATE_AFTER_BACKWARD : given;
 }
 
 /* Homes from the job's words, [unit_count] per kind. */
@@ -60,11 +20,10 @@ static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUN
     const struct job *asked = self->job;
     uint32_t units = self->net->unit_count;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        enum job_kind named = job_kind_of[kind];
-        memset(wanted[kind], wanted_of_tier(asked->tiers.place[named]), units);
+        memset(wanted[kind], asked->tiers.place[kind], units);
         for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
             const struct job_rule *rule = &asked->tiers.rules[r];
-            if (rule->kind != named)
+            if ((int)rule->kind != kind)
                 continue;
             if (rule->unit_last != UINT32_MAX && rule->unit_last >= units)
                 return err_set(ERR_CONFIG,
@@ -72,20 +31,20 @@ static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUN
                                "units 0 to %u",
                                rule->unit_first, rule->unit_last, units - 1);
             for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < units; u++)
-                wanted[kind][u] = wanted_of_tier(rule->tier);
+                wanted[kind][u] = (uint8_t)rule->tier;
         }
     }
     return 0;
 }
 
 /* Whether a unit has such activations at all: they go by the first unit of a stage. */
-static bool has_activations(const struct setup *self, uint32_t unit, enum job_kind kind)
+static bool has_activations(const struct setup *self, uint32_t unit, enum state_kind kind)
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
         const plan_stage *stage = &self->plan.stages[s];
-        if (stage->passes[PLAN_FORWARD][0].units[0] == unit)
-            return kind == JOB_ACTIVATIONS ? stage->has_input && stage->has_output
-                                           : stage->saved_bytes > 0;
+        if (stage->passes[PHASE_FORWARD][0].units[0] == unit)
+            return kind == STATE_ACTIVATIONS ? stage->has_input && stage->has_output
+                                             : stage->saved_bytes > 0;
     }
     return false;
 }
@@ -95,14 +54,13 @@ static void warn_of_idle_rules(const struct setup *self)
 {
     for (uint32_t r = 0; r < self->job->tiers.rule_count; r++) {
         const struct job_rule *rule = &self->job->tiers.rules[r];
-        bool works = rule->kind != JOB_ACTIVATIONS && rule->kind != JOB_INNER_ACTIVATIONS;
+        bool works = rule->kind != STATE_ACTIVATIONS && rule->kind != STATE_INNER_ACTIVATIONS;
         for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count; u++)
             works = works || has_activations(self, u, rule->kind);
         if (!works)
             log_warn("tiers.place.rules: a rule places %s of units %u to %u, which have none of "
                      "their own (those of a block go by its first unit); it has no effect",
-                     rule->kind == JOB_ACTIVATIONS ? "activations" : "inner activations",
-                     rule->unit_first, rule->unit_last);
+                     state_kind_name(rule->kind), rule->unit_first, rule->unit_last);
     }
 }
 
@@ -112,7 +70,7 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     const struct job *asked = self->job;
     struct plan_place_asked question = {
         .job = &self->plan,
-        .chooses_update = asked->schedule.update == JOB_UPDATE_AUTO,
+        .chooses_update = asked->schedule.update == UPDATE_AUTO,
         /* what would skip a step must see all gradients before the first update */
         .allows_in_backward = asked->gradient_clipping == 0 && !asked->check_grad_overflow,
         .has_drives = asked->tiers.nvme_count > 0,
@@ -142,8 +100,7 @@ static int choose_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
                         struct plan_place_found *found)
 {
     int first_rc = choose(self, wanted, found);
-    bool is_open =
-        self->job->schedule.order == JOB_ORDER_FASTEST && self->plan.micro_batch_count > 1;
+    bool is_open = self->job->schedule.order == ORDER_FASTEST && self->plan.micro_batch_count > 1;
     if (!is_open || (first_rc < 0 && first_rc != ERR_NO_FIT) || (self->only_fits && first_rc == 0))
         return first_rc;
     err_record refusal;
@@ -153,7 +110,7 @@ static int choose_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         plan_set_fini(&found->set);
         return -ENOMEM;
     }
-    self->plan.order = PLAN_BATCH_MAJOR;
+    self->plan.order = ORDER_BATCH_MAJOR;
     int rc = choose(self, wanted, other);
     double gain = 1;
     if (rc == 0 && first_rc == 0) /* never of only_fits, which has no steps */
@@ -168,7 +125,7 @@ static int choose_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     if (rc == 0)
         plan_set_fini(&other->set);
     mem_free(other);
-    self->plan.order = PLAN_LAYER_MAJOR;
+    self->plan.order = ORDER_LAYER_MAJOR;
     if (rc < 0 && rc != ERR_NO_FIT) {
         plan_set_fini(&found->set);
         return rc;
@@ -185,13 +142,13 @@ static int advise_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
 {
     err_record first;
     err_save(&first, refused);
-    if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1 ||
-        self->job->schedule.order == JOB_ORDER_FASTEST)
+    if (self->plan.order == ORDER_BATCH_MAJOR || self->plan.micro_batch_count == 1 ||
+        self->job->schedule.order == ORDER_FASTEST)
         return refused;
-    self->plan.order = PLAN_BATCH_MAJOR;
+    self->plan.order = ORDER_BATCH_MAJOR;
     self->plan.no_advice = true;
     int rc = choose(self, wanted, found);
-    self->plan.order = PLAN_LAYER_MAJOR;
+    self->plan.order = ORDER_LAYER_MAJOR;
     self->plan.no_advice = false;
     if (rc < 0)
         return err_restore(&first);

@@ -18,17 +18,6 @@
 #include "setup/memory_curves.h"
 #include "setup/setup_internal.h"
 
-static const char *kind_text(int kind)
-{
-    return kind == STATE_INNER_ACTIVATIONS ? "inner_activations"
-                                           : state_kind_name((enum state_kind)kind);
-}
-
-static const char *tier_text(uint8_t home)
-{
-    return home >= ARENA_COUNT ? "recompute" : arena_kind_name((enum arena_kind)home);
-}
-
 static void put_string(FILE *out, const char *text)
 {
     fputc('"', out);
@@ -60,7 +49,7 @@ static void put_homes(FILE *out, const struct setup *setup, int kind)
         while (last + 1 < count && setup->homes[kind][last + 1] == setup->homes[kind][first])
             last++;
         fprintf(out, "%s{\"units\": \"%u-%u\", \"tier\": \"%s\"}", first ? ", " : "", first, last,
-                tier_text(setup->homes[kind][first]));
+                tier_name((enum tier)setup->homes[kind][first]));
         first = last + 1;
     }
 }
@@ -145,7 +134,7 @@ static int put_units(FILE *out, const struct setup *setup)
         fprintf(out, ", \"parameters\": %" PRIu64 ", \"tiers\": [",
                 setup->net->units[u].param_count);
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-            fprintf(out, "%s\"%s\"", kind ? ", " : "", tier_text(setup->homes[kind][u]));
+            fprintf(out, "%s\"%s\"", kind ? ", " : "", tier_name((enum tier)setup->homes[kind][u]));
         fprintf(out, "], \"bytes\": [");
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
             fprintf(out, "%s%" PRIu64, kind ? ", " : "", bytes[u][kind]);
@@ -168,7 +157,9 @@ static void put_peak_what(FILE *out, const struct setup *setup, const struct set
     } else if (which < steady->buffer_count) {
         const buffer *piece = &steady->buffers[which];
         snprintf(text, sizeof text, "%s%s%s%s%s%s",
-                 piece->state_kind < STATE_KIND_COUNT ? kind_text(piece->state_kind) : "scratch",
+                 piece->state_kind < STATE_KIND_COUNT
+                     ? state_kind_key((enum state_kind)piece->state_kind)
+                     : "scratch",
                  piece->unit < setup->net->unit_count ? " of " : "",
                  piece->unit < setup->net->unit_count ? setup->net->units[piece->unit].name : "",
                  piece->is_home ? ", at rest" : "",
@@ -197,17 +188,17 @@ static int put_memory(FILE *out, const struct setup *setup, const struct setup_s
     int rc = 0;
     fprintf(out, "  \"memory\": {\n    \"fields\": [\"at_us\"");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        fprintf(out, ", \"%s\"", kind_text(kind));
+        fprintf(out, ", \"%s\"", state_kind_key((enum state_kind)kind));
     fprintf(out, ", \"other\"],\n    \"seconds\": %.9g", (double)steady->predicted_ns * 1e-9);
-    for (int a = 0; rc == 0 && a < ARENA_COUNT; a++) {
-        rc = memory_curve_make(steady, (enum arena_kind)a, curve);
+    for (int a = 0; rc == 0 && a < TIER_COUNT; a++) {
+        rc = memory_curve_make(steady, (enum tier)a, curve);
         if (rc < 0)
             break;
         fprintf(out,
                 ",\n    \"%s\": {\"peak_in_use_bytes\": %" PRIu64
                 ", \"peak_at_us\": %.3f, \"highest_bytes\": %" PRIu64 ", \"highest_by\": ",
-                arena_kind_name((enum arena_kind)a), curve->peak.total_bytes,
-                (double)curve->peak_at_ns * 1e-3, steady->peak_bytes[a]);
+                tier_name((enum tier)a), curve->peak.total_bytes, (double)curve->peak_at_ns * 1e-3,
+                steady->peak_bytes[a]);
         put_peak_what(out, setup, sum, a);
         fprintf(out, ", \"intervals\": %" PRIu64 ", \"points\": [", curve->interval_count);
         for (uint32_t i = 0; i < curve->count; i++) {
@@ -257,7 +248,7 @@ static int put_timeline(FILE *out, const struct setup *setup)
 static void put_reasons(FILE *out, const struct setup_summary *sum)
 {
     fprintf(out, "  \"reasons\": [");
-    for (uint32_t i = 0; i < sum->reason_count && i < SETUP_REASONS_MAX; i++) {
+    for (uint32_t i = 0; i < sum->reason_count && i < PLAN_REASONS_MAX; i++) {
         fprintf(out, "%s\n    ", i ? "," : "");
         put_string(out, sum->reasons[i]);
     }
@@ -270,15 +261,14 @@ static int put_plan(FILE *out, const struct setup *setup, const struct setup_sum
     put_figures(out, setup, sum, train_tokens);
     fprintf(out, "  \"placement\": {");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        fprintf(out, "%s\n    \"%s\": [", kind ? "," : "", kind_text(kind));
+        fprintf(out, "%s\n    \"%s\": [", kind ? "," : "", state_kind_key((enum state_kind)kind));
         put_homes(out, setup, kind);
         fprintf(out, "]");
     }
     fprintf(out, "\n  },\n  \"tiers\": {");
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         fprintf(out, "%s\n    \"%s\": {\"budget_bytes\": %" PRIu64 ", \"peak_bytes\": %" PRIu64 "}",
-                a ? "," : "", arena_kind_name((enum arena_kind)a), sum->budget_bytes[a],
-                sum->peak_bytes[a]);
+                a ? "," : "", tier_name((enum tier)a), sum->budget_bytes[a], sum->peak_bytes[a]);
     fprintf(out, "\n  },\n  \"lanes\": {");
     for (int i = 0; i < LANE_COUNT; i++)
         fprintf(out, "%s\n    \"%s\": {\"bytes\": %" PRIu64 ", \"predicted_seconds\": %.6g}",

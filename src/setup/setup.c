@@ -80,13 +80,8 @@ static int make_model(struct setup *self, const struct setup_options *options)
 }
 
 enum {
-    /* Raised whenever the same job on the same machine gives other bits than before: 2 is that
-     * widened products are cut, and that the first update has the scheduler's initial rate; 3 is
-     * that rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and
-     * attention run on AMX tiles of our own, and that a small model's logits are cut in larger
-     * chunks; 5 is that the CPU's row ops fuse multiply-adds and sum a softmax in one pass, and
-     * that large fp32 products are our own with AVX-512; small models' chunks of logits grew
-     * again. */
+    /* Raise it whenever the same job on the same machine gives other bits than before: a run of
+     * another version is refused. */
     NUMERICS_VERSION = 5,
 };
 
@@ -154,7 +149,7 @@ static bool is_same_but(const struct setup *self, const manifest *found, bool th
     }
     for (int i = 0; i < 2 && selection; i++)
         cut_out(texts[i], "\ntrain.only=", "\n");
-    return was[0] != '\0' && strcmp(was, is) == 0;
+    return strcmp(was, is) == 0;
 }
 
 int setup_name_import(const struct job *asked, const model *net, manifest *record)
@@ -189,11 +184,6 @@ static int check_identity(const struct setup *self, const manifest *found, const
         return 0;
     if (setup_is_imported(found))
         return setupi_check_import(found, self->identity, run_dir);
-    if (found->identity[0] == '\0')
-        return err_set(ERR_INPUT,
-                       "the run in %s was made by an earlier version of sluice, which gives other "
-                       "bits: go on with that version, or begin in another run.dir",
-                       run_dir);
     setup_list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
@@ -204,13 +194,6 @@ static int check_identity(const struct setup *self, const manifest *found, const
 
 static void fill_pass(const model_pass *from, plan_pass *to)
 {
-    static_assert((int)MODEL_READ == (int)ACCESS_READ && (int)MODEL_WRITE == (int)ACCESS_WRITE &&
-                      (int)MODEL_UPDATE == (int)ACCESS_UPDATE,
-                  "model_access and operand_access are one");
-    static_assert((int)MODEL_FORWARD == (int)PLAN_FORWARD &&
-                      (int)MODEL_RECOMPUTE == (int)PLAN_RECOMPUTE &&
-                      (int)MODEL_BACKWARD == (int)PLAN_BACKWARD,
-                  "model_phase and plan_phase are one");
     *to = (plan_pass){
         .units = {from->units[0], from->units[1]},
         .unit_count = from->unit_count,
@@ -241,7 +224,7 @@ static int make_stages(struct setup *self)
     const model *net = self->net;
     uint64_t count = 0, next = 0;
     for (uint32_t i = 0; i < net->stage_count; i++)
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             count += net->stages[i].pass_count[phase];
     self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
     self->passes = mem_alloc(count, sizeof *self->passes, "plan passes");
@@ -260,7 +243,7 @@ static int make_stages(struct setup *self)
             .recompute_flops = from->recompute_flops,
             .recompute_dram_bytes = from->forward_dram_bytes,
         };
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
+        for (int phase = 0; phase < PHASE_COUNT; phase++) {
             to->passes[phase] = self->passes + next;
             to->pass_count[phase] = from->pass_count[phase];
             for (uint32_t p = 0; p < from->pass_count[phase]; p++)
@@ -310,7 +293,7 @@ static int make_rank_inputs(struct setup *self)
 /* What the passes of a model need for themselves. */
 static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
 {
-    int phase_end = only_eval ? MODEL_FORWARD + 1 : MODEL_PHASE_COUNT;
+    int phase_end = only_eval ? PHASE_FORWARD + 1 : PHASE_COUNT;
     for (uint32_t i = 0; i < net->stage_count; i++) {
         const model_stage *from = &net->stages[i];
         if (!from->is_cut) /* a cut one's is a buffer of its own */
@@ -360,7 +343,8 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
-        .order = self->job->schedule.order == JOB_BATCH_MAJOR ? PLAN_BATCH_MAJOR : PLAN_LAYER_MAJOR,
+        .order =
+            self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR : ORDER_LAYER_MAJOR,
         .state_streams = setup_state_streams(self->job, options->params_alone),
         .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
                                                             : self->job->schedule.tile_elems,
@@ -394,16 +378,15 @@ static int make_budgets(struct setup *self)
      * for a device; the rest is the machine's. Of a GPU's memory, all but what its libraries
      * need. */
     uint64_t *budget = self->plan.budget_bytes;
-    budget[ARENA_DEVICE] =
+    budget[TIER_DEVICE] =
         self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
     if (self->gpu &&
         self->ranks.comm) /* what is free is so when all who share a GPU have their libraries */
         TRY(ranks_barrier(&self->ranks, "libraries of the GPUs"));
     if (self->gpu)
-        TRY(setupi_gpu_budget(self, self->job->tiers.device_budget, &budget[ARENA_DEVICE]));
-    budget[ARENA_HOST] =
-        self->job->tiers.host_budget ? self->job->tiers.host_budget : available / 2;
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        TRY(setupi_gpu_budget(self, self->job->tiers.device_budget, &budget[TIER_DEVICE]));
+    budget[TIER_HOST] = self->job->tiers.host_budget ? self->job->tiers.host_budget : available / 2;
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
         budget[a] = budget[a] / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
     return 0;
 }

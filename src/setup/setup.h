@@ -52,10 +52,10 @@ struct setup {
     /* [unit_count] 1: the unit does not learn, and its params are part of the state. All 0 with
      * params_alone. */
     uint8_t *is_frozen;
-    uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind */
+    uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] enum tier */
     plan_set set;
     uint32_t reason_count; /* sentences: why states rest where they do */
-    char reasons[SETUP_REASONS_MAX][SETUP_REASON_BYTES];
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
     char identity[MANIFEST_TEXT_BYTES]; /* "key=value" lines: what the bits depend on */
     uint64_t fingerprint;               /* XXH3 of identity */
     topology machine;
@@ -63,24 +63,37 @@ struct setup {
     int thread_count; /* threads that compute */
     /* in the workspace: the model's `saved` is at 0, `temp` is here */
     uint64_t workspace_temp_offset;
-    slab_drive drives[SLAB_DRIVES_MAX];
+    slab_drive drives[DRIVES_MAX];
     uint32_t drive_count;
-    char drive_names[SLAB_DRIVES_MAX][SLAB_PATH_BYTES]; /* paths, with the placeholders of ranks */
-    const struct machine *stated;     /* borrowed during setup: measured figures; NULL: defaults */
-    bool is_described;                /* planned for a machine that is only described */
-    bool described_gpu;               /* with is_described: a GPU would compute; gpu is NULL */
-    bool only_fits, only_homes;       /* as in setup_options */
-    uint64_t need_bytes[ARENA_COUNT]; /* with only_fits: the least that the programs take */
+    char drive_names[DRIVES_MAX][FILE_PATH_BYTES]; /* paths, with the placeholders of ranks */
+    const struct machine *stated;    /* borrowed during setup: measured figures; NULL: defaults */
+    bool is_described;               /* planned for a machine that is only described */
+    bool described_gpu;              /* with is_described: a GPU would compute; gpu is NULL */
+    bool only_fits, only_homes;      /* as in setup_options */
+    uint64_t need_bytes[TIER_COUNT]; /* with only_fits: the least that the programs take */
+};
+
+struct lane; /* swap/lane.h */
+
+/* Tests: lanes in the place of the engine's own. The thread that runs makes all calls. */
+struct setup_lanes {
+    /* Called once, before any lane is wrapped, with all programs that may run. */
+    int (*begin)(void *user, const program *const *programs, uint32_t program_count);
+    /* Puts another lane in the place of *item, which serves lanes of this kind (LANE_H2D for all
+     * copies, LANE_COMPUTE for the cores). The new lane owns the old one, or the call has destroyed
+     * it. On failure *item is a lane or NULL. */
+    int (*wrap)(void *user, enum lane_kind kind, struct lane **item);
+    void (*end)(void *user); /* after the lanes are destroyed, if begin succeeded */
+    void *user;
 };
 
 /* For tests alone: what a run does otherwise. NULL in every option struct of a real run. */
 struct setup_test {
-    /* Lanes take as long as the plan says on this machine, and computing does nothing: losses mean
-     * nothing. */
-    const plan_machine *pace;
-    uint64_t norm_part_bytes;       /* plan_job.norm_part_bytes; 0: the default. Changes no bit */
-    const struct io_faults *faults; /* what the drives shall do (tiers/io.h), or NULL */
-    bool simulates_drives;          /* the slabs' bytes lie in memory (tiers/sim.h) */
+    const plan_machine *pace;        /* the plan is for this machine; NULL: for the real one */
+    const struct setup_lanes *lanes; /* NULL: the engine's own lanes; only without a GPU */
+    uint64_t norm_part_bytes;        /* plan_job.norm_part_bytes; 0: the default. Changes no bit */
+    const struct io_faults *faults;  /* what the drives shall do (tiers/io.h), or NULL */
+    bool simulates_drives;           /* the slabs' bytes lie in memory (tiers/sim.h) */
     /* Memory of the simulated drives, for runs that follow each other. A NULL there is filled by
      * the first run; the caller destroys it. Or NULL: the run's own. */
     struct sim_store **store;
@@ -132,7 +145,7 @@ uint64_t setup_rounding_key(uint64_t seed, uint64_t update, uint32_t unit);
 /* First element, within the unit, of the optimizer state that rests on this rank. */
 uint64_t setup_state_begin(const struct setup *self, uint32_t unit);
 /* Bytes of an arena that the programs reach; a budget above it need not be reserved. */
-uint64_t setup_reached_bytes(const struct setup *self, enum arena_kind which);
+uint64_t setup_reached_bytes(const struct setup *self, enum tier which);
 int setup_gpu_used(const struct setup *self, uint64_t *used_bytes) MUST_CHECK;
 
 /* The identity of an imported checkpoint holds its model alone: any job of that model can go on
@@ -143,9 +156,9 @@ bool setup_is_imported(const manifest *found);
 void setup_list_differences(const char *was, const char *is, char *text, size_t capacity);
 
 /* Directories of the job's slabs as absolute paths; placeholders of ranks are kept. */
-int setup_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
+int setup_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX],
                      uint32_t *count) MUST_CHECK;
-int setup_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK;
+int setup_make_absolute(char path[FILE_PATH_BYTES]) MUST_CHECK;
 /* Ranks of this host that share a drive's budget and space: all of them, unless the path differs by
  * rank. */
 uint32_t setup_drive_sharers(const struct ranks *ranks, const char *path);

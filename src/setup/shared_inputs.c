@@ -11,7 +11,7 @@
 #include "setup/setup_internal.h"
 
 struct plan_inputs {
-    uint64_t budget_bytes[ARENA_COUNT];
+    uint64_t budget_bytes[TIER_COUNT];
     /* which the products of other kernels or threads need more or less of */
     uint64_t workspace_bytes;
     plan_machine machine;
@@ -23,7 +23,7 @@ struct plan_inputs {
  * it. */
 static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job *plan)
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         for (uint32_t r = 0; r < world; r++)
             plan->budget_bytes[a] = size_min(plan->budget_bytes[a], all[r].budget_bytes[a]);
     for (uint32_t r = 0; r < world; r++)

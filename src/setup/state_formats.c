@@ -13,27 +13,21 @@ enum {
 
 uint32_t setup_state_streams(const struct job *asked, bool params_alone)
 {
-    static const enum tile_format moments[] = {
-        [JOB_MOMENTS_FP32] = TILE_FP32,
-        [JOB_MOMENTS_BF16] = TILE_BF16,
-        [JOB_MOMENTS_8BIT] = TILE_INT8,
-    };
     if (asked->optimizer.type != JOB_ADAM)
         return 2; /* of fp32 */
     if (params_alone)
         return 3;
-    enum tile_format both = moments[asked->state.moments];
-    return tile_streams_code(3, asked->state.master == JOB_MASTER_SPLIT ? TILE_LOW16 : TILE_FP32,
-                             both, both);
+    enum tile_format moments = asked->state.moments;
+    return tile_streams_code(3, asked->state.master, moments, moments);
 }
 
 int setupi_state_identity(const struct job *asked, char *text, size_t capacity)
 {
-    static const char *const moments[] = {[JOB_MOMENTS_FP32] = "",
-                                          [JOB_MOMENTS_BF16] = "state.moments=bf16\n",
-                                          [JOB_MOMENTS_8BIT] = "state.moments=8bit\n"};
+    static const char *const moments[] = {[TILE_FP32] = "",
+                                          [TILE_BF16] = "state.moments=bf16\n",
+                                          [TILE_INT8] = "state.moments=8bit\n"};
     return snprintf(text, capacity, "%s%s",
-                    asked->state.master == JOB_MASTER_SPLIT ? "state.master=split\n" : "",
+                    asked->state.master == TILE_LOW16 ? "state.master=split\n" : "",
                     moments[asked->state.moments]);
 }
 

@@ -14,7 +14,7 @@
 #include "setup/setup_internal.h"
 
 /* The program that reaches highest in the arena. */
-static const program *highest_program(const struct setup *self, enum arena_kind which)
+static const program *highest_program(const struct setup *self, enum tier which)
 {
     const program *highest = &self->set.programs[0];
     for (int k = 1; k < PROGRAM_KIND_COUNT; k++) {
@@ -27,7 +27,7 @@ static const program *highest_program(const struct setup *self, enum arena_kind 
     return highest;
 }
 
-uint64_t setup_reached_bytes(const struct setup *self, enum arena_kind which)
+uint64_t setup_reached_bytes(const struct setup *self, enum tier which)
 {
     return highest_program(self, which)->peak_bytes[which];
 }
@@ -48,8 +48,7 @@ static const char *buffer_kind_name(const buffer *item)
 }
 
 /* The buffer that ends at the peak, who makes it, in which program. */
-static void describe_peak(const struct setup *self, enum arena_kind which, char *text,
-                          size_t capacity)
+static void describe_peak(const struct setup *self, enum tier which, char *text, size_t capacity)
 {
     const program *prog = highest_program(self, which);
     uint32_t idx = prog->peak_buffer[which];
@@ -83,7 +82,7 @@ static void summarize_memory(const struct setup *self, struct setup_summary *out
 {
     const program *steady = &self->set.programs[PROGRAM_STEADY];
     const plan_homes *homes = &self->set.homes;
-    uint64_t end[ARENA_COUNT] = {0}, known[ARENA_COUNT] = {0};
+    uint64_t end[TIER_COUNT] = {0}, known[TIER_COUNT] = {0};
     memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
     out->second_bytes = self->set.second_bytes;
     out->copy_bytes = self->set.copy_bytes;
@@ -101,17 +100,17 @@ static void summarize_memory(const struct setup *self, struct setup_summary *out
         if (item->state_kind == STATE_KIND_COUNT)
             out->scratch_bytes[item->arena] += item->size_bytes;
     }
-    known[ARENA_NVME] = out->save_bytes + out->second_bytes;
-    known[ARENA_HOST] = out->copy_bytes;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    known[TIER_NVME] = out->save_bytes + out->second_bytes;
+    known[TIER_HOST] = out->copy_bytes;
+    for (int a = 0; a < TIER_COUNT; a++) {
         known[a] += out->scratch_bytes[a];
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
             known[a] += out->home_bytes[kind][a];
         out->budget_bytes[a] = self->plan.budget_bytes[a];
-        out->peak_bytes[a] = setup_reached_bytes(self, (enum arena_kind)a);
+        out->peak_bytes[a] = setup_reached_bytes(self, (enum tier)a);
         out->padding_bytes[a] = end[a] - known[a];
         out->moving_bytes[a] = out->peak_bytes[a] - end[a];
-        describe_peak(self, (enum arena_kind)a, out->peak_what[a], sizeof out->peak_what[a]);
+        describe_peak(self, (enum tier)a, out->peak_what[a], sizeof out->peak_what[a]);
     }
 }
 
@@ -337,12 +336,6 @@ static void summarize_time(const struct setup *self, struct setup_summary *out)
 
 static void summarize_job(const struct setup *self, struct setup_summary *out)
 {
-    static const char *const updates[] = {
-        [PLAN_UPDATE_AFTER_BACKWARD] = "after_backward",
-        [PLAN_UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
-        [PLAN_UPDATE_IN_BACKWARD] = "in_backward",
-        [PLAN_UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
-    };
     const struct job_model *m = &self->job->model;
     out->reason_count = self->reason_count;
     memcpy(out->reasons, self->reasons, sizeof out->reasons);
@@ -365,8 +358,8 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
         (double)tile_state_bytes(streams, TILE_CODE_BLOCK_ELEMS) / TILE_CODE_BLOCK_ELEMS;
     out->held_stages = self->set.held_stages;
     out->op_count = self->set.programs[PROGRAM_STEADY].op_count;
-    out->update = updates[self->plan.update];
-    out->order = self->plan.order == PLAN_BATCH_MAJOR ? "batch_major" : "layer_major";
+    out->update = update_name(self->plan.update);
+    out->order = order_name(self->plan.order);
     snprintf(out->machine_name, sizeof out->machine_name, "defaults");
 }
 

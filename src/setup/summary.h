@@ -18,8 +18,6 @@ struct machine;
 struct setup;
 
 enum {
-    SETUP_REASONS_MAX = 24,
-    SETUP_REASON_BYTES = 256,
     SETUP_PEAK_BYTES = 192,
     SETUP_LINKS_MAX = 8,
 };
@@ -53,19 +51,19 @@ struct setup_summary {
     /* Of each rank, as all below. What lies in an arena adds up: homes of states, scratch, places
      * of the state on the slab, padding (alignment and rounding), and above all homes what is under
      * way, to the peak. */
-    uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT]; /* where each state rests */
-    uint64_t scratch_bytes[ARENA_COUNT]; /* workspace, tables, tokens, losses, norms */
+    uint64_t home_bytes[STATE_KIND_COUNT][TIER_COUNT]; /* where each state rests */
+    uint64_t scratch_bytes[TIER_COUNT]; /* workspace, tables, tokens, losses, norms */
     uint64_t save_bytes;   /* of nvme: places of optimizer state that is homed in memory */
     uint64_t second_bytes; /* of nvme: the second places of what commits keep (run.commit_every) */
     /* of host: optimizer state on nvme that a step begins with (plan/plan.h) */
     uint64_t copy_bytes;
-    uint64_t kept_bytes;   /* what second places take, or would take, where steps commit */
-    uint64_t padding_bytes[ARENA_COUNT];
-    uint64_t moving_bytes[ARENA_COUNT];
-    uint64_t budget_bytes[ARENA_COUNT], peak_bytes[ARENA_COUNT];
+    uint64_t kept_bytes; /* what second places take, or would take, where steps commit */
+    uint64_t padding_bytes[TIER_COUNT];
+    uint64_t moving_bytes[TIER_COUNT];
+    uint64_t budget_bytes[TIER_COUNT], peak_bytes[TIER_COUNT];
     /* The buffer that ends at the peak, who makes it, and in which program. "": nothing lies
      * there. */
-    char peak_what[ARENA_COUNT][SETUP_PEAK_BYTES];
+    char peak_what[TIER_COUNT][SETUP_PEAK_BYTES];
     /* Of a steady step, in the mean over those that commit and those that do not: */
     uint64_t lane_bytes[LANE_COUNT];
     double lane_seconds[LANE_COUNT]; /* that an op of the lane runs */
@@ -87,7 +85,7 @@ struct setup_summary {
     char machine_name[96]; /* "defaults", or machine.json's */
     /* Why each state rests where it does, in sentences. */
     uint32_t reason_count;
-    char reasons[SETUP_REASONS_MAX][SETUP_REASON_BYTES];
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
     double model_flops;    /* of a step, all ranks, as the field counts them: no recomputation */
     double hardware_flops; /* of a step, of each rank: recomputation included */
     double peak_flops;     /* of a rank's device; 0: not known */
@@ -135,7 +133,7 @@ struct setup_max_model {
     uint64_t layers, hidden, heads, max_part_bytes; /* max_part_bytes: 0: blocks are whole */
     uint64_t param_count;
     /* Of each rank: what a placement that fits takes at least, and what is there. */
-    uint64_t need_bytes[ARENA_COUNT], budget_bytes[ARENA_COUNT];
+    uint64_t need_bytes[TIER_COUNT], budget_bytes[TIER_COUNT];
     uint32_t world_size, ranks_per_host, zero_stage;
     char machine_name[96];
     uint64_t next_layers, next_hidden; /* 0: the family ends */

@@ -13,7 +13,7 @@ static void thin_passes(struct setup *self, bool has_flops)
         stage->recompute_seconds = 0;
         stage->recompute_dram_bytes = 0;
         stage->recompute_flops = has_flops ? stage->recompute_flops : 0;
-        for (int phase = 0; phase < PLAN_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < stage->pass_count[phase]; p++, next++) {
                 self->passes[next].seconds = 0;
                 self->passes[next].dram_bytes = 0;

@@ -3,7 +3,7 @@
  *   extents and sums are written (the program's saves and updates, on which OP_COMMIT depends)
  *     -> fdatasync of the slabs, and of metrics.jsonl
  *     -> manifest slot, fsync of file and directory          from here on the commit is the state
- *     -> the places that it names are not written any more    (swap/places.h)
+ *     -> the places that it names are not written any more    (swap/place_table.h)
  *     -> a copy of it, where it is one to keep
  *
  * Several ranks: each makes its own slabs durable and sends its places and sums to rank 0, which

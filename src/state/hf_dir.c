@@ -6,45 +6,37 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "format/hf_checkpoint.h"
 #include "state/state_internal.h"
-
-static int join(char out[JOB_PATH_BYTES], const char *path, const char *name)
-{
-    int length = snprintf(out, JOB_PATH_BYTES, "%s/%s", path, name);
-    if (length < 0 || length >= JOB_PATH_BYTES)
-        return err_set(ERR_INPUT, "the path %.100s.../%s is longer than %d bytes", path, name,
-                       JOB_PATH_BYTES - 1);
-    return 0;
-}
 
 /* Whether the directory is RUN/keep/step-...: a commit that was kept. */
 static bool is_kept(const char *path)
 {
-    char parent[JOB_PATH_BYTES], whole[PATH_MAX];
-    if (join(parent, path, "..") < 0 || !realpath(parent, whole))
+    char parent[FILE_PATH_BYTES], whole[PATH_MAX];
+    if (file_join(parent, sizeof parent, path, "..") < 0 || !realpath(parent, whole))
         return false;
     const char *slash = strrchr(whole, '/');
     return slash && strcmp(slash, "/keep") == 0;
 }
 
-int state_hf_dir(const char *run_dir, char out[JOB_PATH_BYTES])
+int state_hf_dir(const char *run_dir, char out[FILE_PATH_BYTES])
 {
-    TRY(join(out, run_dir, "hf"));
+    TRY(file_join(out, FILE_PATH_BYTES, run_dir, "hf"));
     if (access(out, F_OK) == 0)
         return 1;
     if (!is_kept(run_dir))
         return 0;
-    char above[JOB_PATH_BYTES];
-    TRY(join(above, run_dir, "../../hf"));
+    char above[FILE_PATH_BYTES];
+    TRY(file_join(above, sizeof above, run_dir, "../../hf"));
     if (access(above, F_OK) != 0)
         return 0;
-    return join(out, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
+    return file_join(out, FILE_PATH_BYTES, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
 }
 
 int state_remove_hf_dir(const char *run_dir)
 {
-    char target[JOB_PATH_BYTES];
-    TRY(join(target, run_dir, "hf"));
+    char target[FILE_PATH_BYTES];
+    TRY(file_join(target, sizeof target, run_dir, "hf"));
     return hf_remove_side_files(target);
 }

@@ -165,7 +165,7 @@ static int add_kept(struct state_inspect_summary *out, const char *path, uint64_
 
 static int list_kept(const char *run_dir, state_view *scratch, struct state_inspect_summary *out)
 {
-    char keep_path[JOB_PATH_BYTES], path[JOB_PATH_BYTES];
+    char keep_path[FILE_PATH_BYTES], path[FILE_PATH_BYTES];
     int length = snprintf(keep_path, sizeof keep_path, "%s/keep", run_dir);
     DIR *entries = length < (int)sizeof keep_path ? opendir(keep_path) : NULL;
     if (!entries)

@@ -31,22 +31,23 @@
 #include <unistd.h>
 
 #include "base/failpoint.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "state/rank_slabs.h"
 #include "state/state_internal.h"
 
-static_assert((int)SLAB_PATH_BYTES == (int)MANIFEST_TEXT_BYTES, "paths of drives are copied whole");
+static_assert((int)FILE_PATH_BYTES == (int)MANIFEST_TEXT_BYTES, "paths of drives are copied whole");
 
 enum { KEEP_NAME_BYTES = 32, KEEP_PIECE_BYTES = 65536, KEEP_TEXT_BYTES = 600 };
 
 struct state_keeper {
     const struct job *asked;
-    char run_dir[JOB_PATH_BYTES], keep_dir[JOB_PATH_BYTES];
+    char run_dir[FILE_PATH_BYTES], keep_dir[FILE_PATH_BYTES];
     /* Of the copy at hand: */
-    char step_name[KEEP_NAME_BYTES], step_dir[JOB_PATH_BYTES], state_dir[JOB_PATH_BYTES];
-    slab_drive drives[SLAB_DRIVES_MAX]; /* of the rank at hand */
+    char step_name[KEEP_NAME_BYTES], step_dir[FILE_PATH_BYTES], state_dir[FILE_PATH_BYTES];
+    slab_drive drives[DRIVES_MAX]; /* of the rank at hand */
     manifest record;    /* its manifest, or what was read; the extents are borrowed but when read */
     slab_range *ranges; /* [extent_capacity] */
     uint64_t extent_capacity;
@@ -67,21 +68,12 @@ bool state_is_kept(const struct job *asked, uint64_t step)
 
 /* ---- names ---- */
 
-static int join(char out[JOB_PATH_BYTES], const char *path, const char *name)
-{
-    int length = snprintf(out, JOB_PATH_BYTES, "%s/%s", path, name);
-    if (length < 0 || length >= JOB_PATH_BYTES)
-        return err_set(-ENAMETOOLONG, "the path %.200s.../%s is longer than %d bytes", path, name,
-                       JOB_PATH_BYTES - 1);
-    return 0;
-}
-
 /* Where the copy of a step lies. */
 static int name_step(state_keeper *self, uint64_t step)
 {
     snprintf(self->step_name, sizeof self->step_name, "step-%09" PRIu64, step);
-    TRY(join(self->step_dir, self->keep_dir, self->step_name));
-    return join(self->state_dir, self->step_dir, "state");
+    TRY(file_join(self->step_dir, sizeof self->step_dir, self->keep_dir, self->step_name));
+    return file_join(self->state_dir, sizeof self->state_dir, self->step_dir, "state");
 }
 
 /* The drives of the copy, in self->record: below those of the run. */
@@ -91,7 +83,8 @@ static int name_drives(state_keeper *self, const manifest *record)
     snprintf(below, sizeof below, "sluice-%s.keep/%s", manifest_uuid_text(&record->slabs, hex),
              self->step_name);
     for (uint32_t d = 0; d < record->slabs.drive_count; d++)
-        TRY(join(self->record.slabs.drives[d], record->slabs.drives[d], below));
+        TRY(file_join(self->record.slabs.drives[d], sizeof self->record.slabs.drives[d],
+                      record->slabs.drives[d], below));
     return 0;
 }
 
@@ -126,8 +119,8 @@ static bool cut_name(char *path)
 
 static void remove_file(const char *directory, const char *name)
 {
-    char path[JOB_PATH_BYTES];
-    if (join(path, directory, name) == 0 && unlink(path) != 0 && errno != ENOENT)
+    char path[FILE_PATH_BYTES];
+    if (file_join(path, sizeof path, directory, name) == 0 && unlink(path) != 0 && errno != ENOENT)
         log_warn("%s cannot be removed: %s", path, strerror(errno));
 }
 
@@ -144,12 +137,9 @@ static int discard_slabs(state_keeper *self, uint32_t rank)
         return 0;
     TRY(config_of(self, rank, &config));
     TRY(slab_remove_files(&config));
-    for (uint32_t d = 0; d < config.drive_count; d++) {
-        char path[SLAB_PATH_BYTES];
-        snprintf(path, sizeof path, "%s", self->drives[d].path);
-        if (rmdir(path) == 0 && cut_name(path))
-            rmdir(path); /* as long as no other copy is there */
-    }
+    for (uint32_t d = 0; d < config.drive_count; d++)
+        /* The second one stays as long as another copy is there. */
+        file_unmake_directories(self->drives[d].path, 2);
     return 0;
 }
 
@@ -166,6 +156,7 @@ static void discard(state_keeper *self)
         return;
     }
     remove_file(self->step_dir, "job.json");
+    remove_file(self->step_dir, "job.json.partial"); /* being written */
     remove_file(self->state_dir, "lock");
     remove_file(self->state_dir, "manifest-0.new"); /* slots being written */
     remove_file(self->state_dir, "manifest-1.new");
@@ -178,9 +169,9 @@ static void discard(state_keeper *self)
 
 static bool has_file(const char *directory, const char *name)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     struct stat status;
-    return join(path, directory, name) == 0 && stat(path, &status) == 0;
+    return file_join(path, sizeof path, directory, name) == 0 && stat(path, &status) == 0;
 }
 
 /* Whether what was read is our note for this step: its drives are those of the copy. */
@@ -251,9 +242,9 @@ int state_keeper_create(const char *run_dir, const struct job *asked, uint64_t e
     int length = snprintf(self->run_dir, sizeof self->run_dir, "%s", run_dir ? run_dir : "");
     if (rc == 0 && (length < 0 || (size_t)length >= sizeof self->run_dir))
         rc = err_set(-ENAMETOOLONG, "the path of the run directory is longer than %d bytes",
-                     JOB_PATH_BYTES - 1);
+                     FILE_PATH_BYTES - 1);
     if (rc == 0)
-        rc = join(self->keep_dir, self->run_dir, "keep");
+        rc = file_join(self->keep_dir, sizeof self->keep_dir, self->run_dir, "keep");
     if (rc == 0)
         rc = name_step(self, UINT64_MAX); /* the longest there is */
     if (rc < 0) {
@@ -276,70 +267,41 @@ void state_keeper_destroy(state_keeper *self)
 
 /* ---- the copy ---- */
 
-static int make_directory(const char *path)
-{
-    if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return err_errno(errno, "cannot make the directory %s", path);
-    return 0;
-}
+/* Where the bytes of a copy come from. */
+struct copy_source {
+    state_keeper *keeper;
+    const char *path;
+    int fd;
+};
 
-/* EINVAL is the answer of file systems that keep no directory entries to be synced. */
-static int sync_directory(const char *path)
+static int copy_bytes(void *user, FILE *out)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "cannot open the directory %s", path);
-    int rc = 0;
-    if (fsync(fd) != 0 && errno != EINVAL)
-        rc = err_errno(errno, "cannot make the directory %s durable", path);
-    close(fd);
-    return rc;
-}
-
-static int write_fully(int fd, const char *path, const unsigned char *data, size_t size_bytes)
-{
-    while (size_bytes > 0) {
-        ssize_t put = write(fd, data, size_bytes);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return err_errno(put < 0 ? errno : EIO, "cannot write %s", path);
-        data += put;
-        size_bytes -= (size_t)put;
-    }
-    return 0;
-}
-
-static int copy_bytes(state_keeper *self, int source, int target, const char *source_path,
-                      const char *target_path)
-{
+    const struct copy_source *source = user;
+    unsigned char *piece = source->keeper->piece;
     for (;;) {
-        ssize_t got = read(source, self->piece, sizeof self->piece);
+        ssize_t got = read(source->fd, piece, KEEP_PIECE_BYTES);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return err_errno(errno, "cannot read %s", source_path);
+            return err_errno(errno, "cannot read %s", source->path);
         if (got == 0)
-            break;
-        TRY(write_fully(target, target_path, self->piece, (size_t)got));
+            return 0;
+        fwrite(piece, 1, (size_t)got, out);
     }
-    return fsync(target) == 0 ? 0 : err_errno(errno, "cannot make %s durable", target_path);
 }
 
+/* In pieces: memory may be sealed. */
 static int copy_job(state_keeper *self)
 {
-    char source_path[JOB_PATH_BYTES], target_path[JOB_PATH_BYTES];
-    TRY(join(source_path, self->run_dir, "job.json"));
-    TRY(join(target_path, self->step_dir, "job.json"));
-    int source = open(source_path, O_RDONLY | O_CLOEXEC);
-    if (source < 0)
+    char source_path[FILE_PATH_BYTES], target_path[FILE_PATH_BYTES];
+    TRY(file_join(source_path, sizeof source_path, self->run_dir, "job.json"));
+    TRY(file_join(target_path, sizeof target_path, self->step_dir, "job.json"));
+    struct copy_source source = {.keeper = self, .path = source_path};
+    source.fd = open(source_path, O_RDONLY | O_CLOEXEC);
+    if (source.fd < 0)
         return err_errno(errno, "cannot read %s", source_path);
-    int target = open(target_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    int rc = target < 0 ? err_errno(errno, "cannot write %s", target_path)
-                        : copy_bytes(self, source, target, source_path, target_path);
-    close(source);
-    if (target >= 0 && close(target) != 0 && rc == 0)
-        rc = err_errno(errno, "cannot write %s", target_path);
+    int rc = file_write_with(target_path, copy_bytes, &source);
+    close(source.fd);
     return rc;
 }
 
@@ -347,9 +309,7 @@ static int copy_job(state_keeper *self)
  * slabs. */
 static int write_note(state_keeper *self, const manifest *record)
 {
-    TRY(make_directory(self->keep_dir));
-    TRY(make_directory(self->step_dir));
-    TRY(make_directory(self->state_dir));
+    TRY(file_make_directories(self->state_dir, NULL));
     manifest *note = &self->record;
     note->state = MANIFEST_BEGUN;
     note->generation = record->generation - 1;
@@ -361,9 +321,9 @@ static int write_note(state_keeper *self, const manifest *record)
     note->window_count = record->window_count;
     note->skipped_count = record->skipped_count;
     TRY(rc);
-    TRY(sync_directory(self->step_dir));
-    TRY(sync_directory(self->keep_dir));
-    return sync_directory(self->run_dir);
+    TRY(file_sync_directory(self->step_dir));
+    TRY(file_sync_directory(self->keep_dir));
+    return file_sync_directory(self->run_dir);
 }
 
 /* The manifest, which makes the copy count; then the note is of no use. */
@@ -371,7 +331,7 @@ static int finish(state_keeper *self)
 {
     TRY(manifest_write(self->state_dir, &self->record));
     remove_file(self->state_dir, slot_name(self->record.generation + 1));
-    if (sync_directory(self->state_dir) < 0)
+    if (file_sync_directory(self->state_dir) < 0)
         log_warn("%s: %s; the kept commit is whole", self->state_dir, err_text());
     return 0;
 }
@@ -467,7 +427,7 @@ static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
     for (uint32_t d = 0; d < record->slabs.drive_count && used < KEEP_TEXT_BYTES; d++) {
         struct statvfs space;
         char size[SIZE_TEXT_BYTES] = "an unknown amount";
-        char drive[SLAB_PATH_BYTES];
+        char drive[FILE_PATH_BYTES];
         if (state_drive_of_rank(&record->slabs, 0, d, drive) == 0 && statvfs(drive, &space) == 0)
             size_format((uint64_t)space.f_bavail * space.f_frsize, size);
         int length = snprintf(text + used, KEEP_TEXT_BYTES - used, "%s%s on %s", d ? ", " : "",
@@ -568,7 +528,7 @@ int state_keep_record(state_keeper *self, const manifest *record, int outcome)
     if (rc == 0)
         rc = copy_job(self);
     if (rc == 0)
-        rc = sync_directory(self->step_dir);
+        rc = file_sync_directory(self->step_dir);
     if (rc == 0)
         rc = failpoint("keep.copied");
     if (rc == 0)

@@ -10,6 +10,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "state/state_internal.h"
+#include "tiers/io_faults.h"
 
 /* A rank's slab that is open. */
 struct open_slab {
@@ -37,27 +38,27 @@ uint32_t rank_slabs_world(const manifest *record)
 /* ---- names ---- */
 
 int state_drive_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
-                        char path[SLAB_PATH_BYTES])
+                        char path[FILE_PATH_BYTES])
 {
     const char *drive = slabs->drives[drive_idx];
     bool is_known = rank < slabs->rank_count;
     if (!manifest_expand_path(drive, rank, is_known ? slabs->ranks[rank].local_rank : 0,
-                              is_known ? slabs->ranks[rank].host : "", path, SLAB_PATH_BYTES))
+                              is_known ? slabs->ranks[rank].host : "", path, FILE_PATH_BYTES))
         return err_set(ERR_INPUT, "the drive %.200s of rank %u has a path longer than %d bytes",
-                       drive, rank, SLAB_PATH_BYTES - 1);
+                       drive, rank, FILE_PATH_BYTES - 1);
     return 0;
 }
 
 int state_slab_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
-                       char path[SLAB_PATH_BYTES])
+                       char path[FILE_PATH_BYTES])
 {
-    char uuid[MANIFEST_UUID_TEXT_BYTES], drive[SLAB_PATH_BYTES];
+    char uuid[MANIFEST_UUID_TEXT_BYTES], drive[FILE_PATH_BYTES];
     TRY(state_drive_of_rank(slabs, rank, drive_idx, drive));
-    int length = snprintf(path, SLAB_PATH_BYTES, "%s/sluice-%s/rank-%u-drive-%u.slab", drive,
+    int length = snprintf(path, FILE_PATH_BYTES, "%s/sluice-%s/rank-%u-drive-%u.slab", drive,
                           manifest_uuid_text(slabs, uuid), rank, drive_idx);
-    if (length >= SLAB_PATH_BYTES)
+    if (length >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT, "the slab of rank %u on %.200s has a path longer than %d bytes",
-                       rank, drive, SLAB_PATH_BYTES - 1);
+                       rank, drive, FILE_PATH_BYTES - 1);
     return 0;
 }
 
@@ -80,7 +81,7 @@ bool rank_slabs_is_elsewhere(const manifest *record, uint32_t rank)
 int rank_slabs_look(const manifest *record, uint32_t rank)
 {
     for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
-        char path[SLAB_PATH_BYTES], host[MANIFEST_HOST_BYTES];
+        char path[FILE_PATH_BYTES], host[MANIFEST_HOST_BYTES];
         TRY(state_slab_of_rank(&record->slabs, rank, d, path));
         if (access(path, F_OK) == 0)
             continue;
@@ -114,7 +115,7 @@ int rank_slabs_open(const manifest *record, uint32_t rank, slab *out)
 }
 
 void rank_slabs_locate(const manifest *record, uint32_t rank, const slab *held, uint64_t offset,
-                       char path[SLAB_PATH_BYTES], uint64_t *file_offset)
+                       char path[FILE_PATH_BYTES], uint64_t *file_offset)
 {
     path[0] = '\0';
     *file_offset = 0;
@@ -127,7 +128,7 @@ void rank_slabs_locate(const manifest *record, uint32_t rank, const slab *held, 
     if (disk && offset < disk->total_bytes) {
         slab_piece place;
         slab_map(disk, offset, TILE_BLOCK_BYTES, &place);
-        memcpy(path, disk->files[place.drive_idx].path, SLAB_PATH_BYTES);
+        memcpy(path, disk->files[place.drive_idx].path, FILE_PATH_BYTES);
         *file_offset = place.file_offset;
     }
     if (own && disk)
@@ -164,7 +165,7 @@ static int open_slot(rank_slabs *self, open_slab *slot, uint32_t rank)
         .request_capacity = asked->request_capacity,
         .stuck_ns = asked->stuck_ns,
         .stop_ns = asked->stop_ns,
-        .faults = asked->faults,
+        .test = &(const io_test){.faults = asked->faults},
         .store = asked->stores ? asked->stores[rank] : NULL,
     };
     int rc = io_create(&config, &slot->transport);

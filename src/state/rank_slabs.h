@@ -27,7 +27,7 @@ struct rank_slabs_config {
     uint32_t request_capacity;          /* most requests in flight of all ranks */
     io_region region; /* that requests read to; registered where there is one rank */
     uint64_t stuck_ns, stop_ns;
-    const io_faults *faults;  /* tests: of each rank's drives; or NULL */
+    const struct io_faults *faults; /* tests: of each rank's drives; or NULL */
     slab *const *disks;       /* [ranks] open already, borrowed; NULL, or NULL at a rank: files */
     sim_store *const *stores; /* [ranks] simulated drives; likewise */
 };
@@ -55,7 +55,7 @@ int rank_slabs_open(const manifest *record, uint32_t rank, slab *out) MUST_CHECK
 /* File and offset of byte `offset` of the rank's address space; "" where its slab cannot be opened.
  * Slow: for messages. `held` is the slab, where it is open; or NULL. */
 void rank_slabs_locate(const manifest *record, uint32_t rank, const slab *held, uint64_t offset,
-                       char path[SLAB_PATH_BYTES], uint64_t *file_offset);
+                       char path[FILE_PATH_BYTES], uint64_t *file_offset);
 /* Ranks of a record, at least 1. */
 uint32_t rank_slabs_world(const manifest *record);
 

@@ -31,6 +31,7 @@
 #include "base/tile.h"
 #include "state/recut_internal.h"
 #include "swap/checksum.h"
+#include "tiers/io_faults.h"
 
 enum {
     RECUT_TILES_MIN = 2,
@@ -105,7 +106,7 @@ static int open_fresh(recut *self)
         .request_capacity = RECUT_TILES_MAX,
         .stuck_ns = work->stuck_ns ? work->stuck_ns : stuck_ns_default,
         .stop_ns = work->stop_ns,
-        .faults = work->faults,
+        .test = &(const io_test){.faults = work->faults},
         .store = work->to_store,
     };
     return io_create(&config, &self->fresh.transport);
@@ -214,14 +215,12 @@ static uint32_t streams_of(const recut *self, const recut_tile *tile)
 static int check_sum(const recut *self, const recut_slot *slot)
 {
     const recut_tile *tile = slot->tile;
-    if (tile->checksum == 0)
-        return 0;
     uint64_t sum =
         checksum_sum(slot->data, tile->size_bytes, tile->elem_count, streams_of(self, tile));
     if (sum == tile->checksum)
         return 0;
     const struct state_recut *work = self->work;
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t file_offset;
     rank_slabs_locate(work->found, tile->rank, work->from ? work->from[tile->rank] : NULL,
                       tile->offset, path, &file_offset);
@@ -479,7 +478,7 @@ int state_recut_copy(const struct state_recut *work)
     self->work = work;
     self->world = work->world ? work->world : 1;
     self->old_world = rank_slabs_world(work->found);
-    self->old_streams = recut_old_streams(work);
+    self->old_streams = work->found->state_streams;
     self->old.name = "the committed layout";
     self->fresh.name = "the new layout";
     int rc = copy_all(self);

@@ -16,7 +16,7 @@ struct recut_tile {
     uint64_t use_end;                /* old: of this rank's elements, the last in it and one */
     uint64_t offset, size_bytes;     /* on its slab */
     uint32_t param_bytes;            /* of params; 0: it is of optimizer state */
-    uint64_t checksum;               /* old: as the commit has it, 0: not taken; new: as written */
+    uint64_t checksum;               /* old: as the commit has it; new: as written */
     place_entry *entry;              /* new */
 };
 typedef struct recut_tile recut_tile;
@@ -66,8 +66,6 @@ int recut_list_old(recut *self) MUST_CHECK;
 int recut_list_fresh(recut *self) MUST_CHECK;
 /* Both lists are of the same units, whole, and lie on their slabs. */
 int recut_check_work(const recut *self) MUST_CHECK;
-/* The streams code of `found`; as the new one's count says where it is not known. */
-uint32_t recut_old_streams(const struct state_recut *work);
 /* Of old ranks that all have the whole state: this rank's own slab, else the first that can be
  * seen. */
 int recut_choose_copy(const struct state_recut *work, uint32_t world, uint32_t *out) MUST_CHECK;

@@ -293,12 +293,6 @@ static int check_units(const recut *self)
     return rc;
 }
 
-uint32_t recut_old_streams(const struct state_recut *work)
-{
-    return work->found->state_streams ? work->found->state_streams
-                                      : tile_stream_count(work->state_streams);
-}
-
 int recut_check_work(const recut *self)
 {
     const struct state_recut *work = self->work;

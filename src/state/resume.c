@@ -36,7 +36,7 @@
 static bool is_same_drive(const struct ranks *ranks, const char *path, const manifest *found,
                           uint32_t drive_idx)
 {
-    char asked[SLAB_PATH_BYTES], has[SLAB_PATH_BYTES];
+    char asked[FILE_PATH_BYTES], has[FILE_PATH_BYTES];
     const manifest_rank *was = &found->slabs.ranks[ranks->rank];
     return manifest_expand_path(path, ranks->rank, ranks->local_rank, ranks->host, asked,
                                 sizeof asked) &&
@@ -49,7 +49,7 @@ static bool is_same_drive(const struct ranks *ranks, const char *path, const man
 static int has_drives_of(const struct ranks *ranks, const struct job *asked, const manifest *found,
                          bool *same)
 {
-    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    slab_drive *drives = mem_alloc(DRIVES_MAX, sizeof *drives, "slab drives");
     if (!drives)
         return -ENOMEM;
     uint32_t count = 0;
@@ -389,7 +389,7 @@ int state_resume(struct state_run *self, manifest *found)
 int state_borrow(struct state_run *self, manifest *found)
 {
     const char *path = self->options.from;
-    char state[JOB_PATH_BYTES + 16];
+    char state[FILE_PATH_BYTES + 16];
     int exists = 0;
     snprintf(state, sizeof state, "%s/state", path);
     if (access(state, F_OK) != 0)

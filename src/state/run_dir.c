@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "format/format_json.h"
 #include "state/state_internal.h"
 
 bool state_is_same_directory(const char *one, const char *other)
@@ -23,56 +23,16 @@ bool state_is_same_directory(const char *one, const char *other)
                                        a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
-/* Makes the entry of `path` in its directory survive a loss of power. */
-static int sync_parent(const char *path)
-{
-    int rc = format_sync_parent(path);
-    return rc < 0 ? err_prefix(rc, "run.dir") : 0;
-}
-
-static int make_directory(const char *path)
-{
-    if (mkdir(path, 0777) == 0)
-        return sync_parent(path);
-    if (errno == EEXIST)
-        return 0;
-    return err_set(ERR_INPUT, "run.dir: cannot make directory %s: %s", path, strerror(errno));
-}
-
-/* mkdir -p, durable. */
-static int make_directories(const char *path)
-{
-    char part[JOB_PATH_BYTES];
-    snprintf(part, sizeof part, "%s", path);
-    for (char *at = part + 1; *at; at++) {
-        if (*at != '/')
-            continue;
-        *at = '\0';
-        TRY(make_directory(part));
-        *at = '/';
-    }
-    return make_directory(part);
-}
-
-/* path/name in `out`. */
-static int join(char out[JOB_PATH_BYTES], const char *path, const char *name)
-{
-    int length = snprintf(out, JOB_PATH_BYTES, "%s/%s", path, name);
-    if (length < 0 || length >= JOB_PATH_BYTES)
-        return err_set(ERR_INPUT, "the path %s/%s is longer than %d bytes", path, name,
-                       JOB_PATH_BYTES - 1);
-    return 0;
-}
-
 int state_run_dir_open(struct state_run_dir *self, const char *path)
 {
     memset(self, 0, sizeof *self);
     self->lock_fd = -1;
-    char lock_path[JOB_PATH_BYTES];
+    char lock_path[FILE_PATH_BYTES];
     snprintf(self->path, sizeof self->path, "%s", path);
-    TRY(join(self->state, path, "state"));
-    TRY(make_directories(self->state));
-    TRY(join(lock_path, self->state, "lock"));
+    TRY(file_join(self->state, sizeof self->state, path, "state"));
+    if (file_make_directories(self->state, NULL) < 0)
+        return err_prefix(ERR_INPUT, "run.dir");
+    TRY(file_join(lock_path, sizeof lock_path, self->state, "lock"));
     self->lock_fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (self->lock_fd < 0 &&
         (errno == EROFS || errno == EACCES)) /* enough for those who only look */
@@ -98,30 +58,20 @@ void state_run_dir_close(struct state_run_dir *self)
 
 int state_run_dir_write(const struct state_run_dir *self, const char *name, const char *text)
 {
-    char path[JOB_PATH_BYTES], temporary[JOB_PATH_BYTES];
-    TRY(join(path, self->path, name));
-    char temporary_name[64];
-    snprintf(temporary_name, sizeof temporary_name, "%s.tmp", name);
-    TRY(join(temporary, self->path, temporary_name));
-    FILE *file = fopen(temporary, "we");
-    if (!file)
-        return err_errno(errno, "cannot write %s", temporary);
-    bool good = fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    good = fclose(file) == 0 && good;
-    if (!good || rename(temporary, path) != 0)
-        return err_errno(errno ? errno : EIO, "cannot write %s", path);
-    return 0;
+    char path[FILE_PATH_BYTES];
+    TRY(file_join(path, sizeof path, self->path, name));
+    return file_write(path, text, strlen(text));
 }
 
 int state_run_dir_sync(const struct state_run_dir *self)
 {
-    return sync_parent(self->state);
+    return file_sync_directory(self->path);
 }
 
 int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
                       slab_drive **drives)
 {
-    *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof **drives, "slab drives");
+    *drives = mem_alloc(DRIVES_MAX, sizeof **drives, "slab drives");
     if (!*drives)
         return -ENOMEM;
     for (uint32_t d = 0; d < from->drive_count; d++)
@@ -131,7 +81,7 @@ int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *co
             mem_free(*drives);
             *drives = NULL;
             return err_set(ERR_INPUT, "the path of a slab, %.100s..., is longer than %d bytes",
-                           from->drives[d], SLAB_PATH_BYTES - 1);
+                           from->drives[d], FILE_PATH_BYTES - 1);
         }
     *config = (slab_config){.drives = *drives, .drive_count = from->drive_count, .rank = rank};
     memcpy(config->uuid, from->uuid, sizeof config->uuid);
@@ -158,7 +108,7 @@ int state_remove_slabs(const manifest_slabs *slabs)
  * `directory`: rank 0's, whose host has the run directory. */
 static bool has_slab(const manifest_slabs *slabs, uint32_t drive_idx, const char *directory)
 {
-    char uuid[MANIFEST_UUID_TEXT_BYTES], base[SLAB_PATH_BYTES], path[SLAB_PATH_BYTES + 128];
+    char uuid[MANIFEST_UUID_TEXT_BYTES], base[FILE_PATH_BYTES], path[FILE_PATH_BYTES + 128];
     if (!manifest_expand_path(directory, 0, slabs->ranks[0].local_rank, slabs->ranks[0].host, base,
                               sizeof base))
         return false;
@@ -177,20 +127,20 @@ bool state_has_slabs(const manifest_slabs *slabs)
 
 /* Where the slab of a kept commit lies that was moved with its run: keep.c has the two names at the
  * end of the drive's path. */
-static int place_of_kept(const char *drive, const char *state_dir, char out[SLAB_PATH_BYTES])
+static int place_of_kept(const char *drive, const char *state_dir, char out[FILE_PATH_BYTES])
 {
     const char *at = drive + strlen(drive);
     for (int names = 0; names < 2 && at > drive; names++)
         do
             at--;
         while (at > drive && *at != '/');
-    int length = snprintf(out, SLAB_PATH_BYTES, "%s/../../../state%s", state_dir, at);
-    return length > 0 && length < SLAB_PATH_BYTES;
+    int length = snprintf(out, FILE_PATH_BYTES, "%s/../../../state%s", state_dir, at);
+    return length > 0 && length < FILE_PATH_BYTES;
 }
 
 int state_find_moved(manifest *found, const char *state_dir)
 {
-    char here[SLAB_PATH_BYTES], kept[SLAB_PATH_BYTES], *whole = NULL;
+    char here[FILE_PATH_BYTES], kept[FILE_PATH_BYTES], *whole = NULL;
     int length = snprintf(here, sizeof here, "%s", state_dir);
     if (found->slabs.drive_count != 1 || length < 0 || (size_t)length >= sizeof here)
         return 0;
@@ -212,7 +162,7 @@ static bool is_of_kept(const char *drive)
 
 int state_find_renamed(manifest *found, const struct job *asked)
 {
-    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    slab_drive *drives = mem_alloc(DRIVES_MAX, sizeof *drives, "slab drives");
     if (!drives)
         return -ENOMEM;
     uint32_t count = 0;
@@ -240,8 +190,8 @@ int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
     TRY(manifest_remove(self->state));
     static const char *const names[] = {"metrics.jsonl", "trace.json", "plan.json", "job.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char path[JOB_PATH_BYTES];
-        TRY(join(path, self->path, names[i]));
+        char path[FILE_PATH_BYTES];
+        TRY(file_join(path, sizeof path, self->path, names[i]));
         if (unlink(path) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot remove %s", path);
     }

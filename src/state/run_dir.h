@@ -19,8 +19,8 @@
 #include "tiers/slab.h"
 
 struct state_run_dir {
-    char path[JOB_PATH_BYTES];
-    char state[JOB_PATH_BYTES]; /* <path>/state */
+    char path[FILE_PATH_BYTES];
+    char state[FILE_PATH_BYTES]; /* <path>/state */
     int lock_fd;                /* -1: not open */
 };
 
@@ -37,7 +37,7 @@ int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
 bool state_is_same_directory(const char *one, const char *other);
 
 /* RUN/hf; for a kept commit, that of its run. 1 and the path; 0: there is none. */
-int state_hf_dir(const char *run_dir, char out[JOB_PATH_BYTES]) MUST_CHECK;
+int state_hf_dir(const char *run_dir, char out[FILE_PATH_BYTES]) MUST_CHECK;
 
 /* ---- slabs that a manifest names ---- */
 
@@ -57,8 +57,8 @@ int state_find_renamed(manifest *found, const struct job *asked) MUST_CHECK;
 /* Directory of drive `drive_idx` of a rank, without placeholders; the second: the rank's file
  * there. ERR_INPUT for a path that is too long. */
 int state_drive_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
-                        char path[SLAB_PATH_BYTES]) MUST_CHECK;
+                        char path[FILE_PATH_BYTES]) MUST_CHECK;
 int state_slab_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
-                       char path[SLAB_PATH_BYTES]) MUST_CHECK;
+                       char path[FILE_PATH_BYTES]) MUST_CHECK;
 
 #endif

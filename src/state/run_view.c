@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "state/rank_slabs.h"
@@ -19,11 +20,11 @@ enum {
     LOOK_PAUSE_NS = 20000000,
 };
 
-void state_view_slot_path(const state_view *self, uint32_t slot, char path[JOB_PATH_BYTES])
+void state_view_slot_path(const state_view *self, uint32_t slot, char path[FILE_PATH_BYTES])
 {
-    int length = snprintf(path, JOB_PATH_BYTES, "%s/manifest-%u", self->state_path, slot);
-    if (length >= JOB_PATH_BYTES) /* then it could not be read either */
-        path[JOB_PATH_BYTES - 1] = '\0';
+    int length = snprintf(path, FILE_PATH_BYTES, "%s/manifest-%u", self->state_path, slot);
+    if (length >= FILE_PATH_BYTES) /* then it could not be read either */
+        path[FILE_PATH_BYTES - 1] = '\0';
 }
 
 void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE_UNIT_NAME_BYTES])
@@ -33,31 +34,6 @@ void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE
                  self->net->units[unit].name);
     else
         snprintf(name, STATE_UNIT_NAME_BYTES, "unit %u", unit);
-}
-
-/* The whole file in memory from mem_alloc. */
-static int read_slot(const char *path, void **bytes, uint64_t *size_bytes)
-{
-    struct stat status;
-    *bytes = NULL;
-    *size_bytes = 0;
-    FILE *file = fopen(path, "rbe");
-    if (!file)
-        return err_errno(errno, "cannot open %s", path);
-    if (fstat(fileno(file), &status) != 0 || status.st_size < 0) {
-        fclose(file);
-        return err_errno(errno ? errno : EINVAL, "cannot read %s", path);
-    }
-    *size_bytes = (uint64_t)status.st_size;
-    *bytes = mem_alloc(*size_bytes, 1, "manifest slot");
-    bool whole = *bytes && fread(*bytes, 1, *size_bytes, file) == *size_bytes;
-    fclose(file);
-    if (whole)
-        return 0;
-    int rc = *bytes ? err_set(-EIO, "%s ends too early", path) : -ENOMEM;
-    mem_free(*bytes);
-    *bytes = NULL;
-    return rc;
 }
 
 /* The newest valid slot, or SLOT_COUNT. */
@@ -80,11 +56,11 @@ static int look_at_slots(state_view *self)
                       self->slots[1].outcome == MANIFEST_SLOT_DAMAGED;
     if (newest == SLOT_COUNT)
         return !is_damaged;
-    char path[JOB_PATH_BYTES];
-    void *bytes;
+    char path[FILE_PATH_BYTES];
+    char *bytes;
     uint64_t size_bytes;
     state_view_slot_path(self, newest, path);
-    TRY(read_slot(path, &bytes, &size_bytes));
+    TRY(file_read(path, UINT64_MAX - 1, &bytes, &size_bytes));
     manifest_fini(&self->record);
     memset(&self->record, 0, sizeof self->record);
     int rc = manifest_decode(bytes, size_bytes, newest, &self->record);
@@ -115,7 +91,7 @@ static int read_record(state_view *self)
  * these alone. */
 static void read_model(state_view *self)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     int length = snprintf(path, sizeof path, "%s/job.json", self->path);
     if (length >= (int)sizeof path ||
         job_read_ranks(path, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
@@ -127,11 +103,11 @@ static void read_model(state_view *self)
 }
 
 /* state_path, once it is a directory. */
-static int find_state(const char *run_dir, char state_path[JOB_PATH_BYTES])
+static int find_state(const char *run_dir, char state_path[FILE_PATH_BYTES])
 {
     struct stat status;
-    int length = snprintf(state_path, JOB_PATH_BYTES, "%s/state", run_dir);
-    if (length >= JOB_PATH_BYTES)
+    int length = snprintf(state_path, FILE_PATH_BYTES, "%s/state", run_dir);
+    if (length >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT, "the path of the run is too long: %.200s...", run_dir);
     if (stat(state_path, &status) != 0 || !S_ISDIR(status.st_mode))
         return err_set(ERR_INPUT, "%s is no run directory: it has no directory \"state\"", run_dir);
@@ -140,7 +116,7 @@ static int find_state(const char *run_dir, char state_path[JOB_PATH_BYTES])
 
 int state_view_exists(const char *run_dir)
 {
-    char state_path[JOB_PATH_BYTES];
+    char state_path[FILE_PATH_BYTES];
     return find_state(run_dir, state_path);
 }
 

@@ -14,8 +14,8 @@ enum { STATE_UNIT_NAME_BYTES = 64 };
 
 /* About 290 KiB: heap memory. */
 struct state_view {
-    char path[JOB_PATH_BYTES];
-    char state_path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
+    char state_path[FILE_PATH_BYTES];
     manifest_slot slots[2];
     bool has_record;
     manifest record; /* of the newest valid slot */
@@ -34,7 +34,7 @@ int state_view_open(state_view *self, const char *run_dir, bool with_names) MUST
 void state_view_close(state_view *self);
 
 /* state/manifest-<slot>. */
-void state_view_slot_path(const state_view *self, uint32_t slot, char path[JOB_PATH_BYTES]);
+void state_view_slot_path(const state_view *self, uint32_t slot, char path[FILE_PATH_BYTES]);
 
 /* "block.3"; "unit 3" where the model is not known. */
 void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE_UNIT_NAME_BYTES]);

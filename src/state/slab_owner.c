@@ -19,12 +19,12 @@
 #include "base/mem.h"
 #include "state/state_internal.h"
 
-enum { NOTE_PATH_BYTES = SLAB_PATH_BYTES + 64 };
+enum { NOTE_PATH_BYTES = FILE_PATH_BYTES + 64 };
 
 /* False where there can be none. */
 static bool note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path[NOTE_PATH_BYTES])
 {
-    char uuid[MANIFEST_UUID_TEXT_BYTES], drive[SLAB_PATH_BYTES];
+    char uuid[MANIFEST_UUID_TEXT_BYTES], drive[FILE_PATH_BYTES];
     if (state_drive_of_rank(slabs, 0, drive_idx, drive) < 0)
         return false;
     snprintf(path, NOTE_PATH_BYTES, "%s/sluice-%s/owner", drive, manifest_uuid_text(slabs, uuid));
@@ -32,12 +32,12 @@ static bool note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path
 }
 
 /* The first line; false where there is none. */
-static bool read_note(const char *path, char text[SLAB_PATH_BYTES])
+static bool read_note(const char *path, char text[FILE_PATH_BYTES])
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return false;
-    ssize_t got = read(fd, text, SLAB_PATH_BYTES - 1);
+    ssize_t got = read(fd, text, FILE_PATH_BYTES - 1);
     close(fd);
     char *end = got > 0 ? memchr(text, '\n', (size_t)got) : NULL;
     if (end)
@@ -67,7 +67,7 @@ static int names_them(const char *state_dir, const manifest_slabs *slabs)
 
 int state_check_owner(const char *state_dir, const manifest_slabs *slabs)
 {
-    char here[SLAB_PATH_BYTES], owner[SLAB_PATH_BYTES], path[NOTE_PATH_BYTES];
+    char here[FILE_PATH_BYTES], owner[FILE_PATH_BYTES], path[NOTE_PATH_BYTES];
     snprintf(here, sizeof here, "%s", state_dir);
     if (slabs->drive_count == 0)
         return 0;
@@ -91,7 +91,7 @@ int state_check_owner(const char *state_dir, const manifest_slabs *slabs)
 
 static int write_note(const char *path, const char *state_dir)
 {
-    char text[SLAB_PATH_BYTES + 1];
+    char text[FILE_PATH_BYTES + 1];
     int length = snprintf(text, sizeof text, "%s\n", state_dir);
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0)
@@ -103,7 +103,7 @@ static int write_note(const char *path, const char *state_dir)
 
 int state_claim_slabs(const char *state_dir, const manifest_slabs *slabs)
 {
-    char here[SLAB_PATH_BYTES], owner[SLAB_PATH_BYTES], path[NOTE_PATH_BYTES];
+    char here[FILE_PATH_BYTES], owner[FILE_PATH_BYTES], path[NOTE_PATH_BYTES];
     snprintf(here, sizeof here, "%s", state_dir);
     TRY(setup_make_absolute(here));
     for (uint32_t d = 0; d < slabs->drive_count; d++) {

@@ -89,25 +89,7 @@ struct sweep {
 
 uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent)
 {
-    if (extent->param_bytes || extent->elem_count == 0 || extent->elem_count > UINT64_MAX / 32)
-        return 0;
-    if (record->state_streams)
-        return extent->size_bytes == tile_bytes(extent->elem_count, record->state_streams)
-                   ? record->state_streams
-                   : 0;
-    for (uint32_t streams = 2; streams <= TILE_STREAMS_MAX; streams++) /* an old run's: of fp32 */
-        if (extent->size_bytes == tile_bytes(extent->elem_count, streams))
-            return streams;
-    return 0;
-}
-
-bool state_extent_is_tile(const manifest *record, const manifest_extent *extent)
-{
-    if (extent->elem_count == 0 || extent->elem_count > UINT64_MAX / 32)
-        return false;
-    if (extent->param_bytes)
-        return extent->size_bytes == extent->elem_count * extent->param_bytes;
-    return state_extent_streams(record, extent) != 0;
+    return extent->param_bytes ? 0 : record->state_streams;
 }
 
 /* Whose slab the extent is read from. */
@@ -121,9 +103,7 @@ static uint64_t pieces_of(const sweep *self, uint64_t extent_idx)
     const manifest_extent *extent = &self->record->extents[extent_idx];
     if (self->asked->is_absent && self->asked->is_absent[rank_of(self, extent)])
         return 0;
-    return state_extent_is_tile(self->record, extent)
-               ? size_div_up(extent->size_bytes, SWEEP_PIECE_BYTES)
-               : 0;
+    return size_div_up(extent->size_bytes, SWEEP_PIECE_BYTES);
 }
 
 /* ---- the readers ---- */

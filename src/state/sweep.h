@@ -36,7 +36,7 @@ struct state_sweep_options {
     uint32_t pool_threads;
     uint64_t stuck_ns, stop_ns; /* as io_config has them */
     const volatile sig_atomic_t *stop;
-    const io_faults *faults;                                        /* tests; or NULL */
+    const struct io_faults *faults;                                 /* tests; or NULL */
     void (*on_extent)(void *user, const struct state_swept *swept); /* in the record's order */
     /* The extents' first streams (master weights, or frozen params), in the record's order, in
      * pieces: `size_bytes` of the extent's elements (fp32 also of a split master, whose halves are
@@ -49,12 +49,7 @@ struct state_sweep_options {
     void *user;
 };
 
-/* Whether the extent's size is that of a tile of its elements: a slot of version 2 does not promise
- * it. Others are left out of the sweep. */
-bool state_extent_is_tile(const manifest *record, const manifest_extent *extent);
-
-/* The streams code (base/tile.h) of the extent; 0: it is of params, or no tile. Of a slot of
- * version 2, which does not say it, by the extent's size. */
+/* The streams code (base/tile.h) of the extent; 0 if it holds params alone. */
 uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent);
 
 /* Blocks, calls back on the caller's thread. *weights_hash: of the master streams of all extents,

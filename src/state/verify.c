@@ -123,7 +123,7 @@ static void tell_of_slab(verifier *self, uint32_t rank, const char *path, uint64
 
 /* The rank's file that the present error names; its first where it names none. */
 static int file_in_error(const verifier *self, uint32_t rank, const char *text,
-                         char path[SLAB_PATH_BYTES])
+                         char path[FILE_PATH_BYTES])
 {
     const manifest_slabs *slabs = &self->view.record.slabs;
     for (uint32_t d = 0; d < slabs->drive_count; d++) {
@@ -141,7 +141,7 @@ static int find_files(verifier *self, uint32_t rank)
     const manifest *record = &self->view.record;
     uint32_t absent_count = 0;
     for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
-        char path[SLAB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         struct stat status;
         TRY(state_slab_of_rank(&record->slabs, rank, d, path));
         if (stat(path, &status) == 0)
@@ -169,7 +169,7 @@ static int look_at_rank(verifier *self, uint32_t rank, slab *scratch)
     int rc = rank_slabs_open(&self->view.record, rank, scratch);
     if (rc == ERR_CORRUPT || rc == ERR_INPUT) {
         err_record why;
-        char path[SLAB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         err_save(&why, rc);
         TRY(file_in_error(self, rank, why.text, path));
         tell_of_slab(self, rank, path, SLAB_HEADER_BYTES, why.text);
@@ -240,23 +240,18 @@ static void compare_extent(void *user, const struct state_swept *swept)
     const manifest_extent *extent = &self->view.record.extents[swept->extent_idx];
     if (swept->error)
         tell_of_extent(self, extent, 0, swept->error);
-    else if (extent->checksum != 0 &&
-             extent->checksum != swept->sum) /* 0: an old run's, not taken */
+    else if (extent->checksum != swept->sum)
         tell_of_extent(self, extent, swept->sum, "it does not match its checksum");
 }
 
-/* Those that no sweep can read; the bytes of the others. */
-static void look_at_extents(verifier *self)
+/* Adds up the bytes of all extents that can be read. */
+static void count_extents(verifier *self)
 {
     const manifest *record = &self->view.record;
     for (uint64_t i = 0; i < record->extent_count; i++) {
         if (!record->is_replicated && self->is_absent[record->extents[i].rank])
             continue;
-        if (state_extent_is_tile(record, &record->extents[i]))
-            self->sound_bytes += record->extents[i].size_bytes;
-        else
-            tell_of_extent(self, &record->extents[i], 0,
-                           "the manifest's figures for it are of no tile");
+        self->sound_bytes += record->extents[i].size_bytes;
     }
 }
 
@@ -336,7 +331,7 @@ static int read_extents(verifier *self)
     }
     TRY(list_units(self));
     sweep.unit_elems = self->unit_elems;
-    look_at_extents(self);
+    count_extents(self);
     return sweep_copies(self, &sweep);
 }
 

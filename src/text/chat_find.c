@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/utf8.h"
@@ -90,6 +91,7 @@ static int read_beside(const char *tokenizer_name, const char *file_name, char *
 {
     char path[PATH_MAX];
     struct stat info;
+    uint64_t bytes;
     *out = NULL;
     bool is_directory = stat(tokenizer_name, &info) == 0 && S_ISDIR(info.st_mode);
     const char *slash = strrchr(tokenizer_name, '/');
@@ -101,20 +103,7 @@ static int read_beside(const char *tokenizer_name, const char *file_name, char *
     if (length < 0 || (size_t)length >= sizeof path || stat(path, &info) != 0 ||
         !S_ISREG(info.st_mode))
         return 0;
-    if (info.st_size > FILE_MAX_BYTES)
-        return err_set(ERR_INPUT, "%s has %lld bytes; a file of settings has at most %d", path,
-                       (long long)info.st_size, (int)FILE_MAX_BYTES);
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return err_set(ERR_INPUT, "cannot open %s: %s", path, strerror(errno));
-    char *text = mem_alloc((size_t)info.st_size + 1, 1, "chat template");
-    size_t got = text ? fread(text, 1, (size_t)info.st_size, file) : 0;
-    fclose(file);
-    if (!text)
-        return -ENOMEM;
-    text[got] = '\0';
-    *out = text;
-    return 0;
+    return file_read(path, FILE_MAX_BYTES, out, &bytes);
 }
 
 /* The template of tokenizer_config.json: a text, or of a list of named ones the one named

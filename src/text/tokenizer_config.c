@@ -6,13 +6,13 @@
  *   none of them              a special token with one of the names that are used for it
  *
  * See tokenizer.h. These files may be missing; one that is there and no JSON is an error. */
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "text/tokenizer_json.h"
 
 /* One of the two: its names, and where it goes. */
@@ -56,7 +56,7 @@ int toki_config_read(tokenizer *self, const char *folder)
     char path[TOKI_WHERE_BYTES];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         json_t *object;
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        TRY(file_join(path, sizeof path, folder, names[i]));
         if (access(path, F_OK) != 0)
             continue;
         TRY(toki_json_read(path, &object, NULL));

@@ -6,63 +6,24 @@
  * passed over. */
 #include "text/tokenizer_json.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 
 enum { SEQUENCE_DEPTH_MAX = 8 };
 
-int toki_read_file(const char *path, char **out, size_t *bytes)
-{
-    struct stat status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return err_set(ERR_INPUT, "cannot open %s: %s", path, strerror(errno));
-    int rc = 0;
-    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
-        rc = err_set(ERR_INPUT, "%s is no regular file", path);
-    else if (status.st_size > TOKI_FILE_BYTES_MAX)
-        rc = err_set(ERR_INPUT, "%s has %lld bytes; at most %d are read: this is no such file",
-                     path, (long long)status.st_size, (int)TOKI_FILE_BYTES_MAX);
-    char *text = rc == 0 ? mem_alloc((size_t)status.st_size + 1, 1, "tokenizer file") : NULL;
-    size_t used = 0;
-    if (rc == 0 && !text)
-        rc = -ENOMEM;
-    while (rc == 0 && used < (size_t)status.st_size) {
-        ssize_t got = read(fd, text + used, (size_t)status.st_size - used);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            rc = err_set(ERR_INPUT, "%s: cannot read: %s", path, strerror(errno));
-        if (got <= 0)
-            break;
-        used += (size_t)got;
-    }
-    close(fd);
-    if (rc < 0) {
-        mem_free(text);
-        return rc;
-    }
-    *out = text;
-    *bytes = used;
-    return 0;
-}
-
 int toki_json_read(const char *path, json_t **out, uint64_t *hash)
 {
     char *text = NULL;
-    size_t bytes = 0;
+    uint64_t bytes = 0;
     json_error_t error;
     *out = NULL;
-    TRY(toki_read_file(path, &text, &bytes));
+    TRY(file_read(path, TOKI_FILE_BYTES_MAX, &text, &bytes));
     *out = json_loadb(text, bytes, JSON_ALLOW_NUL, &error);
     if (hash)
         *hash = XXH3_64bits(text, bytes);

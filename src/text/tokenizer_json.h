@@ -16,9 +16,6 @@ struct toki_reader {
 };
 typedef struct toki_reader toki_reader;
 
-/* All bytes of a regular file of at most TOKI_FILE_BYTES_MAX, mem_alloc'd; ERR_INPUT with its path,
- * -ENOMEM. */
-int toki_read_file(const char *path, char **out, size_t *bytes) MUST_CHECK;
 /* The document in a file, ERR_INPUT where there is none; free with json_decref. *hash: XXH3 of the
  * file; may be NULL. */
 int toki_json_read(const char *path, json_t **out, uint64_t *hash) MUST_CHECK;

@@ -10,6 +10,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "text/tokenizer_json.h"
 #include "text/tokenizer_sp_library.h"
@@ -114,9 +115,9 @@ static int read_config(tokenizer *self, const char *model_path)
 int toki_sp_open(tokenizer *self, const char *path)
 {
     char *data, message[SP_MESSAGE_BYTES] = "it is too damaged to say how";
-    size_t bytes;
+    uint64_t bytes;
     sp_library *pieces;
-    TRY(toki_read_file(path, &data, &bytes));
+    TRY(file_read(path, TOKI_FILE_BYTES_MAX, &data, &bytes));
     self->hash = XXH3_64bits(data, bytes);
     int rc = sp_library_open(data, bytes, &pieces, message);
     mem_free(data);

@@ -13,7 +13,7 @@ static const char tokens_key[] = "\"train_tokens\": ";
 static bool read_tokens(const char *run_dir, uint64_t *tokens)
 {
     enum { LINE_BYTES = 512 }; /* the key is on a short line of its own */
-    char path[JOB_PATH_BYTES + 16], line[LINE_BYTES];
+    char path[FILE_PATH_BYTES + 16], line[LINE_BYTES];
     snprintf(path, sizeof path, "%s/plan.json", run_dir);
     FILE *file = fopen(path, "re");
     if (!file)
@@ -31,7 +31,7 @@ static bool read_tokens(const char *run_dir, uint64_t *tokens)
  * then. */
 static job *read_job(const char *run_dir, uint32_t world)
 {
-    char path[JOB_PATH_BYTES + 16];
+    char path[FILE_PATH_BYTES + 16];
     job *was = NULL;
     snprintf(path, sizeof path, "%s/job.json", run_dir);
     enum log_level level = log_get_level();

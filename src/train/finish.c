@@ -11,7 +11,7 @@
 
 static int write_trace(const struct loop *self)
 {
-    char path[JOB_PATH_BYTES + 16];
+    char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/trace.json", self->run.dir.path);
     const model *net = self->run.setup->net;
     const char **names = mem_alloc(net->unit_count, sizeof *names, "trace names");

@@ -164,7 +164,7 @@ static void fill_line(const struct loop *self, const run_totals *run, double los
             .busy_seconds = (double)run->lanes[i].busy_ns * 1e-9,
             .stall_seconds = (double)run->lanes[i].stall_ns * 1e-9,
         };
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         line->peak_bytes[a] = self->summary->peak_bytes[a];
 }
 
@@ -201,7 +201,7 @@ static double rate_of(const struct loop *self)
 /* Why this step's failed gradient ends the run; NULL: it does not. */
 static const char *why_no_skip(const struct loop *self)
 {
-    if (self->run.setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+    if (self->run.setup->plan.update == UPDATE_IN_BACKWARD)
         return "with schedule.update in_backward it was applied as it came, so what was trained is "
                "lost";
     if (!self->run.job->check_grad_overflow)
@@ -293,7 +293,7 @@ static int run_step_program(struct loop *self, run_totals *run, enum program_kin
     engine->step.loss_scale = self->scaler.scale;
     if (!leaves_update)
         engine->step.skip = false; /* until the norm says otherwise */
-    if (self->run.setup->plan.update == PLAN_UPDATE_IN_BACKWARD) {
+    if (self->run.setup->plan.update == UPDATE_IN_BACKWARD) {
         engine->step.grad_norm = 0; /* neither clips nor skips */
         engine_make_scalars(engine);
     }
@@ -307,7 +307,7 @@ static int run_step_program(struct loop *self, run_totals *run, enum program_kin
         return err_prefix(rc, "step %" PRIu64, engine->step.step);
     if (leaves_update)
         engine_make_scalars(engine);
-    if (self->run.setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+    if (self->run.setup->plan.update == UPDATE_IN_BACKWARD)
         self->spoiled = engine->step.skip = !isfinite(engine->step.grad_norm);
     self->pending = leaves_update && !engine->step.skip;
     return 0;

@@ -76,7 +76,7 @@ static int name_commit(int failed, uint64_t step)
 /* Whether rank 0 finds something in the run directory. */
 static int has_run_dir(const struct loop *self, bool *has_state)
 {
-    char state[JOB_PATH_BYTES + 16];
+    char state[FILE_PATH_BYTES + 16];
     snprintf(state, sizeof state, "%s/state", self->run.job->run.dir);
     uint8_t is_there = access(state, F_OK) == 0;
     TRY(ranks_from_rank0(&self->run.ranks, "run directory", &is_there, sizeof is_there));

@@ -11,24 +11,18 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "data/made.h"
 #include "data/prepare.h"
 #include "train/loop_internal.h"
 
-static_assert((int)JOB_DATA_AUTO == (int)CORPUS_AUTO && (int)JOB_DATA_MADE == (int)CORPUS_MADE &&
-                  CORPUS_MADE + 1 == CORPUS_FORMAT_COUNT,
-              "job_data_format and corpus_format are one");
-static_assert((int)JOB_SHUFFLE_DOCUMENTS == (int)SAMPLER_DOCUMENTS &&
-                  (int)JOB_SHUFFLE_NONE == (int)SAMPLER_NONE,
-              "job_shuffle and sampler_shuffle are one");
 static_assert((int)JOB_FILES_MAX <= (int)MIXTURE_SOURCES_MAX, "a source has a file");
 
-enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = JOB_PATH_BYTES + 64 };
+enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = FILE_PATH_BYTES + 64 };
 
 /* What rank 0 finds out about a file, for all. */
 struct file_word {
@@ -60,11 +54,11 @@ static bool ends_with(const char *text, const char *end)
  * those that model.hf stands for are of this host. */
 static bool may_make(const struct job *asked)
 {
-    if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == JOB_DATA_JSONL)
+    if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == DATA_JSONL)
         return true;
     for (int list = 0; list < LISTS; list++) {
         const struct job_files *files = list_of(asked, list);
-        for (uint32_t i = 0; asked->data.format == JOB_DATA_AUTO && i < files->count; i++)
+        for (uint32_t i = 0; asked->data.format == DATA_AUTO && i < files->count; i++)
             if (ends_with(files->path[i], ".jsonl") || ends_with(files->path[i], ".ndjson"))
                 return true;
     }
@@ -87,7 +81,7 @@ static int open_corpus(const struct loop *self, int list, uint32_t first, uint32
     const struct job *asked = self->run.job;
     const struct job_files *files = list_of(asked, list);
     const char *paths[JOB_FILES_MAX];
-    enum corpus_format formats[JOB_FILES_MAX];
+    enum data_format formats[JOB_FILES_MAX];
     char(*made)[MADE_PATH_BYTES] = mem_alloc(count, sizeof *made, "paths of token files");
     int rc = made ? 0 : -ENOMEM;
     *out = NULL;
@@ -95,7 +89,7 @@ static int open_corpus(const struct loop *self, int list, uint32_t first, uint32
         const struct file_word *word = self->data ? &self->data->words[list][first + i] : NULL;
         bool is_made = word && word->is_made;
         paths[i] = is_made ? made[i] : files->path[first + i];
-        formats[i] = is_made ? CORPUS_MADE : (enum corpus_format)asked->data.format;
+        formats[i] = is_made ? DATA_MADE : asked->data.format;
         if (!is_made)
             continue;
         made_path(asked, word, made[i]);
@@ -128,9 +122,9 @@ static int open_list(const struct loop *self, int list, mixture **out)
         first += count;
     }
     if (rc == 0)
-        return mixture_create(
-            sources, files->weight, opened, asked->data.seed, asked->model.seq_length,
-            list == TRAIN ? (enum sampler_shuffle)asked->data.shuffle : SAMPLER_NONE, out);
+        return mixture_create(sources, files->weight, opened, asked->data.seed,
+                              asked->model.seq_length,
+                              list == TRAIN ? asked->data.shuffle : SHUFFLE_NONE, out);
     for (uint32_t i = 0; i < opened; i++)
         corpus_close(sources[i]);
     return rc;
@@ -185,8 +179,7 @@ static int look_at(struct loop *self, int list, uint32_t idx)
     const struct job_files *files = list_of(self->run.job, list);
     prepare_work *work = &data->work[list][idx];
     data->options.field = files->field[idx];
-    TRY(prepare_look(files->path[idx], (enum corpus_format)self->run.job->data.format,
-                     &data->options, work));
+    TRY(prepare_look(files->path[idx], self->run.job->data.format, &data->options, work));
     data->words[list][idx] = (struct file_word){.key = work->key, .is_made = work->is_needed};
     data->is_late = data->is_late || work->is_needed;
     return 0;
@@ -244,7 +237,7 @@ int loop_check_borrowed_tokenizer(const struct loop *self)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     const struct job *asked = self->run.job;
-    char dir[JOB_PATH_BYTES], file[MADE_PATH_BYTES];
+    char dir[FILE_PATH_BYTES], file[MADE_PATH_BYTES];
     bool is_made = self->data && self->data->is_late;
     if (asked->data.tokenizer_is_given || asked->model.hf[0] != '\0' ||
         !(is_made || (self->train_data && mixture_is_text(self->train_data))))
@@ -252,7 +245,7 @@ int loop_check_borrowed_tokenizer(const struct loop *self)
     int there = state_hf_dir(self->options->from, dir);
     TRY(there);
     for (int i = 0; there && i < 2; i++) {
-        snprintf(file, sizeof file, "%s/%s", dir, names[i]);
+        TRY(file_join(file, sizeof file, dir, names[i]));
         if (access(file, F_OK) == 0)
             return err_set(ERR_CONFIG,
                            "data.tokenizer is not given, so that text would be cut as bytes, but "
@@ -290,10 +283,8 @@ int loop_open_data(struct loop *self)
 static int make_directory(const struct job *asked)
 {
     char path[MADE_PATH_BYTES];
-    snprintf(path, sizeof path, "%s/data", asked->run.dir);
-    if (mkdir(path, 0777) == 0 || errno == EEXIST)
-        return 0;
-    return err_errno(errno, "cannot make the directory %s", path);
+    TRY(file_join(path, sizeof path, asked->run.dir, "data"));
+    return file_make_directories(path, NULL);
 }
 
 /* Rank 0's: what is there already is of an earlier process, or of a file that is in both lists. */
@@ -355,7 +346,7 @@ int loop_make_data(struct loop *self)
     }
     const mixture *data = self->train_data;
     bool is_told = data && (self->data || mixture_source_count(data) > 1 ||
-                            self->run.job->data.shuffle == JOB_SHUFFLE_DOCUMENTS);
+                            self->run.job->data.shuffle == SHUFFLE_DOCUMENTS);
     if (is_told && ranks->rank == 0 && !self->options->is_trial)
         tell_sources(self);
     return 0;

@@ -66,7 +66,7 @@ static int forget_begun(struct loop *self, manifest *found)
 /* Commits that another run has kept here: a new one would neither replace them nor keep its own. */
 static int refuse_kept(const struct loop *self)
 {
-    char path[JOB_PATH_BYTES + 16], name[sizeof path + 300];
+    char path[FILE_PATH_BYTES + 16], name[sizeof path + 300];
     snprintf(path, sizeof path, "%s/keep", self->run.dir.path);
     DIR *directory = opendir(path);
     if (!directory)
@@ -145,7 +145,7 @@ static void show_setup(void *user, const struct setup *setup)
     bool speaks = self->run.ranks.rank == 0 || comm_is_pretended(self->run.ranks.comm);
     if (self->options->on_plan && speaks)
         self->options->on_plan(self->options->user, &summary);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
     char text[TOPOLOGY_TEXT_BYTES];
@@ -228,7 +228,7 @@ int loop_start(struct loop *self, manifest *found)
 
 static int open_metrics(struct loop *self)
 {
-    char path[JOB_PATH_BYTES + 16];
+    char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/metrics.jsonl", self->run.dir.path);
     uint64_t lines = 0;
     if (self->resumed)

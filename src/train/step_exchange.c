@@ -130,9 +130,9 @@ int loop_collect_ranks(struct loop *self)
     const struct ranks *ranks = &self->run.ranks;
     struct train_rank own = {.sent_bytes = self->sent_bytes};
     snprintf(own.host, sizeof own.host, "%s", ranks->host);
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
         own.arena_bytes[a] = engine->arenas[a].size_bytes;
-    own.arena_bytes[ARENA_NVME] = setup_reached_bytes(self->run.setup, ARENA_NVME);
+    own.arena_bytes[TIER_NVME] = setup_reached_bytes(self->run.setup, TIER_NVME);
     for (uint32_t d = 0; d < engine->disk->drive_count; d++)
         own.slab_file_bytes += engine->disk->files[d].file_bytes;
     TRY(arena_process_memory(NULL, &own.resident_bytes_max, NULL));

@@ -11,19 +11,13 @@
 #include "data/prepare.h"
 #include "data/token_file.h"
 
-static int find_format(const char *name, enum corpus_format *out)
+static int find_format(const char *name, enum data_format *out)
 {
-    static const struct {
-        const char *name;
-        enum corpus_format format;
-    } formats[] = {{"megatron", CORPUS_MEGATRON},
-                   {"llmc", CORPUS_LLMC},
-                   {"u16", CORPUS_U16},
-                   {"u32", CORPUS_U32}};
-    *out = CORPUS_MEGATRON;
+    static const enum data_format formats[] = {DATA_MEGATRON, DATA_LLMC, DATA_U16, DATA_U32};
+    *out = DATA_MEGATRON;
     for (size_t i = 0; name && i < sizeof formats / sizeof formats[0]; i++)
-        if (strcmp(formats[i].name, name) == 0) {
-            *out = formats[i].format;
+        if (strcmp(data_format_name(formats[i]), name) == 0) {
+            *out = formats[i];
             return 0;
         }
     return name ? err_set(ERR_USAGE, "tokens are written as megatron, llmc, u16 or u32, not as %s",
@@ -46,9 +40,9 @@ static int check_name(const tokenize_request *request, const char *end)
     return 0;
 }
 
-static int check_names(const tokenize_request *request, enum corpus_format format)
+static int check_names(const tokenize_request *request, enum data_format format)
 {
-    if (format != CORPUS_MEGATRON)
+    if (format != DATA_MEGATRON)
         return check_name(request, "");
     TRY(check_name(request, ".bin"));
     return check_name(request, ".idx");
@@ -68,7 +62,7 @@ static int tokenize_file(const char *path, const prepare_options *options, const
                          tokenize_result *result)
 {
     prepare_work work;
-    TRY(prepare_look(path, CORPUS_AUTO, options, &work));
+    TRY(prepare_look(path, DATA_AUTO, options, &work));
     if (!work.is_needed)
         return err_set(
             ERR_INPUT,
@@ -85,8 +79,8 @@ static int tokenize_file(const char *path, const prepare_options *options, const
     return 0;
 }
 
-static int tokenize_all(const tokenize_request *request, tokenizer *words,
-                        enum corpus_format format, tokenize_result *result)
+static int tokenize_all(const tokenize_request *request, tokenizer *words, enum data_format format,
+                        tokenize_result *result)
 {
     token_file *out;
     result->vocab = tokenizer_vocab(words);
@@ -117,7 +111,7 @@ static int tokenize_all(const tokenize_request *request, tokenizer *words,
 
 int tokenize_files(const tokenize_request *request, tokenize_result *result)
 {
-    enum corpus_format format;
+    enum data_format format;
     tokenizer *words;
     uint64_t begin_ns = clock_ns();
     *result = (tokenize_result){0};

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "config/job.h"
 #include "report/metrics.h"
 #include "setup/summary.h"
@@ -41,9 +42,9 @@ struct train_eval {
 /* What one rank had and used. */
 struct train_rank {
     char host[64];
-    uint64_t arena_bytes[ARENA_COUNT]; /* of device and host arena, and of the slabs' extents */
-    uint64_t slab_file_bytes;          /* of its slab files, headers included */
-    uint64_t sent_bytes;               /* to other ranks by collectives, in the last step */
+    uint64_t arena_bytes[TIER_COUNT]; /* of device and host arena, and of the slabs' extents */
+    uint64_t slab_file_bytes;         /* of its slab files, headers included */
+    uint64_t sent_bytes;              /* to other ranks by collectives, in the last step */
     uint64_t resident_bytes_max;
 };
 
@@ -56,7 +57,7 @@ struct train_summary {
     bool eval_given;
     bool was_resumed;
     metrics_lane lanes[LANE_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT];
+    uint64_t peak_bytes[TIER_COUNT];
     uint64_t gpu_used_bytes; /* of the GPU's memory, at the end, by all processes; 0 on the CPU */
     uint64_t resident_bytes_max;  /* VmHWM */
     uint64_t sealed_alloc_count;  /* our allocations between the second step and the end: 0 */

@@ -1,10 +1,10 @@
-/* What the fuzz harnesses share.
+/* Shared by the fuzz harnesses.
  *
- *   clang     fuzz_<what>.c + libFuzzer      sluice-fuzz-<what>     searches (the preset `fuzz`, run.sh)
- *   any       fuzz_<what>.c + replay.c       fuzz-replay-<what>     runs stored inputs again (CTest)
+ *   clang   fuzz_<what>.c + libFuzzer   sluice-fuzz-<what>   searches (the preset `fuzz`, run.sh)
+ *   any     fuzz_<what>.c + replay.c    fuzz-replay-<what>   runs stored inputs again (CTest)
  *
- * A harness is a function of its input alone: the same bytes take the same way each time. It frees all
- * that it takes and writes nothing but its finding. One thread. */
+ * A harness is a function of its input alone: the same bytes take the same way each time. It frees
+ * all that it takes and writes nothing but its finding. One thread. */
 #ifndef SLUICE_TESTS_FUZZ_FUZZ_H
 #define SLUICE_TESTS_FUZZ_FUZZ_H
 
@@ -38,8 +38,8 @@ uint64_t fuzz_live_bytes(void);
 
 enum { FUZZ_PATH_BYTES = 160 };
 
-/* A directory of this process's own, in memory where there is /dev/shm; removed with its files when the
- * process ends of its own will. Made at the first call. */
+/* A directory of this process's own, in memory where there is /dev/shm; removed with its files when
+ * the process ends of its own will. Made at the first call. */
 const char *fuzz_directory(void);
 
 /* Writes `name` in it anew. `path` gets its path. */

@@ -1,14 +1,16 @@
-/* Fuzzes NumPy's arrays and the token files that Sluice makes, and the sampler of documents upon them.
+/* Fuzzes NumPy's arrays and the token files that Sluice makes, and the sampler of documents upon
+ * them.
  *
  *   offset  bytes  field
- *   0       1      bit 0: npy, else made; bit 1: recognized by its beginning, else named; bit 2: the sum of a made
- *                  file's header is put right first; bit 3: the file is cut to half after opening
+ *   0       1      bit 0: npy, else made; bit 1: recognized by its beginning, else named; bit 2:
+ *                  the sum of a made file's header is put right first; bit 3: the file is cut
+ *                  to half after opening
  *   1       1      vocabulary (vocabs[]), modulo
  *   2       1      T - 1, tokens of a window, modulo 32
  *   3              the file
  *
- * What opens must give the tokens, marks and documents that the harness reads from the same bytes, and windows of
- * shuffled documents must hold each token of an epoch at most once. */
+ * What opens must give the tokens, marks and documents that the harness reads from the same bytes,
+ * and windows of shuffled documents must hold each token of an epoch at most once. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -95,7 +97,7 @@ static void check_sampler(corpus *source, uint64_t length)
 {
     int32_t in[WINDOW_MAX], out[WINDOW_MAX];
     sampler windows;
-    int rc = sampler_init_as(&windows, source, length * 77, length, SAMPLER_DOCUMENTS);
+    int rc = sampler_init_as(&windows, source, length * 77, length, SHUFFLE_DOCUMENTS);
     if (rc < 0) {
         fuzz_check_refusal(rc, ERR_INPUT, ERR_INPUT);
         return;
@@ -147,7 +149,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *magic = is_npy ? "\x93NUMPY" : "SLUICETK";
     bool is_recognized =
         (data[0] & 2) && count >= strlen(magic) && memcmp(bytes, magic, strlen(magic)) == 0;
-    enum corpus_format format = is_recognized ? CORPUS_AUTO : is_npy ? CORPUS_NPY : CORPUS_MADE;
+    enum data_format format = is_recognized ? DATA_AUTO : is_npy ? DATA_NPY : DATA_MADE;
     corpus *source;
     int rc = corpus_open_as(&given, 1, format, vocabs[data[1] % VOCAB_COUNT], &source);
     if (rc < 0) {

@@ -2,8 +2,8 @@
  *
  *   input   job text  [ 0x1E  key.path=value ]...       0x1E: ASCII's record separator
  *
- * A text ends in a job or in one sentence. A job's own text must read back as the same job, its schedule
- * must give numbers, and its counts must lie within its arrays. */
+ * A text ends in a job or in one sentence. A job's own text must read back as the same job, its
+ * schedule must give numbers, and its counts must lie within its arrays. */
 #include <math.h>
 #include <string.h>
 
@@ -26,15 +26,15 @@ static void check_counts(const job *self)
 {
     FUZZ_CHECK(self->data.train.count <= JOB_FILES_MAX && self->data.valid.count <= JOB_FILES_MAX,
                "%u and %u files", self->data.train.count, self->data.valid.count);
-    FUZZ_CHECK(self->tiers.nvme_count <= JOB_DRIVES_MAX, "%u drives", self->tiers.nvme_count);
+    FUZZ_CHECK(self->tiers.nvme_count <= DRIVES_MAX, "%u drives", self->tiers.nvme_count);
     FUZZ_CHECK(self->tiers.rule_count <= JOB_RULES_MAX, "%u rules", self->tiers.rule_count);
     for (uint32_t i = 0; i < self->tiers.rule_count; i++)
         FUZZ_CHECK(self->tiers.rules[i].unit_first <= self->tiers.rules[i].unit_last, "rule %u", i);
     for (uint32_t i = 0; i < self->tiers.nvme_count; i++)
-        FUZZ_CHECK(memchr(self->tiers.nvme[i].path, '\0', JOB_PATH_BYTES), "drive %u", i);
+        FUZZ_CHECK(memchr(self->tiers.nvme[i].path, '\0', FILE_PATH_BYTES), "drive %u", i);
     for (uint32_t i = 1; i < self->run.keep_count; i++)
         FUZZ_CHECK(self->run.keep[i - 1] < self->run.keep[i], "kept step %u", i);
-    FUZZ_CHECK(memchr(self->run.dir, '\0', JOB_PATH_BYTES), "run.dir");
+    FUZZ_CHECK(memchr(self->run.dir, '\0', FILE_PATH_BYTES), "run.dir");
     FUZZ_CHECK(self->micro_batch > 0 && self->accumulation > 0, "batch sizes of 0");
     FUZZ_CHECK(self->train_batch_size / self->micro_batch == self->accumulation &&
                    self->train_batch_size % self->micro_batch == 0,

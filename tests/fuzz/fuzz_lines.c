@@ -3,11 +3,11 @@
  *   offset  bytes  field
  *   0       1      form of conversations (names[]), modulo
  *   1       1      bit 0: the field is "t", else "text"; bit 1: the file is text, not JSON lines
- *   2       2      bytes of the template beside the tokenizer, little-endian; what is left is the file's
+ *   2       2      bytes of the template beside the tokenizer, little-endian; then the file's
  *   4              template, file
  *
- * The tokenizer is "bytes". What is made must have documents through all its tokens, a text's own bytes, marks that
- * are as many as it says; made again it is the same file. */
+ * The tokenizer is "bytes". What is made must have documents through all its tokens, a text's own
+ * bytes, marks that are as many as it says; made again it is the same file. */
 #include <string.h>
 
 #include "base/log.h"
@@ -81,13 +81,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     prepare_work work;
     corpus *source = NULL;
     const char *given = made;
-    int rc = prepare_look(path, is_text ? CORPUS_TEXT : CORPUS_JSONL, &options, &work);
+    int rc = prepare_look(path, is_text ? DATA_TEXT : DATA_JSONL, &options, &work);
     if (rc == 0)
         rc = prepare_make(&work, &options, made);
     if (rc < 0) {
         fuzz_check_refusal(rc, ERR_INPUT, ERR_CONFIG);
     } else {
-        rc = corpus_open_as(&given, 1, CORPUS_MADE, 256, &source);
+        rc = corpus_open_as(&given, 1, DATA_MADE, 256, &source);
         FUZZ_CHECK(rc == 0, "%s", err_text());
         check_corpus(source, is_text, bytes, count);
         corpus_close(source);

@@ -1,13 +1,14 @@
 /* Fuzzes the manifest.
  *
  *   offset  bytes  field
- *   0       1      bit 0: the slot; bits 1 to 7: what is put right in the bytes before they are read (FIX_*),
- *                  since no search meets a checksum
- *   1       1      which byte of a written slot is damaged later; whether refused bytes are read as a file
+ *   0       1      bit 0: the slot; bits 1 to 7: what is put right in the bytes before reading
+ *                  (FIX_*), since no search meets a checksum
+ *   1       1      which byte of a written slot is damaged later; whether refused bytes are read as
+ *                  a file
  *   2              the slot
  *
- * Bytes end in ERR_CORRUPT, or in a record that keeps all that manifest.h promises, that memory and file
- * agree about, and that written again is the same: to the bit, where the version is today's. */
+ * Bytes end in ERR_CORRUPT, or in a record that keeps all that manifest.h promises, that memory and
+ * file agree about, and that written again is the same to the bit. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -52,12 +53,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 /* Where the extents begin, or `size` where the lengths of the texts lead beyond it. */
 static size_t extents_begin(const manifesti_header *header, size_t size)
 {
-    uint64_t at = header->version < 3   ? MANIFESTI_HEADER_2_BYTES
-                  : header->version < 4 ? MANIFESTI_HEADER_3_BYTES
-                                        : sizeof *header;
+    uint64_t at = sizeof *header;
     uint64_t ranks[] = {header->world_size, header->stray_rank_count};
     for (size_t i = 0; i < 2; i++)
-        ranks[i] = header->version < 4 ? 0 : size_round_up(ranks[i] * sizeof(manifest_rank), 8);
+        ranks[i] = size_round_up(ranks[i] * sizeof(manifest_rank), 8);
     const uint64_t texts[] = {header->drives_bytes, header->stray_bytes, ranks[0], ranks[1],
                               header->identity_bytes};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
@@ -65,12 +64,8 @@ static size_t extents_begin(const manifesti_header *header, size_t size)
     return (size_t)size_min(at, size);
 }
 
-static size_t extent_bytes(const manifesti_header *header)
-{
-    return header->version < 4 ? MANIFESTI_EXTENT_3_BYTES : sizeof(manifest_extent);
-}
-
-/* Moves the extent to where it is due after `before`; shards are of as many elements as the unit's first. */
+/* Moves the extent to where it is due after `before`; shards are of as many elements as the unit's
+ * first. */
 static void fix_place(manifest_extent *extent, const manifest_extent *before, uint32_t shards,
                       uint64_t *shard_elems, uint64_t tile_elems)
 {
@@ -100,10 +95,10 @@ static void fix_place(manifest_extent *extent, const manifest_extent *before, ui
             size_min(size_round_up(extent->elem_count, SHARD_ELEMS_STEP), tile_elems);
 }
 
-/* Extents one after the other. Of a split master a unit that learns has two for each tile: params of 2 bytes, the
- * high halves, and state behind them. */
+/* Extents one after the other. Of a split master a unit that learns has two for each tile: params
+ * of 2 bytes, the high halves, and state behind them. */
 struct fixer {
-    uint32_t shards, version, streams;
+    uint32_t shards, streams;
     uint64_t tile_elems, shard_elems;
     manifest_extent before; /* the last that is not of low halves */
     bool learns;            /* its unit */
@@ -122,13 +117,13 @@ static void fix_extent(struct fixer *self, manifest_extent *extent)
         self->wants_low = false;
         return;
     }
-    bool is_split = self->version >= 6 && tile_master_is_split(self->streams);
+    bool is_split = tile_master_is_split(self->streams);
     fix_place(extent, &before, self->shards, &self->shard_elems, self->tile_elems);
     if (extent->unit != before.unit)
-        self->learns = self->version < 5 || extent->param_bytes == 0;
-    if (self->version >= 5) /* of all of the unit or of none */
-        extent->param_bytes = self->learns && !is_split ? 0 : 2;
-    if (self->version >= 5 && extent->param_bytes) /* whole blocks */
+        self->learns = extent->param_bytes == 0;
+    /* of all of the unit or of none */
+    extent->param_bytes = self->learns && !is_split ? 0 : 2;
+    if (extent->param_bytes) /* whole blocks */
         extent->elem_count =
             size_min(size_round_up(extent->elem_count, TILE_BLOCK_BYTES / 2), self->tile_elems);
     extent->size_bytes = extent->param_bytes ? extent->elem_count * extent->param_bytes
@@ -142,21 +137,19 @@ static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigne
 {
     uint64_t tile_elems = size_max(header->tile_elems, 1), end = 0;
     uint32_t streams = tile_streams_is_valid(header->state_streams) ? header->state_streams : 3;
-    uint32_t shards = header->version < 4 || header->is_replicated ? 1 : header->world_size;
-    struct fixer fix = {
-        .shards = shards, .tile_elems = tile_elems, .version = header->version, .streams = streams};
+    uint32_t shards = header->is_replicated ? 1 : header->world_size;
+    struct fixer fix = {.shards = shards, .tile_elems = tile_elems, .streams = streams};
     fix.before = (manifest_extent){.unit = UINT32_MAX, .rank = shards - 1};
-    size_t stored_bytes = extent_bytes(header);
-    for (size_t at = begin; size - at >= stored_bytes; at += stored_bytes) {
-        manifest_extent extent = {.unit = 0};
-        memcpy(&extent, bytes + at, stored_bytes);
+    manifest_extent extent;
+    for (size_t at = begin; size - at >= sizeof extent; at += sizeof extent) {
+        memcpy(&extent, bytes + at, sizeof extent);
         if (fixes & FIX_EXTENTS)
             fix_extent(&fix, &extent);
         if (fixes & FIX_OFFSETS) {
             extent.offset_bytes = end;
             end += extent.size_bytes;
         }
-        memcpy(bytes + at, &extent, stored_bytes);
+        memcpy(bytes + at, &extent, sizeof extent);
     }
 }
 
@@ -164,13 +157,13 @@ static void put_right(unsigned char *bytes, size_t size, unsigned slot, unsigned
 {
     manifesti_header header = {.version = 0};
     size_t header_bytes = size_min(size, sizeof header);
-    if (size < MANIFESTI_HEADER_2_BYTES)
+    if (size < MANIFESTI_PREFIX_BYTES)
         return;
     memcpy(&header, bytes, header_bytes);
     size_t begin = extents_begin(&header, size);
     if (fixes & FIX_LENGTHS) {
         header.file_bytes = size;
-        header.extent_count = (size - begin) / extent_bytes(&header);
+        header.extent_count = (size - begin) / sizeof(manifest_extent);
     }
     if (fixes & FIX_GENERATION)
         header.generation = (header.generation & ~(UINT64_MAX << 62 | 1)) | slot;
@@ -199,7 +192,7 @@ static void put_right(unsigned char *bytes, size_t size, unsigned slot, unsigned
 
 static void check_slabs(const manifest_slabs *self)
 {
-    FUZZ_CHECK(self->drive_count <= MANIFEST_DRIVES_MAX, "%u drives", self->drive_count);
+    FUZZ_CHECK(self->drive_count <= DRIVES_MAX, "%u drives", self->drive_count);
     for (uint32_t d = 0; d < self->drive_count; d++) {
         size_t length = strnlen(self->drives[d], MANIFEST_TEXT_BYTES);
         FUZZ_CHECK(length > 0 && length < MANIFEST_TEXT_BYTES, "drive %u", d);
@@ -243,7 +236,8 @@ static void check_halves(const manifest *self, uint32_t unit)
                (unsigned long long)counts[0], (unsigned long long)counts[1]);
 }
 
-/* Every shard of the unit whose last extent is number `last` is as long as its first, and all are there. */
+/* Every shard of the unit whose last extent is number `last` is as long as its first, and all are
+ * there. */
 static void check_unit(const manifest *self, uint64_t last, uint32_t shards)
 {
     uint32_t unit = self->extents[last].unit;
@@ -271,7 +265,7 @@ static void check_bytes(const manifest *self, uint64_t i)
     FUZZ_CHECK(rc == 0 && end <= INT64_MAX, "end of extent %llu", (unsigned long long)i);
     FUZZ_CHECK(self->total_bytes == 0 || end <= self->total_bytes, "beyond the slab");
     FUZZ_CHECK(width == 0 || extent->size_bytes == width * extent->elem_count, "size of params");
-    FUZZ_CHECK(width > 0 || self->state_streams == 0 ||
+    FUZZ_CHECK(width > 0 ||
                    extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams),
                "size of extent %llu", (unsigned long long)i);
     for (uint64_t k = 0; k < i; k++)
@@ -336,9 +330,8 @@ static void check_record(const manifest *self, unsigned slot)
     check_slabs(&self->slabs);
     check_slabs(&self->stray);
     size_t length = strnlen(self->identity, MANIFEST_TEXT_BYTES);
-    FUZZ_CHECK(length < MANIFEST_TEXT_BYTES, "the identity does not end");
-    FUZZ_CHECK(length == 0 || XXH3_64bits(self->identity, length) == self->fingerprint,
-               "fingerprint");
+    FUZZ_CHECK(length > 0 && length < MANIFEST_TEXT_BYTES, "the identity's length");
+    FUZZ_CHECK(XXH3_64bits(self->identity, length) == self->fingerprint, "fingerprint");
     FUZZ_CHECK(!is_commit || (self->slabs.drive_count > 0 && self->extent_count > 0 &&
                               self->total_bytes > 0 && self->stripe_bytes > 0),
                "an empty commit");
@@ -351,8 +344,7 @@ static void check_record(const manifest *self, unsigned slot)
                    (self->scale_last_overflow < 0 ||
                     (uint64_t)self->scale_last_overflow < self->scale_iteration),
                "the scaler");
-    FUZZ_CHECK(self->state_streams == 0 || tile_streams_is_valid(self->state_streams),
-               "streams %08x", self->state_streams);
+    FUZZ_CHECK(tile_streams_is_valid(self->state_streams), "streams %08x", self->state_streams);
     FUZZ_CHECK(self->world_size > 0 && self->slabs.rank_count == self->world_size, "world");
     FUZZ_CHECK((self->stray.rank_count > 0) == (self->stray.drive_count > 0), "ranks of strays");
     FUZZ_CHECK(self->zero_stage <= 3 && (!self->is_replicated || self->zero_stage == 0), "stage");
@@ -461,7 +453,8 @@ static void check_foreign(unsigned where)
     manifest_fini(&again);
 }
 
-/* A commit beside the record; damaged, the record counts again, or a run that had only begun is lost. */
+/* A commit beside the record; damaged, the record counts again, or a run that had only begun is
+ * lost. */
 static void check_damage(unsigned slot, unsigned where)
 {
     int found;
@@ -492,14 +485,11 @@ static void check_damage(unsigned slot, unsigned where)
 /* Written anew, and over itself, the record is the same bytes. */
 static void check_written(size_t size, unsigned slot, unsigned where)
 {
-    uint32_t version;
-    memcpy(&version, slot_bytes + offsetof(manifesti_header, version), sizeof version);
     remove_slots();
     int rc = manifest_write(fuzz_directory(), &record);
     FUZZ_CHECK(rc == 0, "%s", err_text());
     size_t written = load_slot(slot);
-    FUZZ_CHECK(version < MANIFESTI_VERSION ||
-                   (written == size && memcmp(stored, slot_bytes, size) == 0),
+    FUZZ_CHECK(written == size && memcmp(stored, slot_bytes, size) == 0,
                "other bytes are written than were read");
     rc = manifest_decode(stored, written, slot, &again);
     FUZZ_CHECK(rc == 0, "%s", err_text());

@@ -1,6 +1,6 @@
-/* Fuzzes the headers of safetensors files: the first byte says how many bytes of data follow the header, the rest is
- * the header. Bytes end in ERR_INPUT, or in tensors that fill the data without overlap, sized as dtype and shape say,
- * and that are found by their names. */
+/* Fuzzes the headers of safetensors files: the first byte says how many bytes of data follow the
+ * header, the rest is the header. Bytes end in ERR_INPUT, or in tensors that fill the data without
+ * overlap, sized as dtype and shape say, and that are found by their names. */
 #include <string.h>
 
 #include "format/safetensors.h"

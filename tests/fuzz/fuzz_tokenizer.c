@@ -1,13 +1,14 @@
 /* Fuzzes tokenizer.json and the patterns in it.
  *
  *   offset  bytes  field
- *   0       1      bit 0: adds_special; bit 1: plain_text; bit 2: a tokenizer_config.json lies beside it
+ *   0       1      bit 0: adds_special; bit 1: plain_text; bit 2: there is a tokenizer_config.json
  *   1       1      bytes of the text
- *   2              text, then the document. In the document the first "@V" stands for a vocabulary of all 256 bytes
- *                  (ids 0 to 255, no braces around it), so that short inputs have one
+ *   2              text, then the document. In the document the first "@V" stands for a vocabulary
+ *                  of all 256 bytes (ids 0 to 255, no braces), so that short inputs have one
  *
- * A refusal is one line of text. What opens gives ids that exist, the same ones again; where it says that it cuts at
- * lines, cut text gives the ids of the whole, and ASCII text comes back from its tokens. */
+ * A refusal is one line of text. What opens gives ids that exist, the same ones again; where it
+ * says that it cuts at lines, cut text gives the ids of the whole, and ASCII text comes back from
+ * its tokens. */
 #include <string.h>
 
 #include "base/log.h"

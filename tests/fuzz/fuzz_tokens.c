@@ -1,17 +1,18 @@
 /* Fuzzes the token files: text, llm.c, raw ids, Megatron's pair, and the sampler upon them.
  *
  *   offset  bytes  field
- *   0       1      data.format (enum corpus_format), modulo those up to megatron; fuzz_files.c has the others
+ *   0       1      data.format (enum data_format), modulo those up to megatron; fuzz_files.c has
+ *                  the others
  *   1       1      names: what the files are called and which of them is given (layouts[]), modulo
  *   2       1      vocabulary (vocabs[]), modulo
  *   3       1      bits 0 to 4: T - 1, tokens of a window; bit 5: the files change after opening,
- *                  bit 6: by being cut to half (else all bytes become 0xFF); bit 7: a pair is repeated
- *                  until its index is read in several pieces
+ *                  bit 6: by being cut to half (else all bytes become 0xFF); bit 7: a pair is
+ *                  repeated until its index is read in several pieces
  *   4       2      bytes of the first file, little-endian; what is left is the second's
  *   6              content: first file, second file
  *
- * What opens must give the tokens that the harness reads from the same bytes by code of its own, and each
- * epoch of windows must be the stream but for at most T tokens. */
+ * What opens must give the tokens that the harness reads from the same bytes by code of its own,
+ * and each epoch of windows must be the stream but for at most T tokens. */
 #include <errno.h>
 #include <string.h>
 
@@ -52,7 +53,7 @@ enum { VOCAB_COUNT = sizeof vocabs / sizeof vocabs[0] };
 
 /* One input, taken apart. */
 struct input {
-    enum corpus_format format;
+    enum data_format format;
     const struct layout *layout;
     uint64_t vocab_size, window_tokens;
     bool changes, is_cut;
@@ -74,7 +75,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static void take_apart(const uint8_t *data, size_t size, struct input *out)
 {
-    out->format = (enum corpus_format)(data[0] % (CORPUS_MEGATRON + 1));
+    out->format = (enum data_format)(data[0] % (DATA_MEGATRON + 1));
     out->layout = &layouts[data[1] % LAYOUT_COUNT];
     out->vocab_size = vocabs[data[2] % VOCAB_COUNT];
     out->window_tokens = 1 + (data[3] & (WINDOW_MAX - 1));
@@ -95,11 +96,12 @@ static bool is_pair(const struct input *self)
     return strcmp(self->layout->names[0], "a.idx") == 0;
 }
 
-/* Whether what is given is read as Megatron's pair, if at all. An index counts wherever it lies beside. */
+/* Whether what is given is read as Megatron's pair, if at all. An index counts wherever it lies
+ * beside. */
 static bool is_megatron(const struct input *self)
 {
-    if (self->format != CORPUS_AUTO || !is_pair(self))
-        return self->format == CORPUS_MEGATRON;
+    if (self->format != DATA_AUTO || !is_pair(self))
+        return self->format == DATA_MEGATRON;
     return self->sizes[0] >= 9 && memcmp(self->bytes[0], "MMIDIDX\0", 9) == 0;
 }
 
@@ -170,8 +172,8 @@ static void grow(struct input *self)
     self->sizes[1] = turns * id_bytes;
 }
 
-/* What an index that was accepted must say: sequences of the whole .bin, one after another, and documents
- * that begin with sequences in their order. */
+/* What an index that was accepted must say: sequences of the whole .bin, one after another, and
+ * documents that begin with sequences in their order. */
 static void check_index(const struct input *self, unsigned width)
 {
     const uint8_t *index = self->bytes[0];
@@ -216,12 +218,12 @@ static size_t expect_file(const struct input *self, const char *given, size_t co
         width = widths[code];
         is_signed = code >= 2 && code <= 5;
         check_index(self, width);
-    } else if (self->format == CORPUS_U16 || self->format == CORPUS_U32) {
-        width = self->format == CORPUS_U16 ? 2 : 4;
-    } else if (self->format != CORPUS_TEXT) {
+    } else if (self->format == DATA_U16 || self->format == DATA_U32) {
+        width = self->format == DATA_U16 ? 2 : 4;
+    } else if (self->format != DATA_TEXT) {
         uint64_t magic = self->sizes[which] >= 4 ? (uint64_t)value_at(self->bytes[which], 4, 0) : 0;
         bool is_llmc = magic == 20240520 || magic == 20240801;
-        FUZZ_CHECK(is_llmc || self->format == CORPUS_AUTO, "magic %llu", (unsigned long long)magic);
+        FUZZ_CHECK(is_llmc || self->format == DATA_AUTO, "magic %llu", (unsigned long long)magic);
         begin = is_llmc ? LLMC_BYTES : 0;
         width = !is_llmc ? 1 : magic == 20240520 ? 2 : 4;
     }

@@ -1,5 +1,5 @@
-/* Prints libFuzzer's dictionary of the job file, from the options table: every key as JSON has it, every
- * path as --set has it, every choice. Run by the build of the fuzzers. */
+/* Prints libFuzzer's dictionary of the job file, from the options table: every key as JSON has it,
+ * every path as --set has it, every choice. Run by the build of the fuzzers. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,65 +1,85 @@
 /* Runs stored inputs through a harness, without libFuzzer: replay PATH...
  *
- * A PATH is an input or a directory of inputs, which are taken in the order of their names. A directory
- * that is missing, or has no input in it, is a failure: a test that tests nothing must not pass. */
-#include <dirent.h>
+ * A PATH is an input, or an archive of inputs (NAME.tar as tests/fuzz/run.sh makes it: the format
+ * ustar, regular files alone). An archive that is missing, cut short, or has no input in it is a
+ * failure: a test that tests nothing must not pass. */
 #include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "fuzz.h"
 
-enum { INPUT_BYTES_MAX = 1 << 20 };
+enum {
+    INPUT_BYTES_MAX = 1 << 20,
+    BLOCK_BYTES = 512, /* Headers and contents of an archive begin at multiples of this. */
+    NAME_BYTES = 100,
+    SIZE_AT = 124, /* 12 octal digits */
+    SIZE_BYTES = 12,
+    TYPE_AT = 156, /* '0': a regular file */
+    MAGIC_AT = 257
+};
 
-/* Exits on what is wrong with the stored inputs themselves. */
+/* Exits because the stored inputs themselves are wrong. */
 static void stop(const char *path, const char *what)
 {
     fprintf(stderr, "replay: %s: %s\n", path, what);
     exit(1);
 }
 
-static void run_file(const char *path)
+/* Reads `size` bytes and runs them. `name`: of the entry in an archive, or "". */
+static void run_input(FILE *file, const char *path, const char *name, size_t size)
 {
-    static uint8_t buffer[INPUT_BYTES_MAX];
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        stop(path, strerror(errno));
-    size_t size = fread(buffer, 1, sizeof buffer, file);
-    if (ferror(file) || size == sizeof buffer)
-        stop(path, "cannot be read, or is no input of a fuzzer: it has 1 MiB or more");
-    fclose(file);
     /* A block of just its length, so that ASan sees what reads beyond. */
     uint8_t *input = malloc(size > 0 ? size : 1);
     if (!input)
         stop(path, "no memory");
-    memcpy(input, buffer, size);
-    fprintf(stderr, "%s\n", path); /* the last line names what an abort is about */
+    if (fread(input, 1, size, file) != size)
+        stop(path, "it ends within an input, or cannot be read");
+    fprintf(stderr, "%s %s\n", path, name); /* the last line names what an abort is about */
     LLVMFuzzerTestOneInput(input, size);
     free(input);
 }
 
-static int is_input(const struct dirent *entry)
+/* The size that the header says. Stops at a header that is none of a regular file. */
+static size_t entry_size(const char *path, const char header[BLOCK_BYTES])
 {
-    return entry->d_name[0] != '.';
+    char digits[SIZE_BYTES + 1] = {0}, *end;
+    memcpy(digits, header + SIZE_AT, SIZE_BYTES);
+    unsigned long size = strtoul(digits, &end, 8);
+    if (memcmp(header + MAGIC_AT, "ustar", sizeof "ustar") != 0 || header[TYPE_AT] != '0' ||
+        header[NAME_BYTES - 1] != '\0' || end == digits)
+        stop(path, "it is no archive of the format ustar with regular files alone");
+    if (size >= INPUT_BYTES_MAX)
+        stop(path, "an input of 1 MiB or more is none of a fuzzer");
+    return size;
 }
 
 /* Returns how many inputs ran. */
-static unsigned run_directory(const char *path)
+static unsigned run_archive(FILE *file, const char *path)
 {
-    struct dirent **entries;
-    int count = scandir(path, &entries, is_input, alphasort);
-    if (count < 0)
-        stop(path, strerror(errno));
-    for (int i = 0; i < count; i++) {
-        char input_path[4096];
-        int length = snprintf(input_path, sizeof input_path, "%s/%s", path, entries[i]->d_name);
-        if (length >= (int)sizeof input_path)
-            stop(path, "the path is too long");
-        run_file(input_path);
-        free(entries[i]);
+    char header[BLOCK_BYTES];
+    unsigned count = 0;
+    /* Two blocks of zeros end the archive. */
+    while (fread(header, 1, sizeof header, file) == sizeof header && header[0] != '\0') {
+        size_t size = entry_size(path, header);
+        run_input(file, path, header, size);
+        if (fseek(file, (long)((BLOCK_BYTES - size % BLOCK_BYTES) % BLOCK_BYTES), SEEK_CUR) != 0)
+            stop(path, strerror(errno));
+        count++;
     }
-    free(entries);
-    return (unsigned)count;
+    if (feof(file))
+        stop(path, "it ends before the end of an archive");
+    return count;
+}
+
+static void run_file(FILE *file, const char *path)
+{
+    if (fseek(file, 0, SEEK_END) != 0)
+        stop(path, strerror(errno));
+    long size = ftell(file);
+    if (size < 0 || size >= INPUT_BYTES_MAX)
+        stop(path, "it is no input of a fuzzer: it has 1 MiB or more");
+    rewind(file);
+    run_input(file, path, "", (size_t)size);
 }
 
 int main(int argc, char **argv)
@@ -68,14 +88,16 @@ int main(int argc, char **argv)
         stop("use", "replay PATH...");
     LLVMFuzzerInitialize(&argc, &argv);
     for (int i = 1; i < argc; i++) {
-        struct stat info;
-        if (stat(argv[i], &info) < 0)
-            stop(argv[i], strerror(errno));
+        const char *suffix = strrchr(argv[i], '.');
+        FILE *file = fopen(argv[i], "rb");
         unsigned count = 1;
-        if (S_ISDIR(info.st_mode))
-            count = run_directory(argv[i]);
+        if (!file)
+            stop(argv[i], strerror(errno));
+        if (suffix && strcmp(suffix, ".tar") == 0)
+            count = run_archive(file, argv[i]);
         else
-            run_file(argv[i]);
+            run_file(file, argv[i]);
+        fclose(file);
         if (count == 0)
             stop(argv[i], "no input in it");
         printf("%s: %u inputs\n", argv[i], count);

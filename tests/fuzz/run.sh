@@ -1,32 +1,65 @@
 #!/bin/sh
-# Runs a fuzzer of the preset `fuzz`, or makes its corpus small.
+# Runs a fuzzer of the preset `fuzz`, or changes the archive of its inputs, tests/fuzz/WHAT.tar.
 #
-#   tests/fuzz/run.sh WHAT [SECONDS]     WHAT: manifest, job, tokens, files, lines, tokenizer, safetensors; default 1200 s
-#   tests/fuzz/run.sh --merge WHAT       tests/fuzz/corpus/WHAT becomes: its inputs that have a name, and
-#                                        the least of all others (named by their hash) that covers the same
+#   tests/fuzz/run.sh WHAT [SECONDS]         searches; default 1200 s. WHAT: manifest, job, tokens, files, lines,
+#                                            tokenizer, safetensors
+#   tests/fuzz/run.sh --merge WHAT           keeps of corpus/ in the archive the inputs that have a name, and the
+#                                            fewest of all others (named by their hash) that cover the same
+#   tests/fuzz/run.sh --add WHAT FILE NAME   puts FILE into the archive as found/NAME: a finding that is fixed,
+#                                            under a name that says what it was
+#   tests/fuzz/run.sh --unpack WHAT          writes the archive's inputs to build/fuzz/stored/WHAT
 #
-# New inputs go to build/fuzz/corpus/WHAT, findings to build/fuzz/found/WHAT-*. A finding that is fixed
-# belongs in tests/fuzz/found/WHAT/, under a name that says what it was. Options after SECONDS are
+# New inputs go to build/fuzz/corpus/WHAT, findings to build/fuzz/found/WHAT-*. Options after SECONDS are
 # libFuzzer's. FUZZ_BUILD names another build directory.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${FUZZ_BUILD:-$root/build/fuzz}
-merge=no
-if [ "${1:-}" = --merge ]; then
-    merge=yes
+mode=search
+case ${1:-} in
+--merge | --add | --unpack)
+    mode=${1#--}
     shift
-fi
-what=${1:?use: run.sh [--merge] WHAT [SECONDS] [OPTION...]}
-seconds=${2:-1200}
-[ $# -lt 2 ] || shift
+    ;;
+esac
+what=${1:?use: run.sh [--merge | --unpack | --add] WHAT [SECONDS [OPTION...] | FILE NAME]}
 shift
+archive=$root/tests/fuzz/$what.tar
+stored=$build/stored/$what
+
+unpack()
+{
+    rm -rf "$stored"
+    mkdir -p "$stored/corpus" "$stored/found"
+    tar -xf "$archive" -C "$stored"
+}
+
+# The same inputs make the same bytes, so that git sees no change where there is none.
+pack()
+{
+    (cd "$stored" && find corpus found -type f | LC_ALL=C sort | tar --create --file="$archive" --format=ustar \
+        --blocking-factor=1 --owner=0 --group=0 --numeric-owner --mode=644 --mtime=@0 --files-from=-)
+}
+
+unpack
+case $mode in
+unpack)
+    echo "$stored"
+    exit 0
+    ;;
+add)
+    cp "${1:?use: run.sh --add WHAT FILE NAME}" "$stored/found/${2:?use: run.sh --add WHAT FILE NAME}"
+    pack
+    exit 0
+    ;;
+esac
+
 fuzzer=$build/sluice-fuzz-$what
 [ -x "$fuzzer" ] || {
     echo "run.sh: no $fuzzer; build it: cmake --preset fuzz && cmake --build --preset fuzz" >&2
     exit 2
 }
-stored=$root/tests/fuzz/corpus/$what
-found=$root/tests/fuzz/found/$what
+seconds=${1:-1200}
+[ $# -lt 1 ] || shift
 new=$build/corpus/$what
 mkdir -p "$new" "$build/found"
 
@@ -34,27 +67,22 @@ mkdir -p "$new" "$build/found"
 export ASAN_OPTIONS="${ASAN_OPTIONS:-quarantine_size_mb=16}"
 
 case $what in
-manifest) set -- -max_len=4096 "$@" ;;
 job) set -- -max_len=8192 "$@" ;;
-tokens | files | lines | tokenizer | safetensors) set -- -max_len=4096 "$@" ;;
+*) set -- -max_len=4096 "$@" ;;
 esac
 for dict in "$build/$what.dict" "$root/tests/fuzz/$what.dict"; do
     [ ! -f "$dict" ] || set -- "-dict=$dict" "$@"
 done
-inputs=
-[ ! -d "$found" ] || inputs=$found
-if [ "$merge" = yes ]; then
-    small=$build/merged-$what
-    rm -rf "$small"
-    mkdir "$small"
-    for input in "$stored"/*; do
-        expr "${input##*/}" : '[0-9a-f]\{40\}$' >/dev/null || cp "$input" "$small"
+if [ "$mode" = merge ]; then
+    mv "$stored/corpus" "$stored/before"
+    mkdir "$stored/corpus"
+    for input in "$stored/before"/*; do
+        expr "${input##*/}" : '[0-9a-f]\{40\}$' >/dev/null || cp "$input" "$stored/corpus"
     done
-    "$fuzzer" -set_cover_merge=1 -use_counters=0 -timeout=10 -rss_limit_mb=2048 "$@" "$small" "$stored" "$new"
-    rm -rf "$stored"
-    mv "$small" "$stored"
+    "$fuzzer" -set_cover_merge=1 -use_counters=0 -timeout=10 -rss_limit_mb=2048 "$@" "$stored/corpus" \
+        "$stored/before" "$new"
+    pack
     exit 0
 fi
-# shellcheck disable=SC2086 # none or one directory
 exec "$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="$build/found/$what-" "$@" "$new" "$stored" $inputs
+    -artifact_prefix="$build/found/$what-" "$@" "$new" "$stored/corpus" "$stored/found"

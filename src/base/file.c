@@ -1,0 +1,303 @@
+/* Whole files and directories. See file.h. */
+#include "base/file.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/progress.h"
+#include "base/size.h"
+
+static_assert(FILE_PATH_BYTES >= PATH_MAX, "every path that the system takes has room");
+
+enum { PIECE_BYTES = 64 * 1024 }; /* first room for a text of unknown length */
+
+/* ---- paths ---- */
+
+int file_join(char *out, size_t out_bytes, const char *directory, const char *name)
+{
+    assert(out_bytes > 0);
+    int length = snprintf(out, out_bytes, "%s/%s", directory, name);
+    if (length >= 0 && (size_t)length < out_bytes)
+        return 0;
+    out[0] = '\0';
+    return err_set(ERR_INPUT, "the path %.100s/%.100s is longer than %zu bytes", directory, name,
+                   out_bytes - 1);
+}
+
+static int copy_path(char out[FILE_PATH_BYTES], const char *path)
+{
+    int length = snprintf(out, FILE_PATH_BYTES, "%s", path);
+    if (length >= 0 && length < FILE_PATH_BYTES)
+        return 0;
+    return err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", path,
+                   FILE_PATH_BYTES - 1);
+}
+
+/* "/a//b/" becomes "/a"; false, with the path as it is, where it has no other part. */
+static bool cut_last_part(char *path)
+{
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    while (length > 0 && path[length - 1] != '/')
+        length--;
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    if (length == 0 || strcmp(path, "/") == 0)
+        return false;
+    path[length] = '\0';
+    return true;
+}
+
+/* ---- reading ---- */
+
+int file_open(const char *path, int *fd, uint64_t *file_bytes)
+{
+    struct stat status;
+    *file_bytes = 0;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0)
+        return err_set(ERR_INPUT, "cannot open %s: %s", path, strerror(errno));
+    int rc = 0;
+    if (fstat(*fd, &status) != 0)
+        rc = err_set(ERR_INPUT, "cannot examine %s: %s", path, strerror(errno));
+    else if (!S_ISREG(status.st_mode))
+        rc = err_set(ERR_INPUT, "%s is no regular file", path);
+    else
+        *file_bytes = (uint64_t)status.st_size;
+    if (rc < 0) {
+        close(*fd);
+        *fd = -1;
+    }
+    return rc;
+}
+
+/* Reads to the end in a buffer with room for `room_bytes` at first. */
+static int read_to_end(int fd, const char *name, uint64_t room_bytes, uint64_t bytes_max,
+                       char **text, uint64_t *text_bytes)
+{
+    uint64_t used = 0, room = 0;
+    for (;;) {
+        if (used == room) { /* room beyond the text: for the zero, and to see the end */
+            room = room == 0 ? room_bytes : 2 * room;
+            char *larger = mem_resize(*text, room, 1, "text of a file");
+            if (!larger)
+                return -ENOMEM;
+            *text = larger;
+        }
+        ssize_t got = read(fd, *text + used, room - used);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return err_set(ERR_INPUT, "%s: cannot read: %s", name, strerror(errno));
+        if (got == 0)
+            break;
+        used += (uint64_t)got;
+        if (used > bytes_max)
+            return err_set(ERR_INPUT,
+                           "%s has more than the %" PRIu64 " bytes that such a file can have", name,
+                           bytes_max);
+        progress_note();
+    }
+    assert(used < room);
+    (*text)[used] = '\0';
+    *text_bytes = used;
+    return 0;
+}
+
+/* Ends the text of a read that failed. */
+static int end_read(int rc, char **text, uint64_t *text_bytes)
+{
+    if (rc < 0) {
+        mem_free(*text);
+        *text = NULL;
+        *text_bytes = 0;
+    }
+    return rc;
+}
+
+int file_read_fd(int fd, const char *name, uint64_t bytes_max, char **text, uint64_t *text_bytes)
+{
+    *text = NULL;
+    *text_bytes = 0;
+    int rc = read_to_end(fd, name, PIECE_BYTES, bytes_max, text, text_bytes);
+    return end_read(rc, text, text_bytes);
+}
+
+int file_read(const char *path, uint64_t bytes_max, char **text, uint64_t *text_bytes)
+{
+    int fd;
+    uint64_t file_bytes;
+    *text = NULL;
+    *text_bytes = 0;
+    TRY(file_open(path, &fd, &file_bytes));
+    int rc = 0;
+    if (file_bytes > bytes_max)
+        rc =
+            err_set(ERR_INPUT,
+                    "%s has %" PRIu64 " bytes, more than the %" PRIu64 " that such a file can have",
+                    path, file_bytes, bytes_max);
+    if (rc == 0)
+        rc = read_to_end(fd, path, file_bytes + 1, bytes_max, text, text_bytes);
+    if (rc == 0 && *text_bytes < file_bytes)
+        rc = err_set(ERR_INPUT, "%s has become shorter while it was read", path);
+    close(fd);
+    return end_read(rc, text, text_bytes);
+}
+
+/* ---- writing ---- */
+
+int file_name_temporary(char out[FILE_PATH_BYTES], const char *path)
+{
+    static const char suffix[] = ".partial";
+    int length = snprintf(out, FILE_PATH_BYTES, "%s%s", path, suffix);
+    if (length >= 0 && length < FILE_PATH_BYTES)
+        return 0;
+    return err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", path,
+                   (int)(FILE_PATH_BYTES - sizeof suffix));
+}
+
+/* Ends an atomic write whose temporary is closed, durable where rc is 0: the last steps, or its
+ * removal. */
+static int put_in_place(int rc, const char *temporary, const char *path)
+{
+    if (rc == 0 && rename(temporary, path) != 0)
+        rc = err_errno(errno, "cannot rename %s to %s", temporary, path);
+    if (rc == 0)
+        return file_sync_parent(path);
+    unlink(temporary);
+    return rc;
+}
+
+int file_publish(int *fd, const char *temporary, const char *path)
+{
+    assert(*fd >= 0);
+    int rc = fsync(*fd) == 0 ? 0 : err_errno(errno, "cannot write %s", path);
+    if (close(*fd) != 0 && rc == 0)
+        rc = err_errno(errno, "cannot write %s", path);
+    *fd = -1;
+    return put_in_place(rc, temporary, path);
+}
+
+int file_write_with(const char *path, int (*fill)(void *user, FILE *out), void *user)
+{
+    char temporary[FILE_PATH_BYTES];
+    TRY(file_name_temporary(temporary, path));
+    FILE *out = fopen(temporary, "we");
+    if (!out)
+        return err_errno(errno, "cannot write %s", temporary);
+    int rc = fill(user, out);
+    assert(rc <= 0);
+    errno =
+        0; /* a stream keeps that there was an error, not which: EIO unless the flush says more */
+    if (rc == 0 && (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0))
+        rc = err_errno(errno ? errno : EIO, "cannot write %s", path);
+    if (fclose(out) != 0 && rc == 0)
+        rc = err_errno(errno, "cannot write %s", path);
+    return put_in_place(rc, temporary, path);
+}
+
+struct bytes {
+    const char *path;
+    const void *data;
+    uint64_t count;
+};
+
+static int write_bytes(void *user, FILE *out)
+{
+    const struct bytes *self = user;
+    errno = 0;
+    if (fwrite(self->data, 1, self->count, out) != self->count)
+        return err_errno(errno ? errno : EIO, "cannot write %s", self->path);
+    return 0;
+}
+
+int file_write(const char *path, const void *data, uint64_t data_bytes)
+{
+    return file_write_with(path, write_bytes, &(struct bytes){path, data, data_bytes});
+}
+
+/* ---- directories ---- */
+
+int file_sync_directory(const char *directory)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return err_errno(errno, "cannot open the directory %s to sync it", directory);
+    int rc = 0;
+    if (fsync(fd) != 0 && errno != EINVAL)
+        rc = err_errno(errno, "cannot make the directory %s durable", directory);
+    close(fd);
+    return rc;
+}
+
+int file_sync_parent(const char *path)
+{
+    char parent[FILE_PATH_BYTES];
+    TRY(copy_path(parent, path));
+    if (!cut_last_part(parent))
+        snprintf(parent, sizeof parent, "%s", path[0] == '/' ? "/" : ".");
+    int rc = file_sync_directory(parent);
+    if (rc != -EACCES)
+        return rc;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return rc;
+    rc = syncfs(fd) == 0 ? 0 : err_errno(errno, "cannot sync the file system of %s", path);
+    close(fd);
+    return rc;
+}
+
+/* Makes one directory. *made_count grows by one where it was missing. */
+static int make_directory(const char *path, uint32_t *made_count)
+{
+    if (mkdir(path, 0777) == 0) {
+        ++*made_count;
+        return file_sync_parent(path);
+    }
+    return errno == EEXIST ? 0 : err_errno(errno, "cannot make the directory %s", path);
+}
+
+int file_make_directories(const char *directory, uint32_t *made_count)
+{
+    char path[FILE_PATH_BYTES];
+    uint32_t count = 0;
+    if (made_count)
+        *made_count = 0;
+    TRY(copy_path(path, directory));
+    for (char *at = path; *at != '\0';) {
+        at += strspn(at, "/");
+        at += strcspn(at, "/");
+        char saved = *at;
+        *at = '\0';
+        uint32_t before = count;
+        int rc = make_directory(path, &count);
+        if (rc < 0) {
+            if (count == before) /* this one is not there */
+                cut_last_part(path);
+            file_unmake_directories(path, count);
+            return rc;
+        }
+        *at = saved;
+    }
+    if (made_count)
+        *made_count = count;
+    return 0;
+}
+
+void file_unmake_directories(const char *directory, uint32_t made_count)
+{
+    char path[FILE_PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s", directory);
+    assert(length >= 0 && (size_t)length < sizeof path);
+    while (made_count-- && rmdir(path) == 0 && cut_last_part(path))
+        ;
+}

@@ -1,0 +1,97 @@
+/* The names of the shared words. See words.h. */
+#include "base/words.h"
+
+#include <string.h>
+
+static const char *name_at(const char *const *names, unsigned count, unsigned value)
+{
+    return value < count ? names[value] : "unknown";
+}
+
+#define NAME_OF(names, value) name_at(names, sizeof(names) / sizeof(names)[0], (unsigned)(value))
+
+const char *tier_name(enum tier tier)
+{
+    static const char *const names[] = {
+        [TIER_DEVICE] = "device",       [TIER_HOST] = "host", [TIER_NVME] = "nvme",
+        [TIER_RECOMPUTE] = "recompute", [TIER_AUTO] = "auto",
+    };
+    return NAME_OF(names, tier);
+}
+
+const char *state_kind_name(enum state_kind kind)
+{
+    static const char *const names[STATE_KIND_COUNT] = {
+        [STATE_PARAMS] = "params",
+        [STATE_GRADS] = "grads",
+        [STATE_OPTIMIZER] = "optimizer",
+        [STATE_ACTIVATIONS] = "activations",
+        [STATE_INNER_ACTIVATIONS] = "inner activations",
+    };
+    return NAME_OF(names, kind);
+}
+
+const char *state_kind_key(enum state_kind kind)
+{
+    return kind == STATE_INNER_ACTIVATIONS ? "inner_activations" : state_kind_name(kind);
+}
+
+const char *order_name(enum order order)
+{
+    static const char *const names[] = {
+        [ORDER_LAYER_MAJOR] = "layer_major",
+        [ORDER_BATCH_MAJOR] = "batch_major",
+        [ORDER_FASTEST] = "fastest",
+    };
+    return NAME_OF(names, order);
+}
+
+const char *update_name(enum update update)
+{
+    static const char *const names[] = {
+        [UPDATE_AFTER_BACKWARD] = "after_backward",
+        [UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
+        [UPDATE_IN_BACKWARD] = "in_backward",
+        [UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
+        [UPDATE_AUTO] = "auto",
+    };
+    return NAME_OF(names, update);
+}
+
+enum update update_named(const char *name)
+{
+    unsigned update = UPDATE_AFTER_BACKWARD;
+    while (update < UPDATE_AUTO && strcmp(update_name((enum update)update), name) != 0)
+        update++;
+    return (enum update)update;
+}
+
+const char *rope_scaling_name(enum rope_scaling scaling)
+{
+    static const char *const names[ROPE_SCALING_COUNT] = {
+        [ROPE_PLAIN] = "default",
+        [ROPE_LINEAR] = "linear",
+        [ROPE_LLAMA3] = "llama3",
+    };
+    return NAME_OF(names, scaling);
+}
+
+const char *data_format_name(enum data_format format)
+{
+    static const char *const names[DATA_FORMAT_COUNT] = {
+        [DATA_AUTO] = "auto", [DATA_TEXT] = "text",   [DATA_LLMC] = "llmc",
+        [DATA_U16] = "u16",   [DATA_U32] = "u32",     [DATA_MEGATRON] = "megatron",
+        [DATA_NPY] = "npy",   [DATA_JSONL] = "jsonl", [DATA_MADE] = "made",
+    };
+    return NAME_OF(names, format);
+}
+
+const char *shuffle_name(enum shuffle shuffle)
+{
+    static const char *const names[] = {
+        [SHUFFLE_WINDOWS] = "windows",
+        [SHUFFLE_DOCUMENTS] = "documents",
+        [SHUFFLE_NONE] = "none",
+    };
+    return NAME_OF(names, shuffle);
+}

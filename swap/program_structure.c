@@ -1,0 +1,433 @@
+/* The structure of a program: what each buffer and each op must be by itself. See
+ * program_internal.h. Any thread; allocates nothing. */
+#include "base/size.h"
+#include "base/tile.h"
+#include "swap/program_internal.h"
+
+/* The requirements of a kind of op for its lane and operands. */
+struct kind_rule {
+    uint8_t lane;
+    uint8_t or_compute;      /* may also be on LANE_COMPUTE, with all operands in device memory */
+    uint8_t is_copy;         /* exactly SOURCE (read) and TARGET (written), of equal size */
+    uint8_t source, target;  /* arenas of the two, for copies */
+    /* all operands in host memory, or all in device memory; otherwise, and always on the compute
+     * lane, all in device memory */
+    uint8_t host_allowed;
+    uint32_t roles_required; /* bit per enum operand_role */
+};
+
+#define ROLE_BIT(role) (UINT32_C(1) << (role))
+
+static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
+    [OP_READ] = {LANE_READ, 0, 1, TIER_NVME, TIER_HOST, 0, 0},
+    [OP_WRITE] = {LANE_WRITE, 0, 1, TIER_HOST, TIER_NVME, 0, 0},
+    [OP_H2D] = {LANE_H2D, 0, 1, TIER_HOST, TIER_DEVICE, 0, 0},
+    [OP_D2H] = {LANE_D2H, 0, 1, TIER_DEVICE, TIER_HOST, 0, 0},
+    [OP_ALL_GATHER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_REDUCE_SCATTER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_FORWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_RECOMPUTE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SAVED)},
+    [OP_BACKWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_GRAD_CLOSE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_NORM_PART] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_NORM_SUMS)},
+    [OP_NORM] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_UPDATE] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE)},
+    [OP_INIT] = {LANE_UPDATE, 0, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
+    [OP_WORKING_COPY] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_COMMIT] = {LANE_COMMIT, 0, 0, 0, 0, 0, 0},
+};
+
+static_assert(ROLE_COUNT <= 32, "a role is a bit of roles_required");
+
+static int check_header(const program *prog)
+{
+    if ((unsigned)prog->kind >= PROGRAM_KIND_COUNT)
+        return err_set(ERR_INTERNAL, "program: kind %d does not exist", (int)prog->kind);
+    if (prog->op_count >= PROGRAM_NONE || prog->dep_count >= PROGRAM_NONE ||
+        prog->buffer_count >= PROGRAM_NONE / 2 || prog->home_count > prog->buffer_count)
+        return err_set(ERR_INTERNAL,
+                       "program: %llu ops, %llu dependencies, %llu buffers (%llu homes) are out of "
+                       "range",
+                       (unsigned long long)prog->op_count, (unsigned long long)prog->dep_count,
+                       (unsigned long long)prog->buffer_count,
+                       (unsigned long long)prog->home_count);
+    return 0;
+}
+
+static int check_buffer(const program *prog, uint64_t b)
+{
+    const buffer *item = &prog->buffers[b];
+    if (item->arena >= TIER_COUNT)
+        return err_set(ERR_INTERNAL, "program: buffer %llu lies in arena %u, which does not exist",
+                       (unsigned long long)b, item->arena);
+    if ((item->is_home != 0) != (b < prog->home_count))
+        return err_set(ERR_INTERNAL,
+                       "program: buffer %llu is a %s, but the first %llu buffers are the homes",
+                       (unsigned long long)b, item->is_home ? "home" : "transient",
+                       (unsigned long long)prog->home_count);
+    uint64_t budget = prog->budget_bytes[item->arena];
+    if (item->size_bytes == 0 || item->size_bytes > budget ||
+        item->offset_bytes > budget - item->size_bytes)
+        return err_set(ERR_INTERNAL,
+                       "program: buffer %llu, %llu bytes at offset %llu, does not lie in the %s "
+                       "arena's budget of %llu bytes",
+                       (unsigned long long)b, (unsigned long long)item->size_bytes,
+                       (unsigned long long)item->offset_bytes,
+                       tier_name((enum tier)item->arena), (unsigned long long)budget);
+    if (item->is_home && (item->producer != PROGRAM_NONE || item->last_reader != PROGRAM_NONE))
+        return err_set(ERR_INTERNAL,
+                       "program: buffer %llu is a home but names a producer or reader",
+                       (unsigned long long)b);
+    return 0;
+}
+
+static int operand_error(const program *prog, uint32_t op_idx, uint32_t k, const char *problem)
+{
+    char text[SWAPI_OP_TEXT_BYTES];
+    const operand *part = &prog->ops[op_idx].operands[k];
+    return err_set(ERR_INTERNAL, "program: %s, operand %u (buffer %u, %llu bytes at %llu): %s",
+                   swapi_op_text(prog, op_idx, text), k, part->buffer_idx,
+                   (unsigned long long)part->size_bytes, (unsigned long long)part->offset_bytes,
+                   problem);
+}
+
+/* The residue that the operand's address must have modulo TILE_PERIOD_BYTES, or -1 for any. */
+static int64_t required_residue(const op *item, const operand *part)
+{
+    if (part->role == ROLE_STATE)
+        return TILE_RESIDUE_STATE;
+    if (item->kind == OP_UPDATE && part->role == ROLE_SOURCE)
+        return TILE_RESIDUE_GRADS;
+    bool makes_copy =
+        item->kind == OP_UPDATE || item->kind == OP_INIT || item->kind == OP_WORKING_COPY;
+    if (makes_copy && part->role == ROLE_TARGET)
+        return TILE_RESIDUE_PARAMS;
+    return -1;
+}
+
+static int check_alignment(const program *prog, uint32_t op_idx, uint32_t k)
+{
+    const op *item = &prog->ops[op_idx];
+    const operand *part = &item->operands[k];
+    const buffer *home = &prog->buffers[part->buffer_idx];
+    uint64_t address = home->offset_bytes + part->offset_bytes;
+    bool is_io = item->kind == OP_READ || item->kind == OP_WRITE;
+    if ((is_io || home->arena == TIER_NVME) &&
+        (address % TILE_BLOCK_BYTES != 0 || part->size_bytes % TILE_BLOCK_BYTES != 0))
+        return operand_error(prog, op_idx, k, "direct I/O takes multiples of 4096 bytes");
+    int64_t residue = required_residue(item, part);
+    if (home->arena != TIER_NVME && residue >= 0 &&
+        address % TILE_PERIOD_BYTES != (uint64_t)residue) {
+        char text[SWAPI_OP_TEXT_BYTES];
+        return err_set(
+            ERR_INTERNAL,
+            "program: %s, operand %u (buffer %u): %s address %llu is %llu modulo %d, but "
+            "must be %lld (base/tile.h)",
+            swapi_op_text(prog, op_idx, text), k, part->buffer_idx,
+            tier_name((enum tier)home->arena), (unsigned long long)address,
+            (unsigned long long)(address % TILE_PERIOD_BYTES), (int)TILE_PERIOD_BYTES,
+            (long long)residue);
+    }
+    return 0;
+}
+
+static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
+{
+    const op *item = &prog->ops[op_idx];
+    const operand *part = &item->operands[k];
+    const struct kind_rule *rule = &kind_rules[item->kind];
+    if (part->buffer_idx >= prog->buffer_count)
+        return operand_error(prog, op_idx, k, "the buffer does not exist");
+    if (part->role >= ROLE_COUNT)
+        return operand_error(prog, op_idx, k, "the role does not exist");
+    if (part->access < ACCESS_READ || part->access > ACCESS_UPDATE)
+        return operand_error(prog, op_idx, k, "the access is neither read, write nor both");
+    const buffer *home = &prog->buffers[part->buffer_idx];
+    if (part->size_bytes == 0 || part->size_bytes > home->size_bytes ||
+        part->offset_bytes > home->size_bytes - part->size_bytes)
+        return operand_error(prog, op_idx, k, "out of the bounds of the buffer");
+    uint8_t arena = TIER_DEVICE;
+    if (rule->is_copy) {
+        bool is_source = part->role == ROLE_SOURCE && part->access == ACCESS_READ;
+        bool is_target = part->role == ROLE_TARGET && part->access == ACCESS_WRITE;
+        if (!is_source && !is_target)
+            return operand_error(prog, op_idx, k, "a copy reads SOURCE, writes TARGET, no more");
+        arena = is_source ? rule->source : rule->target;
+    } else if (rule->host_allowed && item->lane != LANE_COMPUTE) {
+        arena = prog->buffers[item->operands[0].buffer_idx].arena;
+        if (arena == TIER_NVME)
+            return operand_error(prog, op_idx, k, "computing needs memory, not nvme");
+    }
+    if (home->arena != arena)
+        return operand_error(prog, op_idx, k, "the buffer lies in the wrong arena for this op");
+    return check_alignment(prog, op_idx, k);
+}
+
+/* The place of optimizer state that an op reads or writes follows from what the op declares
+ * (swap/place_table.h). An op that does not declare that it moves such state, or which elements,
+ * would use the address itself, whatever the last commit names there; and no commit would wait for
+ * it. */
+static int check_state(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    for (uint32_t k = 0; k < item->operand_count; k++) {
+        const buffer *home = &prog->buffers[item->operands[k].buffer_idx];
+        bool is_state = home->state_kind == STATE_OPTIMIZER || home->is_committed;
+        if (home->arena == TIER_NVME && is_state &&
+            (item->state_kind != home->state_kind || item->elem_count == 0))
+            return operand_error(prog, op_idx, k,
+                                 "holds optimizer state, but the op is not said to move elements "
+                                 "of it");
+    }
+    return 0;
+}
+
+/* Checks op.behind: a read goes behind an earlier write, or a write behind an earlier read, and
+ * never behind a dependency. */
+static int check_behind(const program *prog, uint32_t op_idx, const char *text)
+{
+    const op *item = &prog->ops[op_idx];
+    if (item->behind == PROGRAM_NONE)
+        return 0;
+    if (item->behind >= op_idx)
+        return err_set(ERR_INTERNAL, "program: %s goes behind op %u, which is not before it", text,
+                       item->behind);
+    uint8_t other = prog->ops[item->behind].lane;
+    if (!(item->lane == LANE_READ && other == LANE_WRITE) &&
+        !(item->lane == LANE_WRITE && other == LANE_READ))
+        return err_set(
+            ERR_INTERNAL,
+            "program: %s goes behind op %u, but only reads and writes go behind each other", text,
+            item->behind);
+    if (op_depends_on(prog, op_idx, item->behind))
+        return err_set(ERR_INTERNAL, "program: %s goes behind op %u and depends on it", text,
+                       item->behind);
+    return 0;
+}
+
+/* ---- what ranks do together: collectives, and the norm of all ranks' sums ---- */
+
+static uint64_t world_of(const program *prog)
+{
+    return prog->world ? prog->world : 1;
+}
+
+static bool is_collective(const op *item)
+{
+    return item->kind == OP_ALL_GATHER || item->kind == OP_REDUCE_SCATTER;
+}
+
+/* The bytes of which a rank's part is a multiple: whole blocks of elements of the smallest possible
+ * dtype, except for the norm's sums, which are no state. */
+static uint64_t part_step_bytes(const op *item)
+{
+    if (item->kind == OP_REDUCE_SCATTER)
+        return SHARD_ELEMS_STEP * sizeof(float);
+    if (item->state_kind == PROGRAM_NONE)
+        return sizeof(double);
+    return SHARD_ELEMS_STEP * sizeof(uint16_t);
+}
+
+/* Checks the operands of a collective: SOURCE is read, TARGET is written, and a reduce-scatter may
+ * have WORKSPACE. */
+static int check_collective_operands(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    for (uint32_t k = 0; k < item->operand_count; k++) {
+        const operand *part = &item->operands[k];
+        bool is_right = (part->role == ROLE_SOURCE && part->access == ACCESS_READ) ||
+                        (part->role == ROLE_TARGET && part->access == ACCESS_WRITE) ||
+                        (part->role == ROLE_WORKSPACE && (part->access & ACCESS_WRITE) &&
+                         item->kind == OP_REDUCE_SCATTER);
+        if (!is_right)
+            return operand_error(prog, op_idx, k,
+                                 "a collective reads SOURCE and writes TARGET, a reduce-scatter "
+                                 "WORKSPACE too, no more");
+        if ((prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes) % sizeof(double))
+            return operand_error(prog, op_idx, k, "a collective takes multiples of 8 bytes");
+        for (uint32_t other = 0; other < k; other++) {
+            const operand *near = &item->operands[other];
+            if (near->buffer_idx == part->buffer_idx &&
+                near->offset_bytes < part->offset_bytes + part->size_bytes &&
+                part->offset_bytes < near->offset_bytes + near->size_bytes)
+                return operand_error(prog, op_idx, k,
+                                     "overlaps another operand, which a collective's may not");
+        }
+    }
+    return 0;
+}
+
+/* Checks a collective: each rank has an equal part of the whole, and it runs on all ranks or on
+ * none. */
+static int check_collective(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    if (!is_collective(item))
+        return 0;
+    char text[SWAPI_OP_TEXT_BYTES];
+    TRY(check_collective_operands(prog, op_idx));
+    bool gathers = item->kind == OP_ALL_GATHER;
+    uint64_t part = op_operand(item, gathers ? ROLE_SOURCE : ROLE_TARGET)->size_bytes;
+    uint64_t whole = op_operand(item, gathers ? ROLE_TARGET : ROLE_SOURCE)->size_bytes;
+    uint64_t world = world_of(prog);
+    if (whole % world != 0 || whole / world != part)
+        return err_set(ERR_INTERNAL,
+                       "program: %s: %llu bytes of each of %llu ranks are not %llu bytes of all",
+                       swapi_op_text(prog, op_idx, text), (unsigned long long)part,
+                       (unsigned long long)world, (unsigned long long)whole);
+    uint64_t step = part_step_bytes(item);
+    if (part % step != 0)
+        return err_set(ERR_INTERNAL, "program: %s: %llu bytes of each rank are no multiple of %llu",
+                       swapi_op_text(prog, op_idx, text), (unsigned long long)part,
+                       (unsigned long long)step);
+    if (item->if_commits)
+        return err_set(ERR_INTERNAL,
+                       "program: %s runs only where the step commits, but no collective may depend "
+                       "on that",
+                       swapi_op_text(prog, op_idx, text));
+    return 0;
+}
+
+/* Checks the norm of several ranks: it takes the sums of all ranks and puts them in the order of
+ * the model's blocks. */
+static int check_norm(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    char text[SWAPI_OP_TEXT_BYTES];
+    if (item->kind == OP_NORM_PART && world_of(prog) == 1)
+        return err_set(ERR_INTERNAL, "program: %s, but one rank's norm has no parts",
+                       swapi_op_text(prog, op_idx, text));
+    if ((item->kind != OP_NORM && item->kind != OP_NORM_PART) || world_of(prog) == 1)
+        return 0;
+    const operand *gathered = op_operand(item, ROLE_NORM_SUMS);
+    const operand *ordered = op_operand(item, ROLE_TARGET);
+    if (!gathered || !ordered)
+        return err_set(ERR_INTERNAL,
+                       "program: %s lacks an operand: of %llu ranks it takes NORM_SUMS and TARGET",
+                       swapi_op_text(prog, op_idx, text), (unsigned long long)world_of(prog));
+    if (gathered->access != ACCESS_READ || ordered->access != ACCESS_WRITE)
+        return err_set(ERR_INTERNAL, "program: %s reads NORM_SUMS and writes TARGET, no more",
+                       swapi_op_text(prog, op_idx, text));
+    if (gathered->size_bytes != ordered->size_bytes ||
+        gathered->size_bytes % (world_of(prog) * sizeof(double)) != 0)
+        return err_set(ERR_INTERNAL,
+                       "program: %s: %llu bytes of sums as gathered and %llu by block are not the "
+                       "same number for each of %llu ranks",
+                       swapi_op_text(prog, op_idx, text), (unsigned long long)gathered->size_bytes,
+                       (unsigned long long)ordered->size_bytes, (unsigned long long)world_of(prog));
+    return 0;
+}
+
+/* Checks that the parts of a norm are counted from 0 and that an OP_NORM is the last. */
+static int check_norm_parts(const program *prog)
+{
+    uint32_t due = 0, latest = PROGRAM_NONE;
+    char text[SWAPI_OP_TEXT_BYTES];
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        bool is_last = item->kind == OP_NORM && due > 0;
+        if ((item->kind == OP_NORM_PART || is_last) && item->tile != due)
+            return err_set(ERR_INTERNAL, "program: %s is part %u of the norm, but part %u is due",
+                           swapi_op_text(prog, i, text), item->tile, due);
+        if (item->kind == OP_NORM_PART)
+            due++, latest = i;
+        if (item->kind == OP_NORM)
+            due = 0;
+    }
+    if (due > 0)
+        return err_set(ERR_INTERNAL, "program: no norm comes after %s",
+                       swapi_op_text(prog, latest, text));
+    return 0;
+}
+
+/* ---- one op ---- */
+
+static int check_op(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    char text[SWAPI_OP_TEXT_BYTES];
+    if (item->kind >= OP_KIND_COUNT)
+        return err_set(ERR_INTERNAL, "program: op %u has kind %u, which does not exist", op_idx,
+                       item->kind);
+    const struct kind_rule *rule = &kind_rules[item->kind];
+    swapi_op_text(prog, op_idx, text);
+    bool is_gpu_work = rule->or_compute && item->lane == LANE_COMPUTE;
+    if (item->lane != rule->lane && !is_gpu_work)
+        return err_set(ERR_INTERNAL, "program: %s is on lane %s but belongs on %s", text,
+                       lane_kind_name((enum lane_kind)item->lane),
+                       lane_kind_name((enum lane_kind)rule->lane));
+    if (item->operand_count > OP_OPERANDS_MAX)
+        return err_set(ERR_INTERNAL, "program: %s has %u operands, more than %d", text,
+                       item->operand_count, (int)OP_OPERANDS_MAX);
+    if (item->kind == OP_COMMIT && item->operand_count > 0)
+        return err_set(ERR_INTERNAL, "program: %s has %u operands, but a commit has none", text,
+                       item->operand_count);
+    if (item->dep_begin > prog->dep_count || item->dep_count > prog->dep_count - item->dep_begin)
+        return err_set(ERR_INTERNAL, "program: %s: dependencies %u to %llu of %llu", text,
+                       item->dep_begin, (unsigned long long)item->dep_begin + item->dep_count,
+                       (unsigned long long)prog->dep_count);
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (prog->deps[item->dep_begin + k] >= op_idx)
+            return err_set(ERR_INTERNAL, "program: %s depends on op %u, which is not before it",
+                           text, prog->deps[item->dep_begin + k]);
+    TRY(check_behind(prog, op_idx, text));
+    uint32_t roles = 0;
+    for (uint32_t k = 0; k < item->operand_count; k++) {
+        TRY(check_operand(prog, op_idx, k));
+        if (roles & ROLE_BIT(item->operands[k].role))
+            return operand_error(prog, op_idx, k, "an operand before it has the same role");
+        roles |= ROLE_BIT(item->operands[k].role);
+    }
+    uint32_t required =
+        rule->is_copy ? ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET) : rule->roles_required;
+    if ((roles & required) != required)
+        return err_set(ERR_INTERNAL, "program: %s lacks an operand: has roles %#x, needs %#x", text,
+                       roles, required);
+    if (rule->is_copy &&
+        op_operand(item, ROLE_SOURCE)->size_bytes != op_operand(item, ROLE_TARGET)->size_bytes)
+        return err_set(ERR_INTERNAL, "program: %s copies %llu bytes to %llu", text,
+                       (unsigned long long)op_operand(item, ROLE_SOURCE)->size_bytes,
+                       (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
+    TRY(check_collective(prog, op_idx));
+    TRY(check_norm(prog, op_idx));
+    return check_state(prog, op_idx);
+}
+
+static int check_peaks(const program *prog)
+{
+    uint64_t peaks[TIER_COUNT] = {0};
+    for (uint64_t b = 0; b < prog->buffer_count; b++) {
+        const buffer *item = &prog->buffers[b];
+        peaks[item->arena] = size_max(peaks[item->arena], item->offset_bytes + item->size_bytes);
+    }
+    for (int a = 0; a < TIER_COUNT; a++) {
+        const char *name = tier_name((enum tier)a);
+        uint32_t reaches = prog->peak_buffer[a];
+        if (prog->peak_bytes[a] != peaks[a])
+            return err_set(ERR_INTERNAL,
+                           "program: the %s arena's peak is %llu bytes, but the program says %llu",
+                           name, (unsigned long long)peaks[a],
+                           (unsigned long long)prog->peak_bytes[a]);
+        if (peaks[a] == 0 && reaches == PROGRAM_NONE)
+            continue;
+        const buffer *item = reaches < prog->buffer_count ? &prog->buffers[reaches] : NULL;
+        if (!item || item->arena != a || item->offset_bytes + item->size_bytes != peaks[a])
+            return err_set(
+                ERR_INTERNAL,
+                "program: buffer %u is named as the %s arena's highest, but does not end at "
+                "its peak of %llu bytes",
+                reaches, name, (unsigned long long)peaks[a]);
+    }
+    return 0;
+}
+
+int swapi_check_structure(const program *prog)
+{
+    TRY(check_header(prog));
+    for (uint64_t b = 0; b < prog->buffer_count; b++)
+        TRY(check_buffer(prog, b));
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        TRY(check_op(prog, (uint32_t)i));
+    TRY(check_peaks(prog));
+    return check_norm_parts(prog);
+}

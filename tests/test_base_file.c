@@ -1,0 +1,346 @@
+/* Whole files and directories: limits, atomic writes and their failures, directories and paths. */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+
+static char directory[] = "/tmp/sluice-test-file-XXXXXX";
+
+/* ---- fsync as a file system may answer it ---- */
+
+static int fsync_directory_errno, fsync_file_errno, directory_syncs;
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+
+int __wrap_fsync(int fd)
+{
+    struct stat info;
+    assert_int_equal(fstat(fd, &info), 0);
+    directory_syncs += S_ISDIR(info.st_mode);
+    errno = S_ISDIR(info.st_mode) ? fsync_directory_errno : fsync_file_errno;
+    return errno ? -1 : __real_fsync(fd);
+}
+
+/* ---- helpers ---- */
+
+static char *in_directory(const char *name)
+{
+    static char paths[4][FILE_PATH_BYTES];
+    static unsigned next;
+    char *path = paths[next++ % 4];
+    assert_int_equal(file_join(path, FILE_PATH_BYTES, directory, name), 0);
+    return path;
+}
+
+static bool is_there(const char *name)
+{
+    return access(in_directory(name), F_OK) == 0;
+}
+
+static void expect_content(const char *name, const char *expected)
+{
+    char *text;
+    uint64_t bytes;
+    assert_int_equal(file_read(in_directory(name), 1 << 20, &text, &bytes), 0);
+    assert_int_equal(bytes, strlen(expected));
+    assert_string_equal(text, expected);
+    mem_free(text);
+}
+
+static void expect_read_error(const char *path, uint64_t bytes_max, const char *part)
+{
+    char *text = (char *)1;
+    uint64_t bytes = 1;
+    assert_int_equal(file_read(path, bytes_max, &text, &bytes), ERR_INPUT);
+    assert_null(text);
+    assert_int_equal(bytes, 0);
+    if (!strstr(err_text(), part))
+        fail_msg("\"%s\" does not say \"%s\"", err_text(), part);
+}
+
+static int make_place(void **state)
+{
+    (void)state;
+    return mkdtemp(directory) ? 0 : -1;
+}
+
+static int remove_place(void **state)
+{
+    (void)state;
+    char command[sizeof directory + 16];
+    snprintf(command, sizeof command, "rm -rf %s", directory);
+    return system(command);
+}
+
+/* ---- tests ---- */
+
+static void paths_are_joined(void **state)
+{
+    (void)state;
+    char out[8];
+    assert_int_equal(file_join(out, sizeof out, "abc", "def"), 0);
+    assert_string_equal(out, "abc/def");
+    assert_int_equal(file_join(out, sizeof out, "abcd", "def"), ERR_INPUT);
+    assert_string_equal(out, "");
+    assert_non_null(strstr(err_text(), "abcd/def is longer than 7 bytes"));
+
+    char *longest = malloc(FILE_PATH_BYTES), temporary[FILE_PATH_BYTES];
+    memset(longest, 'a', FILE_PATH_BYTES - 1);
+    longest[FILE_PATH_BYTES - 1] = '\0';
+    assert_int_equal(file_name_temporary(temporary, longest), ERR_INPUT);
+    assert_int_equal(file_write(longest, "", 0), ERR_INPUT);
+    free(longest);
+}
+
+static void files_are_read(void **state)
+{
+    (void)state;
+    assert_int_equal(file_write(in_directory("read"), "0123456789", 10), 0);
+    char *text;
+    uint64_t bytes;
+    assert_int_equal(file_read(in_directory("read"), 10, &text, &bytes), 0);
+    assert_int_equal(bytes, 10);
+    assert_string_equal(text, "0123456789");
+    mem_free(text);
+    assert_int_equal(file_write(in_directory("empty"), "", 0), 0);
+    expect_content("empty", "");
+
+    expect_read_error(in_directory("read"), 9, "10 bytes, more than the 9");
+    expect_read_error(in_directory("none"), 9, "cannot open");
+    expect_read_error(directory, 9, "no regular file");
+    assert_int_equal(mkfifo(in_directory("pipe"), 0600), 0);
+    expect_read_error(in_directory("pipe"), 9, "no regular file");
+    /* The kernel's files say that they have no bytes. */
+    assert_int_equal(file_read("/proc/self/status", 1 << 20, &text, &bytes), 0);
+    assert_true(bytes > 100);
+    mem_free(text);
+    expect_read_error("/proc/self/status", 100, "more than the 100 bytes");
+}
+
+static void pipes_are_read(void **state)
+{
+    (void)state;
+    int ends[2];
+    char *text, piece[300];
+    uint64_t bytes;
+    memset(piece, 'x', sizeof piece);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    for (int i = 0; i < 200; i++) /* 60000 bytes: within what a pipe holds */
+        assert_int_equal(write(ends[1], piece, sizeof piece), sizeof piece);
+    close(ends[1]);
+    assert_int_equal(file_read_fd(ends[0], "a pipe", 60000, &text, &bytes), 0);
+    assert_int_equal(bytes, 60000);
+    assert_int_equal(strlen(text), 60000);
+    mem_free(text);
+    close(ends[0]);
+
+    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(file_read_fd(zeros, "zeros", 200000, &text, &bytes), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "zeros has more than the 200000 bytes"));
+    assert_null(text);
+    close(zeros);
+    int folder = open(directory, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(file_read_fd(folder, "folder", 10, &text, &bytes), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "folder: cannot read"));
+    close(folder);
+}
+
+static void writes_replace(void **state)
+{
+    (void)state;
+    directory_syncs = 0;
+    assert_int_equal(file_write(in_directory("file"), "first", 5), 0);
+    assert_int_equal(directory_syncs, 1);
+    expect_content("file", "first");
+    assert_int_equal(file_write(in_directory("file"), "second", 6), 0);
+    expect_content("file", "second");
+    assert_false(is_there("file.partial"));
+    /* What a killed process left is written over. */
+    FILE *left = fopen(in_directory("file.partial"), "w");
+    fputs("much longer than what follows", left);
+    fclose(left);
+    assert_int_equal(file_write(in_directory("file"), "third", 5), 0);
+    expect_content("file", "third");
+    assert_false(is_there("file.partial"));
+}
+
+/* The old file stays, and no temporary is left. */
+static void expect_unchanged(int rc, int expected)
+{
+    assert_int_equal(rc, expected);
+    assert_false(is_there("file.partial"));
+    expect_content("file", "old");
+}
+
+static int fill_and_fail(void *user, FILE *out)
+{
+    fputs("some", out);
+    return err_set(*(const int *)user, "no more");
+}
+
+static void failures_leave_the_old_file(void **state)
+{
+    (void)state;
+    const char *path = in_directory("file");
+    int own = ERR_INTERNAL;
+    assert_int_equal(file_write(path, "old", 3), 0);
+    expect_unchanged(file_write_with(path, fill_and_fail, &own), ERR_INTERNAL);
+    assert_string_equal(err_text(), "no more");
+    fsync_file_errno = EIO;
+    expect_unchanged(file_write(path, "new", 3), -EIO);
+    fsync_file_errno = 0;
+
+    /* No space: more bytes than a file may have. Small writes fail as the stream is flushed, large
+     * ones at once. */
+    struct rlimit old_limit, limit;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+    limit = (struct rlimit){.rlim_cur = 16, .rlim_max = old_limit.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    static const char large[1 << 20];
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    int small_rc = file_write(path, large, 17), large_rc = file_write(path, large, sizeof large);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
+    expect_unchanged(small_rc, -EFBIG);
+    expect_unchanged(large_rc, -EFBIG);
+
+    assert_int_equal(mkdir(in_directory("taken"), 0777), 0);
+    assert_int_equal(file_write(in_directory("taken"), "x", 1), -EISDIR);
+    assert_false(is_there("taken.partial"));
+    assert_int_equal(file_write(in_directory("none/file"), "x", 1), -ENOENT);
+}
+
+/* A drive without space, behind the name that the temporary has: the link goes, the device stays.
+ */
+static void full_drives_are_reported(void **state)
+{
+    (void)state;
+    static const char large[1 << 20];
+    const uint64_t sizes[] = {1, sizeof large};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(symlink("/dev/full", in_directory("full.partial")), 0);
+        assert_int_equal(file_write(in_directory("full"), large, sizes[i]), -ENOSPC);
+        assert_non_null(strstr(err_text(), "cannot write"));
+        assert_int_equal(access("/dev/full", F_OK), 0);
+        assert_int_equal(readlink(in_directory("full.partial"), (char[8]){0}, 8), -1);
+        assert_false(is_there("full"));
+    }
+}
+
+static void open_files_are_published(void **state)
+{
+    (void)state;
+    char temporary[FILE_PATH_BYTES];
+    assert_int_equal(file_name_temporary(temporary, in_directory("published")), 0);
+    int fd = open(temporary, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_int_equal(write(fd, "abc", 3), 3);
+    assert_int_equal(file_publish(&fd, temporary, in_directory("published")), 0);
+    assert_int_equal(fd, -1);
+    expect_content("published", "abc");
+
+    fd = open(temporary, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_int_equal(file_publish(&fd, temporary, in_directory("missing/published")), -ENOENT);
+    assert_int_equal(fd, -1);
+    assert_false(is_there("published.partial"));
+    fsync_file_errno = ENOSPC;
+    fd = open(temporary, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_int_equal(file_publish(&fd, temporary, in_directory("published")), -ENOSPC);
+    fsync_file_errno = 0;
+    assert_false(is_there("published.partial"));
+    expect_content("published", "abc");
+}
+
+/* File systems that keep no entries answer EINVAL: everywhere a success. Other answers are
+ * failures. */
+static void directories_are_synced(void **state)
+{
+    (void)state;
+    uint32_t made;
+    fsync_directory_errno = EINVAL;
+    assert_int_equal(file_sync_directory(directory), 0);
+    assert_int_equal(file_sync_parent(in_directory("x")), 0);
+    assert_int_equal(file_write(in_directory("synced"), "1", 1), 0);
+    assert_int_equal(file_make_directories(in_directory("on/such/a/system"), &made), 0);
+    assert_int_equal(made, 4);
+    fsync_directory_errno = EIO;
+    assert_int_equal(file_sync_directory(directory), -EIO);
+    assert_int_equal(file_sync_parent(in_directory("x")), -EIO);
+    assert_int_equal(file_write(in_directory("synced"), "2", 1), -EIO);
+    assert_int_equal(file_make_directories(in_directory("two/more"), &made), -EIO);
+    assert_int_equal(made, 0);
+    assert_false(is_there("two"));
+    fsync_directory_errno = 0;
+    assert_false(is_there("synced.partial"));
+    assert_int_equal(file_sync_directory(in_directory("none")), -ENOENT);
+    assert_int_equal(file_sync_directory(in_directory("synced")), -ENOTDIR);
+    assert_int_equal(file_sync_parent("/"), 0);
+    assert_int_equal(file_sync_parent("no-directory-part"), 0);
+
+    /* A directory that may not be read: the file system is synced. The superuser reads it all the
+     * same. */
+    fsync_directory_errno = EACCES;
+    assert_int_equal(file_sync_parent(in_directory("synced")), 0);
+    assert_int_equal(file_sync_parent(in_directory("none")), -EACCES);
+    fsync_directory_errno = 0;
+}
+
+static void directories_are_made(void **state)
+{
+    (void)state;
+    uint32_t made = 7;
+    directory_syncs = 0;
+    assert_int_equal(file_make_directories(in_directory("a//b/c/"), &made), 0);
+    assert_int_equal(made, 3);
+    assert_int_equal(directory_syncs, 3); /* the entry of each new one */
+    assert_true(is_there("a/b/c"));
+    assert_int_equal(file_make_directories(in_directory("a/b/c"), &made), 0);
+    assert_int_equal(made, 0);
+    assert_int_equal(file_make_directories(in_directory("a/b/d"), NULL), 0);
+    assert_int_equal(file_make_directories("/", &made), 0);
+    file_unmake_directories(in_directory("a//b/c/"), 3); /* d stays, and so does what holds it */
+    assert_false(is_there("a/b/c"));
+    assert_true(is_there("a/b/d"));
+
+    /* What was made before a failure is removed. */
+    assert_int_equal(file_write(in_directory("a/file"), "", 0), 0);
+    assert_int_equal(file_make_directories(in_directory("a/file/x"), &made), -ENOTDIR);
+    assert_int_equal(made, 0);
+    char name[400];
+    memset(name, 'n', sizeof name);
+    memcpy(name, "e/f/", 4);
+    name[sizeof name - 1] = '\0';
+    assert_int_equal(file_make_directories(in_directory(name), &made), -ENAMETOOLONG);
+    assert_int_equal(made, 0);
+    assert_false(is_there("e"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(paths_are_joined),
+        cmocka_unit_test(files_are_read),
+        cmocka_unit_test(pipes_are_read),
+        cmocka_unit_test(writes_replace),
+        cmocka_unit_test(failures_leave_the_old_file),
+        cmocka_unit_test(full_drives_are_reported),
+        cmocka_unit_test(open_files_are_published),
+        cmocka_unit_test(directories_are_synced),
+        cmocka_unit_test(directories_are_made),
+    };
+    return cmocka_run_group_tests(tests, make_place, remove_place);
+}
