@@ -3,8 +3,9 @@
 #
 # Every relative link of every Markdown file in ROOT must name a file or folder that exists. If the link has an
 # anchor (FILE.md#name), that file must have a heading whose anchor it is, as GitHub makes it: lower case, without
-# punctuation, with hyphens for spaces. Links to the web and text in code blocks are not looked at. --self-test
-# plants broken links in a scratch tree; each must be found. Exit 0: all exist; 1: broken links, one line each.
+# punctuation, with hyphens for spaces. A path in backquotes that begins with a folder of the top level, such as
+# `src/base/size.h`, must exist too, except in CHANGELOG.md. Links to the web and text in code blocks are not looked
+# at. --self-test plants broken links in a scratch tree; each must be found. Exit 0: all exist; 1: one line each.
 set -u
 
 # The Markdown files of the tree $1: those that git tracks, or all outside of a clone.
@@ -45,6 +46,21 @@ list_links()
     }' "$1"
 }
 
+# Prints "line path" for each path in backquotes of the file $1.
+list_paths()
+{
+    awk '
+    /^ *```/ { in_code = !in_code; next }
+    in_code { next }
+    {
+        rest = $0
+        while (match(rest, /`(src|swap|tiers|kernels|tests|perf|configs)\/[A-Za-z0-9_.\/-]*`/)) {
+            print NR, substr(rest, RSTART + 1, RLENGTH - 2)
+            rest = substr(rest, RSTART + RLENGTH)
+        }
+    }' "$1"
+}
+
 # Prints one line for each broken link of the tree $1; exit 1 if there is one.
 check_tree()
 {
@@ -64,6 +80,9 @@ check_tree()
                 echo "$document:$line: $target: there is no such heading"
             fi
         done
+        [ "$document" = CHANGELOG.md ] || list_paths "$root/$document" | while read -r line path; do
+            [ -e "$root/$path" ] || echo "$document:$line: $path: there is no such file"
+        done
     done)
     [ -z "$broken" ] && return 0
     echo "$broken"
@@ -79,8 +98,10 @@ self_test()
     # shellcheck disable=SC2016
     printf '# A heading\n\n[ok](../one.md) `[code](gone)`\n\n```\n[code](gone.md)\n```\n' >"$scratch/folder/other.md"
     check_tree "$scratch" || { echo "self-test: right links were refused"; exit 1; }
-    for link in 'gone.md' 'folder/one.md' 'folder/other.md#title' '#no-heading'; do
-        printf '[broken](%s)\n' "$link" >"$scratch/broken.md"
+    # shellcheck disable=SC2016
+    for link in '[gone](gone.md)' '[gone](folder/one.md)' '[gone](folder/other.md#title)' '[gone](#no-heading)' \
+        '`src/gone.c`'; do
+        printf '%s\n' "$link" >"$scratch/broken.md"
         if check_tree "$scratch" >/dev/null; then
             echo "self-test: the broken link $link was not found"
             exit 1
