@@ -10,7 +10,7 @@
 # skipped without a GPU, and their simulated twins run everywhere. The last line is "N passed, N failed,
 # N skipped" over all of them, the line before it says what became of the tests for a GPU; the exit
 # status is 0 only if nothing failed. JOBS=n in the environment sets how many jobs run side by side
-# (default: all cores).
+# (default: all cores); SLUICE_ISA=avx2 and the like run all as on a CPU whose best set that is.
 set -u
 cd "$(dirname "$0")" || exit 1
 

@@ -8,7 +8,7 @@ set(kernels_cuda_names
     matmul_plain.cu rows_norm.cu rows_head_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu update_adam.cu
     update_adam_state.cu
     update_sums.cu attention_forward.cu attention_key_grad.cu attention_query_grad.cu
-    attention_plain.cu attention_plain_grad.cu attention_compare.cu attention_cached.cu)
+    attention_fp32.cu attention_compare.cu attention_cached.cu)
 set(kernels_cudnn_names attention_cudnn.c cudnn_graph.c cudnn_library.c)
 list(TRANSFORM kernels_cuda_names PREPEND ${CMAKE_CURRENT_LIST_DIR}/cuda/
      OUTPUT_VARIABLE kernels_cuda_sources)

@@ -36,8 +36,6 @@ typedef struct kernel_attention kernel_attention; /* a prepared attention */
 struct kernel_context_config {
     int thread_count;    /* CPU: OpenMP threads of computing, > 0 */
     uint32_t device_idx; /* CUDA: which GPU of those visible */
-    const char
-        *adam_variant; /* NULL or "auto": the best; else "reference", "avx2", "avx512", "neon" */
 };
 typedef struct kernel_context_config kernel_context_config;
 

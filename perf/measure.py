@@ -253,7 +253,7 @@ def memory_gib():
 def measured_machine(sluice, work):
     """machine.json of this machine, measured now in under 30 s."""
     path = os.path.join(work, "machine.json")
-    run([sluice, "probe", "--quick", "--no-fio", "--drive", work, "--out", path])
+    run([sluice, "probe", "--quick", "--drive", work, "--out", path])
     return path
 
 
@@ -269,7 +269,7 @@ class Absent(Exception):
 
 
 class Side:
-    """A program that does one piece of work for each line that it is given: see perf/bench_side.c."""
+    """A program that does one piece of work for each line that it is given: see perf/peers/bench_side.c."""
 
     def __init__(self, command, log, env=None):
         self.command, self.log = command, log

@@ -18,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap divide)
+all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap)
 wrong() {
     echo "run.sh: $1; --help says more" >&2
     exit 2
@@ -59,7 +59,6 @@ describe() {
     out-of-core-small) echo "the quickstart's model with all states on the drive; limit: in memory" ;;
     nvme-bound) echo "a training that waits for the drive; limit: the drive alone" ;;
     update-overlap) echo "updates with state on the drive; limit: the slower of drive and Adam" ;;
-    divide) echo "Adam beside products on divided cores; what of its time that saves" ;;
     *) return 1 ;;
     esac
 }
@@ -105,11 +104,7 @@ command_of() {
         ;;
     memory | out-of-core | out-of-core-small | nvme-bound | update-overlap)
         command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
-        echo "python3 perf/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
-        ;;
-    divide)
-        [ "$(nproc)" -gt 1 ] || { echo "absent: one core cannot be divided"; return; }
-        echo "$program $quick"
+        echo "python3 perf/training/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
         ;;
     *) echo "$program $quick" ;;
     esac

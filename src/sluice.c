@@ -4,11 +4,12 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "comm/comm.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "config/machine.h"
 #include "hf/hf.h"
 #include "setup/setup.h"
@@ -67,6 +68,7 @@ static int open_run(sluice_run *self, const char *job_path, const struct sluice_
 {
     static const comm_join_config as_launched = {.is_given = false};
     bool fresh;
+    TRY(cpu_isa_check());
     TRY(comm_join(&as_launched, &self->ranks));
     TRY(setup_read_job(self->ranks, job_path, options->set, (uint32_t)options->set_count,
                        &self->asked, &fresh));

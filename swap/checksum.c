@@ -11,6 +11,7 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
+#include "base/cpu.h"
 #include "base/mem.h"
 #include "base/tile.h"
 #include "swap/checksum_internal.h"
@@ -30,7 +31,7 @@ static uint64_t sum_streams(const void *data, const struct swapi_stream *streams
                             uint32_t stream_count)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2"))
+    if (cpu_isa() >= CPU_AVX2)
         return swapi_checksum_avx2(data, streams, stream_count);
 #endif
     return checksum_streams(data, streams, stream_count);
@@ -55,7 +56,7 @@ uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t s
     uint64_t master_bytes = tile_stream_bytes(streams, elem_count, 0);
     uint64_t others_bytes = tile_state_bytes(streams, elem_count) - master_bytes;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2"))
+    if (cpu_isa() >= CPU_AVX2)
         return swapi_checksum_zeros_avx2(master, master_bytes, others_bytes, zeros, sizeof zeros);
 #endif
     return checksum_stream_and_zeros(master, master_bytes, others_bytes, zeros, sizeof zeros);

@@ -116,7 +116,7 @@ with 2 'is no core set: write "0-7,16"' device.cores=zero
 with 2 "begins after its end, 7-3" update.cores=7-3
 with 2 "io.cores" io.cores=1,,2
 with 2 "update.threads" update.threads=-2
-with 2 "io.threads" io.threads=1e9
+with 2 "debug.io.threads" debug.io.threads=1e9
 with 2 "io.stuck_seconds" io.stuck_seconds=-1
 with 2 "run.paranoid" run.paranoid=yes
 with 2 "data.format" data.format=csv
@@ -124,7 +124,7 @@ with 2 "run.commit_every" run.commit_every=-5
 with 2 "run.keep" run.commit_every=5 run.keep=7
 with 2 "run.keep" run.keep=[50,7]
 with 2 "run.commit_every" run.commit_every=0 run.keep=10
-with 2 "io.stop_seconds" io.stop_seconds=5
+with 2 "debug.io.stop_seconds" debug.io.stop_seconds=5
 with 2 "model.hf" model.hf=some/checkpoint
 
 # Optimizers and schedulers.

@@ -25,6 +25,14 @@ run()
 }
 
 run 0 "sluice $version" --version
+
+# A wrong SLUICE_ISA is refused, never passed over.
+SLUICE_ISA=avx1024
+export SLUICE_ISA
+run 2 'SLUICE_ISA is "avx1024", which is not the name of an instruction set; this CPU has: baseline' --version
+SLUICE_ISA=baseline
+run 0 "sluice $version" --version
+unset SLUICE_ISA
 run 0 "sluice train" help
 run 0 "sluice train" --help
 for command in train plan generate eval verify inspect; do
@@ -44,7 +52,8 @@ run 0 "GB/s (10^9 bytes)" verify --help
 run 0 "from its last commit" train --help
 run 0 "hold no commit; refuses otherwise" train --help
 run 0 "run.keep" train --keys
-run 0 "io.stop_seconds" train --keys
+run 0 "io.stuck_seconds" train --keys
+run 0 "\`io.stuck_seconds\`" train --keys=markdown
 run 0 "sluice inspect" help
 run 2 "unknown option" verify --keys
 run 2 "a command is missing"

@@ -135,7 +135,7 @@ cat >"$scratch/head/job.json" <<JOB
  "tiers": {"device": {"budget": "32MiB"}, "host": {"budget": "32MiB"},
   "nvme": [{"path": "$scratch/drives/{host}/nvme", "budget": "256MiB"}],
   "place": {"params": "host", "grads": "host", "optimizer": "nvme", "activations": "device"}},
- "comm": {"timeout_seconds": 4, "exit_seconds": 2},
+ "comm": {"timeout_seconds": 4}, "debug": {"comm": {"exit_seconds": 2}},
  "train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
  "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}}
 JOB
@@ -200,7 +200,7 @@ slabs 0-node1:2,node2:1,node3:1 drives node3 '3'
 if [ "$extent" = all ]; then
     set -- 'zero_optimization.stage=1' 'zero_optimization.stage=2' 'schedule.order=batch_major' \
         'schedule.update=after_backward' 'tiers.place.params=nvme' 'tiers.place.params=device' \
-        'tiers.place.grads=device' 'tiers.place.optimizer=host' 'comm.staging_bytes=64KiB'
+        'tiers.place.grads=device' 'tiers.place.optimizer=host' 'debug.comm.staging_bytes=64KiB'
     for how in "$@"; do
         trains "$how" node1:1,node2:2,node3:1 --set "$how"
         case $how in

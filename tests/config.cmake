@@ -2,7 +2,7 @@
 foreach(behaviour changes deepspeed errors files fuzz hf job machine presets ranks schedule)
     sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()
-foreach(behaviour files fuzz machine presets schedule)
+foreach(behaviour files fuzz job machine presets schedule)
     target_compile_definitions(test_config_${behaviour} PRIVATE
         SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 endforeach()

@@ -159,7 +159,7 @@ static void draw_layout(crash_draws *d, const char *name, crash_case *out)
     fixture_set(sets, "schedule.tile_elems=%llu", (unsigned long long)tiles * TILE_ELEMS_STEP);
     fixture_set(sets, "schedule.order=%s",
                 crash_draw_below(d, 4) == 0 ? "batch_major" : "layer_major");
-    fixture_set(sets, "schedule.lookahead=%u",
+    fixture_set(sets, "debug.schedule.lookahead=%u",
                 crash_draw_below(d, 2) ? 0 : 1 + (unsigned)crash_draw_below(d, 20));
     const char *backend = crash_draw_below(d, 2) ? "auto" : "pool";
     fixture_set(sets, "io.backend=%s", backend);

@@ -1,6 +1,6 @@
 # perf/bench_gpu, whose own checks are few, on the simulated GPU: it must come to its table.
 if(TARGET sluice_profile AND NOT SLUICE_SANITIZE)
-    add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/bench_gpu.c
+    add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/gpu/bench_gpu.c
                    $<TARGET_OBJECTS:gpu_simulated_objects>)
     target_link_libraries(bench_gpu_simulated PRIVATE sluice_profile simulated_options)
     target_include_directories(bench_gpu_simulated BEFORE

@@ -22,17 +22,17 @@ const kernel_ops cpu_update_ops = {
 
 void cpu_variants_open(cpu_variants *variants)
 {
-    static const char *const names[CPU_VARIANTS_MAX] = {"reference", "avx2", "avx512"};
+    static const enum cpu_isa sets[CPU_VARIANTS_MAX] = {CPU_BASELINE, CPU_AVX2, CPU_AVX512};
     *variants = (cpu_variants){0};
     for (int i = 0; i < CPU_VARIANTS_MAX; i++) {
+        if (sets[i] > cpu_isa() || !cpu_has(sets[i]))
+            continue;
         kernel_context *context = mem_alloc(1, sizeof *context, "cpu variant");
         assert_non_null(context);
         context->thread_count = 2;
-        if (cpui_adam_select(context, names[i]) < 0) {
-            mem_free(context); /* not of this CPU */
-            continue;
-        }
-        variants->names[variants->count] = names[i];
+        context->isa = sets[i];
+        cpui_adam_select(context);
+        variants->names[variants->count] = cpui_adam_name(context);
         variants->contexts[variants->count++] = context;
     }
     assert_true(variants->count > 0);

@@ -1,17 +1,16 @@
-# One CTest line per variant of this processor's kind; a CPU without its instructions skips it.
-set(adam_variants reference avx2 avx512)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
-    set(adam_variants reference neon)
-endif()
+# These run in the CPU's best set and in the sets below it that have other variants.
+set(adam_sets baseline avx2)
 if(TARGET kernels_adam)
-    sluice_test(test_kernels_adam LIBS kernels_adam LABELS cpu debug INSTANCES ${adam_variants})
-    sluice_test(test_kernels_adam_state LIBS kernels_adam LABELS cpu debug INSTANCES ${adam_variants})
+    foreach(name test_kernels_adam test_kernels_adam_state)
+        sluice_test(${name} LIBS kernels_adam LABELS cpu debug)
+        sluice_isa_test(${name} SETS ${adam_sets} LABELS cpu debug)
+    endforeach()
 endif()
 if(TARGET kernels_adam AND TARGET sluice_kernels_reference)
-    sluice_test(test_kernels_adam_rounding LIBS kernels_adam sluice_kernels_reference
-                LABELS cpu debug INSTANCES ${adam_variants})
-    sluice_test(test_kernels_lion LIBS kernels_adam sluice_kernels_reference LABELS cpu debug
-                INSTANCES ${adam_variants})
+    foreach(name test_kernels_adam_rounding test_kernels_lion)
+        sluice_test(${name} LIBS kernels_adam sluice_kernels_reference LABELS cpu debug)
+        sluice_isa_test(${name} SETS ${adam_sets} LABELS cpu debug)
+    endforeach()
 endif()
 # The variant of the other kind of processor, by cross compiler and emulator where they are installed.
 if(TARGET kernels_adam AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")

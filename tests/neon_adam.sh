@@ -16,8 +16,8 @@ command -v "$compiler" >/dev/null || skip "there is no $compiler"
 make_scratch sluice-neon "${TMPDIR:-/tmp}"
 cd "$source_dir"
 sources="kernels/cpu/adam.c kernels/cpu/adam_neon.c kernels/cpu/adam_reference.c kernels/cpu/adam_state.c
-         kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/dtype.c src/base/error.c src/base/mem.c
-         src/base/rng.c src/base/size.c"
+         kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c
+         src/base/mem.c src/base/rng.c src/base/size.c"
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose
 for file in $sources tests/test_kernels_adam.c tests/test_kernels_lion.c; do
@@ -30,5 +30,5 @@ for test in test_kernels_adam test_kernels_lion; do
     # shellcheck disable=SC2086
     "$compiler" -static -fopenmp -o "$scratch/$test" "$scratch/$test.o" $objects -lm 2>"$scratch/log" ||
         { cat "$scratch/log"; exit 1; }
-    "$emulator" "$scratch/$test" neon
+    SLUICE_ISA=neon "$emulator" "$scratch/$test"
 done

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 #include "base/shard.h"
-#include "plan/compile.h"
+#include "plan/search_internal.h"
 #include "plan_fixture.h"
 
 enum { RUN_RANKS_MAX = 5, RUN_STEPS_MAX = 6 };

@@ -62,7 +62,7 @@ void rig_write_job(const char *name, const fixture_model *shape)
             fixture_dir, name, RIG_STEPS, RIG_EVAL_EVERY, RIG_COMMIT_EVERY, FIXTURE_BUDGET_BYTES,
             FIXTURE_BUDGET_BYTES, fixture_dir, name);
     fprintf(file,
-            "\"comm\": {\"timeout_seconds\": 20, \"exit_seconds\": 10},\n"
+            "\"comm\": {\"timeout_seconds\": 20}, \"debug\": {\"comm\": {\"exit_seconds\": 10}},\n"
             "\"train_batch_size\": %d, \"train_micro_batch_size_per_gpu\": 1,\n"
             "\"gradient_clipping\": 1.0, \"bf16\": {\"enabled\": %s},\n"
             "\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 2e-3, \"betas\": [0.9, "

@@ -11,7 +11,7 @@
 # without it, all. WHOLE is for tests that link sluice_profile or another library that holds the backend
 # itself: the simulated objects then stand on the link line, before any library.
 # Where CUDA is found, the target gpu_programs builds all programs that run on a real GPU, and gpu_tests.txt
-# in the build folder has a line "program argument" for each CTest line of label gpu: perf/gpu.sh runs them
+# in the build folder has a line "program argument" for each CTest line of label gpu: perf/gpu/gpu.sh runs them
 # on machines that have a GPU and no CMake.
 # Fibers and sanitizers do not mix: with SLUICE_SANITIZE nothing of this is built.
 

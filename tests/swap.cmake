@@ -25,5 +25,6 @@ sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsa
 sluice_test(test_swap_faults LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 sluice_test(test_swap_state LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 sluice_test(test_swap_checksum LIBS swap_fixture sluice_swap LABELS cpu debug tsan)
+sluice_isa_test(test_swap_checksum SETS baseline LABELS cpu)
 sluice_test(test_swap_broken_drive LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan
             INSTANCES uring_full pool_full uring_lost pool_lost)

@@ -54,17 +54,16 @@ static void fill_bits(uint32_t *words, size_t count, uint64_t stream)
 static void loops_have_the_bits_of_dtype(void **state)
 {
     (void)state;
-    static const char *const names[] = {"base", "avx2", "avx512"};
     enum { ELEMS = 70001 };
     static uint32_t bits[ELEMS];
     static uint16_t packed[ELEMS], expected[ELEMS];
     static float total[ELEMS];
     fill_bits(bits, ELEMS, 1);
-    assert_non_null(sum_choose());
-    for (int n = 0; n < 3; n++) {
-        const sum_loops *loops = sum_find(names[n]);
-        print_message("%s: %s\n", names[n], loops != NULL ? "here" : "not on this CPU");
-        for (enum dtype wire = DTYPE_BF16; loops != NULL && wire <= DTYPE_FP16; wire++) {
+    for (enum cpu_isa isa = CPU_BASELINE; isa <= CPU_AVX512; isa++) {
+        bool is_here = isa <= cpu_isa() && cpu_has(isa);
+        const sum_loops *loops = sum_loops_of(isa);
+        print_message("%s: %s\n", cpu_isa_name(isa), is_here ? loops->name : "not on this CPU");
+        for (enum dtype wire = DTYPE_BF16; is_here && wire <= DTYPE_FP16; wire++) {
             loops->pack((const float *)(void *)bits, packed, wire, ELEMS);
             dtype_convert(bits, DTYPE_FP32, expected, wire, ELEMS);
             assert_memory_equal(packed, expected, sizeof packed);

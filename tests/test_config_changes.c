@@ -81,6 +81,25 @@ static void what_changes_no_bit_is_not_told(void **state)
         assert_int_equal(changes("", NULL, sets[i], sizeof told), 0);
 }
 
+/* Keys that count only at the start are listed by themselves. */
+static void late_keys_are_told(void **state)
+{
+    (void)state;
+    static const char fp16[] = "{\"fp16\": {\"enabled\": true}, " SMALL_MODEL ", " SMALL_REST "}";
+    job *was = read_good(fp16, NULL), *is = read_good(fp16, "fp16.initial_scale_power=8");
+    assert_int_equal(job_list_late_keys(was, is, told, sizeof told), 1);
+    assert_string_equal(told, "fp16.initial_scale_power was 16 and is 8");
+    assert_int_equal(job_list_changes(was, is, 10, told, sizeof told), 0);
+    job_destroy(is);
+    is = read_good(fp16, "run.seed=9"); /* the manifest says it */
+    assert_int_equal(job_list_late_keys(was, is, told, sizeof told), 0);
+    strcpy(is->model.hf, "a/checkpoint");
+    assert_int_equal(job_list_late_keys(was, is, told, sizeof told), 1);
+    assert_string_equal(told, "model.hf was not set and is a/checkpoint");
+    job_destroy(is);
+    job_destroy(was);
+}
+
 static void text_is_cut_where_there_is_no_room(void **state)
 {
     (void)state;
@@ -104,6 +123,7 @@ int main(void)
         cmocka_unit_test(each_change_is_told),
         cmocka_unit_test(rates_are_compared),
         cmocka_unit_test(what_changes_no_bit_is_not_told),
+        cmocka_unit_test(late_keys_are_told),
         cmocka_unit_test(text_is_cut_where_there_is_no_room),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);

@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "config/job.h"
+#include "config/config.h"
 
 /* The least that is a job. */
 #define SMALL_MODEL                                                                                \

@@ -110,9 +110,9 @@ static void every_row_is_listed(void **state)
 {
     (void)state;
     uint32_t left_out = 0;
-    const option *row;
-    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
-        bool is_listed = configi_is_own(row);
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
+        bool is_listed = configi_key_is_own(row);
         for (size_t i = 0; i < KEY_COUNT && !is_listed; i++) {
             char path[256];
             canonical(keys[i].set, path);

@@ -257,43 +257,13 @@ static void examples_say(void **state)
     job_destroy(self);
 }
 
-/* README's table of keys has each of Sluice's own, by its last name in backquotes. */
-static void readme_names_own_keys(void **state)
-{
-    (void)state;
-    static char text[1 << 17];
-    FILE *file = fopen(SLUICE_SOURCE_DIR "/README.md", "rb");
-    assert_non_null(file);
-    size_t length = fread(text, 1, sizeof text - 1, file);
-    assert_int_equal(fclose(file), 0);
-    assert_in_range(length, 1, sizeof text - 2);
-    const char *table = strstr(text, "## Keys of the job file");
-    assert_non_null(table);
-    uint32_t missing = 0;
-    const option *row;
-    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
-        const char *last = strrchr(row->path, '.');
-        char quoted[64], dotted[64];
-        if (!configi_is_own(row) || row->effect == OPTION_REFUSED || !last ||
-            strcmp(last, ".description") == 0)
-            continue;
-        snprintf(quoted, sizeof quoted, "`%s`", last + 1);
-        snprintf(dotted, sizeof dotted, "%s`", last);
-        if (!strstr(table, quoted) && !strstr(table, dotted)) {
-            print_error("%s is not in README.md's table of keys\n", row->path);
-            missing++;
-        }
-    }
-    assert_int_equal(missing, 0);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_sizes),       cmocka_unit_test(sizes_as_named),
         cmocka_unit_test(keys_override),         cmocka_unit_test(places_in_order),
         cmocka_unit_test(all_examples_read),     cmocka_unit_test(examples_say),
-        cmocka_unit_test(readme_names_own_keys), cmocka_unit_test(cluster_example_reads),
+        cmocka_unit_test(cluster_example_reads),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

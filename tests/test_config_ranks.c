@@ -2,7 +2,7 @@
  * say or are named with the reason, drives may be each rank's own. */
 #include "test_config_common.h"
 
-#include "config/options.h"
+#include "config/config_internal.h"
 
 /* As read_text for `world` ranks. */
 static int read_ranks(const char *text, const char *set, uint32_t world, job **out)
@@ -56,8 +56,8 @@ static const struct {
     {"communication_data_type=fp16", NULL, FIELD(comm.wire, DTYPE_FP16)},
     {"comm.backend=staged", NULL, FIELD_IS_TEXT(comm.backend, "staged")},
     {"comm.timeout_seconds=12.5", NULL, FIELD(comm.timeout_seconds, 12.5)},
-    {"comm.exit_seconds=5", NULL, FIELD(comm.exit_seconds, 5)},
-    {"comm.staging_bytes=64KiB", NULL, FIELD(comm.staging_bytes, 65536)},
+    {"debug.comm.exit_seconds=5", NULL, FIELD(comm.exit_seconds, 5)},
+    {"debug.comm.staging_bytes=64KiB", NULL, FIELD(comm.staging_bytes, 65536)},
     {"zero_optimization.stage3_param_persistence_threshold=1e4", NULL,
      FIELD(persistence_threshold, 1e4)},
     {"zero_optimization.stage3_model_persistence_threshold=1e9", NULL,
@@ -176,8 +176,8 @@ static void wrong_for_ranks(void **state)
         {"gradient_allreduce_op=sum", "\"sum\" is not built for 2 ranks"},
         {"comm.backend=gloo", "none of auto|mpi|staged|nccl"},
         {"comm.timeout_seconds=1", "must be in [2,86400]"},
-        {"comm.exit_seconds=0", "must be in [1,86400]"},
-        {"comm.staging_bytes=65535", "must be at least 64"},
+        {"debug.comm.exit_seconds=0", "must be in [1,86400]"},
+        {"debug.comm.staging_bytes=65535", "must be at least 64"},
         {"comm.timeout=3", "nearest known key"},
         {"communication_data_type=fp8", "none of fp32|fp16|bf16"},
     };

@@ -146,7 +146,7 @@ static void place(fixture_sets *sets, const struct placement *to)
     fixture_set(sets, "schedule.order=%s", to->order);
     fixture_set(sets, "schedule.update=%s", to->update);
     fixture_set(sets, "schedule.tile_elems=%s", to->tile_elems);
-    fixture_set(sets, "schedule.lookahead=%s", to->lookahead);
+    fixture_set(sets, "debug.schedule.lookahead=%s", to->lookahead);
 }
 
 static void compare(const char *what, const fixture_result *baseline, fixture_sets *sets)

@@ -1,6 +1,6 @@
-/* Adam, working copies and gradient close of the CPU backend, one variant per run (argv[1]): to the
- * bit against the reference variant, and the arithmetic itself against textbook double precision.
- * Exit 77 where this CPU lacks the variant's instructions. */
+/* Adam, working copies and gradient close of the CPU backend in the process's instruction set: to
+ * the bit against the reference variant, and the arithmetic itself against textbook double
+ * precision. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,9 +15,11 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
-#include "kernels_adam_variant.h"
+#include "kernels_isa.h"
 
 enum { SEED = 20261121, MAX_ELEMS = 100001, STREAM_COUNT = 5, STREAM_BYTES = 4 * MAX_ELEMS + 64 };
+
+static enum cpu_isa tested_isa;
 
 /* The five streams of one tile, each in its own block, `shift` elements off alignment. */
 struct tile {
@@ -166,7 +168,8 @@ static void adam_equals_reference(void **state)
 {
     (void)state;
     static const uint64_t counts[] = {0, 1, 7, 31, 4096, 9999};
-    kernel_context reference = context_of("reference", 1), tested = context_of(variant_name, 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     for (int grad = 0; grad < DTYPE_COUNT; grad++)
         for (int param = 0; param < DTYPE_COUNT; param++)
             for (int mode = 0; mode < 4; mode++) {
@@ -181,9 +184,9 @@ static void adam_equals_reference(void **state)
 static void adam_ignores_thread_count(void **state)
 {
     (void)state;
-    kernel_context reference = context_of("reference", 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     for (int thread_count = 1; thread_count <= 3; thread_count++) {
-        kernel_context tested = context_of(variant_name, thread_count);
+        kernel_context tested = adam_context_of(tested_isa, thread_count);
         for (int pair = 0; pair < 3; pair++)
             compare_runs(&reference, &tested, MAX_ELEMS, (enum dtype)pair,
                          (enum dtype)((pair + 1) % 3), pair, false);
@@ -202,7 +205,7 @@ static void adam_stores_past_the_caches(void **state)
 {
     (void)state;
     enum { COUNT = 16 * SHARD_ELEMS_STEP + 77, APART = 0, ON_GRADS = 2, ON_MASTER = 3, PLACES = 4 };
-    kernel_context reference = context_of("reference", 2);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 2);
     adam_scalars scalars = scalars_at(true, 0.1f, true, 1);
     for (int grad = 0; grad < DTYPE_COUNT; grad++)
         for (int param = 0; param < DTYPE_COUNT; param++)
@@ -220,7 +223,7 @@ static void adam_stores_past_the_caches(void **state)
                                      : place == ON_MASTER
                                          ? tested.blocks[0]
                                          : boundary_in(tested.blocks[4], place, param_type);
-                kernel_context context = context_of(variant_name, 1 + (int)(place % 2));
+                kernel_context context = adam_context_of(tested_isa, 1 + (int)(place % 2));
                 assert_int_equal(cpui_adam(&reference, NULL, &apart.args), 0);
                 assert_int_equal(cpui_adam(&context, NULL, &tested.args), 0);
                 for (int stream = 0; stream < 3; stream++)
@@ -242,7 +245,7 @@ static void adam_follows_textbook(void **state)
     enum { COUNT = 1000, STEPS = 200 };
     static double weight[COUNT], m[COUNT], v[COUNT];
     for (int decoupled = 0; decoupled < 2; decoupled++) {
-        kernel_context tested = context_of(variant_name, 2);
+        kernel_context tested = adam_context_of(tested_isa, 2);
         struct tile tile;
         tile_init(&tile, COUNT, DTYPE_FP32, DTYPE_FP32, NULL, 0);
         for (int i = 0; i < COUNT; i++) {
@@ -290,7 +293,7 @@ static void adam_follows_textbook(void **state)
 static void adam_first_step(void **state)
 {
     (void)state;
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     float master[40], m[40] = {0}, v[40] = {0}, params[40], grads[40];
     for (int i = 0; i < 40; i++) {
         master[i] = 1.0f;
@@ -337,7 +340,7 @@ static void working_copies(void **state)
     for (int type = 0; type < DTYPE_COUNT; type++)
         for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
             for (int thread_count = 1; thread_count <= 3; thread_count++) {
-                kernel_context tested = context_of(variant_name, thread_count);
+                kernel_context tested = adam_context_of(tested_isa, thread_count);
                 uint64_t count = counts[c], width = dtype_bytes((enum dtype)type);
                 size_t shift = c % 2;
                 memset(tested_copy, 0x33, 4 * (MAX_ELEMS + 2));
@@ -367,7 +370,7 @@ static void low_bits_restore_master(void **state)
     enum { COUNT = 4099 };
     static float master[COUNT];
     static uint16_t params[COUNT];
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     for (uint32_t round = 0; round < 64; round++) {
         for (uint32_t i = 0; i < COUNT; i++) {
             uint32_t bits = (uint32_t)rng_u64(SEED, 6 + round, i);
@@ -408,7 +411,7 @@ static void grad_close_equals_reference(void **state)
                                 .grads = expected + 4,
                                 .grad_type = (enum dtype)type,
                                 .block_sums = expected_sums};
-        kernel_context reference = context_of("reference", 1);
+        kernel_context reference = adam_context_of(CPU_BASELINE, 1);
         assert_int_equal(cpui_grad_close(&reference, NULL, &args), 0);
         for (int block = 0; block < CLOSE_BLOCKS; block++) {
             double naive = 0;
@@ -426,7 +429,7 @@ static void grad_close_equals_reference(void **state)
         }
         assert_false(isfinite(expected_sums[3]) || isfinite(expected_sums[4]));
         for (int thread_count = 1; thread_count <= 3; thread_count++) {
-            kernel_context tested = context_of(variant_name, thread_count);
+            kernel_context tested = adam_context_of(tested_isa, thread_count);
             /* With two threads past the caches. */
             char *target = boundary_in(grads, 0, DTYPE_FP32) + (thread_count == 2 ? 0 : 4);
             args.grads = target;
@@ -439,14 +442,14 @@ static void grad_close_equals_reference(void **state)
         }
     }
     /* In place, and no elements at all. */
-    kernel_context tested = context_of(variant_name, 2);
+    kernel_context tested = adam_context_of(tested_isa, 2);
     grad_close_args args = {.count = CLOSE_ELEMS,
                             .accumulator = accumulator,
                             .grads = accumulator,
                             .grad_type = DTYPE_FP32,
                             .block_sums = sums};
     memcpy(expected, accumulator, 4 * CLOSE_ELEMS);
-    kernel_context reference = context_of("reference", 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     grad_close_args apart = args;
     apart.grads = grads;
     apart.block_sums = expected_sums;
@@ -484,13 +487,13 @@ static void norm_reduce_is_the_tree(void **state)
         for (uint64_t i = 0; i < counts[c]; i++)
             naive += sums[i];
         for (int thread_count = 1; thread_count <= 3; thread_count++) {
-            kernel_context tested = context_of(variant_name, thread_count);
+            kernel_context tested = adam_context_of(tested_isa, thread_count);
             assert_int_equal(cpui_norm_reduce(&tested, NULL, sums, counts[c], &total), 0);
             assert_memory_equal(&total, &expected, sizeof total);
             assert_true(fabs(total - naive) <= 1e-10 * naive);
         }
     }
-    kernel_context tested = context_of(variant_name, 2);
+    kernel_context tested = adam_context_of(tested_isa, 2);
     double total = 5;
     assert_int_equal(cpui_norm_reduce(&tested, NULL, sums, 0, &total), 0);
     assert_true(total == 0);
@@ -506,24 +509,20 @@ static void norm_reduce_is_the_tree(void **state)
 static void selection(void **state)
 {
     (void)state;
-    kernel_context context = {.thread_count = 1};
-    assert_int_equal(cpui_adam_select(&context, variant_name), 0);
-    assert_string_equal(cpui_adam_name(&context), variant_name);
-    assert_int_equal(cpui_adam_select(&context, "avx1024"), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "avx1024"));
-    assert_non_null(strstr(err_text(), "reference"));
-    assert_string_equal(cpui_adam_name(&context), variant_name); /* unchanged by the failure */
-    assert_int_equal(cpui_adam_select(&context, NULL), 0);
-    const char *best = cpui_adam_name(&context);
-    assert_int_equal(cpui_adam_select(&context, "auto"), 0);
-    assert_string_equal(cpui_adam_name(&context), best);
+    static const char *const names[CPU_ISA_COUNT] = {
+        [CPU_BASELINE] = "reference", [CPU_NEON] = "neon",          [CPU_AVX2] = "avx2",
+        [CPU_AVX512] = "avx512",      [CPU_AVX512_BF16] = "avx512", [CPU_AMX] = "avx512",
+    };
+    kernel_context context = adam_context_of(tested_isa, 1);
+    assert_string_equal(cpui_adam_name(&context), names[tested_isa]);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    int rc = variant_of_test(argc, argv, SEED);
+    int rc = isa_of_test(&tested_isa);
     if (rc != 0)
         return rc;
+    printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adam_equals_reference),
         cmocka_unit_test(adam_ignores_thread_count),

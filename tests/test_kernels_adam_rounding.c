@@ -1,7 +1,6 @@
-/* What Adam on packed state promises of its rounding (kernels/cpu/adam_state.c), for one variant of the CPU
- * backend per run (argv[1]): means that are the values, slow averages that do not stall, codes that stay,
- * zeros, blocks with values that are not finite, and the reference backend's search for codes. Exit 77
- * where this CPU lacks the variant's instructions. */
+/* What Adam on packed state promises of its rounding (kernels/cpu/adam_state.c), in the instruction
+ * set of the process: means that are the values, slow averages that do not stall, codes that stay,
+ * zeros, blocks with values that are not finite, and the reference backend's search for codes. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,9 +14,11 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
-#include "kernels_adam_variant.h"
+#include "kernels_isa.h"
 
 enum { SEED = 20261123, COUNT = 2 * 4096 };
+
+static enum cpu_isa tested_isa;
 
 static kernel_context tested;
 
@@ -318,12 +319,13 @@ static void codes_are_those_of_a_search(void **state)
     }
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    int rc = variant_of_test(argc, argv, SEED);
+    int rc = isa_of_test(&tested_isa);
     if (rc != 0)
         return rc;
-    tested = context_of(variant_name, 1);
+    printf("seed %d\n", SEED);
+    tested = adam_context_of(tested_isa, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(means_are_the_values), cmocka_unit_test(slow_averages_do_not_stall),
         cmocka_unit_test(codes_stay),           cmocka_unit_test(zero_bytes_are_zero_moments),

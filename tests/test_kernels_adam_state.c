@@ -1,7 +1,7 @@
-/* Adam on packed state of the CPU backend, one variant per run (argv[1]): to the bit against the reference
- * variant over formats, types, counts and special values; a split master against an fp32 one; and what the
- * definitions in kernels/cpu/adam_state.c promise of rounding: means, random bits, codes that stay, zeros,
- * values that are not finite. Exit 77 where this CPU lacks the variant's instructions. */
+/* Adam on packed state of the CPU backend, in the instruction set of the process: to the bit
+ * against the reference variant over formats, types, counts and special values; a split master
+ * against an fp32 one; and what the definitions in kernels/cpu/adam_state.c promise of rounding:
+ * means, random bits, codes that stay, zeros, values that are not finite. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,9 +15,11 @@
 #include "base/mem.h"
 #include "kernels/cpu/adam_state_internal.h"
 #include "kernels/cpu/cpu_internal.h"
-#include "kernels_adam_variant.h"
+#include "kernels_isa.h"
 
 enum { SEED = 20261122, STREAM_COUNT = 5, SLACK_BYTES = 64 };
+
+static enum cpu_isa tested_isa;
 enum stream { MASTER, M, V, GRADS, PARAMS };
 
 /* Five streams, each in its own block, `shift` elements and more off alignment. */
@@ -250,7 +252,8 @@ static void over_forms(void (*fn)(const tile_form *form, int idx))
 static void compare_form(const tile_form *form, int idx)
 {
     static const uint64_t counts[] = {0, 1, 31, 255, 256, 257, 4096, 4096 + 300, 3 * 4096};
-    kernel_context reference = context_of("reference", 1), tested = context_of(variant_name, 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     adam_scalars scalars = adamw;
     scalars.decoupled = idx % 2 == 0;
     tile_form shaped = *form;
@@ -278,13 +281,13 @@ static void ignores_threads_and_tiles(void **state)
                       .v = TILE_INT8,
                       .grad_type = DTYPE_BF16,
                       .param_type = DTYPE_BF16};
-    kernel_context reference = context_of("reference", 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     for (int threads = 1; threads <= 3; threads++) {
-        kernel_context tested = context_of(variant_name, threads);
+        kernel_context tested = adam_context_of(tested_isa, threads);
         compare(&reference, &tested, &form, &adamw, false);
     }
     /* The same elements in tiles of 5 blocks, across the 2^32th element of the unit. */
-    kernel_context tested = context_of(variant_name, 2);
+    kernel_context tested = adam_context_of(tested_isa, 2);
     tile whole, cut;
     tile_init(&whole, &form, &adamw);
     tile_init(&cut, &form, &adamw);
@@ -313,7 +316,7 @@ static void split_master_is_an_fp32_master(void **state)
     enum { COUNT = 4096 + 300, STEPS = 200 };
     static float master[COUNT], m[COUNT], v[COUNT];
     static uint16_t params[COUNT];
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     tile split, plain;
     tile_form form = {
         .count = COUNT, .master = TILE_LOW16, .grad_type = DTYPE_BF16, .param_type = DTYPE_BF16};
@@ -358,7 +361,8 @@ static void split_master_is_an_fp32_master(void **state)
 
 enum { DRAWS = 1 << 16 };
 
-/* Pearson's correlation of each bit of a with each of b, times sqrt(DRAWS): normal where they are independent. */
+/* Pearson's correlation of each bit of a with each of b, times sqrt(DRAWS): normal where they
+ * are independent. */
 static void assert_uncorrelated(const uint32_t *a, const uint32_t *b, bool is_same,
                                 const char *what)
 {
@@ -377,7 +381,7 @@ static void assert_uncorrelated(const uint32_t *a, const uint32_t *b, bool is_sa
 static void random_bits_are_random(void **state)
 {
     (void)state;
-    if (strcmp(variant_name, "reference") != 0)
+    if (tested_isa != CPU_BASELINE)
         return; /* the same bits in all */
     uint32_t *a = mem_alloc(DRAWS, 4, "draws"), *b = mem_alloc(DRAWS, 4, "draws");
     assert_true(a && b);
@@ -417,7 +421,7 @@ static void random_bits_are_random(void **state)
 static void refuses(void **state)
 {
     (void)state;
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     tile_form form = {.count = 256, .m = TILE_BF16, .v = TILE_BF16, .param_type = DTYPE_BF16};
     tile self;
     tile_init(&self, &form, &adamw);
@@ -438,11 +442,12 @@ static void refuses(void **state)
     tile_fini(&self);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    int rc = variant_of_test(argc, argv, SEED);
+    int rc = isa_of_test(&tested_isa);
     if (rc != 0)
         return rc;
+    printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_reference),
         cmocka_unit_test(ignores_threads_and_tiles),

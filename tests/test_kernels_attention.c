@@ -1,5 +1,5 @@
 /* Attention of the CPU backend against a reference in double written out here: forward and backward,
- * odd lengths, grouped heads, fp32, bf16 and fp16, on the instruction set named by the argument; and
+ * odd lengths, grouped heads, fp32, bf16 and fp16, in the instruction set of the process; and
  * the promise that threads and addresses do not touch a bit. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -18,10 +18,11 @@
 #include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/ops.h"
+#include "kernels_isa.h"
 
 enum { SEED = 21, PAD = 5 }; /* PAD elements at the end of each packed row belong to nobody */
 
-static enum cpui_isa isa_under_test;
+static enum cpu_isa tested_isa;
 static bool without_amx; /* the products' way where the tiles' way could run */
 
 struct shape {
@@ -42,7 +43,6 @@ static kernel_context *new_context(int threads, bool native)
     kernel_context_config config = {.thread_count = threads};
     kernel_context *context;
     assert_int_equal(kernels_cpu.context_create(&config, &context), 0);
-    context->isa = isa_under_test;
     context->has_amx = context->has_amx && !without_amx;
     if (!native)
         context->has_bf16_products = false;
@@ -432,7 +432,7 @@ static void nan_is_not_hidden(void **state)
 static void exponential_is_accurate(void **state)
 {
     (void)state;
-    const attention_rows *rows = cpui_attention_rows(isa_under_test);
+    const attention_rows *rows = cpui_attention_rows(tested_isa);
     static const uint32_t signs[] = {0, 0x80000000u};
     double worst = 0;
     for (int s = 0; s < 2; s++) {
@@ -482,19 +482,12 @@ static void refusals(void **state)
     kernels_cpu.context_destroy(context);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    static const char *const names[CPUI_ISA_COUNT] = {"reference", "avx2", "avx512"};
-    const char *name = argc > 1 ? argv[1] : names[cpui_best_isa()];
-    while (isa_under_test < CPUI_ISA_COUNT && strcmp(name, names[isa_under_test]) != 0)
-        isa_under_test++;
-    if (isa_under_test == CPUI_ISA_COUNT)
-        return 2;
-    if (isa_under_test > cpui_best_isa()) {
-        print_message("skipped: this CPU has no %s\n", name);
-        return 77;
-    }
-    print_message("seed %d\n", SEED);
+    int rc = isa_of_test(&tested_isa);
+    if (rc != 0)
+        return rc;
+    printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exponential_is_accurate),
         cmocka_unit_test(matches_reference_fp32),

@@ -1,6 +1,6 @@
 /* Attention over kept keys and values against the definition, in double: all types, grouped heads, head dimensions
  * that fill no vector, many blocks of keys; and that neither threads nor the number of rows in a call touch a bit.
- * Argument: an instruction set of the CPU, or "backend" for the reference backend. */
+ * Argument: the backend, "cpu" or "reference". */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,11 +15,11 @@
 #include "base/rng.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/ops.h"
+#include "kernels_isa.h"
 
 enum { SEED = 31, PAD = 3, SPARE = 2 }; /* elements behind a row, positions behind the last */
 
 static const kernel_ops *ops = &kernels_cpu;
-static enum cpui_isa isa_under_test;
 
 struct shape {
     uint64_t begin, rows, heads, kv_heads, head_dim;
@@ -92,8 +92,6 @@ static kernel_context *new_context(int threads)
     const kernel_context_config config = {.thread_count = threads};
     kernel_context *context;
     assert_int_equal(ops->context_create(&config, &context), 0);
-    if (ops == &kernels_cpu)
-        context->isa = isa_under_test;
     return context;
 }
 
@@ -221,21 +219,15 @@ static void threads_and_rows_keep_bits(void **state)
 
 int main(int argc, char **argv)
 {
-    static const char *const names[CPUI_ISA_COUNT] = {"reference", "avx2", "avx512"};
-    const char *name = argc > 1 ? argv[1] : names[cpui_best_isa()];
-    if (strcmp(name, "backend") == 0) {
+    enum cpu_isa isa;
+    int rc = isa_of_test(&isa);
+    if (rc != 0)
+        return rc;
+    printf("seed %d\n", SEED);
+    if (argc > 1 && strcmp(argv[1], "reference") == 0)
         ops = &kernels_reference;
-    } else {
-        while (isa_under_test < CPUI_ISA_COUNT && strcmp(name, names[isa_under_test]) != 0)
-            isa_under_test++;
-        if (isa_under_test == CPUI_ISA_COUNT)
-            return 2;
-        if (isa_under_test > cpui_best_isa()) {
-            print_message("skipped: this CPU has no %s\n", name);
-            return 77;
-        }
-    }
-    print_message("seed %d\n", SEED);
+    else if (argc > 1 && strcmp(argv[1], "cpu") != 0)
+        return 2;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matches_definition),
         cmocka_unit_test(large_scores_stay_finite),

@@ -1,8 +1,7 @@
-/* Lion and Adagrad of the CPU backend, one variant per run (argv[1]): to the bit against the
- * reference variant, over random and special values, tails, alignments and thread counts; the
+/* Lion and Adagrad of the CPU backend, in the instruction set of the process: to the bit against
+ * the reference variant, over random and special values, tails, alignments and thread counts; the
  * arithmetic itself against textbook double precision over 50 steps and against the reference
- * backend; and by hand. A canary shows that the comparison sees a single bit. Exit 77 where this CPU
- * lacks the variant's instructions. */
+ * backend; and by hand. A canary shows that the comparison sees a single bit. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,9 +16,11 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
-#include "kernels_adam_variant.h"
+#include "kernels_isa.h"
 
 enum { SEED = 20261122, MAX_ELEMS = 70001, STREAM_COUNT = 4, STREAM_BYTES = 4 * MAX_ELEMS + 64 };
+
+static enum cpu_isa tested_isa;
 
 enum optimizer { LION, ADAGRAD, OPTIMIZER_COUNT };
 static const char *const optimizer_names[OPTIMIZER_COUNT] = {"lion", "adagrad"};
@@ -195,7 +196,8 @@ static void updates_equal_reference(void **state)
 {
     (void)state;
     static const uint64_t counts[] = {0, 1, 7, 15, 31, 4096, 9999};
-    kernel_context reference = context_of("reference", 1), tested = context_of(variant_name, 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++)
         for (int types = 0; types < DTYPE_COUNT * DTYPE_COUNT; types++)
             for (int setting = 0; setting < 2; setting++) {
@@ -213,9 +215,9 @@ static void updates_equal_reference(void **state)
 static void updates_ignore_thread_count(void **state)
 {
     (void)state;
-    kernel_context reference = context_of("reference", 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     for (int thread_count = 1; thread_count <= 3; thread_count++) {
-        kernel_context tested = context_of(variant_name, thread_count);
+        kernel_context tested = adam_context_of(tested_isa, thread_count);
         for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++)
             for (int pair = 0; pair < 3; pair++)
                 compare_runs(&reference, &tested, (enum optimizer)optimizer, MAX_ELEMS,
@@ -233,7 +235,7 @@ static void canary(void **state)
     tile_init(&right, LION, 33, DTYPE_BF16, DTYPE_BF16, 1);
     fill_random(&left, 0);
     fill_random(&right, 0);
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     tile_update(&left, &cpu_ops, &tested, &settings[0]);
     tile_update(&right, &cpu_ops, &tested, &settings[0]);
     assert_true(first_difference(&left, &right) < 0);
@@ -256,7 +258,7 @@ static void lion_follows_textbook(void **state)
         const lion_scalars *scalars = &settings[s].lion;
         double lr = (double)scalars->learning_rate, decay = (double)scalars->weight_decay;
         double beta1 = (double)scalars->beta1, beta2 = (double)scalars->beta2;
-        kernel_context tested = context_of(variant_name, 2);
+        kernel_context tested = adam_context_of(tested_isa, 2);
         struct tile tile;
         tile_init(&tile, LION, TEXTBOOK_ELEMS, DTYPE_FP32, DTYPE_FP32, 0);
         for (int i = 0; i < TEXTBOOK_ELEMS; i++) {
@@ -298,7 +300,7 @@ static void adagrad_follows_textbook(void **state)
     static double weight[TEXTBOOK_ELEMS], v[TEXTBOOK_ELEMS];
     for (int s = 0; s < 2; s++) {
         const adagrad_scalars *scalars = &settings[s].adagrad;
-        kernel_context tested = context_of(variant_name, 2);
+        kernel_context tested = adam_context_of(tested_isa, 2);
         struct tile tile;
         tile_init(&tile, ADAGRAD, TEXTBOOK_ELEMS, DTYPE_FP32, DTYPE_FP32, 0);
         for (int i = 0; i < TEXTBOOK_ELEMS; i++) {
@@ -336,7 +338,7 @@ static void adagrad_follows_textbook(void **state)
 static void updates_follow_reference_backend(void **state)
 {
     (void)state;
-    kernel_context tested = context_of(variant_name, 2);
+    kernel_context tested = adam_context_of(tested_isa, 2);
     for (int run = 0; run < OPTIMIZER_COUNT * DTYPE_COUNT * DTYPE_COUNT; run++) {
         enum optimizer optimizer = (enum optimizer)(run % OPTIMIZER_COUNT);
         enum dtype grad = (enum dtype)(run / OPTIMIZER_COUNT % DTYPE_COUNT);
@@ -371,7 +373,7 @@ static void lion_by_hand(void **state)
     static const float m_in[5] = {0.0f, -0.0f, 2.0f, -2.0f, 1.0f};
     static const float g_in[5] = {0.0f, -0.0f, -4.0f, 4.0f, -1.0f};
     static const float expected[5] = {0.875f, 0.875f, 1.125f, 0.625f, 0.875f};
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     float master[COUNT], m[COUNT], grads[COUNT], params[COUNT];
     for (int i = 0; i < COUNT; i++) {
         master[i] = 1.0f;
@@ -401,7 +403,7 @@ static void adagrad_by_hand(void **state)
 {
     (void)state;
     enum { COUNT = 35 };
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     float master[COUNT], v[COUNT], grads[COUNT], params[COUNT];
     for (int has_l2 = 0; has_l2 < 2; has_l2++) {
         for (int i = 0; i < COUNT; i++) {
@@ -433,7 +435,7 @@ static void bad_gradients(void **state)
 {
     (void)state;
     enum { COUNT = 17 };
-    kernel_context tested = context_of(variant_name, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++) {
         struct tile tile;
         tile_init(&tile, (enum optimizer)optimizer, COUNT, DTYPE_FP16, DTYPE_FP16, 0);
@@ -457,11 +459,12 @@ static void bad_gradients(void **state)
     }
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    int rc = variant_of_test(argc, argv, SEED);
+    int rc = isa_of_test(&tested_isa);
     if (rc != 0)
         return rc;
+    printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(updates_equal_reference),
         cmocka_unit_test(updates_ignore_thread_count),

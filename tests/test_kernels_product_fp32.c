@@ -14,6 +14,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "kernels/cpu/product_fp32.h"
+#include "kernels_isa.h"
 
 enum {
     SEED = 5,
@@ -221,11 +222,15 @@ static void matmul_gives_its_bits(void **state)
 
 int main(void)
 {
-    if (cpui_best_isa() != CPUI_ISA_AVX512) {
-        print_message("skipped: this CPU lacks AVX-512\n");
+    enum cpu_isa isa;
+    int rc = isa_of_test(&isa);
+    if (rc != 0)
+        return rc;
+    print_message("seed %d\n", SEED);
+    if (isa < CPU_AVX512) {
+        print_message("skipped: these products need AVX-512\n");
         return EXIT_SKIP;
     }
-    print_message("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_chains),
         cmocka_unit_test(sums_go_on),

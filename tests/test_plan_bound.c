@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "plan/plan_internal.h"
+#include "plan/simulate_internal.h"
 
 enum { PROGRAMS = 400, ORDERS = 200, OPS_MOST = 24 };
 

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "plan/plan_internal.h"
+#include "plan/simulate_internal.h"
 #include "plan_fixture.h"
 
 enum { SEEDS = 400 };

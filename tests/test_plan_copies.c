@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "plan/compile.h"
+#include "plan/search_internal.h"
 #include "plan_fixture.h"
 #include "plan_large.h"
 #include "plan_ranks_run.h"
@@ -113,9 +113,11 @@ static uint64_t ns_without(const random_job *r, const plan_set *with)
     plan_set set;
     plani_layout layout;
     program steady;
-    struct plani_order asked = {.kind = PROGRAM_STEADY, .held = with->held_stages};
-    assert_int_equal(plani_set_begin(&r->job, with->tile_elems, &set, &layout), 0);
-    set.commit = with->commit;
+    struct plani_request asked = {.kind = PROGRAM_STEADY};
+    struct plani_point point = plani_plain_point(&r->job, with->tile_elems);
+    point.held = with->held_stages;
+    point.commit = with->commit;
+    assert_int_equal(plani_set_begin(&r->job, &point, &set, &layout), 0);
     assert_int_equal(
         plani_compile_one(&r->job, &set, &layout, &asked, r->job.budget_bytes, &steady), 0);
     uint64_t ns = steady.predicted_ns;

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "plan/place.h"
+#include "plan/plan.h"
 #include "plan/plan_internal.h"
 #include "plan_fixture.h"
 #include "plan_ranks_run.h"

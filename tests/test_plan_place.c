@@ -16,7 +16,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/place.h"
+#include "plan/plan.h"
 #include "plan_fixture.h"
 #include "plan_large.h"
 
@@ -193,6 +193,57 @@ static void without_drives_nothing_goes_there(void **state)
     for (int k = 0; k < STATE_KIND_COUNT; k++)
         assert_int_equal(l.found.set.home_bytes[k][TIER_NVME], 0);
     plan_set_fini(&l.found.set);
+}
+
+/* Where the order is open, the answer is that of layer-major, or of batch-major where that gains or fits alone. */
+static void the_order_is_chosen(void **state)
+{
+    (void)state;
+    static struct placed open, given[2];
+    double ns[2];
+    static const struct {
+        uint64_t device_mib, host_mib; /* of the device beside the workspace */
+        uint32_t micro_batches;
+        bool drives;
+    } cases[] = {{24, 16384, 4, true},
+                 {240, 16384, 4, true},
+                 {700, 1000, 64, false},
+                 {700, 800, 256, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int order = 0; order < 2; order++) {
+            make_job(&given[order], 4, 512);
+            plan_job *job = &given[order].job;
+            job->micro_batch_count = cases[i].micro_batches;
+            job->budget_bytes[TIER_DEVICE] = job->workspace_bytes + cases[i].device_mib * MIB;
+            job->budget_bytes[TIER_HOST] = cases[i].host_mib * MIB;
+            job->order = (enum order)order;
+            given[order].asked.has_drives = cases[i].drives;
+            int rc = plan_place(&given[order].asked, &given[order].found);
+            assert_true(rc == 0 || rc == ERR_NO_FIT);
+            assert_int_equal(given[order].found.order, order);
+            ns[order] = 1e30;
+            if (rc == 0)
+                ns[order] = plan_mean_step_ns(job, &given[order].found.set);
+            plan_set_fini(&given[order].found.set);
+        }
+        open = given[ORDER_LAYER_MAJOR];
+        open.asked.job = &open.job;
+        open.asked.chooses_order = true;
+        for (int k = 0; k < STATE_KIND_COUNT; k++) {
+            open.asked.wanted[k] = open.wanted[k];
+            open.found.homes[k] = open.homes[k];
+        }
+        int rc = plan_place(&open.asked, &open.found);
+        int best = ns[ORDER_BATCH_MAJOR] < 0.995 * ns[ORDER_LAYER_MAJOR];
+        print_message("case %zu: %g s and %g s\n", i, ns[0] * 1e-9, ns[1] * 1e-9);
+        assert_int_equal(rc, ns[best] < 1e30 ? 0 : ERR_NO_FIT);
+        if (rc < 0)
+            continue;
+        assert_int_equal(open.found.order, best);
+        assert_memory_equal(open.homes, given[best].homes, sizeof open.homes);
+        assert_true(plan_mean_step_ns(&open.job, &open.found.set) == ns[best]);
+        plan_set_fini(&open.found.set);
+    }
 }
 
 /* Equal inputs give equal answers, to the letter. */
@@ -396,6 +447,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rules_win),
         cmocka_unit_test(without_drives_nothing_goes_there),
+        cmocka_unit_test(the_order_is_chosen),
         cmocka_unit_test(it_is_deterministic),
         cmocka_unit_test(what_waits_between_parts_is_near),
         cmocka_unit_test(refusals_name_what_fits),

@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-#include "plan/compile.h"
+#include "plan/search_internal.h"
 #include "plan_jobs.h"
 
 enum { JOBS_SHORT = 60, JOBS_LONG = 200 };
@@ -114,10 +114,12 @@ static enum verdict judge(const family_job *f, const struct figures *found, doub
     plan_set same;
     plani_layout layout;
     program roomy;
-    struct plani_order asked = {.kind = PROGRAM_STEADY, .held = found->held};
+    struct plani_request asked = {.kind = PROGRAM_STEADY};
+    struct plani_point point = plani_plain_point(&wide, found->tile_elems);
+    point.held = found->held;
+    point.commit = found->commit;
     wide.unit_elems = f->elems;
-    assert_int_equal(plani_set_begin(&wide, found->tile_elems, &same, &layout), 0);
-    same.commit = found->commit;
+    assert_int_equal(plani_set_begin(&wide, &point, &same, &layout), 0);
     assert_int_equal(plani_compile_one(&wide, &same, &layout, &asked, ample, &roomy), 0);
     double ns = (double)roomy.predicted_ns;
     program_fini(&roomy);

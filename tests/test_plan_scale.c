@@ -15,9 +15,8 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/compile.h"
+#include "plan/search_internal.h"
 #include "plan/plan.h"
-#include "plan/plan_internal.h"
 #include "plan_large.h"
 
 enum { UNITS_MAX = LARGE_UNITS_MAX };

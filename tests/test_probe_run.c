@@ -55,7 +55,6 @@ static struct probe_options tiny(struct watcher *watcher)
                                   .drive_count = 1,
                                   .backend = "cpu",
                                   .is_tiny = true,
-                                  .skips_fio = true,
                                   .stop = &stop_flag,
                                   .on_progress = on_progress,
                                   .on_line = on_line,

@@ -41,7 +41,7 @@ static void begin_case(uint32_t stage)
     rig_write_job(name, &shape);
     fixture_set(&run.sets, "zero_optimization.stage=%u", stage);
     fixture_set(&run.sets, "comm.timeout_seconds=%d", TIMEOUT_SECONDS);
-    fixture_set(&run.sets, "comm.exit_seconds=%d", EXIT_SECONDS);
+    fixture_set(&run.sets, "debug.comm.exit_seconds=%d", EXIT_SECONDS);
     fixture_set(&run.sets, "tiers.place.params=nvme");
     fixture_set(&run.sets, "tiers.place.optimizer=nvme");
 }
@@ -161,7 +161,7 @@ static void a_drive_that_hangs_ends_all(void **state)
     (void)state;
     begin_case(2);
     fixture_set(&run.sets, "io.stuck_seconds=0.5");
-    fixture_set(&run.sets, "io.stop_seconds=1");
+    fixture_set(&run.sets, "debug.io.stop_seconds=1");
     run.faults = &faults;
     run.faulty_rank = 2;
     run_and_expect(2, "rank-2-drive-0.slab");

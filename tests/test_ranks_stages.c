@@ -286,9 +286,9 @@ static void draw_program(struct draws *d, fixture_sets *sets, bool is_exact)
     fixture_set(sets, "schedule.update=%s", updates[draw(d, is_exact ? 3 : 2)]);
     fixture_set(sets, "schedule.tile_elems=%u",
                 draw(d, 2) ? 0 : (unsigned)TILE_ELEMS_STEP << draw(d, 2));
-    fixture_set(sets, "schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 40));
+    fixture_set(sets, "debug.schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 40));
     fixture_set(sets, "io.backend=%s", draw(d, 2) ? "uring" : "pool");
-    fixture_set(sets, "comm.staging_bytes=%u", 65536u << draw(d, 8));
+    fixture_set(sets, "debug.comm.staging_bytes=%u", 65536u << draw(d, 8));
     fixture_set(sets, "run.commit_every=%u", (unsigned)draw(d, 4));
     if (draw(d, 3) == 0)
         fixture_set(sets, "run.paranoid=true");

@@ -33,7 +33,7 @@ static void a_slab_that_does_not_fit_is_refused(void **state)
 {
     (void)state;
     slab_config config = config_of(4 * MIB);
-    assert_int_equal(slab_check_space(&config), ERR_NO_FIT);
+    assert_int_equal(helper_check_space(&config), ERR_NO_FIT);
     assert_int_equal(slab_open(&store, &config), ERR_NO_FIT);
     assert_int_equal(helper_count_entries(drives[0].path), 2);
 }

@@ -322,7 +322,7 @@ static void a_stuck_transfer_ends_the_queue(void **state)
                  "flight for ",
                  (unsigned long long)(2 * TRANSFER_BYTES + SLAB_HEADER_BYTES), store.files[0].path);
         if (strncmp(err_text(), place, strlen(place)) != 0 ||
-            !strstr(err_text(), " s, longer than the 0.05 s of io.stop_seconds: ") ||
+            !strstr(err_text(), " s, longer than the 0.05 s of debug.io.stop_seconds: ") ||
             !strstr(err_text(), "the last commit is intact") ||
             !strstr(err_text(), "run the same command again"))
             fail_msg("'%s'", err_text());

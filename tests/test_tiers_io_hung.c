@@ -216,7 +216,7 @@ static void the_first_read_may_hang(void **state)
     assert_int_equal(rc, -ETIMEDOUT);
     assert_null(self);
     if (!strstr(text, "the first read of ") || !strstr(text, store.files[0].path) ||
-        !strstr(text, "io.stop_seconds"))
+        !strstr(text, "debug.io.stop_seconds"))
         fail_msg("'%s'", text);
     assert_int_equal(helper_count_fds(), fds);
     release_threads(1);

@@ -50,7 +50,7 @@ static uint64_t room_bytes(void)
 static void assert_no_fit(const slab_config *config, uint64_t held_bytes)
 {
     char text[SIZE_TEXT_BYTES];
-    assert_int_equal(slab_check_space(config), ERR_NO_FIT);
+    assert_int_equal(helper_check_space(config), ERR_NO_FIT);
     assert_non_null(strstr(err_text(), size_format(held_bytes, text)));
     for (uint32_t i = 0; i < config->drive_count; i++) {
         char figure[64];
@@ -115,13 +115,13 @@ static void any_budgets_fit_as_planned(void **state)
         if (capacity > count * STRIPE) {
             uint64_t most = capacity - count * STRIPE;
             slab_config config = config_of(count, most, 0);
-            assert_int_equal(slab_check_space(&config), 0);
+            assert_int_equal(helper_check_space(&config), 0);
             config.total_bytes = 1 + rng_below(seed, 6, trial, most);
-            assert_int_equal(slab_check_space(&config), 0);
+            assert_int_equal(helper_check_space(&config), 0);
         }
         if (limit_sum) {
             slab_config config = config_of(count, limit_sum * STRIPE, 0);
-            assert_int_equal(slab_check_space(&config), 0);
+            assert_int_equal(helper_check_space(&config), 0);
             check_shares(&config, limit_sum, limits);
             check_shares(&config, 1 + rng_below(seed, 7, trial, limit_sum), limits);
         }
@@ -215,7 +215,7 @@ static void check_filled(uint32_t drive_count)
     assert_int_equal(slab_capacity(drives, drive_count, &capacity), 0);
     assert_true(capacity > drive_count * MIB);
     slab_config config = config_of(drive_count, capacity - drive_count * MIB, MIB);
-    assert_int_equal(slab_check_space(&config), 0);
+    assert_int_equal(helper_check_space(&config), 0);
     assert_int_equal(slab_open(&store, &config), 0);
     for (uint32_t i = 0; i < drive_count; i++) {
         struct stat status;
@@ -234,7 +234,7 @@ static void check_filled(uint32_t drive_count)
     second.uuid[0] = 9;
     if (free_space_limits) {
         assert_true(left <= drive_count * 2 * MIB);
-        assert_int_equal(slab_check_space(&second), ERR_NO_FIT);
+        assert_int_equal(helper_check_space(&second), ERR_NO_FIT);
         assert_int_equal(slab_open(&again, &second), ERR_NO_FIT);
         filled_count++;
     }

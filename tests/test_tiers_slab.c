@@ -46,7 +46,7 @@ static void create_reopen_remove(void **state)
     int fds = helper_count_fds();
     for (uint32_t drive_count = 1; drive_count <= 3; drive_count++) {
         slab_config config = config_of(drive_count, 12 * MIB + 1);
-        assert_int_equal(slab_check_space(&config), 0);
+        assert_int_equal(helper_check_space(&config), 0);
         assert_nothing_left();
         assert_int_equal(slab_open(&store, &config), 0);
         assert_int_equal(store.total_bytes, 13 * MIB);
@@ -453,13 +453,13 @@ static void budgets_are_hard(void **state)
     uint64_t capacity;
     assert_int_equal(slab_capacity(drives, 2, &capacity), 0);
     assert_int_equal(capacity, 10 * MIB - 1);
-    assert_int_equal(slab_check_space(&config), ERR_NO_FIT);
+    assert_int_equal(helper_check_space(&config), ERR_NO_FIT);
     assert_non_null(strstr(err_text(), "needs 10.00 MiB"));
     assert_non_null(strstr(err_text(), "2 drives may hold 9.00 MiB"));
     assert_int_equal(slab_open(&store, &config), ERR_NO_FIT);
     assert_nothing_left();
     drives[1].budget_bytes++;
-    assert_int_equal(slab_check_space(&config), 0);
+    assert_int_equal(helper_check_space(&config), 0);
     assert_int_equal(slab_open(&store, &config), 0);
     for (int i = 0; i < 2; i++)
         assert_int_equal(store.files[i].file_bytes, drives[i].budget_bytes);
@@ -468,7 +468,7 @@ static void budgets_are_hard(void **state)
     /* More than the file system has, whatever the budget says. */
     config.total_bytes = (uint64_t)1 << 55;
     drives[0].budget_bytes = drives[1].budget_bytes = (uint64_t)1 << 60;
-    assert_int_equal(slab_check_space(&config), ERR_NO_FIT);
+    assert_int_equal(helper_check_space(&config), ERR_NO_FIT);
     /* Two drives on one file system do not have its free space twice. */
     uint64_t one, two;
     assert_int_equal(slab_capacity(drives, 1, &one), 0);
@@ -490,15 +490,14 @@ static void bad_paths_are_input_errors(void **state)
     int fds = helper_count_fds();
     slab_config config = config_of(2, 4 * MIB);
     snprintf(drives[1].path, sizeof drives[1].path, "%s", file);
-    assert_int_equal(slab_check_space(&config), ERR_INPUT);
+    assert_int_equal(helper_check_space(&config), ERR_INPUT);
     assert_non_null(strstr(err_text(), "plain"));
     snprintf(drives[1].path, sizeof drives[1].path, "%s/below", file);
-    assert_int_equal(slab_check_space(&config), ERR_INPUT);
+    assert_int_equal(helper_check_space(&config), ERR_INPUT);
     assert_int_equal(slab_open(&store, &config), ERR_INPUT);
     drives[1].path[0] = 0;
-    assert_int_equal(slab_check_space(&config), ERR_INPUT);
-    /* A path that looks well and still cannot be made: what the first drive made goes away
-     * again. */
+    assert_int_equal(helper_check_space(&config), ERR_INPUT);
+    /* A path that looks well and still cannot be made: what the first drive made goes away again. */
     snprintf(drives[1].path, sizeof drives[1].path, "/proc/sluice-cannot-be-made");
     config.drives = drives;
     int rc = slab_open(&store, &config);
@@ -509,7 +508,7 @@ static void bad_paths_are_input_errors(void **state)
     memset(drives[1].path, 'x', FILE_PATH_BYTES - 1);
     drives[1].path[0] = '/';
     drives[1].path[FILE_PATH_BYTES - 1] = 0;
-    assert_true(slab_check_space(&config) < 0);
+    assert_true(helper_check_space(&config) < 0);
 }
 
 /* If the second drive fails while its file is made, nothing of the first stays either. */
@@ -537,10 +536,10 @@ static void bad_configs(void **state)
     assert_int_equal(slab_open(&store, &config), -EINVAL);
     config = config_of(1, 4 * MIB);
     config.drive_count = DRIVES_MAX + 1;
-    assert_int_equal(slab_check_space(&config), -EINVAL);
+    assert_int_equal(helper_check_space(&config), -EINVAL);
     config = config_of(1, 4 * MIB);
     drives[0].weight = -1;
-    assert_int_equal(slab_check_space(&config), -EINVAL);
+    assert_int_equal(helper_check_space(&config), -EINVAL);
     assert_nothing_left();
 }
 

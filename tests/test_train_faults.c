@@ -48,7 +48,7 @@ static void make_sets(fixture_sets *sets)
     fixture_set(sets, "run.steps=%d", STEPS);
     fixture_set(sets, "gradient_accumulation_steps=1");
     fixture_set(sets, "schedule.update=after_backward");
-    fixture_set(sets, "schedule.lookahead=1"); /* one order of transfers */
+    fixture_set(sets, "debug.schedule.lookahead=1"); /* one order of transfers */
     fixture_set(sets, "aio.block_size=262144");
     fixture_set(sets, "model.seq_length=16");
 }

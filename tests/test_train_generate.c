@@ -57,7 +57,7 @@ static const struct {
       "run.paranoid=true"},
      false},
     {{PLACE("nvme"), "tiers.place.inner_activations=host", "schedule.tile_elems=16384",
-      "schedule.lookahead=1"},
+      "debug.schedule.lookahead=1"},
      false},
     {{PLACE("nvme"), "schedule.update=in_backward", "bf16.check_grad_overflow=false"}, true},
 };

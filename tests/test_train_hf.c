@@ -12,7 +12,7 @@
 #include <cmocka.h>
 #include <xxhash.h>
 
-#include "config/job.h"
+#include "config/config.h"
 #include "hf/hf.h"
 #include "hf_fixture.h"
 #include "train_fixture.h"

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "comm_fixture.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "hf/hf.h"
 #include "hf_fixture.h"
 #include "train/train.h"

@@ -74,7 +74,7 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
     c->is_tight = i % 4 != 1;
     fixture_set(&c->sets, "schedule.tile_elems=%llu", (unsigned long long)c->tile_elems);
     fixture_set(&c->sets, "schedule.update=%s", next ? "in_next_forward" : "after_backward");
-    fixture_set(&c->sets, "schedule.lookahead=%llu", (unsigned long long)ahead);
+    fixture_set(&c->sets, "debug.schedule.lookahead=%llu", (unsigned long long)ahead);
     fixture_set(&c->sets, "io.backend=%s", backend);
     bool has_two_drives = i % 3 == 2;
     if (has_two_drives)

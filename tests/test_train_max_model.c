@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "config/config.h"
 #include "base/error.h"
 #include "base/size.h"
 #include "config/machine.h"

@@ -104,7 +104,7 @@ static void nothing_is_taken_after_the_seal(void **state)
     run_sealed("after_backward", "pool", "0");
 }
 
-/* What is reserved, and what the slab spans, for each shape of job that perf/predict.py has. */
+/* What is reserved, and what the slab spans, for each shape of job that perf/training/predict.py has. */
 static void reserved_is_what_was_planned(void **state)
 {
     static const struct {

@@ -154,7 +154,7 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
     say(c, update);
     choose(c, "io.backend", backends, 2);
     choose(c, "schedule.tile_elems", tile_elems, 3);
-    choose(c, "schedule.lookahead", lookaheads, 3);
+    choose(c, "debug.schedule.lookahead", lookaheads, 3);
     make_drives(c);
     c->is_tight = draw(c, 2);
     if (c->is_tight)

@@ -91,7 +91,7 @@ static fixture_sets all_on_nvme(const char *update, const char *lookahead)
     for (int k = 0; k < 4; k++)
         fixture_set(&sets, "tiers.place.%s=nvme", kinds[k]);
     fixture_set(&sets, "schedule.update=%s", update);
-    fixture_set(&sets, "schedule.lookahead=%s", lookahead);
+    fixture_set(&sets, "debug.schedule.lookahead=%s", lookahead);
     fixture_set(&sets, "schedule.tile_elems=65536");
     fixture_set(&sets, "run.steps=8");
     return sets;

@@ -100,7 +100,7 @@ static void draw_program(struct draws *d, fixture_sets *sets, uint64_t unit_coun
     fixture_set(sets, "schedule.update=%s", updates[draw(d, is_exact ? 3 : 2)]);
     fixture_set(sets, "schedule.tile_elems=%u",
                 draw(d, 2) ? 0 : (unsigned)TILE_ELEMS_STEP << draw(d, 3));
-    fixture_set(sets, "schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 40));
+    fixture_set(sets, "debug.schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 40));
     fixture_set(sets, "io.backend=%s", draw(d, 2) ? "uring" : "pool");
     for (int i = 0; i < 2; i++)
         fixture_set(sets, "%s=%u", budget_keys[i],

@@ -292,7 +292,7 @@ static void run_goes_on_elsewhere(void **state)
     fixture_sets on_device = make_sets("device", "after_backward");
     fixture_sets on_host = make_sets("host", "in_next_forward");
     fixture_set(&on_host, "tiers.device.budget=48MiB");
-    fixture_set(&on_host, "schedule.lookahead=4");
+    fixture_set(&on_host, "debug.schedule.lookahead=4");
     fixture_set(&on_host, "io.backend=pool");
     fixture_sets on_nvme = make_sets("nvme", "in_next_forward");
     fixture_train_good("whole", &shape, &on_device, &whole);

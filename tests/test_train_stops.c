@@ -118,7 +118,7 @@ static void draw_leg(struct draws *d, fixture_sets *sets)
     uint64_t u = draw(d, is_group("unclipped") ? 3 : 2);
     fixture_set(sets, "schedule.update=%s", is_group("delayed") ? "delayed_one_step" : updates[u]);
     fixture_set(sets, "schedule.order=%s", draw(d, 2) ? "batch_major" : "layer_major");
-    fixture_set(sets, "schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 20));
+    fixture_set(sets, "debug.schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 20));
     fixture_set(sets, "schedule.tile_elems=%u", draw(d, 2) ? 0 : 16384 << draw(d, 3));
     fixture_set(sets, "io.backend=%s", draw(d, 2) ? "uring" : "pool");
     if (!is_group("delayed")) { /* there a commit brings the weights up to date, as a stop does */

@@ -15,6 +15,7 @@
 #include "tiers/io.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"
+#include "tiers/slab_internal.h"
 
 static char helper_directory[256];
 
@@ -108,6 +109,18 @@ __attribute__((unused)) static int helper_skip(enum io_backend backend)
 __attribute__((unused)) static int helper_count_fds(void)
 {
     return helper_count_entries("/proc/self/fd");
+}
+
+/* What slab_open checks before it creates anything: configuration, paths, budgets and free space. */
+__attribute__((unused)) static int helper_check_space(const slab_config *config)
+{
+    uint64_t stripe_bytes, stripe_count, drive_stripes[DRIVES_MAX];
+    TRY(tieri_slab_check_config(config, &stripe_bytes, &stripe_count));
+    for (uint32_t i = 0; i < config->drive_count; i++) {
+        char path[FILE_PATH_BYTES];
+        TRY(tieri_slab_file_path(config, i, path));
+    }
+    return tieri_slab_plan(config, stripe_bytes, stripe_count, drive_stripes);
 }
 
 #endif

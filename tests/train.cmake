@@ -12,6 +12,11 @@ if(TARGET sluice_profile)
         gpt2-bf16-lion llama-fp32-adagrad gpt2-bf16-cut-m16 llama-fp32-unclipped-m8)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
+    set(train_sets avx2 avx512 avx512_bf16)
+    sluice_isa_test(test_train_invariance SETS ${train_sets} LABELS cpu nvme TIMEOUT 120
+                    INSTANCES gpt2-bf16)
+    sluice_isa_test(test_train_modes SETS ${train_sets} LABELS cpu nvme TIMEOUT 120
+                    INSTANCES gpt2-fp32 llama-bf16)
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES 1 2 3 4)
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "tiers/arena.h"
+#include "tiers/drive_bench.h"
 #include "tiers/slab_internal.h"
 
 enum {
@@ -30,67 +30,10 @@ enum {
 #define SPEED_BLOCK_BYTES   MIB
 #define SPEED_DEFAULT_BYTES (128 * MIB)
 #define SPEED_MIN_BYTES     (SPEED_SLOTS * SPEED_BLOCK_BYTES)
-/* Length of a pass; eleven passes make the second. A pass ends early only after each slot was used
- * once. */
-#define SPEED_PASS_NS  90000000u
-#define SPEED_TOTAL_NS 1000000000u
-/* a drive that does not answer is named in a warning, and waited for */
-#define SPEED_STUCK_NS 10000000000u
-
-struct bench {
-    slab *store;
-    arena memory; /* [SPEED_SLOTS] blocks */
-    io *queue;
-    io_request requests[SPEED_SLOTS];
-    uint64_t area_bytes; /* written so far, from address 0; later passes move these bytes */
-    uint64_t moved_bytes;
-};
-typedef struct bench bench;
-
-static int submit_block(bench *self, uint32_t slot, enum io_direction direction, uint64_t offset)
-{
-    self->requests[slot] = (io_request){.direction = direction,
-                                        .offset = offset,
-                                        .data = self->memory.base + slot * SPEED_BLOCK_BYTES,
-                                        .size_bytes = SPEED_BLOCK_BYTES};
-    return io_submit(self->queue, &self->requests[slot]);
-}
-
-/* Moves [0, limit_bytes) once, in order and with all slots busy, or as much as the time allows. */
-static int run_pass(bench *self, enum io_direction direction, uint64_t limit_bytes,
-                    uint64_t *pass_bytes, double *rate)
-{
-    uint64_t submitted = 0, finished = 0, start_ns = clock_ns();
-    uint32_t busy_count = 0;
-    for (; busy_count < SPEED_SLOTS && submitted < limit_bytes; busy_count++) {
-        TRY(submit_block(self, busy_count, direction, submitted));
-        submitted += SPEED_BLOCK_BYTES;
-    }
-    while (busy_count) {
-        io_request *done[SPEED_SLOTS];
-        int got = io_poll(self->queue, done, SPEED_SLOTS);
-        TRY(got);
-        bool in_time = clock_ns() - start_ns < SPEED_PASS_NS;
-        for (int i = 0; i < got; i++) {
-            if (done[i]->result < 0)
-                return err_restore(io_error(self->queue));
-            finished += SPEED_BLOCK_BYTES;
-            busy_count--;
-            if (submitted == limit_bytes || !in_time)
-                continue;
-            TRY(submit_block(self, (uint32_t)(done[i] - self->requests), direction, submitted));
-            submitted += SPEED_BLOCK_BYTES;
-            busy_count++;
-        }
-        struct pollfd waiter = {.fd = io_event_fd(self->queue), .events = POLLIN};
-        if (got == 0)
-            (void)poll(&waiter, 1, 1000);
-    }
-    *pass_bytes = finished;
-    *rate = (double)finished * 1e9 / (double)size_max(clock_ns() - start_ns, 1);
-    self->moved_bytes += finished;
-    return 0;
-}
+/* Of a pass; eleven of them make the second. A pass ends early only after each slot was used once.
+ * */
+#define SPEED_PASS_SECONDS 0.09
+#define SPEED_TOTAL_NS     1000000000u
 
 static double median(double *values, int count)
 {
@@ -103,15 +46,26 @@ static double median(double *values, int count)
     return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 
-static int run_passes(bench *self, drive_speed *out)
+static int run_pass(drive_bench *bench, enum io_direction direction, double *rate)
 {
-    double reads[SPEED_ROUNDS_MAX], writes[SPEED_ROUNDS_MAX], unused;
-    uint64_t start_ns = clock_ns(), pass_bytes;
-    TRY(run_pass(self, IO_WRITE, self->store->total_bytes, &self->area_bytes, &unused));
+    drive_pass pass = {.reads = direction == IO_READ,
+                       .writes = direction == IO_WRITE,
+                       .block_bytes = SPEED_BLOCK_BYTES,
+                       .depth = SPEED_SLOTS,
+                       .seconds = SPEED_PASS_SECONDS,
+                       .once = true};
+    return drive_bench_run(&bench, 1, &pass, rate);
+}
+
+static int run_passes(drive_bench *bench, drive_speed *out)
+{
+    double reads[SPEED_ROUNDS_MAX], writes[SPEED_ROUNDS_MAX];
+    uint64_t start_ns = clock_ns();
+    TRY(drive_bench_fill(bench, SPEED_BLOCK_BYTES, SPEED_SLOTS, SPEED_PASS_SECONDS, NULL, NULL));
     int rounds = 0;
     do {
-        TRY(run_pass(self, IO_WRITE, self->area_bytes, &pass_bytes, &writes[rounds]));
-        TRY(run_pass(self, IO_READ, self->area_bytes, &pass_bytes, &reads[rounds]));
+        TRY(run_pass(bench, IO_WRITE, &writes[rounds]));
+        TRY(run_pass(bench, IO_READ, &reads[rounds]));
         rounds++;
     } while (rounds < SPEED_ROUNDS_MAX && clock_ns() - start_ns < SPEED_TOTAL_NS);
     out->read = median(reads, rounds);
@@ -120,40 +74,26 @@ static int run_passes(bench *self, drive_speed *out)
     return 0;
 }
 
-/* Makes a queue and memory for the open slab, measures, and closes both. */
-static int measure_slab(bench *self, enum io_backend backend, drive_speed *out)
+/* Opens the file and its queue over `memory`, measures, closes both. */
+static int measure_file(const drive_bench_config *config, drive_speed *out)
 {
-    arena_config memory = {.name = "speed",
-                           .size_bytes = SPEED_SLOTS * SPEED_BLOCK_BYTES,
-                           .numa_node = -1,
-                           .touch_threads = 1};
-    TRY(arena_init(&self->memory, &memory));
-    uint64_t *words = (uint64_t *)(void *)self->memory.base;
-    for (uint64_t i = 0; i < self->memory.size_bytes / sizeof *words; i++)
-        words[i] = rng_u64(1, 0, i); /* a drive that compresses would be too fast with zeros */
-    io_region region = {self->memory.base, self->memory.size_bytes};
-    io_config config = {.target = self->store,
-                        .backend = backend,
-                        .queue_depth = SPEED_SLOTS,
-                        .block_bytes = SPEED_BLOCK_BYTES,
-                        .pool_threads = SPEED_SLOTS,
-                        .stuck_ns = SPEED_STUCK_NS,
-                        .regions = &region,
-                        .region_count = 1,
-                        .request_capacity = SPEED_SLOTS};
-    int rc = io_create(&config, &self->queue);
+    drive_bench *bench = mem_alloc(1, sizeof *bench, "drive speed");
+    if (!bench)
+        return -ENOMEM;
+    int rc = drive_bench_open(config, bench);
     if (rc == 0) {
-        io_stats stats;
-        io_get_stats(self->queue, &stats);
-        out->backend = stats.backend;
-        rc = run_passes(self, out);
+        out->file_bytes = bench->store.files[0].file_bytes;
+        out->direct = bench->store.files[0].direct;
+        out->backend = bench->backend;
+        rc = run_passes(bench, out);
+        out->moved_bytes = bench->moved_bytes;
         err_record first;
         err_save(&first, rc);
-        io_destroy(self->queue);
+        drive_bench_close(bench);
         if (rc < 0)
             rc = err_restore(&first);
     }
-    arena_fini(&self->memory);
+    mem_free(bench);
     return rc;
 }
 
@@ -182,21 +122,23 @@ int drive_speed_measure(const char *path, uint64_t bytes_max, enum io_backend ba
     uint64_t bytes = 0;
     TRY(tieri_slab_existing(path, directory, &status));
     TRY(choose_bytes(directory, bytes_max, &bytes));
-    bench *self = mem_alloc(1, sizeof *self, "drive speed");
-    slab *store = mem_alloc(1, sizeof *store, "drive speed slab");
-    int rc = self && store ? 0 : -ENOMEM;
-    if (rc == 0)
-        rc = tieri_slab_open_unnamed(store, directory, bytes / MIB);
-    if (rc == 0) {
-        self->store = store;
-        out->file_bytes = store->files[0].file_bytes;
-        out->direct = store->files[0].direct;
-        rc = measure_slab(self, backend, out);
-        out->moved_bytes = self->moved_bytes;
-        slab_close(store);
-    }
-    mem_free(store);
-    mem_free(self);
+    arena memory;
+    arena_config memory_config = {.name = "speed",
+                                  .size_bytes = 2 * SPEED_SLOTS * SPEED_BLOCK_BYTES,
+                                  .numa_node = -1,
+                                  .touch_threads = 1};
+    TRY(arena_init(&memory, &memory_config));
+    uint64_t *words = (uint64_t *)(void *)memory.base;
+    for (uint64_t i = 0; i < memory.size_bytes / sizeof *words; i++)
+        words[i] = rng_u64(1, 0, i); /* zeros would flatter a drive that compresses */
+    drive_bench_config config = {.path = directory,
+                                 .file_bytes = bytes,
+                                 .memory = memory.base,
+                                 .memory_bytes = memory.size_bytes,
+                                 .backend = backend,
+                                 .pool_threads = SPEED_SLOTS};
+    int rc = measure_file(&config, out);
+    arena_fini(&memory);
     if (rc < 0)
         memset(out, 0, sizeof *out);
     return rc;

@@ -14,7 +14,7 @@
  *
  * Weights decide where bytes lie and change no bit of training. A reopened slab takes its shares
  * from its headers, so weights are needed only when a slab is created on two or more drives. One
- * thread, at start: it blocks for about a second per device and uses 8 MiB of memory meanwhile. */
+ * thread, at start: it blocks for about a second per device and uses 16 MiB of memory meanwhile. */
 #ifndef SLUICE_TIERS_DRIVE_SPEED_H
 #define SLUICE_TIERS_DRIVE_SPEED_H
 

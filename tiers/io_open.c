@@ -58,11 +58,12 @@ static int probe_read(io *self, const char *path)
         if (self->backend->reap(self->state))
             return 0;
         if (self->stop_ns && clock_ns() - begin_ns >= self->stop_ns)
-            return err_set(-ETIMEDOUT,
-                           "the first read of %s has been in flight for %.3g s (io.stop_seconds): "
-                           "the drive or its file system does not answer; the last commit is "
-                           "intact: check the drive and run the same command again",
-                           path, (double)self->stop_ns * 1e-9);
+            return err_set(
+                -ETIMEDOUT,
+                "the first read of %s has been in flight for %.3g s (debug.io.stop_seconds): "
+                "the drive or its file system does not answer; the last commit is "
+                "intact: check the drive and run the same command again",
+                path, (double)self->stop_ns * 1e-9);
         struct pollfd waiter = {.fd = self->event_fd, .events = POLLIN};
         (void)poll(&waiter, 1, 10);
     }

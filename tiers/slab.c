@@ -393,13 +393,16 @@ static int open_unnamed(const char *directory, slab_file *file)
     return 0;
 }
 
-int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_count)
+int slab_open_unnamed(slab *out, const char *path, uint64_t bytes)
 {
+    char directory[FILE_PATH_BYTES];
+    struct stat status;
     memset(out, 0, sizeof *out);
+    TRY(tieri_slab_existing(path, directory, &status));
     out->drive_count = 1;
     out->stripe_bytes = MIB;
-    out->drive_stripes[0] = stripe_count;
-    out->total_bytes = stripe_count * MIB;
+    out->drive_stripes[0] = size_div_up(bytes, MIB);
+    out->total_bytes = out->drive_stripes[0] * MIB;
     slab_file *file = &out->files[0];
     file->file_bytes = SLAB_HEADER_BYTES + out->total_bytes;
     int rc = open_unnamed(directory, file);
@@ -414,15 +417,6 @@ int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_co
     if (rc < 0)
         slab_close(out);
     return rc;
-}
-
-int slab_open_unnamed(slab *out, const char *path, uint64_t bytes)
-{
-    char directory[FILE_PATH_BYTES];
-    struct stat status;
-    memset(out, 0, sizeof *out);
-    TRY(tieri_slab_existing(path, directory, &status));
-    return tieri_slab_open_unnamed(out, directory, size_div_up(bytes, MIB));
 }
 
 void slab_close(slab *self)

@@ -100,11 +100,6 @@ struct slab_piece {
 };
 typedef struct slab_piece slab_piece;
 
-/* Checks that the drives can hold total_bytes, before any large allocation, and creates nothing:
- * directories exist or can be made, are writable, and budget and free space suffice. ERR_NO_FIT
- * with needed and allowed bytes per drive; ERR_INPUT for a path that cannot be used. */
-int slab_check_space(const slab_config *config) MUST_CHECK;
-
 /* The bytes that these drives offer: the sum of their budgets less headers, each limited by free
  * space. Drives of one file system share its free space, and a little stays for its own tables. A
  * slab of up to this less one stripe per drive fits, whatever budgets and weights are. */

@@ -10,7 +10,9 @@
 int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
                             uint64_t *stripe_count) MUST_CHECK;
 
-/* slab_space.c: decides how many stripes each drive gets. Errors as slab_check_space. */
+/* Decides how many stripes each drive gets, without creating anything: directories exist or can be
+ * made and are writable, budget and free space suffice. ERR_NO_FIT with needed and allowed bytes per
+ * drive; ERR_INPUT for a path that cannot be used. */
 int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t stripe_count,
                     uint64_t drive_stripes[DRIVES_MAX]) MUST_CHECK;
 
@@ -22,9 +24,6 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
 /* slab_layout.c: computes the zones from drive_count and drive_stripes. ERR_CORRUPT if they need
  * too many zones, which only a forged header can cause. */
 int tieri_slab_layout(slab *self) MUST_CHECK;
-
-/* slab.c: slab_open_unnamed in an existing directory, of stripe_count stripes of 1 MiB. */
-int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_count) MUST_CHECK;
 
 /* slab_space.c: finds the nearest existing directory at or above `path` (finally "." for a relative
  * path) and checks that new files can be made there. ERR_INPUT names path and reason. */

@@ -287,14 +287,3 @@ int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t s
     tieri_slab_share(config->drive_count, weights, limits, stripe_count, drive_stripes);
     return 0;
 }
-
-int slab_check_space(const slab_config *config)
-{
-    uint64_t stripe_bytes, stripe_count, drive_stripes[DRIVES_MAX];
-    TRY(tieri_slab_check_config(config, &stripe_bytes, &stripe_count));
-    for (uint32_t i = 0; i < config->drive_count; i++) {
-        char path[FILE_PATH_BYTES];
-        TRY(tieri_slab_file_path(config, i, path));
-    }
-    return tieri_slab_plan(config, stripe_bytes, stripe_count, drive_stripes);
-}

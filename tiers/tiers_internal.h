@@ -33,7 +33,7 @@ uint64_t tieri_node_available(const char *text, int node);
  * rounded up; 0: no limit. Reads files below `root`; "": this machine. */
 uint32_t tieri_group_quota_cores(const char *root);
 
-/* topology_read, topology_drive_node and topology_pci_node on the files below `root` ("": this
+/* topology_read, the node of a drive and topology_pci_node on the files below `root` ("": this
  * machine), with the given affinity mask. */
 int tieri_topology_read(const char *root, const core_set *affinity,
                         struct topology *out) MUST_CHECK;

@@ -65,9 +65,6 @@ int topology_read(topology *out) MUST_CHECK;
 /* The node of a PCI device ("0000:3b:00.0", as cudaDeviceGetPCIBusId returns it). -1: unknown, as
  * on machines with one node and on most virtual machines. */
 int topology_pci_node(const char *address);
-/* The node of the drive that holds `path`, or the nearest existing directory above it. Partitions,
- * device mapper and RAID are followed as long as all their parts agree. -1: unknown. */
-int topology_drive_node(const char *path);
 
 /* Appends the drive that holds `path`. -E2BIG if there are DRIVES_MAX already. */
 int topology_add_drive(topology *self, const char *path) MUST_CHECK;

@@ -228,7 +228,9 @@ int tieri_block_node(const char *root, unsigned device_major, unsigned device_mi
     return block_node(path, 0);
 }
 
-int topology_drive_node(const char *path)
+/* The node of the drive that holds `path`, or the nearest directory above it that exists. Partitions,
+ * device mapper and RAID are followed while all parts agree. -1: not known. */
+static int drive_node(const char *path)
 {
     char directory[PATH_BYTES];
     int length = snprintf(directory, sizeof directory, "%s", path);
@@ -270,6 +272,6 @@ int topology_add_drive(topology *self, const char *path)
 {
     if (self->drive_count == DRIVES_MAX)
         return err_set(-E2BIG, "%s: at most %d drives", path, DRIVES_MAX);
-    self->drive_nodes[self->drive_count++] = topology_drive_node(path);
+    self->drive_nodes[self->drive_count++] = drive_node(path);
     return 0;
 }

@@ -78,45 +78,19 @@ enum {
     NORM_SUBTREE_LEAVES_MIN = 4096,
 };
 
-/* Best first, ending in the reference. */
-static const struct adam_variant *const variants[] = {
+void cpui_adam_select(kernel_context *context)
+{
+    context->adam = &adami_reference;
 #ifdef __x86_64__
-    &adami_avx512,
-    &adami_avx2,
+    if (context->isa >= CPU_AVX512)
+        context->adam = &adami_avx512;
+    else if (context->isa >= CPU_AVX2)
+        context->adam = &adami_avx2;
 #endif
 #ifdef __aarch64__
-    &adami_neon,
+    if (context->isa >= CPU_NEON)
+        context->adam = &adami_neon;
 #endif
-    &adami_reference,
-};
-
-enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
-
-/* "auto, avx512, avx2 (not on this CPU), reference" */
-static void list_variants(char *text, size_t text_bytes)
-{
-    size_t used = (size_t)snprintf(text, text_bytes, "auto");
-    for (int i = 0; i < VARIANT_COUNT; i++)
-        used += (size_t)snprintf(text + used, text_bytes - used, ", %s%s", variants[i]->name,
-                                 variants[i]->is_supported() ? "" : " (not on this CPU)");
-}
-
-int cpui_adam_select(kernel_context *context, const char *name)
-{
-    bool is_auto = !name || strcmp(name, "auto") == 0;
-    bool is_known = false;
-    for (int i = 0; i < VARIANT_COUNT; i++) {
-        bool matches = is_auto || strcmp(name, variants[i]->name) == 0;
-        is_known = is_known || matches;
-        if (matches && variants[i]->is_supported()) {
-            context->adam = variants[i];
-            return 0;
-        }
-    }
-    char choices[128];
-    list_variants(choices, sizeof choices);
-    return err_set(ERR_CONFIG, "Adam variant \"%s\" %s; choose one of: %s", name,
-                   is_known ? "needs instructions that this CPU lacks" : "is unknown", choices);
 }
 
 const char *cpui_adam_name(const kernel_context *context)
@@ -138,14 +112,13 @@ static void thread_share(uint64_t block_count, uint64_t *begin, uint64_t *end)
     *end = *begin + share + (self < extra);
 }
 
-void adami_over_ranges(const kernel_context *context, uint64_t count, adami_range_fn fn,
-                       const void *work)
+void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop *loop,
+                       const adami_work *work)
 {
-    const struct adam_variant *variant = context->adam;
     uint64_t block_count = size_div_up(count, ADAMI_BLOCK_ELEMS);
     int thread_count = threads_for(context, block_count);
     if (thread_count == 1) {
-        fn(variant, work, 0, count);
+        loop(work, 0, count);
         adami_stream_fence();
         return;
     }
@@ -153,92 +126,66 @@ void adami_over_ranges(const kernel_context *context, uint64_t count, adami_rang
     {
         uint64_t begin, end;
         thread_share(block_count, &begin, &end);
-        fn(variant, work, size_min(begin * ADAMI_BLOCK_ELEMS, count),
-           size_min(end * ADAMI_BLOCK_ELEMS, count));
+        loop(work, size_min(begin * ADAMI_BLOCK_ELEMS, count),
+             size_min(end * ADAMI_BLOCK_ELEMS, count));
         adami_stream_fence();
     }
-}
-
-struct adam_work {
-    const adam_args *args;
-    adami_scalars scalars;
-};
-
-static void adam_range(const struct adam_variant *variant, const void *work, uint64_t begin,
-                       uint64_t end)
-{
-    const struct adam_work *adam = work;
-    variant->update(adam->args, &adam->scalars, begin, end);
 }
 
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
 {
     (void)stream;
-    struct adam_work work = {args, adami_prepare(args->scalars)};
-    adami_over_ranges(context, args->count, adam_range, &work);
+    adami_work work = {.count = args->count,
+                       .master = args->master,
+                       .state = {args->m, args->v},
+                       .grads = args->grads,
+                       .params = args->params,
+                       .grad_type = args->grad_type,
+                       .param_type = args->param_type,
+                       .scalars.adam = adami_prepare(args->scalars)};
+    adami_over_ranges(context, args->count, context->adam->update, &work);
     return 0;
-}
-
-struct lion_work {
-    const lion_args *args;
-    adami_lion_scalars scalars;
-};
-
-static void lion_range(const struct adam_variant *variant, const void *work, uint64_t begin,
-                       uint64_t end)
-{
-    const struct lion_work *lion = work;
-    variant->lion(lion->args, &lion->scalars, begin, end);
 }
 
 int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
 {
     (void)stream;
-    struct lion_work work = {args, adami_prepare_lion(args->scalars)};
-    adami_over_ranges(context, args->count, lion_range, &work);
+    adami_work work = {.count = args->count,
+                       .master = args->master,
+                       .state = {args->m},
+                       .grads = args->grads,
+                       .params = args->params,
+                       .grad_type = args->grad_type,
+                       .param_type = args->param_type,
+                       .scalars.lion = adami_prepare_lion(args->scalars)};
+    adami_over_ranges(context, args->count, context->adam->lion, &work);
     return 0;
-}
-
-struct adagrad_work {
-    const adagrad_args *args;
-    adami_adagrad_scalars scalars;
-};
-
-static void adagrad_range(const struct adam_variant *variant, const void *work, uint64_t begin,
-                          uint64_t end)
-{
-    const struct adagrad_work *adagrad = work;
-    variant->adagrad(adagrad->args, &adagrad->scalars, begin, end);
 }
 
 int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
 {
     (void)stream;
-    struct adagrad_work work = {args, adami_prepare_adagrad(args->scalars)};
-    adami_over_ranges(context, args->count, adagrad_range, &work);
+    adami_work work = {.count = args->count,
+                       .master = args->master,
+                       .state = {args->v},
+                       .grads = args->grads,
+                       .params = args->params,
+                       .grad_type = args->grad_type,
+                       .param_type = args->param_type,
+                       .scalars.adagrad = adami_prepare_adagrad(args->scalars)};
+    adami_over_ranges(context, args->count, context->adam->adagrad, &work);
     return 0;
-}
-
-struct copy_work {
-    const float *master;
-    void *params;
-    enum dtype param_type;
-    uint64_t count;
-};
-
-static void copy_range(const struct adam_variant *variant, const void *work, uint64_t begin,
-                       uint64_t end)
-{
-    const struct copy_work *copy = work;
-    variant->copy(copy->master, copy->params, copy->param_type, copy->count, begin, end);
 }
 
 int cpui_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count)
 {
     (void)stream;
-    struct copy_work work = {master, params, param_type, count};
-    adami_over_ranges(context, count, copy_range, &work);
+    adami_work work = {.count = count,
+                       .master = (float *)master, /* read only: the struct serves all loops */
+                       .params = params,
+                       .param_type = param_type};
+    adami_over_ranges(context, count, context->adam->copy, &work);
     return 0;
 }
 

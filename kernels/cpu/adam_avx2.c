@@ -180,15 +180,8 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
 #include "kernels/cpu/adam_state_avx2.h"
 #include "kernels/cpu/adam_state_body.h"
 
-static bool avx2_supported(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-}
-
 const struct adam_variant adami_avx2 = {
     .name = "avx2",
-    .is_supported = avx2_supported,
     .update = vector_update,
     .update_packed = vector_update_packed,
     .lion = vector_lion,

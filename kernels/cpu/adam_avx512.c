@@ -178,16 +178,8 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
 #include "kernels/cpu/adam_state_avx512.h"
 #include "kernels/cpu/adam_state_body.h"
 
-static bool avx512_supported(void)
-{
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("fma");
-}
-
 const struct adam_variant adami_avx512 = {
     .name = "avx512",
-    .is_supported = avx512_supported,
     .update = vector_update,
     .update_packed = vector_update_packed,
     .lion = vector_lion,

@@ -175,16 +175,16 @@ static inline uint64_t groups_end(uint64_t begin, uint64_t end)
     return begin + (end - begin) / GROUP_ELEMS * GROUP_ELEMS;
 }
 
-ADAM_INLINE void update_loop(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
-                             uint64_t end, enum dtype grad_type, enum dtype param_type)
+ADAM_INLINE void update_loop(const adami_work *work, uint64_t begin, uint64_t end,
+                             enum dtype grad_type, enum dtype param_type)
 {
-    const struct vec_scalars s = broadcast_scalars(scalars);
-    float *master = args->master, *m_stream = args->m, *v_stream = args->v;
-    const void *grads = args->grads;
-    void *params = args->params;
-    const bool has_l2 = scalars->l2 != 0;
+    const struct vec_scalars s = broadcast_scalars(&work->scalars.adam);
+    float *master = work->master, *m_stream = work->state[0], *v_stream = work->state[1];
+    const void *grads = work->grads;
+    void *params = work->params;
+    const bool has_l2 = work->scalars.adam.l2 != 0;
     const uint64_t param_bytes = dtype_bytes(param_type);
-    const bool is_streamed = may_stream(params, param_bytes, grads, master, begin, args->count);
+    const bool is_streamed = may_stream(params, param_bytes, grads, master, begin, work->count);
     for (uint64_t i = begin; i < end; i += GROUP_ELEMS) {
         fetch_ahead(master, 4, i);
         fetch_ahead(m_stream, 4, i);
@@ -216,54 +216,19 @@ ADAM_INLINE void update_loop(const adam_args *args, const adami_scalars *scalars
     }
 }
 
-ADAM_INLINE void update_grads(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
-                              uint64_t end, enum dtype grad_type)
+ADAM_INLINE void copy_loop(const adami_work *work, uint64_t begin, uint64_t end,
+                           enum dtype param_type)
 {
-    if (args->param_type == DTYPE_FP32)
-        update_loop(args, scalars, begin, end, grad_type, DTYPE_FP32);
-    else if (args->param_type == DTYPE_BF16)
-        update_loop(args, scalars, begin, end, grad_type, DTYPE_BF16);
-    else
-        update_loop(args, scalars, begin, end, grad_type, DTYPE_FP16);
-}
-
-static void vector_update(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
-                          uint64_t end)
-{
-    uint64_t whole_end = groups_end(begin, end);
-    if (args->grad_type == DTYPE_FP32)
-        update_grads(args, scalars, begin, whole_end, DTYPE_FP32);
-    else if (args->grad_type == DTYPE_BF16)
-        update_grads(args, scalars, begin, whole_end, DTYPE_BF16);
-    else
-        update_grads(args, scalars, begin, whole_end, DTYPE_FP16);
-    adami_reference.update(args, scalars, whole_end, end);
-}
-
-ADAM_INLINE void copy_loop(const float *master, void *params, enum dtype param_type, uint64_t begin,
-                           uint64_t end, uint64_t count)
-{
+    const float *master = work->master;
+    void *params = work->params;
     const bool is_streamed =
-        may_stream(params, dtype_bytes(param_type), master, master, begin, count);
+        may_stream(params, dtype_bytes(param_type), master, master, begin, work->count);
     for (uint64_t i = begin; i < end; i += GROUP_ELEMS) {
         vec values[GROUP_VECS];
         fetch_ahead(master, 4, i);
         load_group(master, DTYPE_FP32, i, values);
         store_working_copy(params, param_type, i, values, is_streamed);
     }
-}
-
-static void vector_copy(const float *master, void *params, enum dtype param_type, uint64_t count,
-                        uint64_t begin, uint64_t end)
-{
-    uint64_t whole_end = groups_end(begin, end);
-    if (param_type == DTYPE_FP32)
-        copy_loop(master, params, DTYPE_FP32, begin, whole_end, count);
-    else if (param_type == DTYPE_BF16)
-        copy_loop(master, params, DTYPE_BF16, begin, whole_end, count);
-    else
-        copy_loop(master, params, DTYPE_FP16, begin, whole_end, count);
-    adami_reference.copy(master, params, param_type, count, whole_end, end);
 }
 
 /* One group of the closed gradient: `values` become what is stored, widened. */

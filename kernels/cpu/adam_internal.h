@@ -105,34 +105,47 @@ static inline adami_adagrad_scalars adami_prepare_adagrad(const adagrad_scalars 
 
 struct adami_rounding; /* adam_state_internal.h */
 
-/* Elements [begin, end) of a tile of packed state, begin a multiple of ADAMI_BLOCK_ELEMS; definitions in
- * adam_state.c. rounding is of all the tile's elements. */
-typedef void adami_update_packed_fn(const adam_packed_args *args, const adami_scalars *scalars,
-                                    const struct adami_rounding *rounding, uint64_t begin,
-                                    uint64_t end);
+/* What the loops of all optimizers work on. */
+struct adami_work {
+    uint64_t count;    /* elements of the call */
+    float *master;     /* [count] */
+    float *state[2];   /* [count] each: Adam's m and v, Lion's m, Adagrad's v */
+    const void *grads; /* [count] grad_type */
+    void *params;      /* [count] param_type */
+    enum dtype grad_type, param_type;
+    union {
+        adami_scalars adam;
+        adami_lion_scalars lion;
+        adami_adagrad_scalars adagrad;
+    } scalars;
+    /* Of packed state, in place of the tile above. rounding is of all the tile's elements. */
+    const adam_packed_args *packed;
+    const struct adami_rounding *rounding;
+};
+typedef struct adami_work adami_work;
 
-/* The functions may store past the caches (x86's non-temporal stores, which other threads may see
+/* Elements [begin, end) of a tile; of packed state begin is a multiple of ADAMI_BLOCK_ELEMS. */
+typedef void adami_loop(const adami_work *work, uint64_t begin, uint64_t end);
+
+/* The table of the loops: a column (struct) for each instruction set, a row (member) for each optimizer
+ * and format of its state.
+ *
+ *   update         Adam and AdamW, fp32 state
+ *   update_packed  the same on packed state: bf16 or 8-bit moments, a split master (adam_state.c)
+ *   lion, adagrad  fp32 state
+ *   copy           no optimizer: params = working copy of master
+ *
+ * The functions may store past the caches (x86's non-temporal stores, which other threads may see
  * late): after the last call of a thread on a range comes adami_stream_fence. */
 struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512", "neon" */
 
-    /* Whether this CPU runs it. */
-    bool (*is_supported)(void);
-
     /* Elements [begin, end) of a tile. */
-    void (*update)(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
-                   uint64_t end);
-
-    adami_update_packed_fn *update_packed; /* NULL: adami_update_packed */
-
-    void (*lion)(const lion_args *args, const adami_lion_scalars *scalars, uint64_t begin,
-                 uint64_t end);
-    void (*adagrad)(const adagrad_args *args, const adami_adagrad_scalars *scalars, uint64_t begin,
-                    uint64_t end);
-
-    /* params[begin, end) = working copy of master[begin, end), in a call on `count` elements. */
-    void (*copy)(const float *master, void *params, enum dtype param_type, uint64_t count,
-                 uint64_t begin, uint64_t end);
+    adami_loop *update;
+    adami_loop *update_packed; /* NULL: adami_update_packed */
+    adami_loop *lion;
+    adami_loop *adagrad;
+    adami_loop *copy;
 
     /* Rounds block `block_idx` of 4096 elements and returns its partial sums of squares: lane j
      * is the sum over elements j, j + 16, j + 32, ... in that order. */
@@ -140,15 +153,12 @@ struct adam_variant {
 };
 
 /* The plain C of update_packed: adam_state_reference.c */
-adami_update_packed_fn adami_update_packed;
+adami_loop adami_update_packed;
 
-/* A function on elements [begin, end) of what `work` describes. */
-typedef void (*adami_range_fn)(const struct adam_variant *variant, const void *work, uint64_t begin,
-                               uint64_t end);
-
-/* All of [0, count) in whole blocks of ADAMI_BLOCK_ELEMS, shared out to the context's threads: adam.c */
-void adami_over_ranges(const kernel_context *context, uint64_t count, adami_range_fn fn,
-                       const void *work);
+/* A loop over all of [0, count) in whole blocks of ADAMI_BLOCK_ELEMS, shared out to the context's
+ * threads: adam.c */
+void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop *loop,
+                       const adami_work *work);
 
 extern const struct adam_variant adami_reference;
 extern const struct adam_variant adami_avx2;

@@ -173,14 +173,8 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
 #include "kernels/cpu/adam_body.h"
 #include "kernels/cpu/adam_siblings_body.h"
 
-static bool neon_supported(void)
-{
-    return true;
-}
-
 const struct adam_variant adami_neon = {
     .name = "neon",
-    .is_supported = neon_supported,
     .update = vector_update,
     .lion = vector_lion,
     .adagrad = vector_adagrad,

@@ -5,11 +5,6 @@
 
 #include "kernels/cpu/adam_internal.h"
 
-static bool reference_supported(void)
-{
-    return true;
-}
-
 static float load_element(const void *source, enum dtype type, uint64_t i)
 {
     if (type == DTYPE_FP32)
@@ -34,22 +29,23 @@ static float one_nan(float value)
     return value == value ? value : fp32_from_bits(ADAMI_QUIET_NAN_BITS);
 }
 
-static void reference_update(const adam_args *args, const adami_scalars *s, uint64_t begin,
-                             uint64_t end)
+static void reference_update(const adami_work *work, uint64_t begin, uint64_t end)
 {
+    const adami_scalars *s = &work->scalars.adam;
+    float *m_stream = work->state[0], *v_stream = work->state[1];
     for (uint64_t i = begin; i < end; i++) {
-        float weight = args->master[i];
-        float grad = load_element(args->grads, args->grad_type, i) * s->grad_scale;
+        float weight = work->master[i];
+        float grad = load_element(work->grads, work->grad_type, i) * s->grad_scale;
         if (s->l2 != 0)
             grad = fmaf(s->l2, weight, grad);
-        float m = fmaf(s->beta1, args->m[i], s->one_minus_beta1 * grad);
-        float v = fmaf(s->beta2, args->v[i], (s->one_minus_beta2 * grad) * grad);
+        float m = fmaf(s->beta1, m_stream[i], s->one_minus_beta1 * grad);
+        float v = fmaf(s->beta2, v_stream[i], (s->one_minus_beta2 * grad) * grad);
         float denominator = fmaf(sqrtf(v), s->correction2, s->epsilon);
         weight = one_nan(fmaf(s->minus_step, m / denominator, weight * s->decay));
-        args->m[i] = one_nan(m);
-        args->v[i] = one_nan(v);
-        args->master[i] = weight;
-        store_working_copy(args->params, args->param_type, i, weight);
+        m_stream[i] = one_nan(m);
+        v_stream[i] = one_nan(v);
+        work->master[i] = weight;
+        store_working_copy(work->params, work->param_type, i, weight);
     }
 }
 
@@ -63,44 +59,44 @@ static float step_against(float direction, float rate)
     return direction == 0 ? 0.0f : direction;
 }
 
-static void reference_lion(const lion_args *args, const adami_lion_scalars *s, uint64_t begin,
-                           uint64_t end)
+static void reference_lion(const adami_work *work, uint64_t begin, uint64_t end)
 {
+    const adami_lion_scalars *s = &work->scalars.lion;
+    float *m_stream = work->state[0];
     for (uint64_t i = begin; i < end; i++) {
-        float weight = args->master[i], m = args->m[i];
-        float grad = load_element(args->grads, args->grad_type, i) * s->grad_scale;
+        float weight = work->master[i], m = m_stream[i];
+        float grad = load_element(work->grads, work->grad_type, i) * s->grad_scale;
         float direction = fmaf(s->beta1, m, s->one_minus_beta1 * grad);
         m = fmaf(s->beta2, m, s->one_minus_beta2 * grad);
         weight = one_nan(fmaf(weight, s->decay, step_against(direction, s->learning_rate)));
-        args->m[i] = one_nan(m);
-        args->master[i] = weight;
-        store_working_copy(args->params, args->param_type, i, weight);
+        m_stream[i] = one_nan(m);
+        work->master[i] = weight;
+        store_working_copy(work->params, work->param_type, i, weight);
     }
 }
 
-static void reference_adagrad(const adagrad_args *args, const adami_adagrad_scalars *s,
-                              uint64_t begin, uint64_t end)
+static void reference_adagrad(const adami_work *work, uint64_t begin, uint64_t end)
 {
+    const adami_adagrad_scalars *s = &work->scalars.adagrad;
+    float *v_stream = work->state[0];
     for (uint64_t i = begin; i < end; i++) {
-        float weight = args->master[i];
-        float grad = load_element(args->grads, args->grad_type, i) * s->grad_scale;
+        float weight = work->master[i];
+        float grad = load_element(work->grads, work->grad_type, i) * s->grad_scale;
         if (s->l2 != 0)
             grad = fmaf(s->l2, weight, grad);
-        float v = fmaf(grad, grad, args->v[i]);
+        float v = fmaf(grad, grad, v_stream[i]);
         float denominator = sqrtf(v) + s->epsilon;
         weight = one_nan(fmaf(s->minus_rate, grad / denominator, weight));
-        args->v[i] = one_nan(v);
-        args->master[i] = weight;
-        store_working_copy(args->params, args->param_type, i, weight);
+        v_stream[i] = one_nan(v);
+        work->master[i] = weight;
+        store_working_copy(work->params, work->param_type, i, weight);
     }
 }
 
-static void reference_copy(const float *master, void *params, enum dtype param_type, uint64_t count,
-                           uint64_t begin, uint64_t end)
+static void reference_copy(const adami_work *work, uint64_t begin, uint64_t end)
 {
-    (void)count;
     for (uint64_t i = begin; i < end; i++)
-        store_working_copy(params, param_type, i, master[i]);
+        store_working_copy(work->params, work->param_type, i, work->master[i]);
 }
 
 static void reference_close(const grad_close_args *args, uint64_t block_idx,
@@ -125,7 +121,6 @@ static void reference_close(const grad_close_args *args, uint64_t block_idx,
 
 const struct adam_variant adami_reference = {
     .name = "reference",
-    .is_supported = reference_supported,
     .update = reference_update,
     .lion = reference_lion,
     .adagrad = reference_adagrad,

@@ -1,6 +1,7 @@
-/* The loops of Lion and Adagrad over the vectors that adam_body.h lists; included after it by the
- * files of the instruction sets. The rules are Adam's: types are constants at each call, all loads of
- * a step come before its stores, and the last elements of a range go to the reference. */
+/* The loops of Lion and Adagrad over the vectors that adam_body.h lists, and the choice among all
+ * loops on fp32 state. The files of the instruction sets include it after adam_body.h. The rules
+ * are Adam's: types are constants at each call, all loads of a step come before its stores, and the
+ * last elements of a range go to the reference. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
 #define SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
 
@@ -9,19 +10,20 @@
 /* ---- Lion ---- */
 
 /* Elements [begin, end); end - begin is a multiple of VEC_ELEMS. */
-ADAM_INLINE void lion_loop(const lion_args *args, const adami_lion_scalars *scalars, uint64_t begin,
-                           uint64_t end, enum dtype grad_type, enum dtype param_type)
+ADAM_INLINE void lion_loop(const adami_work *work, uint64_t begin, uint64_t end,
+                           enum dtype grad_type, enum dtype param_type)
 {
+    const adami_lion_scalars *scalars = &work->scalars.lion;
     const vec grad_scale = vec_set(scalars->grad_scale), decay = vec_set(scalars->decay);
     const vec beta1 = vec_set(scalars->beta1), beta2 = vec_set(scalars->beta2);
     const vec one_minus_beta1 = vec_set(scalars->one_minus_beta1);
     const vec one_minus_beta2 = vec_set(scalars->one_minus_beta2);
     const vec rate = vec_set(scalars->learning_rate);
-    float *master = args->master, *m_stream = args->m;
-    const void *grads = args->grads;
-    void *params = args->params;
+    float *master = work->master, *m_stream = work->state[0];
+    const void *grads = work->grads;
+    void *params = work->params;
     const uint64_t param_bytes = dtype_bytes(param_type);
-    const bool is_streamed = may_stream(params, param_bytes, grads, master, begin, args->count);
+    const bool is_streamed = may_stream(params, param_bytes, grads, master, begin, work->count);
     for (uint64_t i = begin; i < end; i += GROUP_ELEMS) {
         fetch_ahead(master, 4, i);
         fetch_ahead(m_stream, 4, i);
@@ -44,44 +46,20 @@ ADAM_INLINE void lion_loop(const lion_args *args, const adami_lion_scalars *scal
     }
 }
 
-ADAM_INLINE void lion_params(const lion_args *args, const adami_lion_scalars *scalars,
-                             uint64_t begin, uint64_t end, enum dtype grad_type)
-{
-    if (args->param_type == DTYPE_FP32)
-        lion_loop(args, scalars, begin, end, grad_type, DTYPE_FP32);
-    else if (args->param_type == DTYPE_BF16)
-        lion_loop(args, scalars, begin, end, grad_type, DTYPE_BF16);
-    else
-        lion_loop(args, scalars, begin, end, grad_type, DTYPE_FP16);
-}
-
-static void vector_lion(const lion_args *args, const adami_lion_scalars *scalars, uint64_t begin,
-                        uint64_t end)
-{
-    uint64_t whole_end = groups_end(begin, end);
-    if (args->grad_type == DTYPE_FP32)
-        lion_params(args, scalars, begin, whole_end, DTYPE_FP32);
-    else if (args->grad_type == DTYPE_BF16)
-        lion_params(args, scalars, begin, whole_end, DTYPE_BF16);
-    else
-        lion_params(args, scalars, begin, whole_end, DTYPE_FP16);
-    adami_reference.lion(args, scalars, whole_end, end);
-}
-
 /* ---- Adagrad ---- */
 
-ADAM_INLINE void adagrad_loop(const adagrad_args *args, const adami_adagrad_scalars *scalars,
-                              uint64_t begin, uint64_t end, enum dtype grad_type,
-                              enum dtype param_type)
+ADAM_INLINE void adagrad_loop(const adami_work *work, uint64_t begin, uint64_t end,
+                              enum dtype grad_type, enum dtype param_type)
 {
+    const adami_adagrad_scalars *scalars = &work->scalars.adagrad;
     const vec grad_scale = vec_set(scalars->grad_scale), l2 = vec_set(scalars->l2);
     const vec epsilon = vec_set(scalars->epsilon), minus_rate = vec_set(scalars->minus_rate);
-    float *master = args->master, *v_stream = args->v;
-    const void *grads = args->grads;
-    void *params = args->params;
+    float *master = work->master, *v_stream = work->state[0];
+    const void *grads = work->grads;
+    void *params = work->params;
     const bool has_l2 = scalars->l2 != 0;
     const uint64_t param_bytes = dtype_bytes(param_type);
-    const bool is_streamed = may_stream(params, param_bytes, grads, master, begin, args->count);
+    const bool is_streamed = may_stream(params, param_bytes, grads, master, begin, work->count);
     for (uint64_t i = begin; i < end; i += GROUP_ELEMS) {
         fetch_ahead(master, 4, i);
         fetch_ahead(v_stream, 4, i);
@@ -107,28 +85,67 @@ ADAM_INLINE void adagrad_loop(const adagrad_args *args, const adami_adagrad_scal
     }
 }
 
-ADAM_INLINE void adagrad_params(const adagrad_args *args, const adami_adagrad_scalars *scalars,
-                                uint64_t begin, uint64_t end, enum dtype grad_type)
+/* ---- choice of the loop ---- */
+
+enum vector_rule { RULE_ADAM, RULE_LION, RULE_ADAGRAD, RULE_COPY };
+
+/* All but begin and end are constants at each call. */
+ADAM_INLINE void loop_of(enum vector_rule rule, const adami_work *work, uint64_t begin,
+                         uint64_t end, enum dtype grad_type, enum dtype param_type)
 {
-    if (args->param_type == DTYPE_FP32)
-        adagrad_loop(args, scalars, begin, end, grad_type, DTYPE_FP32);
-    else if (args->param_type == DTYPE_BF16)
-        adagrad_loop(args, scalars, begin, end, grad_type, DTYPE_BF16);
+    if (rule == RULE_ADAM)
+        update_loop(work, begin, end, grad_type, param_type);
+    else if (rule == RULE_LION)
+        lion_loop(work, begin, end, grad_type, param_type);
+    else if (rule == RULE_ADAGRAD)
+        adagrad_loop(work, begin, end, grad_type, param_type);
     else
-        adagrad_loop(args, scalars, begin, end, grad_type, DTYPE_FP16);
+        copy_loop(work, begin, end, param_type);
 }
 
-static void vector_adagrad(const adagrad_args *args, const adami_adagrad_scalars *scalars,
-                           uint64_t begin, uint64_t end)
+ADAM_INLINE void loop_of_grads(enum vector_rule rule, const adami_work *work, uint64_t begin,
+                               uint64_t end, enum dtype grad_type)
+{
+    if (work->param_type == DTYPE_FP32)
+        loop_of(rule, work, begin, end, grad_type, DTYPE_FP32);
+    else if (work->param_type == DTYPE_BF16)
+        loop_of(rule, work, begin, end, grad_type, DTYPE_BF16);
+    else
+        loop_of(rule, work, begin, end, grad_type, DTYPE_FP16);
+}
+
+/* The loop of the work's types over the whole groups of [begin, end). Returns where those end. */
+ADAM_INLINE uint64_t vector_groups(enum vector_rule rule, const adami_work *work, uint64_t begin,
+                                   uint64_t end)
 {
     uint64_t whole_end = groups_end(begin, end);
-    if (args->grad_type == DTYPE_FP32)
-        adagrad_params(args, scalars, begin, whole_end, DTYPE_FP32);
-    else if (args->grad_type == DTYPE_BF16)
-        adagrad_params(args, scalars, begin, whole_end, DTYPE_BF16);
+    if (rule == RULE_COPY || work->grad_type == DTYPE_FP32)
+        loop_of_grads(rule, work, begin, whole_end, DTYPE_FP32);
+    else if (work->grad_type == DTYPE_BF16)
+        loop_of_grads(rule, work, begin, whole_end, DTYPE_BF16);
     else
-        adagrad_params(args, scalars, begin, whole_end, DTYPE_FP16);
-    adami_reference.adagrad(args, scalars, whole_end, end);
+        loop_of_grads(rule, work, begin, whole_end, DTYPE_FP16);
+    return whole_end;
+}
+
+static void vector_update(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.update(work, vector_groups(RULE_ADAM, work, begin, end), end);
+}
+
+static void vector_lion(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.lion(work, vector_groups(RULE_LION, work, begin, end), end);
+}
+
+static void vector_adagrad(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.adagrad(work, vector_groups(RULE_ADAGRAD, work, begin, end), end);
+}
+
+static void vector_copy(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.copy(work, vector_groups(RULE_COPY, work, begin, end), end);
 }
 
 #endif

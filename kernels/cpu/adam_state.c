@@ -57,32 +57,22 @@
 #include "kernels/cpu/adam_state_internal.h"
 #include "kernels/cpu/cpu_internal.h"
 
-struct packed_work {
-    const adam_packed_args *args;
-    adami_scalars scalars;
-    adami_rounding rounding;
-};
-
-static void packed_range(const struct adam_variant *variant, const void *work, uint64_t begin,
-                         uint64_t end)
-{
-    const struct packed_work *packed = work;
-    adami_update_packed_fn *update =
-        variant->update_packed ? variant->update_packed : adami_update_packed;
-    update(packed->args, &packed->scalars, &packed->rounding, begin, end);
-}
-
 int cpui_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)
 {
     (void)stream;
     TRY(adami_packed_check(args));
+    adami_loop *loop =
+        context->adam->update_packed ? context->adam->update_packed : adami_update_packed;
     adam_packed_args left = *args;
     while (left.count > 0) {
         adam_packed_args part = left;
         part.count = adami_packed_run(&left);
-        struct packed_work work = {&part, adami_prepare(args->scalars),
-                                   adami_rounding_at(args->rounding_key, part.first_elem)};
-        adami_over_ranges(context, part.count, packed_range, &work);
+        adami_rounding rounding = adami_rounding_at(args->rounding_key, part.first_elem);
+        adami_work work = {.count = part.count,
+                           .scalars.adam = adami_prepare(args->scalars),
+                           .packed = &part,
+                           .rounding = &rounding};
+        adami_over_ranges(context, part.count, loop, &work);
         left = adami_packed_part(&left, part.count, left.count - part.count);
     }
     return 0;

@@ -402,9 +402,11 @@ ADAM_INLINE void packed_second(const adam_packed_args *args, const adami_scalars
         packed_master(args, scalars, rounding, begin, end, m, TILE_INT8);
 }
 
-static void vector_update_packed(const adam_packed_args *args, const adami_scalars *scalars,
-                                 const adami_rounding *rounding, uint64_t begin, uint64_t end)
+static void vector_update_packed(const adami_work *work, uint64_t begin, uint64_t end)
 {
+    const adam_packed_args *args = work->packed;
+    const adami_scalars *scalars = &work->scalars.adam;
+    const adami_rounding *rounding = work->rounding;
     uint64_t whole_end = begin + (end - begin) / TILE_SCALE_ELEMS * TILE_SCALE_ELEMS;
     enum tile_format m = tile_stream_format(args->streams, 1);
     if (m == TILE_FP32)
@@ -413,7 +415,7 @@ static void vector_update_packed(const adam_packed_args *args, const adami_scala
         packed_second(args, scalars, rounding, begin, whole_end, TILE_BF16);
     else
         packed_second(args, scalars, rounding, begin, whole_end, TILE_INT8);
-    adami_update_packed(args, scalars, rounding, whole_end, end);
+    adami_update_packed(work, whole_end, end);
 }
 
 #endif

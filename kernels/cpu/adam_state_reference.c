@@ -106,9 +106,11 @@ static void store_master(const adam_packed_args *args, uint64_t i, float master)
             args->param_type == DTYPE_BF16 ? bf16_working_copy(master) : fp16_from_fp32(master);
 }
 
-void adami_update_packed(const adam_packed_args *args, const adami_scalars *s,
-                         const adami_rounding *rounding, uint64_t begin, uint64_t end)
+void adami_update_packed(const adami_work *work, uint64_t begin, uint64_t end)
 {
+    const adam_packed_args *args = work->packed;
+    const adami_scalars *s = &work->scalars.adam;
+    const adami_rounding *rounding = work->rounding;
     enum tile_format m_format = tile_stream_format(args->streams, 1);
     enum tile_format v_format = tile_stream_format(args->streams, 2);
     float new_m[TILE_SCALE_ELEMS], new_v[TILE_SCALE_ELEMS];

@@ -32,12 +32,12 @@ enum {
     HEAD_DIM_MAX = 256,
 };
 
-const attention_rows *cpui_attention_rows(enum cpui_isa isa)
+const attention_rows *cpui_attention_rows(enum cpu_isa isa)
 {
 #if defined(__x86_64__)
-    if (isa == CPUI_ISA_AVX512)
+    if (isa >= CPU_AVX512)
         return &cpui_attention_rows_avx512;
-    if (isa == CPUI_ISA_AVX2)
+    if (isa >= CPU_AVX2)
         return &cpui_attention_rows_avx2;
 #endif
     (void)isa;
@@ -143,8 +143,7 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->context = context;
     attention->desc = *desc;
     attention->rows = cpui_attention_rows(context->isa);
-    if (context->has_amx && context->has_bf16_products && context->isa == CPUI_ISA_AVX512 &&
-        cpui_attention_amx_takes(desc)) {
+    if (context->has_amx && context->has_bf16_products && cpui_attention_amx_takes(desc)) {
         attention->by_tiles = true;
         attention->forward_bytes = cpui_attention_amx_forward_bytes(desc);
         attention->backward_bytes = cpui_attention_amx_backward_bytes(desc);

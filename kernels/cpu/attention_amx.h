@@ -27,9 +27,8 @@ struct attention_amx_pass {
 };
 typedef struct attention_amx_pass attention_amx_pass;
 
-/* True where this build, this CPU and the kernel let this process use AMX with bf16; asks the kernel for
- * the permission. */
-bool cpui_amx_usable(void);
+/* True where the compiler knew AMX, so that this build has code for it. */
+bool cpui_amx_is_built(void);
 
 /* True for what the passes below take: bf16 and a positive scale. */
 bool cpui_attention_amx_takes(const attention_desc *desc);

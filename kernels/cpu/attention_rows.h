@@ -87,6 +87,6 @@ extern const attention_rows cpui_attention_rows_avx512;
 #endif
 
 /* The table for an instruction set; the base table where it is not built. attention.c */
-const attention_rows *cpui_attention_rows(enum cpui_isa isa);
+const attention_rows *cpui_attention_rows(enum cpu_isa isa);
 
 #endif

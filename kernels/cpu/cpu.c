@@ -1,7 +1,7 @@
 /* The CPU backend's context and ops table.
  *
- * A context holds the choice of instruction set and Adam variant and oneDNN's engine. It is used by
- * one thread at a time, which need not be the thread that made it; the ops start OpenMP teams of
+ * A context holds the instruction set, its variants of the kernels, and oneDNN's engine. One thread
+ * at a time uses it, which need not be the thread that made it; the ops start OpenMP teams of
  * thread_count threads. Only context_create and the *_create calls allocate. */
 #include <errno.h>
 #include <stdio.h>
@@ -9,21 +9,6 @@
 #include "base/mem.h"
 #include "kernels/cpu/attention_amx.h"
 #include "kernels/cpu/cpu_internal.h"
-
-enum cpui_isa cpui_best_isa(void)
-{
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("fma"))
-        return CPUI_ISA_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
-        return CPUI_ISA_AVX2;
-#endif
-    return CPUI_ISA_REFERENCE;
-}
 
 static void context_destroy(kernel_context *context)
 {
@@ -36,8 +21,8 @@ static void context_destroy(kernel_context *context)
 
 static int context_create(const kernel_context_config *config, kernel_context **out)
 {
-    static const char *const isa_names[CPUI_ISA_COUNT] = {"reference", "avx2", "avx512"};
     *out = NULL;
+    TRY(cpu_isa_check());
     if (config->thread_count <= 0)
         return err_set(ERR_CONFIG, "cpu backend: thread count %d is not positive",
                        config->thread_count);
@@ -45,18 +30,17 @@ static int context_create(const kernel_context_config *config, kernel_context **
     if (!context)
         return -ENOMEM;
     context->thread_count = config->thread_count;
-    context->isa = cpui_best_isa();
-    context->has_amx = cpui_amx_usable();
+    context->isa = cpu_isa();
+    context->has_amx = context->isa >= CPU_AMX && cpui_amx_is_built();
     cpui_rows_select(context);
+    cpui_adam_select(context);
     int rc;
-    TRY_GOTO(rc, cpui_adam_select(context, config->adam_variant ? config->adam_variant : "auto"),
-             failed);
     TRY_GOTO(rc, cpui_rows_lookup_create(context), failed);
     TRY_GOTO(rc, cpui_engine_create(context), failed);
     snprintf(context->description, sizeof context->description,
-             "cpu: %d thread%s, %s, Adam %s, %s, bf16 products: %s", context->thread_count,
-             context->thread_count == 1 ? "" : "s", isa_names[context->isa],
-             cpui_adam_name(context), cpui_engine_version(),
+             "cpu: %d thread%s, %s, %s, bf16 products: %s", context->thread_count,
+             context->thread_count == 1 ? "" : "s", cpu_isa_name(context->isa),
+             cpui_engine_version(),
              !context->has_bf16_products ? "no (widened to fp32)"
              : context->has_amx          ? "AMX tiles"
                                          : "yes");

@@ -17,9 +17,8 @@
 #ifndef SLUICE_KERNELS_CPU_INTERNAL_H
 #define SLUICE_KERNELS_CPU_INTERNAL_H
 
+#include "base/cpu.h"
 #include "kernels/ops.h"
-
-enum cpui_isa { CPUI_ISA_REFERENCE, CPUI_ISA_AVX2, CPUI_ISA_AVX512, CPUI_ISA_COUNT };
 
 struct adam_variant; /* adam.c */
 struct rows_table;   /* rows.c */
@@ -27,20 +26,19 @@ struct rows_lookup;  /* rows_lookup.c */
 
 struct kernel_context {
     int thread_count;
-    enum cpui_isa isa; /* best of this CPU: rows, attention's rows, fp32 products */
+    enum cpu_isa isa; /* the process's; tests and benchmarks set others */
     const struct rows_table *rows;
     struct rows_lookup *lookup;      /* NULL: bf16 activations are computed */
-    const struct adam_variant *adam; /* chosen by config.adam_variant */
+    const struct adam_variant *adam; /* of the isa: the best that it allows */
     void *engine, *stream;           /* dnnl_engine_t, dnnl_stream_t */
     void **worker_streams;           /* [thread_count] dnnl_stream_t, one per thread of a region */
     bool has_bf16_products;          /* oneDNN makes a bf16 matmul here */
-    bool has_amx;                    /* this process may use AMX with bf16; attention_amx.h */
+    bool has_amx;                    /* the isa is AMX and the build has code for it */
     char description[256];
 };
 
-enum cpui_isa cpui_best_isa(void); /* cpu.c, by __builtin_cpu_supports */
-
-/* product.c: engine and streams of a context; reads thread_count, sets has_bf16_products. */
+/* product.c: engine and streams of a context; reads thread_count, sets has_bf16_products. The first
+ * call of a process holds oneDNN to the set that SLUICE_ISA names. ERR_BACKEND where that fails. */
 int cpui_engine_create(kernel_context *context) MUST_CHECK;
 void cpui_engine_destroy(kernel_context *context);
 const char *cpui_engine_version(void); /* "oneDNN 2.6.3"; static storage */
@@ -133,8 +131,8 @@ int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                  void *target, enum dtype target_type, uint64_t count) MUST_CHECK;
 
-/* adam.c: adam_select fails (ERR_CONFIG) for an unknown name or a variant this CPU cannot run. */
-int cpui_adam_select(kernel_context *context, const char *name) MUST_CHECK;
+/* adam.c: picks the variant for the context's isa. */
+void cpui_adam_select(kernel_context *context);
 const char *cpui_adam_name(const kernel_context *context);
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
 int cpui_adam_packed(kernel_context *context, void *stream,

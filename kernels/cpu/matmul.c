@@ -213,7 +213,7 @@ static bool wants_tiles(const kernel_context *context, const matmul_desc *desc)
 /* The same holds here, and oneDNN is good at small ones. */
 static bool wants_fp32(const kernel_context *context, const matmul_desc *desc)
 {
-    return context->isa == CPUI_ISA_AVX512 && desc->ab_type == DTYPE_FP32 &&
+    return context->isa >= CPU_AVX512 && desc->ab_type == DTYPE_FP32 &&
            size_min(desc->m, desc->n) >= FP32_ELEMS_MIN && desc->k >= FP32_K_ELEMS_MIN;
 }
 

@@ -321,8 +321,36 @@ static bool probe_bf16(kernel_context *context)
     return true;
 }
 
+/* oneDNN looks at the CPU itself. Where SLUICE_ISA made the choice, oneDNN must not go beyond it.
+ * It takes a limit only before its first use in the process. */
+static int limit_library(enum cpu_isa isa)
+{
+#if defined(__x86_64__)
+    static const dnnl_cpu_isa_t limits[CPU_ISA_COUNT] = {
+        [CPU_BASELINE] = dnnl_cpu_isa_sse41,
+        [CPU_AVX2] = dnnl_cpu_isa_avx2,
+        [CPU_AVX512] = dnnl_cpu_isa_avx512_core_vnni, /* this adds 8-bit products only */
+        [CPU_AVX512_BF16] = dnnl_cpu_isa_avx512_core_bf16,
+    };
+    if (!cpu_isa_is_forced() || isa >= CPU_AMX)
+        return 0;
+    unsigned limit = limits[isa];
+    /* It refuses the limit of a process's second context; that of the first holds. */
+    dnnl_status_t status = dnnl_set_max_cpu_isa(limits[isa]);
+    unsigned used = dnnl_get_effective_cpu_isa();
+    if (used & ~limit)
+        return err_set(ERR_BACKEND,
+                       "oneDNN cannot be held to %s, which SLUICE_ISA asks for: %s; it uses %#x",
+                       cpu_isa_name(isa), dnnl_status2str(status), used);
+#else
+    (void)isa;
+#endif
+    return 0;
+}
+
 int cpui_engine_create(kernel_context *context)
 {
+    TRY(limit_library(context->isa));
     context->worker_streams =
         mem_alloc((size_t)context->thread_count, sizeof *context->worker_streams, "oneDNN streams");
     if (!context->worker_streams)

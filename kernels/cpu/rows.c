@@ -13,29 +13,21 @@
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/rope_frequency.h"
 
-const rows_table *rowsi_table(enum cpui_isa isa)
+const rows_table *rowsi_table(enum cpu_isa isa)
 {
 #if defined(__x86_64__)
-    if (isa == CPUI_ISA_AVX512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                       __builtin_cpu_supports("fma")
-                   ? &rowsi_avx512
-                   : NULL;
-    if (isa == CPUI_ISA_AVX2)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
-                       __builtin_cpu_supports("fma")
-                   ? &rowsi_avx2
-                   : NULL;
+    if (isa >= CPU_AVX512)
+        return &rowsi_avx512;
+    if (isa >= CPU_AVX2)
+        return &rowsi_avx2;
 #endif
-    return isa == CPUI_ISA_REFERENCE ? &rowsi_baseline : NULL;
+    (void)isa;
+    return &rowsi_baseline;
 }
 
 void cpui_rows_select(kernel_context *context)
 {
-    context->rows = NULL;
-    for (int isa = (int)context->isa; !context->rows; isa--)
-        context->rows = rowsi_table((enum cpui_isa)isa); /* the baseline always exists */
+    context->rows = rowsi_table(context->isa);
 }
 
 int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args)

@@ -84,7 +84,7 @@ extern const rows_table rowsi_baseline;
 extern const rows_table rowsi_avx2;   /* x86-64 only */
 extern const rows_table rowsi_avx512; /* x86-64 only */
 
-/* The table of `isa`, or NULL where this CPU or this build lacks it. */
-const rows_table *rowsi_table(enum cpui_isa isa);
+/* The table that a CPU with `isa` uses. */
+const rows_table *rowsi_table(enum cpu_isa isa);
 
 #endif

@@ -109,7 +109,8 @@ static struct shapes shapes_of(const attention_desc *desc, uint64_t batch, uint6
     };
 }
 
-int cudai_cudnn_shape_check(const cudai_cudnn *api, const attention_desc *desc)
+/* Refuses a shape that cuDNN's fused attention does not take, or whose addresses it may not reach. */
+static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
 {
     const uint64_t elems_max = INT32_MAX; /* not every engine indexes beyond */
     uint64_t version = api->version_number;
@@ -371,7 +372,7 @@ int cudai_cudnn_plan_make(const cudai_cudnn *api, const attention_desc *desc,
                           cudai_cudnn_plan **plan)
 {
     *plan = NULL;
-    TRY(cudai_cudnn_shape_check(api, desc));
+    TRY(check_shape(api, desc));
     cudai_cudnn_plan *made = mem_alloc(1, sizeof *made, "cudnn plan");
     if (made == NULL)
         return -ENOMEM;

@@ -7,7 +7,7 @@
  *   type        forward              delta     keys' gradients       queries' gradients
  *   bf16, fp16  attention_forward.cu attention_query_grad.cu
  *                                              attention_key_grad.cu attention_query_grad.cu
- *   fp32        attention_plain.cu   as above  attention_plain_grad.cu (both)                   */
+ *   fp32        attention_fp32.cu    as above  attention_fp32.cu (both)                        */
 #ifndef SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 
@@ -51,11 +51,11 @@ int cudai_attention_query_grad_launch(enum dtype type, const cudai_attention_arg
 int cudai_attention_delta_allow(enum dtype type);
 int cudai_attention_delta_launch(enum dtype type, const cudai_attention_args *args, void *stream);
 
-/* attention_plain.cu, attention_plain_grad.cu: fp32. */
-int cudai_attention_plain_allow(uint64_t head_dim, uint64_t *shared_bytes);
-int cudai_attention_plain_launch(const cudai_attention_args *args, void *stream);
-int cudai_attention_plain_grad_allow(uint64_t head_dim, uint64_t *shared_bytes);
-int cudai_attention_plain_grad_launch(const cudai_attention_args *args, void *stream);
+/* attention_fp32.cu. */
+int cudai_attention_fp32_allow(uint64_t head_dim, uint64_t *shared_bytes);
+int cudai_attention_fp32_launch(const cudai_attention_args *args, void *stream);
+int cudai_attention_fp32_grad_allow(uint64_t head_dim, uint64_t *shared_bytes);
+int cudai_attention_fp32_grad_launch(const cudai_attention_args *args, void *stream);
 
 /* attention_compare.cu, for the check of a library's attention against ours: values with a bell-shaped
  * distribution of standard deviation `amplitude`, the same for the same seed; and what two tensors of

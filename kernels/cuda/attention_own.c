@@ -1,10 +1,12 @@
-/* Our fused attention: what it takes, and its launches.
+/* Our own attention: what it takes, and its launches.
  *
- * bf16 and fp16 use the matrix units, fp32 ordinary multiply-adds; both keep everything in fp32 but the
- * probabilities and their gradients, which are rounded to the operands' type before they enter a product,
- * as in cuDNN and on the CPU. Nothing of size T x T is stored: the backward pass recomputes the
- * probabilities from lse. Rows are moved 16 bytes at a time where head dimension, stride and addresses
- * allow it, else element by element, with the same bits.
+ * It is one algorithm with two sets of kernels. bf16 and fp16 use the matrix units; fp32, which
+ * neither the matrix units nor cuDNN's attention take, uses ordinary multiply-adds
+ * (attention_fp32.cu). Both keep everything in fp32 but the probabilities and their gradients,
+ * which are rounded to the operands' type before they enter a product, as in cuDNN and on the CPU.
+ * Nothing of size T x T is stored: the backward pass recomputes the probabilities from lse. Rows
+ * are moved 16 bytes at a time where head dimension, stride and addresses allow it, else element by
+ * element, with the same bits.
  *
  * check makes every kernel of a shape known to CUDA, which loads it; after that a launch loads and
  * allocates nothing. The thread that made the context calls all of this. */
@@ -78,9 +80,9 @@ int cudai_own_attention_check(const kernel_context *context, const attention_des
     int error;
     TRY(cudai_check(cudai_attention_delta_allow(desc->type), "loading the attention's row sums"));
     if (desc->type == DTYPE_FP32) {
-        error = cudai_attention_plain_allow(desc->head_dim, &bytes);
+        error = cudai_attention_fp32_allow(desc->head_dim, &bytes);
         TRY(allowed(context, desc, error, bytes, "attention"));
-        error = cudai_attention_plain_grad_allow(desc->head_dim, &bytes);
+        error = cudai_attention_fp32_grad_allow(desc->head_dim, &bytes);
         return allowed(context, desc, error, bytes, "attention's backward pass");
     }
     error = cudai_attention_forward_allow(desc->type, desc->head_dim, &bytes);
@@ -133,7 +135,7 @@ int cudai_own_attention_forward(const kernel_context *context, const attention_d
     args.lse = lse;
     args.is_vector = is_vector(desc, &args);
     int error = desc->type == DTYPE_FP32
-                    ? cudai_attention_plain_launch(&args, stream)
+                    ? cudai_attention_fp32_launch(&args, stream)
                     : cudai_attention_forward_launch(desc->type, &args, stream);
     return cudai_check(error, "attention");
 }
@@ -159,7 +161,7 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
     TRY(cudai_check(cudai_attention_delta_launch(desc->type, &args, stream),
                     "attention's row sums"));
     if (desc->type == DTYPE_FP32)
-        return cudai_check(cudai_attention_plain_grad_launch(&args, stream),
+        return cudai_check(cudai_attention_fp32_grad_launch(&args, stream),
                            "attention's backward pass");
     TRY(cudai_check(cudai_attention_key_grad_launch(desc->type, &args, stream),
                     "attention's gradient of the keys"));

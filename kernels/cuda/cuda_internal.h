@@ -8,7 +8,9 @@
  *   matmul_plain.cu     our own product, for what cuBLASLt refuses
  *   attention.c         which attention: cuDNN's where it agreed with ours, else ours
  *   attention_cudnn.c   cuDNN's fused attention through its backend API
- *   attention_*.cu      our fused attention        tensor_core.cuh  its matrix instructions
+ *   attention_own.c, attention_*.cu  our fused attention: attention_fp32.cu for fp32 operands, which
+ *                       cuDNN does not take; the others for 16-bit ones
+ *   tensor_core.cuh     the matrix instructions of the 16-bit ones
  *   rows.c, rows_sparse.c, rows_*.cu  norms, rope, activations, add, bias, convert, zero; embedding and
  *                       cross-entropy
  *   update.c, update_*.cu  Adam, Lion, Adagrad, working copies, gradient close, norm

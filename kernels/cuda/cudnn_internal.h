@@ -137,9 +137,6 @@ int cudai_cudnn_graph_plan(cudai_cudnn_graph *graph, const cudai_cudnn_choice *c
 int cudai_cudnn_graph_run(const cudai_cudnn_graph *graph, void *stream, const int64_t *uids,
                           void *const *addresses, int count, void *workspace) MUST_CHECK;
 
-/* Refuses a shape that cuDNN's fused attention does not take, or whose addresses it may not reach. */
-int cudai_cudnn_shape_check(const cudai_cudnn *api, const attention_desc *desc) MUST_CHECK;
-
 /* A plan of attention over the library at `api`, which must outlive it: cudai_cudnn_plan_create for a
  * context's library. */
 int cudai_cudnn_plan_make(const cudai_cudnn *api, const attention_desc *desc,

@@ -192,8 +192,9 @@ static int args_parse(const cli_command *command, const cli_option *options, siz
             args_print_help(command, options, option_count);
             return CLI_HELP_SHOWN;
         }
-        if (command->list_keys && strcmp(argv[i], "--keys") == 0) {
-            command->list_keys(stdout);
+        bool is_markdown = strcmp(argv[i], "--keys=markdown") == 0;
+        if (command->list_keys && (is_markdown || strcmp(argv[i], "--keys") == 0)) {
+            command->list_keys(stdout, is_markdown);
             return CLI_HELP_SHOWN;
         }
     }

@@ -70,9 +70,10 @@ struct cli_command {
     bool is_optional;    /* the operand may be missing: the command says when it may */
     uint32_t
         operands_min; /* of cli_parse_all: how many there are at least, named together by `operand` */
-    void (*list_keys)(FILE *out); /* the operand is a job file: --keys lists its keys; or NULL */
-    const char *summary;          /* one line */
-    const char *details;          /* more lines for --help, or NULL */
+    /* The operand is a job file: --keys lists its keys, --keys=markdown as KEYS.md has them; or NULL. */
+    void (*list_keys)(FILE *out, bool is_markdown);
+    const char *summary;               /* one line */
+    const char *details;               /* more lines for --help, or NULL */
     int (*run)(int argc, char **argv); /* arguments after the command's name; 0 or an error code */
 };
 typedef struct cli_command cli_command;

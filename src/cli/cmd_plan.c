@@ -7,14 +7,14 @@
 #include "cli/machine_option.h"
 #include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
-#include "config/options.h"
+#include "config/config.h"
 #include "setup/summary.h"
 
 const cli_command cli_plan_command = {
     .name = "plan",
     .operand = "JOB",
     .is_optional = true,
-    .list_keys = options_print,
+    .list_keys = job_print_keys,
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"

@@ -20,10 +20,10 @@ const cli_command cli_probe_command = {
         "drive over block size and queue depth, on the cores that a run uses, and writes what\n"
         "sluice plan --machine FILE plans with. Takes under 3 minutes, with --quick under 30 s.\n"
         "Each figure is the median of rounds in which what is compared takes turns; +- is half of\n"
-        "what lies between its quartiles. Rates are in GB/s (10^9 bytes). Where fio is installed,\n"
-        "its rates stand beside ours. The machine should have nothing else to do. On each drive a\n"
-        "file without a name is used, at most 2 GiB and half of what is free, and is gone at the\n"
-        "end, however that comes. Exit status 75 after Ctrl-C: nothing was written.",
+        "what lies between its quartiles. Rates are in GB/s (10^9 bytes). The machine should have\n"
+        "nothing else to do. On each drive a file without a name is used, at most 2 GiB and half\n"
+        "of what is free, and is gone at the end, however that comes. Exit status 75 after\n"
+        "Ctrl-C: nothing was written.",
     .run = cli_probe,
 };
 
@@ -160,7 +160,7 @@ int cli_probe(int argc, char **argv)
 {
     const char *named, *path = "machine.json", *backend = "auto";
     cli_texts drives = {.count = 0};
-    bool is_quick = false, skips_fio = false, shows_json = false, is_quiet = false;
+    bool is_quick = false, shows_json = false, is_quiet = false;
     const cli_option options[] = {
         {.name = "out",
          .type = CLI_TEXT,
@@ -182,10 +182,6 @@ int cli_probe(int argc, char **argv)
          .value = "NAME",
          .help = "auto, cpu or cuda: what computes (default: auto)",
          .target = &backend},
-        {.name = "no-fio",
-         .type = CLI_FLAG,
-         .help = "does not compare with fio",
-         .target = &skips_fio},
         {.name = "json",
          .type = CLI_FLAG,
          .help = "prints what was written on standard output, all else on\nstandard error",
@@ -210,7 +206,6 @@ int cli_probe(int argc, char **argv)
                                   .drive_count = drives.count ? drives.count : 1,
                                   .backend = backend,
                                   .is_quick = is_quick,
-                                  .skips_fio = skips_fio,
                                   .stop = cli_stop_install("stopping the probe"),
                                   .on_progress = probe_show_progress,
                                   .on_line = probe_show_line,

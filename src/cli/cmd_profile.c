@@ -4,13 +4,13 @@
 #include "cli/machine_option.h"
 #include "cli/cli_profile.h"
 #include "cli/launched_ranks.h"
-#include "config/options.h"
+#include "config/config.h"
 #include "train/train.h"
 
 const cli_command cli_profile_command = {
     .name = "profile",
     .operand = "JOB",
-    .list_keys = options_print,
+    .list_keys = job_print_keys,
     .summary = "runs a few steps and says where the time goes",
     .details =
         "Measures steady steps of the job, without commits, from fresh weights; keeps nothing\n"

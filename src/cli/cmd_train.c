@@ -4,14 +4,14 @@
 #include "cli/machine_option.h"
 #include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
-#include "config/options.h"
+#include "config/config.h"
 #include "setup/summary.h"
 #include "train/train.h"
 
 const cli_command cli_train_command = {
     .name = "train",
     .operand = "JOB",
-    .list_keys = options_print,
+    .list_keys = job_print_keys,
     .summary = "trains the model of a job file",
     .details =
         "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cpu.h"
 #include "base/failpoint.h"
 #include "cli/cli.h"
 
@@ -95,6 +96,8 @@ int main(int argc, char **argv)
     int rc = main_fill_standard_files();
     if (rc == 0)
         rc = failpoint_init(); /* tests alone set any */
+    if (rc == 0)
+        rc = cpu_isa_check();
     if (rc < 0)
         return cli_finish(rc);
     if (main_computes(argc, argv))

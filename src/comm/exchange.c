@@ -263,7 +263,7 @@ static int make(exchange *self, const comm_open_config *config)
     bool is_staged = config->backend == COMM_STAGED;
     offer mine = {.is_staged = is_staged, .fd = -1};
     mine.staging_bytes = config->staging_bytes > 0 ? config->staging_bytes : STAGING_BYTES_DEFAULT;
-    self->loops = sum_choose();
+    self->loops = sum_loops_of(cpu_isa());
     if (sysconf(_SC_NPROCESSORS_ONLN) > (long)group->ranks[group->rank].local_world)
         self->spin_ns = SPIN_NS;
     self->peers = mem_alloc(group->world, sizeof *self->peers, "comm peers");

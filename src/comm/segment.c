@@ -40,11 +40,12 @@ static int fill_new(uint64_t data_bytes, uint64_t token, segment *self)
         code = posix_fallocate(self->fd, 0, (off_t)(SEGMENT_PAGE_BYTES + data_bytes));
     while (code == EINTR);
     if (code != 0)
-        return err_errno(code,
-                         "cannot reserve %" PRIu64 " bytes of shared memory for the ranks of this "
-                         "host (memory or /dev/shm is full: lower comm.staging_bytes, or give it "
-                         "more)",
-                         data_bytes);
+        return err_errno(
+            code,
+            "cannot reserve %" PRIu64 " bytes of shared memory for the ranks of this "
+            "host (memory or /dev/shm is full: lower debug.comm.staging_bytes, or give it "
+            "more)",
+            data_bytes);
     TRY(map_file(data_bytes, self));
     self->page->token = token;
     return 0;

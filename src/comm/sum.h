@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 
+#include "base/cpu.h"
 #include "base/dtype.h"
 
 enum { SUM_BLOCK_ELEMS = 4096 }; /* a block of one call stays in the first-level cache */
@@ -32,9 +33,7 @@ struct sum_loops {
 };
 typedef struct sum_loops sum_loops;
 
-/* The best set for this CPU. */
-const sum_loops *sum_choose(void);
-/* The set of this name, for tests. NULL if this CPU or build lacks it. */
-const sum_loops *sum_find(const char *name);
+/* The loops for a CPU that has `isa`. */
+const sum_loops *sum_loops_of(enum cpu_isa isa);
 
 #endif

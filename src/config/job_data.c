@@ -8,12 +8,6 @@
 
 #include "config/config_internal.h"
 
-/* Place of an ENUM's value among the choices of its row, which are in the order of their enum. */
-static int choice_index(const configi_reader *reader, const char *path)
-{
-    return configi_list_find(option_find(path)->choices, configi_text(reader, path));
-}
-
 static int add_file(const configi_reader *reader, const char *path, const json_t *item,
                     const char *field, struct job_files *files)
 {
@@ -57,7 +51,7 @@ static int add_entry(const configi_reader *reader, const char *path, size_t idx,
         return configi_error(reader, key, "missing; name the file, or a list of files");
     char weight_key[CONFIGI_PATH_BYTES];
     configi_join(weight_key, entry, "weight");
-    bool has_weight = option_find(weight_key) && configi_get(reader, weight_key);
+    bool has_weight = configi_key_find(weight_key) && configi_get(reader, weight_key);
     if (has_weight) {
         files->source_count += files->count > 0; /* the first one is there */
         files->weight[files->source_count - 1] = configi_double(reader, weight_key);
@@ -100,7 +94,7 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
 static bool has_copy(const configi_reader *reader, const char *name)
 {
     char path[FILE_PATH_BYTES + 32];
-    if (!configi_get(reader, "model.hf_expanded") || !configi_get(reader, "run.dir"))
+    if (!configi_get(reader, "debug.hf_expanded") || !configi_get(reader, "run.dir"))
         return false;
     snprintf(path, sizeof path, "%s/hf/%s", configi_text(reader, "run.dir"), name);
     return access(path, F_OK) == 0;
@@ -111,7 +105,6 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     char *tokenizer = target->data.tokenizer;
-    TRY(configi_copy_text(reader, "data.tokenizer", tokenizer, FILE_PATH_BYTES));
     target->data.tokenizer_is_given = configi_get(reader, "data.tokenizer") != NULL;
     if (target->data.tokenizer_is_given || target->model.hf[0] == '\0')
         return 0;
@@ -128,7 +121,7 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
         memcpy(tokenizer, is_json ? target->model.hf : path, length + 1);
         return 0;
     }
-    /* Of a run whose checkpoint is gone: what it had the run has a copy of. */
+    /* The checkpoint may be gone; the run keeps a copy of its tokenizer. */
     if (access(target->model.hf, F_OK) != 0)
         memcpy(tokenizer, target->model.hf, strlen(target->model.hf) + 1);
     return 0;
@@ -139,10 +132,5 @@ int configi_fill_data(const configi_reader *reader, job *target)
     TRY(fill_files(reader, "data.train", &target->data.train));
     TRY(fill_files(reader, "data.valid", &target->data.valid));
     TRY(fill_tokenizer(reader, target));
-    snprintf(target->data.chat_template, JOB_NAME_BYTES, "%s",
-             configi_choice(reader, "data.chat_template"));
-    target->data.format = (enum data_format)choice_index(reader, "data.format");
-    target->data.shuffle = (enum shuffle)choice_index(reader, "data.shuffle");
-    target->data.seed = configi_uint(reader, "data.seed");
     return 0;
 }

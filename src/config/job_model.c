@@ -79,14 +79,11 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     return rc;
 }
 
-/* The key's value; ERR_CONFIG where it is absent. */
-static int required(const configi_reader *reader, const char *path, uint64_t *value)
+static int check_required(const configi_reader *reader, const char *path)
 {
-    if (!configi_get(reader, path))
-        return configi_error(reader, path,
-                             "missing; give it, or a model.preset or model.hf that does");
-    *value = configi_uint(reader, path);
-    return 0;
+    if (configi_get(reader, path))
+        return 0;
+    return configi_error(reader, path, "missing; give it, or a model.preset or model.hf that does");
 }
 
 static uint64_t default_ffn_size(bool is_llama, uint64_t hidden_size)
@@ -109,8 +106,9 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
     if (is_bytes && !configi_get(reader, path))
         model->vocab_size = BYTE_VALUES;
     else
-        TRY(required(reader, path, &model->vocab_size));
-    /* Under auto the files may turn out to be token ids; text is held against the vocabulary then. */
+        TRY(check_required(reader, path));
+    /* Under auto the files may turn out to be token ids; text is held against the vocabulary then.
+     */
     if (is_bytes && strcmp(format, "auto") != 0 && model->vocab_size < BYTE_VALUES)
         return configi_error(reader, path,
                              "%" PRIu64 " is too small: data.tokenizer \"bytes\" has %d tokens",
@@ -118,8 +116,8 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
     return 0;
 }
 
-/* rope_scaling, of which a type that is not the default needs its numbers. */
-static int fill_rope_scaling(const configi_reader *reader, struct job_model *model)
+/* A rope_scaling whose type is not the default needs its numbers. */
+static int check_rope_scaling(const configi_reader *reader, const struct job_model *model)
 {
     static const struct {
         const char *path;
@@ -131,9 +129,6 @@ static int fill_rope_scaling(const configi_reader *reader, struct job_model *mod
         {"model.rope_scaling.original_max_position_embeddings", ROPE_LLAMA3},
     };
     const char *type = configi_choice(reader, "model.rope_scaling.type");
-    for (int i = 0; i < ROPE_SCALING_COUNT; i++)
-        if (strcmp(type, rope_scaling_name((enum rope_scaling)i)) == 0)
-            model->rope_scaling = (enum rope_scaling)i;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bool is_needed = model->rope_scaling >= rows[i].from;
         if (is_needed && !configi_get(reader, rows[i].path))
@@ -141,13 +136,8 @@ static int fill_rope_scaling(const configi_reader *reader, struct job_model *mod
         if (!is_needed && configi_get(reader, rows[i].path))
             return configi_error(reader, rows[i].path, "the type \"%s\" has no such number", type);
     }
-    if (model->rope_scaling >= ROPE_LINEAR)
-        model->rope_factor = configi_double(reader, rows[0].path);
     if (model->rope_scaling != ROPE_LLAMA3)
         return 0;
-    model->rope_low_freq_factor = configi_double(reader, rows[1].path);
-    model->rope_high_freq_factor = configi_double(reader, rows[2].path);
-    model->rope_original_positions = configi_uint(reader, rows[3].path);
     if (model->rope_high_freq_factor <= model->rope_low_freq_factor)
         return configi_error(reader, rows[2].path, "%g is not above low_freq_factor, %g",
                              model->rope_high_freq_factor, model->rope_low_freq_factor);
@@ -157,13 +147,10 @@ static int fill_rope_scaling(const configi_reader *reader, struct job_model *mod
 /* What only one family has, or leaves open. */
 static int fill_variant(const configi_reader *reader, bool is_llama, struct job_model *model)
 {
-    static const char bias[] = "model.qkv_bias", norm[] = "model.qk_norm";
-    static const char positions[] = "model.position_count", head[] = "model.head_dim";
-    model->qkv_bias = configi_get(reader, bias) ? configi_bool(reader, bias) : !is_llama;
-    model->qk_norm = configi_bool(reader, norm);
-    model->head_dim = configi_get(reader, head) ? configi_uint(reader, head) : 0;
-    model->position_count = configi_get(reader, positions) ? configi_uint(reader, positions) : 0;
-    TRY(fill_rope_scaling(reader, model));
+    static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";
+    if (!configi_get(reader, bias))
+        model->qkv_bias = !is_llama;
+    TRY(check_rope_scaling(reader, model));
     if (is_llama && model->position_count != 0)
         return configi_error(reader, positions,
                              "the llama family has no table of positions: "
@@ -173,7 +160,8 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
     if (!model->qkv_bias)
         return configi_error(reader, bias, "the gpt2 family always has these biases: leave it out");
     if (model->qk_norm)
-        return configi_error(reader, norm, "the gpt2 family has no norms of heads: leave it out");
+        return configi_error(reader, "model.qk_norm",
+                             "the gpt2 family has no norms of heads: leave it out");
     if (model->rope_scaling != ROPE_PLAIN)
         return configi_error(reader, "model.rope_scaling",
                              "the gpt2 family has no rotary positions: leave it out");
@@ -195,28 +183,18 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
         return configi_error(reader, "model.family",
                              "missing; give model.preset or model.hf, or gpt2 or llama and the "
                              "dimensions");
-    TRY(configi_copy_text(reader, "model.preset", model->preset, sizeof model->preset));
-    TRY(configi_copy_text(reader, "model.hf", model->hf, sizeof model->hf));
-    snprintf(model->family, sizeof model->family, "%s", configi_choice(reader, "model.family"));
     bool is_llama = strcmp(model->family, "llama") == 0;
-    TRY(required(reader, "model.num_layers", &model->num_layers));
-    TRY(required(reader, "model.hidden_size", &model->hidden_size));
-    TRY(required(reader, "model.num_heads", &model->num_heads));
-    TRY(required(reader, "model.seq_length", &model->seq_length));
+    TRY(check_required(reader, "model.num_layers"));
+    TRY(check_required(reader, "model.hidden_size"));
+    TRY(check_required(reader, "model.num_heads"));
+    TRY(check_required(reader, "model.seq_length"));
     TRY(fill_vocabulary(reader, model));
-    model->num_kv_heads = configi_get(reader, "model.num_kv_heads")
-                              ? configi_uint(reader, "model.num_kv_heads")
-                              : model->num_heads;
-    model->ffn_size = configi_get(reader, "model.ffn_size")
-                          ? configi_uint(reader, "model.ffn_size")
-                          : default_ffn_size(is_llama, model->hidden_size);
-    model->tie_embeddings = configi_get(reader, "model.tie_embeddings")
-                                ? configi_bool(reader, "model.tie_embeddings")
-                                : !is_llama;
-    model->rope_theta = configi_double(reader, "model.rope_theta");
-    model->norm_epsilon = configi_double(reader, "model.norm_epsilon");
-    model->init_std = configi_double(reader, "model.init_std");
+    if (model->num_kv_heads == 0)
+        model->num_kv_heads = model->num_heads;
+    if (model->ffn_size == 0)
+        model->ffn_size = default_ffn_size(is_llama, model->hidden_size);
+    if (!configi_get(reader, "model.tie_embeddings"))
+        model->tie_embeddings = !is_llama;
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
-    model->max_part_bytes = configi_uint(reader, "model.max_part_bytes");
     return fill_variant(reader, is_llama, model);
 }

@@ -1,22 +1,15 @@
 /* Dtypes, loss scaling, and whether the update may run when the job says. See config_internal.h.
  * Called by job_read; pure.
  *
- * The rules are those of deepspeed/runtime/precision_config.py and of its engine: fp16 and bf16 exclude
- * each other; a window and a floor of 0 are errors only where the loss scale is dynamic; gradients rest
- * in the working dtype unless data_types.grad_accum_dtype says otherwise. */
+ * The rules are those of deepspeed/runtime/precision_config.py and of its engine: fp16 and bf16
+ * exclude each other; a window and a floor of 0 are errors only where the loss scale is dynamic;
+ * gradients rest in the working dtype unless data_types.grad_accum_dtype says otherwise. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "config/config_internal.h"
-
-enum dtype configi_dtype_named(const char *name)
-{
-    if (strcmp(name, "fp16") == 0)
-        return DTYPE_FP16;
-    return strcmp(name, "bf16") == 0 ? DTYPE_BF16 : DTYPE_FP32;
-}
 
 static int fill_working_dtype(const configi_reader *reader, job *target)
 {
@@ -30,7 +23,7 @@ static int fill_working_dtype(const configi_reader *reader, job *target)
         target->type = DTYPE_FP16;
     }
     if (configi_get(reader, param_path) &&
-        configi_dtype_named(configi_choice(reader, param_path)) != target->type)
+        (enum dtype)configi_enumerator(reader, param_path) != target->type)
         return configi_error(reader, param_path,
                              "\"%s\" disagrees with fp16.enabled and bf16.enabled, which mean %s; "
                              "leave it out",
@@ -41,10 +34,9 @@ static int fill_working_dtype(const configi_reader *reader, job *target)
 static int fill_grad_dtype(const configi_reader *reader, job *target)
 {
     static const char path[] = "data_types.grad_accum_dtype";
-    target->grad_dtype = target->type;
     if (!configi_get(reader, path))
-        return 0;
-    enum dtype type = configi_dtype_named(configi_choice(reader, path));
+        target->grad_dtype = target->type;
+    enum dtype type = target->grad_dtype;
     if (type != DTYPE_FP32 && target->type == DTYPE_FP32)
         return configi_error(reader, path, "\"%s\" needs %s.enabled; without it gradients are fp32",
                              dtype_name(type), dtype_name(type));
@@ -55,15 +47,7 @@ static int fill_grad_dtype(const configi_reader *reader, job *target)
             "nothing is gained by a second 16-bit rounding; give \"fp32\" or \"%s\"",
             dtype_name(type), dtype_name(target->type), dtype_name(target->type),
             dtype_name(target->type));
-    target->grad_dtype = type;
     return 0;
-}
-
-/* A whole number that may be negative where it has no use. */
-static double whole_number(const configi_reader *reader, const char *path)
-{
-    const json_t *value = configi_get(reader, path);
-    return value ? json_number_value(value) : (double)configi_uint(reader, path);
 }
 
 /* A bound that DeepSpeed asks for only where the loss scale is dynamic. */
@@ -81,14 +65,11 @@ static int fill_loss_scaling(const configi_reader *reader, job *target)
 {
     static const char window_path[] = "fp16.loss_scale_window";
     static const char floor_path[] = "fp16.min_loss_scale";
-    if (target->type != DTYPE_FP16)
+    if (target->type != DTYPE_FP16) {
+        memset(&target->fp16, 0, sizeof target->fp16);
         return 0;
-    target->fp16.loss_scale = configi_double(reader, "fp16.loss_scale");
-    target->fp16.initial_scale_power = configi_uint(reader, "fp16.initial_scale_power");
-    target->fp16.hysteresis = configi_uint(reader, "fp16.hysteresis");
-    target->fp16.consecutive_hysteresis = configi_bool(reader, "fp16.consecutive_hysteresis");
-    target->fp16.min_loss_scale = whole_number(reader, floor_path);
-    double steps = whole_number(reader, window_path);
+    }
+    double steps = configi_whole(reader, window_path);
     TRY(configi_check_fp32(reader, "fp16.loss_scale", target->fp16.loss_scale));
     if (target->fp16.loss_scale > 0)
         TRY(configi_check_fp32(reader, "fp16.loss_scale", 1 / target->fp16.loss_scale));
@@ -96,12 +77,13 @@ static int fill_loss_scaling(const configi_reader *reader, job *target)
         TRY(check_dynamic(reader, window_path, steps));
         TRY(check_dynamic(reader, floor_path, target->fp16.min_loss_scale));
     }
-    target->fp16.loss_scale_window = steps > 0 ? configi_uint(reader, window_path) : 0;
+    if (steps <= 0)
+        target->fp16.loss_scale_window = 0;
     return 0;
 }
 
-/* The sum of one rank's gradients is their mean; where DeepSpeed has no sum, a file that asks for it is
- * wrong on any number of ranks. */
+/* The sum of one rank's gradients is their mean; where DeepSpeed has no sum, a file that asks for
+ * it is wrong on any number of ranks. */
 static int check_reduction(const configi_reader *reader, const job *target)
 {
     enum { STAGE_WEIGHTS = 3 };
@@ -119,14 +101,12 @@ static int check_reduction(const configi_reader *reader, const job *target)
 
 int configi_fill_precision(const configi_reader *reader, job *target)
 {
-    target->zero_stage = (uint32_t)configi_uint(reader, "zero_optimization.stage");
-    target->gradient_clipping = configi_double(reader, "gradient_clipping");
     TRY(fill_working_dtype(reader, target));
     TRY(fill_grad_dtype(reader, target));
     TRY(fill_loss_scaling(reader, target));
     TRY(check_reduction(reader, target));
-    target->check_grad_overflow =
-        target->type != DTYPE_BF16 || configi_bool(reader, "bf16.check_grad_overflow");
+    if (target->type != DTYPE_BF16)
+        target->check_grad_overflow = true;
     return 0;
 }
 

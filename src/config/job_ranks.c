@@ -1,5 +1,5 @@
-/* What a job says about its ranks: batch sizes, what passes between them, limits of stage 3, drives of their
- * own. See config_internal.h. Called by job_read; pure. */
+/* What a job says about its ranks: batch sizes, what passes between them, limits of stage 3, drives
+ * of their own. See config_internal.h. Called by job_read; pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "base/size.h"
 #include "config/config_internal.h"
 
-/* Of a parallel block: true where it asks for more than one of something. Numbers are looked for at any
- * depth, under the names that DeepSpeed's blocks have for a degree. */
+/* Of a parallel block: true where it asks for more than one of something. Numbers are looked for at
+ * any depth, under the names that DeepSpeed's blocks have for a degree. */
 static bool asks_several(const json_t *value)
 {
     static const char names[] = "size|autotp_size|tp_size|stages|degree|ep_size|num_experts";
@@ -25,8 +25,8 @@ static bool asks_several(const json_t *value)
     return false;
 }
 
-/* Parallelism that is not built changes how many sequences a step has: with several ranks, none of it may
- * pass for data parallelism. */
+/* Parallelism that is not built changes how many sequences a step has: with several ranks, none of
+ * it may pass for data parallelism. */
 static int check_parallelism(const configi_reader *reader)
 {
     static const struct {
@@ -55,46 +55,31 @@ static int check_parallelism(const configi_reader *reader)
 }
 
 /* 0 is "not given" in the job; given as 0 it is the least there is. */
-static uint64_t limit_of(const configi_reader *reader, const char *path)
+static void fill_limit(const configi_reader *reader, const char *path, uint64_t *limit)
 {
-    uint64_t value = configi_uint(reader, path);
-    return value == 0 && configi_get(reader, path) ? 1 : value;
-}
-
-static void fill_stage_3(const configi_reader *reader, job *target)
-{
-    static const char reuse_path[] = "zero_optimization.stage3_max_reuse_distance";
-    target->persistence_threshold =
-        configi_uint(reader, "zero_optimization.stage3_param_persistence_threshold");
-    target->model_persistence_threshold =
-        configi_uint(reader, "zero_optimization.stage3_model_persistence_threshold");
-    target->max_live_parameters = limit_of(reader, "zero_optimization.stage3_max_live_parameters");
-    target->prefetch_bucket_size =
-        limit_of(reader, "zero_optimization.stage3_prefetch_bucket_size");
-    target->limits_reuse = configi_get(reader, reuse_path) != NULL;
-    target->max_reuse_distance = configi_uint(reader, reuse_path);
+    if (*limit == 0 && configi_get(reader, path))
+        *limit = 1;
 }
 
 int configi_fill_ranks(const configi_reader *reader, job *target)
 {
     enum { STAGING_BYTES_MIN = 65536 };
-    static const char wire_path[] = "communication_data_type";
-    static const char staging_path[] = "comm.staging_bytes";
+    static const char staging_path[] = "debug.comm.staging_bytes";
     char least[SIZE_TEXT_BYTES], given[SIZE_TEXT_BYTES];
     if (reader->world > 1)
         TRY(check_parallelism(reader));
-    snprintf(target->comm.backend, JOB_NAME_BYTES, "%s", configi_choice(reader, "comm.backend"));
-    target->comm.timeout_seconds = configi_double(reader, "comm.timeout_seconds");
-    target->comm.exit_seconds = configi_double(reader, "comm.exit_seconds");
-    target->comm.staging_bytes = configi_uint(reader, staging_path);
     if (target->comm.staging_bytes < STAGING_BYTES_MIN)
         return configi_error(reader, staging_path, "%s is out of range: must be at least %s",
                              size_format(target->comm.staging_bytes, given),
                              size_format(STAGING_BYTES_MIN, least));
-    target->comm.wire = target->type;
-    if (configi_get(reader, wire_path))
-        target->comm.wire = configi_dtype_named(configi_choice(reader, wire_path));
-    fill_stage_3(reader, target);
+    if (!configi_get(reader, "communication_data_type"))
+        target->comm.wire = target->type;
+    fill_limit(reader, "zero_optimization.stage3_max_live_parameters",
+               &target->max_live_parameters);
+    fill_limit(reader, "zero_optimization.stage3_prefetch_bucket_size",
+               &target->prefetch_bucket_size);
+    target->limits_reuse =
+        configi_get(reader, "zero_optimization.stage3_max_reuse_distance") != NULL;
     return 0;
 }
 
@@ -115,7 +100,8 @@ int configi_check_placeholders(const configi_reader *reader, const char *path, c
     return 0;
 }
 
-/* What three sizes that do not go together are told: each rank needs `one` sequences, and `train` are fewer. */
+/* What three sizes that do not go together are told: each rank needs `one` sequences, and `train`
+ * are fewer. */
 static int too_few_sequences(const configi_reader *reader, uint64_t world, uint64_t train,
                              uint64_t micro, uint64_t accumulation, uint64_t least)
 {

@@ -30,8 +30,8 @@ static char strip_peek(const strip *self, size_t ahead)
     return self->in + ahead < self->text_bytes ? self->text[self->in + ahead] : '\0';
 }
 
-/* Passes one byte on, or a blank in its place: one for a character however many bytes it has, so that
- * columns, which count characters, stay. */
+/* Passes one byte on, or a blank in its place: one for a character however many bytes it has, so
+ * that columns, which count characters, stay. */
 static void strip_pass(strip *self, char *target, bool blank)
 {
     char byte = self->text[self->in++];

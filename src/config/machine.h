@@ -1,14 +1,17 @@
-/* machine.json: what a machine, or a cluster of equal hosts, can do. `sluice probe` writes one of the machine
- * that it measured; files of well-known clusters, written by hand, lie in configs/clusters.
+/* machine.json: what a machine, or a cluster of equal hosts, can do. `sluice probe` writes one of
+ * the machine that it measured; files of well-known clusters, written by hand, lie in
+ * configs/clusters.
  *
- *   host     `ranks_per_host` ranks share its memory, cores, links and drives; `host_count` equal hosts
+ *   host     one of `host_count` equal hosts; its `ranks_per_host` ranks share memory, cores, links
+ *            and drives
  *   device   what one rank computes on: a GPU, or the rank's part of the host's cores
  *   link     between host memory and the device, each direction, of one rank
  *   drive    an NVMe drive (or `count` equal ones) of each host
  *   comm     between ranks
  *
- * Rates are bytes, flops or elements per second, times are seconds; 0 is "not known": the plan then takes its
- * default for it (plan_machine_default_*) and says that it did. Unknown keys are refused as in job files.
+ * Rates are bytes, flops or elements per second, times are seconds; 0 is "not known": the plan then
+ * takes its default for it (plan_machine_default_*) and says that it did. Unknown keys are refused
+ * as in job files.
  *
  * Plain data; machine_read and machine_write block on the file. */
 #ifndef SLUICE_CONFIG_MACHINE_H
@@ -64,8 +67,8 @@ struct machine_drive {
     uint32_t count;                /* equal drives that this stands for; 0 acts as 1 */
     uint64_t capacity_bytes;       /* of one of them */
     double read, write, mixed;     /* of one of them, at the settings below */
-    double
-        write_with_update; /* and read, mixed half and half, while the CPU's Adam runs; 0: unknown */
+    /* Writes mixed half and half with reads, while the CPU's Adam runs; 0: unknown. */
+    double write_with_update;
     uint64_t block_bytes, queue_depth; /* the smallest that reach 98% of the best */
     double sync_seconds;               /* fdatasync of what was just written */
     double endurance_bytes; /* that may be written in its life, as its maker states; 0: unknown */
@@ -78,9 +81,8 @@ struct machine {
     char name[MACHINE_NAME_BYTES];        /* "DGX-2, 32 nodes"; measured: the host's name */
     char measured_at[MACHINE_NAME_BYTES]; /* ISO 8601; "" where it is described, not measured */
     char measured_by[MACHINE_NAME_BYTES]; /* "sluice 0.1.0" */
-    char disturbed
-        [MACHINE_NAME_BYTES]; /* which figures swung, how far; "": none did, or not known */
-    uint32_t host_count, ranks_per_host; /* 0 acts as 1 */
+    char disturbed[MACHINE_NAME_BYTES];   /* figures that swung, and how far; "": none known */
+    uint32_t host_count, ranks_per_host;  /* 0 acts as 1 */
     struct {
         char cpu[MACHINE_NAME_BYTES];
         uint32_t core_count;         /* that may be used, of a host */
@@ -90,8 +92,9 @@ struct machine {
         double dram_update; /* bytes read and written by an Adam pass over memory on all cores */
         double update_core_seconds; /* per element: Adam on one core, its tile in cache */
         double update_elems;        /* per second: Adam over host memory, all cores */
-        /* What computing loses, in seconds of one core per byte moved beside it; more than the CPU time of
-         * moving where a team waits for its slowest thread, or memory and caches are shared. */
+        /* What computing loses, in seconds of one core per byte moved beside it; more than the CPU
+         * time of moving where a team waits for its slowest thread, or memory and caches are
+         * shared. */
         double io_core_seconds;   /* direct I/O; where a GPU computes its CPU time */
         double copy_core_seconds; /* copies of one thread; where a GPU computes 0 */
     } host;
@@ -99,21 +102,22 @@ struct machine {
         bool is_gpu;
         char name[MACHINE_NAME_BYTES];
         uint64_t memory_bytes; /* of a GPU; of a CPU 0 */
-        double
-            peak_flops; /* dense 16-bit products: the maker's for a GPU, the best measured for a CPU */
+        /* Dense 16-bit products: the maker's for a GPU, the best measured for a CPU. */
+        double peak_flops;
         double flops_16bit, flops_fp32;               /* that large products reach */
         double memory_rate;                           /* bytes/s, of a GPU's memory */
         double attention_forward, attention_backward; /* flops per second of those kernels */
         double row_rate; /* bytes/s of norms, activations and the like: read and written together */
-        double op_seconds;     /* fixed cost of an op or a launch */
-        uint32_t thread_count; /* of a CPU: that the figures of its kernels were measured with; 0: a
-                                  thread for each of the rank's cores */
+        double op_seconds; /* fixed cost of an op or a launch */
+        /* Of a CPU: the threads that its kernels were measured with; 0: one for each of the rank's
+         * cores. */
+        uint32_t thread_count;
         uint32_t product_count;
         machine_product products[MACHINE_PRODUCTS_MAX];
     } device;
     machine_link h2d, d2h;
-    double
-        link_all_ranks; /* bytes/s, one direction, all ranks of a host together; 0: no such limit */
+    /* Bytes/s in one direction, all ranks of a host together; 0: no such limit. */
+    double link_all_ranks;
     uint32_t drive_count;
     machine_drive drives[DRIVES_MAX];
     double drives_read, drives_write; /* all drives of a host at once; 0: their sum */
@@ -126,26 +130,28 @@ struct machine {
 };
 typedef struct machine machine;
 
-/* Reads and checks machine.json. ERR_INPUT where it cannot be read, ERR_CONFIG with file, key, value and rule
- * for anything that does not belong there. Comments, trailing commas and duplicate keys as in job files; sizes in
- * bytes may be texts such as "32GiB"; a key "description" is for people, anywhere. A name without a slash
- * and without ".json" is that of a file in configs/clusters (as model presets are found: $SLUICE_CONFIG_DIR,
- * the source tree, where it is installed). On failure *out is all 0. */
+/* Reads and checks machine.json. ERR_INPUT where it cannot be read, ERR_CONFIG with file, key,
+ * value and rule for anything that does not belong there. Comments, trailing commas and duplicate
+ * keys as in job files; sizes in bytes may be texts such as "32GiB"; a key "description" is for
+ * people, anywhere. A name without a slash and without ".json" is that of a file in
+ * configs/clusters (as model presets are found: $SLUICE_CONFIG_DIR, the source tree, where it is
+ * installed). On failure *out is all 0. */
 int machine_read(const char *path, machine *out) MUST_CHECK;
 /* The same of text[text_bytes]; messages name it `name`. */
 int machine_read_text(const char *name, const char *text, size_t text_bytes,
                       machine *out) MUST_CHECK;
 
-/* Writes it as file_write does. -errno; -EINVAL for what could not be read
- * again. Text that comes back from machine_read is equal to the bit. */
+/* Writes it as file_write does. -errno; -EINVAL for what could not be read again. Text that comes
+ * back from machine_read is equal to the bit. */
 int machine_write(const machine *self, const char *path) MUST_CHECK;
 
-/* What tells hosts apart, of the one that this process is on: name and host.cpu. The third, host.core_count, takes
- * a look at the machine's topology: probe_name_host (src/probe/probe.h) knows all three. */
+/* What tells hosts apart, of the one that this process is on: name and host.cpu. The third,
+ * host.core_count, takes a look at the machine's topology: probe_name_host (src/probe/probe.h)
+ * knows all three. */
 void machine_name_host(machine *target);
 
-/* Whether `self` was measured on a host that is `here` (filled by probe_name_host); else `why` is a clause
- * that says what differs. */
+/* Whether `self` was measured on a host that is `here` (filled by probe_name_host); else `why` is a
+ * clause that says what differs. */
 bool machine_is_here(const machine *self, const machine *here, char *why, size_t why_bytes);
 
 #endif

@@ -5,7 +5,8 @@
 
 #include "config/machine.h"
 
-/* The value of the first line of /proc/cpuinfo that begins with one of the keys; "CPU" where there is none. */
+/* The value of the first line of /proc/cpuinfo that begins with one of the keys; "CPU" where there
+ * is none. */
 static void name_cpu(char name[MACHINE_NAME_BYTES])
 {
     static const char *const keys[] = {"model name", "Model", "cpu model", "CPU part"};

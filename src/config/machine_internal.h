@@ -1,4 +1,5 @@
-/* What the files of machine.json share: its keys as rows of a table, which reading and writing follow.
+/* What the files of machine.json share: its keys as rows of a table, which reading and writing
+ * follow.
  *
  *   machine_rows.c  the table          machine_host.c  the host that this process is on
  *   machine.c       text -> struct machine -> text */

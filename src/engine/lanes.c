@@ -218,8 +218,7 @@ int enginei_make_workers(struct engine *self)
                                  .other = LANE_H2D,
                                  .checked = &self->checked_copies};
     if (!shares) {
-        kernel_context_config context = {.thread_count = (int)cores->update.thread_count,
-                                         .adam_variant = "auto"};
+        kernel_context_config context = {.thread_count = (int)cores->update.thread_count};
         TRY(kernels_cpu.context_create(&context, &self->update_context));
         TRY(make_worker(self, &update, &self->update_lane));
     }

@@ -2,6 +2,7 @@
  * it, before the step. See train_internal.h. */
 #include <math.h>
 
+#include "config/config.h"
 #include "engine/engine_internal.h"
 
 bool engine_leaves_update(const struct setup *setup)

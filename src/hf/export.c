@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "config/config.h"
 #include "base/core_set.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -159,8 +160,7 @@ static int make_context(exporter *self)
 {
     core_set cores;
     uint32_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
-    const kernel_context_config config = {.thread_count = (int)size_max(1, count),
-                                          .adam_variant = "auto"};
+    const kernel_context_config config = {.thread_count = (int)size_max(1, count)};
     return kernels_cpu.context_create(&config, &self->context);
 }
 

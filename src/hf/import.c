@@ -16,6 +16,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "config/config.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"

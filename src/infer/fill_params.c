@@ -66,8 +66,7 @@ int inferi_filler_init(inferi_filler *self, struct engine *engine, uint64_t copy
                  (TILE_BLOCK_BYTES - (uintptr_t)self->block % TILE_BLOCK_BYTES);
     if (parts)
         TRY(add_parts(engine, parts));
-    const kernel_context_config config = {.thread_count = setup->thread_count,
-                                          .adam_variant = "auto"};
+    const kernel_context_config config = {.thread_count = setup->thread_count};
     return kernels_cpu.context_create(&config, &self->context);
 }
 

@@ -1,4 +1,5 @@
 /* Opening what was trained; see trained.h. */
+#include "config/config.h"
 #include "infer/opened_model.h"
 
 #include <errno.h>

@@ -1,29 +1,34 @@
 /* How short a program can be at best: two lower bounds of its simulated time.
  *
- *   phases     per phase between global barriers (the norm is one) the work of the busiest resource, of
- *              the ops that must be in that phase; or the busiest resource's work as a whole, where
- *              that is more. What no dependency puts into a phase, such as the read of a tile for an
- *              update behind the norm, may be done in any: splitting it in the best way gives the larger sum.
- *   schedule   the same with many more cuts, and with what an op costs beside its work on resources
+ *   phases     The program is cut at its global barriers (the norm is one) into phases. The bound
+ *              is the sum over the phases of the busiest resource's work, of the ops that must run
+ *              in that phase; or the busiest resource's work as a whole, where that is more. An op
+ *              that no dependency puts into one phase, such as the read of a tile for an update
+ *              after the norm, may run in any: splitting it in the best way gives the larger sum.
+ *   schedule   The same with many more cuts, and with the fixed cost of each op.
  *
- * Cuts. Computing is done in serial order, so the compute lane's ops form a chain. An op that has cut i
- * among its ancestors and cut j among its descendants runs between the two, wherever it is put:
+ * Cuts. Computing is done in serial order, so the compute lane's ops form a chain. An op that has
+ * cut i among its ancestors and cut j among its descendants runs between the two:
  *
  *   c1 ------- c2 ------- c3 ------- c4           lo(x): the last cut that x must follow (here 1)
  *         \___ x ________/                        hi(x): the first cut that must follow x (here 3)
  *
- * For all i < j, and S the ops with lo >= i and hi <= j, cut j starts at
- *   least start of S  +  work of S on a resource, or on a lane  +  least path from the end of one of S to cut j
- * or later: a resource does one second's work a second, and a lane one op at a time. Along each
- * dependency an op starts after the end of the one before it. Memory does not count, nor does the order
- * on other lanes: no order of these ops on this machine is faster. Time is linear in ops and
+ * For all i < j, and S the ops with lo >= i and hi <= j, cut j starts no earlier than the sum of
+ *
+ *   the least start of S
+ *   the work of S on a resource, or on a lane
+ *   the least path from the end of one op of S to cut j
+ *
+ * because a resource does one second's work a second, and a lane one op at a time. Along each
+ * dependency an op starts after the end of the op before it. Neither memory nor the order on other
+ * lanes counts: no order of these ops on this machine is faster. Time is linear in ops and
  * dependencies and quadratic in cuts. Heap scratch, freed on return. */
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "plan/plan_internal.h"
+#include "plan/simulate_internal.h"
 
 enum {
     CUTS_MOST = 192,
@@ -60,7 +65,7 @@ static bool is_chained(const plani_builder *b, uint64_t idx)
     return plani_is_chained(b->job, &b->ops[idx]);
 }
 
-/* Barriers, and other ops of the chain evenly spaced. */
+/* Chooses the cuts: barriers, and other ops of the chain, evenly spaced. */
 static void choose_cuts(struct bounding *w)
 {
     const plani_builder *b = w->b;
@@ -77,7 +82,7 @@ static void choose_cuts(struct bounding *w)
     }
 }
 
-/* One dependency, looked at from the op that waits. */
+/* Follows one dependency, seen from the op that waits. */
 static void follow(struct bounding *w, uint64_t to, uint64_t from)
 {
     if (!counts(w, from))
@@ -86,7 +91,7 @@ static void follow(struct bounding *w, uint64_t to, uint64_t from)
     w->start[to] = fmax(w->start[to], w->start[from] + w->alone[from]);
 }
 
-/* The same, looked at from the op that is waited for. */
+/* Follows the same dependency, seen from the op that is waited for. */
 static void lead(struct bounding *w, uint64_t from, uint64_t to)
 {
     if (!counts(w, from) || !counts(w, to))
@@ -160,8 +165,9 @@ static void join(struct between *sum, const struct between *more)
     }
 }
 
-/* The least start of cut j (of the end of the program, for cut_count + 1), whose ancestors' starts are
- * known. `last_alone` is the time of the cut before j, which the ancestors of that lead through. */
+/* The least start of cut j (of the end of the program, for cut_count + 1), whose ancestors' starts
+ * are known. `last_alone` is the time of the cut before j, which the ancestors of that lead
+ * through. */
 static double cut_start(struct bounding *w, uint32_t j, double last_alone, struct between *column)
 {
     double least = 0;
@@ -188,8 +194,9 @@ static double cut_start(struct bounding *w, uint32_t j, double last_alone, struc
     return least;
 }
 
-/* The least start of an op whose ancestors' starts are known: the work of all of them comes before. The
- * commit has nearly all transfers of state among them and is in no chain. `marks` is scratch of zeros. */
+/* The least start of an op whose ancestors' starts are known: the work of all of them comes
+ * before. The commit has nearly all transfers of state among them and is in no chain. `marks` is
+ * scratch of zeros. */
 static double start_behind_ancestors(const struct bounding *w, uint64_t idx, uint8_t *marks)
 {
     const plani_builder *b = w->b;

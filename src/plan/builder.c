@@ -1,5 +1,5 @@
-/* The builder: ops in serial order, with the data dependencies that follow from the bytes they touch.
- * Single-threaded; heap memory, freed by plani_builder_fini. Failures stick in b->error, so that
+/* The builder: ops in serial order, with the data dependencies that follow from the bytes they
+ * touch. One thread; heap memory, freed by plani_builder_fini. Failures stick in b->error, so that
  * emitting code reads straight. */
 #include <assert.h>
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/plan_internal.h"
+#include "plan/emit_internal.h"
 
 /* Grows an array to hold one more element; 0 or -ENOMEM. */
 static int grow(void **array, uint64_t count, uint64_t *capacity, size_t elem_bytes,
@@ -180,8 +180,8 @@ static uint32_t recent_from(const struct plani_buffer *target, uint32_t class, u
     return low;
 }
 
-/* The new access depends on an overlapping one where either writes. True when the older one is to be
- * forgotten: a write covers it, or a later read on the same in-order lane stands for it. */
+/* The new access depends on an overlapping one where either writes. True when the older one is to
+ * be forgotten: a write covers it, or a later read on the same in-order lane stands for it. */
 static bool meet(plani_builder *b, const struct plani_access *fresh,
                  const struct plani_access *item)
 {
@@ -205,9 +205,9 @@ static void put_access(struct plani_access *list, uint32_t begin, uint32_t end,
     list[end] = *fresh;
 }
 
-/* Records the access and adds what it depends on. Accesses are sorted by size class, then begin: those
- * of one class that overlap the new one begin less than twice the class's size before it, so a unit's
- * many tiles are not looked at again for each of them. */
+/* Records the access and adds what it depends on. Accesses are sorted by size class, then begin:
+ * those of one class that overlap the new one begin less than twice the class's size before it, so
+ * a unit's many tiles are not looked at again for each of them. */
 static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bool writes)
 {
     struct plani_buffer *target = &b->buffers[range.buffer_idx];
@@ -257,6 +257,7 @@ void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operan
     if (b->error < 0)
         return;
     op *item = &b->ops[op_idx];
+    assert(op_idx < b->op_count && range.buffer_idx < b->buffer_count);
     assert(item->operand_count < OP_OPERANDS_MAX);
     struct plani_buffer *used = &b->buffers[range.buffer_idx];
     assert(range.offset_bytes + range.size_bytes <= used->base.size_bytes);

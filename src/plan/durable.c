@@ -1,14 +1,14 @@
-/* What outlives the process, as ops: params of frozen units, state brought back, saves, the commit.
+/* Ops for the state that outlives the process: params of frozen units, loads, saves, the commit.
  *
- * A frozen unit has no optimizer state. Its params are made on the host, and go to their place on the slab
- * (plan_frozen_place) and home; a later process brings them home from there.
+ * A frozen unit has no optimizer state. Its params are made on the host and go to their place on
+ * the slab (plan_frozen_place) and home; a later process brings them home from there.
  *
- * Of a split master the working copy is the high half: nothing makes it anew, so it is brought back as state
- * is (plan_high_place), and saved where its home is memory. */
+ * The high half of a split master is the working copy. Nothing makes it anew, so it is brought
+ * back as state is (plan_high_place), and saved where its home is memory. */
 #include <assert.h>
 
 #include "base/tile.h"
-#include "plan/emit.h"
+#include "plan/emit_internal.h"
 
 /* One tile of a frozen unit's new params: to its place on the slab, and to `t->params_home`. */
 static void init_frozen_tile(plani_builder *b, const struct plani_tile *t, uint32_t place)

@@ -1,16 +1,22 @@
-/* Homes: one buffer for each state that rests somewhere, laid end to end from the start of each arena.
+/* Homes: one buffer for each state that rests somewhere, laid end to end from the start of each
+ * arena.
  *
  *   device  [workspace][constants][tokens][losses][norm ..][params u0][grads u0][optimizer u0] ...
  *   host    [tokens][losses][optimizer ..][grads ..][accumulators ..][params ..][activations ..]
  *   nvme    [state u0][state u1] ... [twin u0] ... [params u0] ... [grads u0] ... [activations ..]
  *
- * Accumulators rest beside the gradients where one is left and taken up again within a step: between the
+ * Accumulators rest beside the gradients where a step leaves one and takes it up again: between the
  * micro-batches of a batch-major step, and between head and embedding where these are tied and cut.
  *
- * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
- * to; of a frozen unit its params, at home there or not; of one with a split master both. It comes first, so that it does not move when params, gradients, activations or the optimizer
- * itself get another home: a run goes on with the slab it has. Behind all of them come the twins, the
- * second places that commits need (swap/place_table.h), as large each as the first; what is frozen has none. */
+ * The state of a unit on nvme is
+ *
+ *   usually               its optimizer home or, if that is in memory, the place it is saved to
+ *   with a split master   the same, and the high halves
+ *   of a frozen unit      its params, whether or not their home is there
+ *
+ * State comes first, so that it does not move when params, gradients, activations or the optimizer
+ * itself get another home: a run goes on with the slab it has. The twins follow: the second places
+ * that commits need (swap/places.h), each as large as the first. Frozen units have none. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -19,10 +25,11 @@
 #include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/plan_internal.h"
+#include "plan/emit_internal.h"
 
 enum {
-    /* Sums of 8.6e9 elements: few parts even of the largest models, little memory beside any unit. */
+    /* Sums of 8.6e9 elements: few parts even of the largest models, little memory beside any
+     * unit. */
     NORM_PART_BYTES = 16 << 20,
 };
 
@@ -45,7 +52,7 @@ uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t uni
 static uint32_t add_home(plani_layout *layout, enum tier arena, uint64_t size_bytes,
                          uint64_t residue, enum state_kind kind, uint32_t unit)
 {
-    assert(layout->count < layout->capacity);
+    assert(layout->count < layout->capacity && arena < TIER_COUNT);
     uint64_t offset =
         plani_align_offset(layout->end_bytes[arena], arena == TIER_NVME ? PLANI_ANY : residue);
     buffer *fresh = &layout->buffers[layout->count];
@@ -81,7 +88,7 @@ static bool rests_on(const plan_job *job, enum state_kind kind, uint32_t unit, b
     return (job->homes[kind][unit] == TIER_NVME) == nvme;
 }
 
-/* Of the optimizer state of a unit that rests on this rank, in tiles. */
+/* Bytes of the unit's optimizer state that rest on this rank, in tiles. */
 static uint64_t state_bytes(const plan_job *job, const plan_set *set, uint32_t unit)
 {
     return tile_unit_bytes(plan_rest_elems(job, STATE_OPTIMIZER, unit), set->tile_elems,
@@ -102,14 +109,14 @@ static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, u
         add_home(layout, TIER_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
 }
 
-/* The high halves of a split master: params that are part of the state. */
+/* Marks the high halves of a split master: params that are part of the state. */
 static uint32_t mark_committed(plani_layout *layout, uint32_t idx)
 {
     layout->buffers[idx].is_committed = layout->buffers[idx].arena == TIER_NVME;
     return idx;
 }
 
-/* A home of their own, where the params that rest are not cut as the state is. */
+/* High halves get a home of their own where the resting params are not cut as the state is cut. */
 static void add_high(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
     enum tier arena = plani_high_arena(job, unit);
@@ -126,7 +133,8 @@ static void add_high_save(const plan_job *job, plan_set *set, plani_layout *layo
                                         TILE_RESIDUE_PARAMS, STATE_PARAMS, unit));
 }
 
-/* What of a frozen unit's params outlives the process: as it is cut over ranks, in tiles without gaps. */
+/* Bytes of a frozen unit's params that outlive the process: cut over the ranks, in tiles without
+ * gaps. */
 static uint64_t frozen_bytes(const plan_job *job, uint32_t unit)
 {
     return plan_rest_elems(job, STATE_OPTIMIZER, unit) * job->param_bytes;
@@ -184,7 +192,8 @@ static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, 
                       STATE_GRADS, unit);
 }
 
-/* The high halves of a split master on the slab: their home, or the place that they are saved to. */
+/* Adds the place of a split master's high halves on the slab: their home, or where they are
+ * saved. */
 static void add_high_on_slab(const plan_job *job, plan_set *set, plani_layout *layout,
                              uint32_t unit)
 {
@@ -199,7 +208,7 @@ static void add_high_on_slab(const plan_job *job, plan_set *set, plani_layout *l
     }
 }
 
-/* What outlives the process, and the second places of it. */
+/* Homes of the state that outlives the process, and its second places. */
 static void add_states_on_slab(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     for (uint32_t u = 0; u < job->unit_count; u++) {
@@ -256,8 +265,8 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
     }
 }
 
-/* Of as many first tiles as set->copy_bytes allow, unit by unit as a step begins with them; what they take is left
- * in set->copy_bytes. */
+/* Homes on the host for the copies: of as many first tiles as set->copy_bytes allow, unit by unit
+ * in the order in which a step begins with them. Leaves in set->copy_bytes what they take. */
 static void add_copies(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint64_t left = set->copy_bytes, pitch = tile_pitch(set->tile_elems, job->state_streams);
@@ -278,8 +287,8 @@ static void add_copies(const plan_job *job, plan_set *set, plani_layout *layout)
     }
 }
 
-/* One home per stage and micro-batch; in a batch-major step, which has one micro-batch under way, one
- * per stage. */
+/* One home per stage and micro-batch; in a batch-major step, which has one micro-batch under way,
+ * one per stage. */
 static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t stage,
                       enum state_kind kind, uint64_t size_bytes, uint32_t *slots)
 {
@@ -311,9 +320,10 @@ enum tier plani_parked_home(const plan_job *job)
     return home == TIER_NVME && job->parked_on_host ? TIER_HOST : home;
 }
 
-/* `saved` of cut stages that do not keep it, between passes of all micro-batches: one home per
- * micro-batch for all stages, beside the checkpoints or nearer, where these are not on the device. Those that stay
- * on the device are transients from their first pass to their last. */
+/* Homes for `saved` of cut stages that do not keep it, where it waits between passes of all
+ * micro-batches: one per micro-batch for all stages, beside the checkpoints or nearer, unless that
+ * is the device. Micro-batches that wait on the device have transients from their first pass to
+ * their last one. */
 static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint32_t unit = plani_stage_unit(job, 1);
@@ -331,8 +341,9 @@ static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
     }
 }
 
-/* Checkpoints of the boundaries before each stage that has a backward, but the last: the head's input is used
- * at the turn and never rests. Inner activations where a stage keeps them. */
+/* Homes of the checkpoints, which are the inputs of each stage that has a backward, but the last:
+ * the head's input is used at the turn and never rests. Homes of inner activations that a stage
+ * keeps. */
 static void add_activations(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     bool trains = !job->only_eval;
@@ -423,7 +434,8 @@ static uint64_t gathered_bytes(const plan_job *job, const plan_set *set, uint32_
            sizeof(double);
 }
 
-/* As many units to a part as its limit allows, one that learns at least: frozen ones have no sums. */
+/* A part has as many units as its limit allows, and at least one that learns: frozen units have no
+ * sums. */
 static void choose_norm_parts(const plan_job *job, plan_set *set)
 {
     uint64_t most = job->norm_part_bytes ? job->norm_part_bytes : NORM_PART_BYTES;
@@ -452,8 +464,8 @@ uint64_t plani_norm_part_bytes(const plan_job *job, const plan_set *set)
     return size_round_up(most, TILE_BLOCK_BYTES);
 }
 
-/* The sums of this rank's blocks and, of several ranks, of the norm's largest part all ranks' by rank,
- * twice where a second part is gathered meanwhile, and by block. */
+/* The sums of this rank's blocks. With several ranks also all ranks' sums of the norm's largest
+ * part: by rank, twice where a second part is gathered meanwhile; and by block. */
 static void add_norm(const plan_job *job, plan_set *set, plani_layout *layout, uint64_t blocks)
 {
     plan_homes *homes = &set->homes;

@@ -1,37 +1,40 @@
-/* Which bytes each transient gets, and what must be over before it may use them.
+/* Places: which bytes each transient gets, and what must be over before it may use them.
  *
- * A walk through the serial order, one op at a time: at each op buffers are reserved in the order of their
- * first use, as far ahead as the arena has room (or `lookahead_ops`), and given back after their last use.
- * A buffer's place is the lowest address that fits (space.c). Where it takes over the bytes of an earlier
- * one, the last uses of that one become dependencies of its first uses.
+ * A walk through the serial order, one op at a time: at each op buffers are reserved in the order
+ * of their first use, as far ahead as the arena has room (or `lookahead_ops`), and given back
+ * after their last use. A buffer's place is the lowest address that fits (space.c). Where it takes
+ * over the bytes of an earlier buffer, the last uses of that one become dependencies of its first
+ * uses.
  *
- *   serial order   ..., op 40, op 41, ...                    op 57
- *                  A's last use | B is reserved: A's bytes   | B's first use: behind op 40, not behind op 56
+ *   serial order   ..., op 40, op 41, ...
+ *                  A's last use | B is reserved and gets A's bytes
+ *                  B's first use, op 57, waits for op 40, but not for op 56
  *
- * Nothing here depends on time. Every dependency goes forward in the serial order, so no order of ops that
- * keeps them deadlocks, and the earliest op that is not complete never waits for memory. Where even the op
- * at hand finds no place, because what was reserved ahead has left none large enough, the arena is walked
- * again with a shorter lookahead. With a lookahead of 1 it needs what the serial order needs.
+ * Nothing here depends on time. Every dependency goes forward in the serial order, so no order of
+ * ops that keeps them deadlocks, and the earliest op that is not complete never waits for memory.
+ * Where even the op at hand finds no place, because what was reserved ahead has left none large
+ * enough, the arena is walked again with a shorter lookahead. With a lookahead of 1 it needs what
+ * the serial order needs.
  *
- * Memory that state homed in memory is saved through is reserved but a little ahead of the saves: the link is
- * faster than the drives, and would fill the host with all of that state. Nothing else waits for it in the
- * queue. Heap scratch, freed on return. */
+ * State homed in memory is saved through transients. The link is faster than the drives and would
+ * fill the host with all of that state, so their memory is reserved only a little ahead of the
+ * saves. Nothing else waits for it in the queue. Heap scratch, freed on return. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "plan/simulation.h"
+#include "plan/simulate_internal.h"
 
-/* Memory for what every run of the program has, and for what only runs have that commit. */
+/* Memory that every run of the program uses, and memory that only committing runs use. */
 enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUES };
 
 /* One arena: its memory, and the transients that wait for a place in it. */
 struct walk {
     plani_builder *b;
     const struct plani_graph *graph;
-    uint32_t *queue; /* transients of the arena by first use, those of saves behind all others */
+    uint32_t *queue; /* transients of the arena by first use, those of saves come last */
     struct {
         uint64_t next, begin, end; /* in queue */
     } waiting[QUEUES];
@@ -44,12 +47,12 @@ struct walk {
     uint32_t *ends;           /* [2 * op_count] */
     uint32_t stamp;
     uint64_t at;      /* the op at hand */
-    uint64_t at_save; /* from there on the first op that only runs have that commit */
+    uint64_t at_save; /* the first op from there on that only committing runs have */
     uint64_t lookahead_ops;
 };
 
-/* The buffer's last uses (or its first), those that no other of its uses follows (precedes) by dependency
- * or on the compute lane: into `list`, returns how many. */
+/* Writes into `list` the buffer's last uses (or its first): those that no other of its uses follows
+ * (precedes), by dependency or on the compute lane. Returns how many. */
 static uint32_t outer_uses(struct walk *w, const struct plani_buffer *item, bool last,
                            uint32_t *list)
 {
@@ -75,7 +78,7 @@ static uint32_t outer_uses(struct walk *w, const struct plani_buffer *item, bool
     return count;
 }
 
-/* All last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
+/* Orders all last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
 static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
 {
     struct walk *w = context;
@@ -111,6 +114,7 @@ static int reserve_next(struct walk *w, int queue)
         return 0;
     uint64_t end = offset + fresh->base.size_bytes;
     TRY(plani_space_take(&w->space, offset, end, idx, order_buffers, w));
+    assert(offset >= w->floor_bytes && end <= w->budget_bytes);
     fresh->base.offset_bytes = offset;
     w->uses_left[idx] = fresh->user_count;
     if (end > w->peak_bytes) {
@@ -121,8 +125,8 @@ static int reserve_next(struct walk *w, int queue)
     return 1;
 }
 
-/* Reserves what it can: in serial order, but that nothing waits for a save which is too far ahead of those
- * that have their memory. */
+/* Reserves all it can, in serial order; but no transient waits for the transient of a save that is
+ * too far ahead of the saves that have their memory. */
 static int reserve(struct walk *w)
 {
     uint64_t saves_end = w->at_save + PLANI_LOOKAHEAD_OF_SAVES;
@@ -143,7 +147,7 @@ static int reserve(struct walk *w)
     }
 }
 
-/* The op at hand is over: what it used last is free. ERR_NO_FIT where it had no place. */
+/* Leaves the op at hand: what it used last becomes free. ERR_NO_FIT where a buffer had no place. */
 static int leave(struct walk *w)
 {
     const op *item = &w->b->ops[w->at];
@@ -176,7 +180,7 @@ static int walk_ops(struct walk *w)
     return 0;
 }
 
-/* The arena with the longest lookahead of the ladder that fits. */
+/* Walks the arena with the longest lookahead of the ladder that fits. */
 static int walk_arena(struct walk *w, uint64_t lookahead_most)
 {
     plani_builder *b = w->b;

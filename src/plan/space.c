@@ -1,15 +1,16 @@
-/* The memory of one arena while a program is scheduled: which stretch is whose, and where the next
- * buffer goes.
+/* The memory of one arena while a program is scheduled: which stretch belongs to which buffer, and
+ * where the next buffer goes.
  *
  *   floor                                                         budget
  *   |homes|  piece A (live)  | piece B (dead) | never used | piece C (live) | ...
  *
- * A dead piece remembers the buffer that used the bytes last, since a buffer that takes them over must
- * be ordered behind it. A place is the lowest that fits (first fit). To find it without a scan from the
- * floor, buffers of equal size and residue form a class, and each class knows an address below which
- * there is no place for it: taking memory keeps that true, and giving memory back can only open a place
- * inside the gap that it makes or widens. So a class that found nothing costs nothing until memory that
- * suits it is free again. Heap memory, freed by plani_space_fini; one thread. */
+ * A dead piece remembers the buffer that used the bytes last, since a buffer that takes them over
+ * must be ordered after it. A place is the lowest that fits (first fit). To find it without a scan
+ * from the floor, buffers of equal size and residue form a class, and each class knows an address
+ * below which there is no place for it. Taking memory keeps that true, and giving memory back can
+ * only open a place inside the gap that it makes or widens. So a class that found nothing costs
+ * nothing until memory that suits it is free again. Heap memory, freed by plani_space_fini; one
+ * thread. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -17,11 +18,12 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/plan_internal.h"
+#include "plan/simulate_internal.h"
 
 void plani_space_init(struct plani_space *space, uint64_t floor_bytes, uint64_t budget_bytes)
 {
     memset(space, 0, sizeof *space);
+    assert(floor_bytes <= budget_bytes);
     space->floor_bytes = floor_bytes;
     space->budget_bytes = budget_bytes;
 }
@@ -33,8 +35,9 @@ void plani_space_fini(struct plani_space *space)
     memset(space, 0, sizeof *space);
 }
 
-/* The class of a buffer, made when it is the first of its kind; NULL without memory. A program has few
- * classes, and neighbours in serial order mostly share one, so the search begins at the last answer. */
+/* The class of a buffer, made when it is the first of its kind; NULL without memory. A program has
+ * few classes, and neighbours in serial order mostly share one, so the search begins at the last
+ * answer. */
 static struct plani_space_class *class_of(struct plani_space *space, uint64_t size_bytes,
                                           uint64_t residue)
 {
@@ -109,6 +112,7 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
         space->pieces = bigger;
         space->capacity = wanted;
     }
+    assert(begin < end && begin >= space->floor_bytes && end <= space->budget_bytes);
     uint64_t first = piece_above(space, begin), last = first; /* pieces [first, last) overlap */
     struct plani_piece left = {0}, right = {0};
     uint32_t before = PROGRAM_NONE;

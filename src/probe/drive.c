@@ -3,7 +3,7 @@
  *
  *   curve     a grid of blocks and depths, read, write and mixed, in turns
  *   near      more rounds of those that may be chosen
- *   chosen    fdatasync, CPU time, beside Adam, beside copies, against fio
+ *   chosen    fdatasync, CPU time, beside Adam, beside copies, beside products
  *
  * Mixed is as many requests each way, so that as much is read as written where the drive serves both alike. */
 #include <errno.h>
@@ -11,12 +11,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "probe/fio.h"
 #include "probe/probe_internal.h"
 
 enum {
@@ -27,7 +25,7 @@ enum {
 };
 
 /* The shares of the drive's time that the parts take. */
-static const double curve_share = 0.36, near_share = 0.24, beside_share = 0.22, fio_share = 0.18;
+static const double curve_share = 0.44, near_share = 0.29, beside_share = 0.27;
 
 enum beside {
     ALONE,
@@ -41,7 +39,7 @@ enum beside {
 
 struct curve {
     probei *owner;
-    probei_bench *bench;
+    drive_bench *bench;
     double pass_seconds, total_seconds;
     probe_setting settings[SETTINGS_MAX];
     uint32_t setting_count, chosen;
@@ -57,7 +55,6 @@ struct curve {
     probei_product product;
     probei_figure beside[BESIDE_COUNT], adam_rate, copy_rate[2], product_rate, cpu;
     uint32_t copy_turn;
-    probei_figure ours[KIND_COUNT], fio[KIND_COUNT];
 };
 
 /* --- the curve --- */
@@ -65,8 +62,9 @@ struct curve {
 static int run_setting(struct curve *self, uint32_t setting, int kind, double *rate)
 {
     const probe_setting *s = &self->settings[setting];
-    return probei_bench_run(&self->bench, 1, (enum machine_io_kind)kind, s->block_bytes,
-                            (uint32_t)s->queue_depth, self->pass_seconds, rate);
+    drive_pass pass = probei_pass((enum machine_io_kind)kind, s->block_bytes,
+                                  (uint32_t)s->queue_depth, self->pass_seconds);
+    return drive_bench_run(&self->bench, 1, &pass, rate);
 }
 
 static int run_curve(void *user, uint32_t variant, double *value)
@@ -100,7 +98,7 @@ static void list_settings(struct curve *self)
     const probei_drive_extent *size = &probei_drive_extents[self->owner->extent];
     for (uint32_t b = 0; b < 4 && size->blocks[b]; b++)
         for (uint32_t d = 0; d < 6 && size->depths[d]; d++) {
-            if (size->depths[d] > probei_bench_depth_max(self->bench, size->blocks[b]) ||
+            if (size->depths[d] > drive_bench_depth_max(self->bench, size->blocks[b]) ||
                 self->setting_count == SETTINGS_MAX)
                 continue;
             self->settings[self->setting_count++] =
@@ -285,101 +283,6 @@ static int measure_beside(struct curve *self)
     return 0;
 }
 
-/* --- against fio --- */
-
-/* The same transfers by fio, on the same file, which it opens by our descriptor: so it needs none of its own and
- * leaves none behind. */
-static int run_fio_once(struct curve *self, enum machine_io_kind kind, double seconds, double *rate)
-{
-    char file[64];
-    const probe_setting *s = &self->settings[self->chosen];
-    io_stats stats;
-    io_get_stats(self->bench->queue, &stats);
-    snprintf(file, sizeof file, "/proc/%d/fd/%d", (int)getpid(), self->bench->store.files[0].fd);
-    /* Mixed: both directions have `depth` in flight, and share fio's one queue. */
-    uint32_t depth = (uint32_t)s->queue_depth * (kind == MACHINE_IO_MIXED ? 2 : 1);
-    probe_fio_job asked = {.file = file,
-                           .offset_bytes = SLAB_HEADER_BYTES,
-                           .size_bytes = self->bench->area_bytes,
-                           .kind = kind,
-                           .block_bytes = s->block_bytes,
-                           .depth = depth,
-                           .is_registered = stats.buffers_registered,
-                           .seconds = seconds,
-                           .stop = self->owner->options->stop};
-    probe_fio_result result;
-    TRY(probe_fio_run(&asked, &result));
-    *rate = result.bytes_per_second;
-    return 0;
-}
-
-static int run_fio(struct curve *self)
-{
-    probei *owner = self->owner;
-    const probe_setting *s = &self->settings[self->chosen];
-    double all = fio_share * self->total_seconds, begin = (double)clock_ns() * 1e-9;
-    double seconds = owner->extent == PROBEI_FULL    ? 1.0
-                     : owner->extent == PROBEI_QUICK ? 0.3
-                                                     : 0.05;
-    for (int round = 0; round < PROBEI_ROUNDS_MAX; round++) {
-        double round_begin = (double)clock_ns() * 1e-9;
-        for (int kind = 0; kind < KIND_COUNT; kind++) {
-            double rate;
-            char text[PROBEI_TEXT_BYTES];
-            snprintf(text, sizeof text, "against fio, %s", probei_kind_names[kind]);
-            TRY(probei_check(owner, text));
-            for (int turn = 0; turn < 2; turn++) {
-                bool is_fio = (turn + round) % 2 == 1;
-                enum machine_io_kind which = (enum machine_io_kind)kind;
-                TRY(is_fio ? run_fio_once(self, which, seconds, &rate)
-                           : probei_bench_run(&self->bench, 1, which, s->block_bytes,
-                                              (uint32_t)s->queue_depth, seconds, &rate));
-                probei_figure_add(is_fio ? &self->fio[kind] : &self->ours[kind], rate);
-            }
-        }
-        double now = (double)clock_ns() * 1e-9;
-        if (now - begin + (now - round_begin) > all)
-            break;
-    }
-    for (int kind = 0; kind < KIND_COUNT; kind++) {
-        probei_figure_close(&self->ours[kind]);
-        probei_figure_close(&self->fio[kind]);
-    }
-    return 0;
-}
-
-/* Not being able to compare is a finding, not a failure. */
-static int compare_with_fio(struct curve *self)
-{
-    probei *owner = self->owner;
-    if (owner->options->skips_fio)
-        return 0;
-    if (!probe_has_fio()) {
-        probei_say(owner, "  not compared with fio, which is not installed");
-        return 0;
-    }
-    if (self->bench->backend != IO_URING) {
-        probei_say(owner, "  not compared with fio, since io_uring is not to be had here");
-        return 0;
-    }
-    self->bench->stays = true;
-    int rc = run_fio(self);
-    self->bench->stays = false;
-    if (rc == -ENOTSUP) {
-        probei_say(owner, "  not compared with fio: %s", err_text());
-        return 0;
-    }
-    TRY(rc);
-    for (int kind = 0; kind < KIND_COUNT; kind++) {
-        char label[PROBEI_TEXT_BYTES];
-        snprintf(label, sizeof label, "fio, %s", probei_kind_names[kind]);
-        probei_found(owner, label, self->fio[kind].median * 1e-9, "GB/s", &self->fio[kind],
-                     "ours %.2f beside it: %.2f of fio's", self->ours[kind].median * 1e-9,
-                     self->ours[kind].median / self->fio[kind].median);
-    }
-    return 0;
-}
-
 /* --- the findings --- */
 
 static void fill_drive(struct curve *self, machine_drive *drive)
@@ -452,7 +355,7 @@ static int measure(struct curve *self, uint32_t drive_idx)
     lost = fmax(lost, self->cpu.median);
     out->host.io_core_seconds = fmax(out->host.io_core_seconds, lost);
     report(self, drive);
-    return compare_with_fio(self);
+    return 0;
 }
 
 int probei_drive(probei *self, uint32_t drive_idx)
@@ -461,7 +364,7 @@ int probei_drive(probei *self, uint32_t drive_idx)
     const machine_drive *drive = &self->out->drives[drive_idx];
     uint64_t file_bytes = size_min(size->file_bytes, drive->capacity_bytes / 2 / MIB * MIB);
     struct curve *curve = mem_alloc(1, sizeof *curve, "probe drive");
-    probei_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
+    drive_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
     int rc = curve && bench ? probei_check(self, "making the file") : -ENOMEM;
     if (rc == 0)
         rc = probei_bench_open(self, drive->path, file_bytes, self->memory.base, size->memory_bytes,
@@ -472,7 +375,7 @@ int probei_drive(probei *self, uint32_t drive_idx)
         rc = measure(curve, drive_idx);
         err_record first;
         err_save(&first, rc);
-        probei_bench_close(bench);
+        drive_bench_close(bench);
         probei_product_close(&curve->product);
         if (rc < 0)
             rc = err_restore(&first);

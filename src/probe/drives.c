@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/magic.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,11 +106,50 @@ int probei_drive_try(probei *self, uint32_t drive_idx)
                    size_format(drive->capacity_bytes, left));
 }
 
+/* --- a drive's file --- */
+
+static int check_first_write(void *user)
+{
+    return probei_check(user, "first write");
+}
+
+int probei_bench_open(probei *self, const char *path, uint64_t file_bytes, unsigned char *memory,
+                      uint64_t memory_bytes, drive_bench *out)
+{
+    enum { FILL_DEPTH = 4 };
+    drive_bench_config config = {.path = path,
+                                 .file_bytes = file_bytes,
+                                 .memory = memory,
+                                 .memory_bytes = memory_bytes,
+                                 .pool_threads = self->cores.io.thread_count};
+    TRY(drive_bench_open(&config, out));
+    uint64_t block_bytes = size_min(DRIVE_BENCH_BLOCK_BYTES_MAX, out->area_bytes / FILL_DEPTH);
+    block_bytes = size_min(block_bytes, memory_bytes / 2 / FILL_DEPTH);
+    int rc = drive_bench_fill(out, block_bytes, FILL_DEPTH, INFINITY, check_first_write, self);
+    if (rc < 0) {
+        err_record first;
+        err_save(&first, rc);
+        drive_bench_close(out);
+        return err_restore(&first);
+    }
+    return 0;
+}
+
+drive_pass probei_pass(enum machine_io_kind kind, uint64_t block_bytes, uint32_t depth,
+                       double seconds)
+{
+    return (drive_pass){.reads = kind != MACHINE_IO_WRITE,
+                        .writes = kind != MACHINE_IO_READ,
+                        .block_bytes = block_bytes,
+                        .depth = depth,
+                        .seconds = seconds};
+}
+
 /* --- all drives together --- */
 
 struct together {
     probei *owner;
-    probei_bench *benches[DRIVES_MAX];
+    drive_bench *benches[DRIVES_MAX];
     uint32_t count, depth;
     uint64_t block_bytes;
     double pass_seconds;
@@ -118,8 +158,9 @@ struct together {
 static int run_together(void *user, uint32_t variant, double *value)
 {
     struct together *self = user;
-    return probei_bench_run(self->benches, self->count, (enum machine_io_kind)variant,
-                            self->block_bytes, self->depth, self->pass_seconds, value);
+    drive_pass pass = probei_pass((enum machine_io_kind)variant, self->block_bytes, self->depth,
+                                  self->pass_seconds);
+    return drive_bench_run(self->benches, self->count, &pass, value);
 }
 
 static void name_together(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
@@ -139,7 +180,7 @@ static int open_together(struct together *self)
     for (uint32_t d = 0; d < out->drive_count; d++) {
         self->block_bytes = size_min(self->block_bytes, out->drives[d].block_bytes);
         self->depth = (uint32_t)size_max(self->depth, out->drives[d].queue_depth);
-        probei_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
+        drive_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
         if (!bench)
             return -ENOMEM;
         self->benches[d] = bench;
@@ -150,7 +191,7 @@ static int open_together(struct together *self)
     }
     for (uint32_t d = 0; d < self->count; d++)
         self->depth = (uint32_t)size_min(
-            self->depth, probei_bench_depth_max(self->benches[d], self->block_bytes));
+            self->depth, drive_bench_depth_max(self->benches[d], self->block_bytes));
     return self->depth > 0 ? 0 : err_set(ERR_INTERNAL, "no memory for %u drives", self->count);
 }
 
@@ -173,7 +214,7 @@ int probei_all_drives(probei *self, uint32_t unused)
     err_save(&first, rc);
     for (uint32_t d = 0; d < DRIVES_MAX && together.benches[d]; d++) {
         if (d < together.count)
-            probei_bench_close(together.benches[d]);
+            drive_bench_close(together.benches[d]);
         mem_free(together.benches[d]);
     }
     if (rc < 0)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/tile.h"
@@ -40,17 +41,9 @@ struct bench {
     uint64_t sum; /* so that reading is not dropped */
 };
 
-/* ThreadSanitizer is not ready yet when the loader chooses a clone. */
-#ifdef __SANITIZE_THREAD__
-#define CLONED
-#else
-#define CLONED __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-
-/* The sum of [count] words, eight at a time. */
-CLONED uint64_t probei_sum_words(const uint64_t *words, uint64_t count);
-
-CLONED uint64_t probei_sum_words(const uint64_t *words, uint64_t count)
+/* The sum of [count] words, many at a time. */
+static inline __attribute__((always_inline)) uint64_t sum_words_body(const uint64_t *words,
+                                                                     uint64_t count)
 {
     uint64_t sums[32] = {0}, sum = 0;
     for (uint64_t i = 0; i + 32 <= count; i += 32)
@@ -61,6 +54,31 @@ CLONED uint64_t probei_sum_words(const uint64_t *words, uint64_t count)
     return sum;
 }
 
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static uint64_t sum_words_avx512(const uint64_t *words,
+                                                                    uint64_t count)
+{
+    return sum_words_body(words, count);
+}
+
+__attribute__((target("avx2"))) static uint64_t sum_words_avx2(const uint64_t *words,
+                                                               uint64_t count)
+{
+    return sum_words_body(words, count);
+}
+#endif
+
+static uint64_t sum_words(const uint64_t *words, uint64_t count)
+{
+#if defined(__x86_64__)
+    if (cpu_isa() >= CPU_AVX512)
+        return sum_words_avx512(words, count);
+    if (cpu_isa() >= CPU_AVX2)
+        return sum_words_avx2(words, count);
+#endif
+    return sum_words_body(words, count);
+}
+
 static uint64_t read_all(const probei *self, int threads)
 {
     const uint64_t *words = (const uint64_t *)(const void *)self->memory.base;
@@ -68,7 +86,7 @@ static uint64_t read_all(const probei *self, int threads)
     uint64_t share = count / (uint64_t)threads / 512 * 512;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : sum)
     for (int t = 0; t < threads; t++)
-        sum += probei_sum_words(words + (uint64_t)t * share, share);
+        sum += sum_words(words + (uint64_t)t * share, share);
     return sum;
 }
 

@@ -7,8 +7,8 @@
  *   kernels      attention, row-wise kernels, the hand-over of an op         (kernels.c)
  *   link         between host memory and device; a CPU's copies beside products, which lose more than the
  *                copies' time (link.c, product_load.c)
- *   drives       each over block size and depth, with fdatasync, beside Adam, copies and products, and against fio
- *                (drive.c, drive_bench.c, drives.c, fio.c); then all at once
+ *   drives       each over block size and depth, with fdatasync, beside Adam, copies and products
+ *                (drive.c, drives.c, tiers/drive_bench.h); then all at once
  *
  * Measured on the threads and cores that a run uses by default (tiers/topology.h). Variants that are compared
  * take turns, round by round, and each figure is the median of its rounds: the machine may have other work.
@@ -40,7 +40,6 @@ struct probe_options {
     const char *backend;               /* "auto", "cpu", "cuda"; NULL: "auto" */
     bool is_quick;                     /* under 30 s, else under 3 minutes */
     bool is_tiny;                      /* tests: some MiB, small shapes, a round or two of each */
-    bool skips_fio;                    /* not compared with fio, even where that is installed */
     const volatile sig_atomic_t *stop; /* may be NULL */
     /* What is measured now, and how far all is; both from one thread at a time, while the caller waits. */
     void (*on_progress)(void *user, const char *what, double done_share, double seconds_left);

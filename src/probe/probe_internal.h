@@ -9,6 +9,7 @@
 #include "probe/probe.h"
 #include "tiers/arena.h"
 #include "tiers/device.h"
+#include "tiers/drive_bench.h"
 #include "tiers/io.h"
 #include "tiers/slab.h"
 #include "tiers/topology.h"
@@ -17,7 +18,6 @@ enum {
     PROBEI_ROUNDS_MAX = 31,
     PROBEI_TEXT_BYTES = 160,
     PROBEI_STEPS_MAX = DRIVES_MAX + 8,
-    PROBEI_DEPTH_MAX = 32,
     PROBEI_SPREAD_PERCENT = 10, /* half the distance of a figure's quartiles */
 };
 
@@ -100,8 +100,6 @@ int probei_rounds(probei *self, const probei_work *work, probei_figure *figures)
 void probei_figure_add(probei_figure *self, double value);
 void probei_figure_close(probei_figure *self);
 double probei_figure_spread(const probei_figure *self); /* half the quartiles' distance / median */
-/* Notes a figure that swung. */
-void probei_disturbed(probei *self, const char *name, double spread);
 
 /* --- probe.c --- */
 
@@ -231,34 +229,10 @@ typedef struct probei_drive_extent probei_drive_extent;
 extern const probei_drive_extent probei_drive_extents[PROBEI_EXTENT_COUNT];
 extern const char *const probei_kind_names[PROBEI_IO_KINDS]; /* "read", "write", "mixed" */
 
-/* --- drive_bench.c: a drive's file and queue --- */
-
-struct probei_bench {
-    slab store;
-    io *queue;
-    unsigned char *memory; /* [memory_bytes] of the arena */
-    uint64_t memory_bytes, area_bytes;
-    uint64_t next[2]; /* where the next read and write go */
-    bool
-        stays; /* each slot at its own block of memory, as fio has it; else they move on through memory, as in
-                   a run */
-    uint32_t depth; /* of the present run */
-    uint64_t turns[2 * PROBEI_DEPTH_MAX];
-    io_request requests[2 * PROBEI_DEPTH_MAX];
-    uint64_t moved_bytes;
-    enum io_backend backend;
-};
-typedef struct probei_bench probei_bench;
-
-/* Opens the file and writes it once. */
+/* A drive_bench (tiers/drive_bench.h) over host memory [memory_bytes], whose file is written once. */
 int probei_bench_open(probei *self, const char *path, uint64_t file_bytes, unsigned char *memory,
-                      uint64_t memory_bytes, probei_bench *out) MUST_CHECK;
-void probei_bench_close(probei_bench *self);
-/* Keeps `depth` requests of each direction of `kind` in flight on every drive for `seconds`; *rate: of all of them
- * together, in bytes per second, both directions counted. */
-int probei_bench_run(probei_bench *const *benches, uint32_t bench_count, enum machine_io_kind kind,
-                     uint64_t block_bytes, uint32_t depth, double seconds, double *rate) MUST_CHECK;
-/* Most requests of a direction in flight that the memory holds. */
-uint32_t probei_bench_depth_max(const probei_bench *self, uint64_t block_bytes);
+                      uint64_t memory_bytes, drive_bench *out) MUST_CHECK;
+drive_pass probei_pass(enum machine_io_kind kind, uint64_t block_bytes, uint32_t depth,
+                       double seconds);
 
 #endif

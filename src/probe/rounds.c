@@ -45,7 +45,8 @@ double probei_figure_spread(const probei_figure *self)
     return self->count > 1 && self->median > 0 ? 0.5 * (self->high - self->low) / self->median : 0;
 }
 
-void probei_disturbed(probei *self, const char *name, double spread)
+/* Notes a figure that swung. */
+static void note_disturbed(probei *self, const char *name, double spread)
 {
     self->disturbed_count++;
     if (spread <= self->disturbed_spread)
@@ -86,7 +87,7 @@ static int settle(probei *self, const probei_work *work, probei_figure *figures)
             continue;
         if (work->name)
             work->name(work->user, i, text);
-        probei_disturbed(self, text, probei_figure_spread(&figures[i]));
+        note_disturbed(self, text, probei_figure_spread(&figures[i]));
     }
     return 0;
 }

@@ -186,7 +186,7 @@ int setupi_make_cpu_context(struct setup *self)
 {
     if (self->gpu)
         return 0;
-    kernel_context_config config = {.thread_count = self->thread_count, .adam_variant = "auto"};
+    kernel_context_config config = {.thread_count = self->thread_count};
     return self->ops->context_create(&config, &self->context);
 }
 

@@ -72,7 +72,7 @@ int setupi_described_device(struct setup *self)
                         : self->described_gpu  ? COMM_NCCL
                                                : COMM_MPI;
     self->ops = &kernels_reference;
-    kernel_context_config config = {.thread_count = 1, .adam_variant = "auto"};
+    kernel_context_config config = {.thread_count = 1};
     return self->ops->context_create(&config, &self->context);
 }
 

@@ -1,6 +1,6 @@
 /* The largest model of a family that fits: a search over shapes by size, each set up as for a plan
- * and asked whether any placement of it fits (plan/place_fits.c). See train.h. Blocks; allocates
- * plans alone. */
+ * and asked whether any placement of it fits (plan/fit.c). See train.h. Blocks; allocates plans
+ * alone. */
 #include <stdio.h>
 #include <string.h>
 

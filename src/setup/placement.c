@@ -1,10 +1,10 @@
-/* Where each state rests: the job's words, and what they leave open chosen by src/plan/place.c. */
+/* Where each state rests: the job's words, and what they leave open as src/plan chooses it. */
 #include <errno.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "plan/place.h"
+#include "plan/plan.h"
 #include "setup/setup_internal.h"
 
 /* The update where it is given, or where no other gains. */
@@ -70,6 +70,7 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     const struct job *asked = self->job;
     struct plan_place_asked question = {
         .job = &self->plan,
+        .chooses_order = asked->schedule.order == ORDER_FASTEST,
         .chooses_update = asked->schedule.update == UPDATE_AUTO,
         /* what would skip a step must see all gradients before the first update */
         .allows_in_backward = asked->gradient_clipping == 0 && !asked->check_grad_overflow,
@@ -90,75 +91,10 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     return plan_place(&question, found);
 }
 
-/* A gain below this does not justify the order that adds to every gradient once a micro-batch. */
-static const double order_gain = 0.005;
-
-/* With schedule.order "fastest": as the layer-major order would have it, or batch-major where that
- * is faster or fits
- * alone. The first refusal stands where neither fits. self->plan.order is left as the order of what is found. */
-static int choose_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
-                        struct plan_place_found *found)
-{
-    int first_rc = choose(self, wanted, found);
-    bool is_open = self->job->schedule.order == ORDER_FASTEST && self->plan.micro_batch_count > 1;
-    if (!is_open || (first_rc < 0 && first_rc != ERR_NO_FIT) || (self->only_fits && first_rc == 0))
-        return first_rc;
-    err_record refusal;
-    err_save(&refusal, first_rc);
-    struct plan_place_found *other = mem_alloc(1, sizeof *other, "placement");
-    if (!other) {
-        plan_set_fini(&found->set);
-        return -ENOMEM;
-    }
-    self->plan.order = ORDER_BATCH_MAJOR;
-    int rc = choose(self, wanted, other);
-    double gain = 1;
-    if (rc == 0 && first_rc == 0) /* never of only_fits, which has no steps */
-        gain = 1 - plan_mean_step_ns(&self->plan, &other->set) /
-                       plan_mean_step_ns(&self->plan, &found->set);
-    if (rc == 0 && gain > order_gain) {
-        plan_set_fini(&found->set);
-        *found = *other;
-        mem_free(other);
-        return 0;
-    }
-    if (rc == 0)
-        plan_set_fini(&other->set);
-    mem_free(other);
-    self->plan.order = ORDER_LAYER_MAJOR;
-    if (rc < 0 && rc != ERR_NO_FIT) {
-        plan_set_fini(&found->set);
-        return rc;
-    }
-    if (first_rc < 0)
-        return err_restore(&refusal);
-    plan_set_fini(&found->set); /* its homes were those of the other since: found once more */
-    return choose(self, wanted, found);
-}
-
-/* A refusal, with the word that the job would fit in the other order where that is so. */
-static int advise_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
-                        struct plan_place_found *found, int refused)
-{
-    err_record first;
-    err_save(&first, refused);
-    if (self->plan.order == ORDER_BATCH_MAJOR || self->plan.micro_batch_count == 1 ||
-        self->job->schedule.order == ORDER_FASTEST)
-        return refused;
-    self->plan.order = ORDER_BATCH_MAJOR;
-    self->plan.no_advice = true;
-    int rc = choose(self, wanted, found);
-    self->plan.order = ORDER_LAYER_MAJOR;
-    self->plan.no_advice = false;
-    if (rc < 0)
-        return err_restore(&first);
-    plan_set_fini(&found->set);
-    return err_set(refused, "%s; or as it is with schedule.order=batch_major", first.text);
-}
-
 static void take(struct setup *self, const struct plan_place_found *found)
 {
     self->set = found->set;
+    self->plan.order = found->order;
     self->plan.update = found->update;
     memcpy(self->need_bytes, found->need_bytes, sizeof self->need_bytes);
     self->plan.parked_near = found->parked_near;
@@ -175,9 +111,7 @@ int setupi_place_and_compile(struct setup *self)
     wanted[0] = mem_alloc((uint64_t)STATE_KIND_COUNT * units, 1, "placement");
     for (int kind = 1; kind < STATE_KIND_COUNT && wanted[0]; kind++)
         wanted[kind] = wanted[0] + (uint64_t)kind * units;
-    int rc = found && wanted[0] ? choose_order(self, wanted, found) : -ENOMEM;
-    if (rc == ERR_NO_FIT && !self->only_fits)
-        rc = advise_order(self, wanted, found, rc);
+    int rc = found && wanted[0] ? choose(self, wanted, found) : -ENOMEM;
     if (rc == 0) {
         take(self, found);
         warn_of_idle_rules(self);

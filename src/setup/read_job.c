@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "config/config.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "setup/setup_internal.h"

@@ -154,7 +154,7 @@ static bool is_same_but(const struct setup *self, const manifest *found, bool th
 
 int setup_name_import(const struct job *asked, const model *net, manifest *record)
 {
-    const kernel_context_config config = {.thread_count = 1, .adam_variant = "auto"};
+    const kernel_context_config config = {.thread_count = 1};
     struct setup *self = mem_alloc(1, sizeof *self, "setup");
     if (!self)
         return -ENOMEM;

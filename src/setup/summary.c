@@ -8,8 +8,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "config/machine.h"
-#include "config/options.h"
-#include "plan/place.h"
+#include "plan/plan.h"
 #include "plan/zero.h"
 #include "setup/setup_internal.h"
 

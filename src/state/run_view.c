@@ -1,4 +1,5 @@
 /* See run_view.h. Allocates the record's extents, the job and the model; all is freed by close. */
+#include "config/config.h"
 #include "state/run_view.h"
 
 #include <errno.h>

@@ -63,11 +63,8 @@ static void tell_settings(const struct loop *self, const manifest *found)
         log_warn("data.train held %" PRIu64 " tokens and holds %" PRIu64
                  ": the samples that follow are in another order",
                  tokens, has);
-    if (was && strcmp(was->model.hf, self->run.job->model.hf) != 0)
-        log_warn("model.hf was %s and is %s: it changes nothing in a run that goes on, whose "
-                 "weights are its own",
-                 was->model.hf[0] ? was->model.hf : "not set",
-                 self->run.job->model.hf[0] ? self->run.job->model.hf : "not set");
+    if (was && job_list_late_keys(was, self->run.job, text, sizeof text) > 0)
+        log_warn("%s: it changes nothing in a run that goes on, whose weights are its own", text);
     job_destroy(was);
 }
 

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/words.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "report/metrics.h"
 #include "setup/summary.h"
 

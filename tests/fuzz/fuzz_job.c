@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "fuzz.h"
 
 enum { SETS_MAX = 6, SEPARATOR = 0x1e };

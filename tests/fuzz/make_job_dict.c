@@ -1,10 +1,10 @@
-/* Prints libFuzzer's dictionary of the job file, from the options table: every key as JSON has it,
- * every path as --set has it, every choice. Run by the build of the fuzzers. */
+/* Prints libFuzzer's dictionary of the job file, from the table of keys: every key as JSON has it, every
+ * path as --set has it, every choice. Run by the build of the fuzzers. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "config/options.h"
+#include "config/config_internal.h"
 
 static const char *const others[] = {
     "//",       "/*",
@@ -47,7 +47,7 @@ static void print_list(const char *list)
 static bool is_repeated(uint32_t idx, const char *key)
 {
     for (uint32_t i = 0; i < idx; i++) {
-        const char *path = option_at(i)->path, *dot = strrchr(path, '.');
+        const char *path = configi_key_at(i)->path, *dot = strrchr(path, '.');
         if (strcmp(dot ? dot + 1 : path, key) == 0)
             return true;
     }
@@ -56,15 +56,16 @@ static bool is_repeated(uint32_t idx, const char *key)
 
 int main(void)
 {
-    const option *row;
-    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
         const char *dot = strrchr(row->path, '.');
         const char *key = dot ? dot + 1 : row->path;
         print_word("\x1e", row->path, strlen(row->path), "=");
         if (is_repeated(idx, key))
             continue;
         print_word("\"", key, strlen(key), "\": ");
-        print_list(row->choices);
+        if (row->type == CONFIGI_ENUM || row->type == CONFIGI_BOOL)
+            print_list(row->allowed);
         print_list(row->later);
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)

@@ -1,0 +1,102 @@
+/* What bench_adam and bench_adam_state share: their arguments, the memory that they work on, and which variants
+ * are measured. */
+#ifndef SLUICE_PERF_BENCH_ADAM_H
+#define SLUICE_PERF_BENCH_ADAM_H
+
+#include <errno.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#include "base/size.h"
+#include "base/tile.h"
+#include "kernels/cpu/cpu_internal.h"
+#include "perf/bench.h"
+
+enum { TILE_ELEMS = 1 << 20 };
+
+/* Best first; the reference is measured where there is no other. */
+static const enum cpu_isa variants[] = {CPU_AVX512, CPU_AVX2, CPU_NEON, CPU_BASELINE};
+enum { VARIANT_COUNT = 4 };
+
+struct bench_adam_arguments {
+    long millions, runs, threads;
+    const char *part; /* of the name of what is wanted; "" is all */
+};
+
+/* [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PART]; what is not a number in its range ends the program, exit 2. */
+static inline struct bench_adam_arguments bench_adam_take(int argc, char **argv, long millions,
+                                                          long millions_max)
+{
+    if (argc > 5)
+        bench_usage("at most 4 arguments: MILLIONS_OF_ELEMENTS RUNS THREADS PART_OF_A_NAME");
+    return (struct bench_adam_arguments){
+        .millions = bench_number(argc, argv, 1, "MILLIONS_OF_ELEMENTS", millions, 1, millions_max),
+        .runs = bench_number(argc, argv, 2, "RUNS", bench_is_quick() ? 7 : 9, 7, BENCH_RUNS_MAX),
+        .threads = bench_threads(argc, argv, 3),
+        .part = argc > 4 ? argv[4] : "",
+    };
+}
+
+/* Elements [0, tile_count * TILE_ELEMS) as tiles of state with their gradient and working copy. */
+struct working_set {
+    char *mapping, *base;
+    uint64_t mapped_bytes;
+    uint64_t bytes; /* at base */
+    uint64_t tile_count, state_pitch, flat_pitch;
+};
+
+/* Zeros on huge pages where the system gives them: `streams` fp32 streams of state a tile, and flats of flat_bytes
+ * an element. */
+static inline void set_create(struct working_set *set, uint64_t tile_count, uint32_t streams,
+                              uint64_t flat_bytes)
+{
+    set->tile_count = tile_count;
+    set->state_pitch = tile_pitch(TILE_ELEMS, streams);
+    set->flat_pitch = size_round_up(flat_bytes * TILE_ELEMS, TILE_PERIOD_BYTES) + TILE_PERIOD_BYTES;
+    set->bytes = tile_count * (set->state_pitch + 2 * set->flat_pitch);
+    set->mapped_bytes = set->bytes + 2 * MIB;
+    set->mapping =
+        mmap(NULL, set->mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (set->mapping == MAP_FAILED)
+        bench_require(err_set(-ENOMEM, "no memory for %llu MiB of state, gradients and copies",
+                              (unsigned long long)(set->mapped_bytes / MIB)));
+    madvise(set->mapping, set->mapped_bytes, MADV_HUGEPAGE);
+    set->base = (char *)size_round_up((uint64_t)(uintptr_t)set->mapping, 2 * MIB);
+}
+
+static inline void set_destroy(struct working_set *set)
+{
+    munmap(set->mapping, set->mapped_bytes);
+}
+
+/* The state of a tile; its flats are behind it. */
+static inline char *set_state(const struct working_set *set, uint64_t tile_idx)
+{
+    return set->base + tile_idx * (set->state_pitch + 2 * set->flat_pitch);
+}
+
+static inline void *set_grads(const struct working_set *set, uint64_t tile_idx)
+{
+    return set_state(set, tile_idx) + set->state_pitch + TILE_RESIDUE_GRADS;
+}
+
+static inline void *set_params(const struct working_set *set, uint64_t tile_idx)
+{
+    return set_state(set, tile_idx) + set->state_pitch + set->flat_pitch + TILE_RESIDUE_PARAMS;
+}
+
+/* Contexts of the variants that this processor has, each of so many threads; the number of them. */
+static inline int variant_contexts(kernel_context contexts[VARIANT_COUNT], int threads)
+{
+    int count = 0;
+    for (int v = 0; v < VARIANT_COUNT; v++) {
+        bool is_reference = variants[v] == CPU_BASELINE;
+        if (variants[v] > cpu_isa() || !cpu_has(variants[v]) || (is_reference && count > 0))
+            continue;
+        contexts[count] = (kernel_context){.thread_count = threads, .isa = variants[v]};
+        cpui_adam_select(&contexts[count++]);
+    }
+    return count;
+}
+
+#endif

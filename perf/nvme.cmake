@@ -1,2 +1,0 @@
-add_executable(bench_nvme bench_nvme.c)
-target_link_libraries(bench_nvme PRIVATE sluice_probe sluice_tiers sluice_options)

@@ -1,0 +1,112 @@
+/* Sluice's Adam as a shared library for perf/peers/compare_adam.py, which drives it step by step in the
+ * process of its peers, on memory that it lays out for all of them alike. Pointers are borrowed until
+ * return; one thread calls, OpenMP's workers help. Returns 0, or a negative code with the reason from
+ * adam_library_error. */
+#include <math.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/tile.h"
+#include "kernels/cpu/cpu_internal.h"
+
+/* Of one step of AdamW with bias correction; perf/peers/compare_adam.py has the same struct. */
+struct adam_library_scalars {
+    int32_t threads, step; /* steps from 1 */
+    float learning_rate, beta1, beta2, epsilon, weight_decay;
+};
+
+/* `count` elements of fp32 state; types are 0 fp32, 1 bf16. params may be master where fp32: then there
+ * is no working copy. */
+int adam_library_step(const struct adam_library_scalars *scalars, uint64_t count, float *master,
+                      float *m, float *v, const void *grads, int grad_type, void *params,
+                      int param_type);
+
+/* The same with split master and bf16 moments: low, m, v, grads and params of 16 bits each. */
+int adam_library_step_packed(const struct adam_library_scalars *scalars, uint64_t count, void *low,
+                             void *m, void *v, const void *grads, void *params);
+
+const char *adam_library_error(void);
+/* "avx512": the variant of this processor. */
+const char *adam_library_variant(void);
+
+const char *adam_library_error(void)
+{
+    return err_text();
+}
+
+const char *adam_library_variant(void)
+{
+    kernel_context context = {.thread_count = 1};
+    if (cpu_isa_check() < 0)
+        return "none";
+    context.isa = cpu_isa();
+    cpui_adam_select(&context);
+    return cpui_adam_name(&context);
+}
+
+static int prepare(const struct adam_library_scalars *in, kernel_context *context,
+                   adam_scalars *out)
+{
+    TRY(cpu_isa_check());
+    *context = (kernel_context){.thread_count = in->threads, .isa = cpu_isa()};
+    cpui_adam_select(context);
+    *out = (adam_scalars){
+        .learning_rate = in->learning_rate,
+        .beta1 = in->beta1,
+        .beta2 = in->beta2,
+        .epsilon = in->epsilon,
+        .weight_decay = in->weight_decay,
+        .decoupled = true,
+        .bias_correction1 = (float)(1 - pow((double)in->beta1, in->step)),
+        .bias_correction2_sqrt = (float)sqrt(1 - pow((double)in->beta2, in->step)),
+        .grad_scale = 1,
+    };
+    return 0;
+}
+
+int adam_library_step(const struct adam_library_scalars *in, uint64_t count, float *master,
+                      float *m, float *v, const void *grads, int grad_type, void *params,
+                      int param_type)
+{
+    kernel_context context;
+    adam_scalars scalars;
+    int rc = prepare(in, &context, &scalars);
+    if (rc < 0)
+        return rc;
+    adam_args args = {
+        .count = count,
+        .master = master,
+        .m = m,
+        .v = v,
+        .grads = grads,
+        .grad_type = grad_type ? DTYPE_BF16 : DTYPE_FP32,
+        .params = params,
+        .param_type = param_type ? DTYPE_BF16 : DTYPE_FP32,
+        .scalars = &scalars,
+    };
+    return cpui_adam(&context, NULL, &args);
+}
+
+int adam_library_step_packed(const struct adam_library_scalars *in, uint64_t count, void *low,
+                             void *m, void *v, const void *grads, void *params)
+{
+    kernel_context context;
+    adam_scalars scalars;
+    int rc = prepare(in, &context, &scalars);
+    if (rc < 0)
+        return rc;
+    adam_packed_args args = {
+        .count = count,
+        .streams = tile_streams_code(3, TILE_LOW16, TILE_BF16, TILE_BF16),
+        .master = low,
+        .m = m,
+        .v = v,
+        .grads = grads,
+        .grad_type = DTYPE_BF16,
+        .params = params,
+        .param_type = DTYPE_BF16,
+        .scalars = &scalars,
+        .rounding_key = (uint64_t)in->step,
+    };
+    return cpui_adam_packed(&context, NULL, &args);
+}

@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""Sluice beside the peers that are installed here, by turns, on one machine.
+
+    perf/peers/compare.py [--quick] [--out DIR] [--drive DIR] [--bin DIR] [--python FILE] [--llmc DIR] [--text FILE] [PEER...]
+
+Peers:
+  pytorch      trains GPT-2 124M: bf16 (autocast) and fp32; micro-batch x tokens of 4x256, 16x256 and 4x1024; fused AdamW,
+               clipping at 1.0, the same tokens in the same order. Modes: eager; kept: eager, with the C library told to
+               keep freed memory and to ask for huge pages, which spares PyTorch much; compiled: torch.compile, and kept.
+               --shapes, --dtypes and --modes take less; all of it is an hour on 2 cores
+  adam         optimizer steps: perf/peers/compare_adam.py
+  aio          DeepSpeed's asynchronous I/O (it builds its library at first use; needs libaio-dev), reads and writes of the
+               same number of bytes on the same file system
+  tokenizers   the same text by the same tokenizer.json, on one thread and on all
+  llmc         llm.c's CPU program, in fp32, which --llmc names as a checkout: built here with its Makefile's flags, with
+               made weights and tokens; B and T and the number of steps are written into a copy of its train_gpt2.c; of
+               --shapes each T once, with as large a micro-batch as memory and --llmc-batch allow. 20 minutes on 2 cores
+
+Every line is our median beside the peer's in the same unit; the ratio is ours over the peer's, above 1 is ahead. What
+is not here is named as absent. --python names the interpreter that has the packages (default: python3). Lines of CSV
+go to DIR/compare.csv (default: runs/perf/ with date and time), what the programs say beside it.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from measure import (SHAPES, VOCAB, Absent, Side, Summary, Table, by_turns, count_of, dtypes_of, fail, gpt2, job_of,
+                     memory_gib, needs, main_of, run, said, scratch, shapes_of, write_job, write_tokens)
+
+
+def beside(table, name, ours, theirs, amount, unit, note=""):
+    """A line: amount / seconds of both."""
+    mine, other = Summary(ours), Summary(theirs)
+    table.add(name, amount / mine.median, unit, amount / other.median, mine.spread,
+              ("peer +-%.1f%%  " % (100 * other.spread)) + note)
+
+
+def model_of(options, length):
+    return gpt2(4, 256, length, 8192) if options.quick else gpt2(tokens=length)
+
+
+def our_training(options, work, batch, length, dtype):
+    job = job_of(work, model_of(options, length), micro=batch, bf16=dtype == "bf16",
+                 more={"tiers.place.inner_activations": "device", "data.shuffle": "none", "run.steps": 10000,
+                       "run.dir": os.path.join(work, "run")})
+    shutil.rmtree(os.path.join(work, "run"), ignore_errors=True)
+    return Side([options.side, "train", write_job(work, "job", job)], os.path.join(options.out, "sluice-train.log"))
+
+
+MODES = ("eager", "kept", "compiled")
+
+# What the C library does for a program that allocates large blocks again and again.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20),
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def pytorch(options, table, work):
+    model = model_of(options, 0)
+    for batch, length in options.shapes:
+        for dtype in options.dtypes:
+            for mode in options.modes:
+                name = "pytorch %s: train %s %s B=%d T=%d" % (mode, options.name, dtype, batch, length)
+                command = [options.python, "perf/peers/pytorch_train.py", "--tokens", os.path.join(work, "tokens"), "--dtype",
+                           dtype, "--length", str(length), "--batch", str(batch), "--layers", str(model["num_layers"]), "--width",
+                           str(model["hidden_size"]), "--vocab", str(model["vocab_size"]), "--model", options.model]
+                sides = {}
+                try:
+                    sides["peer"] = Side(command + (["--compile"] if mode == "compiled" else []),
+                                         os.path.join(options.out, "pytorch.log"), KEPT if mode != "eager" else None)
+                    sides["ours"] = our_training(options, work, batch, length, dtype)
+                    seconds, losses = by_turns(sides, options.rounds, options.warm)
+                finally:
+                    for side in sides.values():
+                        side.close()
+                beside(table, name, seconds["ours"], seconds["peer"], batch * length, "tokens/s",
+                       "losses at the end %.3f and %.3f" % (losses["ours"][-1], losses["peer"][-1]))
+
+
+def needs_torch(options):
+    if not shutil.which(options.python):
+        raise Absent("%s is not there" % options.python)
+    done = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True)
+    if done.returncode != 0:
+        raise Absent("%s has no torch" % options.python)
+    if options.model == "hf" and subprocess.run([options.python, "-c", "import transformers"],
+                                                stderr=subprocess.DEVNULL).returncode != 0:
+        raise Absent("%s has no transformers" % options.python)
+    print("torch %s, model: %s" % (done.stdout.strip(), options.model))
+
+
+def adam(options, table, work):
+    needs_torch(options)
+    library = os.path.join(options.bin, "perf/libadam_compared.so")
+    if not os.path.exists(library):
+        raise Absent("%s is not built" % library)
+    csv = os.path.join(options.out, "compare_adam.csv")
+    command = [options.python, "perf/peers/compare_adam.py", "--library", library, "--csv", csv]
+    command += ["--quick"] if options.quick else []
+    print(run(command), end="", flush=True)
+    with open(csv) as lines:  # those that have a peer
+        table.file.writelines(line for line in lines if line.split(",")[3:4] not in ([], [""], ["limit"]))
+    table.file.flush()
+
+
+def aio(options, table, work):
+    size = (64 if options.quick else 256) << 20
+    sides = {}
+    try:
+        sides["peer"] = Side([options.python, "perf/peers/peers.py", "aio", os.path.join(work, "aio"), str(size)],
+                             os.path.join(options.out, "aio.log"))
+        sides["ours"] = Side([options.side, "io", work, str(size)], os.path.join(options.out, "io.log"))
+        print("DeepSpeed: %s" % sides["peer"].about)
+        for what in ("read", "write"):
+            seconds, _ = by_turns(sides, options.rounds * 3, what=what)
+            beside(table, "deepspeed aio: %s %d MiB" % (what, size >> 20), seconds["ours"], seconds["peer"], size * 1e-9,
+                   "GB/s")
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+def tokenizers(options, table, work):
+    text, name = options.text, options.tokenizer
+    if not text:
+        text = os.path.join(work, "text")
+        run(["sh", "-c", "find src kernels tiers swap tests README.md -type f \\( -name '*.[ch]' -o -name '*.md' \\) |"
+             " LC_ALL=C sort | xargs cat >'%s'" % text])
+    if not name:
+        run([os.path.join(options.bin, "perf/bench_tokenizer"), "--make", work, "8192", text])
+        name = os.path.join(work, "tokenizer.json")
+    sides = {}
+    try:
+        sides["peer"] = Side([options.python, "perf/peers/peers.py", "tokenize", text, name],
+                             os.path.join(options.out, "tokenizers.log"))
+        sides["ours"] = Side([options.side, "tokenize", text, name], os.path.join(options.out, "tokenize.log"))
+        for what, words in (("one", "one thread"), ("all", "all cores")):
+            seconds, counts = by_turns(sides, options.rounds, warm=1, what=what)
+            if what == "one" and counts["ours"] != counts["peer"]:
+                fail("the tokenizers disagree: %d tokens here, %d there" % (counts["ours"][0], counts["peer"][0]))
+            beside(table, "tokenizers: %s" % words, seconds["ours"], seconds["peer"], os.path.getsize(text) * 1e-6, "MB/s")
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+# --- llm.c ---
+
+LLMC_HEADER = 256  # int32
+
+
+def llmc_write(folder):
+    """Weights and tokens as llm.c reads them: GPT-2 124M at random, the vocabulary padded to 50304."""
+    import array
+    import random
+    layers, width, vocab, padded, length = 12, 768, 50257, 50304, 1024
+    draw = random.Random(1)
+    block = array.array("f", [draw.gauss(0, 0.02) for _ in range(1 << 16)])
+    header = array.array("i", [20240326, 3, length, vocab, layers, 12, width, padded] + [0] * (LLMC_HEADER - 8))
+
+    def weights(out, count):
+        while count > 0:
+            block[: min(count, len(block))].tofile(out)
+            count -= len(block)
+
+    def constant(out, value, count):
+        array.array("f", [value] * count).tofile(out)
+
+    with open(os.path.join(folder, "gpt2_124M.bin"), "wb") as out:
+        header.tofile(out)
+        weights(out, padded * width)
+        weights(out, length * width)
+        each = layers * width
+        for kind, count in ((1, each), (0, each), (2, each * 3 * width), (0, 3 * each), (2, each * width), (0, each),
+                            (1, each), (0, each), (2, each * 4 * width), (0, 4 * each), (2, each * 4 * width), (0, each),
+                            (1, width), (0, width)):
+            if kind == 2:
+                weights(out, count)
+            else:
+                constant(out, float(kind), count)
+    data = os.path.join(folder, "dev/data/tinyshakespeare")
+    os.makedirs(data)
+    count = 1 << 16
+    for name in ("train", "val"):
+        with open(os.path.join(data, "tiny_shakespeare_%s.bin" % name), "wb") as out:
+            array.array("i", [20240520, 1, count] + [0] * (LLMC_HEADER - 3)).tofile(out)
+            array.array("H", [draw.randrange(vocab) for _ in range(count)]).tofile(out)
+
+
+def llmc_build(options, folder, batch, length, steps):
+    """A copy of train_gpt2.c with other sizes; one validation batch, which is not timed."""
+    options.llmc = os.path.abspath(options.llmc)
+    with open(os.path.join(options.llmc, "train_gpt2.c")) as source:
+        text = source.read()
+    for pattern, new in ((r"int B = 4;", "int B = %d;" % batch), (r"int T = 64;", "int T = %d;" % length),
+                         (r"step <= 40;", "step < %d;" % steps), (r"val_num_batches = 5;", "val_num_batches = 1;")):
+        text, count = re.subn(pattern, new, text)
+        if count != 1:
+            raise Absent("%s is another version: '%s' is not in it once" % (options.llmc, pattern))
+    path = os.path.join(folder, "train_%d.c" % length)
+    with open(path, "w") as out:
+        out.write(text)
+    program = path[:-2]
+    run(["gcc", "-Ofast", "-march=native", "-fopenmp", "-DOMP", "-w", "-I", options.llmc, path, "-o", program, "-lm"])
+    return program
+
+
+def llmc(options, table, work):
+    if not options.llmc:
+        raise Absent("--llmc names no checkout")
+    if not os.path.isfile(os.path.join(options.llmc, "train_gpt2.c")):
+        raise Absent("%s has no train_gpt2.c" % options.llmc)
+    if not shutil.which("gcc"):
+        raise Absent("gcc is not installed")
+    if options.quick:
+        print("llm.c: GPT-2 124M in any case, one step that counts")
+    folder = os.path.join(work, "llmc")
+    os.mkdir(folder)
+    llmc_write(folder)
+    full = argparse.Namespace(**dict(vars(options), quick=False))
+    for length in sorted({tokens for _, tokens in options.shapes}):
+        # Activations and their gradients: attention's T x T twice, and about 52 C a token and block beside it; logits.
+        each = 8 * (length * 12 * (24 * length + 18 * 768) + 2 * length * 50304)
+        batch = min(options.llmc_batch, int((memory_gib() - 6) * 2**30 / each))
+        if batch < 1:
+            table.absent("llm.c: T=%d" % length, "too little memory is free")
+            continue
+        steps = 2 if options.quick or length > 512 else 3
+        program = llmc_build(options, folder, batch, length, steps)
+        ours, theirs = {"bf16": [], "fp32": []}, []
+        for _ in range(options.llmc_rounds):
+            for dtype in ours:
+                side = our_training(full, work, batch, length, dtype)
+                try:
+                    ours[dtype] += by_turns({"ours": side}, options.rounds, options.llmc_warm)[0]["ours"]
+                finally:
+                    side.close()
+            done = subprocess.run([program], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            took = [float(value) * 1e-3 for value in re.findall(r"step \d+: .*took ([0-9.]+) ms", done.stdout)]
+            if done.returncode != 0 or len(took) != steps:
+                fail("llm.c failed (%d): %s" % (done.returncode, done.stdout[-500:]))
+            theirs += took[1:]  # the first step touches its memory
+        for dtype in ours:
+            beside(table, "llm.c fp32: train gpt2-124m %s B=%d T=%d" % (dtype, batch, length), ours[dtype], theirs,
+                   batch * length, "tokens/s", "%d steps of llm.c" % len(theirs))
+
+
+PEERS = {"pytorch": pytorch, "adam": adam, "aio": aio, "tokenizers": tokenizers, "llmc": llmc}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Sluice beside the peers that are installed", epilog=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peers", nargs="*", metavar="PEER", help="of " + ", ".join(PEERS))
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds")
+    parser.add_argument("--out", help="folder for compare.csv and logs")
+    parser.add_argument("--drive", default="runs", help="folder on the drive to use")
+    parser.add_argument("--bin", default="build/release")
+    parser.add_argument("--python", default="python3")
+    parser.add_argument("--model", choices=("plain", "hf"), default="plain", help="PyTorch's: see perf/peers/pytorch_train.py")
+    parser.add_argument("--llmc", help="a checkout of llm.c")
+    parser.add_argument("--llmc-rounds", type=count_of(1), default=1)
+    parser.add_argument("--llmc-batch", type=count_of(1), default=4, help="micro-batch at the most")
+    parser.add_argument("--text")
+    parser.add_argument("--tokenizer", help="tokenizer.json; default: made of the text")
+    parser.add_argument("--shapes", default="", help="micro-batch x tokens; default: " + SHAPES)
+    parser.add_argument("--dtypes", default="bf16,fp32")
+    parser.add_argument("--modes", default=",".join(MODES), help="of pytorch")
+    parser.add_argument("--rounds", type=count_of(1), help="that count (default: 7, --quick: 3)")
+    parser.add_argument("--warm", type=count_of(0), default=4, help="rounds before these: PyTorch needs some until its memory is warm")
+    options = parser.parse_args()
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
+    for name in options.peers:
+        if name not in PEERS:
+            parser.error("%s is none of the peers %s" % (name, ", ".join(PEERS)))
+    options.name = "gpt2 4x256" if options.quick else "gpt2-124m"
+    options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
+    options.dtypes, options.modes = dtypes_of(options.dtypes), options.modes.split(",")
+    for mode in options.modes:
+        if mode not in MODES:
+            parser.error("%s is none of the modes %s" % (mode, ", ".join(MODES)))
+    options.llmc_warm = min(options.warm, 2)  # of ours alone, whose memory is warm from the start
+    options.rounds = options.rounds or (3 if options.quick else 7)
+    options.out = options.out or os.path.join("runs/perf", time.strftime("%Y-%m-%d-%H%M%S", time.gmtime()))
+    options.side = os.path.join(options.bin, "perf/bench_side")
+    options.sluice = os.path.join(options.bin, "src/cli/sluice")
+    needs(options.side, options.sluice)
+    for file in (options.text, options.tokenizer):
+        if file and not os.access(file, os.R_OK):
+            fail("%s: cannot be read" % file, 2)
+    try:
+        os.makedirs(options.out, exist_ok=True)
+    except OSError as error:
+        fail(said(error), 2)
+    csv = os.path.join(options.out, "compare.csv")
+    table = Table(csv, limit_word="peer")
+    if os.path.getsize(csv) == 0:
+        table.file.write("name,value,unit,limit,ratio,spread\n")
+    with scratch("compare.", options.drive) as work:
+        write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else VOCAB)
+        for name in options.peers or PEERS:
+            try:
+                if name == "pytorch":
+                    needs_torch(options)
+                PEERS[name](options, table, work)
+            except Absent as why:
+                table.absent(name, str(why))
+    print("kept in %s" % options.out)
+
+
+if __name__ == "__main__":
+    main_of(main)

@@ -1,0 +1,181 @@
+/* Finds what the CPU has and reads SLUICE_ISA. See cpu.h. */
+#include "base/cpu.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+static const char *const names[CPU_ISA_COUNT] = {
+    [CPU_BASELINE] = "baseline",
+    [CPU_NEON] = "neon",
+    [CPU_AVX2] = "avx2",
+    [CPU_AVX512] = "avx512",
+    [CPU_AVX512_BF16] = "avx512_bf16",
+    [CPU_AMX] = "amx",
+};
+
+/* Written once, by choose. */
+static struct {
+    enum cpu_isa isa; /* CPU_ISA_COUNT: SLUICE_ISA cannot be followed */
+    bool is_forced;
+} choice;
+
+const char *cpu_isa_name(enum cpu_isa isa)
+{
+    assert(isa < CPU_ISA_COUNT);
+    return names[isa];
+}
+
+/* ---- what the CPU has ---- */
+
+#if defined(__x86_64__)
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+static bool has_avx512_bf16(void)
+{
+    enum { LEAF7_1_EAX_BF16 = 1 << 5 };
+    unsigned eax, ebx, ecx, edx;
+    return has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
+           (eax & LEAF7_1_EAX_BF16);
+}
+
+static bool has_amx(void)
+{
+    enum {
+        REQUEST_PERMISSION = 0x1023,       /* ARCH_REQ_XCOMP_PERM, Linux 5.16 */
+        TILE_DATA = 18,                    /* the state component of the tiles */
+        LEAF7_EDX_AMX = 1 << 22 | 1 << 24, /* AMX-BF16, AMX-TILE */
+    };
+    unsigned eax, ebx, ecx, edx;
+    return has_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           (edx & LEAF7_EDX_AMX) == LEAF7_EDX_AMX &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+bool cpu_has(enum cpu_isa isa)
+{
+    switch (isa) {
+    case CPU_BASELINE:
+        return true;
+    case CPU_AVX2:
+        return has_avx2();
+    case CPU_AVX512:
+        return has_avx512();
+    case CPU_AVX512_BF16:
+        return has_avx512_bf16();
+    case CPU_AMX:
+        return has_amx();
+    default:
+        return false;
+    }
+}
+
+#else
+
+bool cpu_has(enum cpu_isa isa)
+{
+#if defined(__aarch64__)
+    return isa == CPU_BASELINE || isa == CPU_NEON;
+#else
+    return isa == CPU_BASELINE;
+#endif
+}
+
+#endif
+
+/* ---- the choice ---- */
+
+static enum cpu_isa find_best(void)
+{
+    enum cpu_isa isa = CPU_ISA_COUNT - 1;
+    while (!cpu_has(isa))
+        isa--;
+    return isa;
+}
+
+/* The set of that name, or CPU_ISA_COUNT. */
+static enum cpu_isa find_name(const char *name)
+{
+    enum cpu_isa isa = CPU_BASELINE;
+    while (isa < CPU_ISA_COUNT && strcmp(name, names[isa]) != 0)
+        isa++;
+    return isa;
+}
+
+/* What SLUICE_ISA says; NULL where it is unset or empty. */
+static const char *asked_name(void)
+{
+    const char *text = getenv("SLUICE_ISA");
+    return text && *text ? text : NULL;
+}
+
+static void choose(void)
+{
+    const char *asked = asked_name();
+    choice.is_forced = asked != NULL;
+    choice.isa = asked ? find_name(asked) : find_best();
+    if (asked && choice.isa < CPU_ISA_COUNT && !cpu_has(choice.isa))
+        choice.isa = CPU_ISA_COUNT;
+}
+
+static void choose_once(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose);
+}
+
+/* "baseline, avx2, avx512" */
+static void list_sets(char *text, size_t text_bytes)
+{
+    size_t used = 0;
+    for (enum cpu_isa isa = CPU_BASELINE; isa < CPU_ISA_COUNT; isa++)
+        if (cpu_has(isa))
+            used += (size_t)snprintf(text + used, text_bytes - used, "%s%s", used > 0 ? ", " : "",
+                                     names[isa]);
+}
+
+int cpu_isa_check(void)
+{
+    choose_once();
+    if (choice.isa < CPU_ISA_COUNT)
+        return 0;
+    char sets[96];
+    list_sets(sets, sizeof sets);
+    const char *asked = asked_name();
+    asked = asked ? asked : ""; /* somebody changed the environment since */
+    return err_set(ERR_USAGE, "SLUICE_ISA is \"%s\", %s; this CPU has: %s", asked,
+                   find_name(asked) < CPU_ISA_COUNT ? "an instruction set that this CPU lacks"
+                                                    : "which is not the name of an instruction set",
+                   sets);
+}
+
+enum cpu_isa cpu_isa(void)
+{
+    choose_once();
+    assert(choice.isa < CPU_ISA_COUNT); /* the caller's program has not called cpu_isa_check */
+    return choice.isa;
+}
+
+bool cpu_isa_is_forced(void)
+{
+    choose_once();
+    return choice.is_forced;
+}

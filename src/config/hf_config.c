@@ -1,0 +1,337 @@
+/* The model block of a job from DIR/config.json of a Hugging Face checkpoint (model.hf): every key
+ * there that changes the arithmetic is understood, or refused by its name. Keys that are absent
+ * mean what transformers takes them for. See config_internal.h. Called by job_read; reads that
+ * file. hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "config/config_internal.h"
+#include "config/hf_config_internal.h"
+
+enum { SEQ_LENGTH_DEFAULT = 1024 };
+
+/* ---- the families ---- */
+
+static int fill_gpt2(hfi_config *self)
+{
+    static const char *const gelu[] = {"gelu_new", "gelu_fast", "gelu_pytorch_tanh", NULL};
+    uint64_t channels, layers, heads, ffn;
+    TRY(hfi_uint(self, "n_embd", "hidden_size", HFI_REQUIRED, &channels));
+    TRY(hfi_uint(self, "n_layer", "num_hidden_layers", HFI_REQUIRED, &layers));
+    TRY(hfi_uint(self, "n_head", "num_attention_heads", HFI_REQUIRED, &heads));
+    TRY(hfi_uint(self, "n_positions", "max_position_embeddings", 1024, &self->positions));
+    TRY(hfi_uint(self, "n_inner", NULL, channels <= UINT32_MAX ? 4 * channels : 0, &ffn));
+    TRY(hfi_one_of(self, "activation_function", "gelu_new", gelu,
+                   "the gpt2 family computes GELU in its tanh form"));
+    TRY(hfi_refuse(self, "scale_attn_by_inverse_layer_idx", false,
+                   "scores are not divided by the "
+                   "number of their layer"));
+    TRY(hfi_refuse(self, "scale_attn_weights", true,
+                   "scores are always divided by the square root "
+                   "of the head's width"));
+    TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
+    /* reorder_and_upcast_attn asks for scores in fp32, which they are. */
+    hfi_say_dropout(self);
+    TRY(hfi_put(self, "family", json_string("gpt2")));
+    TRY(hfi_put_uint(self, "num_layers", layers));
+    TRY(hfi_put_uint(self, "hidden_size", channels));
+    TRY(hfi_put_uint(self, "num_heads", heads));
+    TRY(hfi_put_uint(self, "num_kv_heads", heads));
+    TRY(hfi_put_uint(self, "ffn_size", ffn));
+    TRY(hfi_put_uint(self, "position_count", self->positions));
+    TRY(hfi_put_real(self, "norm_epsilon", "layer_norm_epsilon", 1e-5));
+    return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
+}
+
+/* What differs between those that are Llama's block. */
+struct variant {
+    const char *name;
+    uint64_t kv_heads; /* where config.json does not say; 0: as many as heads */
+    uint64_t head_dim; /* the same; 0: hidden_size / heads */
+    uint64_t positions;
+    bool qkv_bias, qk_norm;
+    bool has_attention_bias, has_mlp_bias; /* keys that this family has */
+};
+
+static const struct variant variants[] = {
+    {.name = "llama", .positions = 2048, .has_attention_bias = true, .has_mlp_bias = true},
+    {.name = "mistral", .kv_heads = 8, .positions = 131072},
+    {.name = "qwen2", .kv_heads = 32, .positions = 32768, .qkv_bias = true},
+    {.name = "qwen3",
+     .kv_heads = 32,
+     .head_dim = 128,
+     .positions = 32768,
+     .qk_norm = true,
+     .has_attention_bias = true},
+};
+
+/* Layers from `first` on attend within a window, or those that layer_types names. */
+static int has_window_layer(const hfi_config *self, uint64_t layers, uint64_t first, bool *has)
+{
+    const json_t *types = hfi_get(self, "layer_types");
+    *has = types ? false : first < layers;
+    if (!types)
+        return 0;
+    if (!json_is_array(types))
+        return hfi_error(self, "layer_types", "it is no list");
+    size_t idx;
+    json_t *item;
+    json_array_foreach(types, idx, item)
+    {
+        const char *type = json_string_value(item);
+        if (type && strcmp(type, "sliding_attention") == 0)
+            *has = true;
+        else if (!type || strcmp(type, "full_attention") != 0)
+            return hfi_error(self, "layer_types",
+                             "entry %zu is neither \"full_attention\" nor \"sliding_attention\"",
+                             idx);
+    }
+    return 0;
+}
+
+/* self->window: the width of the window that attention is limited to; 0: none. */
+static int find_window(hfi_config *self, const struct variant *of, uint64_t layers)
+{
+    enum { WINDOW = 4096, WINDOW_FROM_LAYER = 28 }; /* where config.json does not say */
+    bool is_mistral = strcmp(of->name, "mistral") == 0, has = is_mistral, uses = is_mistral;
+    uint64_t first = 0;
+    if (strcmp(of->name, "llama") == 0)
+        return 0; /* which has none, whatever the file says */
+    if (!is_mistral) {
+        TRY(hfi_bool(self, "use_sliding_window", false, &uses));
+        if (!uses)
+            return 0;
+        const json_t *written = json_object_get(self->doc, "max_window_layers");
+        if (!written || !json_is_integer(written) || json_integer_value(written) != 0)
+            TRY(hfi_uint(self, "max_window_layers", NULL, WINDOW_FROM_LAYER, &first));
+        TRY(has_window_layer(self, layers, first, &has));
+    }
+    if (!has || json_is_null(json_object_get(self->doc, "sliding_window")))
+        return 0;
+    return hfi_uint(self, "sliding_window", NULL, WINDOW, &self->window);
+}
+
+static int refuse_of_llama(hfi_config *self, const struct variant *of)
+{
+    static const char *const silu[] = {"silu", "swish", NULL};
+    TRY(hfi_one_of(self, "hidden_act", "silu", silu, "the llama family computes SwiGLU"));
+    if (of->has_attention_bias)
+        TRY(hfi_refuse(self, "attention_bias", false,
+                       "biases of all four projections of attention are not built"));
+    if (of->has_mlp_bias)
+        TRY(hfi_refuse(self, "mlp_bias", false, "biases of the feed-forward part are not built"));
+    hfi_say_dropout(self);
+    return 0;
+}
+
+static int fill_llama(hfi_config *self, const struct variant *of)
+{
+    uint64_t channels, layers, heads, kv_heads, ffn, head_dim;
+    TRY(hfi_uint(self, "hidden_size", NULL, HFI_REQUIRED, &channels));
+    TRY(hfi_uint(self, "num_hidden_layers", NULL, HFI_REQUIRED, &layers));
+    TRY(hfi_uint(self, "num_attention_heads", NULL, HFI_REQUIRED, &heads));
+    bool is_null = json_is_null(json_object_get(self->doc, "num_key_value_heads"));
+    uint64_t kv_default = of->kv_heads && !is_null ? of->kv_heads : heads;
+    TRY(hfi_uint(self, "num_key_value_heads", NULL, kv_default, &kv_heads));
+    TRY(hfi_uint(self, "intermediate_size", NULL, HFI_REQUIRED, &ffn));
+    TRY(hfi_uint(self, "max_position_embeddings", NULL, of->positions, &self->positions));
+    uint64_t dim_default = of->head_dim ? of->head_dim : size_max(channels / heads, 1);
+    TRY(hfi_uint(self, "head_dim", NULL, dim_default, &head_dim));
+    if (head_dim == dim_default && of->head_dim == 0 && channels % heads != 0)
+        return hfi_error(self, "num_attention_heads",
+                         "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
+    TRY(find_window(self, of, layers));
+    TRY(refuse_of_llama(self, of));
+    TRY(hfi_put(self, "family", json_string("llama")));
+    TRY(hfi_put_uint(self, "num_layers", layers));
+    TRY(hfi_put_uint(self, "hidden_size", channels));
+    TRY(hfi_put_uint(self, "num_heads", heads));
+    TRY(hfi_put_uint(self, "num_kv_heads", kv_heads));
+    TRY(hfi_put_uint(self, "head_dim", head_dim));
+    TRY(hfi_put_uint(self, "ffn_size", ffn));
+    TRY(hfi_put(self, "qkv_bias", json_boolean(of->qkv_bias)));
+    TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
+    TRY(hfi_put_real(self, "norm_epsilon", "rms_norm_eps", 1e-6));
+    TRY(hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", false));
+    return hfi_put_rope(self);
+}
+
+/* config.json as a model block. */
+static int fill_block(hfi_config *self)
+{
+    uint64_t vocab;
+    const json_t *type = hfi_get(self, "model_type");
+    const char *name = json_string_value(type);
+    if (!name)
+        return hfi_error(self, "model_type", "missing; it names the family of the checkpoint");
+    if (hfi_get(self, "quantization_config"))
+        return hfi_error(self, "quantization_config",
+                         "weights that are quantized are not read; take the checkpoint in fp32, "
+                         "bf16 or fp16");
+    TRY(hfi_uint(self, "vocab_size", NULL, HFI_REQUIRED, &vocab));
+    TRY(hfi_put_uint(self, "vocab_size", vocab));
+    if (strcmp(name, "gpt2") == 0)
+        return fill_gpt2(self);
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
+        if (strcmp(name, variants[i].name) == 0)
+            return fill_llama(self, &variants[i]);
+    return hfi_error(self, "model_type", "\"%.64s\" is none of gpt2, llama, mistral, qwen2, qwen3",
+                     name);
+}
+
+/* ---- into the job ---- */
+
+/* Numbers by value, objects by their keys. */
+static bool is_same(const json_t *a, const json_t *b)
+{
+    const char *key;
+    json_t *value;
+    if (json_is_number(a) && json_is_number(b))
+        return json_number_value(a) == json_number_value(b);
+    if (!json_is_object(a) || !json_is_object(b))
+        return json_equal(a, b);
+    if (json_object_size(a) != json_object_size(b))
+        return false;
+    json_object_foreach((json_t *)a, key, value)
+    {
+        const json_t *other = json_object_get(b, key);
+        if (!other || !is_same(value, other))
+            return false;
+    }
+    return true;
+}
+
+/* A key that both give must say the same. */
+static int merge_key(const configi_reader *reader, const hfi_config *self, const char *key,
+                     json_t *value)
+{
+    char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES], says[CONFIGI_VALUE_BYTES];
+    configi_join(path, "model", key);
+    const json_t *own = configi_get(reader, path);
+    if (!own) {
+        if (json_object_set(json_object_get(reader->doc, "model"), key, value) < 0)
+            return err_set(-ENOMEM, "no memory to read %s", reader->file);
+        return 0;
+    }
+    if (is_same(own, value))
+        return 0;
+    return configi_error(reader, path, "%s contradicts %s, which says %s: leave the key out",
+                         configi_show(own, given), self->file, configi_show(value, says));
+}
+
+/* The job's sequence must be one that the checkpoint's model can have. */
+static int merge_seq_length(const configi_reader *reader, const hfi_config *self)
+{
+    static const char path[] = "model.seq_length";
+    uint64_t most = self->window ? size_min(self->window, self->positions) : self->positions;
+    const json_t *own = configi_get(reader, path);
+    if (!own) {
+        uint64_t length = size_min(most, SEQ_LENGTH_DEFAULT);
+        log_info("%s: %s is %" PRIu64 " where the job does not say; %s allows up to %" PRIu64,
+                 reader->file, path, length, self->file, most);
+        json_t *value = json_integer((json_int_t)length);
+        if (json_object_set_new(json_object_get(reader->doc, "model"), "seq_length", value) < 0)
+            return err_set(-ENOMEM, "no memory to read %s", reader->file);
+        return 0;
+    }
+    if (!json_is_number(own) || !(json_number_value(own) > (double)most))
+        return 0; /* what is no number the check of the document complains about */
+    char shown[CONFIGI_VALUE_BYTES];
+    if (self->window && self->window < self->positions)
+        return configi_error(reader, path,
+                             "%s is above the sliding window of %" PRIu64 " tokens in %s: windows "
+                             "within a sequence are not built; set it to %" PRIu64 " or less",
+                             configi_show(own, shown), self->window, self->file, most);
+    return configi_error(
+        reader, path, "%s is above the %" PRIu64 " positions of %s; set it to %" PRIu64 " or less",
+        configi_show(own, shown), self->positions, self->file, most);
+}
+
+/* What config.json says nothing of: a plain model block may add rope_scaling, this one may not. */
+static int refuse_additions(const configi_reader *reader, const hfi_config *self)
+{
+    static const char scaling[] = "model.rope_scaling";
+    static const char preset[] = "model.preset";
+    if (configi_get(reader, preset))
+        return configi_error(reader, preset,
+                             "a model is a preset or a checkpoint: leave this or "
+                             "model.hf out");
+    const json_t *type = configi_get(reader, "model.rope_scaling.type");
+    bool is_plain = json_is_string(type) && strcmp(json_string_value(type), "default") == 0;
+    if (configi_get(reader, scaling) && !is_plain && !json_object_get(self->block, "rope_scaling"))
+        return configi_error(reader, scaling, "%s has no rope_scaling: leave the key out",
+                             self->file);
+    return 0;
+}
+/* The run's own copy of the job holds all that config.json said, so that it is not read again. */
+static int mark_expanded(const configi_reader *reader)
+{
+    json_t *debug = json_object_get(reader->doc, "debug");
+    if (!json_is_object(debug)) {
+        debug = json_object();
+        if (json_object_set_new(reader->doc, "debug", debug) < 0) /* refuses NULL */
+            return err_set(-ENOMEM, "no memory to read %s", reader->file);
+    }
+    if (json_object_set_new(debug, "hf_expanded", json_true()) < 0)
+        return err_set(-ENOMEM, "no memory to read %s", reader->file);
+    return 0;
+}
+
+static int merge_block(const configi_reader *reader, const hfi_config *self)
+{
+    const char *key;
+    json_t *value;
+    TRY(refuse_additions(reader, self));
+    json_object_foreach(self->block, key, value) TRY(merge_key(reader, self, key, value));
+    TRY(merge_seq_length(reader, self));
+    return mark_expanded(reader);
+}
+
+static int read_config(hfi_config *self)
+{
+    char *text;
+    size_t text_bytes;
+    TRY(configi_read_file(self->file, &text, &text_bytes));
+    int rc = configi_parse(self->file, text, text_bytes, false, &self->doc);
+    mem_free(text);
+    if (rc < 0)
+        return rc;
+    if (!json_is_object(self->doc))
+        return err_set(ERR_CONFIG, "%s: it is no object, { ... }", self->file);
+    self->block = json_object();
+    if (!self->block)
+        return err_set(-ENOMEM, "no memory to read %s", self->file);
+    return fill_block(self);
+}
+
+int configi_expand_hf(const configi_reader *reader)
+{
+    const json_t *dir = configi_get(reader, "model.hf");
+    if (!json_is_string(dir) || json_string_length(dir) == 0 ||
+        configi_bool(reader, "debug.hf_expanded"))
+        return 0; /* the check of the document complains about what is no path */
+    hfi_config self = {0};
+    int length = snprintf(self.file, sizeof self.file, "%s/config.json", json_string_value(dir));
+    if (length < 0 || (size_t)length >= sizeof self.file)
+        return configi_error(reader, "model.hf", "a path of %zu bytes; at most %zu are possible",
+                             json_string_length(dir), sizeof self.file - sizeof "/config.json");
+    if (access(self.file, R_OK) != 0)
+        return configi_error(reader, "model.hf", "%s: %s; it must be the directory of a checkpoint",
+                             self.file, strerror(errno));
+    int rc = read_config(&self);
+    if (rc == 0) { /* the ranges are those of the job's own keys */
+        const configi_reader found = {.file = self.file};
+        rc = configi_check(&found, "model", self.block);
+    }
+    if (rc == 0)
+        rc = merge_block(reader, &self);
+    json_decref(self.block);
+    json_decref(self.doc);
+    return rc;
+}

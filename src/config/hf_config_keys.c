@@ -1,0 +1,137 @@
+/* Single keys of a checkpoint's config.json, checked. See hf_config_internal.h. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "config/hf_config_internal.h"
+
+int hfi_error(const hfi_config *self, const char *key, const char *format, ...)
+{
+    char text[ERR_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return err_set(ERR_CONFIG, "%s: %s: %s", self->file, key, configi_on_one_line(text));
+}
+
+const json_t *hfi_get(const hfi_config *self, const char *key)
+{
+    const json_t *value = json_object_get(self->doc, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+int hfi_uint(const hfi_config *self, const char *key, const char *other, uint64_t fallback,
+             uint64_t *value)
+{
+    enum { WHOLE_BITS = 53 };
+    char shown[CONFIGI_VALUE_BYTES];
+    const json_t *found = hfi_get(self, key);
+    if (!found && other)
+        found = hfi_get(self, other);
+    *value = fallback;
+    if (!found && fallback == HFI_REQUIRED)
+        return hfi_error(self, key, "missing");
+    if (!found)
+        return 0;
+    double number = json_number_value(found); /* 0 of what is no number */
+    if (!(number >= 1 && number <= ldexp(1, WHOLE_BITS) && number == floor(number)))
+        return hfi_error(self, key, "%s is no whole number from 1 on", configi_show(found, shown));
+    *value = (uint64_t)number;
+    return 0;
+}
+
+int hfi_bool(const hfi_config *self, const char *key, bool fallback, bool *value)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    const json_t *found = hfi_get(self, key);
+    *value = fallback;
+    if (!found)
+        return 0;
+    if (!json_is_boolean(found))
+        return hfi_error(self, key, "%s is not true or false", configi_show(found, shown));
+    *value = json_is_true(found);
+    return 0;
+}
+
+int hfi_real(const hfi_config *self, const json_t *block, const char *inside, const char *key,
+             double fallback, double *value)
+{
+    char shown[CONFIGI_VALUE_BYTES], path[CONFIGI_PATH_BYTES];
+    const json_t *found = json_object_get(block, key);
+    configi_join(path, inside, key);
+    *value = fallback;
+    if (!found || json_is_null(found))
+        return fallback > 0 ? 0 : hfi_error(self, path, "missing");
+    double number = json_number_value(found);
+    if (!(number > 0 && isfinite(number)))
+        return hfi_error(self, path, "%s is no number above 0", configi_show(found, shown));
+    *value = number;
+    return 0;
+}
+
+int hfi_one_of(const hfi_config *self, const char *key, const char *fallback,
+               const char *const *known, const char *why)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    const json_t *found = hfi_get(self, key);
+    const char *text = found ? json_string_value(found) : fallback;
+    for (const char *const *each = known; text && *each; each++)
+        if (strcmp(text, *each) == 0)
+            return 0;
+    return hfi_error(self, key, "%s is not built: %s, \"%s\"",
+                     found ? configi_show(found, shown) : "what is absent", why, known[0]);
+}
+
+int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char *why)
+{
+    bool value;
+    TRY(hfi_bool(self, key, wanted, &value));
+    if (value == wanted)
+        return 0;
+    return hfi_error(self, key, "%s is not built: %s", value ? "true" : "false", why);
+}
+
+void hfi_say_dropout(const hfi_config *self)
+{
+    static const char *const keys[] = {"attention_dropout", "attn_pdrop", "embd_pdrop",
+                                       "resid_pdrop"};
+    char text[CONFIGI_VALUE_BYTES] = "";
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        size_t used = strlen(text);
+        if (json_number_value(hfi_get(self, keys[i])) != 0)
+            snprintf(text + used, sizeof text - used, "%s%s", used ? ", " : "", keys[i]);
+    }
+    if (text[0] != '\0')
+        log_info("%s: no effect here: %s (there is no dropout)", self->file, text);
+}
+
+int hfi_put(hfi_config *self, const char *key, json_t *value)
+{
+    if (json_object_set_new(self->block, key, value) < 0)
+        return err_set(-ENOMEM, "no memory to read %s", self->file);
+    return 0;
+}
+
+int hfi_put_uint(hfi_config *self, const char *key, uint64_t value)
+{
+    return hfi_put(self, key, json_integer((json_int_t)value));
+}
+
+int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback)
+{
+    double value;
+    TRY(hfi_real(self, self->doc, "", from, fallback, &value));
+    return hfi_put(self, key, json_real(value));
+}
+
+int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallback)
+{
+    bool value;
+    TRY(hfi_bool(self, from, fallback, &value));
+    return hfi_put(self, key, json_boolean(value));
+}

@@ -1,0 +1,102 @@
+/* What the log says about a job that is right: the keys that do nothing here, with the reason, and
+ * those whose value is left open. See config_internal.h. Called by job_read. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "config/config_internal.h"
+
+/* Appends a key to a list, with what is said of it in brackets; false where it has no room. */
+static bool append_key(char keys[ERR_TEXT_BYTES], const char *key, const char *remark)
+{
+    size_t used = strlen(keys);
+    if (used + strlen(key) + (remark ? strlen(remark) + 3 : 0) + 3 > ERR_TEXT_BYTES)
+        return false;
+    snprintf(keys + used, ERR_TEXT_BYTES - used, "%s%s%s%s%s", used ? ", " : "", key,
+             remark ? " (" : "", remark ? remark : "", remark ? ")" : "");
+    return true;
+}
+
+static bool is_auto(const json_t *value)
+{
+    return json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
+}
+
+/* Why a key does nothing in this job, or NULL where it does something. */
+static const char *idle_reason(const configi_reader *reader, const configi_key *row)
+{
+    enum { STAGE_WEIGHTS = 3 };
+    static const char of_stage_3[] = "it is about the parameters that zero_optimization.stage 3 "
+                                     "partitions";
+    static const char prefix[] = "zero_optimization.stage3_";
+    if (row->alone && reader->world <= 1)
+        return row->alone;
+    if (row->effect == CONFIGI_NO_EFFECT)
+        return row->help;
+    if (row->alone && strncmp(row->path, prefix, sizeof prefix - 1) == 0 &&
+        configi_uint(reader, "zero_optimization.stage") != STAGE_WEIGHTS)
+        return of_stage_3;
+    return NULL;
+}
+
+/* As idle_reason for a key that is written, also where its value is left to a trainer: it has no
+ * effect with any. NULL else. */
+static const char *written_idle_reason(const configi_reader *reader, const configi_key *row)
+{
+    bool is_given = row->type != CONFIGI_SWITCH &&
+                    (configi_get(reader, row->path) || is_auto(configi_written(reader, row->path)));
+    return is_given ? idle_reason(reader, row) : NULL;
+}
+
+/* One line, or as many as the keys need, of the keys that share this row's reason. */
+static void log_reason(const configi_reader *reader, uint32_t idx, const char *reason)
+{
+    const configi_key *other;
+    char keys[ERR_TEXT_BYTES] = "";
+    for (uint32_t i = idx; (other = configi_key_at(i)); i++) {
+        const char *others = written_idle_reason(reader, other);
+        if (!others || strcmp(others, reason) != 0 || append_key(keys, other->path, NULL))
+            continue;
+        log_info("%s: no effect here: %s (%s)", reader->file, keys, reason);
+        keys[0] = '\0';
+        append_key(keys, other->path, NULL);
+    }
+    log_info("%s: no effect here: %s (%s)", reader->file, keys, reason);
+}
+
+void configi_log_no_effect(const configi_reader *reader)
+{
+    const configi_key *row, *other;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
+        const char *reason = written_idle_reason(reader, row), *others;
+        if (!reason)
+            continue;
+        bool is_named = false;
+        for (uint32_t before = 0; before < idx && !is_named; before++) {
+            other = configi_key_at(before);
+            others = written_idle_reason(reader, other);
+            is_named = others && strcmp(others, reason) == 0;
+        }
+        if (!is_named)
+            log_reason(reader, idx, reason);
+    }
+}
+
+void configi_log_auto(const configi_reader *reader)
+{
+    static const char line[] = "%s: \"auto\" is filled in by no trainer here, so that the default "
+                               "holds, or what follows from other keys: %s";
+    char keys[ERR_TEXT_BYTES] = "";
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
+        if (idle_reason(reader, row) || configi_key_is_own(row) ||
+            !is_auto(configi_written(reader, row->path)) ||
+            append_key(keys, row->path, row->fallback))
+            continue;
+        log_info(line, reader->file, keys);
+        keys[0] = '\0';
+        append_key(keys, row->path, row->fallback);
+    }
+    if (keys[0] != '\0')
+        log_info(line, reader->file, keys);
+}

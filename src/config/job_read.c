@@ -1,0 +1,288 @@
+/* From a job file to a checked struct job: puts the parts of config_internal.h together. See
+ * config.h. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "config/config_internal.h"
+
+/* Puts the value of a row, or its default, where the row says. An ENUM without either stays as it
+ * is. */
+static int fill_member(const configi_reader *reader, const configi_key *row, job *target)
+{
+    void *member = (char *)target + row->offset;
+    switch (row->type) {
+    case CONFIGI_BOOL:
+        *(bool *)member = configi_bool(reader, row->path);
+        return 0;
+    case CONFIGI_INT:
+    case CONFIGI_SIZE:
+        if (row->is_real)
+            *(double *)member = configi_whole(reader, row->path);
+        else if (row->member_bytes == sizeof(uint32_t))
+            *(uint32_t *)member = (uint32_t)configi_uint(reader, row->path);
+        else
+            *(uint64_t *)member = configi_uint(reader, row->path);
+        return 0;
+    case CONFIGI_FLOAT:
+        *(double *)member = configi_double(reader, row->path);
+        return 0;
+    case CONFIGI_ENUM:
+        if (!row->fallback && !configi_get(reader, row->path))
+            return 0;
+        if (row->member_bytes == sizeof(bool))
+            *(bool *)member = configi_choice_idx(reader, row->path) == 1;
+        else if (row->member_bytes == sizeof(int))
+            *(int *)member = configi_enumerator(reader, row->path);
+        else
+            snprintf(member, row->member_bytes, "%s", configi_choice(reader, row->path));
+        return 0;
+    case CONFIGI_STRING:
+    case CONFIGI_CORES:
+        return configi_copy_text(reader, row->path, member, row->member_bytes);
+    default: /* lists, which a function of their own reads */
+        return 0;
+    }
+}
+
+/* All members that the table of keys names. What follows from other keys is put right after it. */
+static int fill_members(const configi_reader *reader, job *target)
+{
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++)
+        if (row->member_bytes > 0)
+            TRY(fill_member(reader, row, target));
+    return 0;
+}
+
+static int compare_steps(const void *a, const void *b)
+{
+    const uint64_t *left = a, *right = b;
+    return (*left > *right) - (*left < *right);
+}
+
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b != 0) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* A step that is kept, or the first of them, must be one that is committed. */
+static int check_kept_step(const configi_reader *reader, const job *self, uint64_t step)
+{
+    uint64_t every = self->run.commit_every;
+    if (every == 0)
+        return configi_error(reader, "run.keep",
+                             "with run.commit_every 0 there is no commit before the end to keep; "
+                             "set run.commit_every to %" PRIu64 " or a divisor of it",
+                             step);
+    if (step % every == 0 || step == self->run.steps)
+        return 0;
+    return configi_error(reader, "run.keep",
+                         "step %" PRIu64 " is never committed: it is no multiple of "
+                         "run.commit_every, %" PRIu64 ", and not the last step, %" PRIu64
+                         "; set run.commit_every to a divisor of it, such as %" PRIu64,
+                         step, every, self->run.steps, common_divisor(step, every));
+}
+
+/* run.keep, after run.steps and run.commit_every. */
+static int fill_keep(const configi_reader *reader, job *target)
+{
+    const json_t *value = configi_get(reader, "run.keep");
+    if (!json_is_array(value)) {
+        target->run.keep_every = configi_uint(reader, "run.keep");
+        return target->run.keep_every > 0 ? check_kept_step(reader, target, target->run.keep_every)
+                                          : 0;
+    }
+    size_t count = json_array_size(value);
+    if (count == 0)
+        return 0;
+    target->run.keep = mem_alloc(count, sizeof *target->run.keep, "kept steps");
+    if (!target->run.keep)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++) {
+        char path[CONFIGI_PATH_BYTES];
+        snprintf(path, sizeof path, "run.keep.%zu", i);
+        target->run.keep[i] = configi_uint(reader, path);
+        TRY(check_kept_step(reader, target, target->run.keep[i]));
+    }
+    qsort(target->run.keep, count, sizeof *target->run.keep, compare_steps);
+    uint32_t kept = 1;
+    for (size_t i = 1; i < count; i++) {
+        if (target->run.keep[i] != target->run.keep[kept - 1])
+            target->run.keep[kept++] = target->run.keep[i];
+    }
+    target->run.keep_count = kept;
+    return 0;
+}
+
+static int fill_run(const configi_reader *reader, job *target)
+{
+    if (!configi_get(reader, "run.dir"))
+        return configi_error(reader, "run.dir",
+                             "missing; name the run directory, as in \"run\": {\"dir\": "
+                             "\"runs/first\"}");
+    if (!configi_get(reader, "run.log_every") && configi_get(reader, "steps_per_print"))
+        target->run.log_every = configi_uint(reader, "steps_per_print");
+    return fill_keep(reader, target);
+}
+
+static int check_tile(const configi_reader *reader, const job *target)
+{
+    if (target->schedule.tile_elems <= target->sub_group_size)
+        return 0;
+    return configi_error(reader, "schedule.tile_elems",
+                         "%" PRIu64 " is above zero_optimization.sub_group_size, %" PRIu64
+                         ", the largest tile",
+                         target->schedule.tile_elems, target->sub_group_size);
+}
+
+/* How long a drive may take, and what is asked of it at a time. */
+static int fill_io(const configi_reader *reader, job *target)
+{
+    enum { BLOCK_STEP = 4096 }; /* direct I/O moves whole blocks */
+    target->io.depth_is_given = configi_get(reader, "aio.queue_depth") != NULL;
+    target->io.block_is_given = configi_get(reader, "aio.block_size") != NULL;
+    if (target->io.stop_seconds > 0 && target->io.stop_seconds <= target->io.stuck_seconds)
+        return configi_error(reader, "debug.io.stop_seconds",
+                             "%g is not above io.stuck_seconds, %g: a request is reported before "
+                             "the run stops for it; set it above, or to 0 to wait for ever",
+                             target->io.stop_seconds, target->io.stuck_seconds);
+    if (target->io.block_bytes % BLOCK_STEP != 0)
+        return configi_error(reader, "aio.block_size", "%" PRIu64 " is no multiple of %d bytes",
+                             target->io.block_bytes, (int)BLOCK_STEP);
+    return 0;
+}
+
+/* Everything from the checked document. */
+static int fill_job(const configi_reader *reader, job *target)
+{
+    TRY(fill_members(reader, target));
+    TRY(configi_fill_model(reader, &target->model));
+    TRY(configi_fill_train(reader, &target->train));
+    TRY(configi_fill_data(reader, target));
+    TRY(fill_run(reader, target));
+    TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,
+                              &target->micro_batch, &target->accumulation));
+    TRY(fill_io(reader, target));
+    TRY(configi_fill_tiers(reader, target));
+    TRY(check_tile(reader, target));
+    TRY(configi_fill_precision(reader, target));
+    TRY(configi_fill_ranks(reader, target));
+    TRY(configi_fill_update(reader, target));
+    TRY(configi_fill_optimizer(reader, target));
+    TRY(configi_fill_state(reader, target));
+    TRY(configi_fill_scheduler(reader, target));
+    /* A request for this start alone: the run's own copy must resume, not begin anew. */
+    json_t *run = json_object_get(reader->doc, "run");
+    if (json_object_get(run, "fresh"))
+        json_object_del(run, "fresh");
+    return configi_dump(reader->doc, &target->text);
+}
+
+/* The checked document of `text`, which is changed. `path` names the job file, beside which a
+ * preset may lie. */
+static int read_document(configi_reader *reader, const char *path, char *text, size_t text_bytes,
+                         const char *const *set, uint32_t set_count)
+{
+    TRY(configi_parse(reader->file, text, text_bytes, false, &reader->doc));
+    if (!json_is_object(reader->doc))
+        return err_set(ERR_CONFIG, "%s: the job must be an object, { ... }", reader->file);
+    TRY(configi_rename_aliases(reader));
+    TRY(configi_apply_set(reader, set, set_count));
+    TRY(configi_rename_aliases(reader)); /* within the values of --set, too */
+    TRY(configi_expand_preset(reader, path));
+    TRY(configi_expand_hf(reader));
+    return configi_check(reader, "", reader->doc);
+}
+
+/* Takes `text`, also on failure. */
+static int make_job(const char *path, char *text, size_t text_bytes, const char *const *set,
+                    uint32_t set_count, uint32_t world, job **out)
+{
+    configi_reader reader = {.file = strcmp(path, "-") == 0 ? "standard input" : path,
+                             .world = world};
+    job *self = NULL;
+    int rc = read_document(&reader, path, text, text_bytes, set, set_count);
+    mem_free(text);
+    if (rc == 0) {
+        self = mem_alloc(1, sizeof *self, "job");
+        rc = self ? 0 : -ENOMEM;
+    }
+    if (rc == 0) {
+        self->world = world;
+        rc = fill_job(&reader, self);
+    }
+    if (rc == 0) {
+        configi_log_no_effect(&reader);
+        configi_log_auto(&reader);
+        *out = self;
+    } else {
+        job_destroy(self);
+    }
+    json_decref(reader.doc);
+    mem_free(reader.set_paths);
+    return rc;
+}
+
+int job_read_ranks(const char *path, const char *const *set, uint32_t set_count, uint32_t world,
+                   job **out)
+{
+    char *text;
+    size_t text_bytes;
+    *out = NULL;
+    TRY(configi_read_file(path, &text, &text_bytes));
+    return make_job(path, text, text_bytes, set, set_count, world, out);
+}
+
+int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
+{
+    return job_read_ranks(path, set, set_count, 1, out);
+}
+
+int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
+                        const char *const *set, uint32_t set_count, uint32_t world, job **out)
+{
+    *out = NULL;
+    char *copy = mem_alloc(text_bytes, 1, "job file");
+    if (!copy)
+        return -ENOMEM;
+    if (text_bytes > 0)
+        memcpy(copy, text, text_bytes);
+    return make_job(name, copy, text_bytes, set, set_count, world, out);
+}
+
+int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
+                  uint32_t set_count, job **out)
+{
+    return job_read_text_ranks(name, text, text_bytes, set, set_count, 1, out);
+}
+
+void job_destroy(job *self)
+{
+    if (!self)
+        return;
+    mem_free(self->run.keep);
+    mem_free(self->text);
+    mem_free(self);
+}
+
+int job_check_for_training(const job *self)
+{
+    if (self->data.train.count == 0)
+        return err_set(ERR_CONFIG, "data.train: missing; name a file of training text");
+    if (self->run.eval_every > 0 && self->data.valid.count == 0)
+        return err_set(ERR_CONFIG,
+                       "run.eval_every: %" PRIu64
+                       " needs held-out text: name a file in data.valid, "
+                       "or set it to 0",
+                       self->run.eval_every);
+    return 0;
+}

@@ -1,0 +1,188 @@
+/* Looking rows of the table of keys up, and what its texts mean. See keys_internal.h. Pure. */
+#include "config/keys_internal.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+const configi_key *configi_key_at(uint32_t idx)
+{
+    if (idx < configi_own_key_count)
+        return &configi_own_keys[idx];
+    idx -= configi_own_key_count;
+    return idx < configi_deepspeed_key_count ? &configi_deepspeed_keys[idx] : NULL;
+}
+
+bool configi_key_is_own(const configi_key *row)
+{
+    return row >= configi_own_keys && row < configi_own_keys + configi_own_key_count;
+}
+
+bool configi_key_is_hidden(const configi_key *row)
+{
+    return strncmp(row->path, "debug.", sizeof "debug." - 1) == 0;
+}
+
+static bool is_index(const char *text, size_t length)
+{
+    enum { DIGITS_MAX = 9 };
+    if (length == 0 || length > DIGITS_MAX)
+        return false;
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] < '0' || text[i] > '9')
+            return false;
+    }
+    return true;
+}
+
+enum configi_relation configi_relate(const char *row_path, const char *path)
+{
+    if (path[0] == '\0')
+        return CONFIGI_ABOVE;
+    while (true) {
+        size_t row_length = strcspn(row_path, "."), length = strcspn(path, ".");
+        bool same = row_length == length && memcmp(row_path, path, length) == 0;
+        if (row_length == 1 && row_path[0] == '*')
+            same = same || is_index(path, length);
+        if (!same)
+            return CONFIGI_APART;
+        row_path += row_length;
+        path += length;
+        if (*path == '\0')
+            return *row_path == '\0' ? CONFIGI_EQUAL : CONFIGI_ABOVE;
+        if (*row_path == '\0')
+            return CONFIGI_BELOW;
+        row_path++;
+        path++;
+    }
+}
+
+const configi_key *configi_key_find(const char *path)
+{
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
+        if (configi_relate(row->path, path) == CONFIGI_EQUAL)
+            return row;
+    }
+    return NULL;
+}
+
+/* What may follow below a row's own path. */
+static bool row_allows_below(const configi_key *row, const char *below)
+{
+    if (row->type == CONFIGI_ANY || row->type == CONFIGI_SWITCH)
+        return true;
+    bool is_list = row->type == CONFIGI_FLOATS || row->type == CONFIGI_STRINGS ||
+                   row->type == CONFIGI_STEPS || row->type == CONFIGI_SOURCES;
+    return is_list && is_index(below, strlen(below));
+}
+
+bool configi_is_known(const char *path)
+{
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
+        switch (configi_relate(row->path, path)) {
+        case CONFIGI_EQUAL:
+        case CONFIGI_ABOVE:
+            return true;
+        case CONFIGI_BELOW: {
+            const char *below = path;
+            for (const char *dot = strchr(row->path, '.'); dot; dot = strchr(dot + 1, '.'))
+                below = strchr(below, '.') + 1;
+            if (row_allows_below(row, strchr(below, '.') + 1))
+                return true;
+            break;
+        }
+        case CONFIGI_APART:
+            break;
+        }
+    }
+    return false;
+}
+
+bool configi_in_range(const configi_key *row, double value)
+{
+    if (!row->allowed)
+        return true;
+    const char *text = row->allowed;
+    char *end;
+    double low = -INFINITY, high = INFINITY;
+    if (text[1] != ',')
+        low = strtod(text + 1, &end);
+    const char *comma = strchr(text, ',');
+    assert(comma);
+    if (comma[1] != ']' && comma[1] != ')')
+        high = strtod(comma + 1, &end);
+    bool above = text[0] == '[' ? value >= low : value > low;
+    bool below = text[strlen(text) - 1] == ']' ? value <= high : value < high;
+    return above && below;
+}
+
+bool configi_list_entry(const char *list, int idx, char *entry, size_t entry_bytes)
+{
+    for (; list && idx > 0; idx--) {
+        list = strchr(list, '|');
+        list = list ? list + 1 : NULL;
+    }
+    if (!list)
+        return false;
+    snprintf(entry, entry_bytes, "%.*s", (int)strcspn(list, "|"), list);
+    return true;
+}
+
+int configi_list_find(const char *list, const char *text)
+{
+    char entry[JOB_NAME_BYTES];
+    for (int idx = 0; configi_list_entry(list, idx, entry, sizeof entry); idx++) {
+        if (strcasecmp(entry, text) == 0)
+            return idx;
+    }
+    return -1;
+}
+
+static unsigned char lower(char byte)
+{
+    return (unsigned char)(byte >= 'A' && byte <= 'Z' ? byte - 'A' + 'a' : byte);
+}
+
+uint32_t configi_distance(const char *a, const char *b)
+{
+    enum { LENGTH_MAX = 96 };
+    size_t a_length = strlen(a), b_length = strlen(b);
+    if (a_length > LENGTH_MAX || b_length > LENGTH_MAX)
+        return UINT32_MAX;
+    /* Three rows of the table of distances between beginnings of a and b. */
+    uint32_t rows[3][LENGTH_MAX + 1];
+    for (uint32_t j = 0; j <= b_length; j++)
+        rows[0][j] = j;
+    for (uint32_t i = 1; i <= a_length; i++) {
+        uint32_t *row = rows[i % 3], *above = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
+        row[0] = i;
+        for (uint32_t j = 1; j <= b_length; j++) {
+            bool same = lower(a[i - 1]) == lower(b[j - 1]);
+            uint32_t best = above[j - 1] + (same ? 0 : 1);
+            if (above[j] + 1 < best)
+                best = above[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            bool swapped = i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) &&
+                           lower(a[i - 2]) == lower(b[j - 1]);
+            if (swapped && before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
+            row[j] = best;
+        }
+    }
+    return rows[a_length % 3][b_length];
+}
+
+void configi_nearest_offer(struct configi_nearest *self, const char *wanted, const char *name)
+{
+    uint32_t distance = configi_distance(wanted, name);
+    if (self->name[0] != '\0' && distance >= self->distance)
+        return;
+    self->distance = distance;
+    snprintf(self->name, sizeof self->name, "%s", name);
+}

@@ -1,0 +1,388 @@
+/* A document against the table of keys: names, types, ranges, refusals. See config_internal.h.
+ * Allocates nothing. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/size.h"
+#include "config/config_internal.h"
+
+/* The key of a row's path that follows `parent`; false where the row is not below it or the next
+ * key is an index. */
+static bool key_below(const char *row_path, const char *parent, char key[CONFIGI_PATH_BYTES])
+{
+    if (configi_relate(row_path, parent) != CONFIGI_ABOVE)
+        return false;
+    if (parent[0] != '\0') {
+        row_path = strchr(row_path, '.') + 1;
+        for (const char *dot = strchr(parent, '.'); dot; dot = strchr(dot + 1, '.'))
+            row_path = strchr(row_path, '.') + 1;
+    }
+    snprintf(key, CONFIGI_PATH_BYTES, "%.*s", (int)strcspn(row_path, "."), row_path);
+    return strcmp(key, "*") != 0;
+}
+
+/* The nearest key of a level. */
+static struct configi_nearest nearest_key(const char *parent, const char *key)
+{
+    struct configi_nearest nearest = {0};
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
+        char other[CONFIGI_PATH_BYTES];
+        if (!configi_key_is_hidden(row) && key_below(row->path, parent, other))
+            configi_nearest_offer(&nearest, key, other);
+    }
+    return nearest;
+}
+
+/* A known path, of a row or of a block, whose last key is this one; "" where there is none. */
+static void known_elsewhere(const char *key, char path[CONFIGI_PATH_BYTES])
+{
+    const configi_key *row;
+    size_t length = strlen(key);
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
+        const char *at = row->path;
+        while (true) {
+            size_t key_length = strcspn(at, ".");
+            if (key_length == length && strncasecmp(at, key, length) == 0) {
+                snprintf(path, CONFIGI_PATH_BYTES, "%.*s", (int)(at - row->path + (long)length),
+                         row->path);
+                return;
+            }
+            if (at[key_length] == '\0')
+                break;
+            at += key_length + 1;
+        }
+    }
+    path[0] = '\0';
+}
+
+int configi_unknown(const configi_reader *reader, const char *parent, const char *key)
+{
+    enum { LETTERS_PER_SLIP = 3 }; /* more edits than one in so many letters are no misspelling */
+    char path[CONFIGI_PATH_BYTES], elsewhere[CONFIGI_PATH_BYTES];
+    char shown[CONFIGI_VALUE_BYTES];
+    configi_join(path, parent, key);
+    snprintf(shown, sizeof shown, "%.64s", path + (parent[0] ? strlen(parent) + 1 : 0));
+    if (strchr(key, '.') != NULL && configi_is_known(path))
+        return configi_error(reader, path, "\"%s\" is one key; write nested objects instead",
+                             shown);
+    const configi_key *row = configi_key_find(parent);
+    if (row && (row->type == CONFIGI_OBJECTS || row->type == CONFIGI_SOURCES))
+        return configi_error(reader, path, "%s is a list: its entries are %s.0, %s.1, ...", parent,
+                             parent, parent);
+    struct configi_nearest nearest = nearest_key(parent, key);
+    known_elsewhere(key, elsewhere);
+    if ((uint64_t)nearest.distance * LETTERS_PER_SLIP > strlen(key) && elsewhere[0] != '\0')
+        return configi_error(reader, path, "unknown key \"%s\" here; it belongs at %s", shown,
+                             elsewhere);
+    if (nearest.name[0] == '\0')
+        return configi_error(reader, path, "unknown key \"%s\"; %s holds no keys", shown, parent);
+    return configi_error(reader, path, "unknown key \"%s\"; the nearest known key is \"%s\"", shown,
+                         nearest.name);
+}
+
+/* ---- values ---- */
+
+/* A value on its way through the checks: the row it belongs to, and its path in the document. */
+struct place {
+    const configi_reader *reader;
+    const configi_key *row;
+    const char *path;
+};
+
+/* A row's range in words. */
+static const char *range_text(const configi_key *row, char text[CONFIGI_VALUE_BYTES])
+{
+    const char *range = row->allowed;
+    size_t length = strlen(range);
+    if (range[length - 2] == ',')
+        snprintf(text, CONFIGI_VALUE_BYTES, "must be %s %.*s",
+                 range[0] == '[' ? "at least" : "above", (int)strcspn(range + 1, ","), range + 1);
+    else
+        snprintf(text, CONFIGI_VALUE_BYTES, "must be in %s", range);
+    return text;
+}
+
+static int check_range(const struct place *at, const json_t *value)
+{
+    char shown[CONFIGI_VALUE_BYTES], range[CONFIGI_VALUE_BYTES];
+    if (configi_in_range(at->row, json_number_value(value)))
+        return 0;
+    return configi_error(at->reader, at->path, "%s is out of range: %s %s",
+                         configi_show(value, shown), range_text(at->row, range),
+                         at->row->unit ? at->row->unit : "");
+}
+
+static int wrong_type(const struct place *at, const json_t *value, const char *expected)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    const char *fallback = at->row->fallback;
+    return configi_error(at->reader, at->path, "%s is not %s%s%s", configi_show(value, shown),
+                         expected, fallback ? "; the default is " : "", fallback ? fallback : "");
+}
+
+/* A choice given as text: the value of an ENUM, or "true" or "false" of a BOOL. */
+static int check_choice(const struct place *at, const char *text)
+{
+    const configi_key *row = at->row;
+    if (!row->allowed || configi_list_find(row->allowed, text) >= 0)
+        return 0;
+    if (configi_list_find(row->later, text) >= 0)
+        return configi_error(at->reader, at->path, "\"%s\" is not built yet; supported: %s. %s",
+                             text, row->allowed, row->help);
+    struct configi_nearest nearest = {0};
+    char entry[JOB_NAME_BYTES];
+    for (int idx = 0; configi_list_entry(row->allowed, idx, entry, sizeof entry); idx++)
+        configi_nearest_offer(&nearest, text, entry);
+    return configi_error(at->reader, at->path, "\"%.64s\" is none of %s; the nearest is \"%s\"",
+                         text, row->allowed, nearest.name);
+}
+
+static int check_bool(const struct place *at, const json_t *value)
+{
+    const char *text = json_is_true(value) ? "true" : "false";
+    if (json_is_string(value) && strncmp(at->path, "aio.", 4) == 0)
+        text = json_string_value(value); /* as ds_nvme_tune writes it */
+    else if (!json_is_boolean(value))
+        return wrong_type(at, value, "true or false");
+    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+        return wrong_type(at, value, "true or false");
+    return check_choice(at, text);
+}
+
+static int check_int(const struct place *at, const json_t *value)
+{
+    double number = json_number_value(value);
+    if (!json_is_number(value) ||
+        (json_is_real(value) && (number != floor(number) || fabs(number) >= 0x1p63)))
+        return wrong_type(at, value, "a whole number");
+    return check_range(at, value);
+}
+
+static int check_size(const struct place *at, const json_t *value)
+{
+    uint64_t bytes;
+    char shown[CONFIGI_VALUE_BYTES];
+    if (json_is_string(value)) {
+        if (size_parse(json_string_value(value), &bytes) == 0)
+            return 0;
+        err_record record;
+        err_save(&record, ERR_CONFIG);
+        return configi_error(at->reader, at->path, "%s", record.text);
+    }
+    TRY(check_int(at, value));
+    if (json_number_value(value) < 0)
+        return configi_error(at->reader, at->path, "%s is out of range: must be at least 0 bytes",
+                             configi_show(value, shown));
+    return 0;
+}
+
+/* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether
+ * the machine has these cores is known where they are used. */
+static int check_cores(const struct place *at, const json_t *value)
+{
+    enum { DIGITS_MAX = 5 };
+    static const char digits[] = "0123456789";
+    char shown[CONFIGI_VALUE_BYTES];
+    if (!json_is_string(value))
+        return wrong_type(at, value, "a core set, as in \"0-7,16\"");
+    const char *text = json_string_value(value), *end = text;
+    if (strlen(text) >= JOB_NAME_BYTES)
+        return configi_error(at->reader, at->path, "%zu bytes long; at most %d", strlen(text),
+                             JOB_NAME_BYTES - 1);
+    do {
+        const char *first = text, *last = first + strspn(first, digits);
+        last = *last == '-' ? last + 1 : first;
+        end = last + strspn(last, digits);
+        size_t first_digits = strspn(first, digits), last_digits = strspn(last, digits);
+        if (first_digits == 0 || first_digits > DIGITS_MAX || last_digits == 0 ||
+            last_digits > DIGITS_MAX || (*end != ',' && *end != '\0'))
+            return configi_error(at->reader, at->path, "%s is no core set: write \"0-7,16\"",
+                                 configi_show(value, shown));
+        if (strtoul(first, NULL, 10) > strtoul(last, NULL, 10))
+            return configi_error(
+                at->reader, at->path, "%s has a range that begins after its end, %lu-%lu",
+                configi_show(value, shown), strtoul(first, NULL, 10), strtoul(last, NULL, 10));
+        text = end + 1;
+    } while (*end != '\0');
+    return 0;
+}
+
+/* Whether something in a block is switched on: the block, or one in it unless the block is off. */
+static bool has_enabled(const json_t *value)
+{
+    const json_t *enabled = json_object_get(value, "enabled");
+    if (enabled)
+        return !json_is_false(enabled);
+    const char *key;
+    json_t *child;
+    json_object_foreach((json_t *)value, key, child)
+    {
+        if (json_is_object(child) && has_enabled(child))
+            return true;
+    }
+    return false;
+}
+
+static int check_switch(const struct place *at, const json_t *value)
+{
+    if (!json_is_object(value))
+        return wrong_type(at, value, "an object");
+    if (has_enabled(value))
+        return configi_error(at->reader, at->path, "\"enabled\": true is refused: %s",
+                             at->row->help);
+    return 0;
+}
+
+/* ---- lists ---- */
+
+static const char *list_text(const configi_key *row)
+{
+    static const char *const texts[] = {
+        [CONFIGI_FLOATS] = "an array of numbers",
+        [CONFIGI_STRINGS] = "a string or an array of strings",
+        [CONFIGI_SOURCES] = "a path, or a list of paths and of objects with a path",
+        [CONFIGI_STEPS] = "a whole number or an array of whole numbers",
+        [CONFIGI_OBJECTS] = "an array of objects",
+    };
+    return texts[row->type];
+}
+
+/* An entry that may be an object, whose keys have rows of their own. */
+static int check_object_entry(const struct place *at, size_t idx, const json_t *item)
+{
+    char key[32], path[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
+    snprintf(key, sizeof key, "%zu", idx);
+    configi_join(path, at->path, key);
+    if (json_is_object(item))
+        return configi_check(at->reader, path, item);
+    if (at->row->type == CONFIGI_OBJECTS)
+        return configi_error(at->reader, path, "%s is not an object", configi_show(item, shown));
+    return json_is_string(item) ? 0 : wrong_type(at, item, list_text(at->row));
+}
+
+static int check_entry(const struct place *at, size_t idx, const json_t *item)
+{
+    switch (at->row->type) {
+    case CONFIGI_STRINGS:
+        return json_is_string(item) ? 0 : wrong_type(at, item, "a string");
+    case CONFIGI_FLOATS:
+        return json_is_number(item) ? check_range(at, item) : wrong_type(at, item, "a number");
+    case CONFIGI_STEPS: /* the row's range is for a number alone */
+        TRY(check_int(at, item));
+        if (json_number_value(item) >= 1)
+            return 0;
+        return configi_error(at->reader, at->path, "entry %zu is 0: must be at least 1 %s", idx,
+                             at->row->unit);
+    default:
+        return check_object_entry(at, idx, item);
+    }
+}
+
+static int check_list(const struct place *at, const json_t *value)
+{
+    enum configi_type type = at->row->type;
+    char range[CONFIGI_VALUE_BYTES];
+    if (type == CONFIGI_STEPS && json_is_number(value))
+        return check_int(at, value);
+    if ((type == CONFIGI_STRINGS || type == CONFIGI_SOURCES) && json_is_string(value))
+        return 0;
+    if (!json_is_array(value))
+        return wrong_type(at, value, list_text(at->row));
+    size_t count = json_array_size(value);
+    if (type == CONFIGI_OBJECTS && !configi_in_range(at->row, (double)count))
+        return configi_error(at->reader, at->path, "%zu entries: their number %s", count,
+                             range_text(at->row, range));
+    for (size_t idx = 0; idx < count; idx++)
+        TRY(check_entry(at, idx, json_array_get(value, idx)));
+    return 0;
+}
+
+/* ---- any key ---- */
+
+static int check_row(const struct place *at, const json_t *value)
+{
+    switch (at->row->type) {
+    case CONFIGI_BOOL:
+        return check_bool(at, value);
+    case CONFIGI_INT:
+        return check_int(at, value);
+    case CONFIGI_SIZE:
+        return check_size(at, value);
+    case CONFIGI_FLOAT:
+        return json_is_number(value) ? check_range(at, value) : wrong_type(at, value, "a number");
+    case CONFIGI_STRING:
+        if (!json_is_string(value))
+            return wrong_type(at, value, "a string");
+        if (configi_key_is_own(at->row) && json_string_length(value) == 0)
+            return configi_error(at->reader, at->path, "\"\" is empty");
+        return 0;
+    case CONFIGI_ENUM:
+        if (!json_is_string(value))
+            return wrong_type(at, value, at->row->allowed);
+        return check_choice(at, json_string_value(value));
+    case CONFIGI_CORES:
+        return check_cores(at, value);
+    case CONFIGI_FLOATS:
+    case CONFIGI_STRINGS:
+    case CONFIGI_SOURCES:
+    case CONFIGI_STEPS:
+    case CONFIGI_OBJECTS:
+        return check_list(at, value);
+    case CONFIGI_SWITCH:
+        return check_switch(at, value);
+    case CONFIGI_UNITS: /* job_tiers.c reads it */
+    case CONFIGI_ANY:
+        break;
+    }
+    return 0;
+}
+
+static int check_key(const configi_reader *reader, const char *parent, const char *key,
+                     const json_t *value)
+{
+    char path[CONFIGI_PATH_BYTES];
+    bool fits = configi_join(path, parent, key);
+    if (!fits || key[0] == '\0' || strchr(key, '.') != NULL || !configi_is_known(path))
+        return configi_unknown(reader, parent, key);
+    return configi_check(reader, path, value);
+}
+
+/* The key "type" goes first: where it is refused, the keys that belong to it are no error. */
+static int check_object(const configi_reader *reader, const char *path, const json_t *value)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    if (!json_is_object(value))
+        return configi_error(reader, path, "%s is not an object", configi_show(value, shown));
+    const json_t *type = json_object_get(value, "type");
+    if (type)
+        TRY(check_key(reader, path, "type", type));
+    const char *key;
+    json_t *child;
+    json_object_foreach((json_t *)value, key, child) TRY(check_key(reader, path, key, child));
+    return 0;
+}
+
+/* A block that says itself that it does nothing. */
+static bool is_off(const json_t *value)
+{
+    return json_is_object(value) &&
+           (json_object_size(value) == 0 || json_is_false(json_object_get(value, "enabled")));
+}
+
+int configi_check(const configi_reader *reader, const char *path, const json_t *value)
+{
+    const configi_key *row = configi_key_find(path);
+    if (configi_is_absent(row, value))
+        return 0;
+    if (!row)
+        return check_object(reader, path, value);
+    if (row->effect == CONFIGI_REFUSED && !is_off(value))
+        return configi_error(reader, path, "%s", row->help);
+    if (row->effect == CONFIGI_REFUSED)
+        return 0;
+    return check_row(&(struct place){reader, row, path}, value);
+}

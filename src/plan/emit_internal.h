@@ -1,0 +1,263 @@
+/* Emission: a program's ops in serial order, the order of a machine that never looks ahead.
+ *
+ * The layout gives homes their offsets, the same in every program of a set. The builder takes ops,
+ * operands and transients, and adds the dependencies that follow from the bytes they touch. The
+ * rest emits: a program is made of stages, updates and saves; a stage of passes; and passes,
+ * updates and saves of transfers, tile work and collectives.
+ *
+ * Failures stick in builder.error, so that emitting code reads straight. One thread; heap
+ * memory. */
+#ifndef SLUICE_PLAN_EMIT_INTERNAL_H
+#define SLUICE_PLAN_EMIT_INTERNAL_H
+
+#include "plan/plan_internal.h"
+
+/* ---- layout.c ------------------------------------------------------------------------------- */
+
+/* The home buffers, which every builder copies. */
+struct plani_layout {
+    buffer *buffers;
+    uint64_t *residues;
+    uint64_t count, capacity;
+    uint32_t *grad_uses; /* [unit_count] */
+    bool defers_first, is_cut;
+    uint64_t end_bytes[TIER_COUNT]; /* end of the last home in each arena */
+};
+typedef struct plani_layout plani_layout;
+
+/* Lays out the homes and fills set->homes. No budget is checked here. */
+int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout) MUST_CHECK;
+void plani_layout_fini(plani_layout *layout);
+/* Bytes of device memory for all ranks' sums of the norm's largest part, in whole blocks. */
+uint64_t plani_norm_part_bytes(const plan_job *job, const plan_set *set);
+
+/* ---- builder.c ------------------------------------------------------------------------------ */
+
+enum { PLANI_ANY = 0xffff }; /* a residue: block alignment is enough */
+
+/* The lowest place from `offset` on with the residue. */
+static inline uint64_t plani_align_offset(uint64_t offset, uint64_t residue)
+{
+    if (residue == PLANI_ANY)
+        return size_round_up(offset, TILE_BLOCK_BYTES);
+    uint64_t placed = offset / TILE_PERIOD_BYTES * TILE_PERIOD_BYTES + residue;
+    return placed >= offset ? placed : placed + TILE_PERIOD_BYTES;
+}
+
+struct plani_access {
+    uint32_t op_idx;
+    bool writes;
+    uint64_t begin, end; /* bytes within the buffer */
+};
+
+struct plani_buffer {
+    buffer base;
+    uint64_t residue;            /* of the offset modulo TILE_PERIOD_BYTES, or PLANI_ANY */
+    struct plani_access *recent; /* accesses that a later one may depend on, by size class, begin */
+    uint32_t recent_count, recent_capacity;
+    uint64_t recent_classes; /* bit c: accesses of 2^c bytes and more, below 2^(c+1), were seen */
+    uint32_t *users;         /* ops that use a transient, in serial order, each once */
+    uint32_t user_count, user_capacity;
+};
+
+struct plani_edge {
+    uint32_t from, to; /* `to` depends on `from` */
+};
+
+/* One program under construction: ops in serial order. */
+struct plani_builder {
+    const plan_job *job;
+    const plan_set *set; /* homes, tile size */
+    uint32_t held_stages;
+    bool if_applied;    /* ops that are appended run only where the step's update is applied */
+    bool if_commits;    /* ops that are appended run only where the step commits */
+    uint32_t commit_op; /* the program's OP_COMMIT, PROGRAM_NONE before it */
+    op *ops;
+    uint64_t op_count, op_capacity;
+    uint32_t *dependents; /* by op: the last op that got an edge from it, 0: none */
+    uint64_t dependent_capacity;
+    struct plani_buffer *buffers;
+    uint64_t buffer_count, buffer_capacity, home_count;
+    struct plani_edge *edges;
+    uint64_t edge_count, edge_capacity;
+    struct plani_graph *graph; /* of the finished ops, made by the first plani_schedule; or NULL */
+    int error;                 /* first failure; later calls do nothing */
+};
+typedef struct plani_builder plani_builder;
+
+/* A byte range of a buffer. */
+struct plani_range {
+    uint32_t buffer_idx;
+    uint64_t offset_bytes, size_bytes;
+};
+typedef struct plani_range plani_range;
+
+/* True if the op keeps its place among the others of the compute lane. All other ops start in any
+ * order that their dependencies allow: those of other lanes, those that only committing runs have,
+ * and, with several ranks, closing and updating, since computing goes on while gradients are
+ * reduced that are closed later. Kind, lane and conditions of the op are set by then. */
+static inline bool plani_is_chained(const plan_job *job, const op *item)
+{
+    bool follows_reduce = item->kind == OP_GRAD_CLOSE || item->kind == OP_UPDATE;
+    return item->lane == LANE_COMPUTE && !item->if_commits &&
+           !(plani_world(job) > 1 && follows_reduce);
+}
+
+/* True if the two complete in their serial order even without a dependency. */
+static inline bool plani_in_one_order(const plan_job *job, const op *one, const op *two)
+{
+    return plani_is_chained(job, one) && plani_is_chained(job, two);
+}
+
+int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
+                       const plani_layout *layout, uint32_t held_stages) MUST_CHECK;
+void plani_builder_fini(plani_builder *b);
+void plani_graph_destroy(struct plani_graph *graph); /* urgency.c; NULL is nothing */
+uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes, uint64_t residue,
+                         enum state_kind kind, uint32_t unit);
+/* Appends an op and returns its index; unit, stage and the like are PROGRAM_NONE until set. */
+uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane);
+/* Adds the operand and the data dependencies on earlier ops that touch the same bytes. */
+void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operand_role role,
+               enum operand_access access);
+void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx);
+/* Adds an edge as it is. Like ops and buffers, edges are counted in 32 bits: ERR_CONFIG beyond. */
+int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to) MUST_CHECK;
+plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx);
+
+/* Bytes that an op moves in the memory of the device. */
+static inline void plani_add_device_bytes(const plan_job *job, op_demand *demand, uint64_t bytes)
+{
+    if (job->machine.device_is_cpu)
+        demand->dram_bytes += bytes;
+    else
+        demand->device_bytes += bytes;
+}
+
+/* ---- programs.c ----------------------------------------------------------------------------- */
+
+void plani_emit_program(plani_builder *b, enum program_kind kind);
+
+/* ---- stage_passes.c ------------------------------------------------------------------------- */
+
+/* Device buffers that outlive the emission of one stage, and what has happened to each unit.
+ * Indices of buffers; PROGRAM_NONE where there is none now. */
+struct plani_step {
+    uint32_t *params;      /* [unit_count] kept on the device for the backward */
+    uint32_t *grads;       /* [unit_count] open fp32 accumulators on the device */
+    uint32_t *inputs;      /* [stage_count * micro_batches] boundary before the stage */
+    uint32_t *input_grads; /* [stage_count * micro_batches] */
+    uint32_t *saved;       /* [stage_count * micro_batches] inner activations */
+    uint32_t *uses_left;   /* [unit_count] backward passes that still add to the gradient */
+    uint32_t *updated;     /* [unit_count] 1: the pending update is applied */
+    uint32_t *begun;       /* [unit_count] 1: the accumulator holds sums of this step */
+    bool updates_first;    /* a unit's pending update comes before its first use */
+    bool updates_late;     /* a unit's pending update comes after its last use */
+    bool commits_behind;   /* a save follows each pending update, and OP_COMMIT the last one */
+    uint32_t updated_count;
+};
+
+void plani_stage_forward(plani_builder *b, struct plani_step *st, uint32_t stage, uint32_t mb_begin,
+                         uint32_t mb_end, bool trains);
+/* Recomputes first where a cut stage's inner activations were not kept. Closes the gradients that
+ * are complete. */
+void plani_stage_backward(plani_builder *b, struct plani_step *st, uint32_t stage,
+                          uint32_t mb_begin, uint32_t mb_end);
+
+/* ---- tile_work.c ---------------------------------------------------------------------------- */
+
+/* Brings bytes from one arena to another, by way of the host between device and nvme. */
+void plani_transfer(plani_builder *b, plani_range source, plani_range target, enum state_kind kind,
+                    uint32_t unit, uint32_t tile, uint32_t micro_batch);
+
+enum plani_tile_work { PLANI_WORK_UPDATE, PLANI_WORK_INIT, PLANI_WORK_LOAD };
+
+/* Work on one tile of one unit. */
+struct plani_tile {
+    uint32_t unit, tile;
+    uint64_t begin, count;  /* elements */
+    enum tier where;        /* where the work runs */
+    uint32_t params_home;   /* where the new working copy goes */
+    uint32_t device_params; /* where it is also wanted, or PROGRAM_NONE */
+    uint32_t high;          /* the buffer with the high half of a split master, or PROGRAM_NONE */
+    enum plani_tile_work work;
+    uint32_t after;     /* an op that the work waits for, or PROGRAM_NONE */
+    plani_range closed; /* the tile's gradient where it never rests; else of 0 bytes */
+};
+
+/* Where the tiles' new params go, and how the ranks' params come together after them. */
+struct plani_new_params {
+    uint32_t unit;
+    /* Where tiles take them: the home, or a shard on the device to be gathered. */
+    uint32_t tiles_to;
+    uint32_t tiles_also_to; /* PROGRAM_NONE, or on the device */
+    uint32_t high;          /* where tiles take the high half of a split master, or PROGRAM_NONE */
+    uint32_t shard;         /* gathered into `whole` after the last tile, or PROGRAM_NONE */
+    uint32_t whole, home;
+};
+
+/* A tile of `elems` elements: those of the unit's optimizer state, of its shard, or all of it. */
+struct plani_tile plani_tile_at(const plani_builder *b, uint32_t unit, uint64_t elems,
+                                uint64_t tile);
+uint64_t plani_tiles_of(const plani_builder *b, uint64_t elems);
+/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
+plani_range plani_elems(uint32_t buffer_idx, uint64_t begin, uint64_t count, uint64_t elem_bytes);
+/* The tile's place in a buffer of the unit's optimizer state; its share of a buffer of params. */
+plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
+                             uint32_t buffer_idx);
+plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t,
+                              uint32_t buffer_idx);
+/* Transfers the tile's share of a state. */
+void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_range source,
+                         plani_range target, enum state_kind kind);
+/* Sets what the tile's work asks of the machine. */
+void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *t);
+/* Before and after the work on all tiles of a unit; `wanted`: a device buffer, or PROGRAM_NONE. */
+struct plani_new_params plani_begin_params(plani_builder *b, uint32_t unit, uint32_t wanted);
+void plani_finish_params(plani_builder *b, const struct plani_new_params *made);
+
+/* Updates (or initializes, or loads) all tiles of a unit. With device_params not PROGRAM_NONE the
+ * new working copy is also brought there. `after` is an op that the updates wait for, or
+ * PROGRAM_NONE. */
+void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
+                     uint32_t device_params, uint32_t after);
+/* Reads the state that has a copy on the host (plan_set.copy_bytes). */
+void plani_fill_copies(plani_builder *b);
+/* Brings a unit's params, whole, into device memory. Returns the buffer that holds them: the home
+ * where that is whole and on the device, else a transient. plani_device_params returns the buffer
+ * without a transfer. */
+uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);
+uint32_t plani_device_params(plani_builder *b, uint32_t unit);
+/* Reduces the unit's gradient over the ranks, closes it tile by tile, and takes it home or
+ * (in_backward) to the optimizer. */
+void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
+/* Brings an open accumulator [whole unit] fp32 to `target`, tile by tile. */
+void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target);
+
+/* ---- durable.c ------------------------------------------------------------------------------ */
+
+/* INIT or LOAD of a frozen unit: its params to their place on the slab, or from there; and home. */
+void plani_frozen_work(plani_builder *b, uint32_t unit, enum plani_tile_work work);
+/* LOAD of a unit with a split master: state and working copy from the slab to their homes. */
+void plani_load_split(plani_builder *b, uint32_t unit);
+/* Takes state homed in memory to its place on the slab; does nothing where that place is the
+ * home. */
+void plani_save_unit(plani_builder *b, uint32_t unit);
+/* True if the op changes what a commit makes durable. */
+bool plani_is_durable_write(const plani_builder *b, const op *item);
+/* Appends OP_COMMIT, once in a program. It waits for all writes of state to the slab so far, and
+ * all later ones wait for it. */
+void plani_commit(plani_builder *b);
+
+/* ---- collectives.c -------------------------------------------------------------------------- */
+
+/* Gathers `source`, this rank's shard, of all ranks into `target`. `unit` PROGRAM_NONE: the norm's
+ * sums. */
+void plani_all_gather(plani_builder *b, plani_range source, plani_range target, uint32_t state_kind,
+                      uint32_t unit);
+/* Sums this rank's shard of an accumulator over all ranks; returns a transient [shard] fp32. */
+uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator);
+/* The norm's sums of all ranks, part by part, and the norm itself; returns its op. */
+uint32_t plani_norm(plani_builder *b);
+
+#endif

@@ -1,0 +1,217 @@
+/* A job: everything that a plan is made from. Numbers alone; what kernels and drives do with them
+ * is not known here.
+ *
+ * Words. A unit is the parameters that are fetched and released together. A stage is one step of
+ * the forward order; its passes run for each micro-batch while the params of their units are on
+ * the device. A home is the tier where a state of a unit rests between uses.
+ *
+ * Frozen units (plan_job.is_frozen) have params alone, which no op changes, and no pass adds to
+ * their gradients. A stage such that neither it nor one before it learns has no passes of
+ * RECOMPUTE and BACKWARD, and keeps nothing for them. The first stage that has such passes makes
+ * no input_grad that others would read. The head always has its BACKWARD.
+ *
+ * Ranks. All ranks make the same plan from the same job. ZeRO's stages say what of a state a rank
+ * has:
+ *
+ *                optimizer   grads    params     collectives of a step
+ *     stage 0    whole       whole    whole      gradients: reduce-scatter, all-gather
+ *     stage 1    shard       whole    whole      gradients: reduce-scatter; new params: all-gather
+ *     stage 2    shard       shard    whole      the same
+ *     stage 3    shard       shard    shard      the same; params once more for the backward
+ *
+ * A shard is the rank's part of a unit's padded vector (base/shard.h). Whatever the stage,
+ * gradients are reduced by the same reduce-scatter over the same shards, closed (rounded, squared)
+ * shard by shard, and the norm is the same sum: stages agree to the bit. Each gradient is reduced
+ * once a step, whatever the order, so accumulators that rest are whole. Stage 1 keeps a whole
+ * gradient, as ZeRO does, but uses only this rank's shard of it.
+ *
+ * Split masters (tile_master_is_split of state_streams). The update of a tile reads and writes the
+ * working copy, which is part of the state: it has places on the slab as the tiles have, is saved
+ * where they are saved, and is brought back, not made anew. It rests in the params' home where the
+ * params are cut over the ranks as the optimizer state is. Elsewhere (stages 1 and 2 of several
+ * ranks, and stays_gathered) each rank's shard of it is a home of its own beside the tiles, and
+ * saves no memory. */
+#ifndef SLUICE_PLAN_PLAN_JOB_H
+#define SLUICE_PLAN_PLAN_JOB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/words.h"
+#include "swap/program.h"
+
+/* The machine as the simulator knows it: rates of one rank with all its drives. */
+struct plan_machine {
+    double drive_read_bytes_per_second, drive_write_bytes_per_second; /* shared: r/R + w/W <= 1 */
+    double h2d_bytes_per_second, d2h_bytes_per_second;
+    double dram_bytes_per_second;
+    double device_flops_per_second;
+    double device_bytes_per_second; /* of a GPU's own memory; unused where device_is_cpu */
+    double core_count;
+    bool device_is_cpu; /* products run on the cores, copies to the device use DRAM */
+    /* Bytes that a rank can send to the others while it receives as much. */
+    double comm_bytes_per_second;
+    double comm_seconds; /* fixed cost of a collective, beside op_seconds */
+    /* Ranks of one host share memory: collectives use DRAM and cores as well. */
+    bool comm_is_copies;
+    /* The other ranks are not there: collectives write what they bring nowhere. */
+    bool comm_takes_no_memory;
+    double update_core_seconds; /* of one core, per element of an update; 0: a default */
+    double io_core_seconds;     /* of one core, per byte of direct I/O */
+    /* Seconds of one core per byte that a thread copies, where device_is_cpu; 0: those of the
+     * copy. */
+    double copy_core_seconds;
+    double op_seconds;   /* fixed cost of any op */
+    double sync_seconds; /* of a commit: fdatasync of the slabs, the manifest and its fsync */
+    bool is_measured;    /* false: stated defaults */
+};
+typedef struct plan_machine plan_machine;
+
+/* Rough figures for a machine that was not measured, named as defaults wherever they are
+ * printed. */
+void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products);
+/* The same with a GPU of compute capability `major`.0 and the memory bandwidth that its driver
+ * states (0: not known). The cores are those of the update. */
+void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
+                              double memory_bytes_per_second);
+
+/* The work that each micro-batch does while the params of the pass's units are on the device. */
+struct plan_pass {
+    uint32_t units[2];
+    uint32_t unit_count;
+    bool reads_params[2], adds_grads[2];
+    /* Bytes of the unit's accumulator that are zeroed where this pass is the first that adds to
+     * it. */
+    uint64_t zeroed_bytes[2];
+    /* enum operand_access each; 0: unused. WRITE: nothing of what was there is needed. */
+    uint8_t input, output, output_grad, input_grad, saved, losses;
+    double flops; /* of one micro-batch */
+    /* Time of one micro-batch on the device alone, memory included, where the machine's kernels
+     * were measured: counts in place of flops. 0: not known. */
+    double seconds;
+    uint64_t dram_bytes;
+};
+typedef struct plan_pass plan_pass;
+
+/* The stage's own unit is the first of its first pass; homes of its activations go by that unit.
+ * The last stage is the head: its BACKWARD does forward, loss and backward, its FORWARD the losses
+ * alone. */
+struct plan_stage {
+    const plan_pass *passes[PHASE_COUNT];
+    uint32_t pass_count[PHASE_COUNT]; /* forward, and the head's backward: at least 1 */
+    bool has_input, has_output;       /* a boundary activation before and after */
+    /* True: `saved` goes from pass to pass. False: only the one backward pass uses it, and makes
+     * it itself unless it is kept. */
+    bool is_cut;
+    uint64_t saved_bytes; /* of one micro-batch; 0: there is nothing to keep */
+    /* Uncut: what the backward pass is spared where `saved` is kept; seconds where they are
+     * known. */
+    double recompute_flops;
+    double recompute_seconds;
+    uint64_t recompute_dram_bytes;
+};
+typedef struct plan_stage plan_stage;
+
+/* Borrows all its arrays. */
+struct plan_job {
+    /* ---- the model -------------------------------------------------------------------------- */
+    uint32_t unit_count, stage_count;
+    const uint64_t *unit_elems; /* [unit_count] multiples of SHARD_ELEMS_STEP */
+    const plan_stage *stages;   /* [stage_count] in forward order; the last is the head */
+    const uint8_t *is_frozen;   /* [unit_count] 1: it does not learn; NULL: all units learn */
+
+    /* ---- the placement ---------------------------------------------------------------------- */
+    /* [unit_count] enum tier each. Activations: of the boundary before the stage whose own
+     * unit it is. Inner activations: of that stage; TIER_COUNT: they are not kept but
+     * recomputed. */
+    const uint8_t *homes[STATE_KIND_COUNT];
+    enum update update;
+    enum order order;
+    /* Inner activations of cut stages that are not kept wait between passes. Those of so many
+     * micro-batches wait on the device. The others go where the activations after the first stage
+     * rest, or to the host where that is nvme and parked_on_host. Without effect where
+     * micro-batches pass one by one. */
+    uint32_t parked_near;
+    bool parked_on_host;
+
+    /* ---- ranks ------------------------------------------------------------------------------ */
+    uint32_t world;      /* ranks; 0 acts as 1 */
+    uint32_t zero_stage; /* without effect where there is one rank */
+    /* [unit_count] 1: with stage 3 the unit's params are whole on each rank, as in stage 2
+     * (stage3_param_persistence_threshold). NULL: none are. */
+    const uint8_t *stays_gathered;
+    /* Bytes of a gradient's element on its way to other ranks: 4 or 2; 0 acts as 4. */
+    uint32_t wire_bytes;
+    /* Per element of a whole unit: device memory that a reduce-scatter gets as ROLE_WORKSPACE. */
+    uint32_t reduce_scratch_bytes;
+    /* All ranks' sums for the norm are gathered in parts of at most so many bytes, but of a unit
+     * at least; 0: 16 MiB. Changes no bit of any run. */
+    uint64_t norm_part_bytes;
+    /* Caps on gathered params, in elements; 0: none. None keeps back what the oldest op needs. */
+    uint64_t live_elems_max;  /* on the device at once (stage3_max_live_parameters) */
+    uint64_t ahead_elems_max; /* gathered and not yet in use (stage3_prefetch_bucket_size) */
+    /* With limits_reuse and stage 3, params stay from forward to backward only where at most so
+     * many elements of other units are used in between (stage3_max_reuse_distance); 0: none
+     * stays. */
+    bool limits_reuse;
+    uint64_t reuse_elems_max;
+
+    /* ---- sizes ------------------------------------------------------------------------------ */
+    uint32_t micro_batch_count;
+    uint64_t boundary_bytes; /* of one micro-batch */
+    uint64_t workspace_bytes, constants_bytes;
+    /* Device memory that forward ops read and write, and that stays as it is from program to
+     * program: keys and values. 0: none. */
+    uint64_t cache_bytes;
+    uint64_t tokens_bytes, losses_bytes; /* of a whole step */
+    uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
+    uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
+
+    /* ---- the schedule ----------------------------------------------------------------------- */
+    uint64_t tile_elems;     /* 0: chosen by simulated time */
+    uint64_t tile_elems_max; /* of chosen ones, rounded up to TILE_ELEMS_STEP; 0: any */
+    /* How far ahead of the oldest unfinished op memory is reserved; 0: as far as memory allows. */
+    uint64_t lookahead_ops;
+
+    /* ---- what outlives the process ---------------------------------------------------------- */
+    /* State homed in memory gets a place on the slab; PROGRAM_SAVE then ends in OP_COMMIT. */
+    bool needs_save_places;
+    /* With needs_save_places: state has two places each on the slab, and steady steps can commit
+     * while their other work goes on (plan_commit). */
+    bool commits;
+    /* Steps from commit to commit, 0 as 1. Where state is homed in memory and most steps do not
+     * commit, tile size and held stages are chosen for those. */
+    uint64_t commit_every;
+    /* Compile only EVAL and LOAD, for generation and evaluation. Without needs_save_places there
+     * is no optimizer state to load from, and the caller that runs EVAL fills the params' homes. */
+    bool only_eval;
+
+    /* ---- the machine ------------------------------------------------------------------------ */
+    plan_machine machine;
+    uint64_t budget_bytes[TIER_COUNT];
+    /* Bytes of the nvme budget that hold no state: headers and, with several drives, a stripe for
+     * each but one, however the budget is divided among them. */
+    uint64_t nvme_overhead_bytes;
+    uint64_t nvme_stripe_bytes; /* the slab is a whole number of stripes; 0: of bytes */
+    /* Ranks that divide the drives' budgets, 0 as 1: a refusal names what all of them need. */
+    uint32_t nvme_sharers;
+
+    /* ---- refusals --------------------------------------------------------------------------- */
+    bool no_advice;            /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
+    const char *nvme_advice;   /* where nvme is too small; NULL: raise the budgets */
+    const char *device_advice; /* appended where the device is too small; or NULL */
+};
+typedef struct plan_job plan_job;
+
+/* Elements of a unit's state of this kind that rest on this rank: its shard or the whole padded
+ * unit. */
+uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t unit);
+/* True if they are the shard alone; false where there is one rank. */
+bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
+/* True if the unit learns: it is not frozen. */
+static inline bool plan_learns(const plan_job *self, uint32_t unit)
+{
+    return !self->is_frozen || !self->is_frozen[unit];
+}
+
+#endif

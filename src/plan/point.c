@@ -1,0 +1,265 @@
+/* Points of the search as homes: what is open, where a point puts it, and the points beside it. */
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/search_internal.h"
+
+/* ---- what is open --------------------------------------------------------------------------- */
+
+/* Bytes that wait between the passes of cut stages if all stages wait. They rest where the first
+ * stage's output rests, even if nothing else does. */
+static uint64_t parked_bytes(const plan_job *job)
+{
+    uint64_t bytes = 0;
+    if (job->order == ORDER_BATCH_MAJOR || job->micro_batch_count < 2)
+        return 0;
+    for (uint32_t s = 0; s < job->stage_count; s++)
+        if (job->stages[s].is_cut)
+            bytes = size_max(bytes, job->stages[s].saved_bytes);
+    return bytes * job->micro_batch_count;
+}
+
+/* Bytes of the unit's activations of the kind that rest on this rank. */
+static uint64_t activation_bytes(const plan_job *job, int kind, uint32_t unit)
+{
+    uint64_t bytes = 0, slots = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
+        const plan_stage *stage = &job->stages[s];
+        if (plani_stage_unit(job, s) != unit)
+            continue;
+        if (!plani_goes_back(job, s))
+            bytes += kind == STATE_ACTIVATIONS && s == 1 ? parked_bytes(job) : 0;
+        else if (kind == STATE_INNER_ACTIVATIONS)
+            bytes += slots * stage->saved_bytes;
+        else if (stage->has_input && s + 1 < job->stage_count)
+            bytes += slots * job->boundary_bytes;
+    }
+    return bytes;
+}
+
+/* Bytes of the unit's state of the kind that rest on this rank; 0: there is no such home. */
+static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
+{
+    bool learns = !job->only_eval && plan_learns(job, unit);
+    uint64_t bytes = 0;
+    switch ((enum state_kind)kind) {
+    case STATE_PARAMS:
+        return plan_rest_elems(job, STATE_PARAMS, unit) * job->param_bytes;
+    case STATE_GRADS:
+        return learns ? plan_rest_elems(job, STATE_GRADS, unit) * job->grad_bytes : 0;
+    case STATE_OPTIMIZER:
+        if (!learns)
+            return 0;
+        bytes = tile_state_bytes(job->state_streams, plan_rest_elems(job, STATE_OPTIMIZER, unit));
+        return bytes + (plani_params_are_high(job, unit) ? 0 : plani_high_bytes(job, unit));
+    case STATE_ACTIVATIONS:
+    case STATE_INNER_ACTIVATIONS:
+        return activation_bytes(job, kind, unit);
+    case STATE_KIND_COUNT:
+        break;
+    }
+    return 0;
+}
+
+static int list_kind(plani_search *self, int kind)
+{
+    const plan_job *job = &self->job;
+    const uint8_t *wanted = self->asked->wanted[kind];
+    bool last_first = kind == STATE_ACTIVATIONS || kind == STATE_INNER_ACTIVATIONS;
+    self->homes[kind] = mem_alloc(job->unit_count, 1, "placement");
+    self->units[kind] = mem_alloc(job->unit_count, sizeof(uint32_t), "placement");
+    self->bytes[kind] = mem_alloc(job->unit_count, sizeof(uint64_t), "placement");
+    if (!self->homes[kind] || !self->units[kind] || !self->bytes[kind])
+        return -ENOMEM;
+    for (uint32_t i = 0; i < job->unit_count; i++) {
+        uint32_t unit = last_first ? job->unit_count - 1 - i : i;
+        self->bytes[kind][unit] = rest_bytes(job, kind, unit);
+        bool is_open = wanted[unit] == TIER_AUTO;
+        uint8_t idle = kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_DEVICE;
+        self->homes[kind][unit] = is_open ? idle : wanted[unit];
+        if (is_open && self->bytes[kind][unit] > 0)
+            self->units[kind][self->counts[kind]++] = unit;
+    }
+    self->job.homes[kind] = self->homes[kind];
+    return 0;
+}
+
+int plani_search_init(plani_search *self, const struct plan_place_asked *asked)
+{
+    memset(self, 0, sizeof *self);
+    self->asked = asked;
+    self->job = *asked->job;
+    self->job.no_advice = true;
+    for (int i = 0; i < PLANI_FINALISTS; i++)
+        self->best[i].score = INFINITY;
+    self->seen = mem_alloc(PLANI_SEEN, sizeof *self->seen, "placement");
+    if (!self->seen)
+        return -ENOMEM;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        TRY(list_kind(self, kind));
+    return 0;
+}
+
+void plani_search_fini(plani_search *self)
+{
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        mem_free(self->homes[kind]);
+        mem_free(self->units[kind]);
+        mem_free(self->bytes[kind]);
+    }
+    mem_free(self->seen);
+}
+
+uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES_MAX])
+{
+    uint32_t count = 0;
+    updates[count++] = UPDATE_AFTER_BACKWARD;
+    updates[count++] = UPDATE_IN_NEXT_FORWARD;
+    if (self->asked->allows_in_backward)
+        updates[count++] = UPDATE_IN_BACKWARD;
+    return self->asked->chooses_update ? count : 0;
+}
+
+/* ---- a point as homes ----------------------------------------------------------------------- */
+
+struct plani_point plani_plain_point(const plan_job *job, uint64_t tile_elems)
+{
+    return (struct plani_point){.order = job->order,
+                                .update = job->update,
+                                .parked_near = job->parked_near,
+                                .parked_on_host = job->parked_on_host,
+                                .tile_elems = tile_elems,
+                                .commit = plani_usual_commit(job)};
+}
+
+void plani_point_apply(plani_search *self, const struct plani_point *point)
+{
+    assert(plani_point_is_legal(self, point));
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        uint8_t tier = TIER_DEVICE;
+        for (uint32_t i = 0; i < self->counts[kind]; i++) {
+            while (tier < TIER_COUNT && i >= point->until[kind][tier])
+                tier++;
+            self->homes[kind][self->units[kind][i]] = tier;
+        }
+    }
+    self->job.order = point->order;
+    self->job.update = point->update;
+    self->job.parked_near = point->parked_near;
+    self->job.parked_on_host = point->parked_on_host;
+}
+
+bool plani_point_is_legal(const plani_search *self, const struct plani_point *point)
+{
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        const uint32_t *until = point->until[kind];
+        if (until[TIER_DEVICE] > until[TIER_HOST] || until[TIER_HOST] > until[TIER_NVME] ||
+            until[TIER_NVME] > self->counts[kind])
+            return false;
+        if (kind != STATE_INNER_ACTIVATIONS && until[TIER_NVME] < self->counts[kind])
+            return false;
+        if (!self->asked->has_drives && until[TIER_HOST] < until[TIER_NVME])
+            return false;
+    }
+    return true;
+}
+
+bool plani_point_is_same_placement(const struct plani_point *a, const struct plani_point *b)
+{
+    return memcmp(a->until, b->until, sizeof a->until) == 0 && a->order == b->order &&
+           a->update == b->update && a->parked_near == b->parked_near &&
+           a->parked_on_host == b->parked_on_host;
+}
+
+/* ---- points to begin with ------------------------------------------------------------------- */
+
+void plani_point_near(const plani_search *self, struct plani_point *point, bool keeps_inner)
+{
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        for (int tier = 0; tier < TIER_COUNT; tier++)
+            point->until[kind][tier] =
+                kind != STATE_INNER_ACTIVATIONS || keeps_inner ? self->counts[kind] : 0;
+}
+
+void plani_point_far(const plani_search *self, struct plani_point *point)
+{
+    plani_point_near(self, point, false);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        point->until[kind][TIER_DEVICE] = 0;
+        if (self->asked->has_drives)
+            point->until[kind][TIER_HOST] = 0;
+    }
+}
+
+/* Whole kinds, nearest first. */
+static const uint8_t whole_kinds[][STATE_KIND_COUNT] = {
+    /* params, grads, optimizer, activations, inner activations */
+    {TIER_DEVICE, TIER_DEVICE, TIER_DEVICE, TIER_DEVICE, TIER_COUNT},
+    {TIER_DEVICE, TIER_DEVICE, TIER_HOST, TIER_DEVICE, TIER_COUNT},
+    {TIER_DEVICE, TIER_HOST, TIER_HOST, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_HOST, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_HOST, TIER_HOST, TIER_COUNT},
+    {TIER_DEVICE, TIER_HOST, TIER_NVME, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_NVME, TIER_DEVICE, TIER_COUNT},
+    {TIER_HOST, TIER_HOST, TIER_NVME, TIER_HOST, TIER_COUNT},
+    {TIER_NVME, TIER_HOST, TIER_NVME, TIER_HOST, TIER_COUNT},
+    {TIER_NVME, TIER_NVME, TIER_NVME, TIER_HOST, TIER_COUNT},
+    {TIER_NVME, TIER_NVME, TIER_NVME, TIER_NVME, TIER_COUNT},
+};
+
+static_assert(sizeof whole_kinds / sizeof whole_kinds[0] == PLANI_WHOLE_KINDS,
+              "the header names their number");
+
+void plani_point_of_kinds(const plani_search *self, uint32_t idx, struct plani_point *point)
+{
+    assert(idx < PLANI_WHOLE_KINDS);
+    const uint8_t *tiers = whole_kinds[idx];
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        for (int tier = 0; tier < TIER_COUNT; tier++)
+            point->until[kind][tier] = tier >= tiers[kind] ? self->counts[kind] : 0;
+}
+
+static bool has_far_optimizer(const plani_search *self)
+{
+    for (uint32_t u = 0; u < self->job.unit_count; u++)
+        if (plan_learns(&self->job, u) && self->homes[STATE_OPTIMIZER][u] != TIER_DEVICE)
+            return true;
+    return false;
+}
+
+/* State that is updated far from the device is updated in the next forward. */
+void plani_point_usual_update(plani_search *self, struct plani_point *point)
+{
+    if (!self->asked->chooses_update || !plani_point_is_legal(self, point))
+        return;
+    plani_point_apply(self, point);
+    point->update = has_far_optimizer(self) ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
+}
+
+/* ---- points beside a point ------------------------------------------------------------------ */
+
+bool plani_point_shift(const plani_search *self, struct plani_point *point, int kind, int tier,
+                       int64_t step)
+{
+    uint32_t *until = point->until[kind], count = self->counts[kind];
+    int64_t moved = (int64_t)until[tier] + step;
+    if (tier == TIER_NVME && kind != STATE_INNER_ACTIVATIONS)
+        return false; /* every unit rests somewhere */
+    moved = moved < 0 ? 0 : moved > count ? count : moved;
+    if (moved == until[tier])
+        return false;
+    until[tier] = (uint32_t)moved;
+    for (int t = 0; t < TIER_COUNT; t++) {
+        if (t < tier && until[t] > moved)
+            until[t] = (uint32_t)moved;
+        if (t > tier && until[t] < moved)
+            until[t] = (uint32_t)moved;
+    }
+    if (!self->asked->has_drives) /* what leaves the host goes nowhere */
+        until[TIER_HOST] = until[TIER_NVME] =
+            kind == STATE_INNER_ACTIVATIONS ? until[TIER_HOST] : count;
+    return true;
+}

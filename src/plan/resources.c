@@ -1,0 +1,157 @@
+/* The machine's resources: what ops ask of them, how fast ops run that run together, and rough
+ * figures of machines that were not measured.
+ *
+ * An op is a vector of seconds per resource. Its time alone is the longest of them, plus a fixed
+ * cost and what it waits while it uses none; at least a nanosecond, so that every op has a rate.
+ * Ops that run together share the resources max-min fairly: all of them speed up together until a
+ * resource is full; those that use it keep their rate, and the others go on growing (progressive
+ * filling). Pure; allocates nothing. */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "plan/simulate_internal.h"
+
+/* ---- demands and rates ---------------------------------------------------------------------- */
+
+const char *plan_resource_name(enum plan_resource resource)
+{
+    static const char *const names[RESOURCE_COUNT] = {
+        [RESOURCE_DRIVE] = "drive", [RESOURCE_H2D] = "h2d",     [RESOURCE_D2H] = "d2h",
+        [RESOURCE_DRAM] = "dram",   [RESOURCE_CORES] = "cores", [RESOURCE_DEVICE] = "device",
+        [RESOURCE_COMM] = "comm",
+    };
+    assert(resource < RESOURCE_COUNT);
+    return names[resource];
+}
+
+void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
+                         double d[RESOURCE_COUNT])
+{
+    memset(d, 0, RESOURCE_COUNT * sizeof *d);
+    d[RESOURCE_DRIVE] = (double)demand->drive_read_bytes / machine->drive_read_bytes_per_second +
+                        (double)demand->drive_write_bytes / machine->drive_write_bytes_per_second;
+    d[RESOURCE_H2D] = (double)demand->h2d_bytes / machine->h2d_bytes_per_second;
+    d[RESOURCE_D2H] = (double)demand->d2h_bytes / machine->d2h_bytes_per_second;
+    if (machine->device_is_cpu) /* one thread copies both ways */
+        d[RESOURCE_H2D] += d[RESOURCE_D2H];
+    d[RESOURCE_DRAM] = (double)demand->dram_bytes / machine->dram_bytes_per_second;
+    d[RESOURCE_CORES] = demand->core_seconds / machine->core_count;
+    if (demand->comm_bytes > 0)
+        d[RESOURCE_COMM] = (double)demand->comm_bytes / machine->comm_bytes_per_second;
+    double device_seconds = demand->device_seconds > 0
+                                ? demand->device_seconds
+                                : demand->device_flops / machine->device_flops_per_second;
+    if (demand->device_bytes > 0) /* products and memory of a GPU overlap within an op */
+        device_seconds =
+            fmax(device_seconds, (double)demand->device_bytes / machine->device_bytes_per_second);
+    d[machine->device_is_cpu ? RESOURCE_CORES : RESOURCE_DEVICE] += device_seconds;
+}
+
+void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share)
+{
+    memset(share, 0, sizeof *share);
+    plan_demand_seconds(machine, demand, share->demand);
+    double longest = 0;
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        longest = share->demand[r] > longest ? share->demand[r] : longest;
+    share->alone_seconds = fmax(longest + machine->op_seconds + demand->wait_seconds, 1e-9);
+    assert(isfinite(share->alone_seconds));
+}
+
+void plani_share_rates(struct plani_share *const *running, uint32_t count)
+{
+    double left[RESOURCE_COUNT];
+    bool fixed[LANE_COUNT] = {false};
+    assert(count <= LANE_COUNT);
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        left[r] = 1.0;
+    uint32_t open = count;
+    while (open > 0) {
+        /* The level (share of its own full speed) at which the next resource fills. */
+        double level = 1.0;
+        for (int r = 0; r < RESOURCE_COUNT; r++) {
+            double wanted = 0;
+            for (uint32_t i = 0; i < count; i++)
+                if (!fixed[i])
+                    wanted += running[i]->demand[r] / running[i]->alone_seconds;
+            if (wanted > 0 && left[r] / wanted < level)
+                level = left[r] / wanted;
+        }
+        if (level < 1e-9)
+            level = 1e-9;
+        double used[RESOURCE_COUNT] = {0};
+        for (uint32_t i = 0; i < count; i++)
+            for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
+                used[r] += level * running[i]->demand[r] / running[i]->alone_seconds;
+        /* Fix the ops that use a full resource, or all when each has reached its own full speed. */
+        uint32_t newly = 0;
+        bool fixes[LANE_COUNT] = {false};
+        for (uint32_t i = 0; i < count; i++) {
+            if (fixed[i])
+                continue;
+            bool full = level >= 1.0;
+            for (int r = 0; r < RESOURCE_COUNT; r++)
+                full = full || (running[i]->demand[r] > 0 && used[r] >= left[r] * (1.0 - 1e-9));
+            fixes[i] = full;
+            newly += full;
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            if (fixed[i] || !(fixes[i] || newly == 0))
+                continue;
+            fixed[i] = true;
+            open--;
+            running[i]->rate = level / running[i]->alone_seconds;
+            for (int r = 0; r < RESOURCE_COUNT; r++) {
+                left[r] -= running[i]->demand[r] * running[i]->rate;
+                left[r] = left[r] > 0 ? left[r] : 0;
+            }
+        }
+    }
+}
+
+/* ---- machines that were not measured -------------------------------------------------------- */
+
+void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products)
+{
+    /* A server core of the 2020s with AVX-512: products near 90 GFLOP/s in fp32 and twice that
+     * where it has bf16 ones; DRAM 15 GB/s a core and more; one Gen4 drive. */
+    double cores = core_count > 0 ? core_count : 1;
+    memset(machine, 0, sizeof *machine);
+    machine->drive_read_bytes_per_second = 3e9;
+    machine->drive_write_bytes_per_second = 3e9;
+    machine->dram_bytes_per_second = fmin(15e9 * cores + 20e9, 200e9);
+    machine->h2d_bytes_per_second = 12e9;
+    machine->d2h_bytes_per_second = 12e9;
+    machine->device_flops_per_second = (bf16_products ? 180e9 : 90e9) * cores;
+    machine->core_count = cores;
+    machine->device_is_cpu = true;
+    machine->op_seconds = 20e-6;
+    /* Ranks of one host that copy through shared memory: a guess as well. */
+    machine->comm_bytes_per_second = 5e9;
+    machine->comm_seconds = 20e-6;
+    machine->comm_is_copies = true;
+    /* A guess that no measurement of ours stands behind: a few flushes of a drive's cache, which
+     * take from well under a millisecond (power-loss protection) to some milliseconds (none)
+     * each. */
+    machine->sync_seconds = 5e-3;
+}
+
+void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
+                              double memory_bytes_per_second)
+{
+    /* Products at about two thirds of the dense 16-bit peak that the makers state (A100 312, H100
+     * 989 TFLOP/s, later ones more); links of Gen4 and, from Hopper on, Gen5 x16 at what copies
+     * reach. */
+    plan_machine_default_cpu(machine, core_count, false);
+    machine->device_is_cpu = false;
+    machine->device_flops_per_second = major >= 9 ? 600e12 : major == 8 ? 200e12 : 60e12;
+    machine->device_bytes_per_second = memory_bytes_per_second > 0 ? 0.85 * memory_bytes_per_second
+                                       : major >= 9                ? 2.5e12
+                                                                   : 1.2e12;
+    machine->h2d_bytes_per_second = machine->d2h_bytes_per_second = major >= 9 ? 50e9 : 24e9;
+    machine->op_seconds = 10e-6;
+    /* GPUs of one host that reach each other through the same switches: a guess. */
+    machine->comm_bytes_per_second = machine->h2d_bytes_per_second / 2;
+    machine->comm_is_copies = false;
+}

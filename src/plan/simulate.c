@@ -1,0 +1,530 @@
+/* Time: an event-driven simulation of the machine, and the program that comes out of it.
+ *
+ * Where buffers are is settled first (reserve.c), which makes memory a matter of dependencies;
+ * then how urgent ops are (urgency.c). Then:
+ *
+ *   at each event   complete ops
+ *                   start, on each free lane, the most urgent op whose dependencies are complete
+ *                   share the machine among the running ops (resources.c)
+ *                   advance to the next completion
+ *
+ * The compute lane keeps the serial order (plani_is_chained). Reads and writes share the drives,
+ * and copies in both directions share the one thread that copies for a CPU. Where an op of one
+ * direction is more urgent, the other direction is held until it is done, so that a write which
+ * nothing waits for does not slow what computing waits for. Gathers are held where a cap says so.
+ * The program's order is the order of simulated starts. Heap scratch, freed on return. */
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/simulate_internal.h"
+
+/* Share of the drives, or of the copying thread, that an op must use by itself for others to be
+ * kept off. */
+static const double shared_filled = 0.9;
+
+enum op_state { OP_WAITING, OP_RUNNING, OP_COMPLETE };
+
+struct sim_op {
+    double start, end; /* seconds */
+    uint32_t missing;  /* dependencies that are not complete */
+    uint32_t behind;   /* with `whole`: the op it was held for on the drives, or PROGRAM_NONE */
+    uint8_t state;
+    bool was_held; /* it was ready before, but another op had the shared drives or copies */
+};
+
+/* Gathered params on the device. */
+struct caps {
+    const plani_builder *b;
+    uint8_t *is_ahead; /* [buffer_count] 1: params that nothing uses yet; NULL: there is no cap */
+    uint64_t live_most, ahead_most;
+    uint64_t live_elems, ahead_elems;
+};
+
+struct sim {
+    plani_builder *b;
+    const struct plani_graph *graph;
+    bool whole; /* the program says what was held: by op.behind, and for copies by a dependency */
+    struct sim_op *ops;
+    struct plani_heap ready[LANE_COUNT];
+    uint32_t running[LANE_COUNT];
+    uint32_t last_done[LANE_COUNT];
+    double done[LANE_COUNT]; /* share of the running op that is done, 0..1 */
+    struct caps caps;
+    uint32_t *capped; /* [lane_count[LANE_COMM]] gathers that are ready and that a cap keeps back */
+    uint64_t capped_count;
+    uint32_t *uses_left;  /* [buffer_count] with caps: users that are not complete */
+    uint64_t next_gather; /* with caps: no gather before it is left */
+    uint64_t oldest;      /* first op that is not complete, serial; commits do not count */
+    uint64_t complete_count;
+    double now;
+};
+
+/* ---- caps on gathered params -------------------------------------------------------------------
+ *
+ *   reserved ---- all-gather ---- first use ---- ... ---- last use
+ *   |<-------- ahead ----------->|
+ *   |<----------------------- live ------------------------------>|
+ *
+ * A gather asks before it starts. The gather for the oldest unfinished op is never kept back: all
+ * that comes before it in serial order is complete, so it waits for nothing. */
+
+/* Elements of a buffer of params that an all-gather fills; 0 for all other buffers. */
+static uint64_t gathered_elems(const plani_builder *b, uint32_t buffer_idx)
+{
+    const struct plani_buffer *item = &b->buffers[buffer_idx];
+    if (buffer_idx < b->home_count || item->base.state_kind != STATE_PARAMS)
+        return 0;
+    const op *maker = &b->ops[item->users[0]];
+    const operand *target = op_operand(maker, ROLE_TARGET);
+    bool is_gathered = maker->kind == OP_ALL_GATHER && target && target->buffer_idx == buffer_idx;
+    return is_gathered ? target->size_bytes / b->job->param_bytes : 0;
+}
+
+static int caps_init(struct caps *caps, const plani_builder *b)
+{
+    memset(caps, 0, sizeof *caps);
+    caps->b = b;
+    caps->live_most = b->job->live_elems_max ? b->job->live_elems_max : UINT64_MAX;
+    caps->ahead_most = b->job->ahead_elems_max ? b->job->ahead_elems_max : UINT64_MAX;
+    bool caps_any = b->job->live_elems_max || b->job->ahead_elems_max;
+    if (!caps_any || plani_world(b->job) < 2)
+        return 0;
+    caps->is_ahead = mem_alloc(b->buffer_count, sizeof *caps->is_ahead, "plan caps");
+    return caps->is_ahead ? 0 : -ENOMEM;
+}
+
+static void caps_fini(struct caps *caps)
+{
+    mem_free(caps->is_ahead);
+    memset(caps, 0, sizeof *caps);
+}
+
+static bool caps_allow(const struct caps *caps, uint32_t buffer_idx)
+{
+    uint64_t elems = caps->is_ahead ? gathered_elems(caps->b, buffer_idx) : 0;
+    if (elems == 0)
+        return true;
+    return caps->live_elems + elems <= caps->live_most &&
+           caps->ahead_elems + elems <= caps->ahead_most;
+}
+
+static void caps_take(struct caps *caps, uint32_t buffer_idx)
+{
+    uint64_t elems = caps->is_ahead ? gathered_elems(caps->b, buffer_idx) : 0;
+    if (elems == 0)
+        return;
+    caps->is_ahead[buffer_idx] = 1;
+    caps->live_elems += elems;
+    caps->ahead_elems += elems;
+}
+
+static void caps_start(struct caps *caps, uint32_t op_idx)
+{
+    const op *item = &caps->b->ops[op_idx];
+    for (uint32_t i = 0; caps->is_ahead && i < item->operand_count; i++) {
+        uint32_t used = item->operands[i].buffer_idx;
+        if (!caps->is_ahead[used] || caps->b->buffers[used].users[0] == op_idx)
+            continue;
+        caps->is_ahead[used] = 0;
+        caps->ahead_elems -= gathered_elems(caps->b, used);
+    }
+}
+
+static void caps_give(struct caps *caps, uint32_t buffer_idx)
+{
+    uint64_t elems = caps->is_ahead ? gathered_elems(caps->b, buffer_idx) : 0;
+    assert(caps->live_elems >= elems);
+    caps->live_elems -= elems;
+}
+
+static bool is_gather(const op *item)
+{
+    return item->kind == OP_ALL_GATHER && item->state_kind == STATE_PARAMS;
+}
+
+/* True if a cap keeps the op back now. Gathers start in serial order then, so that the oldest op,
+ * which nothing keeps back, finds no later one there. */
+static bool is_capped(struct sim *s, uint32_t idx)
+{
+    const op *ops = s->b->ops;
+    if (!s->caps.is_ahead || !is_gather(&ops[idx]))
+        return false;
+    while (!is_gather(&ops[s->next_gather]) || s->ops[s->next_gather].state != OP_WAITING)
+        s->next_gather++;
+    if (idx != s->next_gather)
+        return true;
+    return idx != s->oldest &&
+           !caps_allow(&s->caps, op_operand(&ops[idx], ROLE_TARGET)->buffer_idx);
+}
+
+/* Lets the gathers that a cap kept back be looked at again. */
+static void uncap(struct sim *s)
+{
+    while (s->capped_count > 0)
+        plani_heap_push(&s->ready[LANE_COMM], s->capped[--s->capped_count]);
+}
+
+static void start_caps(struct sim *s, uint32_t idx)
+{
+    const op *item = &s->b->ops[idx];
+    if (!s->caps.is_ahead)
+        return;
+    if (is_gather(item))
+        caps_take(&s->caps, op_operand(item, ROLE_TARGET)->buffer_idx);
+    caps_start(&s->caps, idx);
+    uncap(s);
+}
+
+static void complete_caps(struct sim *s, uint32_t idx)
+{
+    const op *item = &s->b->ops[idx];
+    for (uint32_t i = 0; s->caps.is_ahead && i < item->operand_count; i++) {
+        uint32_t used = item->operands[i].buffer_idx;
+        bool repeated = used < s->b->home_count;
+        for (uint32_t j = 0; j < i; j++)
+            repeated = repeated || item->operands[j].buffer_idx == used;
+        if (!repeated && --s->uses_left[used] == 0)
+            caps_give(&s->caps, used);
+    }
+    uncap(s);
+}
+
+/* ---- begin and end -------------------------------------------------------------------------- */
+
+static int sim_init(struct sim *s, plani_builder *b, bool whole)
+{
+    const struct plani_graph *graph = b->graph;
+    memset(s, 0, sizeof *s);
+    s->b = b;
+    s->graph = graph;
+    s->whole = whole;
+    TRY(caps_init(&s->caps, b));
+    s->ops = mem_alloc(b->op_count + 1, sizeof *s->ops, "plan simulation");
+    if (!s->ops)
+        return -ENOMEM;
+    if (s->caps.is_ahead) {
+        s->capped = mem_alloc(graph->lane_count[LANE_COMM] + 1, sizeof *s->capped, "plan caps");
+        s->uses_left = mem_alloc(b->buffer_count + 1, sizeof *s->uses_left, "plan caps");
+        if (!s->capped || !s->uses_left)
+            return -ENOMEM;
+        for (uint64_t i = b->home_count; i < b->buffer_count; i++)
+            s->uses_left[i] = b->buffers[i].user_count;
+    }
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        s->running[lane] = s->last_done[lane] = PROGRAM_NONE;
+        TRY(plani_heap_init(&s->ready[lane], graph->lane_count[lane], graph->urgency, false));
+    }
+    for (uint64_t i = 0; i < b->op_count; i++) {
+        s->ops[i].missing = (uint32_t)(graph->to_begin[i + 1] - graph->to_begin[i]);
+        s->ops[i].missing += graph->chain_before[i] != PROGRAM_NONE;
+        if (s->ops[i].missing == 0)
+            plani_heap_push(&s->ready[b->ops[i].lane], (uint32_t)i);
+    }
+    return 0;
+}
+
+static void sim_fini(struct sim *s)
+{
+    mem_free(s->ops);
+    mem_free(s->capped);
+    mem_free(s->uses_left);
+    caps_fini(&s->caps);
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        plani_heap_fini(&s->ready[lane]);
+}
+
+/* ---- lanes ---------------------------------------------------------------------------------- */
+
+static void wait_less(struct sim *s, uint32_t idx)
+{
+    assert(s->ops[idx].state == OP_WAITING && s->ops[idx].missing > 0);
+    if (--s->ops[idx].missing == 0)
+        plani_heap_push(&s->ready[s->b->ops[idx].lane], idx);
+}
+
+static void complete(struct sim *s, uint32_t idx)
+{
+    const struct plani_graph *g = s->graph;
+    uint8_t lane = s->b->ops[idx].lane;
+    assert(s->ops[idx].state == OP_RUNNING && s->running[lane] == idx);
+    s->ops[idx].state = OP_COMPLETE;
+    s->ops[idx].end = s->now;
+    s->complete_count++;
+    s->running[lane] = PROGRAM_NONE;
+    s->last_done[lane] = idx;
+    for (uint64_t e = g->from_begin[idx]; e < g->from_begin[idx + 1]; e++)
+        wait_less(s, g->successors[e]);
+    if (g->chain[idx] != PROGRAM_NONE)
+        wait_less(s, g->chain[idx]);
+    while (s->oldest < s->b->op_count &&
+           (s->ops[s->oldest].state == OP_COMPLETE || s->b->ops[s->oldest].kind == OP_COMMIT))
+        s->oldest++;
+    complete_caps(s, idx);
+}
+
+/* True if the op leaves the drives, or the one thread that copies both ways, to an op of the lane
+ * that shares them: one that is more urgent, and nearly fills them. */
+static bool is_held(const struct sim *s, int lane, uint32_t idx)
+{
+    int other = plani_rival_lane(&s->b->job->machine, lane);
+    if (other == LANE_COUNT)
+        return false;
+    uint32_t rival = s->running[other];
+    if (rival == PROGRAM_NONE && s->ready[other].count > 0)
+        rival = s->ready[other].items[0];
+    if (rival == PROGRAM_NONE || s->graph->urgency[rival] <= s->graph->urgency[idx])
+        return false;
+    const struct plani_share *share = &s->graph->shares[rival];
+    enum plan_resource shared =
+        other == LANE_READ || other == LANE_WRITE ? RESOURCE_DRIVE : RESOURCE_H2D;
+    return share->demand[shared] > shared_filled * share->alone_seconds;
+}
+
+/* The op that the lane starts now, or PROGRAM_NONE. */
+static uint32_t take_next(struct sim *s, int lane)
+{
+    while (s->ready[lane].count > 0) {
+        uint32_t idx = s->ready[lane].items[0];
+        if (is_held(s, lane, idx)) {
+            s->ops[idx].was_held = true;
+            return PROGRAM_NONE;
+        }
+        plani_heap_pop(&s->ready[lane]);
+        if (!is_capped(s, idx))
+            return idx;
+        s->capped[s->capped_count++] = idx;
+    }
+    return PROGRAM_NONE;
+}
+
+/* Starts the ops that can start. The executor knows no urgency, so the program says which op
+ * another was held for: for a copy by a dependency; for a read or a write by op.behind, so that
+ * the drives go on to it without a pause. */
+static int start_ready(struct sim *s)
+{
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        uint32_t idx = s->running[lane] == PROGRAM_NONE ? take_next(s, lane) : PROGRAM_NONE;
+        if (idx == PROGRAM_NONE)
+            continue;
+        struct sim_op *o = &s->ops[idx];
+        int other = plani_rival_lane(&s->b->job->machine, lane);
+        uint32_t rival = other < LANE_COUNT ? s->last_done[other] : PROGRAM_NONE;
+        o->behind = PROGRAM_NONE;
+        if (s->whole && o->was_held && rival != PROGRAM_NONE) {
+            if (lane == LANE_READ || lane == LANE_WRITE)
+                o->behind = rival;
+            else
+                TRY(plani_add_edge(s->b, rival, idx));
+        }
+        o->state = OP_RUNNING;
+        o->start = s->now;
+        s->running[lane] = idx;
+        s->done[lane] = 0;
+        start_caps(s, idx);
+    }
+    return 0;
+}
+
+/* Advances to the next completion. */
+static void advance(struct sim *s)
+{
+    struct plani_share *shares[LANE_COUNT];
+    int lanes[LANE_COUNT];
+    uint32_t count = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        if (s->running[lane] != PROGRAM_NONE) {
+            lanes[count] = lane;
+            shares[count++] = &s->graph->shares[s->running[lane]];
+        }
+    assert(count > 0);
+    plani_share_rates(shares, count);
+    for (uint32_t i = 0; i < count; i++)
+        assert(shares[i]->rate > 0);
+    double step = INFINITY;
+    for (uint32_t i = 0; i < count; i++)
+        step = fmin(step, (1.0 - s->done[lanes[i]]) / shares[i]->rate);
+    s->now += step;
+    for (uint32_t i = 0; i < count; i++) {
+        s->done[lanes[i]] += step * shares[i]->rate;
+        if (s->done[lanes[i]] >= 1.0 - 1e-9)
+            complete(s, s->running[lanes[i]]);
+    }
+}
+
+static int simulate(struct sim *s)
+{
+    while (s->complete_count < s->b->op_count) {
+        TRY(start_ready(s));
+        advance(s);
+    }
+    return 0;
+}
+
+/* ---- the program ---------------------------------------------------------------------------- */
+
+static int compare_by_start(const void *left, const void *right, void *context)
+{
+    const struct sim_op *ops = context;
+    uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
+    if (ops[a].start != ops[c].start)
+        return ops[a].start < ops[c].start ? -1 : 1;
+    return a < c ? -1 : a > c;
+}
+
+static int compare_indices(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
+    return a < c ? -1 : a > c;
+}
+
+/* Dependencies by op, ascending, each once; `place` says where an op of the serial order went. */
+static int fill_deps(const plani_builder *b, const uint32_t *place, program *out)
+{
+    uint64_t *end = mem_alloc(b->op_count + 1, sizeof *end, "program dependencies");
+    if (!end)
+        return -ENOMEM;
+    for (uint64_t e = 0; e < b->edge_count; e++)
+        end[place[b->edges[e].to] + 1]++;
+    for (uint64_t i = 0; i < b->op_count; i++)
+        end[i + 1] += end[i];
+    for (uint64_t e = 0; e < b->edge_count;
+         e++) /* end[i] runs from the first to the last of op i */
+        out->deps[end[place[b->edges[e].to]]++] = place[b->edges[e].from];
+    uint64_t first = 0;
+    for (uint64_t i = 0; i < b->op_count; i++) {
+        op *item = &out->ops[i];
+        qsort(out->deps + first, end[i] - first, sizeof *out->deps, compare_indices);
+        item->dep_begin = (uint32_t)out->dep_count;
+        for (; first < end[i]; first++)
+            if (item->dep_count == 0 || out->deps[out->dep_count - 1] != out->deps[first]) {
+                assert(out->deps[first] < i);
+                out->deps[out->dep_count++] = out->deps[first];
+                item->dep_count++;
+            }
+    }
+    mem_free(end);
+    return 0;
+}
+
+static void fill_buffers(const struct sim *s, program *out)
+{
+    for (uint64_t i = 0; i < out->buffer_count; i++)
+        out->buffers[i] = s->b->buffers[i].base;
+    for (uint64_t i = 0; i < out->op_count; i++) {
+        const op *item = &out->ops[i];
+        for (uint32_t j = 0; j < item->operand_count; j++) {
+            buffer *used = &out->buffers[item->operands[j].buffer_idx];
+            if (used->is_home)
+                continue;
+            if (used->producer == PROGRAM_NONE)
+                used->producer = (uint32_t)i;
+            used->last_reader = (uint32_t)i;
+        }
+    }
+}
+
+static int fill_program(const struct sim *s, program *out)
+{
+    const plani_builder *b = s->b;
+    out->op_count = b->op_count;
+    out->buffer_count = b->buffer_count;
+    out->home_count = b->home_count;
+    out->ops = mem_alloc(b->op_count, sizeof *out->ops, "program ops");
+    out->buffers = mem_alloc(b->buffer_count, sizeof *out->buffers, "program buffers");
+    out->deps = mem_alloc(b->edge_count, sizeof *out->deps, "program dependencies");
+    uint32_t *order = mem_alloc(b->op_count, sizeof *order, "program order");
+    uint32_t *place = mem_alloc(b->op_count, sizeof *place, "program order");
+    int rc = out->ops && out->buffers && out->deps && order && place ? 0 : -ENOMEM;
+    for (uint64_t i = 0; rc == 0 && i < b->op_count; i++)
+        order[i] = (uint32_t)i;
+    if (rc == 0) {
+        qsort_r(order, b->op_count, sizeof *order, compare_by_start, s->ops);
+        for (uint64_t i = 0; i < b->op_count; i++)
+            place[order[i]] = (uint32_t)i;
+    }
+    for (uint64_t i = 0; rc == 0 && i < b->op_count; i++) {
+        op *item = &out->ops[i];
+        *item = b->ops[order[i]];
+        item->predicted_start_ns = (uint64_t)llround(s->ops[order[i]].start * 1e9);
+        item->predicted_end_ns = (uint64_t)llround(s->ops[order[i]].end * 1e9);
+        out->lane_bytes[item->lane] += op_moved_bytes(item);
+    }
+    if (rc == 0)
+        rc = fill_deps(b, place, out);
+    for (uint64_t i = 0; rc == 0 && i < b->op_count; i++) {
+        uint32_t behind = s->ops[order[i]].behind;
+        if (behind != PROGRAM_NONE && !op_depends_on(out, (uint32_t)i, place[behind]))
+            out->ops[i].behind = place[behind];
+    }
+    if (rc == 0)
+        fill_buffers(s, out);
+    mem_free(order);
+    mem_free(place);
+    return rc;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+/* Places the buffers; adds edges. */
+static int settle(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[TIER_COUNT],
+                  uint64_t lookahead_ops, program *out)
+{
+    struct plani_peaks peaks;
+    memset(out, 0, sizeof *out);
+    if (!b->graph)
+        TRY(plani_graph_create(b, &b->graph));
+    TRY(plani_reserve(b, b->graph, budget_bytes, lookahead_ops, &peaks));
+    out->kind = kind;
+    out->world = plani_world(b->job);
+    for (int a = 0; a < TIER_COUNT; a++) {
+        out->budget_bytes[a] = budget_bytes[a];
+        out->peak_bytes[a] = peaks.bytes[a];
+        out->peak_buffer[a] = peaks.buffer[a];
+    }
+    return 0;
+}
+
+int plani_schedule_serial(plani_builder *b, enum program_kind kind,
+                          const uint64_t budget_bytes[TIER_COUNT], program *out)
+{
+    uint64_t data_edge_count = b->edge_count;
+    int rc = settle(b, kind, budget_bytes, 1, out);
+    b->edge_count = data_edge_count;
+    return rc;
+}
+
+static void fill_times(const struct sim *s, program *out)
+{
+    out->predicted_ns = (uint64_t)llround(s->now * 1e9);
+    for (uint64_t i = 0; i < s->b->op_count; i++)
+        out->lane_busy_ns[s->b->ops[i].lane] +=
+            (uint64_t)(llround(s->ops[i].end * 1e9) - llround(s->ops[i].start * 1e9));
+}
+
+int plani_schedule(plani_builder *b, enum program_kind kind,
+                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops, bool whole,
+                   program *out)
+{
+    uint64_t data_edge_count = b->edge_count;
+    struct sim s = {0};
+    int rc = settle(b, kind, budget_bytes, lookahead_ops, out);
+    if (rc == 0)
+        rc = plani_graph_link(b->graph, b);
+    if (rc == 0)
+        rc = sim_init(&s, b, whole);
+    if (rc == 0)
+        rc = simulate(&s);
+    if (rc == 0)
+        fill_times(&s, out);
+    if (rc == 0 && whole)
+        rc = fill_program(&s, out);
+    if (rc < 0)
+        program_fini(out);
+    b->edge_count = data_edge_count; /* a next try starts from the data dependencies */
+    sim_fini(&s);
+    return rc;
+}

@@ -1,0 +1,125 @@
+/* From serial order to a program. Each transient gets its place first, which turns reuse of memory
+ * into dependencies. Then ops get their urgency, and a simulation starts them in time. Lower
+ * bounds say how short the program can be at best.
+ *
+ * Pure and deterministic; heap memory, freed on return. */
+#ifndef SLUICE_PLAN_SIMULATE_INTERNAL_H
+#define SLUICE_PLAN_SIMULATE_INTERNAL_H
+
+#include "plan/emit_internal.h"
+
+enum {
+    /* Programs that move all state through memory, and saves within a step, could fill the whole
+     * host budget; this many ops ahead keep every drive and link busy. */
+    PLANI_LOOKAHEAD_OF_SAVES = 64,
+};
+
+/* ---- demands and rates: resources.c --------------------------------------------------------- */
+
+struct plani_share {
+    double demand[RESOURCE_COUNT]; /* seconds of the whole resource that the op needs */
+    double alone_seconds;          /* its time when nothing else runs */
+    double rate;                   /* out: share of the op done per second */
+};
+void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share);
+/* Max-min fair rates of ops that run together; at most LANE_COUNT. */
+void plani_share_rates(struct plani_share *const *running, uint32_t count);
+
+/* ---- one arena's memory: space.c ------------------------------------------------------------ */
+
+struct plani_piece { /* a stretch and the transient that used it last */
+    uint64_t begin, end;
+    uint32_t buffer_idx;
+    bool live;
+};
+struct plani_space_class { /* buffers of one size and residue */
+    uint64_t size_bytes, residue;
+    uint64_t lowest; /* no place for one below; UINT64_MAX: no place at all */
+};
+struct plani_space {
+    struct plani_piece *pieces; /* sorted, disjoint; what lies between them was never used */
+    uint64_t count, capacity;
+    struct plani_space_class *classes;
+    uint32_t class_count, class_capacity, class_recent;
+    uint64_t floor_bytes, budget_bytes; /* transients live in [floor, budget) */
+};
+/* Called for each buffer whose bytes a fresh one takes over; below 0 stops. */
+typedef int plani_space_order(void *context, uint32_t held_idx, uint32_t fresh_idx);
+
+void plani_space_init(struct plani_space *space, uint64_t floor_bytes, uint64_t budget_bytes);
+void plani_space_fini(struct plani_space *space);
+/* The lowest place for such a buffer in *offset; UINT64_MAX where there is none now. */
+int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t residue,
+                     uint64_t *offset) MUST_CHECK;
+/* Gives [begin, end), a place just found, to the buffer. */
+int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, uint32_t fresh,
+                     plani_space_order *order, void *context) MUST_CHECK;
+/* Frees the whole of the live buffer that begins there. */
+void plani_space_release(struct plani_space *space, uint64_t begin);
+
+/* ---- the graph and its urgency: urgency.c --------------------------------------------------- */
+
+/* Ops, taken largest key first; of equal keys the first, or the last, of the serial order. */
+struct plani_heap {
+    uint32_t *items;
+    uint64_t count, capacity;
+    const double *keys; /* borrowed, by op */
+    bool last_first;
+};
+int plani_heap_init(struct plani_heap *heap, uint64_t capacity, const double *keys,
+                    bool last_first) MUST_CHECK;
+void plani_heap_fini(struct plani_heap *heap);
+void plani_heap_push(struct plani_heap *heap, uint32_t idx);
+uint32_t plani_heap_pop(struct plani_heap *heap);
+
+/* The graph that all simulations of a builder's ops share. The second part is linked anew for each
+ * of them. */
+struct plani_graph {
+    uint64_t *in_begin;             /* [op_count + 1] in builder.edges: data dependencies by `to` */
+    uint32_t *chain, *chain_before; /* [op_count] next and last op of the compute lane's chain */
+    struct plani_share *shares;     /* [op_count] */
+    uint64_t lane_count[LANE_COUNT];
+    /* Linked: dependencies of data and of memory, but not of the chain. */
+    uint64_t *from_begin, *to_begin; /* [op_count + 2] in successors, predecessors */
+    uint32_t *successors, *predecessors;
+    uint64_t capacity;
+    double *urgency; /* [op_count] seconds from the op's latest start to the end of the program */
+};
+/* The lane that shares the drives with this one, or the one thread that copies for a CPU;
+ * LANE_COUNT: there is none. */
+int plani_rival_lane(const plan_machine *machine, int lane);
+int plani_graph_create(const plani_builder *b, struct plani_graph **out) MUST_CHECK;
+int plani_graph_link(struct plani_graph *g, const plani_builder *b) MUST_CHECK;
+
+/* ---- places: reserve.c ---------------------------------------------------------------------- */
+
+struct plani_peaks {
+    uint64_t bytes[TIER_COUNT];  /* the end of the highest buffer */
+    uint32_t buffer[TIER_COUNT]; /* which that is */
+};
+/* Fills in the transients' offsets, and adds as edges what their places cost. ERR_NO_FIT. */
+int plani_reserve(plani_builder *b, const struct plani_graph *graph,
+                  const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
+                  struct plani_peaks *peaks) MUST_CHECK;
+
+/* ---- time: simulate.c ----------------------------------------------------------------------- */
+
+/* Places and simulates the builder's ops. With `whole` it fills *out; without, only what a choice
+ * between programs needs: predicted_ns, lane_busy_ns, peaks, budgets. `lookahead_ops` 0 is no
+ * limit, 1 needs the least memory. ERR_NO_FIT when memory ran out. The builder can be scheduled
+ * again. */
+int plani_schedule(plani_builder *b, enum program_kind kind,
+                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops, bool whole,
+                   program *out) MUST_CHECK;
+/* Peaks and budgets alone, with a lookahead of 1: what the serial order needs. ERR_NO_FIT. */
+int plani_schedule_serial(plani_builder *b, enum program_kind kind,
+                          const uint64_t budget_bytes[TIER_COUNT], program *out) MUST_CHECK;
+
+/* ---- lower bounds: bound.c ------------------------------------------------------------------ */
+
+/* Lower bounds of the program's time, of the data dependencies alone, in a run that commits or
+ * does not. plan_set.bound_ns and schedule_bound_ns say what they are. -ENOMEM. */
+int plani_phases_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
+int plani_schedule_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
+
+#endif

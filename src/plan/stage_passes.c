@@ -1,0 +1,416 @@
+/* One pass of one stage in one phase, for a range of micro-batches: brings params to the device,
+ * emits the ops, and brings and takes away what they use and make.
+ *
+ *   forward    [update or fetch params]  F mb0, F mb1, ...   outputs home, kept `saved` home
+ *   recompute  [fetch params]            R mb0, R mb1, ...   of a cut stage without its `saved`
+ *   backward   [fetch params]            B mb0, B mb1, ...   [close the gradient, or park its sums]
+ *
+ * An accumulator opens with the first op that adds to it in a step and closes after the last pass
+ * that does. In between it stays on the device or, where it has a home, rests there. */
+#include <assert.h>
+#include <math.h>
+
+#include "plan/emit_internal.h"
+
+static uint64_t slot_of(const plani_builder *b, uint32_t stage, uint32_t mb)
+{
+    return (uint64_t)stage * b->job->micro_batch_count + mb;
+}
+
+static bool is_held(const plani_builder *b, uint32_t stage)
+{
+    return stage + b->held_stages + 1 >= b->job->stage_count;
+}
+
+static bool is_head(const plani_builder *b, uint32_t stage)
+{
+    return stage + 1 == b->job->stage_count;
+}
+
+static void use_if(plani_builder *b, uint32_t idx, uint32_t buffer_idx, enum operand_role role,
+                   uint8_t access)
+{
+    if (buffer_idx != PROGRAM_NONE && access != 0)
+        plani_use(b, idx, plani_whole(b, buffer_idx), role, (enum operand_access)access);
+}
+
+static uint32_t device_scratch(plani_builder *b, uint64_t bytes, enum state_kind kind,
+                               uint32_t unit)
+{
+    return plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, kind, unit);
+}
+
+static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
+{
+    return b->error >= 0 && buffer_idx != PROGRAM_NONE &&
+           b->buffers[buffer_idx].base.arena == TIER_DEVICE;
+}
+
+/* Moves a whole buffer of activations of one micro-batch. */
+static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum state_kind kind,
+                       uint32_t unit, uint32_t mb)
+{
+    plani_transfer(b, plani_whole(b, source), plani_whole(b, target), kind, unit, PROGRAM_NONE, mb);
+}
+
+/* A run of one pass over micro-batches [mb_begin, mb_end). */
+struct pass_run {
+    uint32_t s, pass_idx, mb_begin, mb_end;
+    enum phase phase;
+    const plan_stage *stage;
+    const plan_pass *pass;
+    uint32_t unit; /* whose placement the stage's activations follow */
+    bool trains;
+    uint32_t params[2], grads[2];
+    bool fresh[2];
+};
+
+/* True if a later pass of the phase uses `saved`. */
+static bool saved_goes_on(const struct pass_run *run)
+{
+    for (uint32_t p = run->pass_idx + 1; p < run->stage->pass_count[run->phase]; p++)
+        if (run->stage->passes[run->phase][p].saved != 0)
+            return true;
+    return false;
+}
+
+static bool keeps_saved(const plani_builder *b, uint32_t stage)
+{
+    return plani_keeps_saved(b->job, stage);
+}
+
+static uint8_t saved_access(const plani_builder *b, const struct pass_run *run)
+{
+    if (run->stage->is_cut)
+        return run->pass->saved;
+    if (!run->trains || !keeps_saved(b, run->s))
+        return 0; /* scratch of the one op */
+    return run->phase == PHASE_FORWARD ? ACCESS_WRITE : ACCESS_UPDATE;
+}
+
+/* Params of a unit on the device: held since the forward, fresh from the pending update, or
+ * fetched. */
+static uint32_t unit_params(plani_builder *b, struct plani_step *st, uint32_t unit)
+{
+    if (st->params[unit] != PROGRAM_NONE)
+        return st->params[unit];
+    if (!st->updates_first || st->updated[unit])
+        return plani_fetch_params(b, unit);
+    st->updated[unit] = 1;
+    st->updated_count++;
+    uint32_t device = plani_device_params(b, unit);
+    plani_unit_work(b, unit, PLANI_WORK_UPDATE, device, PROGRAM_NONE);
+    if (st->commits_behind) {
+        b->if_commits = true;
+        plani_save_unit(b, unit);
+        b->if_commits = false;
+    }
+    return device;
+}
+
+static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run *run, uint32_t i)
+{
+    uint32_t unit = run->pass->units[i], home = b->set->homes.accumulators[unit];
+    run->fresh[i] = !st->begun[unit];
+    st->begun[unit] = 1;
+    if (st->grads[unit] == PROGRAM_NONE && is_on_device(b, home))
+        st->grads[unit] = home;
+    if (st->grads[unit] == PROGRAM_NONE) {
+        st->grads[unit] = device_scratch(b, plani_whole_elems(b->job, unit) * 4, STATE_GRADS, unit);
+        if (!run->fresh[i])
+            plani_move_accumulator(b, unit, home, st->grads[unit]);
+    }
+    run->grads[i] = st->grads[unit];
+}
+
+static void leave_grads(plani_builder *b, struct plani_step *st, uint32_t unit)
+{
+    uint32_t home = b->set->homes.accumulators[unit];
+    assert(st->uses_left[unit] > 0);
+    if (--st->uses_left[unit] == 0) {
+        if (st->updates_late) /* with the gradient that rests there still, of the step before */
+            plani_unit_work(b, unit, PLANI_WORK_UPDATE, PROGRAM_NONE, PROGRAM_NONE);
+        plani_close_grads(b, unit, st->grads[unit]);
+        st->grads[unit] = PROGRAM_NONE;
+    } else if (home != PROGRAM_NONE && st->grads[unit] != home) {
+        plani_move_accumulator(b, unit, st->grads[unit], home);
+        st->grads[unit] = PROGRAM_NONE;
+    }
+}
+
+/* The stage's input on the device. */
+static uint32_t bring_input(plani_builder *b, const struct plani_step *st,
+                            const struct pass_run *run, uint32_t mb)
+{
+    uint32_t input = st->inputs[slot_of(b, run->s, mb)];
+    uint32_t home = b->set->homes.activations[slot_of(b, run->s, mb)];
+    bool is_there =
+        run->phase == PHASE_FORWARD || is_head(b, run->s) || is_held(b, run->s) || input == home;
+    if (run->pass->input == 0 || is_there)
+        return input;
+    input = device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
+    move_whole(b, home, input, STATE_ACTIVATIONS, run->unit, mb);
+    return input;
+}
+
+static uint32_t bring_saved(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+                            uint32_t mb, uint8_t access)
+{
+    uint32_t *saved = &st->saved[slot_of(b, run->s, mb)];
+    uint32_t home = b->set->homes.saved[slot_of(b, run->s, mb)];
+    if (access == 0 || *saved != PROGRAM_NONE)
+        return *saved;
+    if (is_on_device(b, home)) {
+        *saved = home;
+        return home;
+    }
+    uint64_t bytes =
+        home == PROGRAM_NONE ? run->stage->saved_bytes : b->buffers[home].base.size_bytes;
+    *saved = device_scratch(b, bytes, STATE_INNER_ACTIVATIONS, run->unit);
+    if (access != ACCESS_WRITE)
+        move_whole(b, home, *saved, STATE_INNER_ACTIVATIONS, run->unit, mb);
+    return *saved;
+}
+
+/* After the op: `saved` goes home where it has one, and is forgotten where nothing more needs
+ * it. */
+static void leave_saved(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+                        uint32_t mb, uint8_t access)
+{
+    uint32_t *saved = &st->saved[slot_of(b, run->s, mb)];
+    uint32_t home = b->set->homes.saved[slot_of(b, run->s, mb)];
+    bool stays = saved_goes_on(run) || run->phase == PHASE_RECOMPUTE;
+    bool is_kept = run->phase == PHASE_FORWARD && run->trains && keeps_saved(b, run->s);
+    bool has_other_home = home != PROGRAM_NONE && home != *saved;
+    if (access == 0)
+        return;
+    if (has_other_home && access != ACCESS_READ && (stays || is_kept))
+        move_whole(b, *saved, home, STATE_INNER_ACTIVATIONS, run->unit, mb);
+    if (has_other_home || !stays)
+        *saved = PROGRAM_NONE;
+}
+
+static uint32_t output_buffer(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+                              uint32_t mb)
+{
+    if (run->pass->output == 0 || !run->stage->has_output)
+        return PROGRAM_NONE;
+    uint32_t *output = &st->inputs[slot_of(b, run->s + 1, mb)];
+    if (run->pass->output != ACCESS_WRITE)
+        return *output;
+    uint32_t home = b->set->homes.activations[slot_of(b, run->s + 1, mb)];
+    *output = run->trains && is_on_device(b, home)
+                  ? home
+                  : device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS,
+                                   plani_stage_unit(b->job, run->s + 1));
+    return *output;
+}
+
+static void leave_output(plani_builder *b, const struct plani_step *st, const struct pass_run *run,
+                         uint32_t mb)
+{
+    bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
+    if (run->phase != PHASE_FORWARD || !run->trains || !is_last || !run->stage->has_output)
+        return;
+    uint32_t output = st->inputs[slot_of(b, run->s + 1, mb)];
+    uint32_t home = b->set->homes.activations[slot_of(b, run->s + 1, mb)];
+    if (home == PROGRAM_NONE || home == output || is_held(b, run->s + 1))
+        return;
+    move_whole(b, output, home, STATE_ACTIVATIONS, plani_stage_unit(b->job, run->s + 1), mb);
+}
+
+static uint32_t output_grad_buffer(plani_builder *b, const struct plani_step *st,
+                                   const struct pass_run *run, uint32_t mb)
+{
+    if (run->pass->output_grad == 0)
+        return PROGRAM_NONE;
+    uint32_t waits = run->s == 0 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
+    if (waits == PROGRAM_NONE || is_on_device(b, waits))
+        return waits != PROGRAM_NONE ? waits : st->input_grads[slot_of(b, run->s + 1, mb)];
+    uint32_t unit = plani_stage_unit(b->job, 1);
+    uint32_t found = device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, unit);
+    move_whole(b, waits, found, STATE_ACTIVATIONS, unit, mb);
+    return found;
+}
+
+static uint32_t input_grad_buffer(plani_builder *b, struct plani_step *st,
+                                  const struct pass_run *run, uint32_t mb)
+{
+    if (run->pass->input_grad == 0)
+        return PROGRAM_NONE;
+    uint32_t *made = &st->input_grads[slot_of(b, run->s, mb)];
+    if (run->pass->input_grad != ACCESS_WRITE)
+        return *made;
+    uint32_t waits = run->s == 1 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
+    *made = is_on_device(b, waits)
+                ? waits
+                : device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
+    return *made;
+}
+
+static void leave_input_grad(plani_builder *b, const struct plani_step *st,
+                             const struct pass_run *run, uint32_t mb)
+{
+    bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
+    uint32_t waits = run->s == 1 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
+    if (run->phase != PHASE_BACKWARD || !is_last || waits == PROGRAM_NONE || is_on_device(b, waits))
+        return;
+    move_whole(b, st->input_grads[slot_of(b, 1, mb)], waits, STATE_ACTIVATIONS, run->unit, mb);
+}
+
+/* Adds the zeroing of a fresh gradient. Known times are of kernels alone, so it comes on top of
+ * them. */
+static void add_zeroing(const plani_builder *b, op *item, uint64_t zeroed_bytes)
+{
+    const plan_machine *machine = &b->job->machine;
+    double bytes = (double)zeroed_bytes;
+    if (item->demand.device_seconds > 0)
+        item->demand.device_seconds +=
+            bytes / (machine->device_is_cpu ? machine->dram_bytes_per_second
+                                            : machine->device_bytes_per_second);
+}
+
+static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
+{
+    static const enum op_kind kinds[PHASE_COUNT] = {
+        [PHASE_FORWARD] = OP_FORWARD,
+        [PHASE_RECOMPUTE] = OP_RECOMPUTE,
+        [PHASE_BACKWARD] = OP_BACKWARD,
+    };
+    uint32_t idx = plani_op(b, kinds[run->phase], LANE_COMPUTE);
+    if (b->error < 0)
+        return idx;
+    op *item = &b->ops[idx];
+    item->unit = run->pass->units[0];
+    item->stage = run->s;
+    item->pass = run->pass_idx;
+    item->micro_batch = mb;
+    item->demand.device_flops = run->pass->flops;
+    item->demand.device_seconds = run->pass->seconds;
+    uint64_t memory_bytes = run->pass->dram_bytes;
+    if (run->phase == PHASE_BACKWARD && !run->stage->is_cut && keeps_saved(b, run->s)) {
+        item->demand.device_flops -= run->stage->recompute_flops;
+        item->demand.device_seconds =
+            fmax(item->demand.device_seconds - run->stage->recompute_seconds, 0);
+        memory_bytes -= run->stage->recompute_dram_bytes;
+    }
+    plani_add_device_bytes(b->job, &item->demand, memory_bytes);
+    for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)
+        if (run->fresh[i] && run->pass->adds_grads[i])
+            add_zeroing(b, item, run->pass->zeroed_bytes[i]);
+    if (mb == run->mb_begin)
+        item->first_micro_batch = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
+    use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
+    use_if(b, idx, b->set->homes.constants, ROLE_CONSTANTS, ACCESS_READ);
+    use_if(b, idx, b->set->homes.tokens_device, ROLE_TOKENS, ACCESS_READ);
+    if (run->phase == PHASE_FORWARD)
+        use_if(b, idx, b->set->homes.cache, ROLE_CACHE, ACCESS_UPDATE);
+    return idx;
+}
+
+static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+                            uint32_t mb)
+{
+    const plan_pass *pass = run->pass;
+    uint8_t access = saved_access(b, run);
+    uint32_t input = bring_input(b, st, run, mb);
+    uint32_t saved = bring_saved(b, st, run, mb, access);
+    uint32_t output = output_buffer(b, st, run, mb);
+    uint32_t output_grad = output_grad_buffer(b, st, run, mb);
+    uint32_t input_grad = input_grad_buffer(b, st, run, mb);
+    uint32_t idx = begin_op(b, run, mb);
+    if (b->error < 0)
+        return;
+    for (uint32_t i = 0; i < pass->unit_count; i++) {
+        if (pass->reads_params[i])
+            use_if(b, idx, run->params[i], i == 0 ? ROLE_PARAMS0 : ROLE_PARAMS1, ACCESS_READ);
+        bool zeroes = mb == run->mb_begin && run->fresh[i];
+        if (pass->adds_grads[i])
+            use_if(b, idx, run->grads[i], i == 0 ? ROLE_GRADS0 : ROLE_GRADS1,
+                   zeroes ? ACCESS_WRITE : ACCESS_UPDATE);
+    }
+    use_if(b, idx, input, ROLE_INPUT, pass->input);
+    use_if(b, idx, saved, ROLE_SAVED, access);
+    use_if(b, idx, output, ROLE_OUTPUT, pass->output);
+    use_if(b, idx, output_grad, ROLE_OUTPUT_GRAD, pass->output_grad);
+    use_if(b, idx, input_grad, ROLE_INPUT_GRAD, pass->input_grad);
+    if (pass->losses != 0) {
+        uint64_t part = b->job->losses_bytes / b->job->micro_batch_count;
+        plani_use(b, idx, (plani_range){b->set->homes.losses_device, mb * part, part}, ROLE_LOSSES,
+                  (enum operand_access)pass->losses);
+    }
+    leave_saved(b, st, run, mb, access);
+    leave_output(b, st, run, mb);
+    leave_input_grad(b, st, run, mb);
+}
+
+static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *run)
+{
+    const plan_pass *pass = run->pass;
+    for (uint32_t i = 0; i < 2; i++) {
+        run->params[i] = run->grads[i] = PROGRAM_NONE;
+        run->fresh[i] = false;
+    }
+    for (uint32_t i = 0; i < pass->unit_count; i++)
+        if (pass->reads_params[i])
+            run->params[i] = unit_params(b, st, pass->units[i]);
+    for (uint32_t i = 0; i < pass->unit_count && run->phase == PHASE_BACKWARD; i++)
+        if (pass->adds_grads[i])
+            open_grads(b, st, run, i);
+    for (uint32_t mb = run->mb_begin; mb < run->mb_end && b->error >= 0; mb++)
+        run_micro_batch(b, st, run, mb);
+    if (run->phase == PHASE_FORWARD && run->trains && is_held(b, run->s))
+        for (uint32_t i = 0; i < pass->unit_count; i++)
+            st->params[pass->units[i]] = run->params[i];
+    for (uint32_t i = 0; i < pass->unit_count && run->phase == PHASE_BACKWARD; i++)
+        if (pass->adds_grads[i] && b->error >= 0)
+            leave_grads(b, st, pass->units[i]);
+    if (st->commits_behind && st->updated_count == b->job->unit_count &&
+        b->commit_op == PROGRAM_NONE) {
+        b->if_commits = true;
+        plani_commit(b);
+        b->if_commits = false;
+    }
+}
+
+static void run_phase(plani_builder *b, struct plani_step *st, struct pass_run *run,
+                      enum phase phase)
+{
+    run->phase = phase;
+    for (uint32_t p = 0; p < run->stage->pass_count[phase] && b->error >= 0; p++) {
+        run->pass_idx = p;
+        run->pass = &run->stage->passes[phase][p];
+        run_pass(b, st, run);
+    }
+}
+
+static struct pass_run run_of(const plani_builder *b, uint32_t stage, uint32_t mb_begin,
+                              uint32_t mb_end, bool trains)
+{
+    return (struct pass_run){
+        .s = stage,
+        .mb_begin = mb_begin,
+        .mb_end = mb_end,
+        .stage = &b->job->stages[stage],
+        .unit = plani_stage_unit(b->job, stage),
+        .trains = trains,
+    };
+}
+
+void plani_stage_forward(plani_builder *b, struct plani_step *st, uint32_t stage, uint32_t mb_begin,
+                         uint32_t mb_end, bool trains)
+{
+    struct pass_run run = run_of(b, stage, mb_begin, mb_end, trains);
+    run_phase(b, st, &run, PHASE_FORWARD);
+}
+
+void plani_stage_backward(plani_builder *b, struct plani_step *st, uint32_t stage,
+                          uint32_t mb_begin, uint32_t mb_end)
+{
+    struct pass_run run = run_of(b, stage, mb_begin, mb_end, true);
+    if (!plani_goes_back(b->job, stage))
+        return;
+    if (!keeps_saved(b, stage))
+        run_phase(b, st, &run, PHASE_RECOMPUTE);
+    run_phase(b, st, &run, PHASE_BACKWARD);
+}

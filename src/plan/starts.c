@@ -1,0 +1,227 @@
+/* Where the search for a placement begins: whole kinds on the nearest tiers that take them, then
+ * tiers filled kind by kind in several orders. */
+#include <math.h>
+#include <string.h>
+
+#include "plan/search_internal.h"
+
+/* A placement of which no unit has a home yet, with nothing parked near. */
+static struct plani_point first_point(const plani_search *self)
+{
+    return (struct plani_point){.order = self->job.order, .update = self->job.update};
+}
+
+/* For the step of the job as applied, at the tiles of trials: bytes of homes, and what the serial
+ * order needs beside them. */
+static int learn_needs(plani_search *self, uint64_t homes[TIER_COUNT], uint64_t passing[TIER_COUNT])
+{
+    const plan_job *job = &self->job;
+    enum program_kind kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
+    uint64_t tile_elems = plani_trial_tile(job, self->level), peaks[TIER_COUNT], second_bytes;
+    TRY(plani_home_ends(job, tile_elems, homes, &second_bytes));
+    TRY(plani_serial_peaks(job, tile_elems, kind, peaks, &self->work));
+    for (int a = 0; a < TIER_COUNT; a++)
+        passing[a] = size_max(peaks[a], homes[a]) - homes[a];
+    return 0;
+}
+
+/* ---- what waits between passes -------------------------------------------------------------- */
+
+/* Learns what passes through the device where nothing is parked there, from the first placement
+ * that asks: it hardly depends on where states rest. */
+static int learn_passing(plani_search *self)
+{
+    uint64_t homes[TIER_COUNT], passing[TIER_COUNT];
+    if (self->passing_bytes > 0)
+        return 0;
+    TRY(learn_needs(self, homes, passing));
+    self->passing_bytes = size_max(passing[TIER_DEVICE], 1);
+    return 0;
+}
+
+/* For how many micro-batches the device has room beside its homes and `times` what passes through
+ * it. The job as applied parks nothing near. */
+static uint32_t parked_room(const plani_search *self, uint64_t times)
+{
+    const plan_job *job = &self->job;
+    uint64_t homes[TIER_COUNT], budget = job->budget_bytes[TIER_DEVICE];
+    plani_count_homes(job, homes);
+    uint64_t taken = homes[TIER_DEVICE] + times * self->passing_bytes;
+    uint64_t free_bytes = budget > taken ? budget - taken : 0;
+    return (uint32_t)size_min(free_bytes / plani_parked_bytes(job), job->micro_batch_count);
+}
+
+/* Tries the placement with its usual update. Activations parked between passes stay on the device
+ * as far as that fits; the rest goes to host memory. */
+static int try_start(plani_search *self, struct plani_point *point)
+{
+    double score; /* not looked at: what fits and is slower will not be faster with less near */
+    uint32_t all = self->job.micro_batch_count;
+    if (!plani_point_is_legal(self, point))
+        return 0;
+    plani_point_usual_update(self, point);
+    point->parked_near = 0;
+    point->parked_on_host = true;
+    plani_point_apply(self, point);
+    bool parks = plani_parked_bytes(&self->job) > 0 && plani_parked_home(&self->job) != TIER_DEVICE;
+    if (parks)
+        TRY(learn_passing(self));
+    /* Twice what passes: once for the op at hand, once for the copies after it and ahead of it. */
+    uint32_t twice = parks ? parked_room(self, 2) : 0, once = parks ? parked_room(self, 1) : 0;
+    const uint32_t nears[] = {all, twice, once, once / 2, 0};
+    for (size_t i = 0; i < sizeof nears / sizeof nears[0]; i++) {
+        if (i > 0 && nears[i] == nears[i - 1])
+            continue;
+        point->parked_near = nears[i];
+        TRY(plani_search_try(self, *point, &score));
+        if (self->last_fits || !parks)
+            return 0;
+    }
+    point->parked_on_host = false;
+    return plani_search_try(self, *point, &score);
+}
+
+/* ---- tiers filled in several orders --------------------------------------------------------- */
+
+/* Bytes of each arena: left for homes that are open; and needed by the serial order beside
+ * homes. */
+struct room {
+    double left[TIER_COUNT], passing[TIER_COUNT];
+};
+
+static int find_room(plani_search *self, struct room *room)
+{
+    struct plani_point far = first_point(self);
+    uint64_t homes[TIER_COUNT], passing[TIER_COUNT];
+    plani_point_far(self, &far);
+    plani_point_usual_update(self, &far);
+    plani_point_apply(self, &far);
+    TRY(learn_needs(self, homes, passing));
+    for (int a = 0; a < TIER_COUNT; a++) {
+        room->passing[a] = (double)passing[a];
+        room->left[a] = (double)self->job.budget_bytes[a] - (double)homes[a];
+    }
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        for (uint32_t i = 0; i < self->counts[kind]; i++) {
+            uint32_t unit = self->units[kind][i];
+            if (self->homes[kind][unit] < TIER_COUNT)
+                room->left[self->homes[kind][unit]] += (double)self->bytes[kind][unit];
+        }
+    return 0;
+}
+
+enum { FILL_KINDS = 5 };
+
+/* Fills an arena kind by kind, each in order of need; what rests nearer already stays there. */
+static void fill_tier(const plani_search *self, struct plani_point *point, int tier,
+                      const uint8_t kinds[FILL_KINDS], double left)
+{
+    for (int i = 0; i < FILL_KINDS && kinds[i] < STATE_KIND_COUNT; i++) {
+        uint32_t *until = point->until[kinds[i]];
+        const uint32_t *units = self->units[kinds[i]];
+        uint32_t end = tier > 0 ? until[tier - 1] : 0;
+        for (; end < self->counts[kinds[i]]; end++) {
+            double bytes = (double)self->bytes[kinds[i]][units[end]];
+            if (bytes > left)
+                break;
+            left -= bytes;
+        }
+        for (int t = tier; t < TIER_COUNT; t++)
+            until[t] = t == tier || until[t] < end ? end : until[t];
+    }
+}
+
+enum {
+    P = STATE_PARAMS,
+    G = STATE_GRADS,
+    O = STATE_OPTIMIZER,
+    A = STATE_ACTIVATIONS,
+    I = STATE_INNER_ACTIVATIONS,
+    NONE = STATE_KIND_COUNT
+};
+
+static const uint8_t device_fills[][FILL_KINDS] = {
+    {A, P, G, O, NONE}, {I, A, P, G, O}, {A, P, G, O, I}, {P, G, A, NONE}, {O, G, P, A, I}, {NONE},
+};
+static const uint8_t host_fills[][FILL_KINDS] = {
+    {A, O, G, P, NONE},
+    {A, P, G, O, I},
+    {I, A, P, G, O},
+    {A, P, O, G, NONE},
+};
+
+static int try_fills(plani_search *self)
+{
+    static const double shares[] = {1.5, 4, 12}; /* of what the serial order needs is left open */
+    struct room room;
+    TRY(find_room(self, &room));
+    for (size_t h = 0; h < sizeof host_fills / sizeof host_fills[0]; h++)
+        for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++)
+            for (size_t d = 0; d < sizeof device_fills / sizeof device_fills[0]; d++) {
+                struct plani_point point = first_point(self);
+                if (self->work > PLANI_SEARCH_WORK / 2 || self->trials > PLANI_TRIALS_MOST / 2)
+                    return 0;
+                fill_tier(self, &point, TIER_DEVICE, device_fills[d],
+                          room.left[TIER_DEVICE] - shares[s] * room.passing[TIER_DEVICE]);
+                fill_tier(self, &point, TIER_HOST, host_fills[h],
+                          room.left[TIER_HOST] - shares[s] * room.passing[TIER_HOST]);
+                for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+                    if (kind != STATE_INNER_ACTIVATIONS)
+                        point.until[kind][TIER_NVME] = self->counts[kind];
+                TRY(try_start(self, &point));
+            }
+    return 0;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+int plani_home_excess(plani_search *self, double bytes[TIER_COUNT])
+{
+    uint64_t ends[TIER_COUNT], second_bytes;
+    TRY(plani_home_ends(&self->job, plani_trial_tile(&self->job, self->level), ends,
+                        &second_bytes));
+    for (int a = 0; a < TIER_COUNT; a++)
+        bytes[a] = fmax((double)ends[a] - (double)self->job.budget_bytes[a], 0);
+    return 0;
+}
+
+/* Finds self->is_hopeless: what must rest somewhere is more than all tiers together have, or what
+ * no placement takes off the device or the host is more than that tier has. */
+static int look_for_hope(plani_search *self)
+{
+    struct plani_point far = first_point(self);
+    double bytes = 0, budget = 0, excess[TIER_COUNT];
+    bool needs_grads = !self->asked->chooses_update || !self->asked->allows_in_backward;
+    for (int a = 0; a < TIER_COUNT; a++)
+        if (a != TIER_NVME || self->asked->has_drives)
+            budget += (double)self->job.budget_bytes[a];
+    for (uint32_t u = 0; u < self->job.unit_count; u++)
+        bytes += (double)self->bytes[STATE_PARAMS][u] + (double)self->bytes[STATE_OPTIMIZER][u] +
+                 (needs_grads && self->job.update != UPDATE_IN_BACKWARD
+                      ? (double)self->bytes[STATE_GRADS][u]
+                      : 0);
+    plani_point_far(self, &far);
+    plani_point_apply(self, &far);
+    TRY(plani_home_excess(self, excess));
+    self->is_hopeless = bytes > budget || excess[TIER_DEVICE] > 0 ||
+                        (self->asked->has_drives && excess[TIER_HOST] > 0);
+    return 0;
+}
+
+int plani_try_starts(plani_search *self)
+{
+    struct plani_point point = first_point(self);
+    TRY(look_for_hope(self));
+    if (self->is_hopeless)
+        return 0;
+    for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
+        bool had_fit = self->has_fit;
+        plani_point_of_kinds(self, i, &point);
+        TRY(try_start(self, &point));
+        if ((!had_fit && self->has_fit) || !plani_search_may_go_on(self))
+            break;
+    }
+    plani_point_near(self, &point, true);
+    TRY(try_start(self, &point));
+    return try_fills(self);
+}

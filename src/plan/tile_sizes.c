@@ -1,0 +1,115 @@
+/* The tile sizes that the search looks at. A trial of a placement takes coarse tiles, which are
+ * cheap to simulate; a placement that is compiled takes the candidates, largest first. */
+#include <string.h>
+
+#include "plan/search_internal.h"
+
+enum {
+    TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
+    TILES_OF_UNIT_LEAST = 64,     /* units of more than as many largest tiles get larger ones */
+    TILES_MOST = 1 << 14,         /* of the whole model, where the tile size is chosen here */
+    /* Accumulators that come and go with each micro-batch (batch-major) are moved in tiles. A step
+     * has at most MOVES_SEARCHED of them where larger tiles fit, and never more than MOVES_MOST.
+     * Each is about 4 ops. */
+    MOVES_SEARCHED = 1 << 16,
+    MOVES_MOST = 1 << 19,
+    /* Smaller tiles, or more of them, only where larger ones do not fit. */
+    TILE_ELEMS_SEARCHED = 256 << 10,
+    TILES_SEARCHED = 1 << 14,
+    /* Limits of trials: at most so many tiles of the model, and a tile takes at most one part in
+     * so many of the host's budget. */
+    TRIAL_TILES_MOST = 1024,
+    TRIAL_TILES_OF_HOST = 64,
+};
+
+/* Elements of all units, padded. */
+static uint64_t total_elems(const plan_job *job)
+{
+    uint64_t total = 0;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        total += plani_whole_elems(job, u);
+    return total;
+}
+
+/* Elements that a step brings to the device and takes away again because accumulators rest
+ * elsewhere between micro-batches. */
+static uint64_t moved_elems(const plan_job *job)
+{
+    uint64_t moved = 0;
+    if (job->order != ORDER_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
+        return 0;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        if (plan_learns(job, u) && job->homes[STATE_GRADS][u] != TIER_DEVICE)
+            moved += plani_whole_elems(job, u);
+    return moved * job->micro_batch_count;
+}
+
+static uint64_t half_tile(uint64_t tile_elems)
+{
+    return size_round_up(tile_elems / 2, TILE_ELEMS_STEP);
+}
+
+uint32_t plani_list_candidates(const plan_job *job,
+                               struct plani_candidate list[PLANI_CANDIDATES_MAX])
+{
+    memset(list, 0, PLANI_CANDIDATES_MAX * sizeof *list);
+    list[0].tile_elems = job->tile_elems;
+    if (job->tile_elems)
+        return 1;
+    uint64_t largest_unit = 0, largest_whole = 0, moved = moved_elems(job);
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        largest_unit = size_max(largest_unit, plan_rest_elems(job, STATE_OPTIMIZER, u));
+        largest_whole = size_max(largest_whole, plani_whole_elems(job, u));
+    }
+    uint64_t least =
+        size_max(size_div_up(total_elems(job), TILES_MOST), size_div_up(moved, MOVES_MOST));
+    uint64_t floor = size_round_up(least, TILE_ELEMS_STEP);
+    uint64_t moves =
+        size_round_up(size_min(size_div_up(moved, MOVES_SEARCHED), largest_whole), TILE_ELEMS_STEP);
+    uint64_t tile = size_round_up(size_div_up(largest_unit, TILES_OF_UNIT_LEAST), TILE_ELEMS_STEP);
+    tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), size_max(floor, moves));
+    if (job->tile_elems_max) {
+        uint64_t cap = size_round_up(job->tile_elems_max, TILE_ELEMS_STEP);
+        tile = size_min(tile, cap);
+        floor = size_min(floor, cap);
+    }
+    uint64_t enough = size_max(size_round_up(largest_unit, TILE_ELEMS_STEP), floor);
+    enough = size_max(enough, moves);
+    while (half_tile(tile) >= enough && half_tile(tile) < tile)
+        tile = half_tile(tile);
+    uint32_t count = 0;
+    list[count++].tile_elems = tile;
+    while (tile > floor && count < PLANI_CANDIDATES_MAX) {
+        tile = size_max(half_tile(tile), floor);
+        list[count++].tile_elems = tile;
+    }
+    return count;
+}
+
+uint64_t plani_searched_tile(const plan_job *job)
+{
+    uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
+    return size_max(enough, moved_elems(job) / MOVES_SEARCHED);
+}
+
+/* Level 0 has the coarsest tiles that cost but little of the host's memory; each next level is two
+ * candidates on. */
+uint64_t plani_trial_tile(const plan_job *job, uint32_t level)
+{
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
+    if (level > 0)
+        return list[size_min(2 * (uint64_t)(level - 1), count - 1)].tile_elems;
+    if (job->tile_elems || job->tile_elems_max)
+        return list[0].tile_elems;
+    uint64_t share = job->budget_bytes[TIER_HOST] / TRIAL_TILES_OF_HOST;
+    uint64_t coarse = size_min(total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
+    return size_max(list[0].tile_elems, size_round_up(coarse, TILE_ELEMS_STEP));
+}
+
+bool plani_is_last_level(const plan_job *job, uint32_t level)
+{
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
+    return level > 0 && 2 * (uint64_t)(level - 1) >= count - 1;
+}

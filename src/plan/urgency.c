@@ -1,0 +1,282 @@
+/* Which op of a lane goes first: the one whose start can wait the least.
+ *
+ * Backward list scheduling: the program is run from its end to its beginning. An op is ready when
+ * all that depends on it is done. Each lane runs one op at a time, and so do lanes together that
+ * get in each other's way.
+ *
+ *   end <------------------------------------------------- beginning
+ *   | B0 | B1 | B2 | ...                  compute, in its order
+ *        | P0 h2d | P1 h2d | ...          what B0 needs may come that late, and so on
+ *                 | P0 read | O9 write | P1 read
+ *
+ * An op's urgency is when it begins, counted from the end: it cannot begin later unless the end
+ * moves. Among several ready ops the one with the longest way to the beginning goes nearest to the
+ * end, because it can be done only late anyway. So what takes long to make is taken away late,
+ * what is needed soon is fetched first, and a write that nothing waits for comes last. A
+ * dependency's `from` is more urgent than its `to`. Deterministic; all figures come from the
+ * builder. Linear but for the heaps. */
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/simulate_internal.h"
+
+/* ---- heap ----------------------------------------------------------------------------------- */
+
+/* True if op a is taken before op c. */
+static bool goes_first(const struct plani_heap *heap, uint32_t a, uint32_t c)
+{
+    if (heap->keys[a] != heap->keys[c])
+        return heap->keys[a] > heap->keys[c];
+    return heap->last_first ? a > c : a < c;
+}
+
+int plani_heap_init(struct plani_heap *heap, uint64_t capacity, const double *keys, bool last_first)
+{
+    *heap = (struct plani_heap){.capacity = capacity + 1, .keys = keys, .last_first = last_first};
+    heap->items = mem_alloc(capacity + 1, sizeof *heap->items, "plan order");
+    return heap->items ? 0 : -ENOMEM;
+}
+
+void plani_heap_fini(struct plani_heap *heap)
+{
+    mem_free(heap->items);
+    heap->items = NULL;
+}
+
+void plani_heap_push(struct plani_heap *heap, uint32_t idx)
+{
+    assert(heap->count < heap->capacity);
+    uint64_t at = heap->count++;
+    while (at > 0 && goes_first(heap, idx, heap->items[(at - 1) / 2])) {
+        heap->items[at] = heap->items[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    heap->items[at] = idx;
+}
+
+uint32_t plani_heap_pop(struct plani_heap *heap)
+{
+    assert(heap->count > 0);
+    uint32_t first = heap->items[0], moved = heap->items[--heap->count];
+    uint64_t at = 0;
+    for (;;) {
+        uint64_t child = 2 * at + 1;
+        if (child >= heap->count)
+            break;
+        if (child + 1 < heap->count && goes_first(heap, heap->items[child + 1], heap->items[child]))
+            child++;
+        if (!goes_first(heap, heap->items[child], moved))
+            break;
+        heap->items[at] = heap->items[child];
+        at = child;
+    }
+    heap->items[at] = moved;
+    return first;
+}
+
+/* ---- graph ---------------------------------------------------------------------------------- */
+
+static int graph_alloc(struct plani_graph *g, const plani_builder *b)
+{
+    uint64_t n = b->op_count;
+    g->in_begin = mem_alloc(n + 1, sizeof *g->in_begin, "plan graph");
+    g->chain = mem_alloc(2 * n + 1, sizeof *g->chain, "plan graph");
+    g->shares = mem_alloc(n + 1, sizeof *g->shares, "plan graph");
+    g->urgency = mem_alloc(n + 1, sizeof *g->urgency, "plan graph");
+    g->from_begin = mem_alloc(n + 2, sizeof *g->from_begin, "plan graph");
+    g->to_begin = mem_alloc(n + 2, sizeof *g->to_begin, "plan graph");
+    if (!g->in_begin || !g->chain || !g->shares || !g->urgency || !g->from_begin || !g->to_begin)
+        return -ENOMEM;
+    g->chain_before = g->chain + n;
+    return 0;
+}
+
+static void fill_graph(struct plani_graph *g, const plani_builder *b)
+{
+    uint64_t edge = 0, before = PROGRAM_NONE;
+    for (uint64_t i = 0; i < b->op_count; i++) {
+        g->in_begin[i] = edge;
+        while (edge < b->edge_count && b->edges[edge].to == i)
+            edge++;
+        plani_demand(&b->job->machine, &b->ops[i].demand, &g->shares[i]);
+        g->lane_count[b->ops[i].lane]++;
+        g->chain[i] = g->chain_before[i] = PROGRAM_NONE;
+        if (!plani_is_chained(b->job, &b->ops[i]))
+            continue;
+        if (before != PROGRAM_NONE)
+            g->chain[before] = (uint32_t)i;
+        g->chain_before[i] = (uint32_t)before;
+        before = i;
+    }
+    g->in_begin[b->op_count] = edge;
+}
+
+/* Lists the neighbours of each op from all present edges; `begin` has op_count + 2 elements. */
+static void link_ops(const plani_builder *b, uint64_t *begin, uint32_t *others, bool by_from)
+{
+    memset(begin, 0, (b->op_count + 2) * sizeof *begin);
+    for (uint64_t e = 0; e < b->edge_count; e++)
+        begin[(by_from ? b->edges[e].from : b->edges[e].to) + 2]++;
+    for (uint64_t i = 0; i <= b->op_count; i++)
+        begin[i + 1] += begin[i];
+    for (uint64_t e = 0; e < b->edge_count; e++) {
+        const struct plani_edge *edge = &b->edges[e];
+        others[begin[(by_from ? edge->from : edge->to) + 1]++] = by_from ? edge->to : edge->from;
+    }
+}
+
+/* Longest paths from the beginning, as if each lane ran any number of ops at once. */
+static void fill_heads(const struct plani_graph *g, const plani_builder *b, double *heads)
+{
+    for (uint64_t i = 0; i < b->op_count; i++) {
+        double end = heads[i] + g->shares[i].alone_seconds;
+        for (uint64_t e = g->from_begin[i]; e < g->from_begin[i + 1]; e++)
+            heads[g->successors[e]] = fmax(heads[g->successors[e]], end);
+        if (g->chain[i] != PROGRAM_NONE)
+            heads[g->chain[i]] = fmax(heads[g->chain[i]], end);
+    }
+}
+
+/* ---- from the end to the beginning ---------------------------------------------------------- */
+
+int plani_rival_lane(const plan_machine *machine, int lane)
+{
+    switch (lane) {
+    case LANE_READ:
+        return LANE_WRITE;
+    case LANE_WRITE:
+        return LANE_READ;
+    case LANE_H2D:
+        return machine->device_is_cpu ? LANE_D2H : LANE_COUNT;
+    case LANE_D2H:
+        return machine->device_is_cpu ? LANE_H2D : LANE_COUNT;
+    default:
+        return LANE_COUNT;
+    }
+}
+
+/* Lanes that get in each other's way are one line, which has the lower number. */
+static int line_of(const plani_builder *b, const op *item)
+{
+    int rival = plani_rival_lane(&b->job->machine, item->lane);
+    return rival < item->lane ? rival : item->lane;
+}
+
+struct backward {
+    const struct plani_graph *g;
+    const plani_builder *b;
+    uint32_t *waits; /* [op_count] what depends on it and is not done */
+    double *heads;
+    struct plani_heap ready[LANE_COUNT];
+    uint32_t running[LANE_COUNT];
+    double end[LANE_COUNT];
+};
+
+static void done_one(struct backward *w, uint32_t idx)
+{
+    if (--w->waits[idx] == 0)
+        plani_heap_push(&w->ready[line_of(w->b, &w->b->ops[idx])], idx);
+}
+
+static void run_backward(struct backward *w)
+{
+    const plani_builder *b = w->b;
+    double now = 0;
+    for (int line = 0; line < LANE_COUNT; line++)
+        w->running[line] = PROGRAM_NONE;
+    for (uint64_t done = 0; done < b->op_count; done++) {
+        int next = -1;
+        for (int line = 0; line < LANE_COUNT; line++) {
+            if (w->running[line] == PROGRAM_NONE && w->ready[line].count > 0) {
+                uint32_t idx = plani_heap_pop(&w->ready[line]);
+                w->running[line] = idx;
+                w->end[line] = now + w->g->shares[idx].alone_seconds;
+                w->g->urgency[idx] = w->end[line];
+            }
+            if (w->running[line] != PROGRAM_NONE && (next < 0 || w->end[line] < w->end[next]))
+                next = line;
+        }
+        uint32_t idx = w->running[next];
+        now = w->end[next];
+        w->running[next] = PROGRAM_NONE;
+        for (uint64_t e = w->g->to_begin[idx]; e < w->g->to_begin[idx + 1]; e++)
+            done_one(w, w->g->predecessors[e]);
+        if (w->g->chain_before[idx] != PROGRAM_NONE)
+            done_one(w, w->g->chain_before[idx]);
+    }
+}
+
+static int fill_urgency(struct plani_graph *g, const plani_builder *b)
+{
+    struct backward w = {.g = g, .b = b};
+    w.waits = mem_alloc(b->op_count + 1, sizeof *w.waits, "plan order");
+    w.heads = mem_alloc(b->op_count + 1, sizeof *w.heads, "plan order");
+    int rc = w.waits && w.heads ? 0 : -ENOMEM;
+    for (int line = 0; line < LANE_COUNT && rc == 0; line++) {
+        int rival = plani_rival_lane(&b->job->machine, line);
+        uint64_t most = g->lane_count[line] + (rival < LANE_COUNT ? g->lane_count[rival] : 0);
+        rc = plani_heap_init(&w.ready[line], most, w.heads, true);
+    }
+    if (rc == 0) {
+        fill_heads(g, b, w.heads);
+        for (uint64_t i = 0; i < b->op_count; i++) {
+            w.waits[i] = (uint32_t)(g->from_begin[i + 1] - g->from_begin[i]);
+            w.waits[i] += g->chain[i] != PROGRAM_NONE;
+            if (w.waits[i] == 0)
+                plani_heap_push(&w.ready[line_of(b, &b->ops[i])], (uint32_t)i);
+        }
+        run_backward(&w);
+    }
+    for (int line = 0; line < LANE_COUNT; line++)
+        plani_heap_fini(&w.ready[line]);
+    mem_free(w.waits);
+    mem_free(w.heads);
+    return rc;
+}
+
+int plani_graph_create(const plani_builder *b, struct plani_graph **out)
+{
+    struct plani_graph *g = *out = mem_alloc(1, sizeof *g, "plan graph");
+    int rc = g ? graph_alloc(g, b) : -ENOMEM;
+    if (rc == 0) {
+        fill_graph(g, b);
+    } else {
+        plani_graph_destroy(g);
+        *out = NULL;
+    }
+    return rc;
+}
+
+int plani_graph_link(struct plani_graph *g, const plani_builder *b)
+{
+    if (b->edge_count + 1 > g->capacity) {
+        uint64_t wanted = b->edge_count + b->edge_count / 4 + 1;
+        mem_free(g->successors);
+        g->capacity = 0;
+        g->successors = mem_alloc(2 * wanted, sizeof *g->successors, "plan graph");
+        if (!g->successors)
+            return -ENOMEM;
+        g->capacity = wanted;
+    }
+    g->predecessors = g->successors + g->capacity;
+    link_ops(b, g->from_begin, g->successors, true);
+    link_ops(b, g->to_begin, g->predecessors, false);
+    return fill_urgency(g, b);
+}
+
+void plani_graph_destroy(struct plani_graph *g)
+{
+    if (!g)
+        return;
+    mem_free(g->in_begin);
+    mem_free(g->chain);
+    mem_free(g->shares);
+    mem_free(g->urgency);
+    mem_free(g->from_begin);
+    mem_free(g->to_begin);
+    mem_free(g->successors);
+    mem_free(g);
+}

@@ -1,0 +1,43 @@
+/* Runs a program in an instruction set below the CPU's own, for the lines isa_SET.NAME of the
+ * suite.
+ *
+ *   with_isa SET PROGRAM [ARGUMENT...]
+ *
+ * Exit 77 where the CPU lacks the set, or where it is the best one, in which the line without a
+ * prefix runs the program. SLUICE_ISA makes another set the best one, so that a run of the suite
+ * can be that of a smaller CPU. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/cpu.h"
+
+enum { EXIT_WRONG_USE = 2, EXIT_SKIP = 77 };
+
+int main(int argc, char **argv)
+{
+    enum cpu_isa isa = CPU_BASELINE;
+    while (argc > 2 && isa < CPU_ISA_COUNT && strcmp(argv[1], cpu_isa_name(isa)) != 0)
+        isa++;
+    if (argc < 3 || isa == CPU_ISA_COUNT) {
+        fprintf(stderr, "use: with_isa SET PROGRAM [ARGUMENT...]\n");
+        return EXIT_WRONG_USE;
+    }
+    if (cpu_isa_check() < 0) {
+        fprintf(stderr, "%s\n", err_text());
+        return EXIT_WRONG_USE;
+    }
+    if (isa >= cpu_isa() || !cpu_has(isa)) {
+        printf("skipped: %s is not below %s, the best set here\n", argv[1],
+               cpu_isa_name(cpu_isa()));
+        return EXIT_SKIP;
+    }
+    if (setenv("SLUICE_ISA", argv[1], 1) != 0) {
+        perror("with_isa: SLUICE_ISA");
+        return EXIT_WRONG_USE;
+    }
+    execv(argv[2], argv + 2);
+    perror(argv[2]);
+    return EXIT_WRONG_USE;
+}
