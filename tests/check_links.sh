@@ -94,6 +94,7 @@ self_test()
     scratch=$(mktemp -d) || exit 2
     trap 'rm -rf "$scratch"' EXIT
     mkdir "$scratch/folder"
+    # shellcheck disable=SC2016
     printf '# Title\n\n## Units, parts & `keys`\n\n[ok](folder/other.md#a-heading) [ok](#units-parts--keys)\n' >"$scratch/one.md"
     # shellcheck disable=SC2016
     printf '# A heading\n\n[ok](../one.md) `[code](gone)`\n\n```\n[code](gone.md)\n```\n' >"$scratch/folder/other.md"
