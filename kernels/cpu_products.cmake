@@ -1,7 +1,7 @@
 # oneDNN matrix products, attention and the CPU backend's ops table. The row work of attention is one
 # loop body per instruction set, by flags per file.
 add_library(kernels_products OBJECT
-    cpu/cpu.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
+    cpu/cpu_backend.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
     cpu/attention_cached.c cpu/attention_rows_base.c cpu/attention_amx.c
     cpu/product_amx.c cpu/product_fp32.c)
 target_link_libraries(kernels_products PUBLIC sluice_options sluice_base OpenMP::OpenMP_C

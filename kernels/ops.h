@@ -1,8 +1,8 @@
 /* The ops table: everything a backend computes, as pure arithmetic on memory that the caller gives.
  *
- * One table per backend (kernels_cpu, kernels_cuda, kernels_reference). src/model calls the
- * forward and backward ops, src/train the optimizer and norm ops; nothing here knows of units, tiers,
- * files or schedules.
+ * One table per backend (kernels_cpu, kernels_cuda, kernels_reference). src/model calls the forward
+ * and backward ops, src/train the optimizer and norm ops; nothing here knows of units, tiers, files
+ * or schedules.
  *
  * Rules for every op, unless its comment says otherwise
  *  - All pointers are memory of the backend's device, aligned to 64 bytes (256 on a GPU), row-major,
@@ -63,14 +63,16 @@ struct attention_desc {
 };
 typedef struct attention_desc attention_desc;
 
-/* Attention of new positions of one sequence over those before them, whose keys and values are kept:
+/* Attention of new positions of one sequence over those before them, whose keys and values are
+ * kept:
  *
  *   keys, values [G, capacity, D]   positions [0, begin) are there; k and v of the new ones are put behind them
  *   row r of q, at position begin + r, attends to positions [0, begin + r]
  *
- * Layouts of q, k, v and output as in attention_desc, of one sequence. Scores, probabilities and sums are fp32 or
- * better whatever the type, so that results differ from attention_forward's by the rounding of probabilities. Those
- * of a row depend on its own q and on the positions it attends to, not on how many rows a call has. */
+ * Layouts of q, k, v and output as in attention_desc, of one sequence. Scores, probabilities and
+ * sums are fp32 or better whatever the type, so that results differ from attention_forward's by the
+ * rounding of probabilities. Those of a row depend on its own q and on the positions it attends to,
+ * not on how many rows a call has. */
 struct attention_cached_args {
     enum dtype type;
     uint64_t rows, begin, capacity; /* begin + rows <= capacity */
@@ -87,7 +89,8 @@ enum norm_kind {
     NORM_RMS    /* x * rstd * weight */
 };
 
-/* y = norm(x). With `residual` not NULL first sum = x + residual (rounded to `type`), y = norm(sum). */
+/* y = norm(x). With `residual` not NULL first sum = x + residual (rounded to `type`), y =
+ * norm(sum). */
 struct norm_args {
     enum norm_kind kind;
     enum dtype type;
@@ -122,10 +125,10 @@ struct norm_grad_args {
 };
 typedef struct norm_grad_args norm_grad_args;
 
-/* A table may be given in parts: token_table then holds rows [row_begin, row_begin + row_count) of the
- * vocabulary, and rows of the output whose token lies elsewhere are left as they are. A call with
- * token_table NULL adds the position rows to what the output holds. One call with both tables and the
- * calls of all parts followed by that of the positions give the same bits. */
+/* A table may be given in parts: token_table then holds rows [row_begin, row_begin + row_count) of
+ * the vocabulary, and rows of the output whose token lies elsewhere are left as they are. A call
+ * with token_table NULL adds the position rows to what the output holds. One call with both tables
+ * and the calls of all parts followed by that of the positions give the same bits. */
 struct embedding_args {
     enum dtype type;
     uint64_t batch, tokens, channels, vocab;
@@ -162,9 +165,10 @@ struct rope_table_args {
 };
 typedef struct rope_table_args rope_table_args;
 
-/* RMSNorm of each of `heads` heads of rows of `stride` elements (first head at data), one weight for all:
- * y = x * rstd * weight over the D elements of a head, in place. `before` keeps what was there and rstd
- * the statistics for the gradient, which turns the gradient of y in `data` into that of x. */
+/* RMSNorm of each of `heads` heads of rows of `stride` elements (first head at data), one weight
+ * for all: y = x * rstd * weight over the D elements of a head, in place. `before` keeps what was
+ * there and rstd the statistics for the gradient, which turns the gradient of y in `data` into that
+ * of x. */
 struct head_norm_args {
     enum dtype type;
     uint64_t rows, heads, head_dim;
@@ -207,8 +211,8 @@ struct activation_args {
 };
 typedef struct activation_args activation_args;
 
-/* target = scale * source, or target += scale * source, by rows that may lie apart: the product is rounded in
- * fp32, so is the sum, and the result to `type`. */
+/* target = scale * source, or target += scale * source, by rows that may lie apart: the product is
+ * rounded in fp32, so is the sum, and the result to `type`. */
 struct scale_rows_args {
     enum dtype type;
     uint64_t rows, columns;
@@ -224,25 +228,27 @@ typedef struct scale_rows_args scale_rows_args;
 struct cross_entropy_args {
     enum dtype type;
     uint64_t rows, vocab;
-    uint64_t stride;        /* elements from row to row of logits and of logits_grad; 0: V. What
-                               lies between rows may be read, with the last row too; never written */
+    /* elements from row to row of logits and of logits_grad; 0: V. What lies between rows may be
+     * read, with the last row too; never written */
+    uint64_t stride;
     const float *logits;    /* [rows, V] fp32 */
     const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
     float *losses;          /* [rows] fp32 nats */
-    void *logits_grad;      /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: loss only.
-                                It may lie at the address of logits where type is fp32. */
+    /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: loss only. It may lie at the address
+     * of logits where type is fp32. */
+    void *logits_grad;
     float grad_scale;
 };
 typedef struct cross_entropy_args cross_entropy_args;
 
-/* Softmax cross-entropy over a vocabulary that comes in parts of columns, for an output matrix cut by
- * rows. First softmax_part for every part in order, then softmax_losses once, then
+/* Softmax cross-entropy over a vocabulary that comes in parts of columns, for an output matrix cut
+ * by rows. First softmax_part for every part in order, then softmax_losses once, then
  * cross_entropy_part for every part. The stats of a row are its largest logit so far, the sum of
  * exp(logit - largest) so far and the logit of its target (0 until its part came); those of an
  * ignored row mean nothing. Parts together agree with cross_entropy within fp32's rounding; which
- * columns make a part is part of the numerics. Infinities and NaN go through: a row with +infinity or
- * NaN, or with nothing but -infinity, has a NaN loss. Targets lie below the vocabulary, which a part
- * cannot check. */
+ * columns make a part is part of the numerics. Infinities and NaN go through: a row with +infinity
+ * or NaN, or with nothing but -infinity, has a NaN loss. Targets lie below the vocabulary, which a
+ * part cannot check. */
 struct softmax_part_args {
     enum dtype type;        /* of logits_grad */
     uint64_t rows, columns; /* of this part */
@@ -251,9 +257,9 @@ struct softmax_part_args {
     bool is_first;          /* the first part begins the stats */
     const float *logits;    /* [rows, columns] fp32 */
     const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
-    float *largest, *sum, *target_logit; /* [rows] fp32 each: read and written by softmax_part, read
-                                            by the two others */
-    float *losses;                       /* [rows] fp32 nats: softmax_losses */
+    /* [rows] fp32 each: read and written by softmax_part, read by the two others */
+    float *largest, *sum, *target_logit;
+    float *losses;     /* [rows] fp32 nats: softmax_losses */
     void *logits_grad; /* [rows, columns] type: cross_entropy_part; may lie at logits for fp32 */
     float grad_scale;  /* cross_entropy_part */
 };
@@ -265,8 +271,9 @@ struct grad_close_args {
     const float *accumulator; /* [count] */
     void *grads; /* [count] grad_type, rounded to nearest even; may be accumulator if fp32 */
     enum dtype grad_type;
-    double *block_sums; /* [count / 4096]: sum of squares of the rounded values, in a fixed order.
-                           Not finite where an element is not finite. */
+    /* [count / 4096]: sum of squares of the rounded values, in a fixed order. Not finite where an
+     * element is not finite. */
+    double *block_sums;
 };
 typedef struct grad_close_args grad_close_args;
 
@@ -286,24 +293,24 @@ struct adam_args {
     float *master, *m, *v; /* [count] fp32, read and written */
     const void *grads;     /* [count] grad_type */
     enum dtype grad_type;
-    void *
-        params; /* [count] param_type, written: bf16 by bf16_working_copy, fp16 nearest even. May lie
-                     on grads of the same width, and on the master where it is fp32 */
+    /* [count] param_type, written: bf16 by bf16_working_copy, fp16 nearest even. May lie on grads
+     * of the same width, and on the master where it is fp32 */
+    void *params;
     enum dtype param_type;
     const adam_scalars *scalars;
 };
 typedef struct adam_args adam_args;
 
-/* Adam on a tile whose streams are not all fp32: the arithmetic of adam on the widened values, and then,
- * for each stream by its format (base/tile.h):
+/* Adam on a tile whose streams are not all fp32: the arithmetic of adam on the widened values, and
+ * then, for each stream by its format (base/tile.h):
  *   TILE_LOW16  master = master_join(params[i], low[i]) is read, and split again: the bits are those of an
  *               fp32 master. params is then read and written and param_type must be bf16.
  *   TILE_BF16   the moment is rounded to bf16 stochastically
  *   TILE_INT8   the moment is rounded stochastically to 8-bit codes in blocks of TILE_SCALE_ELEMS
- * The random bits of an element are a function of rounding_key and of its number first_elem + i alone:
- * no tile size, thread count or backend changes a bit. One moment's format may differ from the other's.
- * A tile of zero bytes has zero moments. kernels/cpu/adam_state.c has the exact definitions. ERR_INTERNAL
- * for formats that no stream has above, or a first_elem that is none. */
+ * The random bits of an element are a function of rounding_key and of its number first_elem + i
+ * alone: no tile size, thread count or backend changes a bit. One moment's format may differ from
+ * the other's. A tile of zero bytes has zero moments. kernels/cpu/optimizer/adam_state.c has the exact
+ * definitions. ERR_INTERNAL for formats that no stream has above, or a first_elem that is none. */
 struct adam_packed_args {
     uint64_t count;
     uint32_t streams;     /* code of 3 streams */
@@ -314,8 +321,8 @@ struct adam_packed_args {
     enum dtype param_type;
     const adam_scalars *scalars;
     uint64_t rounding_key; /* of seed, step and unit */
-    uint64_t
-        first_elem; /* the tile's first element in its unit's whole vector; a multiple of 4096 */
+    /* the tile's first element in its unit's whole vector; a multiple of 4096 */
+    uint64_t first_elem;
 };
 typedef struct adam_packed_args adam_packed_args;
 
@@ -377,7 +384,8 @@ struct kernel_ops {
     /* Makes a backend instance. May allocate. ERR_BACKEND where the machine cannot run it. */
     int (*context_create)(const kernel_context_config *config, kernel_context **context) MUST_CHECK;
     void (*context_destroy)(kernel_context *context);
-    /* One line for the log: instruction set, Adam variant, library and version. Owned by context. */
+    /* One line for the log: instruction set, Adam variant, library and version. Owned by
+     * context. */
     const char *(*describe)(const kernel_context *context);
 
     /* Prepared products: everything a library compiles or allocates happens in create. */
@@ -461,8 +469,8 @@ struct kernel_ops {
 
     int (*grad_close)(kernel_context *context, void *stream,
                       const grad_close_args *args) MUST_CHECK;
-    /* *total = sum of sums[0..count) in a fixed binary tree over the index. CUDA: total is pinned host
-     * memory or device memory. */
+    /* *total = sum of sums[0..count) in a fixed binary tree over the index. CUDA: total is pinned
+     * host memory or device memory. */
     int (*norm_reduce)(kernel_context *context, void *stream, const double *sums, uint64_t count,
                        double *total) MUST_CHECK;
 
@@ -480,8 +488,8 @@ typedef struct kernel_ops kernel_ops;
 /* The CPU backend: oneDNN products, our own loops compiled per instruction set. */
 extern const kernel_ops kernels_cpu;
 
-/* Plain C with double accumulation, one thread, slow: what the others are tested against. Linked into
- * tests only. Its scratch queries are valid and its products ignore the context. */
+/* Plain C with double accumulation, one thread, slow: what the others are tested against. Linked
+ * into tests only. Its scratch queries are valid and its products ignore the context. */
 extern const kernel_ops kernels_reference;
 
 /* The CUDA backend's table, or NULL where it was not built. */

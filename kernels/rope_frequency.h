@@ -1,5 +1,5 @@
-/* The frequency of a pair of rotary positions, stretched as rope_table_args says: once for all backends, for
- * hosts and for GPUs. Pure; in double. */
+/* The frequency of a pair of rotary positions, stretched as rope_table_args says: once for all
+ * backends, for hosts and for GPUs. Pure; in double. */
 #ifndef SLUICE_KERNELS_ROPE_FREQUENCY_H
 #define SLUICE_KERNELS_ROPE_FREQUENCY_H
 

@@ -1,5 +1,5 @@
-/* What the benchmarks of this folder share: their common options, medians with their spread, and the
- * lines that perf/run.sh makes its table of.
+/* What the benchmarks of this folder share: their common options, medians with their spread, and
+ * the lines that perf/run.sh makes its table of.
  *
  * Every benchmark takes two options beside its own arguments:
  *
@@ -12,8 +12,9 @@
  *   ratio    value / limit; empty likewise
  *   spread   half of the distance between the quartiles as a share of the median: 0.02 is +-2%
  *
- * One thread. A benchmark has no caller, so that what fails ends it with the error's text and a status of sluice's,
- * Ctrl-C with 130 after the run that is under way, so that files are removed. */
+ * One thread. A benchmark has no caller, so that what fails ends it with the error's text and a
+ * status of sluice's, Ctrl-C with 130 after the run that is under way, so that files are
+ * removed. */
 #ifndef SLUICE_PERF_BENCH_H
 #define SLUICE_PERF_BENCH_H
 
@@ -211,8 +212,8 @@ struct bench_body {
     void *user;
 };
 
-/* Times each body `runs` times by turns, after a turn that does not count; out: seconds. What stands
- * beside what, a benchmark and its limit, meets the same moments of the machine so. */
+/* Times each body `runs` times by turns, after a turn that does not count; out: seconds. What
+ * stands beside what, a benchmark and its limit, meets the same moments of the machine so. */
 static inline void bench_by_turns(const struct bench_body *bodies, int body_count, int runs,
                                   struct bench_summary *out)
 {

@@ -3,10 +3,11 @@
  *   cc -o example example.c $(pkg-config --cflags --libs sluice)
  *   ./example job.json [steps between evaluations] [evaluations without a better loss] [directory]
  *
- * The job is an ordinary one with data.valid; its run.steps is the most that is made. A directory, if one is named,
- * gets the trained model as a Hugging Face checkpoint. The program can be killed at
- * any time and started again: it goes on from the last commit, as `sluice train` does. Under mpirun each process is a
- * rank. Exit status: that of the command, 0 where training ended by itself. */
+ * The job is an ordinary one with data.valid; its run.steps is the most that is made. A directory,
+ * if one is named, gets the trained model as a Hugging Face checkpoint. The program can be killed
+ * at any time and started again: it goes on from the last commit, as `sluice train` does. Under
+ * mpirun each process is a rank. Exit status: that of the command, 0 where training ended by
+ * itself. */
 #include <stdio.h>
 #include <stdlib.h>
 

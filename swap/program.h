@@ -205,8 +205,8 @@ struct program {
     buffer *buffers; /* [buffer_count]; homes first, the same in every program of a set */
     uint64_t home_count;
     uint64_t budget_bytes[TIER_COUNT];
-    uint64_t peak_bytes[TIER_COUNT];  /* end of the highest byte that is ever live */
-    uint32_t peak_buffer[TIER_COUNT]; /* the buffer that ends there, or PROGRAM_NONE */
+    uint64_t peak_bytes[TIER_COUNT];   /* end of the highest byte that is ever live */
+    uint32_t peak_buffer[TIER_COUNT];  /* the buffer that ends there, or PROGRAM_NONE */
     uint64_t predicted_ns;             /* length of the program */
     uint64_t lane_busy_ns[LANE_COUNT]; /* predicted */
     uint64_t lane_bytes[LANE_COUNT];   /* moved by the lane's ops */
@@ -269,7 +269,7 @@ int program_check(const program *prog) MUST_CHECK;
 uint64_t program_hash(const program *prog);
 
 const char *program_kind_name(enum program_kind kind);
-const char *lane_kind_name(enum lane_kind kind);   /* "read", "write", "h2d", ... */
-const char *op_kind_name(enum op_kind kind);       /* "forward", "update", ... */
+const char *lane_kind_name(enum lane_kind kind); /* "read", "write", "h2d", ... */
+const char *op_kind_name(enum op_kind kind);     /* "forward", "update", ... */
 
 #endif

@@ -76,7 +76,7 @@ struct swapi_check {
     const program *prog;
     swapi_order order;
     uint64_t *use_begin; /* [buffer_count + 1]: uses of buffer b: use_begin[b] .. use_begin[b+1] */
-    swapi_use *uses; /* by buffer, then in issue order */
+    swapi_use *uses;     /* by buffer, then in issue order */
 };
 typedef struct swapi_check swapi_check;
 

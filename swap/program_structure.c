@@ -7,9 +7,9 @@
 /* The requirements of a kind of op for its lane and operands. */
 struct kind_rule {
     uint8_t lane;
-    uint8_t or_compute;      /* may also be on LANE_COMPUTE, with all operands in device memory */
-    uint8_t is_copy;         /* exactly SOURCE (read) and TARGET (written), of equal size */
-    uint8_t source, target;  /* arenas of the two, for copies */
+    uint8_t or_compute;     /* may also be on LANE_COMPUTE, with all operands in device memory */
+    uint8_t is_copy;        /* exactly SOURCE (read) and TARGET (written), of equal size */
+    uint8_t source, target; /* arenas of the two, for copies */
     /* all operands in host memory, or all in device memory; otherwise, and always on the compute
      * lane, all in device memory */
     uint8_t host_allowed;
@@ -72,8 +72,8 @@ static int check_buffer(const program *prog, uint64_t b)
                        "program: buffer %llu, %llu bytes at offset %llu, does not lie in the %s "
                        "arena's budget of %llu bytes",
                        (unsigned long long)b, (unsigned long long)item->size_bytes,
-                       (unsigned long long)item->offset_bytes,
-                       tier_name((enum tier)item->arena), (unsigned long long)budget);
+                       (unsigned long long)item->offset_bytes, tier_name((enum tier)item->arena),
+                       (unsigned long long)budget);
     if (item->is_home && (item->producer != PROGRAM_NONE || item->last_reader != PROGRAM_NONE))
         return err_set(ERR_INTERNAL,
                        "program: buffer %llu is a home but names a producer or reader",

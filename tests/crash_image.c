@@ -66,7 +66,8 @@ void crash_files_write(const crash_files *self, const char *name)
     }
 }
 
-/* ---- what is durable --------------------------------------------------------------------------- */
+/* ---- what is durable
+ * --------------------------------------------------------------------------- */
 
 static const crash_file *find_synced(const crash_disk *self, uint64_t inode)
 {
@@ -107,14 +108,15 @@ void crash_disk_synced(crash_disk *self, const char *name, int fd)
         bool is_itself = inode == (uint64_t)status.st_ino;
         if (is_itself)
             note_content(self, path);
-        /* A new file's name goes with its first sync on the file systems in use, and nothing but the
-         * metrics relies on it. */
+        /* A new file's name goes with its first sync on the file systems in use, and nothing but
+         * the metrics relies on it. */
         if ((is_state && i != METRICS) || (is_itself && i == METRICS))
             self->names[i] = inode;
     }
 }
 
-/* ---- what a loss leaves ------------------------------------------------------------------------ */
+/* ---- what a loss leaves
+ * ------------------------------------------------------------------------ */
 
 /* Sectors and length are those that were synced, or those of `now`. */
 static bool tear_content(const crash_file *synced, crash_file *now, crash_draws *draws)

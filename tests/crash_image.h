@@ -1,4 +1,5 @@
-/* The files of a run directory as a loss of power leaves them: what was not made durable may be there in parts.
+/* The files of a run directory as a loss of power leaves them: what was not made durable may be
+ * there in parts.
  *
  *   crash_disk_begin    what is there now is on the drive
  *   crash_disk_synced   after each fsync and fdatasync of the process: so is what that one covers
@@ -6,11 +7,12 @@
  *   crash_files_tear    what of it the drive holds
  *   crash_files_write   puts that back
  *
- * The promises are those of any journaling file system, and no more: after fsync of a file its bytes and length,
- * after fsync of its directory its name; before, each sector and the length are old or new, and a rename, a
- * removal and a new name have happened or not.
+ * The promises are those of any journaling file system, and no more: after fsync of a file its
+ * bytes and length, after fsync of its directory its name; before, each sector and the length are
+ * old or new, and a rename, a removal and a new name have happened or not.
  *
- * Include after cmocka.h. One caller at a time. Memory is static: a run's manifests and metrics are small. */
+ * Include after cmocka.h. One caller at a time. Memory is static: a run's manifests and metrics are
+ * small. */
 #ifndef SLUICE_TESTS_CRASH_IMAGE_H
 #define SLUICE_TESTS_CRASH_IMAGE_H
 
@@ -45,8 +47,8 @@ void crash_disk_synced(crash_disk *self, const char *name, int fd);
 void crash_files_read(crash_files *self, const char *name);
 void crash_files_write(const crash_files *self, const char *name);
 
-/* `now`, as the process saw it, becomes what the drive holds, drawn from `seed`. Whether a manifest's bytes are
- * torn, or its name is not the new one. */
+/* `now`, as the process saw it, becomes what the drive holds, drawn from `seed`. Whether a
+ * manifest's bytes are torn, or its name is not the new one. */
 bool crash_files_tear(const crash_disk *disk, crash_files *now, uint64_t seed);
 
 #endif

@@ -11,7 +11,8 @@ enum { CRASH_HANG_SECONDS = 120 }; /* no process of these tests takes a tenth of
 /* Whether the child ended, or ends, within the time. It is left to be waited for. */
 bool crash_ends_within(pid_t child, uint64_t ns);
 
-/* Waits for the child; its status as waitpid has it. One that does not end is killed and fails the test. */
+/* Waits for the child; its status as waitpid has it. One that does not end is killed and fails the
+ * test. */
 int crash_wait(pid_t child);
 
 #endif

@@ -1,10 +1,11 @@
 /* The definition of causal attention and its gradients, one row at a time, in double.
  *
- * Beside each true value go two sums of magnitudes that bound the error of a kernel that follows the
- * contract: `rounded`, of terms with a factor that is rounded to the working type before a product (P,
- * dS), and `summed`, of everything that fp32 arithmetic touches. An element is right when its error is
- * below half a unit of the working type on the former and on the result, plus fp32's noise on the latter:
- * sums over D and T, and the error of a score, which exp() turns into a relative one. */
+ * Beside each true value go two sums of magnitudes that bound the error of a kernel that follows
+ * the contract: `rounded`, of terms with a factor that is rounded to the working type before a
+ * product (P, dS), and `summed`, of everything that fp32 arithmetic touches. An element is right
+ * when its error is below half a unit of the working type on the former and on the result, plus
+ * fp32's noise on the latter: sums over D and T, and the error of a score, which exp() turns into a
+ * relative one. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

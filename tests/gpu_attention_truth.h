@@ -1,5 +1,6 @@
-/* What attention should give, row by row in double, for tests of attention on a GPU: packed operands, a
- * run's results, and checks of single rows against the definition, each with a bound of its own. */
+/* What attention should give, row by row in double, for tests of attention on a GPU: packed
+ * operands, a run's results, and checks of single rows against the definition, each with a bound of
+ * its own. */
 #ifndef SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
 #define SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
 
@@ -18,7 +19,8 @@ struct attention_case {
 };
 typedef struct attention_case attention_case;
 
-/* Fails the cmocka test, saying where, unless output, lse and dQ of query row `row` of a head are right. */
+/* Fails the cmocka test, saying where, unless output, lse and dQ of query row `row` of a head are
+ * right. */
 void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head, uint64_t row);
 
 /* The same for dK and dV of key row `row`. Takes the kernels' output and lse as given. */

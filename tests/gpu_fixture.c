@@ -18,7 +18,8 @@ enum { EXIT_SKIP = 77, CANARY_BYTES = 4096, ALIGNMENT = 256 };
 
 static const uint64_t default_seed = 20264;
 
-/* A block on a GPU is followed by canary bytes; under simulation by a page that may not be touched. */
+/* A block on a GPU is followed by canary bytes; under simulation by a page that may not be
+ * touched. */
 struct gpu_block {
     void *memory;
     uint64_t bytes, canary_bytes;

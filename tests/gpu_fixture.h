@@ -1,6 +1,7 @@
 /* What tests of the CUDA backend share: a GPU (a real one, or the simulated one, as the program was
  * linked), memory on it that is guarded, and comparisons. Made of calls of CUDA's runtime alone, so
- * that the same test runs on both; test_gpu_*.c are registered by sluice_gpu_test (simulated_gpu.cmake).
+ * that the same test runs on both; test_gpu_*.c are registered by sluice_gpu_test
+ * (simulated_gpu.cmake).
  *
  *   static void test_add(void **state)
  *   {
@@ -13,8 +14,9 @@
  *       gpu_end(gpu);
  *   }
  *
- * One fixture at a time per thread. Everything that fails here fails the running cmocka test, or ends
- * the program with status 77 and the reason where there is no GPU. Include the cmocka headers before. */
+ * One fixture at a time per thread. Everything that fails here fails the running cmocka test, or
+ * ends the program with status 77 and the reason where there is no GPU. Include the cmocka headers
+ * before. */
 #ifndef SLUICE_TESTS_GPU_FIXTURE_H
 #define SLUICE_TESTS_GPU_FIXTURE_H
 
@@ -42,9 +44,10 @@ gpu_fixture *gpu_begin(void);
 /* Waits, frees what is left (checking its guards), and checks that no CUDA error is pending. */
 void gpu_end(gpu_fixture *gpu);
 
-/* Device memory of its own, aligned to 256 bytes, filled with 0xff (NaN). A write beyond its end ends
- * the program at once under simulation (a page that may not be touched; the few bytes before that page
- * are compared when it is freed) and is found by gpu_free or gpu_end on a GPU. bytes 0 is allowed. */
+/* Device memory of its own, aligned to 256 bytes, filled with 0xff (NaN). A write beyond its end
+ * ends the program at once under simulation (a page that may not be touched; the few bytes before
+ * that page are compared when it is freed) and is found by gpu_free or gpu_end on a GPU. bytes 0 is
+ * allowed. */
 void *gpu_alloc(gpu_fixture *gpu, uint64_t bytes);
 /* gpu_alloc and gpu_upload. */
 void *gpu_alloc_copy(gpu_fixture *gpu, const void *host, uint64_t bytes);
@@ -78,7 +81,8 @@ void gpu_download_values(gpu_fixture *gpu, float *values, const void *source, en
  * |got - want| <= absolute + relative * |want|; equal infinities agree, NaN agrees with NaN alone. */
 void gpu_expect_close(const char *name, const float *got, const float *want, uint64_t count,
                       double absolute, double relative);
-/* Fails the test, naming the first byte that differs and its element, unless the bytes are equal. */
+/* Fails the test, naming the first byte that differs and its element, unless the bytes are
+ * equal. */
 void gpu_expect_same(const char *name, const void *got, const void *want, uint64_t count,
                      size_t elem_bytes);
 

@@ -54,7 +54,8 @@ static int work_copy(const work *self, unsigned char *target, const unsigned cha
     return 0;
 }
 
-/* Marks what is written with the op, then brings a piece of each operand read into each one written. */
+/* Marks what is written with the op, then brings a piece of each operand read into each one
+ * written. */
 static int work_op(const work *self, const program *prog, const op *item)
 {
     uint8_t mark = (uint8_t)(37 * (item - prog->ops) + 11);

@@ -9,8 +9,8 @@
 enum { SPECIAL_COUNT = 40 };
 extern const uint32_t special_bits[SPECIAL_COUNT]; /* of fp32 */
 
-/* Free bytes of the GPU; false, with a line on stdout, where a large test finds less than `bytes` or
- * the GPU is simulated. */
+/* Free bytes of the GPU; false, with a line on stdout, where a large test finds less than `bytes`
+ * or the GPU is simulated. */
 bool has_room_for_large(const gpu_fixture *gpu, uint64_t bytes);
 
 /* Fills device memory with copies of the host's `chunk_bytes`, the last one cut; and fails the test

@@ -1,5 +1,6 @@
-/* The CPU's optimizer variants, for test_gpu_update to compare with. Apart from gpu_update.h because the
- * CPU's kernel_context is another struct than the GPU's of the same name: no file sees both. */
+/* The CPU's optimizer variants, for test_gpu_update to compare with. Apart from gpu_update.h
+ * because the CPU's kernel_context is another struct than the GPU's of the same name: no file sees
+ * both. */
 #ifndef SLUICE_TESTS_GPU_UPDATE_CPU_H
 #define SLUICE_TESTS_GPU_UPDATE_CPU_H
 

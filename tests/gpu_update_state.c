@@ -1,6 +1,6 @@
-/* Adam on packed state of the CUDA backend for test_gpu_update: every byte of all streams against every
- * variant of the CPU, over all formats and types, blocks that are not full, alignments, values that are not
- * finite, and a unit of more than 2^32 elements. */
+/* Adam on packed state of the CUDA backend for test_gpu_update: every byte of all streams against
+ * every variant of the CPU, over all formats and types, blocks that are not full, alignments,
+ * values that are not finite, and a unit of more than 2^32 elements. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Working copies, closing of gradients and the norm on a GPU: to the bit what each variant of the CPU
- * backend gives. Part of test_gpu_update. */
+/* Working copies, closing of gradients and the norm on a GPU: to the bit what each variant of the
+ * CPU backend gives. Part of test_gpu_update. */
 #include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
@@ -63,8 +63,8 @@ void expect_repeated(gpu_fixture *gpu, const char *name, const void *source, uin
 
 /* --- values --- */
 
-/* Numbers on both sides of every rounding: each upper half with the lower halves that decide a tie to
- * bf16; or each fp16 number, its neighbour halfway up and what lies beside that. */
+/* Numbers on both sides of every rounding: each upper half with the lower halves that decide a tie
+ * to bf16; or each fp16 number, its neighbour halfway up and what lies beside that. */
 enum { ROUNDINGS = 6 };
 static float rounding_at(enum dtype type, uint64_t i)
 {
@@ -204,8 +204,8 @@ void copy_of_many_elements(void **state)
 
 /* --- closing --- */
 
-/* Closes blocks of the accumulator, which starts `shift` elements off alignment; grads start at twice
- * that, or on the accumulator. */
+/* Closes blocks of the accumulator, which starts `shift` elements off alignment; grads start at
+ * twice that, or on the accumulator. */
 static void compare_closing(gpu_fixture *gpu, const cpu_variants *variants,
                             const float *accumulator, uint64_t blocks, enum dtype type,
                             uint64_t shift, bool is_in_place)
@@ -423,8 +423,8 @@ void norm_is_the_cpu_tree(void **state)
     cpu_variants_close(&variants);
 }
 
-/* Zeros with a sign, subnormals, infinities and NaN of any payload, at the first, an inner and the last
- * place. */
+/* Zeros with a sign, subnormals, infinities and NaN of any payload, at the first, an inner and the
+ * last place. */
 void norm_of_odd_values(void **state)
 {
     (void)state;
@@ -484,8 +484,8 @@ void norm_calls_follow_one_another(void **state)
     cpu_variants_close(&variants);
 }
 
-/* Where a block of threads must take more than its least share: above 1024 times 4096 sums; on a GPU
- * those of a quarter of 2^40 elements, 512 MiB. */
+/* Where a block of threads must take more than its least share: above 1024 times 4096 sums; on a
+ * GPU those of a quarter of 2^40 elements, 512 MiB. */
 void norm_of_many_sums(void **state)
 {
     (void)state;

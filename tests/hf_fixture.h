@@ -1,6 +1,6 @@
-/* Small checkpoints as Hugging Face lays them out, made by our own writer: every element is a function of its
- * tensor's name and its place in the stored tensor, so that whoever reads one can be checked without reading it.
- * Errors end the test. */
+/* Small checkpoints as Hugging Face lays them out, made by our own writer: every element is a
+ * function of its tensor's name and its place in the stored tensor, so that whoever reads one can
+ * be checked without reading it. Errors end the test. */
 #ifndef SLUICE_TESTS_HF_FIXTURE_H
 #define SLUICE_TESTS_HF_FIXTURE_H
 
@@ -43,7 +43,8 @@ typedef struct hf_fixture_form hf_fixture_form;
 void hf_fixture_write(const char *dir, const hf_fixture_shape *shape, const hf_fixture_form *form);
 /* config.json of such a model. */
 void hf_fixture_config(const char *dir, const hf_fixture_shape *shape);
-/* Fails the test where the directory's tensors are not those of such a checkpoint, of this dtype. */
+/* Fails the test where the directory's tensors are not those of such a checkpoint, of this
+ * dtype. */
 void hf_fixture_compare(const char *dir, const hf_fixture_shape *shape,
                         const hf_fixture_form *form);
 /* The stored name of a tensor of the model. */

@@ -1,8 +1,9 @@
 /* A whole small model in memory, for the tests of src/model: parameters, gradients, all boundary
- * activations; forward and backward through every pass of every stage in order. Each pass gets what it
- * says that it uses and nothing else: `temp` of exactly its bytes at a fresh place, and all that it
- * only writes, gradients before their first pass among it, are filled with NaN, what it only reads must be the
- * same after it. So nothing can depend on what was there, and the address sanitizer sees what is written beyond. */
+ * activations; forward and backward through every pass of every stage in order. Each pass gets what
+ * it says that it uses and nothing else: `temp` of exactly its bytes at a fresh place, and all that
+ * it only writes, gradients before their first pass among it, are filled with NaN, what it only
+ * reads must be the same after it. So nothing can depend on what was there, and the address
+ * sanitizer sees what is written beyond. */
 #ifndef SLUICE_TESTS_MODEL_HARNESS_H
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
@@ -20,9 +21,10 @@ static inline enum model_family harness_family(const char *instance)
     return strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
 }
 
-/* What an instance has beyond its family, all of it at once: "gpt2-long" more positions than a sequence;
- * "qwen2" biases, and frequencies that are divided; "qwen3" norms of heads, heads that are wider together than
- * the residual stream, and frequencies as Llama 3 stretches them, of which each kind occurs. */
+/* What an instance has beyond its family, all of it at once: "gpt2-long" more positions than a
+ * sequence; "qwen2" biases, and frequencies that are divided; "qwen3" norms of heads, heads that
+ * are wider together than the residual stream, and frequencies as Llama 3 stretches them, of which
+ * each kind occurs. */
 static inline void harness_vary(const char *instance, model_spec *spec)
 {
     if (strcmp(instance, "gpt2-long") == 0)
@@ -139,7 +141,8 @@ static inline void harness_copy_params(harness *h)
                          0);
 }
 
-/* The next pass that adds to a unit's gradient begins it anew, from NaN. What nothing adds to is zero. */
+/* The next pass that adds to a unit's gradient begins it anew, from NaN. What nothing adds to is
+ * zero. */
 static inline void harness_forget_grads(harness *h)
 {
     for (uint32_t u = 0; u < h->self->unit_count; u++) {
@@ -204,8 +207,8 @@ static inline model_call harness_call(harness *h, uint32_t stage, uint64_t temp_
     return call;
 }
 
-/* A buffer as a pass may use it: NULL where it does not, poisoned where it only writes. What it only
- * reads is copied, for harness_check_read. */
+/* A buffer as a pass may use it: NULL where it does not, poisoned where it only writes. What it
+ * only reads is copied, for harness_check_read. */
 struct harness_use {
     void *block, *copy;
     uint64_t bytes;

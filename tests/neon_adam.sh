@@ -15,8 +15,8 @@ command -v "$compiler" >/dev/null || skip "there is no $compiler"
 [ -n "$emulator" ] || skip "there is no qemu-aarch64-static or qemu-aarch64"
 make_scratch sluice-neon "${TMPDIR:-/tmp}"
 cd "$source_dir"
-sources="kernels/cpu/adam.c kernels/cpu/adam_neon.c kernels/cpu/adam_reference.c kernels/cpu/adam_state.c
-         kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c
+sources="kernels/cpu/optimizer/adam.c kernels/cpu/optimizer/adam_neon.c kernels/cpu/optimizer/adam_reference.c kernels/cpu/optimizer/adam_state.c
+         kernels/cpu/optimizer/adam_state_reference.c kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c
          src/base/mem.c src/base/rng.c src/base/size.c"
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose

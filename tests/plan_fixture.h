@@ -188,8 +188,9 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
         plan_machine_default_cpu(&job->machine, 2, true);
 }
 
-/* Passes of a model of which some units do not learn (plan.h): no gradients of theirs, no backward of stages
- * before the first that learns, and no input_grad of that one. `stages` and their passes are the caller's. */
+/* Passes of a model of which some units do not learn (plan.h): no gradients of theirs, no backward
+ * of stages before the first that learns, and no input_grad of that one. `stages` and their passes
+ * are the caller's. */
 static inline void fixture_cut_passes(plan_stage *stages, uint32_t stage_count,
                                       const uint8_t *is_frozen)
 {

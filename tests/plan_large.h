@@ -1,5 +1,5 @@
-/* A gpt2-like model of any size with a tied head, as the planner's tests of large models take it: numbers of the
- * shapes alone. Homes, budgets, machine and update are the caller's. */
+/* A gpt2-like model of any size with a tied head, as the planner's tests of large models take it:
+ * numbers of the shapes alone. Homes, budgets, machine and update are the caller's. */
 #ifndef SLUICE_TESTS_PLAN_LARGE_H
 #define SLUICE_TESTS_PLAN_LARGE_H
 
@@ -11,7 +11,8 @@
 
 enum { LARGE_UNITS_MAX = 130, LARGE_TOKENS = 1024 };
 
-/* Forward and backward of one stage: the embedding, a block, or the head, which ties the embedding. */
+/* Forward and backward of one stage: the embedding, a block, or the head, which ties the
+ * embedding. */
 static inline void large_stage(plan_job *job, uint32_t u, uint64_t hidden, uint64_t *all_elems,
                                plan_stage *stage, plan_pass passes[2])
 {

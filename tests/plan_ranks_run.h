@@ -1,11 +1,11 @@
 /* Runs compiled programs of several ranks, in lock step, on numbers instead of tensors.
  *
- * The arenas of each rank are cells, one for every 4096 bytes. All cells of 4096 elements (a block) of a
- * state hold one number, so that moving, gathering and summing are exact, and each working copy that an
- * op reads can be held against what it must be: the initial value after as many updates as the step has
- * behind it, each of them with the sum of all ranks' gradients of its own step; of a frozen unit the initial
- * one. Of a split master the state has what the working copy and the master differ in, so that an update that
- * finds another working copy makes another master. */
+ * The arenas of each rank are cells, one for every 4096 bytes. All cells of 4096 elements (a block)
+ * of a state hold one number, so that moving, gathering and summing are exact, and each working
+ * copy that an op reads can be held against what it must be: the initial value after as many
+ * updates as the step has behind it, each of them with the sum of all ranks' gradients of its own
+ * step; of a frozen unit the initial one. Of a split master the state has what the working copy and
+ * the master differ in, so that an update that finds another working copy makes another master. */
 #ifndef SLUICE_TESTS_PLAN_RANKS_RUN_H
 #define SLUICE_TESTS_PLAN_RANKS_RUN_H
 
@@ -300,7 +300,8 @@ static inline void run_copy(ranks_run *run, const program *prog, uint32_t rank, 
            source->size_bytes / TILE_BLOCK_BYTES * sizeof(uint64_t));
 }
 
-/* The program on all ranks, op by op in issue order. `step` and `version`: of the params it must find. */
+/* The program on all ranks, op by op in issue order. `step` and `version`: of the params it must
+ * find. */
 static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t step,
                                uint32_t version)
 {
@@ -328,7 +329,8 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
     }
 }
 
-/* ---- a job's life ----------------------------------------------------------------------------- */
+/* ---- a job's life
+ * ----------------------------------------------------------------------------- */
 
 /* Room for every draw. */
 static inline void run_make_roomy(random_job *r)
@@ -393,8 +395,8 @@ static inline void run_forget_memory(ranks_run *run)
     }
 }
 
-/* Three steps and their updates, evaluations, a new process that goes on where it can, and the fourth step. 1 where
- * the job was loaded again. */
+/* Three steps and their updates, evaluations, a new process that goes on where it can, and the
+ * fourth step. 1 where the job was loaded again. */
 static inline uint64_t run_life(ranks_run *run, const random_job *r, const plan_set *set)
 {
     run_begin(run, r, set);

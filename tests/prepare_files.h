@@ -1,5 +1,5 @@
-/* What the tests of src/data/prepare.h share: files of text and the byte tokenizer. With all headers that they
- * need. */
+/* What the tests of src/data/prepare.h share: files of text and the byte tokenizer. With all
+ * headers that they need. */
 #ifndef SLUICE_TESTS_PREPARE_FILES_H
 #define SLUICE_TESTS_PREPARE_FILES_H
 

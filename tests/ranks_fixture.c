@@ -64,7 +64,8 @@ uint64_t ranks_rest_elems(const struct ranks_run *self, uint32_t unit)
                             : shard_whole_elems(ranks_unit_elems[unit], self->world);
 }
 
-/* The extents of one rank's layout, by unit and tile; how many. `begins` counts from the rank's first. */
+/* The extents of one rank's layout, by unit and tile; how many. `begins` counts from the rank's
+ * first. */
 uint64_t ranks_lay_out(const struct ranks_run *self, uint32_t rank, bool begins_whole,
                        manifest_extent *out)
 {

@@ -1,6 +1,6 @@
-/* A committed run of several ranks, its manifest in memory and its slabs in files, as the tests make it that look
- * at such runs: units of known elements, cut over the ranks or whole on each. Include after cmocka.h. Every
- * function fails the test where it cannot do its part. */
+/* A committed run of several ranks, its manifest in memory and its slabs in files, as the tests
+ * make it that look at such runs: units of known elements, cut over the ranks or whole on each.
+ * Include after cmocka.h. Every function fails the test where it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_FIXTURE_H
 #define SLUICE_TESTS_RANKS_FIXTURE_H
 
@@ -33,8 +33,8 @@ uint32_t ranks_element(uint32_t unit, uint32_t stream, uint64_t idx);
 /* Memory for direct I/O; the caller frees *block. */
 void *ranks_aligned(uint64_t size_bytes, void **block);
 uint64_t ranks_rest_elems(const struct ranks_run *self, uint32_t unit);
-/* The extents of one rank's layout, by unit and tile; how many. Elements count from the whole unit's first, or
- * from the rank's. */
+/* The extents of one rank's layout, by unit and tile; how many. Elements count from the whole
+ * unit's first, or from the rank's. */
 uint64_t ranks_lay_out(const struct ranks_run *self, uint32_t rank, bool begins_whole,
                        manifest_extent *out);
 /* What the tile must hold: the unit's elements, then zeros. */

@@ -71,7 +71,8 @@ void rig_write_job(const char *name, const fixture_model *shape)
     assert_int_equal(fclose(file), 0);
 }
 
-/* ---- a forked rank ---------------------------------------------------------------------------- */
+/* ---- a forked rank
+ * ---------------------------------------------------------------------------- */
 
 static const rig *in_rank; /* what this process is a rank of */
 static rig_rank *own_board;
@@ -89,8 +90,8 @@ static int note_point(void *user, const char *name)
     return 0;
 }
 
-/* Of several ranks all learn of a stop with the losses that come next: those of the step before which it is
- * asked for, unless there is an evaluation in between. */
+/* Of several ranks all learn of a stop with the losses that come next: those of the step before
+ * which it is asked for, unless there is an evaluation in between. */
 static void ask_to_stop(uint64_t done)
 {
     uint64_t ask_at = in_rank->world > 1 ? in_rank->stop_after - 1 : in_rank->stop_after;
@@ -199,7 +200,8 @@ static void fork_ranks(rig *self)
     }
 }
 
-/* ---- the program under mpirun ----------------------------------------------------------------- */
+/* ---- the program under mpirun
+ * ----------------------------------------------------------------- */
 
 static const char *const shell_text =
     "eval export SLUICE_FAILPOINTS=\\\"\\$RIG_POINTS_$OMPI_COMM_WORLD_RANK\\\"; exec \"$@\"";
@@ -322,7 +324,8 @@ bool rig_has_begun(const rig *self)
     return is_found;
 }
 
-/* ---- from the beginning to the end ------------------------------------------------------------ */
+/* ---- from the beginning to the end
+ * ------------------------------------------------------------ */
 
 void rig_begin(rig *self)
 {
@@ -381,8 +384,8 @@ static bool is_gone_by(pid_t pid, uint64_t end_ns)
     return rc == 1;
 }
 
-/* mpirun itself: where a rank dies while it shakes hands with mpirun (in MPI_Init), Open MPI 4.1 may wait forever
- * with no process left to wait for. */
+/* mpirun itself: where a rank dies while it shakes hands with mpirun (in MPI_Init), Open MPI 4.1
+ * may wait forever with no process left to wait for. */
 static int end_launcher(rig *self)
 {
     enum { LAUNCHER_SECONDS = 10 };
@@ -474,7 +477,8 @@ void rig_await_step(const rig *self, uint64_t step)
         done = self->launcher ? count_lines(self) : atomic_load(&self->board[0].step);
 }
 
-/* ---- what is left ----------------------------------------------------------------------------- */
+/* ---- what is left
+ * ----------------------------------------------------------------------------- */
 
 void rig_verify(const char *run_dir, rig_verified *out)
 {

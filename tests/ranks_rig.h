@@ -1,12 +1,14 @@
-/* Several ranks of `sluice train`, to be killed, stopped and given faults of which one rank alone learns.
+/* Several ranks of `sluice train`, to be killed, stopped and given faults of which one rank alone
+ * learns.
  *
  *   rig_begin    starts the ranks: forked (no launcher, everything in reach), or under mpirun (the program itself)
  *   rig_kill...  the test does what it came for
  *   rig_end      waits for all processes, each until the limit; says how they ended and what was said
  *   rig_verify   every committed byte of what they left, and the hash of its weights
  *
- * Forked ranks leave as those of the program do (src/cli/ranks.c is linked): what they write on standard error
- * is what a user sees. The test's own process trains and reads nothing, so that no thread is lost by fork.
+ * Forked ranks leave as those of the program do (src/cli/ranks.c is linked): what they write on
+ * standard error is what a user sees. The test's own process trains and reads nothing, so that no
+ * thread is lost by fork.
  *
  * Include after cmocka.h. One thread. Every function fails the test where it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_RIG_H
@@ -58,15 +60,16 @@ struct rig {
     /* In the forked rank, before it trains; or NULL. The job is its own. */
     int (*prepare)(uint32_t rank, struct train_options *options, void *user);
     void *user;
-    double
-        limit_seconds; /* from rig_end on; 0: 60. Who is there then is killed, and the test fails */
+    /* from rig_end on; 0: 60. Who is there then is killed, and the test fails */
+    double limit_seconds;
     /* While it runs: */
     pid_t launcher;            /* mpirun; else 0 */
     pid_t pids[RIG_RANKS_MAX]; /* of the ranks; under mpirun: after rig_find_ranks */
     rig_rank *board;           /* [world]; under mpirun nothing is told */
     uint64_t begin_ns;
-    bool
-        has_stopped; /* stopped_rank has been sent SIGSTOP: rig_end waits for the others, wakes it and waits for it */
+    /* stopped_rank has been sent SIGSTOP: rig_end waits for the others, wakes it and waits for
+     * it */
+    bool has_stopped;
     uint32_t stopped_rank;
     /* After rig_end: */
     int statuses[RIG_RANKS_MAX]; /* as waitpid has them; under mpirun all its own */
@@ -79,8 +82,8 @@ struct rig {
 };
 typedef struct rig rig;
 
-/* The run's job: gpt2 or llama of 2 small layers, 13 steps of 12 windows, commits every 3. Its drive is
- * "NAME.nvme" of the fixture's directory, that all ranks share. */
+/* The run's job: gpt2 or llama of 2 small layers, 13 steps of 12 windows, commits every 3. Its
+ * drive is "NAME.nvme" of the fixture's directory, that all ranks share. */
 void rig_write_job(const char *name, const fixture_model *shape);
 
 /* Whether mpirun is there and the program that the test names joins it. */
@@ -97,8 +100,8 @@ void rig_end(rig *self);
 /* Begin and end, all well: every process ends with 0 (75 where a stop was asked for). */
 void rig_run_good(rig *self);
 
-/* Until rank 0 has done that many steps, or has ended, or 20 seconds are over. Under mpirun steps of runs before
- * count until it has begun. */
+/* Until rank 0 has done that many steps, or has ended, or 20 seconds are over. Under mpirun steps
+ * of runs before count until it has begun. */
 void rig_await_step(const rig *self, uint64_t step);
 void rig_sleep(double seconds);
 
@@ -116,7 +119,8 @@ bool rig_is_whole(const rig_verified *self);
 /* Loss bits, norms and evaluations of the run, with the hash of its weights; all of it is whole. */
 void rig_read_trail(const char *name, crash_trail *out);
 
-/* What is in the run's drive: directories, of which some are of commits that are kept, and in the others files. */
+/* What is in the run's drive: directories, of which some are of commits that are kept, and in the
+ * others files. */
 struct rig_drive {
     uint32_t directory_count, kept_count, slab_count, other_count;
     char text[1024]; /* for messages */

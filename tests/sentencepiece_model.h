@@ -1,4 +1,5 @@
-/* Small SentencePiece models, trained by its library, and what that library itself makes of a text. */
+/* Small SentencePiece models, trained by its library, and what that library itself makes of a
+ * text. */
 #ifndef SLUICE_TESTS_SENTENCEPIECE_MODEL_H
 #define SLUICE_TESTS_SENTENCEPIECE_MODEL_H
 

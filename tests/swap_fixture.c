@@ -262,9 +262,10 @@ struct generator {
     bool conditional;                /* with an OP_NORM, op `norm`, and conditional ops */
     uint32_t norm;                   /* the last op, or (it decides) one in the middle */
     uint64_t condition_draws;
-    bool committing;  /* with ops of a commit */
-    uint8_t *tainted; /* [buffers] 1: a transient that an op of a skipped update would leave
-                         unwritten; 2: one that an op of a commit would; 3: both */
+    bool committing; /* with ops of a commit */
+    /* [buffers] 1: a transient that an op of a skipped update would leave unwritten; 2: one that an
+     * op of a commit would; 3: both */
+    uint8_t *tainted;
 };
 typedef struct generator generator;
 

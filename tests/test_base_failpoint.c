@@ -1,5 +1,5 @@
-/* Points at which tests make a process wait, fail or die: what the environment may say, and that each
- * action happens at its point and time and nowhere else. */
+/* Points at which tests make a process wait, fail or die: what the environment may say, and that
+ * each action happens at its point and time and nowhere else. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* What `sluice plan` prints as JSON: ZeRO's tables cell by cell, and a plan whose figures follow from each
- * other. Runs the program. */
+/* What `sluice plan` prints as JSON: ZeRO's tables cell by cell, and a plan whose figures follow
+ * from each other. Runs the program. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -66,7 +66,8 @@ static void near(const char *what, double found, double expected, double toleran
         fail_msg("%s: %.12g is not %.12g", what, found, expected);
 }
 
-/* ---- ZeRO's tables ---------------------------------------------------------------------------- */
+/* ---- ZeRO's tables
+ * ---------------------------------------------------------------------------- */
 
 /* Table 1 as it was published: GB on each rank, by ranks, model and stage. */
 static const struct {
@@ -148,7 +149,8 @@ static void cells_of_table_2(void **state)
     json_decref(all);
 }
 
-/* ---- a plan ----------------------------------------------------------------------------------- */
+/* ---- a plan
+ * ----------------------------------------------------------------------------------- */
 
 /* A job whose optimizer rests on a drive; plans touch none. */
 static const char job_text[] =
@@ -367,7 +369,8 @@ static void figures_of_a_machine(void **state)
     remove(path);
 }
 
-/* A row for each number of ranks; one that the batch cannot be divided by is a row with its reason. */
+/* A row for each number of ranks; one that the batch cannot be divided by is a row with its
+ * reason. */
 static void rows_of_ranks(void **state)
 {
     (void)state;

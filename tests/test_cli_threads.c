@@ -1,5 +1,5 @@
-/* Starting anew keeps the cores: also where OpenMP, as the user told it, has put the first thread on one
- * of them before main began. The program runs itself as a child with each environment. */
+/* Starting anew keeps the cores: also where OpenMP, as the user told it, has put the first thread
+ * on one of them before main began. The program runs itself as a child with each environment. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

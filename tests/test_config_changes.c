@@ -1,5 +1,5 @@
-/* What a job says it changes in a run that another has begun: each key that changes what follows, no key that
- * changes no bit, and no more text than there is room for. */
+/* What a job says it changes in a run that another has begun: each key that changes what follows,
+ * no key that changes no bit, and no more text than there is room for. */
 #include "test_config_common.h"
 
 static char told[1024];

@@ -1,7 +1,7 @@
-/* Every key of DeepSpeed's configuration (version 0.19.6), and what becomes of it here: it changes a
- * field of the job, or it is named once in the log with the reason why it has no effect, or it is
- * refused with a sentence. A key that did nothing in silence would fail. Also DeepSpeed's arithmetic of
- * batch sizes, for every small case. */
+/* Every key of DeepSpeed's configuration (version 0.19.6), and what becomes of it here: it changes
+ * a field of the job, or it is named once in the log with the reason why it has no effect, or it is
+ * refused with a sentence. A key that did nothing in silence would fail. Also DeepSpeed's
+ * arithmetic of batch sizes, for every small case. */
 #include "test_config_common.h"
 
 #include "config/config_internal.h"
@@ -147,8 +147,8 @@ static void wrong_fates_are_noticed(void **state)
         assert_false(fate_holds(&wrong[i]));
 }
 
-/* DeepSpeed's _set_batch_related_parameters and _batch_assertion, written out again: false is an error.
- * Python's // is the division of what is never negative here. */
+/* DeepSpeed's _set_batch_related_parameters and _batch_assertion, written out again: false is an
+ * error. Python's // is the division of what is never negative here. */
 static bool deepspeed_batch(int world, int sizes[3])
 {
     int train = sizes[0], micro = sizes[1], accumulation = sizes[2];

@@ -1,6 +1,6 @@
-/* Broken job files: random changes to right ones must end in a job or in ERR_CONFIG with a text, never
- * in a crash, a leak or a read beyond the end (run it with the sanitizers). SLUICE_TEST_SEED sets the
- * seed. */
+/* Broken job files: random changes to right ones must end in a job or in ERR_CONFIG with a text,
+ * never in a crash, a leak or a read beyond the end (run it with the sanitizers). SLUICE_TEST_SEED
+ * sets the seed. */
 #include "test_config_common.h"
 
 #include "base/rng.h"

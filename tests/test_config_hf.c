@@ -1,5 +1,5 @@
-/* config.json of a Hugging Face checkpoint as a model block: every family, the forms of rotary positions,
- * what is absent, what is refused by its key, and what a job may say beside it. */
+/* config.json of a Hugging Face checkpoint as a model block: every family, the forms of rotary
+ * positions, what is absent, what is refused by its key, and what a job may say beside it. */
 #include <sys/stat.h>
 
 #include "test_config_common.h"
@@ -239,7 +239,8 @@ static void jobs_may_repeat(void **state)
     job_destroy(self);
 }
 
-/* A run's copy of the job stands for itself: the directory may be gone, and another may be in its place. */
+/* A run's copy of the job stands for itself: the directory may be gone, and another may be in its
+ * place. */
 static void a_runs_copy_needs_no_checkpoint(void **state)
 {
     (void)state;
@@ -289,7 +290,8 @@ static void hand_written_blocks(void **state)
     job_destroy(self);
 }
 
-/* A run's own job, whose checkpoint is gone: the run's copy of the tokenizer counts as the checkpoint's. */
+/* A run's own job, whose checkpoint is gone: the run's copy of the tokenizer counts as the
+ * checkpoint's. */
 static void a_run_keeps_its_tokenizer(void **state)
 {
     (void)state;

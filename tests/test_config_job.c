@@ -1,8 +1,8 @@
 /* What a right job file becomes: defaults, DeepSpeed's files, --set, and its text. */
 #include "test_config_common.h"
 
-#include "config/config_internal.h"
 #include "config/config.h"
+#include "config/config_internal.h"
 
 static void defaults_hold(void **state)
 {
@@ -310,7 +310,8 @@ static void own_blocks_are_read(void **state)
     job_destroy(self);
 }
 
-/* As a DeepSpeed user has it: aliases, "auto", string booleans, deprecated keys, blocks that are off. */
+/* As a DeepSpeed user has it: aliases, "auto", string booleans, deprecated keys, blocks that are
+ * off. */
 static const char deepspeed_job[] =
     "{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"},\n"
     "\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 4,\n"

@@ -1,5 +1,5 @@
-/* The keys of DeepSpeed's configuration (version 0.19.6) and what becomes of each here: the table of
- * test_config_deepspeed.c. */
+/* The keys of DeepSpeed's configuration (version 0.19.6) and what becomes of each here: the table
+ * of test_config_deepspeed.c. */
 #ifndef SLUICE_TESTS_TEST_CONFIG_KEYS_H
 #define SLUICE_TESTS_TEST_CONFIG_KEYS_H
 

@@ -1,5 +1,5 @@
-/* machine.json: what is written reads back to the bit, what does not belong there is refused with a sentence that
- * names it, broken texts end in an error, and the described machines read. */
+/* machine.json: what is written reads back to the bit, what does not belong there is refused with a
+ * sentence that names it, broken texts end in an error, and the described machines read. */
 #include "test_config_common.h"
 
 #include <dirent.h>

@@ -49,7 +49,8 @@ static void published_sizes(void **state)
     }
 }
 
-/* What a name promises ("zero-offload-13b"), by the papers' formula: blocks alone, 12 L C^2. Of Llama all. */
+/* What a name promises ("zero-offload-13b"), by the papers' formula: blocks alone, 12 L C^2. Of
+ * Llama all. */
 static void sizes_as_named(void **state)
 {
     (void)state;

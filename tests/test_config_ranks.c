@@ -1,5 +1,5 @@
-/* A job of several ranks: batch sizes that cannot be dealt out name the ranks, keys about ranks do what they
- * say or are named with the reason, drives may be each rank's own. */
+/* A job of several ranks: batch sizes that cannot be dealt out name the ranks, keys about ranks do
+ * what they say or are named with the reason, drives may be each rank's own. */
 #include "test_config_common.h"
 
 #include "config/config_internal.h"

@@ -1,5 +1,5 @@
-/* Learning rates and momenta against the numbers that DeepSpeed's own classes gave, two thousand steps
- * each (tests/reference/lr_schedules.json), and against values worked out by hand. */
+/* Learning rates and momenta against the numbers that DeepSpeed's own classes gave, two thousand
+ * steps each (tests/reference/lr_schedules.json), and against values worked out by hand. */
 #include "test_config_common.h"
 
 #include <jansson.h>
@@ -31,8 +31,8 @@ static void unpack(const json_t *series, int order, double *values, size_t count
     assert_int_equal(used, count);
 }
 
-/* Each within 1e-6 of itself. Expected numbers have twelve digits of their series' largest, of which
- * the last may be off by one half. */
+/* Each within 1e-6 of itself. Expected numbers have twelve digits of their series' largest, of
+ * which the last may be off by one half. */
 static void assert_series(const json_t *series, int order, size_t count, const job *self,
                           double (*value)(const job *, uint64_t), const char *what)
 {
@@ -103,8 +103,8 @@ static void assert_rate(double got, double expected, uint64_t step)
         fail_msg("step %llu: %.17g, not %.17g", (unsigned long long)step, got, expected);
 }
 
-/* Worked out by hand: log and linear warm-ups of 8 and 10, a decay over 10 to 50, a cosine. Update s runs
- * with last_batch_iteration s - 2, and so the start of a warm-up is seen twice. */
+/* Worked out by hand: log and linear warm-ups of 8 and 10, a decay over 10 to 50, a cosine. Update
+ * s runs with last_batch_iteration s - 2, and so the start of a warm-up is seen twice. */
 static void known_points(void **state)
 {
     (void)state;

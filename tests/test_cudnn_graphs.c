@@ -1,7 +1,7 @@
 /* cuDNN's attention on a stand-in for cuDNN that runs operation graphs by their meaning on the host
- * (fake_cudnn/): that the graphs compute attention and its gradients, with every stride, address, part
- * and byte of scratch right; which engines are taken; what is refused and why; and that nothing leaks.
- * No GPU and no cuDNN are needed, only its header. */
+ * (fake_cudnn/): that the graphs compute attention and its gradients, with every stride, address,
+ * part and byte of scratch right; which engines are taken; what is refused and why; and that
+ * nothing leaks. No GPU and no cuDNN are needed, only its header. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -49,7 +49,8 @@ static attention_desc desc_of(const struct shape *shape, enum dtype type)
                             .scale = 1.3f / sqrtf((float)shape->head_dim)};
 }
 
-/* --- one attention, on the stand-in and on the reference ---------------------------------------- */
+/* --- one attention, on the stand-in and on the reference
+ * ---------------------------------------- */
 
 /* Memory with a guard behind it. */
 struct block {
@@ -185,8 +186,8 @@ static void expect_close(const char *name, const struct block *got, const struct
     }
 }
 
-/* P and dS are rounded to 16 bits on the way, as is each query head's part of dK and dV: errors of a
- * few units of rounding of values of about 1, added over the tokens. */
+/* P and dS are rounded to 16 bits on the way, as is each query head's part of dK and dV: errors of
+ * a few units of rounding of values of about 1, added over the tokens. */
 static void check_case(kernel_context *context, const struct shape *shape, enum dtype type,
                        int part_count)
 {
@@ -286,7 +287,8 @@ static void test_ordered(void **state)
     assert_int_equal(fake_cudnn.live_descriptor_count, 0);
 }
 
-/* --- engines ------------------------------------------------------------------------------------ */
+/* --- engines
+ * ------------------------------------------------------------------------------------ */
 
 static void test_engines(void **state)
 {
@@ -350,7 +352,8 @@ static void test_run_errors(void **state)
     free_tensors(&t);
 }
 
-/* --- refusals ----------------------------------------------------------------------------------- */
+/* --- refusals
+ * ----------------------------------------------------------------------------------- */
 
 static void expect_refusal(const attention_desc *desc, int compute_major, uint64_t version,
                            const char *reason)

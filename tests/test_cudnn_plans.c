@@ -1,8 +1,8 @@
-/* Does the cuDNN that is installed take our graphs of attention? Without a GPU: since 9.8 it makes plans
- * for a GPU that is described to it, here an A100 (sm80) and an H200 (sm90), and a driver that has no
- * GPU (fake_cudnn/fake_driver.c) lets it finish them. The heuristics, the choice of engines and the
- * compiling of kernels are cuDNN's own; nothing runs. Exits with 77 where cuDNN is absent or describes
- * devices otherwise. The argument is the GPU. */
+/* Does the cuDNN that is installed take our graphs of attention? Without a GPU: since 9.8 it makes
+ * plans for a GPU that is described to it, here an A100 (sm80) and an H200 (sm90), and a driver
+ * that has no GPU (fake_cudnn/fake_driver.c) lets it finish them. The heuristics, the choice of
+ * engines and the compiling of kernels are cuDNN's own; nothing runs. Exits with 77 where cuDNN is
+ * absent or describes devices otherwise. The argument is the GPU. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -140,7 +140,8 @@ static void test_taken(void **state)
     }
 }
 
-/* One head's T x T elements are more than a part may take: from 9.25 there is another way on Hopper. */
+/* One head's T x T elements are more than a part may take: from 9.25 there is another way on
+ * Hopper. */
 static void test_long(void **state)
 {
     static const struct shape shape = {1, 32768, 32, 8, 128};

@@ -1,5 +1,5 @@
-/* Conversations: the text of each form, the form that lies beside a tokenizer, and which tokens of one that merges
- * bytes count as targets. */
+/* Conversations: the text of each form, the form that lies beside a tokenizer, and which tokens of
+ * one that merges bytes count as targets. */
 #include "prepare_files.h"
 
 /* ---- the forms ---- */
@@ -204,7 +204,8 @@ static void forms_are_found(void **state)
 
 /* ---- a tokenizer of merges ---- */
 
-/* A character of a byte-level vocabulary: printable bytes are themselves, the others follow from 256 on. */
+/* A character of a byte-level vocabulary: printable bytes are themselves, the others follow from
+ * 256 on. */
 static void put_symbol(FILE *file, unsigned byte)
 {
     unsigned code = 256, other = 0;
@@ -281,7 +282,8 @@ static void make_content(uint64_t seed, char *text, bool is_json)
     }
 }
 
-/* A conversation's tokens are those of its whole text, and those count that hold a byte of an answer. */
+/* A conversation's tokens are those of its whole text, and those count that hold a byte of an
+ * answer. */
 static void answers_of_merged_tokens(void **state)
 {
     (void)state;
@@ -342,7 +344,8 @@ static void answers_of_merged_tokens(void **state)
     chat_text_fini(&text);
     token_list_fini(&ids);
     corpus_close(source);
-    /* Text with the same tokenizer: a document ends where its end token is written, and at the end. */
+    /* Text with the same tokenizer: a document ends where its end token is written, and at the
+     * end. */
     static const char words_of[] = "hello<|endoftext|>as\n\nb<|endoftext|>lo";
     assert_int_equal(prepare_look(write_text("a.txt", words_of, sizeof words_of - 1), DATA_AUTO,
                                   &options, &work),

@@ -1,6 +1,6 @@
-/* Text, JSON lines and conversations made into token files: which tokens there are, where documents end, what
- * counts as a target; what is wrong is named with its line; a damaged file is refused. The tokenizer is "bytes",
- * so that each token can be seen. */
+/* Text, JSON lines and conversations made into token files: which tokens there are, where documents
+ * end, what counts as a target; what is wrong is named with its line; a damaged file is refused.
+ * The tokenizer is "bytes", so that each token can be seen. */
 #include "prepare_files.h"
 
 #include <sys/stat.h>
@@ -28,7 +28,8 @@ static corpus *make(const char *path, const prepare_options *options)
     return source;
 }
 
-/* The tokens as text, documents ended by '|', those that do not count in upper case's place: '.'. */
+/* The tokens as text, documents ended by '|', those that do not count in upper case's place:
+ * '.'. */
 static const char *show(corpus *source)
 {
     static char text[4096];

@@ -230,7 +230,8 @@ static void tokens_outside_the_vocabulary(void **state)
 
 /* ---- random damage ---- */
 
-/* Opened or refused; if opened, all tokens are there and within the vocabulary, or the read says so. */
+/* Opened or refused; if opened, all tokens are there and within the vocabulary, or the read says
+ * so. */
 static bool try_open(const char *path, enum data_format format)
 {
     static int32_t tokens[1 << 16];

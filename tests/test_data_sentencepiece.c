@@ -1,6 +1,7 @@
-/* SentencePiece models: ids are those of its library, tokens give the text back, what is put around a text, what is
- * refused. The models are trained here. Without the library: *.model is refused with what to install, and the rest is
- * skipped. Against the Python package, on much text: reference/check_sentencepiece.py. */
+/* SentencePiece models: ids are those of its library, tokens give the text back, what is put around
+ * a text, what is refused. The models are trained here. Without the library: *.model is refused
+ * with what to install, and the rest is skipped. Against the Python package, on much text:
+ * reference/check_sentencepiece.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,7 @@
-/* Byte-level tokenizers: ids of a small tokenizer.json that is made here, added tokens, stages, normal forms, and what
- * is refused. That ids are those of the `tokenizers` library on much text is shown by
- * tests/reference/check_tokenizer.py; the expected ids here were checked by hand or with it. */
+/* Byte-level tokenizers: ids of a small tokenizer.json that is made here, added tokens, stages,
+ * normal forms, and what is refused. That ids are those of the `tokenizers` library on much text is
+ * shown by tests/reference/check_tokenizer.py; the expected ids here were checked by hand or with
+ * it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

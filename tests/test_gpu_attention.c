@@ -1,7 +1,8 @@
-/* Our fused attention on a GPU against the definition in double: forward and backward, odd lengths, head
- * dimensions, strides and addresses, grouped heads, fp32, bf16 and fp16; that nothing outside a row's
- * heads is read or written; that addresses and repetition touch no bit; extreme scores, NaN, refusals;
- * and, on a real GPU alone, long sequences and tensors of more than 2^31 elements. */
+/* Our fused attention on a GPU against the definition in double: forward and backward, odd
+ * lengths, head dimensions, strides and addresses, grouped heads, fp32, bf16 and fp16; that
+ * nothing outside a row's heads is read or written; that addresses and repetition touch no bit;
+ * extreme scores, NaN, refusals; and, on a real GPU alone, long sequences and tensors of more
+ * than 2^31 elements. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -249,7 +250,8 @@ static void check_shape(gpu_fixture *gpu, const struct shape *shape, enum dtype 
     rig_fini(&rig);
 }
 
-/* Every kernel of the 16-bit types pads D to 32, 64, 96, 128, 192 or 256, that of fp32 to 64, 128, 256. */
+/* Every kernel of the 16-bit types pads D to 32, 64, 96, 128, 192 or 256, that of fp32 to 64, 128,
+ * 256. */
 static const struct shape shapes[] = {
     {1, 1, 1, 1, 1, 0, 1},    {3, 7, 2, 1, 8, 0, 1},     {1, 65, 2, 2, 16, 1, 1},
     {1, 64, 4, 1, 24, 8, 2},  {1, 130, 2, 1, 64, 0, 1},  {1, 200, 1, 1, 32, 0, 0.25f},
@@ -355,8 +357,8 @@ static void large_scores_stay_exact(void **state)
     gpu_end(gpu);
 }
 
-/* The first key has nearly all of every row, and the largest score never changes: steps over the others
- * must leave the sum alone, however many there are. */
+/* The first key has nearly all of every row, and the largest score never changes: steps over the
+ * others must leave the sum alone, however many there are. */
 static void many_steps_keep_the_sum(void **state)
 {
     (void)state;

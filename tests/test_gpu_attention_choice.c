@@ -1,8 +1,8 @@
 /* Which attention a shape gets: a library's only where it agreed with our own kernels.
  *
- * The library is made up here: its plan runs our own kernels, exactly, or by way of fp32 (as far from ours
- * as a correct library is), or with one of the defects that the check is there to find. On the simulated
- * GPU alone, since the real backend brings its own cudai_cudnn_*. */
+ * The library is made up here: its plan runs our own kernels, exactly, or by way of fp32 (as far
+ * from ours as a correct library is), or with one of the defects that the check is there to find.
+ * On the simulated GPU alone, since the real backend brings its own cudai_cudnn_*. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -346,8 +346,8 @@ static void other_errors_are_errors(void **state)
     gpu_end(gpu);
 }
 
-/* Shapes whose check would take more than 1 GiB are checked in part, at their length as long as there
- * are heads to leave out, and only where the part goes the shape's way. */
+/* Shapes whose check would take more than 1 GiB are checked in part, at their length as long as
+ * there are heads to leave out, and only where the part goes the shape's way. */
 static void large_shapes_are_checked_in_part(void **state)
 {
     (void)state;
@@ -388,7 +388,8 @@ static void without_memory_ours_are_used(void **state)
     assert_true(is_chosen(&shape, EXACT));
 }
 
-/* The description of a context names each choice once, in the order in which they were first made. */
+/* The description of a context names each choice once, in the order in which they were first
+ * made. */
 static void choices_are_described(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Attention over kept keys and values on a GPU against the reference backend: all types, grouped heads, fewer and
- * more positions than a block has warps. */
+/* Attention over kept keys and values on a GPU against the reference backend: all types, grouped
+ * heads, fewer and more positions than a block has warps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

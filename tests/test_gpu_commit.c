@@ -1,6 +1,6 @@
-/* Commits of runs whose optimizer state is in the memory of a GPU: what a commit behind the work of a step has
- * saved from there is the state of its step and of no other. A run ends in its n-th commit, is begun again and
- * ends with the bits of the run that nothing happened to. */
+/* Commits of runs whose optimizer state is in the memory of a GPU: what a commit behind the work of
+ * a step has saved from there is the state of its step and of no other. A run ends in its n-th
+ * commit, is begun again and ends with the bits of the run that nothing happened to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

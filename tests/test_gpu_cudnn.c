@@ -1,7 +1,7 @@
-/* cuDNN's attention on a GPU: against the reference at small and odd shapes, the same bits at every run
- * of a shape that fills the GPU, and parts of it against the whole; and that attention.c, which checks
- * cuDNN's against our own, takes it. On the simulated GPU: that cuDNN is absent, and says so. Exits with
- * 77 where there is no GPU or no cuDNN that will do. */
+/* cuDNN's attention on a GPU: against the reference at small and odd shapes, the same bits at every
+ * run of a shape that fills the GPU, and parts of it against the whole; and that attention.c, which
+ * checks cuDNN's against our own, takes it. On the simulated GPU: that cuDNN is absent, and says
+ * so. Exits with 77 where there is no GPU or no cuDNN that will do. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,8 @@ struct shape {
     enum dtype type;
 };
 
-/* q, k and v are rows of one tensor; its gradients alike. Host values are fp32, rounded to the type. */
+/* q, k and v are rows of one tensor; its gradients alike. Host values are fp32, rounded to the
+ * type. */
 struct tensors {
     attention_desc desc;
     uint64_t qkv_count, output_count, lse_count;
@@ -263,8 +264,8 @@ static void test_odd(void **state)
     end(gpu);
 }
 
-/* Many blocks, several parts: the same bits at every run; and the last group of heads alone, which is
- * one part at other addresses, agrees with the whole. */
+/* Many blocks, several parts: the same bits at every run; and the last group of heads alone, which
+ * is one part at other addresses, agrees with the whole. */
 static void test_bits(void **state)
 {
     static const struct shape shape = {2, 4096, 32, 8, 128, DTYPE_BF16};
@@ -324,8 +325,9 @@ static uint64_t free_bytes(gpu_fixture *gpu)
     return now;
 }
 
-/* What is right is not refused: wherever cuDNN makes a plan, the check of attention.c against our own
- * kernels passes, also by way of a smaller shape; the description says so, and the memory comes back. */
+/* What is right is not refused: wherever cuDNN makes a plan, the check of attention.c against our
+ * own kernels passes, also by way of a smaller shape; the description says so, and the memory comes
+ * back. */
 static void test_chosen(void **state)
 {
     static const struct shape shapes[] = {

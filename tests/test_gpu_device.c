@@ -1,6 +1,6 @@
-/* The GPU as a tier (tiers/device.h): what it says of itself, memory and its refusals, pinned memory,
- * copies, and the order that streams and events keep; what the lanes rely on is shown here on its own.
- * Runs on the simulated GPU and on a real one. */
+/* The GPU as a tier (tiers/device.h): what it says of itself, memory and its refusals, pinned
+ * memory, copies, and the order that streams and events keep; what the lanes rely on is shown here
+ * on its own. Runs on the simulated GPU and on a real one. */
 #include <ctype.h>
 #include <errno.h>
 #include <pthread.h>
@@ -198,8 +198,8 @@ static void pinned_memory(void **state)
     munmap(second, 4096);
 }
 
-/* Memory is registered in pieces that end where addresses are multiples of 64 GiB; a copy over such an end
- * takes two of CUDA's. */
+/* Memory is registered in pieces that end where addresses are multiples of 64 GiB; a copy over such
+ * an end takes two of CUDA's. */
 static void memory_is_pinned_in_pieces(void **state)
 {
     (void)state;
@@ -279,7 +279,8 @@ static void copies_and_fills(void **state)
     for (int i = 0; i < 100; i++)
         assert_int_equal(target[i], 0x3c);
     assert_int_equal(target[100], source[100]);
-    /* Three rows of 24 bytes, 1000 bytes apart in the copy of `source`, and not a byte behind them. */
+    /* Three rows of 24 bytes, 1000 bytes apart in the copy of `source`, and not a byte behind
+     * them. */
     assert_int_equal(device_fill(gpu, stream, base, 0x3c, 100), 0);
     assert_int_equal(device_gather_rows(gpu, stream, base, base + pages + 8, 1000, 24, 3), 0);
     assert_int_equal(device_copy(gpu, stream, target, base, 100, DEVICE_TO_HOST), 0);
@@ -292,8 +293,8 @@ static void copies_and_fills(void **state)
     device_close(gpu);
 }
 
-/* Moves a block through `hops` places on alternating streams, each hop ordered after the one before by
- * an event if `ordered`; returns whether the block came through. */
+/* Moves a block through `hops` places on alternating streams, each hop ordered after the one before
+ * by an event if `ordered`; returns whether the block came through. */
 static bool passes_on(device *gpu, device_stream *streams[2], device_event *event,
                       unsigned char *base, unsigned char *host, bool ordered)
 {
@@ -410,7 +411,8 @@ static void note_byte(void *user)
     log->seen[log->count++] = *log->memory;
 }
 
-/* What another thread did on a stream of its own; its thread asserts nothing, since cmocka cannot. */
+/* What another thread did on a stream of its own; its thread asserts nothing, since cmocka
+ * cannot. */
 struct errand {
     device *gpu;
     device_stream *stream;

@@ -1,8 +1,9 @@
 /* The CUDA backend's embedding and its gradient, on the simulated GPU or a real one.
  *
- * The forward must give the reference's bits, and so must the gradients of positions and of tokens that
- * occur seldom, which are added row by row; tokens that occur often are summed in strands, held against
- * a sum in double. Parts of the table must give the bits of the whole, and the grid must not matter. */
+ * The forward must give the reference's bits, and so must the gradients of positions and of tokens
+ * that occur seldom, which are added row by row; tokens that occur often are summed in strands,
+ * held against a sum in double. Parts of the table must give the bits of the whole, and the grid
+ * must not matter. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -321,8 +322,8 @@ static void parts_leave_other_rows(void **state)
     gpu_end(gpu);
 }
 
-/* Elements of tokens with at most IN_ORDER_ROWS rows by their bits, the others against a sum in double
- * within the rounding of fp32 sums. Returns how many tokens were of either kind. */
+/* Elements of tokens with at most IN_ORDER_ROWS rows by their bits, the others against a sum in
+ * double within the rounding of fp32 sums. Returns how many tokens were of either kind. */
 static void check_table_gradient(const struct problem *p, const float *got, uint64_t *seldom,
                                  uint64_t *often)
 {

@@ -1,5 +1,6 @@
-/* The CUDA backend's embedding and its gradient with over 2^31 elements in the table, the output and the
- * gradients; on the simulated GPU, or one with little memory, the same with small numbers. */
+/* The CUDA backend's embedding and its gradient with over 2^31 elements in the table, the output
+ * and the gradients; on the simulated GPU, or one with little memory, the same with small
+ * numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

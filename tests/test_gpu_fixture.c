@@ -1,5 +1,6 @@
-/* The fixture of the GPU tests finds what it must: each mistake is made by a program of its own (this
- * one, with the mistake's name as its argument), which must fail with the message that names it. */
+/* The fixture of the GPU tests finds what it must: each mistake is made by a program of its own
+ * (this one, with the mistake's name as its argument), which must fail with the message that names
+ * it. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
-/* The lanes of a GPU (swap/lane_stream.h) under the real executor, beside worker lanes for the host's ops:
- * random programs give the values of serial execution whatever the timing of the streams, conditional
- * ops too; nothing is allocated and nobody waits in a run; times are in order; failures end a run with
- * their text, and never hang.
- * The simulated GPU's streams delay each piece of work at random. Instances: order, refusals, clock, faults. */
+/* The lanes of a GPU (swap/lane_stream.h) under the real executor, beside worker lanes for the
+ * host's ops: random programs give the values of serial execution whatever the timing of the
+ * streams, conditional ops too; nothing is allocated and nobody waits in a run; times are in order;
+ * failures end a run with their text, and never hang. The simulated GPU's streams delay each piece
+ * of work at random. Instances: order, refusals, clock, faults. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -125,7 +125,8 @@ static void conditional_programs_give_serial_values(void **state)
     assert_true(skipped > PROGRAMS);
 }
 
-/* A run after the first: no memory, no stream, no event is made, and the host waits for no stream. */
+/* A run after the first: no memory, no stream, no event is made, and the host waits for no
+ * stream. */
 static void later_runs_only_enqueue(void **state)
 {
     (void)state;
@@ -168,8 +169,8 @@ static void later_runs_only_enqueue(void **state)
 }
 
 #ifdef SLUICE_SIMULATED_GPU
-/* The canary: without its dependencies a program must give other values under some timing, or the tests
- * above would prove nothing. */
+/* The canary: without its dependencies a program must give other values under some timing, or the
+ * tests above would prove nothing. */
 static void a_lost_dependency_shows(void **state)
 {
     (void)state;
@@ -318,8 +319,9 @@ static void a_full_lane_says_so(void **state)
 
 /* --- clock ------------------------------------------------------------------------------------ */
 
-/* On an idle machine 25 us when the clocks are compared, and some drift. A busy one may keep the simulated
- * GPU's threads from running for long; the test looks for wrong moments, not for wrong microseconds. */
+/* On an idle machine 25 us when the clocks are compared, and some drift. A busy one may keep the
+ * simulated GPU's threads from running for long; the test looks for wrong moments, not for wrong
+ * microseconds. */
 enum { CLOCK_ERROR_NS = 100000000, PAUSE_MS = 250 };
 
 static void sleep_ms(uint32_t milliseconds)
@@ -337,8 +339,9 @@ static uint64_t await_news(const lane *of)
     return clock_ns();
 }
 
-/* The times of an op are those at which it ran: not before it was submitted, not after it was known to be
- * complete, though it is polled much later. Again after a second, when the clocks are compared anew. */
+/* The times of an op are those at which it ran: not before it was submitted, not after it was known
+ * to be complete, though it is polled much later. Again after a second, when the clocks are
+ * compared anew. */
 static void times_are_on_our_clock(void **state)
 {
     (void)state;
@@ -456,8 +459,8 @@ static void an_op_outlives_a_comparison(void **state)
 
 /* --- faults ----------------------------------------------------------------------------------- */
 
-/* Runs the program, which must fail with `code`, the text and the name of the op (or ""); then nothing
- * runs any more. */
+/* Runs the program, which must fail with `code`, the text and the name of the op (or ""); then
+ * nothing runs any more. */
 static void run_failing(gpu_rig *self, const program *prog, int code, const char *text,
                         const char *named)
 {
@@ -506,8 +509,8 @@ static void any_failing_op_ends_the_run(void **state)
     program_fini(&prog);
 }
 
-/* A GPU that breaks somewhere in the program calls no host function any more. What breaks a real one
- * breaks it for the process, so there this is one case, and the last. */
+/* A GPU that breaks somewhere in the program calls no host function any more. What breaks a real
+ * one breaks it for the process, so there this is one case, and the last. */
 static void a_broken_gpu_ends_the_run(void **state)
 {
     (void)state;

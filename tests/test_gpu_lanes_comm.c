@@ -1,7 +1,7 @@
-/* The comm lane beside a GPU's lanes (swap/lane_stream.h): as a worker of the host that copies on a stream of
- * its own, as the staged collectives do, programs give the values of serial execution whatever the timing;
- * as a stream, an op that never ends (a collective whose peers are gone) is ended by config.watch.
- * The simulated GPU's streams delay each piece of work at random. */
+/* The comm lane beside a GPU's lanes (swap/lane_stream.h): as a worker of the host that copies on a
+ * stream of its own, as the staged collectives do, programs give the values of serial execution
+ * whatever the timing; as a stream, an op that never ends (a collective whose peers are gone) is
+ * ended by config.watch. The simulated GPU's streams delay each piece of work at random. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -77,7 +77,8 @@ static void a_host_comm_lane_gives_serial_values(void **state)
 }
 
 #ifdef SLUICE_SIMULATED_GPU
-/* The canary: without the dependencies between the worker and the GPU's lanes some run must differ. */
+/* The canary: without the dependencies between the worker and the GPU's lanes some run must
+ * differ. */
 static void a_lost_crossing_shows(void **state)
 {
     (void)state;
@@ -155,8 +156,8 @@ static void stuck_program(program *out)
     builder_finish(&b, out);
 }
 
-/* Runs the stuck program on lanes that are watched; returns what the executor does. The op on the compute
- * lane waits for the first, which is released by then. */
+/* Runs the stuck program on lanes that are watched; returns what the executor does. The op on the
+ * compute lane waits for the first, which is released by then. */
 static int run_stuck(gpu_rig *rig, struct stuck *stuck, err_record *lane_error)
 {
     program prog;

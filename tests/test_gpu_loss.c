@@ -1,6 +1,6 @@
 /* The CUDA backend's softmax cross-entropy, over the whole vocabulary and in parts of it, on the
- * simulated GPU or a real one: against the reference's sums in double within fp32's rounding, against
- * itself (other grids, other rows, one part) to the bit. */
+ * simulated GPU or a real one: against the reference's sums in double within fp32's rounding,
+ * against itself (other grids, other rows, one part) to the bit. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -187,8 +187,8 @@ static struct result in_parts(gpu_fixture *gpu, const struct problem *p, const s
     return result;
 }
 
-/* Losses within fp32's rounding of the sum and of the logits' differences; gradients within one rounding
- * of their type and what the sum's rounding makes of numbers up to grad_scale. */
+/* Losses within fp32's rounding of the sum and of the logits' differences; gradients within one
+ * rounding of their type and what the sum's rounding makes of numbers up to grad_scale. */
 static void expect_agreement(const struct problem *p, const struct result *got,
                              const struct result *want, float scale)
 {
@@ -473,8 +473,8 @@ static void fp16_gradients_overflow_to_infinity(void **state)
     gpu_end(gpu);
 }
 
-/* The host cannot see targets on the GPU: a bad one makes its row's loss and gradients NaN. In parts a
- * target beyond the vocabulary looks like one of another part. */
+/* The host cannot see targets on the GPU: a bad one makes its row's loss and gradients NaN. In
+ * parts a target beyond the vocabulary looks like one of another part. */
 static void bad_targets_are_seen_and_do_no_harm(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* Matrix products of the CUDA backend: cuBLASLt's (as matmul.c asks for them) and our own plain kernel,
- * every combination of transposition, type, bias and accumulation at odd and even shapes, with gaps and
- * offsets; the promise of equal bits; refusals; on a real GPU, matrices of over 2^31 elements. */
+/* Matrix products of the CUDA backend: cuBLASLt's (as matmul.c asks for them) and our own plain
+ * kernel, every combination of transposition, type, bias and accumulation at odd and even shapes,
+ * with gaps and offsets; the promise of equal bits; refusals; on a real GPU, matrices of over 2^31
+ * elements. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -91,9 +92,9 @@ static void products_fp16(void **state)
     check_all(DTYPE_FP16);
 }
 
-/* Column blocks of a wider matrix, as units in parts have them: the forward writes columns
- * [begin, begin + n) of C, the backward reads them as A, transposed or not. Blocks begin on multiples of
- * 16 elements, or, for units of few rows, anywhere: then the plain kernel must step in. */
+/* Column blocks of a wider matrix, as units in parts have them: the forward writes columns [begin,
+ * begin + n) of C, the backward reads them as A, transposed or not. Blocks begin on multiples of 16
+ * elements, or, for units of few rows, anywhere: then the plain kernel must step in. */
 static void column_blocks(void **state)
 {
     (void)state;
@@ -117,8 +118,8 @@ static void column_blocks(void **state)
     end(gpu);
 }
 
-/* The logits of one row, written into the row of a whole vocabulary by parts; chunks of rows of dense
- * matrices; a bias that is not aligned. */
+/* The logits of one row, written into the row of a whole vocabulary by parts; chunks of rows of
+ * dense matrices; a bias that is not aligned. */
 static void offsets_of_rows(void **state)
 {
     (void)state;
@@ -135,8 +136,8 @@ static void offsets_of_rows(void **state)
     end(gpu);
 }
 
-/* The same operands give the same bits: at every call, at other addresses, from another product of the
- * same shape, whatever the scratch held, and whatever ran between. */
+/* The same operands give the same bits: at every call, at other addresses, from another product of
+ * the same shape, whatever the scratch held, and whatever ran between. */
 static void same_bits(void **state)
 {
     (void)state;
@@ -166,7 +167,8 @@ static void same_bits(void **state)
     end(gpu);
 }
 
-/* Products that wait for each other by the stream alone share one scratch, and nothing is allocated. */
+/* Products that wait for each other by the stream alone share one scratch, and nothing is
+ * allocated. */
 static void chained(void **state)
 {
     (void)state;
@@ -257,9 +259,9 @@ static void refusals(void **state)
     end(gpu);
 }
 
-/* Ones times ones is k, whole up to 2^24 in any order of sums: no term may be left out. Few rows and
- * columns and a long k are what a library splits, and a k that its step does not divide what it may split
- * wrongly. */
+/* Ones times ones is k, whole up to 2^24 in any order of sums: no term may be left out. Few rows
+ * and columns and a long k are what a library splits, and a k that its step does not divide what it
+ * may split wrongly. */
 static void every_term_counts(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Where cuBLASLt is absent, the GPU full or failing, and what a call of a product may not do: what only
- * the simulated GPU can show. */
+/* Where cuBLASLt is absent, the GPU full or failing, and what a call of a product may not do: what
+ * only the simulated GPU can show. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,8 +62,8 @@ static void no_memory_to_try(void **state)
     gpu_end(gpu);
 }
 
-/* A call enqueues one piece of work (cuBLASLt's, or our kernel) and does nothing else; creation gives
- * back the memory that it took. */
+/* A call enqueues one piece of work (cuBLASLt's, or our kernel) and does nothing else; creation
+ * gives back the memory that it took. */
 static void calls_only_enqueue(void **state)
 {
     (void)state;
@@ -100,8 +100,8 @@ static void calls_only_enqueue(void **state)
     gpu_end(gpu);
 }
 
-/* Whether cuBLASLt, not the plain kernel, runs a product with its C (or A) `offset` elements into a wider
- * matrix: it alone refuses to run without its scratch. */
+/* Whether cuBLASLt, not the plain kernel, runs a product with its C (or A) `offset` elements into a
+ * wider matrix: it alone refuses to run without its scratch. */
 static bool runs_cublas(gpu_fixture *gpu, bool is_c, uint64_t offset)
 {
     matmul_desc desc = product_desc(64, 64, 128, PRODUCT_B_T, 0, DTYPE_BF16, DTYPE_BF16);

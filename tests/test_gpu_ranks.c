@@ -1,9 +1,9 @@
-/* Several ranks on a GPU, through train_run: forked ranks that share one GPU and exchange through the
- * host (staged), one rank on NCCL, and on the simulated GPU several ranks on NCCL's stand-in. Bits are
- * equal over the stages and placements, losses near those of one rank and of the CPU; a rank that is
- * killed ends all, and the run goes on; what ranks have trained can be sampled from; they share the
- * GPU's memory. Argument: a name from `groups` below. Exits with 77 where there is no GPU, or no NCCL
- * for what needs it.
+/* Several ranks on a GPU, through train_run: forked ranks that share one GPU and exchange through
+ * the host (staged), one rank on NCCL, and on the simulated GPU several ranks on NCCL's stand-in.
+ * Bits are equal over the stages and placements, losses near those of one rank and of the CPU; a
+ * rank that is killed ends all, and the run goes on; what ranks have trained can be sampled from;
+ * they share the GPU's memory. Argument: a name from `groups` below. Exits with 77 where there is
+ * no GPU, or no NCCL for what needs it.
  *
  * The test's own process makes no call of CUDA, which does not outlive a fork. */
 #include <inttypes.h>

@@ -1,12 +1,12 @@
-/* The dense row ops of the CUDA backend against the reference backend, one group of ops per instance
- * (the program's argument).
+/* The dense row ops of the CUDA backend against the reference backend, one group of ops per
+ * instance (the program's argument).
  *
- * Each case draws inputs from a seed, runs an op and emits its outputs widened to fp32. It runs on the
- * reference; on the GPU; and on the GPU with every array one element behind an aligned address, which
- * takes the paths of single elements and must give the first run's bits. Results are compared with the
- * reference within a tolerance: one unit of rounding of the output's type, since the fp32 arithmetic
- * before it may tip a tie, plus a stated absolute part for what cancels. Where the arithmetic is exact
- * the tolerance is 0. */
+ * Each case draws inputs from a seed, runs an op and emits its outputs widened to fp32. It runs on
+ * the reference; on the GPU; and on the GPU with every array one element behind an aligned address,
+ * which takes the paths of single elements and must give the first run's bits. Results are compared
+ * with the reference within a tolerance: one unit of rounding of the output's type, since the fp32
+ * arithmetic before it may tip a tie, plus a stated absolute part for what cancels. Where the
+ * arithmetic is exact the tolerance is 0. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -256,7 +256,8 @@ static void norm_far_mean_case(struct run *run, const struct shape *shape)
     emit(run, DTYPE_FP32, args.mean, shape->rows, 0.0f);
 }
 
-/* The widths where another kernel takes over: 32, 64, 128, 256, 512, 1024, 4096 packs, and one beyond. */
+/* The widths where another kernel takes over: 32, 64, 128, 256, 512, 1024, 4096 packs, and one
+ * beyond. */
 static void norm_forward(void **state)
 {
     (void)state;
@@ -405,8 +406,8 @@ static void activation_limits(void **state)
 
 /* ---- norms of heads ---- */
 
-/* Heads of `channels` elements, 3 of them in a row of `slack` more, which must not change: 5, or 16 (variant
- * bit 0) so that packs are possible. */
+/* Heads of `channels` elements, 3 of them in a row of `slack` more, which must not change: 5, or 16
+ * (variant bit 0) so that packs are possible. */
 static void head_norm_case(struct run *run, const struct shape *shape)
 {
     enum { HEADS = 3 };
@@ -446,8 +447,8 @@ static void head_norm(void **state)
 
 /* ---- rotary positions ---- */
 
-/* `channels` pairs a head, 3 heads, `slack` elements between the last head and the next row, which must
- * not change: 5, or 16 (variant bit 1) so that packs are possible. variant bit 0: inverse. */
+/* `channels` pairs a head, 3 heads, `slack` elements between the last head and the next row, which
+ * must not change: 5, or 16 (variant bit 1) so that packs are possible. variant bit 0: inverse. */
 static void rope_case(struct run *run, const struct shape *shape)
 {
     uint64_t slack = shape->variant & 2 ? 16 : 5;
@@ -463,7 +464,8 @@ static void rope_case(struct run *run, const struct shape *shape)
     float *table = block(run, DTYPE_FP32, tokens * dim);
     args.data = draw(run, shape->type, count, 1, 1.0f);
     args.table = table;
-    /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three kinds. */
+    /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three
+     * kinds. */
     rope_table_args made = {.table = table,
                             .tokens = tokens,
                             .head_dim = dim,

@@ -1,9 +1,10 @@
-/* The dense row ops on arrays of more than 2^31 elements, one group of ops per instance (the program's
- * argument); on the simulated GPU the arrays are small, which checks the test itself.
+/* The dense row ops on arrays of more than 2^31 elements, one group of ops per instance (the
+ * program's argument); on the simulated GPU the arrays are small, which checks the test itself.
  *
- * Inputs are zero but for their last rows, which hold random numbers; these rows of the outputs, and
- * the zero row before them, are compared with the reference backend on those rows alone. An index that
- * is cut to 32 bits writes or reads elsewhere: it gives wrong values here, or touches the guards. */
+ * Inputs are zero but for their last rows, which hold random numbers; these rows of the outputs,
+ * and the zero row before them, are compared with the reference backend on those rows alone. An
+ * index that is cut to 32 bits writes or reads elsewhere: it gives wrong values here, or touches
+ * the guards. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* The simulated GPU's streams, events, memory and faults behave as CUDA documents them. Work is made of
- * host functions, copies, fills and simulated_gpu_enqueue. */
+/* The simulated GPU's streams, events, memory and faults behave as CUDA documents them. Work is
+ * made of host functions, copies, fills and simulated_gpu_enqueue. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
-/* Training on a GPU, through train_run: against the CPU backend for 20 steps, to the bit under every
- * placement, across a stop, and with budgets that it cannot have. Argument: FAMILY-DTYPE for the
- * curves and placements, or a word for the rest. Exits with 77 where there is no GPU. */
+/* Training on a GPU, through train_run: against the CPU backend for 20 steps, to the bit under
+ * every placement, across a stop, and with budgets that it cannot have. Argument: FAMILY-DTYPE for
+ * the curves and placements, or a word for the rest. Exits with 77 where there is no GPU. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,9 +44,9 @@ static void set_group(fixture_sets *sets, const char *backend)
                     is_group("lion") ? "Lion" : "Adagrad", is_group("lion") ? "3e-4" : "1e-2");
 }
 
-/* Two backends round differently, and training carries the difference on: what is allowed at step 20
- * is what 20 steps of this model make of a last bit of the working dtype (CPU runs of other thread
- * counts and part sizes lie within a third of it). */
+/* Two backends round differently, and training carries the difference on: what is allowed at step
+ * 20 is what 20 steps of this model make of a last bit of the working dtype (CPU runs of other
+ * thread counts and part sizes lie within a third of it). */
 static double tolerance(void)
 {
     return is_group("fp32") ? 2e-4 : is_group("fp16") ? 1e-2 : 4e-2;
@@ -77,8 +77,8 @@ static void losses_follow_the_cpu(void **state)
     fixture_remove("gpu");
 }
 
-/* params, grads, optimizer, activations, inner activations; order; update; tile elements; lookahead;
- * whether with the least budgets. */
+/* params, grads, optimizer, activations, inner activations; order; update; tile elements;
+ * lookahead; whether with the least budgets. */
 static const struct placement {
     const char *tiers[5], *order, *update, *tile_elems, *lookahead;
     bool is_tight;
@@ -202,8 +202,8 @@ static void placements_give_equal_bits(void **state)
     fixture_remove("baseline");
 }
 
-/* Stopped after step 3, resumed with other homes: the bits of the whole run; and its parameters can be
- * sampled from. */
+/* Stopped after step 3, resumed with other homes: the bits of the whole run; and its parameters can
+ * be sampled from. */
 static void a_stopped_run_goes_on(void **state)
 {
     (void)state;
@@ -281,8 +281,8 @@ static void a_budget_beyond_the_memory_is_refused(void **state)
     assert_true(fixture_budget_named(result.error, "tiers.device.budget") > 64 * KIB);
 }
 
-/* A model whose states are three times the device budget, and more: only what is in use is there. On a
- * real GPU the model has 12.7 GiB of states and the budget is 4 GiB. */
+/* A model whose states are three times the device budget, and more: only what is in use is there.
+ * On a real GPU the model has 12.7 GiB of states and the budget is 4 GiB. */
 static void a_model_of_three_budgets_trains(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* Adam, Lion, Adagrad, working copies, gradient close and norm of the CUDA backend, one of them per run
- * (argv[1]): every byte against every variant of the CPU backend that this machine runs, over random and
- * special values, random bits, all types, tails and alignments, and in place. Copies, closing and norm
- * are in gpu_update_sums.c, Adam on packed state in gpu_update_state.c. */
+/* Adam, Lion, Adagrad, working copies, gradient close and norm of the CUDA backend, one of them per
+ * run (argv[1]): every byte against every variant of the CPU backend that this machine runs, over
+ * random and special values, random bits, all types, tails and alignments, and in place. Copies,
+ * closing and norm are in gpu_update_sums.c, Adam on packed state in gpu_update_state.c. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -181,8 +181,8 @@ static void fill_values(const struct tile_shape *shape, uint64_t seed, char *gra
     }
 }
 
-/* Patterns instead of numbers: special ones in all pairs with another stride for each stream, random
- * bits, or the gradient's index among numbers. */
+/* Patterns instead of numbers: special ones in all pairs with another stride for each stream,
+ * random bits, or the gradient's index among numbers. */
 static void fill_patterns(const struct tile_shape *shape, uint64_t seed, enum fill fill,
                           char *grads, float *master, float *m, float *v)
 {
@@ -226,8 +226,8 @@ static void fill_blocks(const struct tile_shape *shape, uint64_t seed, enum fill
 
 /* --- comparing --- */
 
-/* The same steps on the GPU and by each variant of the CPU from the same bytes: all blocks must stay
- * equal, what lies around the streams included. */
+/* The same steps on the GPU and by each variant of the CPU from the same bytes: all blocks must
+ * stay equal, what lies around the streams included. */
 static void compare(gpu_fixture *gpu, const cpu_variants *variants, const struct tile_shape *shape,
                     const struct setting *setting, enum fill fill)
 {
@@ -377,8 +377,8 @@ static void params_may_lie_on_grads(void **state)
     cpu_variants_close(&variants);
 }
 
-/* More than 2^31 elements, on a GPU that holds them. The values repeat with a period that no power of
- * two is a multiple of, so an index that wraps finds other values or none. */
+/* More than 2^31 elements, on a GPU that holds them. The values repeat with a period that no power
+ * of two is a multiple of, so an index that wraps finds other values or none. */
 static void many_elements(void **state)
 {
     (void)state;

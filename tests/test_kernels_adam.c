@@ -199,8 +199,8 @@ static void *boundary_in(char *block, size_t shift, enum dtype type)
     return block + (64 - (uintptr_t)block % 64) % 64 + shift * dtype_bytes(type);
 }
 
-/* Large calls store working copies on boundaries past the caches, others through them; and a working
- * copy may lie on the gradient or on the master. */
+/* Large calls store working copies on boundaries past the caches, others through them; and a
+ * working copy may lie on the gradient or on the master. */
 static void adam_stores_past_the_caches(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* What Adam on packed state promises of its rounding (kernels/cpu/adam_state.c), in the instruction
+/* What Adam on packed state promises of its rounding (kernels/cpu/optimizer/adam_state.c), in the instruction
  * set of the process: means that are the values, slow averages that do not stall, codes that stay,
  * zeros, blocks with values that are not finite, and the reference backend's search for codes. */
 #include <math.h>
@@ -22,7 +22,8 @@ static enum cpu_isa tested_isa;
 
 static kernel_context tested;
 
-/* Moments are kept as they are by beta 1 and gradient 0, so that a call does nothing but round them. */
+/* Moments are kept as they are by beta 1 and gradient 0, so that a call does nothing but round
+ * them. */
 static const adam_scalars keep = {.learning_rate = 0.25f,
                                   .beta1 = 1,
                                   .beta2 = 1,
@@ -87,8 +88,8 @@ static double stored_moment(bool is_m, enum tile_format format, uint64_t i)
     return code_value(is_m, *code_at(data, i)) * (double)*scale_at(data, i);
 }
 
-/* Both moments by beta 0 are the gradient and its square: elements of a block have values over many octaves
- * below a largest one. After many keys the mean of what is stored must be the value. */
+/* Both moments by beta 0 are the gradient and its square: elements of a block have values over many
+ * octaves below a largest one. After many keys the mean of what is stored must be the value. */
 static void assert_unbiased(enum tile_format format)
 {
     enum { KEYS = 400, ELEMS = 512 };
@@ -139,8 +140,8 @@ static void means_are_the_values(void **state)
     assert_unbiased(TILE_INT8);
 }
 
-/* Averages of betas near 1 over constant gradients: each step changes a moment by far less than the distance
- * of two numbers of its format, so that rounding to nearest would leave it where it is. */
+/* Averages of betas near 1 over constant gradients: each step changes a moment by far less than the
+ * distance of two numbers of its format, so that rounding to nearest would leave it where it is. */
 static void slow_averages_do_not_stall(void **state)
 {
     (void)state;
@@ -195,7 +196,8 @@ static void codes_stay(void **state)
                      v_codes[i], *code_at(&tile.m, i), *code_at(&tile.v, i));
 }
 
-/* The first step from a tile of zero bytes is that from zero moments, and with no gradient it stays zero. */
+/* The first step from a tile of zero bytes is that from zero moments, and with no gradient it stays
+ * zero. */
 static void zero_bytes_are_zero_moments(void **state)
 {
     (void)state;
@@ -228,7 +230,8 @@ static void zero_bytes_are_zero_moments(void **state)
     }
 }
 
-/* Block by block: what is not finite makes its block's moments NaN, sizes at the ends of fp32 stay or go. */
+/* Block by block: what is not finite makes its block's moments NaN, sizes at the ends of fp32 stay
+ * or go. */
 static void ends_of_the_range(void **state)
 {
     (void)state;
@@ -278,7 +281,8 @@ static void ends_of_the_range(void **state)
     assert_in_range(up, COUNT / 4 - 300, COUNT / 4 + 300);
 }
 
-/* The reference backend finds codes by searching real numbers: the same ones but for fp32's rounding. */
+/* The reference backend finds codes by searching real numbers: the same ones but for fp32's
+ * rounding. */
 static void codes_are_those_of_a_search(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* Adam on packed state of the CPU backend, in the instruction set of the process: to the bit
  * against the reference variant over formats, types, counts and special values; a split master
- * against an fp32 one; and what the definitions in kernels/cpu/adam_state.c promise of rounding:
+ * against an fp32 one; and what the definitions in kernels/cpu/optimizer/adam_state.c promise of rounding:
  * means, random bits, codes that stay, zeros, values that are not finite. */
 #include <math.h>
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels_isa.h"
 

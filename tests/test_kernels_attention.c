@@ -1,6 +1,6 @@
-/* Attention of the CPU backend against a reference in double written out here: forward and backward,
- * odd lengths, grouped heads, fp32, bf16 and fp16, in the instruction set of the process; and
- * the promise that threads and addresses do not touch a bit. */
+/* Attention of the CPU backend against a reference in double written out here: forward and
+ * backward, odd lengths, grouped heads, fp32, bf16 and fp16, in the instruction set of the process;
+ * and the promise that threads and addresses do not touch a bit. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

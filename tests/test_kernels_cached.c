@@ -1,6 +1,6 @@
-/* Attention over kept keys and values against the definition, in double: all types, grouped heads, head dimensions
- * that fill no vector, many blocks of keys; and that neither threads nor the number of rows in a call touch a bit.
- * Argument: the backend, "cpu" or "reference". */
+/* Attention over kept keys and values against the definition, in double: all types, grouped heads,
+ * head dimensions that fill no vector, many blocks of keys; and that neither threads nor the number
+ * of rows in a call touch a bit. Argument: the backend, "cpu" or "reference". */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* fp16 on the CPU backend, one instruction set per run (argv[1]: baseline, avx2 or avx512): the
- * hardware's conversions against base/dtype.h bit for bit, products cut into blocks against a loop in
- * double, and results beyond 65504, which must become infinity in every op and on every set. */
+ * hardware's conversions against base/dtype.h bit for bit, products cut into blocks against a loop
+ * in double, and results beyond 65504, which must become infinity in every op and on every set. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -91,8 +91,9 @@ static void conversions(void **state)
     mem_free(expected);
 }
 
-/* fp32 to fp16 for every sign, exponent and 10 leading bits, with the 13 bits that are rounded away at
- * and around zero, the tie and their end: subnormals, overflow, infinities and NaN among them. */
+/* fp32 to fp16 for every sign, exponent and 10 leading bits, with the 13 bits that are rounded
+ * away at and around zero, the tie and their end: subnormals, overflow, infinities and NaN among
+ * them. */
 static void rounding_of_every_leading_pattern(void **state)
 {
     (void)state;
@@ -174,8 +175,9 @@ static void run_product(kernel_context *context, const matmul_desc *desc, const 
     kernels_cpu.matmul_destroy(product);
 }
 
-/* Samples of a product that is cut, at the blocks' borders and anywhere, against a sum in double; the
- * gaps between rows; and the baseline's bits: the instruction set of the row ops must not matter. */
+/* Samples of a product that is cut, at the blocks' borders and anywhere, against a sum in double;
+ * the gaps between rows; and the baseline's bits: the instruction set of the row ops must not
+ * matter. */
 static void check_product(const matmul_desc *desc, const uint16_t *a, const uint16_t *b)
 {
     uint64_t c_elems = desc->m * desc->c_stride;

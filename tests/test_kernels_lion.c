@@ -247,8 +247,8 @@ static void canary(void **state)
 
 enum { TEXTBOOK_ELEMS = 1000, TEXTBOOK_STEPS = 50 };
 
-/* 50 steps beside the textbook in double. The state is fp32, so each step adds a relative error of a
- * few 2^-24. Where Lion's direction is within that error of 0, its sign may differ: the weight's
+/* 50 steps beside the textbook in double. The state is fp32, so each step adds a relative error of
+ * a few 2^-24. Where Lion's direction is within that error of 0, its sign may differ: the weight's
  * tolerance grows by two steps there. */
 static void lion_follows_textbook(void **state)
 {
@@ -364,8 +364,8 @@ static void updates_follow_reference_backend(void **state)
     }
 }
 
-/* The signs by hand: c = m / 2 + g / 2, step 1/4, decay 1 - 1/8. Nothing moves where c is 0, of either
- * sign, but the decay. */
+/* The signs by hand: c = m / 2 + g / 2, step 1/4, decay 1 - 1/8. Nothing moves where c is 0, of
+ * either sign, but the decay. */
 static void lion_by_hand(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* Matrix products of the CPU backend: every combination of transposition, dtype, bias and
- * accumulation over odd shapes against a loop in double, and the promise that only shapes, dtypes and
- * the thread count touch the bits. */
+ * accumulation over odd shapes against a loop in double, and the promise that only shapes, dtypes
+ * and the thread count touch the bits. */
 #include <omp.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -210,8 +210,8 @@ static void products_bf16_widened(void **state)
     check_all(DTYPE_BF16, false);
 }
 
-/* With several slices of k, blocks and pieces of the product on AMX tiles, each with a rest. The wide
- * shapes are cut along n, the tall ones along m. */
+/* With several slices of k, blocks and pieces of the product on AMX tiles, each with a rest. The
+ * wide shapes are cut along n, the tall ones along m. */
 static void products_bf16_long(void **state)
 {
     (void)state;
@@ -256,8 +256,9 @@ static void check_samples(kernel_context *context, const matmul_desc *desc)
     operands_fini(&before);
 }
 
-/* The product on AMX tiles with a shared operand in two pieces (8 MiB of rows with 1024 of k), with blocks
- * of rows whose squares lie below each other in C, and with strips cut in parts, their squares side by side. */
+/* The product on AMX tiles with a shared operand in two pieces (8 MiB of rows with 1024 of k), with
+ * blocks of rows whose squares lie below each other in C, and with strips cut in parts, their
+ * squares side by side. */
 static void products_bf16_large(void **state)
 {
     (void)state;
@@ -277,8 +278,8 @@ static void products_bf16_large(void **state)
     kernels_cpu.context_destroy(context);
 }
 
-/* On tiles neither threads nor the cutting of m and n touch a bit. Elsewhere, as where oneDNN is told to
- * leave bf16 out, its threads may cut sums. */
+/* On tiles neither threads nor the cutting of m and n touch a bit. Elsewhere, as where oneDNN is
+ * told to leave bf16 out, its threads may cut sums. */
 static void tiles_keep_bits(void **state)
 {
     (void)state;

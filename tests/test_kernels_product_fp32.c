@@ -1,6 +1,6 @@
-/* The fp32 product of our own: each element is a chain of fused multiply-adds over slices of k, to the bit,
- * whatever the transpositions, rests, threads and pieces; and matmul takes it from m, n = 160 and k = 128 on. Exit
- * 77 where the CPU lacks AVX-512. */
+/* The fp32 product of our own: each element is a chain of fused multiply-adds over slices of k, to
+ * the bit, whatever the transpositions, rests, threads and pieces; and matmul takes it from m, n =
+ * 160 and k = 128 on. Exit 77 where the CPU lacks AVX-512. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

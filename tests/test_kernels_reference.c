@@ -201,8 +201,8 @@ static void rope_gradients(void **state)
     assert_int_equal(ops->rope_table(NULL, NULL, &made), 0);
     assert_true(table[0] == 1.0f && table[1] == 0.0f); /* position 0 does not turn */
     assert_true(fabsf(table[D] - cosf(1.0f)) < 1e-6f && fabsf(table[D + 3] - 0.01f) < 1e-6f);
-    /* Frequencies 1 and 1/100, waves of 6.28 and 628 positions: linear turns both by less; llama3 keeps the
-     * first, divides the second, and blends it where it lies in between. */
+    /* Frequencies 1 and 1/100, waves of 6.28 and 628 positions: linear turns both by less; llama3
+     * keeps the first, divides the second, and blends it where it lies in between. */
     made = (rope_table_args){.table = table, .tokens = T, .head_dim = D, .theta = 10000.0};
     made.scaling = ROPE_LINEAR;
     made.factor = 4;

@@ -313,7 +313,8 @@ static void rope_case(struct run *run, const struct shape *shape)
     float *table = block(run, tokens * dim * sizeof *table);
     args.data = draw(run, shape->type, count, 1, 1.0f);
     args.table = table;
-    /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three kinds. */
+    /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three
+     * kinds. */
     rope_table_args made = {.table = table,
                             .tokens = tokens,
                             .head_dim = dim,
@@ -463,7 +464,8 @@ static void activations(void **state)
     check_shapes("activation", activation_case, 8);
 }
 
-/* Of two NaN operands the compiler chooses whose payload survives: which NaN it is does not count. */
+/* Of two NaN operands the compiler chooses whose payload survives: which NaN it is does not
+ * count. */
 static void one_nan(uint16_t *values, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -471,7 +473,8 @@ static void one_nan(uint16_t *values, size_t count)
             values[i] = 0x7fc0;
 }
 
-/* Every value of bf16 through the tables and through the computing ops: the same bits, also in place. */
+/* Every value of bf16 through the tables and through the computing ops: the same bits, also in
+ * place. */
 static void activations_by_table(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* What cross-entropy on the CPU gives for rows that are hard to sum (logits that rise, are huge, or are no numbers), and
- * how near fp32 its elementary functions come, by one instruction set: the program's argument, baseline, avx2 or avx512. */
+/* What cross-entropy on the CPU gives for rows that are hard to sum (logits that rise, are huge, or
+ * are no numbers), and how near fp32 its elementary functions come, by one instruction set: the
+ * program's argument, baseline, avx2 or avx512. */
 #include <assert.h>
 #include <float.h>
 #include <math.h>
@@ -99,8 +100,8 @@ static void elementary_functions(void **state)
     assert_true(s[2] == 1.0f && s[3] == 0.0f && isnan(s[6]) && isnan(s[7]));
 }
 
-/* A row whose largest logit comes last in some lanes, first in others, and parts of it that are all -infinity:
- * the running sums are those of the whole. */
+/* A row whose largest logit comes last in some lanes, first in others, and parts of it that are all
+ * -infinity: the running sums are those of the whole. */
 static void cross_entropy_of_rising_logits(void **state)
 {
     (void)state;
@@ -128,7 +129,8 @@ static void cross_entropy_of_rising_logits(void **state)
     }
 }
 
-/* A long row whose largest logit rises a little in each block: errors of the running sum must not add up. */
+/* A long row whose largest logit rises a little in each block: errors of the running sum must not
+ * add up. */
 static void cross_entropy_of_slowly_rising_logits(void **state)
 {
     (void)state;

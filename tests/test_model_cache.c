@@ -1,6 +1,7 @@
-/* Logits from keys and values that are kept, against those of the whole text at once: prompts in chunks of any
- * length, then single tokens; every family, whole and in parts, on the reference backend and the CPU's. Argument:
- * gpt2, gpt2-long (a longer position table), llama, qwen2 or qwen3. */
+/* Logits from keys and values that are kept, against those of the whole text at once: prompts in
+ * chunks of any length, then single tokens; every family, whole and in parts, on the reference
+ * backend and the CPU's. Argument: gpt2, gpt2-long (a longer position table), llama, qwen2 or
+ * qwen3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -166,7 +167,8 @@ static void compare(const kernel_ops *ops, enum dtype type, uint64_t max_part_by
     whole_logits(&h, whole);
     cached_init(&chunk, &h, CHUNK, NULL, NULL);
     cached_init(&single, &h, 1, chunk.cache, chunk.constants);
-    /* Probabilities are rounded to 16 bits on the way of the whole text, and other sums are rounded otherwise. */
+    /* Probabilities are rounded to 16 bits on the way of the whole text, and other sums are rounded
+     * otherwise. */
     double bound = type == DTYPE_FP32 ? 1e-5 : 4e-2;
     for (uint64_t first = 1; first <= 2 * CHUNK + 1; first++) {
         uint64_t at = 0;

@@ -1,7 +1,8 @@
-/* What model_pass_costs says that a pass runs against what it does run: every product with its shape, and
- * every attention, are counted on their way to the reference kernels; bytes of row-wise kernels by the
- * arguments that they are given. Flops agree with the pass's own. A gradient that a step begins gets zeros only
- * where model_pass says so, and the values of one that began as zeros. Argument: the family or variant. */
+/* What model_pass_costs says that a pass runs against what it does run: every product with its
+ * shape, and every attention, are counted on their way to the reference kernels; bytes of row-wise
+ * kernels by the arguments that they are given. Flops agree with the pass's own. A gradient that a
+ * step begins gets zeros only where model_pass says so, and the values of one that began as zeros.
+ * Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -318,7 +319,8 @@ static void check_kept(harness *h, uint32_t stage)
     compare(h->self, &costs);
 }
 
-/* Backward of one step whose gradients begin as NaN: the bytes of them that the passes must fill with zeros. */
+/* Backward of one step whose gradients begin as NaN: the bytes of them that the passes must fill
+ * with zeros. */
 static uint64_t run_fresh(harness *h)
 {
     uint64_t expected_bytes = 0;

@@ -1,7 +1,7 @@
-/* Models whose units are cut in parts: losses and gradients against the same model in whole units and
- * against finite differences, in all working types, for parts from giant to tiny; kept activations give
- * the bits of recomputation; fp16 under a loss scale. The harness gives each pass exactly what the pass
- * says that it uses. Argument: the family or variant. */
+/* Models whose units are cut in parts: losses and gradients against the same model in whole units
+ * and against finite differences, in all working types, for parts from giant to tiny; kept
+ * activations give the bits of recomputation; fp16 under a loss scale. The harness gives each pass
+ * exactly what the pass says that it uses. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +19,8 @@ enum { SEED = 5, PROBES_PER_TENSOR = 2 };
 static const char *instance = "gpt2";
 static enum model_family family;
 
-/* Units of more than 4096 elements, so that there is something to cut. With 80 positions their table
- * is cut as well. */
+/* Units of more than 4096 elements, so that there is something to cut. With 80 positions their
+ * table is cut as well. */
 static model_spec small(bool tied, uint64_t seq_length, uint64_t max_part_bytes)
 {
     bool is_llama = family == MODEL_LLAMA;
@@ -43,8 +43,8 @@ static model_spec small(bool tied, uint64_t seq_length, uint64_t max_part_bytes)
     return spec;
 }
 
-/* Biases and norm weights that are neither 0 nor 1, or their gradients could hide mistakes: a function
- * of the tensor's name and element, so that cut models get the same. */
+/* Biases and norm weights that are neither 0 nor 1, or their gradients could hide mistakes: a
+ * function of the tensor's name and element, so that cut models get the same. */
 static void roughen(harness *h)
 {
     for (uint32_t u = 0; u < h->self->unit_count; u++)
@@ -278,8 +278,8 @@ static void kept_activations_give_the_bits_of_recomputation(void **state)
         }
 }
 
-/* Passes go over all micro-batches before the next one runs, each with its own `saved`: the bits of one
- * micro-batch after the other. */
+/* Passes go over all micro-batches before the next one runs, each with its own `saved`: the bits of
+ * one micro-batch after the other. */
 static void micro_batches_pass_by_pass(void **state)
 {
     (void)state;
@@ -413,7 +413,8 @@ static void logits_come_part_by_part(void **state)
 
 /* ---- fp16 ---- */
 
-/* A loss scale goes through to the accumulators; one that is too large shows there as inf or NaN. */
+/* A loss scale goes through to the accumulators; one that is too large shows there as inf or
+ * NaN. */
 static void check_loss_scale(const kernel_ops *ops, uint64_t max_part_bytes)
 {
     harness whole, half;

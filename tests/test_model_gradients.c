@@ -1,5 +1,6 @@
 /* Gradients of tiny models of both families: against finite differences, between backends, between
- * chunk sizes, and the same bits on every call whatever the scratch held. Argument: the family or variant. */
+ * chunk sizes, and the same bits on every call whatever the scratch held. Argument: the family or
+ * variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -218,7 +219,8 @@ static void scratch_changes_nothing(void **state)
 #endif
 }
 
-/* Gradients add up: two passes give twice the gradient, exactly where sums start from themselves. */
+/* Gradients add up: two passes give twice the gradient, exactly where sums start from
+ * themselves. */
 static void gradients_are_added(void **state)
 {
     (void)state;

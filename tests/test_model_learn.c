@@ -1,7 +1,8 @@
-/* Models of which a part learns: every tensor that learns gets the bits of gradient that it gets where
- * everything learns, whole and in parts, losses are the same, and nothing is run for the others: frozen
- * units are given no gradients (the harness gives a pass what it says that it uses), stages before the
- * first that learns have no backward, and that one makes no gradient of its input. Argument: the family or variant. */
+/* Models of which a part learns: every tensor that learns gets the bits of gradient that it gets
+ * where everything learns, whole and in parts, losses are the same, and nothing is run for the
+ * others: frozen units are given no gradients (the harness gives a pass what it says that it uses),
+ * stages before the first that learns have no backward, and that one makes no gradient of its
+ * input. Argument: the family or variant. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -266,8 +267,8 @@ static void test_everything(void **state)
     model_destroy(self);
 }
 
-/* FLOPs of a step as they are counted: 2 for each matrix element and token forward, 2 for the gradient that goes
- * on, 2 for its own. */
+/* FLOPs of a step as they are counted: 2 for each matrix element and token forward, 2 for the
+ * gradient that goes on, 2 for its own. */
 static void test_step_flops(void **state)
 {
     (void)state;

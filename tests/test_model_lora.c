@@ -1,6 +1,7 @@
-/* Adapters: losses and all gradients against the dense model whose weights are W + (alpha / rank) B A, whose
- * gradient dW gives dB = s dW A^T and dA = s B^T dW; against finite differences; kept activations give the
- * bits of recomputation; what a fresh adapter is; what is refused. Argument: the family or variant. */
+/* Adapters: losses and all gradients against the dense model whose weights are W + (alpha / rank) B
+ * A, whose gradient dW gives dB = s dW A^T and dA = s B^T dW; against finite differences; kept
+ * activations give the bits of recomputation; what a fresh adapter is; what is refused. Argument:
+ * the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

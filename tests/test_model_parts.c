@@ -1,6 +1,6 @@
-/* Which parts models are cut into: every row of every tensor once, no unit above the limit, names and
- * numbers, the passes and what they use, flops and parameters of the whole, the same initial weights;
- * and which limits are refused. */
+/* Which parts models are cut into: every row of every tensor once, no unit above the limit, names
+ * and numbers, the passes and what they use, flops and parameters of the whole, the same initial
+ * weights; and which limits are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -154,7 +154,8 @@ static void check_flops(const model *whole, const model *cut)
     expect_near(model_step_flops(cut, 100), model_step_flops(whole, 100));
 }
 
-/* Reads of a buffer come after a pass that wrote it, in every phase; `saved` of a backward is filled. */
+/* Reads of a buffer come after a pass that wrote it, in every phase; `saved` of a backward is
+ * filled. */
 static void check_order(const model_stage *stage, const size_t offset, bool is_result,
                         bool is_given)
 {
@@ -175,7 +176,8 @@ static void check_order(const model_stage *stage, const size_t offset, bool is_r
     }
 }
 
-/* Each unit of the model is read by forward and backward, its gradient is added to in the backward. */
+/* Each unit of the model is read by forward and backward, its gradient is added to in the
+ * backward. */
 static void check_passes(const model *self)
 {
     uint8_t *seen = mem_alloc(self->unit_count, 1, "test"); /* bits: forward, backward, grads */
@@ -312,7 +314,8 @@ static void names_and_sizes(void **state)
     assert_int_equal(head->passes[PHASE_FORWARD][7].losses, ACCESS_WRITE);
     assert_int_equal(head->passes[PHASE_FORWARD][6].losses, ACCESS_NONE);
 
-    /* A block: its recomputation leaves `down` out, its backward goes from the last part to the first. */
+    /* A block: its recomputation leaves `down` out, its backward goes from the last part to the
+     * first. */
     const model_stage *block = &self->stages[1];
     const model_pass *back = block->passes[PHASE_BACKWARD];
     assert_int_equal(block->pass_count[PHASE_FORWARD], block_units);

@@ -219,8 +219,8 @@ static void update(trainer *t, uint64_t step, double norm)
 
 /* ---- comparisons ---- */
 
-/* The L2 norm of each tensor against a table of the fixture, by name: the largest relative difference.
- * `left_out` NULL, or a part of the names that do not count. */
+/* The L2 norm of each tensor against a table of the fixture, by name: the largest relative
+ * difference. `left_out` NULL, or a part of the names that do not count. */
 static double compare_tensors(trainer *t, float *const *vectors, const char *key,
                               const char *left_out)
 {
@@ -264,8 +264,8 @@ static void follow(const kernel_ops *ops, enum dtype type, double tolerance)
             fail_msg("step %llu: loss %.7f, PyTorch's %.7f", (unsigned long long)step, loss,
                      expected);
     }
-    /* A bias of the keys changes no score against the others: its gradient is zero but for rounding,
-     * and in bf16 Adam takes full steps along that noise. */
+    /* A bias of the keys changes no score against the others: its gradient is zero but for
+     * rounding, and in bf16 Adam takes full steps along that noise. */
     const char *left_out = type == DTYPE_FP32 ? NULL : "c_attn.bias";
     double worst_weight = compare_tensors(&t, t.h.masters, "final_weight_norms", left_out);
     printf(

@@ -1,4 +1,5 @@
-/* Models as lists: published parameter counts, where tensors lie, what is refused, initial weights. */
+/* Models as lists: published parameter counts, where tensors lie, what is refused, initial
+ * weights. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

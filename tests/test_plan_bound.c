@@ -1,6 +1,7 @@
-/* A bound is never above a schedule: small random programs on random machines, each run in many orders by a
- * simulation of the test's own, against both bounds of its time. Canaries: a bound that lets nothing
- * overlap must be caught, and the bounds must be reached often, so that one of 0 would fail too. */
+/* A bound is never above a schedule: small random programs on random machines, each run in many
+ * orders by a simulation of the test's own, against both bounds of its time. Canaries: a bound that
+ * lets nothing overlap must be caught, and the bounds must be reached often, so that one of 0 would
+ * fail too. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -70,7 +71,8 @@ struct run {
     bool runs, is_complete;
 };
 
-/* Whether all before it is done: its dependencies, and the op before it on the compute lane's chain. */
+/* Whether all before it is done: its dependencies, and the op before it on the compute lane's
+ * chain. */
 static bool is_ready(const plani_builder *b, const struct run *r, uint64_t idx)
 {
     for (uint64_t e = 0; e < b->edge_count; e++)

@@ -1,6 +1,7 @@
-/* Commits in compiled programs: two places for every state on the slab, saves and OP_COMMIT where the
- * update wants them and nowhere else, ordered against each write of state, and not a trace of them where
- * a job does not commit. Random jobs: cut and tied models, both orders, all updates, mixed homes. */
+/* Commits in compiled programs: two places for every state on the slab, saves and OP_COMMIT where
+ * the update wants them and nowhere else, ordered against each write of state, and not a trace of
+ * them where a job does not commit. Random jobs: cut and tied models, both orders, all updates,
+ * mixed homes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -227,7 +228,8 @@ static void commits_are_where_the_update_wants_them(void **state)
         assert_true(counts[c] > 30);
 }
 
-/* ---- jobs that do not commit ------------------------------------------------------------------ */
+/* ---- jobs that do not commit
+ * ------------------------------------------------------------------ */
 
 /* The ops of a program in serial order. */
 static void emit(plani_builder *b, const plan_job *job, plan_set *set, plani_layout *layout,
@@ -336,7 +338,8 @@ static void without_commits_there_is_one_place(void **state)
     }
 }
 
-/* ---- times and refusals ----------------------------------------------------------------------- */
+/* ---- times and refusals
+ * ----------------------------------------------------------------------- */
 
 /* A committing job of one of the updates, and its steady step. */
 static uint64_t predicted(enum update update, double sync_seconds, enum plan_commit *commit)
@@ -374,7 +377,8 @@ static void the_sync_is_waited_for(void **state)
     assert_true(machine.sync_seconds > 0);
 }
 
-/* With little lookahead, nothing waits for the sync that need not: the backward goes on beside it. */
+/* With little lookahead, nothing waits for the sync that need not: the backward goes on beside
+ * it. */
 static void nothing_else_waits_for_the_sync(void **state)
 {
     (void)state;
@@ -404,8 +408,9 @@ static void nothing_else_waits_for_the_sync(void **state)
     assert_true(ns[1] < ns[0] / 4 * 3); /* measured: a half; 0.95 if all waited */
 }
 
-/* On a slow drive the saves of much state outlast the step, and the sync comes on top of them; where they
- * come first it runs beside the step. In most jobs it is the updates' wait for the saves that costs more. */
+/* On a slow drive the saves of much state outlast the step, and the sync comes on top of them;
+ * where they come first it runs beside the step. In most jobs it is the updates' wait for the saves
+ * that costs more. */
 static void saves_come_first_where_that_is_shorter(void **state)
 {
     (void)state;
@@ -430,8 +435,8 @@ static void saves_come_first_where_that_is_shorter(void **state)
     assert_true(first > 0 && behind > 0);
 }
 
-/* Where most steps do not commit, tile and held stages are those of a job that never does, and the time
- * of such a step is that job's, whatever is homed where. */
+/* Where most steps do not commit, tile and held stages are those of a job that never does, and the
+ * time of such a step is that job's, whatever is homed where. */
 static void steps_that_do_not_commit_decide(void **state)
 {
     (void)state;
@@ -506,8 +511,8 @@ static void saves_do_not_fill_the_host(void **state)
     assert_true(large > 3);
 }
 
-/* The longest that the steady step must take, of the job as it is: what the busiest resource has to do, or
- * the step without a commit. */
+/* The longest that the steady step must take, of the job as it is: what the busiest resource has to
+ * do, or the step without a commit. */
 static double least_seconds(const random_job *r, const plan_set *set)
 {
     const program *prog = &set->programs[PROGRAM_STEADY];
@@ -523,8 +528,9 @@ static double least_seconds(const random_job *r, const plan_set *set)
     return most;
 }
 
-/* More state on the device than goes through the host at once: what does not need a tile waits neither for
- * its save's memory nor behind it on the lane, in memory as in steps that fetch their params from a drive. */
+/* More state on the device than goes through the host at once: what does not need a tile waits
+ * neither for its save's memory nor behind it on the lane, in memory as in steps that fetch their
+ * params from a drive. */
 static void computing_does_not_wait_for_saves(void **state)
 {
     (void)state;
@@ -570,7 +576,8 @@ static uint64_t figure_at(const char *key)
     return at ? strtoull(at + strlen(key), NULL, 10) : 0;
 }
 
-/* The refusal of a drive that is too small tells what one place per extent would need, and it is true. */
+/* The refusal of a drive that is too small tells what one place per extent would need, and it is
+ * true. */
 static void a_refusal_names_the_second_places(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* The compiler on random jobs: each ends in programs that pass program_check, or in a refusal whose
- * figures are right (the job compiles with exactly the bytes named, and not with one block less). */
+/* The compiler on random jobs: each ends in programs that pass program_check, or in a refusal
+ * whose figures are right (the job compiles with exactly the bytes named, and not with one block
+ * less). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -164,7 +165,8 @@ static void equal_jobs_give_equal_programs(void **state)
     plan_set_fini(&two);
 }
 
-/* The seconds of one core that a plan gives an element of the update, the same for all its tiles; 0: no plan. */
+/* The seconds of one core that a plan gives an element of the update, the same for all its tiles;
+ * 0: no plan. */
 static double update_seconds(uint64_t seed, uint32_t streams)
 {
     random_job r;
@@ -189,7 +191,8 @@ static double update_seconds(uint64_t seed, uint32_t streams)
     return seconds;
 }
 
-/* Moments that are rounded stochastically take more arithmetic than the fp32 update that was measured. */
+/* Moments that are rounded stochastically take more arithmetic than the fp32 update that was
+ * measured. */
 static void packed_updates_cost_more(void **state)
 {
     (void)state;

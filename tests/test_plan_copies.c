@@ -1,7 +1,8 @@
-/* Optimizer state on nvme of which the host keeps copies (plan_set.copy_bytes). Run on numbers (plan_ranks_run.h),
- * every update finds what the one before it made, in a new process too. A steady step reads what has no copy, once, and
- * writes all; the first one reads what has. Copies make the step shorter than it was, lie within the host's budget, and
- * there are none where nothing begins with an update. */
+/* Optimizer state on nvme of which the host keeps copies (plan_set.copy_bytes). Run on numbers
+ * (plan_ranks_run.h), every update finds what the one before it made, in a new process too. A
+ * steady step reads what has no copy, once, and writes all; the first one reads what has. Copies
+ * make the step shorter than it was, lie within the host's budget, and there are none where nothing
+ * begins with an update. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -142,7 +143,8 @@ static void copies_make_the_step_shorter(void **state)
     }
 }
 
-/* 151M params with all states on a drive that binds, in so many bytes of memory; tiles of `tile_elems`, or chosen. */
+/* 151M params with all states on a drive that binds, in so many bytes of memory; tiles of
+ * `tile_elems`, or chosen. */
 static uint64_t compile_large(uint64_t host_bytes, uint64_t tile_elems, plan_set *set)
 {
     static uint64_t elems[LARGE_UNITS_MAX];
@@ -165,8 +167,8 @@ static uint64_t compile_large(uint64_t host_bytes, uint64_t tile_elems, plan_set
     return set->programs[PROGRAM_STEADY].predicted_ns;
 }
 
-/* Where copies fill the host, tiles get smaller, so that some are under way in what is left; a size that the job names
- * stays, and the step is as short as with it. */
+/* Where copies fill the host, tiles get smaller, so that some are under way in what is left; a size
+ * that the job names stays, and the step is as short as with it. */
 static void copies_leave_room_for_tiles(void **state)
 {
     (void)state;

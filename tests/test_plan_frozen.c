@@ -1,8 +1,8 @@
-/* Plans of models of which some units do not learn: run on numbers (plan_ranks_run.h), every op finds the
- * params that it must, frozen ones as they were made and as a later process brings them back from the slab;
- * nothing of a step is done for them; they rest in their params alone; automatic placement finds what fits
- * and gives them nothing more. Random jobs: cut and tied models, both orders, all updates, mixed homes, 1 to 5
- * ranks, stages 0 to 3. */
+/* Plans of models of which some units do not learn: run on numbers (plan_ranks_run.h), every op
+ * finds the params that it must, frozen ones as they were made and as a later process brings them
+ * back from the slab; nothing of a step is done for them; they rest in their params alone;
+ * automatic placement finds what fits and gives them nothing more. Random jobs: cut and tied
+ * models, both orders, all updates, mixed homes, 1 to 5 ranks, stages 0 to 3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,8 @@ static void frozen_job(random_job *r, uint64_t seed)
     run_make_roomy(r);
 }
 
-/* ---- dataflow --------------------------------------------------------------------------------- */
+/* ---- dataflow
+ * --------------------------------------------------------------------------------- */
 
 static void every_op_finds_its_params(void **state)
 {
@@ -54,10 +55,11 @@ static void every_op_finds_its_params(void **state)
     assert_true(read > 2500 && reloaded > SEEDS / 4);
 }
 
-/* ---- what is not done ------------------------------------------------------------------------- */
+/* ---- what is not done
+ * ------------------------------------------------------------------------- */
 
-/* Nothing of the step's programs is for a frozen unit but bringing and reading its params, and only INIT
- * writes its place on the slab. */
+/* Nothing of the step's programs is for a frozen unit but bringing and reading its params, and only
+ * INIT writes its place on the slab. */
 static void assert_left_alone(const random_job *r, const plan_set *set, int kind)
 {
     const program *prog = &set->programs[kind];
@@ -141,7 +143,8 @@ static void a_model_that_learns_nothing_is_refused(void **state)
     plan_set_fini(&set);
 }
 
-/* ---- placement -------------------------------------------------------------------------------- */
+/* ---- placement
+ * -------------------------------------------------------------------------------- */
 
 struct asked {
     random_job r;

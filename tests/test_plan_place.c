@@ -1,5 +1,5 @@
-/* Automatic placement: never slower than hand placements, rules win, reasons are true, a model of 1000 billion
- * parameters is placed with bounded work, refusals name what fits.
+/* Automatic placement: never slower than hand placements, rules win, reasons are true, a model of
+ * 1000 billion parameters is placed with bounded work, refusals name what fits.
  *
  * test_plan_place [JOBS [DRAWS]]: how many jobs, and random placements of each (2 and 50). */
 #include <setjmp.h>
@@ -54,8 +54,8 @@ static void make_job(struct placed *l, uint32_t layers, uint64_t hidden)
     plan_machine_default_gpu(&job->machine, 8, 8, 0);
 }
 
-/* Jobs of different shape: in memory, tight on one tier or both, bound by computing or by drives, on the CPU, of
- * several ranks. */
+/* Jobs of different shape: in memory, tight on one tier or both, bound by computing or by drives,
+ * on the CPU, of several ranks. */
 static void draw_job(struct placed *l, uint64_t seed)
 {
     static const uint64_t hiddens[] = {512, 1024, 2048};
@@ -195,7 +195,8 @@ static void without_drives_nothing_goes_there(void **state)
     plan_set_fini(&l.found.set);
 }
 
-/* Where the order is open, the answer is that of layer-major, or of batch-major where that gains or fits alone. */
+/* Where the order is open, the answer is that of layer-major, or of batch-major where that gains or
+ * fits alone. */
 static void the_order_is_chosen(void **state)
 {
     (void)state;
@@ -292,8 +293,8 @@ static void a_thousand_billion_parameters_are_placed(void **state)
 
 enum { PARKED_BLOCKS = 3, PARKED_PARTS = 2, PARKED_BATCHES = 16, PARKED_BYTES = 4 * MIB };
 
-/* Blocks cut into parts, 16 micro-batches, of which each leaves 4 MiB between the parts of a block; checkpoints are
- * given to nvme, the device has `device_bytes`. */
+/* Blocks cut into parts, 16 micro-batches, of which each leaves 4 MiB between the parts of a block;
+ * checkpoints are given to nvme, the device has `device_bytes`. */
 static void make_parked(random_job *r, struct placed *l, uint64_t device_bytes)
 {
     memset(r, 0, sizeof *r);
@@ -342,8 +343,9 @@ static uint64_t parked_in(const struct placed *l, enum tier arena)
     return bytes;
 }
 
-/* What waits between the parts of a block stays on the device for all micro-batches where these fit, for as many as
- * leave room for what passes where they do not, and for the others on the host, not on nvme with the checkpoints. */
+/* What waits between the parts of a block stays on the device for all micro-batches where these
+ * fit, for as many as leave room for what passes where they do not, and for the others on the host,
+ * not on nvme with the checkpoints. */
 static void what_waits_between_parts_is_near(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* How good compiled schedules are: random jobs of real shapes, each compiled into programs whose peaks are
- * within the budgets, or refused with what is needed, correctly; and simulated time against its bounds.
+/* How good compiled schedules are: random jobs of real shapes, each compiled into programs whose
+ * peaks are within the budgets, or refused with what is needed, correctly; and simulated time
+ * against its bounds.
  *
  *   within   at most 5% above the bound (per phase the busiest resource)
  *   order    dependencies alone keep every order of the ops more than 5% above it
@@ -82,7 +83,8 @@ struct figures {
     uint32_t held;
 };
 
-/* Of the step that the compiler makes short: where commits are seldom, of one that does not commit. */
+/* Of the step that the compiler makes short: where commits are seldom, of one that does not
+ * commit. */
 static struct figures figures_of(const plan_job *job, const plan_set *set)
 {
     struct figures found = {(double)set->programs[PROGRAM_STEADY].predicted_ns,
@@ -181,7 +183,8 @@ static void schedules_are_near_their_bounds(void **state)
     print_message("seeds %llu to %llu\n", (unsigned long long)first_seed,
                   (unsigned long long)(first_seed + job_count - 1));
     print_verdicts(ratios, counts);
-    /* Held, not aimed at: more jobs beyond their bounds, or fewer within, and the compiler got worse. */
+    /* Held, not aimed at: more jobs beyond their bounds, or fewer within, and the compiler got
+     * worse. */
     assert_true(counts[BEYOND] <= job_count / 20 + 2); /* 5 of 60, 12 of 200 */
     assert_true(counts[WITHIN] * 100 >= 40 * job_count);
 }

@@ -1,7 +1,8 @@
-/* Programs of several ranks: run on numbers they give every op the params of its step and every element
- * one update with all ranks' gradients; ranks send what ZeRO's stages say and no more; states rest by
- * its formulas; caps on gathered params hold; computing hides what it can; what a refusal names is enough. Random jobs: cut and tied
- * models, both orders, all updates, mixed homes, 1 to 5 ranks, stages 0 to 3. */
+/* Programs of several ranks: run on numbers they give every op the params of its step and every
+ * element one update with all ranks' gradients; ranks send what ZeRO's stages say and no more;
+ * states rest by its formulas; caps on gathered params hold; computing hides what it can; what a
+ * refusal names is enough. Random jobs: cut and tied models, both orders, all updates, mixed homes,
+ * 1 to 5 ranks, stages 0 to 3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +25,8 @@ static void roomy_job(random_job *r, uint64_t seed)
     run_make_roomy(r);
 }
 
-/* ---- dataflow --------------------------------------------------------------------------------- */
+/* ---- dataflow
+ * --------------------------------------------------------------------------------- */
 
 /* Every rank's optimizer state where it rests: of version `version`, its shard or all of it. */
 static void assert_state(ranks_run *run, uint32_t version)
@@ -93,7 +95,8 @@ static void every_element_is_updated_once_a_step(void **state)
     assert_true(many_parts > SEEDS / 4);
 }
 
-/* ---- volume ----------------------------------------------------------------------------------- */
+/* ---- volume
+ * ----------------------------------------------------------------------------------- */
 
 /* Padded elements of all units. */
 static uint64_t padded_elems(const random_job *r)
@@ -140,7 +143,8 @@ static uint64_t stays_elems(const random_job *r)
     return total;
 }
 
-/* Elements that ranks exchange in a program, by op and state kind; all of them world - 1 times a shard. */
+/* Elements that ranks exchange in a program, by op and state kind; all of them world - 1 times a
+ * shard. */
 static void count_elems(const random_job *r, const program *prog, uint64_t *reduced,
                         uint64_t gathered[2])
 {
@@ -190,7 +194,8 @@ static void ranks_send_what_their_stage_says(void **state)
     assert_true(plain > 10);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory
+ * ----------------------------------------------------------------------------------- */
 
 static void states_rest_by_the_formulas(void **state)
 {
@@ -224,7 +229,8 @@ static void states_rest_by_the_formulas(void **state)
     }
 }
 
-/* ---- caps ------------------------------------------------------------------------------------- */
+/* ---- caps
+ * ------------------------------------------------------------------------------------- */
 
 /* Elements of params that the op gathers into a transient, or 0. */
 static uint64_t gathers(const random_job *r, const program *prog, const op *item)
@@ -257,8 +263,8 @@ static uint32_t first_use(const program *prog, uint32_t producer, uint32_t buffe
     return producer;
 }
 
-/* Elements gathered and live, or not in use yet, when op `at` is issued; by the program's order or its
- * predicted times. */
+/* Elements gathered and live, or not in use yet, when op `at` is issued; by the program's order or
+ * its predicted times. */
 static uint64_t elems_at(const random_job *r, const program *prog, uint64_t at, bool by_time,
                          bool ahead)
 {
@@ -309,10 +315,11 @@ static void caps_hold(void **state)
     assert_true(capped > 100 && reached > 50);
 }
 
-/* ---- time ------------------------------------------------------------------------------------- */
+/* ---- time
+ * ------------------------------------------------------------------------------------- */
 
-/* Where each pass computes longer than its unit's collectives take, only the ends of a step wait for them:
- * neither the next gather nor the next pass waits for a reduction. */
+/* Where each pass computes longer than its unit's collectives take, only the ends of a step wait
+ * for them: neither the next gather nor the next pass waits for a reduction. */
 static void collectives_hide_behind_computing(void **state)
 {
     (void)state;
@@ -351,7 +358,8 @@ static void collectives_hide_behind_computing(void **state)
     assert_true(tried > 5 && 3 * waited < talked);
 }
 
-/* ---- refusals, one rank ----------------------------------------------------------------------- */
+/* ---- refusals, one rank
+ * ----------------------------------------------------------------------- */
 
 static void what_a_refusal_names_is_enough(void **state)
 {
@@ -394,8 +402,9 @@ static void what_a_refusal_names_is_enough(void **state)
     assert_true(fitted > 100 && refused > 20);
 }
 
-/* Memory of the norm: all ranks' sums of the largest part, one part or two gathered and one in order; a
- * part is as large as its limit lets it be, or one unit. What is in one part is planned as ever. */
+/* Memory of the norm: all ranks' sums of the largest part, one part or two gathered and one in
+ * order; a part is as large as its limit lets it be, or one unit. What is in one part is planned as
+ * ever. */
 static void norm_takes_what_its_limit_says(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* The compiler on models of 10 and 1000 billion parameters, and at its limits: the plan and the refusal
- * come in bounded memory, chosen tiles keep to their floor and cap, what 32 bits cannot count is an
- * error, and optimizer state does not move on the slab when other states move between the tiers. */
+/* The compiler on models of 10 and 1000 billion parameters, and at its limits: the plan and the
+ * refusal come in bounded memory, chosen tiles keep to their floor and cap, what 32 bits cannot
+ * count is an error, and optimizer state does not move on the slab when other states move between
+ * the tiers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +16,8 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/search_internal.h"
 #include "plan/plan.h"
+#include "plan/search_internal.h"
 #include "plan_large.h"
 
 enum { UNITS_MAX = LARGE_UNITS_MAX };
@@ -29,7 +30,8 @@ struct large_job {
     uint8_t homes[STATE_KIND_COUNT][UNITS_MAX];
 };
 
-/* A gpt2-like model with a tied head; all states on nvme but activations, which rest on the host. */
+/* A gpt2-like model with a tied head; all states on nvme but activations, which rest on the
+ * host. */
 static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
 {
     static const uint8_t rests[STATE_KIND_COUNT] = {[STATE_PARAMS] = TIER_NVME,
@@ -116,8 +118,8 @@ static void a_thousand_billion_parameters_are_planned(void **state)
     const program *steady = &set.programs[PROGRAM_STEADY];
     print_message("%llu tiles of %llu, %llu ops in the steady step\n", (unsigned long long)tiles,
                   (unsigned long long)set.tile_elems, (unsigned long long)steady->op_count);
-    /* State and gradient in, update, state and params out, params to the device; params of the backward
-     * in two hops; gradients closed and out in two. Units at the turn are fetched once. */
+    /* State and gradient in, update, state and params out, params to the device; params of the
+     * backward in two hops; gradients closed and out in two. Units at the turn are fetched once. */
     assert_true(steady->op_count > 9 * tiles && steady->op_count < 12 * tiles);
     assert_int_equal(set.commit, PLAN_COMMIT_BEHIND);
     assert_true(set.second_bytes > UINT64_C(12000000000000));
@@ -125,8 +127,8 @@ static void a_thousand_billion_parameters_are_planned(void **state)
     assert_true(heap_most() < 2 * GIB);
 }
 
-/* Batch-major, accumulators go to the drives and come back with each micro-batch: tiles are the larger the more
- * that is, so that the step does not outgrow what can be looked at. */
+/* Batch-major, accumulators go to the drives and come back with each micro-batch: tiles are the
+ * larger the more that is, so that the step does not outgrow what can be looked at. */
 static void what_moves_with_each_micro_batch_is_bounded(void **state)
 {
     (void)state;

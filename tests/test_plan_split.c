@@ -1,8 +1,9 @@
-/* Plans with split masters: the working copy is half of the state. Run on numbers (plan_ranks_run.h), every
- * update finds the half that the one before it made, and a later process has both halves back from the slab
- * alone; both have two places there, are saved where they rest in memory, and each commit is ordered against
- * each write of them. Random jobs: cut and tied models, both orders, all updates, mixed homes, moments of any
- * format, frozen units, 1 to 5 ranks, stages 0 to 3. */
+/* Plans with split masters: the working copy is half of the state. Run on numbers
+ * (plan_ranks_run.h), every update finds the half that the one before it made, and a later process
+ * has both halves back from the slab alone; both have two places there, are saved where they rest
+ * in memory, and each commit is ordered against each write of them. Random jobs: cut and tied
+ * models, both orders, all updates, mixed homes, moments of any format, frozen units, 1 to 5 ranks,
+ * stages 0 to 3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +28,8 @@ static void split_job(random_job *r, uint64_t seed)
     run_make_roomy(r);
 }
 
-/* ---- dataflow --------------------------------------------------------------------------------- */
+/* ---- dataflow
+ * --------------------------------------------------------------------------------- */
 
 static void every_update_finds_both_halves(void **state)
 {
@@ -54,7 +56,8 @@ static void every_update_finds_both_halves(void **state)
     assert_true(read > 5000 && reloaded > SEEDS / 4);
 }
 
-/* ---- places ----------------------------------------------------------------------------------- */
+/* ---- places
+ * ----------------------------------------------------------------------------------- */
 
 /* Tiles of the unit's high halves that the program writes to the slab. */
 static uint64_t count_writes(const program *prog, uint32_t place)
@@ -136,7 +139,8 @@ static void both_halves_have_two_places(void **state)
     assert_true(counts[0] > 200 && counts[1] > 100 && counts[2] > 100);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------ */
+/* ---- bytes
+ * ------------------------------------------------------------------------------------ */
 
 static uint64_t drive_bytes(const program *prog, bool reads)
 {
@@ -147,8 +151,8 @@ static uint64_t drive_bytes(const program *prog, bool reads)
     return bytes;
 }
 
-/* One rank, all on drives: an update reads as many bytes and writes 2 less per parameter; with the params in
- * memory it reads and writes 2 less, and a commit saves the params. */
+/* One rank, all on drives: an update reads as many bytes and writes 2 less per parameter; with the
+ * params in memory it reads and writes 2 less, and a commit saves the params. */
 static void bytes_are_as_few_as_said(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* The formulas of plan/zero.h: they are each other's inverse, full overlap takes the tokens that the papers
- * state for their traffic, and the planner, which counts buffer by buffer, gives each rank of a real model
- * what they say, for every stage, but for padding. The tables' cells are in test_cli_plan.c. */
+/* The formulas of plan/zero.h: they are each other's inverse, full overlap takes the tokens that
+ * the papers state for their traffic, and the planner, which counts buffer by buffer, gives each
+ * rank of a real model what they say, for every stage, but for padding. The tables' cells are in
+ * test_cli_plan.c. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,8 +40,9 @@ static void memory_and_its_inverse(void **state)
         near(zero_sent_elems(stage), stage == 3 ? 3 : 2, 0);
 }
 
-/* As ZeRO-Infinity counts: 8 flops a parameter and token; of a link 2 bytes a parameter three times and its
- * gradient's 2 once; of a drive 16 bytes of optimizer state and gradient, read and written. */
+/* As ZeRO-Infinity counts: 8 flops a parameter and token; of a link 2 bytes a parameter three
+ * times and its gradient's 2 once; of a drive 16 bytes of optimizer state and gradient, read and
+ * written. */
 static void full_overlap(void **state)
 {
     (void)state;

@@ -104,7 +104,8 @@ static void medians_and_quartiles(void **state)
     assert_int_equal(figure.count, PROBEI_ROUNDS_MAX);
 }
 
-/* Threads of one physical core count once, and a quota bounds them: as many as a run computes with. */
+/* Threads of one physical core count once, and a quota bounds them: as many as a run computes
+ * with. */
 static void cores_are_counted_as_runs_use_them(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* A tiny probe of everything: each figure is there, nothing stays behind, a stop is heard, drives that cannot be used
- * are refused before anything is measured. No test asserts on how fast anything is. */
+/* A tiny probe of everything: each figure is there, nothing stays behind, a stop is heard, drives
+ * that cannot be used are refused before anything is measured. No test asserts on how fast anything
+ * is. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -71,7 +72,8 @@ static int count_threads(void)
     return helper_count_entries("/proc/self/task") - 2;
 }
 
-/* Neither file nor descriptor nor child nor thread of ours. OpenMP's own threads of this one may stay. */
+/* Neither file nor descriptor nor child nor thread of ours. OpenMP's own threads of this one may
+ * stay. */
 static void expect_nothing_left(int fds)
 {
     assert_int_equal(helper_count_entries(helper_directory), 2);
@@ -194,7 +196,8 @@ static void several_drives_are_measured_together_too(void **state)
     assert_true(found.drives_read > 0 && found.drives_write > 0);
 }
 
-/* Among ranks, kernels, first writes, beside Adam: stopped within a step or two, cleared, nothing left. */
+/* Among ranks, kernels, first writes, beside Adam: stopped within a step or two, cleared, nothing
+ * left. */
 static void a_stop_is_heard_everywhere(void **state)
 {
     (void)state;
@@ -271,7 +274,8 @@ static void a_full_drive_is_refused(void **state)
 
 int main(void)
 {
-    /* Mounts of ours are nobody else's; where that is not allowed, a test says that it did not run. */
+    /* Mounts of ours are nobody else's; where that is not allowed, a test says that it did not
+     * run. */
     if (unshare(CLONE_NEWNS) == 0)
         (void)!mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL);
     const struct CMUnitTest tests[] = {

@@ -351,8 +351,8 @@ static void trace_is_json(void **state)
     if (!root)
         fail_msg("%s at %d", error.text, error.line);
     const json_t *events = json_object_get(root, "traceEvents");
-    /* 64 events of the ring, one process name, name and order of 8 lanes and 2 more tracks, and the one
-     * direction of the drive that moved something. */
+    /* 64 events of the ring, one process name, name and order of 8 lanes and 2 more tracks, and the
+     * one direction of the drive that moved something. */
     assert_int_equal(json_array_size(events), 64 + 1 + 2 * 10 + 1);
     const json_t *times = json_object_get(find_event(events, "M", "drive_times"), "args");
     assert_string_equal(json_string_value(json_object_get(times, "drive")), "/a \"drive\"");

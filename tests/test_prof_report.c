@@ -1,5 +1,6 @@
-/* Pages of the report from made-up run directories: what they hold, what they say of files that are missing or
- * damaged, that they stay small and well formed, and that no name breaks out of its place. */
+/* Pages of the report from made-up run directories: what they hold, what they say of files that are
+ * missing or damaged, that they stay small and well formed, and that no name breaks out of its
+ * place. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,7 +84,8 @@ static bool is_void(const char *tag)
     return false;
 }
 
-/* Every element that begins ends, in order; `at` is behind <html. Scripts and styles are not looked into. */
+/* Every element that begins ends, in order; `at` is behind <html. Scripts and styles are not looked
+ * into. */
 static void check_balanced(const char *text)
 {
     char open[TAGS_MAX][TAG_BYTES];
@@ -460,7 +462,8 @@ static void shows_a_typical_step(void **state)
         assert_int_equal(json_array_size(json_object_get(timeline, "events")), 2);
         assert_true(json_number_value(json_object_get(timeline, "length_us")) ==
                     (variant == 1 ? 100 : 70));
-        /* Stalls: the mean of steps 1 to 3, of 2 and 3 where the beginning is lost, of 1 and 2 where the end is. */
+        /* Stalls: the mean of steps 1 to 3, of 2 and 3 where the beginning is lost, of 1 and 2
+         * where the end is. */
         static const char *const means[] = {"20.0 \xc2\xb5s", "25.0 \xc2\xb5s", "15.0 \xc2\xb5s"};
         assert_non_null(strstr(page, means[variant]));
         assert_true((strstr(page, "ends in the middle") != NULL) == (variant == 2));

@@ -1,5 +1,6 @@
-/* One rank of 4 hangs, has a bad drive, computes differently, gets no memory, was started with something else, or
- * misses a file: all end in time, with one sentence that names it, and what was committed is there to go on from. */
+/* One rank of 4 hangs, has a bad drive, computes differently, gets no memory, was started with
+ * something else, or misses a file: all end in time, with one sentence that names it, and what was
+ * committed is there to go on from. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -105,7 +106,8 @@ static int group_setup(void **state)
     return 0;
 }
 
-/* ---- hangs ------------------------------------------------------------------------------------ */
+/* ---- hangs
+ * ------------------------------------------------------------------------------------ */
 
 /* Stopped as a whole; when it wakes up it ends, too. */
 static void hang(uint32_t rank)
@@ -135,7 +137,8 @@ static void rank_0_that_hangs_ends_all(void **state)
     hang(0);
 }
 
-/* ---- drives ----------------------------------------------------------------------------------- */
+/* ---- drives
+ * ----------------------------------------------------------------------------------- */
 
 static void a_bad_drive_ends_all(void **state)
 {
@@ -169,7 +172,8 @@ static void a_drive_that_hangs_ends_all(void **state)
     goes_on();
 }
 
-/* ---- commits of which a part fails ------------------------------------------------------------- */
+/* ---- commits of which a part fails
+ * ------------------------------------------------------------- */
 
 static void a_commit_that_fails_on_one_rank_is_none(void **state)
 {
@@ -191,7 +195,8 @@ static void a_commit_that_fails_on_one_rank_is_none(void **state)
     }
 }
 
-/* ---- what one rank alone has ------------------------------------------------------------------ */
+/* ---- what one rank alone has
+ * ------------------------------------------------------------------ */
 
 static int learn_faster(uint32_t rank, struct train_options *options, void *user)
 {
@@ -233,7 +238,8 @@ static void a_rank_without_memory_ends_all(void **state)
         begin_case(2);
         run.prepare = limit_memory;
         run.user = &more_bytes[i];
-        /* Later a library may be the first that gets none, and end the process: then the others say so. */
+        /* Later a library may be the first that gets none, and end the process: then the others say
+         * so. */
         run_and_expect(1, i == 0 ? "no memory for" : "rank 1 on host");
         print_message("rank 1 ended with %#x\n", (unsigned)run.statuses[1]);
     }
@@ -325,7 +331,8 @@ static void a_slab_that_is_missing_is_named(void **state)
     goes_on();
 }
 
-/* ---- signals ---------------------------------------------------------------------------------- */
+/* ---- signals
+ * ---------------------------------------------------------------------------------- */
 
 static void stop(uint32_t first, uint32_t count, int number)
 {

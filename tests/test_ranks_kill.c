@@ -1,6 +1,7 @@
-/* One of 4 ranks is killed (SIGKILL) at random instants, with the same run again until it ends: all ranks end, one
- * of them says why, the commit is whole and of one step, and the run that goes on (on 4 ranks, or on fewer) has the
- * losses, evaluations and weights of one that nobody killed, to the bit.
+/* One of 4 ranks is killed (SIGKILL) at random instants, with the same run again until it ends: all
+ * ranks end, one of them says why, the commit is whole and of one step, and the run that goes on
+ * (on 4 ranks, or on fewer) has the losses, evaluations and weights of one that nobody killed, to
+ * the bit.
  *
  *   for each seed   a model, drawn; a victim, drawn by the seed; each attempt has a ZeRO stage, an order, an
  *                   update and places of its own, as often as not
@@ -8,11 +9,11 @@
  *                   rank sleeps at a named point of base/failpoint.h, or at such a point itself
  *                   then to the end on 4, 3 or 1 ranks
  *
- * What it is compared with: the same sequence of world sizes, where each run stops on request at the step of the
- * commit from which the killed one went on.
+ * What it is compared with: the same sequence of world sizes, where each run stops on request at
+ * the step of the commit from which the killed one went on.
  *
- * Arguments: [mpirun] FIRST-LAST, or one seed; "points": every other point, on one rank alone; "all-points":
- * on each rank. */
+ * Arguments: [mpirun] FIRST-LAST, or one seed; "points": every other point, on one rank alone;
+ * "all-points": on each rank. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,7 +49,8 @@ static const fixture_model shapes[SHAPES] = {
 static const char *const name_killed = "killed", *const name_whole = "whole";
 static bool by_mpirun;
 
-/* ---- what is right ---------------------------------------------------------------------------- */
+/* ---- what is right
+ * ---------------------------------------------------------------------------- */
 
 /* Which ranks did which steps: 4 through step 6, then 3 to the end. */
 struct history {
@@ -146,7 +148,8 @@ static void prepare_shape(uint32_t shape)
     fixture_remove(name_whole);
 }
 
-/* ---- one kill --------------------------------------------------------------------------------- */
+/* ---- one kill
+ * --------------------------------------------------------------------------------- */
 
 enum kill_kind { KILL_TIMER, KILL_STEP, KILL_ASLEEP, KILL_POINT, KILL_KIND_COUNT };
 static const char *const kill_names[] = {"timer", "step", "timer with sleeps", "point"};
@@ -278,7 +281,8 @@ static bool is_mpirun_first(const trial *self, uint64_t committed)
            committed == self->committed_before;
 }
 
-/* What is said of the victim, once, and by whom that is still there; the others fail, and none by a signal. */
+/* What is said of the victim, once, and by whom that is still there; the others fail, and none by a
+ * signal. */
 static void check_end(const trial *self, uint64_t committed)
 {
     char wanted[96], missing[96];
@@ -461,8 +465,8 @@ static void one_trial(trial *self, uint64_t seed)
     print_message("%s\n", self->text);
 }
 
-/* A point that lies on the way of this rank, which is killed there: in a run that keeps commits, and of the
- * points of a move in one that goes on with 3 ranks, from step 6. */
+/* A point that lies on the way of this rank, which is killed there: in a run that keeps commits,
+ * and of the points of a move in one that goes on with 3 ranks, from step 6. */
 static void one_point(trial *self, uint32_t point, uint32_t victim)
 {
     const char *name = rig_points[point];

@@ -1,8 +1,9 @@
-/* Runs that go on with another number of ranks: 4, then 2, 3 and 1, with another ZeRO stage and other places each
- * time; from commits that were kept; killed again and again while the state is moved; and with states much larger
- * than the memory that a move may take.
+/* Runs that go on with another number of ranks: 4, then 2, 3 and 1, with another ZeRO stage and
+ * other places each time; from commits that were kept; killed again and again while the state is
+ * moved; and with states much larger than the memory that a move may take.
  *
- * Arguments: worlds, from, memory, or moves=COUNT: so many kills, seeds 1 on. Without: all, with 5. */
+ * Arguments: worlds, from, memory, or moves=COUNT: so many kills, seeds 1 on. Without: all, with
+ * 5. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,7 +73,8 @@ static uint64_t hash_of(const char *run_name, const char *below, uint64_t step)
     return verified.summary.weights_hash;
 }
 
-/* ---- 4, 2, 3, 1 ------------------------------------------------------------------------------- */
+/* ---- 4, 2, 3, 1
+ * ------------------------------------------------------------------------------- */
 
 static const uint32_t worlds[HOPS] = {4, 2, 3, 1};
 
@@ -118,9 +120,11 @@ static void any_stage_goes_on_as_any_other(void **state)
     fixture_remove(name);
 }
 
-/* ---- from a commit that was kept --------------------------------------------------------------- */
+/* ---- from a commit that was kept
+ * --------------------------------------------------------------- */
 
-/* A new run on 3 ranks from each kept commit of 4: as the run itself that stops there, and goes on with 3. */
+/* A new run on 3 ranks from each kept commit of 4: as the run itself that stops there, and goes on
+ * with 3. */
 static void a_kept_commit_begins_a_run_of_others(void **state)
 {
     static crash_trail went_on, begun;
@@ -159,7 +163,8 @@ static void a_kept_commit_begins_a_run_of_others(void **state)
     fixture_remove(other);
 }
 
-/* ---- killed while it moves --------------------------------------------------------------------- */
+/* ---- killed while it moves
+ * --------------------------------------------------------------------- */
 
 static bool is_moving(void)
 {
@@ -229,7 +234,8 @@ static void a_move_that_is_killed_loses_nothing(void **state)
     fixture_remove(name);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory
+ * ------------------------------------------------------------------------------------ */
 
 /* The state of 4 ranks to 2 and 1: rings of 32 MiB on each side, whatever its size. */
 static void a_move_takes_bounded_memory(void **state)

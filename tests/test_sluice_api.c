@@ -1,5 +1,5 @@
-/* The public interface: its steps are those of a run as a whole, bit for bit; what is refused comes back as a
- * status with a sentence; a run that is closed and opened again goes on. */
+/* The public interface: its steps are those of a run as a whole, bit for bit; what is refused comes
+ * back as a status with a sentence; a run that is closed and opened again goes on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -118,7 +118,8 @@ static void commits_and_evaluations_come_when_they_are_asked_for(void **state)
     fixture_remove("asked");
 }
 
-/* After three steps, in the middle of the run, whose further steps are those of a run without it. */
+/* After three steps, in the middle of the run, whose further steps are those of a run without
+ * it. */
 static void an_export_in_between_changes_nothing(void **state)
 {
     (void)state;

@@ -144,8 +144,9 @@ static void simulated_errors_are_typed(void **state)
         io_faults faults;
         enum io_direction direction;
         int code;
-        uint64_t size_bytes; /* one block where the text's offset is looked at: of several transfers
-                                any may be the first to fail */
+        /* one block where the text's offset is looked at: of several transfers any may be the first
+         * to fail */
+        uint64_t size_bytes;
         const char *word;
     } cases[] = {
         {{.seed = 1, .eio_rate = 1000},

@@ -497,7 +497,8 @@ static void bad_paths_are_input_errors(void **state)
     assert_int_equal(slab_open(&store, &config), ERR_INPUT);
     drives[1].path[0] = 0;
     assert_int_equal(helper_check_space(&config), ERR_INPUT);
-    /* A path that looks well and still cannot be made: what the first drive made goes away again. */
+    /* A path that looks well and still cannot be made: what the first drive made goes away
+     * again. */
     snprintf(drives[1].path, sizeof drives[1].path, "/proc/sluice-cannot-be-made");
     config.drives = drives;
     int rc = slab_open(&store, &config);

@@ -1,6 +1,6 @@
-/* One rank of ranks that are not there (comm_pretend) does what that rank does among real ones: the same bytes on
- * every lane, the same memory, the same slab, as many bytes sent. Real ranks are forked processes; so is the one
- * that pretends, since no thread outlives a fork. */
+/* One rank of ranks that are not there (comm_pretend) does what that rank does among real ones: the
+ * same bytes on every lane, the same memory, the same slab, as many bytes sent. Real ranks are
+ * forked processes; so is the one that pretends, since no thread outlives a fork. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* From measured kernels to seconds: measured points come back, what lies between them is between them, more
- * work takes longer, nothing is negative, and a machine that was not measured gives nothing. */
+/* From measured kernels to seconds: measured points come back, what lies between them is between
+ * them, more work takes longer, nothing is negative, and a machine that was not measured gives
+ * nothing. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +43,8 @@ static model_cost_product product_of(enum dtype type, bool accumulates, uint64_t
                                 .count = 1};
 }
 
-/* A machine of 2 TFLOP/s in bf16, whose products take up to 30% more or less than that by chance. */
+/* A machine of 2 TFLOP/s in bf16, whose products take up to 30% more or less than that by
+ * chance. */
 static void make_machine(machine *out, double scatter)
 {
     static const uint64_t shapes[][2] = {{512, 768}, {1024, 768}, {1024, 1024}, {2048, 768}};

@@ -1,5 +1,5 @@
-/* Runs that are killed (SIGKILL) at random instants, with the same command again until they end: each ends
- * with the losses, evaluations and weights of the run that nobody killed, to the bit.
+/* Runs that are killed (SIGKILL) at random instants, with the same command again until they end:
+ * each ends with the losses, evaluations and weights of the run that nobody killed, to the bit.
  *
  *   for each seed   a job drawn by it (crash_case.h), once undisturbed
  *                   then killed one to five times: by a timer over the length of the undisturbed run, at a
@@ -8,8 +8,8 @@
  *                   every fourth job comes back with other drives, tiles and placement after each kill, and
  *                   is killed while its extents are re-cut
  *
- * Argument: FIRST-LAST or one seed, which runs that job again (its timers are drawn alike, but the machine's
- * pace is its own). "victim ..." is the process that dies. */
+ * Argument: FIRST-LAST or one seed, which runs that job again (its timers are drawn alike, but the
+ * machine's pace is its own). "victim ..." is the process that dies. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +54,8 @@ static const char *const points[] = {
 };
 enum { POINT_COUNT = sizeof points / sizeof points[0] };
 
-/* ---- what a victim tells of itself, in memory that survives it -------------------------------- */
+/* ---- what a victim tells of itself, in memory that survives it
+ * -------------------------------- */
 
 struct board {
     atomic_int committing, recutting, keeping; /* between the points that say so */
@@ -126,7 +127,8 @@ static int be_victim(char **arguments)
     return shared->rc < 0;
 }
 
-/* ---- one attempt ------------------------------------------------------------------------------ */
+/* ---- one attempt
+ * ------------------------------------------------------------------------------ */
 
 enum kill_kind { KILL_NONE, KILL_TIMER, KILL_POINT, KILL_ASLEEP, KILL_KIND_COUNT };
 
@@ -165,7 +167,8 @@ static pid_t start_victim(const char *name, uint64_t seed, const attempt *self)
     return child;
 }
 
-/* Runs the command, kills it where it is to be killed; fails where it ends in any other way than well. */
+/* Runs the command, kills it where it is to be killed; fails where it ends in any other way than
+ * well. */
 static void run_attempt(const char *name, uint64_t seed, attempt *self)
 {
     uint64_t begin_ns = clock_ns();
@@ -188,7 +191,8 @@ static void run_attempt(const char *name, uint64_t seed, attempt *self)
     assert_true(atomic_load(&shared->has_ended));
 }
 
-/* ---- when to kill ----------------------------------------------------------------------------- */
+/* ---- when to kill
+ * ----------------------------------------------------------------------------- */
 
 struct counts {
     uint64_t runs, runs_after_commit, moved_runs, kills, kills_after_commit, in_commit, in_recut,
@@ -305,7 +309,8 @@ static void plan_attempt(story *self, attempt *out)
         aim_asleep(self, out);
 }
 
-/* ---- one job ---------------------------------------------------------------------------------- */
+/* ---- one job
+ * ---------------------------------------------------------------------------------- */
 
 static void note(story *self, const attempt *done)
 {
@@ -342,8 +347,8 @@ static bool has_torn_slot(const char *dir)
     return slots[0].outcome == MANIFEST_SLOT_DAMAGED || slots[1].outcome == MANIFEST_SLOT_DAMAGED;
 }
 
-/* All that the commit names is whole: also where the process died while it moved or kept it. A manifest that
- * was half written is all that may be wrong. */
+/* All that the commit names is whole: also where the process died while it moved or kept it. A
+ * manifest that was half written is all that may be wrong. */
 static void verify(const char *dir, counts *sums)
 {
     struct state_verify_options options = {.run_dir = dir};
@@ -415,8 +420,8 @@ static void check_end(const story *self, const crash_trail *whole, counts *sums)
     check_kept(sums);
 }
 
-/* One to three kills as drawn; further ones where none came, or none after the first commit in jobs that
- * are to have one; then to the end. */
+/* One to three kills as drawn; further ones where none came, or none after the first commit in jobs
+ * that are to have one; then to the end. */
 static void kill_and_go_on(story *self, counts *sums)
 {
     uint64_t wanted = 1 + crash_draw_below(&self->draws, 3) + self->moves;
@@ -477,7 +482,8 @@ static void run_seed(uint64_t seed, counts *sums)
     sums->seconds += (double)(clock_ns() - begin_ns) * 1e-9;
 }
 
-/* ---- all -------------------------------------------------------------------------------------- */
+/* ---- all
+ * -------------------------------------------------------------------------------------- */
 
 static uint64_t first_seed = 1, last_seed = 4;
 static bool is_done;

@@ -1,6 +1,7 @@
-/* Training on text with a tokenizer, JSON lines, conversations, arrays and several sources through the whole engine:
- * what is made is made once; a run that stops goes on to the same bits, whatever its data; the loss is the mean over
- * the targets that count, on one rank's micro-batches as on a whole step's. */
+/* Training on text with a tokenizer, JSON lines, conversations, arrays and several sources through
+ * the whole engine: what is made is made once; a run that stops goes on to the same bits, whatever
+ * its data; the loss is the mean over the targets that count, on one rank's micro-batches as on a
+ * whole step's. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -235,8 +236,8 @@ static json_t *line_of(const char *name, size_t idx)
     return line;
 }
 
-/* The same windows as one micro-batch of four and as four of one: the step's mean is over the targets of all of
- * them, whatever each has. */
+/* The same windows as one micro-batch of four and as four of one: the step's mean is over the
+ * targets of all of them, whatever each has. */
 static void the_mean_is_over_the_step(void **state)
 {
     (void)state;
@@ -304,7 +305,8 @@ static void steps_without_targets(void **state)
     }
 }
 
-/* Begun with a run that has a tokenizer: bytes are to be asked for, and then are what its evaluation cuts into. */
+/* Begun with a run that has a tokenizer: bytes are to be asked for, and then are what its
+ * evaluation cuts into. */
 static void bytes_are_asked_for(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Run directories that are copied, named in other ways, or left between the manifests of a move: no slab is
- * removed that a manifest names, none is copied without need; and which commits are kept where the steps that
- * would make them do not come. */
+/* Run directories that are copied, named in other ways, or left between the manifests of a move: no
+ * slab is removed that a manifest names, none is copied without need; and which commits are kept
+ * where the steps that would make them do not come. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,8 +95,8 @@ static void refuses_the_copy(const fixture_sets *sets)
         fail_msg("%s", result.error);
 }
 
-/* Where the slabs are elsewhere, both directories name them: the copy may neither train in them nor move them
- * away. */
+/* Where the slabs are elsewhere, both directories name them: the copy may neither train in them nor
+ * move them away. */
 static void copied_directory_costs_no_run(void **state)
 {
     (void)state;
@@ -115,7 +115,8 @@ static void copied_directory_costs_no_run(void **state)
     fixture_remove("parts");
 }
 
-/* A directory that was moved, not copied, takes its slabs along; so does a copy that has slabs of its own. */
+/* A directory that was moved, not copied, takes its slabs along; so does a copy that has slabs of
+ * its own. */
 static void moved_directory_goes_on(void **state)
 {
     (void)state;
@@ -154,8 +155,8 @@ static void moved_directory_goes_on(void **state)
     fixture_remove("whole");
 }
 
-/* Drives that are mounted elsewhere now, all that a run has copied as a whole: the slabs that the job names are
- * taken where they are. */
+/* Drives that are mounted elsewhere now, all that a run has copied as a whole: the slabs that the
+ * job names are taken where they are. */
 static void renamed_drives_go_on(void **state)
 {
     (void)state;
@@ -255,9 +256,9 @@ static void damage_newest(const char *name)
     close(fd);
 }
 
-/* A move that ends between its two last manifests leaves one that has old and new slabs the other way round.
- * Once the old ones are gone it must not be what a single flipped bit brings back: the new ones, which it
- * calls strays, would be removed. */
+/* A move that ends between its two last manifests leaves one that has old and new slabs the other
+ * way round. Once the old ones are gone it must not be what a single flipped bit brings back: the
+ * new ones, which it calls strays, would be removed. */
 static void no_manifest_names_what_is_gone(void **state)
 {
     (void)state;
@@ -307,7 +308,8 @@ void __real_plan_machine_default_cpu(plan_machine *machine, uint32_t core_count,
 void __wrap_plan_machine_default_cpu(plan_machine *machine, uint32_t core_count,
                                      bool bf16_products);
 
-/* Figures of a drive with which steps that apply an update commit the state before it (PLAN_COMMIT_FIRST). */
+/* Figures of a drive with which steps that apply an update commit the state before it
+ * (PLAN_COMMIT_FIRST). */
 void __wrap_plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products)
 {
     __real_plan_machine_default_cpu(machine, core_count, bf16_products);
@@ -317,8 +319,8 @@ void __wrap_plan_machine_default_cpu(plan_machine *machine, uint32_t core_count,
     machine->device_flops_per_second = 3e8;
 }
 
-/* A stop, the end and an evaluation apply what is pending: a commit to keep that the next step would have made
- * is made before. */
+/* A stop, the end and an evaluation apply what is pending: a commit to keep that the next step
+ * would have made is made before. */
 static void commits_are_kept_though_updates_follow(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Evaluation of files: which tokens windows count, the arithmetic of its results by hand, and that a run's own
- * losses come out of it, with overlapping windows and micro-batches of any size. */
+/* Evaluation of files: which tokens windows count, the arithmetic of its results by hand, and that
+ * a run's own losses come out of it, with overlapping windows and micro-batches of any size. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* A checkpoint, a run of it, a checkpoint again: bit for bit, for both families, every dtype, units in parts, several
- * files; trained on, of several ranks' shards; and what is refused, with nothing left under a final name. */
+/* A checkpoint, a run of it, a checkpoint again: bit for bit, for both families, every dtype, units
+ * in parts, several files; trained on, of several ranks' shards; and what is refused, with nothing
+ * left under a final name. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
-/* Everything that can fail in a short run fails in turn: the run then ends with a typed error that names what
- * was moved, the file and the offset, and the last good commit, or it gives the bits of the run without faults.
- * Never wrong numbers, never a lost commit: the same job without faults goes on from the last commit and ends
- * with the right bits.
+/* Everything that can fail in a short run fails in turn: the run then ends with a typed error that
+ * names what was moved, the file and the offset, and the last good commit, or it gives the bits of
+ * the run without faults. Never wrong numbers, never a lost commit: the same job without faults
+ * goes on from the last commit and ends with the right bits.
  *
  *   errors, harmless    each transfer with each fault, without a commit before the end
  *   commits             each transfer of a run that commits each step, then the run goes on
@@ -10,8 +10,8 @@
  *   recut, keep         the same where extents are re-cut and commits kept, on real drives
  *   pool, uring         transfers on real drives
  *
- * Argument: one of these. "all-commits" and so on: every fault at every place, where without it every place
- * meets one fault, or every third (resumes) or fifth (real drives) does. */
+ * Argument: one of these. "all-commits" and so on: every fault at every place, where without it
+ * every place meets one fault, or every third (resumes) or fifth (real drives) does. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -434,12 +434,14 @@ static void transfers_fail_and_the_run_goes_on(void **state)
     assert_true(failed * 4 >= runs);
 }
 
-/* ---- points ----------------------------------------------------------------------------------- */
+/* ---- points
+ * ----------------------------------------------------------------------------------- */
 
 static const int point_errnos[] = {EIO, ENOSPC, EROFS};
 enum { POINT_ERRNOS = 3 };
 
-/* The point's at-th meeting fails, then the run goes on, with these tiles. False where it was not met so often. */
+/* The point's at-th meeting fails, then the run goes on, with these tiles. False where it was not
+ * met so often. */
 static bool fail_point(trial *self, const char *point, uint64_t at, int code, const char *tiles,
                        bool is_harmless)
 {

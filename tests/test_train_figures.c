@@ -1,5 +1,6 @@
-/* Figures of a stated machine as the plan takes them, field by field: what a host has is divided by its ranks, what
- * is not stated keeps the plan's default. Every expected number is worked out by hand beside it. */
+/* Figures of a stated machine as the plan takes them, field by field: what a host has is divided by
+ * its ranks, what is not stated keeps the plan's default. Every expected number is worked out by
+ * hand beside it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -206,7 +206,8 @@ static void refusal_takes_no_memory(void **state)
     assert_true(FIXTURE_IS_SANITIZED || after - before < 192 * MIB);
 }
 
-/* A refused job leaves an existing run as it is, whether it would lie where it lies or be re-cut. */
+/* A refused job leaves an existing run as it is, whether it would lie where it lies or be
+ * re-cut. */
 static void refusal_keeps_the_former_run(void **state)
 {
     (void)state;
@@ -242,8 +243,8 @@ static void plan_steps(const char *update, uint64_t commit_every, struct setup_s
     job_destroy(asked);
 }
 
-/* What is said of a step is the mean of those that commit and those that do not, also where a commit is a
- * program of its own: state on the device is written by commits alone. */
+/* What is said of a step is the mean of those that commit and those that do not, also where a
+ * commit is a program of its own: state on the device is written by commits alone. */
 static void a_step_is_the_mean_of_steps(void **state)
 {
     (void)state;

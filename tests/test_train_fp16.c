@@ -1,5 +1,5 @@
-/* fp16 with a dynamic loss scale against PyTorch's GradScaler (reference/README.md, fp16-*.json): the
- * same steps skipped at the same scales, the same losses; and a run that is stopped in the
+/* fp16 with a dynamic loss scale against PyTorch's GradScaler (reference/README.md, fp16-*.json):
+ * the same steps skipped at the same scales, the same losses; and a run that is stopped in the
  * middle of a window of the scaler goes on as if it had not been. Argument: the fixture's name. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,8 +14,8 @@
 
 #include "train_curve.h"
 
-/* Both sides round activations to fp16 (2^-11 each), at places that differ a little: measured are 6e-5
- * and 5e-4. */
+/* Both sides round activations to fp16 (2^-11 each), at places that differ a little: measured are
+ * 6e-5 and 5e-4. */
 #define LOSS_TOLERANCE 1e-3
 #define NORM_TOLERANCE 5e-3
 #define RATE_TOLERANCE 1e-6 /* fp32 in the metrics */

@@ -1,7 +1,7 @@
-/* Runs of which some units do not learn: where states rest changes no bit; frozen params never change, and are
- * committed once; a run that is stopped, killed, moved to other places, tiles or ranks goes on to the same bits;
- * rot of frozen params is found; a run may begin with the state of one in which others learned. Arguments
- * "victim DIR TIER": the run that kills itself. */
+/* Runs of which some units do not learn: where states rest changes no bit; frozen params never
+ * change, and are committed once; a run that is stopped, killed, moved to other places, tiles or
+ * ranks goes on to the same bits; rot of frozen params is found; a run may begin with the state of
+ * one in which others learned. Arguments "victim DIR TIER": the run that kills itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,8 @@
 #include "train/train.h"
 #include "train_parts.h"
 
-/* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the embedding. */
+/* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the
+ * embedding. */
 static const char *const middle = "[\"blocks.1\",\"norms\"]";
 
 static fixture_sets make_sets(const char *only, const char *tier, const char *update)
@@ -28,7 +29,8 @@ static fixture_sets make_sets(const char *only, const char *tier, const char *up
     return sets;
 }
 
-/* ---- bits --------------------------------------------------------------------------------------- */
+/* ---- bits
+ * --------------------------------------------------------------------------------------- */
 
 static void placements_give_equal_bits(void **state)
 {
@@ -68,9 +70,11 @@ static void placements_give_equal_bits(void **state)
     }
 }
 
-/* ---- what is committed ------------------------------------------------------------------------- */
+/* ---- what is committed
+ * ------------------------------------------------------------------------- */
 
-/* Frozen extents are what they were after one step, in as many bytes as a param has; all others changed. */
+/* Frozen extents are what they were after one step, in as many bytes as a param has; all others
+ * changed. */
 static void frozen_params_never_change(void **state)
 {
     (void)state;
@@ -113,7 +117,8 @@ static void frozen_params_never_change(void **state)
     }
 }
 
-/* ---- a later process --------------------------------------------------------------------------- */
+/* ---- a later process
+ * --------------------------------------------------------------------------- */
 
 static void stopped_and_moved_runs_go_on(void **state)
 {
@@ -155,7 +160,8 @@ static void killed_runs_go_on(void **state)
     }
 }
 
-/* ---- rot --------------------------------------------------------------------------------------- */
+/* ---- rot
+ * --------------------------------------------------------------------------------------- */
 
 static void rot_is_found(void **state)
 {
@@ -208,7 +214,8 @@ static void rot_is_found(void **state)
     }
 }
 
-/* ---- other units learn ------------------------------------------------------------------------- */
+/* ---- other units learn
+ * ------------------------------------------------------------------------- */
 
 static void begin_with(const char *name, const char *from, const fixture_sets *sets, int expected,
                        fixture_result *result)
@@ -223,7 +230,8 @@ static void begin_with(const char *name, const char *from, const fixture_sets *s
         fail_msg("%s from %s: %s: %s", name, from, err_name(result->rc), result->error);
 }
 
-/* All learn, then one block, then all again: the params that did not learn are rounded, and else as they were. */
+/* All learn, then one block, then all again: the params that did not learn are rounded, and else as
+ * they were. */
 static void others_may_learn_later(void **state)
 {
     (void)state;
@@ -271,7 +279,8 @@ static void others_may_learn_later(void **state)
         fixture_remove(names[i]);
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------- */
+/* ---- ranks
+ * ------------------------------------------------------------------------------------- */
 
 struct ranks_run {
     job *jobs[RANKS];
@@ -313,7 +322,8 @@ static uint64_t train_ranks(uint32_t world, uint32_t stage, const char *tier, ui
     return all.told->weights_hash;
 }
 
-/* From one rank to two and back, through all stages: a move changes no weight, whoever holds them. */
+/* From one rank to two and back, through all stages: a move changes no weight, whoever holds
+ * them. */
 static void ranks_take_over(void **state)
 {
     (void)state;

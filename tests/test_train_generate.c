@@ -1,6 +1,6 @@
-/* Evaluation and generation from runs of every mode: what a run of one order, update, placement or set
- * of drives learned gives the held-out losses and the text of any other, to the bit; a run goes on as if
- * no text had been drawn from it. Argument: FAMILY-DTYPE and any of untied, cut. */
+/* Evaluation and generation from runs of every mode: what a run of one order, update, placement or
+ * set of drives learned gives the held-out losses and the text of any other, to the bit; a run goes
+ * on as if no text had been drawn from it. Argument: FAMILY-DTYPE and any of untied, cut. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -173,8 +173,8 @@ static void modes_evaluate_and_generate_alike(void **state)
                   first.eval_losses[1], first.eval_losses[2], 20, first.text[1]);
 }
 
-/* The same model in parts and whole differs by rounding alone: in losses a little, in fp32 not in the
- * likeliest text. */
+/* The same model in parts and whole differs by rounding alone: in losses a little, in fp32 not in
+ * the likeliest text. */
 static void parts_hold_the_same_model(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Runs that begin with a checkpoint, through train_run: its weights are there to the bit, on any placement and for
- * units in parts; what belongs to the model goes along; going on reads the checkpoint no more. */
+/* Runs that begin with a checkpoint, through train_run: its weights are there to the bit, on any
+ * placement and for units in parts; what belongs to the model goes along; going on reads the
+ * checkpoint no more. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -155,7 +156,8 @@ static void import_into(const char *name, const char *dir, const char *set)
         fail_msg("%s", err_text());
 }
 
-/* Any job of the model goes on from an import, whatever else it asks for; one of another model does not. */
+/* Any job of the model goes on from an import, whatever else it asks for; one of another model does
+ * not. */
 static void jobs_go_on_from_an_import(void **state)
 {
     (void)state;

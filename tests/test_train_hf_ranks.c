@@ -1,5 +1,6 @@
-/* Several ranks, as forked processes: each reads its part of a checkpoint, and the export of their commit is that
- * checkpoint again, whether the ranks share the state among them or each has the whole. */
+/* Several ranks, as forked processes: each reads its part of a checkpoint, and the export of their
+ * commit is that checkpoint again, whether the ranks share the state among them or each has the
+ * whole. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* Where states rest, in what pieces they move and when they are updated changes no bit: losses of all
- * steps and final weights against a run with everything on the device. Argument: FAMILY-DTYPE. */
+/* Where states rest, in what pieces they move and when they are updated changes no bit: losses
+ * of all steps and final weights against a run with everything on the device. Argument:
+ * FAMILY-DTYPE. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -137,8 +138,8 @@ static void other_settings_give_other_bits(void **state)
     }
 }
 
-/* A rate that makes the weights overflow: the first update ruins them, later gradients are not finite
- * and their updates are skipped, in both update modes and wherever states rest. */
+/* A rate that makes the weights overflow: the first update ruins them, later gradients are not
+ * finite and their updates are skipped, in both update modes and wherever states rest. */
 static void skipped_updates_are_equal_too(void **state)
 {
     (void)state;

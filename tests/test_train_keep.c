@@ -1,6 +1,6 @@
-/* Kept commits: a copy is a run directory of its own with the bytes of the commit; an attempt that was
- * killed at any point leaves nothing that counts, and is made anew; one that fails leaves nothing at all,
- * and the run goes on. */
+/* Kept commits: a copy is a run directory of its own with the bytes of the commit; an attempt that
+ * was killed at any point leaves nothing that counts, and is made anew; one that fails leaves
+ * nothing at all, and the run goes on. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -256,8 +256,8 @@ static void open_copy(void)
         fail_msg("%s", err_text());
 }
 
-static bool
-    may_have_note; /* killed between the manifest and the note's removal, which harms nobody */
+/* killed between the manifest and the note's removal, which harms nobody */
+static bool may_have_note;
 
 /* The copy of step 50 is complete: all of a run directory, and the bytes of `turn`. */
 static void check_copy(int turn)
@@ -350,7 +350,8 @@ static int on_point(void *user, const char *name)
     return err_set(point.result, "%s fails", name);
 }
 
-/* A process of its own keeps the commit and is killed at the point, or is not where it does not get there. */
+/* A process of its own keeps the commit and is killed at the point, or is not where it does not get
+ * there. */
 static bool keep_killed(const char *name, int at)
 {
     pid_t child = fork();

@@ -1,5 +1,6 @@
-/* Kept commits of real runs: keeping changes no bit of the run; each copy holds the state of its step, and
- * trains on from there to what the run became, where it lies or moved to other drives and tiles. */
+/* Kept commits of real runs: keeping changes no bit of the run; each copy holds the state of its
+ * step, and trains on from there to what the run became, where it lies or moved to other drives and
+ * tiles. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -153,7 +154,8 @@ static int die(void *user, const char *name)
     return 0;
 }
 
-/* The process is killed while it keeps its first commit: the next one goes on, and has that copy too. */
+/* The process is killed while it keeps its first commit: the next one goes on, and has that copy
+ * too. */
 static void killed_while_keeping(void **state)
 {
     (void)state;

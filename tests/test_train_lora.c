@@ -1,5 +1,6 @@
-/* Runs with adapters: where states rest changes no bit, kept activations neither; a run that is stopped goes on
- * to the same bits; nothing but adapters learns; what is exported with and without them agrees. */
+/* Runs with adapters: where states rest changes no bit, kept activations neither; a run that is
+ * stopped goes on to the same bits; nothing but adapters learns; what is exported with and without
+ * them agrees. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -115,7 +116,8 @@ static void stopped_runs_go_on(void **state)
     fixture_remove("parts");
 }
 
-/* Norms apart from matrices lie in the adapters' units, of which there are as many: the state is no other's. */
+/* Norms apart from matrices lie in the adapters' units, of which there are as many: the state is no
+ * other's. */
 static void norms_are_not_taken_over(void **state)
 {
     (void)state;
@@ -157,7 +159,8 @@ static void what_learns_is_not_set_anew(void **state)
     fixture_remove("run");
 }
 
-/* ---- export ------------------------------------------------------------------------------------ */
+/* ---- export
+ * ------------------------------------------------------------------------------------ */
 
 static void export_to(const char *run, const char *name, bool alone)
 {

@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
-#include "config/config.h"
 #include "base/error.h"
 #include "base/size.h"
+#include "config/config.h"
 #include "config/machine.h"
 #include "setup/summary.h"
 

@@ -1,5 +1,6 @@
-/* Reserved, sealed, and nothing afterwards: no allocation of ours and no new mapping after the second
- * step, arenas exactly as large as the plan's peaks, and a process that stays within its budgets. */
+/* Reserved, sealed, and nothing afterwards: no allocation of ours and no new mapping after the
+ * second step, arenas exactly as large as the plan's peaks, and a process that stays within its
+ * budgets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,8 +17,8 @@
 #include "tiers/arena.h"
 #include "train_fixture.h"
 
-/* Beside the arenas a process holds code, thread stacks, the product library's own buffers, the trace
- * ring (4 MiB), programs and io_uring's rings. */
+/* Beside the arenas a process holds code, thread stacks, the product library's own buffers, the
+ * trace ring (4 MiB), programs and io_uring's rings. */
 #define SLACK_BYTES (96 * MIB)
 
 static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 3, .hidden = 128};
@@ -104,7 +105,8 @@ static void nothing_is_taken_after_the_seal(void **state)
     run_sealed("after_backward", "pool", "0");
 }
 
-/* What is reserved, and what the slab spans, for each shape of job that perf/training/predict.py has. */
+/* What is reserved, and what the slab spans, for each shape of job that perf/training/predict.py
+ * has. */
 static void reserved_is_what_was_planned(void **state)
 {
     static const struct {

@@ -1,6 +1,7 @@
 /* Every mode of a step against the plainest one: precisions, orders, exact update modes, kept or
- * recomputed inner activations, units cut in parts, one to three drives, both I/O backends, paranoid
- * mode, split masters, placements, tiles, lookahead and budgets are drawn together, and change no bit of a loss or
+ * recomputed inner activations, units cut in parts, one to three drives, both I/O backends,
+ * paranoid mode, split masters, placements, tiles, lookahead and budgets are drawn together, and
+ * change no bit of a loss or
  * weight. Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8]; what it names is the
  * numeric fingerprint that a group shares. */
 #include <setjmp.h>
@@ -187,7 +188,8 @@ static void modes_give_equal_bits(void **state)
         assert_int_equal(baseline.plan.unit_count, 5);
     assert_int_equal(baseline.skipped[0], is_group("fp16"));
     assert_false(baseline.skipped[STEPS - 1] && baseline.skipped[STEPS - 2]);
-    /* Where each costs much (the simulated GPU), three that have both orders and two kinds of update. */
+    /* Where each costs much (the simulated GPU), three that have both orders and two kinds of
+     * update. */
     unsigned step = getenv("SLUICE_TEST_FEW") ? 5 : 1;
     for (unsigned i = 0; i < COMBINATIONS; i += step) {
         make_combination(&c, i, baseline.plan.unit_count);

@@ -1,5 +1,5 @@
-/* The global norm in parts: to the bit what norm_reduce makes of all blocks at once, at any number of ranks,
- * of units of any size, wherever the parts begin. */
+/* The global norm in parts: to the bit what norm_reduce makes of all blocks at once, at any number
+ * of ranks, of units of any size, wherever the parts begin. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* Transfers and computing of different units overlap in time, shown by the trace; and the bytes that
- * each lane says it moved are those of the program. */
+/* Transfers and computing of different units overlap in time, shown by the trace; and the bytes
+ * that each lane says it moved are those of the program. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

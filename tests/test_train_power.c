@@ -1,6 +1,6 @@
-/* Runs that lose their power at random instants, with the same command again until they end: each ends with
- * the losses, evaluations and weights of the run that lost none, to the bit, and no commit that was durable
- * is lost.
+/* Runs that lose their power at random instants, with the same command again until they end: each
+ * ends with the losses, evaluations and weights of the run that lost none, to the bit, and no
+ * commit that was durable is lost.
  *
  *   drives       simulated (tiers/sim.h), with a cache that a loss of power empties: of what was written since
  *                the last sync each sector is old or new
@@ -50,7 +50,8 @@ static const char *const points[] = {
 };
 enum { POINT_COUNT = sizeof points / sizeof points[0], COMMIT_POINTS = 9, MOVING_OF = 4 };
 
-/* ---- the moment -------------------------------------------------------------------------------- */
+/* ---- the moment
+ * -------------------------------------------------------------------------------- */
 
 enum loss_kind { LOSS_NONE, LOSS_AT_POINT, LOSS_AFTER_STEP, LOSS_AT_TRANSFER, LOSS_KIND_COUNT };
 
@@ -123,7 +124,8 @@ static void on_step(void *user, const struct train_progress *progress)
     pthread_mutex_unlock(&self->mutex);
 }
 
-/* ---- syncs: the linker sends those of the engine here ------------------------------------------ */
+/* ---- syncs: the linker sends those of the engine here
+ * ------------------------------------------ */
 
 static enum {
     SYNC_GOOD,
@@ -164,7 +166,8 @@ int power_fdatasync(int fd)
     return note_sync(fd, power_fdatasync_real(fd));
 }
 
-/* ---- drives: as many as the run has made slabs, each with a cache from its first byte on -------- */
+/* ---- drives: as many as the run has made slabs, each with a cache from its first byte on
+ * -------- */
 
 enum { DRIVES_MOST = 64 };
 
@@ -203,7 +206,8 @@ static void forget_drives(void)
     grid.store = NULL;
 }
 
-/* Those that the run's manifest names, for the next attempt. False where there are none of that id. */
+/* Those that the run's manifest names, for the next attempt. False where there are none of that
+ * id. */
 static bool find_drives(void)
 {
     struct state_inspect_summary summary;
@@ -221,7 +225,8 @@ static bool find_drives(void)
     return grid.store != NULL;
 }
 
-/* ---- one attempt ------------------------------------------------------------------------------- */
+/* ---- one attempt
+ * ------------------------------------------------------------------------------- */
 
 struct attempt {
     int rc;
@@ -253,7 +258,8 @@ static void run_attempt(const crash_case *drawn, const moment *when, uint64_t or
     job_destroy(asked);
 }
 
-/* ---- one job ----------------------------------------------------------------------------------- */
+/* ---- one job
+ * ----------------------------------------------------------------------------------- */
 
 struct counts {
     uint64_t runs, runs_after_commit, losses, losses_after_commit, in_commit, in_recut,
@@ -337,8 +343,8 @@ static void count_loss(const story *self, const moment *when, bool is_torn, coun
     sums->commits_survived += self->committed / self->drawn.commit_every;
 }
 
-/* The drives and files as they are when the power is back. False, with the reason, where what was durable
- * is not there. */
+/* The drives and files as they are when the power is back. False, with the reason, where what was
+ * durable is not there. */
 static bool lose_power(story *self, const moment *when, counts *sums, char why[CRASH_TEXT_BYTES])
 {
     uint64_t seed = crash_draw_below(&self->draws, UINT32_MAX);
@@ -448,7 +454,8 @@ static bool run_seed(uint64_t seed, counts *sums, char why[CRASH_TEXT_BYTES])
     return good;
 }
 
-/* ---- all --------------------------------------------------------------------------------------- */
+/* ---- all
+ * --------------------------------------------------------------------------------------- */
 
 static uint64_t first_seed = 1, last_seed = 4;
 

@@ -1,4 +1,5 @@
-/* sluice profile as a function: steady steps alone count, bytes are those of the plan, and nothing stays. */
+/* sluice profile as a function: steady steps alone count, bytes are those of the plan, and nothing
+ * stays. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -127,7 +128,8 @@ static void assert_drive_times(void)
 static void steady_steps_are_measured(void **state)
 {
     (void)state;
-    /* With updates left for the next step the first is another program; the first steady one warms up. */
+    /* With updates left for the next step the first is another program; the first steady one warms
+     * up. */
     static const struct {
         const char *update;
         uint64_t warmups;
@@ -246,7 +248,8 @@ static void a_rank_is_measured_alone(void **state)
     job_destroy(asked);
 }
 
-/* What is advised depends on the machine, so only its form is asserted: by gain, none too small, no two alike. */
+/* What is advised depends on the machine, so only its form is asserted: by gain, none too small, no
+ * two alike. */
 static void changes_are_simulated(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* The loss curves of plain PyTorch (reference/README.md) through the whole engine: from a text file and
- * a job file, with states spread over host memory and the drive. Argument: the fixture's name. */
+/* The loss curves of plain PyTorch (reference/README.md) through the whole engine: from a text
+ * file and a job file, with states spread over host memory and the drive. Argument: the
+ * fixture's name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

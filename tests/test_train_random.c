@@ -1,6 +1,6 @@
-/* Random models under random budgets, placements and modes: each ends in a refusal whose figures are
- * right, or in a run that gives the bits of the run that keeps everything in memory. Argument: which
- * quarter of the seeds. */
+/* Random models under random budgets, placements and modes: each ends in a refusal whose figures
+ * are right, or in a run that gives the bits of the run that keeps everything in memory. Argument:
+ * which quarter of the seeds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

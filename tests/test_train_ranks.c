@@ -1,5 +1,5 @@
-/* What several ranks do alike or refuse together, as forked processes on one host: the start of a run, and what
- * becomes of it where a rank has other data or fails. */
+/* What several ranks do alike or refuse together, as forked processes on one host: the start of a
+ * run, and what becomes of it where a rank has other data or fails. */
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -153,8 +153,8 @@ static void die(const struct run_of *run)
     _exit(1);
 }
 
-/* A rank that dies at the start may leave slabs where no other rank can remove them: the manifest goes on naming
- * them, and the next start removes them. */
+/* A rank that dies at the start may leave slabs where no other rank can remove them: the manifest
+ * goes on naming them, and the next start removes them. */
 static void a_start_cut_short_is_cleared_by_the_next(void **state)
 {
     (void)state;
@@ -262,7 +262,8 @@ static void a_shared_drive_holds_no_more_than_its_budget(void **state)
     fixture_remove("divided");
 }
 
-/* Hosts have other numbers of cores: products then ask for other scratch, and the plan has room for each. */
+/* Hosts have other numbers of cores: products then ask for other scratch, and the plan has room for
+ * each. */
 static void ranks_may_have_other_numbers_of_threads(void **state)
 {
     (void)state;

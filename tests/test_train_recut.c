@@ -1,6 +1,7 @@
-/* A commit moved to another layout: whatever the tile sizes, streams and drives of both, each element of
- * each stream arrives with its bits, sums match, padding is zero; what is damaged or impossible is named,
- * and the memory is that of a few tiles. Argument: the backend of the drives. */
+/* A commit moved to another layout: whatever the tile sizes, streams and drives of both, each
+ * element of each stream arrives with its bits, sums match, padding is zero; what is damaged or
+ * impossible is named, and the memory is that of a few tiles. Argument: the backend of the
+ * drives. */
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -350,7 +351,8 @@ static void every_bit_arrives(void **state)
     }
 }
 
-/* More tiles than there is memory for: it is used again and again, in whatever order drives finish. */
+/* More tiles than there is memory for: it is used again and again, in whatever order drives
+ * finish. */
 static void many_tiles(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* A commit of some ranks moved to others: from 1 to 4 ranks to 1 to 4, cut into shards or whole on each, every
- * rank of the new run gets each element of its part with its bits and zeros as padding; a slab that cannot be
- * seen is named, with its host; memory does not grow with ranks. SLUICE_TEST_SEED draws the tiles. */
+/* A commit of some ranks moved to others: from 1 to 4 ranks to 1 to 4, cut into shards or whole on
+ * each, every rank of the new run gets each element of its part with its bits and zeros as padding;
+ * a slab that cannot be seen is named, with its host; memory does not grow with ranks.
+ * SLUICE_TEST_SEED draws the tiles. */
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>

@@ -1,5 +1,6 @@
-/* A clean stop and its resumption give the bits of an uninterrupted run; what cannot be resumed is
- * refused with a sentence that says what to do. Arguments "victim DIR": the run that kills itself. */
+/* A clean stop and its resumption give the bits of an uninterrupted run; what cannot be resumed
+ * is refused with a sentence that says what to do. Arguments "victim DIR": the run that kills
+ * itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -311,7 +312,8 @@ static void run_goes_on_elsewhere(void **state)
     fixture_remove("parts");
 }
 
-/* ---- a run that is killed --------------------------------------------------------------------- */
+/* ---- a run that is killed
+ * --------------------------------------------------------------------- */
 
 static void die(uint64_t step)
 {
@@ -450,7 +452,8 @@ static void run_is_moved(void **state)
     fixture_remove("parts");
 }
 
-/* Other drives, another number of them, another tile size, one place and two: the extents are re-cut. */
+/* Other drives, another number of them, another tile size, one place and two: the extents are
+ * re-cut. */
 static void run_goes_on_on_other_drives(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Draws of tokens: greedy, top-k, top-p, temperature, ties, broken logits, and that frequencies over many seeds are
- * what the probabilities say; texts to stop at; pieces of UTF-8. */
+/* Draws of tokens: greedy, top-k, top-p, temperature, ties, broken logits, and that frequencies
+ * over many seeds are what the probabilities say; texts to stop at; pieces of UTF-8. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,8 +28,8 @@ static uint64_t draw(const sampling *how, const float *logits, uint64_t vocab, u
     return token;
 }
 
-/* Counts of tokens over draws, against probabilities: Pearson's sum, which for VOCAB - 1 = 5 degrees of freedom is
- * above 30 once in 70000; the draws are the same each time. */
+/* Counts of tokens over draws, against probabilities: Pearson's sum, which for VOCAB - 1 = 5
+ * degrees of freedom is above 30 once in 70000; the draws are the same each time. */
 static void check_frequencies(const sampling *how, const float *logits, const double *probability)
 {
     uint64_t counts[VOCAB] = {0};
@@ -76,7 +76,8 @@ static void frequencies_are_the_probabilities(void **state)
     const double of_three[VOCAB] = {0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85, 0};
     check_frequencies(&three, logits, of_three);
 
-    /* 0.4 + 0.3 is less than 0.75, so that the third is in; of three likeliest ones 0.75 of 0.85 are two. */
+    /* 0.4 + 0.3 is less than 0.75, so that the third is in; of three likeliest ones 0.75 of 0.85
+     * are two. */
     const sampling part = {.temperature = 1, .top_p = 0.75, .seed = 6};
     check_frequencies(&part, logits, of_three);
     const sampling both = {.temperature = 1, .top_k = 3, .top_p = 0.75, .seed = 7};

@@ -1,7 +1,7 @@
-/* Memory is sealed in every mode: fp16, batch_major, parts, kept activations, several drives, the pool,
- * fp32 gradients, evaluation. Nothing of ours is allocated or mapped after the second step, the arenas
- * are as large as the plan's peaks, and the process stays within them and a fixed slack, also with
- * everything on the drives. */
+/* Memory is sealed in every mode: fp16, batch_major, parts, kept activations, several drives, the
+ * pool, fp32 gradients, evaluation. Nothing of ours is allocated or mapped after the second step,
+ * the arenas are as large as the plan's peaks, and the process stays within them and a fixed slack,
+ * also with everything on the drives. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,8 @@
 #include "tiers/arena.h"
 #include "train_fixture.h"
 
-/* As in test_train_memory.c: code, stacks, the product library's buffers, trace ring, programs, rings. */
+/* As in test_train_memory.c: code, stacks, the product library's buffers, trace ring, programs,
+ * rings. */
 #define SLACK_BYTES (96 * MIB)
 
 enum { STEPS = 8, SETS_MAX = 9 };

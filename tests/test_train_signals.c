@@ -1,6 +1,6 @@
-/* The program as people stop it: SIGTERM and SIGINT between steps, within commits and before the first step, a
- * second signal, and a second process on the same run directory. Exit 75 and the same command goes on, to the
- * bits of the run that nobody stopped. */
+/* The program as people stop it: SIGTERM and SIGINT between steps, within commits and before the
+ * first step, a second signal, and a second process on the same run directory. Exit 75 and the same
+ * command goes on, to the bits of the run that nobody stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -180,7 +180,8 @@ static void stops_within_commits_go_on(void **state)
     }
 }
 
-/* The second signal ends the process at once, in the middle of a commit; the commit before is there. */
+/* The second signal ends the process at once, in the middle of a commit; the commit before is
+ * there. */
 static void second_signal_ends_it_at_once(void **state)
 {
     (void)state;

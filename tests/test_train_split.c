@@ -1,7 +1,7 @@
-/* Runs with split masters: bf16 params and 16 low bits. Losses, weights and exports are those of fp32 masters in
- * every bit, wherever states rest and whenever updates run; a run that is stopped, killed, moved to other places,
- * tiles or ranks goes on to the same bits; rot of either half is found. Arguments "victim DIR TIER": the run that
- * kills itself. */
+/* Runs with split masters: bf16 params and 16 low bits. Losses, weights and exports are those of
+ * fp32 masters in every bit, wherever states rest and whenever updates run; a run that is stopped,
+ * killed, moved to other places, tiles or ranks goes on to the same bits; rot of either half is
+ * found. Arguments "victim DIR TIER": the run that kills itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,8 @@ static fixture_sets make_sets(const char *master, const char *tier, const char *
     return sets;
 }
 
-/* ---- bits --------------------------------------------------------------------------------------- */
+/* ---- bits
+ * --------------------------------------------------------------------------------------- */
 
 struct bits_case {
     const char *tiers[4], *update, *more, *also;
@@ -106,9 +107,11 @@ static void split_masters_give_the_bits_of_whole_ones(void **state)
     assert_true(few || skipped >= STEPS / 2);
 }
 
-/* ---- what is committed ------------------------------------------------------------------------- */
+/* ---- what is committed
+ * ------------------------------------------------------------------------- */
 
-/* Two extents for each tile, params of 2 bytes before the state; so many bytes as the formats say. */
+/* Two extents for each tile, params of 2 bytes before the state; so many bytes as the formats
+ * say. */
 static void both_halves_are_committed(void **state)
 {
     (void)state;
@@ -219,7 +222,8 @@ static void exports_are_the_same(void **state)
         fixture_remove(masters[i]);
 }
 
-/* ---- a later process --------------------------------------------------------------------------- */
+/* ---- a later process
+ * --------------------------------------------------------------------------- */
 
 static void stopped_and_moved_runs_go_on(void **state)
 {
@@ -282,7 +286,8 @@ static void other_masters_are_refused(void **state)
     }
 }
 
-/* ---- rot --------------------------------------------------------------------------------------- */
+/* ---- rot
+ * --------------------------------------------------------------------------------------- */
 
 static void rot_of_either_half_is_found(void **state)
 {
@@ -331,7 +336,8 @@ static void rot_of_either_half_is_found(void **state)
     fixture_remove("whole");
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------- */
+/* ---- ranks
+ * ------------------------------------------------------------------------------------- */
 
 struct ranks_run {
     job *jobs[RANKS];
@@ -374,7 +380,8 @@ static uint64_t train_ranks(const char *name, const char *master, uint32_t world
     return all.told->weights_hash;
 }
 
-/* From one rank to two and back, through all stages, beside a run with whole masters: the same weights. */
+/* From one rank to two and back, through all stages, beside a run with whole masters: the same
+ * weights. */
 static void ranks_take_over(void **state)
 {
     (void)state;

@@ -1,7 +1,8 @@
-/* Runs whose optimizer state is smaller (config block `state`), with all that is done with a run: they begin with an
- * import, are stopped and moved, looked at, evaluated, made to write text, verified and exported. A split master
- * gives what an fp32 one gives, to the bit; moments of fewer bits what an undisturbed run with them gives. A backend
- * that has no Adam for such state is refused before anything is made. */
+/* Runs whose optimizer state is smaller (config block `state`), with all that is done with a run:
+ * they begin with an import, are stopped and moved, looked at, evaluated, made to write text,
+ * verified and exported. A split master gives what an fp32 one gives, to the bit; moments of fewer
+ * bits what an undisturbed run with them gives. A backend that has no Adam for such state is
+ * refused before anything is made. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -162,7 +163,8 @@ static void look_at(const char *name, const char *formats, struct life *out)
     assert_int_equal(sum.weights_hash, out->hash);
 }
 
-/* The run's weights as a checkpoint, and a run that begins with that: at rate 0 the same weights. */
+/* The run's weights as a checkpoint, and a run that begins with that: at rate 0 the same
+ * weights. */
 static void export_and_come_back(const char *name, uint64_t hash)
 {
     char run[PATH_BYTES], dir[PATH_BYTES];
@@ -192,7 +194,8 @@ static void export_and_come_back(const char *name, uint64_t hash)
     fixture_remove("back");
 }
 
-/* From the import to the export; `moved`: stopped in the middle, to go on elsewhere in other tiles. */
+/* From the import to the export; `moved`: stopped in the middle, to go on elsewhere in other
+ * tiles. */
 static void live(const char *name, const char *master, const char *moments, bool moved,
                  const char *formats, struct life *out)
 {
@@ -258,7 +261,8 @@ static void runs_live_with_it(void **state)
     assert_true(hashes[0] != hashes[1] && hashes[1] != hashes[2]); /* they are stored as asked */
 }
 
-/* Adapters alone learn, in units beside frozen ones: the same comparisons, with clipping on and in other tiles. */
+/* Adapters alone learn, in units beside frozen ones: the same comparisons, with clipping on and in
+ * other tiles. */
 static void adapters_learn_with_it(void **state)
 {
     (void)state;

@@ -1,10 +1,11 @@
 /* A run that is stopped at random steps, or at random moments, and resumed each time under another
- * order, exact update mode, placement, lookahead, I/O backend and budget gives the bits of the run that
- * was never stopped; so does one that is stopped before its first step or within an evaluation. Where a
- * leg does not fit it says with what it does, and nothing is lost. Argument: what the run is, as
- * FAMILY-DTYPE and any of untied, cut, unclipped, delayed, tokens, lion, adagrad, adam, m16, m8,
- * split, onecycle, range. Of delayed_one_step it is asked only that it goes on: a stop brings the weights up to date, so
- * that what follows differs from the run that was never stopped. */
+ * order, exact update mode, placement, lookahead, I/O backend and budget gives the bits of the run
+ * that was never stopped; so does one that is stopped before its first step or within an
+ * evaluation. Where a leg does not fit it says with what it does, and nothing is lost. Argument:
+ * what the run is, as FAMILY-DTYPE and any of untied, cut, unclipped, delayed, tokens, lion,
+ * adagrad, adam, m16, m8, split, onecycle, range. Of delayed_one_step it is asked only that it goes
+ * on: a stop brings the weights up to date, so that what follows differs from the run that was
+ * never stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -155,7 +156,8 @@ static void train(const fixture_sets *sets, uint64_t stop_after, fixture_result 
     job_destroy(asked);
 }
 
-/* What a refusal leaves to do: the budgets that it names, and off a slab that is there and too small. */
+/* What a refusal leaves to do: the budgets that it names, and off a slab that is there and too
+ * small. */
 static void make_it_fit(fixture_sets *sets, const char *error)
 {
     int changes = 0;
@@ -247,7 +249,8 @@ static void stops_at_random_steps(void **state)
     }
 }
 
-/* ---- stops that no step is waited for --------------------------------------------------------- */
+/* ---- stops that no step is waited for
+ * --------------------------------------------------------- */
 
 struct late_stop {
     volatile sig_atomic_t flag;
@@ -299,7 +302,8 @@ static void stop_before_the_first_step(void **state)
     fixture_remove("stopped");
 }
 
-/* At random moments, of which most lie in the evaluations, which take much longer than the steps. */
+/* At random moments, of which most lie in the evaluations, which take much longer than the
+ * steps. */
 static void stops_within_evaluations(void **state)
 {
     (void)state;
@@ -343,7 +347,8 @@ static void stops_within_evaluations(void **state)
     assert_true(stops >= 2);
 }
 
-/* ---- what is not continued --------------------------------------------------------------------- */
+/* ---- what is not continued
+ * --------------------------------------------------------------------- */
 
 /* Refused with a sentence that holds the word, and the run goes on as if nothing had been asked. */
 static void refused(const char *setting, const char *word)
@@ -391,7 +396,8 @@ static void other_numerics_are_refused(void **state)
     fixture_remove("stopped");
 }
 
-/* ---- the program ------------------------------------------------------------------------------- */
+/* ---- the program
+ * ------------------------------------------------------------------------------- */
 
 static void write_tokens(void)
 {

@@ -1,6 +1,6 @@
-/* What a plan says in figures, where they can be worked out by hand: a llama of six blocks on a machine of stated
- * speeds. Traffic by state kind, T* of each link, commits and wear, memory that adds up, the buffer at the
- * peak, and what a machine file adds. No run, no drive. */
+/* What a plan says in figures, where they can be worked out by hand: a llama of six blocks on a
+ * machine of stated speeds. Traffic by state kind, T* of each link, commits and wear, memory that
+ * adds up, the buffer at the peak, and what a machine file adds. No run, no drive. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -90,7 +90,8 @@ static double rank_tokens(const struct setup_summary *sum)
     return (double)(sum->micro_batch_count * sum->micro_batch * sum->seq_length);
 }
 
-/* At so many tokens the link is needed as long as the device computes; `fixed_seconds` is by hand. */
+/* At so many tokens the link is needed as long as the device computes; `fixed_seconds` is by
+ * hand. */
 static void check_hidden(const struct planned *self, enum plan_resource which, double fixed_seconds)
 {
     const struct setup_link *link = &self->sum.links[which];
@@ -112,7 +113,8 @@ static fixture_sets plain(void)
     return sets;
 }
 
-/* 12 bytes a parameter are read and 12 written; the gradient and new params pass the link to the device. */
+/* 12 bytes a parameter are read and 12 written; the gradient and new params pass the link to the
+ * device. */
 static void optimizer_on_a_drive(void **state)
 {
     (void)state;
@@ -139,8 +141,8 @@ static void optimizer_on_a_drive(void **state)
     forget(&it);
 }
 
-/* Blocks are fetched for the forward and, but for those that stay, for the backward; the embedding once, since its
- * backward needs no params, and the head once. */
+/* Blocks are fetched for the forward and, but for those that stay, for the backward; the embedding
+ * once, since its backward needs no params, and the head once. */
 static void params_in_memory(void **state)
 {
     (void)state;
@@ -165,7 +167,8 @@ static void params_in_memory(void **state)
     forget(&it);
 }
 
-/* Activations grow with the tokens: a link that they alone need is hidden at any number of them or at none. */
+/* Activations grow with the tokens: a link that they alone need is hidden at any number of them or
+ * at none. */
 static void activations_on_a_drive(void **state)
 {
     (void)state;
@@ -223,7 +226,8 @@ static void commits_and_wear(void **state)
     }
 }
 
-/* What second places would take is said right where nothing commits: a split master's halves both have one. */
+/* What second places would take is said right where nothing commits: a split master's halves both
+ * have one. */
 static void second_places_are_foretold(void **state)
 {
     (void)state;
@@ -333,7 +337,8 @@ static void figures_of_a_machine(void **state)
     job_destroy(asked);
 }
 
-/* Of 8 cores a run computes on 7, and so does the probe: its figures are those of a run, not 8/7 of them. */
+/* Of 8 cores a run computes on 7, and so does the probe: its figures are those of a run, not 8/7 of
+ * them. */
 static void a_cpu_is_measured_as_it_computes(void **state)
 {
     (void)state;

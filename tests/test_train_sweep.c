@@ -1,6 +1,7 @@
-/* The sweep of src/train/sweep.h on slabs made here: every extent's sum and the hash of the weights are those
- * of the bytes in memory, in the record's order, whatever tiles, drives, backends and order of completions;
- * a stop, a failed read and a broken queue end as told. SLUICE_TEST_SEED draws the tiles. */
+/* The sweep of src/train/sweep.h on slabs made here: every extent's sum and the hash of the weights
+ * are those of the bytes in memory, in the record's order, whatever tiles, drives, backends and
+ * order of completions; a stop, a failed read and a broken queue end as told. SLUICE_TEST_SEED
+ * draws the tiles. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -177,7 +178,8 @@ static void assert_whole(const struct rig *rig, enum io_backend backend, const i
     assert_true(hash == rig->weights_hash);
 }
 
-/* Many small tiles, more than the ring holds; tiles of several pieces; one tile; streams of either number. */
+/* Many small tiles, more than the ring holds; tiles of several pieces; one tile; streams of either
+ * number. */
 static void sums_are_those_of_the_bytes(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Training on token files through the whole engine: the same tokens in every format give the same bits,
- * and a file that does not fit the model ends the start with a sentence, before anything is made. */
+/* Training on token files through the whole engine: the same tokens in every format give the same
+ * bits, and a file that does not fit the model ends the start with a sentence, before anything is
+ * made. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* state_verify and state_inspect: an intact run is found intact, with the hash that training gave; each bit that
- * is flipped in what a commit names is found, with the unit, tile, file and offset that it is in; what no
- * commit names does not matter. SLUICE_TEST_SEED draws the places. */
+/* state_verify and state_inspect: an intact run is found intact, with the hash that training gave;
+ * each bit that is flipped in what a commit names is found, with the unit, tile, file and offset
+ * that it is in; what no commit names does not matter. SLUICE_TEST_SEED draws the places. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -175,8 +175,8 @@ static uint64_t train_run_of(const char *name, const fixture_sets *sets)
 
 /* ---- intact runs ---- */
 
-/* The hash is that of training, whatever tiles and drives there are: also where one tile is several pieces,
- * and where there are more tiles than the ring has room for. */
+/* The hash is that of training, whatever tiles and drives there are: also where one tile is several
+ * pieces, and where there are more tiles than the ring has room for. */
 static void intact_runs_are_intact(void **state)
 {
     (void)state;
@@ -374,8 +374,9 @@ static uint64_t file_bytes(const char *path)
     return (uint64_t)status.st_size;
 }
 
-/* The run has two commits: a damaged older slot is told of and the newer one is compared; where the newer
- * one is damaged, or was cut short while it was written, the older commit is there and whole. */
+/* The run has two commits: a damaged older slot is told of and the newer one is compared; where
+ * the newer one is damaged, or was cut short while it was written, the older commit is there and
+ * whole. */
 static void flips_in_manifests_are_found(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Verify, inspect and kept copies of commits of several ranks: damage names its rank, what is not seen is counted,
- * and the hash of the weights is that of one rank. SLUICE_TEST_SEED draws the tiles. */
+/* Verify, inspect and kept copies of commits of several ranks: damage names its rank, what is not
+ * seen is counted, and the hash of the weights is that of one rank. SLUICE_TEST_SEED draws the
+ * tiles. */
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>

@@ -1,5 +1,6 @@
-/* A checkpoint's weights as a model's units see them: names with and without prefix, GPT-2's transposed matrices,
- * units in parts, any range, every dtype, shards; and every way in which a checkpoint is not the model's. */
+/* A checkpoint's weights as a model's units see them: names with and without prefix, GPT-2's
+ * transposed matrices, units in parts, any range, every dtype, shards; and every way in which a
+ * checkpoint is not the model's. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -111,7 +111,8 @@ __attribute__((unused)) static int helper_count_fds(void)
     return helper_count_entries("/proc/self/fd");
 }
 
-/* What slab_open checks before it creates anything: configuration, paths, budgets and free space. */
+/* What slab_open checks before it creates anything: configuration, paths, budgets and free
+ * space. */
 __attribute__((unused)) static int helper_check_space(const slab_config *config)
 {
     uint64_t stripe_bytes, stripe_count, drive_stripes[DRIVES_MAX];

@@ -1,5 +1,5 @@
-/* Writers of token files for the tests of src/data: each format by code of their own, in a directory
- * that the test makes with mkdtemp. With all headers that those tests need. */
+/* Writers of token files for the tests of src/data: each format by code of their own, in a
+ * directory that the test makes with mkdtemp. With all headers that those tests need. */
 #ifndef SLUICE_TESTS_TOKEN_FILES_H
 #define SLUICE_TESTS_TOKEN_FILES_H
 

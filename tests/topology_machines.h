@@ -1,5 +1,5 @@
-/* Machines that we do not have, written down: a builder for `topology`, and a folder of files as /sys
- * and /proc show them. */
+/* Machines that we do not have, written down: a builder for `topology`, and a folder of files as
+ * /sys and /proc show them. */
 #ifndef SLUICE_TESTS_TOPOLOGY_MACHINES_H
 #define SLUICE_TESTS_TOPOLOGY_MACHINES_H
 

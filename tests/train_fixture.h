@@ -50,14 +50,15 @@ struct fixture_model {
 };
 typedef struct fixture_model fixture_model;
 
-/* Jobs here run on the CPU, or on the backend that SLUICE_TEST_BACKEND names; where that is cuda and there
- * is no GPU, fixture_setup ends the program with 77. */
-/* With SLUICE_TEST_PARANOID in the environment every job has run.paranoid: the whole suite runs in it
- * once. With SLUICE_TEST_SIMULATED every drive is simulated (tiers/sim.h), its completions in an order
- * drawn from a seed; what it holds is gone with the run. */
+/* Jobs here run on the CPU, or on the backend that SLUICE_TEST_BACKEND names; where that is cuda
+ * and there is no GPU, fixture_setup ends the program with 77. */
+/* With SLUICE_TEST_PARANOID in the environment every job has run.paranoid: the whole suite runs in
+ * it once. With SLUICE_TEST_SIMULATED every drive is simulated (tiers/sim.h), its completions in an
+ * order drawn from a seed; what it holds is gone with the run. */
 /* The job "NAME": run.dir is NAME in the fixture's directory, the drive NAME.nvme; 2 rows of 32
- * tokens, 2 micro-batches a step, a commit every 3 steps, clipping, warm-up and cosine over 20 steps; every state on the
- * device. Written to NAME.json and read with the overrides. The caller destroys it. */
+ * tokens, 2 micro-batches a step, a commit every 3 steps, clipping, warm-up and cosine over 20
+ * steps; every state on the device. Written to NAME.json and read with the overrides. The caller
+ * destroys it. */
 job *fixture_job(const char *name, const fixture_model *shape, const fixture_sets *sets);
 /* The same for so many ranks. */
 job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixture_sets *sets,
@@ -92,8 +93,8 @@ struct fixture_call {
 };
 typedef struct fixture_call fixture_call;
 
-/* Runs the job (and hashes its weights); fills the result, errors included. Without a name no metrics are
- * read and nothing fails the test. */
+/* Runs the job (and hashes its weights); fills the result, errors included. Without a name no
+ * metrics are read and nothing fails the test. */
 void fixture_train(const job *asked, const fixture_call *call, fixture_result *result);
 /* What the metrics of the run say. */
 void fixture_read_steps(const char *name, fixture_result *result);
@@ -109,11 +110,12 @@ const char *fixture_path(const char *name, const char *file);
 bool fixture_exists(const char *path);
 /* Removes a run's directory and its drive's. */
 void fixture_remove(const char *name);
-/* A JSON file, and all lines of a run's metrics.jsonl as an array. The caller drops the reference. */
+/* A JSON file, and all lines of a run's metrics.jsonl as an array. The caller drops the
+ * reference. */
 json_t *fixture_json(const char *path);
 json_t *fixture_metrics(const char *name);
-/* Asks for almost nothing of device and host and adds the budgets that the refusal names: the least with
- * which the job fits. */
+/* Asks for almost nothing of device and host and adds the budgets that the refusal names: the least
+ * with which the job fits. */
 void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets *sets);
 /* The budget that a refusal names for a key such as "tiers.host.budget"; 0 where it names none. */
 uint64_t fixture_budget_named(const char *error, const char *key);

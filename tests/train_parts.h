@@ -1,5 +1,5 @@
-/* What test_train_frozen and test_train_split share: a small model of three blocks in bf16 whose run "parts" is
- * stopped, killed and damaged, beside runs that are not. */
+/* What test_train_frozen and test_train_split share: a small model of three blocks in bf16 whose
+ * run "parts" is stopped, killed and damaged, beside runs that are not. */
 #ifndef SLUICE_TESTS_TRAIN_PARTS_H
 #define SLUICE_TESTS_TRAIN_PARTS_H
 
@@ -56,7 +56,8 @@ static inline void read_commit(const char *name, manifest *found)
     assert_int_equal(found->state, MANIFEST_COMMITTED);
 }
 
-/* ---- killed ------------------------------------------------------------------------------------ */
+/* ---- killed
+ * ------------------------------------------------------------------------------------ */
 
 static inline void die(uint64_t step)
 {
@@ -64,8 +65,8 @@ static inline void die(uint64_t step)
         raise(SIGKILL);
 }
 
-/* The run "parts", which kills itself: of a process of its own, since a fork of one that has run OpenMP cannot
- * compute. Returns main's exit status if it does not. */
+/* The run "parts", which kills itself: of a process of its own, since a fork of one that has run
+ * OpenMP cannot compute. Returns main's exit status if it does not. */
 static inline int parts_be_victim(const char *dir, const fixture_sets *sets)
 {
     log_set_level(LOG_WARN);
@@ -76,7 +77,8 @@ static inline int parts_be_victim(const char *dir, const fixture_sets *sets)
     return 1;
 }
 
-/* Has this program killed as "victim DIR TIER", lets "parts" go on, and holds it against `whole`. */
+/* Has this program killed as "victim DIR TIER", lets "parts" go on, and holds it against
+ * `whole`. */
 static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets,
                                       const fixture_result *whole)
 {
@@ -98,7 +100,8 @@ static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets
     fixture_assert_same(whole, &result);
 }
 
-/* ---- rot --------------------------------------------------------------------------------------- */
+/* ---- rot
+ * --------------------------------------------------------------------------------------- */
 
 /* One bit of a file. */
 static inline void flip(const char *path, uint64_t offset)

@@ -216,8 +216,7 @@ static void touch_all(arena *self, int thread_count, const core_set *cores)
     pthread_t threads[ARENA_TOUCH_THREADS_MAX];
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all,
-                    &before); /* only the threads that expect signals get them */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* only the threads that expect signals get them */
     uint64_t started = 0;
     while (started + 1 < wanted && pthread_create(&threads[started], NULL, touch_run, &job) == 0)
         started++;

@@ -21,7 +21,7 @@
 #include "tiers/slab_internal.h"
 
 enum {
-    SPEED_SLOTS = 8,        /* requests in flight; reads saturate at 4 of this size */
+    SPEED_SLOTS = 8, /* requests in flight; reads saturate at 4 of this size */
     /* a write pass and a read pass per round; the first rounds are often slow */
     SPEED_ROUNDS_MAX = 5,
     SPEED_STEP_PERCENT = 5, /* weights are powers of 1.05, so drives within 2.5% are equal */

@@ -358,7 +358,8 @@ static int give_up(const io *self, const tieri_transfer *item, uint64_t out_ns)
     return err_set(
         -ETIMEDOUT,
         "the %s of %llu bytes at offset %llu of %s%s has been in flight for %.3g s, longer than "
-        "the %.3g s of debug.io.stop_seconds: the drive or its file system does not answer; the last "
+        "the %.3g s of debug.io.stop_seconds: the drive or its file system does not answer; the "
+        "last "
         "commit is intact: check the drive and run the same command again",
         item->direction == IO_READ ? "read" : "write", (unsigned long long)item->left_bytes,
         (unsigned long long)item->file_offset, self->target->files[item->drive_idx].path,

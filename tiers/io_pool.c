@@ -183,8 +183,7 @@ static int start_threads(pool_state *self, uint32_t wanted)
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all,
-                    &before); /* only the threads that expect signals get them */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* only the threads that expect signals get them */
     int rc = 0;
     pthread_mutex_lock(&self->mutex);
     while (self->thread_count < wanted && rc == 0) {

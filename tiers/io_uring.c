@@ -29,7 +29,7 @@
 
 /* merged blocks of 64 KiB are as fast as single ones of fio */
 #define URING_ALONE_BYTES     (256 * KIB)
-#define URING_IOVEC_MAX_BYTES GIB         /* the kernel refuses a longer one with EFAULT */
+#define URING_IOVEC_MAX_BYTES GIB /* the kernel refuses a longer one with EFAULT */
 
 enum {
     URING_BUFFERS_MAX = 16384, /* the kernel's limit, and within sqe->buf_index */

@@ -86,7 +86,7 @@ struct slab {
     uint64_t total_bytes; /* a multiple of stripe_bytes */
     uint64_t stripe_bytes;
     uint64_t drive_stripes[DRIVES_MAX]; /* stripes on each drive; stored in every header */
-    slab_zone zones[SLAB_ZONES_MAX];         /* follows from drive_stripes alone */
+    slab_zone zones[SLAB_ZONES_MAX];    /* follows from drive_stripes alone */
     uint32_t zone_count;
     uint8_t uuid[SLAB_UUID_BYTES];
 };

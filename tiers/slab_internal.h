@@ -11,8 +11,8 @@ int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
                             uint64_t *stripe_count) MUST_CHECK;
 
 /* Decides how many stripes each drive gets, without creating anything: directories exist or can be
- * made and are writable, budget and free space suffice. ERR_NO_FIT with needed and allowed bytes per
- * drive; ERR_INPUT for a path that cannot be used. */
+ * made and are writable, budget and free space suffice. ERR_NO_FIT with needed and allowed bytes
+ * per drive; ERR_INPUT for a path that cannot be used. */
 int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t stripe_count,
                     uint64_t drive_stripes[DRIVES_MAX]) MUST_CHECK;
 
@@ -42,8 +42,8 @@ int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
 int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx,
                          char path[FILE_PATH_BYTES]) MUST_CHECK;
 
-/* Makes the directory of a slab as file_make_directories does. It also makes the entry of an existing
- * directory durable, whose maker may have been killed before it did. */
+/* Makes the directory of a slab as file_make_directories does. It also makes the entry of an
+ * existing directory durable, whose maker may have been killed before it did. */
 int tieri_slab_make_directories(const char *directory, uint32_t *made_count) MUST_CHECK;
 
 #endif

@@ -48,9 +48,9 @@ struct topology {
     uint32_t node_count;                     /* at least 1 */
     core_set allowed;                        /* online cores that this process may use; not empty */
     uint16_t physical[CORE_SET_MAX]; /* the lowest core number of the same physical core (SMT) */
-    uint32_t quota_cores;       /* CPU time of control groups, in cores, rounded up; 0: no limit */
-    bool memory_is_set_by_user; /* the process was started with a memory policy (numactl) */
-    int device_node;            /* id of the GPU's node; -1: none, or unknown */
+    uint32_t quota_cores;        /* CPU time of control groups, in cores, rounded up; 0: no limit */
+    bool memory_is_set_by_user;  /* the process was started with a memory policy (numactl) */
+    int device_node;             /* id of the GPU's node; -1: none, or unknown */
     int drive_nodes[DRIVES_MAX]; /* id of each drive's node; -1: unknown */
     uint32_t drive_count;
 };
@@ -112,9 +112,9 @@ typedef struct core_share core_share;
 
 struct core_plan {
     core_share share;
-    core_group compute; /* the OpenMP team of the device; with a GPU the thread that launches */
-    core_group update;  /* the OpenMP team of the optimizer on the CPU */
-    core_group io;      /* the scheduler (executor) thread, copies, the threads of the pool */
+    core_group compute;     /* the OpenMP team of the device; with a GPU the thread that launches */
+    core_group update;      /* the OpenMP team of the optimizer on the CPU */
+    core_group io;          /* the scheduler (executor) thread, copies, the threads of the pool */
     bool update_is_compute; /* same cores and count: one worker serves both */
     arena_nodes host, device;
     node_set home;     /* ids of the nodes where memory should lie: those of the GPU or the cores */

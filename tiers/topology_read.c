@@ -228,8 +228,8 @@ int tieri_block_node(const char *root, unsigned device_major, unsigned device_mi
     return block_node(path, 0);
 }
 
-/* The node of the drive that holds `path`, or the nearest directory above it that exists. Partitions,
- * device mapper and RAID are followed while all parts agree. -1: not known. */
+/* The node of the drive that holds `path`, or the nearest directory above it that exists.
+ * Partitions, device mapper and RAID are followed while all parts agree. -1: not known. */
 static int drive_node(const char *path)
 {
     char directory[PATH_BYTES];

@@ -1,10 +1,10 @@
 /* Causal attention, block by block: create, scratch sizes and the forward pass.
  *
  * The forward pass is the online softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention,
- * 2022): for each block of query rows, over its key blocks: S = Q K^T, P = exp(S - running maximum),
- * O = O * correction + P V. One task is one query block of one head; OpenMP threads take tasks in any
- * order and each task runs oneDNN products on its own thread only, so neither the threads nor their
- * timing touch a bit.
+ * 2022): for each block of query rows, over its key blocks: S = Q K^T, P = exp(S - running
+ * maximum), O = O * correction + P V. One task is one query block of one head; OpenMP threads take
+ * tasks in any order and each task runs oneDNN products on its own thread only, so neither the
+ * threads nor their timing touch a bit.
  *
  * All primitives and memory objects are made in create, for thread_count threads. A pass allocates
  * nothing; its scratch is thread_count times one worker's parts, linear in T. */
@@ -156,7 +156,8 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->query_rows = query_rows;
     attention->key_rows = KEY_ROWS;
     attention->query_block_count = size_div_up(desc->tokens, query_rows);
-    /* One vector more than the columns: rows at a power-of-two distance fall into few cache sets. */
+    /* One vector more than the columns: rows at a power-of-two distance fall into few cache
+     * sets. */
     attention->score_stride =
         size_round_up(size_min(KEY_ROWS, desc->tokens), ATTENTION_LANES_MAX) + ATTENTION_LANES_MAX;
     attention->head_stride = size_round_up(desc->head_dim, ATTENTION_LANES_MAX);

@@ -1,13 +1,13 @@
-/* Block-wise causal attention in bf16 by AMX tiles: the whole pass between packed q, k, v and the output, or
- * their gradients, with no product library in between. attention.c takes it where it can run; oneDNN's
- * products stay the portable way.
+/* Block-wise causal attention in bf16 by AMX tiles: the whole pass between packed q, k, v and the
+ * output, or their gradients, with no product library in between. attention.c takes it where it can
+ * run; oneDNN's products stay the portable way.
  *
- * Scores are held transposed, keys by queries, so that a vector lane is a query: largest score, sum and
- * correction are vectors, without sums across lanes, and probabilities fall into the layout that the
- * next product takes. Keys and values of a head are packed into tiles once for all of its query blocks.
- * Sums are fp32; probabilities and their gradients are rounded to bf16 before a product, as in
- * attention_rows.h. Every sum has a fixed order that depends on T, D and the group alone: threads do not touch a
- * bit. Nothing allocates. */
+ * Scores are held transposed, keys by queries, so that a vector lane is a query: largest score, sum
+ * and correction are vectors, without sums across lanes, and probabilities fall into the layout
+ * that the next product takes. Keys and values of a head are packed into tiles once for all of its
+ * query blocks. Sums are fp32; probabilities and their gradients are rounded to bf16 before a
+ * product, as in attention_rows.h. Every sum has a fixed order that depends on T, D and the group
+ * alone: threads do not touch a bit. Nothing allocates. */
 #ifndef SLUICE_KERNELS_ATTENTION_AMX_H
 #define SLUICE_KERNELS_ATTENTION_AMX_H
 

@@ -1,9 +1,11 @@
-/* The backward pass of attention_amx.h (Dao et al., FlashAttention, 2022, section 3.1), transposed. Over
- * the query heads of a group in order, over their blocks of BLOCK_ROWS queries, over strips of 32 keys:
+/* The backward pass of attention_amx.h (Dao et al., FlashAttention, 2022, section 3.1), transposed.
+ * Over the query heads of a group in order, over their blocks of BLOCK_ROWS queries, over strips of
+ * 32 keys:
  *   S' = K Q',  P' = exp2(S' c - lse log2(e)),  c = scale * log2(e),
  *   dP' = V dO',  dS' = P' * (dP' - rowsum(dO * O)),
  *   dV += P' dO,  dK += dS' Q * scale,  dQ' += K' dS' * scale.
- * scale is applied once, when dK and dQ are rounded. One task is one key/value head of one sequence. */
+ * scale is applied once, when dK and dQ are rounded. One task is one key/value head of one
+ * sequence. */
 #include <assert.h>
 #include <omp.h>
 
@@ -90,8 +92,9 @@ struct strip_targets {
     uint16_t *depth;               /* right tiles: the first; the second CHUNK_STRIPS on */
 };
 
-/* P' and dS' of 32 keys by 32 queries. The right tiles are interleaved within 128 bits, which is one step but puts
- * query 8*i + 4*tile + j (i, j < 4) into column 4*i + j: query_finish puts the sums back in order. */
+/* P' and dS' of 32 keys by 32 queries. The right tiles are interleaved within 128 bits, which is
+ * one step but puts query 8*i + 4*tile + j (i, j < 4) into column 4*i + j: query_finish puts the
+ * sums back in order. */
 static inline __attribute__((always_inline)) void
 grad_strip(const float *scores, const float *prob_grads, bool diagonal, __m512 factor,
            const float *lse, const float *delta, const struct strip_targets *targets)
@@ -139,8 +142,8 @@ static inline void scores_strip(const struct backward_worker *worker, uint64_t c
                   chunks, worker->prob_grads + at, 2 * TILE_SUMS, true);
 }
 
-/* A strip of 32 keys against the block's queries from column `first` on, of which the first column is on
- * the diagonal or none is; adds to dK and dV of the strip. */
+/* A strip of 32 keys against the block's queries from column `first` on, of which the first column
+ * is on the diagonal or none is; adds to dK and dV of the strip. */
 static void backward_strip(const attention_desc *desc, const struct backward_worker *worker,
                            const struct backward_block *block, uint64_t strip, uint64_t first)
 {

@@ -3,8 +3,8 @@
  *   S' = K Q',  P' = exp2(S' c - max),  O' = O' * correction + V' P',   c = scale * log2(e).
  * Blocks of 32 by 32 scores above the diagonal are never computed; those on it are masked.
  *
- * A task is one key/value head of one sequence; where there are few, it is one of several parts of its
- * query blocks, dealt in turn. */
+ * A task is one key/value head of one sequence; where there are few, it is one of several parts of
+ * its query blocks, dealt in turn. */
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
@@ -130,7 +130,8 @@ static void state_raise(struct forward_state *state, const __m512 largest[2], bo
     }
 }
 
-/* One chunk of `strips` strips of keys from strip `begin` on; the last is on the diagonal or none is. */
+/* One chunk of `strips` strips of keys from strip `begin` on; the last is on the diagonal or none
+ * is. */
 static void forward_chunk(const attention_desc *desc, const struct forward_worker *worker,
                           struct forward_state *state, uint64_t begin, uint64_t strips,
                           bool has_diagonal)

@@ -1,5 +1,5 @@
-/* Tiles of bf16 for attention_amx_*.c: packing, the product of two by two tiles, the exponential. To be
- * compiled with AMX, AVX-512 and its bf16 conversions.
+/* Tiles of bf16 for attention_amx_*.c: packing, the product of two by two tiles, the exponential.
+ * To be compiled with AMX, AVX-512 and its bf16 conversions.
  *
  * All tiles are 1 KiB, contiguous:
  *   left    [16 rows][32 depth] bf16          of a product's left operand
@@ -53,8 +53,8 @@ static inline void tiles_end(void)
     _tile_release();
 }
 
-/* c[2][2] (+)= a[2][depth] b[2][depth]: tiles; steps from one row of tiles to the next in elements. Rows of c
- * lie c_step apart, its columns side by side. */
+/* c[2][2] (+)= a[2][depth] b[2][depth]: tiles; steps from one row of tiles to the next in elements.
+ * Rows of c lie c_step apart, its columns side by side. */
 static inline void tiles_product(const uint16_t *a, size_t a_step, const uint16_t *b, size_t b_step,
                                  uint64_t depth, float *c, size_t c_step, bool fresh)
 {
@@ -124,8 +124,8 @@ struct head_rows {
     uint64_t count, width; /* rows and columns that there are; behind them is zero */
 };
 
-/* Asks for a chunk of a row some rows ahead: rows of a head lie a whole token apart, where the hardware
- * foresees nothing. */
+/* Asks for a chunk of a row some rows ahead: rows of a head lie a whole token apart, where the
+ * hardware foresees nothing. */
 static inline void head_ask(const struct head_rows *source, uint64_t row, uint64_t chunk)
 {
     enum { AHEAD = 24 };
@@ -192,8 +192,8 @@ static inline __attribute__((always_inline)) void pair_rows(const struct head_ro
     }
 }
 
-/* Tiles [2*chunks][row_chunks], `rows` of them filled (a multiple of 32): the head's rows are depth. As right
- * tiles its columns are columns; as left tiles they are rows. */
+/* Tiles [2*chunks][row_chunks], `rows` of them filled (a multiple of 32): the head's rows are
+ * depth. As right tiles its columns are columns; as left tiles they are rows. */
 static inline void pack_depth(const struct head_rows *source, uint64_t rows, uint64_t chunks,
                               uint64_t row_chunks, bool left, uint16_t *target)
 {
@@ -215,8 +215,8 @@ static inline void pack_depth(const struct head_rows *source, uint64_t rows, uin
         }
 }
 
-/* 2^y within a relative error of 3e-6 (bf16 rounds by up to 3.9e-3): 2^f on [0,1) by a polynomial of
- * degree 4 through 1, times 2^floor(y). -inf gives 0, NaN stays NaN. */
+/* 2^y within a relative error of 3e-6 (bf16 rounds by up to 3.9e-3): 2^f on [0,1) by a polynomial
+ * of degree 4 through 1, times 2^floor(y). -inf gives 0, NaN stays NaN. */
 static inline __m512 exp2_lanes(__m512 y)
 {
     __m512 f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);

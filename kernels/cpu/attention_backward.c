@@ -4,8 +4,8 @@
  * their query blocks and over the key blocks of each: P is recomputed from the saved lse, then
  *   dP = dO V^T,  dS = P * (dP - rowsum(dO * O)) * scale,
  *   dV += P^T dO,  dK += dS^T Q,  dQ += dS K.
- * dK and dV of the task are summed in fp32 in the thread's scratch and rounded once. A task belongs to
- * one thread and its order is fixed, so the number of threads does not change a bit. */
+ * dK and dV of the task are summed in fp32 in the thread's scratch and rounded once. A task belongs
+ * to one thread and its order is fixed, so the number of threads does not change a bit. */
 #include <omp.h>
 #include <string.h>
 

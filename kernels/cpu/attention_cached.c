@@ -1,5 +1,5 @@
-/* Attention over kept keys and values; see attention_cached_args in kernels/ops.h. Each row of each head is a task of
- * its own: results do not depend on the number of threads. Allocates nothing. */
+/* Attention over kept keys and values; see attention_cached_args in kernels/ops.h. Each row of each
+ * head is a task of its own: results do not depend on the number of threads. Allocates nothing. */
 #include <assert.h>
 #include <string.h>
 

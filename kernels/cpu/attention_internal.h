@@ -38,8 +38,8 @@ struct kernel_attention {
     kernel_context *context;
     attention_desc desc;
     const attention_rows *rows; /* the instruction set's table */
-    bool by_tiles;              /* attention_amx.h runs the passes: of what follows only the bytes */
-    enum dtype product_type;    /* of the products' operands: desc.type, or fp32 where widened */
+    bool by_tiles;           /* attention_amx.h runs the passes: of what follows only the bytes */
+    enum dtype product_type; /* of the products' operands: desc.type, or fp32 where widened */
     uint64_t query_rows, key_rows, query_block_count;
     uint64_t score_stride; /* floats of a row of scores */
     uint64_t head_stride;  /* floats of a row of fp32 accumulators: D rounded up to whole vectors */
@@ -49,8 +49,8 @@ struct kernel_attention {
     size_t forward_bytes, backward_bytes; /* of one thread */
 };
 
-/* One thread's scratch. Parts that a pass does not use are NULL. Strides: head_stride for output and
- * the accumulators, score_stride for scores, D for widened operands. */
+/* One thread's scratch. Parts that a pass does not use are NULL. Strides: head_stride for output
+ * and the accumulators, score_stride for scores, D for widened operands. */
 struct attention_worker {
     float *scores;     /* [query_rows, score_stride] */
     float *prob_grads; /* as scores; backward */
@@ -87,8 +87,8 @@ const block_shape *cpui_attention_shape(const kernel_attention *attention, uint6
 void cpui_attention_product(attention_worker *worker, const block_shape *shape,
                             enum block_product kind, const void *a, const void *b, void *c);
 
-/* The operand that a product reads: `rows` rows of a head from element `first` of `source`, in place,
- * or widened into `wide`. */
+/* The operand that a product reads: `rows` rows of a head from element `first` of `source`, in
+ * place, or widened into `wide`. */
 const void *cpui_attention_operand(const kernel_attention *attention, const void *source,
                                    uint64_t first, uint64_t row_stride, uint64_t rows, float *wide);
 

@@ -1,6 +1,6 @@
 /* A vector of LANES floats for attention_rows_body.h: AVX-512, AVX2 with FMA and F16C, or GCC's
- * portable vectors, chosen by the flags of the including file. Loads and stores need no alignment and may
- * alias any type. */
+ * portable vectors, chosen by the flags of the including file. Loads and stores need no alignment
+ * and may alias any type. */
 #ifndef SLUICE_KERNELS_ATTENTION_LANES_H
 #define SLUICE_KERNELS_ATTENTION_LANES_H
 

@@ -54,7 +54,8 @@ typedef struct cached_row cached_row;
 struct attention_rows {
     const char *name;
 
-    /* output = softmax(scale * query keys') values, in fp32, in blocks of keys from the first on. */
+    /* output = softmax(scale * query keys') values, in fp32, in blocks of keys from the first
+     * on. */
     void (*attend)(const cached_row *row);
 
     /* scores -> exp(scale * score - row_max), with the state brought up to date. */
@@ -74,8 +75,8 @@ struct attention_rows {
     /* Sum of a[i] * b[i] in fp32, in a fixed order. */
     float (*dot)(const void *a, const void *b, enum dtype type, uint64_t count);
 
-    /* target[i] = e^source[i]: within 2 units in the last place from -87.3 to 88, 0 below -87.7; the
-     * arguments are clamped to [-88, 88]; NaN stays NaN. For tests. */
+    /* target[i] = e^source[i]: within 2 units in the last place from -87.3 to 88, 0 below -87.7;
+     * the arguments are clamped to [-88, 88]; NaN stays NaN. For tests. */
     void (*exponential)(const float *source, float *target, uint64_t count);
 };
 typedef struct attention_rows attention_rows;

@@ -2,9 +2,9 @@
  * name) and ATTENTION_ROWS_NAME (its text) and is compiled with its instruction set's flags.
  *
  * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r) with q of degree 4, fitted by
- * Remez exchange to a relative error of 3.1e-9 (0.05 units in the last place); 2^n is put together in
- * the exponent. Adding EXP_SHIFT = 1.5 * 2^23 + 127 rounds to an integer and leaves n + 127 in the
- * low bits. */
+ * Remez exchange to a relative error of 3.1e-9 (0.05 units in the last place); 2^n is put together
+ * in the exponent. Adding EXP_SHIFT = 1.5 * 2^23 + 127 rounds to an integer and leaves n + 127 in
+ * the low bits. */
 #include <math.h>
 
 #include "kernels/cpu/attention_lanes.h"
@@ -229,8 +229,8 @@ static inline lanes load_some(const void *source, enum dtype type, uint64_t i, u
     return lanes_load(values);
 }
 
-/* Probabilities of a block, without the denominator; the sums so far are scaled down as the largest score
- * grows. */
+/* Probabilities of a block, without the denominator; the sums so far are scaled down as the largest
+ * score grows. */
 static void weigh_block(float *scores, uint64_t count, float *largest, float *sum, lanes *output,
                         uint64_t vectors)
 {

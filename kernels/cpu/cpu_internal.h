@@ -44,10 +44,10 @@ void cpui_engine_destroy(kernel_context *context);
 const char *cpui_engine_version(void); /* "oneDNN 2.6.3"; static storage */
 
 /* One oneDNN product. desc is as for matmul, but fp16 is refused and bf16 needs has_bf16_products;
- * `threads` is the number of threads that one execution uses (1, or the context's count), `slots` how
- * many executions may run at the same time, each with its own slot number and scratch. The bits of a
- * product depend on desc and `threads`. ERR_BACKEND where oneDNN refuses or offers only its unusably
- * slow reference loop. */
+ * `threads` is the number of threads that one execution uses (1, or the context's count), `slots`
+ * how many executions may run at the same time, each with its own slot number and scratch. The bits
+ * of a product depend on desc and `threads`. ERR_BACKEND where oneDNN refuses or offers only its
+ * unusably slow reference loop. */
 typedef struct cpui_product cpui_product;
 int cpui_product_create(kernel_context *context, const matmul_desc *desc, int threads, int slots,
                         cpui_product **product) MUST_CHECK;

@@ -1,18 +1,21 @@
-/* The ops table's matrix products: one oneDNN product on all threads of the context; or where no side is
- * too short, our own: bf16 on AMX tiles (product_amx.h) and fp32 with AVX-512 (product_fp32.h).
+/* The ops table's matrix products: one oneDNN product on all threads of the context; or where no
+ * side is too short, our own: bf16 on AMX tiles (product_amx.h) and fp32 with AVX-512
+ * (product_fp32.h).
  *
- * Where oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), its
- * fp32 product, never our own, runs over operands widened in the caller's scratch, and a 16-bit C is
- * rounded once from fp32 (fp16 beyond 65504 becomes infinity). The choice is made at create and depends
- * on the description and the CPU.
+ * Where oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it),
+ * its fp32 product, never our own, runs over operands widened in the caller's scratch, and a 16-bit
+ * C is rounded once from fp32 (fp16 beyond 65504 becomes infinity). The choice is made at create
+ * and depends on the description and the CPU.
  *
  * A widened product is cut along the longer of m and n into blocks whose size depends on the shape
  * alone, so that its bits do too. The operand that all blocks share (B where m is cut, else A) is
  * widened once, the other block by block: scratch stays far below the widened operands of a product
- * with a vocabulary or a whole unit's weight on one side, and a block is still in the cache when the
- * product reads it. A k beyond WIDE_K_ELEMS_MAX is cut too: its parts are added in fp32, in order.
+ * with a vocabulary or a whole unit's weight on one side, and a block is still in the cache when
+ * the product reads it. A k beyond WIDE_K_ELEMS_MAX is cut too: its parts are added in fp32, in
+ * order.
  *
- * Scratch of a widened product (each part rounded up to 64 bytes; a part that is not needed is empty):
+ * Scratch of a widened product (each part rounded up to 64 bytes; a part that is not needed is
+ * empty):
  *   | oneDNN's scratchpad | shared operand fp32 | block of the other fp32 | bias fp32 [n] | C block |
  * Operands lie as stored but dense; the block of C is [extent, n] or [m, extent] fp32.
  *
@@ -27,9 +30,10 @@
 #include "kernels/cpu/rows_internal.h"
 
 enum {
-    /* A widened block: read again from the second or third level of cache; large enough to keep the
-     * product near its speed. One Zen 5 core, m x n x k, against the fp32 product of the same shape:
-     * 512x3072x768 1.06, 64x768x768 1.11, 64x50257x768 1.06, 3072x768x512 transposed 1.03. */
+    /* A widened block: read again from the second or third level of cache; large enough to keep
+     * the product near its speed. One Zen 5 core, m x n x k, against the fp32 product of the
+     * same shape: 512x3072x768 1.06, 64x768x768 1.11, 64x50257x768 1.06, 3072x768x512 transposed
+     * 1.03. */
     WIDE_BLOCK_BYTES = 4 * 1024 * 1024,
     WIDE_BLOCK_ELEMS_MIN = 256, /* of m or n */
     WIDE_K_ELEMS_MAX = 8192,
@@ -267,7 +271,8 @@ size_t cpui_matmul_scratch_bytes(const kernel_matmul *matmul)
     return matmul->scratch_bytes;
 }
 
-/* Widens rows [row, row + rows) and columns [col, col + cols) of a stored matrix into dense fp32. */
+/* Widens rows [row, row + rows) and columns [col, col + cols) of a stored matrix into dense
+ * fp32. */
 static void widen_part(const kernel_matmul *matmul, const void *source, uint64_t stride,
                        uint64_t row, uint64_t col, uint64_t rows, uint64_t cols, float *target)
 {
@@ -374,7 +379,8 @@ int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *
                 void *c, void *scratch)
 {
     (void)stream;
-    /* The calling thread may differ from the creating one, and OpenMP keeps the count per thread. */
+    /* The calling thread may differ from the creating one, and OpenMP keeps the count per
+     * thread. */
     omp_set_num_threads(matmul->context->thread_count);
     if (matmul->on_tiles) {
         cpui_amx_product_run(&matmul->tiles, a, b, bias, c, scratch);

@@ -1,6 +1,6 @@
-/* One oneDNN matrix product with all shapes fixed at create: plain row-major operands, transposition
- * expressed by strides. Used by matmul.c (all threads in one product) and attention.c (many
- * single-thread products side by side).
+/* One oneDNN matrix product with all shapes fixed at create: plain row-major operands,
+ * transposition expressed by strides. Used by matmul.c (all threads in one product) and attention.c
+ * (many single-thread products side by side).
  *
  * Everything that oneDNN compiles or allocates by us happens in create: the primitive, its memory
  * objects for each slot, the size of its scratchpad. A run sets data handles and executes. oneDNN

@@ -5,11 +5,11 @@
  *   strip    the steps of a slice of k, one behind the other
  *   square   32 x 32 elements of C: four tiles, in registers while k runs over a strip or a part of it
  *
- * One operand, the cut one, is taken in blocks by the threads, each of which packs its block for itself
- * and keeps it in its second level of cache. The strips of the other, the shared one, are packed by all
- * threads together, SHARED_BYTES of them at a time, and pass by; the next one is fetched ahead. k is cut
- * in slices of at most SLICE_ELEMS; the sums go on from slice to slice through fp32 memory: C, or scratch
- * where C has 16 bits. */
+ * One operand, the cut one, is taken in blocks by the threads, each of which packs its block for
+ * itself and keeps it in its second level of cache. The strips of the other, the shared one, are
+ * packed by all threads together, SHARED_BYTES of them at a time, and pass by; the next one is
+ * fetched ahead. k is cut in slices of at most SLICE_ELEMS; the sums go on from slice to slice
+ * through fp32 memory: C, or scratch where C has 16 bits. */
 #include "kernels/cpu/product_amx.h"
 
 #if defined(__AMX_BF16__)
@@ -25,17 +25,19 @@
  *   1536, 768 KiB                  2335            2263            1816
  *   1024, 512 KiB                  2207            2127            1661
  *   1024, 768 KiB                  2528            2250            1924
- * C is written in rows of up to a block's columns where n is cut (4096x3072x768: 2528; with m cut, in
- * single lines far apart, 1464), but a narrow C is better cut along m: 4096x768x768 2386, else 1860. Where
- * the shared operand stays in cache beside a small block, C goes by in whole rows: 50257x768x192, which is
- * added to, 532 before and 1158 so, 1290 where rows are asked for before they are needed.
+ * C is written in rows of up to a block's columns where n is cut (4096x3072x768: 2528; with m cut,
+ * in single lines far apart, 1464), but a narrow C is better cut along m: 4096x768x768 2386, else
+ * 1860. Where the shared operand stays in cache beside a small block, C goes by in whole rows:
+ * 50257x768x192, which is added to, 532 before and 1158 so, 1290 where rows are asked for before
+ * they are needed.
  *
- * Two tiles a product from the second level of cache are 35 ns a step of two cores (4 KiB), and 48 with
- * the square's stores; one of them from the first level 27 and 30. Hence parts of a strip, though their
- * sums go through memory. Against whole strips and four blocks a thread, interleaved, operands that are
- * not in cache, with a noise of 0.1: 3072x768x1024 transposed 1.5, 1024x2304x768, 1024x768x3072 and
- * 384x50257x768 about 1.1, 50257x768x384, which is added to, 0.95; GPT-2's step at 1024 rows 1.02. Strips
- * of 9 to 12 steps were slower in parts, those of 13 to 16 have not been measured. */
+ * Two tiles a product from the second level of cache are 35 ns a step of two cores (4 KiB), and 48
+ * with the square's stores; one of them from the first level 27 and 30. Hence parts of a strip,
+ * though their sums go through memory. Against whole strips and four blocks a thread, interleaved,
+ * operands that are not in cache, with a noise of 0.1: 3072x768x1024 transposed 1.5, 1024x2304x768,
+ * 1024x768x3072 and 384x50257x768 about 1.1, 50257x768x384, which is added to, 0.95; GPT-2's step
+ * at 1024 rows 1.02. Strips of 9 to 12 steps were slower in parts, those of 13 to 16 have not been
+ * measured. */
 enum {
     SLICE_ELEMS = 1024,
     CUT_BYTES = 768 * 1024,
@@ -76,8 +78,8 @@ struct leaving {
     uint64_t ahead;         /* rows of C that are asked for lie so far on; 0: they have been */
 };
 
-/* Asks for what a row of a square will be added to, or else written over: nothing foresees pieces of 64 or
- * 128 bytes. It may lie behind C, where asking does no harm. */
+/* Asks for what a row of a square will be added to, or else written over: nothing foresees pieces
+ * of 64 or 128 bytes. It may lie behind C, where asking does no harm. */
 static inline __attribute__((always_inline)) void fetch_row(const struct outlet *out, uint64_t m,
                                                             uint64_t n)
 {
@@ -167,9 +169,9 @@ struct flow {
         _tile_dpbf16ps(tile, left, right);                                                         \
     } while (0)
 
-/* Tiles 0 to 3, which belong to `square`, (+)= a b over `steps` steps. The tiles of the square before are
- * stored as they are needed again, which in one go waits 250 ns for the last products; the strip before
- * leaves a few rows behind each step, where vectors have nothing else to do. */
+/* Tiles 0 to 3, which belong to `square`, (+)= a b over `steps` steps. The tiles of the square
+ * before are stored as they are needed again, which in one go waits 250 ns for the last products;
+ * the strip before leaves a few rows behind each step, where vectors have nothing else to do. */
 static inline __attribute__((always_inline)) void multiply(struct flow *self, const char *a,
                                                            const char *b, uint64_t steps,
                                                            bool is_first, char *square)
@@ -301,10 +303,11 @@ static void fetch_rows(const struct leaving *self, uint64_t count)
             fetch_row(self->out, self->m + i, self->n + n);
 }
 
-/* All squares of two pieces. A part of a strip of `fixed`, short enough to stay in the first level of cache,
- * meets the strips of `moving`, which stay in the second; the sums go on from part to part through tiles
- * in `squares`, exactly, and leave together behind the next strip's products. A short strip is not cut:
- * each of its squares leaves behind the next one. `squares` holds 1 + 2 a moving strip. */
+/* All squares of two pieces. A part of a strip of `fixed`, short enough to stay in the first level
+ * of cache, meets the strips of `moving`, which stay in the second; the sums go on from part to
+ * part through tiles in `squares`, exactly, and leave together behind the next strip's products. A
+ * short strip is not cut: each of its squares leaves behind the next one. `squares` holds 1 + 2 a
+ * moving strip. */
 static void run_block(const struct outlet *out, const struct piece *fixed, bool fixed_is_m,
                       const struct piece *moving, uint64_t k_count, char *squares)
 {

@@ -1,5 +1,5 @@
-/* Operands of AMX products on their way into tiles, and elements into and out of bf16, for product_amx.c, which says what a tile, a step and a strip are.
- * Compiled with AMX and AVX-512. */
+/* Operands of AMX products on their way into tiles, and elements into and out of bf16, for
+ * product_amx.c, which says what a tile, a step and a strip are. Compiled with AMX and AVX-512. */
 #ifndef SLUICE_KERNELS_PRODUCT_AMX_PACK_H
 #define SLUICE_KERNELS_PRODUCT_AMX_PACK_H
 
@@ -104,7 +104,8 @@ struct packed_view {
     bool turns;      /* a tile is what lies there, turned */
 };
 
-/* One step: 32 rows (A) or columns (B) from `at` on, `count` of them real, and `left` elements of k. */
+/* One step: 32 rows (A) or columns (B) from `at` on, `count` of them real, and `left` elements of
+ * k. */
 static inline void pack_step(const struct packed_view *view, uint64_t at, uint64_t count,
                              uint64_t k, uint64_t left, char *target)
 {
@@ -130,8 +131,9 @@ static inline void pack_step(const struct packed_view *view, uint64_t at, uint64
     }
 }
 
-/* Strips of `count` rows (A) or columns (B) from `begin` on, of a slice of k. Where rows are of k the
- * strips of a group are packed side by side, so that a row is read in pieces of several lines. */
+/* Strips of `count` rows (A) or columns (B) from `begin` on, of a slice of k. Where rows are of
+ * k the strips of a group are packed side by side, so that a row is read in pieces of several
+ * lines. */
 static inline void pack_strips(const struct packed_view *view, uint64_t begin, uint64_t count,
                                uint64_t k_begin, uint64_t k_count, char *target)
 {

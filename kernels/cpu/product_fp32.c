@@ -5,10 +5,11 @@
  *   patch    the rows of a strip by the columns of another, of C: in 28 of 32 registers while k runs over
  *            the slice
  *
- * One operand, the cut one, is taken in blocks by the threads, each of which packs its block for itself and
- * keeps it in its second level of cache. The other, the shared one, is packed by all threads together, and
- * its strips pass by; the next one is fetched ahead. The rows of a block are shared out evenly among its
- * strips, so that no strip is short: a strip of few rows waits for its own sums. */
+ * One operand, the cut one, is taken in blocks by the threads, each of which packs its block for
+ * itself and keeps it in its second level of cache. The other, the shared one, is packed by all
+ * threads together, and its strips pass by; the next one is fetched ahead. The rows of a block are
+ * shared out evenly among its strips, so that no strip is short: a strip of few rows waits for its
+ * own sums. */
 #include "kernels/cpu/product_fp32.h"
 
 #if defined(__AVX512F__)
@@ -25,9 +26,9 @@
  *   384, 576 KiB, 3                               309            315            276            314
  *   256, 768 KiB, 1                               316            315            303            307
  *   512, 1024 KiB, 1                              314            279            302            307
- * The third and fourth rows had 16 PACK_STRIPS, and the third is of another run. The rest is packing; cutting
- * the longer operand makes the shared one, which is written to memory, small: the last shape with n cut
- * instead, before fetches were spread over the steps of k, 290 beside 305. */
+ * The third and fourth rows had 16 PACK_STRIPS, and the third is of another run. The rest is
+ * packing; cutting the longer operand makes the shared one, which is written to memory, small: the
+ * last shape with n cut instead, before fetches were spread over the steps of k, 290 beside 305. */
 enum {
     SLICE_ELEMS = 384,
     CUT_BYTES = 768 * 1024,
@@ -120,8 +121,8 @@ static inline __attribute__((always_inline)) void transpose(__m512 r[LANES])
         r[i] = t[i];
 }
 
-/* Up to 16 elements of k of `rows` rows along k: turned, the elements of one k `step` floats behind those of
- * the one before, `width` of them written. */
+/* Up to 16 elements of k of `rows` rows along k: turned, the elements of one k `step` floats behind
+ * those of the one before, `width` of them written. */
 static inline __attribute__((always_inline)) void pack_along_k(const float *source, uint64_t stride,
                                                                uint64_t rows, uint64_t k_count,
                                                                uint64_t step, uint64_t width,
@@ -151,7 +152,8 @@ static inline __attribute__((always_inline)) void pack_across_k(const float *sou
                               _mm512_maskz_loadu_ps(mask, source + i * stride));
 }
 
-/* Elements [k, k + k_count) of `count` rows or columns from `at` on, with `width` of them written. */
+/* Elements [k, k + k_count) of `count` rows or columns from `at` on, with `width` of them
+ * written. */
 static inline __attribute__((always_inline)) void pack_part(const struct packed_view *view,
                                                             uint64_t at, uint64_t count, uint64_t k,
                                                             uint64_t k_count, uint64_t step,
@@ -189,8 +191,8 @@ static void pack_columns(const struct packed_view *view, uint64_t at, uint64_t c
     }
 }
 
-/* Strips [first, last) of a piece, over a slice of k. Where rows lie across k they are packed side by side,
- * so that a row is read in runs of many lines. */
+/* Strips [first, last) of a piece, over a slice of k. Where rows lie across k they are packed side
+ * by side, so that a row is read in runs of many lines. */
 static void pack_strips(const struct packed_view *view, const struct piece *piece, uint64_t first,
                         uint64_t last, uint64_t k, uint64_t k_count)
 {
@@ -224,8 +226,8 @@ struct patch {
     const float *a, *b; /* strips */
 };
 
-/* What is fetched while patches are made, `step` bytes further with each of k: in a burst the fetches would
- * hold up the loads behind them. */
+/* What is fetched while patches are made, `step` bytes further with each of k: in a burst the
+ * fetches would hold up the loads behind them. */
 struct ahead {
     const char *at;
     uint64_t step;
@@ -264,7 +266,8 @@ multiply_steps(uint64_t rows, uint64_t steps, const float *a, const float *b, co
     }
 }
 
-/* A patch. The first steps of k fetch its rows of C, which lie far apart, the others what comes next. */
+/* A patch. The first steps of k fetch its rows of C, which lie far apart, the others what comes
+ * next. */
 static inline __attribute__((always_inline)) void
 multiply_rows(uint64_t rows, const struct patch *patch, uint64_t k_count, const struct outlet *out,
               struct ahead *ahead)

@@ -3,9 +3,9 @@
  *
  * Every op here gives the same bits on every instruction set and with every number of threads. libm
  * is called, in double and rounded once, by rope_table and cross-entropy (the loss and the target's
- * gradient); its last bit may differ between machines. The baseline also calls libm's fmaf, slow but
- * exact, where the compiler has no instruction for it. Scratch is only used by norm_backward and
- * bias_backward. Nothing allocates. */
+ * gradient); its last bit may differ between machines. The baseline also calls libm's fmaf, slow
+ * but exact, where the compiler has no instruction for it. Scratch is only used by norm_backward
+ * and bias_backward. Nothing allocates. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>

@@ -6,8 +6,8 @@
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 
-/* rows_norm.h: norms, and sums of columns. rows_head_norm.h: norms of heads. rows_point.h: what maps element to element. rows_loss.h:
- * cross-entropy. */
+/* rows_norm.h: norms, and sums of columns. rows_head_norm.h: norms of heads. rows_point.h: what
+ * maps element to element. rows_loss.h: cross-entropy. */
 #include "kernels/cpu/rows_loss.h"
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"

@@ -1,6 +1,7 @@
 /* RMSNorm of single heads within rows, forward and backward. Part of rows_body.h.
  *
- * A head has at most ROWS_BLOCK elements. Statistics and sums are made as rows_norm.h makes them. */
+ * A head has at most ROWS_BLOCK elements. Statistics and sums are made as rows_norm.h makes
+ * them. */
 
 /* The element of `data` at which head `head` of a row begins. */
 static uint64_t head_begin(const head_norm_args *args, uint64_t row, uint64_t head)

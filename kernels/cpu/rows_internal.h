@@ -1,8 +1,8 @@
 /* The table of one instruction set's row ops. rows.c picks a table and checks arguments; the bodies
  * (rows_body.h) are compiled once per instruction set into rows_baseline.c, rows_avx2.c and
- * rows_avx512.c. Every table computes the same bits: the bodies say which
- * multiply-adds are fused and fix the order of each sum independently of the vector width. Names rowsi_ are shared by these files
- * only. */
+ * rows_avx512.c. Every table computes the same bits: the bodies say which multiply-adds are fused
+ * and fix the order of each sum independently of the vector width. Names rowsi_ are shared by these
+ * files only. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 

@@ -1,6 +1,7 @@
-/* Makes the tables of rows_lookup.h, once for a context, with the computing ops themselves on all 65536
- * values of bf16: a factor is what an op gives for a gradient of 1. Allocates; a few milliseconds in the
- * calling thread, which need not be the one that computes later: no team of threads is left with it. */
+/* Makes the tables of rows_lookup.h, once for a context, with the computing ops themselves on all
+ * 65536 values of bf16: a factor is what an op gives for a gradient of 1. Allocates; a few
+ * milliseconds in the calling thread, which need not be the one that computes later: no team of
+ * threads is left with it. */
 #include <errno.h>
 
 #include "base/mem.h"

@@ -1,7 +1,7 @@
-/* Activations of bf16 by table: a bf16 input has 65536 values, so that what GELU and SwiGLU make of it is
- * looked up instead of computed. The tables are made by the computing ops (rows_lookup.c), so that the
- * bits are theirs; what a layer's values touch of one, some 10 to 20 KiB, stays in the first-level
- * cache. Part of rows_body.h. */
+/* Activations of bf16 by table: a bf16 input has 65536 values, so that what GELU and SwiGLU make of
+ * it is looked up instead of computed. The tables are made by the computing ops (rows_lookup.c), so
+ * that the bits are theirs; what a layer's values touch of one, some 10 to 20 KiB, stays in the
+ * first-level cache. Part of rows_body.h. */
 
 /* out[i] = table[index[i]] for i < n, n <= ROWS_BLOCK. */
 static inline void look_up(const float *table, const uint16_t *index, float *out, size_t n)

@@ -1,23 +1,25 @@
-/* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or parts of its columns. Part
- * of rows_body.h.
+/* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or parts of its columns.
+ * Part of rows_body.h.
  *
- * Two passes over a row: its largest logit with the sum of the exponentials, then the gradient: a row of
- * 256K logits is 1 MiB, so that the second pass comes from the second-level cache. The exponentials are
- * computed twice rather than stored, because a 16-bit gradient has no room for them. A row that holds NaN
- * or +infinity gives a NaN loss, which the step's check sees.
+ * Two passes over a row: its largest logit with the sum of the exponentials, then the gradient: a
+ * row of 256K logits is 1 MiB, so that the second pass comes from the second-level cache. The
+ * exponentials are computed twice rather than stored, because a 16-bit gradient has no room for
+ * them. A row that holds NaN or +infinity gives a NaN loss, which the step's check sees.
  *
- * The first pass follows Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), in
- * each of ROWS_LANES lanes, which meet at the end of the row: with lane k's largest logit of the blocks before, o,
- * and of this block too, m, both rounded to integers, each block makes
+ * The first pass follows Milakov and Gimelshein, "Online normalizer calculation for softmax"
+ * (2018), in each of ROWS_LANES lanes, which meet at the end of the row: with lane k's largest
+ * logit of the blocks before, o, and of this block too, m, both rounded to integers, each block
+ * makes
  *   sum[k] = sum[k] * exp(o - m) + sum over the block's lane of exp(x - m)
- * so that nothing is folded, compared or branched upon between blocks. The exponentials and a block's sum of them
- * are fp32, sum[k] is fp64. In most blocks o = m and the factor is exactly 1: were they not rounded, a row that
- * rises slowly would gather the rounding error of one exponential in each block. While every logit seen is
- * -infinity, m is taken as 0: nothing is added, and a later logit may still be finite.
+ * so that nothing is folded, compared or branched upon between blocks. The exponentials and a
+ * block's sum of them are fp32, sum[k] is fp64. In most blocks o = m and the factor is exactly 1:
+ * were they not rounded, a row that rises slowly would gather the rounding error of one exponential
+ * in each block. While every logit seen is -infinity, m is taken as 0: nothing is added, and a
+ * later logit may still be finite.
  *
- * Parts keep three fp32 numbers a row between calls: the largest logit, the sum with its shift, rounded once
- * after a part by the same rule, and the target's logit. A sum that is NaN stays NaN, with the bits
- * 0x7fc00000. */
+ * Parts keep three fp32 numbers a row between calls: the largest logit, the sum with its shift,
+ * rounded once after a part by the same rule, and the target's logit. A sum that is NaN stays NaN,
+ * with the bits 0x7fc00000. */
 
 /* The lanes of a row's first pass; element i of the row is lane i % ROWS_LANES's. */
 struct softmax_lanes {

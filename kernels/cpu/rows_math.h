@@ -5,9 +5,9 @@
  * that each op is written once. `#pragma omp simd` says that element i depends on element i alone:
  * in-place ops are therefore vectorized although input and output may be the same memory.
  *
- * Multiply-adds are fused where `fused` says so and nowhere else, and no order depends on the vector
- * width: every instruction set gives the same bits. Included by rows_body.h only. Pure; any thread;
- * allocates nothing. */
+ * Multiply-adds are fused where `fused` says so and nowhere else, and no order depends on the
+ * vector width: every instruction set gives the same bits. Included by rows_body.h only. Pure; any
+ * thread; allocates nothing. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_MATH_H
 #define SLUICE_KERNELS_CPU_ROWS_MATH_H
 
@@ -39,15 +39,15 @@ enum { ROWS_VECTOR_FLOATS = 4 };
 typedef float rows_vector
     __attribute__((vector_size(ROWS_VECTOR_FLOATS * 4), aligned(4), may_alias));
 
-/* a * b + c, rounded once: an instruction on AVX2 with FMA, AVX-512 and NEON; a call of libm, slow and
- * of the same bits, where the compiler may not assume one. */
+/* a * b + c, rounded once: an instruction on AVX2 with FMA, AVX-512 and NEON; a call of libm, slow
+ * and of the same bits, where the compiler may not assume one. */
 static inline float fused(float a, float b, float c)
 {
     return __builtin_fmaf(a, b, c);
 }
 
-/* Asks for the lines that lie ROWS_AHEAD_BYTES after [at, at + bytes): the processor's own prefetching stops at
- * each page of 4 KiB. Past the end of an operand this does nothing. */
+/* Asks for the lines that lie ROWS_AHEAD_BYTES after [at, at + bytes): the processor's own
+ * prefetching stops at each page of 4 KiB. Past the end of an operand this does nothing. */
 static inline void fetch_ahead(const void *at, size_t bytes)
 {
     uintptr_t line = (uintptr_t)at + ROWS_AHEAD_BYTES;
@@ -91,9 +91,9 @@ static inline uint16_t narrow_fp16(float value)
     return (uint16_t)(sign | result);
 }
 
-/* The hardware's conversions of fp16 give the bits of the two functions above for every pattern (NaN
- * is quieted, its payload cut or extended; subnormals are kept whatever MXCSR says). They take whole
- * vectors from the front of half[0..n), x[0..n) and return how many elements that was. */
+/* The hardware's conversions of fp16 give the bits of the two functions above for every pattern
+ * (NaN is quieted, its payload cut or extended; subnormals are kept whatever MXCSR says). They take
+ * whole vectors from the front of half[0..n), x[0..n) and return how many elements that was. */
 static inline size_t widen_fp16_vectors(const uint16_t *half, float *x, size_t n)
 {
     size_t i = 0;
@@ -139,8 +139,8 @@ static inline uint16_t narrow_bf16(float value)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-/* narrow_bf16 by the vector; as narrow_fp16_vectors. Compilers make twice as many instructions of the
- * plain loop, which made rounding the better half of a norm's time. */
+/* narrow_bf16 by the vector; as narrow_fp16_vectors. Compilers make twice as many instructions of
+ * the plain loop, which made rounding the better half of a norm's time. */
 static inline size_t narrow_bf16_vectors(const float *x, uint16_t *half, size_t n)
 {
     size_t i = 0;
@@ -280,17 +280,18 @@ static inline double row_sum_fold(struct row_sum *sum)
 
 /* ---- elementary functions ---- */
 
-/* 1.5 * 2^23: a number of magnitude below 2^22 added to it is rounded to an integer, which its low bits
- * then hold: no conversion that is undefined for NaN. */
+/* 1.5 * 2^23: a number of magnitude below 2^22 added to it is rounded to an integer, which its low
+ * bits then hold: no conversion that is undefined for NaN. */
 #define ROUNDING_SHIFT 0x1.8p23f
 
-/* e^x for x <= 89 within 1 ulp (measured by the tests): 0 where e^x is below 2^-126 (x < -87.3), infinity from
- * 2^127.5 on (x > 88.3), so that no subnormal number arises; NaN stays NaN; e^0 is exactly 1.
+/* e^x for x <= 89 within 1 ulp (measured by the tests): 0 where e^x is below 2^-126 (x < -87.3),
+ * infinity from 2^127.5 on (x > 88.3), so that no subnormal number arises; NaN stays NaN; e^0 is
+ * exactly 1.
  *
  * x = n ln2 + r with |r| <= ln2/2; e^r = 1 + r + r^2 P(r), P through the five Chebyshev nodes of
- * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp). n comes from adding
- * ROUNDING_SHIFT + 127, whose low bits then hold n + 127. Shifted to the left by 23 they are the bits of 2^n,
- * what is above them falls out; n = -127 gives 0, n = 128 infinity. */
+ * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp). n comes from
+ * adding ROUNDING_SHIFT + 127, whose low bits then hold n + 127. Shifted to the left by 23 they are
+ * the bits of 2^n, what is above them falls out; n = -127 gives 0, n = 128 infinity. */
 static inline float exp_below(float x)
 {
     const float log2e = 0x1.715476p+0f, ln2_high = 0x1.62e43p-1f, ln2_low = -0x1.05c61p-29f;
@@ -314,8 +315,8 @@ static inline float exp_one(float x)
     return exp_below(x > 89.0f ? 89.0f : x);
 }
 
-/* factor / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail, which
- * the form with tanh has. */
+/* factor / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail,
+ * which the form with tanh has. */
 static inline float sigmoid_times(float factor, float x)
 {
     return factor / (1.0f + exp_one(-x));

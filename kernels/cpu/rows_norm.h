@@ -3,9 +3,9 @@
  * Statistics are two passes (mean, then squared distances from it) with fp32 lanes folded in
  * double. RMSNorm is the same arithmetic with the mean taken as 0.
  *
- * Memory is gone through once: of 16-bit types a row's passes share one widened copy that stays in the
- * caches, and a thread widens weight and bias once a call. Before, widening and rounding were most of
- * a norm's time in bf16. Rows of more than ROW_KEPT elements are widened in each pass. */
+ * Memory is gone through once: of 16-bit types a row's passes share one widened copy that stays in
+ * the caches, and a thread widens weight and bias once a call. Before, widening and rounding were
+ * most of a norm's time in bf16. Rows of more than ROW_KEPT elements are widened in each pass. */
 
 enum { ROW_KEPT = 4096 }; /* elements: 16 KiB of fp32 */
 
@@ -16,7 +16,8 @@ struct row_operand {
     uint64_t at;
 };
 
-/* The same n elements as fp32: where they lie, or in kept [ROW_KEPT]; as they are if that is too small. */
+/* The same n elements as fp32: where they lie, or in kept [ROW_KEPT]; as they are if that is too
+ * small. */
 static inline struct row_operand keep_row(struct row_operand from, uint64_t n, float *kept)
 {
     if (from.type == DTYPE_FP32 || n > ROW_KEPT)
@@ -142,8 +143,8 @@ struct norm_grad_row {
         gx_mean; /* of g = dy * w (0 for RMSNorm) and of g * xhat, xhat = (x - mean) * rstd */
 };
 
-/* Adds one row to the parameter gradients' partial sums (bias_sum NULL for RMSNorm) and takes the means
- * of g and of g * xhat. */
+/* Adds one row to the parameter gradients' partial sums (bias_sum NULL for RMSNorm) and takes the
+ * means of g and of g * xhat. */
 static void norm_grad_row_sums(struct norm_grad_row *row, uint64_t channels, float *weight_sum,
                                float *bias_sum)
 {
@@ -279,8 +280,9 @@ static void norm_backward(int threads, const norm_grad_args *args)
                          args->bias_grad);
 }
 
-/* sum[0..n) += rows [begin, end) of dy, one after the other, n <= ROWS_BLOCK: four at a time, so that the sums are
- * loaded and stored once for four. `at`: the columns' element in row 0; stride: elements of a row. */
+/* sum[0..n) += rows [begin, end) of dy, one after the other, n <= ROWS_BLOCK: four at a time, so
+ * that the sums are loaded and stored once for four. `at`: the columns' element in row 0; stride:
+ * elements of a row. */
 static void add_rows(enum dtype type, const void *dy, uint64_t at, uint64_t stride, uint64_t begin,
                      uint64_t end, size_t n, float *sum)
 {

@@ -274,7 +274,8 @@ static void convert_rows(int threads, const struct rows_conversion *args)
     }
 }
 
-/* output[row] = source[source_at..] + position_table[position_at..]; the source may be the output. */
+/* output[row] = source[source_at..] + position_table[position_at..]; the source may be the
+ * output. */
 static void embedding_add_row(const embedding_args *args, uint64_t out_at, const void *source,
                               uint64_t source_at, uint64_t position_at)
 {

@@ -1,28 +1,29 @@
-/* cuDNN's fused attention behind the functions of cuda_internal.h: causal, grouped query heads, packed
- * projections, bf16 and fp16.
+/* cuDNN's fused attention behind the functions of cuda_internal.h: causal, grouped query heads,
+ * packed projections, bf16 and fp16.
  *
  * The graphs say the plain mathematics, S = scale Q K^T masked, P = softmax(S), O = P V and its
  * derivatives, in exactly the operations and the order that cuDNN knows as attention (it matches
- * patterns, and any other way of saying the same has no engine); it then runs them as one kernel that
- * never holds S or P in memory. K is given as its transpose [B,G,D,T], in the backward V too. The
- * statistics that cuDNN writes are max + log(sum(exp(S - max))), the natural logarithm: our lse.
+ * patterns, and any other way of saying the same has no engine); it then runs them as one kernel
+ * that never holds S or P in memory. K is given as its transpose [B,G,D,T], in the backward V too.
+ * The statistics that cuDNN writes are max + log(sum(exp(S - max))), the natural logarithm: our
+ * lse.
  *
- * Determinism. The fast backward adds fp32 parts of dQ from many blocks by atomics, in whatever order they
- * come, and cuDNN does NOT mark those engines as nondeterministic. Two ways are meant to be
- * deterministic, and one of these is taken or none:
+ * Determinism. The fast backward adds fp32 parts of dQ from many blocks by atomics, in whatever
+ * order they come, and cuDNN does NOT mark those engines as nondeterministic. Two ways are meant to
+ * be deterministic, and one of these is taken or none:
  *   parted   dQ without an fp32 accumulator: cuDNN then writes dS to its workspace, T x T elements of 16
  *            bits for each head, and multiplies it by K in a kernel of its own. It is run over parts of
  *            batch and heads that fit workspace_bytes_max. Compute capability 8 and 9.
  *   ordered  from 9.25, Hopper's engine 6 with STAGES = 4: the fp32 accumulator, to which blocks add in
  *            a fixed order; slower, but its workspace grows with T alone. Taken where T is too long for
  *            the parts.
- * The machine code says the same: with cuDNN 9.19 and 9.28 the fast kernels hold fp32 atomics (RED.F32 on
- * sm_80, UTMAREDG.ADD on sm_90), the parted ones none but the integer counter of sm_90's scheduler.
- * Where several query heads share a key/value head, cuDNN rounds each one's part of dK and dV to 16 bits
- * before it adds them.
+ * The machine code says the same: with cuDNN 9.19 and 9.28 the fast kernels hold fp32 atomics
+ * (RED.F32 on sm_80, UTMAREDG.ADD on sm_90), the parted ones none but the integer counter of
+ * sm_90's scheduler. Where several query heads share a key/value head, cuDNN rounds each one's part
+ * of dK and dV to 16 bits before it adds them.
  *
- * A plan is a function of shape, scale, GPU and library. Nothing here allocates after it was made; see
- * cudnn_graph.c for what cuDNN does. Used by the context's thread. */
+ * A plan is a function of shape, scale, GPU and library. Nothing here allocates after it was made;
+ * see cudnn_graph.c for what cuDNN does. Used by the context's thread. */
 #include "kernels/cuda/cudnn_internal.h"
 
 #include <assert.h>
@@ -63,10 +64,11 @@ struct cudai_cudnn_plan {
     size_t q_sum_bytes;   /* ordered: [B, H, T, D] fp32, else 0 */
 };
 
-/* --- shapes ------------------------------------------------------------------------------------- */
+/* --- shapes
+ * ------------------------------------------------------------------------------------- */
 
-/* Of one graph: `batch` sequences and `kv_heads` key/value heads of what the desc describes; several
- * sequences only with all heads. */
+/* Of one graph: `batch` sequences and `kv_heads` key/value heads of what the desc describes;
+ * several sequences only with all heads. */
 struct shapes {
     cudnnDataType_t type;
     bool is_grouped;                /* H > G */
@@ -109,7 +111,8 @@ static struct shapes shapes_of(const attention_desc *desc, uint64_t batch, uint6
     };
 }
 
-/* Refuses a shape that cuDNN's fused attention does not take, or whose addresses it may not reach. */
+/* Refuses a shape that cuDNN's fused attention does not take, or whose addresses it may not
+ * reach. */
 static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
 {
     const uint64_t elems_max = INT32_MAX; /* not every engine indexes beyond */
@@ -138,8 +141,9 @@ static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
                        "sequences of one token are not for cuDNN's backward attention");
     if (version == 91000 || version == 91001)
         return err_set(ERR_BACKEND, "the forward attention of %s has known errors", api->version);
-    /* On Hopper, in versions up to at least 9.30, rows beyond the last that fill up a tile may enter
-     * exp(0 - lse): NaN gradients, but only where some lse is below -88, which no check of ours finds. */
+    /* On Hopper, in versions up to at least 9.30, rows beyond the last that fill up a tile may
+     * enter exp(0 - lse): NaN gradients, but only where some lse is below -88, which no check of
+     * ours finds. */
     if ((version <= 91500 || api->compute_major == 9) && desc->tokens % 128 != 0)
         return err_set(ERR_BACKEND,
                        "the backward attention of %s errs where the tokens (%llu) are no multiple "
@@ -153,7 +157,8 @@ static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
     return 0;
 }
 
-/* --- the graphs --------------------------------------------------------------------------------- */
+/* --- the graphs
+ * --------------------------------------------------------------------------------- */
 
 /* Short names for what both graphs are made of. */
 static cudnnBackendDescriptor_t virtual_tensor(cudai_cudnn_graph *graph,
@@ -220,8 +225,8 @@ static void make_forward(cudai_cudnn_graph *graph, const struct shapes *shapes)
     cudai_cudnn_matmul(graph, p, v, output);
 }
 
-/* grad [b,g,T,D] = the sum over each group of query heads of turned^T-products with rows: one product
- * for each query head, then the sum over the heads that share a key/value head. */
+/* grad [b,g,T,D] = the sum over each group of query heads of turned^T-products with rows: one
+ * product for each query head, then the sum over the heads that share a key/value head. */
 static void make_kv_grad(cudai_cudnn_graph *graph, const struct shapes *shapes,
                          cudnnBackendDescriptor_t x, cudnnBackendDescriptor_t rows,
                          enum uid grad_uid)
@@ -294,7 +299,8 @@ static void make_backward(cudai_cudnn_graph *graph, const struct shapes *shapes,
                           q_grad);
 }
 
-/* --- plans -------------------------------------------------------------------------------------- */
+/* --- plans
+ * -------------------------------------------------------------------------------------- */
 
 static uint64_t round_up(uint64_t value, uint64_t step)
 {
@@ -433,7 +439,8 @@ size_t cudai_cudnn_plan_backward_scratch_bytes(const cudai_cudnn_plan *plan)
     return plan->row_sum_bytes + plan->q_sum_bytes + round_up(plan->backward.workspace_bytes, 256);
 }
 
-/* --- running ------------------------------------------------------------------------------------ */
+/* --- running
+ * ------------------------------------------------------------------------------------ */
 
 /* The arguments of one run. cuDNN's types have no const: what it only reads is cast. */
 struct args {

@@ -1,6 +1,6 @@
 /* The cudai_cudnn_* functions where cuDNN is not used: builds without its header, and the simulated
- * GPU of the tests. context.cudnn stays NULL and cudnn_absence says why; no plan is ever made, so that
- * attention.c always takes our own kernels. Any thread; nothing is allocated. */
+ * GPU of the tests. context.cudnn stays NULL and cudnn_absence says why; no plan is ever made, so
+ * that attention.c always takes our own kernels. Any thread; nothing is allocated. */
 #include "kernels/cuda/cuda_internal.h"
 
 #include <assert.h>

@@ -1,13 +1,13 @@
 /* The launchers of our fused attention, as attention_own.c calls them. Valid as C and as C++.
  *
- * Each kernel has two functions: *_allow makes the kernels of a type and head dimension known to CUDA
- * with the shared memory they will ask for (so that nothing is loaded at the first launch) and says how
- * much that is; *_launch enqueues. Both return a cudaError_t.
+ * Each kernel has two functions: *_allow makes the kernels of a type and head dimension known to
+ * CUDA with the shared memory they will ask for (so that nothing is loaded at the first launch) and
+ * says how much that is; *_launch enqueues. Both return a cudaError_t.
  *
  *   type        forward              delta     keys' gradients       queries' gradients
  *   bf16, fp16  attention_forward.cu attention_query_grad.cu
  *                                              attention_key_grad.cu attention_query_grad.cu
- *   fp32        attention_fp32.cu    as above  attention_fp32.cu (both)                        */
+ *   fp32        attention_fp32.cu    as above  attention_fp32.cu (both) */
 #ifndef SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 
@@ -57,9 +57,9 @@ int cudai_attention_fp32_launch(const cudai_attention_args *args, void *stream);
 int cudai_attention_fp32_grad_allow(uint64_t head_dim, uint64_t *shared_bytes);
 int cudai_attention_fp32_grad_launch(const cudai_attention_args *args, void *stream);
 
-/* attention_compare.cu, for the check of a library's attention against ours: values with a bell-shaped
- * distribution of standard deviation `amplitude`, the same for the same seed; and what two tensors of
- * `rows` rows of `columns` elements at a distance of `stride` elements differ by. */
+/* attention_compare.cu, for the check of a library's attention against ours: values with a
+ * bell-shaped distribution of standard deviation `amplitude`, the same for the same seed; and what
+ * two tensors of `rows` rows of `columns` elements at a distance of `stride` elements differ by. */
 int cudai_attention_fill_launch(enum dtype type, void *target, uint64_t count, float amplitude,
                                 uint32_t seed, void *stream);
 

@@ -17,12 +17,12 @@
  *   device.cuh          what every kernel file needs: types, conversions, warp sums, launching
  * Names that begin with cudai_ are shared by these files and their tests only.
  *
- * Every op enqueues on the stream given and returns; it neither allocates nor synchronizes. `stream` is
- * a cudaStream_t; NULL is the legacy default stream. Pointers are device memory, or pinned host memory
- * where an op's comment in kernels/ops.h allows the host to read the result (norm_reduce's total, the
- * logits of one row): with unified addressing a kernel writes there directly.
- * All CUDA calls are made by the thread that made the context, or one that chose the same device.
- * Valid as C and as C++. */
+ * Every op enqueues on the stream given and returns; it neither allocates nor synchronizes.
+ * `stream` is a cudaStream_t; NULL is the legacy default stream. Pointers are device memory, or
+ * pinned host memory where an op's comment in kernels/ops.h allows the host to read the result
+ * (norm_reduce's total, the logits of one row): with unified addressing a kernel writes there
+ * directly. All CUDA calls are made by the thread that made the context, or one that chose the same
+ * device. Valid as C and as C++. */
 #ifndef SLUICE_KERNELS_CUDA_INTERNAL_H
 #define SLUICE_KERNELS_CUDA_INTERNAL_H
 
@@ -45,12 +45,14 @@ struct kernel_context {
 /* context.c. Chooses the GPU for this thread and fills what the context says of it. */
 int cudai_context_fill(kernel_context *context, int device_idx) MUST_CHECK;
 
-/* context.c. Turns a cudaError_t that is not success into ERR_BACKEND with `what` and CUDA's own name
- * and text, and clears CUDA's last error; 0 for success. `what` is short: "the norm kernel". */
+/* context.c. Turns a cudaError_t that is not success into ERR_BACKEND with `what` and CUDA's own
+ * name and text, and clears CUDA's last error; 0 for success. `what` is short: "the norm
+ * kernel". */
 int cudai_check(int cuda_error, const char *what) MUST_CHECK;
 
-/* library.c. A library's handle by its soname (tried in order, NULL ends the list), or NULL with the
- * reason in `why`; a symbol, or NULL. Never unloaded: their threads and handlers may outlive us. */
+/* library.c. A library's handle by its soname (tried in order, NULL ends the list), or NULL with
+ * the reason in `why`; a symbol, or NULL. Never unloaded: their threads and handlers may outlive
+ * us. */
 void *cudai_library_open(const char *const *sonames, char *why, size_t why_bytes);
 void *cudai_library_symbol(void *library, const char *name);
 
@@ -94,9 +96,10 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
 int cudai_attention_cached(kernel_context *context, void *stream,
                            const attention_cached_args *args) MUST_CHECK;
 
-/* attention_cudnn.c. create: 0 also where cuDNN is absent (context.cudnn stays NULL and cudnn_absence
- * says why). A plan covers forward and backward of one shape; ERR_BACKEND where cuDNN refuses the shape
- * or has no deterministic backward for it, which the caller answers with our own kernels. */
+/* attention_cudnn.c. create: 0 also where cuDNN is absent (context.cudnn stays NULL and
+ * cudnn_absence says why). A plan covers forward and backward of one shape; ERR_BACKEND where cuDNN
+ * refuses the shape or has no deterministic backward for it, which the caller answers with our own
+ * kernels. */
 typedef struct cudai_cudnn_plan cudai_cudnn_plan;
 int cudai_cudnn_create(kernel_context *context) MUST_CHECK;
 void cudai_cudnn_destroy(kernel_context *context);
@@ -104,8 +107,8 @@ const char *cudai_cudnn_version(const kernel_context *context); /* "cuDNN 9.13.0
 int cudai_cudnn_plan_create(kernel_context *context, const attention_desc *desc,
                             cudai_cudnn_plan **plan) MUST_CHECK;
 void cudai_cudnn_plan_destroy(cudai_cudnn_plan *plan);
-/* How its backward pass gets its order of sums, "parted" or "ordered": plans of one shape on two versions
- * of the library may differ in it, and so in bits. Static storage. */
+/* How its backward pass gets its order of sums, "parted" or "ordered": plans of one shape on two
+ * versions of the library may differ in it, and so in bits. Static storage. */
 const char *cudai_cudnn_plan_way(const cudai_cudnn_plan *plan);
 size_t cudai_cudnn_plan_forward_scratch_bytes(const cudai_cudnn_plan *plan);
 size_t cudai_cudnn_plan_backward_scratch_bytes(const cudai_cudnn_plan *plan);

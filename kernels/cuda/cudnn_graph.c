@@ -1,7 +1,7 @@
-/* Operation graphs of cuDNN's backend API: tensors and operations, the choice of an engine that runs
- * them, and running it. Making a graph allocates inside cuDNN, nothing of ours; running one makes and
- * destroys one small descriptor (the variant pack, which a finalized state makes unusable for a second
- * set of addresses), again inside cuDNN. Used by the thread of the context. */
+/* Operation graphs of cuDNN's backend API: tensors and operations, the choice of an engine that
+ * runs them, and running it. Making a graph allocates inside cuDNN, nothing of ours; running one
+ * makes and destroys one small descriptor (the variant pack, which a finalized state makes unusable
+ * for a second set of addresses), again inside cuDNN. Used by the thread of the context. */
 #include "kernels/cuda/cudnn_internal.h"
 
 #include <assert.h>
@@ -23,7 +23,8 @@ void cudai_cudnn_graph_fini(cudai_cudnn_graph *graph)
     memset(graph, 0, sizeof *graph);
 }
 
-/* --- making it ---------------------------------------------------------------------------------- */
+/* --- making it
+ * ---------------------------------------------------------------------------------- */
 
 /* A new descriptor of the graph, or NULL after an error. */
 static cudnnBackendDescriptor_t own(cudai_cudnn_graph *graph, cudnnBackendDescriptorType_t type,
@@ -212,7 +213,8 @@ void cudai_cudnn_reshape(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t x,
     add_op(graph, op, what);
 }
 
-/* --- choosing an engine ------------------------------------------------------------------------- */
+/* --- choosing an engine
+ * ------------------------------------------------------------------------- */
 
 /* What cuDNN says of the engine of a configuration. */
 struct engine_facts {
@@ -393,7 +395,8 @@ int cudai_cudnn_graph_plan(cudai_cudnn_graph *graph, const cudai_cudnn_choice *c
                           : try_heuristics(graph, operation_graph, workspace_bytes_max);
 }
 
-/* --- running it --------------------------------------------------------------------------------- */
+/* --- running it
+ * --------------------------------------------------------------------------------- */
 
 int cudai_cudnn_graph_run(const cudai_cudnn_graph *graph, void *stream, const int64_t *uids,
                           void *const *addresses, int count, void *workspace)

@@ -1,6 +1,6 @@
-/* cuDNN, found and loaded at run time: the program runs where it is absent, and says why it is not used.
- * Called by the context's thread while it is made and destroyed. The library's own memory (host tables,
- * modules on the GPU) grows with its first plans and is never counted as ours. */
+/* cuDNN, found and loaded at run time: the program runs where it is absent, and says why it is not
+ * used. Called by the context's thread while it is made and destroyed. The library's own memory
+ * (host tables, modules on the GPU) grows with its first plans and is never counted as ours. */
 #include "kernels/cuda/cudnn_internal.h"
 
 #include <assert.h>

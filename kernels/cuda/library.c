@@ -1,10 +1,11 @@
-/* Libraries of the CUDA toolkit, loaded at run time: so the program starts on machines that have none
- * of them, and nothing is linked against them.
+/* Libraries of the CUDA toolkit, loaded at run time: so the program starts on machines that have
+ * none of them, and nothing is linked against them.
  *
- * A library is looked for by its soname where the loader looks ($LD_LIBRARY_PATH, the loader's cache,
- * the system's directories), then where toolkits install themselves: $CUDA_HOME/lib64, $CUDA_PATH/lib64,
- * /usr/local/cuda/lib64. Called when a context is made; keeps no state and never unloads.
- * Tests against the simulated GPU replace this file by tests/simulated_gpu/cublaslt_library.c. */
+ * A library is looked for by its soname where the loader looks ($LD_LIBRARY_PATH, the loader's
+ * cache, the system's directories), then where toolkits install themselves: $CUDA_HOME/lib64,
+ * $CUDA_PATH/lib64, /usr/local/cuda/lib64. Called when a context is made; keeps no state and never
+ * unloads. Tests against the simulated GPU replace this file by
+ * tests/simulated_gpu/cublaslt_library.c. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -13,8 +14,8 @@
 
 #include "kernels/cuda/cuda_internal.h"
 
-/* One attempt. A reason other than "there is no such file" replaces the reason before: it is about a
- * library that is there. */
+/* One attempt. A reason other than "there is no such file" replaces the reason before: it is about
+ * a library that is there. */
 static void *attempt(const char *path, char *why, size_t why_bytes, bool *is_there)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

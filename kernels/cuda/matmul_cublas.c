@@ -1,8 +1,8 @@
-/* cuBLASLt, found and loaded at run time (library.c): the newest version that is there and whose handle
- * can be made. The program is linked against none, and starts without it.
+/* cuBLASLt, found and loaded at run time (library.c): the newest version that is there and whose
+ * handle can be made. The program is linked against none, and starts without it.
  *
- * Called when a context is made and destroyed, by the context's thread. Creation also runs the plain
- * product of matmul_plain.cu once, so that CUDA loads its kernels before memory is sealed. */
+ * Called when a context is made and destroyed, by the context's thread. Creation also runs the
+ * plain product of matmul_plain.cu once, so that CUDA loads its kernels before memory is sealed. */
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <stdio.h>

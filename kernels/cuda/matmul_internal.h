@@ -1,4 +1,5 @@
-/* cuBLASLt as matmul.c uses it: its entry points, found at run time by matmul_cublas.c, and the handle. */
+/* cuBLASLt as matmul.c uses it: its entry points, found at run time by matmul_cublas.c, and the
+ * handle. */
 #ifndef SLUICE_KERNELS_CUDA_MATMUL_INTERNAL_H
 #define SLUICE_KERNELS_CUDA_MATMUL_INTERNAL_H
 
@@ -6,7 +7,8 @@
 
 #include "kernels/cuda/cuda_internal.h"
 
-/* cuBLASLt's entry points. Their signatures, and the enums used here, are the same in 12.4 and 13.1. */
+/* cuBLASLt's entry points. Their signatures, and the enums used here, are the same in 12.4 and
+ * 13.1. */
 struct cudai_cublas_api {
     typeof(cublasLtCreate) *create;
     typeof(cublasLtDestroy) *destroy;

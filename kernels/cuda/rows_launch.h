@@ -1,15 +1,16 @@
-/* Launchers of rows_norm.cu, rows_head_norm.cu and rows_point.cu for rows.c. Each enqueues kernels on `stream` (a
- * cudaStream_t) and returns CUDA's error of the launch, 0 for success. Arguments are checked by the
- * caller; counts may be 0 nowhere. Any alignment of pointers that their element types allow is taken
- * and does not change results; 16 bytes and whole packs in a row are fast. Valid as C and as C++. */
+/* Launchers of rows_norm.cu, rows_head_norm.cu and rows_point.cu for rows.c. Each enqueues kernels
+ * on `stream` (a cudaStream_t) and returns CUDA's error of the launch, 0 for success. Arguments are
+ * checked by the caller; counts may be 0 nowhere. Any alignment of pointers that their element
+ * types allow is taken and does not change results; 16 bytes and whole packs in a row are fast.
+ * Valid as C and as C++. */
 #ifndef SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 
 #include "kernels/ops.h"
 
 /* How rows are cut for sums of columns: block i sums rows [i * rows_per_block, ...) into its row of
- * scratch, then the blocks are summed in order. A function of the shape alone, so that the sums have
- * the same bits on every GPU. count <= 65535. */
+ * scratch, then the blocks are summed in order. A function of the shape alone, so that the sums
+ * have the same bits on every GPU. count <= 65535. */
 struct cudai_row_blocks {
     uint64_t rows_per_block, count;
 };

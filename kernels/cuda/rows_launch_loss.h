@@ -1,8 +1,8 @@
 /* Launchers of the embedding's and the loss's kernels (rows_embedding.cu, rows_loss.cu), called by
- * rows_sparse.c alone, which has checked the arguments: rows and channels (vocab, columns) are above 0
- * (softmax_part begins the stats of a part without columns too).
- * Each enqueues one kernel on `stream` and returns CUDA's error of the launch, a cudaError_t.
- * `sm_count` bounds the grids; it never touches a result. Valid as C and as C++. */
+ * rows_sparse.c alone, which has checked the arguments: rows and channels (vocab, columns) are
+ * above 0 (softmax_part begins the stats of a part without columns too). Each enqueues one kernel
+ * on `stream` and returns CUDA's error of the launch, a cudaError_t. `sm_count` bounds the grids;
+ * it never touches a result. Valid as C and as C++. */
 #ifndef SLUICE_KERNELS_CUDA_ROWS_LAUNCH_LOSS_H
 #define SLUICE_KERNELS_CUDA_ROWS_LAUNCH_LOSS_H
 
@@ -18,8 +18,8 @@ int cudai_launch_embedding_forward(const embedding_args *args, int sm_count, voi
  * CUDAI_SORT_KEYS. */
 int cudai_launch_embedding_keys(const embedding_grad_args *args, uint64_t *keys, void *stream);
 
-/* target[rows] = source[rows] with every CUDAI_MERGE_WAYS neighbouring sorted runs of `run_keys` keys,
- * a power of two, made one. All keys differ. */
+/* target[rows] = source[rows] with every CUDAI_MERGE_WAYS neighbouring sorted runs of `run_keys`
+ * keys, a power of two, made one. All keys differ. */
 int cudai_launch_embedding_merge(const uint64_t *source, uint64_t *target, uint64_t rows,
                                  uint64_t run_keys, int sm_count, void *stream);
 

@@ -1,16 +1,16 @@
 /* The ops of the CUDA backend that go by token: embedding, and softmax cross-entropy, whole and in
- * parts. Checks what the host can see and chooses launches; the kernels are in rows_embedding.cu and
- * rows_loss.cu. Allocates nothing, never waits for the GPU.
+ * parts. Checks what the host can see and chooses launches; the kernels are in rows_embedding.cu
+ * and rows_loss.cu. Allocates nothing, never waits for the GPU.
  *
- * Token ids and targets are in device memory, so this backend cannot refuse bad ones as the CPU's does
- * (the corpus has done so before). No kernel reads or writes out of bounds for them: an id outside the
- * vocabulary makes its output row NaN and adds to no token, a target below -1 or, where the whole
- * vocabulary is there, beyond it makes its loss and its gradients NaN, which the step's check sees.
+ * Token ids and targets are in device memory, so this backend cannot refuse bad ones as the CPU's
+ * does (the corpus has done so before). No kernel reads or writes out of bounds for them: an id
+ * outside the vocabulary makes its output row NaN and adds to no token, a target below -1 or, where
+ * the whole vocabulary is there, beyond it makes its loss and its gradients NaN, which the step's
+ * check sees.
  *
  * Scratch of the embedding's backward, K = rows keys of 8 bytes:
  *
- *   | keys [K], rounded up to 256 bytes | keys [K]: what merging needs, with more than one run |
- */
+ *   | keys [K], rounded up to 256 bytes | keys [K]: what merging needs, with more than one run | */
 #include <assert.h>
 
 #include "base/size.h"

@@ -1,18 +1,21 @@
 /* The optimizer and norm ops of the CUDA backend: what they check and how they are launched. The
  * results have the bits of the CPU's variants, whose definitions are at the head of
- * kernels/cpu/adam.c and adam_state.c; kernels in update_adam.cu, update_adam_state.cu and update_sums.cu.
+ * kernels/cpu/optimizer/adam.c and adam_state.c; kernels in update_adam.cu, update_adam_state.cu and
+ * update_sums.cu.
  *
- * Each op is one launch (adam_packed: one more where a tile crosses a multiple of 2^32 elements of its
- * unit). Nothing is allocated and nothing waits. Arguments that only a bug of ours can make wrong are
- * asserted. Pointers need the alignment of their elements alone; where all of an op's
- * lie on multiples of a pack, as buffers of the arenas and the streams of a tile do, threads move packs. */
+ * Each op is one launch (adam_packed: one more where a tile crosses a multiple of 2^32 elements of
+ * its unit). Nothing is allocated and nothing waits. Arguments that only a bug of ours can make
+ * wrong are asserted. Pointers need the alignment of their elements alone; where all of an op's lie
+ * on multiples of a pack, as buffers of the arenas and the streams of a tile do, threads move
+ * packs. */
 #include <assert.h>
 #include <math.h>
 
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/update_launch.h"
 
-/* Whether `data` lies on a multiple of `elems` elements of `elem_bytes`; on one element at least. */
+/* Whether `data` lies on a multiple of `elems` elements of `elem_bytes`; on one element at
+ * least. */
 static bool lies_on(const void *data, uint64_t elem_bytes, uint64_t elems)
 {
     uintptr_t address = (uintptr_t)data;

@@ -1,5 +1,5 @@
 // Adam, AdamW, Lion, Adagrad and working copies: one thread updates one element after another, with the
-// arithmetic that the head of kernels/cpu/adam.c defines, so that its bits are the CPU's.
+// arithmetic that the head of kernels/cpu/optimizer/adam.c defines, so that its bits are the CPU's.
 //
 // What the bits rest on, here and in the build: every operation is an _rn intrinsic, which is IEEE's
 // result and is never contracted; subnormals are kept, so nvcc's -ftz=false (its default) must stay and

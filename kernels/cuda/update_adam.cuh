@@ -1,5 +1,5 @@
 // What the kernels of fp32 state (update_adam.cu) and of packed state (update_adam_state.cu) share: one
-// element of Adam, and what is stored of it. The bits are those of kernels/cpu/adam.c.
+// element of Adam, and what is stored of it. The bits are those of kernels/cpu/optimizer/adam.c.
 #ifndef SLUICE_KERNELS_CUDA_UPDATE_ADAM_CUH
 #define SLUICE_KERNELS_CUDA_UPDATE_ADAM_CUH
 

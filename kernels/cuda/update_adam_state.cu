@@ -1,5 +1,5 @@
 // Adam on packed state: 16-bit or 8-bit moments, a split master. The bits are those that the head of
-// kernels/cpu/adam_state.c defines; what they rest on here is said in update_adam.cu.
+// kernels/cpu/optimizer/adam_state.c defines; what they rest on here is said in update_adam.cu.
 //
 // A warp updates a block of 256 elements, which share a scale: each lane has eight, in two packs of four
 // where pointers are aligned to packs, else one by one, so that a warp's accesses are contiguous. A scale is

@@ -1,14 +1,15 @@
-/* What update.c hands to the kernels of update_adam.cu, update_adam_state.cu and update_sums.cu: a tile
- * whose pointers it has looked at, the scalars as the CPU's loops use them, and the shapes of the launches.
+/* What update.c hands to the kernels of update_adam.cu, update_adam_state.cu and update_sums.cu: a
+ * tile whose pointers it has looked at, the scalars as the CPU's loops use them, and the shapes of
+ * the launches.
  *
  * A launcher enqueues one kernel and returns CUDA's error of the launch. Counts are above 0 (but
- * norm_reduce's). Element pointers are aligned to their elements at least; `is_wide` says that every one
- * of them is aligned to CUDAI_UPDATE_PACK elements, which lets a thread move a pack in one access.
- * Valid as C and as C++. */
+ * norm_reduce's). Element pointers are aligned to their elements at least; `is_wide` says that
+ * every one of them is aligned to CUDAI_UPDATE_PACK elements, which lets a thread move a pack in
+ * one access. Valid as C and as C++. */
 #ifndef SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 #include "kernels/cuda/cuda_internal.h"
 
 enum {
@@ -59,8 +60,8 @@ int cudai_launch_adagrad(const kernel_context *context, void *stream, const cuda
 int cudai_launch_working_copy(const kernel_context *context, void *stream, const float *master,
                               void *params, enum dtype param_type, uint64_t count, bool is_wide);
 
-/* update_sums.cu. block_leaves: a power of two in [CUDAI_NORM_BLOCK_MIN, CUDAI_NORM_BLOCK_MAX] of which
- * at most CUDAI_NORM_BLOCKS_MAX cover the count. `is_wide`: sums is aligned to 16 bytes. */
+/* update_sums.cu. block_leaves: a power of two in [CUDAI_NORM_BLOCK_MIN, CUDAI_NORM_BLOCK_MAX] of
+ * which at most CUDAI_NORM_BLOCKS_MAX cover the count. `is_wide`: sums is aligned to 16 bytes. */
 int cudai_launch_grad_close(const kernel_context *context, void *stream,
                             const grad_close_args *args, bool is_wide);
 int cudai_launch_norm_reduce(void *stream, const double *sums, uint64_t count,

@@ -1,5 +1,5 @@
 // Sums in fp64 whose order is the CPU's: the sum of squares of each block of a gradient that is closed,
-// and the tree over all blocks. The order is defined at the head of kernels/cpu/adam.c; the build keeps
+// and the tree over all blocks. The order is defined at the head of kernels/cpu/optimizer/adam.c; the build keeps
 // subnormals (see update_adam.cu).
 #include "kernels/cuda/device.cuh"
 

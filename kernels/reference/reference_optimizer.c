@@ -1,7 +1,7 @@
 /* Gradient closing, norms, optimizers and working copies of the reference backend. Adam (Loshchilov
  * and Hutter, "Decoupled weight decay regularization", algorithm 2), Lion (Chen et al. 2023) and
- * Adagrad (Duchi et al. 2011) are the textbook forms in double, to hold the backends against within a
- * tolerance; the bit-exact sequences are kernels/cpu's. */
+ * Adagrad (Duchi et al. 2011) are the textbook forms in double, to hold the backends against within
+ * a tolerance; the bit-exact sequences are kernels/cpu's. */
 #include <math.h>
 
 #include "base/tile.h"

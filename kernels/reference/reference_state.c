@@ -1,11 +1,11 @@
-/* Adam on packed state of the reference backend: the textbook step in double on the widened values, and the
- * formats of base/tile.h as their definitions in kernels/cpu/adam_state.c read in real numbers: a code is
- * found by searching the values on both sides. The random bits are the backends', so that results differ
- * where rounding to fp32 decides alone: a code by one, rarely. */
+/* Adam on packed state of the reference backend: the textbook step in double on the widened values,
+ * and the formats of base/tile.h as their definitions in kernels/cpu/optimizer/adam_state.c read in real
+ * numbers: a code is found by searching the values on both sides. The random bits are the
+ * backends', so that results differ where rounding to fp32 decides alone: a code by one, rarely. */
 #include <math.h>
 
 #include "base/tile.h"
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 #include "kernels/reference/reference_internal.h"
 
 /* base * ((1 + (code & 7) / 8) 2^(code >> 3) - 1) */

@@ -19,11 +19,11 @@ enum { LIMIT_UPDATED_MAX = 3, LIMIT_GROUP_ELEMS = 64 };
 
 /* What a pass moves for each element. */
 struct limit_streams {
-    float *
-        updated[LIMIT_UPDATED_MAX]; /* fp32: read and written back; NULL from the first unused on */
-    const void *read;               /* NULL: none */
-    uint32_t read_bytes;            /* of one element: 4 or 2 */
-    void *written;                  /* not read; NULL: none */
+    /* fp32: read and written back; NULL from the first unused on */
+    float *updated[LIMIT_UPDATED_MAX];
+    const void *read;    /* NULL: none */
+    uint32_t read_bytes; /* of one element: 4 or 2 */
+    void *written;       /* not read; NULL: none */
     uint32_t written_bytes;
     float one; /* 1.0f, which the compiler does not know: what is updated is multiplied by it */
 };

@@ -1,16 +1,19 @@
-/* The optimizers' passes on the CPU, and those beside them (closing a gradient with its sums for the
- * norm, working copies), against the memory limit: every variant on 1 and on all threads, beside the
- * best kernel with the same streams (adam_limit.h), measured by turns with them in one run.
+/* The optimizers' passes on the CPU, and those beside them (closing a gradient with its sums for
+ * the norm, working copies), against the memory limit: every variant on 1 and on all threads,
+ * beside the best kernel with the same streams (adam_limit.h), measured by turns with them in one
+ * run.
  *
  *   bench_adam [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PASS]
  *
  * defaults 32 (1..256; 8 with --quick), 9 (>= 7), all cores, all passes; PASS is a part of a
- * pass's name. 32 Mi elements are 1 GiB: on machines with large last-level caches less is not memory.
+ * pass's name. 32 Mi elements are 1 GiB: on machines with large last-level caches less is not
+ * memory.
  *
  * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h; Lion and Adagrad
- * have two of Adam's three streams), gradient and working copy at their residues, on huge pages where
- * the system gives them. GB/s are the bytes that a pass must move: what it reads, what it writes. Before
- * anything is timed, one pass of each kind by each variant is compared with the reference. */
+ * have two of Adam's three streams), gradient and working copy at their residues, on huge pages
+ * where the system gives them. GB/s are the bytes that a pass must move: what it reads, what it
+ * writes. Before anything is timed, one pass of each kind by each variant is compared with the
+ * reference. */
 #include "perf/adam/bench_adam.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -30,8 +33,8 @@ struct pass {
     const char *name;
     enum kind kind;
     enum dtype grad_type, param_type;
-    bool
-        is_in_place; /* no stream of its own for what is written: params on master, grads on the sums */
+    /* no stream of its own for what is written: params on master, grads on the sums */
+    bool is_in_place;
     double bytes;
 };
 

@@ -1,5 +1,5 @@
-/* What bench_adam and bench_adam_state share: their arguments, the memory that they work on, and which variants
- * are measured. */
+/* What bench_adam and bench_adam_state share: their arguments, the memory that they work on, and
+ * which variants are measured. */
 #ifndef SLUICE_PERF_BENCH_ADAM_H
 #define SLUICE_PERF_BENCH_ADAM_H
 
@@ -23,7 +23,8 @@ struct bench_adam_arguments {
     const char *part; /* of the name of what is wanted; "" is all */
 };
 
-/* [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PART]; what is not a number in its range ends the program, exit 2. */
+/* [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PART]; what is not a number in its range ends the
+ * program, exit 2. */
 static inline struct bench_adam_arguments bench_adam_take(int argc, char **argv, long millions,
                                                           long millions_max)
 {
@@ -45,8 +46,8 @@ struct working_set {
     uint64_t tile_count, state_pitch, flat_pitch;
 };
 
-/* Zeros on huge pages where the system gives them: `streams` fp32 streams of state a tile, and flats of flat_bytes
- * an element. */
+/* Zeros on huge pages where the system gives them: `streams` fp32 streams of state a tile, and
+ * flats of flat_bytes an element. */
 static inline void set_create(struct working_set *set, uint64_t tile_count, uint32_t streams,
                               uint64_t flat_bytes)
 {

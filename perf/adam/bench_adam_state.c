@@ -1,13 +1,15 @@
-/* Adam on packed state on the CPU against the memory limit: each kind of state by every variant, on 1 and on all
- * threads, beside kernels that only move the same streams, measured by turns with it in one run.
+/* Adam on packed state on the CPU against the memory limit: each kind of state by every variant, on
+ * 1 and on all threads, beside kernels that only move the same streams, measured by turns with it
+ * in one run.
  *
  *   bench_adam_state [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [KIND]
  *
  * defaults 32 (1..128; 8 with --quick), 9 (>= 7), all cores, all kinds; KIND is a part of a kind's name. Gradients
- * are bf16, and the working copy too. The working set is laid out as in training: tiles of 1 Mi elements
- * (base/tile.h), gradient and working copy at their residues, on huge pages where the system gives them. Bytes a
- * parameter are those read plus those written; moments of 8 bits have their scales in them. Before anything is
- * timed, an update by each variant is compared with the reference. */
+ * are bf16, and the working copy too. The working set is laid out as in training: tiles of 1 Mi
+ * elements (base/tile.h), gradient and working copy at their residues, on huge pages where the
+ * system gives them. Bytes a parameter are those read plus those written; moments of 8 bits have
+ * their scales in them. Before anything is timed, an update by each variant is compared with the
+ * reference. */
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -17,7 +19,8 @@
 
 enum { LIMIT_STEP = 64, BODIES_MAX = 16 };
 
-/* Elements that the limit's kernels ask for ahead of their use: the fastest of them is the limit. */
+/* Elements that the limit's kernels ask for ahead of their use: the fastest of them is the
+ * limit. */
 static const uint64_t limit_ahead[] = {512, 1024, 2048};
 enum { LIMIT_COUNT = sizeof limit_ahead / sizeof limit_ahead[0] };
 
@@ -79,7 +82,8 @@ static double bytes_of(const struct kind *kind)
     return state + 2 + 2 + (tile_master_is_split(streams) ? 2 : 0);
 }
 
-/* Weights and gradients as in training, moments zero; the working copy of a split master is its own. */
+/* Weights and gradients as in training, moments zero; the working copy of a split master is its
+ * own. */
 static void set_fill(const struct working_set *set, const struct kind *kind)
 {
 #pragma omp parallel for schedule(static)

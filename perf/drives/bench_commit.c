@@ -1,15 +1,18 @@
-/* A commit of state whose home is memory: bytes a second from the last byte in memory to the moment when the step is
- * durable, against writing as many bytes to the same drive and syncing them, by turns in one run.
+/* A commit of state whose home is memory: bytes a second from the last byte in memory to the moment
+ * when the step is durable, against writing as many bytes to the same drive and syncing them, by
+ * turns in one run.
  *
  *   bench_commit [DIRECTORY]     default: . ; and the common options of bench.h
  *
- * Trains a model of GPT-2's shape on short random windows, its optimizer state in host memory with two places on
- * the drive that holds DIRECTORY, and commits after each step: master weights and both moments are written to the
- * places that the last commit does not need, synced, and named by the manifest. Sums of all extents are taken on the
- * way, which the limit does not do. Both places are written once before anything is timed, and so is the file of the
+ * Trains a model of GPT-2's shape on short random windows, its optimizer state in host memory with
+ * two places on the drive that holds DIRECTORY, and commits after each step: master weights and
+ * both moments are written to the places that the last commit does not need, synced, and named by
+ * the manifest. Sums of all extents are taken on the way, which the limit does not do. Both places
+ * are written once before anything is timed, and so is the file of the
  * limit. Needs 1.3 GB of memory and 4 GB of disk (--quick: 0.2 and 0.4), and removes what it made.
  *
- * State that rests on NVMe is there already: what its commit costs is perf/drives/durability.sh's. */
+ * State that rests on NVMe is there already: what its commit costs is
+ * perf/drives/durability.sh's. */
 #include <errno.h>
 #include <unistd.h>
 

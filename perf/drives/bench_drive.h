@@ -1,6 +1,6 @@
-/* The drive by itself, as tiers/drive_bench.h measures it: a file that is written or read whole, with 16
- * requests of 4 MiB under way, from huge-page memory. bench_commit and bench_side hold what they measure
- * beside it. */
+/* The drive by itself, as tiers/drive_bench.h measures it: a file that is written or read whole,
+ * with 16 requests of 4 MiB under way, from huge-page memory. bench_commit and bench_side hold what
+ * they measure beside it. */
 #ifndef SLUICE_PERF_BENCH_DRIVE_H
 #define SLUICE_PERF_BENCH_DRIVE_H
 

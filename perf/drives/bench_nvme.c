@@ -1,5 +1,5 @@
-/* How fast tiers/io moves bytes between huge-page memory and the slab, against the best of fio on the same files:
- * reads, writes and both at once, over block size, queue depth and registration.
+/* How fast tiers/io moves bytes between huge-page memory and the slab, against the best of fio on
+ * the same files: reads, writes and both at once, over block size, queue depth and registration.
  *
  *   bench_nvme [OPTIONS] [DIRECTORY[,DIRECTORY...] [SLAB_BYTES [auto|uring|pool]]]     default: . 512MiB auto
  *
@@ -13,20 +13,21 @@
  * and the common options of bench.h: --csv FILE keeps the best of each mode beside the best of fio's, --quick means
  * 7 rounds of 0.1 s of blocks of 1 MiB, 16 at once.
  *
- * Writes the slab once before timing, since the first write into reserved space is slower, and checks that what was
- * written comes back. Then all runs are interleaved in rounds, whose order turns, so that a drive that becomes slower
- * meanwhile does so for both sides. fio (fio.h): one thread, io_uring, O_DIRECT, buffers on huge pages,
- * which is looked at while it runs. Both sides with registered buffers and files and without, and with as many
- * blocks of memory as are in flight, which matters: where a host copies into the guest's memory, blocks that are in
- * its caches go up to 1.5 times as fast, as long as the guest's own cores leave them alone. "lanes" is ours as a step
- * has it: requests of 4 MiB, cut into transfers, that go through 256 MiB of memory; "filled" is fio that writes into
- * each block before it sends it, as a program does that makes what it writes. Neither takes part in the ratio. Prints
- * the median,
- * the extremes, CPU time, percentiles of transfers, and per mode the ratio of the best of ours to the best of fio's,
- * with the extremes of the rounds' own ratios.
+ * Writes the slab once before timing, since the first write into reserved space is slower, and
+ * checks that what was written comes back. Then all runs are interleaved in rounds, whose order
+ * turns, so that a drive that becomes slower meanwhile does so for both sides. fio (fio.h): one
+ * thread, io_uring, O_DIRECT, buffers on huge pages, which is looked at while it runs. Both sides
+ * with registered buffers and files and without, and with as many blocks of memory as are in
+ * flight, which matters: where a host copies into the guest's memory, blocks that are in its caches
+ * go up to 1.5 times as fast, as long as the guest's own cores leave them alone. "lanes" is ours as
+ * a step has it: requests of 4 MiB, cut into transfers, that go through 256 MiB of memory; "filled"
+ * is fio that writes into each block before it sends it, as a program does that makes what it
+ * writes. Neither takes part in the ratio. Prints the median, the extremes, CPU time, percentiles
+ * of transfers, and per mode the ratio of the best of ours to the best of fio's, with the extremes
+ * of the rounds' own ratios.
  *
- * Several directories are several drives: their speed is measured first, as when a run begins, and the slab's stripes
- * are shared by it. */
+ * Several directories are several drives: their speed is measured first, as when a run begins, and
+ * the slab's stripes are shared by it. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -70,9 +71,9 @@ static slab_drive drives[DRIVES_MAX];
 static slab store;
 static arena memory;
 static io_request requests[2][SLOTS_MAX];
-static uint64_t
-    position[2]; /* where the next request of a direction goes: reads in the first half of the slab,
-                                writes in the second where there are both */
+/* where the next request of a direction goes: reads in the first half of the slab, writes in the
+ * second where there are both */
+static uint64_t position[2];
 static char fio_files[4096];
 static uint64_t fio_file_bytes;
 static entry entries[ENTRIES_MAX];
@@ -196,16 +197,16 @@ static int run_fio(entry *what, uint32_t read_percent, double seconds)
     /* Mixed: both directions have the depth in flight, and share fio's one queue. */
     uint32_t depth = what->at.depth * (what->mode == MACHINE_IO_MIXED ? 2 : 1) * store.drive_count;
     fio_job asked = {.file = fio_files,
-                           .offset_bytes = SLAB_HEADER_BYTES,
-                           .size_bytes = fio_file_bytes,
-                           .kind = what->mode,
-                           .block_bytes = what->at.block_bytes,
-                           .depth = depth,
-                           .is_registered = what->is_registered,
-                           .looks_at_memory = true,
-                           .read_percent = read_percent,
-                           .fills = what->side == SIDE_FILLED,
-                           .seconds = seconds};
+                     .offset_bytes = SLAB_HEADER_BYTES,
+                     .size_bytes = fio_file_bytes,
+                     .kind = what->mode,
+                     .block_bytes = what->at.block_bytes,
+                     .depth = depth,
+                     .is_registered = what->is_registered,
+                     .looks_at_memory = true,
+                     .read_percent = read_percent,
+                     .fills = what->side == SIDE_FILLED,
+                     .seconds = seconds};
     fio_result result;
     TRY(fio_run(&asked, &result));
     what->rates[what->run_count++] = result.bytes_per_second;
@@ -306,9 +307,9 @@ static int find_name(const char *const *names, int count, const char *name)
 
 static int parse_settings(const char *text);
 
-/* One run for each line of standard input, so that others can take turns with it: SIDE MODE BLOCKxDEPTH
- * READ_PERCENT, as "fio mixed 1MiBx8 48"; the share of reads is fio's alone, ours has as many requests each way. Answers
- * "seconds bytes_per_second". "ready" is said first. */
+/* One run for each line of standard input, so that others can take turns with it: SIDE MODE
+ * BLOCKxDEPTH READ_PERCENT, as "fio mixed 1MiBx8 48"; the share of reads is fio's alone, ours has
+ * as many requests each way. Answers "seconds bytes_per_second". "ready" is said first. */
 static int answer_turns(void)
 {
     char line[128], side[16], mode[16], at[32];

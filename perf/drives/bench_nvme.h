@@ -1,5 +1,5 @@
-/* The entries of bench_nvme: ways of moving bytes, the rates of their runs, and how they are printed, kept as CSV and
- * compared. Nothing here moves bytes. */
+/* The entries of bench_nvme: ways of moving bytes, the rates of their runs, and how they are
+ * printed, kept as CSV and compared. Nothing here moves bytes. */
 #ifndef SLUICE_PERF_BENCH_NVME_H
 #define SLUICE_PERF_BENCH_NVME_H
 
@@ -67,13 +67,13 @@ static inline fio_times times_of(const entry *what, int way)
     const fio_times *sum = &what->fio[way];
     if (is_fio(what->side))
         return (fio_times){.p50 = sum->p50 / runs,
-                                 .p95 = sum->p95 / runs,
-                                 .p99 = sum->p99 / runs,
-                                 .max = sum->max};
+                           .p95 = sum->p95 / runs,
+                           .p99 = sum->p99 / runs,
+                           .max = sum->max};
     return (fio_times){.p50 = (double)io_latency_quantile_ns(ours, 0.50) * 1e-9,
-                             .p95 = (double)io_latency_quantile_ns(ours, 0.95) * 1e-9,
-                             .p99 = (double)io_latency_quantile_ns(ours, 0.99) * 1e-9,
-                             .max = (double)ours->max_ns * 1e-9};
+                       .p95 = (double)io_latency_quantile_ns(ours, 0.95) * 1e-9,
+                       .p99 = (double)io_latency_quantile_ns(ours, 0.99) * 1e-9,
+                       .max = (double)ours->max_ns * 1e-9};
 }
 
 /* A line of CSV for each; nothing where `into` is NULL. */

@@ -4,14 +4,17 @@
  *
  * First the ceilings: copies each way alone and both at once, the device's own memory, large bf16
  * products, and the drive that holds DIR. Then each job file is trained for a few steps on random
- * tokens and becomes a line of the table. All in one process, whose host memory of SIZE is touched and
- * pinned once. A job that does not fit this machine is named with the reason and left out, as is one that
+ * tokens and becomes a line of the table. All in one process, whose host memory of SIZE is touched
+ * and pinned once. A job that does not fit this machine is named with the reason and left out, as
+ * is one that
  * the --seconds leave no time for; where they end within a job, it has fewer steps. Where a job's rules
- * put more blocks' optimizer state on NVMe than the drive moves in some seconds a step, fewer go there.
+ * put more blocks' optimizer state on NVMe than the drive moves in some seconds a step, fewer go
+ * there.
  *
- * Numbers: medians over the steps but the first two. "of GEMM" is model FLOP/s (6 times parameters times
- * tokens plus attention, recomputation not counted) against the large product. A lane's GB/s is what it
- * moved in the time in which it was busy. HBM is what the GPU has in use at the end, libraries included. */
+ * Numbers: medians over the steps but the first two. "of GEMM" is model FLOP/s (6 times parameters
+ * times tokens plus attention, recomputation not counted) against the large product. A lane's GB/s
+ * is what it moved in the time in which it was busy. HBM is what the GPU has in use at the end,
+ * libraries included. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -78,7 +81,8 @@ static double median(double *values, uint64_t count)
     return values[count / 2];
 }
 
-/* --- ceilings ---------------------------------------------------------------------------------- */
+/* --- ceilings
+ * ---------------------------------------------------------------------------------- */
 
 /* The GPU by itself, before any job. */
 struct lab {
@@ -332,7 +336,8 @@ static int measure_ceilings(void)
     return 0;
 }
 
-/* --- jobs --------------------------------------------------------------------------------------- */
+/* --- jobs
+ * --------------------------------------------------------------------------------------- */
 
 struct row {
     double tokens_per_second[STEPS_MAX], tflops[STEPS_MAX], stall[STEPS_MAX];

@@ -1,7 +1,7 @@
-/* Sluice's Adam as a shared library for perf/peers/compare_adam.py, which drives it step by step in the
- * process of its peers, on memory that it lays out for all of them alike. Pointers are borrowed until
- * return; one thread calls, OpenMP's workers help. Returns 0, or a negative code with the reason from
- * adam_library_error. */
+/* Sluice's Adam as a shared library for perf/peers/compare_adam.py, which drives it step by step in
+ * the process of its peers, on memory that it lays out for all of them alike. Pointers are borrowed
+ * until return; one thread calls, OpenMP's workers help. Returns 0, or a negative code with the
+ * reason from adam_library_error. */
 #include <math.h>
 #include <stdint.h>
 
@@ -15,8 +15,8 @@ struct adam_library_scalars {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
-/* `count` elements of fp32 state; types are 0 fp32, 1 bf16. params may be master where fp32: then there
- * is no working copy. */
+/* `count` elements of fp32 state; types are 0 fp32, 1 bf16. params may be master where fp32: then
+ * there is no working copy. */
 int adam_library_step(const struct adam_library_scalars *scalars, uint64_t count, float *master,
                       float *m, float *v, const void *grads, int grad_type, void *params,
                       int param_type);

@@ -1,5 +1,6 @@
-/* Sluice's side of a comparison: does one piece of work for each line that it reads, and answers with the seconds
- * that it took, so that perf/peers/compare.py can let two programs truly take turns.
+/* Sluice's side of a comparison: does one piece of work for each line that it reads, and answers
+ * with the seconds that it took, so that perf/peers/compare.py can let two programs truly take
+ * turns.
  *
  *   bench_side train JOB             step | bare     one training step; answers "seconds loss"; bare: its updates read and
  *                                                    write the optimizer's state, but leave out the arithmetic

@@ -1,6 +1,7 @@
-/* GFLOP/s of attention forward and backward, causal work counted half, against a large square product
- * of the same dtype in the same run. Usage: bench_attention [THREADS]; bench.h has the common options.
- * The last query row of the first head is checked against a loop in double first. */
+/* GFLOP/s of attention forward and backward, causal work counted half, against a large square
+ * product of the same dtype in the same run. Usage: bench_attention [THREADS]; bench.h has the
+ * common options. The last query row of the first head is checked against a loop in double
+ * first. */
 #include <math.h>
 
 #include "perf/products/bench_products.h"

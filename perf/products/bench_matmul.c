@@ -1,6 +1,6 @@
-/* GFLOP/s of the products of a transformer block and of the head, bf16 and fp32, against a large square product of
- * the same run. Usage: bench_matmul [THREADS]; bench.h has the common options. Spot-checks each result
- * first. */
+/* GFLOP/s of the products of a transformer block and of the head, bf16 and fp32, against a large
+ * square product of the same run. Usage: bench_matmul [THREADS]; bench.h has the common options.
+ * Spot-checks each result first. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* The limits that whole programs are held against: the best large matrix product in bf16 and in fp32.
- * perf/training/bench_train.py runs it between trainings.
+/* The limits that whole programs are held against: the best large matrix product in bf16 and in
+ * fp32. perf/training/bench_train.py runs it between trainings.
  *
  *   bench_peak [THREADS]      default: all cores; and the common options of bench.h */
 #include "perf/products/bench_products.h"

@@ -96,8 +96,8 @@ static inline double bench_product_flops(const matmul_desc *desc)
     return 2.0 * (double)desc->m * (double)desc->n * (double)desc->k;
 }
 
-/* FLOP/s of a 2048-cube product, the best of its runs: the limit of this machine, dtype and moment. spread of the
- * runs: NULL, or as in bench.h. */
+/* FLOP/s of a 2048-cube product, the best of its runs: the limit of this machine, dtype and moment.
+ * spread of the runs: NULL, or as in bench.h. */
 static inline double bench_limit(kernel_context *context, enum dtype type, double *spread)
 {
     matmul_desc desc = {.m = 2048,

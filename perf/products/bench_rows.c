@@ -1,8 +1,9 @@
-/* GB/s of the CPU's row ops (activations, norms, additions, bias gradients, embedding, cross-entropy, zeroing),
- * each held against the better of two loops that read, write or update as many streams of as many bytes in the
- * same places and compute next to nothing, the one with ordinary stores and the other with stores past the caches,
- * timed by turns with it. Shapes of GPT-2 124M at B=4, T=1024; the loss over 768 rows, the head's chunk. Operands
- * are on huge pages, as training's are, where the system gives them.
+/* GB/s of the CPU's row ops (activations, norms, additions, bias gradients, embedding,
+ * cross-entropy, zeroing), each held against the better of two loops that read, write or update as
+ * many streams of as many bytes in the same places and compute next to nothing, the one with
+ * ordinary stores and the other with stores past the caches, timed by turns with it. Shapes of
+ * GPT-2 124M at B=4, T=1024; the loss over 768 rows, the head's chunk. Operands are on huge pages,
+ * as training's are, where the system gives them.
  * Usage: bench_rows [THREADS [CASE]] [--quick] [--csv FILE]; CASE is the beginning of "bf16 gelu forward" or of
  * another line's name. */
 #include <errno.h>

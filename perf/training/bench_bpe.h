@@ -1,7 +1,7 @@
-/* A byte-level BPE made from a text, so that bench_tokenizer needs no published one: GPT-2's pattern, the 256 bytes,
- * then merges by the usual rule, the most frequent pair first (of equal ones the first by ids). It is written as
- * tokenizer.json, which the tokenizers library loads too. Only the 16384 most frequent words of the text count.
- * Included by one file alone. */
+/* A byte-level BPE made from a text, so that bench_tokenizer needs no published one: GPT-2's
+ * pattern, the 256 bytes, then merges by the usual rule, the most frequent pair first (of equal
+ * ones the first by ids). It is written as tokenizer.json, which the tokenizers library loads too.
+ * Only the 16384 most frequent words of the text count. Included by one file alone. */
 #ifndef SLUICE_PERF_BENCH_BPE_H
 #define SLUICE_PERF_BENCH_BPE_H
 

@@ -1,14 +1,15 @@
-/* Compile time: how long it takes to make the programs of a job's steps, from the model's shapes to the last
- * buffer's address, and how that grows with the number of ops. It is what `sluice plan` waits for, and every run
- * before its first step.
+/* Compile time: how long it takes to make the programs of a job's steps, from the model's shapes to
+ * the last buffer's address, and how that grows with the number of ops. It is what `sluice plan`
+ * waits for, and every run before its first step.
  *
  *   bench_compile        with the common options of bench.h; it finds configs/models as sluice does
  *
- * GPT-2 124M and 1.5B on a described desktop, GPT-2's shape at 10^12 parameters on a described DGX-2: nothing of this
- * machine is looked at. With all states placed on NVMe, which makes the longest programs, and with automatic
- * placement, which compiles several. There is no limit to hold it against. The figure is ops a second, of the steady
- * step's program; the first, flush and eval programs are made in the same time. "Growth" is the exponent of time
- * over ops from one model to the next: 1 is proportional. One thread. */
+ * GPT-2 124M and 1.5B on a described desktop, GPT-2's shape at 10^12 parameters on a described
+ * DGX-2: nothing of this machine is looked at. With all states placed on NVMe, which makes the
+ * longest programs, and with automatic placement, which compiles several. There is no limit to hold
+ * it against. The figure is ops a second, of the steady step's program; the first, flush and eval
+ * programs are made in the same time. "Growth" is the exponent of time over ops from one model to
+ * the next: 1 is proportional. One thread. */
 #include <inttypes.h>
 
 #include "base/size.h"

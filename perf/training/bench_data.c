@@ -1,12 +1,13 @@
-/* Data loading: tokens a second that the sampler gives, windows of T tokens as training asks for them, against
- * reading the same bytes and copying as many as it gives.
+/* Data loading: tokens a second that the sampler gives, windows of T tokens as training asks for
+ * them, against reading the same bytes and copying as many as it gives.
  *
  *   bench_data [DIRECTORY]      default: . ; and the common options of bench.h
  *
- * Makes two token files in DIRECTORY and removes them at the end: ids alone of 16 bits, and NumPy's array whose
- * rows of 512 are documents. They are in the page cache when they are timed: what the drive adds is bench_nvme's
- * to say. The limit does for each window one pread of its T + 1 tokens and one memcpy of the 8 T bytes of inputs
- * and targets. One thread, as in training. Each window is compared with what the file was made of before. */
+ * Makes two token files in DIRECTORY and removes them at the end: ids alone of 16 bits, and NumPy's
+ * array whose rows of 512 are documents. They are in the page cache when they are timed: what the
+ * drive adds is bench_nvme's to say. The limit does for each window one pread of its T + 1 tokens
+ * and one memcpy of the 8 T bytes of inputs and targets. One thread, as in training. Each window is
+ * compared with what the file was made of before. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -94,7 +95,8 @@ static double read_alike(void *user)
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* Targets follow inputs, and all are tokens of the file: in the order of the file they are known. */
+/* Targets follow inputs, and all are tokens of the file: in the order of the file they are
+ * known. */
 static void check(struct bench *b)
 {
     uint64_t tokens = b->windows.tokens_per_window;

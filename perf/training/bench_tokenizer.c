@@ -4,12 +4,14 @@
  *   bench_tokenizer --make DIRECTORY MERGES TEXT       makes DIRECTORY/tokenizer.json and ends
  *
  * TEXT is a file of UTF-8; a longer one than 32 MiB is cut (--quick: 4 MiB). TOKENIZER is a tokenizer.json or its
- * folder; without one a byte-level BPE of 8192 merges with GPT-2's pattern is trained on the beginning of TEXT and used.
+ * folder; without one a byte-level BPE of 8192 merges with GPT-2's pattern is trained on the
+ * beginning of TEXT and used.
  *
- * The limit is what every tokenizer of the kind must do first: the pattern's matches over the text, by PCRE2 with
- * its compiler and nothing done with them. Three figures: a document of 64 KiB after the other on one thread, words
- * seen before being kept; the same with every word new (each document by a tokenizer just opened); and a file as
- * `sluice data tokenize` takes it, on THREADS cores (default: all), against the split on as many. Ids are decoded and compared with the text
+ * The limit is what every tokenizer of the kind must do first: the pattern's matches over the text,
+ * by PCRE2 with its compiler and nothing done with them. Three figures: a document of 64 KiB after
+ * the other on one thread, words seen before being kept; the same with every word new (each
+ * document by a tokenizer just opened); and a file as `sluice data tokenize` takes it, on THREADS
+ * cores (default: all), against the split on as many. Ids are decoded and compared with the text
  * before anything is timed. */
 #include <errno.h>
 #include <omp.h>
@@ -35,7 +37,8 @@ struct bench {
     uint64_t made; /* tokens by tokenize_file */
 };
 
-/* The end of a document that begins at `at`: behind a newline, so that none is cut within a character. */
+/* The end of a document that begins at `at`: behind a newline, so that none is cut within a
+ * character. */
 static size_t document_end(const struct bench *b, size_t at)
 {
     size_t end = at + DOCUMENT_BYTES;
@@ -178,7 +181,8 @@ static int end_document(void *user)
     return 0;
 }
 
-/* The file as `sluice data tokenize` takes it: it is read, cut, encoded on all cores, given on in order. */
+/* The file as `sluice data tokenize` takes it: it is read, cut, encoded on all cores, given on in
+ * order. */
 static double tokenize_file(void *user)
 {
     struct bench *b = user;
@@ -194,7 +198,8 @@ static double tokenize_file(void *user)
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* Ids give the text again. Tokenizers that normalize may change a text, which is said and no error. */
+/* Ids give the text again. Tokenizers that normalize may change a text, which is said and no
+ * error. */
 static void check(struct bench *b)
 {
     size_t end = document_end(b, 0), at = 0;

@@ -43,9 +43,10 @@ enum {
 enum tile_format {
     TILE_FP32 = 0,
     TILE_BF16 = 1,
-    TILE_LOW16 = 2, /* the low half of an fp32 master whose high half is the bf16 working copy, as
-                     * master_low16 and master_join in base/dtype.h say */
-    TILE_INT8 = 3,  /* block-wise 8-bit codes with scales */
+    /* the low half of an fp32 master whose high half is the bf16 working copy, as * master_low16
+     * and master_join in base/dtype.h say */
+    TILE_LOW16 = 2,
+    TILE_INT8 = 3, /* block-wise 8-bit codes with scales */
     TILE_FORMAT_COUNT,
 };
 

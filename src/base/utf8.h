@@ -25,7 +25,8 @@ size_t utf8_stream_add(utf8_stream *self, const char *bytes, size_t count, char 
  */
 size_t utf8_stream_end(utf8_stream *self, char *out);
 
-/* Replaces control characters in place by '?', so that the text stays on one line of a message. Returns `text`. */
+/* Replaces control characters in place by '?', so that the text stays on one line of a message.
+ * Returns `text`. */
 char *utf8_on_one_line(char *text);
 
 #endif

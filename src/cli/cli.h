@@ -68,9 +68,10 @@ struct cli_command {
     const char *name;
     const char *operand; /* the one operand, such as "JOB"; "": none is taken */
     bool is_optional;    /* the operand may be missing: the command says when it may */
-    uint32_t
-        operands_min; /* of cli_parse_all: how many there are at least, named together by `operand` */
-    /* The operand is a job file: --keys lists its keys, --keys=markdown as KEYS.md has them; or NULL. */
+    /* of cli_parse_all: how many there are at least, named together by `operand` */
+    uint32_t operands_min;
+    /* The operand is a job file: --keys lists its keys, --keys=markdown as KEYS.md has them; or
+     * NULL. */
     void (*list_keys)(FILE *out, bool is_markdown);
     const char *summary;               /* one line */
     const char *details;               /* more lines for --help, or NULL */
@@ -89,8 +90,8 @@ int cli_parse(const cli_command *command, const cli_option *options, size_t opti
 int cli_parse_all(const cli_command *command, const cli_option *options, size_t option_count,
                   int argc, char **argv, cli_texts *operands) MUST_CHECK;
 
-/* The name nearest to `name` among `count` names that lie `stride_bytes` apart, each the first member
- * (const char *) of its element; NULL when none is near enough to be meant. */
+/* The name nearest to `name` among `count` names that lie `stride_bytes` apart, each the first
+ * member (const char *) of its element; NULL when none is near enough to be meant. */
 const char *cli_nearest(const char *name, const void *names, size_t count, size_t stride_bytes);
 
 /* --- exit.c --- */
@@ -105,24 +106,25 @@ int cli_finish(int code);
 /* Prints this thread's error as that line, now. */
 void cli_print_error(int code);
 
-/* How cli_finish ends: `speaks` false: without the error line, which another rank prints; `at_once`: by _exit,
- * because a library may wait for ranks that are gone. Before: true, false. */
+/* How cli_finish ends: `speaks` false: without the error line, which another rank prints;
+ * `at_once`: by _exit, because a library may wait for ranks that are gone. Before: true, false. */
 void cli_exit_as(bool speaks, bool at_once);
 
 /* --- stop.c --- */
 
-/* From here on SIGINT, SIGTERM and SIGUSR1 (which mpirun hands on to its ranks, unlike the others without killing
- * them) ask for a stop: the first sets the flag that is returned, the second
- * ends the process at once. A signal that was ignored at the start stays ignored. `what` is what the first
- * says: "stopping when this step is done"; NULL: nothing. */
+/* From here on SIGINT, SIGTERM and SIGUSR1 (which mpirun hands on to its ranks, unlike the others
+ * without killing them) ask for a stop: the first sets the flag that is returned, the second ends
+ * the process at once. A signal that was ignored at the start stays ignored. `what` is what the
+ * first says: "stopping when this step is done"; NULL: nothing. */
 const volatile sig_atomic_t *cli_stop_install(const char *what);
 
 /* --- threads.c --- */
 
-/* Starts the process anew, once, so that OpenMP threads without work sleep soon instead of spinning on
- * cores that copies and I/O need: OpenMP reads this from the environment before main. Does nothing
- * where the user has set OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME, and where the program cannot
- * be started again (no /proc). For the very beginning of main: on success it does not return. */
+/* Starts the process anew, once, so that OpenMP threads without work sleep soon instead of spinning
+ * on cores that copies and I/O need: OpenMP reads this from the environment before main. Does
+ * nothing where the user has set OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME, and where the
+ * program cannot be started again (no /proc). For the very beginning of main: on success it does
+ * not return. */
 void cli_threads_settle(char **argv);
 
 /* --- live.c --- */
@@ -132,10 +134,10 @@ enum { CLI_DURATION_BYTES = 32 };
 /* "12s", "3m 20s", "2h 05m", "3d 04h". Returns `text`. */
 char *cli_duration(double seconds, char text[CLI_DURATION_BYTES]);
 
-/* Begins the display on standard output: one line that is rewritten on a terminal, else a plain line
- * for each step whose number is a multiple of `every` and for the last. Log lines clear the live line
- * first. `plain`: plain lines on what looks like a terminal too; mpirun gives its ranks one wherever its own
- * output goes. Allocates nothing later. */
+/* Begins the display on standard output: one line that is rewritten on a terminal, else a plain
+ * line for each step whose number is a multiple of `every` and for the last. Log lines clear the
+ * live line first. `plain`: plain lines on what looks like a terminal too; mpirun gives its ranks
+ * one wherever its own output goes. Allocates nothing later. */
 void cli_live_begin(uint64_t every, bool plain, bool quiet);
 void cli_live_step(const live_status *status);
 

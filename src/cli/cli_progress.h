@@ -12,7 +12,8 @@ struct cli_progress {
 };
 typedef struct cli_progress cli_progress;
 
-/* A line that is rewritten on a terminal, else a plain one every ten seconds. Log lines clear it first. */
+/* A line that is rewritten on a terminal, else a plain one every ten seconds. Log lines clear it
+ * first. */
 void cli_progress_begin(cli_progress *self, const char *verb, bool is_shown);
 /* "imported 1.20 of 6.00 GB (20%)  0.85 GB/s  left 5s"; `user` is the cli_progress. */
 void cli_progress_show(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);

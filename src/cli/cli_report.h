@@ -12,10 +12,11 @@
 #include "setup/summary.h"
 #include "train/train.h"
 
-/* Tables of at most 90 columns: the job; where each state rests, why, and how that adds up to the peaks; the
- * predicted step with its bound, lanes and resources; commits and wear. report_plan.c */
+/* Tables of at most 90 columns: the job; where each state rests, why, and how that adds up to the
+ * peaks; the predicted step with its bound, lanes and resources; commits and wear. report_plan.c */
 void cli_print_plan(FILE *out, const struct setup_summary *plan);
-/* The same without what a run's own figures will say better: lanes, resources, commits, wear, reasons. */
+/* The same without what a run's own figures will say better: lanes, resources, commits, wear,
+ * reasons. */
 void cli_print_plan_brief(FILE *out, const struct setup_summary *plan);
 
 /* What a run did: steps and speed, held-out loss, GB moved per lane, peak memory per tier. */
@@ -30,10 +31,10 @@ struct cli_plan_figures {
     double mfu;                       /* of the peak */
     double over_bound;                /* (step - bound) / bound */
     double over_schedule_bound;
-    double
-        written_per_parameter; /* bytes to drives a step, of all ranks, per parameter of the model */
-    double host_bytes_a_day;   /* written to the drives of a host */
-    double drive_days;         /* until its endurance is written */
+    /* bytes to drives a step, of all ranks, per parameter of the model */
+    double written_per_parameter;
+    double host_bytes_a_day; /* written to the drives of a host */
+    double drive_days;       /* until its endurance is written */
 };
 struct cli_plan_figures cli_plan_figures_of(const struct setup_summary *plan);
 
@@ -49,7 +50,8 @@ void cli_print_folded(FILE *out, const char *text);
 /* ZeRO's Table 1 and Table 2, from plan/zero.h. */
 int cli_table_zero(FILE *out, bool json) MUST_CHECK;
 
-/* A job planned for several numbers of ranks; `problem`: why it cannot be run by so many, "" where it can. */
+/* A job planned for several numbers of ranks; `problem`: why it cannot be run by so many, "" where
+ * it can. */
 struct cli_ranks_row {
     uint32_t ranks;
     int code; /* 0, or of the problem */
@@ -66,11 +68,13 @@ int cli_print_max_model(FILE *out, const char *family, const struct setup_max_mo
 /* How many ranks the summary holds: all of them, up to 8. */
 uint32_t cli_ranks_shown(const struct train_summary *summary);
 
-/* What a job's nvme tier takes with two places for optimizer state, and with one (run.commit_every 0). */
+/* What a job's nvme tier takes with two places for optimizer state, and with one (run.commit_every
+ * 0). */
 void cli_place_bytes(const struct setup_summary *plan, uint64_t *with_commits,
                      uint64_t *without_commits);
 
-/* Prints the object and a newline, and frees it. -ENOMEM where it could not be built (NULL) or printed. */
+/* Prints the object and a newline, and frees it. -ENOMEM where it could not be built (NULL) or
+ * printed. */
 int cli_print_json(FILE *out, json_t *object) MUST_CHECK;
 
 /* The same as one JSON object and a newline. -ENOMEM when it cannot be built. */

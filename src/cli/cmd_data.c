@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
 #include "train/tokenize.h"
 
 const cli_command cli_data_command = {

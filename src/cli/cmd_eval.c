@@ -8,8 +8,8 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
 #include "infer/infer.h"
 
 const cli_command cli_eval_command = {

@@ -6,8 +6,8 @@
 #include "base/size.h"
 #include "cli/cli.h"
 #include "cli/cli_progress.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
 #include "hf/hf.h"
 
 const cli_command cli_import_command = {

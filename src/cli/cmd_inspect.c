@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
 #include "state/verify.h"
 
 const cli_command cli_inspect_command = {
@@ -219,7 +219,7 @@ int cli_inspect(int argc, char **argv)
     if (rc != 0)
         return rc;
     TRY(cli_ranks_refuse("inspect"));
-    log_set_level(LOG_QUIET);          /* what a job warns of concerns its training */
+    log_set_level(LOG_QUIET);                /* what a job warns of concerns its training */
     static struct state_inspect_summary sum; /* large */
     TRY(state_inspect(run_dir, &sum));
     if (json)

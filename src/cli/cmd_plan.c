@@ -4,9 +4,9 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/machine_option.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
+#include "cli/machine_option.h"
 #include "config/config.h"
 #include "setup/summary.h"
 
@@ -87,8 +87,8 @@ static int read_worlds(plan_request *asked)
     return 0;
 }
 
-/* A row for each number of ranks. What is wrong with the job for one of them is that row's problem; where it
- * can be run by none, the first problem's code is the command's. */
+/* A row for each number of ranks. What is wrong with the job for one of them is that row's problem;
+ * where it can be run by none, the first problem's code is the command's. */
 static int plan_each(const plan_request *asked)
 {
     static struct cli_ranks_row rows[PLAN_ROWS_MAX]; /* large */
@@ -154,7 +154,8 @@ static int plan_table(const plan_request *asked)
     return cli_table_zero(stdout, asked->json);
 }
 
-/* Whose figures the plan takes; of a described machine all its ranks, where their number is not given. */
+/* Whose figures the plan takes; of a described machine all its ranks, where their number is not
+ * given. */
 static int read_machine(plan_request *asked, const char *machine_file)
 {
     static char all[24];

@@ -80,7 +80,8 @@ static void probe_show_line(void *user, const char *text)
     fflush(screen->stream);
 }
 
-/* Before anything is measured: whether the file can be written, and is one that may be overwritten. */
+/* Before anything is measured: whether the file can be written, and is one that may be
+ * overwritten. */
 static int probe_check_target(const char *path)
 {
     struct stat status;
@@ -113,7 +114,8 @@ static int probe_check_target(const char *path)
     return 0;
 }
 
-/* What is not there is a slip of the pen, and measuring the drive of its parent would answer another question. */
+/* What is not there is a slip of the pen, and measuring the drive of its parent would answer
+ * another question. */
 static int probe_check_drives(const cli_texts *drives)
 {
     struct stat status;

@@ -1,9 +1,9 @@
 /* sluice profile JOB: a few real steps, and where their time goes. See cli.h. */
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/machine_option.h"
 #include "cli/cli_profile.h"
 #include "cli/launched_ranks.h"
+#include "cli/machine_option.h"
 #include "config/config.h"
 #include "train/train.h"
 

@@ -1,9 +1,9 @@
 /* sluice train JOB: trains, with a line a step. See cli.h. */
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/machine_option.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
+#include "cli/machine_option.h"
 #include "config/config.h"
 #include "setup/summary.h"
 #include "train/train.h"

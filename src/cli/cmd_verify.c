@@ -8,8 +8,8 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "cli/launched_ranks.h"
 #include "state/verify.h"
 
 const cli_command cli_verify_command = {
@@ -150,7 +150,8 @@ static void verify_print(const struct state_verify_summary *sum)
 }
 
 /* Takes `damage`. */
-static int verify_print_json(const char *run_dir, const struct state_verify_summary *sum, json_t *damage)
+static int verify_print_json(const char *run_dir, const struct state_verify_summary *sum,
+                             json_t *damage)
 {
     char hash[24];
     snprintf(hash, sizeof hash, "%016" PRIx64, sum->weights_hash);

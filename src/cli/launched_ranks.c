@@ -38,9 +38,10 @@ int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job 
     return setup_read_job(ranks, path, set->items, set->count, out, fresh);
 }
 
-/* The job's failure in place of this rank's `mine`, which may be that one with what this rank was at before it,
- * and what became of the run behind it: the latter stays, where the failure does not say so itself. Or `mine`
- * only followed from it: a rank that tidies up takes away what another one still works with. */
+/* The job's failure in place of this rank's `mine`, which may be that one with what this rank was
+ * at before it, and what became of the run behind it: the latter stays, where the failure does not
+ * say so itself. Or `mine` only followed from it: a rank that tidies up takes away what another one
+ * still works with. */
 static void ranks_name_failure(comm *ranks, err_record *mine)
 {
     err_record failure;

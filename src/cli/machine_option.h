@@ -19,13 +19,14 @@ struct cli_machine {
     char why[320];
 };
 
-/* `asked`: the option's value; NULL: not given, then ./machine.json counts where it was measured on this host,
- * else it is ignored with a warning. `is_one_of_many`: this process may have a part of the host's cores. Errors of
- * machine_read for a file that was asked for. */
+/* `asked`: the option's value; NULL: not given, then ./machine.json counts where it was measured on
+ * this host, else it is ignored with a warning. `is_one_of_many`: this process may have a part of
+ * the host's cores. Errors of machine_read for a file that was asked for. */
 int cli_machine_read(const char *asked, bool is_one_of_many, struct cli_machine *out) MUST_CHECK;
 
-/* The same on rank 0, for all ranks; warns where a file that was asked for is not of this host. *out: static storage,
- * or NULL. Wrong files are refused on all ranks alike: then the comm is in order. */
+/* The same on rank 0, for all ranks; warns where a file that was asked for is not of this host.
+ * *out: static storage, or NULL. Wrong files are refused on all ranks alike: then the comm is in
+ * order. */
 int cli_machine_share(comm *ranks, const char *asked, const machine **out) MUST_CHECK;
 
 #endif

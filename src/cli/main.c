@@ -79,9 +79,9 @@ static bool main_computes(int argc, char **argv)
                         strcmp(argv[1], cli_data_command.name) == 0);
 }
 
-/* Where standard input, output or error are closed, the next file that is opened would take their number,
- * and lines that are meant for people would be written into a run's state. What fills their place fails as
- * a closed one does. */
+/* Where standard input, output or error are closed, the next file that is opened would take their
+ * number, and lines that are meant for people would be written into a run's state. What fills their
+ * place fails as a closed one does. */
 static int main_fill_standard_files(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)

@@ -1,4 +1,5 @@
-/* What a plan says, for people: every figure can be followed by hand from those beside it. See cli_report.h.
+/* What a plan says, for people: every figure can be followed by hand from those beside it. See
+ * cli_report.h.
  *
  *   bytes of an arena    states + scratch + places + padding + under way = peak
  *   seconds of a resource  bytes a step / rate;  the largest is what the step cannot be shorter than
@@ -71,7 +72,8 @@ struct cli_plan_figures cli_plan_figures_of(const struct setup_summary *plan)
     return out;
 }
 
-/* ---- what it is ------------------------------------------------------------------------------- */
+/* ---- what it is
+ * ------------------------------------------------------------------------------- */
 
 /* Whose rates they are. */
 static const char *report_origin(const struct setup_summary *plan)
@@ -105,7 +107,8 @@ static void report_job(FILE *out, const struct setup_summary *plan)
                 report_bytes((double)plan->sent_bytes, text));
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory
+ * ----------------------------------------------------------------------------------- */
 
 /* A row of bytes by arena; `per_parameter` 0: without that column. Rows of nothing are left out. */
 static void report_row(FILE *out, const char *label, const uint64_t bytes[TIER_COUNT],
@@ -194,7 +197,8 @@ static void report_reasons(FILE *out, const struct setup_summary *plan)
         cli_print_folded(out, plan->reasons[i]);
 }
 
-/* ---- speed ------------------------------------------------------------------------------------ */
+/* ---- speed
+ * ------------------------------------------------------------------------------------ */
 
 /* "0.00040", "70.285": three digits that say something. */
 static const char *report_seconds(double seconds, char text[REPORT_TEXT_BYTES])
@@ -306,7 +310,8 @@ static void report_links(FILE *out, const struct setup_summary *plan)
         moved);
 }
 
-/* ---- commits and wear ------------------------------------------------------------------------- */
+/* ---- commits and wear
+ * ------------------------------------------------------------------------- */
 
 void cli_place_bytes(const struct setup_summary *plan, uint64_t *with_commits,
                      uint64_t *without_commits)

@@ -1,8 +1,9 @@
-/* Tables of `sluice plan`: ZeRO's, from the formulas alone, and a job's by number of ranks. See cli_report.h.
+/* Tables of `sluice plan`: ZeRO's, from the formulas alone, and a job's by number of ranks. See
+ * cli_report.h.
  *
- * How ZeRO's tables are rounded, found from their cells: Table 1 has three figures; it rounds half up below 100 and
- * drops the fraction from there on. Table 2 drops all but one decimal of its first row, in billions, and
- * each further row is that times its degree of model parallelism. */
+ * How ZeRO's tables are rounded, found from their cells: Table 1 has three figures; it rounds half
+ * up below 100 and drops the fraction from there on. Table 2 drops all but one decimal of its first
+ * row, in billions, and each further row is that times its degree of model parallelism. */
 #include "cli/cli_report.h"
 
 #include <inttypes.h>
@@ -15,8 +16,8 @@
 
 enum { TABLE_CELL_BYTES = 32, TABLE_STAGES = 4 };
 
-/* Data-parallel ranks and models of Table 1; ranks of each of Table 2's model-parallel parts, their memory, and
- * how many parts. */
+/* Data-parallel ranks and models of Table 1; ranks of each of Table 2's model-parallel parts, their
+ * memory, and how many parts. */
 static const uint32_t table1_ranks[] = {1, 4, 16, 64, 256, 1024};
 static const double table1_params[] = {7.5e9, 128e9, 1e12};
 static const uint32_t table2_ranks = 64;
@@ -163,7 +164,8 @@ int cli_table_zero(FILE *out, bool json)
     return 0;
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------ */
+/* ---- ranks
+ * ------------------------------------------------------------------------------------ */
 
 static void print_row(FILE *out, const struct setup_summary *plan)
 {

@@ -1,9 +1,10 @@
 /* How threads that have nothing to compute wait. See cli.h.
  *
- * After each parallel region the threads of GCC's OpenMP spin for milliseconds before they sleep. They
- * hold the cores that copies, the update's I/O and the scheduler need meanwhile. How long they spin is
- * read from the environment before main begins, so the process starts itself anew, once, with the
- * variables set. Runs on the main thread before there is any other; allocates nothing of ours. */
+ * After each parallel region the threads of GCC's OpenMP spin for milliseconds before they sleep.
+ * They hold the cores that copies, the update's I/O and the scheduler need meanwhile. How long they
+ * spin is read from the environment before main begins, so the process starts itself anew, once,
+ * with the variables set. Runs on the main thread before there is any other; allocates nothing of
+ * ours. */
 #include "cli/cli.h"
 
 #include <stdlib.h>
@@ -16,11 +17,12 @@
 
 static const char threads_mark[] = "SLUICE_RESTARTED"; /* set: this is the second start */
 
-/* Rounds of waiting, some 0.1 ms: long enough that waking a region's threads stays cheap within one op,
- * short enough that an idle team leaves the cores to copies. No significant difference was shown: with
- * quickstart's model on two cores of a machine under a load of 3 to 4, 8 or 9 runs a value, the medians
- * were 3744 tokens/s with the default of 300000, 3775 with OMP_WAIT_POLICY=passive, 3847 with 1000 and
- * 3986 with 3000, but single runs went from 2700 to 5800. */
+/* Rounds of waiting, some 0.1 ms: long enough that waking a region's threads stays cheap within one
+ * op, short enough that an idle team leaves the cores to copies. No significant difference was
+ * shown: with quickstart's model on two cores of a machine under a load of 3 to 4, 8 or 9 runs a
+ * value, the medians were 3744 tokens/s with the default of 300000, 3775 with
+ * OMP_WAIT_POLICY=passive, 3847 with 1000 and 3986 with 3000, but single runs went from 2700 to
+ * 5800. */
 static const char threads_spin_count[] = "3000";
 
 /* The user's own word, in any of the ways that OpenMP's runtimes know. */
@@ -48,7 +50,8 @@ void cli_threads_settle(char **argv)
         unsetenv(threads_mark); /* not for what we may start */
         return;
     }
-    /* Without a loader of our own (static, or `ld.so sluice`) the link below names another program. */
+    /* Without a loader of our own (static, or `ld.so sluice`) the link below names another
+     * program. */
     if (threads_is_set_by_user() || getauxval(AT_BASE) == 0)
         return;
     char path[4096]; /* not the link itself: the process would be called "exe" */

@@ -17,9 +17,9 @@
 #define SECOND_NS ((int64_t)1000000000)
 #define LOST_GRACE_NS                                                                              \
     SECOND_NS /* after a call finds a dead connection, how long the thread looks for the reason */
-#define CLOSE_WAIT_NS  (2 * SECOND_NS) /* how long an orderly leave waits for the other side */
+#define CLOSE_WAIT_NS    (2 * SECOND_NS) /* how long an orderly leave waits for the other side */
 #define REPORTER_WAIT_NS SECOND_NS       /* wait for a reporter whose end this rank does not see */
-#define HEAD_BYTES     offsetof(commi_frame, text)
+#define HEAD_BYTES       offsetof(commi_frame, text)
 
 static int64_t beat_interval_ns(const commi_control *self)
 {

@@ -14,13 +14,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "config/config.h"
 #include "base/core_set.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/shard.h"
 #include "base/size.h"
 #include "base/thread.h"
+#include "config/config.h"
 #include "hf/export_internal.h"
 #include "hf/hf.h"
 #include "hf/weights.h"

@@ -16,11 +16,11 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "config/config.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
+#include "config/config.h"
 #include "format/hf_checkpoint.h"
 #include "hf/hf.h"
 #include "hf/import_stream.h"

@@ -1,6 +1,6 @@
 /* Opening what was trained; see trained.h. */
-#include "config/config.h"
 #include "infer/opened_model.h"
+#include "config/config.h"
 
 #include <errno.h>
 #include <inttypes.h>

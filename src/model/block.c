@@ -3,7 +3,8 @@
  *   middle = x + proj(attention(rope(qkv(norm1(x)))))      rope(head_norm(qkv)) where heads have norms
  *   y      = middle + down(activation(up(norm2(middle))))
  *
- * The sequence of ops depends on shapes alone. Activations live in `saved` (modeli_block_layout) and in
+ * The sequence of ops depends on shapes alone. Activations live in `saved` (modeli_block_layout)
+ * and in
  * the caller's boundary buffers, which serve as scratch until their own value is due: call->output
  * (forward) and run->grad, which is call->input_grad (backward), first hold the attention branch's
  * projection. `temp` is the library's scratch, and run->grad where nobody wants the gradient of the
@@ -24,7 +25,8 @@ static int linear(const modeli_block_run *run, enum modeli_product which, modeli
     return modeli_lora_outer(run, layer, target);
 }
 
-/* Parameter gradients of a linear layer: dW += dY^T X, or = where it is fresh; db += column sums of dY. */
+/* Parameter gradients of a linear layer: dW += dY^T X, or = where it is fresh; db += column sums of
+ * dY. */
 static int linear_weight_grad(const modeli_block_run *run, enum modeli_product which,
                               modeli_pair weights, const void *output_grad, uint64_t out,
                               const void *source)

@@ -1,5 +1,5 @@
-/* What block.c (whole blocks), block_parts.c (blocks in parts) and block_steps.c share: the steps of a
- * block between its linear layers, which need no weights but those of the norms. */
+/* What block.c (whole blocks), block_parts.c (blocks in parts) and block_steps.c share: the steps
+ * of a block between its linear layers, which need no weights but those of the norms. */
 #ifndef SLUICE_MODEL_BLOCK_INTERNAL_H
 #define SLUICE_MODEL_BLOCK_INTERNAL_H
 
@@ -65,8 +65,8 @@ int modeli_block_attend_grad(const modeli_block_run *run) MUST_CHECK;
 int modeli_block_head_norm_grad(const modeli_block_run *run, uint64_t q_norm,
                                 uint64_t k_norm) MUST_CHECK;
 
-/* ffn_output from ffn_input. The gradient: from that of ffn_output to that of ffn_input, each in the
- * place of its value. */
+/* ffn_output from ffn_input. The gradient: from that of ffn_output to that of ffn_input, each in
+ * the place of its value. */
 int modeli_block_activate(const modeli_block_run *run) MUST_CHECK;
 int modeli_block_activate_grad(const modeli_block_run *run) MUST_CHECK;
 
@@ -78,8 +78,8 @@ int modeli_lora_inner(const modeli_block_run *run, enum modeli_layer layer,
                       const void *source) MUST_CHECK;
 int modeli_lora_outer(const modeli_block_run *run, enum modeli_layer layer,
                       void *target) MUST_CHECK;
-/* Gradients of their weights; then, with nothing in between that uses temp beyond the library's scratch,
- * what is added to the gradient of the layer's input. */
+/* Gradients of their weights; then, with nothing in between that uses temp beyond the library's
+ * scratch, what is added to the gradient of the layer's input. */
 int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer layer,
                              const void *output_grad, const void *source) MUST_CHECK;
 int modeli_lora_input_grads(const modeli_block_run *run, enum modeli_layer layer,

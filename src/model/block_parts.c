@@ -1,5 +1,5 @@
-/* A block in parts: each pass runs rows of one linear layer, that is columns of its output, with what
- * stands before the layer in its first part and what follows it in its last:
+/* A block in parts: each pass runs rows of one linear layer, that is columns of its output, with
+ * what stands before the layer in its first part and what follows it in its last:
  *
  *   forward, recompute    norm1, qkv ..  (norms of heads,) rope, attention | proj .. | norm2, up .. activation
  *                         | down .. + middle (forward only)
@@ -75,7 +75,8 @@ static int forward(const modeli_block_run *run, const modeli_part *part)
     return part->layer == MODELI_LAYER_DOWN ? modeli_block_add_middle(run) : 0;
 }
 
-/* Bias gradients: the column sums of the whole output gradient are taken once, each part adds its own. */
+/* Bias gradients: the column sums of the whole output gradient are taken once, each part adds its
+ * own. */
 static int bias_grad(const modeli_block_run *run, const modeli_part *part, const layer_operands *of)
 {
     const model *self = run->self;

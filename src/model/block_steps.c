@@ -120,7 +120,8 @@ static void *head_of(const modeli_block_run *run, void *qkv, uint64_t heads_befo
     return modeli_at(qkv, columns * dtype_bytes(run->self->type));
 }
 
-/* The norms of q's heads, or of k's, which lie right behind. In the gradient `data` is that of qkv. */
+/* The norms of q's heads, or of k's, which lie right behind. In the gradient `data` is that of
+ * qkv. */
 static head_norm_args head_norm(const modeli_block_run *run, bool is_k, uint64_t weight, void *data)
 {
     const model *self = run->self;

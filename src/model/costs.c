@@ -1,5 +1,5 @@
-/* What runs in a pass: the products, attention and row-wise kernels that block.c, block_parts.c, head.c and
- * head_parts.c call, counted from the same shapes. Pure; allocates nothing. */
+/* What runs in a pass: the products, attention and row-wise kernels that block.c, block_parts.c,
+ * head.c and head_parts.c call, counted from the same shapes. Pure; allocates nothing. */
 #include <assert.h>
 #include <string.h>
 
@@ -58,8 +58,8 @@ static double attention_flops(const model *self)
            (double)self->products->shape.attention_columns;
 }
 
-/* Of q and of k: what was there, what is there now, and a copy; or in the gradient the copy, the gradient
- * and what becomes of it. */
+/* Of q and of k: what was there, what is there now, and a copy; or in the gradient the copy, the
+ * gradient and what becomes of it. */
 static void head_norms(const model *self, enum model_row_kind kind, model_costs *costs)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -315,8 +315,8 @@ static void final_norm(const model *self, bool backward, model_costs *costs)
                 (backward ? 3 : 2) * self->spec.hidden_size);
 }
 
-/* How logits are made: `in_parts`: gradients are summed in fp32 over parts; the first to run does not add.
- * weights, inner: the gradients that are wanted; both absent in a forward. */
+/* How logits are made: `in_parts`: gradients are summed in fp32 over parts; the first to run does
+ * not add. weights, inner: the gradients that are wanted; both absent in a forward. */
 struct logits_run {
     bool in_parts, begins, backward, weights, inner;
 };

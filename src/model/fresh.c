@@ -1,7 +1,8 @@
-/* How the gradients of a step begin. The first pass of a backward that adds to a unit's accumulator finds anything
- * in it (model_call.fresh). The matrices are most of a unit and need no zeros: their products write instead of
- * adding. All else, which kernels add to (norms, biases, tables) or nothing touches (padding; in a tied embedding the
- * positions, whose turn comes with another stage), is filled with zeros before the pass. Allocates nothing. */
+/* How the gradients of a step begin. The first pass of a backward that adds to a unit's accumulator
+ * finds anything in it (model_call.fresh). The matrices are most of a unit and need no zeros: their
+ * products write instead of adding. All else, which kernels add to (norms, biases, tables) or
+ * nothing touches (padding; in a tied embedding the positions, whose turn comes with another
+ * stage), is filled with zeros before the pass. Allocates nothing. */
 #include <assert.h>
 
 #include "model/model_internal.h"

@@ -2,8 +2,8 @@
  * layer, GELU in its tanh form. Pure.
  *
  * Names are Hugging Face's. There the linear layers of a block (c_attn, c_proj, c_fc) are of class
- * Conv1D and stored [in, out]; here every linear weight is stored [out, in], so importing and exporting
- * these four tensors of a block transposes them. */
+ * Conv1D and stored [in, out]; here every linear weight is stored [out, in], so importing and
+ * exporting these four tensors of a block transposes them. */
 #include "model/model_internal.h"
 
 static modeli_pair add_norm(modeli_lister *list, const char *weight_name, const char *bias_name,

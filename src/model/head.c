@@ -1,6 +1,6 @@
-/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head goes
- * through the rows in chunks, so that logits for all tokens never exist; its backward makes losses and
- * gradients in one pass. Allocates nothing. */
+/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head
+ * goes through the rows in chunks, so that logits for all tokens never exist; its backward makes
+ * losses and gradients in one pass. Allocates nothing. */
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -146,8 +146,8 @@ static int head_chunk(model *self, void *stream, const model_call *call,
                        matrix_grad, scratch);
 }
 
-/* Where the backward puts the gradient of the normed rows, then that of the input: temp where only the
- * norm wants it, NULL where nothing does. */
+/* Where the backward puts the gradient of the normed rows, then that of the input: temp where only
+ * the norm wants it, NULL where nothing does. */
 static void *normed_grad(const model *self, const model_call *call)
 {
     if (call->input_grad != NULL)

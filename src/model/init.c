@@ -1,6 +1,6 @@
-/* Initial weights: a function of (seed, unit, element) alone, so that any rank can make any range. Unit
- * and element are those of the model that is not cut, so that parts have the weights of the whole.
- * Allocates nothing; parallel over elements on the caller's OpenMP team. */
+/* Initial weights: a function of (seed, unit, element) alone, so that any rank can make any range.
+ * Unit and element are those of the model that is not cut, so that parts have the weights of the
+ * whole. Allocates nothing; parallel over elements on the caller's OpenMP team. */
 #include <math.h>
 
 #include "base/rng.h"

@@ -1,6 +1,6 @@
-/* What learns: the selection of units, checked and brought to one form, and units split in two where some
- * of their tensors learn and others do not, or where there are adapters. See model.h. Allocates the tensors
- * of split units. */
+/* What learns: the selection of units, checked and brought to one form, and units split in two
+ * where some of their tensors learn and others do not, or where there are adapters. See model.h.
+ * Allocates the tensors of split units. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -197,7 +197,8 @@ static bool goes_apart(const model *self, bool is_head, uint64_t offset_elems)
             offset_elems == shape->q_norm || offset_elems == shape->k_norm);
 }
 
-/* Copies the tensors of one of the two units. What lay right behind its predecessor does so again. */
+/* Copies the tensors of one of the two units. What lay right behind its predecessor does so
+ * again. */
 static void list_half(model *self, const model_unit *source, bool is_head, bool apart,
                       modeli_lister *list)
 {

@@ -4,12 +4,13 @@
  *   backward, given dy:  du = s dy B;  dB += dy^T u;  dA += du^T x;  dx += du A
  *   (dA and dB are written where they are fresh)
  *
- * All products in the working dtype with fp32 sums; what is added to y and dx is rounded to it first, as
- * PEFT does. The scale is on u and du, which are small. u [N,rank] of every adapter lies in `saved`, its
- * rows MODELI_RANK_STEP apart or a multiple. A layer that is one product for several targets (q, k, v; gate,
- * up) has an adapter for each, on its columns of the output. Temp, behind the library's scratch
- * (modeli_lora_temp): `delta`, the largest of what is added to y or dx, and of dy's columns where they are
- * not the whole layer; du of a layer's adapters. Allocates nothing but products, in model_prepare. */
+ * All products in the working dtype with fp32 sums; what is added to y and dx is rounded to it
+ * first, as PEFT does. The scale is on u and du, which are small. u [N,rank] of every adapter lies
+ * in `saved`, its rows MODELI_RANK_STEP apart or a multiple. A layer that is one product for
+ * several targets (q, k, v; gate, up) has an adapter for each, on its columns of the output. Temp,
+ * behind the library's scratch (modeli_lora_temp): `delta`, the largest of what is added to y or
+ * dx, and of dy's columns where they are not the whole layer; du of a layer's adapters. Allocates
+ * nothing but products, in model_prepare. */
 #include <assert.h>
 #include <string.h>
 

@@ -162,12 +162,12 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
     return check_sizes(spec, micro_batch);
 }
 
-/* The logits of a chunk and their gradient take chunk * V * 6 bytes (bf16), the output matrix and its
- * fp32 gradient C * V * 6. With a quarter of C rows the chunk stays a quarter of what the head needs
- * anyway, while adding into the fp32 gradient (8 V C bytes a chunk) stays small against the chunk's
- * products. Small models take up to C rows, since each chunk packs the matrix twice and adds to all of
- * its gradient: GPT-2 (C = 768, V = 50257, bf16, 2 cores with AMX) trains 1.02 to 1.05 times as fast with
- * 768 rows, 221 MiB, as with 384, at 1024 and at 4096 rows in all. */
+/* The logits of a chunk and their gradient take chunk * V * 6 bytes (bf16), the output matrix and
+ * its fp32 gradient C * V * 6. With a quarter of C rows the chunk stays a quarter of what the head
+ * needs anyway, while adding into the fp32 gradient (8 V C bytes a chunk) stays small against the
+ * chunk's products. Small models take up to C rows, since each chunk packs the matrix twice and
+ * adds to all of its gradient: GPT-2 (C = 768, V = 50257, bf16, 2 cores with AMX) trains 1.02 to
+ * 1.05 times as fast with 768 rows, 221 MiB, as with 384, at 1024 and at 4096 rows in all. */
 static uint64_t chunk_rows_of(uint64_t channels, uint64_t rows)
 {
     uint64_t least = size_min(channels, CHUNK_ROWS_SMALL);

@@ -1,10 +1,12 @@
-/* Model families as lists of units (what is fetched together) and stages (what is computed in order).
+/* Model families as lists of units (what is fetched together) and stages (what is computed in
+ * order).
  *
- * A unit is a flat vector of parameters: its tensors one after the other, each beginning on a multiple
- * of MODEL_TENSOR_ALIGN_ELEMS, the whole padded with zeros to a multiple of 4096 (SHARD_ELEMS_STEP).
- * Llama's k and v lie right behind q, their biases (where there are any) likewise, and up right behind
- * gate, without padding, whatever their sizes: each such group is one matrix, or vector, for one product.
- * A stage is one step of the forward order and names the unit (or two) whose parameters it needs:
+ * A unit is a flat vector of parameters: its tensors one after the other, each beginning on a
+ * multiple of MODEL_TENSOR_ALIGN_ELEMS, the whole padded with zeros to a multiple of 4096
+ * (SHARD_ELEMS_STEP). Llama's k and v lie right behind q, their biases (where there are any)
+ * likewise, and up right behind gate, without padding, whatever their sizes: each such group is one
+ * matrix, or vector, for one product. A stage is one step of the forward order and names the unit
+ * (or two) whose parameters it needs:
  *
  *   stage 0      embed     unit 0            tokens -> x0
  *   stage 1..L   block i   unit i            x(i-1) -> x(i)
@@ -15,14 +17,15 @@
  * recomputes its inner activations from its boundary input into `saved`. The head's backward does
  * forward, loss and backward in one, by chunks of rows, so that logits for all tokens never exist.
  *
- * Parts. A unit whose working params would be larger than spec.max_part_bytes is cut (memory-centric
- * tiling): every linear layer into blocks of its output columns, which are rows of the stored matrix,
- * the embedding and an untied output matrix into blocks of vocabulary rows. Each part is a unit of its
- * own; the norm before a layer lies in the layer's first part, the final norm is a unit. Numbers and
- * names of units in the order of the forward: embed.0 embed.1 .. embed.positions.0, then for each block
- * block.0.qkv.0 .. proj.0 .. up.0 .. down.0 .., then head.norm, head.0 .. (a tied head's matrix is the
- * embedding's parts). A stage over a cut unit runs as several passes, each with the params of one part,
- * and what one pass leaves for the next ones lies in `saved`:
+ * Parts. A unit whose working params would be larger than spec.max_part_bytes is cut
+ * (memory-centric tiling): every linear layer into blocks of its output columns, which are rows of
+ * the stored matrix, the embedding and an untied output matrix into blocks of vocabulary rows. Each
+ * part is a unit of its own; the norm before a layer lies in the layer's first part, the final norm
+ * is a unit. Numbers and names of units in the order of the forward: embed.0 embed.1 ..
+ * embed.positions.0, then for each block block.0.qkv.0 .. proj.0 .. up.0 .. down.0 .., then
+ * head.norm, head.0 .. (a tied head's matrix is the embedding's parts). A stage over a cut unit
+ * runs as several passes, each with the params of one part, and what one pass leaves for the next
+ * ones lies in `saved`:
  *
  *   block, forward   norm1+qkv.0 qkv.1 .. | proj.0 .. | norm2+up.0 .. | down.0 ..
  *          backward  [recompute as forward without down]  .. down.1 down.0 | .. up.0 | .. | .. qkv.0
@@ -31,22 +34,23 @@
  *   head, forward    norm | logits.0 logits.1 .. (softmax over all parts)
  *         backward   the same, then gradients  .. logits.1 logits.0 | norm
  *
- * Which parts there are is a function of the spec, the dtype and max_part_bytes alone. Initial weights
- * do not depend on the cut. Losses and gradients do, by fp32 rounding: sums over a layer's parts.
- * Stages whose units are small enough have one pass, as ever.
+ * Which parts there are is a function of the spec, the dtype and max_part_bytes alone. Initial
+ * weights do not depend on the cut. Losses and gradients do, by fp32 rounding: sums over a layer's
+ * parts. Stages whose units are small enough have one pass, as ever.
  *
- * What learns. spec.learn selects the units that learn; the others are frozen (model_unit.is_frozen): no
- * pass adds to their gradients. Where the tensors of one unit differ in that, the unit is split in two,
- * the same way in every block, and the stage's passes name the second as units[1]:
+ * What learns. spec.learn selects the units that learn; the others are frozen
+ * (model_unit.is_frozen): no pass adds to their gradients. Where the tensors of one unit differ in
+ * that, the unit is split in two, the same way in every block, and the stage's passes name the
+ * second as units[1]:
  *
  *   block.i, block.i.norms   the matrices; the norms, where they are selected apart
  *   head, head.norm          likewise of an untied head (a tied one's own unit is its norm already)
  *   block.i, block.i.lora    the base; its adapters (spec.lora), and its norms where selected apart
  *
- * The second unit's number follows the first's. Tensors of the base keep their initial weights. A tied
- * embedding is one unit: it learns at both ends or at none. Stages before the first one with a unit that
- * learns have no backward and no recompute pass; the backward of that first one is given no input_grad
- * and makes none (of a cut block it is still what its passes leave for each other).
+ * The second unit's number follows the first's. Tensors of the base keep their initial weights. A
+ * tied embedding is one unit: it learns at both ends or at none. Stages before the first one with a
+ * unit that learns have no backward and no recompute pass; the backward of that first one is given
+ * no input_grad and makes none (of a cut block it is still what its passes leave for each other).
  *
  * model_create needs no device: shapes, bytes and flops are known before anything is allocated.
  * model_prepare makes the products for one backend. One thread. */
@@ -73,8 +77,8 @@ struct model_range {
 };
 typedef struct model_range model_range;
 
-/* Which tensors of the base learn: the union of all that is said. All zeros: everything learns, or with
- * adapters nothing of the base. */
+/* Which tensors of the base learn: the union of all that is said. All zeros: everything learns, or
+ * with adapters nothing of the base. */
 struct model_learn {
     bool is_given;           /* else everything as above */
     bool embed, head, norms; /* norms: of all blocks, and the final one */
@@ -83,8 +87,8 @@ struct model_learn {
 };
 typedef struct model_learn model_learn;
 
-/* Low-rank adapters (Hu et al. 2021) of linear layers, in every block: y = W x + b + (alpha / rank) B (A x),
- * A [rank, in], B [out, rank]. rank 0: none. */
+/* Low-rank adapters (Hu et al. 2021) of linear layers, in every block: y = W x + b + (alpha / rank)
+ * B (A x), A [rank, in], B [out, rank]. rank 0: none. */
 struct model_lora {
     uint64_t rank;
     double alpha;
@@ -117,21 +121,23 @@ typedef struct model_spec model_spec;
 enum tensor_init {
     TENSOR_INIT_NORMAL,
     TENSOR_INIT_NORMAL_RESIDUAL,
-    TENSOR_INIT_UNIFORM, /* in +-1 / sqrt(columns): A of an adapter, as PEFT has it (Kaiming, a = sqrt 5) */
+    /* in +-1 / sqrt(columns): A of an adapter, as PEFT has it (Kaiming, a = sqrt 5) */
+    TENSOR_INIT_UNIFORM,
     TENSOR_INIT_ZERO,
     TENSOR_INIT_ONE
 };
 
 struct model_tensor {
-    char
-        name[MODEL_NAME_BYTES]; /* as Hugging Face names it, for example "h.0.attn.c_attn.weight" */
-    uint64_t rows, columns; /* [rows, columns]; a vector has rows 1. Linear weights are [out, in];
-                                    Hugging Face stores those of GPT-2's blocks (Conv1D) transposed */
-    uint64_t offset_elems;  /* within the unit's flat vector */
+    /* as Hugging Face names it, for example "h.0.attn.c_attn.weight" */
+    char name[MODEL_NAME_BYTES];
+    /* [rows, columns]; a vector has rows 1. Linear weights are [out, in]; Hugging Face stores those
+     * of GPT-2's blocks (Conv1D) transposed */
+    uint64_t rows, columns;
+    uint64_t offset_elems; /* within the unit's flat vector */
     uint64_t row_begin,
-        whole_rows; /* a part holds rows [row_begin, row_begin + rows) of a matrix of
-                                       whole_rows; uncut: 0 and rows. A slice of a vector (bias) counts
-                                       its elements as rows, of one column */
+        /* a part holds rows [row_begin, row_begin + rows) of a matrix of whole_rows; uncut: 0 and
+         * rows. A slice of a vector (bias) counts its elements as rows, of one column */
+        whole_rows;
     enum tensor_init init;
     bool is_adapter; /* A or B of an adapter, "h.0.attn.c_attn.lora_A.weight" */
 };
@@ -149,11 +155,11 @@ typedef struct model_unit model_unit;
 
 enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
 
-/* One pass of a stage. What one pass wrote to a buffer must stay until the last pass of the phase that
- * uses it, also through passes that do not (ACCESS_NONE); a part of a buffer that no pass wrote yet is
- * not read. The pass is what runs for each micro-batch while the params of its units are there. All of a
- * phase's passes run in order, for every micro-batch; a backward may follow its own recompute or,
- * where `saved` was kept, its forward directly. */
+/* One pass of a stage. What one pass wrote to a buffer must stay until the last pass of the phase
+ * that uses it, also through passes that do not (ACCESS_NONE); a part of a buffer that no pass
+ * wrote yet is not read. The pass is what runs for each micro-batch while the params of its units
+ * are there. All of a phase's passes run in order, for every micro-batch; a backward may follow its
+ * own recompute or, where `saved` was kept, its forward directly. */
 struct model_pass {
     uint32_t units[2];
     uint32_t unit_count;
@@ -161,9 +167,10 @@ struct model_pass {
     bool adds_grads[2];       /* whether grads[i] are added to; never of a frozen unit */
     uint64_t zeroed_bytes[2]; /* of those: what a first call fills with zeros (model_call.fresh) */
     uint8_t input, output, output_grad, input_grad, losses; /* enum operand_access */
-    uint8_t saved; /* the same; NONE in an uncut stage, where the caller decides whether to keep it:
-                      the memory is needed all the same */
-    double flops;  /* of an uncut backward with recompute_flops, which kept activations save */
+    /* the same; NONE in an uncut stage, where the caller decides whether to keep it: the memory is
+     * needed all the same */
+    uint8_t saved;
+    double flops; /* of an uncut backward with recompute_flops, which kept activations save */
     uint64_t dram_bytes, temp_bytes; /* temp: scratch of this pass alone */
 };
 typedef struct model_pass model_pass;
@@ -182,8 +189,8 @@ struct model_stage {
     double forward_flops;             /* matrix products and attention */
     double backward_flops;            /* without recomputation (the head: backward alone) */
     double recompute_flops;           /* what the backward op computes again (0 for embed) */
-    uint64_t
-        forward_dram_bytes; /* estimates, for the simulator (shapes.c says how); the backward */
+    /* estimates, for the simulator (shapes.c says how); the backward */
+    uint64_t forward_dram_bytes;
     uint64_t backward_dram_bytes; /* includes the recomputation */
 };
 typedef struct model_stage model_stage;
@@ -220,14 +227,14 @@ void model_destroy(model *self);
 /* How a model is called that does not train. */
 struct model_window {
     uint64_t tokens; /* T of a call, at most spec.seq_length; 0: that */
-    uint64_t
-        cache_positions; /* where calls go on from each other: positions that keys and values are kept
-                                 of, at most spec.seq_length. micro_batch is 1 then. 0: they do not */
+    /* where calls go on from each other: positions that keys and values are kept of, at most
+     * spec.seq_length. micro_batch is 1 then. 0: they do not */
+    uint64_t cache_positions;
 };
 typedef struct model_window model_window;
 
-/* The same units as model_create's, for calls of another length: for evaluation and generation, forward
- * alone. */
+/* The same units as model_create's, for calls of another length: for evaluation and generation,
+ * forward alone. */
 int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
                         const model_window *window, model **out) MUST_CHECK;
 
@@ -243,15 +250,15 @@ int model_fill_constants(model *self, void *stream, void *constants) MUST_CHECK;
 void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
                       uint64_t count, float *master);
 
-/* The memory of one call: one pass of a stage, one micro-batch. What the pass does not use (model_pass)
- * may be NULL. All device memory, no two buffers overlapping:
- * output and input_grad serve as scratch before their value is written. */
+/* The memory of one call: one pass of a stage, one micro-batch. What the pass does not use
+ * (model_pass) may be NULL. All device memory, no two buffers overlapping: output and input_grad
+ * serve as scratch before their value is written. */
 struct model_call {
-    const void *params[2];   /* whole flat vectors of the pass's units, in `type` */
-    float *grads[2];         /* their fp32 accumulators; backward only; NULL: not wanted, frozen */
-    bool fresh[2];           /* grads[i] holds nothing yet: all of the unit, what this pass does not
-                                touch included, is written and nothing read. Matrices are begun by
-                                their products, the rest with zeros */
+    const void *params[2]; /* whole flat vectors of the pass's units, in `type` */
+    float *grads[2];       /* their fp32 accumulators; backward only; NULL: not wanted, frozen */
+    /* grads[i] holds nothing yet: all of the unit, what this pass does not touch included, is
+     * written and nothing read. Matrices are begun by their products, the rest with zeros */
+    bool fresh[2];
     const int32_t *tokens;   /* [B,T]: embed and head only (may be set always) */
     const int32_t *targets;  /* [B,T]; -1 ignored: head */
     const void *input;       /* [B,T,C]; NULL for embed */
@@ -263,11 +270,11 @@ struct model_call {
     void *saved;      /* [saved_bytes]; used up by the backward: undefined after it */
     void *temp;       /* [forward_temp_bytes or backward_temp_bytes] */
     const void *constants;
-    /* Of a model with cache_positions: the call's tokens are those at `position` and behind it, `count` of
-     * them; rows behind these are padding, whose outputs mean nothing. */
-    void *
-        cache; /* [L][2][G][cache_positions][D] in `type`: keys, values; of positions before the call's
-                    they are read, of the call's written */
+    /* Of a model with cache_positions: the call's tokens are those at `position` and behind it,
+     * `count` of them; rows behind these are padding, whose outputs mean nothing. */
+    /* [L][2][G][cache_positions][D] in `type`: keys, values; of positions before the call's they
+     * are read, of the call's written */
+    void *cache;
     uint64_t position, count;
     uint64_t layer; /* of a block: which */
 };
@@ -278,13 +285,15 @@ typedef struct model_call model_call;
 int model_forward(model *self, uint32_t stage, void *stream, const model_call *call) MUST_CHECK;
 
 /* Backward of a stage. Blocks first recompute `saved` from input unless `saved_is_valid`. The head
- * does forward, losses and backward. Gradients are added to grads, or begin them (model_call.fresh). */
+ * does forward, losses and backward. Gradients are added to grads, or begin them
+ * (model_call.fresh). */
 int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
                    bool saved_is_valid) MUST_CHECK;
 
-/* One pass of one phase; the two calls above are its whole stages where nothing is cut. For a cut stage
- * `saved` holds what its passes leave for each other. In an uncut stage's backward `saved_is_valid`
- * says that the caller kept `saved` from the forward; a cut stage's always finds it filled. */
+/* One pass of one phase; the two calls above are its whole stages where nothing is cut. For a cut
+ * stage `saved` holds what its passes leave for each other. In an uncut stage's backward
+ * `saved_is_valid` says that the caller kept `saved` from the forward; a cut stage's always finds
+ * it filled. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 
@@ -293,8 +302,8 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
 int model_logits(model *self, void *stream, const model_call *call, uint64_t row,
                  float *logits) MUST_CHECK;
 
-/* The same for any head: pass `pass` of its forward, all of them in order with one `saved`; each pass
- * of a cut head fills its own part of the logits. */
+/* The same for any head: pass `pass` of its forward, all of them in order with one `saved`; each
+ * pass of a cut head fills its own part of the logits. */
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits) MUST_CHECK;
 
@@ -334,26 +343,27 @@ struct model_costs {
 };
 typedef struct model_costs model_costs;
 
-/* One pass of one micro-batch; of an uncut block's backward with the recomputation, as model_pass.flops
- * has it: the flops of both are equal. */
+/* One pass of one micro-batch; of an uncut block's backward with the recomputation, as
+ * model_pass.flops has it: the flops of both are equal. */
 void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
                       model_costs *out);
 
-/* Of an uncut block: what its backward need not run where `saved` is kept. Nothing of other stages. */
+/* Of an uncut block: what its backward need not run where `saved` is kept. Nothing of other
+ * stages. */
 void model_kept_costs(const model *self, uint32_t stage, model_costs *out);
 
 /* Of products and attention, counted as model_stage's are. */
 double model_costs_flops(const model_costs *costs);
 
-/* The name of target `idx` of a family's linear layers, as PEFT's target_modules has it ("q_proj"; gpt2's
- * two c_proj are "attn.c_proj" and "mlp.c_proj"); NULL from the number of targets on. */
+/* The name of target `idx` of a family's linear layers, as PEFT's target_modules has it ("q_proj";
+ * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"); NULL from the number of targets on. */
 const char *model_lora_target(enum model_family family, uint32_t idx);
 
-/* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
- * matrix ones) * tokens plus 12 * L * H * D * T * tokens / 2 for causal attention; recomputation not
- * counted. Of each 6, 2 are the forward, 2 the gradient of the input and 2 its own: a matrix that does not
- * learn costs 4, one of a stage before the first that learns 2, and attention there a third; adapters cost 6
- * for each of their parameters. */
+/* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters
+ * (the matrix ones) * tokens plus 12 * L * H * D * T * tokens / 2 for causal attention;
+ * recomputation not counted. Of each 6, 2 are the forward, 2 the gradient of the input and 2 its
+ * own: a matrix that does not learn costs 4, one of a stage before the first that learns 2, and
+ * attention there a third; adapters cost 6 for each of their parameters. */
 double model_step_flops(const model *self, uint64_t tokens);
 
 #endif

@@ -41,9 +41,9 @@ struct modeli_pair {
 };
 typedef struct modeli_pair modeli_pair;
 
-/* What a family is, and where its parameters lie. Filled while units are listed; all blocks have the
- * same offsets. Names of dimensions: N rows, C hidden, A = H D, P = (H + 2G) D, E rows of the ffn's
- * first product (F, or 2F for SwiGLU). */
+/* What a family is, and where its parameters lie. Filled while units are listed; all blocks have
+ * the same offsets. Names of dimensions: N rows, C hidden, A = H D, P = (H + 2G) D, E rows of the
+ * ffn's first product (F, or 2F for SwiGLU). */
 struct modeli_shape {
     enum norm_kind norm;
     enum activation_kind activation;
@@ -109,10 +109,10 @@ struct modeli_head_layout {
 };
 typedef struct modeli_head_layout modeli_head_layout;
 
-/* temp of the head, for a chunk of logits of `columns` columns: logits [chunk,columns] fp32, then in
- * the backward their gradient [chunk,columns] (at the same place where the type is fp32), then the
- * scratch of the library. model_logits of a whole head lays its one row in temp: mean, rstd, normed
- * [C], scratch. */
+/* temp of the head, for a chunk of logits of `columns` columns: logits [chunk,columns] fp32, then
+ * in the backward their gradient [chunk,columns] (at the same place where the type is fp32), then
+ * the scratch of the library. model_logits of a whole head lays its one row in temp: mean, rstd,
+ * normed [C], scratch. */
 struct modeli_chunk_layout {
     uint64_t logits, logits_grad, forward_scratch, backward_scratch;
     uint64_t row_mean, row_rstd, row_normed;
@@ -180,15 +180,15 @@ struct modeli_part {
     modeli_pair norm,
         weights;             /* within the part's unit. norm: first parts of qkv and up, and NORM */
     uint64_t q_norm, k_norm; /* the same: the last part of qkv, where heads have norms */
-    modeli_part_products
-        products[2];           /* of rows; OUTPUT: of a chunk, and of the last, shorter one */
+    /* of rows; OUTPUT: of a chunk, and of the last, shorter one */
+    modeli_part_products products[2];
     kernel_matmul *row_logits; /* OUTPUT: one row, for model_logits */
     uint64_t forward_scratch_bytes, backward_scratch_bytes;
 };
 typedef struct modeli_part modeli_part;
 
-/* The parts of the embedding, of a block or of the head, in the order of the forward. The output parts
- * of a tied head are the embedding's table parts. count 0: the unit is whole. */
+/* The parts of the embedding, of a block or of the head, in the order of the forward. The output
+ * parts of a tied head are the embedding's table parts. count 0: the unit is whole. */
 struct modeli_parts {
     modeli_part *items;
     uint32_t count;
@@ -301,7 +301,8 @@ struct modeli_work {
 typedef struct modeli_work modeli_work;
 
 /* learn.c */
-/* Checks spec.learn and spec.lora of a checked spec and brings them to one form for equal selections. */
+/* Checks spec.learn and spec.lora of a checked spec and brings them to one form for equal
+ * selections. */
 int modeli_check_learn(model_spec *spec) MUST_CHECK;
 void modeli_choose_split(model *self);                /* before modeli_cut */
 int modeli_check_split(const model *self) MUST_CHECK; /* after it */
@@ -326,8 +327,8 @@ void modeli_release_lora(model *self);
 void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage);
 void modeli_lora_scratch(const model *self, uint64_t *forward, uint64_t *backward);
 
-/* parts.c: decides which kinds of unit are cut and fills products.embed, block, head but for offsets.
- * ERR_CONFIG where a row does not fit into model.max_part_bytes. */
+/* parts.c: decides which kinds of unit are cut and fills products.embed, block, head but for
+ * offsets. ERR_CONFIG where a row does not fit into model.max_part_bytes. */
 int modeli_cut(model *self, const modeli_whole *whole) MUST_CHECK;
 const char *modeli_layer_name(enum modeli_layer layer);
 modeli_pair modeli_layer_whole(const modeli_shape *shape, enum modeli_layer layer);
@@ -357,8 +358,9 @@ static inline uint64_t modeli_call_tokens(const model *self, const model_call *c
 }
 
 /* shapes.c: pure functions of the model. */
-/* Elements from row to row of a chunk of logits: rows begin on multiples of 16 bytes in every type, which
- * products on a GPU ask for, and odd vocabularies such as GPT-2's do not give by themselves. */
+/* Elements from row to row of a chunk of logits: rows begin on multiples of 16 bytes in every
+ * type, which products on a GPU ask for, and odd vocabularies such as GPT-2's do not give by
+ * themselves. */
 static inline uint64_t modeli_logits_stride(uint64_t columns)
 {
     return size_round_up(columns, 8);
@@ -379,8 +381,8 @@ int modeli_create_passes(model *self) MUST_CHECK;
 void modeli_size_passes(
     model *self); /* after the stages' bytes and flops; sums those of cut stages */
 void modeli_destroy_passes(model *self);
-/* The part that a pass of a cut stage is about, and whether the pass makes gradients: all of a backward
- * do but the head's first half. */
+/* The part that a pass of a cut stage is about, and whether the pass makes gradients: all of a
+ * backward do but the head's first half. */
 const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_t stage,
                                     uint32_t pass, bool *backward);
 
@@ -393,14 +395,15 @@ int modeli_make_part_products(model *self) MUST_CHECK;
 void modeli_release_part_products(model *self);
 void modeli_release_products(model *self);
 
-/* fresh.c: zeros in the fresh accumulators of a call of a backward pass, but for the matrices, which the
- * products of the pass write. And how many bytes that is of the pass's unit i. */
+/* fresh.c: zeros in the fresh accumulators of a call of a backward pass, but for the matrices,
+ * which the products of the pass write. And how many bytes that is of the pass's unit i. */
 int modeli_begin_grads(model *self, uint32_t stage, uint32_t pass, void *stream,
                        const model_call *call) MUST_CHECK;
 uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, uint32_t i);
 
 /* block.c, head.c: whole stages. */
-/* What every call of the embedding has in common, for a whole table or a part: the tables are absent. */
+/* What every call of the embedding has in common, for a whole table or a part: the tables are
+ * absent. */
 embedding_args modeli_embedding(const model *self, const model_call *call);
 embedding_grad_args modeli_embedding_grad(const model *self, const model_call *call);
 int modeli_embed_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
@@ -429,7 +432,8 @@ int modeli_head_part(model *self, void *stream, const model_call *call, const mo
 int modeli_row_logits_part(model *self, void *stream, const model_call *call,
                            const modeli_part *part, uint64_t row, float *logits) MUST_CHECK;
 
-/* Offset of the first row that a call needs of the position table at `table`, which may be absent. */
+/* Offset of the first row that a call needs of the position table at `table`, which may be
+ * absent. */
 static inline uint64_t modeli_position_row(const model *self, const model_call *call,
                                            uint64_t table)
 {

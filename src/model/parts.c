@@ -1,5 +1,6 @@
-/* How units that are too large are cut (memory-centric tiling): which parts there are, each with rows of
- * one layer. A function of the spec, the type and max_part_bytes alone. Allocates the lists of parts. */
+/* How units that are too large are cut (memory-centric tiling): which parts there are, each with
+ * rows of one layer. A function of the spec, the type and max_part_bytes alone. Allocates the lists
+ * of parts. */
 #include <assert.h>
 #include <errno.h>
 
@@ -110,8 +111,8 @@ static bool fits(const model *self, enum modeli_layer layer, bool is_first, uint
     return elems * dtype_bytes(self->type) <= self->spec.max_part_bytes;
 }
 
-/* Rows of a part where `left` are left: as many as fit. Where it costs no more than a quarter of them,
- * a multiple of ROWS_STEP_MAX; else of less, down to ROWS_STEP_MIN. */
+/* Rows of a part where `left` are left: as many as fit. Where it costs no more than a quarter of
+ * them, a multiple of ROWS_STEP_MAX; else of less, down to ROWS_STEP_MIN. */
 static uint64_t rows_of_part(const model *self, enum modeli_layer layer, bool is_first,
                              uint64_t left)
 {
@@ -201,7 +202,8 @@ static int cut_layer(const model *self, enum modeli_layer layer, modeli_parts *p
     return 0;
 }
 
-/* The head of a tied model whose embedding is cut: the norm, and the embedding's table parts again. */
+/* The head of a tied model whose embedding is cut: the norm, and the embedding's table parts
+ * again. */
 static int share_table(const model *self, uint32_t *unit)
 {
     modeli_parts *embed = &self->products->embed, *head = &self->products->head;

@@ -1,6 +1,6 @@
-/* The passes of every stage: which parameters each needs, what it reads and writes, and what it costs.
- * modeli_create_passes makes the lists (model_create), modeli_size_passes fills them whenever bytes or
- * flops of the stages change. See model.h for the order of passes. */
+/* The passes of every stage: which parameters each needs, what it reads and writes, and what it
+ * costs. modeli_create_passes makes the lists (model_create), modeli_size_passes fills them
+ * whenever bytes or flops of the stages change. See model.h for the order of passes. */
 #include <errno.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* model_prepare: every matrix product and the attention of a model, made once per shape on one backend
- * (all blocks share them; part_products.c has those of parts), and the scratch that the backend's
- * library wants. Allocates through the backend; nothing after it does. */
+/* model_prepare: every matrix product and the attention of a model, made once per shape on one
+ * backend (all blocks share them; part_products.c has those of parts), and the scratch that the
+ * backend's library wants. Allocates through the backend; nothing after it does. */
 #include <math.h>
 
 #include "base/size.h"
@@ -79,8 +79,8 @@ static int make_linear(model *self, enum modeli_product forward, enum modeli_lay
     return make(self, forward + first, desc);
 }
 
-/* The products of a chunk of logits, which are fp32 and have no bias. A fresh gradient of the matrix begins with
- * the first chunk, which is never the shorter one. */
+/* The products of a chunk of logits, which are fp32 and have no bias. A fresh gradient of the
+ * matrix begins with the first chunk, which is never the shorter one. */
 static int make_logits(model *self, enum modeli_product first, uint64_t rows)
 {
     uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;

@@ -2,8 +2,8 @@
  * and, once model_prepare knows them, of the library's scratch sizes.
  *
  * FLOPs: a product [m,k] x [k,n] counts 2 m n k. Causal attention counts half of the T x T scores:
- * forward 2 products (Q K^T, P V), so 2 B T T H D; backward 5 (scores again, and the gradients of P,
- * V, Q, K), so 5 B T T H D. Norms, activations and softmax are not counted.
+ * forward 2 products (Q K^T, P V), so 2 B T T H D; backward 5 (scores again, and the gradients of
+ * P, V, Q, K), so 5 B T T H D. Norms, activations and softmax are not counted.
  *
  * DRAM bytes assume that every activation is written once and read by each of its readers, that
  * weights are read once per product and fp32 gradients read and written once: an upper estimate,
@@ -131,7 +131,8 @@ static void size_embed(const model *self, model_stage *stage)
     stage->backward_dram_bytes = 2 * boundary + 2 * 2 * sizeof(float) * boundary_elems;
 }
 
-/* Column pairs that products of weight gradients and of a block's first input gradient read or write. */
+/* Column pairs that products of weight gradients and of a block's first input gradient read or
+ * write. */
 static uint64_t unneeded_columns(const model *self, const modeli_work *work)
 {
     const modeli_shape *shape = &self->products->shape;

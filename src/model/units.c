@@ -79,9 +79,9 @@ static int list_whole_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
     return 0;
 }
 
-/* Rows [begin, end) of a whole unit's tensor, which lies at rows [first, first + rows) of its layer,
- * cut down to those rows; a vector's elements count as rows. Returns the offset, or MODELI_ABSENT where
- * no row of it is wanted. */
+/* Rows [begin, end) of a whole unit's tensor, which lies at rows [first, first + rows) of its
+ * layer, cut down to those rows; a vector's elements count as rows. Returns the offset, or
+ * MODELI_ABSENT where no row of it is wanted. */
 static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *source, uint32_t idx,
                           uint64_t begin, uint64_t end, bool is_vector, bool with_previous)
 {

@@ -1,11 +1,12 @@
-/* One drive: its curve over block size and depth, the smallest setting that is near its best, and that setting
- * beside other work. See probe_internal.h.
+/* One drive: its curve over block size and depth, the smallest setting that is near its best, and
+ * that setting beside other work. See probe_internal.h.
  *
  *   curve     a grid of blocks and depths, read, write and mixed, in turns
  *   near      more rounds of those that may be chosen
  *   chosen    fdatasync, CPU time, beside Adam, beside copies, beside products
  *
- * Mixed is as many requests each way, so that as much is read as written where the drive serves both alike. */
+ * Mixed is as many requests each way, so that as much is read as written where the drive serves
+ * both alike. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

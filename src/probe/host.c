@@ -1,4 +1,5 @@
-/* What the machine is: its name, cores and memory; and the GPU, opened and closed. See probe_internal.h. */
+/* What the machine is: its name, cores and memory; and the GPU, opened and closed. See
+ * probe_internal.h. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,8 +17,8 @@ enum { OPERANDS_MIB_MAX = 2048 };
 /* Of others: more is worth a word. Some is the kernel's own threads. */
 static const double busy_cores = 0.1;
 
-/* CPU time of the machine since it started, in seconds: of all that runs on it (*used), and what a hypervisor gave to
- * others (*stolen). */
+/* CPU time of the machine since it started, in seconds: of all that runs on it (*used), and what a
+ * hypervisor gave to others (*stolen). */
 static void read_cpu_time(double *used, double *stolen)
 {
     double fields[8] = {0};
@@ -86,7 +87,8 @@ void probei_end_watch(probei *self)
     note_disturbed(self, others, stolen);
 }
 
-/* Dense 16-bit products as NVIDIA's data sheets state them; 0: not in the list. The first that fits counts. */
+/* Dense 16-bit products as NVIDIA's data sheets state them; 0: not in the list. The first that fits
+ * counts. */
 static double stated_flops(const char *name)
 {
     static const struct {

@@ -1,8 +1,9 @@
-/* Attention, row-wise kernels, and what handing an op to another thread costs. See probe_internal.h.
+/* Attention, row-wise kernels, and what handing an op to another thread costs. See
+ * probe_internal.h.
  *
- * Attention's operations are counted as the model counts them: 2 B T^2 C forward (causal), 2.5 times that backward.
- * Row-wise kernels are norms, GELU and a sum, forward and backward, on bf16; their bytes are those of operands and
- * results, each once. */
+ * Attention's operations are counted as the model counts them: 2 B T^2 C forward (causal), 2.5
+ * times that backward. Row-wise kernels are norms, GELU and a sum, forward and backward, on bf16;
+ * their bytes are those of operands and results, each once. */
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -160,8 +161,8 @@ static int pass_hands(struct hands *self, double *seconds)
     return 0;
 }
 
-/* An op goes from the executor's thread to a worker and back: two threads that sleep until they are told. On a GPU
- * the launch of the smallest kernel. */
+/* An op goes from the executor's thread to a worker and back: two threads that sleep until they are
+ * told. On a GPU the launch of the smallest kernel. */
 static int time_hand_over(struct bench *b, double *seconds)
 {
     struct hands hands = {.there = eventfd(0, EFD_CLOEXEC), .back = eventfd(0, EFD_CLOEXEC)};
@@ -252,7 +253,8 @@ static int place(struct bench *b)
     return 0;
 }
 
-/* Of times that are short or long by where the scheduler puts a thread: their median would be either. */
+/* Of times that are short or long by where the scheduler puts a thread: their median would be
+ * either. */
 static double mean(const probei_figure *figure)
 {
     double sum = 0;

@@ -1,8 +1,8 @@
 /* Copies between host memory and the device, as a run makes them. See probe_internal.h.
  *
- * GPU: its two copy streams, from and to pinned memory, and from memory that is not. CPU: one thread copies both
- * ways within the host's memory, so that with both directions each has what the other leaves; nothing is pinned
- * there, and both figures are the same. */
+ * GPU: its two copy streams, from and to pinned memory, and from memory that is not. CPU: one
+ * thread copies both ways within the host's memory, so that with both directions each has what the
+ * other leaves; nothing is pinned there, and both figures are the same. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

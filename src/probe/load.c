@@ -1,4 +1,5 @@
-/* Work on a thread of its own beside what is measured: Adam beside a drive, a drive beside copies. */
+/* Work on a thread of its own beside what is measured: Adam beside a drive, a drive beside
+ * copies. */
 #include <time.h>
 
 #include "base/log.h"

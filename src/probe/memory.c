@@ -1,7 +1,7 @@
 /* Memory's bandwidth and the CPU's Adam, on the optimizer's cores and on one. See probe_internal.h.
  *
- * Adam is what a run does: tiles of fp32 master and moments in place, bf16 gradient in, bf16 working copy out, so 28
- * bytes an element are read and written. */
+ * Adam is what a run does: tiles of fp32 master and moments in place, bf16 gradient in, bf16
+ * working copy out, so 28 bytes an element are read and written. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

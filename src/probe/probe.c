@@ -14,7 +14,8 @@
 #include "base/thread.h"
 #include "probe/probe_internal.h"
 
-/* Of all, in seconds: what the user was promised, less what the slowest single pass may take beyond it. */
+/* Of all, in seconds: what the user was promised, less what the slowest single pass may take beyond
+ * it. */
 static const double limits[PROBEI_EXTENT_COUNT] = {0.0, 27.0, 168.0};
 /* A kernel is repeated for at least so long; shorter passes tell of the clock and of interrupts. */
 static const double pass_seconds[PROBEI_EXTENT_COUNT] = {0.0002, 0.004, 0.008};
@@ -196,7 +197,8 @@ static void add_step(probei *self, const char *name, enum probei_where where,
     snprintf(step->name, sizeof step->name, "%s", name);
 }
 
-/* Seconds as they were seen to be enough for figures within some percent on a shared machine of two cores. */
+/* Seconds as they were seen to be enough for figures within some percent on a shared machine of two
+ * cores. */
 static void plan_steps(probei *self)
 {
     const struct probe_options *options = self->options;
@@ -235,8 +237,8 @@ static void *run_on_thread(void *user)
     return NULL;
 }
 
-/* On a thread of its own, so that neither cores nor OpenMP's team nor the scheduler's slice of one step stay with
- * the next one or with the caller. */
+/* On a thread of its own, so that neither cores nor OpenMP's team nor the scheduler's slice of one
+ * step stay with the next one or with the caller. */
 static int run_step(probei *self)
 {
     const struct probei_step *step = &self->steps[self->step_idx];

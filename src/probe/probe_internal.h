@@ -84,8 +84,9 @@ struct probei_work {
     uint32_t count; /* variants, which take turns */
     double seconds; /* no further round begins that would end later; at least one is made */
     bool warms_up;  /* a round before the first that does not count */
-    /* What swings by more than PROBEI_SPREAD_PERCENT is measured again, for up to half as long, and what then
-     * still does so is noted with its name as disturbed. `loose`: a bit for each variant that may swing. */
+    /* What swings by more than PROBEI_SPREAD_PERCENT is measured again, for up to half as long, and
+     * what then still does so is noted with its name as disturbed. `loose`: a bit for each variant
+     * that may swing. */
     bool is_checked;
     uint64_t loose;
     int (*run)(void *user, uint32_t variant, double *value) MUST_CHECK;
@@ -95,7 +96,8 @@ struct probei_work {
 };
 typedef struct probei_work probei_work;
 
-/* Adds to figures[work->count], which begin as zeros or go on. ERR_STOPPED, or what `run` returned. */
+/* Adds to figures[work->count], which begin as zeros or go on. ERR_STOPPED, or what `run`
+ * returned. */
 int probei_rounds(probei *self, const probei_work *work, probei_figure *figures) MUST_CHECK;
 void probei_figure_add(probei_figure *self, double value);
 void probei_figure_close(probei_figure *self);
@@ -107,7 +109,8 @@ double probei_figure_spread(const probei_figure *self); /* half the quartiles' d
 int probei_check(probei *self, const char *what) MUST_CHECK;
 double probei_step_left(const probei *self); /* seconds of the present step */
 
-/* A finding: label, value (in `unit`), spread of its figure (NULL: none), and a note ("" for none). */
+/* A finding: label, value (in `unit`), spread of its figure (NULL: none), and a note ("" for
+ * none). */
 __attribute__((format(printf, 6, 7))) void probei_found(probei *self, const char *label,
                                                         double value, const char *unit,
                                                         const probei_figure *figure,
@@ -158,7 +161,8 @@ int probei_all_drives(probei *self, uint32_t unused) MUST_CHECK;
 /* Makes and frees what probei_products and probei_kernels compute on, and opens the GPU. */
 int probei_open_device(probei *self) MUST_CHECK;
 void probei_close_device(probei *self);
-/* Before anything is measured; whether there is a GPU is asked later, since CUDA and fork do not mix. */
+/* Before anything is measured; whether there is a GPU is asked later, since CUDA and fork do not
+ * mix. */
 int probei_try_backend(const probei *self) MUST_CHECK;
 /* Says at the end how busy others kept the machine. */
 void probei_begin_watch(probei *self);
@@ -170,10 +174,12 @@ uint32_t probei_count_cores(const topology *place);
 /* Names, cores, memory, time of the measurement. */
 void probei_describe_host(probei *self);
 
-/* Whether the drive can be used at all; fills name, path and free space of out->drives[drive_idx]. */
+/* Whether the drive can be used at all; fills name, path and free space of
+ * out->drives[drive_idx]. */
 int probei_drive_try(probei *self, uint32_t drive_idx) MUST_CHECK;
 
-/* An Adam pass of one tile over memory [begin, end) of the arena, the next at each call. user: probei_adam. */
+/* An Adam pass of one tile over memory [begin, end) of the arena, the next at each call. user:
+ * probei_adam. */
 struct probei_adam {
     kernel_context *context;
     unsigned char *base; /* aligned to TILE_PERIOD_BYTES */
@@ -197,8 +203,8 @@ typedef struct probei_copies probei_copies;
 void probei_copies_place(probei *self, uint64_t begin, probei_copies *out);
 int probei_copy_once(void *user, uint64_t *bytes) MUST_CHECK;
 
-/* A CPU's products as a load: one forward product of bf16 over memory [begin, end) of the arena, whose operands move
- * on from call to call. user: probei_product; amount: products. */
+/* A CPU's products as a load: one forward product of bf16 over memory [begin, end) of the arena,
+ * whose operands move on from call to call. user: probei_product; amount: products. */
 struct probei_product {
     probei *owner;
     kernel_matmul *product; /* NULL where a GPU computes, or memory is short: no load */
@@ -209,7 +215,8 @@ typedef struct probei_product probei_product;
 int probei_product_open(probei *self, uint64_t begin, uint64_t end, probei_product *out) MUST_CHECK;
 int probei_product_once(void *user, uint64_t *count) MUST_CHECK;
 void probei_product_close(probei_product *self);
-/* Cores that products lose per byte moved beside them at `rate`, of their rate alone and beside it; not below 0. */
+/* Cores that products lose per byte moved beside them at `rate`, of their rate alone and beside it;
+ * not below 0. */
 double probei_lost_cores(const probei *self, const probei_figure *alone,
                          const probei_figure *beside, double rate);
 
@@ -229,7 +236,8 @@ typedef struct probei_drive_extent probei_drive_extent;
 extern const probei_drive_extent probei_drive_extents[PROBEI_EXTENT_COUNT];
 extern const char *const probei_kind_names[PROBEI_IO_KINDS]; /* "read", "write", "mixed" */
 
-/* A drive_bench (tiers/drive_bench.h) over host memory [memory_bytes], whose file is written once. */
+/* A drive_bench (tiers/drive_bench.h) over host memory [memory_bytes], whose file is written
+ * once. */
 int probei_bench_open(probei *self, const char *path, uint64_t file_bytes, unsigned char *memory,
                       uint64_t memory_bytes, drive_bench *out) MUST_CHECK;
 drive_pass probei_pass(enum machine_io_kind kind, uint64_t block_bytes, uint32_t depth,

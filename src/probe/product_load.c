@@ -1,8 +1,8 @@
 /* Products that run beside other work, to see what that takes from them. See probe_internal.h.
  *
- * What moves bytes takes more from those that compute than its CPU time: a team waits for its slowest thread, memory
- * and caches are shared, and a virtual machine's drive copies on the host's cores. So it is measured at what a
- * run computes: how much slower products are beside it. */
+ * What moves bytes takes more from those that compute than its CPU time: a team waits for its
+ * slowest thread, memory and caches are shared, and a virtual machine's drive copies on the host's
+ * cores. So it is measured at what a run computes: how much slower products are beside it. */
 #include <math.h>
 #include <string.h>
 

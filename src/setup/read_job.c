@@ -2,9 +2,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "config/config.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "config/config.h"
 #include "setup/setup_internal.h"
 
 /* What rank 0 says of the job before its text. */

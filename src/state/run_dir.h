@@ -21,7 +21,7 @@
 struct state_run_dir {
     char path[FILE_PATH_BYTES];
     char state[FILE_PATH_BYTES]; /* <path>/state */
-    int lock_fd;                /* -1: not open */
+    int lock_fd;                 /* -1: not open */
 };
 
 /* Makes the directories and takes the lock. ERR_INPUT where another process holds it. */

@@ -1,6 +1,6 @@
 /* See run_view.h. Allocates the record's extents, the job and the model; all is freed by close. */
-#include "config/config.h"
 #include "state/run_view.h"
+#include "config/config.h"
 
 #include <errno.h>
 #include <stdio.h>

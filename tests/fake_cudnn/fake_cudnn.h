@@ -1,9 +1,10 @@
-/* A stand-in for libcudnn on the host, for tests of kernels/cuda/attention_cudnn.c on machines without a
- * GPU: it takes the backend API's descriptors with their rules (nothing is set after finalizing, nothing
- * unfinalized is used, each number names one tensor) and runs an operation graph by what its operations
- * mean, one after the other, on host memory. So it says whether a graph computes attention; whether
- * cuDNN has an engine for it, only cuDNN can say (test_cudnn_plans.c).
- * fake_library.c gives its functions to cudai_library_open and cudai_library_symbol. */
+/* A stand-in for libcudnn on the host, for tests of kernels/cuda/attention_cudnn.c on machines
+ * without a GPU: it takes the backend API's descriptors with their rules (nothing is set after
+ * finalizing, nothing unfinalized is used, each number names one tensor) and runs an operation
+ * graph by what its operations mean, one after the other, on host memory. So it says whether a
+ * graph computes attention; whether cuDNN has an engine for it, only cuDNN can say
+ * (test_cudnn_plans.c). fake_library.c gives its functions to cudai_library_open and
+ * cudai_library_symbol. */
 #ifndef SLUICE_TESTS_FAKE_CUDNN_H
 #define SLUICE_TESTS_FAKE_CUDNN_H
 

@@ -17,7 +17,8 @@ static cudnnStatus_t refuse(cudnnStatus_t status, const char *why)
     return status;
 }
 
-/* --- attributes --------------------------------------------------------------------------------- */
+/* --- attributes
+ * --------------------------------------------------------------------------------- */
 
 static size_t attr_bytes(cudnnBackendAttributeType_t type)
 {
@@ -91,7 +92,8 @@ static cudnnStatus_t set_attribute(cudnnBackendDescriptor_t to, cudnnBackendAttr
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* --- descriptors -------------------------------------------------------------------------------- */
+/* --- descriptors
+ * -------------------------------------------------------------------------------- */
 
 static cudnnStatus_t create_descriptor(cudnnBackendDescriptorType_t type,
                                        cudnnBackendDescriptor_t *made)
@@ -196,7 +198,8 @@ static cudnnStatus_t get_attribute(cudnnBackendDescriptor_t from, cudnnBackendAt
     }
 }
 
-/* --- the handle --------------------------------------------------------------------------------- */
+/* --- the handle
+ * --------------------------------------------------------------------------------- */
 
 static cudaStream_t handle_stream;
 
@@ -254,7 +257,8 @@ static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan
                : refuse(CUDNN_STATUS_EXECUTION_FAILED, "the graph cannot be run");
 }
 
-/* --- library.c's functions ---------------------------------------------------------------------- */
+/* --- library.c's functions
+ * ---------------------------------------------------------------------- */
 
 typedef void (*entry_point)(void);
 

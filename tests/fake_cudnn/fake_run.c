@@ -1,6 +1,6 @@
 /* Operation graphs by the meaning of their operations: fp64 arithmetic, each result rounded to its
- * tensor's type. Tensors that exist inside a kernel alone are dense here, whatever their strides say;
- * those in memory lie where their strides put them. */
+ * tensor's type. Tensors that exist inside a kernel alone are dense here, whatever their strides
+ * say; those in memory lie where their strides put them. */
 #include "fake_cudnn.h"
 
 #include <math.h>
@@ -138,7 +138,8 @@ static bool step(int64_t at[4], const int64_t dims[4])
     return false;
 }
 
-/* --- operations --------------------------------------------------------------------------------- */
+/* --- operations
+ * --------------------------------------------------------------------------------- */
 
 static double apply(int mode, double x, double b, double t)
 {

@@ -1,7 +1,8 @@
-/* A stand-in for libnccl on the simulated GPU, in the place of src/comm/nccl_library.c: ranks are processes that
- * were forked with `shared` in common. It keeps the rules of calls that do not block (nothing is enqueued while a
- * call is in progress), runs collectives on the simulated GPU's streams, and waits there for ranks that do not come
- * until it is aborted, as NCCL's kernels do. Sums are taken in rank order in fp32 and rounded to the type. */
+/* A stand-in for libnccl on the simulated GPU, in the place of src/comm/nccl_library.c: ranks are
+ * processes that were forked with `shared` in common. It keeps the rules of calls that do not block
+ * (nothing is enqueued while a call is in progress), runs collectives on the simulated GPU's
+ * streams, and waits there for ranks that do not come until it is aborted, as NCCL's kernels do.
+ * Sums are taken in rank order in fp32 and rounded to the type. */
 #ifndef SLUICE_TESTS_FAKE_NCCL_H
 #define SLUICE_TESTS_FAKE_NCCL_H
 

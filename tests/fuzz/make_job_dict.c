@@ -1,4 +1,5 @@
-/* Prints libFuzzer's dictionary of the job file, from the table of keys: every key as JSON has it, every
+/* Prints libFuzzer's dictionary of the job file, from the table of keys: every key as JSON has it,
+ * every
  * path as --set has it, every choice. Run by the build of the fuzzers. */
 #include <stdbool.h>
 #include <stdio.h>

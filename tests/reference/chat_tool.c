@@ -1,9 +1,10 @@
-/* Conversations as src/data/chat.h writes them, for comparisons with other programs: check_chats.py.
+/* Conversations as src/data/chat.h writes them, for comparisons with other programs:
+ * check_chats.py.
  *
  *   chat-tool FORM DIRECTORY BEGIN END     FORM: a name of chat.h, or auto: as the files in DIRECTORY say
  *
- * Reads a list of messages a line and writes {"form", "text", "answers": [[begin, end], ...]} or {"error"} a line.
- * BEGIN and END take the place of the tokens that the template names so. */
+ * Reads a list of messages a line and writes {"form", "text", "answers": [[begin, end], ...]} or
+ * {"error"} a line. BEGIN and END take the place of the tokens that the template names so. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

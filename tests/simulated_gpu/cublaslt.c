@@ -1,6 +1,7 @@
-/* A stand-in for cuBLASLt on the simulated GPU: D = op(A) op(B) + beta C (+ bias), column-major, for the
- * types that kernels/cuda asks for. The work is enqueued on the stream by simulated_gpu_enqueue, so it
- * runs late, in order with kernels and copies, and with the operands as they are then.
+/* A stand-in for cuBLASLt on the simulated GPU: D = op(A) op(B) + beta C (+ bias), column-major,
+ * for the types that kernels/cuda asks for. The work is enqueued on the stream by
+ * simulated_gpu_enqueue, so it runs late, in order with kernels and copies, and with the operands
+ * as they are then.
  *
  * It is stricter and odder than the library, so that its user cannot be right by luck:
  *  - every address is checked against memory that the GPU may touch, and against the alignment that the

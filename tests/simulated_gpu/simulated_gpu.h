@@ -19,8 +19,8 @@
  *   SLUICE_SIMULATED_GPU_BUS        its bus (default 0x17): others are other GPUs, for several processes
  *   SLUICE_SIMULATED_GPU_ABSENT     not empty: there is no GPU
  *
- * It is a GPU of compute capability 9.0 with an H100's limits. What it cannot show: races between blocks
- * of one grid, bank conflicts, registers, weak memory order, time. */
+ * It is a GPU of compute capability 9.0 with an H100's limits. What it cannot show: races between
+ * blocks of one grid, bank conflicts, registers, weak memory order, time. */
 #ifndef SLUICE_TESTS_SIMULATED_GPU_H
 #define SLUICE_TESTS_SIMULATED_GPU_H
 
@@ -48,10 +48,12 @@ typedef struct simulated_gpu_counters simulated_gpu_counters;
 void simulated_gpu_get_counters(simulated_gpu_counters *counters);
 
 enum simulated_gpu_fault { SIMULATED_FAULT_KERNEL, SIMULATED_FAULT_COPY, SIMULATED_FAULT_ANY };
-/* The next piece of work of that kind, after `skip` others, fails when it would run: from then on every
- * call returns cudaErrorIllegalAddress, no work runs and no host function is called, as on a GPU. */
+/* The next piece of work of that kind, after `skip` others, fails when it would run: from then on
+ * every call returns cudaErrorIllegalAddress, no work runs and no host function is called, as on a
+ * GPU. */
 void simulated_gpu_inject_fault(enum simulated_gpu_fault kind, uint64_t skip);
-/* As a new process would find it: streams, events and memory of the test must not be used any more. */
+/* As a new process would find it: streams, events and memory of the test must not be used any
+ * more. */
 void simulated_gpu_clear_fault(void);
 
 void simulated_gpu_set_total_bytes(uint64_t bytes);
@@ -59,13 +61,15 @@ void simulated_gpu_set_delay_us(uint32_t longest_us);
 void simulated_gpu_set_seed(uint64_t seed);
 void simulated_gpu_set_absent(int is_absent);
 
-/* Work of a simulated library (cuBLASLt) on a stream: function(user) runs on the stream's thread in its
- * turn, counted as a kernel called `name` (a literal), then drop(user) runs, also where the function did
- * not because of a fault. drop may be NULL. The last error is set as a launch would. */
+/* Work of a simulated library (cuBLASLt) on a stream: function(user) runs on the stream's thread
+ * in its turn, counted as a kernel called `name` (a literal), then drop(user) runs, also where
+ * the function did not because of a fault. drop may be NULL. The last error is set as a launch
+ * would. */
 cudaError_t simulated_gpu_enqueue(cudaStream_t stream, const char *name,
                                   void (*function)(void *user), void (*drop)(void *user),
                                   void *user);
-/* Whether all of [memory, memory + bytes) may be touched by the GPU: device or registered memory. */
+/* Whether all of [memory, memory + bytes) may be touched by the GPU: device or registered
+ * memory. */
 int simulated_gpu_may_touch(const void *memory, uint64_t bytes);
 
 #ifdef __cplusplus

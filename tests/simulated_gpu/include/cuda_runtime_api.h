@@ -1,6 +1,6 @@
 /* The part of CUDA's runtime interface that Sluice uses, for the simulated GPU: names, values and
- * behaviour as CUDA documents them. Valid as C and as C++. A file that is compiled against this header
- * compiles against CUDA's own; what CUDA has and this header lacks was not needed so far.
+ * behaviour as CUDA documents them. Valid as C and as C++. A file that is compiled against this
+ * header compiles against CUDA's own; what CUDA has and this header lacks was not needed so far.
  *
  * How it differs from a GPU, where that is seen: ../simulated_gpu.h. */
 #ifndef SIMULATED_CUDA_RUNTIME_API_H

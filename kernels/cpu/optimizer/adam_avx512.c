@@ -2,7 +2,7 @@
  * bf16 is rounded by integers: vcvtneps2bf16 flushes subnormals. */
 #include <immintrin.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 typedef __m512 vec;
 
@@ -173,10 +173,10 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
     _mm512_storeu_pd(lanes + 8, sums->high);
 }
 
-#include "kernels/cpu/adam_body.h"
-#include "kernels/cpu/adam_siblings_body.h"
-#include "kernels/cpu/adam_state_avx512.h"
-#include "kernels/cpu/adam_state_body.h"
+#include "kernels/cpu/optimizer/adam_body.h"
+#include "kernels/cpu/optimizer/adam_siblings_body.h"
+#include "kernels/cpu/optimizer/adam_state_avx512.h"
+#include "kernels/cpu/optimizer/adam_state_body.h"
 
 const struct adam_variant adami_avx512 = {
     .name = "avx512",

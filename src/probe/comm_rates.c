@@ -1,8 +1,8 @@
-/* Collectives between ranks of this machine, through shared memory, as ranks without GPUs of one host exchange. See
- * probe_internal.h.
+/* Collectives between ranks of this machine, through shared memory, as ranks without GPUs of one
+ * host exchange. See probe_internal.h.
  *
- * The probe forks its ranks before it has threads or a GPU; they join as ranks of a launcher would, and end with the
- * probe however that ends. Between hosts nothing can be measured from one. */
+ * The probe forks its ranks before it has threads or a GPU; they join as ranks of a launcher would,
+ * and end with the probe however that ends. Between hosts nothing can be measured from one. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* The optimizers' loops for AVX2 with FMA and F16C. Eight elements a vector. */
 #include <immintrin.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 typedef __m256 vec;
 
@@ -175,10 +175,10 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
         _mm256_storeu_pd(lanes + 4 * quarter, sums->quarters[quarter]);
 }
 
-#include "kernels/cpu/adam_body.h"
-#include "kernels/cpu/adam_siblings_body.h"
-#include "kernels/cpu/adam_state_avx2.h"
-#include "kernels/cpu/adam_state_body.h"
+#include "kernels/cpu/optimizer/adam_body.h"
+#include "kernels/cpu/optimizer/adam_siblings_body.h"
+#include "kernels/cpu/optimizer/adam_state_avx2.h"
+#include "kernels/cpu/optimizer/adam_state_body.h"
 
 const struct adam_variant adami_avx2 = {
     .name = "avx2",

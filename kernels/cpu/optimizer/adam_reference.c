@@ -1,9 +1,9 @@
-/* Adam, Lion and Adagrad in plain C, one element after another: the definitions (see adam.c) as code.
- * It is also what the vector variants run on the last elements of a range, which do not fill a vector.
- * Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
+/* Adam, Lion and Adagrad in plain C, one element after another: the definitions (see adam.c) as
+ * code. It is also what the vector variants run on the last elements of a range, which do not fill
+ * a vector. Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
 #include <math.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 static float load_element(const void *source, enum dtype type, uint64_t i)
 {

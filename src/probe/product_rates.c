@@ -6,8 +6,8 @@
  *   input      [tokens, in]   = dY [tokens, out] W              m = tokens  n = in   k = out
  *   weight     [out, in]     += dY^T X, in fp32                 m = out     n = in   k = tokens
  *
- * All three matrices move on through memory from call to call, as in a run each layer has its own: repeated on the
- * same ones, products of this size are up to a fifth faster than a run's. */
+ * All three matrices move on through memory from call to call, as in a run each layer has its own:
+ * repeated on the same ones, products of this size are up to a fifth faster than a run's. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>

@@ -1,5 +1,5 @@
-/* The loops of Adam over vectors: one body, included by the files of the instruction sets after they
- * have defined
+/* The loops of Adam over vectors: one body, included by the files of the instruction sets after
+ * they have defined
  *
  *   vec, VEC_ELEMS                     a vector of fp32 and its elements
  *   GROUP_VECS                         vectors of one turn of a loop; even
@@ -24,9 +24,9 @@
  * where their elements have one width, and on the master where it is fp32.
  *
  * At the limit of memory. Loops of one vector a turn with ordinary stores took 1.3 to 1.8 times as
- * long (two cores of a Xeon with AMX, 8 Mi elements, fp32 gradient and copy, ns a parameter on 1 and
- * 2 cores: AVX-512 1.55 and 0.75, AVX2 1.34 and 0.60; these loops 1.03 and 0.43 with either). What
- * counted there, with AVX-512:
+ * long (two cores of a Xeon with AMX, 8 Mi elements, fp32 gradient and copy, ns a parameter on 1
+ * and 2 cores: AVX-512 1.55 and 0.75, AVX2 1.34 and 0.60; these loops 1.03 and 0.43 with either).
+ * What counted there, with AVX-512:
  *   - whole groups: a stream's lines are loaded together, then the next stream's (1.55 to 1.40 on
  *     one core, 0.75 to 0.64 on two);
  *   - the working copy is written and not read: stores past the caches spare reading its lines first
@@ -40,7 +40,7 @@
 
 #include <assert.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 #define ADAM_INLINE static inline __attribute__((always_inline))
 
@@ -146,8 +146,8 @@ ADAM_INLINE void load_group(const void *source, enum dtype type, uint64_t i, vec
         out[k] = load_as(source, type, i + (uint64_t)k * VEC_ELEMS);
 }
 
-/* Asks for the lines of the group that comes `ahead` elements after element i; past the end of the stream
- * this does nothing. */
+/* Asks for the lines of the group that comes `ahead` elements after element i; past the end of the
+ * stream this does nothing. */
 ADAM_INLINE void fetch_far(const void *stream, uint64_t elem_bytes, uint64_t i, uint64_t ahead)
 {
     uintptr_t at = (uintptr_t)stream + (i + ahead) * elem_bytes;

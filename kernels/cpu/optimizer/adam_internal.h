@@ -3,8 +3,8 @@
  *
  * A variant is one instruction set's compilation of the same arithmetic; its functions work on a
  * range of elements in the calling thread. adam.c splits the work among threads. Names that begin
- * with adami_ are shared by kernels/cpu/adam*.c and the CUDA backend's update.c, which has the same bits,
- * only. Valid as C; the structs also as C++. */
+ * with adami_ are shared by kernels/cpu/optimizer/adam*.c and the CUDA backend's update.c, which has the same
+ * bits, only. Valid as C; the structs also as C++. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
 
@@ -127,8 +127,8 @@ typedef struct adami_work adami_work;
 /* Elements [begin, end) of a tile; of packed state begin is a multiple of ADAMI_BLOCK_ELEMS. */
 typedef void adami_loop(const adami_work *work, uint64_t begin, uint64_t end);
 
-/* The table of the loops: a column (struct) for each instruction set, a row (member) for each optimizer
- * and format of its state.
+/* The table of the loops: a column (struct) for each instruction set, a row (member) for each
+ * optimizer and format of its state.
  *
  *   update         Adam and AdamW, fp32 state
  *   update_packed  the same on packed state: bf16 or 8-bit moments, a split master (adam_state.c)

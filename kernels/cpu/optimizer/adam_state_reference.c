@@ -1,9 +1,10 @@
-/* Adam on packed state in plain C, one element after another: the definitions (see adam_state.c) as code.
- * It is also what the vector variants run on the last elements of a tile, which do not fill a block of
- * TILE_SCALE_ELEMS. Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
+/* Adam on packed state in plain C, one element after another: the definitions (see adam_state.c) as
+ * code. It is also what the vector variants run on the last elements of a tile, which do not fill a
+ * block of TILE_SCALE_ELEMS. Any thread; allocates nothing. Compiled without contraction, so only
+ * fmaf is fused. */
 #include <math.h>
 
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 
 static float one_nan(float value)
 {

@@ -4,7 +4,8 @@
  * The definitions. Each line is one correctly rounded fp32 operation, or two where written as a
  * product of products; fma(a, b, c) rounds a*b + c once; nothing else is contracted; division and
  * square root are IEEE's; rounding is to nearest even and subnormals are kept. All variants (here
- * reference, AVX2, AVX-512 and NEON) give these bits, whatever the thread count, alignment or tile size.
+ * reference, AVX2, AVX-512 and NEON) give these bits, whatever the thread count, alignment or tile
+ * size.
  *
  * Adam
  *   once a call   a1 = 1 - beta1              a2 = 1 - beta2
@@ -60,14 +61,14 @@
  *
  * Threads: the caller's, plus OpenMP's workers for the length of a call. Nothing is allocated here.
  * All loads of an element come before its stores. What a pass reads it writes with ordinary stores
- * (non-temporal ones measured slower in place, 32 against 52 GB/s); what it only writes, the working
- * copy or the closed gradient, goes past the caches (adam_body.h). */
+ * (non-temporal ones measured slower in place, 32 against 52 GB/s); what it only writes, the
+ * working copy or the closed gradient, goes past the caches (adam_body.h). */
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 #include "kernels/cpu/cpu_internal.h"
 
 enum {

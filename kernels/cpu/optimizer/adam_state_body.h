@@ -1,5 +1,6 @@
-/* The loops of Adam on packed state over vectors; included by the files of the instruction sets after
- * adam_body.h and adam_state_avx2.h or adam_state_avx512.h, which define, beside what adam_body.h lists,
+/* The loops of Adam on packed state over vectors; included by the files of the instruction sets
+ * after adam_body.h and adam_state_avx2.h or adam_state_avx512.h, which define, beside what
+ * adam_body.h lists,
  *
  *   vecu                               VEC_ELEMS numbers of 32 bits: vecu_add, vecu_mul, ...
  *   vecu_load, vecu_store              the same bytes; no alignment needed
@@ -10,21 +11,22 @@
  *   vec_part, vec_join                 two vectors to their elements of even and of odd number; back
  *   vec_any_nan(a, b)                  whether an element of either is NaN
  *
- * A step takes 2 * VEC_ELEMS elements, those of even and those of odd number in one vector each: widening
- * 16-bit streams and packing them again then takes shifts and masks alone, where order would take
- * shuffles, which one port has to do. fp32 streams pay for it with two shuffles each way.
+ * A step takes 2 * VEC_ELEMS elements, those of even and those of odd number in one vector each:
+ * widening 16-bit streams and packing them again then takes shifts and masks alone, where order
+ * would take shuffles, which one port has to do. fp32 streams pay for it with two shuffles each
+ * way.
  *
- * Formats are arguments that are constants at each call, so that the compiler makes one loop for each
- * combination; the gradient's type and the L2 term are branches that always go one way. Codes need the
- * block's largest magnitude first: new values wait in two arrays on the stack (2 KiB, in the cache) until
- * the block's end. */
+ * Formats are arguments that are constants at each call, so that the compiler makes one loop for
+ * each combination; the gradient's type and the L2 term are branches that always go one way. Codes
+ * need the block's largest magnitude first: new values wait in two arrays on the stack (2 KiB, in
+ * the cache) until the block's end. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_STATE_BODY_H
 #define SLUICE_KERNELS_CPU_ADAM_STATE_BODY_H
 
 #include <assert.h>
 
-#include "kernels/cpu/adam_body.h"
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_body.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 
 enum { STATE_STEP = 2 * VEC_ELEMS }; /* elements */
 
@@ -198,8 +200,8 @@ ADAM_INLINE vecu mix_vector(vecu x, vecu second)
     return vecu_xor(x, vecu_right(x, 16));
 }
 
-/* Codes as numbers of 32 bits; v's may be one above the top, which is cut where they are stored. random is
- * of the whole 32 bits. */
+/* Codes as numbers of 32 bits; v's may be one above the top, which is cut where they are stored.
+ * random is of the whole 32 bits. */
 ADAM_INLINE vecu encode_vector(vec value, vec inverse, bool is_signed, vecu random)
 {
     uint32_t base = is_signed ? ADAMI_CODE_M_BASE : ADAMI_CODE_V_BASE;
@@ -261,7 +263,8 @@ ADAM_INLINE void close_codes(const adam_packed_args *args, uint64_t block, const
 
 /* ---- a block ---- */
 
-/* Asks for the lines of the step that comes AHEAD_ELEMS after element i; past the end this does nothing. */
+/* Asks for the lines of the step that comes AHEAD_ELEMS after element i; past the end this does
+ * nothing. */
 ADAM_INLINE void fetch_step(const void *stream, uint64_t elem_bytes, uint64_t i)
 {
     uintptr_t at = (uintptr_t)stream + (i + AHEAD_ELEMS) * elem_bytes;

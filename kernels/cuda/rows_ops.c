@@ -1,7 +1,7 @@
 /* The CUDA backend's dense row ops: norms, bias gradients, rotary positions, activations, addition,
- * conversion, zero. Here are the checks, the cut of rows into blocks for sums of columns, and the names
- * for errors; the kernels are in rows_norm.cu, rows_head_norm.cu and rows_point.cu. Nothing here allocates or
- * synchronizes. */
+ * conversion, zero. Here are the checks, the cut of rows into blocks for sums of columns, and the
+ * names for errors; the kernels are in rows_norm.cu, rows_head_norm.cu and rows_point.cu. Nothing
+ * here allocates or synchronizes. */
 #include <assert.h>
 
 #include <cuda_runtime_api.h>
@@ -9,10 +9,10 @@
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows_launch.h"
 
-/* Blocks of rows for the norm's parameter gradients, one block of threads each. At most so many that
- * scratch stays near 32 MiB (2 C floats a block) however many rows there are, which is about twice what
- * a large GPU runs at once; at least 16 rows each, so that writing and reading a block's sums moves a
- * sixth of the bytes of its rows, or less. */
+/* Blocks of rows for the norm's parameter gradients, one block of threads each. At most so many
+ * that scratch stays near 32 MiB (2 C floats a block) however many rows there are, which is about
+ * twice what a large GPU runs at once; at least 16 rows each, so that writing and reading a block's
+ * sums moves a sixth of the bytes of its rows, or less. */
 enum {
     NORM_BLOCK_ELEMS = 512 * 8192, /* blocks * channels, at most */
     NORM_BLOCKS_MIN = 256,         /* allowed for any number of channels */
@@ -86,8 +86,8 @@ int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, 
         "the bias gradient kernel");
 }
 
-/* Blocks of heads for the gradient of their norm's weight: a head is short, so a block takes many, and the
- * sums of all blocks stay within a MiB. */
+/* Blocks of heads for the gradient of their norm's weight: a head is short, so a block takes many,
+ * and the sums of all blocks stay within a MiB. */
 static cudai_row_blocks head_blocks(uint64_t rows, uint64_t heads)
 {
     return row_blocks(rows * heads, HEAD_BLOCKS_MAX, HEADS_MIN);

@@ -1,18 +1,20 @@
 /* The table's attention: our own fused kernels (attention_own.c), or cuDNN's.
  *
- * cuDNN's is faster where it takes a shape, and its results differ from ours by rounding. It is used only
- * after it has agreed with ours: when an attention is created, both run forward and backward on random
- * operands of this very shape and the results are compared on the GPU; the library's backward runs twice
- * and must give the same bits. So a defect of a library changes no loss silently: on a refusal or a
- * disagreement our own kernels are used, and the log says why. Either way the choice and its reason are
- * one line of the log, and a function of GPU, library and shape. It decides bits, so the context's
- * description, which enters the fingerprint of a run, names every choice that was made.
+ * cuDNN's is faster where it takes a shape, and its results differ from ours by rounding. It is
+ * used only after it has agreed with ours: when an attention is created, both run forward and
+ * backward on random operands of this very shape and the results are compared on the GPU; the
+ * library's backward runs twice and must give the same bits. So a defect of a library changes no
+ * loss silently: on a refusal or a disagreement our own kernels are used, and the log says why.
+ * Either way the choice and its reason are one line of the log, and a function of GPU, library and
+ * shape. It decides bits, so the context's description, which enters the fingerprint of a run,
+ * names every choice that was made.
  *
  * The check needs GPU memory beside what the caller holds, for the time of creation: at most
- * CHECK_BYTES_MAX and the library's scratch. Where the shape itself would need more, a plan that goes
- * the same way stands in for it: for one sequence, then for fewer heads, then for fewer tokens. Where
- * even that memory is not to be had, our own kernels are used, with a warning: a run that has the memory
- * chooses otherwise, and what this one stored is then refused, not continued with other bits.
+ * CHECK_BYTES_MAX and the library's scratch. Where the shape itself would need more, a plan that
+ * goes the same way stands in for it: for one sequence, then for fewer heads, then for fewer
+ * tokens. Where even that memory is not to be had, our own kernels are used, with a warning: a run
+ * that has the memory chooses otherwise, and what this one stored is then refused, not continued
+ * with other bits.
  *
  * fp32 operands always use our own kernels. The passes only enqueue. */
 #include <assert.h>
@@ -55,7 +57,8 @@ struct trial {
     cudai_difference *parts;
 };
 
-/* Distances of k and v from q in bytes: packed where the rows have room, else one after the other. */
+/* Distances of k and v from q in bytes: packed where the rows have room, else one after the
+ * other. */
 static void kv_offsets(const attention_desc *desc, uint64_t *k, uint64_t *v, uint64_t *bytes)
 {
     uint64_t elem = dtype_bytes(desc->type), dim = desc->head_dim;
@@ -105,8 +108,8 @@ static uint64_t trial_layout(struct trial *trial, char *base)
 
 /* ---- running and comparing ---- */
 
-/* Standard deviation of the operands: scores of 3, so that each row has a few keys that count and rows
- * far from the beginning do not average everything away. */
+/* Standard deviation of the operands: scores of 3, so that each row has a few keys that count and
+ * rows far from the beginning do not average everything away. */
 static float amplitude(const attention_desc *desc)
 {
     float value = sqrtf(3.0f / (desc->scale * sqrtf((float)desc->head_dim)));
@@ -176,12 +179,12 @@ static int measure(const struct trial *trial, enum dtype type, const void *ours,
     return 0;
 }
 
-/* Both round P, dS and the results to the 16-bit type, we before the scale and cuDNN after it, at other
- * running maxima, and cuDNN each query head's part of dK and dV: a few roundings of numbers near 1.
- * Reckoned on a CPU for up to 8192 tokens, heads of 64 and 128 and groups of up to 8, such results
- * differ by a root mean square of at most 2 of these steps (of the values' own), an element by at most
- * 3.3 (of the largest value); with a scale wrong by 2% by 9 and more, both. The floor of 1 is for
- * gradients that are nothing but rounding, as those of a single token. */
+/* Both round P, dS and the results to the 16-bit type, we before the scale and cuDNN after it, at
+ * other running maxima, and cuDNN each query head's part of dK and dV: a few roundings of numbers
+ * near 1. Reckoned on a CPU for up to 8192 tokens, heads of 64 and 128 and groups of up to 8, such
+ * results differ by a root mean square of at most 2 of these steps (of the values' own), an element
+ * by at most 3.3 (of the largest value); with a scale wrong by 2% by 9 and more, both. The floor of
+ * 1 is for gradients that are nothing but rounding, as those of a single token. */
 static bool is_close(const cudai_difference *difference, enum dtype type, double count)
 {
     double step = type == DTYPE_BF16 ? 0x1p-9 : 0x1p-12;
@@ -232,7 +235,8 @@ static int compare_sides(const struct trial *trial, char reason[REASON_BYTES])
     return 1;
 }
 
-/* 1 where a second backward pass of the library gives the bits of the first. Overwrites our gradients. */
+/* 1 where a second backward pass of the library gives the bits of the first. Overwrites our
+ * gradients. */
 static int compare_repeated(const struct trial *trial, char reason[REASON_BYTES])
 {
     const attention_desc *desc = &trial->desc;
@@ -254,7 +258,8 @@ static int compare_repeated(const struct trial *trial, char reason[REASON_BYTES]
 }
 
 /* 1: the plan agrees with our kernels; 0: not, with the reason; negative: our own side failed. A
- * library that fails while it runs is a reason; where it broke the GPU, the next call of ours fails. */
+ * library that fails while it runs is a reason; where it broke the GPU, the next call of ours
+ * fails. */
 static int trial_run(const kernel_context *context, const struct trial *trial,
                      char reason[REASON_BYTES])
 {
@@ -281,9 +286,9 @@ static bool is_too_large(struct trial *trial)
     return trial_layout(trial, NULL) > CHECK_BYTES_MAX;
 }
 
-/* The shape whose check fits: the desc itself, else one sequence of it, else some of its heads in rows
- * of their own, and only then the beginning of the sequence, since its length more than anything else
- * decides how a library computes. */
+/* The shape whose check fits: the desc itself, else one sequence of it, else some of its heads in
+ * rows of their own, and only then the beginning of the sequence, since its length more than
+ * anything else decides how a library computes. */
 static attention_desc trial_desc(const attention_desc *desc)
 {
     struct trial trial = {.desc = *desc};
@@ -305,7 +310,8 @@ static attention_desc trial_desc(const attention_desc *desc)
 static int plan_check(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan *plan,
                       char reason[REASON_BYTES])
 {
-    /* The default stream: a library's handle remembers its last stream, which should not be gone. */
+    /* The default stream: a library's handle remembers its last stream, which should not be
+     * gone. */
     struct trial trial = {.desc = *desc, .plan = plan, .stream = NULL};
     uint64_t bytes = trial_layout(&trial, NULL);
     void *base = NULL;
@@ -397,7 +403,8 @@ static void announce(enum log_level level, const attention_desc *desc, const cha
     log_line(level, "%s", line);
 }
 
-/* The library's plan for the shape where it takes it and agrees with us, else NULL with the reason. */
+/* The library's plan for the shape where it takes it and agrees with us, else NULL with the
+ * reason. */
 static int find_plan(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan **plan,
                      enum log_level *level, char reason[REASON_BYTES])
 {

@@ -1,11 +1,12 @@
-/* What the files of Adam on packed state share: constants and the scalar form of the definitions at the
- * head of adam_state.c. The CUDA backend has the same bits and takes the constants, the rounding's words
- * and the check from here. Valid as C; what stands outside of #ifndef __cplusplus also as C++. */
+/* What the files of Adam on packed state share: constants and the scalar form of the definitions at
+ * the head of adam_state.c. The CUDA backend has the same bits and takes the constants, the
+ * rounding's words and the check from here. Valid as C; what stands outside of #ifndef __cplusplus
+ * also as C++. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_STATE_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ADAM_STATE_INTERNAL_H
 
 #include "base/rng.h"
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 /* Multipliers of the integer mix (found by Wellons' search for mixes of small bias, 2018). */
 #define ADAMI_MIX_FIRST  0x7feb352du
@@ -49,7 +50,8 @@ static inline void *adami_stream_at(const adam_packed_args *args, uint32_t idx, 
     return (char *)streams[idx] + tile_format_bytes(tile_stream_format(args->streams, idx), elem);
 }
 
-/* The part of a call on elements [begin, begin + count); begin is a multiple of TILE_CODE_BLOCK_ELEMS. */
+/* The part of a call on elements [begin, begin + count); begin is a multiple of
+ * TILE_CODE_BLOCK_ELEMS. */
 static inline adam_packed_args adami_packed_part(const adam_packed_args *args, uint64_t begin,
                                                  uint64_t count)
 {
@@ -64,8 +66,8 @@ static inline adam_packed_args adami_packed_part(const adam_packed_args *args, u
     return part;
 }
 
-/* Elements of a call before the upper half of the element's number changes; all of them but for a unit
- * of more than 2^32 elements. */
+/* Elements of a call before the upper half of the element's number changes; all of them but for a
+ * unit of more than 2^32 elements. */
 static inline uint64_t adami_packed_run(const adam_packed_args *args)
 {
     uint64_t left = ((uint64_t)1 << 32) - (uint32_t)args->first_elem;
@@ -109,7 +111,8 @@ static inline uint16_t adami_round_bf16(float value, uint32_t random16)
     return (uint16_t)((fp32_bits(value) + random16) >> 16);
 }
 
-/* The scale of a block from the bits of its largest magnitude; top_scale is ADAMI_CODE_[MV]_SCALE. */
+/* The scale of a block from the bits of its largest magnitude; top_scale is
+ * ADAMI_CODE_[MV]_SCALE. */
 static inline float adami_block_scale(uint32_t largest_bits, uint32_t top_scale)
 {
     if (largest_bits < ADAMI_CODE_LARGEST_MIN)
@@ -118,7 +121,8 @@ static inline float adami_block_scale(uint32_t largest_bits, uint32_t top_scale)
     return fp32_bits(scale) < 0x7f800000u ? scale : fp32_from_bits(ADAMI_QUIET_NAN_BITS);
 }
 
-/* Code of a magnitude without sign, in a block whose scale is neither 0 nor NaN; inverse is 1 / scale. */
+/* Code of a magnitude without sign, in a block whose scale is neither 0 nor NaN; inverse is 1 /
+ * scale. */
 static inline uint32_t adami_encode(float magnitude, float inverse, uint32_t base,
                                     uint32_t random16)
 {

@@ -1,17 +1,18 @@
-/* The optimizers' loops for aarch64 with NEON, which every such processor has. Four elements a vector.
+/* The optimizers' loops for aarch64 with NEON, which every such processor has. Four elements a
+ * vector.
  *
- * The bits are the reference's: NEON's division, square root and fused multiply-add are IEEE's and keep
- * subnormals (the process leaves FPCR as it starts: nearest even, no flush to zero), and fp16 is narrowed
- * and widened by FCVT, which is IEEE's too; only NaN take care: FCVT keeps their upper bits, as the
- * reference does. bf16 is rounded by integers, so that no BF16 extension is needed.
+ * The bits are the reference's: NEON's division, square root and fused multiply-add are IEEE's and
+ * keep subnormals (the process leaves FPCR as it starts: nearest even, no flush to zero), and fp16
+ * is narrowed and widened by FCVT, which is IEEE's too; only NaN take care: FCVT keeps their upper
+ * bits, as the reference does. bf16 is rounded by integers, so that no BF16 extension is needed.
  *
- * Not SVE: a pass is bound by memory, and four lanes a cycle of NEON are beyond what a core can load;
- * vectors of a length that is known only at run time would take a body of their own.
- * Stores past the caches: none. Cores of this kind notice lines that are written as a whole and do not
+ * Not SVE: a pass is bound by memory, and four lanes a cycle of NEON are beyond what a core can
+ * load; vectors of a length that is known only at run time would take a body of their own. Stores
+ * past the caches: none. Cores of this kind notice lines that are written as a whole and do not
  * read them first; STNP is a hint that they are free to ignore. */
 #include <arm_neon.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 typedef float32x4_t vec;
 
@@ -170,8 +171,8 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
         vst1q_f64(lanes + 2 * pair, sums->pairs[pair]);
 }
 
-#include "kernels/cpu/adam_body.h"
-#include "kernels/cpu/adam_siblings_body.h"
+#include "kernels/cpu/optimizer/adam_body.h"
+#include "kernels/cpu/optimizer/adam_siblings_body.h"
 
 const struct adam_variant adami_neon = {
     .name = "neon",

@@ -1,9 +1,9 @@
-/* The ops table's matrix products on a GPU: cuBLASLt, one algorithm per shape; our own plain kernel for
- * what cuBLASLt refuses.
+/* The ops table's matrix products on a GPU: cuBLASLt, one algorithm per shape; our own plain kernel
+ * for what cuBLASLt refuses.
  *
- * Layout. Ours is row-major, cuBLASLt's kernels are best known in column-major order, its default. A
- * row-major matrix [rows, columns] of row stride s is, without moving a byte, the column-major matrix
- * [columns, rows] of leading dimension s, its transpose. So C = op(A) op(B) is asked for as
+ * Layout. Ours is row-major, cuBLASLt's kernels are best known in column-major order, its default.
+ * A row-major matrix [rows, columns] of row stride s is, without moving a byte, the column-major
+ * matrix [columns, rows] of leading dimension s, its transpose. So C = op(A) op(B) is asked for as
  *     C^T[n, m] = op(B)^T[n, k] * op(A)^T[k, m]:
  *                    stored by us            column-major            operation
  *   cuBLASLt's A     B [k, n]                [n, k]                  none
@@ -13,28 +13,30 @@
  *   cuBLASLt's C = D C [m, n]                [n, m]
  * and its bias epilogue, which adds a vector along the rows of D, adds our bias[n].
  *
- * Numbers. 16-bit operands are multiplied exactly and added in fp32. fp32 operands are multiplied as
- * fp32 (CUBLAS_COMPUTE_32F), not as TF32: TF32's 11 bits would part from the CPU backend by 2^-11, and
- * a job that asks for fp32 asks for its precision. Where k is split among blocks, the partial sums are
- * fp32, in the workspace, added by a second pass in fixed order (reduction scheme COMPUTE_TYPE); the
- * schemes that add into C as blocks come are not allowed. So a product's bits are a function of shape,
- * cuBLASLt's version and the GPU's kind. k is split only where every kernel's step divides it: versions
- * of 12 and 13 are reported to leave out the rest of k where it does not, on H100 too, for odd shapes.
+ * Numbers. 16-bit operands are multiplied exactly and added in fp32. fp32 operands are multiplied
+ * as fp32 (CUBLAS_COMPUTE_32F), not as TF32: TF32's 11 bits would part from the CPU backend by
+ * 2^-11, and a job that asks for fp32 asks for its precision. Where k is split among blocks, the
+ * partial sums are fp32, in the workspace, added by a second pass in fixed order (reduction scheme
+ * COMPUTE_TYPE); the schemes that add into C as blocks come are not allowed. So a product's bits
+ * are a function of shape, cuBLASLt's version and the GPU's kind. k is split only where every
+ * kernel's step divides it: versions of 12 and 13 are reported to leave out the rest of k where it
+ * does not, on H100 too, for odd shapes.
  *
- * Alignment. An algorithm is chosen for what the model guarantees of its operands' addresses, and each
- * call checks it. Matrices begin on multiples of 256 bytes; what is passed may begin further on:
+ * Alignment. An algorithm is chosen for what the model guarantees of its operands' addresses, and
+ * each call checks it. Matrices begin on multiples of 256 bytes; what is passed may begin further
+ * on:
  *   - at a row of a matrix whose rows are dense (a chunk of logits): a multiple of the stride;
  *   - at a column of a wider matrix, or at an element of a single row (column blocks of a unit in
  *     parts, the logits of one row): a multiple of 16 elements as src/model/parts.c cuts, but for units
  *     of very few rows.
- * Hence the largest power of two that divides the stride in bytes, at most 256 where rows are dense, at
- * most 16 (all that a vector access or a tensor map asks) elsewhere. A call with less runs the plain
- * kernel, says so once, and is as right. Which of the two runs depends on where in its matrix an operand
- * begins, that is on the model, never on where the matrix lies.
+ * Hence the largest power of two that divides the stride in bytes, at most 256 where rows are
+ * dense, at most 16 (all that a vector access or a tensor map asks) elsewhere. A call with less
+ * runs the plain kernel, says so once, and is as right. Which of the two runs depends on where in
+ * its matrix an operand begins, that is on the model, never on where the matrix lies.
  *
- * Memory. Creation asks cuBLASLt for algorithms and runs the first that runs once on temporary memory,
- * so that the library loads its kernels before memory is sealed. A call neither allocates nor
- * synchronizes; the workspace is the op's scratch. Everything by the context's thread. */
+ * Memory. Creation asks cuBLASLt for algorithms and runs the first that runs once on temporary
+ * memory, so that the library loads its kernels before memory is sealed. A call neither allocates
+ * nor synchronizes; the workspace is the op's scratch. Everything by the context's thread. */
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <stdio.h>
@@ -283,8 +285,8 @@ static uint64_t span_bytes(uint64_t rows, uint64_t columns, uint64_t stride, enu
     return ((rows - 1) * stride + columns) * dtype_bytes(type);
 }
 
-/* Temporary memory of the first run: A, B and the bias, all at 0 (the inputs may be one), C, which lies
- * apart as the library may ask, and the workspace. */
+/* Temporary memory of the first run: A, B and the bias, all at 0 (the inputs may be one), C, which
+ * lies apart as the library may ask, and the workspace. */
 struct trial_layout {
     uint64_t c, workspace, total_bytes;
 };
@@ -307,8 +309,8 @@ static bool is_refusal(cublasStatus_t status)
            status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-/* Takes the first candidate that runs on `memory` (zeros, laid out as `at` says), or, with memory NULL,
- * the first at all. *is_found false: none. */
+/* Takes the first candidate that runs on `memory` (zeros, laid out as `at` says), or, with memory
+ * NULL, the first at all. *is_found false: none. */
 static int take_algorithm(kernel_matmul *product, const cublasLtMatmulHeuristicResult_t *found,
                           int count, char *memory, const struct trial_layout *at, bool *is_found)
 {

@@ -5,7 +5,7 @@
 #ifndef SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
 #define SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
 
-#include "kernels/cpu/adam_body.h"
+#include "kernels/cpu/optimizer/adam_body.h"
 
 /* ---- Lion ---- */
 

@@ -1,4 +1,5 @@
-/* What adam_state_body.h needs of AVX-512 beside the vectors of adam_avx512.c, which includes it. */
+/* What adam_state_body.h needs of AVX-512 beside the vectors of adam_avx512.c, which includes
+ * it. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_STATE_AVX512_H
 #define SLUICE_KERNELS_CPU_ADAM_STATE_AVX512_H
 
