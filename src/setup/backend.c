@@ -54,7 +54,7 @@ int setupi_choose_backend(struct setup *self)
         return err_set(
             ERR_CONFIG,
             "device.backend is \"cuda\", but there is no GPU to use: %s; set it to \"cpu\" "
-            "or \"auto\", or see README.md on GPUs",
+            "or \"auto\", or see kernels/cuda/README.md",
             reason);
     if (count == 0) {
         if (has_unusable_gpu(reason))

@@ -1,5 +1,5 @@
 /* The run directory: job.json, plan.json, metrics.jsonl, trace.json, state/ with the manifests and
- * the lock. See train.h and README. */
+ * the lock. See state.h and tiers/README.md. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -31,10 +31,12 @@ file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/folder_links.txt "${links}")
 add_test(NAME repo_includes COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_includes.sh
          ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}/folder_links.txt)
 add_test(NAME repo_includes_canary COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_includes.sh --self-test)
+add_test(NAME repo_links COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_links.sh ${PROJECT_SOURCE_DIR})
+add_test(NAME repo_links_canary COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_links.sh --self-test)
 add_test(NAME repo_tree COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_tree.sh ${PROJECT_SOURCE_DIR})
 add_test(NAME repo_install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_install.sh
          ${PROJECT_BINARY_DIR} ${CMAKE_C_COMPILER})
-set_tests_properties(repo_includes repo_includes_canary repo_tree repo_install
+set_tests_properties(repo_includes repo_includes_canary repo_links repo_links_canary repo_tree repo_install
                      PROPERTIES LABELS cpu TIMEOUT 60 SKIP_RETURN_CODE 77)
 
 # Targets of perf/ are made after this folder is read, so its presence is known by the option.
