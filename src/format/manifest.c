@@ -340,20 +340,17 @@ static int pass_over(const char *state_dir, unsigned damaged, const slot_view *v
 
 /* A slot of another version is not damaged. This program must not go back to the commit before it,
  * and must not write over it. */
-static int refuse_other_version(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
+static int refuse_other_version(const char *state_dir, unsigned slot, const slot_view *view)
 {
-    for (int slot = 0; slot < MANIFESTI_SLOTS; slot++) {
-        uint32_t version = views[slot].reason.other_version;
-        if (views[slot].outcome != SLOT_DAMAGED || version == 0)
-            continue;
-        return err_set(ERR_INPUT,
-                       "%s/manifest-%d was written by %s sluice: it has version %" PRIu32
-                       " and this program reads version %d alone; go on with the sluice that "
-                       "wrote it, or begin in another run.dir",
-                       state_dir, slot, version > MANIFESTI_VERSION ? "a newer" : "an older",
-                       version, MANIFESTI_VERSION);
-    }
-    return 0;
+    uint32_t version = view->reason.other_version;
+    if (view->outcome != SLOT_DAMAGED || version == 0)
+        return 0;
+    return err_set(ERR_INPUT,
+                   "%s/manifest-%u was written by %s sluice: it has version %" PRIu32
+                   " and this program reads version %d alone; go on with the sluice that "
+                   "wrote it, or begin in another run.dir",
+                   state_dir, slot, version > MANIFESTI_VERSION ? "a newer" : "an older", version,
+                   MANIFESTI_VERSION);
 }
 
 /* The slot that counts of two, its record in *out; the other record is freed. */
@@ -397,7 +394,8 @@ int manifest_read(const char *state_dir, manifest *out, int *found)
     int rc;
     TRY_GOTO(rc, read_slot(state_dir, 0, out, &views[0]), done);
     TRY_GOTO(rc, read_slot(state_dir, 1, second, &views[1]), done);
-    TRY_GOTO(rc, refuse_other_version(state_dir, views), done);
+    for (unsigned slot = 0; slot < MANIFESTI_SLOTS; slot++)
+        TRY_GOTO(rc, refuse_other_version(state_dir, slot, &views[slot]), done);
     TRY_GOTO(rc, choose(state_dir, views, out, second), done);
     *found = rc;
 done:
@@ -417,6 +415,7 @@ static int examine(const char *state_dir, unsigned slot, manifest *scratch, mani
     int rc = read_slot(state_dir, slot, scratch, &view);
     if (rc == -ENOMEM)
         return rc;
+    TRY(rc < 0 ? 0 : refuse_other_version(state_dir, slot, &view));
     if (rc < 0) { /* it is there and cannot be opened */
         out->outcome = MANIFEST_SLOT_DAMAGED;
         snprintf(out->reason, sizeof out->reason, "%.*s", MANIFEST_REASON_BYTES - 1, err_text());

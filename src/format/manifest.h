@@ -182,8 +182,8 @@ int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
  * nothing. */
 int manifest_remove(const char *state_dir) MUST_CHECK;
 
-/* Looks at both slots for those who examine a run. Changes nothing and warns of nothing. -ENOMEM.
- */
+/* Looks at both slots for those who examine a run. Changes nothing and warns of nothing.
+ * ERR_INPUT for a slot of another version, as manifest_read; -ENOMEM. */
 struct manifest_slot {
     enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
     char reason[MANIFEST_REASON_BYTES]; /* where damaged */

@@ -188,6 +188,9 @@ static void other_versions_are_refused(void **state)
         assert_non_null(strstr(err_text(), expected));
         assert_non_null(strstr(err_text(), version < VERSION ? "by an older sluice" : "a newer"));
         assert_non_null(strstr(err_text(), "go on with the sluice that wrote it, or begin in"));
+        manifest_slot slots[2]; /* verify and inspect refuse it alike: it is not damaged */
+        assert_int_equal(manifest_examine(format_directory(), slots), ERR_INPUT);
+        assert_non_null(strstr(err_text(), expected));
         bytes[count - 1] ^= 1; /* of another version, or not: damaged */
         expect_corrupt(bytes, count, "checksum");
         format_store(0, bytes, count);
