@@ -125,7 +125,7 @@ static int check_record(exporter *self)
             if (unit >= net->unit_count || done < net->units[unit].elems)
                 return err_set(ERR_CORRUPT,
                                "unit %" PRIu64 " of the commit in %s has %" PRIu64
-                               " elements, and the model of its job.json has other ones",
+                               " elements, which does not fit the model of its job.json",
                                unit, self->asked->run_dir, done);
             done = 0;
             unit++;

@@ -3,6 +3,7 @@
  *
  * Memory: the adapters in fp32. One thread calls; for a merge it is the sweep's. It uses the
  * caller's OpenMP team. */
+#include <assert.h>
 #include <errno.h>
 #include <jansson.h>
 #include <limits.h>
@@ -147,6 +148,8 @@ void hfi_merge(const export_adapters *self, uint32_t unit, const model_tensor *t
                               .rank = lora->rank,
                               .columns = tensor->columns,
                               .scale = lora->alpha / (double)lora->rank};
+    assert(of.a);
+    assert(of.b);
 #pragma omp parallel for schedule(static)
     for (uint64_t at = 0; at < count; at += MERGED_BLOCK)
         merge_block(&of, begin + at, size_min(count - at, MERGED_BLOCK), weights + at);
@@ -164,10 +167,11 @@ int hfi_check_adapters(const model *net)
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
             is_base |= !net->units[u].tensors[i].is_adapter;
         if (is_base && !net->units[u].is_frozen)
-            return err_set(ERR_CONFIG,
-                           "train.only has more than the adapters learn (unit %s), which adapters "
-                           "alone do not hold: export the merged model, without --adapters",
-                           net->units[u].name);
+            return err_set(
+                ERR_CONFIG,
+                "the run also trained weights outside the adapters (unit %s, train.only), "
+                "which adapters do not hold: export the merged model, without --adapters",
+                net->units[u].name);
     }
     return 0;
 }

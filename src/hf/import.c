@@ -132,9 +132,9 @@ static int check_learning(const importer *self)
     if (unit_count == self->net->unit_count)
         return 0;
     return err_set(ERR_CONFIG,
-                   "train.%s of this job makes %" PRIu64 " units of the checkpoint's %u, which no "
-                   "import has: a job that names the checkpoint in model.hf needs no import, so "
-                   "train it as it is",
+                   "train.%s of this job splits the checkpoint's units: %" PRIu64
+                   " instead of %u. An import cannot hold them; train without an import, with a "
+                   "job that names the checkpoint in model.hf",
                    self->job->train.lora_rank > 0 ? "lora" : "only", unit_count,
                    self->net->unit_count);
 }

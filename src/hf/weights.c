@@ -133,9 +133,10 @@ static int find_tensor(hf_weights *self, const model_tensor *wanted, struct weig
     stored_name(self, wanted->name, name);
     if (!hf_find(self->files, name, &out->at))
         return err_set(ERR_INPUT, "%s has no tensor %s%s", self->dir, name,
-                       begins_with(name, "lm_head.") ? ", and the embedding is not tied to stand "
-                                                       "for it (model.tie_embeddings)"
-                                                     : "");
+                       begins_with(name, "lm_head.")
+                           ? ", and model.tie_embeddings is false, so the embedding cannot take "
+                             "its place"
+                           : "");
     TRY(check_tensor(self, &out->at, wanted));
     out->is_transposed = hf_weights_is_transposed(self->net->spec.family, wanted->name);
     self->has_type[out->at.tensor->type] = true;

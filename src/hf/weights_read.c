@@ -60,7 +60,7 @@ static int check_finite(const hf_weights *self, const hf_tensor *at, uint64_t be
     while (isfinite(master[first]))
         first++;
     return err_set(ERR_INPUT,
-                   "%s: tensor %s holds what is no finite number, such as its element %" PRIu64,
+                   "%s: tensor %s holds a value that is not finite: its element %" PRIu64,
                    hf_path(self->files, at->file_idx), at->tensor->name, begin + first);
 }
 
@@ -285,5 +285,6 @@ int hf_weights_read(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t co
 int hf_weights_read_alone(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count,
                           void *room, float *master)
 {
+    assert((uintptr_t)room % HF_BLOCK_BYTES == 0);
     return read_unit(self, unit, begin, count, room, master);
 }

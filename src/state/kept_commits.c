@@ -451,7 +451,7 @@ static void warn(const manifest *record, const err_record *failure)
     }
     char size[SIZE_TEXT_BYTES], space[KEEP_TEXT_BYTES] = "";
     describe_space(record, space);
-    log_warn("the commit of step %" PRIu64 " is not kept: %s; it has %s, free are %s: "
+    log_warn("the commit of step %" PRIu64 " is not kept: %s; it needs %s, free are %s: "
              "make room, remove kept commits that nobody needs, or keep fewer (run.keep); %s",
              record->step, failure->text, size_format(extents_bytes(record), size), space, rest);
 }

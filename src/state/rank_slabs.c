@@ -1,6 +1,7 @@
 /* See rank_slabs.h. */
 #include "state/rank_slabs.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -249,6 +250,7 @@ int rank_slabs_poll(rank_slabs *self, io_request **done, int capacity, io **of)
         if (count == 0)
             continue;
         TRY(count);
+        assert((uint64_t)count <= slot->in_flight);
         slot->in_flight -= (uint64_t)count;
         *of = slot->transport;
         return count;

@@ -305,15 +305,15 @@ static int check_units(const struct state_run *self, const manifest *found)
     if (setup_is_imported(found))
         return err_set(ERR_INPUT,
                        "the import in %s has %" PRIu32 " units and this run %" PRIu32
-                       ", as train.only or train.lora split some of them: begin in a run.dir of "
-                       "its own, with the checkpoint in model.hf",
+                       ", since train.only or train.lora splits some of them: use a new run.dir, "
+                       "and name the checkpoint in model.hf",
                        self->is_borrowed ? self->from.path : self->dir.path, count,
                        net->unit_count);
     return err_set(ERR_INPUT,
                    "--from: the run in %s has %" PRIu32 " units and this one %" PRIu32
-                   ", as train.only selects norms apart from matrices in one of them alone: go on "
-                   "with a selection that says \"norms\" where that one does, or begin from an "
-                   "export of that run (model.hf)",
+                   ": train.only selects norms apart from matrices in only one of the two. Select "
+                   "\"norms\" in both or in neither, or begin from an export of that run "
+                   "(model.hf)",
                    self->from.path, count, net->unit_count);
 }
 

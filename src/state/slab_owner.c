@@ -81,12 +81,12 @@ int state_check_owner(const char *state_dir, const manifest_slabs *slabs)
     char *end = strrchr(owner, '/');
     if (end && end != owner)
         *end = '\0'; /* cuts "/state" off */
-    return err_set(ERR_INPUT,
-                   "the slabs in %s are those of the run in %s, of whose directory this one seems "
-                   "to be a copy: training here would destroy that run. To begin with its state, "
-                   "name a new run.dir and --from %s; where this is the run and that the copy, "
-                   "remove that one",
-                   slabs->drives[0], owner, owner);
+    return err_set(
+        ERR_INPUT,
+        "the slabs in %s are those of the run in %s. This directory seems to be a copy of "
+        "it: training here would destroy that run. To begin with its state, name a new "
+        "run.dir and --from %s. If instead that directory is the copy, remove it",
+        slabs->drives[0], owner, owner);
 }
 
 static int write_note(const char *path, const char *state_dir)

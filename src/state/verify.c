@@ -82,7 +82,7 @@ static int check_record(const verifier *self)
                        self->asked->run_dir);
     if (record->state != MANIFEST_COMMITTED && self->slot_damage_count > 0)
         return err_set(ERR_CORRUPT,
-                       "%s: the manifest of its commit is damaged, and the other one is of none",
+                       "%s: the manifest of its commit is damaged, and the other one has no commit",
                        self->asked->run_dir);
     if (record->state == MANIFEST_BEGUN)
         return err_set(ERR_INPUT, "%s has no commit yet", self->asked->run_dir);
