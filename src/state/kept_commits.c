@@ -425,7 +425,7 @@ static uint64_t extents_bytes(const manifest *record)
     return bytes;
 }
 
-/* "3.1 GiB on /mnt/a, 2.0 GiB on /mnt/b" */
+/* Describes free space: "3.1 GiB on /mnt/a, 2.0 GiB on /mnt/b". */
 static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
 {
     size_t used = 0;

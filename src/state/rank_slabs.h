@@ -1,4 +1,5 @@
-/* The slabs of all ranks that a manifest names, read by one process. A recut and a sweep use this.
+/* The slabs of all ranks that a manifest names, read by one process: for a recut, a sweep, or to
+ * load parameters.
  *
  *   (record, rank) ─ submit ─► a slab that is open already ─┐
  *                              else a free slot            ─┼─► its io ─► poll

@@ -35,6 +35,7 @@ struct state_point {
     int64_t scale_last_overflow;
 };
 typedef struct state_point state_point;
+/* take: reads the point from a manifest. put: writes it into one. Neither is collective. */
 void state_point_take(state_point *self, const manifest *from);
 void state_point_put(const state_point *self, manifest *record);
 

@@ -36,9 +36,9 @@ int state_remove_hf_dir(const char *run_dir) MUST_CHECK;
  * generate and train accept it. It is complete once its manifest exists. A complete copy is left as
  * it is; a partial one is made again.
  *
- * All calls come on the commit's thread, before anything writes state again, and allocate nothing.
- * If the file system has no space for the copy, there is a warning and the run continues.
- * Failpoints: keep.begin, keep.copied.
+ * Except for create and destroy, all calls come on the commit's thread, before anything writes
+ * state again, and allocate nothing. If the file system has no space for the copy, there is a
+ * warning and the run continues. Failpoints: keep.begin, keep.copied.
  *
  * Several ranks, if state_is_kept:
  *

@@ -21,7 +21,7 @@ enum { SWEEP_PIECE_BYTES = 4 << 20 };
 /* The result of reading an extent, which is a tile of state or of frozen params. */
 struct state_swept {
     uint64_t extent_idx;
-    uint64_t sum;      /* XXH3-64 of the streams' elements; 0 where it could not be read */
+    uint64_t sum;      /* XXH3-64 of the streams' elements; 0 if it could not be read */
     const char *error; /* NULL, or why it could not be read */
 };
 
