@@ -1,14 +1,16 @@
-/* A run's last commit as a checkpoint of Hugging Face. See train.h.
+/* Exports a run's last commit as a checkpoint of Hugging Face. See hf.h.
  *
- *   lock, record, job.json ─► tensors and files ─► sweep: [ masters in order ─ round ─► files of other names ]
- *                                                  [ every extent's sum compared     ]
- *        ─► files get their names ─► index ─► what goes along ─► config.json
+ *   lock, record, job.json ─► tensors and files
+ *     ─► sweep: [ masters in order ─ round ─► files under other names ]
+ *               [ every extent's sum compared                         ]
+ *     ─► files get their names ─► index ─► side files ─► config.json
  *
- * The adapters of a run are read before, by a sweep of their own, and added on the way.
+ * If the run has adapters, they are read first, by a sweep of their own, and added to the weights
+ * as these pass.
  *
- * Memory: the sweep's ring, adapters, and for GPT-2 a strip of the matrix at hand, which is stored
- * transposed. The master weights come on a thread of the sweep, which alone writes; the rest is the
- * caller's. */
+ * Memory: the sweep's ring, the adapters, and for GPT-2 a strip of the current matrix, which is
+ * stored transposed. The master weights come on a thread of the sweep, and only this thread writes
+ * weights. All else runs on the caller's thread. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -33,12 +35,13 @@ enum { PIECE_ELEMS = 1 << 20, TURN_BLOCK = 32 };
 #define SHARD_BYTES 5000000000u
 #define STRIP_BYTES WEIGHTS_STRIP_BYTES
 
-/* Rows of a matrix that is written transposed, [columns, capacity] of them side by side. */
+/* Rows of a matrix that is written transposed. data is [columns, capacity]: the rows lie side by
+ * side. */
 struct export_strip {
-    uint32_t tensor;   /* of the list; PROGRAM_NONE: none */
-    uint64_t row;      /* the first one */
-    uint64_t capacity; /* rows that there is room for */
-    uint64_t elems;    /* that are in it, in the order of [rows, columns] */
+    uint32_t tensor;   /* index in the list; PROGRAM_NONE: none */
+    uint64_t row;      /* the first row in it */
+    uint64_t capacity; /* most rows that it holds */
+    uint64_t elems;    /* elements in it, in the order of [rows, columns] */
     unsigned char *data;
     uint64_t data_bytes;
 };
@@ -49,23 +52,23 @@ struct exporter {
     struct state_run_dir dir;
     state_view view;
     export_list list;
-    kernel_context *context; /* of the CPU's kernels, which round */
-    unsigned char *rounded;  /* [PIECE_ELEMS] in the type asked for */
-    float *widened;          /* [PIECE_ELEMS] of params that do not learn */
+    kernel_context *context; /* of the CPU's kernels, which round the weights */
+    unsigned char *rounded;  /* [PIECE_ELEMS] in the export's dtype */
+    float *widened;          /* [PIECE_ELEMS] params that do not learn, as fp32 */
     struct export_strip strip;
     export_adapters adapters; /* empty where the model has none */
-    float *merged;            /* [PIECE_ELEMS] weights with what adapters add */
+    float *merged;            /* [PIECE_ELEMS] weights with adapters added */
     uint32_t copy_rank;
-    const manifest *swept; /* whose extents are read: all, or those of adapters */
-    uint64_t extent_bytes; /* of all sweeps */
-    uint64_t before_bytes; /* of those that are over */
+    const manifest *swept; /* the record that is read: the whole, or with adapters' extents only */
+    uint64_t extent_bytes; /* bytes of all sweeps */
+    uint64_t before_bytes; /* bytes of the sweeps that are done */
     double before_seconds;
     uint64_t damage_count;
-    err_record damage; /* the first */
+    err_record damage; /* the first damage */
 };
 typedef struct exporter exporter;
 
-/* ---- what there is ---- */
+/* ---- the run and its model ---- */
 
 static int read_run(exporter *self)
 {
@@ -89,7 +92,7 @@ static int read_run(exporter *self)
     if (self->view.net)
         return 0;
     snprintf(job_path, sizeof job_path, "%s/job.json", path);
-    job *read = NULL; /* for what is wrong with it */
+    job *read = NULL; /* read again for its error message */
     TRY(job_read_ranks(job_path, NULL, 0, rank_slabs_world(record), &read));
     job_destroy(read);
     return err_set(ERR_INPUT, "%s does not describe the model of the run", job_path);
@@ -109,7 +112,7 @@ static int find_type(const exporter *self, enum dtype *type)
     return err_set(ERR_USAGE, "--dtype is \"%s\", and must be bf16, fp16 or fp32", name);
 }
 
-/* The commit is of this model, and its slabs can be seen. */
+/* Checks that the commit is of this model and that its slabs can be seen. Sums extent_bytes. */
 static int check_record(exporter *self)
 {
     const manifest *record = &self->view.record;
@@ -122,14 +125,14 @@ static int check_record(exporter *self)
             if (unit >= net->unit_count || done < net->units[unit].elems)
                 return err_set(ERR_CORRUPT,
                                "unit %" PRIu64 " of the commit in %s has %" PRIu64
-                               " elements, and the model of its job.json has other ones",
+                               " elements, which does not fit the model of its job.json",
                                unit, self->asked->run_dir, done);
             done = 0;
             unit++;
         }
         if (is_end)
             break;
-        if (manifest_is_low(record, i)) { /* of the tile before it, which it was read with */
+        if (manifest_is_low(record, i)) { /* of the same tile as the extent before it */
             self->extent_bytes += extent->size_bytes;
             continue;
         }
@@ -184,7 +187,7 @@ static int reserve(exporter *self)
 
 /* ---- the stream ---- */
 
-/* Whether a weight that is a number has become infinity. */
+/* Checks that no finite weight has become infinity. */
 static int check_range(const export_tensor *tensor, const float *master, const void *rounded,
                        uint64_t count)
 {
@@ -197,7 +200,8 @@ static int check_range(const export_tensor *tensor, const float *master, const v
     return 0;
 }
 
-/* In the type asked for: the bits that training computes with where that is its own. */
+/* Rounds to the export's dtype. If that is the run's own, the result has the bits that training
+ * computes with. */
 static int round_weights(exporter *self, const export_tensor *tensor, const float *master,
                          uint64_t count, const void **out)
 {
@@ -210,8 +214,8 @@ static int round_weights(exporter *self, const export_tensor *tensor, const floa
     return self->list.type == DTYPE_FP16 ? check_range(tensor, master, self->rounded, count) : 0;
 }
 
-/* Writes the strip's rows: all of the matrix at once where it has all, else a piece of each stored
- * row. */
+/* Writes the strip's rows: the matrix in one piece if the strip has all of it, else a piece of each
+ * stored row. */
 static int write_strip(exporter *self)
 {
     struct export_strip *strip = &self->strip;
@@ -247,7 +251,7 @@ static void put_elems(struct export_strip *strip, const export_tensor *tensor, c
     }
 }
 
-/* Elements of the whole matrix from `at` on, in order: rows gather in the strip until it is
+/* Adds elements of the whole matrix from `at` on, in order. The strip gathers rows until it is
  * full. */
 static int put_turned(exporter *self, uint32_t idx, uint64_t at, const unsigned char *source,
                       uint64_t count)
@@ -279,7 +283,7 @@ static int put_turned(exporter *self, uint32_t idx, uint64_t at, const unsigned 
     return 0;
 }
 
-/* The weights with what the tensor's adapter adds; themselves where it has none. */
+/* Returns the weights with the tensor's adapter added; `master` itself if it has none. */
 static const float *add_adapter(exporter *self, uint32_t unit, const model_tensor *part,
                                 uint64_t begin, uint64_t count, const float *master)
 {
@@ -290,14 +294,14 @@ static const float *add_adapter(exporter *self, uint32_t unit, const model_tenso
     return self->merged;
 }
 
-/* Elements [begin, begin + count) of the tensor `part_idx` of a unit. */
+/* Writes elements [begin, begin + count) of the tensor `part_idx` of a unit. */
 static int put_tensor(exporter *self, uint32_t unit, uint32_t part_idx, uint64_t begin,
                       uint64_t count, const float *master)
 {
     uint32_t idx = self->list.of_unit[unit][part_idx];
     const model_tensor *part = &self->view.net->units[unit].tensors[part_idx];
     const export_tensor *tensor = &self->list.tensors[idx];
-    uint64_t at = part->row_begin * part->columns + begin; /* in the whole */
+    uint64_t at = part->row_begin * part->columns + begin; /* position in the whole tensor */
     while (count > 0) {
         uint64_t held = size_min(count, PIECE_ELEMS);
         const void *rounded;
@@ -316,7 +320,7 @@ static int put_tensor(exporter *self, uint32_t unit, uint32_t part_idx, uint64_t
     return 0;
 }
 
-/* Elements [begin, begin + count) of a unit. */
+/* Writes elements [begin, begin + count) of a unit. */
 static int put_elems_of(exporter *self, uint32_t unit_idx, uint64_t begin, uint64_t count,
                         const float *master)
 {
@@ -332,8 +336,8 @@ static int put_elems_of(exporter *self, uint32_t unit_idx, uint64_t begin, uint6
     return 0;
 }
 
-/* Of an extent, in the order of the commit: masters, or params that do not learn in the working
- * dtype. */
+/* Writes weights of an extent, which come in the order of the commit: fp32 masters, or params that
+ * do not learn in the run's working dtype. */
 static int put_weights(void *user, uint64_t extent_idx, uint64_t begin_bytes, const void *data,
                        uint64_t size_bytes)
 {
@@ -390,7 +394,8 @@ static void tell(void *user, uint64_t done_bytes, double seconds)
                                  self->extent_bytes, self->out->seconds);
 }
 
-/* Reads the extents of a record, compares them with their sums and hands their weights on. */
+/* Reads the extents of a record, compares them with their sums, and passes their weights to
+ * on_weights. */
 static int stream(exporter *self, const manifest *record,
                   int (*on_weights)(void *user, uint64_t extent_idx, uint64_t begin_bytes,
                                     const void *data, uint64_t size_bytes))
@@ -444,8 +449,7 @@ static int read_adapters(exporter *self)
     if (net->spec.lora.rank == 0)
         return 0;
     TRY(hfi_adapters_open(net, &self->view.record, &self->adapters));
-    self->extent_bytes =
-        self->asked->adapters ? 0 : self->extent_bytes; /* the base is not looked at */
+    self->extent_bytes = self->asked->adapters ? 0 : self->extent_bytes; /* the base is not read */
     self->extent_bytes += self->adapters.extent_bytes;
     TRY(stream(self, &self->adapters.record, take_adapters));
     self->before_bytes = self->adapters.extent_bytes;
@@ -475,7 +479,7 @@ static int export_adapters_alone(exporter *self, enum dtype type)
     return 0;
 }
 
-/* ---- */
+/* ---- the whole export ---- */
 
 static int export_all(exporter *self)
 {

@@ -1,6 +1,6 @@
-/* What goes with an export's weights: config.json of the checkpoint that the run began with, in the
- * export's dtype, or a new one of the run's model; generation_config.json and the tokenizer's files
- * as they were. See export_internal.h. */
+/* Writes the files beside an export's weights. config.json is that of the checkpoint that the run
+ * began with, in the export's dtype, or a new one for the run's model. generation_config.json and
+ * the tokenizer's files are copied unchanged. See export_internal.h. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,16 +25,16 @@ static const char *const torch_names[DTYPE_COUNT] = {
 
 static const char config_name[] = "config.json";
 
-/* ---- a config.json that is there ---- */
+/* ---- a config.json that exists ---- */
 
-/* What has been read of the text of an object, as far as its own keys are concerned. */
+/* The state of a scan over the text of an object, which finds the object's own keys. */
 struct config_scan {
     const char *text; /* valid JSON */
     size_t at;
     uint32_t depth;
 };
 
-/* Behind the string that begins at `at`. */
+/* Returns the position after the string that begins at `at`. */
 static size_t string_end(const char *text, size_t at)
 {
     for (at++; text[at] != '"'; at++)
@@ -42,8 +42,8 @@ static size_t string_end(const char *text, size_t at)
     return at + 1;
 }
 
-/* The next key of the object itself, without its quotes; false at the end. Then `at` is at its
- * value. */
+/* Finds the next key of the object itself, without its quotes; false at the end. Then `at` is the
+ * position of its value. */
 static bool next_key(struct config_scan *self, const char **key, size_t *key_bytes)
 {
     const char *text = self->text;
@@ -69,8 +69,8 @@ static bool next_key(struct config_scan *self, const char **key, size_t *key_byt
     return false;
 }
 
-/* Copies the object's text with its dtype in place, under whichever of its two names; all else
- * stays as it is. */
+/* Copies the object's text with the new dtype, under either of its two names. Everything else stays
+ * the same. */
 static int put_type(const char *text, enum dtype type, FILE *out)
 {
     struct config_scan scan = {.text = text};
@@ -89,7 +89,7 @@ static int put_type(const char *text, enum dtype type, FILE *out)
         scan.at = done;
         is_there = true;
     }
-    if (!is_there) { /* behind the first brace; there are other keys, or nobody could load it */
+    if (!is_there) { /* after the first brace; other keys follow, since the object is not empty */
         done = strcspn(text, "{") + 1;
         fprintf(out, "%.*s\n  \"torch_dtype\": \"%s\",", (int)done, text, torch_names[type]);
     }
@@ -97,7 +97,7 @@ static int put_type(const char *text, enum dtype type, FILE *out)
     return ferror(out) ? -ENOMEM : 0;
 }
 
-/* The checkpoint's own, in this type. */
+/* Writes the checkpoint's own config.json with this dtype. */
 static int carry_config(const char *source, const char *target, enum dtype type)
 {
     char *text, *changed = NULL;
@@ -129,7 +129,8 @@ static int carry_config(const char *source, const char *target, enum dtype type)
 
 /* ---- a new one ---- */
 
-/* The fewest digits with which every number of the file reads back as it was. */
+/* Returns the fewest digits with which every number of the document reads back as the same
+ * value. */
 static int digits_of(const json_t *item)
 {
     const char *key;
@@ -164,7 +165,7 @@ static int write_json(const char *path, const json_t *doc)
     if (!text)
         return err_set(-ENOMEM, "no memory to write %s", path);
     size_t length = strlen(text);
-    text[length] = '\n'; /* in the place of the zero */
+    text[length] = '\n'; /* replaces the final zero byte */
     int rc = file_write(path, text, length + 1);
     free(text);
     return rc;
@@ -185,7 +186,7 @@ static int put_text(json_t *config, const char *key, const char *text)
     return put(config, key, json_string(text));
 }
 
-/* Of both families. */
+/* Fills in the keys of config.json that are common to both families. */
 static int fill_common(json_t *config, const struct job_model *from, const char *class_name,
                        const char *type_name)
 {
@@ -195,7 +196,7 @@ static int fill_common(json_t *config, const struct job_model *from, const char 
     TRY(put(config, "tie_word_embeddings", json_boolean(from->tie_embeddings)));
     TRY(put(config, "initializer_range", json_real(from->init_std)));
     TRY(put(config, "use_cache", json_true()));
-    /* The defaults are those of a vocabulary that is not ours. */
+    /* Without these keys the defaults would be those of another vocabulary. */
     TRY(put(config, "bos_token_id", json_null()));
     return put(config, "eos_token_id", json_null());
 }
@@ -264,7 +265,7 @@ static int fill_llama(json_t *config, const struct job_model *from)
     return put(config, "attention_dropout", json_real(0));
 }
 
-/* ---- */
+/* ---- all files ---- */
 
 static int write_config(const state_view *run, const char *side_dir, const char *dir,
                         enum dtype type)
@@ -287,7 +288,7 @@ static int write_config(const state_view *run, const char *side_dir, const char 
     return rc == -ENOMEM ? err_set(rc, "no memory for config.json") : rc;
 }
 
-/* Where the tokenizer of the run's job lies; "": it has no files, or none that are there. */
+/* Finds the directory of the job's tokenizer; "" if it has no files, or they do not exist. */
 static void find_tokenizer(const job *asked, char out[FILE_PATH_BYTES])
 {
     static const char file_name[] = "/tokenizer.json";
@@ -318,7 +319,7 @@ int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type
         if (strcmp(name, config_name) == 0)
             continue;
         if (is_bytes && is_tokenizers)
-            continue; /* the files are of a tokenizer that the run was not trained with */
+            continue; /* these files belong to a tokenizer that the run did not use */
         if (tokenizer_dir[0] && is_tokenizers && (!there || is_other))
             copied = hf_copy_side_file(tokenizer_dir, dir, name);
         else if (there)

@@ -1,4 +1,4 @@
-/* The files of an exported checkpoint: which tensor lies where. See export_internal.h. */
+/* The files of an exported checkpoint: which tensor lies in which file. See export_internal.h. */
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -20,7 +20,8 @@ static const char index_name[] = "model.safetensors.index.json";
 
 /* ---- tensors ---- */
 
-/* Parts of one tensor have its name, and follow each other within a stage. */
+/* Finds a tensor by name; returns count if there is none. Parts of one tensor have its name and
+ * follow each other within a stage. */
 static uint32_t find_name(const export_list *self, const char *name)
 {
     for (uint32_t i = self->count; i-- > 0;)
@@ -35,7 +36,7 @@ static int add_tensor(export_list *self, const model *net, const model_tensor *f
     bool is_head = strncmp(from->name, "lm_head.", 8) == 0;
     *idx = UINT32_MAX;
     if (from->is_adapter)
-        return 0; /* export_peft.c */
+        return 0; /* export_peft.c writes it */
     snprintf(name, sizeof name, "%s%s",
              net->spec.family == MODEL_GPT2 && !is_head ? "transformer." : "", from->name);
     *idx = from->row_begin > 0 ? find_name(self, name) : self->count;
@@ -79,7 +80,7 @@ static int list_tensors(export_list *self, const model *net)
 
 /* ---- files ---- */
 
-/* In order, as many to a file as there is room for. */
+/* Cuts the list into files, in order, with as many tensors in each as shard_bytes allows. */
 static int cut_into_files(export_list *self, uint64_t shard_bytes)
 {
     self->files = mem_alloc(self->count, sizeof *self->files, "files to export");
@@ -175,7 +176,7 @@ static bool is_own(const export_list *self, const char *name)
     return false;
 }
 
-/* "model-00001-of-00003.safetensors" of another export. */
+/* True for a name such as "model-00001-of-00003.safetensors". */
 static bool is_shard_name(const char *name)
 {
     unsigned first, count;
@@ -184,7 +185,7 @@ static bool is_shard_name(const char *name)
            name[end] == '\0';
 }
 
-/* Files of weights that an export before has left: loaders would take them for ours. */
+/* Removes files of weights that an earlier export left: loaders would take them for ours. */
 static int remove_others(const export_list *self, const char *dir)
 {
     DIR *directory = opendir(dir);
@@ -222,12 +223,12 @@ static int write_index(const export_list *self, const char *dir)
 
 int hfi_finish(export_list *self, const char *dir)
 {
-    /* Without config.json and index nobody takes what is there for a checkpoint while names
-     * change. */
+    /* While names change, config.json and the index are missing, so nothing takes the directory for
+     * a checkpoint. */
     TRY(remove_file(dir, "config.json"));
     TRY(remove_file(dir, index_name));
     TRY(remove_file(dir, whole_name));
-    TRY(file_sync_directory(dir)); /* a power loss may not bring them back beside new weights */
+    TRY(file_sync_directory(dir)); /* a loss of power must not bring them back beside new weights */
     for (uint32_t f = 0; f < self->file_count; f++) {
         safetensors_writer *writer = self->files[f].writer;
         self->files[f].writer = NULL;
@@ -237,7 +238,7 @@ int hfi_finish(export_list *self, const char *dir)
     return self->file_count > 1 ? write_index(self, dir) : 0;
 }
 
-/* ---- what an export of the other kind has left ---- */
+/* ---- files that an export of the other kind left ---- */
 
 static bool is_same_directory(const char *a, const char *b)
 {
@@ -250,7 +251,7 @@ int hfi_remove_whole(const char *dir, const char *base)
 {
     const export_list none = {.file_count = 0};
     if (base && is_same_directory(dir, base))
-        return 0; /* what they are adapters of */
+        return 0; /* the checkpoint that they adapt */
     TRY(remove_file(dir, "config.json"));
     TRY(remove_file(dir, index_name));
     TRY(remove_file(dir, whole_name));

@@ -1,8 +1,9 @@
-/* The adapters of a run: read into memory, written as PEFT has them, or added to the weights that
- * an export writes. See export_internal.h.
+/* Reads the adapters of a run into memory, and writes them in the format of PEFT or adds them to
+ * the weights that an export writes. See export_internal.h.
  *
- * Memory: the adapters in fp32. One thread calls, for a merge that of the sweep; it uses the
+ * Memory: the adapters in fp32. One thread calls; for a merge it is the sweep's. It uses the
  * caller's OpenMP team. */
+#include <assert.h>
 #include <errno.h>
 #include <jansson.h>
 #include <limits.h>
@@ -89,7 +90,7 @@ void hfi_adapters_close(export_adapters *self)
 
 /* ---- merging ---- */
 
-/* The matrix of an adapter of the unit, NULL where the tensor has none. */
+/* Returns a matrix of the tensor's adapter; NULL if the tensor has none. */
 static const float *matrix_of(const export_adapters *self, uint32_t unit, const char *weight,
                               const char *matrix)
 {
@@ -111,14 +112,14 @@ bool hfi_has_adapter(const export_adapters *self, uint32_t unit, const model_ten
            matrix_of(self, unit + 1, tensor->name, "lora_A");
 }
 
-/* What a merge needs of one adapter. */
+/* The two matrices of one adapter, and its scale, for a merge. */
 struct merged {
     const float *a, *b;
     uint64_t rank, columns;
     double scale;
 };
 
-/* Elements [begin, begin + count) of the matrix, at most MERGED_BLOCK. */
+/* Merges elements [begin, begin + count) of the matrix; count <= MERGED_BLOCK. */
 static void merge_block(const struct merged *of, uint64_t begin, uint64_t count, float *weights)
 {
     double sums[MERGED_BLOCK];
@@ -147,6 +148,8 @@ void hfi_merge(const export_adapters *self, uint32_t unit, const model_tensor *t
                               .rank = lora->rank,
                               .columns = tensor->columns,
                               .scale = lora->alpha / (double)lora->rank};
+    assert(of.a);
+    assert(of.b);
 #pragma omp parallel for schedule(static)
     for (uint64_t at = 0; at < count; at += MERGED_BLOCK)
         merge_block(&of, begin + at, size_min(count - at, MERGED_BLOCK), weights + at);
@@ -164,10 +167,11 @@ int hfi_check_adapters(const model *net)
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
             is_base |= !net->units[u].tensors[i].is_adapter;
         if (is_base && !net->units[u].is_frozen)
-            return err_set(ERR_CONFIG,
-                           "train.only has more than the adapters learn (unit %s), which adapters "
-                           "alone do not hold: export the merged model, without --adapters",
-                           net->units[u].name);
+            return err_set(
+                ERR_CONFIG,
+                "the run also trained weights outside the adapters (unit %s, train.only), "
+                "which adapters do not hold: export the merged model, without --adapters",
+                net->units[u].name);
     }
     return 0;
 }
@@ -202,7 +206,7 @@ static int write_config(const export_adapters *self, const char *base, const cha
     return rc == -ENOMEM ? err_set(rc, "no memory for %s", config_name) : rc;
 }
 
-/* "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". */
+/* The stored name, such as "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". */
 static void name_row(const model *net, const model_tensor *tensor, char *name, size_t name_bytes)
 {
     snprintf(name, name_bytes, "base_model.model.%s%s",

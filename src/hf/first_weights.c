@@ -9,7 +9,7 @@
 
 static const uint64_t report_ns = 5000000000;
 
-/* ERR_INPUT, on all ranks, where one of them sees another checkpoint than rank 0. */
+/* ERR_INPUT on all ranks if one of them sees another checkpoint than rank 0. */
 static int compare_weights(const struct hf_weights *from, const struct ranks *ranks,
                            const char *dir)
 {

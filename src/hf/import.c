@@ -1,14 +1,14 @@
-/* A checkpoint of Hugging Face as a run at step 0. See train.h.
+/* Imports a checkpoint of Hugging Face as a run at step 0. See hf.h.
  *
- *   headers, model ─► manifest BEGUN ─► slab ─► [ tile: read, convert, sum, write the masters ] ─► sync
- *                                                                                     ─► manifest COMMITTED
+ *   headers, model ─► manifest BEGUN ─► slab ─► [ tile: read, convert, sum, write the masters ]
+ *                                                             ─► sync ─► manifest COMMITTED
  *
  * The slab has one place for each tile, in the layout of base/tile.h. Moments are zeros that are
- * never written: the file is sparse, so an import takes 4 bytes a parameter of the drive. What a
- * run does next is to move the state to slabs of its own (recut.c), with the space that training
- * wants.
+ * never written: the file is sparse, so an import takes 4 bytes per parameter on the drive. When
+ * the run is trained, it first moves the state to slabs of its own (recut.c), which have the space
+ * that training needs.
  *
- * The stream of tiles is import_stream.c's, and so are the memory and the threads. */
+ * import_stream.c streams the tiles, and owns the memory and the threads for it. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -39,7 +39,7 @@ struct importer {
     model *net;
     hf_weights *from;
     struct state_run_dir dir;
-    bool is_begun; /* the manifest names slabs */
+    bool is_begun; /* the manifest names slabs that may exist */
     manifest *record;
     slab *disk;
     bool disk_is_open;
@@ -49,7 +49,7 @@ typedef struct importer importer;
 
 /* ---- job and model ---- */
 
-/* Of a checkpoint whose dtype the job that is made takes on. */
+/* Finds the dtype that most elements of the checkpoint have, for a job that is made here. */
 static int find_type(const char *hf_dir, const char **type)
 {
     hf_checkpoint *files;
@@ -69,7 +69,7 @@ static int find_type(const char *hf_dir, const char **type)
     return 0;
 }
 
-/* "key=value" with the value as JSON, so that no path is taken for something else. */
+/* Writes "key=value" with the value as a JSON string, so that no path is read as another type. */
 static int set_path(const char *key, const char *path, char *out, size_t out_bytes)
 {
     size_t used = (size_t)snprintf(out, out_bytes, "%s=\"", key);
@@ -86,7 +86,7 @@ static int set_path(const char *key, const char *path, char *out, size_t out_byt
     return 0;
 }
 
-/* The job with this checkpoint and this run directory, whatever it says itself. */
+/* Reads the job, with this checkpoint and this run directory in place of its own. */
 static int read_job(importer *self)
 {
     static const char made_name[] = "the job that sluice import makes";
@@ -119,8 +119,8 @@ static int read_job(importer *self)
     return rc;
 }
 
-/* An import is the model as the checkpoint has it: a run whose job splits its units could not read
- * it. */
+/* Checks that the job does not split units. An import has the units of the checkpoint's model, so a
+ * run whose job splits them could not read it. */
 static int check_learning(const importer *self)
 {
     model_spec spec = setup_model_spec(&self->job->model);
@@ -132,9 +132,9 @@ static int check_learning(const importer *self)
     if (unit_count == self->net->unit_count)
         return 0;
     return err_set(ERR_CONFIG,
-                   "train.%s of this job makes %" PRIu64 " units of the checkpoint's %u, which no "
-                   "import has: a job that names the checkpoint in model.hf needs no import, so "
-                   "train it as it is",
+                   "train.%s of this job splits the checkpoint's units: %" PRIu64
+                   " instead of %u. An import cannot hold them; train without an import, with a "
+                   "job that names the checkpoint in model.hf",
                    self->job->train.lora_rank > 0 ? "lora" : "only", unit_count,
                    self->net->unit_count);
 }
@@ -157,7 +157,7 @@ static int open_model(importer *self)
 
 /* ---- the run directory ---- */
 
-/* A directory without a run; what a killed import has left is removed. */
+/* Takes the run directory, which must hold no run. Files that a killed import left are removed. */
 static int take_directory(importer *self)
 {
     const char *path = self->asked->run_dir;
@@ -180,13 +180,13 @@ static int take_directory(importer *self)
     return rc < 0 ? rc : 0;
 }
 
-/* One place for each tile, unit after unit. */
+/* Fills the record with one place for each tile, unit after unit. */
 static int lay_out(importer *self)
 {
     manifest *record = self->record;
     const model *net = self->net;
     uint32_t streams =
-        self->job->optimizer.type == JOB_ADAM ? 3 : 2; /* of fp32, whatever the job */
+        self->job->optimizer.type == JOB_ADAM ? 3 : 2; /* in fp32, whatever the job's dtypes are */
     for (uint32_t u = 0; u < net->unit_count; u++)
         record->extent_count += tile_count(net->units[u].elems, TILE_ELEMS);
     record->extents = mem_alloc(record->extent_count, sizeof *record->extents, "manifest extents");
@@ -220,7 +220,7 @@ static int lay_out(importer *self)
     return setup_name_import(self->job, net, record);
 }
 
-/* Whether the drives have room for the masters, the only thing that is written. */
+/* Checks that the drives have space for the masters, which are all that is written. */
 static int check_space(const importer *self, const slab_drive *drives, uint32_t count)
 {
     uint64_t free_bytes;
@@ -261,7 +261,7 @@ static int make_slab(importer *self)
                           .total_bytes = record->total_bytes,
                           .is_sparse = true};
     memcpy(config.uuid, record->slabs.uuid, sizeof config.uuid);
-    /* From here on a killed import is found by the next one. */
+    /* From here on the next import finds what a killed one left. */
     uint64_t wanted = record->total_bytes, extent_count = record->extent_count;
     record->total_bytes = 0;
     record->extent_count = 0;

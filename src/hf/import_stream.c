@@ -1,4 +1,4 @@
-/* See import_stream.h. The caller's thread starts the lanes, tells of progress and waits. */
+/* See import_stream.h. The caller's thread starts the lanes, reports progress and waits. */
 #include "hf/import_stream.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ enum {
 };
 
 struct slot {
-    float *data; /* [tile_elems] masters, then what fills the last block */
+    float *data; /* [elements of the largest tile] masters, then zeros up to a whole block */
     io_request request;
     bool is_writing;
 };
@@ -42,21 +42,21 @@ struct lane {
 struct shared {
     const import_stream *asked;
     uint32_t lane_count;
-    uint64_t slot_bytes, lane_bytes; /* of memory: a slot; all of a lane */
+    uint64_t slot_bytes, lane_bytes; /* memory of a slot; of a whole lane */
     arena memory;
     struct lane lanes[IMPORT_LANES];
-    pthread_mutex_t order; /* strips: held from taking a tile until it is read */
+    pthread_mutex_t order; /* with strips: held from taking a tile until it is read */
     atomic_uint_fast64_t next_idx, done_bytes, written_bytes;
-    atomic_bool ends;      /* a lane has failed, or the user wants it */
-    pthread_mutex_t mutex; /* of what follows */
+    atomic_bool ends;      /* a lane has failed, or the user asked to stop */
+    pthread_mutex_t mutex; /* protects the members below */
     pthread_cond_t changed;
     uint32_t running_count;
-    err_record first; /* failure */
+    err_record first; /* the first failure */
 };
 
 /* ---- a lane ---- */
 
-/* Takes what the drives have finished; how many. */
+/* Takes finished writes. Returns their number. */
 static int collect(struct lane *self)
 {
     io_request *done[IMPORT_SLOTS];
@@ -96,7 +96,7 @@ static int read_tile(struct lane *self, const manifest_extent *extent, struct sl
     return 0;
 }
 
-/* Takes the next tile and reads it. *extent: NULL where there is none. */
+/* Takes the next tile and reads it. *extent is NULL if there is none. */
 static int take_tile(struct lane *self, struct slot *slot, manifest_extent **extent)
 {
     struct shared *shared = self->shared;
@@ -207,7 +207,8 @@ static int make_lanes(struct shared *self)
     return 0;
 }
 
-/* Sleeps a while, or until a lane has ended; whether some are running. Under the mutex. */
+/* Sleeps for TELL_MS, or until a lane has ended. Returns true while some are running. Call it with
+ * the mutex held. */
 static bool await_lanes(struct shared *self)
 {
     struct timespec until;
@@ -292,7 +293,7 @@ int import_stream_run(const import_stream *asked, uint64_t *written_bytes, doubl
     err_record first;
     err_save(&first, rc);
     for (uint32_t i = 0; i < self.lane_count; i++)
-        io_destroy(self.lanes[i].transport); /* before the memory that it writes from */
+        io_destroy(self.lanes[i].transport); /* first: it may still write from the memory below */
     if (self.memory.base)
         arena_fini(&self.memory);
     pthread_cond_destroy(&self.changed);

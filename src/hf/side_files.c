@@ -1,6 +1,6 @@
-/* RUN/hf: what belongs to a run's model beside its weights (config.json, the tokenizer's files,
- * ...), copied when the run begins from a checkpoint or from a run that has such files. Declared in
- * train_internal.h. */
+/* Fills RUN/hf with the files that belong to a run's model beside its weights (config.json, the
+ * tokenizer's files, ...). They are copied when the run begins from a checkpoint, or from a run
+ * that has such files. See hf.h. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The weights of a Hugging Face checkpoint, opened: every tensor of the model is found and has its
- * shape. See weights.h; weights_read.c reads. */
+/* Opens the weights of a Hugging Face checkpoint: every tensor of the model must be in it with its
+ * shape. See weights.h; weights_read.c reads them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <omp.h>
@@ -33,7 +33,7 @@ bool hf_weights_is_transposed(enum model_family family, const char *name)
             ends_with(name, ".mlp.c_fc.weight") || ends_with(name, ".mlp.c_proj.weight"));
 }
 
-/* A vector is one row, or where it is cut a column. */
+/* True for a vector: one row, or one column if it is cut. */
 static bool is_vector(const model_tensor *tensor)
 {
     return !ends_with(tensor->name, "wte.weight") && !ends_with(tensor->name, "wpe.weight") &&
@@ -58,7 +58,7 @@ static bool is_adapter(const char *name)
     return strstr(name, ".lora_") != NULL;
 }
 
-/* The checkpoint's name of a tensor of the model. */
+/* Builds the checkpoint's name of a tensor of the model. */
 static void stored_name(const hf_weights *self, const char *name, char out[2 * MODEL_NAME_BYTES])
 {
     bool is_head = begins_with(name, "lm_head.");
@@ -67,7 +67,8 @@ static void stored_name(const hf_weights *self, const char *name, char out[2 * M
     snprintf(out, 2 * MODEL_NAME_BYTES, "%s%s", is_head ? "" : self->added, name);
 }
 
-/* Checkpoints of the whole model and of what is below its head alone have other names. */
+/* Finds how names differ from the model's. Checkpoints of the whole model and of the model without
+ * its head use different names. */
 static int find_prefix(hf_weights *self)
 {
     static const struct {
@@ -132,13 +133,14 @@ static int find_tensor(hf_weights *self, const model_tensor *wanted, struct weig
     stored_name(self, wanted->name, name);
     if (!hf_find(self->files, name, &out->at))
         return err_set(ERR_INPUT, "%s has no tensor %s%s", self->dir, name,
-                       begins_with(name, "lm_head.") ? ", and the embedding is not tied to stand "
-                                                       "for it (model.tie_embeddings)"
-                                                     : "");
+                       begins_with(name, "lm_head.")
+                           ? ", and model.tie_embeddings is false, so the embedding cannot take "
+                             "its place"
+                           : "");
     TRY(check_tensor(self, &out->at, wanted));
     out->is_transposed = hf_weights_is_transposed(self->net->spec.family, wanted->name);
     self->has_type[out->at.tensor->type] = true;
-    if (wanted->row_begin == 0) /* of a tensor in parts once */
+    if (wanted->row_begin == 0) /* a tensor in parts counts once */
         self->total_bytes += out->at.tensor->size_bytes;
     if (out->is_transposed)
         self->strip.capacity_bytes =
@@ -172,7 +174,7 @@ static int compare_addresses(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* What checkpoints hold besides parameters. */
+/* True for tensors of a checkpoint that are no parameters. */
 static bool is_no_parameter(const hf_weights *self, const char *name)
 {
     if (self->net->spec.family == MODEL_GPT2)
@@ -180,7 +182,7 @@ static bool is_no_parameter(const hf_weights *self, const char *name)
     return ends_with(name, "rotary_emb.inv_freq");
 }
 
-/* A tied output matrix that is stored once more. */
+/* True for a tied output matrix that is stored once more. */
 static bool is_repeated(const hf_weights *self, const safetensors_tensor *tensor)
 {
     const safetensors_tensor *table = self->units[0][0].at.tensor;
@@ -188,7 +190,7 @@ static bool is_repeated(const hf_weights *self, const safetensors_tensor *tensor
            has_shape(tensor, table->shape, table->dim_count);
 }
 
-/* Nothing of the checkpoint is left aside silently. */
+/* Checks that no tensor of the checkpoint is left out silently. */
 static int check_rest(const hf_weights *self)
 {
     uint64_t used = 0, count = 0;

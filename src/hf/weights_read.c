@@ -1,7 +1,7 @@
-/* The numbers of a checkpoint's tensors, as fp32; see weights.h.
+/* Reads the numbers of a checkpoint's tensors as fp32; see weights.h.
  *
- *   unit's elements ─ by tensor ─► [ plain: bytes of the file, in pieces, a thread each ] ─ convert ─► fp32
- *                                  [ transposed: strip of rows, made of all the matrix  ] ─ convert ─► fp32 */
+ *   unit's elements ─ by tensor ─┬─► plain: bytes of the file, in pieces, a thread each ─┬─► fp32
+ *                                └─► transposed: a strip of rows, from all of the matrix ─┘ */
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
@@ -12,11 +12,11 @@
 #include "hf/weights_internal.h"
 
 enum {
-    TEAM_ELEMS = 1 << 16, /* fewer are done before a team is awake */
-    TURN_BLOCK = 32 /* elements of a side: two such blocks of 4 bytes are in the first cache */
+    TEAM_ELEMS = 1 << 16, /* fewer are converted before a team is awake */
+    TURN_BLOCK = 32       /* elements per side: two such blocks of 4 bytes fit in the L1 cache */
 };
 
-/* The drive reads on while what is there is converted. */
+/* The drive reads this far ahead while earlier bytes are converted. */
 #define AHEAD_BYTES (32 * MIB)
 
 /* The first failure of a team's threads. */
@@ -46,8 +46,8 @@ static int team_size(const hf_weights *self, uint64_t piece_count)
     return (uint64_t)threads > piece_count ? (int)piece_count : threads;
 }
 
-/* Where a weight is no number every later step fails, and says nothing of why. `begin`: of the
- * whole tensor. */
+/* Checks that all values are finite. Else every later step would fail without saying why. `begin`:
+ * position in the whole tensor. */
 static int check_finite(const hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
                         const float *master)
 {
@@ -60,11 +60,11 @@ static int check_finite(const hf_weights *self, const hf_tensor *at, uint64_t be
     while (isfinite(master[first]))
         first++;
     return err_set(ERR_INPUT,
-                   "%s: tensor %s holds what is no finite number, such as its element %" PRIu64,
+                   "%s: tensor %s holds a value that is not finite: its element %" PRIu64,
                    hf_path(self->files, at->file_idx), at->tensor->name, begin + first);
 }
 
-/* Elements [from, from + held) of those that begin at `begin`, on one thread. */
+/* Reads `held` elements of a tensor from `begin` on, on one thread. */
 static int read_piece(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t held,
                       unsigned char *piece, float *target)
 {
@@ -77,7 +77,7 @@ static int read_piece(hf_weights *self, const hf_tensor *at, uint64_t begin, uin
     return check_finite(self, at, begin, held, target);
 }
 
-/* Elements [begin, begin + count) of a tensor as they are stored. */
+/* Reads elements [begin, begin + count) of a tensor that is stored as the model has it. */
 static int read_plain(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
                       float *master)
 {
@@ -97,7 +97,7 @@ static int read_plain(hf_weights *self, const hf_tensor *at, uint64_t begin, uin
     return team_result(&failed);
 }
 
-/* The same on this thread alone, past the page cache, through `room`. */
+/* The same on this thread alone, without the page cache, through `room`. */
 static int read_alone(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
                       void *room, float *master)
 {
@@ -114,9 +114,9 @@ static int read_alone(hf_weights *self, const hf_tensor *at, uint64_t begin, uin
     return 0;
 }
 
-/* Columns [first, first + rows) of `count` stored rows of `whole_rows` elements, which are the
- * matrix's columns from `column` on, to [rows, columns]. By blocks, so that lines of the cache are
- * used whole. */
+/* Transposes columns [first, first + rows) of `count` stored rows of `whole_rows` elements. The
+ * stored rows are the matrix's columns from `column` on; target is [rows, columns]. It works in
+ * blocks, so that cache lines are used whole. */
 #define TURN(name, element)                                                                        \
     static void name(const element *source, uint64_t whole_rows, uint64_t first, uint64_t rows,    \
                      uint64_t count, uint64_t columns, uint64_t column, element *target)           \
@@ -130,13 +130,16 @@ static int read_alone(hf_weights *self, const hf_tensor *at, uint64_t begin, uin
 TURN(turn_16, uint16_t)
 TURN(turn_32, uint32_t)
 
-/* How the stored rows of a transposed matrix, of which a strip is columns, are cut into pieces. */
+/* How the stored rows of a transposed matrix are cut into pieces. A strip has some columns of each
+ * stored row. */
 struct turning {
     const hf_tensor *at;
     uint64_t whole_rows, columns; /* of the matrix; stored [columns, whole_rows] */
-    uint64_t row, rows;           /* of the strip */
-    uint64_t lines;               /* whole stored rows of a piece; 0: a piece is a span of one */
-    uint64_t span, spans; /* then: rows of the strip in a piece, and pieces of a stored row */
+    uint64_t row, rows;           /* the strip's first row, and its number of rows */
+    /* Whole stored rows in a piece; 0: a piece is a span of one stored row. */
+    uint64_t lines;
+    /* If lines is 0: rows of the strip in a piece, and pieces in a stored row. */
+    uint64_t span, spans;
     uint64_t piece_count;
 };
 
@@ -181,8 +184,8 @@ static int turn_piece(hf_weights *self, const struct turning *cut, uint64_t idx,
     return 0;
 }
 
-/* Fills the strip with rows from `row` on, as many as it holds: the whole matrix passes by, or
- * where its stored rows are longer than a piece what the strip needs of them. */
+/* Fills the strip with rows from `row` on, as many as it holds. For this the whole matrix is read;
+ * if its stored rows are longer than a piece, only the part that the strip needs. */
 static int load_strip(hf_weights *self, const hf_tensor *at, uint64_t whole_rows, uint64_t columns,
                       uint64_t row)
 {
@@ -205,7 +208,7 @@ static int load_strip(hf_weights *self, const hf_tensor *at, uint64_t whole_rows
     return 0;
 }
 
-/* Elements [begin, begin + count) of the whole matrix [whole_rows, columns] that is stored
+/* Reads elements [begin, begin + count) of a whole matrix [whole_rows, columns] that is stored
  * transposed. */
 static int read_turned(hf_weights *self, const hf_tensor *at, const model_tensor *tensor,
                        uint64_t begin, uint64_t count, float *master)
@@ -228,12 +231,12 @@ static int read_turned(hf_weights *self, const hf_tensor *at, const model_tensor
     return 0;
 }
 
-/* `room`: NULL, or where this thread alone reads through. */
+/* Reads elements of a tensor. `room`: NULL, or memory for a read on this thread alone. */
 static int read_tensor(hf_weights *self, const struct weights_source *from,
                        const model_tensor *tensor, uint64_t begin, uint64_t count, void *room,
                        float *master)
 {
-    /* Elements of the whole tensor, of which a part's rows follow each other. */
+    /* Position in the whole tensor. The rows of a part follow each other there. */
     uint64_t first = tensor->row_begin * tensor->columns + begin;
     if (!from->is_transposed && room)
         return read_alone(self, &from->at, first, count, room, master);
@@ -243,7 +246,7 @@ static int read_tensor(hf_weights *self, const struct weights_source *from,
     return check_finite(self, &from->at, first, count, master);
 }
 
-/* Zeros from `*end` up to `begin`, both within what the caller wants. */
+/* Writes zeros from `*end` up to `begin`; both are within the range that the caller wants. */
 static void clear_to(uint64_t begin, uint64_t *end, uint64_t base, float *master)
 {
     if (begin > *end)
@@ -282,5 +285,6 @@ int hf_weights_read(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t co
 int hf_weights_read_alone(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count,
                           void *room, float *master)
 {
+    assert((uintptr_t)room % HF_BLOCK_BYTES == 0);
     return read_unit(self, unit, begin, count, room, master);
 }

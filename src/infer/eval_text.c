@@ -39,7 +39,7 @@ static int end_document(void *user)
     return 0;
 }
 
-/* A file of tokens, beside others that were cut. */
+/* Adds a file of tokens, beside files that were tokenized here. */
 static int add_file(eval_tokens *self, const char *path, enum data_format format)
 {
     corpus *file;
@@ -63,7 +63,7 @@ static int add_file(eval_tokens *self, const char *path, enum data_format format
     return rc;
 }
 
-/* All files, of which some are to be cut. */
+/* Reads all files, some of which are tokenized here. */
 static int cut_files(eval_tokens *self, const struct infer_evaluate_options *asked,
                      const prepare_work *work, const prepare_options *options,
                      enum data_format format)

@@ -1,8 +1,9 @@
 /* The loss of a trained model on files:
  *
- *   files ─ tokens (of text: by the model's tokenizer) ─ windows (eval_windows.h) ─ EVAL ─► losses ─► sums
+ *   files ─► tokens (of text: by the model's tokenizer) ─► windows (eval_windows.h) ─► EVAL
+ *         ─► losses ─► sums
  *
- * Windows fill micro-batches; what a micro-batch lacks at the end is padding, whose targets do not
+ * Windows fill micro-batches. The last micro-batch is filled up with padding, whose targets do not
  * count. The sum is in double, in the order of the text. One process. */
 #include <errno.h>
 #include <inttypes.h>
@@ -22,14 +23,14 @@ struct evaluator {
     infer_model from;
     eval_tokens source;
     eval_text text;
-    uint64_t window_count;        /* to be read */
-    uint64_t done;                /* of them */
-    uint64_t tokens, tokens_done; /* that they predict */
+    uint64_t window_count;        /* windows to read */
+    uint64_t done;                /* windows done */
+    uint64_t tokens, tokens_done; /* tokens that the windows predict */
     uint64_t begin_ns;
 };
 typedef struct evaluator evaluator;
 
-/* The shape of the calls, from the job, the options and the length of the text. */
+/* Chooses context, stride and micro-batch from the job, the options and the length of the text. */
 static int choose_windows(evaluator *self, uint64_t token_count)
 {
     const struct infer_evaluate_options *asked = self->asked;
@@ -66,7 +67,7 @@ static int choose_windows(evaluator *self, uint64_t token_count)
     return 0;
 }
 
-/* Windows [done, done + micro_batch) into the host buffer. Returns how many there are, or an
+/* Loads windows [done, done + micro_batch) into the host buffer. Returns how many there are, or an
  * error. */
 static int load_batch(evaluator *self, uint64_t *count)
 {

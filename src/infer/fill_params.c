@@ -1,12 +1,13 @@
-/* Parameters from fp32 master weights, to where they rest in the engine of a process that computes
- * forward alone:
+/* Brings parameters from fp32 master weights to their homes in the engine of a process that only
+ * computes forward:
  *
  *   masters ─ working copy ─┬─► home in memory
  *                           ├─► a copy ─► home in the memory of a GPU
  *                           └─► a part of PART_ELEMS ─ its sum ─► home on the drives
  *
- * The same bits as a run's own working copies. The read lane compares what it brings of the drives
- * with the sums of the parts. On the engine's thread, between programs; allocates in init. */
+ * The parameters have the same bits as a run's own working copies. The read lane compares what it
+ * reads from the drives with the sums of the parts. Runs on the engine's thread, between programs.
+ * Allocates only in init. */
 #include <errno.h>
 
 #include "base/mem.h"
@@ -14,16 +15,15 @@
 #include "base/tile.h"
 #include "infer/infer_internal.h"
 
-enum {
-    PART_ELEMS = 2 * 1024 * 1024
-}; /* written at once, several transfers; a multiple of blocks */
+/* Elements written at once, in several transfers; their bytes are a multiple of blocks. */
+enum { PART_ELEMS = 2 * 1024 * 1024 };
 
 static const buffer *home_of(const struct setup *setup, uint32_t unit)
 {
     return &setup->set.programs[PROGRAM_EVAL].buffers[setup->set.homes.params[unit]];
 }
 
-/* Parts of all units on drives; into `list` unless it is NULL. Returns how many. */
+/* Counts the parts of all units on drives, and lists them in `list` unless it is NULL. */
 static uint64_t list_parts(const struct setup *setup, checksum_extent *list)
 {
     uint64_t count = 0, width = setup->plan.param_bytes;
@@ -40,7 +40,7 @@ static uint64_t list_parts(const struct setup *setup, checksum_extent *list)
     return count;
 }
 
-/* The table of sums gets room for those of the parts. */
+/* Adds the parts to the engine's table of sums. */
 static int add_parts(struct engine *engine, uint64_t count)
 {
     checksum_extent *list = mem_alloc(count, sizeof *list, "parts of parameters");
@@ -78,7 +78,7 @@ void inferi_filler_fini(inferi_filler *self)
     *self = (inferi_filler){.engine = NULL};
 }
 
-/* The part that is complete goes to its place on the slab. */
+/* Writes the complete part to its place on the slab. */
 static int write_part(inferi_filler *self)
 {
     struct engine *engine = self->engine;
@@ -144,5 +144,5 @@ int inferi_fill(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t cou
     if (!is_on_gpu)
         return 0;
     TRY(device_copy(setup->gpu, NULL, target, self->copy, count * width, DEVICE_FROM_HOST));
-    return device_synchronize(setup->gpu, NULL); /* the copy's memory is the next one's */
+    return device_synchronize(setup->gpu, NULL); /* the next call uses the memory of the copy */
 }

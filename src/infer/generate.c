@@ -1,14 +1,14 @@
 /* Text from a trained model, token by token:
  *
- *   prompt ─ tokens ─ calls of up to a chunk ─► keys and values in the cache, logits of the last token ─┐
- *                                                                                                       v
- *               text ◄─ bytes of the token ◄──────────────────────────────────────────────────── sampling
- *                              │                                                                        ^
- *                              └─► a call of this one token ─► cache, logits ───────────────────────────┘
+ *   prompt ─► tokens ─► calls of up to a chunk ─► cache of keys and values, last logits ─┐
+ *                                                                                        v
+ *          text ◄─ bytes of the token ◄─────────────────────────────────────────── sampling
+ *                         │                                                              ^
+ *                         └─► a call with this one token ─► cache, logits ───────────────┘
  *
- * Both kinds of call run the one EVAL program, whose forward ops take the model for chunks or the
- * one for single
- * tokens (setup->net, setup->single); parameters that do not rest on the device stream through it each time. */
+ * Both kinds of call run the one EVAL program. Its forward ops use the model for chunks or the one
+ * for single tokens (setup->net, setup->single). Parameters that do not rest on the device stream
+ * through it in each call. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -22,10 +22,9 @@
 #include "text/chat.h"
 
 enum {
-    CHUNK_MOST =
-        256, /* tokens of a prompt in one call: products are near their best speed by then */
-    FITS_STEPS = 12, /* of a search for the longest context */
-    CHAT_ENDS = 5,   /* tokens that end an answer in one form or another */
+    CHUNK_MOST = 256, /* tokens of a prompt in one call: products are near their best speed */
+    FITS_STEPS = 12,  /* steps of the search for the longest context */
+    CHAT_ENDS = 5,    /* tokens that end an answer in one form or another */
 };
 
 struct generator {
@@ -33,13 +32,13 @@ struct generator {
     struct infer_generate_result result;
     infer_model from;
     const tokenizer *words;
-    int32_t ends[CHAT_ENDS]; /* of a chat; -1: there is none */
-    token_list ids;          /* prompt and what was generated */
-    uint64_t kept;           /* positions in the cache: ids [count - kept - unread, ...) */
-    uint64_t unread;         /* ids behind them */
+    int32_t ends[CHAT_ENDS]; /* tokens that end an answer in a chat; -1: none */
+    token_list ids;          /* the prompt and the generated tokens */
+    uint64_t kept;           /* positions in the cache: the last ids before the unread ones */
+    uint64_t unread;         /* the last ids, which are not in the cache yet */
     uint64_t context;
     stop_text shown;
-    float *logits;   /* the engine's */
+    float *logits;   /* [V] the engine's */
     uint32_t *order; /* [V] */
 };
 typedef struct generator generator;
@@ -58,8 +57,8 @@ static int check_ids(const generator *self)
     return 0;
 }
 
-/* The prompt as a user's words in the form of the model's conversations (data/chat.h), with the
- * beginning of an answer; what ends one are the tokens that this form has. */
+/* Encodes the prompt as a user's message in the format of the model's conversations (text/chat.h),
+ * followed by the beginning of an answer. Finds the tokens that end an answer in such a format. */
 static int read_chat(generator *self)
 {
     const struct infer_generate_options *asked = self->asked;
@@ -87,7 +86,7 @@ static int read_chat(generator *self)
     return rc;
 }
 
-/* Whether the token ends what the model says. */
+/* True if the token ends the model's answer. */
 static bool is_end_token(const generator *self, int32_t token)
 {
     bool is_end = token == tokenizer_end_id(self->words);
@@ -112,7 +111,7 @@ static int read_prompt(generator *self)
     return check_ids(self);
 }
 
-/* Room for what will be generated, so that no token waits for memory. */
+/* Reserves memory for the generated tokens, so that no token waits for memory. */
 static int reserve_ids(generator *self)
 {
     uint64_t all = self->ids.count + self->asked->token_count;
@@ -146,7 +145,8 @@ static bool fits(const generator *self, uint64_t context)
     return rc == 0;
 }
 
-/* The refusal, with the longest context that fits, to a part in 2^FITS_STEPS; or that none does. */
+/* Returns the error, with the longest context that fits added, to a part in 2^FITS_STEPS; or with
+ * the remark that none fits. */
 static int advise_context(const generator *self, int refused)
 {
     err_record first;
@@ -183,7 +183,7 @@ static int choose_context(generator *self)
                        asked->context, most);
     if (asked->context)
         most = asked->context;
-    /* What is generated last is not read. */
+    /* The last generated token is not read. */
     self->context = size_min(self->ids.count + asked->token_count - 1, most);
     self->result.context = self->context;
     if (self->ids.count > self->context)
@@ -216,7 +216,8 @@ static int start(generator *self)
 
 /* ---- calls ---- */
 
-/* The next `count` unread tokens, into the cache; the logits of the last where they are wanted. */
+/* Runs the next `count` unread tokens, into the cache. Computes the logits of the last one if they
+ * are wanted. */
 static int call(generator *self, uint64_t count, bool wants_logits)
 {
     struct engine *engine = self->from.engine;
@@ -238,7 +239,7 @@ static bool is_stopped(const generator *self)
     return self->asked->stop && *self->asked->stop;
 }
 
-/* All unread tokens: what comes first is the text's beginning, or half of a context. */
+/* Runs all unread tokens, in chunks. */
 static int read_all(generator *self)
 {
     uint64_t chunk = self->from.setup->net->tokens;
@@ -251,7 +252,7 @@ static int read_all(generator *self)
     return 0;
 }
 
-/* The cache is full: it begins again with the later half of what the model saw. */
+/* Called when the cache is full. It starts again with the later half of what the model saw. */
 static int slide(generator *self)
 {
     self->result.slides++;
@@ -274,7 +275,7 @@ static void tell_id(const generator *self, int32_t id, bool is_prompt)
         self->asked->on_id(self->asked->user, id, is_prompt);
 }
 
-/* Draws a token and shows it. *is_end: the text has ended. */
+/* Draws a token and shows it. *is_end is true if the text has ended. */
 static int next_token(generator *self, uint64_t idx, bool *is_end)
 {
     const struct infer_generate_options *asked = self->asked;

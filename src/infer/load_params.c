@@ -1,11 +1,12 @@
-/* Parameters from a commit, of one rank or of several, for one process that holds them whole.
+/* Loads parameters from a commit, of one rank or of several, into one process that holds all of
+ * them.
  *
- *   all ranks' extents, by unit and element ─read─► a tile ─compare its sum─► working copy ─► home of the params
+ *   all ranks' extents, by unit and element ─read─► a tile ─compare its sum─► working copy
+ *                                                                    ─► home of the params
  *
- * Of what a tile holds, what lies behind its unit's end is dropped. One tile is read at a time, in
- * transfers of 1 MiB that are all in flight together: memory is that of the largest tile and its
- * working copy. What the process holds then are the bits that the run's own working copies have
- * (fill.c). */
+ * Elements of a tile beyond its unit's end are dropped. One tile is read at a time, in transfers of
+ * 1 MiB that are all in flight together, so memory is that of the largest tile and its working
+ * copy. The process then holds the same bits as the run's own working copies (fill_params.c). */
 #include <errno.h>
 #include <inttypes.h>
 
@@ -30,7 +31,7 @@ struct loader {
     float *wide;         /* [elements of the largest tile of frozen params] */
     unsigned char *tile; /* [tile_bytes] within block */
     uint64_t tile_bytes;
-    uint32_t copy_rank; /* where each rank has the whole state: whose is read */
+    uint32_t copy_rank; /* if each rank has the whole state: the rank whose copy is read */
 };
 typedef struct loader loader;
 
@@ -85,8 +86,8 @@ static int read_tile(loader *self, const manifest_extent *extent)
                    file_offset, path, sum, extent->checksum);
 }
 
-/* What the tile has of master weights; or of params that are frozen, or half of them, made such:
- * the working copy of those are the same params. */
+/* Gets fp32 masters of the tile. Params that are frozen, or the high halves of split masters, are
+ * converted to fp32: their working copy gives the same params again. */
 static int masters_of(loader *self, const manifest_extent *extent, const float **out)
 {
     enum dtype type = self->engine->setup->net->type;
@@ -110,7 +111,7 @@ static int load_all(loader *self)
     uint64_t filled = 0, all = 0;
     for (uint64_t i = 0; i < record->extent_count; i++) {
         const manifest_extent *extent = &record->extents[i];
-        if (manifest_is_low(record, i)) /* the params are the high halves */
+        if (manifest_is_low(record, i)) /* the high halves are the params */
             continue;
         if (extent->unit >= setup->net->unit_count)
             return err_set(ERR_CORRUPT,

@@ -1,4 +1,4 @@
-/* Opening what was trained; see trained.h. */
+/* Opens a trained model, from a run or a checkpoint; see opened_model.h. */
 #include "infer/opened_model.h"
 #include "config/config.h"
 
@@ -17,8 +17,8 @@
 #include "state/rank_slabs.h"
 
 enum {
-    SETS_MAX = 160,           /* the caller's and ours */
-    FILL_ELEMS = 1024 * 1024, /* of a checkpoint at once: 4 MiB of masters */
+    SETS_MAX = 160,           /* the caller's keys and ours */
+    FILL_ELEMS = 1024 * 1024, /* elements of a checkpoint read at once: 4 MiB of masters */
 };
 
 /* ---- begin ---- */
@@ -29,7 +29,7 @@ static bool has_file(const char *directory, const char *name)
     return file_join(path, sizeof path, directory, name) == 0 && access(path, R_OK) == 0;
 }
 
-/* Ours before the caller's, whose later words win. */
+/* Joins two lists of keys. Ours come first: later entries win, so the caller's win. */
 static int join_sets(const char *const *own, uint32_t own_count, const char *const *set,
                      uint32_t set_count, const char *all[SETS_MAX])
 {
@@ -68,7 +68,7 @@ static int begin_run(infer_model *self, const char *const *set, uint32_t set_cou
     return state_find_moved(&self->record, self->dir.state);
 }
 
-/* Whether the caller sets a key of this block. */
+/* True if the caller sets a key of this block. */
 static bool is_set(const char *block, const char *const *set, uint32_t set_count)
 {
     size_t length = strlen(block);
@@ -78,13 +78,13 @@ static bool is_set(const char *block, const char *const *set, uint32_t set_count
     return false;
 }
 
-/* The type that the checkpoint was saved in is the one to compute in; "": fp32, or it does not
- * say. */
+/* Returns the key that sets the dtype that the checkpoint was saved in, which is then used to
+ * compute; "" if it is fp32 or not known. */
 static const char *type_set(const char *path)
 {
     char name[FILE_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/config.json", path);
-    json_t *config = json_load_file(name, 0, NULL); /* its faults are for job_read to tell */
+    json_t *config = json_load_file(name, 0, NULL); /* job_read reports what is wrong with it */
     const char *type = json_string_value(json_object_get(config, "dtype"));
     if (!type)
         type = json_string_value(json_object_get(config, "torch_dtype"));
@@ -97,7 +97,7 @@ static const char *type_set(const char *path)
     return found;
 }
 
-/* Positions that the checkpoint's model has; 0: it does not say. */
+/* The number of positions of the checkpoint's model; 0 if config.json does not state it. */
 static uint64_t most_positions(const char *path)
 {
     char name[FILE_PATH_BYTES + 16];
@@ -110,7 +110,7 @@ static uint64_t most_positions(const char *path)
     return most > 0 ? (uint64_t)most : 0;
 }
 
-/* seq_length 0: what the job's reader takes. */
+/* Makes the job for a checkpoint. seq_length 0: the job's default. */
 static int begin_checkpoint(infer_model *self, const char *const *set, uint32_t set_count,
                             uint64_t seq_length)
 {
@@ -140,7 +140,8 @@ static int begin_checkpoint(infer_model *self, const char *const *set, uint32_t 
                          &self->asked);
 }
 
-/* The batch of a step says nothing here, and nothing is kept for a backward. */
+/* Sets what does not depend on training: one process, no accumulation, and nothing is kept for a
+ * backward pass. */
 static void settle_job(job *asked)
 {
     asked->accumulation = asked->world = 1;
@@ -213,7 +214,8 @@ int infer_model_tokenizer(infer_model *self, const tokenizer **out)
 
 /* ---- start ---- */
 
-/* Of ranks that each have the whole state the first whose slab is seen; else 0. */
+/* Chooses the rank whose slab is read. If each rank has the whole state: the first whose slab can
+ * be seen; else 0. */
 static int choose_rank(const manifest *record, uint32_t *out)
 {
     *out = 0;
@@ -241,7 +243,7 @@ static int fill_from_checkpoint(infer_model *self, hf_weights *from,
     for (uint32_t u = 0; rc == 0 && u < setup->net->unit_count; u++)
         for (uint64_t at = 0; rc == 0 && at < setup->unit_elems[u]; at += FILL_ELEMS) {
             uint64_t count = size_min(setup->unit_elems[u] - at, FILL_ELEMS);
-            if (!hf_weights_has_all(from, u)) /* adapters, which the job adds: they add nothing */
+            if (!hf_weights_has_all(from, u)) /* adapters that the job adds; zeros add nothing */
                 memset(masters, 0, count * sizeof *masters);
             rc = hf_weights_read(from, u, at, count, masters);
             if (rc == 0)
@@ -254,7 +256,8 @@ static int fill_from_checkpoint(infer_model *self, hf_weights *from,
     return rc;
 }
 
-/* The slab of parameters that rest on drives: nobody else's, and gone with the process. */
+/* Makes the engine. If parameters rest on drives, their slab has no name, so it is gone with the
+ * process. */
 static int make_engine(infer_model *self)
 {
     struct engine_options options = {.open_existing = false};
@@ -278,9 +281,9 @@ static void tell(const struct setup *setup)
                  setup->drive_count > 1 ? " and the other drives" : "");
 }
 
-/* Where parameters may rest that do not fit, when the caller has named no drive: where the run's
- * own state is; of a checkpoint, which may be on a disk that cannot be written, the directory of
- * temporary files. */
+/* Sets the drives for parameters that do not fit in memory, if the caller has named none. For a
+ * run: the drives of its state. For a checkpoint, which may be on a disk that cannot be written:
+ * the directory for temporary files. */
 static void name_drives(infer_model *self)
 {
     struct job *asked = self->asked;
@@ -296,7 +299,7 @@ static void name_drives(infer_model *self)
     }
 }
 
-/* In memory where it fits there; else with drives. */
+/* Makes the setup in memory if it fits there, else with drives. */
 static int make_setup(infer_model *self, const struct setup_options *options)
 {
     int rc = setup_create(self->asked, options, &self->setup);
@@ -326,7 +329,7 @@ int infer_model_start(infer_model *self, const model_window *window,
     if (self->is_run)
         TRY(choose_rank(&self->record, &rank));
     TRY(make_setup(self, &asked));
-    if (!self->is_run) /* what is wrong with it is said before memory is taken */
+    if (!self->is_run) /* its errors should come before memory is reserved */
         TRY(hf_weights_open(self->path, self->setup->net, &from));
     tell(self->setup);
     int rc = make_engine(self);

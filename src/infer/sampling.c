@@ -7,15 +7,15 @@
 
 #include "base/rng.h"
 
-enum { SAMPLING_STREAM = 0x67656e }; /* of the counter-based generator: "gen" */
+enum { SAMPLING_STREAM = 0x67656e }; /* stream of the counter-based generator: "gen" */
 
-/* Whether token a ranks before token b. */
+/* True if token a ranks before token b. */
 static bool ranks_before(const float *logits, uint32_t a, uint32_t b)
 {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
 
-/* Restores the heap below `at`: the first of a heap ranks last. */
+/* Restores the heap below `at`. The first entry of the heap is the one that ranks last. */
 static void sift(const float *logits, uint32_t *heap, uint64_t count, uint64_t at)
 {
     for (;;) {
@@ -33,7 +33,7 @@ static void sift(const float *logits, uint32_t *heap, uint64_t count, uint64_t a
     }
 }
 
-/* order[0..count) = the tokens that rank first, in their order. */
+/* Sets order[0..count) to the tokens that rank first, in their order. */
 static void rank_first(const float *logits, uint64_t vocab, uint64_t count, uint32_t *order)
 {
     for (uint64_t i = 0; i < count; i++)
@@ -74,7 +74,7 @@ static double weight_of(const sampling *self, const float *logits, uint64_t best
     return exp(((double)logits[token] - (double)logits[best]) / self->temperature);
 }
 
-/* The last of the tokens that may be drawn, in rank order. */
+/* Returns the last token in rank order that may be drawn. */
 static uint32_t find_last(const sampling *self, const float *logits, uint64_t vocab, uint64_t best,
                           uint32_t *order)
 {
@@ -118,5 +118,5 @@ int sampling_draw(const sampling *self, const float *logits, uint64_t vocab, uin
             return 0;
         }
     }
-    return 0; /* rounding: the likeliest */
+    return 0; /* rounding left a rest: the likeliest token */
 }

@@ -19,8 +19,8 @@ static int show(stop_text *self, const char *bytes, size_t count)
     return count ? self->show(self->user, bytes, count) : 0;
 }
 
-/* One byte: what is held begins the stop, so that after it the longest end of it that still does is
- * held. */
+/* Adds one byte. The held bytes are always a beginning of the stop text. After the new byte, the
+ * longest end of them that still is such a beginning is held, and the bytes before it are shown. */
 static int add_byte(stop_text *self, char byte)
 {
     size_t known = self->held_bytes;

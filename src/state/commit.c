@@ -1,18 +1,18 @@
-/* What a commit is, and what it does on its worker.
+/* The steps of a commit on its worker.
  *
  *   extents and sums are written (the program's saves and updates, on which OP_COMMIT depends)
- *     -> fdatasync of the slabs, and of metrics.jsonl
+ *     -> fdatasync of the slabs and of metrics.jsonl
  *     -> manifest slot, fsync of file and directory          from here on the commit is the state
  *     -> the places that it names are not written any more    (swap/place_table.h)
- *     -> a copy of it, where it is one to keep
+ *     -> a copy of it, if the job keeps this commit
  *
- * Several ranks: each makes its own slabs durable and sends its places and sums to rank 0, which
- * writes the one manifest when it has those of all (that is the decision), and then tells them;
- * none writes a place of the commit before until it knows. Whoever fails in between leaves the
- * commit before, for all.
+ * Several ranks: each rank makes its own slabs durable and sends its places and sums to rank 0.
+ * When rank 0 has those of all ranks, it writes the one manifest, and then tells the others.
+ * Writing the manifest is the decision: no rank writes to a place of the previous commit before it
+ * knows of it. If a rank fails before that, the previous commit stays valid for all.
  *
  * Nothing is copied: the manifest names the places where the step's updates went. A failure at any
- * point poisons the engine and leaves the commit before. */
+ * point poisons the engine and leaves the previous commit. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -28,12 +28,12 @@
 #include "base/tile.h"
 #include "state/state_internal.h"
 
-/* What a commit needs of each extent of another rank. */
+/* The place and the sum of an extent, as ranks send them to rank 0. */
 struct state_placed {
     uint64_t offset_bytes, checksum;
 };
 
-/* Memory for the gathering of a commit, so that none is taken later. */
+/* Allocates the memory in which commits gather places and sums, so that none is allocated later. */
 static int make_placed(state_commit *commit)
 {
     const struct ranks *ranks = &commit->engine->setup->ranks;
@@ -47,7 +47,7 @@ static int make_placed(state_commit *commit)
     return commit->own && (!gathers || commit->all) ? 0 : -ENOMEM;
 }
 
-/* The record's extents of one rank, but for places and sums. */
+/* Fills the record's extents of one rank, except their newest places and their sums. */
 static void list_extents(const struct engine *self, uint32_t rank, manifest *record)
 {
     const struct setup *setup = self->setup;
@@ -148,7 +148,7 @@ void state_point_put(const state_point *self, manifest *record)
     record->scale_last_overflow = self->scale_last_overflow;
 }
 
-/* This rank's newest places and their sums. */
+/* Lists this rank's newest places and their sums. */
 static int list_placed(const state_commit *commit, struct state_placed *own)
 {
     const struct engine *self = commit->engine;
@@ -174,7 +174,7 @@ static void put_placed(const struct engine *self, uint32_t rank, const struct st
     }
 }
 
-/* With stage 0 all ranks have made the same bits, or one of them computes wrongly. */
+/* With ZeRO stage 0 all ranks must have computed the same bits. Else one of them is faulty. */
 static int compare_copies(const state_commit *commit, uint64_t count)
 {
     const struct engine *self = commit->engine;
@@ -234,14 +234,14 @@ int state_write_slot(state_commit *self, enum manifest_state state)
     if (ranks->rank == 0) {
         TRY(manifest_write(self->state_dir, record));
         if (state == MANIFEST_COMMITTED)
-            note_commit(self); /* also where one that was to learn of it is gone */
+            note_commit(self); /* also if a rank that should learn of it has failed */
     }
-    /* Rank 0's record is the decision: the others go on when they know of it. */
+    /* Rank 0's manifest is the decision. The others continue once they know that it is written. */
     return ranks_barrier(ranks, "manifest");
 }
 
-/* A slab that was removed, or whose file system is gone from its path, takes writes all the same:
- * what is committed to it would be lost when the run ends. */
+/* Checks that the slabs' files still exist. Writes to a slab succeed even if it was removed or its
+ * file system was unmounted from its path, but such a commit would be lost when the run ends. */
 static int check_slabs(const slab *disk)
 {
     for (uint32_t d = 0; d < disk->drive_count; d++) {
@@ -263,7 +263,7 @@ static int commit_record(state_commit *commit)
     TRY(check_slabs(self->disk));
     TRY(io_sync(self->transport));
     if (commit->metrics_fd >= 0 &&
-        fdatasync(commit->metrics_fd) != 0) /* no state is lost by that */
+        fdatasync(commit->metrics_fd) != 0) /* no state is lost by this */
         log_warn("metrics.jsonl cannot be made durable: %s", strerror(errno));
     TRY(failpoint("commit.synced"));
     TRY(state_fill_extents(commit));
@@ -273,7 +273,7 @@ static int commit_record(state_commit *commit)
     return failpoint("commit.durable");
 }
 
-/* Rank 0 decides whether there is something to do; all copy; rank 0 notes what came of it. */
+/* Rank 0 decides whether there is something to copy; all ranks copy; rank 0 records the result. */
 static int keep_of_ranks(state_commit *commit, const manifest *record)
 {
     const struct engine *self = commit->engine;
@@ -285,7 +285,7 @@ static int keep_of_ranks(state_commit *commit, const manifest *record)
     TRY(ranks_from_rank0(ranks, "keeping of the commit", &is_to_copy, sizeof is_to_copy));
     if (!is_to_copy)
         return 0;
-    int rc = state_keep_drop(keeper, self->disk, record); /* of an attempt without a note */
+    int rc = state_keep_drop(keeper, self->disk, record); /* what an attempt without a note left */
     rc = ranks_agree(ranks, "room for the copies of the slabs", rc);
     int copied = rc < 0 ? rc : state_keep_slabs(keeper, self->disk, record);
     int outcome = ranks_agree(ranks, "copies of the slabs", copied);

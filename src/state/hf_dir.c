@@ -1,5 +1,5 @@
-/* RUN/hf: the files that belong to a run's model beside its weights. Where it is, and its removal;
- * src/hf fills it. */
+/* RUN/hf: the files that belong to a run's model beside its weights. This file finds and removes
+ * the directory; src/hf fills it. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "format/hf_checkpoint.h"
 #include "state/state_internal.h"
 
-/* Whether the directory is RUN/keep/step-...: a commit that was kept. */
+/* True if the directory is RUN/keep/step-...: a kept commit. */
 static bool is_kept(const char *path)
 {
     char parent[FILE_PATH_BYTES], whole[PATH_MAX];

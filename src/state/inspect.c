@@ -1,6 +1,6 @@
-/* What a run's manifests, slabs and kept commits are, without reading the state itself. See
- * train.h. No lock: a run that is in use goes on, and what it commits meanwhile may or may not be
- * seen. */
+/* Describes a run's manifests, slabs and kept commits, without reading the state itself. See
+ * verify.h. No lock is taken: a run that is in use continues, and commits that it makes meanwhile
+ * may or may not be seen. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -104,7 +104,7 @@ static int list_files(const state_view *view, struct state_inspect_summary *out)
     return 0;
 }
 
-/* The extents of each unit; units follow each other in a manifest. */
+/* Adds up the extents of each unit. The extents of a unit follow each other in a manifest. */
 static int list_units(const state_view *view, struct state_inspect_summary *out)
 {
     const manifest *record = &view->record;
@@ -123,7 +123,7 @@ static int list_units(const state_view *view, struct state_inspect_summary *out)
             unit->offset_bytes = extent->offset_bytes;
         }
         unit->size_bytes += extent->size_bytes;
-        unit->is_frozen = extent->param_bytes != 0; /* of a split master the state comes last */
+        unit->is_frozen = extent->param_bytes != 0; /* for a split master the state comes last */
         if (manifest_is_low(record, i))
             continue;
         unit->elems += extent->elem_count;
@@ -140,7 +140,7 @@ static int compare_kept(const void *a, const void *b)
     return (left->step > right->step) - (left->step < right->step);
 }
 
-/* Whether the directory is a complete copy; its step. */
+/* True if the directory is a complete copy; then *step is its step. */
 static bool is_kept(const char *path, state_view *scratch, uint64_t *step)
 {
     int rc = state_view_open(scratch, path, false);

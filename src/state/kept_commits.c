@@ -3,21 +3,21 @@
  *   <run>/keep/step-000000500/      job.json, state/manifest-<g mod 2>
  *   <drive>/sluice-<uuid>.keep/step-000000500/sluice-<uuid>/rank-<r>-drive-<d>.slab
  *
- *   (nothing) ─► note ─► slabs copied, by all ranks ─► job.json ─► manifest ─► note removed: COMPLETE
+ *   note ─► slabs copied, by all ranks ─► job.json ─► manifest ─► note removed: COMPLETE
  *
- * The note is a manifest of state BEGUN, one generation before, in the other slot: it names the
- * slabs that are about to be made, so that whoever finds it knows what an attempt that was killed
+ * The note is a manifest of state BEGUN, one generation earlier, in the other slot. It names the
+ * slabs that are about to be made. So a later start that finds the note knows what a killed attempt
  * has left, also on drives that the run does not use any more. Everything is durable before the
- * manifest is written, which makes the copy count. state_keeper_create removes what attempts before
- * it left; so at state_keep a manifest in the directory means a complete copy, which stays as it
- * is.
+ * manifest is written, and the manifest makes the copy count. state_keeper_create removes what
+ * earlier attempts left. Therefore, when state_keep finds a manifest in the directory, the copy is
+ * complete and stays as it is.
  *
- * Of several ranks each copies its own slabs; rank 0, which has the run directory, does the rest.
- * What a copy that was killed has left on drives that rank 0's host does not see stays until that
- * step is kept again.
+ * With several ranks, each rank copies its own slabs. Rank 0, which has the run directory, does the
+ * rest. A killed copy may leave slabs on drives that rank 0's host does not see; they stay until
+ * that step is kept again.
  *
  * A copy that fails is a warning, and nothing of it stays: the run's own commit does not depend on
- * it. state_keep and its parts run on the commit's thread and take nothing from the heap. */
+ * it. state_keep and its parts run on the commit's thread and do not allocate on the heap. */
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -45,10 +45,12 @@ enum { KEEP_NAME_BYTES = 32, KEEP_PIECE_BYTES = 65536, KEEP_TEXT_BYTES = 600 };
 struct state_keeper {
     const struct job *asked;
     char run_dir[FILE_PATH_BYTES], keep_dir[FILE_PATH_BYTES];
-    /* Of the copy at hand: */
+    /* The current copy: */
     char step_name[KEEP_NAME_BYTES], step_dir[FILE_PATH_BYTES], state_dir[FILE_PATH_BYTES];
-    slab_drive drives[DRIVES_MAX]; /* of the rank at hand */
-    manifest record;    /* its manifest, or what was read; the extents are borrowed but when read */
+    slab_drive drives[DRIVES_MAX]; /* of the current rank */
+    /* The copy's manifest, or one that was read. Its extents are borrowed, except those that were
+     * read. */
+    manifest record;
     slab_range *ranges; /* [extent_capacity] */
     uint64_t extent_capacity;
     unsigned char piece[KEEP_PIECE_BYTES]; /* of a file being copied */
@@ -68,7 +70,7 @@ bool state_is_kept(const struct job *asked, uint64_t step)
 
 /* ---- names ---- */
 
-/* Where the copy of a step lies. */
+/* Sets the names of the copy of a step: step_name, step_dir, state_dir. */
 static int name_step(state_keeper *self, uint64_t step)
 {
     snprintf(self->step_name, sizeof self->step_name, "step-%09" PRIu64, step);
@@ -76,7 +78,7 @@ static int name_step(state_keeper *self, uint64_t step)
     return file_join(self->state_dir, sizeof self->state_dir, self->step_dir, "state");
 }
 
-/* The drives of the copy, in self->record: below those of the run. */
+/* Sets the drives of the copy, in self->record. They are directories below the run's drives. */
 static int name_drives(state_keeper *self, const manifest *record)
 {
     char hex[MANIFEST_UUID_TEXT_BYTES], below[sizeof hex + KEEP_NAME_BYTES + 16];
@@ -88,7 +90,7 @@ static int name_drives(state_keeper *self, const manifest *record)
     return 0;
 }
 
-/* The copy's slabs of a rank: those of self->record. */
+/* The configuration of a rank's slabs of the copy, from self->record. */
 static int config_of(state_keeper *self, uint32_t rank, slab_config *config)
 {
     const manifest *record = &self->record;
@@ -107,7 +109,7 @@ static int config_of(state_keeper *self, uint32_t rank, slab_config *config)
 
 /* ---- removing ---- */
 
-/* Cuts the last name off; false where there is none. */
+/* Cuts the last name off the path; false if there is none. */
 static bool cut_name(char *path)
 {
     char *slash = strrchr(path, '/');
@@ -129,7 +131,7 @@ static const char *slot_name(uint64_t generation)
     return generation % 2 ? "manifest-1" : "manifest-0";
 }
 
-/* A rank's slabs of the copy at hand, and what directories that leaves empty. */
+/* Removes a rank's slabs of the current copy, and directories that this leaves empty. */
 static int discard_slabs(state_keeper *self, uint32_t rank)
 {
     slab_config config;
@@ -138,13 +140,13 @@ static int discard_slabs(state_keeper *self, uint32_t rank)
     TRY(config_of(self, rank, &config));
     TRY(slab_remove_files(&config));
     for (uint32_t d = 0; d < config.drive_count; d++)
-        /* The second one stays as long as another copy is there. */
+        /* The second directory stays while it has another copy. */
         file_unmake_directories(self->drives[d].path, 2);
     return 0;
 }
 
-/* The copy at hand, with the slabs of all ranks, as far as they are seen from here, where self->record names
- * any; the note goes last. What others put there stays. */
+/* Removes the current copy. If self->record names slabs, those of all ranks are removed first, as
+ * far as they are visible here. The note goes last. Files that others put there stay. */
 static void discard(state_keeper *self)
 {
     int rc = 0;
@@ -174,7 +176,8 @@ static bool has_file(const char *directory, const char *name)
     return file_join(path, sizeof path, directory, name) == 0 && stat(path, &status) == 0;
 }
 
-/* Whether what was read is our note for this step: its drives are those of the copy. */
+/* True if self->record, which was read, is our note for this step: its drives are those of the
+ * copy. */
 static bool is_note(const state_keeper *self)
 {
     const manifest *record = &self->record;
@@ -190,7 +193,7 @@ static bool is_note(const state_keeper *self)
     return is_ours;
 }
 
-/* Looks at the copy of a step and removes it where an attempt was cut short. */
+/* Looks at the copy of a step, and removes it if the attempt to make it was cut short. */
 static void clean_step(state_keeper *self, uint64_t step)
 {
     if (name_step(self, step) < 0)
@@ -246,7 +249,7 @@ int state_keeper_create(const char *run_dir, const struct job *asked, uint64_t e
     if (rc == 0)
         rc = file_join(self->keep_dir, sizeof self->keep_dir, self->run_dir, "keep");
     if (rc == 0)
-        rc = name_step(self, UINT64_MAX); /* the longest there is */
+        rc = name_step(self, UINT64_MAX); /* the longest name; checks that it fits */
     if (rc < 0) {
         state_keeper_destroy(self);
         return rc;
@@ -290,7 +293,8 @@ static int copy_bytes(void *user, FILE *out)
     }
 }
 
-/* In pieces: memory may be sealed. */
+/* Copies job.json to the copy, in pieces: memory may be sealed, so the file cannot be read
+ * whole. */
 static int copy_job(state_keeper *self)
 {
     char source_path[FILE_PATH_BYTES], target_path[FILE_PATH_BYTES];
@@ -305,8 +309,8 @@ static int copy_job(state_keeper *self)
     return rc;
 }
 
-/* Directories, and in them the note of what is about to be made: a run that has begun on these
- * slabs. */
+/* Makes the directories, and writes the note of what is about to be made. The note reads as a run
+ * that has begun on these slabs. */
 static int write_note(state_keeper *self, const manifest *record)
 {
     TRY(file_make_directories(self->state_dir, NULL));
@@ -326,7 +330,7 @@ static int write_note(state_keeper *self, const manifest *record)
     return file_sync_directory(self->run_dir);
 }
 
-/* The manifest, which makes the copy count; then the note is of no use. */
+/* Writes the manifest, which makes the copy count. Then the note is removed. */
 static int finish(state_keeper *self)
 {
     TRY(manifest_write(self->state_dir, &self->record));
@@ -336,7 +340,7 @@ static int finish(state_keeper *self)
     return 0;
 }
 
-/* Ranks whose slabs lie on the same file system as this one's. */
+/* Counts the ranks whose slabs lie on the same file system as this rank's. */
 static uint64_t sharing_ranks(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx)
 {
     uint64_t count = 0;
@@ -348,15 +352,16 @@ static uint64_t sharing_ranks(const manifest_slabs *slabs, uint32_t rank, uint32
     return size_max(count, 1);
 }
 
-/* A slab that shares all its blocks with a copy takes new ones as it is written: there must be as
- * many, or a commit to come would fail for want of space. */
+/* Checks the free space after a copy that shares all its blocks with the slab. Each write to the
+ * slab then takes a new block. If there are fewer free blocks than shared ones, a later commit
+ * would fail for lack of space. */
 static int check_shared(const slab *disk, const manifest *record)
 {
     for (uint32_t d = 0; d < disk->drive_count; d++) {
         struct statvfs space, other;
         uint64_t shared_bytes = 0;
         if (fstatvfs(disk->files[d].fd, &space) != 0)
-            continue; /* it cannot be told: the copy stays */
+            continue; /* the free space is not known: the copy stays */
         for (uint32_t i = 0; i < disk->drive_count; i++)
             if (fstatvfs(disk->files[i].fd, &other) == 0 && other.f_fsid == space.f_fsid)
                 shared_bytes +=
@@ -370,7 +375,7 @@ static int check_shared(const slab *disk, const manifest *record)
     return 0;
 }
 
-/* How the copy's manifest reads, and where all of it lies. Touches no file. */
+/* Fills in the copy's manifest and all its paths. Touches no file. */
 static int prepare(state_keeper *self, const manifest *record)
 {
     if (record->state != MANIFEST_COMMITTED || record->generation == 0)
@@ -384,13 +389,13 @@ static int prepare(state_keeper *self, const manifest *record)
     TRY(name_step(self, record->step));
     self->record = *record;
     memset(&self->record.stray, 0, sizeof self->record.stray);
-    self->record.slabs.drive_count = 0; /* until they are named */
+    self->record.slabs.drive_count = 0; /* until name_drives has named them */
     TRY(name_drives(self, record));
     self->record.slabs.drive_count = record->slabs.drive_count;
     return 0;
 }
 
-/* What the rank has of the commit; how many ranges. */
+/* Lists the ranges of the slab that hold the rank's part of the commit. Returns their number. */
 static uint64_t list_ranges(state_keeper *self, const slab *disk)
 {
     const manifest *record = &self->record;
@@ -404,7 +409,7 @@ static uint64_t list_ranges(state_keeper *self, const slab *disk)
     return count;
 }
 
-/* The extents are the caller's. */
+/* Clears self->record. Its extents belong to the caller. */
 static void forget(state_keeper *self)
 {
     self->record.extents = NULL;
@@ -420,7 +425,7 @@ static uint64_t extents_bytes(const manifest *record)
     return bytes;
 }
 
-/* "3.1 GiB on /mnt/a, 2.0 GiB on /mnt/b" */
+/* Describes free space: "3.1 GiB on /mnt/a, 2.0 GiB on /mnt/b". */
 static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
 {
     size_t used = 0;
@@ -446,7 +451,7 @@ static void warn(const manifest *record, const err_record *failure)
     }
     char size[SIZE_TEXT_BYTES], space[KEEP_TEXT_BYTES] = "";
     describe_space(record, space);
-    log_warn("the commit of step %" PRIu64 " is not kept: %s; it has %s, free are %s: "
+    log_warn("the commit of step %" PRIu64 " is not kept: %s; it needs %s, free are %s: "
              "make room, remove kept commits that nobody needs, or keep fewer (run.keep); %s",
              record->step, failure->text, size_format(extents_bytes(record), size), space, rest);
 }
@@ -466,12 +471,13 @@ static void tell(state_keeper *self, uint64_t copied_bytes)
         size);
 }
 
-/* Nothing of the copy stays, and the run goes on. */
+/* Removes the copy and warns. The run continues. */
 static void give_up(state_keeper *self, const manifest *record, int code)
 {
     err_record failure;
     err_save(&failure, code);
-    remove_file(self->state_dir, slot_name(record->generation)); /* it does not count any more */
+    /* now the copy does not count any more */
+    remove_file(self->state_dir, slot_name(record->generation));
     discard(self);
     warn(record, &failure);
 }
@@ -548,6 +554,6 @@ int state_keep(state_keeper *self, const slab *disk, const manifest *record)
     int is_wanted = state_keep_begin(self, record);
     if (is_wanted <= 0)
         return is_wanted;
-    int rc = state_keep_drop(self, disk, record); /* of an attempt without a note */
+    int rc = state_keep_drop(self, disk, record); /* what an attempt without a note left */
     return state_keep_record(self, record, rc < 0 ? rc : state_keep_slabs(self, disk, record));
 }

@@ -1,6 +1,7 @@
 /* See rank_slabs.h. */
 #include "state/rank_slabs.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +13,10 @@
 #include "state/state_internal.h"
 #include "tiers/io_faults.h"
 
-/* A rank's slab that is open. */
+/* An open slab of a rank. */
 struct open_slab {
-    slab own;         /* where it was opened here */
-    const slab *disk; /* that, or the caller's */
+    slab own;         /* used if it was opened here */
+    const slab *disk; /* `own`, or the caller's slab */
     io *transport;    /* NULL: the slot is free */
     uint32_t rank;
     uint64_t in_flight, used_at;
@@ -25,8 +26,8 @@ typedef struct open_slab open_slab;
 struct rank_slabs {
     rank_slabs_config config;
     uint32_t world;
-    uint64_t clock; /* of submissions */
-    uint32_t turn;  /* of polling */
+    uint64_t clock; /* counts submissions; the slots' used_at */
+    uint32_t turn;  /* the slot that poll looks at next */
     open_slab slots[RANK_SLABS_OPEN_MAX];
 };
 
@@ -119,7 +120,7 @@ void rank_slabs_locate(const manifest *record, uint32_t rank, const slab *held, 
 {
     path[0] = '\0';
     *file_offset = 0;
-    err_record kept; /* of what the message is about */
+    err_record kept; /* the error that the caller's message is about */
     err_save(&kept, -EIO);
     slab *own = held ? NULL : mem_alloc(1, sizeof *own, "slab");
     const slab *disk = held;
@@ -203,7 +204,8 @@ void rank_slabs_destroy(rank_slabs *self)
 
 /* ---- requests ---- */
 
-/* The rank's slot, else one that can become it: free, or idle for longest; NULL: all are busy. */
+/* Returns the rank's slot, else the one that it can take: a free slot, or the one that is idle for
+ * longest. NULL if all are busy. */
 static open_slab *find_slot(rank_slabs *self, uint32_t rank)
 {
     open_slab *best = NULL;
@@ -248,6 +250,7 @@ int rank_slabs_poll(rank_slabs *self, io_request **done, int capacity, io **of)
         if (count == 0)
             continue;
         TRY(count);
+        assert((uint64_t)count <= slot->in_flight);
         slot->in_flight -= (uint64_t)count;
         *of = slot->transport;
         return count;

@@ -1,19 +1,21 @@
-/* Extents in another layout: the committed state of some ranks' slabs, streamed to the places of
- * this rank's.
+/* Moves extents to another layout: the committed state on the slabs of some ranks is streamed to
+ * the places of this rank.
  *
- *   from ─read─► [ old tiles in flight ] ─compare sums─► copy elements ─► [ new tiles ] ─sum, write─► to
+ *   from ─read─► [ old tiles in flight ] ─compare sums─► copy ─► [ new tiles ] ─sum, write─► to
  *
- *   old ranks    [0 . . . . .)[1 . . . . .)[2 . . .|0 0)     a unit, cut over 3 ranks, and its padding
+ *   old ranks    [0 . . . . .)[1 . . . . .)[2 . . .|0 0)     a unit, cut over 3 ranks; 0: padding
  *   this rank             [ . . . . . . . . . .)             its shard of 2, or the whole unit
  *
- * Both layouts cut the same vectors of elements (a unit's master, m and v), so both are walked in
- * the order of (unit, element), and each old tile that this rank's elements overlap is read once,
- * each new one written once. Of a split master (base/tile.h) params and state are vectors of their
- * own, one after the other; where they are made of one that is not, it is read for each. Elements
- * behind a unit's end are not read, and are zeros in the new layout. While one tile is being copied
- * and summed, those before it are being written and those behind it read: each side has a ring of
- * tiles, two or as many as fill RECUT_RING_BYTES. All memory is taken before the first transfer.
- * The old slab is only read: whatever fails, the commit on it stays what it was.
+ * Both layouts cut the same vectors of elements (a unit's master, m and v). So both are walked in
+ * the order of (unit, element): each old tile that overlaps this rank's elements is read once, and
+ * each new tile is written once. For a split master (base/tile.h), params and state are two
+ * vectors, one after the other. If they are made from a master that is not split, it is read once
+ * for each of them. Elements beyond a unit's end are not read; they are zeros in the new layout.
+ *
+ * While one tile is copied and summed, the tiles before it are written and the tiles after it are
+ * read. Each side has a ring of tiles: two, or as many as fill RECUT_RING_BYTES. All memory is
+ * allocated before the first transfer. The old slab is only read, so the commit on it is unchanged
+ * whatever fails.
  *
  * One thread, the caller's; it sleeps in poll(2) when it waits for the drives. */
 #include <errno.h>
@@ -37,12 +39,12 @@ enum {
     RECUT_TILES_MIN = 2,
     RECUT_COLLECT_MAX = 16,
     RECUT_PATIENCE_MS = 1000,
-    RECUT_DEPTH = 32, /* transfers of 1 MiB: what the drives have to do while a tile is summed */
+    RECUT_DEPTH = 32, /* transfers of 1 MiB: keeps the drives busy while a tile is summed */
 };
 
-#define RECUT_RING_BYTES                                                                           \
-    (32 * MIB) /* per side; a drive is at full speed with 4 to 16 MiB in flight */
-#define RECUT_COPY_BYTES (2 * MIB) /* copied between two looks at the drives */
+/* Per side. A drive is at full speed with 4 to 16 MiB in flight. */
+#define RECUT_RING_BYTES (32 * MIB)
+#define RECUT_COPY_BYTES (2 * MIB) /* copied between two polls of the drives */
 
 static const uint64_t report_ns = 5000000000;
 static const uint64_t stuck_ns_default = 30000000000;
@@ -114,13 +116,13 @@ static int open_fresh(recut *self)
 
 static void close_side(recut_side *side)
 {
-    io_destroy(side->transport); /* first: it waits for what is in flight */
+    io_destroy(side->transport); /* first: it waits for the transfers in flight */
     rank_slabs_destroy(side->slabs);
     mem_free(side->block);
     mem_free(side->tiles);
 }
 
-/* Names a transfer that does not return. */
+/* Describes a transfer, for the message about one that does not return. */
 static void describe(const io_request *transfer, char *text, size_t capacity)
 {
     const recut_slot *slot = transfer->user;
@@ -129,8 +131,8 @@ static void describe(const io_request *transfer, char *text, size_t capacity)
              slot->side->name);
 }
 
-/* Begins the transfer of the next tile; its slot is free. 1; 0 where its slab cannot be opened
- * before others have finished. */
+/* Begins the transfer of the next tile; its slot must be free. Returns 1, or 0 if its slab cannot
+ * be opened before other transfers have finished. */
 static int submit_tile(recut_side *side, enum io_direction direction)
 {
     recut_slot *slot = &side->slots[side->begun % side->slot_count];
@@ -154,7 +156,7 @@ static int submit_tile(recut_side *side, enum io_direction direction)
     return 1;
 }
 
-/* What a side's drives have finished; how many, or the first failure. */
+/* Takes the finished transfers of a side. Returns their number, or the first failure. */
 static int collect(const recut *self, recut_side *side)
 {
     io_request *done[RECUT_COLLECT_MAX];
@@ -176,7 +178,7 @@ static int collect(const recut *self, recut_side *side)
     return count;
 }
 
-/* Keeps the drives busy; how many tiles they have finished since. */
+/* Takes the finished transfers of both sides. Returns their number. */
 static int pump(recut *self)
 {
     int read_count = collect(self, &self->old);
@@ -186,7 +188,7 @@ static int pump(recut *self)
     return read_count + write_count;
 }
 
-/* Until a transfer of the slot is complete; of a slot without one at once. */
+/* Waits until the slot's transfer is complete; returns at once if it has none. */
 static int wait_for(recut *self, const recut_slot *slot)
 {
     while (slot->phase == RECUT_IN_FLIGHT) {
@@ -204,7 +206,7 @@ static int wait_for(recut *self, const recut_slot *slot)
 
 /* ---- the stream ---- */
 
-/* The streams code of a new tile, or of an old one; 0: it is of frozen params. */
+/* The streams code of a new or an old tile; 0 for params. */
 static uint32_t streams_of(const recut *self, const recut_tile *tile)
 {
     if (tile->param_bytes)
@@ -234,7 +236,7 @@ static int check_sum(const recut *self, const recut_slot *slot)
         work->found->step);
 }
 
-/* Reads ahead as far as there is memory. */
+/* Begins reads of the next old tiles, as far as there is memory. */
 static int read_ahead(recut *self)
 {
     recut_side *old = &self->old;
@@ -247,11 +249,12 @@ static int read_ahead(recut *self)
     return count < 0 ? count : 0;
 }
 
-/* The old tile at hand, complete and compared. */
+/* Returns the current old tile, after it was read and its sum compared. */
 static int old_tile(recut *self, recut_slot **out)
 {
     recut_slot *slot = &self->old.slots[self->old.ended % self->old.slot_count];
-    while (self->old.begun == self->old.ended) /* its slab was not open, and none could be closed */
+    /* its slab was not open, and no other could be closed */
+    while (self->old.begun == self->old.ended)
         TRY(read_ahead(self));
     TRY(wait_for(self, slot));
     if (slot->phase == RECUT_READ)
@@ -261,7 +264,7 @@ static int old_tile(recut *self, recut_slot **out)
     return 0;
 }
 
-/* In pieces, with a look at the drives after each, so that they do not wait for us. */
+/* Copies in pieces and polls the drives after each, so that they do not wait for us. */
 static int copy_bytes(recut *self, unsigned char *target, const unsigned char *source,
                       uint64_t size_bytes)
 {
@@ -281,7 +284,7 @@ static uint64_t width_of(const recut_tile *tile)
     return tile->param_bytes ? tile->param_bytes : sizeof(float);
 }
 
-/* All that is behind the tile's first `held` elements, which are the unit's own. */
+/* Zeros everything after the tile's first `held` elements, which are the unit's own. */
 static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t held,
                          uint32_t streams)
 {
@@ -297,9 +300,11 @@ static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t h
     }
 }
 
-/* Master weights of what learned, rounded as its working copy was, which does not learn any more or
- * is half of a split master; or params of what did not learn, as master weights, of which low
- * halves and moments are zeros. */
+/* Converts `count` elements between params and master weights:
+ * - Old master weights become params, rounded as the working copy was. Either the unit no longer
+ *   learns, or these are the high halves of a split master.
+ * - Old params become master weights, because the unit learns now. Low halves and moments are
+ *   zeros. */
 static void convert(const recut *self, const recut_tile *tile, unsigned char *data,
                     const recut_tile *from, const unsigned char *source, uint64_t at,
                     uint64_t count)
@@ -328,7 +333,7 @@ static void convert(const recut *self, const recut_tile *tile, unsigned char *da
         params[i] = bf16_working_copy(master[i]);
 }
 
-/* The low halves of fp32 master weights. */
+/* Takes the low halves of fp32 master weights. */
 static void cut_low(unsigned char *target, const unsigned char *source, uint64_t count)
 {
     const float *master = (const float *)(const void *)source;
@@ -337,7 +342,7 @@ static void cut_low(unsigned char *target, const unsigned char *source, uint64_t
         low[i] = master_low16(master[i]);
 }
 
-/* Of the old tile at hand the elements [at, until), into the new one. */
+/* Copies the elements [at, until) of the current old tile into the new one. */
 static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
                       const recut_slot *slot, uint64_t at, uint64_t until)
 {
@@ -367,13 +372,13 @@ static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
             TRY(copy_bytes(self, data + target, slot->data + source, size_bytes));
         else if (s == 0)
             cut_low(data + target, slot->data + source, until - at);
-        else /* an import's moments, zeros in every format */
+        else /* an import's moments, which are zeros in every format */
             memset(data + target, 0, size_bytes);
     }
     return 0;
 }
 
-/* Puts a new tile together from the old ones that it overlaps. */
+/* Assembles a new tile from the old ones that it overlaps. */
 static int fill_tile(recut *self, const recut_tile *tile, unsigned char *data)
 {
     uint64_t at = tile->elem_begin;

@@ -1,5 +1,5 @@
-/* Which tiles a recut reads and which it writes, in the order of (unit, params or state, element),
- * and whether they can be. See recut.c. Pure, but for a look at which files are there. */
+/* Lists the tiles that a recut reads and those that it writes, in the order of (unit, params or
+ * state, element), and checks them. See recut.c. The only I/O is to look which files exist. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -20,13 +20,13 @@ static int compare_tiles(const void *left, const void *right)
     return (a->elem_begin > b->elem_begin) - (a->elem_begin < b->elem_begin);
 }
 
-/* Elements of a unit as `world` ranks keep it, padding included. */
+/* Elements of a unit as `world` ranks store it, with padding. */
 static uint64_t whole_elems(uint64_t unit_elems, uint32_t world)
 {
     return world > 1 ? shard_whole_elems(unit_elems, world) : unit_elems;
 }
 
-/* The elements of a unit that are this rank's, of those that the unit has. */
+/* The range of a unit's elements that belongs to this rank, without padding. */
 static void own_range(const struct state_recut *work, uint32_t unit, uint64_t *begin, uint64_t *end)
 {
     uint64_t elems = work->unit_elems[unit];
@@ -35,19 +35,19 @@ static void own_range(const struct state_recut *work, uint32_t unit, uint64_t *b
     *end = work->is_sharded ? size_min(shard_begin(elems, world, work->rank + 1), elems) : elems;
 }
 
-/* The last element and one of an extent that this rank needs; 0 where it needs none of it. */
+/* One past the last element of the extent that this rank needs; 0 if it needs none. */
 static uint64_t needed_end(const struct state_recut *work, const manifest_extent *extent)
 {
     uint64_t begin, end;
     if (extent->unit >= work->unit_count || extent->elem_count > UINT64_MAX - extent->elem_begin)
-        return 0; /* check_old names it */
+        return 0; /* check_units or check_covered reports it */
     own_range(work, extent->unit, &begin, &end);
     end = size_min(end, extent->elem_begin + extent->elem_count);
     begin = size_max(begin, extent->elem_begin);
     return begin < end ? end : 0;
 }
 
-/* Of ranks that have the same state: this rank's own slab, else the first that can be seen. */
+/* Chooses this rank's own slab if it exists, else the first that can be seen from here. */
 int recut_choose_copy(const struct state_recut *work, uint32_t world, uint32_t *out)
 {
     *out = work->rank < world ? work->rank : 0;
@@ -71,15 +71,16 @@ static uint32_t rank_of(const recut *self, const manifest_extent *extent)
     return self->work->found->is_replicated ? self->copy_rank : extent->rank;
 }
 
-/* Whether the new layout has tiles of the unit's params (is_of_state 0) or state (1). */
+/* True if the new layout has tiles of the unit's params (is_of_state 0) or state (1). */
 static bool has_fresh(const struct state_recut *work, uint32_t unit, uint8_t is_of_state)
 {
     bool is_frozen = work->is_frozen && work->is_frozen[unit];
     return is_of_state ? !is_frozen : is_frozen || tile_master_is_split(work->state_streams);
 }
 
-/* Whether the old extent is read for the new layout's params, or state, of its unit: it is of them,
- * or the commit has none such of the unit and they are made of the others. */
+/* True if the old extent is read to make the unit's params (is_of_state 0) or state (1) of the new
+ * layout. That is so if the extent has the same kind, or if the commit has none of that kind and it
+ * is made from the other. */
 static bool is_read_for(const struct state_recut *work, uint64_t idx, uint8_t is_of_state)
 {
     const manifest *found = work->found;
@@ -90,7 +91,7 @@ static bool is_read_for(const struct state_recut *work, uint64_t idx, uint8_t is
            (!is_half || is_state == (is_of_state != 0));
 }
 
-/* What is read, in the order in which it is walked. */
+/* Lists the old tiles in the order in which they are read. */
 int recut_list_old(recut *self)
 {
     const manifest *found = self->work->found;
@@ -123,7 +124,7 @@ int recut_list_old(recut *self)
     return 0;
 }
 
-/* What is written. */
+/* Lists the new tiles in the order in which they are written. */
 int recut_list_fresh(recut *self)
 {
     const struct state_recut *work = self->work;
@@ -160,7 +161,7 @@ int recut_list_fresh(recut *self)
     return 0;
 }
 
-/* The tile is as long as its elements make it, and lies on the slab. */
+/* Checks that the tile's size fits its elements, and that it lies on the slab. */
 static int check_tile(const recut_tile *tile, const char *layout, uint64_t total_bytes,
                       uint32_t streams, int code)
 {
@@ -193,7 +194,7 @@ static int check_gap(const char *layout, uint32_t unit, uint32_t tile, uint64_t 
                    layout, unit, tile, elem_begin, expected);
 }
 
-/* What is read of each unit follows each other without a gap. */
+/* Checks that the old tiles of each unit follow each other without a gap. */
 static int check_old(const recut *self)
 {
     const struct state_recut *work = self->work;
@@ -213,7 +214,7 @@ static int check_old(const recut *self)
     return 0;
 }
 
-/* What is read are all of this rank's elements. */
+/* Checks that the old tiles cover all of this rank's elements. */
 static int check_covered(const recut *self)
 {
     const struct state_recut *work = self->work;
@@ -237,7 +238,8 @@ static int check_covered(const recut *self)
     return 0;
 }
 
-/* The new tiles of each unit follow each other from its, or the rank's, first element. */
+/* Checks that the new tiles of each unit follow each other, from the unit's or the shard's first
+ * element. */
 static int check_fresh(const recut *self)
 {
     const struct state_recut *work = self->work;
@@ -256,7 +258,7 @@ static int check_fresh(const recut *self)
     return 0;
 }
 
-/* Same units, as many elements in each. */
+/* Checks that the commit has the model's units, with the same number of elements in each. */
 static int check_units(const recut *self)
 {
     const struct state_recut *work = self->work;

@@ -1,23 +1,25 @@
-/* The state of an earlier process: on the slabs where it lies, or re-cut to others.
+/* Resumes from the state of an earlier process: on the slabs where it lies, or moved to new ones.
  *
- *   as it lies   the job's drives are those of the manifest, tile size and two places are what it wants, the
- *                programs fit on the slabs: they are opened, and nothing is written
- *   re-cut       else: new slabs are made by the job, all extents streamed over, then the old slabs removed
+ * - As it lies: the job's drives are those of the manifest, tile size and places are what the job
+ *   wants, and the programs fit on the slabs. The slabs are opened and nothing is written.
+ * - Moved ("re-cut"): in all other cases. New slabs are made as the job asks, all extents are
+ *   streamed over (recut.c), and then the old slabs are removed.
  *
- * A re-cut can be killed at any instant. The manifest names what is to be removed at the next start
- * (stray):
+ * A move can be killed at any instant. The manifest names the leftover slabs that the next start
+ * removes (its field `stray`). OLD and NEW are the slabs before and after the move:
  *
- *   slot: state OLD, stray NEW  ->  make NEW, copy, sync  ->  both slots: state NEW, stray OLD  ->  remove OLD
+ *   1  slot: state OLD, leftover NEW
+ *   2  make NEW, copy, sync
+ *   3  both slots: state NEW, leftover OLD     both, so that no manifest names slabs that are gone
+ *   4  remove OLD
  *
- * Both slots, so that no manifest names slabs that are gone.
+ * With several ranks, each rank has its own slabs, and copies to them what it needs from the slabs
+ * of all. Rank 0 writes the manifests when the copies of all ranks are durable. All ranks take the
+ * same way: the state is used as it lies only if all of them can.
  *
- * Of several ranks each has its own slabs, and copies to them what it needs from the slabs of all;
- * rank 0 writes the manifests, when all ranks' copies are durable. All take the same way: as it
- * lies only where all can.
- *
- * A new run that begins with the state of another (train_options.from) is re-cut likewise, but the
- * slabs that it reads stay, and until the copy is there its manifest says that it has begun and
- * holds nothing. */
+ * A new run that begins with the state of another (state_run_options.from) copies it in the same
+ * way. But the slabs that it reads stay, and until the copy is complete its own manifest has state
+ * BEGUN. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,7 +34,7 @@
 #include "state/rank_slabs.h"
 #include "state/state_internal.h"
 
-/* Whether the job's drive is the directory where this rank's slab lies. */
+/* True if the job's drive is the directory where this rank's slab lies. */
 static bool is_same_drive(const struct ranks *ranks, const char *path, const manifest *found,
                           uint32_t drive_idx)
 {
@@ -45,7 +47,7 @@ static bool is_same_drive(const struct ranks *ranks, const char *path, const man
            state_is_same_directory(asked, has);
 }
 
-/* Whether the job asks for these drives, in this order. */
+/* Sets *same if the job asks for the drives of `found`, in the same order. */
 static int has_drives_of(const struct ranks *ranks, const struct job *asked, const manifest *found,
                          bool *same)
 {
@@ -61,7 +63,7 @@ static int has_drives_of(const struct ranks *ranks, const struct job *asked, con
     return rc;
 }
 
-/* Whether the rank's slabs are within its part of the budgets that the job states. */
+/* True if the rank's slabs are within its part of the budgets that the job states. */
 static bool is_within_budgets(const struct ranks *ranks, const struct job *asked,
                               const manifest *found)
 {
@@ -75,8 +77,8 @@ static bool is_within_budgets(const struct ranks *ranks, const struct job *asked
     return asked->tiers.nvme_count == 0 || found->total_bytes <= stated;
 }
 
-/* The setup on the slabs of `found`; 1, or 0 with no setup where they are not what the job
- * wants. */
+/* Makes the setup on the slabs of `found`. Returns 1, or 0 without a setup if they are not what the
+ * job wants. */
 static int setup_as_it_lies(struct state_run *self, const manifest *found)
 {
     const struct job *asked = self->job;
@@ -89,7 +91,7 @@ static int setup_as_it_lies(struct state_run *self, const manifest *found)
     uint64_t tile_elems = size_round_up(asked->schedule.tile_elems, TILE_ELEMS_STEP);
     if (!same || (tile_elems && tile_elems != found->tile_elems))
         return 0;
-    if (setup_is_imported(found)) /* its slab has no space of its own for what is written later */
+    if (setup_is_imported(found)) /* its slab has no space for later writes */
         return 0;
     int rc = self->ranks.world > 1 ? rank_slabs_look(found, self->ranks.rank) : 0;
     TRY(ranks_agree(&self->ranks, "slabs of the commit", rc)); /* ranks may have changed hosts */
@@ -115,13 +117,13 @@ static int setup_as_it_lies(struct state_run *self, const manifest *found)
     return 0;
 }
 
-/* Before anything is removed: the state's own slabs are there, and both slots name them. A kill may
- * have left the other slot with the slabs the other way round, and it counts where the newer one is
- * damaged. */
+/* Called before anything is removed. Checks that the state's own slabs exist, and writes a second
+ * slot, so that both name them. A kill may have left the other slot with state and leftover slabs
+ * exchanged, and that slot would count if the newer one were damaged. */
 static int secure_state(const struct state_run *self, manifest *found)
 {
     slab *own = mem_alloc(1, sizeof *own, "slab");
-    /* Of several ranks, those that this rank can look at: its own number's. */
+    /* With several ranks, each looks at the slabs with its own number. */
     uint32_t rank = self->ranks.rank;
     bool has_own = rank < size_max(found->slabs.rank_count, 1);
     int rc = !own ? -ENOMEM : has_own ? rank_slabs_open(found, rank, own) : 0;
@@ -134,12 +136,12 @@ static int secure_state(const struct state_run *self, manifest *found)
         rc = manifest_write(self->dir.state, found);
     rc = ranks_agree(&self->ranks, "manifest", rc);
     if (rc < 0)
-        found->generation--; /* its slot was withdrawn */
+        found->generation--; /* that slot does not count */
     return rc;
 }
 
-/* What is not named by a manifest any more, or not yet. The run goes on where it cannot be removed;
- * it is tried again with the next start. */
+/* Removes leftover slabs. If they cannot be removed, the run continues, and the next start tries
+ * again. */
 static void remove_strays(struct state_run *self, manifest *found)
 {
     if (found->stray.drive_count == 0)
@@ -153,8 +155,8 @@ static void remove_strays(struct state_run *self, manifest *found)
     memcpy(&self->record.stray, &found->stray, sizeof found->stray);
 }
 
-/* Writes a slot with these slabs as the state and those as strays. The extents are those of the
- * state. */
+/* Writes a slot with the slabs and extents of `state`; its leftover slabs are those of the last
+ * argument. */
 static int write_slot(const struct state_run *self, manifest *record, const manifest *state,
                       const manifest_slabs *stray)
 {
@@ -168,7 +170,8 @@ static int write_slot(const struct state_run *self, manifest *record, const mani
     return ranks_agree(&self->ranks, "manifest", rc);
 }
 
-/* The new slabs, named as strays of the old state before they are made. */
+/* Draws an id for the new slabs, and names them as leftovers of the old state before they are
+ * made. */
 static int announce_new(struct state_run *self, const manifest *found, manifest *scratch,
                         uint8_t uuid[SLAB_UUID_BYTES])
 {
@@ -183,7 +186,7 @@ static int announce_new(struct state_run *self, const manifest *found, manifest 
     return rc < 0 ? rc : failpoint("recut.begin");
 }
 
-/* All extents into the places of the engine, whose record then says what they are. */
+/* Copies all extents into the places of the engine. Then the engine's record describes them. */
 static int copy_extents(struct state_run *self, const manifest *found, slab *old,
                         sim_store *old_store)
 {
@@ -220,7 +223,7 @@ static int copy_extents(struct state_run *self, const manifest *found, slab *old
     return state_fill_extents(&self->commit);
 }
 
-/* With the new slabs made: the state over, the manifests, the old slabs gone. */
+/* With the new slabs made: copies the state, writes the manifests, and removes the old slabs. */
 static int move_state(struct state_run *self, const manifest *found, manifest *scratch, slab *old)
 {
     sim_store *old_store = self->moved_store;
@@ -245,7 +248,8 @@ static int move_state(struct state_run *self, const manifest *found, manifest *s
     return failpoint("recut.removed");
 }
 
-/* Simulated drives: the memory of the old slabs is set aside, and the engine makes new one. */
+/* For simulated drives: sets the memory of the old slabs aside, so that the engine makes a new
+ * one. */
 static void set_store_aside(struct state_run *self)
 {
     const struct setup_test *test = self->options.test;
@@ -256,7 +260,7 @@ static void set_store_aside(struct state_run *self)
     }
 }
 
-/* Whether this rank can see all slabs that its part is in. */
+/* Checks that this rank can see all slabs that hold its part. */
 static int check_sources(const struct state_run *self, const manifest *found)
 {
     struct state_recut work = {
@@ -270,8 +274,8 @@ static int check_sources(const struct state_run *self, const manifest *found)
     return state_recut_check(&work);
 }
 
-/* Whether a run's selection splits the norms of its blocks off: its identity has the ranges sorted
- * and joined. */
+/* True if a run's selection of what learns (train.only) splits off the norms of its blocks. The
+ * identity has the selected ranges sorted and joined. */
 static bool splits_norms(const char *identity, uint64_t layers)
 {
     static const char key[] = "\ntrain.only=", norms[] = "norms";
@@ -286,8 +290,9 @@ static bool splits_norms(const char *identity, uint64_t layers)
     return !has_all && memmem(list, length, norms, sizeof norms - 1) != NULL;
 }
 
-/* Another selection of what learns, or adapters, may split units otherwise: then they are others.
- * With adapters there are as many of them with norms as without. */
+/* Checks that the commit has the units of this run. Another selection of what learns, or adapters,
+ * may split units in another way. With adapters the number of units is the same with and without
+ * norms, so the norms are compared too. */
 static int check_units(const struct state_run *self, const manifest *found)
 {
     const model *net = self->setup->net;
@@ -300,19 +305,20 @@ static int check_units(const struct state_run *self, const manifest *found)
     if (setup_is_imported(found))
         return err_set(ERR_INPUT,
                        "the import in %s has %" PRIu32 " units and this run %" PRIu32
-                       ", as train.only or train.lora split some of them: begin in a run.dir of "
-                       "its own, with the checkpoint in model.hf",
+                       ", since train.only or train.lora splits some of them: use a new run.dir, "
+                       "and name the checkpoint in model.hf",
                        self->is_borrowed ? self->from.path : self->dir.path, count,
                        net->unit_count);
     return err_set(ERR_INPUT,
                    "--from: the run in %s has %" PRIu32 " units and this one %" PRIu32
-                   ", as train.only selects norms apart from matrices in one of them alone: go on "
-                   "with a selection that says \"norms\" where that one does, or begin from an "
-                   "export of that run (model.hf)",
+                   ": train.only selects norms apart from matrices in only one of the two. Select "
+                   "\"norms\" in both or in neither, or begin from an export of that run "
+                   "(model.hf)",
                    self->from.path, count, net->unit_count);
 }
 
-/* `old`: room for the slab of a run of one rank; NULL: the copy opens what it reads. */
+/* Moves or borrows the state. `old`: memory for the slab of a run of one rank; NULL: the copy opens
+ * the slabs that it reads. */
 static int recut(struct state_run *self, const manifest *found, manifest *scratch, slab *old)
 {
     uint8_t uuid[SLAB_UUID_BYTES];
@@ -321,7 +327,7 @@ static int recut(struct state_run *self, const manifest *found, manifest *scratc
                                     .machine = self->options.machine,
                                     .found = found,
                                     .found_in = self->is_borrowed ? self->from.path : NULL};
-    setup_destroy(self->setup); /* of a new run: without a look at what it begins with */
+    setup_destroy(self->setup); /* a new run's first setup was made without what it begins with */
     self->setup = NULL;
     int rc = setup_create(self->job, &options, &self->setup);
     if (rc == ERR_NO_FIT && !self->is_borrowed)
@@ -381,7 +387,7 @@ int state_resume(struct state_run *self, manifest *found)
     bool is_single = self->ranks.world == 1 && size_max(found->world_size, 1) == 1;
     slab *old = mem_alloc(1, sizeof *old, "slab");
     int rc = scratch && old ? recut(self, found, scratch, is_single ? old : NULL) : -ENOMEM;
-    mem_free(scratch); /* its extents are another's */
+    mem_free(scratch); /* its extents belong to another record */
     mem_free(old);
     return rc;
 }

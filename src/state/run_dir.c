@@ -1,5 +1,5 @@
-/* The run directory: job.json, plan.json, metrics.jsonl, trace.json, state/ with the manifests and
- * the lock. See state.h and tiers/README.md. */
+/* The run directory: job.json, plan.json, metrics.jsonl, trace.json, and state/ with the manifests
+ * and the lock. See run_dir.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -35,7 +35,7 @@ int state_run_dir_open(struct state_run_dir *self, const char *path)
     TRY(file_join(lock_path, sizeof lock_path, self->state, "lock"));
     self->lock_fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (self->lock_fd < 0 &&
-        (errno == EROFS || errno == EACCES)) /* enough for those who only look */
+        (errno == EROFS || errno == EACCES)) /* enough for a process that only reads */
         self->lock_fd = open(lock_path, O_RDONLY | O_CLOEXEC);
     if (self->lock_fd < 0)
         return err_set(ERR_INPUT, "run.dir: cannot open %s: %s", lock_path, strerror(errno));
@@ -98,14 +98,14 @@ int state_remove_slabs(const manifest_slabs *slabs)
     state_release_slabs(slabs);
     for (uint32_t r = 0; r < size_max(slabs->rank_count, 1); r++) {
         TRY(state_slab_config(slabs, r, &config, &drives));
-        TRY_KEEP(rc, slab_remove_files(&config)); /* absent ones are no error */
+        TRY_KEEP(rc, slab_remove_files(&config)); /* missing files are no error */
         mem_free(drives);
     }
     return rc;
 }
 
-/* Whether the slab of the manifest's drive `drive_idx` is there when it is looked for in
- * `directory`: rank 0's, whose host has the run directory. */
+/* True if rank 0's slab of the manifest's drive `drive_idx` exists in `directory`. Rank 0's host
+ * has the run directory. */
 static bool has_slab(const manifest_slabs *slabs, uint32_t drive_idx, const char *directory)
 {
     char uuid[MANIFEST_UUID_TEXT_BYTES], base[FILE_PATH_BYTES], path[FILE_PATH_BYTES + 128];
@@ -125,8 +125,8 @@ bool state_has_slabs(const manifest_slabs *slabs)
     return are_there;
 }
 
-/* Where the slab of a kept commit lies that was moved with its run: keep.c has the two names at the
- * end of the drive's path. */
+/* Finds where the slab of a kept commit lies after it was moved with its run. The last two names of
+ * the drive's path are those of the copy (kept_commits.c). */
 static int place_of_kept(const char *drive, const char *state_dir, char out[FILE_PATH_BYTES])
 {
     const char *at = drive + strlen(drive);
@@ -154,7 +154,8 @@ int state_find_moved(manifest *found, const char *state_dir)
     return 0;
 }
 
-/* A kept commit's slab has the uuid of its run's, which is another one (keep.c). */
+/* True for a drive of a kept commit. Its slab has the same uuid as the slab of its run, but is
+ * another file (kept_commits.c). */
 static bool is_of_kept(const char *drive)
 {
     return strstr(drive, ".keep/step-") != NULL;
@@ -182,7 +183,6 @@ int state_find_renamed(manifest *found, const struct job *asked)
     return rc;
 }
 
-/* Removes the slabs that the manifest names and our own files; anything else stays. */
 int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
 {
     if (found && (state_remove_slabs(&found->slabs) < 0 || state_remove_slabs(&found->stray) < 0))

@@ -1,4 +1,5 @@
-/* See run_view.h. Allocates the record's extents, the job and the model; all is freed by close. */
+/* See run_view.h. Allocates the record's extents, the job and the model; state_view_close frees
+ * them. */
 #include "state/run_view.h"
 #include "config/config.h"
 
@@ -17,7 +18,7 @@
 
 enum {
     SLOT_COUNT = 2,
-    LOOKS_MAX = 5, /* at a slot that a run may just be writing */
+    LOOKS_MAX = 5, /* reads of a slot that a run may be writing at that moment */
     LOOK_PAUSE_NS = 20000000,
 };
 
@@ -37,7 +38,7 @@ void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE
         snprintf(name, STATE_UNIT_NAME_BYTES, "unit %u", unit);
 }
 
-/* The newest valid slot, or SLOT_COUNT. */
+/* Returns the newest valid slot, or SLOT_COUNT if there is none. */
 static uint32_t newest_slot(const state_view *self)
 {
     uint32_t newest = SLOT_COUNT;
@@ -48,7 +49,8 @@ static uint32_t newest_slot(const state_view *self)
     return newest;
 }
 
-/* 1: the slots as they are; 0: one of them may be changing. */
+/* Reads both slots and the newest record. Returns 1, or 0 if a slot looks damaged and may just be
+ * changing. */
 static int look_at_slots(state_view *self)
 {
     TRY(manifest_examine(self->state_path, self->slots));
@@ -88,8 +90,8 @@ static int read_record(state_view *self)
     return 0;
 }
 
-/* Names come from it, and what of several ranks' units is padding: a job that cannot be read costs
- * these alone. */
+/* Reads the job and makes its model, for the names of units and to know the padding of several
+ * ranks' units. If the job cannot be read, only these are missing. */
 static void read_model(state_view *self)
 {
     char path[FILE_PATH_BYTES];
@@ -103,7 +105,7 @@ static void read_model(state_view *self)
         self->net = NULL;
 }
 
-/* state_path, once it is a directory. */
+/* Sets state_path and checks that it is a directory. */
 static int find_state(const char *run_dir, char state_path[FILE_PATH_BYTES])
 {
     struct stat status;

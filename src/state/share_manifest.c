@@ -1,4 +1,4 @@
-/* The manifest that rank 0 has read, sent to all ranks. */
+/* Sends the manifest that rank 0 has read to all ranks. */
 #include <errno.h>
 
 #include "base/mem.h"
@@ -15,7 +15,8 @@ int state_share_manifest(const struct ranks *self, manifest *found, bool *exists
         return 0;
     manifest_extent *own = self->rank == 0 ? found->extents : NULL;
     int rc = comm_broadcast(self->comm, "manifest", found, sizeof *found);
-    found->extents = own; /* what has come is rank 0's address, also of a broadcast cut short */
+    /* The broadcast brought rank 0's pointer, also if it was cut short. */
+    found->extents = own;
     TRY(rc);
     if (!own)
         found->extents = mem_alloc(found->extent_count, sizeof *own, "manifest extents");

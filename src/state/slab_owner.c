@@ -1,14 +1,14 @@
-/* Whose slabs these are. A run directory can be copied, its slabs elsewhere cannot: then two
- * manifests name the same files, and the copy, once it trains, changes them in place or, where it
- * moves them, removes them.
+/* Notes which run directory owns the slabs. A run directory can be copied, but slabs outside of it
+ * are not copied with it. Then two manifests name the same files. If the copy trains, it changes
+ * them in place; if it moves them, it removes them.
  *
- *   <drive>/sluice-<uuid>/owner     the state directory whose manifests name the slabs, a line
+ *   <drive>/sluice-<uuid>/owner     one line: the state directory whose manifests name the slabs
  *
- * Of several ranks rank 0 keeps the notes, beside its own slabs, which speak for all.
+ * With several ranks, rank 0 keeps the notes beside its own slabs; they count for all ranks.
  *
- * A note that names another directory is believed where that one is there and has a manifest that
- * names the slabs too; else the run was moved, and the note is written anew. A lost or torn note
- * protects nothing and hinders nobody, so it is not synced. */
+ * A note that names another directory is believed only if that directory exists and has a manifest
+ * that names these slabs too. Else the run was moved, and the note is written again. A lost or torn
+ * note protects nothing but does no harm, so it is not synced. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 
 enum { NOTE_PATH_BYTES = FILE_PATH_BYTES + 64 };
 
-/* False where there can be none. */
+/* Builds the path of the note; false if it is not possible. */
 static bool note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path[NOTE_PATH_BYTES])
 {
     char uuid[MANIFEST_UUID_TEXT_BYTES], drive[FILE_PATH_BYTES];
@@ -31,7 +31,7 @@ static bool note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path
     return true;
 }
 
-/* The first line; false where there is none. */
+/* Reads the first line of the note; false if there is none. */
 static bool read_note(const char *path, char text[FILE_PATH_BYTES])
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -45,7 +45,7 @@ static bool read_note(const char *path, char text[FILE_PATH_BYTES])
     return end && text[0] == '/';
 }
 
-/* Whether the manifests in another state directory name these slabs. 1, 0, or -ENOMEM. */
+/* Returns 1 if the manifests in another state directory name these slabs, else 0; or -ENOMEM. */
 static int names_them(const char *state_dir, const manifest_slabs *slabs)
 {
     int found = 0;
@@ -80,13 +80,13 @@ int state_check_owner(const char *state_dir, const manifest_slabs *slabs)
         return names;
     char *end = strrchr(owner, '/');
     if (end && end != owner)
-        *end = '\0'; /* its "/state" */
-    return err_set(ERR_INPUT,
-                   "the slabs in %s are those of the run in %s, of whose directory this one seems "
-                   "to be a copy: training here would destroy that run. To begin with its state, "
-                   "name a new run.dir and --from %s; where this is the run and that the copy, "
-                   "remove that one",
-                   slabs->drives[0], owner, owner);
+        *end = '\0'; /* cuts "/state" off */
+    return err_set(
+        ERR_INPUT,
+        "the slabs in %s are those of the run in %s. This directory seems to be a copy of "
+        "it: training here would destroy that run. To begin with its state, name a new "
+        "run.dir and --from %s. If instead that directory is the copy, remove it",
+        slabs->drives[0], owner, owner);
 }
 
 static int write_note(const char *path, const char *state_dir)

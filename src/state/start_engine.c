@@ -1,4 +1,4 @@
-/* A new run's slabs named, and the engine of a run with what its commits need. */
+/* Names a new run's slabs, and makes the engine of a run with what its commits need. */
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
@@ -57,7 +57,7 @@ int state_start_engine(struct state_run *self, const manifest *found,
     commit->state_dir = self->dir.state;
     commit->job = self->job;
     commit->metrics_fd = -1;
-    if (asked->is_trial) /* what is killed leaves no file on the drives */
+    if (asked->is_trial) /* a killed trial leaves no file on the drives */
         return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
     TRY(state_record_init(commit));
     if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)

@@ -1,8 +1,9 @@
 /* See sweep.h.
  *
- * Piece `seq` lies in slot seq % slot_count. Its slot goes FREE -> READING -> READ -> (its readers are
- * done) -> FREE, the last step in the order of seq, by the owner. State, seq and readers_left belong to
- * the mutex; the bytes of a READ piece belong to its readers, which only read them. */
+ * Piece `seq` lies in slot seq % slot_count. Its slot goes FREE -> READING -> READ -> FREE. The
+ * owner frees slots in the order of seq, each after all readers of its piece are done. The mutex
+ * protects state, seq and readers_left. The bytes of a READ piece belong to its readers, which only
+ * read them. */
 #include "state/sweep.h"
 
 #include <assert.h>
@@ -28,8 +29,8 @@
 
 enum {
     PIECES_LEAST = 16,
-    PIECES_PER_DRIVE = 8, /* 32 MiB: twice what the queue of a drive takes in */
-    SUMMERS_MAX = 4,      /* a core sums 19 GB/s */
+    PIECES_PER_DRIVE = 8, /* 32 MiB: twice what a drive's queue takes */
+    SUMMERS_MAX = 4,      /* one core sums 19 GB/s */
     CORES_PER_SUMMER = 4,
     WAIT_MS = 100,
     PROGRESS_NS = 100000000,
@@ -42,12 +43,12 @@ struct piece {
     io_request request;
     unsigned char *data;
     uint64_t extent_idx, begin, size_bytes;
-    bool is_last;     /* of its extent */
-    err_record error; /* of reading it */
+    bool is_last;     /* the last piece of its extent */
+    err_record error; /* error of reading it */
     enum piece_state state;
     uint64_t seq;
     uint32_t readers_left;
-    uint64_t sum; /* by the summer, of the whole extent, where is_last */
+    uint64_t sum; /* written by the summer if is_last: the sum of the whole extent */
 };
 typedef struct piece piece;
 
@@ -56,7 +57,7 @@ typedef struct sweep sweep;
 /* A thread that reads pieces in their order. */
 struct reader {
     sweep *all;
-    uint32_t idx; /* of the summers; the weights' is summer_count */
+    uint32_t idx; /* index of the summer; summer_count for the reader of weights */
     XXH3_state_t *hash;
     pthread_t thread;
     bool is_running;
@@ -70,21 +71,22 @@ struct sweep {
     unsigned char *block;
     piece *pieces; /* [slot_count] */
     uint64_t slot_count, piece_count;
-    uint64_t head, tail;              /* of seq: next to submit, next to retire */
+    uint64_t head, tail;              /* values of seq: next to submit, next to retire */
     uint64_t extent_idx, extent_done; /* where the next piece begins */
     uint64_t done_bytes;
     err_record error; /* of the extent being retired */
     reader readers[SUMMERS_MAX + 1];
     uint32_t summer_count;
-    int wake_fd; /* a piece has lost its last reader */
+    int wake_fd; /* signalled when a piece has lost its last reader */
     pthread_mutex_t mutex;
-    pthread_cond_t wake; /* a piece is READ, or the sweep ends */
+    pthread_cond_t wake; /* signalled when a piece is READ or the sweep ends */
     bool is_over;
-    /* [elements of the largest tile] of a split master: its thread's, as the next two */
+    /* [elements of the largest tile] high halves of a split master. Only the reader of weights uses
+     * this and the next two members. */
     uint16_t *high;
     float *joined;          /* [SWEEP_PIECE_BYTES / 2] */
-    err_record hand_error;  /* of on_weights; its thread's */
-    atomic_bool is_refused; /* it has one */
+    err_record hand_error;  /* the error of on_weights */
+    atomic_bool is_refused; /* hand_error is set */
 };
 
 uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent)
@@ -92,7 +94,7 @@ uint32_t state_extent_streams(const manifest *record, const manifest_extent *ext
     return extent->param_bytes ? 0 : record->state_streams;
 }
 
-/* Whose slab the extent is read from. */
+/* The rank whose slab the extent is read from. */
 static uint32_t rank_of(const sweep *self, const manifest_extent *extent)
 {
     return self->record->is_replicated ? self->asked->copy_rank : extent->rank;
@@ -108,7 +110,7 @@ static uint64_t pieces_of(const sweep *self, uint64_t extent_idx)
 
 /* ---- the readers ---- */
 
-/* Waits until piece `seq` is read; false where the sweep ends. */
+/* Waits until piece `seq` is read; false if the sweep ends. */
 static bool await_piece(sweep *self, uint64_t seq)
 {
     const piece *item = &self->pieces[seq % self->slot_count];
@@ -127,10 +129,10 @@ static void leave_piece(sweep *self, piece *item)
     pthread_mutex_unlock(&self->mutex);
     static const uint64_t one = 1;
     if (is_done && write(self->wake_fd, &one, sizeof one) < 0)
-        return; /* full: the owner has enough to wake for */
+        return; /* the counter is full: the owner wakes anyway */
 }
 
-/* Adds what the piece holds of [begin, begin + length) of its extent. */
+/* Adds the piece's part of [begin, begin + length) of its extent to the hash. */
 static void add_range(XXH3_state_t *hash, const piece *item, uint64_t begin, uint64_t length)
 {
     uint64_t from = size_max(item->begin, begin);
@@ -139,7 +141,7 @@ static void add_range(XXH3_state_t *hash, const piece *item, uint64_t begin, uin
         XXH3_64bits_update(hash, item->data + (from - item->begin), to - from);
 }
 
-/* What the piece holds of the extent's streams; frozen params are one. */
+/* Adds the piece's part of the extent's streams to the hash. Frozen params are one stream. */
 static void add_streams(const sweep *self, XXH3_state_t *hash, const manifest_extent *extent,
                         const piece *item)
 {
@@ -176,7 +178,7 @@ static void *sum_extents(void *user)
     return NULL;
 }
 
-/* Elements of the extent that are the model's, and not padding. */
+/* Elements of the extent without padding. */
 static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
 {
     const uint64_t *unit_elems = self->asked->unit_elems;
@@ -185,21 +187,21 @@ static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
                : extent->elem_count;
 }
 
-/* Bytes of such elements of the extent's first stream, the master weights. */
+/* Bytes of these elements in the extent's first stream, the master weights. */
 static uint64_t weight_bytes(const sweep *self, const manifest_extent *extent)
 {
     bool is_low = manifest_is_low(self->record, (uint64_t)(extent - self->record->extents));
     return (is_low ? sizeof(uint16_t) : manifest_weight_bytes(extent)) * weights_in(self, extent);
 }
 
-/* Pieces of an extent that hold some of them. */
+/* Pieces of the extent that hold some of these bytes. */
 static uint64_t weight_pieces(const sweep *self, const manifest_extent *extent)
 {
     return size_div_up(weight_bytes(self, extent), SWEEP_PIECE_BYTES);
 }
 
-/* What the piece holds of the master weights, to whoever wants them. Nobody looks at an error's
- * text before the thread is joined. */
+/* Passes a piece's master weights to on_weights. The first error is kept in hand_error, which the
+ * owner reads after it has joined this thread. */
 static void hand_over(sweep *self, const piece *item, uint64_t begin, const void *data,
                       uint64_t size_bytes)
 {
@@ -212,8 +214,8 @@ static void hand_over(sweep *self, const piece *item, uint64_t begin, const void
     }
 }
 
-/* What a piece holds of the master weights. Of split ones the high halves, which come first, are
- * kept until the low ones are there. */
+/* Hashes a piece's master weights and passes them on. For split masters, the high halves come first
+ * and are kept until the low halves arrive. */
 static void take_weights(reader *own, const manifest_extent *extent, const piece *item)
 {
     sweep *self = own->all;
@@ -258,10 +260,10 @@ static void *hash_weights(void *user)
 
 /* ---- the owner ---- */
 
-/* 1; 0 where the slab of the next piece cannot be opened before others are read. */
+/* Submits the next piece. Returns 1, or 0 if its slab cannot be opened before others are read. */
 static int submit_piece(sweep *self)
 {
-    while (pieces_of(self, self->extent_idx) == 0) /* head < piece_count: there is one */
+    while (pieces_of(self, self->extent_idx) == 0) /* head < piece_count: there is a next one */
         self->extent_idx++;
     const manifest_extent *extent = &self->record->extents[self->extent_idx];
     piece *item = &self->pieces[self->head % self->slot_count];
@@ -287,7 +289,7 @@ static int submit_piece(sweep *self)
     };
     int begun = rank_slabs_submit(self->slabs, rank_of(self, extent), &item->request);
     if (begun <= 0) {
-        item->state = PIECE_FREE; /* nobody looks at one that is not READ */
+        item->state = PIECE_FREE; /* no reader looks at a piece that is not READ */
         return begun;
     }
     self->head++;
@@ -296,7 +298,7 @@ static int submit_piece(sweep *self)
     return 1;
 }
 
-/* Takes finished requests; how many. */
+/* Takes finished requests. Returns their number. */
 static int collect(sweep *self)
 {
     enum { BATCH = 32 };
@@ -335,7 +337,7 @@ static void retire(sweep *self, piece *item)
     self->error.code = 0;
 }
 
-/* Frees the pieces that all have read, from the oldest on; how many. */
+/* Frees the pieces that all readers have read, from the oldest on. Returns their number. */
 static int retire_all(sweep *self)
 {
     int count = 0;
@@ -346,7 +348,7 @@ static int retire_all(sweep *self)
         pthread_mutex_unlock(&self->mutex);
         if (!is_done)
             break;
-        retire(self, item); /* nobody else looks at a piece without readers */
+        retire(self, item); /* no other thread looks at a piece without readers */
         pthread_mutex_lock(&self->mutex);
         item->state = PIECE_FREE;
         pthread_mutex_unlock(&self->mutex);
@@ -363,7 +365,7 @@ static void await_events(sweep *self)
     fds[slab_count] = (struct pollfd){.fd = self->wake_fd, .events = POLLIN};
     if (poll(fds, slab_count + 1, WAIT_MS) > 0 && (fds[slab_count].revents & POLLIN) &&
         read(self->wake_fd, &count, sizeof count) < 0)
-        return; /* somebody else's signal: the next round looks again */
+        return; /* interrupted: the next round looks again */
 }
 
 static int run_sweep(sweep *self)
@@ -374,7 +376,7 @@ static int run_sweep(sweep *self)
         if (asked->stop && *asked->stop)
             return err_set(ERR_STOPPED, "stopped on request, before all was read");
         if (atomic_load(&self->is_refused))
-            return ERR_INTERNAL; /* in its place the error of on_weights */
+            return ERR_INTERNAL; /* sweep_all returns the error of on_weights instead */
         int begun = 1;
         while (begun > 0 && self->head < self->piece_count &&
                self->head - self->tail < self->slot_count) {
@@ -502,7 +504,7 @@ int state_sweep(const struct state_sweep_options *options, uint64_t *weights_has
     int rc = self->wake_fd < 0 ? err_errno(errno, "eventfd") : sweep_all(self, weights_hash);
     err_record first;
     err_save(&first, rc);
-    rank_slabs_destroy(self->slabs); /* before the memory that it reads to */
+    rank_slabs_destroy(self->slabs); /* first: it may still read into the memory below */
     if (self->wake_fd >= 0)
         close(self->wake_fd);
     for (uint32_t i = 0; i <= self->summer_count; i++)

@@ -1,14 +1,14 @@
-/* Every byte that a run's newest commit names, compared with its checksum. See train.h; sweep.h
+/* Compares every byte that a run's newest commit names with its checksum. See verify.h; sweep.h
  * reads.
  *
  *   lock -> both manifest slots -> headers of all ranks' slabs -> all extents
  *
- * Of several ranks the slabs of those that ran on other hosts may not be seen from here: they are
- * counted, and all else is compared. Where each rank had the whole state, each copy is compared
+ * With several ranks, slabs of ranks that ran on other hosts may not be visible here: those ranks
+ * are counted, and all else is compared. If each rank had the whole state, each copy is compared
  * with the same sums.
  *
- * Nothing is changed but that state/lock is made where it is missing. What is damaged is told of
- * and counted, and the rest is looked at all the same, as far as it can be. */
+ * Nothing is changed, except that state/lock is made if it is missing. Damage is reported and
+ * counted, and everything that can still be read is compared all the same. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@
 #include "state/sweep.h"
 #include "state/verify.h"
 
-enum { STUCK_SECONDS = 30, STOP_SECONDS = 600 }; /* where there is no job.json to say */
+enum { STUCK_SECONDS = 30, STOP_SECONDS = 600 }; /* used if there is no job.json */
 
 struct verifier {
     const struct state_verify_options *asked;
@@ -32,16 +32,16 @@ struct verifier {
     struct state_run_dir dir;
     state_view view;
     uint32_t world;
-    bool *is_absent;            /* [world] ranks whose slabs cannot be read, or are not seen */
-    uint32_t open_count;        /* ranks whose slabs can */
-    uint32_t unseen_rank;       /* the first that is not seen */
+    bool *is_absent;            /* [world] ranks whose slabs cannot be read or are not visible */
+    uint32_t open_count;        /* ranks whose slabs can be read */
+    uint32_t unseen_rank;       /* the first that is not visible */
     uint64_t *unit_elems;       /* of the model; NULL: not known, or not needed */
-    uint32_t copy_rank;         /* whose copy of the state is being read */
-    uint64_t sound_bytes;       /* of the extents that are read, of each copy */
-    uint64_t done_bytes;        /* of the copies before */
-    double done_seconds;        /* likewise */
-    uint64_t slot_damage_count; /* of damage_count */
-    struct state_damage damage; /* being told of */
+    uint32_t copy_rank;         /* the rank whose copy of the state is being read */
+    uint64_t sound_bytes;       /* of the extents that are read, in each copy */
+    uint64_t done_bytes;        /* of the copies read before */
+    double done_seconds;        /* of the copies read before */
+    uint64_t slot_damage_count; /* how many of damage_count are slots */
+    struct state_damage damage; /* the one being reported */
 };
 typedef struct verifier verifier;
 
@@ -72,7 +72,7 @@ static void look_at_slots(verifier *self)
     }
 }
 
-/* A commit to compare with. */
+/* Checks that there is a commit to compare with. */
 static int check_record(const verifier *self)
 {
     const manifest *record = &self->view.record;
@@ -82,7 +82,7 @@ static int check_record(const verifier *self)
                        self->asked->run_dir);
     if (record->state != MANIFEST_COMMITTED && self->slot_damage_count > 0)
         return err_set(ERR_CORRUPT,
-                       "%s: the manifest of its commit is damaged, and the other one is of none",
+                       "%s: the manifest of its commit is damaged, and the other one has no commit",
                        self->asked->run_dir);
     if (record->state == MANIFEST_BEGUN)
         return err_set(ERR_INPUT, "%s has no commit yet", self->asked->run_dir);
@@ -97,7 +97,8 @@ static int check_record(const verifier *self)
 
 /* ---- slabs ---- */
 
-/* The clause, with the last component alone of the path that is told of beside it. */
+/* Sets the reason. If it contains the path that is reported beside it, only the last component of
+ * the path stays. */
 static void give_reason(verifier *self, const char *reason)
 {
     char *to = self->damage.reason;
@@ -121,7 +122,7 @@ static void tell_of_slab(verifier *self, uint32_t rank, const char *path, uint64
     tell(self);
 }
 
-/* The rank's file that the present error names; its first where it names none. */
+/* Finds the rank's file that the error text names; its first file if it names none. */
 static int file_in_error(const verifier *self, uint32_t rank, const char *text,
                          char path[FILE_PATH_BYTES])
 {
@@ -134,8 +135,8 @@ static int file_in_error(const verifier *self, uint32_t rank, const char *text,
     return state_slab_of_rank(slabs, rank, 0, path);
 }
 
-/* Whether all files of a rank are there: 1, else 0, and what is not there is told of, or counted as
- * not seen. */
+/* Returns 1 if all files of a rank exist, else 0. Missing files are reported as damage; files of a
+ * rank on another host are counted as not visible. */
 static int find_files(verifier *self, uint32_t rank)
 {
     const manifest *record = &self->view.record;
@@ -159,8 +160,8 @@ static int find_files(verifier *self, uint32_t rank)
     return absent_count == 0;
 }
 
-/* Slabs that are absent or damaged are told of: 1 where a rank's can be read. Negative where the
- * machine failed. */
+/* Looks at a rank's slabs and reports missing or damaged ones. Returns 1 if they can be read, else
+ * 0. Negative if the machine failed. */
 static int look_at_rank(verifier *self, uint32_t rank, slab *scratch)
 {
     int are_there = find_files(self, rank);
@@ -202,8 +203,8 @@ static uint32_t rank_of(const verifier *self, const manifest_extent *extent)
     return self->view.record.is_replicated ? self->copy_rank : extent->rank;
 }
 
-/* What of its elements the extent holds. One sum covers the low halves and the moments of a
- * tile. */
+/* The part of its elements that the extent holds. One sum covers the low halves and the moments of
+ * a tile. */
 static const char *part_of(const manifest *record, const manifest_extent *extent)
 {
     uint64_t idx = (uint64_t)(extent - record->extents);
@@ -266,7 +267,7 @@ static void show_progress(void *user, uint64_t done_bytes, double seconds)
                                  self->out->seconds);
 }
 
-/* Elements of the model's units, where there is padding behind them. */
+/* Lists the elements of the model's units, if there can be padding after them. */
 static int list_units(verifier *self)
 {
     const manifest *record = &self->view.record;
@@ -284,7 +285,7 @@ static int list_units(verifier *self)
     return 0;
 }
 
-/* One sweep over all ranks' extents, or one of each rank's copy. */
+/* Sweeps once over the extents of all ranks, or once over each rank's copy. */
 static int sweep_copies(verifier *self, struct state_sweep_options *sweep)
 {
     uint32_t copies = self->view.record.is_replicated ? self->world : 1;

@@ -1,9 +1,9 @@
-/* The sum over all master weights of a run: equal weights have equal sums, whatever the number of
- * ranks. */
+/* The hash over all master weights of a run: equal weights have equal hashes, whatever the number
+ * of ranks. */
 #include <errno.h>
 #include <string.h>
 
-#define XXH_STATIC_LINKING_ONLY /* for a state that one rank hands to the next */
+#define XXH_STATIC_LINKING_ONLY /* to send the hash state from one rank to the next */
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -12,8 +12,6 @@
 #include "base/tile.h"
 #include "state/state_internal.h"
 
-/* ---- sums over all weights ---- */
-
 static int read_scratch(struct engine *self, uint64_t offset, unsigned char *scratch,
                         uint64_t bytes)
 {
@@ -21,8 +19,8 @@ static int read_scratch(struct engine *self, uint64_t offset, unsigned char *scr
                        size_round_up(bytes, TILE_BLOCK_BYTES));
 }
 
-/* The entry of the params of the tile `idx`, whose master is split: those of a unit follow all its
- * state. */
+/* Finds the entry of the params (high halves) of tile `idx`, whose master is split. The params of a
+ * unit follow all its state. NULL if there is none. */
 static const place_entry *high_of(const struct engine *self, uint64_t idx)
 {
     const struct setup *setup = self->setup;
@@ -35,7 +33,7 @@ static const place_entry *high_of(const struct engine *self, uint64_t idx)
     return is_it ? high : NULL;
 }
 
-/* The first `left` masters of the tile `idx`, joined from their halves. */
+/* Hashes the first `left` masters of tile `idx`, joined from their halves. */
 static int hash_split(struct engine *self, XXH3_state_t *state, uint64_t idx, uint64_t left,
                       unsigned char *scratch, uint64_t scratch_bytes)
 {
@@ -60,8 +58,7 @@ static int hash_split(struct engine *self, XXH3_state_t *state, uint64_t idx, ui
     return 0;
 }
 
-/* Adds the rank's own part of the unit's master weights, or of its frozen params, to the state:
- * elements of the unit, not padding. */
+/* Hashes the rank's own part of the unit's master weights or frozen params, without padding. */
 static int hash_unit(struct engine *self, XXH3_state_t *state, uint32_t unit,
                      unsigned char *scratch, uint64_t scratch_bytes)
 {
@@ -90,7 +87,8 @@ static int hash_unit(struct engine *self, XXH3_state_t *state, uint32_t unit,
     return 0;
 }
 
-/* Units in order; within a unit the ranks in order, each of which hands the state of the sum on. */
+/* Hashes units in order, and within a unit the ranks in order. Each rank passes the hash state to
+ * the next. */
 static int hash_all(struct engine *self, XXH3_state_t *state, XXH3_state_t *all,
                     unsigned char *scratch, uint64_t scratch_bytes)
 {
@@ -105,7 +103,8 @@ static int hash_all(struct engine *self, XXH3_state_t *state, XXH3_state_t *all,
                 continue;
             }
             TRY(comm_agree(ranks->comm, "sum of the weights", rc));
-            const unsigned char *secret = state->extSecret; /* elsewhere in each process */
+            /* its address differs between processes */
+            const unsigned char *secret = state->extSecret;
             TRY(comm_gather(ranks->comm, "sum of the weights", state, sizeof *state,
                             ranks->rank == 0 ? all : NULL));
             if (ranks->rank == 0)
