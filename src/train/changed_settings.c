@@ -1,5 +1,5 @@
-/* What a run that goes on is told of: settings that are others than before, and options that change
- * nothing any more. Nothing is refused here; what cannot go on is (setup.c). */
+/* Warnings for a run that is resumed: settings that differ from before, and options that no longer
+ * have an effect. Nothing is refused here; setup.c refuses what cannot continue. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 static const char tokens_key[] = "\"train_tokens\": ";
 
-/* The number behind the key in the plan.json of the process before; false where there is none. */
+/* Reads the number after the key in the plan.json of the process before. False if there is none. */
 static bool read_tokens(const char *run_dir, uint64_t *tokens)
 {
     enum { LINE_BYTES = 512 }; /* the key is on a short line of its own */
@@ -27,8 +27,8 @@ static bool read_tokens(const char *run_dir, uint64_t *tokens)
     return is_found;
 }
 
-/* The job of the process before; NULL where it cannot be read. What it says of its keys was said
- * then. */
+/* Reads the job of the process before; NULL if it cannot be read. That process has already logged
+ * the warnings about its keys. */
 static job *read_job(const char *run_dir, uint32_t world)
 {
     char path[FILE_PATH_BYTES + 16];
@@ -68,7 +68,7 @@ static void tell_settings(const struct loop *self, const manifest *found)
     job_destroy(was);
 }
 
-/* The directory's own name for a kept commit is in the names of its drives (keep.c). */
+/* The names of a kept commit's drives contain the name of its directory (state/kept_commits.c). */
 static bool is_kept_commit(const manifest *found)
 {
     return found->slabs.drive_count > 0 && strstr(found->slabs.drives[0], ".keep/step-") != NULL;
@@ -82,7 +82,7 @@ void loop_tell_changes(const struct loop *self, const manifest *found)
                  ": it changes nothing in a run that goes on",
                  asked->run.seed, found->seed);
     if (!self->run.is_borrowed) {
-        if (!setup_is_imported(found)) /* no step was made with other settings */
+        if (!setup_is_imported(found)) /* an import has made no step with other settings */
             tell_settings(self, found);
         if (self->options->from)
             log_info("the run in %s has begun: --from %s is not looked at", self->run.dir.path,

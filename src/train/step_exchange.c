@@ -1,5 +1,6 @@
-/* What the ranks of a run tell each other in the loop: whether they read the same data, the losses
- * of a step, stops, and at the end what each rank used. Collective, on the loop's thread. */
+/* Exchanges between the ranks of a run in the loop: whether they read the same data, the losses
+ * of a step, requests to stop, and at the end what each rank used. Collective, on the loop's
+ * thread. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +14,7 @@
 
 /* ---- equal data ---- */
 
-/* What tells data from other data: the length, and a sum over pieces of all of it. */
+/* Identifies data: its length, and a hash of pieces from all of it. */
 struct data_word {
     uint64_t token_count, sum;
 };
