@@ -11,6 +11,7 @@
  *
  * With several ranks, collectives have a worker of their own; with NCCL they are a stream of the
  * GPU. */
+#include <assert.h>
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -350,6 +351,7 @@ void engine_destroy(struct engine *self)
 unsigned char *engine_home(const struct engine *self, uint32_t buffer_idx)
 {
     const buffer *home = &self->setup->set.programs[PROGRAM_EVAL].buffers[buffer_idx];
+    assert(home->arena <= TIER_HOST);
     return self->arenas[home->arena].base + home->offset_bytes;
 }
 

@@ -11,6 +11,7 @@
  * So the bits are those of the whole tree, wherever the parts begin. The ops run on the worker that
  * computes, or are enqueued on a GPU's stream and write to pinned memory. enginei_norm_total is
  * called when the norm is complete. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -101,6 +102,7 @@ int enginei_reduce_norm(const struct engine *self, void *stream, uint32_t part, 
         return ops->norm_reduce(setup->context, stream, sums, end, nodes);
     for (uint64_t at = first, count; at < end; at += count) {
         count = node_blocks(at, end);
+        assert(nodes < self->norm_nodes + ((uint64_t)part + 1) * NODES_MAX);
         TRY(ops->norm_reduce(setup->context, stream, sums + (at - first), count, nodes++));
     }
     return 0;
@@ -119,6 +121,7 @@ double enginei_norm_total(const struct engine *self)
         const double *nodes = self->norm_nodes + (uint64_t)p * NODES_MAX;
         uint64_t end = first_block(self->setup, set->norm_part_begin[p + 1]);
         for (; at < end; at += node_blocks(at, end)) {
+            assert(depth < NODES_MAX);
             sums[depth] = *nodes++;
             sizes[depth++] = node_blocks(at, end);
             for (; depth > 1 && sizes[depth - 2] == sizes[depth - 1]; depth--) {

@@ -1,6 +1,7 @@
 /* The loss scale: see loss_scale.h. Allocates nothing, reads no clock and no file. */
 #include "setup/loss_scale.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 
@@ -58,6 +59,8 @@ static int lower(loss_scaler *self)
 
 int loss_scaler_update(loss_scaler *self, bool overflow)
 {
+    assert(self->window >= 1);
+    assert(self->hysteresis_left >= 1);
     if (self->is_dynamic && overflow) {
         TRY(lower(self));
         self->last_overflow = (int64_t)self->iteration;
