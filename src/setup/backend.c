@@ -108,7 +108,7 @@ static enum comm_backend own_collectives(const struct setup *self)
     if (asks_nccl) /* comm_open refuses if NCCL cannot do it */
         return COMM_NCCL;
     if (strcmp(asked, "mpi") == 0 && self->ranks.rank == 0)
-        log_info("comm.backend mpi: between GPUs that is staged, through host memory");
+        log_info("comm.backend mpi: between GPUs, collectives are staged through host memory");
     bool may_nccl = strcmp(asked, "auto") == 0 && self->gpu_sharers == 1;
     if (!may_nccl)
         return COMM_STAGED;
@@ -155,12 +155,12 @@ int setupi_choose_collectives(struct setup *self)
     TRY(comm_exchange(ranks->comm, "backend of the collectives", &own, sizeof own, all));
     for (uint32_t r = 0; r < ranks->world; r++) {
         if ((all[r] == COMM_MPI) != (all[0] == COMM_MPI))
-            return err_set(
-                ERR_CONFIG,
-                "rank %u computes on %s and rank 0 on %s: a run's ranks compute alike; set "
-                "device.backend to \"cpu\", or start ranks only where there are GPUs",
-                r, all[r] == COMM_MPI ? "the CPU" : "a GPU",
-                all[0] == COMM_MPI ? "the CPU" : "a GPU");
+            return err_set(ERR_CONFIG,
+                           "rank %u computes on %s and rank 0 on %s: all ranks must compute on the "
+                           "same kind of device; set device.backend to \"cpu\", or start ranks "
+                           "only where there are GPUs",
+                           r, all[r] == COMM_MPI ? "the CPU" : "a GPU",
+                           all[0] == COMM_MPI ? "the CPU" : "a GPU");
         if (all[r] == COMM_STAGED) /* one rank that cannot use NCCL decides for all */
             self->collectives = COMM_STAGED;
     }

@@ -37,9 +37,10 @@ static int find_target(enum model_family family, const char *asked, uint32_t *ta
     }
     if (found)
         return 0;
-    return err_set(ERR_CONFIG,
-                   "train.lora.targets: \"%s\" is no linear layer of this family, whose are %s",
-                   asked, known);
+    return err_set(
+        ERR_CONFIG,
+        "train.lora.targets: \"%s\" is not a linear layer of this model family, which has %s",
+        asked, known);
 }
 
 /* PEFT's own choice if no list is given. */

@@ -187,8 +187,8 @@ static int find_family(const char *name, const struct family **out)
             *out = &families[i];
             return 0;
         }
-    return err_set(ERR_USAGE,
-                   "there is no family \"%s\" of models: gpt, zero-offload and llama are", name);
+    return err_set(ERR_USAGE, "there is no model family \"%s\": take gpt, zero-offload or llama",
+                   name);
 }
 
 /* Tries the next larger model and keeps the reason why it does not fit. */
@@ -209,8 +209,7 @@ static int explain_next(struct search *self, uint32_t size)
     found->next_layers = layers;
     found->next_hidden = self->family->sizes[size].hidden;
     snprintf(found->next_problem, sizeof found->next_problem, "%s",
-             fits ? "fits too; the search takes it that a larger model needs more, "
-                    "which is not so here"
+             fits ? "fits too, although the search assumes that a larger model needs more"
                   : err_text());
     return 0;
 }

@@ -95,8 +95,8 @@ int setupi_share_inputs(struct setup *self)
         join_inputs(all, ranks->world, &self->plan);
         if (own.kernels_hash != all[0].kernels_hash)
             log_warn(
-                "rank %u computes with %s, rank 0 with other kernels: a run whose ranks change "
-                "places gives other bits",
+                "rank %u computes with %s, rank 0 with other kernels: if the ranks change places, "
+                "the run gives other bits",
                 ranks->rank, kernels);
         rc = comm_broadcast(ranks->comm, "identity", self->identity, sizeof self->identity);
         self->fingerprint = XXH3_64bits(self->identity, strlen(self->identity));
@@ -121,7 +121,7 @@ int setupi_compare_programs(const struct setup *self)
         if (own[k] != all[k])
             rc = err_set(
                 ERR_INTERNAL,
-                "the program \"%s\" is another one than rank 0's (%016llx, not %016llx), so "
+                "the program \"%s\" differs from rank 0's (%016llx, not %016llx), so "
                 "their collectives would not meet: start all ranks with the same sluice and "
                 "the same job",
                 program_kind_name((enum program_kind)k), (unsigned long long)own[k],

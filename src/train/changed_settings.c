@@ -60,7 +60,7 @@ static void tell_settings(const struct loop *self, const manifest *found)
         log_warn("the run in %s goes on with other settings: %s", self->run.dir.path, text);
     if (read_tokens(self->run.dir.path, &tokens) && tokens != has &&
         (!was || has_same_files(was, self->run.job)))
-        log_warn("data.train held %" PRIu64 " tokens and holds %" PRIu64
+        log_warn("data.train held %" PRIu64 " tokens and now holds %" PRIu64
                  ": the samples that follow are in another order",
                  tokens, has);
     if (was && job_list_late_keys(was, self->run.job, text, sizeof text) > 0)
@@ -85,12 +85,13 @@ void loop_tell_changes(const struct loop *self, const manifest *found)
         if (!setup_is_imported(found)) /* an import has made no step with other settings */
             tell_settings(self, found);
         if (self->options->from)
-            log_info("the run in %s has begun: --from %s is not looked at", self->run.dir.path,
+            log_info("the run in %s has already begun: --from %s is ignored", self->run.dir.path,
                      self->options->from);
         if (is_kept_commit(found) && found->step < asked->run.steps)
-            log_warn("%s is a commit that was kept: it goes on and is not kept any more; --from "
-                     "with another run.dir leaves one as it is",
-                     self->run.dir.path);
+            log_warn(
+                "%s is a kept commit: the run goes on from it and it is not kept any more; --from "
+                "with another run.dir leaves it unchanged",
+                self->run.dir.path);
     }
     if (found->step >= asked->run.steps)
         log_line(found->step > asked->run.steps ? LOG_WARN : LOG_INFO,

@@ -143,8 +143,8 @@ static int open_lists(struct loop *self)
     if (is_text == mixture_is_text(self->valid_data))
         return 0;
     return err_set(ERR_INPUT,
-                   "data.train holds %s and data.valid holds %s: losses on the one say nothing of "
-                   "the other; give both in one form",
+                   "data.train holds %s and data.valid holds %s: their losses cannot be "
+                   "compared; give both in one form",
                    is_text ? "text" : "token ids", is_text ? "token ids" : "text");
 }
 
@@ -232,8 +232,8 @@ static void warn_of_bytes(const struct loop *self)
         strcmp(asked->data.tokenizer, "bytes") != 0)
         return;
     if (is_made || (self->train_data && mixture_is_text(self->train_data)))
-        log_warn("text is read as bytes, ids 0 to 255, which %s hardly knows as such: "
-                 "data.tokenizer names its tokenizer",
+        log_warn("text is read as bytes, ids 0 to 255, but the model of %s was trained with other "
+                 "tokens: set data.tokenizer to its tokenizer",
                  asked->model.hf);
 }
 

@@ -61,7 +61,7 @@ int loop_compare_data(struct loop *self)
     for (int i = 0; rc == 0 && i < 2; i++)
         if (memcmp(&own[i], &first[i], sizeof *own) != 0)
             rc = err_set(ERR_INPUT,
-                         "%s has %llu tokens here and %llu%s on rank 0: all ranks are to read the "
+                         "%s has %llu tokens here and %llu%s on rank 0: all ranks must read the "
                          "same files; copy them to each host, or name a shared file system",
                          names[i], (unsigned long long)own[i].token_count,
                          (unsigned long long)first[i].token_count,
