@@ -110,7 +110,7 @@ struct engine {
 
 struct engine_options {
     uint8_t uuid[SLAB_UUID_BYTES];
-    bool open_existing;
+    bool open_existing;              /* the slab exists: open it; else make it */
     uint64_t slab_bytes;             /* size of an existing slab; 0: as the plan needs */
     uint64_t stripe_bytes;           /* stripe of an existing slab; 0: chosen from the drives */
     const manifest *found;           /* the manifest of the extents that the slab holds, or NULL */

@@ -95,6 +95,7 @@ struct profile_options {
     bool only_transfers;
     bool no_advice;
     const volatile sig_atomic_t *stop;
+    /* as in train_options */
     void (*on_plan)(void *user, const struct setup_summary *plan);
     void (*on_step)(void *user, const struct train_progress *progress);
     void *user;

@@ -150,6 +150,7 @@ void setup_destroy(struct setup *self); /* NULL is allowed */
 
 /* ---- pieces of a setup that other folders use too ---- */
 
+/* The job's model block as src/model takes it; learn and lora stay empty. */
 model_spec setup_model_spec(const struct job_model *from);
 /* Fills spec->learn and spec->lora from the job's train block. The other members must be filled
  * already. ERR_CONFIG for a layer that does not exist in the model family. */
@@ -167,11 +168,13 @@ uint64_t setup_state_begin(const struct setup *self, uint32_t unit);
 /* Bytes of an arena that the programs use. It is at most the budget; the rest need not be
  * reserved. */
 uint64_t setup_reached_bytes(const struct setup *self, enum tier which);
+/* Bytes of the GPU's memory that all processes use now. Only with a GPU. */
 int setup_gpu_used(const struct setup *self, uint64_t *used_bytes) MUST_CHECK;
 
 /* Writes the identity of an imported checkpoint into the record. It names the model (and the
  * optimizer's type) only, so any job of that model can continue from it. */
 int setup_name_import(const struct job *asked, const model *net, manifest *record) MUST_CHECK;
+/* True if the identity in the manifest is that of an import. */
 bool setup_is_imported(const manifest *found);
 /* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;
  * ...". */
@@ -180,6 +183,7 @@ void setup_list_differences(const char *was, const char *is, char *text, size_t 
 /* The directories of the job's slabs, as absolute paths. Placeholders of ranks are kept. */
 int setup_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX],
                      uint32_t *count) MUST_CHECK;
+/* Makes a path absolute, relative to the working directory. ERR_CONFIG if it becomes too long. */
 int setup_make_absolute(char path[FILE_PATH_BYTES]) MUST_CHECK;
 /* How many ranks of this host share a drive's budget and space: all, unless the path differs by
  * rank. */

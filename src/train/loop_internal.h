@@ -92,7 +92,11 @@ int loop_load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t 
 
 /* ---- loop.c ---- */
 
+/* Evaluates data.valid, writes the result to the metrics and calls on_eval. Does nothing without
+ * data.valid. If a stop is requested the evaluation is left, unless `is_last`. */
 int loop_evaluate(struct loop *self, bool is_last) MUST_CHECK;
+/* Applies the pending update, if there is one. First commits the state without it, if that commit
+ * is due and must be kept. */
 int loop_apply_pending(struct loop *self) MUST_CHECK;
 int loop_step(struct loop *self) MUST_CHECK; /* first makes the commit that is due */
 void loop_begin_steps(struct loop *self);    /* starts the clock for train_progress */
@@ -103,6 +107,7 @@ int loop_run_steps(struct loop *self) MUST_CHECK;
 
 /* ERR_INPUT, on all ranks, if one of them has opened other data than rank 0. */
 int loop_compare_data(struct loop *self) MUST_CHECK;
+/* Allocates step_words. */
 int loop_make_step_words(struct loop *self) MUST_CHECK;
 /* *total is the sum of all ranks' sums. Sets is_asked_to_stop if one rank is asked to stop. */
 int loop_share_step(struct loop *self, double own_sum, double *total) MUST_CHECK;
@@ -115,6 +120,7 @@ int loop_collect_ranks(struct loop *self) MUST_CHECK;
 
 /* Commits the state after the last step, unless it is committed already. */
 int loop_commit_now(struct loop *self) MUST_CHECK;
+/* Ends a run after its last step: commits, writes the trace and, unless `stopped`, evaluates. */
 int loop_finish(struct loop *self, bool stopped) MUST_CHECK;
 /* *is_done is true if an earlier process has already evaluated at this step: the last line of the
  * metrics is that evaluation. */

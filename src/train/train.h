@@ -30,6 +30,7 @@ struct machine;
 struct setup_test;
 struct setup_watch;
 
+/* The step that was just made. */
 struct train_progress {
     uint64_t step, steps, tokens; /* tokens: of this step */
     double loss, grad_norm, learning_rate, seconds, tokens_per_second, model_tflops;
@@ -90,6 +91,7 @@ struct train_options {
     bool hash_weights; /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
     const struct setup_test *test;     /* NULL in a real run */
+    /* Callbacks, each or NULL. on_plan comes before memory is reserved. */
     void (*on_plan)(void *user, const struct setup_summary *plan);
     void (*on_step)(void *user, const struct train_progress *progress);
     void (*on_eval)(void *user, const struct train_eval *eval);
@@ -121,6 +123,7 @@ struct hf_export_options;
 struct hf_export_summary;
 int train_export(train_session *self, const struct hf_export_options *options,
                  struct hf_export_summary *summary) MUST_CHECK;
+/* Fills the summary so far, and the summary of the setup. */
 void train_get_summary(const train_session *self, struct train_summary *summary,
                        struct setup_summary *plan);
 /* Commits the last step if that is not done, and frees the session. After a failed step it only
