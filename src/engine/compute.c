@@ -1,6 +1,7 @@
-/* Ops as calls: what the workers of the CPU do with one op, and what is enqueued on a GPU's stream.
- * Runs on the workers' threads, or (GPU) on the executor's; reads the step's scalars, which change
- * between programs and at the norm only; allocates nothing. The norm itself is norm.c's. */
+/* Runs ops: translates each op into a call of the model or of kernels. Workers of the CPU run it;
+ * on a GPU the call is enqueued on a stream. Runs on the workers' threads, or (GPU) on the
+ * executor's. Reads the step's scalars, which change only between programs and when the norm is
+ * complete. Allocates nothing. The norm itself is in norm.c. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "base/tile.h"
 #include "engine/engine_internal.h"
 
-/* Address of an operand; NULL operand gives NULL. */
+/* The address of an operand; NULL for a NULL operand. */
 static void *address(const struct engine *self, const program *prog, const operand *item)
 {
     if (!item)
@@ -25,14 +26,14 @@ static void *role_address(const struct engine *self, const program *prog, const 
     return address(self, prog, op_operand(item, role));
 }
 
-/* The model of the program at hand. */
+/* The model that the current program runs. */
 static model *model_of(const struct engine *self)
 {
     return self->is_single ? self->setup->single : self->setup->net;
 }
 
-/* Of the head's backward: each target that counts has its part of the mean. With none the gradient
- * is zero. */
+/* The factor of the head's backward: the loss is a mean, so each target that counts contributes its
+ * part. Without targets the gradient is zero. */
 static float grad_scale(const struct engine_step *step)
 {
     return step->target_count ? (float)(step->loss_scale / (double)step->target_count) : 0.0f;
@@ -85,8 +86,8 @@ static int run_forward(struct engine *self, const program *prog, const op *item,
     return model_run(net, phase, item->stage, item->pass, stream, &call, false);
 }
 
-/* Zeros in what a fresh accumulator has beyond its unit: the padding of the last ranks' shards,
- * which is added up and kept with them though no product writes it. */
+/* Clears the part of a fresh accumulator beyond its unit: the padding of the last ranks' shards. It
+ * is added up and stored with them, but no product writes it. */
 static int zero_padding(struct engine *self, const program *prog, const op *item, int i,
                         void *stream)
 {
@@ -135,38 +136,39 @@ static int run_norm(struct engine *self, const program *prog, const op *item, vo
                                role_address(self, prog, item, ROLE_TARGET));
 }
 
-/* The norm's sum is there: what the host makes of it. */
+/* Makes the norm from its complete sum, on the host. */
 static void take_norm(struct engine *self)
 {
     self->step.grad_norm = sqrt(enginei_norm_total(self)) / self->step.loss_scale;
     if (comm_is_pretended(self->setup->ranks.comm))
-        self->step.grad_norm = 1; /* it means nothing, and no update is skipped for it */
+        /* the norm means nothing then, so no update is skipped because of it */
+        self->step.grad_norm = 1;
     if (self->setup->plan.update == UPDATE_AFTER_BACKWARD)
-        engine_make_scalars(self); /* the updates that follow in this program use them */
+        engine_make_scalars(self); /* the updates that follow in this program use these scalars */
 }
 
-/* What all optimizers share: who computes, and on what. */
+/* Arguments that all optimizers need: the kernels that compute, and the tile's data. */
 struct update_tile {
     const kernel_ops *ops;
     kernel_context *context;
     void *stream;
     uint64_t count;
     unsigned char *state;
-    uint32_t streams; /* of the state: its code */
+    uint32_t streams; /* streams code of the state */
     const void *grads;
     void *params;
     enum dtype grad_type, param_type;
     uint32_t unit;
-    uint64_t first_elem; /* of the whole unit, whatever the rank */
+    uint64_t first_elem; /* index in the whole unit, not in this rank's shard */
 };
 
-/* Stream `idx` of the tile. */
+/* The address of stream `idx` of the tile. */
 static void *tile_stream(const struct update_tile *tile, uint32_t idx)
 {
     return tile->state + tile_stream_offset(tile->streams, tile->count, idx);
 }
 
-/* Adam where a stream is not fp32; setupi_check_state_kernels saw that the backend has it. */
+/* Adam if a stream is not fp32. setupi_check_state_kernels has checked that the backend has it. */
 static int run_adam_packed(const struct engine *self, const struct update_tile *tile)
 {
     adam_packed_args args = {
@@ -238,8 +240,9 @@ static int run_adagrad(const struct engine *self, const struct update_tile *tile
     return tile->ops->adagrad(tile->context, tile->stream, &args);
 }
 
-/* Where an op on the update lane computes: its own worker, on the CPU always, or the core worker.
- * On the compute lane it is the device. */
+/* Chooses where an op computes. An op on the update lane runs on that lane's own worker, always a
+ * CPU worker, or on the core worker if the lane has none. An op on the compute lane runs on the
+ * device. */
 static void choose_worker(const struct engine *self, const op *item, struct update_tile *tile)
 {
     bool has_own = item->lane == LANE_UPDATE && self->update_context;
@@ -287,8 +290,8 @@ static int run_working_copy(struct engine *self, const program *prog, const op *
                                   self->setup->net->type, item->elem_count);
 }
 
-/* On the worker's team: one of many cores would take as long as all of them do for the initial
- * weights. */
+/* Uses the worker's team: a single core would take as long for this as all cores take for the
+ * initial weights. */
 static void clear(unsigned char *target, uint64_t size_bytes)
 {
     const uint64_t piece_bytes = MIB;
@@ -297,7 +300,7 @@ static void clear(unsigned char *target, uint64_t size_bytes)
         memset(target + at, 0, size_min(piece_bytes, size_bytes - at));
 }
 
-/* The weights that a new run begins with. */
+/* Makes the weights with which a new run begins. */
 static int first_elems(struct engine *self, uint32_t unit, uint64_t begin, uint64_t count,
                        float *master)
 {
@@ -308,9 +311,9 @@ static int first_elems(struct engine *self, uint32_t unit, uint64_t begin, uint6
     return 0;
 }
 
-/* A tile whose master is split. Its weights are made at its end, where there is room for them as
- * fp32, and only then cut in halves: the low ones are written from the start on, always before what
- * is still to be read. */
+/* Initializes a tile whose master is split. Its fp32 weights are made at the end of the tile, where
+ * there is room for them, and are then split. The low halves are written from the start of the
+ * tile; each write lands before what is still to be read. */
 static int init_split(struct engine *self, const program *prog, const op *item)
 {
     const struct setup *setup = self->setup;
@@ -332,24 +335,25 @@ static int init_split(struct engine *self, const program *prog, const op *item)
         uint16_t low = master_low16(master[i]);
         memcpy(state + i * sizeof low, &low, sizeof low);
     }
-    clear(state + low_bytes, size_bytes - low_bytes); /* padding too goes to disk */
+    clear(state + low_bytes, size_bytes - low_bytes); /* padding goes to disk too */
     return 0;
 }
 
-/* Host memory: a plan for a GPU brings what this makes to the device. */
+/* Works in host memory; a plan for a GPU copies the result to the device. */
 static int run_init(struct engine *self, const program *prog, const op *item)
 {
     const struct setup *setup = self->setup;
     unsigned char *state = role_address(self, prog, item, ROLE_STATE);
     if (tile_master_is_split(setup->plan.state_streams) && plan_learns(&setup->plan, item->unit))
         return init_split(self, prog, item);
-    clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
+    clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding goes to disk too */
     TRY(first_elems(self, item->unit, setup_state_begin(setup, item->unit) + item->elem_begin,
                     item->elem_count, (float *)(void *)state));
     return run_working_copy(self, prog, item, NULL);
 }
 
-/* "all-gather of block.3", for messages about a rank that does not come. */
+/* Names the collective, such as "all-gather of params of block.3", for messages about a missing
+ * rank. */
 static void name_collective(const struct engine *self, const op *item, char label[COMM_LABEL_BYTES])
 {
     const model *net = self->setup->net;
@@ -395,8 +399,8 @@ static bool is_computing(const op *item)
     return item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
 }
 
-/* setup_watch.only_transfers. On a GPU it holds up the executor's thread, so there it waits for
- * nothing. */
+/* For setup_watch.only_transfers: waits instead of computing. With a GPU it does not wait, because
+ * that would hold up the executor's thread. */
 static int wait_in_place(const struct engine *self, const op *item)
 {
     double seconds = self->setup->gpu ? 0 : setup_watched_seconds(self->setup, item);

@@ -1,17 +1,17 @@
-/* Memory, slabs and lanes of a setup: reserved once, at start, then only used.
+/* Memory, slabs and lanes of a setup: reserved once, at the start, then only used.
  *
- *   arenas (device, host) -> slab -> io -> lanes (read, write | cores | copies) -> executor
- *                                                 (read, write | streams of the GPU | update)
- *                                                 and the commit's worker
+ *   arenas (device, host) ─► slab ─► io ─► lanes (lanes.c) ─► executor
  *
- * The compute and update lanes share one worker where both want the same cores, as on the CPU
- * backend unless the job says otherwise. Copies between host and device have a worker of their own
- * there, as a DMA engine would. With a GPU the device arena is one allocation of its memory, the
- * host arena is pinned, and compute and copies are streams behind one lane; the update's worker is
- * the CPU's.
+ * On the CPU backend the compute and update lanes share one worker if both use the same cores,
+ * which is the default. Copies between host and device have a worker of their own, as a DMA engine
+ * would.
  *
- * Collectives of several ranks have a worker of their own; with NCCL they are a stream of the
+ * With a GPU the device arena is one allocation of its memory, and the host arena is pinned.
+ * Compute and copies are streams behind one lane; the update's worker is on the CPU.
+ *
+ * With several ranks, collectives have a worker of their own; with NCCL they are a stream of the
  * GPU. */
+#include <assert.h>
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -27,7 +27,7 @@
 
 enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
 
-/* The host arena: fresh memory, or that of the caller of train_run. */
+/* Makes the host arena: fresh memory, or the memory that the caller of train_run gives. */
 static int make_host_arena(struct engine *self, const engine_memory *memory, uint64_t size_bytes)
 {
     struct setup *setup = self->setup;
@@ -39,7 +39,8 @@ static int make_host_arena(struct engine *self, const engine_memory *memory, uin
                            size_format(memory->host.size_bytes, has),
                            size_format(size_bytes, need));
         *host = memory->host;
-        host->size_bytes = size_round_up(size_bytes, TILE_BLOCK_BYTES); /* what I/O is told of */
+        /* the size that I/O registers */
+        host->size_bytes = size_round_up(size_bytes, TILE_BLOCK_BYTES);
         self->borrows_host = true;
         if (!setup->gpu || memory->is_pinned)
             return 0;
@@ -83,7 +84,7 @@ static int make_arenas(struct engine *self, const engine_memory *memory)
 
 int engine_result_memory(struct engine *self, uint64_t size_bytes, void **out)
 {
-    if (self->setup->gpu) /* the device keeps it, and frees it when it is closed */
+    if (self->setup->gpu) /* the device owns it and frees it when it is closed */
         return device_alloc_pinned(self->setup->gpu, size_bytes, out);
     for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++) {
         if (self->results[i])
@@ -95,7 +96,7 @@ int engine_result_memory(struct engine *self, uint64_t size_bytes, void **out)
     return err_set(ERR_INTERNAL, "the engine has no place for another result");
 }
 
-/* The model's tables, and where the norm's sums arrive. */
+/* Makes the memory for the norm's sums, and fills the model's tables of constants. */
 static int make_results(struct engine *self)
 {
     struct setup *setup = self->setup;
@@ -116,12 +117,12 @@ static enum io_backend io_backend_of(const struct job *asked)
 static int make_disk(struct engine *self, const struct engine_options *options)
 {
     struct setup *setup = self->setup;
-    if (setup->drive_count == 0) /* all is in memory */
+    if (setup->drive_count == 0) /* everything is in memory */
         return 0;
     self->disk = mem_alloc(1, sizeof *self->disk, "slab");
     if (!self->disk)
         return -ENOMEM;
-    if (!options->open_existing) /* an existing slab has its shares in its headers */
+    if (!options->open_existing) /* the headers of an existing slab have the drives' shares */
         TRY(slab_weigh_drives_by(setup->drives, setup->drive_count, io_backend_of(setup->job)));
     slab_config config = {
         .drives = setup->drives,
@@ -145,7 +146,8 @@ static bool simulates_drives(const struct engine_options *options)
     return options->test && options->test->simulates_drives;
 }
 
-/* Memory of simulated drives that outlives the engine, where the caller wants that. */
+/* Takes or makes the memory of simulated drives; it outlives the engine if the caller wants
+ * that. */
 static int make_store(struct engine *self, const struct engine_options *options, sim_store **store)
 {
     *store = NULL;
@@ -163,7 +165,7 @@ static int make_store(struct engine *self, const struct engine_options *options,
     return 0;
 }
 
-/* Where the state of the programs lies; what `found` says is there. */
+/* Makes the table of places for the optimizer state, with the places that `found` states. */
 static int make_places(struct engine *self, const struct engine_options *options)
 {
     int rc = engine_places_create(self->setup, options->found, &self->places);
@@ -172,8 +174,9 @@ static int make_places(struct engine *self, const struct engine_options *options
     return rc < 0 ? rc : 0;
 }
 
-/* After how long a request that does not return ends the run. Of several ranks: before the others,
- * which wait for this one, count it as gone, so that the message names the drive. */
+/* The time after which a request that does not return ends the run. With several ranks it is
+ * shorter than comm.timeout_seconds, after which the other ranks would count this one as gone. So
+ * the message names the drive. */
 static uint64_t stop_ns(const struct setup *setup)
 {
     const struct job *asked = setup->job;
@@ -183,8 +186,8 @@ static uint64_t stop_ns(const struct setup *setup)
     return (uint64_t)(seconds * 1e9);
 }
 
-/* Ops in flight each way: where each is smaller than a block, as many as keep all drives' queues
- * full. */
+/* Ops in flight in each direction: as many as keep all drives' queues full even if each op is
+ * smaller than a block. */
 static uint32_t io_lane_depth(uint32_t queue_depth, uint32_t drive_count)
 {
     uint64_t wanted = (uint64_t)queue_depth * drive_count;
@@ -253,16 +256,17 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
     self->run_commit = options->run_commit;
     self->commit_user = options->commit_user;
     self->io_kind = io_backend_of(setup->job);
-    int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
+    int rc = make_disk(self, options); /* first, because it can refuse before memory is touched */
     if (rc == 0)
         rc = make_arenas(self, options->memory);
     if (rc == 0)
         rc = make_results(self);
     self->is_bound =
         rc == 0 && sched_getaffinity(0, sizeof self->caller_cores, &self->caller_cores) == 0;
-    if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
+    if (rc == 0) /* this thread runs the executor; the threads of the I/O pool inherit its cores */
         rc = thread_bind(&setup->cores.io.cores);
-    /* of what tokenized a text, or touched memory: from here on workers compute */
+    /* The team that tokenized a text or touched memory is no longer needed: workers compute from
+     * now on. */
     thread_end_team();
     if (rc == 0 && self->disk)
         rc = make_places(self, options);
@@ -276,7 +280,7 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
         rc = enginei_wrap_lanes(self, options->test->lanes);
     if (rc == 0)
         rc = enginei_make_executor(self);
-    thread_ask_short_slice(); /* the workers exist and keep longer ones */
+    thread_ask_short_slice(); /* the workers already exist and keep longer slices */
     if (rc < 0) {
         err_record first;
         err_save(&first, rc);
@@ -291,7 +295,8 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
     return 0;
 }
 
-/* After a failure of the GPU itself each call fails with what the run has already said. */
+/* Warns, unless the GPU itself has failed: then each call fails with an error that the run has
+ * reported. */
 static void warn_unless(bool has_failed)
 {
     if (!has_failed)
@@ -346,6 +351,7 @@ void engine_destroy(struct engine *self)
 unsigned char *engine_home(const struct engine *self, uint32_t buffer_idx)
 {
     const buffer *home = &self->setup->set.programs[PROGRAM_EVAL].buffers[buffer_idx];
+    assert(home->arena <= TIER_HOST);
     return self->arenas[home->arena].base + home->offset_bytes;
 }
 

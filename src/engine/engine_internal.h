@@ -1,4 +1,4 @@
-/* What the files of src/engine share. */
+/* Declarations that the files of src/engine share. */
 #ifndef SLUICE_ENGINE_INTERNAL_H
 #define SLUICE_ENGINE_INTERNAL_H
 
@@ -8,27 +8,29 @@
 /* ---- lanes.c: called in this order, after arenas, places and the drives' lanes ---- */
 int enginei_make_workers(struct engine *self) MUST_CHECK;
 int enginei_open_collectives(struct engine *self) MUST_CHECK; /* all ranks together */
-/* setup_test.lanes */
+/* Replaces the engine's lanes by those of a test (setup_test.lanes). */
 int enginei_wrap_lanes(struct engine *self, const struct setup_lanes *test) MUST_CHECK;
 int enginei_make_executor(struct engine *self) MUST_CHECK;
 void enginei_destroy_lanes(struct engine *self);
-int enginei_start_io_thread(void *group); /* a core_group: threads that mostly wait */
+/* `group` is a core_group. For threads that mostly wait. */
+int enginei_start_io_thread(void *group);
 void enginei_list_programs(const struct engine *self, const program *programs[PROGRAM_KIND_COUNT]);
 
 /* ---- norm.c: the global gradient norm ---- */
 
-/* Makes room for the sums of squares. */
+/* Allocates the memory for the sums of squares. */
 int enginei_make_norm(struct engine *self) MUST_CHECK;
-/* Reduces part `part` (plan_set.norm_part_begin) from `sums`: this rank's, or with several ranks
- * the gathered sums of all, which it puts in order in `ordered`. Enqueued on `stream` of a GPU. */
+/* Reduces part `part` (plan_set.norm_part_begin). `sums` holds this rank's sums or, with several
+ * ranks, the gathered sums of all ranks, which are first put in order in `ordered`. With a GPU the
+ * work is enqueued on `stream`. */
 int enginei_reduce_norm(const struct engine *self, void *stream, uint32_t part, const double *sums,
                         double *ordered) MUST_CHECK;
-/* The sum of squares, once all parts are complete. */
+/* The sum of squares. Call it when all parts are complete. */
 double enginei_norm_total(const struct engine *self);
 
 /* ---- compute.c: callbacks of the lanes' workers; `user` is the engine ---- */
 int enginei_run_op(void *user, const program *prog, const op *item);
-/* On a GPU an op is enqueued on its stream, and finished when it is complete. */
+/* On a GPU an op is enqueued on its stream; enginei_finish_op is called when it is complete. */
 int enginei_enqueue_op(void *user, const program *prog, const op *item, void *stream);
 int enginei_finish_op(void *user, const program *prog, const op *item);
 int enginei_run_copy(void *user, const program *prog, const op *item);

@@ -1,5 +1,5 @@
-/* Host memory that outlives a run: touched, and pinned for the GPU, once for all runs of a process
- * that come one after the other. See train.h. */
+/* Host memory that outlives a run: it is touched, and pinned for the GPU, once for all runs of a
+ * process that follow each other. See engine.h. */
 #include <errno.h>
 
 #include "base/log.h"

@@ -1,10 +1,15 @@
 /* The lanes of an engine, and the executor that feeds them.
  *
- *   CPU   read, write (drives) | copies | cores: compute and update | [comm] | commit
- *   GPU   read, write (drives) | streams: h2d, d2h, compute, [NCCL's comm] | update | [comm] | commit
+ *   lane                CPU backend                 with a GPU
+ *   read, write         drives                      drives
+ *   h2d, d2h            worker "copies"             streams
+ *   compute             worker "cores"              stream
+ *   update              worker "cores", or its own  worker "update"
+ *   comm (many ranks)   worker "comm"               NCCL's stream, else worker "comm"
+ *   commit              worker "commit"             worker "commit"
  *
- * comm: of several ranks. Each worker has a thread of its own on the cores of its group. Called by
- * engine.c, at start and end. */
+ * Each worker has a thread of its own on the cores of its group. engine.c calls this file, at start
+ * and end. */
 #include <errno.h>
 
 #include "base/mem.h"
@@ -24,14 +29,15 @@ enum {
     GPU_DEPTH = 8, /* per stream: a few small ops ahead, so that the GPU never waits for the host */
 };
 
-/* `group` is a core_group: the worker and its OpenMP team. */
+/* `group` is a core_group. Binds the worker and its OpenMP team. */
 static int team_start(void *group)
 {
     const core_group *own = group;
     return thread_bind_team(&own->cores, own->thread_count);
 }
 
-/* Threads that mostly wait: copies, sums of what moves. */
+/* For threads that mostly wait: those of copies and collectives, and those that checksum
+ * transfers. */
 int enginei_start_io_thread(void *group)
 {
     const core_group *own = group;
@@ -45,21 +51,21 @@ void enginei_list_programs(const struct engine *self, const program *programs[PR
         programs[k] = &self->setup->set.programs[k];
 }
 
-/* Start of an arena for those who look into it; NULL where that is memory of a GPU. */
+/* The start of an arena that the host can read; NULL if the arena is GPU memory. */
 static unsigned char *host_readable(const struct engine *self, enum tier which)
 {
     return which == TIER_DEVICE && self->setup->gpu ? NULL : self->arenas[which].base;
 }
 
-/* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the
- * group. */
+/* A worker of the engine. run.paranoid puts its checks before the callback `run`. `start` gets
+ * `group`. */
 struct worker_plan {
     const char *name;
     int (*run)(void *user, const program *prog, const op *item);
     int (*start)(void *group);
     core_group *group;
     uint32_t owner;
-    enum lane_kind priority, other; /* lanes served; the same twice where it is one */
+    enum lane_kind priority, other; /* the lanes served; twice the same if it serves one */
     paranoid **checked;
 };
 
@@ -92,7 +98,7 @@ static int make_worker(struct engine *self, const struct worker_plan *plan, lane
     return lane_worker_create(&config, out);
 }
 
-/* Whether the other ranks are still there: a stream may wait for one that is gone. */
+/* Fails if another rank is gone: a stream may wait for a rank that is gone. */
 static int watch_ranks(void *user)
 {
     return comm_watch(((struct engine *)user)->setup->ranks.comm);
@@ -117,7 +123,7 @@ static int make_gpu_lane(struct engine *self)
     return lane_stream_create(&config, &self->gpu_lane);
 }
 
-/* The GPU's kernels for NCCL's 16-bit sums; `user` is the engine. */
+/* Calls the GPU's kernels that convert for NCCL's 16-bit sums; `user` is the engine. */
 static int convert_on_device(void *user, void *stream, const void *source, enum dtype source_type,
                              void *target, enum dtype target_type, uint64_t count)
 {
@@ -126,7 +132,7 @@ static int convert_on_device(void *user, void *stream, const void *source, enum 
                                count);
 }
 
-/* All ranks together. */
+/* Collective: all ranks together. */
 int enginei_open_collectives(struct engine *self)
 {
     const struct setup *setup = self->setup;
@@ -147,7 +153,7 @@ int enginei_open_collectives(struct engine *self)
     return comm_open(setup->ranks.comm, &config);
 }
 
-/* It mostly waits for other ranks, else copies and sums. */
+/* This worker mostly waits for other ranks; else it copies and sums. */
 static int make_comm_lane(struct engine *self)
 {
     if (self->setup->ranks.world == 1 || self->setup->collectives == COMM_NCCL)
@@ -172,8 +178,8 @@ static int refuse_commit(void *user, const program *prog, const op *item)
     return err_set(ERR_INTERNAL, "a program commits, but its engine has no commit");
 }
 
-/* It waits for drives. Its memory is the manifest's alone, so run.paranoid has nothing to check
- * there. */
+/* This worker waits for drives. It only touches the manifest's memory, so run.paranoid has nothing
+ * to check there. */
 static int make_commit_lane(struct engine *self)
 {
     lane_worker_config config = {.name = "commit",
@@ -191,7 +197,7 @@ static int make_commit_lane(struct engine *self)
 int enginei_make_workers(struct engine *self)
 {
     core_plan *cores = &self->setup->cores;
-    /* What only waits in place of computing takes no core from the update. */
+    /* A compute worker that only waits takes no core from the update. */
     bool shares = cores->update_is_compute && !(self->watch && self->watch->only_transfers);
     struct worker_plan compute = {.name = "cores",
                                   .run = enginei_run_op,
@@ -236,7 +242,7 @@ static void destroy(lane *item)
         item->ops->destroy(item);
 }
 
-/* setup_test.lanes: the test's lanes take the place of the engine's own. */
+/* setup_test.lanes: replaces the engine's own lanes by the test's. */
 int enginei_wrap_lanes(struct engine *self, const struct setup_lanes *test)
 {
     const program *programs[PROGRAM_KIND_COUNT];
@@ -274,7 +280,7 @@ int enginei_make_executor(struct engine *self)
         .paranoid = self->setup->job->run.paranoid,
         .arena_base = {host_readable(self, TIER_DEVICE), self->arenas[TIER_HOST].base},
     };
-    uint64_t events = TRACE_EVENTS; /* who watches is shown all ops of a step */
+    uint64_t events = TRACE_EVENTS; /* a watch gets all ops of a step */
     while (self->watch && events < self->setup->set.programs[PROGRAM_STEADY].op_count)
         events *= 2;
     TRY(trace_init(&self->ring, events));

@@ -1,16 +1,17 @@
-/* The global norm: the sum of all blocks' sums of squares, as the fixed binary tree over the index
- * of the block in the model adds them (kernels/ops.h, norm_reduce), whole or in parts.
+/* The global norm: the sum of all blocks' sums of squares, added as a fixed binary tree over the
+ * blocks of the model (kernels/ops.h, norm_reduce), in one go or in parts.
  *
- *   tree(n)   the left part is the largest power of two below n: so each aligned range of 2^k blocks that
- *             lies within n is a node of it, whatever n is
- *   a part    its blocks [begin, end) are the nodes of a few such ranges, of the largest there are: what the
- *             ops leave, at most NODES_MAX of each part. Parts need not be added in order
- *   total     nodes from the first block on, where two of a size that follow each other are one of twice the
- *             size; what is left at the end is added from the last, the smallest, on
+ *   tree(n)   The left subtree has the largest power of two below n. So each aligned range of 2^k
+ *             blocks within n is a node of the tree, for every n.
+ *   a part    Its blocks [begin, end) are covered by the largest such ranges. The ops write one sum
+ *             for each: at most NODES_MAX of a part. Parts may be computed in any order.
+ *   total     Nodes are taken from the first block on. Two neighbours of equal size become one of
+ *             twice the size. What is left at the end is added from the last, the smallest, on.
  *
  * So the bits are those of the whole tree, wherever the parts begin. The ops run on the worker that
- * computes, or are enqueued on a GPU's stream and write to pinned memory; total is taken when the
- * norm is complete. */
+ * computes, or are enqueued on a GPU's stream and write to pinned memory. enginei_norm_total is
+ * called when the norm is complete. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -20,14 +21,14 @@
 
 enum { NODES_MAX = 128 }; /* at most two of each size of 64 bits */
 
-/* Blocks of a unit's gradient, as one rank has them: without padding. What is frozen has none, so
- * that the norm is that of what learns. */
+/* Blocks of a unit's gradient as a single rank would have them, without padding. A frozen unit has
+ * none, so the norm is that of the units that learn. */
 static uint64_t unit_blocks(const struct setup *setup, uint32_t unit)
 {
     return plan_learns(&setup->plan, unit) ? setup->unit_elems[unit] / SHARD_ELEMS_STEP : 0;
 }
 
-/* Blocks of the model before the unit. */
+/* Blocks of all units before this one. */
 static uint64_t first_block(const struct setup *setup, uint32_t unit)
 {
     uint64_t blocks = 0;
@@ -36,11 +37,11 @@ static uint64_t first_block(const struct setup *setup, uint32_t unit)
     return blocks;
 }
 
-/* Blocks of the largest node that begins there and ends at `end` or before. */
+/* Blocks of the largest node that begins at `begin` and ends at `end` or before. */
 static uint64_t node_blocks(uint64_t begin, uint64_t end)
 {
     uint64_t most = UINT64_C(1) << (63 - __builtin_clzll(end - begin));
-    uint64_t aligned = begin & -begin; /* 0: of any size */
+    uint64_t aligned = begin & -begin; /* 0: aligned to any size */
     return aligned ? size_min(most, aligned) : most;
 }
 
@@ -53,7 +54,7 @@ int enginei_make_norm(struct engine *self)
     return 0;
 }
 
-/* A unit's sums of all ranks, one rank's after the other's, on the device. */
+/* Copies a unit's sums of all ranks, one rank after the other, on the device. */
 static int gather_sums(const struct setup *setup, void *stream, double *target,
                        const double *source, uint64_t count, uint64_t pitch)
 {
@@ -66,8 +67,9 @@ static int gather_sums(const struct setup *setup, void *stream, double *target,
     return 0;
 }
 
-/* All ranks' sums of the part's units, from by rank to by block of the model, as one rank has them:
- * what lies behind a unit's end is padding, which the next unit's overwrite. */
+/* Reorders all ranks' sums of the part's units: from one rank after the other to the order of
+ * blocks in the model. After a unit's end there is padding, which the next unit's sums
+ * overwrite. */
 static int order_sums(const struct setup *setup, void *stream, uint32_t part,
                       const double *gathered, double *ordered)
 {
@@ -100,6 +102,7 @@ int enginei_reduce_norm(const struct engine *self, void *stream, uint32_t part, 
         return ops->norm_reduce(setup->context, stream, sums, end, nodes);
     for (uint64_t at = first, count; at < end; at += count) {
         count = node_blocks(at, end);
+        assert(nodes < self->norm_nodes + ((uint64_t)part + 1) * NODES_MAX);
         TRY(ops->norm_reduce(setup->context, stream, sums + (at - first), count, nodes++));
     }
     return 0;
@@ -110,7 +113,7 @@ double enginei_norm_total(const struct engine *self)
     const plan_set *set = &self->setup->set;
     if (set->norm_part_count == 1)
         return self->norm_nodes[0];
-    /* Nodes side by side, from the first block on, each smaller than the one before it. */
+    /* A stack of nodes, from the first block on, each smaller than the one before it. */
     double sums[NODES_MAX];
     uint64_t sizes[NODES_MAX], at = 0;
     uint32_t depth = 0;
@@ -118,6 +121,7 @@ double enginei_norm_total(const struct engine *self)
         const double *nodes = self->norm_nodes + (uint64_t)p * NODES_MAX;
         uint64_t end = first_block(self->setup, set->norm_part_begin[p + 1]);
         for (; at < end; at += node_blocks(at, end)) {
+            assert(depth < NODES_MAX);
             sums[depth] = *nodes++;
             sizes[depth++] = node_blocks(at, end);
             for (; depth > 1 && sizes[depth - 2] == sizes[depth - 1]; depth--) {

@@ -1,5 +1,5 @@
-/* The scalars of an update: made once a step, from the norm or, where the update does not wait for
- * it, before the step. See train_internal.h. */
+/* The scalars of an update, made once a step: when the norm is known or, if the update does not
+ * wait for the norm, before the step. See engine.h. */
 #include <math.h>
 
 #include "config/config.h"
@@ -11,7 +11,7 @@ bool engine_leaves_update(const struct setup *setup)
            setup->plan.update == UPDATE_DELAYED_ONE_STEP;
 }
 
-/* Of the update that is the `applied`-th. */
+/* Fills the scalars of update number step->applied. */
 static void fill_scalars(const struct job *asked, struct engine_step *step)
 {
     adam_scalars *s = &step->scalars;
@@ -39,7 +39,7 @@ void engine_make_scalars(struct engine *self)
         return;
     step->applied++;
     fill_scalars(asked, step);
-    /* As torch.nn.utils.clip_grad_norm_: norms below the limit leave the gradient as it is. */
+    /* As torch.nn.utils.clip_grad_norm_: a norm below the limit does not change the gradient. */
     double clip = asked->gradient_clipping;
     double factor = clip > 0 ? fmin(1.0, clip / (step->grad_norm + 1e-6)) : 1.0;
     step->scalars.grad_scale = (float)(factor / step->loss_scale);

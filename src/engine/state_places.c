@@ -1,5 +1,5 @@
-/* Where the optimizer state of a setup's programs, and the params of what does not learn, lie on
- * the slab: one place entry for each tile, in the order of the layout, and its index in a
+/* Where the optimizer state of a setup's programs, and the params of frozen units, lie on the slab:
+ * one place entry for each tile, in the order of the layout, and the entry's index in a
  * manifest. */
 #include <errno.h>
 
@@ -8,8 +8,8 @@
 #include "base/tile.h"
 #include "engine/engine_internal.h"
 
-/* The slab buffer that holds a unit's optimizer state, or that it is saved to; of a frozen unit its
- * params. */
+/* The slab buffer that holds a unit's optimizer state, or to which it is saved. For a frozen unit:
+ * the buffer of its params. */
 static const buffer *state_place(const struct setup *setup, uint32_t unit)
 {
     const plan_homes *homes = &setup->set.homes;
@@ -21,7 +21,7 @@ static const buffer *state_place(const struct setup *setup, uint32_t unit)
     return idx == PROGRAM_NONE ? NULL : &setup->set.programs[PROGRAM_LOAD].buffers[idx];
 }
 
-/* That of the high halves, where the unit's master is split; or NULL. */
+/* The slab buffer of the high halves, if the unit's master is split; else NULL. */
 static const buffer *high_place(const struct setup *setup, uint32_t unit)
 {
     uint32_t idx = plan_high_place(&setup->set.homes, unit);
@@ -60,7 +60,8 @@ uint64_t engine_extent_in_manifest(const struct setup *setup, uint32_t rank, uin
     bool has_high = is_on_slab(high_place(setup, entry->unit)), is_params = entry->streams == 0;
     bool is_second = has_high && is_on_slab(state_place(setup, entry->unit));
     uint64_t each = is_second ? 2 : 1;
-    uint64_t first = idx - entry->tile - (is_second && is_params ? tiles : 0); /* of the unit */
+    /* index of the unit's first extent */
+    uint64_t first = idx - entry->tile - (is_second && is_params ? tiles : 0);
     if (engine_is_partitioned(setup))
         first = setup->ranks.world * first + rank * tiles * each;
     return first + each * entry->tile + (is_second && !is_params);
@@ -71,7 +72,7 @@ uint32_t engine_param_width(const struct setup *setup, const place_entry *entry)
     return entry->streams ? 0 : setup->plan.param_bytes;
 }
 
-/* All tiles of a unit's state (streams not 0) or params, in the layout's places. */
+/* Lists all tiles of a unit's state (streams > 0) or params (streams 0), at the layout's places. */
 static uint64_t list_tiles(const struct setup *setup, uint32_t unit, const buffer *home,
                            uint32_t twin_idx, uint32_t streams, place_entry *entries)
 {
@@ -112,8 +113,8 @@ static uint64_t list_unit(const struct setup *setup, uint32_t unit, place_entry 
                               entries + count);
 }
 
-/* What `found` says of the extent becomes its newest and committed place. For those who only read
- * it the place may be anywhere; false where it is none of the two. */
+/* Takes the newest and committed place of an extent from `found`. Returns false if it is neither of
+ * the entry's two places. Programs that only read it (only_eval) accept any place. */
 static bool take_extent(const struct setup *setup, place_entry *entry, const manifest_extent *from)
 {
     uint32_t rank = engine_is_partitioned(setup) ? setup->ranks.rank : 0;
@@ -134,8 +135,8 @@ static bool take_extent(const struct setup *setup, place_entry *entry, const man
     return true;
 }
 
-/* Whether the manifest's extents are those of as many ranks, partitioned or not as here, of `count`
- * each. */
+/* True if the manifest's extents are those of the same number of ranks, partitioned or not as here,
+ * with `count` extents each. */
 static bool has_layout_of(const struct setup *setup, const manifest *found, uint64_t count)
 {
     uint32_t world = setup->ranks.world;

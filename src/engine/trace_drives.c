@@ -1,5 +1,5 @@
-/* How long the transfers of each drive took, from the engine's io into the names of a trace. On the
- * loop's thread, between steps. */
+/* Copies how long the transfers of each drive took from the engine's io to the names of a trace. On
+ * the loop's thread, between steps. */
 #include <assert.h>
 
 #include "engine/engine_internal.h"

@@ -1,11 +1,14 @@
-/* What a change of one setting would give: the plan of the changed job, simulated with the speeds
- * that were measured.
+/* Finds out what a change of one setting would gain: the changed job is planned and simulated with
+ * the measured speeds.
  *
- *   place      before the run: the job with every home, the tile, order, update and budgets as they are run
- *   calibrate  after it: the machine's rates are set until the placed job's lanes are busy as long as measured
- *   try        each change is compiled and simulated on that machine; the shortest of a kind of change counts
+ *   place      before the run: a copy of the job that states the run's homes, tile, order, update
+ *              and budgets
+ *   calibrate  after the run: the machine's rates are adjusted until the lanes of the placed job
+ *              are busy as long as measured
+ *   try        each change is compiled and simulated on that machine; the best of each kind of
+ *              change is kept
  *
- * Heap scratch; nothing of the tiers is allocated. At most ADVICE_SECONDS of it, and none after a
+ * Heap scratch; no memory of the tiers is allocated. It takes at most ADVICE_SECONDS and ends at a
  * stop. */
 #include <errno.h>
 #include <inttypes.h>
@@ -22,15 +25,15 @@
 
 enum { CALIBRATIONS = 4, ADVICE_SECONDS = 30, BISECTIONS = 6 };
 
-/* A shorter step by less than this is within what a simulation can tell. */
+/* A smaller gain than this is within the error of a simulation. */
 static const double least_gain = 0.02;
 /* Lanes that are busy for a smaller part of the step say little about their rate. */
 static const double telling_share = 0.03;
 
 /* ---- the job as it is run ---- */
 
-/* One kind's homes: the tier of the most units, and rules for runs of the others. False without
- * room. */
+/* States one kind's homes: the tier that most units have, and rules for runs of the other units.
+ * Returns false if there are too many rules. */
 static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, uint32_t count)
 {
     uint32_t units[TIER_COUNT + 1] = {0};
@@ -58,7 +61,7 @@ int profilei_place(profile *self, const struct setup *setup)
 {
     uint32_t count = setup->net->unit_count;
     job *placed = self->placed;
-    if (!self->is_gpu_budget_open) { /* what was free at the time is what other plans get too */
+    if (!self->is_gpu_budget_open) { /* other plans get the same budgets, whatever is free then */
         self->own->tiers.device_budget = setup->plan.budget_bytes[TIER_DEVICE];
         self->own->tiers.host_budget = setup->plan.budget_bytes[TIER_HOST];
     }
@@ -83,16 +86,16 @@ int profilei_place(profile *self, const struct setup *setup)
 
 struct advisor {
     profile *self;
-    job *trial; /* the job at hand, changed */
+    job *trial; /* the changed job that is being tried */
     plan_machine machine;
-    double base_seconds; /* of the placed job */
+    double base_seconds; /* simulated step of the placed job */
     uint64_t end_ns;
-    struct profile_advice best; /* of the kind of change at hand; gain 0: none */
-    int failed;                 /* an error that is no refusal of a job */
+    struct profile_advice best; /* the best change of the current kind; gain 0: none */
+    int failed;                 /* an error other than the refusal of a job */
 };
 typedef struct advisor advisor;
 
-/* What a plan says of a steady step. */
+/* The prediction of a plan for a steady step. */
 struct simulated {
     double seconds;
     double lanes[LANE_COUNT];
@@ -112,7 +115,7 @@ static int simulate(const advisor *self, const job *asked, const plan_machine *o
     struct setup_watch watch = {.only_transfers = own->options->only_transfers};
     struct setup_options options = {
         .local_world = 1, .figures = on, .is_trial = true, .watch = &watch};
-    if (watch.only_transfers) /* whose products take the time that it states */
+    if (watch.only_transfers) /* products take the time that the machine states */
         options.machine = own->options->machine;
     struct setup *setup;
     TRY(setup_create(asked, &options, &setup));
@@ -127,7 +130,7 @@ static int simulate(const advisor *self, const job *asked, const plan_machine *o
     return rc;
 }
 
-/* The factor by which the lane was slower than predicted; 1 where that says little. */
+/* The factor by which the lane was slower than predicted; 1 if the measurement says little. */
 static double slower(const advisor *self, const struct simulated *now, enum lane_kind kind)
 {
     const struct profile_summary *out = self->self->out;
@@ -137,8 +140,9 @@ static double slower(const advisor *self, const struct simulated *now, enum lane
     return fmin(fmax(measured / now->lanes[kind], 0.2), 5);
 }
 
-/* The rates at which the placed job's lanes are busy as long as they were. Lanes slow each other
- * down, so that it takes a few rounds. Collectives of pretended ranks run at a stated speed. */
+/* Sets the rates so that the lanes of the placed job are busy as long as measured. Lanes slow each
+ * other down, so this takes a few rounds. Collectives of pretended ranks keep their stated
+ * speed. */
 static int calibrate(advisor *self)
 {
     struct simulated now;
@@ -162,8 +166,9 @@ static int calibrate(advisor *self)
 
 /* ---- changes ---- */
 
-/* Simulates self->trial; true where it fits. `part` of its step is for as many tokens as before.
- * Keeps the best. */
+/* Simulates self->trial on `on` (NULL: the calibrated machine) and keeps it if it is the best of
+ * its kind. Returns true if it fits. `part`: the part of its step that processes as many tokens as
+ * before. */
 __attribute__((format(printf, 4, 5))) static bool try_trial(advisor *self, const plan_machine *on,
                                                             double part, const char *format, ...)
 {
@@ -189,7 +194,7 @@ __attribute__((format(printf, 4, 5))) static bool try_trial(advisor *self, const
     return true;
 }
 
-/* The best of a kind of change takes its place among the advice. */
+/* Adds the best change of this kind to the advice, in order of gain. */
 static void end_kind(advisor *self)
 {
     struct profile_summary *out = self->self->out;
@@ -228,7 +233,7 @@ static void try_updates(advisor *self)
 {
     const job *placed = self->self->placed;
     bool may_stop = placed->gradient_clipping > 0 || placed->check_grad_overflow ||
-                    placed->type == DTYPE_FP16; /* what in_backward cannot wait for */
+                    placed->type == DTYPE_FP16; /* in_backward cannot wait for these */
     for (int update = UPDATE_AFTER_BACKWARD; update <= UPDATE_DELAYED_ONE_STEP; update++) {
         if (update == (int)placed->schedule.update || (update == UPDATE_IN_BACKWARD && may_stop))
             continue;
@@ -253,7 +258,7 @@ static void try_order(advisor *self)
     end_kind(self);
 }
 
-/* All rules of the kind go. */
+/* Removes all rules of the kind. */
 static void drop_rules(job *changed, enum state_kind kind)
 {
     uint32_t kept = 0;
@@ -274,8 +279,8 @@ static void try_kept(advisor *self)
     end_kind(self);
 }
 
-/* The first `count` units whose state of this kind rests in `from` go one tier up. False where that
- * does not fit. */
+/* Tries to move the state of this kind one tier up for the first `count` units that have it in
+ * `from`. False if that does not fit. */
 static bool try_first(advisor *self, enum state_kind kind, enum tier from, uint32_t count,
                       uint32_t all)
 {
@@ -304,7 +309,7 @@ static bool try_first(advisor *self, enum state_kind kind, enum tier from, uint3
         last, state_kind_key(kind), tier_name((enum tier)to));
 }
 
-/* As many units of a kind as fit one tier up. */
+/* Tries to move as many units of a kind one tier up as fit. */
 static void try_raise(advisor *self, enum state_kind kind, enum tier from)
 {
     const profile *own = self->self;
@@ -326,7 +331,7 @@ static void try_raise(advisor *self, enum state_kind kind, enum tier from)
     end_kind(self);
 }
 
-/* More memory: what the plan makes of it by itself. */
+/* Tries larger budgets; the plan chooses the homes. */
 static void try_budgets(advisor *self)
 {
     static const double factors[] = {1.25, 1.5, 2};
@@ -342,7 +347,7 @@ static void try_budgets(advisor *self)
             try_trial(self, NULL, 1, "%s=%" PRIu64 "MiB, %.0f%% more", keys[a], more / MIB,
                       100 * (factors[i] - 1));
             if (before > 0 && self->best.gain < before + least_gain)
-                break; /* still more memory gives little */
+                break; /* more memory gains little */
         }
         end_kind(self);
     }
@@ -365,7 +370,8 @@ static void try_drives(advisor *self)
     end_kind(self);
 }
 
-/* The tokens of a step from which the binding resource hides behind computing; 0: not known. */
+/* The number of tokens of a step from which the binding resource is hidden by computing; 0: not
+ * known. */
 static double hidden_tokens(const profile *self)
 {
     static const char *const names[PROFILE_RESOURCE_COUNT] = {[PROFILE_DRIVES] = "drive",
@@ -380,7 +386,8 @@ static double hidden_tokens(const profile *self)
     return 0;
 }
 
-/* More tokens a step carry the same states: another batch, so other training. */
+/* Tries more tokens per step, which share the same transfers of states. It changes the batch, and
+ * so the training. */
 static void try_batch(advisor *self)
 {
     const job *placed = self->self->placed;
@@ -398,7 +405,7 @@ static void try_batch(advisor *self)
     end_kind(self);
 }
 
-/* What the plan chooses by itself when it knows the speeds. */
+/* Tries what the plan itself chooses when it knows the speeds. */
 static void try_figures(advisor *self)
 {
     *self->trial = *self->self->own;
@@ -437,7 +444,7 @@ void profilei_advise(profile *self)
     work.trial = mem_alloc(1, sizeof *work.trial, "profile");
     self->scratch_homes = mem_alloc(self->unit_count, 1, "profile");
     enum log_level level = log_get_level();
-    log_set_level(LOG_QUIET); /* plans that nobody runs */
+    log_set_level(LOG_QUIET); /* these plans are not run */
     int rc = work.trial && self->scratch_homes ? calibrate(&work) : -ENOMEM;
     if (rc == 0)
         try_all(&work);

@@ -1,5 +1,5 @@
-/* How long the transfers of each drive took, from the engine's io into the profile. On the loop's
- * thread, between steps. */
+/* Copies how long the transfers of each drive took from the engine's io to the profile. On the
+ * loop's thread, between steps. */
 #include <assert.h>
 #include <stdio.h>
 

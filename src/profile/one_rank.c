@@ -1,4 +1,4 @@
-/* The job of one rank of ranks that are not there. See profile.h. */
+/* The job of one rank among ranks that do not exist. See profile.h. */
 #include <inttypes.h>
 
 #include "profile/profile_internal.h"

@@ -1,5 +1,5 @@
-/* Real steps against predicted ones. See profile.h. The watch's callbacks run on the loop's thread
- * between steps; what they need was allocated when the plan was made. */
+/* Compares real steps with predicted ones. See profile.h. The watch's callbacks run on the loop's
+ * thread between steps; the memory that they need was allocated when the plan was made. */
 #include "profile/profile.h"
 
 #include <errno.h>
@@ -17,7 +17,8 @@
 enum {
     STEPS_LEAST = 3,
     STEPS_MOST = 20,
-    STEPS_LOST_MAX = 100, /* whose gradients overflowed, or which were no steady ones */
+    /* most steps that are not measured: their gradients overflowed, or they were not steady */
+    STEPS_LOST_MAX = 100,
     SECONDS_WANTED = 30,
 };
 
@@ -68,7 +69,7 @@ static int by_start(const void *left, const void *right)
     return a->start_ns < b->start_ns ? -1 : a->start_ns > b->start_ns;
 }
 
-/* Length of the union of the spans, which it sorts. */
+/* The length of the union of the spans. Sorts the spans. */
 static double union_seconds(struct profilei_span *spans, uint64_t count)
 {
     uint64_t busy_ns = 0, covered_ns = 0;
@@ -103,9 +104,9 @@ void profilei_predict(const program *prog, bool device_is_cpu, struct profilei_s
     }
 }
 
-/* ---- what is watched ---- */
+/* ---- callbacks of the watch ---- */
 
-/* Of all steps those count that are steady and whose update is applied. */
+/* Adds a step that counts to the measurements: a steady step whose update is applied. */
 static void note_step(profile *self, const struct engine *engine,
                       const struct setup_watched_step *step)
 {
@@ -135,8 +136,8 @@ static void note_step(profile *self, const struct engine *engine,
     }
 }
 
-/* How many steps to measure is known once one was: the job's last step, for the loop and the live
- * line. */
+/* Decides how many steps to measure when the first one is known, and sets the job's last step,
+ * which the loop and the live line use. */
 static void decide_end(profile *self)
 {
     if (self->wanted == 0) {
@@ -151,7 +152,8 @@ static int on_step(void *user, const struct engine *engine, const struct setup_w
     profile *self = user;
     self->seen_count++;
     bool is_steady = step->prog->kind == PROGRAM_STEADY;
-    /* The first steady step touches memory and files for the first time. */
+    /* The first steady step does not count, because it touches memory and files for the first
+     * time. */
     bool counts = is_steady && !step->skipped && self->taken_count++ > 0;
     profilei_note_drives(self, engine, counts);
     if (counts) {
@@ -165,11 +167,11 @@ static int on_step(void *user, const struct engine *engine, const struct setup_w
             "no step could be measured: the gradients overflowed in nearly all of %" PRIu64
             " steps; lower the learning rate",
             self->seen_count);
-    self->own->run.steps++; /* this one is in addition */
+    self->own->run.steps++; /* this step was not measured: one more */
     return 0;
 }
 
-/* A rate that the machine file says: not one that the plan takes by default. */
+/* A rate that the machine file states; 0 if it is the plan's default. */
 static double known_rate(double planned, double by_default)
 {
     return planned != by_default ? planned : 0;
@@ -182,7 +184,7 @@ static int note_ceilings(profile *self, const struct setup *setup)
     struct setup *without = mem_alloc(1, sizeof *without, "profile");
     if (!without)
         return -ENOMEM;
-    *without = *setup; /* borrows all of it */
+    *without = *setup; /* borrows everything */
     without->stated = NULL;
     setup_machine_figures(without, &bare);
     mem_free(without);
@@ -237,7 +239,7 @@ static int on_setup(void *user, const struct setup *setup)
 
 /* ---- the run ---- */
 
-/* The job as a trial has it: nothing but steps. */
+/* Makes the trial's job: it only makes steps. */
 static int prepare_job(profile *self)
 {
     self->own = mem_alloc(1, sizeof *self->own, "profile");
@@ -251,11 +253,11 @@ static int prepare_job(profile *self)
     own->run.keep_count = 0;
     own->data.valid.count = 0;
     if (own->type == DTYPE_FP16 && own->fp16.loss_scale == 0)
-        own->fp16.loss_scale = 1; /* a dynamic one begins with steps that overflow */
+        own->fp16.loss_scale = 1; /* a dynamic scale begins with steps that overflow */
     self->out->is_random_data = own->data.train.count == 0;
     self->wanted = self->options->steps;
     self->capacity = self->wanted ? self->wanted : STEPS_MOST;
-    /* Until something is known: each step that is not measured adds one. */
+    /* For now. Each step that is not measured adds one. */
     own->run.steps = self->wanted ? self->wanted : STEPS_LEAST;
     self->steps = mem_alloc(self->capacity, sizeof *self->steps, "profile");
     return self->steps ? 0 : -ENOMEM;
@@ -298,7 +300,7 @@ static int run_trial(profile *self)
     return rc < 0 ? err_restore(&first) : rc;
 }
 
-/* ---- the sums of it ---- */
+/* ---- sums of the measurements ---- */
 
 static int by_value(const void *left, const void *right)
 {
@@ -306,7 +308,8 @@ static int by_value(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* Of a member of each step; `scratch` holds as many doubles. */
+/* The median of one member over all measured steps; `first` is that member of the first step.
+ * `scratch` holds as many doubles as steps. */
 static double median_of(const profile *self, const double *first, double *scratch)
 {
     const unsigned char *at = (const unsigned char *)first;

@@ -1,5 +1,5 @@
-/* Where a trial writes: a run directory of its own, and the job's drives, whose directories go
- * again where they were not there before. See profile.h. */
+/* The directories of a trial: a run directory of its own, and those of the job's drives.
+ * Directories of drives that did not exist before are removed again. See profile.h. */
 #include <errno.h>
 #include <ftw.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "profile/profile_internal.h"
 
-/* The path becomes that of the directory that holds it; "." and "/" are the last. */
+/* Changes the path to that of its parent directory; it ends at "." or "/". */
 static void cut_last(char path[FILE_PATH_BYTES])
 {
     char *slash = strrchr(path, '/');
@@ -23,7 +23,8 @@ static void cut_last(char path[FILE_PATH_BYTES])
         slash[slash == path] = '\0';
 }
 
-/* The path becomes that of the nearest directory above it that is there. */
+/* Changes the path to that of the nearest existing directory above it, or leaves it if it
+ * exists. */
 static void find_base(char path[FILE_PATH_BYTES])
 {
     struct stat info;
@@ -31,8 +32,8 @@ static void find_base(char path[FILE_PATH_BYTES])
         cut_last(path);
 }
 
-/* A run directory beside where the job's would be, so on its file system: in the nearest directory
- * that is there. */
+/* Makes the run directory in the nearest existing directory above the job's, so on the same file
+ * system. */
 static int make_run_dir(profile *self)
 {
     char base[FILE_PATH_BYTES];
@@ -47,7 +48,8 @@ static int make_run_dir(profile *self)
                        strerror(errno));
     snprintf(self->run_dir, sizeof self->run_dir, "%s", path);
     snprintf(self->own->run.dir, sizeof self->own->run.dir, "%s", path);
-    if (self->options->of_ranks > 0 && self->options->as_rank > 0) { /* which rank 0 would make */
+    /* rank 0 would make this directory */
+    if (self->options->of_ranks > 0 && self->options->as_rank > 0) {
         strcat(path, "/state");
         TRY(file_make_directories(path, NULL));
     }
@@ -69,7 +71,7 @@ static void remove_run_dir(const profile *self)
                  strerror(errno));
 }
 
-/* Of drive `drive_idx`, as this rank has it. */
+/* The path of drive `drive_idx` for this rank, with the placeholders of ranks replaced. */
 static int drive_path(const profile *self, uint32_t drive_idx, char path[FILE_PATH_BYTES])
 {
     char host[COMM_HOST_BYTES] = "localhost";

@@ -1,6 +1,6 @@
-/* Which backend computes: a GPU where the job wants one and there is one, else the CPU. Opening the
- * GPU and loading its libraries happens here, before anything is planned, since what they take of
- * its memory is measured and what is left is the most that the device tier can have. */
+/* Chooses the backend that computes: a GPU if the job wants one and there is one, else the CPU. The
+ * GPU is opened and its libraries are loaded here, before anything is planned. So the memory that
+ * they take can be measured, and the device tier can get at most the rest. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,16 +9,17 @@
 #include "base/tile.h"
 #include "setup/setup_internal.h"
 
-/* Of the GPU's free memory, left to what CUDA and its libraries may still take once everything is
- * warm (our own kernels, which load at their first launch; stacks; handles per stream): half of
- * what they took so far, at least 256 MiB. Of several ranks that share a GPU each has its part of
- * what is free once all have opened it, and leaves as much: what it saw being taken may be that of
- * others too. NCCL's comes on top. */
+/* The least part of the GPU's free memory that the plan leaves unused, MiB. CUDA and its libraries
+ * may still take memory until everything is warm: for our own kernels, which load at their first
+ * launch, for stacks, and for handles per stream. The reserve is half of what they took so far, and
+ * at least this. Ranks that share a GPU divide the memory that is free once all have opened it, and
+ * each leaves this whole reserve, because the memory that a rank saw being taken may be other
+ * ranks'. NCCL's memory is added to it. */
 enum { GPU_RESERVE_MIB_MIN = 256 };
 
 static int open_gpu(struct setup *self, const kernel_ops *ops, uint32_t count)
 {
-    uint32_t device_idx = self->ranks.local_rank % count; /* several ranks may share one */
+    uint32_t device_idx = self->ranks.local_rank % count; /* several ranks may share one GPU */
     self->gpu_sharers = (uint32_t)size_div_up(self->ranks.local_world, count);
     TRY(device_open(device_idx, &self->gpu));
     TRY(device_free_bytes(self->gpu, &self->gpu_free_at_open));
@@ -34,7 +35,7 @@ static void close_gpu(struct setup *self)
     self->gpu = NULL;
 }
 
-/* By what device_count says: a GPU is there, or seems to be, and something is to be put right. */
+/* True if device_count's reason says that there is, or seems to be, a GPU that needs a repair. */
 static bool has_unusable_gpu(const char *reason)
 {
     return strncmp(reason, "no usable GPU", 13) == 0 || strncmp(reason, "the driver is", 13) == 0;
@@ -75,8 +76,8 @@ int setupi_choose_backend(struct setup *self)
     return 0;
 }
 
-/* Which ranks have this very GPU: a launcher may show each rank one of its own, which is then the
- * only one. */
+/* Counts the ranks of this host that use the same GPU. A launcher may show each rank only a GPU of
+ * its own, so equal indices do not mean equal GPUs. */
 static int count_sharers(struct setup *self)
 {
     enum { BUS_BYTES = 16 };
@@ -93,7 +94,7 @@ static int count_sharers(struct setup *self)
     return 0;
 }
 
-/* What this rank could do, and what the job asks for. */
+/* The backend of collectives that this rank could use, as far as the job allows it. */
 static enum comm_backend own_collectives(const struct setup *self)
 {
     const char *asked = self->job->comm.backend;
@@ -104,10 +105,10 @@ static enum comm_backend own_collectives(const struct setup *self)
         return COMM_MPI;
     if (comm_is_pretended(self->ranks.comm))
         return COMM_STAGED;
-    if (asks_nccl) /* which refuses what it cannot do */
+    if (asks_nccl) /* comm_open refuses if NCCL cannot do it */
         return COMM_NCCL;
     if (strcmp(asked, "mpi") == 0 && self->ranks.rank == 0)
-        log_info("comm.backend mpi: between GPUs that is staged, through host memory");
+        log_info("comm.backend mpi: between GPUs, collectives are staged through host memory");
     bool may_nccl = strcmp(asked, "auto") == 0 && self->gpu_sharers == 1;
     if (!may_nccl)
         return COMM_STAGED;
@@ -117,8 +118,8 @@ static enum comm_backend own_collectives(const struct setup *self)
     return COMM_STAGED;
 }
 
-/* What NCCL holds of the GPU's memory is known once it is open, and the budget is made before that:
- * so it is opened for once here, by all ranks together. */
+/* Measures the GPU memory that NCCL holds. That is known only once NCCL is open, but the budget is
+ * made before. So all ranks together open it here once, and close it again. */
 static int measure_nccl(struct setup *self)
 {
     comm *members = self->ranks.comm;
@@ -154,13 +155,13 @@ int setupi_choose_collectives(struct setup *self)
     TRY(comm_exchange(ranks->comm, "backend of the collectives", &own, sizeof own, all));
     for (uint32_t r = 0; r < ranks->world; r++) {
         if ((all[r] == COMM_MPI) != (all[0] == COMM_MPI))
-            return err_set(
-                ERR_CONFIG,
-                "rank %u computes on %s and rank 0 on %s: a run's ranks compute alike; set "
-                "device.backend to \"cpu\", or start ranks only where there are GPUs",
-                r, all[r] == COMM_MPI ? "the CPU" : "a GPU",
-                all[0] == COMM_MPI ? "the CPU" : "a GPU");
-        if (all[r] == COMM_STAGED) /* one that cannot use NCCL decides for all */
+            return err_set(ERR_CONFIG,
+                           "rank %u computes on %s and rank 0 on %s: all ranks must compute on the "
+                           "same kind of device; set device.backend to \"cpu\", or start ranks "
+                           "only where there are GPUs",
+                           r, all[r] == COMM_MPI ? "the CPU" : "a GPU",
+                           all[0] == COMM_MPI ? "the CPU" : "a GPU");
+        if (all[r] == COMM_STAGED) /* one rank that cannot use NCCL decides for all */
             self->collectives = COMM_STAGED;
     }
     return measure_nccl(self);

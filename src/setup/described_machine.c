@@ -1,13 +1,15 @@
-/* A machine that is only described: what setup.c finds out of this machine, from its file instead.
- * Nothing is looked at here: no device, no cores, no memory, no drives, no paths.
+/* A machine that is only described: the file gives what setup.c otherwise finds out on this
+ * machine. Nothing of this machine is looked at: no device, no cores, no memory, no drives, no
+ * paths.
  *
- *   device  a GPU's memory less what CUDA and its libraries take and backend.c's reserve; for a CPU a quarter of
- *           the host's, as setup.c has it
- *   host    its memory less 10%, divided by the ranks that share it (beside a CPU's device arena: half of it)
- *   nvme    all its drives' capacity less 10%, divided likewise, and at most what the job states
+ *   device  a GPU's memory, less what CUDA and its libraries take and the reserve of backend.c;
+ *           without a GPU a quarter of the host's memory, as in setup.c
+ *   host    its memory less 10%, divided by the ranks that share it (without a GPU, half of that)
+ *   nvme    the capacity of all drives less 10%, divided by the same ranks; at most the
+ *           budgets that the job states
  *
- * The model is prepared on kernels/reference, which takes any shape and needs no library: bytes of
- * scratch are then an estimate, as a GPU's kernels may want others. */
+ * The model is prepared with kernels/reference, which takes any shape and needs no library. The
+ * bytes of scratch are therefore an estimate: a GPU's kernels may need others. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,15 +19,15 @@
 #include "setup/setup_internal.h"
 
 enum {
-    /* Of a GPU's memory. What the driver and CUDA's libraries take, and as backend.c leaves, half
-     * of that again for what they may still take: 0.5 to 0.7 GiB and more with newer drivers;
-     * NCCL's channels by default. */
+    /* GPU memory, MiB. The driver and CUDA's libraries take 0.5 to 0.7 GiB, more with newer
+     * drivers. Half of this value is added for what they may still take, as in backend.c. NCCL: its
+     * channels by default. */
     DESCRIBED_CUDA_MIB = 1024,
     DESCRIBED_NCCL_MIB = 512,
-    /* Scratch of cuBLASLt's products, which the reference has none of: what its manual asks for on
-     * Hopper. */
+    /* Scratch of cuBLASLt's products: what its manual recommends for Hopper. The reference needs
+     * none. */
     DESCRIBED_PRODUCT_MIB = 32,
-    DESCRIBED_PERCENT_KEPT = 10, /* of host memory and drives, to the system */
+    DESCRIBED_PERCENT_KEPT = 10, /* of host memory and drives, left to the system */
 };
 
 int setupi_described_ranks(struct setup *self)
@@ -76,7 +78,7 @@ int setupi_described_device(struct setup *self)
     return self->ops->context_create(&config, &self->context);
 }
 
-/* All but what is kept to the system, of each rank. */
+/* One rank's part of `bytes`, without what is left to the system. */
 static uint64_t part(const struct setup *self, uint64_t bytes)
 {
     return bytes / 100 * (100 - DESCRIBED_PERCENT_KEPT) / self->ranks.local_world;
@@ -146,7 +148,7 @@ uint64_t setupi_drives_capacity(const machine *on)
     return sum;
 }
 
-/* The machine's drives together, whatever paths the job gives them. */
+/* Uses the sum of the machine's drives, whatever paths the job gives. */
 static int describe_drives(struct setup *self)
 {
     const struct job *asked = self->job;

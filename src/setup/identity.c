@@ -1,11 +1,12 @@
-/* What two runs' identities ("key=value" lines: setup.c) differ in. Pure. */
+/* Compares identities of runs ("key=value" lines, made in setup.c), and makes those of imported
+ * checkpoints. Pure. */
 #include <stdio.h>
 #include <string.h>
 
 #include "setup/setup_internal.h"
 
-/* The value of the line that begins with the `key_bytes` of `key`, and its length; NULL: there is
- * none. */
+/* The value, and its length, of the line that begins with the first `key_bytes` of `key`; NULL if
+ * there is no such line. */
 static const char *find_value(const char *identity, const char *key, size_t key_bytes,
                               size_t *value_bytes)
 {
@@ -20,7 +21,8 @@ static const char *find_value(const char *identity, const char *key, size_t key_
     return NULL;
 }
 
-/* Lines of `lines` that `other` has otherwise or, where `only_absent`, not at all. */
+/* Lists the lines of `lines` that differ in `other` or, with only_absent, that are missing in
+ * `other`. */
 static void list_lines(const char *lines, const char *other, bool only_absent, char *text,
                        size_t capacity, size_t *used)
 {
@@ -36,7 +38,7 @@ static void list_lines(const char *lines, const char *other, bool only_absent, c
         line += length + (line[length] == '\n');
         if (only_absent ? found != NULL : is_same)
             continue;
-        if (!found) { /* formats of state are named where they are not fp32 */
+        if (!found) { /* formats of state have a line only if they are not fp32 */
             found = strncmp(own - key_bytes, "state.", 6) == 0 ? "fp32" : "not given";
             other_bytes = strlen(found);
         }
@@ -58,11 +60,12 @@ void setup_list_differences(const char *was, const char *is, char *text, size_t 
     text[0] = '\0';
     list_lines(is, was, false, text, capacity, &used);
     list_lines(was, is, true, text, capacity,
-               &used); /* keys that one has where they are not usual */
+               &used); /* keys that have a line only if their value is unusual */
 }
 
-/* What the weights of an import depend on: lines of the model and of the optimizer whose moments
- * begin at zero. How long sequences are, how weights are drawn, and all that computes is free. */
+/* True for a line that the weights of an import depend on: lines of the model, and the type of the
+ * optimizer, whose moments begin at zero. The length of sequences, the initial weights and
+ * everything that only affects how it is computed may differ. */
 static bool is_of_import(const char *line, size_t length)
 {
     static const char *const free_keys[] = {"model.seq_length=", "model.init_std="};

@@ -1,5 +1,5 @@
-/* The drives of a run and what the plan may have of them. See train_internal.h. Makes nothing on
- * them. */
+/* The drives of a run, and how many of their bytes the plan may use. Makes nothing on the
+ * drives. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "setup/setup_internal.h"
 #include "tiers/slab.h"
 
-/* The path as it is known from any directory. */
+/* Makes a path absolute, so that it is valid from any directory. */
 int setup_make_absolute(char path[FILE_PATH_BYTES])
 {
     char given[FILE_PATH_BYTES], base[FILE_PATH_BYTES];
@@ -42,7 +42,7 @@ int setup_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX], uin
     return 0;
 }
 
-/* Placeholders of ranks in the drives' paths become this rank's. */
+/* Replaces the placeholders of ranks in the drives' paths by this rank's numbers. */
 static int expand_drives(struct setup *self)
 {
     const struct ranks *ranks = &self->ranks;
@@ -62,9 +62,9 @@ uint32_t setup_drive_sharers(const struct ranks *ranks, const char *path)
     return strstr(path, "{rank}") || strstr(path, "{local_rank}") ? 1 : ranks->local_world;
 }
 
-/* Of a drive that several ranks of the host have, each one's part is its budget: of what is stated
- * or, where that is less or nothing is, of its free space now, which the ranks that make their
- * slabs first would change. */
+/* If several ranks of the host share a drive, each one's budget is an equal part: of the stated
+ * budget, or of the free space if that is less or no budget is stated. The free space is read now,
+ * because the ranks that make their slabs first change it. */
 static int divide_drives(struct setup *self)
 {
     for (uint32_t d = 0; d < self->drive_count; d++) {
@@ -103,8 +103,8 @@ int setupi_make_drives(struct setup *self, const struct setup_options *options)
     uint64_t capacity;
     TRY(divide_drives(self));
     TRY(slab_capacity(self->drives, self->drive_count, &capacity));
-    /* Of what a drive may hold, its header and up to a stripe are not for us; the budget stays the
-     * one that the user knows, so that a refusal names a figure to set. */
+    /* A slab's header and up to a stripe per drive cannot be used. The budget itself is not lowered
+     * by them: it stays the figure that the user knows, so that a refusal names a figure to set. */
     uint64_t header_bytes = (uint64_t)self->drive_count * SLAB_HEADER_BYTES;
     uint64_t bytes = capacity + header_bytes, stated = 0;
     bool is_stated = asked->tiers.nvme_count > 0;
@@ -114,7 +114,7 @@ int setupi_make_drives(struct setup *self, const struct setup_options *options)
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
     self->plan.budget_bytes[TIER_NVME] = is_stated ? size_min(bytes, stated) : bytes;
-    if (!is_stated || bytes < stated) /* their free space binds, not their budgets */
+    if (!is_stated || bytes < stated) /* their free space is the limit, not their budgets */
         self->plan.nvme_advice = "the drives of tiers.nvme have no more free space: free some, or "
                                  "name another drive";
     setupi_fill_overhead(self);

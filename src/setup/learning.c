@@ -1,5 +1,5 @@
-/* What learns: from the job's words to the model's, and into the run's identity. Called where a
- * model is made; allocates nothing. */
+/* The selection of units that learn: from the job to the model's spec, and as lines of the run's
+ * identity. Allocates nothing. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,8 @@ static enum model_family family_of(const struct job *asked)
     return strcmp(asked->model.family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
 }
 
-/* PEFT's target_modules match a module's whole name or its end: "c_proj" is both of gpt2's. */
+/* As PEFT's target_modules: `asked` matches a module's whole name or its last part. So "c_proj"
+ * matches both modules of that name in gpt2. */
 static bool matches(const char *target, const char *asked)
 {
     size_t target_bytes = strlen(target), asked_bytes = strlen(asked);
@@ -36,12 +37,13 @@ static int find_target(enum model_family family, const char *asked, uint32_t *ta
     }
     if (found)
         return 0;
-    return err_set(ERR_CONFIG,
-                   "train.lora.targets: \"%s\" is no linear layer of this family, whose are %s",
-                   asked, known);
+    return err_set(
+        ERR_CONFIG,
+        "train.lora.targets: \"%s\" is not a linear layer of this model family, which has %s",
+        asked, known);
 }
 
-/* PEFT's own choice where there is no list. */
+/* PEFT's own choice if no list is given. */
 static void default_targets(struct job_train *train, enum model_family family)
 {
     static const char *const names[MODEL_FAMILY_COUNT][2] = {
@@ -74,7 +76,7 @@ int setup_fill_learning(const struct job *asked, model_spec *spec)
     return 0;
 }
 
-/* What has no room is cut; *used is then the capacity. */
+/* Appends text. Text without room is cut; *used is then capacity - 1. */
 static void append(char *text, size_t capacity, size_t *used, const char *item)
 {
     int more = snprintf(text + *used, capacity - *used, "%s", item);

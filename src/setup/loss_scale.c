@@ -1,16 +1,17 @@
 /* The loss scale: see loss_scale.h. Allocates nothing, reads no clock and no file. */
 #include "setup/loss_scale.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 
 #include "base/size.h"
 
-/* DeepSpeed's scale_factor, which no key changes. A power of two: products with the scale are exact
- * but for overflow and underflow. */
+/* DeepSpeed's scale_factor, which no key changes. It is a power of two, so products with the scale
+ * are exact except for overflow and underflow. */
 #define SCALE_FACTOR 2.0
 
-/* Beyond it a double holds no 2^power. */
+/* A double cannot hold 2^power for a larger power. */
 enum { SCALE_POWER_MAX = 1023 };
 
 void loss_scaler_init(loss_scaler *self, const struct job *asked)
@@ -38,7 +39,7 @@ void loss_scaler_init(loss_scaler *self, const struct job *asked)
     self->scale_min = asked->fp16.min_loss_scale;
 }
 
-/* The part of an overflow. */
+/* Lowers the scale, or hysteresis_left, after an overflow. */
 static int lower(loss_scaler *self)
 {
     if (self->hysteresis_left > 1) {
@@ -58,6 +59,8 @@ static int lower(loss_scaler *self)
 
 int loss_scaler_update(loss_scaler *self, bool overflow)
 {
+    assert(self->window >= 1);
+    assert(self->hysteresis_left >= 1);
     if (self->is_dynamic && overflow) {
         TRY(lower(self));
         self->last_overflow = (int64_t)self->iteration;

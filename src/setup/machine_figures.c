@@ -1,12 +1,13 @@
-/* What the plan is told of the machine: figures of one rank, from those of a host
+/* Fills the plan's figures of the machine: one rank's figures, made from those of a host
  * (config/machine.h).
  *
- *   of the host     DRAM, drives, link_all_ranks     divided by the ranks that share it
- *   of a rank       link, device of a GPU, comm      as they are, the link within its part of what all have
- *   of cores        a CPU's products                 by the threads that compute
+ *   of the host     DRAM, drives, link_all_ranks   divided by the ranks that share it
+ *   of a rank       link, device of a GPU, comm    unchanged, but the link at most its part of
+ *                                                  link_all_ranks
+ *   of cores        a CPU's products               scaled to the threads that compute
  *
- * What is not known keeps the plan's default. Reads no figure of its own; looks at which file
- * system a drive's directory lies on. */
+ * A figure that is not known keeps the plan's default. Nothing is measured here; only the file
+ * systems of the drives' directories are looked up. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,11 +23,11 @@ struct figures {
     const struct setup *setup;
     const machine *from;
     plan_machine *to;
-    double ranks;     /* of this host */
-    bool is_complete; /* all that the job uses is known */
+    double ranks;     /* ranks that share this host */
+    bool is_complete; /* all figures that the job uses are known */
 };
 
-/* Takes a figure; where it is not known the default stays. */
+/* Takes a figure. If it is not known, the default stays. */
 static void take(struct figures *self, double known, double *target)
 {
     if (known > 0)
@@ -37,7 +38,7 @@ static void take(struct figures *self, double known, double *target)
 
 /* ---- drives ---- */
 
-/* The file system of a directory, or of the nearest one above it that exists. */
+/* Finds the file system of a directory, or of the nearest directory above it that exists. */
 static bool find_file_system(const char *path, dev_t *out)
 {
     char name[FILE_PATH_BYTES];
@@ -53,8 +54,8 @@ static bool find_file_system(const char *path, dev_t *out)
     return true;
 }
 
-/* Ranks of this host whose directory of the drive lies on this rank's file system: all, where the
- * path has no placeholder of ranks. */
+/* Counts the ranks of this host whose directory for the drive is on this rank's file system. It is
+ * all ranks if the path has no placeholder of ranks. */
 static double count_sharers(const struct setup *self, uint32_t d)
 {
     char path[FILE_PATH_BYTES];
@@ -64,7 +65,7 @@ static double count_sharers(const struct setup *self, uint32_t d)
         return ranks->local_world;
     uint32_t count = 0;
     for (uint32_t r = 0; r < ranks->local_world; r++) {
-        uint32_t rank = ranks->rank - ranks->local_rank + r; /* as launchers number them */
+        uint32_t rank = ranks->rank - ranks->local_rank + r; /* as launchers number ranks */
         bool is_same =
             r == ranks->local_rank ||
             (manifest_expand_path(self->drive_names[d], rank, r, ranks->host, path, sizeof path) &&
@@ -75,7 +76,7 @@ static double count_sharers(const struct setup *self, uint32_t d)
     return count;
 }
 
-/* The machine's drive that a directory lies on; NULL: none that is known. */
+/* The machine's drive on which a directory lies; NULL if it is not in the machine file. */
 static const machine_drive *find_drive(const machine *from, const char *path)
 {
     dev_t own, other;
@@ -90,8 +91,8 @@ static const machine_drive *find_drive(const machine *from, const char *path)
     return NULL;
 }
 
-/* Several drives share one queue: the smallest block that is enough for one of them, the largest
- * depth. */
+/* Several drives share one queue. It takes the smallest block that is enough for one of them, and
+ * the largest depth. */
 void setup_drive_settings(const struct setup *self, uint64_t *block_bytes, uint32_t *queue_depth)
 {
     const struct job *asked = self->job;
@@ -117,9 +118,8 @@ struct drive_rates {
 static void add_known(const machine_drive *drive, double count, double sharers,
                       struct drive_rates *sum)
 {
-    /* A step's computing and updates take cores and memory that I/O needs as well. What it then
-     * reaches was measured with as much read as written; both ways are taken to lose the same
-     * part. */
+    /* Computing and updates take cores and memory that I/O needs too. The rate beside them was
+     * measured with as much read as written. Reads and writes are assumed to lose the same part. */
     double apart = drive->read > 0 && drive->write > 0 ? 2 / (1 / drive->read + 1 / drive->write)
                                                        : drive->write_with_update;
     double beside = drive->write_with_update > 0 ? fmin(drive->write_with_update / apart, 1) : 1;
@@ -128,7 +128,7 @@ static void add_known(const machine_drive *drive, double count, double sharers,
     sum->sync = fmax(sum->sync, drive->sync_seconds);
 }
 
-/* Those of the job, once each; one that is not known has the default's rates. */
+/* Adds the job's drives, each once. A drive that is not known has the default's rates. */
 static void add_job_drives(struct figures *self, struct drive_rates *sum)
 {
     const struct setup *setup = self->setup;
@@ -147,7 +147,7 @@ static void add_job_drives(struct figures *self, struct drive_rates *sum)
         sum->read += self->to->drive_read_bytes_per_second / sharers;
         sum->write += self->to->drive_write_bytes_per_second / sharers;
         if (setup->job->tiers.nvme_count == 0)
-            continue; /* the run directory, which only commits write to */
+            continue; /* the run directory: only commits write to it */
         self->is_complete = false;
         if (setup->ranks.rank == 0)
             log_info("%s is on no drive that the machine file has: the plan takes %.1f GB/s for "
@@ -172,7 +172,7 @@ static void take_drives(struct figures *self)
         sum.write = fmin(sum.write, from->drives_write / self->ranks);
     take(self, sum.read, &to->drive_read_bytes_per_second);
     take(self, sum.write, &to->drive_write_bytes_per_second);
-    if (sum.sync > 0) /* of the slabs, and of the manifest behind them */
+    if (sum.sync > 0) /* one sync of the slabs, then one of the manifest */
         to->sync_seconds = 2 * sum.sync;
     if (from->host.io_core_seconds > 0)
         to->io_core_seconds = from->host.io_core_seconds;
@@ -180,7 +180,8 @@ static void take_drives(struct figures *self)
 
 /* ---- all else ---- */
 
-/* One direction between host memory and a GPU, while the other one and (with drives) I/O run. */
+/* The rate of one direction between host memory and a GPU while the other direction and (with
+ * drives) I/O run too. */
 static double link_rate(const struct figures *self, const machine_link *link)
 {
     double rate = link->pinned_both > 0 ? link->pinned_both : link->pinned;
@@ -196,7 +197,7 @@ double setupi_measured_threads(const machine *from)
                                          : from->host.core_count / fmax(from->ranks_per_host, 1);
 }
 
-/* A CPU's figures are of so many threads as they were measured with; this rank may have others. */
+/* The factor from the threads with which a CPU was measured to this rank's threads. */
 static double share_of_cores(const struct figures *self)
 {
     double measured = setupi_measured_threads(self->from), cores = self->from->host.core_count;
@@ -209,16 +210,16 @@ static void take_device(struct figures *self)
     const machine *from = self->from;
     plan_machine *to = self->to;
     enum dtype type = self->setup->net->type;
-    /* No CPU of ours multiplies fp16: its operands are widened. */
+    /* The CPU kernels do not multiply fp16; they widen its operands. */
     bool is_16bit = to->device_is_cpu ? type == DTYPE_BF16 : type != DTYPE_FP32;
     double flops = is_16bit ? from->device.flops_16bit : from->device.flops_fp32;
     if (flops <= 0 && is_16bit && from->device.is_gpu)
-        flops = from->device.peak_flops * 2 / 3; /* as plan_machine_default_gpu takes it */
+        flops = from->device.peak_flops * 2 / 3; /* as in plan_machine_default_gpu */
     take(self, to->device_is_cpu ? flops * share_of_cores(self) : flops,
          &to->device_flops_per_second);
     if (from->device.op_seconds > 0)
         to->op_seconds = from->device.op_seconds;
-    if (to->device_is_cpu) { /* one thread copies, both ways in turn */
+    if (to->device_is_cpu) { /* one thread copies in both directions, in turn */
         to->copy_core_seconds = from->host.copy_core_seconds;
         if (from->h2d.pinned > 0)
             to->h2d_bytes_per_second = from->h2d.pinned;
@@ -231,7 +232,7 @@ static void take_device(struct figures *self)
     take(self, link_rate(self, &from->d2h), &to->d2h_bytes_per_second);
 }
 
-/* Every rank sends to its next one: where they lie on several hosts, the slower way binds. */
+/* Every rank sends to the next one. If they are on several hosts, the slower way limits. */
 static void take_comm(struct figures *self)
 {
     const struct ranks *ranks = &self->setup->ranks;
@@ -284,8 +285,8 @@ void setup_machine_figures(const struct setup *self, plan_machine *target)
                  "computes on a %s: the plan takes its defaults for it",
                  from->name, from->device.is_gpu ? "GPU" : "CPU",
                  target->device_is_cpu ? "CPU" : "GPU");
-    /* Most of what passes through DRAM are updates and copies; of the two rates the update's is of
-     * more bytes. */
+    /* Most DRAM traffic comes from updates and copies. The update's rate covers more bytes than the
+     * copy's. */
     double dram = from->host.dram_update > 0 ? from->host.dram_update
                   : from->host.dram_copy > 0 ? from->host.dram_copy
                                              : from->host.dram_read;

@@ -1,6 +1,6 @@
-/* The largest model of a family that fits: a search over shapes by size, each set up as for a plan
- * and asked whether any placement of it fits (plan/fit.c). See train.h. Blocks; allocates plans
- * alone. */
+/* Finds the largest model of a family that fits: a search over shapes by size. Each shape is set up
+ * as for a plan, and it is asked whether any placement of it fits (plan/fit.c). See summary.h.
+ * Blocks; allocates only plans. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "config/machine.h"
 #include "setup/setup_internal.h"
 
-/* The models of a hidden size: as deep as the published ones of that size, or nearly. Those of the
+/* The models of one hidden size: about as deep as the published ones of that size. Those of the
  * next size begin where these end. */
 struct growth {
     uint32_t hidden, layers_most;
@@ -22,12 +22,12 @@ struct family {
     bool is_llama;
 };
 
-/* Llama 3.2 1B, 3 8B, 70B, 405B lie on it; then on. */
+/* Contains Llama 3.2 1B, 3 8B, 70B and 405B, and a larger size. */
 static const struct growth llama_sizes[] = {
     {2048, 16}, {4096, 32}, {8192, 80}, {16384, 126}, {32768, 160}};
 static const struct growth offload_sizes[] = {{1600, 48}, {2048, 40}, {2304, 64}, {3072, 72},
                                               {4096, 78}, {8192, 75}, {9216, 128}};
-/* GPT-2, then ZeRO's 10B and 100B, ZeRO-Infinity's 1T, and on. */
+/* GPT-2, then ZeRO's 10B and 100B, ZeRO-Infinity's 1T, and larger ones. */
 static const struct growth gpt_sizes[] = {{1024, 24},   {1600, 48},   {2048, 60},   {3072, 72},
                                           {4096, 78},   {8192, 125},  {12288, 125}, {18432, 125},
                                           {25600, 160}, {36864, 160}, {49152, 174}, {65536, 200},
@@ -40,8 +40,8 @@ static const struct family families[] = {
     {"llama", SIZES(llama_sizes), true},
 };
 
-/* Working params of a part, of blocks that are cut: small beside any GPU that holds such a model's
- * activations. */
+/* PART_MIB: working params of a part if blocks are cut. It is small compared with any GPU that
+ * holds the activations of such a model. */
 enum { CUT_FROM_HIDDEN = 8192, PART_MIB = 256, HEAD_ELEMS = 128, KV_HEADS = 8 };
 
 struct search {
@@ -55,7 +55,7 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
 {
     const struct growth *at = &self->family->sizes[size];
     bool is_llama = self->family->is_llama;
-    struct job_model m = self->asked->model; /* seq_length, and how it is initialized */
+    struct job_model m = self->asked->model; /* keeps seq_length and the initialization */
     snprintf(m.preset, sizeof m.preset, "%s, %llu x %u", self->family->name,
              (unsigned long long)layers, at->hidden);
     snprintf(m.family, sizeof m.family, "%s", is_llama ? "llama" : "gpt2");
@@ -75,7 +75,7 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
     return m;
 }
 
-/* The depth from which a size is larger than all models of the size before. */
+/* The depth from which models of this size are larger than all models of the size before. */
 static uint64_t layers_least(const struct search *self, uint32_t size)
 {
     if (size == 0)
@@ -85,11 +85,11 @@ static uint64_t layers_least(const struct search *self, uint32_t size)
     return (uint64_t)(before->layers_most * ratio * ratio) + 1;
 }
 
-/* 1: it fits, and where it was tried whole *found has its figures; 0: it does not, and err_text()
- * says why. Of only_homes: whether what rests does. */
+/* Returns 1 if the shape fits, and 0 if not; err_text() then says why. With only_homes, only the
+ * states at rest are checked; without it, *found gets the figures of a shape that fits. */
 static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool only_homes)
 {
-    struct job work = *self->asked; /* borrows its text and list */
+    struct job work = *self->asked; /* borrows the job's text and lists */
     struct setup_options options = {.local_world = self->options->local_world,
                                     .machine = self->options->machine,
                                     .is_described = self->options->is_described,
@@ -123,7 +123,7 @@ static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool o
     return 1;
 }
 
-/* The greatest depth in [least, most] of a size that fits, or 0; least - 1 is taken to fit. */
+/* The greatest depth in [least, most] at which a size fits, or 0. least - 1 is assumed to fit. */
 static int find_depth(struct search *self, uint32_t size, uint64_t least, uint64_t most,
                       bool only_homes, uint64_t *depth)
 {
@@ -141,8 +141,9 @@ static int find_depth(struct search *self, uint32_t size, uint64_t least, uint64
     return 0;
 }
 
-/* The greatest depth of a size that fits, 0: none. What rests, which is known at once, nearly says
- * it; from there down in steps that double until a model fits whole. */
+/* The greatest depth at which a size fits; 0: none. State at rest nearly decides the depth and is
+ * cheap to check. From that depth the search goes down, in steps that double, until a whole model
+ * fits. */
 static int find_whole_depth(struct search *self, uint32_t size, uint64_t *depth)
 {
     uint64_t least = layers_least(self, size), high, low;
@@ -162,7 +163,7 @@ static int find_whole_depth(struct search *self, uint32_t size, uint64_t *depth)
     return 0;
 }
 
-/* The largest size of which the least depth has room for what rests; -1: none. */
+/* The largest size whose smallest depth has room for the states at rest; -1: none. */
 static int find_size(struct search *self, int *size)
 {
     int fits_at = -1, most = (int)self->family->count - 1;
@@ -186,11 +187,11 @@ static int find_family(const char *name, const struct family **out)
             *out = &families[i];
             return 0;
         }
-    return err_set(ERR_USAGE,
-                   "there is no family \"%s\" of models: gpt, zero-offload and llama are", name);
+    return err_set(ERR_USAGE, "there is no model family \"%s\": take gpt, zero-offload or llama",
+                   name);
 }
 
-/* The model that comes next, and what stops it: it was tried, or is now. */
+/* Tries the next larger model and keeps the reason why it does not fit. */
 static int explain_next(struct search *self, uint32_t size)
 {
     struct setup_max_model *found = self->found, kept = *found;
@@ -200,7 +201,7 @@ static int explain_next(struct search *self, uint32_t size)
         layers = size < self->family->count ? layers_least(self, size) : 0;
     }
     if (size >= self->family->count)
-        return 0; /* the family ends here */
+        return 0; /* the family has no larger model */
     int fits = try_shape(self, size, layers, false);
     TRY(fits);
     kept.tries = found->tries;
@@ -208,8 +209,7 @@ static int explain_next(struct search *self, uint32_t size)
     found->next_layers = layers;
     found->next_hidden = self->family->sizes[size].hidden;
     snprintf(found->next_problem, sizeof found->next_problem, "%s",
-             fits ? "fits too; the search takes it that a larger model needs more, "
-                    "which is not so here"
+             fits ? "fits too, although the search assumes that a larger model needs more"
                   : err_text());
     return 0;
 }
@@ -231,7 +231,7 @@ int setup_max_model(const struct job *asked, const char *family,
     memset(out, 0, sizeof *out);
     TRY(find_family(family, &work.family));
     enum log_level usual = log_get_level();
-    if (usual < LOG_WARN) /* each try would say what the first one said */
+    if (usual < LOG_WARN) /* each try would repeat the messages of the first */
         log_set_level(LOG_WARN);
     uint64_t layers = 0;
     int rc = find_size(&work, &size);

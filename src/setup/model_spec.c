@@ -1,5 +1,5 @@
-/* The job's model block as the model module takes it, and the lines that a run's identity has for
- * what most models leave at its default. */
+/* Translates the job's model block for src/model, and makes the identity's lines for settings that
+ * most models leave at their defaults. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ model_spec setup_model_spec(const struct job_model *from)
     };
 }
 
-/* Appends a line; what has no room is left out, and the length says so. */
+/* Appends text. Like snprintf, it leaves out text without room but counts it in *used. */
 __attribute__((format(printf, 4, 5))) static void append(char *text, size_t capacity, int *used,
                                                          const char *format, ...)
 {

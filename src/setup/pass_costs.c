@@ -1,4 +1,4 @@
-/* From measured kernels to the time of a pass. See costs.h. */
+/* From measured kernels to the time of a pass. See pass_costs.h. */
 #include "setup/pass_costs.h"
 
 #include <math.h>
@@ -7,12 +7,15 @@
 #include "base/size.h"
 #include "setup/setup_internal.h"
 
-/* Of a row-wise kernel's byte, on a CPU, in bytes of the mix by which machine.json's row_rate is
- * measured (as many of LayerNorm and GELU, forward and backward, and of a sum), which here was as
- * fast as LayerNorm. Two cores of a server CPU of 2023 with AVX-512, bf16, 512 to 2048 rows of 768
- * (F: 3072), GB/s: LayerNorm 15.7, RMSNorm 21.8; its gradient 21; GELU 10.9 and 10.2; SwiGLU 17.3
- * and 16.5; sums, biases' gradients, conversions 40 to 80; embedding 31 and 39; losses of 192 rows
- * of 50257 9.5. */
+/* The cost of a byte of each row-wise kernel on a CPU, relative to a byte of the mix with which
+ * machine.json's row_rate is measured. The mix has equal bytes of LayerNorm and GELU, forward and
+ * backward, and of a sum; in this measurement it was as fast as LayerNorm. Measured on two cores of
+ * a server CPU of 2023 with AVX-512, bf16, 512 to 2048 rows of 768 (F: 3072), GB/s:
+ *
+ *   LayerNorm 15.7, RMSNorm 21.8; their gradient 21
+ *   GELU and its gradient 10.9, 10.2; SwiGLU and its gradient 17.3, 16.5
+ *   sums, biases' gradients, conversions 40 to 80; embedding and its gradient 31, 39
+ *   losses of 192 rows of 50257: 9.5 */
 static const double cpu_row_weights[MODEL_ROW_KIND_COUNT] = {
     [MODEL_ROWS_NORM] = 1,         [MODEL_ROWS_NORM_GRAD] = 0.75, [MODEL_ROWS_GELU] = 1.45,
     [MODEL_ROWS_GELU_GRAD] = 1.55, [MODEL_ROWS_SWIGLU] = 0.9,     [MODEL_ROWS_SWIGLU_GRAD] = 0.95,
@@ -22,7 +25,7 @@ static const double cpu_row_weights[MODEL_ROW_KIND_COUNT] = {
 
 /* ---- products ---- */
 
-/* What the terms of the fit are multiplied with. */
+/* The features with which the terms of the fit are multiplied: flops, bytes, 1. */
 static void features(double m, double n, double k, double elem_bytes, double result_bytes,
                      double out[COSTS_TERMS])
 {
@@ -51,8 +54,9 @@ static double dot(const double a[COSTS_TERMS], const double b[COSTS_TERMS])
     return sum;
 }
 
-/* Solves the normal equations of the terms in `subset`, the others being 0. False where they do not
- * determine them. Gauss-Jordan; the matrix is scaled to a diagonal of 1. */
+/* Solves the normal equations of the terms in `subset`; the other terms are 0. Returns false if the
+ * solution is not determined or has a negative term. Gauss-Jordan; the matrix is scaled to a
+ * diagonal of 1. */
 static bool solve(double matrix[COSTS_TERMS][COSTS_TERMS], const double right[COSTS_TERMS],
                   unsigned subset, double out[COSTS_TERMS])
 {
@@ -81,8 +85,8 @@ static bool solve(double matrix[COSTS_TERMS][COSTS_TERMS], const double right[CO
     return true;
 }
 
-/* The best terms, none negative: of all subsets of the three that have such a solution, the one
- * with the least squares of relative errors. rows: features divided by the measured time. */
+/* Finds the best terms, none negative. It tries all subsets of the terms and takes the solution
+ * with the least sum of squared relative errors. rows: features divided by the measured time. */
 static void fit_terms(double rows[][COSTS_TERMS], uint32_t count, double best[COSTS_TERMS])
 {
     double matrix[COSTS_TERMS][COSTS_TERMS] = {{0}}, right[COSTS_TERMS] = {0}, least = INFINITY;
@@ -139,8 +143,9 @@ static void fit(const machine *from, enum dtype type, enum cost_kind kind, cost_
         out->points[i].correction = -log(dot(rows[i], out->terms));
 }
 
-/* The mean of the points' corrections, the nearer the weightier; 0 counts as a point that is this
- * far away (log of m, n, k): beyond a factor of some ten in a dimension the fit alone is left. */
+/* The weighted mean of the points' corrections; nearer points weigh more. A point with correction 0
+ * at distance `far` (in log of m, n, k) is added. So beyond a factor of some ten in a dimension
+ * only the fit remains. */
 static double correction_at(const cost_fit *self, double m, double n, double k)
 {
     const double far = 2.5, at[3] = {log(m), log(n), log(k)};
@@ -194,7 +199,7 @@ void costs_learn(const machine *from, enum dtype type, costs *out)
                 out->fits[kind == COST_FORWARD && out->fits[COST_INPUT].count > 0 ? COST_INPUT
                                                                                   : any];
     out->is_gpu = from->device.is_gpu;
-    double best = best_rate(from, type); /* where attention was not measured */
+    double best = best_rate(from, type); /* used if attention was not measured */
     out->attention_forward =
         from->device.attention_forward > 0 ? from->device.attention_forward : best;
     out->attention_backward =
@@ -228,7 +233,7 @@ void setupi_price_passes(struct setup *self, const machine *from)
     if (!from || from->device.is_gpu == self->plan.machine.device_is_cpu)
         return;
     costs_learn(from, net->type, &known);
-    /* A run on fewer threads than were measured is slower. */
+    /* a run on fewer threads than were measured is slower */
     double threads = setupi_measured_threads(from);
     double slower = !known.is_gpu && self->thread_count > 0 && threads > self->thread_count
                         ? threads / (double)self->thread_count

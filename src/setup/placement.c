@@ -1,4 +1,5 @@
-/* Where each state rests: the job's words, and what they leave open as src/plan chooses it. */
+/* Decides where each state rests: as the job says, and as src/plan chooses what the job leaves
+ * open. */
 #include <errno.h>
 #include <string.h>
 
@@ -7,14 +8,14 @@
 #include "plan/plan.h"
 #include "setup/setup_internal.h"
 
-/* The update where it is given, or where no other gains. */
+/* The update that the job gives; if it leaves the choice, the one to begin the search with. */
 static enum update asked_update(const struct setup *self)
 {
     enum update given = self->job->schedule.update;
     return given == UPDATE_AUTO ? UPDATE_AFTER_BACKWARD : given;
 }
 
-/* Homes from the job's words, [unit_count] per kind. */
+/* Reads the homes that the job asks for, [unit_count] per kind. */
 static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUNT])
 {
     const struct job *asked = self->job;
@@ -37,7 +38,7 @@ static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUN
     return 0;
 }
 
-/* Whether a unit has such activations at all: they go by the first unit of a stage. */
+/* True if a unit has activations of this kind. They belong to the first unit of a stage. */
 static bool has_activations(const struct setup *self, uint32_t unit, enum state_kind kind)
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
@@ -49,7 +50,7 @@ static bool has_activations(const struct setup *self, uint32_t unit, enum state_
     return false;
 }
 
-/* Rules that place what is not there are named. */
+/* Warns about rules that place activations that do not exist. */
 static void warn_of_idle_rules(const struct setup *self)
 {
     for (uint32_t r = 0; r < self->job->tiers.rule_count; r++) {
@@ -72,7 +73,7 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         .job = &self->plan,
         .chooses_order = asked->schedule.order == ORDER_FASTEST,
         .chooses_update = asked->schedule.update == UPDATE_AUTO,
-        /* what would skip a step must see all gradients before the first update */
+        /* a step can be skipped only if all gradients are known before the first update */
         .allows_in_backward = asked->gradient_clipping == 0 && !asked->check_grad_overflow,
         .has_drives = asked->tiers.nvme_count > 0,
         .only_fits = self->only_fits,

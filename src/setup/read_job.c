@@ -1,4 +1,4 @@
-/* One job for all ranks: rank 0 reads it, the others get its text. See train.h. */
+/* One job for all ranks: rank 0 reads it, and the others get its text. See summary.h. */
 #include <errno.h>
 #include <string.h>
 
@@ -7,13 +7,13 @@
 #include "config/config.h"
 #include "setup/setup_internal.h"
 
-/* What rank 0 says of the job before its text. */
+/* Rank 0 sends this before the job's text. */
 struct job_head {
     uint64_t text_bytes;
-    uint64_t fresh; /* run.fresh, which the text does not hold: 0 or 1 */
+    uint64_t fresh; /* 0 or 1: run.fresh, which is not part of the text */
 };
 
-/* Rank 0's text to all. */
+/* Sends rank 0's text to all ranks; the others read the job from it. */
 static int share_text(comm *ranks, const char *path, uint64_t text_bytes, char *text, job **out)
 {
     bool is_first = comm_get_rank(ranks) == 0;
@@ -21,7 +21,7 @@ static int share_text(comm *ranks, const char *path, uint64_t text_bytes, char *
     int rc = 0;
     if (!is_first) {
         enum log_level level = log_get_level();
-        log_set_level(LOG_QUIET); /* rank 0 has said what there is to say */
+        log_set_level(LOG_QUIET); /* rank 0 has already logged the warnings */
         rc = job_read_text_ranks(path, text, text_bytes, NULL, 0, comm_get_world(ranks), out);
         log_set_level(level);
     }

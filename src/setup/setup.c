@@ -1,5 +1,5 @@
-/* From a job to a model and its programs. Nothing large is allocated and no file is made: a job
- * that does not fit is refused here. */
+/* Makes a setup from a job: the model, the inputs of the plan, and the order of all steps. See
+ * setup.h. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -15,7 +15,8 @@
 #include "base/tile.h"
 #include "setup/setup_internal.h"
 
-/* The nodes of the GPUs of this host's ranks, so that each gets cores near its own. */
+/* Finds the memory nodes of the GPUs of this host's ranks, so that each rank gets cores near its
+ * GPU. */
 static int find_gpu_nodes(const struct setup *self, int nodes[COMM_RANKS_MAX])
 {
     const struct ranks *ranks = &self->ranks;
@@ -28,7 +29,7 @@ static int find_gpu_nodes(const struct setup *self, int nodes[COMM_RANKS_MAX])
     return 0;
 }
 
-/* Cores and thread counts, from the machine and the job. */
+/* Chooses cores and thread counts from the machine and the job. */
 static int place_cores(struct setup *self)
 {
     const struct job *asked = self->job;
@@ -80,13 +81,14 @@ static int make_model(struct setup *self, const struct setup_options *options)
 }
 
 enum {
-    /* Raise it whenever the same job on the same machine gives other bits than before: a run of
-     * another version is refused. */
+    /* Raise it whenever the same job on the same machine gives other bits than before. Runs of
+     * another version are then refused. */
     NUMERICS_VERSION = 5,
 };
 
-/* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. A line
- * each, named as in the job file where it has a key, so that a refusal can say what differs. */
+/* Writes the identity: everything that the bits of a run depend on besides its data, such as model,
+ * dtypes, micro-batch and kernels. Each is a line, named as its key in the job file if it has one,
+ * so that a refusal can say what differs. */
 static int make_identity(struct setup *self)
 {
     static const char *const optimizers[] = {
@@ -126,7 +128,7 @@ static int make_identity(struct setup *self)
     return 0;
 }
 
-/* Cuts what begins with `from` and ends before `until` out of the text. */
+/* Removes from the text what begins with `from` and ends before `until`. */
 static void cut_out(char *text, const char *from, const char *until)
 {
     char *begin = strstr(text, from), *end = begin ? strstr(begin + 1, until) : NULL;
@@ -134,8 +136,10 @@ static void cut_out(char *text, const char *from, const char *until)
         memmove(begin, end, strlen(end) + 1);
 }
 
-/* On another number of ranks each has other cores; the bits are others anyway. A run may begin with
- * the state of one in which other units learned. */
+/* True if the identities are equal apart from lines that may differ:
+ *
+ *   threads     on another number of ranks each rank has other cores, and the bits differ anyway
+ *   selection   a run may begin with the state of a run in which other units learned */
 static bool is_same_but(const struct setup *self, const manifest *found, bool threads,
                         bool selection)
 {
@@ -145,7 +149,8 @@ static bool is_same_but(const struct setup *self, const manifest *found, bool th
     snprintf(is, sizeof is, "%s", self->identity);
     for (int i = 0; i < 2 && threads; i++) {
         cut_out(texts[i], "\nthreads=", "\n");
-        cut_out(texts[i], "\nkernels=cpu: ", ", "); /* which begins with their number */
+        /* this line begins with the number of threads */
+        cut_out(texts[i], "\nkernels=cpu: ", ", ");
     }
     for (int i = 0; i < 2 && selection; i++)
         cut_out(texts[i], "\ntrain.only=", "\n");
@@ -159,7 +164,7 @@ int setup_name_import(const struct job *asked, const model *net, manifest *recor
     if (!self)
         return -ENOMEM;
     self->job = asked;
-    self->net = (model *)(uintptr_t)net; /* which is only looked at */
+    self->net = (model *)(uintptr_t)net; /* it is only read */
     self->ops = &kernels_reference;
     int rc = self->ops->context_create(&config, &self->context);
     if (rc == 0)
@@ -174,7 +179,7 @@ int setup_name_import(const struct job *asked, const model *net, manifest *recor
     return rc;
 }
 
-/* `borrows`: the run is another one's. */
+/* `borrows`: the state comes from another run. */
 static int check_identity(const struct setup *self, const manifest *found, const char *run_dir,
                           bool borrows)
 {
@@ -211,14 +216,14 @@ static void fill_pass(const model_pass *from, plan_pass *to)
     };
 }
 
-/* With calls of one token beside the others: of both. */
+/* If there is also a model for calls of one token: the larger of both. */
 static uint64_t saved_bytes_of(const struct setup *self, uint32_t stage)
 {
     uint64_t bytes = self->net->stages[stage].saved_bytes;
     return self->single ? size_max(bytes, self->single->stages[stage].saved_bytes) : bytes;
 }
 
-/* The model's stages and passes as the plan sees them. */
+/* Makes the model's stages and passes as the plan takes them. */
 static int make_stages(struct setup *self)
 {
     const model *net = self->net;
@@ -253,12 +258,13 @@ static int make_stages(struct setup *self)
     return 0;
 }
 
-/* Units that stage 3 leaves whole, by unit as long as they are within the model's limit. */
+/* Chooses the units whose params stay gathered at stage 3: in order, small units, as long as they
+ * are within the model's limit. */
 static int choose_gathered(struct setup *self)
 {
     const struct job *asked = self->job;
     uint64_t left = asked->model_persistence_threshold;
-    self->stays_gathered = mem_alloc(self->net->unit_count, 1, "persistent units"); /* of zeros */
+    self->stays_gathered = mem_alloc(self->net->unit_count, 1, "persistent units"); /* zeroed */
     if (!self->stays_gathered)
         return -ENOMEM;
     for (uint32_t u = 0; u < self->net->unit_count; u++) {
@@ -271,7 +277,7 @@ static int choose_gathered(struct setup *self)
     return 0;
 }
 
-/* What the plan is told of ranks. */
+/* Fills those inputs of the plan that concern ranks. */
 static int make_rank_inputs(struct setup *self)
 {
     const struct job *asked = self->job;
@@ -290,13 +296,13 @@ static int make_rank_inputs(struct setup *self)
     return 0;
 }
 
-/* What the passes of a model need for themselves. */
+/* The largest `saved` and `temp` that the passes of a model need in the workspace. */
 static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
 {
     int phase_end = only_eval ? PHASE_FORWARD + 1 : PHASE_COUNT;
     for (uint32_t i = 0; i < net->stage_count; i++) {
         const model_stage *from = &net->stages[i];
-        if (!from->is_cut) /* a cut one's is a buffer of its own */
+        if (!from->is_cut) /* `saved` of a cut stage is a buffer of its own */
             *saved = size_max(*saved, from->saved_bytes);
         for (int phase = 0; phase < phase_end; phase++)
             for (uint32_t p = 0; p < from->pass_count[phase]; p++)
@@ -374,14 +380,15 @@ static int make_budgets(struct setup *self)
     if (self->job->tiers.device_budget == 0 || self->job->tiers.host_budget == 0)
         TRY(arena_available_memory(&available));
     available /= self->ranks.local_world; /* per rank, as budgets are */
-    /* Without a word from the user: of host memory half, and a quarter for the arena that stands
-     * for a device; the rest is the machine's. Of a GPU's memory, all but what its libraries
+    /* Defaults: half of the available host memory, and a quarter for the arena that stands for a
+     * device; the rest is left to the machine. On a GPU, all its memory except what its libraries
      * need. */
     uint64_t *budget = self->plan.budget_bytes;
     budget[TIER_DEVICE] =
         self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
     if (self->gpu &&
-        self->ranks.comm) /* what is free is so when all who share a GPU have their libraries */
+        /* the free memory is known when all ranks that share a GPU have loaded the libraries */
+        self->ranks.comm)
         TRY(ranks_barrier(&self->ranks, "libraries of the GPUs"));
     if (self->gpu)
         TRY(setupi_gpu_budget(self, self->job->tiers.device_budget, &budget[TIER_DEVICE]));
@@ -424,7 +431,7 @@ static int setup_fill(struct setup *self, const struct setup_options *options)
     return setupi_compare_programs(self);
 }
 
-/* The ranks of a plan that nobody runs. */
+/* Fills in the ranks of a plan that is not run. */
 static void imagine_ranks(struct setup *self, uint32_t local_world)
 {
     uint32_t world = size_max(self->job->world, 1);

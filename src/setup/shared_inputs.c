@@ -12,15 +12,15 @@
 
 struct plan_inputs {
     uint64_t budget_bytes[TIER_COUNT];
-    /* which the products of other kernels or threads need more or less of */
+    /* differs between ranks whose kernels or thread counts differ */
     uint64_t workspace_bytes;
     plan_machine machine;
-    uint64_t kernels_hash; /* of the backend's description */
+    uint64_t kernels_hash; /* hash of the backend's description */
     uint64_t stage_count, pass_count;
 };
 
-/* Budgets that hold on every rank, a workspace that is enough for each; the machine as rank 0 knows
- * it. */
+/* Takes budgets that hold on every rank, a workspace that is large enough for each rank, and rank
+ * 0's figures of the machine. */
 static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job *plan)
 {
     for (int a = 0; a < TIER_COUNT; a++)
@@ -31,7 +31,8 @@ static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job 
     plan->machine = all[0].machine;
 }
 
-/* Ranks of another model are told by their programs, which are compared later. */
+/* False if the ranks have different models. That is reported later, when their programs are
+ * compared. */
 static bool have_equal_passes(const struct plan_inputs *all, uint32_t world)
 {
     for (uint32_t r = 1; r < world; r++)
@@ -40,7 +41,8 @@ static bool have_equal_passes(const struct plan_inputs *all, uint32_t world)
     return true;
 }
 
-/* Of each stage what its kept activations save, then of each pass: into the list, or out of it. */
+/* Copies the times of all stages (recompute_seconds) and then of all passes, to the list or from
+ * it. */
 static void copy_times(struct setup *self, double *list, bool to_list)
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
@@ -55,8 +57,8 @@ static void copy_times(struct setup *self, double *list, bool to_list)
     }
 }
 
-/* The times of the passes, as rank 0 has them: another file, other cores or another math library
- * give others. */
+/* Gives all ranks rank 0's times of the passes. Ranks with another machine file, other cores or
+ * another math library have others. */
 static int share_times(struct setup *self)
 {
     uint64_t count = self->plan.stage_count + self->pass_count;
@@ -74,7 +76,8 @@ static int share_times(struct setup *self)
 int setupi_share_inputs(struct setup *self)
 {
     const struct ranks *ranks = &self->ranks;
-    if (ranks->world == 1 || !ranks->comm) /* a plan that nobody runs has this process's figures */
+    /* without a comm the plan is not run: this process's figures hold */
+    if (ranks->world == 1 || !ranks->comm)
         return 0;
     const char *kernels = self->ops->describe(self->context);
     struct plan_inputs own, *all = mem_alloc(ranks->world, sizeof *all, "plan inputs");
@@ -92,8 +95,8 @@ int setupi_share_inputs(struct setup *self)
         join_inputs(all, ranks->world, &self->plan);
         if (own.kernels_hash != all[0].kernels_hash)
             log_warn(
-                "rank %u computes with %s, rank 0 with other kernels: a run whose ranks change "
-                "places gives other bits",
+                "rank %u computes with %s, rank 0 with other kernels: if the ranks change places, "
+                "the run gives other bits",
                 ranks->rank, kernels);
         rc = comm_broadcast(ranks->comm, "identity", self->identity, sizeof self->identity);
         self->fingerprint = XXH3_64bits(self->identity, strlen(self->identity));
@@ -118,7 +121,7 @@ int setupi_compare_programs(const struct setup *self)
         if (own[k] != all[k])
             rc = err_set(
                 ERR_INTERNAL,
-                "the program \"%s\" is another one than rank 0's (%016llx, not %016llx), so "
+                "the program \"%s\" differs from rank 0's (%016llx, not %016llx), so "
                 "their collectives would not meet: start all ranks with the same sluice and "
                 "the same job",
                 program_kind_name((enum program_kind)k), (unsigned long long)own[k],

@@ -1,5 +1,5 @@
-/* How optimizer state is stored, as the job says it and as tiles have it (base/tile.h). See
- * train_internal.h. Pure. */
+/* How optimizer state is stored: from the job's words to the formats of tiles (base/tile.h).
+ * Pure. */
 #include <stdio.h>
 
 #include "base/rng.h"
@@ -7,14 +7,14 @@
 #include "base/tile.h"
 #include "setup/setup_internal.h"
 
-enum {
-    ROUNDING_STREAM = 0x526f756e
-}; /* above it the unit: apart from the streams of initial weights */
+/* Upper half of the random key; the lower half is the unit. It differs from the streams of initial
+ * weights. */
+enum { ROUNDING_STREAM = 0x526f756e };
 
 uint32_t setup_state_streams(const struct job *asked, bool params_alone)
 {
     if (asked->optimizer.type != JOB_ADAM)
-        return 2; /* of fp32 */
+        return 2; /* two streams of fp32 */
     if (params_alone)
         return 3;
     enum tile_format moments = asked->state.moments;

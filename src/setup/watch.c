@@ -1,10 +1,11 @@
-/* A run that is measured: what differs in its plan, and who is told. See watch.h. */
+/* The plan of a run that is measured. See watch.h. */
 #include "setup/watch.h"
 
 #include "config/machine.h"
 #include "setup/setup_internal.h"
 
-/* Passes take no memory's time; and none at all, or that of their products alone. */
+/* Removes from all passes their memory traffic and measured seconds. Without has_flops also their
+ * flops, so that they take no time at all. */
 static void thin_passes(struct setup *self, bool has_flops)
 {
     uint64_t next = 0;
@@ -22,7 +23,8 @@ static void thin_passes(struct setup *self, bool has_flops)
     }
 }
 
-/* Of the machine that is named, whatever computes here; 0: none is, or it does not say. */
+/* The flops per second that the named machine states, whatever computes here; 0: no machine is
+ * named, or it does not state them. */
 static double stated_flops(const struct setup *self)
 {
     const machine *from = self->stated;
@@ -31,7 +33,7 @@ static double stated_flops(const struct setup *self)
     double flops =
         self->net->type == DTYPE_FP32 ? from->device.flops_fp32 : from->device.flops_16bit;
     if (flops <= 0 && self->net->type != DTYPE_FP32)
-        flops = from->device.peak_flops * 2 / 3; /* as the plan's defaults have it */
+        flops = from->device.peak_flops * 2 / 3; /* as in the plan's defaults */
     return flops;
 }
 
@@ -45,7 +47,7 @@ void setupi_watch_inputs(struct setup *self, const struct setup_options *options
     if (!watch->only_transfers)
         return;
     double flops = stated_flops(self);
-    self->plan.machine.comm_is_copies = false; /* pretended.c moves the rank's own part alone */
+    self->plan.machine.comm_is_copies = false; /* pretended.c moves only this rank's own part */
     self->plan.machine.comm_takes_no_memory = true;
     self->plan.machine.device_flops_per_second = flops > 0 ? flops : WATCH_NO_TIME;
     thin_passes(self, flops > 0);

@@ -1,11 +1,11 @@
-/* What a run that is measured does differently, and whom it tells. `sluice profile` and benchmarks
- * pass one.
+/* How a run that is measured differs from other runs, and the callbacks that it makes. `sluice
+ * profile` and benchmarks use it.
  *
- *   on_setup   the plan is made; nothing of it is allocated yet
- *   on_step    after each step; the engine's trace ring holds the step's ops
+ *   on_setup   called when the plan is made; nothing of it is allocated yet
+ *   on_step    called after each step; the engine's trace ring holds the step's ops
  *
- * Both run on the loop's thread and may be NULL; an error ends the run. on_step must not allocate:
- * memory is sealed. */
+ * Both run on the loop's thread and may be NULL. An error that they return ends the run. on_step
+ * must not allocate, because memory is sealed then. */
 #ifndef SLUICE_SETUP_WATCH_H
 #define SLUICE_SETUP_WATCH_H
 
@@ -20,21 +20,23 @@ struct setup;
 struct setup_watched_step {
     const struct run_totals *totals;
     const struct program *prog;
-    uint64_t events_begin; /* of trace.written: where the step's ops begin */
-    bool skipped;          /* gradients were not finite, so the update was not applied */
-    double seconds;        /* with what comes before and after the program */
+    /* the step's ops are the trace events from this value of trace.written on */
+    uint64_t events_begin;
+    bool skipped;   /* gradients were not finite, so the update was not applied */
+    double seconds; /* of the whole step, with the work before and after its program */
 };
 
-/* only_transfers: a plan_machine.device_flops_per_second so high that computing takes no time. */
+/* With only_transfers: a plan_machine.device_flops_per_second so high that computing takes no
+ * time. */
 #define WATCH_NO_TIME 1e30
 
 struct setup_watch {
-    double comm_bytes_per_second; /* above 0: replaces the machine's figure */
-    /* Forward and backward only wait, as long as the machine of train_options takes for them, or
-     * not at all where no machine is given. Collectives take their time but bring no other rank's
-     * bytes. Updates, gradients and the norm are computed as usual. */
+    double comm_bytes_per_second; /* if above 0, it replaces the machine's figure */
+    /* Forward and backward compute nothing. They only wait for as long as train_options.machine
+     * would need, or not at all if no machine is given. Collectives take their time but bring no
+     * other rank's bytes. Updates, gradients and the norm are computed as usual. */
     bool only_transfers;
-    /* Updates compute nothing: state is read and written unchanged, and the working weights are
+    /* Updates compute nothing. State is read and written unchanged, and the working weights are
      * zeros until a later update makes them again. A benchmark changes this between steps. */
     bool leaves_out_updates;
     int (*on_setup)(void *user, const struct setup *setup);

@@ -1,5 +1,5 @@
-/* What a run that goes on is told of: settings that are others than before, and options that change
- * nothing any more. Nothing is refused here; what cannot go on is (setup.c). */
+/* Warnings for a run that is resumed: settings that differ from before, and options that no longer
+ * have an effect. Nothing is refused here; setup.c refuses what cannot continue. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 static const char tokens_key[] = "\"train_tokens\": ";
 
-/* The number behind the key in the plan.json of the process before; false where there is none. */
+/* Reads the number after the key in the plan.json of the process before. False if there is none. */
 static bool read_tokens(const char *run_dir, uint64_t *tokens)
 {
     enum { LINE_BYTES = 512 }; /* the key is on a short line of its own */
@@ -27,8 +27,8 @@ static bool read_tokens(const char *run_dir, uint64_t *tokens)
     return is_found;
 }
 
-/* The job of the process before; NULL where it cannot be read. What it says of its keys was said
- * then. */
+/* Reads the job of the process before; NULL if it cannot be read. That process has already logged
+ * the warnings about its keys. */
 static job *read_job(const char *run_dir, uint32_t world)
 {
     char path[FILE_PATH_BYTES + 16];
@@ -60,7 +60,7 @@ static void tell_settings(const struct loop *self, const manifest *found)
         log_warn("the run in %s goes on with other settings: %s", self->run.dir.path, text);
     if (read_tokens(self->run.dir.path, &tokens) && tokens != has &&
         (!was || has_same_files(was, self->run.job)))
-        log_warn("data.train held %" PRIu64 " tokens and holds %" PRIu64
+        log_warn("data.train held %" PRIu64 " tokens and now holds %" PRIu64
                  ": the samples that follow are in another order",
                  tokens, has);
     if (was && job_list_late_keys(was, self->run.job, text, sizeof text) > 0)
@@ -68,7 +68,7 @@ static void tell_settings(const struct loop *self, const manifest *found)
     job_destroy(was);
 }
 
-/* The directory's own name for a kept commit is in the names of its drives (keep.c). */
+/* The names of a kept commit's drives contain the name of its directory (state/kept_commits.c). */
 static bool is_kept_commit(const manifest *found)
 {
     return found->slabs.drive_count > 0 && strstr(found->slabs.drives[0], ".keep/step-") != NULL;
@@ -82,15 +82,16 @@ void loop_tell_changes(const struct loop *self, const manifest *found)
                  ": it changes nothing in a run that goes on",
                  asked->run.seed, found->seed);
     if (!self->run.is_borrowed) {
-        if (!setup_is_imported(found)) /* no step was made with other settings */
+        if (!setup_is_imported(found)) /* an import has made no step with other settings */
             tell_settings(self, found);
         if (self->options->from)
-            log_info("the run in %s has begun: --from %s is not looked at", self->run.dir.path,
+            log_info("the run in %s has already begun: --from %s is ignored", self->run.dir.path,
                      self->options->from);
         if (is_kept_commit(found) && found->step < asked->run.steps)
-            log_warn("%s is a commit that was kept: it goes on and is not kept any more; --from "
-                     "with another run.dir leaves one as it is",
-                     self->run.dir.path);
+            log_warn(
+                "%s is a kept commit: the run goes on from it and it is not kept any more; --from "
+                "with another run.dir leaves it unchanged",
+                self->run.dir.path);
     }
     if (found->step >= asked->run.steps)
         log_line(found->step > asked->run.steps ? LOG_WARN : LOG_INFO,

@@ -1,4 +1,5 @@
-/* The end of a run: the last commit, the trace, the last evaluation; and what a failure leaves. */
+/* The end of a run: the last commit, the trace, the last evaluation; and the handling of a
+ * failure. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -48,7 +49,8 @@ int loop_is_evaluated(const struct loop *self, bool *is_done)
     return 0;
 }
 
-/* After the last step: the commit first, so that nothing after it can cost the run. */
+/* Ends a run after its last step. The commit comes first, so that no later failure can lose the
+ * run. */
 int loop_finish(struct loop *self, bool stopped)
 {
     TRY(loop_commit_now(self));
@@ -64,7 +66,8 @@ int loop_finish(struct loop *self, bool stopped)
 
 int loop_name_commit(const err_record *first, uint64_t step)
 {
-    if (strstr(first->text, "; the last good commit is of step ")) /* of the rank that failed */
+    /* the rank that failed has added it already */
+    if (strstr(first->text, "; the last good commit is of step "))
         return err_restore(first);
     return err_set(first->code,
                    "%s; the last good commit is of step %" PRIu64
@@ -72,7 +75,7 @@ int loop_name_commit(const err_record *first, uint64_t step)
                    first->text, step);
 }
 
-/* Which commit the run would go on from. */
+/* Adds to the error's text from which commit the run would continue. */
 static int tell_last_commit(const struct loop *self, const err_record *first)
 {
     const state_commit *commit = &self->run.commit;
@@ -85,7 +88,7 @@ static int tell_last_commit(const struct loop *self, const err_record *first)
         return err_set(first->code,
                        "%s; the run had no commit yet, the same command begins it again",
                        first->text);
-    if (first->code == ERR_CORRUPT) /* which may be of the commit itself */
+    if (first->code == ERR_CORRUPT) /* the commit itself may be corrupt */
         return err_set(first->code,
                        "%s; the last commit is of step %" PRIu64
                        ": `sluice verify %s` says whether it is whole, and then the same command "
@@ -98,16 +101,16 @@ int loop_rescue(struct loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
-    /* Of several ranks, what fails on one is not to be waited for by it: the commit takes all of
-     * them. That training diverges is seen by all at the same step. */
+    /* With several ranks, a rank that failed must not wait for the others, because a commit takes
+     * all of them. If training diverges, all ranks see it at the same step. */
     if (self->run.ranks.world > 1 && failed != ERR_DIVERGED) {
-        ranks_fail_all(&self->run.ranks,
-                       failed); /* who speaks says of which step the last commit is */
+        ranks_fail_all(&self->run.ranks, failed); /* the rank that reports names the last commit */
         return tell_last_commit(self, &first);
     }
-    /* What was read wrongly may be of the commit itself, though that is of this very step. */
+    /* After ERR_CORRUPT, the bytes that were read wrongly may be those of the commit, even one of
+     * this very step. */
     if (self->spoiled || failed == ERR_CORRUPT || loop_commit_now(self) < 0)
-        return tell_last_commit(self, &first); /* the engine itself failed */
+        return tell_last_commit(self, &first); /* here also if the engine itself failed */
     return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
                    self->run.record.step);
 }

@@ -1,13 +1,15 @@
-/* The training loop: one program a step, scalars between programs, metrics after each.
+/* The training loop: one program per step, scalars between programs, metrics after each step.
  *
- *   start --(no commit here)--> INIT ---\
- *         --(commit)-----------> LOAD --+--> FIRST --> STEADY ... --> FLUSH --> SAVE: the last commit
- *                                                       `--> a commit behind a step, where one is due
+ *   start ──(no commit here)──► INIT ──┐
+ *         ──(commit)──────────► LOAD ──┴─► FIRST ─► STEADY ... ─► FLUSH ─► SAVE: the last commit
+ *                                                     └─► a commit after a step, if one is due
  *
- * With update in_next_forward the gradients of step t are applied by the program of step t + 1 (or
- * by FLUSH), with the scalars that the norm of step t gave. A step whose gradient norm is not
- * finite is skipped: nothing is pending after it, so the next program is FIRST again where updates
- * are left for later, and the program's own updates do not run where they are not. */
+ * With update in_next_forward, the gradients of step t are applied by the program of step t + 1 (or
+ * by FLUSH), with the scalars that follow from the norm of step t. A step whose gradient norm is
+ * not finite is skipped:
+ *
+ *   updates are left for later   nothing is pending after the step, so the next program is FIRST
+ *   otherwise                    the updates of the step's own program do not run */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -23,11 +25,12 @@
 
 enum {
     SEAL_AFTER_STEPS = 2,
-    SKIPS_IN_A_ROW_MAX = 10, /* without loss scaling a skip changes nothing: more will not help */
+    /* without loss scaling a skip changes nothing, so more skips do not help */
+    SKIPS_IN_A_ROW_MAX = 10,
 };
 
-/* Mean of the losses of the targets that count, summed in double in order, over all ranks in
- * theirs; not a number where none counts. Learns of stops, too. */
+/* The mean of the losses of the targets that count: each rank sums in double, in order; then the
+ * ranks' sums are added in rank order. NaN if no target counts. Also exchanges requests to stop. */
 static int mean_loss(struct loop *self, double *mean)
 {
     const model *net = self->run.setup->net;
@@ -43,7 +46,7 @@ static int mean_loss(struct loop *self, double *mean)
     return 0;
 }
 
-/* Whether the state at this point is to be committed and is not yet. */
+/* True if the state at this step must be committed and is not committed yet. */
 static bool is_due(const struct loop *self, uint64_t step)
 {
     uint64_t every = self->run.job->run.commit_every;
@@ -52,15 +55,15 @@ static bool is_due(const struct loop *self, uint64_t step)
            !(commit->has_commit && commit->committed_step >= step);
 }
 
-/* Whether a steady step commits the state that it finds, which lacks the pending update. */
+/* True if a steady step commits the state at its begin, which lacks the pending update. */
 static bool finds_older(const struct loop *self)
 {
     return self->run.setup->set.commit == PLAN_COMMIT_FIRST &&
            engine_leaves_update(self->run.setup);
 }
 
-/* A commit of the state before the last step, which is still what there is, where it is one to
- * keep: else the next step would make it, and now there is none that finds it. */
+/* Commits the state before the last step, which memory still holds, if it is one to keep. Otherwise
+ * the next step would commit it, but here no next step begins with it. */
 static int commit_older(struct loop *self)
 {
     uint64_t step = self->before.step;
@@ -79,27 +82,28 @@ int loop_apply_pending(struct loop *self)
     return engine_run(self->run.engine, PROGRAM_FLUSH, self->run.record.step, NULL);
 }
 
-/* Any rank; all learn of it at the same step. */
+/* True if any rank was asked to stop. All ranks learn it at the same step. */
 static bool is_stopped(const struct loop *self)
 {
     const volatile sig_atomic_t *stop = self->options->stop;
     return self->run.ranks.world > 1 ? self->is_asked_to_stop : stop && *stop;
 }
 
-/* Rank 0 alone has the file. */
+/* Only rank 0 has the file. */
 static int write_metrics(struct loop *self, const metrics_line *line)
 {
     return self->run.ranks.rank == 0 ? metrics_file_write(&self->metrics, line) : 0;
 }
 
-/* The last evaluation is finished whatever was asked since: the run is over. */
+/* The last evaluation is finished even if a stop was requested: the run is over. */
 int loop_evaluate(struct loop *self, bool is_last)
 {
     if (!self->valid_data)
         return 0;
     uint64_t begin_ns = clock_ns();
     TRY(loop_apply_pending(self));
-    /* Whole programs of windows that are not repeated; at least one, which may wrap around. */
+    /* Evaluate whole programs, without repeating windows; at least one program, which may wrap
+     * around. */
     uint64_t windows = loop_step_windows(self);
     uint64_t asked = size_div_up(self->run.job->run.eval_batches,
                                  self->run.ranks.world * self->run.job->accumulation);
@@ -109,7 +113,7 @@ int loop_evaluate(struct loop *self, bool is_last)
     uint64_t counted = 0;
     for (uint64_t r = 0; r < runs; r++) {
         if (is_stopped(self) && !is_last)
-            return 0; /* the stop comes first; an unfinished evaluation says nothing */
+            return 0; /* stop at once; an unfinished evaluation has no result */
         TRY(loop_load_windows(self, self->valid_data, false, r * windows));
         TRY(engine_run(self->run.engine, PROGRAM_EVAL, self->run.record.step, NULL));
         TRY(mean_loss(self, &mean));
@@ -119,7 +123,7 @@ int loop_evaluate(struct loop *self, bool is_last)
             mean = targets ? mean * (double)targets : 0;
         sum += mean;
     }
-    /* Programs are of equal size but where some targets do not count. */
+    /* Programs have the same weight, unless some targets do not count. */
     double weight = mixture_has_marks(self->valid_data) ? (double)counted : (double)runs;
     struct train_eval eval = {.step = self->run.record.step, .loss = counted ? sum / weight : NAN};
     self->summary->eval_loss = eval.loss;
@@ -192,13 +196,13 @@ static void tell_step(struct loop *self, const metrics_line *line)
         self->options->on_step(self->options->user, &self->last);
 }
 
-/* The rate of the update that this step was to make. */
+/* The learning rate of the update that this step should have made. */
 static double rate_of(const struct loop *self)
 {
     return job_learning_rate(self->run.job, self->run.engine->step.applied + 1);
 }
 
-/* Why this step's failed gradient ends the run; NULL: it does not. */
+/* The reason why this step's gradient, which is not finite, ends the run; NULL: it does not. */
 static const char *why_no_skip(const struct loop *self)
 {
     if (self->run.setup->plan.update == UPDATE_IN_BACKWARD)
@@ -209,7 +213,7 @@ static const char *why_no_skip(const struct loop *self)
     return NULL;
 }
 
-/* A step whose gradient norm is not finite is skipped, or ends the run. */
+/* Handles a gradient norm that is not finite: the step is skipped, or the run ends. */
 static int note_overflow(struct loop *self, double loss)
 {
     const struct engine_step *step = &self->run.engine->step;
@@ -244,15 +248,15 @@ static int note_overflow(struct loop *self, double loss)
                    self->run.job->type == DTYPE_FP16 ? " or with fp16.loss_scale 0" : "");
 }
 
-/* Which state the steady step that comes next would commit: the one that it finds, which lacks the
- * pending update where there is one, or the one with that update. */
+/* The state that the next steady step would commit: the state at its begin, which lacks a pending
+ * update, or the state with all updates. */
 static const state_point *state_to_commit(const struct loop *self, state_point *now)
 {
     state_point_take(now, &self->run.record);
     return finds_older(self) ? &self->before : now;
 }
 
-/* Before a steady step: whether it commits, and what. */
+/* Before a steady step: decides if it commits, and which state. */
 static void decide_commit(struct loop *self)
 {
     state_commit *commit = &self->run.commit;
@@ -265,9 +269,9 @@ static void decide_commit(struct loop *self)
         state_point_put(state, &commit->record);
 }
 
-/* Between steps: a commit that no step can make behind its work. With updates left for later and
- * none pending (the step was skipped, or evaluation has applied it) the next step finds nothing to
- * commit. */
+/* Between steps: makes a due commit that no step can make beside its work. If updates are left for
+ * later but none is pending (the step was skipped, or an evaluation has applied the update), the
+ * next step does not commit the state at its begin. */
 static int commit_between(struct loop *self)
 {
     if (!is_due(self, self->run.record.step) && !is_due(self, self->before.step))
@@ -277,14 +281,14 @@ static int commit_between(struct loop *self)
         return 0;
     if (apart && !is_due(self, self->run.record.step))
         return 0;
-    if (self->run.engine->step.skip) /* the skipped step has changed nothing */
+    if (self->run.engine->step.skip) /* the skipped step changed nothing */
         TRY(commit_older(self));
     return is_due(self, self->run.record.step) || is_due(self, self->before.step)
                ? loop_commit_now(self)
                : 0;
 }
 
-/* The program of one step, with the scalars before and after it. */
+/* Runs the program of one step, and sets the scalars before and after it. */
 static int run_step_program(struct loop *self, run_totals *run, enum program_kind *ran)
 {
     struct engine *engine = self->run.engine;
@@ -292,9 +296,9 @@ static int run_step_program(struct loop *self, run_totals *run, enum program_kin
     engine->step.step = self->run.record.step + 1;
     engine->step.loss_scale = self->scaler.scale;
     if (!leaves_update)
-        engine->step.skip = false; /* until the norm says otherwise */
+        engine->step.skip = false; /* until the norm is known */
     if (self->run.setup->plan.update == UPDATE_IN_BACKWARD) {
-        engine->step.grad_norm = 0; /* neither clips nor skips */
+        engine->step.grad_norm = 0; /* then it neither clips nor skips */
         engine_make_scalars(engine);
     }
     enum program_kind kind = self->pending || !leaves_update ? PROGRAM_STEADY : PROGRAM_FIRST;
@@ -313,13 +317,13 @@ static int run_step_program(struct loop *self, run_totals *run, enum program_kin
     return 0;
 }
 
-/* Sent so far to other ranks by collectives. */
+/* Bytes that collectives have sent to other ranks so far. */
 static uint64_t sent_so_far(const struct loop *self)
 {
     return self->run.ranks.world > 1 ? comm_sent_bytes(self->run.ranks.comm) : 0;
 }
 
-/* Tells train_options.watch, if there is one. */
+/* Calls the on_step of train_options.watch, if there is one. */
 static int watch_step(struct loop *self, const run_totals *run, enum program_kind kind,
                       uint64_t events_begin, double seconds)
 {
@@ -404,7 +408,7 @@ static void check_seal(struct loop *self, bool last)
                  stats.call_count_after_seal, stats.first_tag_after_seal);
 }
 
-/* A stop comes before an evaluation that is due: the run that goes on makes it first. */
+/* A stop comes before an evaluation that is due, so a resumed run makes that evaluation first. */
 static int evaluate_missed(struct loop *self)
 {
     uint64_t every = self->run.job->run.eval_every, step = self->run.record.step;
@@ -415,14 +419,14 @@ static int evaluate_missed(struct loop *self)
     return is_done ? 0 : loop_evaluate(self, false);
 }
 
-/* Steps until the last or a stop. 1 when stopped on request. */
+/* Runs steps until the last one or a stop. Returns 1 if it stopped on request. */
 int loop_run_steps(struct loop *self)
 {
     uint64_t every = self->run.job->run.eval_every;
     bool sealed = false;
     double none;
     loop_begin_steps(self);
-    int rc = loop_share_step(self, 0, &none); /* a stop that came before */
+    int rc = loop_share_step(self, 0, &none); /* a stop that was requested before */
     if (rc == 0)
         rc = evaluate_missed(self);
     while (rc == 0 && self->run.record.step < self->run.job->run.steps && !is_stopped(self)) {

@@ -1,5 +1,5 @@
-/* A run from its opening to its end, as a whole (train_run) or step by step (train_open). The order
- * of what is refused, made and kept; the steps themselves are loop.c's. */
+/* A run from its opening to its end, as a whole (train_run) or step by step (train_open). This file
+ * sets the order in which things are refused, made and kept. The steps themselves are in loop.c. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "train/loop_internal.h"
 
-/* The run, its memory and slab, but for its directory. */
+/* Removes the run, its memory and slab, but not its directory. */
 static int remove_run(struct loop *self)
 {
     engine_destroy(self->run.engine);
@@ -19,14 +19,14 @@ static int remove_run(struct loop *self)
     return loop_clear(self, &self->run.record);
 }
 
-/* A new run that could not start leaves nothing but its directory. Of several ranks each removes
- * the slabs that it sees, and the manifest stays, which says that the run had begun: one that is
- * gone has removed nothing, and the next start does. The first error stays. */
+/* A new run that could not start leaves only its directory. With several ranks, each removes the
+ * slabs that it sees, but the manifest stays and says that the run had begun. A rank that is gone
+ * has removed nothing; the next start removes its slabs. Returns the first error. */
 static int withdraw(struct loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
-    if (failed != ERR_STOPPED) /* which all have agreed on */
+    if (failed != ERR_STOPPED) /* all ranks have agreed on a stop */
         ranks_fail_all(&self->run.ranks, failed);
     engine_destroy(self->run.engine);
     self->run.engine = NULL;
@@ -37,7 +37,8 @@ static int withdraw(struct loop *self, int failed)
     return err_restore(&first);
 }
 
-/* A new run that has what it begins with has a commit: of several ranks' it stays. */
+/* True if the failed start must be undone. A run of several ranks that took over another run's
+ * state has a commit already, which stays. */
 static bool is_to_withdraw(const struct loop *self)
 {
     return self->run.has_named_slabs && !(self->run.is_moved && self->run.ranks.world > 1);
@@ -49,7 +50,7 @@ static void sum_up_lanes(struct loop *self)
         self->summary->lanes[i] = self->run.engine->totals[i];
 }
 
-/* Nothing of a trial stays. */
+/* Ends a trial: nothing of it stays. */
 static int end_trial(struct loop *self, int result)
 {
     sum_up_lanes(self);
@@ -61,8 +62,8 @@ static int end_trial(struct loop *self, int result)
     return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
 }
 
-/* A failure while the state of a commit was taken up; refusals of what was asked say what to ask
- * for. */
+/* Handles a failure while the state of a commit was loaded: adds the commit's step to the text.
+ * Refusals stay unchanged, because they already say what to change. */
 static int name_commit(int failed, uint64_t step)
 {
     err_record first;
@@ -73,7 +74,7 @@ static int name_commit(int failed, uint64_t step)
     return loop_name_commit(&first, step);
 }
 
-/* Whether rank 0 finds something in the run directory. */
+/* *has_state: rank 0 finds a state in the run directory. */
 static int has_run_dir(const struct loop *self, bool *has_state)
 {
     char state[FILE_PATH_BYTES + 16];
@@ -84,7 +85,7 @@ static int has_run_dir(const struct loop *self, bool *has_state)
     return 0;
 }
 
-/* Takes the run directory, which is rank 0's alone, and tells all what it holds. */
+/* Opens the run directory, on rank 0 only, and tells all ranks what it holds. */
 static int find_state(struct loop *self, manifest *found, bool *exists)
 {
     const struct ranks *ranks = &self->run.ranks;
@@ -105,13 +106,13 @@ static int find_state(struct loop *self, manifest *found, bool *exists)
     return state_share_manifest(ranks, found, exists);
 }
 
-/* All before the first step. */
+/* Does everything that comes before the first step. */
 static int open_all(struct loop *self)
 {
     manifest *found = &self->found;
     bool exists = false, has_state;
-    /* Refusals first, each before any file is made: data, then fit. The directory is made only
-     * after the plan fits. */
+    /* Refuse first, before any file is made: unusable data, then a plan that does not fit. The
+     * directory is made only after the plan fits. */
     TRY(ranks_init(&self->run.ranks, self->options->comm));
     TRY(loop_make_step_words(self));
     TRY(loop_open_data(self));
@@ -183,7 +184,7 @@ static int create(const struct train_options *options, struct train_summary *sum
     return 0;
 }
 
-/* Frees all, with the result so far; returns the first failure, whose text stays. */
+/* Frees everything. `rc` is the result so far. Returns the first failure, whose text stays. */
 static int destroy(struct loop *self, int rc)
 {
     if (rc < 0 && rc != ERR_STOPPED)
@@ -192,14 +193,14 @@ static int destroy(struct loop *self, int rc)
     int memory = arena_process_memory(NULL, &self->summary->resident_bytes_max, NULL);
     if (memory < 0 && rc == 0)
         rc = memory;
-    err_record first; /* what is torn down after a failure may fail too */
+    err_record first; /* freeing after a failure may fail too */
     err_save(&first, rc);
     metrics_file_close(&self->metrics);
     manifest_fini(&self->found);
     mem_free(self->step_words);
     engine_destroy(self->run.engine);
     state_commit_fini(&self->run.commit);
-    hf_first_close(&self->first); /* borrows the setup's model */
+    hf_first_close(&self->first); /* it borrows the setup's model */
     setup_destroy(self->run.setup);
     manifest_fini(&self->run.record);
     loop_close_data(self);
@@ -222,7 +223,7 @@ struct train_session {
     struct train_options options;
     struct train_summary summary;
     struct loop *loop;
-    err_record failure; /* code below 0: of the step or commit that ended it */
+    err_record failure; /* code < 0: the step or commit that ended the session failed */
 };
 
 int train_open(const struct train_options *options, train_session **out)
@@ -248,7 +249,7 @@ int train_open(const struct train_options *options, train_session **out)
     return 0;
 }
 
-/* After a failure there is nothing left but to close. */
+/* After a failure: commits if possible and keeps the error. The session can then only be closed. */
 static int note(train_session *self, int rc)
 {
     if (rc < 0) {
@@ -263,8 +264,8 @@ static int check_usable(const train_session *self)
     return self->failure.code < 0 ? err_restore(&self->failure) : 0;
 }
 
-/* With one place per extent the next step changes what was committed in place: the manifest says so
- * first. */
+/* With one place per extent, the next step changes the committed state in place. The manifest must
+ * say so first. */
 static int leave_commit(struct loop *loop)
 {
     state_commit *commit = &loop->run.commit;

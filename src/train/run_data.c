@@ -1,11 +1,14 @@
-/* The data of a run: its files opened as sources, and those of text and JSON lines made into tokens
- * first.
+/* The data of a run: its files are opened as sources; files of text and JSON lines are made into
+ * tokens first.
  *
- *   loop_open_data   before anything is made: all is looked at, and opened where nothing is to be made
- *   loop_make_data   once the run directory is this run's: run.dir/data/<key>.tokens, by rank 0 while the others
- *                      wait, unless it is there from before; then all ranks open
+ *   loop_open_data   Before anything is made. Looks at all files, and opens them unless tokens must
+ *                    be made.
+ *   loop_make_data   When the run directory belongs to this run. Rank 0 makes
+ *                    run.dir/data/<key>.tokens, unless it exists, while the others wait; then
+ *                    all ranks open the data.
  *
- * A job of token files and of text as bytes takes no notice of the second. On the loop's thread. */
+ * A job with only token files, or with text as bytes, needs no tokens made. On the loop's
+ * thread. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -24,19 +27,19 @@ static_assert((int)JOB_FILES_MAX <= (int)MIXTURE_SOURCES_MAX, "a source has a fi
 
 enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = FILE_PATH_BYTES + 64 };
 
-/* What rank 0 finds out about a file, for all. */
+/* Rank 0's findings about a file, which it sends to all ranks. */
 struct file_word {
     uint64_t key;
-    uint8_t is_made; /* it is read from run.dir/data */
+    uint8_t is_made; /* its tokens are read from run.dir/data */
 };
 
 struct loop_data {
     struct file_word words[LISTS][JOB_FILES_MAX];
-    prepare_work work[LISTS][JOB_FILES_MAX]; /* rank 0's */
-    prepare_options options;                 /* likewise */
-    tokenizer *tokens;                       /* likewise, or NULL */
+    prepare_work work[LISTS][JOB_FILES_MAX]; /* on rank 0 */
+    prepare_options options;                 /* on rank 0 */
+    tokenizer *tokens;                       /* on rank 0, or NULL */
     char tokenizer_name[MADE_PATH_BYTES];
-    bool is_late; /* something is to be made */
+    bool is_late; /* tokens must be made of some file */
 };
 
 static const struct job_files *list_of(const struct job *asked, int list)
@@ -50,8 +53,8 @@ static bool ends_with(const char *text, const char *end)
     return length > end_length && strcmp(text + length - end_length, end) == 0;
 }
 
-/* Whether the job may have text or JSON lines to be made into tokens: by its words alone, of which
- * those that model.hf stands for are of this host. */
+/* True if the job may have text or JSON lines that must be made into tokens. Only the job's keys
+ * decide; those that model.hf stands for depend on this host. */
 static bool may_make(const struct job *asked)
 {
     if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == DATA_JSONL)
@@ -67,7 +70,7 @@ static bool may_make(const struct job *asked)
 
 /* ---- opening ---- */
 
-/* Where the tokens of a file are. */
+/* The path of the tokens that are made of a file. */
 static void made_path(const struct job *asked, const struct file_word *word,
                       char path[MADE_PATH_BYTES])
 {
@@ -106,7 +109,7 @@ static int open_corpus(const struct loop *self, int list, uint32_t first, uint32
     return rc;
 }
 
-/* All sources of a list. */
+/* Opens all sources of a list. */
 static int open_list(const struct loop *self, int list, mixture **out)
 {
     const struct job *asked = self->run.job;
@@ -140,8 +143,8 @@ static int open_lists(struct loop *self)
     if (is_text == mixture_is_text(self->valid_data))
         return 0;
     return err_set(ERR_INPUT,
-                   "data.train holds %s and data.valid holds %s: losses on the one say nothing of "
-                   "the other; give both in one form",
+                   "data.train holds %s and data.valid holds %s: their losses cannot be "
+                   "compared; give both in one form",
                    is_text ? "text" : "token ids", is_text ? "token ids" : "text");
 }
 
@@ -156,10 +159,10 @@ void loop_close_data(struct loop *self)
     self->data = NULL;
 }
 
-/* ---- what is to be made ---- */
+/* ---- which tokens must be made ---- */
 
-/* The run's copy of its checkpoint's tokenizer, where there is one and the job leaves the choice to
- * model.hf. */
+/* Names the tokenizer: the run's copy of its checkpoint's tokenizer, if there is one and the job
+ * leaves the choice to model.hf; else the job's. */
 static void name_tokenizer(const struct job *asked, char name[MADE_PATH_BYTES])
 {
     const char *given = asked->data.tokenizer, *own = hf_job_tokenizer(asked);
@@ -167,7 +170,7 @@ static void name_tokenizer(const struct job *asked, char name[MADE_PATH_BYTES])
         snprintf(name, MADE_PATH_BYTES, "%s/hf/%s", asked->run.dir, own);
         if (access(name, F_OK) == 0)
             return;
-        if (access(given, F_OK) != 0) /* it is gone, and had none: text is not what it is for */
+        if (access(given, F_OK) != 0) /* the checkpoint is gone, and had no tokenizer */
             given = "bytes";
     }
     snprintf(name, MADE_PATH_BYTES, "%s", given);
@@ -185,7 +188,7 @@ static int look_at(struct loop *self, int list, uint32_t idx)
     return 0;
 }
 
-/* Rank 0's. */
+/* Runs on rank 0 only. */
 static int look_at_all(struct loop *self)
 {
     struct loop_data *data = self->data;
@@ -202,7 +205,7 @@ static int look_at_all(struct loop *self)
     return 0;
 }
 
-/* Rank 0 looks, all know. */
+/* Rank 0 looks at all files and tells the others what must be made. */
 static int find_what_to_make(struct loop *self)
 {
     const struct ranks *ranks = &self->run.ranks;
@@ -219,7 +222,8 @@ static int find_what_to_make(struct loop *self)
     return 0;
 }
 
-/* Bytes as ids are nothing that a published model knows: who forgot the tokenizer is to see it. */
+/* Warns that text is read as bytes with the weights of a published model, whose ids are no bytes.
+ * The user may have forgotten the tokenizer. */
 static void warn_of_bytes(const struct loop *self)
 {
     const struct job *asked = self->run.job;
@@ -228,8 +232,8 @@ static void warn_of_bytes(const struct loop *self)
         strcmp(asked->data.tokenizer, "bytes") != 0)
         return;
     if (is_made || (self->train_data && mixture_is_text(self->train_data)))
-        log_warn("text is read as bytes, ids 0 to 255, which %s hardly knows as such: "
-                 "data.tokenizer names its tokenizer",
+        log_warn("text is read as bytes, ids 0 to 255, but the model of %s was trained with other "
+                 "tokens: set data.tokenizer to its tokenizer",
                  asked->model.hf);
 }
 
@@ -262,7 +266,7 @@ int loop_open_data(struct loop *self)
     if (self->options->watch && asked->data.train.count == 0)
         return 0; /* random tokens */
     int rc = job_check_for_training(asked);
-    uint8_t may = may_make(asked); /* other hosts may not see the checkpoint */
+    uint8_t may = may_make(asked); /* from rank 0: other hosts may not see the checkpoint */
     TRY(ranks_from_rank0(ranks, "kind of data", &may, sizeof may));
     if (rc == 0 && may) {
         TRY(find_what_to_make(self));
@@ -287,7 +291,8 @@ static int make_directory(const struct job *asked)
     return file_make_directories(path, NULL);
 }
 
-/* Rank 0's: what is there already is of an earlier process, or of a file that is in both lists. */
+/* Makes all tokens, on rank 0. A file that exists already is from an earlier process, or of a file
+ * that is in both lists. */
 static int make_all(struct loop *self)
 {
     struct loop_data *data = self->data;
@@ -309,7 +314,7 @@ static int make_all(struct loop *self)
     return 0;
 }
 
-/* What each source is, and what of it the run will see. */
+/* Logs each source, and how much of it the run will see. */
 static void tell_sources(const struct loop *self)
 {
     const mixture *data = self->train_data;

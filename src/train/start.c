@@ -1,6 +1,6 @@
-/* The start of a run: what the run directory holds, setup, memory, and the state of step 0 or of
- * the step where the run stopped. Everything that can be refused is refused before anything is
- * made. */
+/* The start of a run: reads what the run directory holds, makes setup and memory, and the state of
+ * step 0 or of the step where the run stopped. Everything that can be refused is refused before
+ * anything is made. */
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "train/loop_internal.h"
 
-/* What --fresh says where there is something to lose. */
+/* The error of --fresh if there is something to lose. */
 static int refuse_fresh(const struct loop *self, const manifest *found, bool is_read)
 {
     char what[96] = "manifests that cannot be read";
@@ -49,12 +49,12 @@ int loop_clear(struct loop *self, const manifest *found)
     return state_remove_slabs(&found->stray);
 }
 
-/* A run that was killed before its first commit, or while it began, has nothing to go on from. */
+/* A run that was killed before its first commit has nothing to continue from: it is removed. */
 static int forget_begun(struct loop *self, manifest *found)
 {
     if (self->run.ranks.rank == 0)
         log_info("the run in %s has no commit yet: it begins again", self->run.dir.path);
-    /* Rank 0's manifest goes last: until all slabs are gone it names them. */
+    /* Rank 0's manifest is removed last: until all slabs are gone, it names them. */
     int rc = self->run.ranks.rank != 0 ? loop_clear(self, found) : 0;
     rc = ranks_agree(&self->run.ranks, "removal of the run's slabs", rc);
     if (rc == 0 && self->run.ranks.rank == 0)
@@ -63,7 +63,8 @@ static int forget_begun(struct loop *self, manifest *found)
     return rc;
 }
 
-/* Commits that another run has kept here: a new one would neither replace them nor keep its own. */
+/* Refuses a directory with commits that another run has kept: a new run would neither replace them
+ * nor keep its own. */
 static int refuse_kept(const struct loop *self)
 {
     char path[FILE_PATH_BYTES + 16], name[sizeof path + 300];
@@ -85,8 +86,8 @@ static int refuse_kept(const struct loop *self)
     return rc;
 }
 
-/* Where the manifest says; else, and where those are another run's, where the job says. Slabs there
- * that lie beside those of the manifest may be of an older backup. */
+/* Finds the slabs where the manifest says or, if they are not there or belong to another run, where
+ * the job says. Slabs at the job's places may be of an older backup. */
 static int find_slabs(const struct loop *self, manifest *found)
 {
     TRY(state_find_moved(found, self->run.dir.state));
@@ -98,7 +99,8 @@ static int find_slabs(const struct loop *self, manifest *found)
     return state_check_owner(self->run.dir.state, &found->slabs);
 }
 
-/* On rank 0. What is *there may be a manifest of a run that has begun and has no commit. */
+/* On rank 0. *there: there is a manifest. It may be that of a run that has begun but has no
+ * commit. */
 static int look_at_run(struct loop *self, manifest *found, int *there)
 {
     int has_manifest = 0;
@@ -174,12 +176,12 @@ void loop_set_run_options(struct loop *self)
 int loop_open_first_weights(struct loop *self)
 {
     const struct state_run *run = &self->run;
-    if (self->options->is_trial) /* what it measures does not depend on them */
+    if (self->options->is_trial) /* a trial does not depend on the weights */
         return 0;
     return hf_first_open(&self->first, &run->ranks, run->job, run->setup->net);
 }
 
-/* The engine and the loop at the point of the commit. */
+/* Sets the engine and the loop to the point of the commit. */
 static int take_point(struct loop *self, const manifest *found)
 {
     state_point point;
@@ -208,9 +210,9 @@ int loop_start(struct loop *self, manifest *found)
             loop_tell_changes(self, found);
         const state_commit *commit = &self->run.commit;
         if (self->run.is_borrowed &&
-            self->run.ranks.rank == 0) /* a copy of the commit takes it along */
+            self->run.ranks.rank == 0) /* a kept copy of the commit includes job.json */
             TRY(state_run_dir_write(&self->run.dir, "job.json", self->run.job->text));
-        /* An attempt to keep it may have been killed. */
+        /* An earlier attempt to keep this commit may have been killed. */
         TRY(state_keep_commit(&self->run.commit, self->run.is_moved ? &commit->record : found));
     } else {
         if (!self->run.setup)
@@ -246,7 +248,7 @@ static int write_plan(struct loop *self)
     return rc;
 }
 
-/* Rank 0's. */
+/* Writes the run's files, on rank 0. */
 static int write_files(struct loop *self)
 {
     if (self->run.ranks.rank != 0)
@@ -270,7 +272,7 @@ int loop_make_state(struct loop *self)
         TRY(engine_run(self->run.engine, PROGRAM_LOAD, self->run.record.step, NULL));
     }
     if (self->run.job->run.commit_every == 0 && !self->options->is_trial) {
-        state_point point; /* one place per extent: from here on it is changed in place */
+        state_point point; /* one place per extent: from here on the state is changed in place */
         state_point_take(&point, &self->run.record);
         state_point_put(&point, &commit->record);
         TRY(state_write_slot(&self->run.commit, MANIFEST_RUNNING));

@@ -1,5 +1,6 @@
-/* What the ranks of a run tell each other in the loop: whether they read the same data, the losses
- * of a step, stops, and at the end what each rank used. Collective, on the loop's thread. */
+/* Exchanges between the ranks of a run in the loop: whether they read the same data, the losses
+ * of a step, requests to stop, and at the end what each rank used. Collective, on the loop's
+ * thread. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +14,7 @@
 
 /* ---- equal data ---- */
 
-/* What tells data from other data: the length, and a sum over pieces of all of it. */
+/* Identifies data: its length, and a hash of pieces from all of it. */
 struct data_word {
     uint64_t token_count, sum;
 };
@@ -60,7 +61,7 @@ int loop_compare_data(struct loop *self)
     for (int i = 0; rc == 0 && i < 2; i++)
         if (memcmp(&own[i], &first[i], sizeof *own) != 0)
             rc = err_set(ERR_INPUT,
-                         "%s has %llu tokens here and %llu%s on rank 0: all ranks are to read the "
+                         "%s has %llu tokens here and %llu%s on rank 0: all ranks must read the "
                          "same files; copy them to each host, or name a shared file system",
                          names[i], (unsigned long long)own[i].token_count,
                          (unsigned long long)first[i].token_count,

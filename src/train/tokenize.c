@@ -1,4 +1,4 @@
-/* Text and JSON lines made into one token file. See tokenize.h. */
+/* Makes one token file from text and JSON lines. See tokenize.h. */
 #include "train/tokenize.h"
 
 #include <stdio.h>
@@ -25,18 +25,18 @@ static int find_format(const char *name, enum data_format *out)
                 : 0;
 }
 
-/* The output takes the place of what had its name, and that may be no file that is read. */
+/* Refuses an output that is one of the input files, because it would replace that file. */
 static int check_name(const tokenize_request *request, const char *end)
 {
     char name[4096];
     struct stat out, in;
     int length = snprintf(name, sizeof name, "%s%s", request->out, end);
     if (length >= (int)sizeof name || stat(name, &out) != 0)
-        return 0; /* token_file_create says what is wrong with it */
+        return 0; /* token_file_create reports what is wrong with it */
     for (uint32_t i = 0; i < request->path_count; i++)
         if (stat(request->paths[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
-            return err_set(ERR_USAGE, "%s is read and would be written: give --out another name",
-                           name);
+            return err_set(ERR_USAGE,
+                           "%s is an input and would be written: give --out another name", name);
     return 0;
 }
 
@@ -71,8 +71,8 @@ static int tokenize_file(const char *path, const prepare_options *options, const
             path);
     if (work.is_chat)
         return err_set(ERR_INPUT,
-                       "%s holds conversations: which of their tokens count no such file can say; "
-                       "give it to data.train as it is",
+                       "%s holds conversations, and a token file cannot say which of their tokens "
+                       "count as targets: give it to data.train as it is",
                        path);
     TRY(prepare_run(&work, options, sink));
     result->bytes += work.bytes;

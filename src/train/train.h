@@ -1,12 +1,16 @@
-/* Training: a run from its opening to its end (train_run), or step by step for a program of one's
- * own (train_open).
+/* Training: a whole run from its opening to its end (train_run), or step by step for a program that
+ * wants to act between steps (train_open).
  *
  *   job ─► setup (model, placement, programs) ─► engine (arenas, slabs, lanes) ─► steps ─► commits
  *
- * One call at a time per process, on a thread that keeps a short scheduling slice from then on. The
- * calls block; progress is told through callbacks on the caller's thread. With several ranks, all
- * ranks call each function with the same arguments. Errors: see the err_code list; ERR_NO_FIT comes
- * before any file or large allocation. */
+ * A run lives in its run directory (job->run.dir). A commit is a durable state of one step; a run
+ * that ended early continues from its last commit when it is started again. A trial (is_trial) only
+ * measures.
+ *
+ * The calls block. One call at a time per process; the calling thread keeps a short scheduling
+ * slice from then on. Callbacks run on the calling thread. With several ranks, all ranks call each
+ * function with the same arguments. Errors are those of the err_code list; ERR_NO_FIT comes before
+ * any file or large allocation is made. */
 #ifndef SLUICE_TRAIN_TRAIN_H
 #define SLUICE_TRAIN_TRAIN_H
 
@@ -26,10 +30,11 @@ struct machine;
 struct setup_test;
 struct setup_watch;
 
+/* The step that was just made. */
 struct train_progress {
-    uint64_t step, steps, tokens; /* tokens of this step */
+    uint64_t step, steps, tokens; /* tokens: of this step */
     double loss, grad_norm, learning_rate, seconds, tokens_per_second, model_tflops;
-    double seconds_left; /* negative: unknown */
+    double seconds_left; /* negative if unknown */
     bool skipped;
     metrics_lane lanes[LANE_COUNT];
 };
@@ -39,28 +44,30 @@ struct train_eval {
     double loss; /* nats per token of data.valid */
 };
 
-/* What one rank had and used. */
+/* Resources that one rank had and used. Sizes in bytes. */
 struct train_rank {
     char host[64];
-    uint64_t arena_bytes[TIER_COUNT]; /* of device and host arena, and of the slabs' extents */
-    uint64_t slab_file_bytes;         /* of its slab files, headers included */
-    uint64_t sent_bytes;              /* to other ranks by collectives, in the last step */
+    /* sizes of the device and host arenas, and of the slab's extents */
+    uint64_t arena_bytes[TIER_COUNT];
+    uint64_t slab_file_bytes; /* size of its slab files, headers included */
+    uint64_t sent_bytes;      /* to other ranks by collectives, in the last step */
     uint64_t resident_bytes_max;
 };
 
 struct train_summary {
     uint64_t step;               /* the run is at this step, and it is committed */
-    uint64_t steps_done, tokens; /* of this call */
+    uint64_t steps_done, tokens; /* done by this call */
     double seconds;
-    double train_loss; /* of the last step */
+    double train_loss; /* mean loss of the last step */
     double eval_loss;
     bool eval_given;
     bool was_resumed;
     metrics_lane lanes[LANE_COUNT];
     uint64_t peak_bytes[TIER_COUNT];
-    uint64_t gpu_used_bytes; /* of the GPU's memory, at the end, by all processes; 0 on the CPU */
-    uint64_t resident_bytes_max;  /* VmHWM */
-    uint64_t sealed_alloc_count;  /* our allocations between the second step and the end: 0 */
+    uint64_t gpu_used_bytes;     /* GPU memory in use at the end, by all processes; 0 on the CPU */
+    uint64_t resident_bytes_max; /* VmHWM */
+    /* our allocations between the second step and the end; should be 0 */
+    uint64_t sealed_alloc_count;
     uint64_t sealed_mapped_bytes; /* growth of the mappings in the same time */
     uint64_t weights_hash;        /* state_weights_hash, on rank 0 */
     struct train_rank ranks[8];   /* [min(world, 8)] on rank 0 */
@@ -69,54 +76,58 @@ struct train_summary {
 
 struct train_options {
     const struct job *job;
-    /* this run's ranks, joined and left by the caller; NULL: one rank. Callbacks run on rank 0 */
+    /* The run's ranks, which the caller joins and leaves; NULL: one rank. Callbacks run on rank
+     * 0. */
     struct comm *comm;
-    /* config/machine.h: measured figures; NULL: the plan's defaults. Changes no bit */
+    /* measured figures (config/machine.h); NULL: the plan's defaults. Changes no bit. */
     const struct machine *machine;
-    const struct setup_watch *watch; /* of a profile or a benchmark; or NULL */
-    struct engine_memory *memory;    /* borrowed; NULL: memory of the run's own */
+    const struct setup_watch *watch; /* for a profile or a benchmark; or NULL */
+    struct engine_memory *memory;    /* borrowed; NULL: the run allocates its own */
     bool fresh;                      /* the run directory must be new, or hold no commit */
-    /* A run directory, or a kept commit, whose state a new run begins with; it stays as it is.
-     * NULL: the beginning. A run that has begun goes on without it. */
+    /* A run directory or a kept commit with whose state a new run begins; it is not changed. NULL:
+     * the run begins with initial weights. A run that already has a commit ignores it. */
     const char *from;
-    bool is_trial;     /* a measurement: no state is kept, and nothing is left behind */
+    bool is_trial;     /* only measure: no state is kept and nothing is left behind */
     bool hash_weights; /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
     const struct setup_test *test;     /* NULL in a real run */
+    /* Callbacks, each or NULL. on_plan comes before memory is reserved. */
     void (*on_plan)(void *user, const struct setup_summary *plan);
     void (*on_step)(void *user, const struct train_progress *progress);
     void (*on_eval)(void *user, const struct train_eval *eval);
     void *user;
 };
 
-/* Trains to run.steps, from the last commit of the run directory or from the beginning. Returns 0,
- * ERR_STOPPED after a requested stop (state is committed), or an error whose text says which commit
- * is the last. The summary is filled as far as the run came. */
+/* Trains to run.steps, from the last commit of the run directory or from the beginning. Returns 0;
+ * ERR_STOPPED after a requested stop, with the state committed; or an error whose text names the
+ * last commit. The summary is filled as far as the run came. */
 int train_run(const struct train_options *options, struct train_summary *summary) MUST_CHECK;
 
-/* The same step by step. The session begins at the state at which train_run would begin its first
- * step. One session at a time in a process, and all calls from one thread. `options` is copied;
- * what it points to is borrowed until train_close; is_trial is refused. */
+/* Training step by step. The session begins with the state with which train_run would begin its
+ * first step. One session at a time per process, and all calls from one thread. `options` is
+ * copied; what its pointers refer to is borrowed until train_close. is_trial is refused. */
 typedef struct train_session train_session;
 int train_open(const struct train_options *options, train_session **out) MUST_CHECK;
-/* One step, with the commit that run.commit_every asks for; no evaluation. ERR_USAGE after
- * run.steps. A step that fails ends the session: what can be committed is committed, and every
- * further call but train_close returns the same error. */
+/* Makes one step, and the commit that run.commit_every asks for; no evaluation. ERR_USAGE after
+ * run.steps. A step that fails ends the session: the state is committed if it is still good, and
+ * every later call except train_close returns the same error. */
 int train_step(train_session *self, struct train_progress *progress) MUST_CHECK;
-/* Nats per token of data.valid, also as a line of metrics.jsonl. ERR_USAGE without data.valid. */
+/* Evaluates data.valid: *loss in nats per token, also written as a line of metrics.jsonl. ERR_USAGE
+ * without data.valid. */
 int train_evaluate(train_session *self, double *loss) MUST_CHECK;
-/* Commits the state after the last step unless it is durable already; *step: which. */
+/* Commits the state after the last step, unless it is committed already. *step is that step. */
 int train_commit(train_session *self, uint64_t *step) MUST_CHECK;
-/* Commits, then rank 0 runs hf_export for that commit while the others wait; run_dir and is_held
- * are set here. A failed export leaves the session usable. */
+/* Commits; then rank 0 runs hf_export for that commit while the other ranks wait. It sets the
+ * options run_dir and is_held itself. A failed export leaves the session usable. */
 struct hf_export_options;
 struct hf_export_summary;
 int train_export(train_session *self, const struct hf_export_options *options,
                  struct hf_export_summary *summary) MUST_CHECK;
+/* Fills the summary so far, and the summary of the setup. */
 void train_get_summary(const train_session *self, struct train_summary *summary,
                        struct setup_summary *plan);
-/* Commits what is not committed, and frees. After a failed step it only frees, and returns that
- * step's error. NULL is allowed. */
+/* Commits the last step if that is not done, and frees the session. After a failed step it only
+ * frees, and returns that step's error. NULL is allowed. */
 int train_close(train_session *self) MUST_CHECK;
 
 #endif

@@ -1,17 +1,16 @@
-/* Tokens of a step's windows: of the data, or random ones where a trial has none. On the loop's
- * thread, between programs. */
+/* The tokens of a step's windows: from the data, or random ones if a trial has no data. On the
+ * loop's thread, between programs. */
 #include "base/rng.h"
 #include "train/loop_internal.h"
 
 enum { RANDOM_STREAM = 77 };
 
-/* Windows of a step, of all ranks. */
 uint64_t loop_step_windows(const struct loop *self)
 {
     return self->run.ranks.world * self->run.job->accumulation * self->run.setup->net->micro_batch;
 }
 
-/* For a trial without data: it measures, and what it learns is dropped. */
+/* Random tokens for a trial without data. It only measures, and what it learns is dropped. */
 static void fill_random(const struct loop *self, uint64_t first, uint64_t count, int32_t *tokens)
 {
     uint64_t vocabulary = self->run.setup->net->spec.vocab_size;

@@ -353,7 +353,7 @@ exits 0 "--from"
 call "$sluice" inspect second
 grep -q 'seed of the weights 1$' out || fail "--from: another seed than that of the weights"
 good run.dir=run/keep/step-000000002
-grep -q 'is a commit that was kept: it goes on and is not kept any more' err || fail "a kept commit goes on, and nothing is said"
+grep -q 'is a kept commit: the run goes on from it and it is not kept any more' err || fail "a kept commit goes on, and nothing is said"
 rm -rf second run/state drive
 refused 2 "run holds commits that another run has kept, such as step-00000000" run.keep=2 run.commit_every=2
 refused 2 "run holds commits that another run has kept" run.fresh=true
