@@ -1,11 +1,8 @@
 /* Copies how long the transfers of each drive took from the engine's io to the names of a trace. On
  * the loop's thread, between steps. */
-#include <assert.h>
-
 #include "engine/engine_internal.h"
 #include "report/chrome_trace.h"
 
-static_assert((int)DRIVES_MAX == (int)DRIVES_MAX, "each drive has its place");
 
 void engine_trace_drives(const struct engine *engine, chrome_trace_names *names)
 {
