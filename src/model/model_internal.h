@@ -258,8 +258,8 @@ struct modeli_row {
 };
 typedef struct modeli_row modeli_row;
 
-/* Adds a tensor and returns its offset. row->with_previous puts it directly after the tensor before,
- * without alignment, so that both are rows of one matrix. */
+/* Adds a tensor and returns its offset. row->with_previous puts it directly after the tensor
+ * before, without alignment, so that both are rows of one matrix. */
 uint64_t modeli_add(modeli_lister *list, const modeli_row *row);
 /* Appends a tensor. The caller fills in its name and its initial weights. */
 model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
