@@ -56,7 +56,8 @@ static const char *skip_blanks(const char *at)
     return at;
 }
 
-/* Reads a number below CORE_SET_MAX and the blanks around it; *at stays where there is none. */
+/* Reads a number below CORE_SET_MAX and the blanks around it. If there is none, *at does not
+ * move. */
 static int read_number(const char **at, int *number)
 {
     const char *digit = skip_blanks(*at);

@@ -23,13 +23,13 @@ struct core_set {
 typedef struct core_set core_set;
 typedef struct core_set node_set; /* the same thing, holding nodes */
 
-/* `number` outside 0 to CORE_SET_MAX - 1 is in no set. */
+/* False for every number outside 0 .. CORE_SET_MAX - 1. */
 static inline bool core_set_has(const core_set *self, int number)
 {
     return number >= 0 && number < CORE_SET_MAX && (self->words[number / 64] >> (number % 64) & 1);
 }
 
-/* The number must be in range, here and below. */
+/* core_set_add and core_set_remove need a number in 0 .. CORE_SET_MAX - 1. */
 static inline void core_set_add(core_set *self, int number)
 {
     assert(number >= 0 && number < CORE_SET_MAX);
@@ -44,7 +44,7 @@ static inline void core_set_remove(core_set *self, int number)
 
 uint32_t core_set_count(const core_set *self);
 
-/* The smallest number of the set that is not below `from`; -1: there is none. A loop over all:
+/* The smallest number of the set that is at least `from`, or -1 if there is none. A loop over all:
  *     for (int c = core_set_next(&set, 0); c >= 0; c = core_set_next(&set, c + 1)) */
 int core_set_next(const core_set *self, int from);
 
@@ -55,10 +55,10 @@ void core_set_and(core_set *target, const core_set *a, const core_set *b);
 void core_set_or(core_set *target, const core_set *a, const core_set *b);
 void core_set_minus(core_set *target, const core_set *a, const core_set *b);
 
-/* Reads a set. Blanks around numbers and a last newline are allowed, and numbers may repeat; a text
- * of blanks alone is the empty set (the kernel writes that for a node without cores). -EINVAL with
- * what is wrong and *out empty, for all else: "3-", "7-3", "a", "1,,2", numbers of CORE_SET_MAX or
- * more. */
+/* Reads a set. Blanks around numbers and a last newline are allowed, and numbers may repeat. A text
+ * of blanks alone is the empty set; the kernel writes it for a node without cores. Every other text
+ * ("3-", "7-3", "a", "1,,2", a number of CORE_SET_MAX or more) is -EINVAL: the error says what is
+ * wrong, and *out is empty. */
 int core_set_parse(const char *text, core_set *out) MUST_CHECK;
 
 /* Writes the set's text, "none" for an empty one. Returns `text`. */

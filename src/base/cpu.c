@@ -23,7 +23,7 @@ static const char *const names[CPU_ISA_COUNT] = {
 
 /* Written once, by choose. */
 static struct {
-    enum cpu_isa isa; /* CPU_ISA_COUNT: SLUICE_ISA cannot be followed */
+    enum cpu_isa isa; /* CPU_ISA_COUNT if SLUICE_ISA cannot be followed */
     bool is_forced;
 } choice;
 
@@ -120,7 +120,7 @@ static enum cpu_isa find_name(const char *name)
     return isa;
 }
 
-/* What SLUICE_ISA says; NULL where it is unset or empty. */
+/* The text of SLUICE_ISA, or NULL if it is unset or empty. */
 static const char *asked_name(void)
 {
     const char *text = getenv("SLUICE_ISA");
@@ -160,7 +160,7 @@ int cpu_isa_check(void)
     char sets[96];
     list_sets(sets, sizeof sets);
     const char *asked = asked_name();
-    asked = asked ? asked : ""; /* somebody changed the environment since */
+    asked = asked ? asked : ""; /* the environment may have changed since */
     return err_set(ERR_USAGE, "SLUICE_ISA is \"%s\", %s; this CPU has: %s", asked,
                    find_name(asked) < CPU_ISA_COUNT ? "an instruction set that this CPU lacks"
                                                     : "which is not the name of an instruction set",

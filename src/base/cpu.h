@@ -19,7 +19,7 @@
 enum cpu_isa {
     CPU_BASELINE,    /* what every CPU of the architecture has, as far as the compiler uses it */
     CPU_NEON,        /* aarch64 */
-    CPU_AVX2,        /* x86-64, as all that follow: AVX2, FMA and F16C */
+    CPU_AVX2,        /* x86-64, as all sets below: AVX2, FMA and F16C */
     CPU_AVX512,      /* AVX-512 F, BW, DQ and VL */
     CPU_AVX512_BF16, /* and AVX512_BF16 */
     CPU_AMX,         /* and AMX-TILE and AMX-BF16, and the permission to use them */
@@ -34,15 +34,16 @@ const char *cpu_isa_name(enum cpu_isa isa);
  * system for this process's permission to use the tiles. */
 bool cpu_has(enum cpu_isa isa);
 
-/* Makes the choice. 0, or ERR_USAGE where SLUICE_ISA is an unknown word or names a set that this
- * CPU lacks. Everything that starts work calls it before cpu_isa is asked: main, sluice_open,
- * the CPU backend. */
+/* Makes the choice. Returns 0, or ERR_USAGE if SLUICE_ISA is an unknown word or names a set that
+ * this CPU lacks. Everything that starts work (main, sluice_open, the CPU backend) calls it before
+ * the first cpu_isa. */
 int cpu_isa_check(void) MUST_CHECK;
 
-/* The chosen set. cpu_isa_check must give 0 in this process. */
+/* The chosen set. Call cpu_isa_check before; it must have returned 0. */
 enum cpu_isa cpu_isa(void);
 
-/* True if SLUICE_ISA made the choice: libraries that choose for themselves must be held to it. */
+/* True if SLUICE_ISA made the choice. Libraries that choose an instruction set themselves must then
+ * be limited to it. */
 bool cpu_isa_is_forced(void);
 
 #endif

@@ -62,21 +62,22 @@ static inline uint16_t bf16_working_copy(float master)
     return (uint16_t)((bits + 0x8000u) >> 16);
 }
 
-/* The low 16 bits of a master, which bf16_working_copy drops. The master is a number. */
+/* The low 16 bits of a master, which bf16_working_copy drops. The master must not be NaN. */
 static inline uint16_t master_low16(float master)
 {
     return (uint16_t)fp32_bits(master);
 }
 
-/* All 32 bits of the master from a working copy and the low bits. Where the low bits are 0x8000 or
- * more the working copy was rounded up in magnitude, so they count as negative. */
+/* All 32 bits of the master from a working copy and the low bits. If the low bits are 0x8000 or
+ * more, the working copy was rounded up in magnitude, so they count as negative. */
 static inline float master_join(uint16_t working_copy, uint16_t low)
 {
     return fp32_from_bits(((uint32_t)working_copy << 16) + (uint32_t)(int32_t)(int16_t)low);
 }
 
 float fp32_from_fp16(uint16_t half);
-uint16_t fp16_from_fp32(float value); /* nearest even, overflow to infinity, subnormals kept */
+/* nearest even; overflow gives infinity; subnormals are kept */
+uint16_t fp16_from_fp32(float value);
 
 /* Converts count elements; source and target may not overlap unless they are equal in type and
  * address. Rounding is to nearest even. */

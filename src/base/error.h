@@ -1,10 +1,10 @@
 /* Errors as values, for every module.
  *
  * A function that can fail returns an int: 0 or a count on success, a negative code on failure.
- * Codes are -errno (foreign codes are converted where they enter) or one of ERR_* below. The text
- * is made once, by err_set, at the place that knows the operands; it says what failed, where, with
- * which numbers, and what to do next. It is kept per thread until the next err_set of that thread.
- * A worker thread hands its error to another thread with err_save and err_restore.
+ * Codes are -errno or one of ERR_* below; codes of other libraries are converted where they enter.
+ * err_set makes the text once, at the place that knows the operands. The text says what failed,
+ * where, with which numbers, and what to do next. Each thread keeps its own text until its next
+ * err_set. A worker thread hands its error to another thread with err_save and err_restore.
  *
  * Only src/cli prints errors and turns codes into exit statuses. Nothing here allocates. */
 #ifndef SLUICE_BASE_ERROR_H
@@ -15,7 +15,7 @@ enum err_code {
     ERR_CONFIG = -10002,   /* wrong key or value in the job file: exit 2 */
     ERR_INPUT = -10003,    /* data, model or run directory missing or malformed: exit 2 */
     ERR_NO_FIT = -10004,   /* the job does not fit a budget: exit 3 */
-    ERR_STOPPED = -10005,  /* stopped on request, state is committed: exit 75 */
+    ERR_STOPPED = -10005,  /* stopped on request after the state was committed: exit 75 */
     ERR_POISONED = -10006, /* the object failed before and refuses further work */
     ERR_CORRUPT = -10007,  /* stored bytes disagree with their checksum or format */
     ERR_BACKEND = -10008,  /* a library (oneDNN, CUDA, MPI, ...) refused; the text has its code */
@@ -69,8 +69,8 @@ int err_restore(const err_record *record);
             goto label;                                                                            \
     } while (0)
 
-/* While cleaning up: keeps the first error. The text kept is the last one set, so the first error's
- * text must be saved (err_save) where both matter. */
+/* For cleaning up: keeps the code of the first error. The thread's text is always that of the last
+ * error, so save the first text with err_save if it is needed too. */
 #define TRY_KEEP(rc, call)                                                                         \
     do {                                                                                           \
         int keep_rc_ = (call);                                                                     \

@@ -1,6 +1,6 @@
 /* The named points. See failpoint.h. Nothing here allocates.
  *
- * `armed` is all that a point reads while no point is armed; only then is the rest read. */
+ * While no point is armed, a point reads only `armed`. */
 #include "base/failpoint.h"
 
 #include <assert.h>
@@ -23,10 +23,10 @@ enum { ARMED_ACTIONS = 1, ARMED_HOOK = 2 };
 enum {
     SLEEP_MS_MAX = 3600 * 1000,
     ERRNO_MAX = 200, /* above all that Linux has */
-    PART_BYTES = 80, /* point=action; a longer one cannot be right */
+    PART_BYTES = 80, /* "point=action"; a longer text is wrong */
 };
 
-/* All points there are; the header's comment says where they lie. */
+/* All points. The comment of failpoint.h lists them with their places. */
 static const char *const point_names[] = {
     "slab.create",      "recut.begin",     "recut.copied",   "recut.switched", "recut.removed",
     "commit.begin",     "slab.sync",       "commit.synced",  "manifest.begin", "manifest.half",
@@ -38,7 +38,7 @@ enum { POINT_COUNT = sizeof point_names / sizeof point_names[0] };
 struct point {
     enum action_kind kind;
     uint64_t number; /* milliseconds, or the errno value */
-    uint64_t at;     /* ACTION_FAIL, ACTION_KILL: at this time, from 1 */
+    uint64_t at;     /* for ACTION_FAIL and ACTION_KILL: the time at which it acts, from 1 */
     atomic_uint_fast64_t met_count;
 };
 typedef struct point point;
@@ -60,7 +60,7 @@ static int find_point(const char *name)
 
 /* ---- SLUICE_FAILPOINTS ---- */
 
-/* A decimal number of 1 to `most` at *text, which moves behind it. */
+/* Reads a decimal number of 1 to `most` at *text, and moves *text after it. */
 static bool read_number(const char **text, uint64_t most, uint64_t *number)
 {
     const char *at = *text;
@@ -74,7 +74,7 @@ static bool read_number(const char **text, uint64_t most, uint64_t *number)
     return is_number;
 }
 
-/* "@<n>" to the end, or nothing, which is the first time. */
+/* Reads "@<n>" up to the end of the text. An empty text means the first time. */
 static bool read_at(const char *text, uint64_t *at)
 {
     *at = 1;
@@ -95,7 +95,7 @@ static bool read_errno(const char *name, size_t length, uint64_t *number)
     return false;
 }
 
-/* The action of a point, without it: "kill@2". */
+/* Reads the action of a point, for example "kill@2". */
 static bool read_action(const char *text, point *out)
 {
     if (strncmp(text, "sleep:", 6) == 0) {
@@ -124,7 +124,7 @@ static int unknown_point(const char *name)
                    list);
 }
 
-/* One "<point>=<action>". */
+/* Reads one "<point>=<action>". */
 static int read_part(const char *text, size_t length)
 {
     char part[PART_BYTES];
@@ -208,7 +208,7 @@ static int act(point *self, const char *name)
     case ACTION_KILL:
         if (met == self->at) {
             (void)kill(getpid(), SIGKILL);
-            for (;;) /* the signal may take a moment: nothing more happens here */
+            for (;;) /* the signal may take a moment; nothing more may happen here */
                 (void)pause();
         }
         break;
@@ -220,9 +220,10 @@ int failpoint(const char *name)
 {
     if (atomic_load_explicit(&armed, memory_order_relaxed) == 0)
         return 0;
-    int which = atomic_load(&armed); /* acquires what was stored before it was set */
+    /* acquire: orders the stores that were made before it was set */
+    int which = atomic_load(&armed);
     int idx = find_point(name);
-    assert(idx >= 0); /* it belongs in the list above */
+    assert(idx >= 0); /* a new point must be added to the list above */
     if (which & ARMED_HOOK) {
         hook_function call = atomic_load(&hook_call);
         int rc = call ? call(atomic_load(&hook_user), name) : 0;

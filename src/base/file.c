@@ -41,7 +41,7 @@ static int copy_path(char out[FILE_PATH_BYTES], const char *path)
                    FILE_PATH_BYTES - 1);
 }
 
-/* "/a//b/" becomes "/a"; false, with the path as it is, where it has no other part. */
+/* "/a//b/" becomes "/a". False, with the path unchanged, if it has no parent part. */
 static bool cut_last_part(char *path)
 {
     size_t length = strlen(path);
@@ -80,13 +80,13 @@ int file_open(const char *path, int *fd, uint64_t *file_bytes)
     return rc;
 }
 
-/* Reads to the end in a buffer with room for `room_bytes` at first. */
+/* Reads to the end into a buffer that at first has room for `room_bytes`. */
 static int read_to_end(int fd, const char *name, uint64_t room_bytes, uint64_t bytes_max,
                        char **text, uint64_t *text_bytes)
 {
     uint64_t used = 0, room = 0;
     for (;;) {
-        if (used == room) { /* room beyond the text: for the zero, and to see the end */
+        if (used == room) { /* beyond the text: room for the zero byte, and to see the end */
             room = room == 0 ? room_bytes : 2 * room;
             char *larger = mem_resize(*text, room, 1, "text of a file");
             if (!larger)
@@ -113,7 +113,7 @@ static int read_to_end(int fd, const char *name, uint64_t room_bytes, uint64_t b
     return 0;
 }
 
-/* Ends the text of a read that failed. */
+/* Frees the text if the read failed. */
 static int end_read(int rc, char **text, uint64_t *text_bytes)
 {
     if (rc < 0) {
@@ -165,8 +165,8 @@ int file_name_temporary(char out[FILE_PATH_BYTES], const char *path)
                    (int)(FILE_PATH_BYTES - sizeof suffix));
 }
 
-/* Ends an atomic write whose temporary is closed, durable where rc is 0: the last steps, or its
- * removal. */
+/* The last steps of an atomic write whose temporary is closed. If rc is 0: rename and sync; else
+ * the temporary is removed. */
 static int put_in_place(int rc, const char *temporary, const char *path)
 {
     if (rc == 0 && rename(temporary, path) != 0)
@@ -196,8 +196,8 @@ int file_write_with(const char *path, int (*fill)(void *user, FILE *out), void *
         return err_errno(errno, "cannot write %s", temporary);
     int rc = fill(user, out);
     assert(rc <= 0);
-    errno =
-        0; /* a stream keeps that there was an error, not which: EIO unless the flush says more */
+    /* A stream keeps only that there was an error. The code is EIO unless the flush gives another. */
+    errno = 0;
     if (rc == 0 && (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0))
         rc = err_errno(errno ? errno : EIO, "cannot write %s", path);
     if (fclose(out) != 0 && rc == 0)
@@ -256,7 +256,7 @@ int file_sync_parent(const char *path)
     return rc;
 }
 
-/* Makes one directory. *made_count grows by one where it was missing. */
+/* Makes one directory. If it was missing, *made_count grows by one. */
 static int make_directory(const char *path, uint32_t *made_count)
 {
     if (mkdir(path, 0777) == 0) {
@@ -281,7 +281,7 @@ int file_make_directories(const char *directory, uint32_t *made_count)
         uint32_t before = count;
         int rc = make_directory(path, &count);
         if (rc < 0) {
-            if (count == before) /* this one is not there */
+            if (count == before) /* this directory was not made */
                 cut_last_part(path);
             file_unmake_directories(path, count);
             return rc;

@@ -14,7 +14,7 @@ enum log_level {
     LOG_DEBUG, /* only with SLUICE_LOG=debug */
     LOG_INFO,
     LOG_WARN,
-    LOG_QUIET /* as a threshold: nothing */
+    LOG_QUIET /* a threshold only: nothing is written */
 };
 
 void log_set_level(enum log_level threshold);
@@ -30,7 +30,7 @@ __attribute__((format(printf, 2, 3))) void log_line(enum log_level level, const 
  * before other threads are started. */
 void log_set_prefix(const char *prefix);
 
-/* Called before each line is written; NULL for none. The callee must not log. */
+/* Sets the function that is called before each line is written; NULL for none. It must not log. */
 void log_set_hook(void (*before_line)(void *user), void *user);
 
 /* Monotonic time in nanoseconds. */

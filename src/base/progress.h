@@ -1,17 +1,18 @@
 /* How far this process has come, as one number that others can watch. Code that has advanced a long
- * piece of work counts it up; a reader that looks now and then sees whether the process goes on or
- * stands still. The counters are:
+ * piece of work adds one. A reader that looks from time to time sees whether the process makes
+ * progress or hangs. These parts count:
  *
- *   lanes      an op is done                      (swap/executor.c)
- *   arenas     a part is mapped                  (tiers/arena.c)
- *   drives     a transfer is done                 (tiers/io.c)
- *              a part of a copy is done           (tiers/slab_copy.c)
- *   files      a part of a file is read           (base/file.c, data/formats.c)
+ *   lanes      an op is done                          (swap/executor.c)
+ *   arenas     a part is mapped                       (tiers/arena.c)
+ *   drives     a transfer is done                     (tiers/io.c)
+ *              a part of a copy is done               (tiers/slab_copy.c)
+ *   files      a part of a file is read or written    (src/base, src/data, src/format)
  *   ranks      a call of the control plane has begun or ended, or a round of a collective
- *              is done                            (src/comm)
+ *              is done                                (src/comm)
  *
- * Code that waits, polls or tries again does not count: a process that hangs must stand still. So a
- * piece of work is split, or it is shorter than comm.timeout_seconds. Any thread. */
+ * Code that waits, polls or tries again does not count, because the number of a process that hangs
+ * must stand still. So each piece of work either counts its parts or takes less than
+ * comm.timeout_seconds. Any thread. */
 #ifndef SLUICE_BASE_PROGRESS_H
 #define SLUICE_BASE_PROGRESS_H
 

@@ -1,6 +1,6 @@
-/* Random numbers that depend on (seed, stream, index) alone: no hidden state, so any thread, rank
- * or resumed run draws the same value for the same element. Philox-4x32-10 (Salmon et al.,
- * "Parallel random numbers: as easy as 1, 2, 3", SC 2011). */
+/* Random numbers that depend only on (seed, stream, index). There is no hidden state, so any
+ * thread, rank or resumed run draws the same value for the same element. Philox-4x32-10 (Salmon et
+ * al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Pure. */
 #ifndef SLUICE_BASE_RNG_H
 #define SLUICE_BASE_RNG_H
 

@@ -3,10 +3,10 @@
  *   unit    [0 ........................................ unit_elems) [zeros)
  *   shards  [rank 0       )[rank 1       )[rank 2       )[rank 3         )   shard_elems each
  *
- * Every unit is cut over all ranks, so that every link and drive works on each of them. Shards are
- * equal and end on multiples of SHARD_ELEMS_STEP. Beyond the unit the last shards have padding of
- * zeros: no product reads it, every sum adds it, commits hold it, and a move to another layout
- * drops it. With one rank the shard is the unit. Pure. */
+ * Every unit is cut over all ranks, so that all links and drives work on each unit. Shards are
+ * equal and end on multiples of SHARD_ELEMS_STEP. The last shards may reach beyond the unit; that
+ * padding is zeros. No product reads the padding, every sum adds it, commits hold it, and a move to
+ * another layout drops it. With one rank the shard is the unit. Pure. */
 #ifndef SLUICE_BASE_SHARD_H
 #define SLUICE_BASE_SHARD_H
 
@@ -15,7 +15,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 
-/* Elements of each rank's shard; `unit_elems` a multiple of SHARD_ELEMS_STEP. */
+/* Elements of each rank's shard. `unit_elems` must be a multiple of SHARD_ELEMS_STEP. */
 static inline uint64_t shard_elems(uint64_t unit_elems, uint32_t world)
 {
     return size_round_up(size_div_up(unit_elems, world), SHARD_ELEMS_STEP);
@@ -33,7 +33,8 @@ static inline uint64_t shard_begin(uint64_t unit_elems, uint32_t world, uint32_t
     return rank * shard_elems(unit_elems, world);
 }
 
-/* How many of the `count` elements from `begin` of the unit's padded vector are the unit's own. */
+/* How many of the elements [begin, begin + count) of the padded vector belong to the unit
+ * itself. */
 static inline uint64_t shard_real_elems(uint64_t unit_elems, uint64_t begin, uint64_t count)
 {
     return begin >= unit_elems ? 0 : size_min(count, unit_elems - begin);

@@ -11,12 +11,11 @@
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
 
-/* *out = a * b or a + b; -EOVERFLOW with the error set, and *out 0, where it does not fit. */
+/* *out = a * b or a + b. If that does not fit: -EOVERFLOW with the error set, and *out = 0. */
 int size_mul(uint64_t a, uint64_t b, uint64_t *out) MUST_CHECK;
 int size_add(uint64_t a, uint64_t b, uint64_t *out) MUST_CHECK;
 
-/* The smallest multiple of `step` (> 0) that is not below `value`; the caller knows that it fits.
- */
+/* The smallest multiple of `step` (> 0) that is at least `value`. The caller knows that it fits. */
 static inline uint64_t size_round_up(uint64_t value, uint64_t step)
 {
     return (value + step - 1) / step * step;

@@ -1,4 +1,4 @@
-/* Where threads run, and how soon. See thread.h. */
+/* On which cores threads run, and how soon after waking. See thread.h. */
 #include "base/thread.h"
 
 #include <assert.h>
@@ -13,7 +13,7 @@
 
 #include "base/log.h"
 
-/* struct sched_attr of the kernel, first version; glibc has none before 2.41. */
+/* The kernel's struct sched_attr, first version; glibc before 2.41 does not declare it. */
 struct thread_sched_attr {
     uint32_t size, policy;
     uint64_t flags;
@@ -30,16 +30,16 @@ void thread_ask_short_slice(void)
     struct thread_sched_attr attr;
     memset(&attr, 0, sizeof attr);
     if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0 || attr.policy != 0)
-        return; /* not an ordinary thread: its owner has other plans */
+        return; /* not an ordinary thread: its policy was set on purpose */
     attr.size = sizeof attr;
     attr.runtime_ns = THREAD_SLICE_NS;
-    (void)syscall(SYS_sched_setattr, 0, &attr, 0); /* a hint: refused is as good as ignored */
+    (void)syscall(SYS_sched_setattr, 0, &attr, 0); /* only a hint: a refusal changes nothing else */
 #endif
 }
 
 static_assert(CORE_SET_MAX == CPU_SETSIZE, "a core set holds what an affinity mask does");
 
-/* The places of an OpenMP runtime that binds threads itself; adds nothing where it does not. */
+/* Adds the places of an OpenMP runtime that binds threads itself; else adds nothing. */
 static void add_places(core_set *cores)
 {
     if (omp_get_proc_bind() == omp_proc_bind_false)
@@ -57,14 +57,15 @@ static void add_places(core_set *cores)
     }
 }
 
-/* Asked once: later this thread may be bound to cores of ours. */
+/* Read once, because this thread may be bound to fewer cores later. */
 static pthread_once_t allowed_once = PTHREAD_ONCE_INIT;
 static core_set allowed_cores;
 static int allowed_errno;
 
 static void ask_allowed(void)
 {
-    cpu_set_t masks[8]; /* a kernel for more cores than one mask holds refuses one */
+    /* several masks: a kernel for more cores than one mask holds refuses a single one */
+    cpu_set_t masks[8];
     memset(masks, 0, sizeof masks);
     if (sched_getaffinity(0, sizeof masks, masks) != 0) {
         allowed_errno = errno;
@@ -88,7 +89,7 @@ int thread_allowed_cores(core_set *out)
     return 0;
 }
 
-/* Without a message: threads of a team must not each make one. */
+/* Returns the errno value without a message: not each thread of a team must make one. */
 static int set_affinity(const core_set *cores)
 {
     cpu_set_t mask;
@@ -135,7 +136,7 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count)
     return failed ? bind_error(failed, cores) : 0;
 }
 
-/* Where the runtime refuses, the threads stay: waiting is slower then, not wrong. */
+/* If the runtime refuses, the threads stay, which only makes waiting slower. */
 void thread_end_team(void)
 {
     (void)omp_pause_resource_all(omp_pause_soft);

@@ -5,15 +5,15 @@
  *   1       m, first moment   m, first moment   v, sum of squares  fp32; Adam's m also bf16, 8-bit
  *   2       v, second moment                                       fp32, bf16 or 8-bit
  *
- * Each stream has n elements, begins at tile_stream_offset, and is padded. How many streams a tile
- * has and how each stores its elements is one number, its streams code (tile_streams_code): that of
- * a tile with fp32 streams alone is their count.
+ * Each stream has n elements, begins at tile_stream_offset, and is padded. One number, the streams
+ * code (tile_streams_code), says how many streams a tile has and how each stores its elements. If
+ * all streams are fp32, the code is their count.
  *
- * The streams are skewed against each other by TILE_SKEW_BYTES beyond a multiple of
- * TILE_PERIOD_BYTES: Adam walks all of them at once, and streams at equal power-of-two distances
- * fall into the same cache sets, which costs up to three times (8 KiB of skew cures it, one 4 KiB
- * page does not). Gradient and 16-bit parameter buffers take the remaining residues modulo
- * TILE_PERIOD_BYTES. Pure; any thread. */
+ * Each stream begins TILE_SKEW_BYTES beyond a multiple of TILE_PERIOD_BYTES after the one before.
+ * Adam walks all streams at once, and streams at equal power-of-two distances fall into the same
+ * cache sets, which costs up to three times the time (8 KiB of skew cures it, one 4 KiB page does
+ * not). Gradient and 16-bit parameter buffers take the remaining residues modulo TILE_PERIOD_BYTES.
+ * Pure; any thread. */
 #ifndef SLUICE_BASE_TILE_H
 #define SLUICE_BASE_TILE_H
 
@@ -25,13 +25,14 @@
 enum {
     TILE_PERIOD_BYTES = 65536,
     TILE_SKEW_BYTES = 16384,
-    TILE_BLOCK_BYTES = 4096,     /* what two extents never share */
+    TILE_BLOCK_BYTES = 4096,     /* two extents never share a block of this size */
     TILE_RESIDUE_STATE = 0,      /* address modulo TILE_PERIOD_BYTES of a tile (its master) */
     TILE_RESIDUE_GRADS = 49152,  /* of a gradient buffer: 3 * TILE_SKEW_BYTES */
     TILE_RESIDUE_PARAMS = 57344, /* of a working-copy buffer: midway to the next stream */
-    TILE_ELEMS_STEP = 32768,     /* tiles but a unit's last are multiples: residues survive */
-    TILE_STREAMS_MAX = 3,        /* of Adam; Lion and Adagrad have 2 */
-    SHARD_ELEMS_STEP = 4096,     /* shards, units and norm blocks end on multiples of this */
+    /* all tiles of a unit but its last are multiples: residues stay equal */
+    TILE_ELEMS_STEP = 32768,
+    TILE_STREAMS_MAX = 3,    /* Adam has 3; Lion and Adagrad have 2 */
+    SHARD_ELEMS_STEP = 4096, /* shards, units and norm blocks end on multiples of this */
 
     /* TILE_INT8: a block of 4096 codes of one byte, then the block's 16 fp32 scales. */
     TILE_SCALE_ELEMS = 256, /* elements that share a scale */
@@ -43,8 +44,8 @@ enum {
 enum tile_format {
     TILE_FP32 = 0,
     TILE_BF16 = 1,
-    /* the low half of an fp32 master whose high half is the bf16 working copy, as * master_low16
-     * and master_join in base/dtype.h say */
+    /* the low half of an fp32 master whose high half is the bf16 working copy: master_low16 and
+     * master_join in base/dtype.h */
     TILE_LOW16 = 2,
     TILE_INT8 = 3, /* block-wise 8-bit codes with scales */
     TILE_FORMAT_COUNT,
@@ -57,8 +58,8 @@ static inline const char *tile_format_name(enum tile_format format)
     return (unsigned)format < TILE_FORMAT_COUNT ? names[format] : "unknown";
 }
 
-/* The code of a tile: its count of streams in bits 0 to 7, the format of stream i in the 8 bits
- * from 8 + 8 i on. Unused formats are 0. */
+/* The streams code of a tile: bits 0 to 7 hold the count of streams, and the 8 bits from 8 + 8 i on
+ * hold the format of stream i. Formats of absent streams are 0. */
 static inline uint32_t tile_streams_code(uint32_t count, enum tile_format first,
                                          enum tile_format second, enum tile_format third)
 {
@@ -81,7 +82,7 @@ static inline bool tile_has_formats(uint32_t streams)
     return streams > 0xff;
 }
 
-/* True if tile_streams_code can have made the code, which was read from a file, with at least two
+/* True if tile_streams_code could have made this code (read from a file) with at least two
  * streams. */
 static inline bool tile_streams_is_valid(uint32_t streams)
 {
@@ -124,7 +125,7 @@ static inline uint64_t tile_state_bytes(uint32_t streams, uint64_t elems)
     return bytes;
 }
 
-/* The same of one stream. */
+/* Bytes that `elems` elements of stream `idx` take, without padding. */
 static inline uint64_t tile_stream_bytes(uint32_t streams, uint64_t elems, uint32_t idx)
 {
     return tile_format_bytes(tile_stream_format(streams, idx), elems);
@@ -147,8 +148,7 @@ static inline uint64_t tile_stream_offset(uint32_t streams, uint64_t elems, uint
     return offset;
 }
 
-/* Bytes of a whole tile of `elems` elements, a multiple of TILE_BLOCK_BYTES. `streams` is a code,
- * here and below. */
+/* Bytes of a whole tile of `elems` elements, a multiple of TILE_BLOCK_BYTES. */
 static inline uint64_t tile_bytes(uint64_t elems, uint32_t streams)
 {
     uint32_t last = tile_stream_count(streams) - 1;
@@ -157,8 +157,8 @@ static inline uint64_t tile_bytes(uint64_t elems, uint32_t streams)
                          TILE_BLOCK_BYTES);
 }
 
-/* Bytes between the starts of two full tiles of `tile_elems` that lie one after the other: keeps
- * the residue TILE_RESIDUE_STATE. */
+/* Bytes between the starts of two adjacent full tiles of `tile_elems`. Each tile keeps the residue
+ * TILE_RESIDUE_STATE. */
 static inline uint64_t tile_pitch(uint64_t tile_elems, uint32_t streams)
 {
     return size_round_up(tile_bytes(tile_elems, streams), TILE_PERIOD_BYTES);
@@ -175,7 +175,7 @@ static inline uint64_t tile_elems_at(uint64_t unit_elems, uint64_t tile_elems, u
     return size_min(tile_elems, unit_elems - tile_idx * tile_elems);
 }
 
-/* Bytes of all tiles of a unit at tile_pitch, its last tile cut to its own length. */
+/* Bytes of all tiles of a unit at tile_pitch; its last tile has its own length. */
 static inline uint64_t tile_unit_bytes(uint64_t unit_elems, uint64_t tile_elems, uint32_t streams)
 {
     uint64_t count = tile_count(unit_elems, tile_elems);

@@ -1,11 +1,12 @@
-/* See utf8.h. Sequences are those of RFC 3629: none longer than needed, no surrogates, none above
+/* See utf8.h. Sequences follow RFC 3629: the shortest form only, no surrogates, nothing above
  * U+10FFFF. */
 #include "base/utf8.h"
 
+#include <assert.h>
 #include <stdbool.h>
 #include <string.h>
 
-/* Bytes of the sequence that a first byte begins; 0: it begins none. */
+/* Bytes of the sequence that this first byte begins, or 0 if it begins none. */
 static size_t sequence_bytes(unsigned char first)
 {
     if (first < 0x80)
@@ -15,7 +16,7 @@ static size_t sequence_bytes(unsigned char first)
     return first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
 }
 
-/* Whether `count` bytes are the beginning of a sequence, or a whole one. */
+/* True if the `count` bytes are the beginning of a sequence, or a whole one. */
 static bool may_be_sequence(const unsigned char *bytes, size_t count)
 {
     if (count > sequence_bytes(bytes[0]))
@@ -43,14 +44,15 @@ static size_t replace(char *out)
     return 3;
 }
 
-/* One byte, behind what is held. */
+/* Adds one byte after those held back. */
 static size_t add_byte(utf8_stream *self, unsigned char byte, char *out)
 {
     size_t written = 0;
+    assert(self->held_bytes < sizeof self->held);
     self->held[self->held_bytes++] = byte;
     if (!may_be_sequence(self->held, self->held_bytes)) {
-        /* The begun sequence is none: one replacement, as Unicode advises, and the byte begins
-         * anew. */
+        /* The sequence held back is not valid: it becomes one replacement, as Unicode advises, and
+         * the byte begins a new sequence. */
         if (self->held_bytes > 1)
             written += replace(out);
         self->held[0] = byte;

@@ -1,6 +1,6 @@
-/* Turns bytes that come in pieces into UTF-8 that is valid after each piece. A sequence that is not
- * complete at the end of a piece is held back until it is; each byte that belongs to no sequence
- * becomes U+FFFD. Pure; nothing is allocated. */
+/* Turns bytes that arrive in pieces into UTF-8 that is valid after each piece. A sequence that is
+ * incomplete at the end of a piece is held back until the next piece completes it. Each byte that
+ * belongs to no sequence becomes U+FFFD. Pure; nothing is allocated. */
 #ifndef SLUICE_BASE_UTF8_H
 #define SLUICE_BASE_UTF8_H
 
@@ -10,7 +10,7 @@ struct utf8_stream {
     unsigned char held[4];
     size_t held_bytes;
 };
-typedef struct utf8_stream utf8_stream; /* zeros: the beginning */
+typedef struct utf8_stream utf8_stream; /* all zeros at the beginning */
 
 /* The most bytes that utf8_stream_add writes for a piece of `count` bytes. */
 static inline size_t utf8_stream_room(size_t count)
@@ -21,8 +21,8 @@ static inline size_t utf8_stream_room(size_t count)
 /* Takes a piece, writes the complete characters to out[utf8_stream_room(count)], and returns the
  * number of bytes written. */
 size_t utf8_stream_add(utf8_stream *self, const char *bytes, size_t count, char *out);
-/* Ends the stream: the bytes held back are no sequence. Writes at most utf8_stream_room(0) bytes.
- */
+/* Ends the stream: bytes still held back are an incomplete sequence and become U+FFFD. Writes at
+ * most utf8_stream_room(0) bytes. */
 size_t utf8_stream_end(utf8_stream *self, char *out);
 
 /* Replaces control characters in place by '?', so that the text stays on one line of a message.

@@ -1,14 +1,14 @@
-/* The words that several rooms share. Each enum is declared once, and words.c has the name under
- * which each value is printed and written in job files ("unknown" for a number that is no value).
- * State kinds, tiers and phases are indices of arrays. Pure; any thread. */
+/* The enums that several rooms share, each declared once. words.c has the name under which each
+ * value is printed and written in job files ("unknown" for a number that is no value). State kinds,
+ * tiers and phases are used as indices of arrays. Pure; any thread. */
 #ifndef SLUICE_BASE_WORDS_H
 #define SLUICE_BASE_WORDS_H
 
 /* Limits that several rooms share. */
 enum {
-    DRIVES_MAX = 16,         /* drives of a rank */
-    PLAN_REASONS_MAX = 24,   /* sentences that say why states rest where they do */
-    PLAN_REASON_BYTES = 256, /* of such a sentence, with its zero */
+    DRIVES_MAX = 16,         /* drives of one rank */
+    PLAN_REASONS_MAX = 24,   /* sentences that explain why states rest where they do */
+    PLAN_REASON_BYTES = 256, /* of one such sentence, its zero included */
 };
 
 /* Where bytes live: memory with a budget. */
@@ -16,38 +16,39 @@ enum tier {
     TIER_DEVICE,
     TIER_HOST,
     TIER_NVME,
-    TIER_COUNT, /* those that have memory */
-    /* Inner activations alone: they are not kept, and the backward computes them again. */
+    TIER_COUNT, /* the tiers that have memory */
+    /* For inner activations only: they are not kept, and the backward computes them again. */
     TIER_RECOMPUTE = TIER_COUNT,
-    TIER_AUTO, /* a home that is to be chosen */
+    TIER_AUTO, /* a tier that is still to be chosen */
 };
 
 const char *tier_name(enum tier tier); /* "device", "host", "nvme", "recompute", "auto" */
 
-/* What a training step keeps somewhere. */
+/* The kinds of state that a training step keeps in a tier. */
 enum state_kind {
     STATE_PARAMS,            /* the working copy of the weights */
     STATE_GRADS,             /* closed gradients; fp32 accumulators between micro-batches */
     STATE_OPTIMIZER,         /* master weights and moments, as tiles (base/tile.h) */
     STATE_ACTIVATIONS,       /* boundaries between stages */
-    STATE_INNER_ACTIVATIONS, /* those within a stage, where kept from forward to backward */
+    STATE_INNER_ACTIVATIONS, /* activations within a stage, if kept from forward to backward */
     STATE_KIND_COUNT
 };
 
-/* For people: "params", "inner activations". */
+/* The name in text for people: "params", "inner activations". */
 const char *state_kind_name(enum state_kind kind);
-/* As a key of files: "params", "inner_activations". */
+/* The name as a key of files: "params", "inner_activations". */
 const char *state_kind_key(enum state_kind kind);
 
-/* What a pass of a stage does for each micro-batch. */
+/* The phases of a stage; each runs for every micro-batch. */
 enum phase {
-    PHASE_FORWARD,   /* the head's: losses alone, for evaluation */
-    PHASE_RECOMPUTE, /* a cut block's: fills `saved` again; other stages have no such passes */
+    PHASE_FORWARD, /* for the head: losses only, for evaluation */
+    /* for a cut block: fills `saved` again; other stages have no recompute passes */
+    PHASE_RECOMPUTE,
     PHASE_BACKWARD,
     PHASE_COUNT
 };
 
-/* How an op, or a pass, uses a buffer. WRITE needs nothing of what was there. */
+/* How an op or a pass uses a buffer. With WRITE the former contents are not needed. */
 enum operand_access {
     ACCESS_NONE = 0,
     ACCESS_READ = 1,
@@ -55,11 +56,11 @@ enum operand_access {
     ACCESS_UPDATE = ACCESS_READ | ACCESS_WRITE,
 };
 
-/* In which order the micro-batches of a step pass the stages. */
+/* The order in which the micro-batches of a step go through the stages. */
 enum order {
     ORDER_LAYER_MAJOR, /* all micro-batches pass a stage before the next one */
     ORDER_BATCH_MAJOR, /* each micro-batch passes all stages; fp32 accumulators rest in between */
-    ORDER_FASTEST      /* whichever the plan finds faster */
+    ORDER_FASTEST      /* the one that the plan finds faster */
 };
 
 const char *order_name(enum order order); /* "layer_major", "batch_major", "fastest" */
@@ -68,43 +69,43 @@ const char *order_name(enum order order); /* "layer_major", "batch_major", "fast
 enum update {
     UPDATE_AFTER_BACKWARD,
     UPDATE_IN_NEXT_FORWARD,
-    /* Each unit as its gradient completes, which never rests. Exact only without clipping, loss
-     * scaling and overflow check. */
+    /* Each unit as soon as its gradient is complete, so the gradient never rests in a tier. Exact
+     * only without clipping, loss scaling and overflow check. */
     UPDATE_IN_BACKWARD,
-    /* With the gradient of the step before, after the unit's backward. Approximate: gradients are
+    /* After the unit's backward, with the gradient of the step before. Approximate: gradients are
      * one step late. */
     UPDATE_DELAYED_ONE_STEP,
-    UPDATE_AUTO /* whichever the plan finds faster */
+    UPDATE_AUTO /* the one that the plan finds faster */
 };
 
 const char *update_name(enum update update); /* "after_backward", ..., "auto" */
 
-/* The update of that name; UPDATE_AUTO for every other text. */
+/* The update with that name; UPDATE_AUTO for every other text. */
 enum update update_named(const char *name);
 
-/* How the frequency f of a pair of a rotary embedding is stretched, as Hugging Face's rope types of
- * these names do it. A wave is 2 pi / f positions long.
+/* How the frequency f of a pair of a rotary embedding is scaled. The kinds are Hugging Face's rope
+ * types with these names. A wave is 2 pi / f positions long.
  *   PLAIN    f
  *   LINEAR   f / factor
- *   LLAMA3   f where the wave is shorter than original_positions / high_freq_factor;
- *            f / factor where it is longer than original_positions / low_freq_factor;
+ *   LLAMA3   f if the wave is shorter than original_positions / high_freq_factor;
+ *            f / factor if it is longer than original_positions / low_freq_factor;
  *            in between both are blended, and the weight of f grows linearly in
  *            original_positions / wave */
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_SCALING_COUNT };
 
 const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3" */
 
-/* What a file of text or tokens holds. */
+/* The formats of a file of text or tokens. */
 enum data_format {
     DATA_AUTO, /* decided for each file by its first bytes and by the files beside it */
     DATA_TEXT, /* bytes */
     DATA_LLMC, /* llm.c .bin, both header versions */
-    DATA_U16,  /* raw little-endian token ids */
+    DATA_U16,  /* raw little-endian token ids, 16 bits each */
     DATA_U32,
     DATA_MEGATRON, /* .bin beside an .idx */
     DATA_NPY,      /* NumPy's arrays */
-    DATA_JSONL,    /* JSON lines; made into a file of tokens before they are read */
-    DATA_MADE,     /* tokens that a run made of text and JSON lines */
+    DATA_JSONL,    /* JSON lines; converted to a file of tokens before they are read */
+    DATA_MADE,     /* tokens that a run made from text or JSON lines */
     DATA_FORMAT_COUNT
 };
 
@@ -113,7 +114,8 @@ const char *data_format_name(enum data_format format); /* "auto", "text", "llmc"
 /* The order of the windows of an epoch. */
 enum shuffle {
     SHUFFLE_WINDOWS, /* windows of the sequence as it is, in a seeded permutation */
-    /* Documents in a seeded permutation, packed end to end; windows of that, in another one. */
+    /* Documents in a seeded permutation, packed end to end; the windows of that in another
+     * permutation. */
     SHUFFLE_DOCUMENTS,
     SHUFFLE_NONE /* windows in the order of the sequence */
 };

@@ -1,17 +1,17 @@
-/* A transformer block, both families, forward and backward:
+/* A transformer block of both families, forward and backward:
  *
- *   middle = x + proj(attention(rope(qkv(norm1(x)))))      rope(head_norm(qkv)) where heads have norms
+ *   middle = x + proj(attention(rope(qkv(norm1(x)))))     rope(head_norm(qkv)) if heads have norms
  *   y      = middle + down(activation(up(norm2(middle))))
  *
- * The sequence of ops depends on shapes alone. Activations live in `saved` (modeli_block_layout)
- * and in
- * the caller's boundary buffers, which serve as scratch until their own value is due: call->output
- * (forward) and run->grad, which is call->input_grad (backward), first hold the attention branch's
- * projection. `temp` is the library's scratch, and run->grad where nobody wants the gradient of the
- * input. Nothing is computed for a unit whose grads are NULL. Allocates nothing. */
+ * The sequence of ops depends only on shapes. Activations live in `saved` (modeli_block_layout) and
+ * in the caller's boundary buffers. Until a boundary buffer gets its own value it is scratch:
+ * call->output (forward) and run->grad (backward) first hold the attention branch's projection.
+ * run->grad is call->input_grad, or a place in temp if nobody wants the gradient of the input. The
+ * rest of `temp` is the library's scratch. Nothing is computed for a unit whose grads are NULL.
+ * Allocates nothing. */
 #include "model/block_internal.h"
 
-/* target = source W^T + b, and what the adapters add. */
+/* target = source W^T + b, plus the output of the adapters. */
 static int linear(const modeli_block_run *run, enum modeli_product which, modeli_pair weights,
                   const void *source, void *target)
 {
@@ -20,12 +20,12 @@ static int linear(const modeli_block_run *run, enum modeli_product which, modeli
     TRY(self->ops->matmul(self->products->matmul[which], run->stream, source,
                           modeli_block_param(run, weights.weight),
                           modeli_block_param(run, weights.bias), target, run->call->temp));
-    if (layer != MODELI_LAYER_DOWN) /* its is made with what is saved: compute_saved */
+    if (layer != MODELI_LAYER_DOWN) /* down's inner activations are made in compute_saved */
         TRY(modeli_lora_inner(run, layer, source));
     return modeli_lora_outer(run, layer, target);
 }
 
-/* Parameter gradients of a linear layer: dW += dY^T X, or = where it is fresh; db += column sums of
+/* Parameter gradients of a linear layer: dW += dY^T X (or = if it is fresh); db += column sums of
  * dY. */
 static int linear_weight_grad(const modeli_block_run *run, enum modeli_product which,
                               modeli_pair weights, const void *output_grad, uint64_t out,
@@ -58,7 +58,7 @@ static int linear_input_grad(const modeli_block_run *run, enum modeli_product wh
     return modeli_lora_input_grads(run, (enum modeli_layer)(which - MODELI_QKV_INPUT), input_grad);
 }
 
-/* Fills `saved` from the input. `projected` [N,C] is overwritten. */
+/* Fills `saved` from the input. Overwrites `projected` [N,C]. */
 static int compute_saved(const modeli_block_run *run, void *projected)
 {
     const modeli_shape *shape = run->shape;
@@ -85,7 +85,7 @@ int modeli_block_forward(model *self, void *stream, const model_call *call)
     return modeli_block_add_middle(&run);
 }
 
-/* The ffn branch: leaves the gradient of `middle` in run->grad. */
+/* The ffn branch. Leaves the gradient of `middle` in run->grad. */
 static int ffn_backward(const modeli_block_run *run)
 {
     const modeli_shape *shape = run->shape;
@@ -104,8 +104,8 @@ static int ffn_backward(const modeli_block_run *run)
     return modeli_block_norm2_grad(run, shape->norm2);
 }
 
-/* The attention branch: from the gradient of `middle` to that of the input, both in run->grad; no further
- * than something learns. */
+/* The attention branch: turns the gradient of `middle` in run->grad into that of the input. Stops
+ * when nothing further back learns. */
 static int attention_backward(const modeli_block_run *run)
 {
     const modeli_shape *shape = run->shape;

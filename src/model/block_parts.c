@@ -1,21 +1,26 @@
-/* A block in parts: each pass runs rows of one linear layer, that is columns of its output, with
- * what stands before the layer in its first part and what follows it in its last:
+/* A block in parts. Each pass runs some rows of one linear layer, that is some columns of its
+ * output. The first part of a layer also does the work before the layer, the last part the work
+ * after it:
  *
- *   forward, recompute    norm1, qkv ..  (norms of heads,) rope, attention | proj .. | norm2, up .. activation
- *                         | down .. + middle (forward only)
- *   backward, parts from last to first, each: gradients of its weights, and its share of the gradient
- *   of the layer's input, in fp32 (where heads have norms, qkv's last part first goes back through those,
- *   whose weights it has); the first part, which comes last, rounds that sum and goes on to the
- *   layer before:         down .. activation' | up .. norm2' | proj .. attention', rope' | qkv .. norm1'
+ *   forward, recompute   norm1, qkv ..  (norms of heads,) rope, attention | proj .. |
+ *                        norm2, up .. activation | down .. + middle (forward only)
+ *   backward             down .. activation' | up .. norm2' | proj .. attention', rope' |
+ *                        qkv .. norm1'
  *
- * All else is as in block.c, where also the names are. Allocates nothing. */
+ * In the backward the parts of a layer run from last to first:
+ * - Each part makes the gradients of its weights, and adds its share of the gradient of the layer's
+ *   input, in fp32.
+ * - The first part, which runs last, rounds that sum and goes on to the layer before.
+ * - If heads have norms, the last part of qkv has their weights; it begins with their gradient.
+ *
+ * Everything else, names included, is as in block.c. Allocates nothing. */
 #include "model/block_internal.h"
 
 /* Operands of a whole linear layer. */
 struct layer_operands {
     void *input, *output; /* [N,in], [N,out] in the working dtype */
     const void *output_grad;
-    void *input_grad; /* the rounded sum over all parts */
+    void *input_grad; /* the sum over all parts, rounded */
     uint64_t in, out;
 };
 typedef struct layer_operands layer_operands;
@@ -75,8 +80,8 @@ static int forward(const modeli_block_run *run, const modeli_part *part)
     return part->layer == MODELI_LAYER_DOWN ? modeli_block_add_middle(run) : 0;
 }
 
-/* Bias gradients: the column sums of the whole output gradient are taken once, each part adds its
- * own. */
+/* Bias gradients. The part that runs first sums the columns of the whole output gradient; each part
+ * adds its own share. */
 static int bias_grad(const modeli_block_run *run, const modeli_part *part, const layer_operands *of)
 {
     const model *self = run->self;

@@ -10,7 +10,7 @@ modeli_block_run modeli_block_start(model *self, void *stream, const model_call 
     return run;
 }
 
-/* The fp32 means of a norm: NULL for RMSNorm, which has none. */
+/* The fp32 means of a norm, or NULL for RMSNorm, which has none. */
 static float *mean_of(const modeli_block_run *run, uint64_t offset_bytes)
 {
     return run->shape->norm == NORM_LAYER ? modeli_block_saved(run, offset_bytes) : NULL;
@@ -103,7 +103,7 @@ static int rope(const modeli_block_run *run, void *qkv, bool inverse)
         .type = self->type,
         .batch = self->micro_batch,
         .tokens = modeli_call_tokens(self, run->call),
-        .heads = self->spec.num_heads + self->spec.num_kv_heads, /* q, and k right behind it */
+        .heads = self->spec.num_heads + self->spec.num_kv_heads, /* q, and directly after it k */
         .head_dim = run->shape->head_dim,
         .stride = run->shape->qkv_columns,
         .data = qkv,
@@ -113,20 +113,21 @@ static int rope(const modeli_block_run *run, void *qkv, bool inverse)
     return self->ops->rope(self->context, run->stream, &args);
 }
 
-/* Addresses of k and v within a buffer that begins with q. */
+/* The address of k or v within a buffer that begins with q. */
 static void *head_of(const modeli_block_run *run, void *qkv, uint64_t heads_before)
 {
     uint64_t columns = heads_before * run->shape->head_dim;
     return modeli_at(qkv, columns * dtype_bytes(run->self->type));
 }
 
-/* The norms of q's heads, or of k's, which lie right behind. In the gradient `data` is that of
- * qkv. */
+/* The norms of q's heads, or of k's, which follow directly. In the gradient, `data` is the gradient
+ * of qkv. */
 static head_norm_args head_norm(const modeli_block_run *run, bool is_k, uint64_t weight, void *data)
 {
     const model *self = run->self;
     uint64_t heads = self->spec.num_heads, rows = run->shape->rows;
-    uint64_t before = is_k ? rows * heads : 0; /* heads of q, in what is kept of them */
+    /* in `kept` and `rstd` all rows of q's heads come first */
+    uint64_t before = is_k ? rows * heads : 0;
     float *rstd = modeli_block_saved(run, run->at.qk_rstd);
     void *kept = modeli_block_saved(run, run->at.qk_before);
     return (head_norm_args){
@@ -143,7 +144,7 @@ static head_norm_args head_norm(const modeli_block_run *run, bool is_k, uint64_t
     };
 }
 
-/* Over the positions in the cache, behind which the call's own are put. */
+/* Attention over the positions in the cache; puts the call's own keys and values after them. */
 static int attend_cached(const modeli_block_run *run, void *qkv)
 {
     const model *self = run->self;

@@ -1,5 +1,5 @@
-/* What runs in a pass: the products, attention and row-wise kernels that block.c, block_parts.c,
- * head.c and head_parts.c call, counted from the same shapes. Pure; allocates nothing. */
+/* The work of a pass: the products, attention and row-wise kernels of the block's and the head's
+ * code, counted from the same shapes. Pure; allocates nothing. */
 #include <assert.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ static void add_product(model_costs *costs, const matmul_desc *desc, uint64_t co
     costs->products[costs->product_count++] = product;
 }
 
-/* `rows` rows of `columns` elements of `elem_bytes`, read and written together. */
+/* Counts `rows` rows of `columns` elements of `elem_bytes`, read and written together. */
 static void add_rows(model_costs *costs, enum model_row_kind kind, uint64_t rows, uint64_t columns,
                      uint64_t elem_bytes)
 {
@@ -42,7 +42,7 @@ static void add_rows(model_costs *costs, enum model_row_kind kind, uint64_t rows
     costs->call_count++;
 }
 
-/* Rows of activations. */
+/* Counts `columns` columns of activations: all rows of the micro-batch. */
 static void add_columns(const model *self, model_costs *costs, enum model_row_kind kind,
                         uint64_t columns)
 {
@@ -51,15 +51,15 @@ static void add_columns(const model *self, model_costs *costs, enum model_row_ki
 
 /* ---- steps of a block, as in block_steps.c ---- */
 
-/* Half of the T x T scores, as shapes.c counts them. */
+/* Counts half of the T x T scores, as shapes.c does. */
 static double attention_flops(const model *self)
 {
     return 2 * (double)self->products->shape.rows * (double)self->tokens *
            (double)self->products->shape.attention_columns;
 }
 
-/* Of q and of k: what was there, what is there now, and a copy; or in the gradient the copy, the
- * gradient and what becomes of it. */
+/* For q and for k. Forward: the old value, the new value, and a copy of the old one. Gradient: that
+ * copy, the old gradient and the new one. */
 static void head_norms(const model *self, enum model_row_kind kind, model_costs *costs)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -102,7 +102,8 @@ static void norm2(const model *self, model_costs *costs)
     add_columns(self, costs, MODEL_ROWS_NORM, 4 * self->spec.hidden_size);
 }
 
-/* Input, gradient of the output, the other branch's, gradient of the input. */
+/* Reads the input, the gradient of the output and the other branch's; writes the gradient of the
+ * input. */
 static void norm_grad(const model *self, model_costs *costs)
 {
     add_columns(self, costs, MODEL_ROWS_NORM_GRAD, 4 * self->spec.hidden_size);
@@ -173,7 +174,8 @@ static void lora_grad(const model *self, const modeli_adapter *adapter, bool inn
     scale(self, costs, adapter->in, true);
 }
 
-/* All of a layer's; `begins`: from its input, `ends`: to its output. */
+/* Counts all adapters of a layer. `begins`: the work on its input; `ends`: the work on its
+ * output. */
 static void lora(const model *self, enum modeli_layer layer, bool begins, bool ends,
                  model_costs *costs)
 {
@@ -297,7 +299,8 @@ static void part_backward(const model *self, const modeli_part *part, bool learn
 
 /* ---- the ends ---- */
 
-/* Rows of a table, the same for positions: `share` of the rows are this part's. */
+/* Counts rows of the embedding. `share`: this part's share of the rows of a table, the same for
+ * positions. */
 static void embed(const model *self, double share, bool has_both, bool backward, model_costs *costs)
 {
     uint64_t elem_bytes = dtype_bytes(self->type);
@@ -315,13 +318,14 @@ static void final_norm(const model *self, bool backward, model_costs *costs)
                 (backward ? 3 : 2) * self->spec.hidden_size);
 }
 
-/* How logits are made: `in_parts`: gradients are summed in fp32 over parts; the first to run does
- * not add. weights, inner: the gradients that are wanted; both absent in a forward. */
+/* How a call makes logits. in_parts: gradients are summed in fp32 over parts, and the first part
+ * that runs does not add. weights, inner: these gradients are wanted; both false in a forward. */
 struct logits_run {
     bool in_parts, begins, backward, weights, inner;
 };
 
-/* Logits of `columns` of the vocabulary, chunk by chunk of rows, and what is made of them. */
+/* Counts the logits of `columns` of the vocabulary, chunk by chunk of rows, and the work on
+ * them. */
 static void logits(const model *self, uint64_t columns, struct logits_run run, model_costs *costs)
 {
     uint64_t rows = self->products->shape.rows, channels = self->spec.hidden_size;

@@ -1,20 +1,21 @@
 /* How the gradients of a step begin. The first pass of a backward that adds to a unit's accumulator
- * finds anything in it (model_call.fresh). The matrices are most of a unit and need no zeros: their
- * products write instead of adding. All else, which kernels add to (norms, biases, tables) or
- * nothing touches (padding; in a tied embedding the positions, whose turn comes with another
- * stage), is filled with zeros before the pass. Allocates nothing. */
+ * finds arbitrary contents in it (model_call.fresh). Matrices are most of a unit and need no zeros,
+ * because their products write instead of adding. Everything else is filled with zeros before the
+ * pass: what kernels add to (norms, biases, tables), and what the pass does not touch (padding; in
+ * a tied embedding the positions, which belong to another stage). Allocates nothing. */
 #include <assert.h>
 
 #include "model/model_internal.h"
 
-enum { RANGES_MAX = 2 * MODEL_LORA_TARGETS_MAX + 1 }; /* of one unit, and its end */
+/* matrices of one unit, and the end of the unit */
+enum { RANGES_MAX = 2 * MODEL_LORA_TARGETS_MAX + 1 };
 
 /* Elements of a unit's accumulator. */
 struct range {
     uint64_t begin, end;
 };
 
-/* In order of elements, apart from each other. */
+/* Sorted by element; no two overlap. */
 struct ranges {
     struct range items[RANGES_MAX];
     uint32_t count;
@@ -43,7 +44,7 @@ static void insert_block(const model *self, uint32_t i, struct ranges *written)
     }
 }
 
-/* What the products of a pass of the backward write of its unit i. */
+/* The ranges of the pass's unit i that the products of a backward pass write. */
 static struct ranges written_of(const model *self, uint32_t stage, uint32_t pass, uint32_t i)
 {
     const modeli_shape *shape = &self->products->shape;

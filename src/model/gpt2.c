@@ -1,9 +1,9 @@
 /* The tensors of the GPT-2 family: learned positions, LayerNorm with biases, biases in every linear
  * layer, GELU in its tanh form. Pure.
  *
- * Names are Hugging Face's. There the linear layers of a block (c_attn, c_proj, c_fc) are of class
- * Conv1D and stored [in, out]; here every linear weight is stored [out, in], so importing and
- * exporting these four tensors of a block transposes them. */
+ * The names are Hugging Face's. There the linear layers of a block (c_attn, c_proj, c_fc) are of
+ * class Conv1D and stored [in, out]. Here every linear weight is stored [out, in], so import and
+ * export transpose these four tensors of a block. */
 #include "model/model_internal.h"
 
 static modeli_pair add_norm(modeli_lister *list, const char *weight_name, const char *bias_name,

@@ -1,5 +1,5 @@
-/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head
- * goes through the rows in chunks, so that logits for all tokens never exist; its backward makes
+/* Both ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head
+ * goes through the rows in chunks, so logits for all tokens never exist at once. Its backward makes
  * losses and gradients in one pass. Allocates nothing. */
 #include "base/size.h"
 #include "model/model_internal.h"
@@ -101,8 +101,8 @@ static const void *output_matrix(const model *self, const model_call *call)
     return modeli_param(self, call->params[shape->output_unit], shape->output_matrix);
 }
 
-/* One chunk of rows [row, row + rows): logits, losses and, in the backward, the gradients of the
- * output matrix and of the normed rows, into `grad`, each where it is wanted. */
+/* One chunk of rows [row, row + rows): logits and losses. In the backward also the gradients of the
+ * output matrix and of the normed rows (into `grad`), each only if it is wanted. */
 static int head_chunk(model *self, void *stream, const model_call *call,
                       const modeli_head_layout *at, uint64_t row, uint64_t rows, bool backward,
                       void *grad)
@@ -146,8 +146,8 @@ static int head_chunk(model *self, void *stream, const model_call *call,
                        matrix_grad, scratch);
 }
 
-/* Where the backward puts the gradient of the normed rows, then that of the input: temp where only
- * the norm wants it, NULL where nothing does. */
+/* The buffer for the gradient of the normed rows, and then for that of the input. It is in temp if
+ * only the norm needs it, and NULL if nobody needs it. */
 static void *normed_grad(const model *self, const model_call *call)
 {
     if (call->input_grad != NULL)

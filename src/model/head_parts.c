@@ -1,11 +1,11 @@
-/* The ends of the model in parts. Embedding: rows of the token table, then of the positions. Head:
- * the final norm alone, then output parts, each with its columns of the logits, twice in the
- * backward:
+/* Embedding and head in parts. The embedding's parts are rows of the token table, then of the
+ * positions. The head's are the final norm alone, then output parts, each with its columns of the
+ * logits. These run twice in the backward:
  *
  *   norm | logits .. softmax statistics; losses | [again, from last to first: gradients] | norm'
  *
  * The gradient of the normed rows is summed in fp32 over the parts and rounded once. Chunks of rows
- * as in head.c. Allocates nothing. */
+ * are those of head.c. Allocates nothing. */
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -30,9 +30,9 @@ static int table_backward(model *self, void *stream, const model_call *call,
     return self->ops->embedding_backward(self->context, stream, &args);
 }
 
-/* Positions: all sequences in one call where the part has all of them, else sequence by sequence.
- * The table may have more rows than a sequence has tokens: a part of such rows alone has nothing to
- * do. */
+/* Adds positions: all sequences in one call if the part has all their positions, else sequence by
+ * sequence. The table may have more rows than a sequence has tokens; a part that has only such rows
+ * does nothing. */
 static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
                      bool backward)
 {

@@ -1,6 +1,6 @@
-/* What learns: the selection of units, checked and brought to one form, and units split in two
- * where some of their tensors learn and others do not, or where there are adapters. See model.h.
- * Allocates the tensors of split units. */
+/* Which units learn. Checks the selection and brings it to one form. Splits a unit in two if only
+ * some of its tensors learn, or if there are adapters. See model.h. Allocates the tensors of split
+ * units. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ const char *model_lora_target(enum model_family family, uint32_t idx)
     return idx < MODEL_LORA_TARGETS_MAX ? targets[family][idx] : NULL;
 }
 
-/* Without a list everything learns, or with adapters nothing else. */
+/* Without a selection everything learns; with adapters only these. */
 static bool learns_by_default(const model_spec *spec)
 {
     return !spec->learn.is_given && spec->lora.rank == 0;
@@ -61,7 +61,7 @@ static int by_first(const void *a, const void *b)
     return left->first < right->first ? -1 : left->first > right->first;
 }
 
-/* Sorts the ranges and joins those that meet. */
+/* Sorts the ranges and joins those that touch or overlap. */
 static void join_ranges(model_learn *learn)
 {
     uint32_t count = 0;
@@ -79,7 +79,7 @@ static void join_ranges(model_learn *learn)
 
 static bool all_blocks_learn(const model_spec *spec)
 {
-    const model_learn *learn = &spec->learn; /* ranges are joined */
+    const model_learn *learn = &spec->learn; /* the ranges are joined already */
     if (!learn->is_given)
         return learns_by_default(spec);
     return learn->range_count == 1 && learn->blocks[0].first == 0 &&
@@ -146,7 +146,7 @@ int modeli_check_learn(model_spec *spec)
 
 /* ---- split units ---- */
 
-/* Whether the norms of blocks learn where the matrices do not. */
+/* True if the norms of blocks learn but not their matrices. */
 static bool norms_are_apart(const model_spec *spec)
 {
     return spec->learn.is_given && spec->learn.norms && !all_blocks_learn(spec);
@@ -161,7 +161,8 @@ void modeli_choose_split(model *self)
     self->products->splits_head =
         is_given && spec->learn.norms && !spec->learn.head && !spec->tie_embeddings;
     shape->norm_unit = norms_are_apart(spec) ? 1 : 0;
-    shape->norm_final_unit = 0; /* modeli_note_split, once it is known whether the head is cut */
+    /* modeli_note_split sets it, when it is known whether the head is cut */
+    shape->norm_final_unit = 0;
 }
 
 int modeli_check_split(const model *self)
@@ -186,7 +187,7 @@ static bool is_pair(const modeli_pair *pair, uint64_t offset_elems)
     return pair->weight == offset_elems || pair->bias == offset_elems;
 }
 
-/* Of a whole unit's tensor: whether it goes to the second unit. */
+/* True if this tensor of a whole unit goes to the second unit. */
 static bool goes_apart(const model *self, bool is_head, uint64_t offset_elems)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -197,8 +198,8 @@ static bool goes_apart(const model *self, bool is_head, uint64_t offset_elems)
             offset_elems == shape->q_norm || offset_elems == shape->k_norm);
 }
 
-/* Copies the tensors of one of the two units. What lay right behind its predecessor does so
- * again. */
+/* Copies the tensors of one of the two units. A tensor that directly followed the one before does
+ * so here too. */
 static void list_half(model *self, const model_unit *source, bool is_head, bool apart,
                       modeli_lister *list)
 {
@@ -218,7 +219,7 @@ static void list_half(model *self, const model_unit *source, bool is_head, bool 
     }
 }
 
-/* Whether a tensor is that of a target: "model.layers.3.self_attn.q_proj.weight" of "q_proj". */
+/* True if the tensor is that of a target: "model.layers.3.self_attn.q_proj.weight" for "q_proj". */
 static bool is_target(const char *tensor, const char *target)
 {
     static const char end[] = ".weight";
@@ -240,7 +241,8 @@ static const model_tensor *find_target(const model_unit *source, const char *tar
     return NULL;
 }
 
-/* The linear layer whose matrix holds the element of the whole block, and its first row there. */
+/* The linear layer whose matrix holds this element of the whole block; *row is the element's row
+ * there. */
 static enum modeli_layer layer_at(const model *self, uint64_t offset_elems, uint64_t *row)
 {
     for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_DOWN; i++) {
@@ -257,7 +259,8 @@ static enum modeli_layer layer_at(const model *self, uint64_t offset_elems, uint
     return MODELI_LAYER_QKV;
 }
 
-/* A matrix of an adapter, named as the target's weight with `matrix` before its end. */
+/* Adds a matrix of an adapter. Its name is that of the target's weight with `matrix` before the
+ * end. */
 static uint64_t add_matrix(model *self, modeli_lister *list, const model_tensor *target,
                            const char *matrix, uint64_t rows, uint64_t columns,
                            enum tensor_init init, uint32_t number)
@@ -272,7 +275,8 @@ static uint64_t add_matrix(model *self, modeli_lister *list, const model_tensor 
     return tensor->offset_elems;
 }
 
-/* A and B of every target, behind what is in the unit already. The same offsets in every block. */
+/* Adds A and B of every target after the tensors that the unit has. The offsets are the same in
+ * every block. */
 static void list_adapters(model *self, const model_unit *source, modeli_lister *list)
 {
     const model_lora *lora = &self->spec.lora;
@@ -311,7 +315,7 @@ int modeli_list_split(model *self, uint32_t stage, const model_unit *source, con
     return 0;
 }
 
-/* Where a tensor of a whole unit lies in the split one. */
+/* The offset in the split unit of a tensor of the whole unit. */
 static uint64_t moved(const model *self, uint32_t stage, const model_unit *source,
                       uint64_t offset_elems)
 {
@@ -384,7 +388,7 @@ void modeli_note_learning(model *self)
         bool splits = self->products->splits_block, learns = block_learns(spec, stage - 1);
         if (learns || splits)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
-        for (; unit < end; unit++) /* a second unit is there because it learns */
+        for (; unit < end; unit++) /* a second unit exists only if it learns */
             self->units[unit].is_frozen = !learns && !(splits && unit + 1 == end);
     }
     assert(unit == head_unit);

@@ -1,11 +1,10 @@
-/* The tensors of the Llama family: RMSNorm, rotary positions, grouped key/value heads, SwiGLU; no
- * biases but, where the spec asks for them, those of q, k and v (Qwen2); norms of q's and k's heads
- * where it asks for them (Qwen3). Pure. Names are Hugging Face's, whose linear weights are [out,
- * in] as here.
+/* The tensors of the Llama family: RMSNorm, rotary positions, grouped key/value heads, SwiGLU. If
+ * the spec asks for them: biases of q, k and v (Qwen2), norms of q's and k's heads (Qwen3); no
+ * other biases. Pure. The names are Hugging Face's, whose linear weights are [out, in] as here.
  *
- * q, k and v lie one right behind the other, and so do their biases, and gate and up: each group is
- * one matrix, or vector, for one product. The rotary form is Hugging Face's (pairs i and i + D/2),
- * so their weights need no reordering. */
+ * These groups lie without padding, so each is one matrix (or vector) for one product: q, k, v;
+ * their biases; gate, up. The rotary form is Hugging Face's (pairs i and i + D/2), so their weights
+ * need no reordering. */
 #include "model/model_internal.h"
 
 static uint64_t add(modeli_lister *list, const char *name, uint64_t rows, uint64_t columns,

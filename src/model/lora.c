@@ -2,15 +2,19 @@
  *
  *   y += B u,  u = s A x,  s = alpha / rank
  *   backward, given dy:  du = s dy B;  dB += dy^T u;  dA += du^T x;  dx += du A
- *   (dA and dB are written where they are fresh)
+ *   (dA and dB are written if they are fresh)
  *
- * All products in the working dtype with fp32 sums; what is added to y and dx is rounded to it
- * first, as PEFT does. The scale is on u and du, which are small. u [N,rank] of every adapter lies
- * in `saved`, its rows MODELI_RANK_STEP apart or a multiple. A layer that is one product for
- * several targets (q, k, v; gate, up) has an adapter for each, on its columns of the output. Temp,
- * behind the library's scratch (modeli_lora_temp): `delta`, the largest of what is added to y or
- * dx, and of dy's columns where they are not the whole layer; du of a layer's adapters. Allocates
- * nothing but products, in model_prepare. */
+ * All products are in the working dtype with fp32 sums. As in PEFT, the terms added to y and dx are
+ * first rounded to it. The scale is applied to u and du, which are small. u [N,rank] of every
+ * adapter lies in `saved`; its row stride is a multiple of MODELI_RANK_STEP. A layer that is one
+ * product for several targets (q, k, v; gate, up) has an adapter for each, on that target's columns
+ * of the output.
+ *
+ * temp, after the library's scratch (modeli_lora_temp):
+ *   delta   the largest term added to y or dx; or dy's columns of an adapter without gaps
+ *   small   du of each of the layer's adapters
+ *
+ * Allocates only products, in model_prepare. */
 #include <assert.h>
 #include <string.h>
 
@@ -36,7 +40,7 @@ uint64_t modeli_lora_saved_bytes(const model *self)
     return self->products->adapter_count == 0 ? 0 : small_bytes(self);
 }
 
-/* Offsets from the end of the library's scratch, itself rounded up. */
+/* Offsets from the end of the library's scratch, which is rounded up. */
 struct lora_temp {
     uint64_t delta, small[MODELI_LAYER_ADAPTERS_MAX], end;
 };
@@ -181,7 +185,7 @@ static int multiply(const struct lora_run *of, enum modeli_lora_product which, c
                                   run->call->temp);
 }
 
-/* target (+)= scale * source, [N, columns]. */
+/* target = scale * source, or += if `accumulates`; [N, columns]. */
 static int scale(const struct lora_run *of, uint64_t columns, float by, bool accumulates,
                  const void *source, uint64_t source_stride, void *target, uint64_t target_stride)
 {
@@ -200,7 +204,7 @@ static int scale(const struct lora_run *of, uint64_t columns, float by, bool acc
     return run->self->ops->scale_rows(run->self->context, run->stream, &args);
 }
 
-/* u or du times alpha / rank, in place. */
+/* Multiplies u or du by alpha / rank, in place. */
 static int scale_small(const struct lora_run *of, void *small)
 {
     const model *self = of->run->self;
@@ -238,7 +242,8 @@ int modeli_lora_outer(const modeli_block_run *run, enum modeli_layer layer, void
     return 0;
 }
 
-/* dy of the adapter, [N,out] without gaps: the layer's where it is the whole, else copied. */
+/* dy of the adapter, [N,out] without gaps: the layer's dy if the adapter has all its columns, else
+ * a copy in `delta`. */
 static int own_columns(const struct lora_run *of, const void *output_grad, const void **own)
 {
     const modeli_block_run *run = of->run;

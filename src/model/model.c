@@ -1,5 +1,5 @@
-/* Models as lists of units and stages: create, destroy, checks, FLOPs of a step. See model.h.
- * Allocates in model_create only. One thread. */
+/* Models as lists of units and stages: create, destroy, checks, FLOPs of a step. See model.h. Only
+ * model_create allocates. One thread. */
 #include "model/model.h"
 
 #include <assert.h>
@@ -18,10 +18,10 @@ enum {
     CHUNK_ROWS_STEP = 16,
 };
 
-/* Far below 2^63, so that sums of a few such terms and their bytes cannot wrap. */
+/* Far below 2^63: sums of a few such terms, and their bytes, cannot overflow. */
 #define ELEMS_MAX 0x1p56
 
-/* "model.<key>" must lie in [low, high]. */
+/* Checks that "model.<key>" lies in [low, high]. */
 static int check_range(const char *key, uint64_t value, uint64_t low, uint64_t high)
 {
     if (value >= low && value <= high)
@@ -75,7 +75,7 @@ static int check_heads(const model_spec *spec)
     return 0;
 }
 
-/* What one family has and the other has not. */
+/* Checks the settings that are allowed in only one of the two families. */
 static int check_variant(const model_spec *spec)
 {
     double low = spec->rope_low_freq_factor, high = spec->rope_high_freq_factor;
@@ -101,7 +101,8 @@ static int check_variant(const model_spec *spec)
     return 0;
 }
 
-/* A product of sizes that the model would need; refuses what does not fit in 64-bit arithmetic. */
+/* Refuses a number of elements (a product of sizes, as double) that 64-bit arithmetic cannot
+ * hold. */
 static int check_elems(const char *what, double elems)
 {
     if (elems <= ELEMS_MAX)
@@ -162,12 +163,14 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
     return check_sizes(spec, micro_batch);
 }
 
-/* The logits of a chunk and their gradient take chunk * V * 6 bytes (bf16), the output matrix and
- * its fp32 gradient C * V * 6. With a quarter of C rows the chunk stays a quarter of what the head
- * needs anyway, while adding into the fp32 gradient (8 V C bytes a chunk) stays small against the
- * chunk's products. Small models take up to C rows, since each chunk packs the matrix twice and
- * adds to all of its gradient: GPT-2 (C = 768, V = 50257, bf16, 2 cores with AMX) trains 1.02 to
- * 1.05 times as fast with 768 rows, 221 MiB, as with 384, at 1024 and at 4096 rows in all. */
+/* The logits of a chunk and their gradient take chunk * V * 6 bytes (bf16). The output matrix and
+ * its fp32 gradient take C * V * 6. With C / 4 rows a chunk takes a quarter of what the head needs
+ * anyway, and the additions to the fp32 gradient (8 V C bytes a chunk) stay small against the
+ * chunk's products.
+ *
+ * Small models take up to C rows, because each chunk packs the matrix twice and adds to all of its
+ * gradient. GPT-2 (C = 768, V = 50257, bf16, 2 cores with AMX) trains 1.02 to 1.05 times as fast
+ * with 768 rows (221 MiB) as with 384, at 1024 and at 4096 rows in all. */
 static uint64_t chunk_rows_of(uint64_t channels, uint64_t rows)
 {
     uint64_t least = size_min(channels, CHUNK_ROWS_SMALL);
@@ -187,7 +190,7 @@ static void fill_shape(const model *self, modeli_shape *shape)
     shape->attention_columns = spec->num_heads * shape->head_dim;
     shape->qkv_columns = (spec->num_heads + 2 * spec->num_kv_heads) * shape->head_dim;
     shape->ffn_columns = is_llama ? 2 * spec->ffn_size : spec->ffn_size;
-    /* Where the embedding is tied the output matrix is unit 0's token table, which begins at 0. */
+    /* If the embedding is tied, the output matrix is unit 0's token table, which begins at 0. */
     shape->output_unit = spec->tie_embeddings ? 1 : 0;
     shape->output_matrix = 0;
 }
@@ -236,7 +239,7 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
     return model_create_window(spec, type, micro_batch, &whole, out);
 }
 
-/* Sizes of activations, of the cache and of the tables. */
+/* Computes the sizes of activations, of the cache and of the tables. */
 static void size_window(model *self, const model_window *window)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -324,13 +327,14 @@ void model_destroy(model *self)
     mem_free(self);
 }
 
-/* FLOPs for each element of a matrix and token: forward, the gradient of its input, its own. */
+/* FLOPs for each element of a matrix and token: forward, gradient of the input, gradient of the
+ * matrix. */
 static double products_of(bool goes_back, bool learns)
 {
     return 2 + (goes_back ? 2 : 0) + (learns ? 2 : 0);
 }
 
-/* The matrix that gives the logits. */
+/* True if the matrix that gives the logits learns. */
 static bool head_matrix_learns(const model *self)
 {
     if (self->spec.tie_embeddings)
@@ -342,7 +346,7 @@ static bool head_matrix_learns(const model *self)
     return true;
 }
 
-/* Of all A and B, which learn wherever there are any. */
+/* Elements of all A and B, which always learn. */
 static double adapter_elems(const model *self)
 {
     double elems = 0;
@@ -363,7 +367,8 @@ double model_step_flops(const model *self, uint64_t tokens)
     double attention = (double)shape->attention_columns;
     double block = channels * ((double)shape->qkv_columns + attention) +
                    channels * ((double)shape->ffn_columns + ffn);
-    /* Of all blocks the FLOPs of a matrix element and of attention, of which forward is a third. */
+    /* Sums over all blocks: FLOPs of a matrix element, and of attention (the forward is a
+     * third). */
     double products = 0, attends = 0;
     for (uint32_t s = 1; s + 1 < self->stage_count; s++) {
         bool goes_back = s >= self->first_learning;

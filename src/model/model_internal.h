@@ -1,21 +1,14 @@
-/* What the files of the model module share.
+/* Declarations that the files of the model module share.
  *
- *   model.c    create, destroy, checks, FLOPs of a step
- *   units.c    the units and their tensors            init.c    initial weights
- *   learn.c    which units learn, and units split in two for it
- *   lora.c     adapters of a block's linear layers
- *   gpt2.c     the tensors of the GPT-2 family        llama.c   those of the Llama family
- *   parts.c    how units that are too large are cut
- *   shapes.c   layouts of `saved` and `temp`, bytes and flops of the stages
- *   passes.c   the passes of the stages               run.c     dispatch over stages and passes
- *   costs.c    what runs in a pass, kernel by kernel   fresh.c    how gradients begin
- *   products.c model_prepare: matrix products, attention, scratch sizes; part_products.c: of parts
- *   block.c    forward and backward of a block        block_parts.c  of a block in parts
- *   block_steps.c  what both share (block_internal.h)
- *   head.c     embedding, head, logits                head_parts.c   of both in parts
+ * Both families have the same block of two residual branches; modeli_shape says what differs. Names
+ * that begin with modeli_ are for these files and for the module's tests only.
  *
- * Both families are the same block of two residual branches; what differs is said by modeli_shape.
- * Names that begin with modeli_ are shared by these files and by the tests of the module only. */
+ * Vocabulary:
+ *   whole unit   a unit of the model that is neither cut nor split, as the family lists it
+ *   part         rows of one layer of a whole unit that is too large; a unit of its own (parts.c)
+ *   split unit   a whole unit in two, since only some of its tensors learn (learn.c)
+ *   origin       the place of a unit's tensors in the whole unit; initial weights depend on it
+ *   fresh        a gradient accumulator that holds nothing yet (fresh.c) */
 #ifndef SLUICE_MODEL_MODEL_INTERNAL_H
 #define SLUICE_MODEL_MODEL_INTERNAL_H
 
@@ -25,12 +18,13 @@
 #include "model/model.h"
 
 enum {
-    MODELI_ALIGN_BYTES = 256, /* of every piece of `saved` and `temp` */
+    MODELI_ALIGN_BYTES = 256, /* alignment of every piece of `saved` and `temp` */
     MODELI_TENSORS_MAX = 24,  /* of one unit */
-    MODELI_RANK_STEP = 8,     /* elements, of rows of an adapter's inner activations: 16 bytes */
-    MODELI_LAYER_ADAPTERS_MAX = 3, /* of one product: q, k, v */
-    MODELI_ADAPTER_ORIGIN =
-        64, /* adapters' tensors are numbered from here on in origins: initial weights */
+    /* elements: rows of an adapter's inner activations begin on multiples of 16 bytes */
+    MODELI_RANK_STEP = 8,
+    MODELI_LAYER_ADAPTERS_MAX = 3, /* adapters of one product: q, k, v */
+    /* Origins number the adapters' tensors from here on, for initial weights. */
+    MODELI_ADAPTER_ORIGIN = 64,
 };
 
 #define MODELI_ABSENT UINT64_MAX /* the offset of a tensor that the family does not have */
@@ -41,38 +35,38 @@ struct modeli_pair {
 };
 typedef struct modeli_pair modeli_pair;
 
-/* What a family is, and where its parameters lie. Filled while units are listed; all blocks have
- * the same offsets. Names of dimensions: N rows, C hidden, A = H D, P = (H + 2G) D, E rows of the
- * ffn's first product (F, or 2F for SwiGLU). */
+/* The properties of a family, and the offsets of its parameters. Filled while units are listed; all
+ * blocks have the same offsets. Dimensions: N rows, C hidden, A = H D, P = (H + 2G) D, E rows of
+ * the ffn's first matrix (F, or 2F for SwiGLU). */
 struct modeli_shape {
     enum norm_kind norm;
     enum activation_kind activation;
     bool has_rope;
     uint64_t rows;                                 /* N = B * T */
     uint64_t head_dim;                             /* D */
-    uint64_t attention_columns;                    /* A = H * D: of attention's output */
+    uint64_t attention_columns;                    /* A = H * D: columns of attention's output */
     uint64_t qkv_columns;                          /* P */
     uint64_t ffn_columns;                          /* E */
     uint64_t token_table, position_table;          /* unit 0; position_table may be MODELI_ABSENT */
     modeli_pair norm1, qkv, proj, norm2, up, down; /* of a block */
     uint64_t q_norm, k_norm; /* [D] each; MODELI_ABSENT where heads have no norms */
     modeli_pair norm_final;  /* of the head's unit */
-    /* 0 or 1: indices into stage.units */
-    uint32_t norm_unit;       /* of a block's norms, those of heads too */
-    uint32_t norm_final_unit; /* of the final norm */
-    uint32_t output_unit;     /* of the output matrix */
-    uint64_t output_matrix;   /* [V,C] within that unit */
+    /* norm_unit, norm_final_unit and output_unit are 0 or 1: indices into stage.units. */
+    uint32_t norm_unit;       /* holds the norms of a block, those of heads too */
+    uint32_t norm_final_unit; /* holds the final norm */
+    uint32_t output_unit;     /* holds the output matrix */
+    uint64_t output_matrix;   /* offset of [V,C] within that unit */
 };
 typedef struct modeli_shape modeli_shape;
 
 /* `saved` of a block: offsets in bytes, each a multiple of MODELI_ALIGN_BYTES.
  *
  *   mean1, rstd1   [N] fp32          statistics of the first norm (mean: LayerNorm only)
- *   mean2, rstd2   [N] fp32          of the second
- *   lse            [B,H,T] fp32      of attention
+ *   mean2, rstd2   [N] fp32          statistics of the second norm
+ *   lse            [B,H,T] fp32      log-sum-exp of attention's scores
  *   normed1        [N,C]             first norm's output;    backward: then its gradient
  *   qkv            [N,P]             projections, q and k turned by rope
- *   qk_rstd        [N,H+G] fp32      of the norms of heads, where there are any
+ *   qk_rstd        [N,H+G] fp32      statistics of the norms of heads, if there are any
  *   qk_before      [N,(H+G)D]        q and k before these norms: q's heads [N,H D], then k's
  *   attention      [N,A]             attention output
  *   middle         [N,C]             x + projection(attention): input of the second norm
@@ -81,12 +75,12 @@ typedef struct modeli_shape modeli_shape;
  *   ffn_input      [N,E]             first ffn product;      backward: then its gradient
  *   ffn_output     [N,F]             its activation;         backward: then its gradient
  *
- * Once the ffn's backward is done the space from ffn_input on is free; attention's backward puts
+ * When the ffn's backward is done, the space from ffn_input on is free. Attention's backward puts
  * qkv_grad [N,P] and attention_grad [N,A] there, so the backward needs no further activations.
  *
- * Of a block in parts the same, and for what its passes leave for each other:
- *   projected      [N,C]             attention's projection, before the second norm: the place of
- *                                    ffn_input, which begins after it
+ * A block in parts has the same layout, and these for what its passes leave for each other:
+ *   projected      [N,C]             attention's projection, before the second norm; it shares its
+ *                                    place with ffn_input, which is written later
  *   input_sum      [N,max(F,C,A)] fp32 backward: gradient of a layer's input, summed over its parts
  *   bias_sums      [max(P,E,C)] fp32 backward: column sums of a layer's output gradient */
 struct modeli_block_layout {
@@ -94,25 +88,29 @@ struct modeli_block_layout {
     uint64_t middle, normed2;
     uint64_t ffn_input, ffn_output, qkv_grad, attention_grad;
     uint64_t adapters[MODEL_LORA_TARGETS_MAX];
-    uint64_t projected, input_sum, bias_sums; /* 0 where the block is whole */
+    uint64_t projected, input_sum, bias_sums; /* 0 if the block is whole */
     uint64_t total_bytes;
 };
 typedef struct modeli_block_layout modeli_block_layout;
 
-/* The head. saved: mean, rstd [N] fp32, normed [N,C]; of a head in parts also the statistics of the
- * softmax, [N] fp32 each, and the gradient of normed, [N,C] fp32, summed over the parts. In parts
- * model_logits keeps its row at the beginning of mean, rstd and normed. */
+/* `saved` of the head: mean, rstd [N] fp32, normed [N,C]. A head in parts also has the statistics
+ * of the softmax, [N] fp32 each, and the gradient of normed, [N,C] fp32, summed over the parts. In
+ * parts, model_logits puts its row at the beginning of mean, rstd and normed. */
 struct modeli_head_layout {
     uint64_t mean, rstd, normed;
-    uint64_t largest, sum, target_logit, normed_grad; /* in parts; else 0 */
+    uint64_t largest, sum, target_logit, normed_grad; /* 0 unless the head is in parts */
     uint64_t saved_total_bytes;
 };
 typedef struct modeli_head_layout modeli_head_layout;
 
-/* temp of the head, for a chunk of logits of `columns` columns: logits [chunk,columns] fp32, then
- * in the backward their gradient [chunk,columns] (at the same place where the type is fp32), then
- * the scratch of the library. model_logits of a whole head lays its one row in temp: mean, rstd,
- * normed [C], scratch. */
+/* `temp` of the head, for a chunk of logits of `columns` columns:
+ *
+ *   logits        [chunk,columns] fp32
+ *   logits_grad   [chunk,columns]        backward; at the place of logits if the type is fp32
+ *   scratch       of the backend's library
+ *
+ * model_logits of a whole head puts its one row in temp instead: mean, rstd, normed [C],
+ * scratch. */
 struct modeli_chunk_layout {
     uint64_t logits, logits_grad, forward_scratch, backward_scratch;
     uint64_t row_mean, row_rstd, row_normed;
@@ -132,22 +130,22 @@ enum modeli_product {
     MODELI_PROJ_WEIGHT,
     MODELI_UP_WEIGHT,
     MODELI_DOWN_WEIGHT,
-    MODELI_QKV_FIRST, /* the same where the gradient is fresh: [P,C] = dY^T X */
+    MODELI_QKV_FIRST, /* the same for a fresh gradient: [P,C] = dY^T X */
     MODELI_PROJ_FIRST,
     MODELI_UP_FIRST,
     MODELI_DOWN_FIRST,
     MODELI_LOGITS, /* [chunk,V] fp32 = normed Wout^T */
     MODELI_LOGITS_INPUT,
     MODELI_LOGITS_WEIGHT,
-    MODELI_LOGITS_FIRST, /* the chunk that begins a fresh gradient of the weight */
-    MODELI_LAST_LOGITS,  /* the same for the last, shorter chunk; absent where there is none */
+    MODELI_LOGITS_FIRST, /* for the chunk that begins a fresh gradient of the weight */
+    MODELI_LAST_LOGITS,  /* the same for the last, shorter chunk; absent if all chunks are equal */
     MODELI_LAST_LOGITS_INPUT,
     MODELI_LAST_LOGITS_WEIGHT,
     MODELI_ROW_LOGITS, /* one row, for model_logits */
     MODELI_PRODUCT_COUNT
 };
 
-/* The layers by whose rows a unit is cut. */
+/* The layers that are cut by rows. */
 enum modeli_layer {
     MODELI_LAYER_QKV, /* of a block, in the order of the forward */
     MODELI_LAYER_PROJ,
@@ -162,11 +160,11 @@ enum modeli_layer {
 /* The products of one part. */
 struct modeli_part_products {
     kernel_matmul *forward; /* its columns of the layer's output */
-    kernel_matmul
-        *input; /* gradient of the layer's input in fp32: written by the layer's last part,
-                               which runs first in the backward, added to by the others */
+    /* Gradient of the layer's input in fp32. The layer's last part, which runs first in the
+     * backward, writes it; the other parts add to it. */
+    kernel_matmul *input;
     kernel_matmul *weight; /* gradient of its rows of the weight, added to what is there */
-    kernel_matmul *first;  /* the same, written; NULL where another chunk always comes before */
+    kernel_matmul *first;  /* the same, but written; NULL if another chunk always comes before */
 };
 typedef struct modeli_part_products modeli_part_products;
 
@@ -174,15 +172,16 @@ typedef struct modeli_part_products modeli_part_products;
  * parts, with the same offsets. */
 struct modeli_part {
     enum modeli_layer layer;
-    bool is_first, is_last; /* of its layer, in the order of rows */
+    bool is_first, is_last; /* first or last part of its layer, in the order of rows */
     uint64_t row_begin, rows;
-    uint32_t unit; /* of a block: counted from the block's first unit */
-    modeli_pair norm,
-        weights;             /* within the part's unit. norm: first parts of qkv and up, and NORM */
-    uint64_t q_norm, k_norm; /* the same: the last part of qkv, where heads have norms */
-    /* of rows; OUTPUT: of a chunk, and of the last, shorter one */
+    uint32_t unit; /* for a block: counted from the block's first unit */
+    /* Offsets within the part's unit. norm: only in first parts of qkv and up, and in the part
+     * MODELI_LAYER_NORM. */
+    modeli_pair norm, weights;
+    uint64_t q_norm, k_norm; /* the same; only in the last part of qkv, if heads have norms */
+    /* [0] over all rows. For OUTPUT: [0] over a chunk of rows, [1] over the last, shorter chunk. */
     modeli_part_products products[2];
-    kernel_matmul *row_logits; /* OUTPUT: one row, for model_logits */
+    kernel_matmul *row_logits; /* for OUTPUT: one row, for model_logits */
     uint64_t forward_scratch_bytes, backward_scratch_bytes;
 };
 typedef struct modeli_part modeli_part;
@@ -195,7 +194,7 @@ struct modeli_parts {
 };
 typedef struct modeli_parts modeli_parts;
 
-/* Where the tensors of a unit lie in the model that is not cut; initial weights depend on it. */
+/* The place of a unit's tensors in the model that is not cut. Initial weights depend on it. */
 struct modeli_origin {
     uint32_t unit;
     uint32_t tensors[MODELI_TENSORS_MAX]; /* index within that unit */
@@ -209,7 +208,7 @@ enum modeli_lora_product {
     MODELI_LORA_B_INPUT,  /* [N,rank] = dy B */
     MODELI_LORA_A_WEIGHT, /* [rank,in] += du^T x */
     MODELI_LORA_B_WEIGHT, /* [out,rank] += dy^T u */
-    MODELI_LORA_A_FIRST,  /* both where the gradient is fresh: written */
+    MODELI_LORA_A_FIRST,  /* A and B for a fresh gradient: written */
     MODELI_LORA_B_FIRST,
     MODELI_LORA_PRODUCTS
 };
@@ -218,33 +217,32 @@ enum modeli_lora_product {
 struct modeli_adapter {
     enum modeli_layer layer;
     uint64_t in, out;
-    uint64_t column; /* the first of its `out` columns of the layer's output */
+    uint64_t column; /* its first column of the layer's output; it has `out` columns */
     uint64_t a, b;   /* offsets in the second unit: [rank,in], [out,rank] */
     kernel_matmul *matmul[MODELI_LORA_PRODUCTS]; /* after model_prepare */
 };
 typedef struct modeli_adapter modeli_adapter;
 
-/* model.products: shape, parts and origins from model_create; products and attention from
- * model_prepare. */
+/* model.products. model_create fills shape, parts and origins; model_prepare makes products and
+ * attention. */
 struct model_products {
     modeli_shape shape;
-    bool splits_block, splits_head; /* a second unit in every block, in the head (learn.c) */
+    bool splits_block, splits_head; /* every block, or the head, has a second unit (learn.c) */
     modeli_parts embed, block, head;
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
     modeli_origin *origins;                      /* [unit_count] */
-    kernel_matmul *matmul[MODELI_PRODUCT_COUNT]; /* NULL where absent or not prepared */
+    kernel_matmul *matmul[MODELI_PRODUCT_COUNT]; /* NULL if absent or not prepared */
     kernel_attention *attention;
-    matmul_desc *part_descs;      /* [part_matmul_count]: the parts' products, one per shape */
-    kernel_matmul **part_matmuls; /* the same */
+    matmul_desc *part_descs;      /* [part_matmul_count]: the parts' products, one for each shape */
+    kernel_matmul **part_matmuls; /* [part_matmul_count] */
     uint32_t part_matmul_count;
     uint64_t embed_backward_scratch_bytes;
     uint64_t block_forward_scratch_bytes, block_backward_scratch_bytes;
     uint64_t head_forward_scratch_bytes, head_backward_scratch_bytes;
 };
 
-/* Lists tensors into one unit. add returns the offset of the tensor; `with_previous` puts it right
- * behind the tensor before, whatever the alignment, so that both are rows of one matrix. */
+/* Lists tensors into one unit. */
 struct modeli_lister {
     model_unit *unit;
     uint64_t end_elems;
@@ -260,12 +258,14 @@ struct modeli_row {
 };
 typedef struct modeli_row modeli_row;
 
+/* Adds a tensor and returns its offset. row->with_previous puts it directly after the tensor
+ * before, without alignment, so that both are rows of one matrix. */
 uint64_t modeli_add(modeli_lister *list, const modeli_row *row);
-/* Appends a tensor; its name and what it begins with are left to fill. */
+/* Appends a tensor. The caller fills in its name and its initial weights. */
 model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
                             bool with_previous);
 
-/* The families: each lists the tensors of the three kinds of unit and notes their offsets. */
+/* A family: each function lists the tensors of one kind of unit and notes their offsets. */
 struct modeli_family {
     const char *name;
     void (*embed)(const model_spec *spec, modeli_lister *list, modeli_shape *shape);
@@ -276,59 +276,62 @@ typedef struct modeli_family modeli_family;
 
 extern const modeli_family modeli_gpt2, modeli_llama;
 
-/* The units of a model that is not cut, of each kind one. */
+/* The whole units, one of each kind. */
 struct modeli_whole {
-    model_unit embed, block, head; /* block: of one layer */
+    model_unit embed, block, head; /* block: that of one layer */
     model_tensor tensors[3][MODELI_TENSORS_MAX];
 };
 typedef struct modeli_whole modeli_whole;
 
-/* A unit that begins, without tensors. */
+/* Begins a unit without tensors. */
 int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
                      modeli_lister *list) MUST_CHECK;
-/* units.c: the families' tensors of one layer, and the list of all units and origins. */
+/* The families' tensors of one layer. */
 void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole);
-int modeli_list_units(model *self) MUST_CHECK;                 /* after modeli_cut */
+/* Lists all units and their origins. Call after modeli_cut. */
+int modeli_list_units(model *self) MUST_CHECK;
 uint32_t modeli_stage_unit(const model *self, uint32_t stage); /* the first unit of a stage */
 
-/* What a stage's backward makes: modeli_work_of. */
+/* The gradients that a stage's backward makes; see modeli_work_of. */
 struct modeli_work {
-    bool weights; /* gradients of the own unit's matrices, of the output matrix, of the tables */
+    bool weights; /* of the stage's own matrices: linear layers, output matrix, tables */
     bool norms;   /* of the stage's norms */
     bool input;   /* of the stage's input, for the stage before */
-    bool inner;   /* of what the first norm gives: input or norms */
+    bool inner;   /* of the first norm's output; needed for `input` or `norms` */
 };
 typedef struct modeli_work modeli_work;
 
-/* learn.c */
-/* Checks spec.learn and spec.lora of a checked spec and brings them to one form for equal
- * selections. */
+/* ---- what learns: learn.c ---- */
+/* Checks spec.learn and spec.lora of a checked spec. Equal selections get one form. */
 int modeli_check_learn(model_spec *spec) MUST_CHECK;
-void modeli_choose_split(model *self);                /* before modeli_cut */
-int modeli_check_split(const model *self) MUST_CHECK; /* after it */
-/* A stage's unit of all tensors in two: the base, and behind it the second unit. */
+void modeli_choose_split(model *self);                /* call before modeli_cut */
+int modeli_check_split(const model *self) MUST_CHECK; /* call after modeli_cut */
+/* Splits a stage's whole unit in two: the base, and after it the second unit `name`. */
 int modeli_list_split(model *self, uint32_t stage, const model_unit *source,
                       const char *name) MUST_CHECK;
-/* After all units are listed: the shape's offsets in split units, and which units learn. */
+/* Both are called after all units are listed. The first corrects the shape's offsets for split
+ * units; the second finds the units that learn. */
 void modeli_note_split(model *self, const modeli_whole *whole);
 void modeli_note_learning(model *self);
 modeli_work modeli_work_of(const model *self, uint32_t stage);
 
-/* lora.c */
-uint64_t modeli_rank_stride(const model *self);      /* elements */
+/* ---- adapters: lora.c ---- */
+uint64_t modeli_rank_stride(const model *self);      /* elements from row to row of u */
 uint64_t modeli_lora_saved_bytes(const model *self); /* of one adapter's inner activations */
-/* temp of a block's pass whose library's scratch is given. */
+/* Bytes of temp for a block's pass with adapters; scratch_bytes is the library's scratch. */
 uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes);
 void modeli_lora_descs(const model *self, const modeli_adapter *adapter,
                        matmul_desc descs[MODELI_LORA_PRODUCTS]);
 int modeli_make_lora(model *self) MUST_CHECK;
 void modeli_release_lora(model *self);
-/* Adds a block's adapters to the flops and DRAM bytes that shapes.c has found for the stage. */
+/* Adds a block's adapters to the flops and DRAM bytes that shapes.c has computed for the stage. */
 void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage);
 void modeli_lora_scratch(const model *self, uint64_t *forward, uint64_t *backward);
 
-/* parts.c: decides which kinds of unit are cut and fills products.embed, block, head but for
- * offsets. ERR_CONFIG where a row does not fit into model.max_part_bytes. */
+/* ---- parts: parts.c ----
+ *
+ * Decides which kinds of unit are cut, and fills products.embed, block and head except for offsets.
+ * ERR_CONFIG if a row does not fit into max_part_bytes. */
 int modeli_cut(model *self, const modeli_whole *whole) MUST_CHECK;
 const char *modeli_layer_name(enum modeli_layer layer);
 modeli_pair modeli_layer_whole(const modeli_shape *shape, enum modeli_layer layer);
@@ -336,31 +339,31 @@ modeli_pair modeli_layer_whole(const modeli_shape *shape, enum modeli_layer laye
 uint64_t modeli_layer_rows(const model *self, enum modeli_layer layer);
 uint64_t modeli_layer_columns(const model *self, enum modeli_layer layer);
 
-/* The parts of a stage: NULL where it is not cut. */
+/* The parts of a stage, or NULL if it is not cut. */
 const modeli_parts *modeli_parts_of(const model *self, uint32_t stage);
 
-/* Positions that a call may have tokens at: rows of the rotary tables. */
+/* Number of positions at which a call may have tokens: rows of the rotary tables. */
 static inline uint64_t modeli_positions(const model *self)
 {
     return self->cache_positions ? self->cache_positions : self->tokens;
 }
 
-/* Of attention's scores. */
+/* The factor of attention's scores: 1 / sqrt(D). */
 static inline float modeli_score_scale(const model *self)
 {
     return (float)(1.0 / sqrt((double)self->products->shape.head_dim));
 }
 
-/* Tokens of each sequence of a call that are none of the padding. */
+/* Tokens of each sequence of a call, without padding. */
 static inline uint64_t modeli_call_tokens(const model *self, const model_call *call)
 {
     return self->cache_positions ? call->count : self->tokens;
 }
 
-/* shapes.c: pure functions of the model. */
-/* Elements from row to row of a chunk of logits: rows begin on multiples of 16 bytes in every
- * type, which products on a GPU ask for, and odd vocabularies such as GPT-2's do not give by
- * themselves. */
+/* ---- shapes.c: pure functions of the model ---- */
+/* Elements from row to row of a chunk of logits. In every type rows begin on multiples of 16
+ * bytes, as products on a GPU require; vocabularies of odd size, such as GPT-2's, need padding
+ * for that. */
 static inline uint64_t modeli_logits_stride(uint64_t columns)
 {
     return size_round_up(columns, 8);
@@ -369,41 +372,50 @@ static inline uint64_t modeli_logits_stride(uint64_t columns)
 void modeli_block_layout_of(const model *self, modeli_block_layout *layout);
 void modeli_head_layout_of(const model *self, modeli_head_layout *layout);
 void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_layout *layout);
-/* Where in the temp of an uncut backward whose input_grad nobody wants its place [N,C] is. */
+/* If nobody wants input_grad, the backward of an uncut stage puts that gradient [N,C] into temp.
+ * This is its offset there, in bytes. */
 uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind);
-void modeli_size_stages(model *self); /* bytes and flops of all stages, from the known scratch */
+/* bytes and flops of all stages, from the scratch sizes known so far */
+void modeli_size_stages(model *self);
 
-/* Sets the rows of a logits chunk, for tests of the chunk boundary. Before model_prepare. */
+/* Sets the rows of a chunk of logits, for tests of the chunk boundary. Call before
+ * model_prepare. */
 void modeli_set_chunk_rows(model *self, uint64_t rows);
 
-/* passes.c: the lists of passes of all stages, and what is in them. */
+/* ---- passes of all stages: passes.c ---- */
 int modeli_create_passes(model *self) MUST_CHECK;
 void modeli_size_passes(
-    model *self); /* after the stages' bytes and flops; sums those of cut stages */
+    /* Call after the stages' bytes and flops are known. It sums the passes of cut stages. */
+    model *self);
 void modeli_destroy_passes(model *self);
-/* The part that a pass of a cut stage is about, and whether the pass makes gradients: all of a
- * backward do but the head's first half. */
+/* The part that a pass of a cut stage works on. *backward says whether the pass makes gradients:
+ * all passes of a backward do, except the first half of the head's. */
 const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_t stage,
                                     uint32_t pass, bool *backward);
 
-/* products.c, part_products.c. The forward's has no bias; the caller asks for it. */
+/* ---- products: products.c, part_products.c ----
+ *
+ * The description of a forward product. It has no bias; the caller adds it. */
 matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
 matmul_desc modeli_input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
-/* Adds to what is there; with `accumulate` false it begins a fresh gradient. */
+/* A gradient of a weight that adds to what is there. With `accumulate` set to false it begins a
+ * fresh gradient. */
 matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
 int modeli_make_part_products(model *self) MUST_CHECK;
 void modeli_release_part_products(model *self);
 void modeli_release_products(model *self);
 
-/* fresh.c: zeros in the fresh accumulators of a call of a backward pass, but for the matrices,
- * which the products of the pass write. And how many bytes that is of the pass's unit i. */
+/* ---- how gradients begin: fresh.c ----
+ *
+ * Fills the fresh accumulators of a call of a backward pass with zeros, except the matrices, which
+ * the products of the pass write. */
 int modeli_begin_grads(model *self, uint32_t stage, uint32_t pass, void *stream,
                        const model_call *call) MUST_CHECK;
 uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, uint32_t i);
 
-/* block.c, head.c: whole stages. */
-/* What every call of the embedding has in common, for a whole table or a part: the tables are
- * absent. */
+/* ---- whole stages: block.c, head.c ---- */
+/* The arguments that all calls of the embedding share, for a whole table or a part. The tables are
+ * not set. */
 embedding_args modeli_embedding(const model *self, const model_call *call);
 embedding_grad_args modeli_embedding_grad(const model *self, const model_call *call);
 int modeli_embed_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
@@ -416,13 +428,13 @@ int modeli_head_backward(model *self, void *stream, const model_call *call) MUST
 int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,
                       float *logits) MUST_CHECK;
 
-/* The final norm of `rows` rows, and its gradient in place on `grad` [N,C]. */
+/* The final norm of `rows` rows; and its gradient, in place on `grad` [N,C]. */
 int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
                       const void *input, void *output, float *mean, float *rstd) MUST_CHECK;
 int modeli_final_norm_grad(model *self, void *stream, const model_call *call, void *grad,
                            const float *mean, const float *rstd, void *scratch) MUST_CHECK;
 
-/* block_parts.c, head_parts.c: one pass of a stage in parts. */
+/* ---- one pass of a stage in parts: block_parts.c, head_parts.c ---- */
 int modeli_embed_part(model *self, void *stream, const model_call *call, const modeli_part *part,
                       bool backward) MUST_CHECK;
 int modeli_block_part(model *self, void *stream, const model_call *call, const modeli_part *part,
@@ -432,8 +444,8 @@ int modeli_head_part(model *self, void *stream, const model_call *call, const mo
 int modeli_row_logits_part(model *self, void *stream, const model_call *call,
                            const modeli_part *part, uint64_t row, float *logits) MUST_CHECK;
 
-/* Offset of the first row that a call needs of the position table at `table`, which may be
- * absent. */
+/* Offset of the first row that a call needs from the position table at `table`. For MODELI_ABSENT
+ * it returns MODELI_ABSENT. */
 static inline uint64_t modeli_position_row(const model *self, const model_call *call,
                                            uint64_t table)
 {
@@ -441,7 +453,7 @@ static inline uint64_t modeli_position_row(const model *self, const model_call *
     return moves ? table + call->position * self->spec.hidden_size : table;
 }
 
-/* Whether a layer has a bias; layers of the ends have none. */
+/* True if the layer has a bias; layers of embedding and head have none. */
 static inline bool modeli_has_bias(const model *self, enum modeli_layer layer)
 {
     return modeli_layer_whole(&self->products->shape, layer).bias != MODELI_ABSENT;
@@ -460,7 +472,7 @@ static inline const void *modeli_param(const model *self, const void *params, ui
     return (const char *)params + offset_elems * dtype_bytes(self->type);
 }
 
-/* The same of an accumulator, NULL where it is. */
+/* The same for an accumulator; also NULL if `grads` is NULL. */
 static inline float *modeli_grad(float *grads, uint64_t offset_elems)
 {
     return grads == NULL || offset_elems == MODELI_ABSENT ? NULL : grads + offset_elems;

@@ -1,5 +1,5 @@
-/* The matrix products of parts, one per shape however many parts have it, and the parts' scratch.
- * Allocates through the backend, in model_prepare only. */
+/* The matrix products of parts, one for each shape, and the parts' scratch. Parts of the same shape
+ * share a product. Allocates through the backend, in model_prepare only. */
 #include <errno.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ static bool is_same(const matmul_desc *a, const matmul_desc *b)
            a->c_type == b->c_type && a->has_bias == b->has_bias && a->accumulate == b->accumulate;
 }
 
-/* The product of a shape: one made before, or a new one. */
+/* Finds the product of a shape, or makes it. */
 static int find(model *self, const matmul_desc *desc, kernel_matmul **product)
 {
     model_products *products = self->products;
@@ -42,8 +42,8 @@ static int find(model *self, const matmul_desc *desc, kernel_matmul **product)
     return 0;
 }
 
-/* The products of a part over `rows` rows of activations whose output gradient has rows of
- * `out_stride` elements. `begins`: with the one that begins a fresh gradient. */
+/* Makes the products of a part over `rows` rows of activations. The rows of its output gradient are
+ * `out_stride` elements apart. `begins`: also the product that begins a fresh gradient. */
 static int make_part(model *self, modeli_part *part, uint64_t rows, uint64_t out_stride,
                      bool begins, modeli_part_products *made)
 {
@@ -102,7 +102,7 @@ static void find_products_scratch(const model *self, modeli_part *part)
     part->backward_scratch_bytes = backward;
 }
 
-/* What a part wants beside its products: see block_parts.c and head_parts.c. */
+/* Finds the scratch that a part needs for block_parts.c and head_parts.c, its products included. */
 static void find_scratch(const model *self, modeli_part *part)
 {
     const kernel_ops *ops = self->ops;
@@ -137,7 +137,7 @@ int modeli_make_part_products(model *self)
         for (uint32_t i = 0; i < lists[k]->count; i++) {
             modeli_part *part = &lists[k]->items[i];
             uint64_t rows = self->products->shape.rows;
-            memset(part->products, 0, sizeof part->products); /* of a prepare that failed */
+            memset(part->products, 0, sizeof part->products); /* left by a prepare that failed */
             part->row_logits = NULL;
             if (part->layer <= MODELI_LAYER_DOWN)
                 TRY(make_part(self, part, rows, modeli_layer_rows(self, part->layer), true,

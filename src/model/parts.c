@@ -1,6 +1,6 @@
 /* How units that are too large are cut (memory-centric tiling): which parts there are, each with
- * rows of one layer. A function of the spec, the type and max_part_bytes alone. Allocates the lists
- * of parts. */
+ * rows of one layer. Depends only on the spec, the type and max_part_bytes. Allocates the lists of
+ * parts. */
 #include <assert.h>
 #include <errno.h>
 
@@ -12,7 +12,7 @@
 enum {
     ROWS_STEP_MAX = 128, /* columns of activations then begin on multiples of 256 bytes */
     ROWS_STEP_MIN = 16,
-    PARTS_MAX = 1 << 20, /* of the whole model; keeps counts far from 32 bits */
+    PARTS_MAX = 1 << 20, /* of the whole model, so that counts stay far below 2^32 */
 };
 
 const char *modeli_layer_name(enum modeli_layer layer)
@@ -87,7 +87,7 @@ static bool has_norm(enum modeli_layer layer, bool is_first)
            (is_first && (layer == MODELI_LAYER_QKV || layer == MODELI_LAYER_UP));
 }
 
-/* Elements of the unit of a part with `rows` rows, as units.c lays it. */
+/* Elements of the unit of a part with `rows` rows, as units.c lists it. */
 static uint64_t part_elems(const model *self, enum modeli_layer layer, bool is_first, uint64_t rows)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -99,7 +99,8 @@ static uint64_t part_elems(const model *self, enum modeli_layer layer, bool is_f
     end += rows * modeli_layer_columns(self, layer);
     if (rows > 0 && modeli_layer_whole(shape, layer).bias != MODELI_ABSENT)
         end = size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS) + rows;
-    if (layer == MODELI_LAYER_QKV && modeli_has_head_norms(self)) /* in the last; any may be it */
+    if (layer == MODELI_LAYER_QKV &&
+        modeli_has_head_norms(self)) /* only the last part has them, but any part may be the last */
         end = size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS) +
               2 * size_round_up(shape->head_dim, MODEL_TENSOR_ALIGN_ELEMS);
     return size_round_up(end, SHARD_ELEMS_STEP);
@@ -111,14 +112,15 @@ static bool fits(const model *self, enum modeli_layer layer, bool is_first, uint
     return elems * dtype_bytes(self->type) <= self->spec.max_part_bytes;
 }
 
-/* Rows of a part where `left` are left: as many as fit. Where it costs no more than a quarter of
- * them, a multiple of ROWS_STEP_MAX; else of less, down to ROWS_STEP_MIN. */
+/* Rows of a part if `left` rows are left: as many as fit. They are rounded down to a multiple of
+ * ROWS_STEP_MAX if that costs at most a quarter of them, else to a smaller step, at least
+ * ROWS_STEP_MIN. */
 static uint64_t rows_of_part(const model *self, enum modeli_layer layer, bool is_first,
                              uint64_t left)
 {
     if (fits(self, layer, is_first, left))
         return left;
-    uint64_t low = 0, high = left; /* low fits (or is 0), high does not */
+    uint64_t low = 0, high = left; /* low fits (or is 0); high does not fit */
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
         if (fits(self, layer, is_first, middle))
@@ -163,7 +165,7 @@ static int refuse_row(const model *self, enum modeli_layer layer, bool is_first)
         (unsigned long long)least_part_bytes(self));
 }
 
-/* Appends the parts of one layer. Their units are counted from *unit on. */
+/* Appends the parts of one layer. Their units are numbered from *unit on. */
 static int cut_layer(const model *self, enum modeli_layer layer, modeli_parts *parts,
                      uint32_t *unit)
 {
@@ -202,7 +204,7 @@ static int cut_layer(const model *self, enum modeli_layer layer, modeli_parts *p
     return 0;
 }
 
-/* The head of a tied model whose embedding is cut: the norm, and the embedding's table parts
+/* The parts of a tied head whose embedding is cut: the norm, then the embedding's table parts
  * again. */
 static int share_table(const model *self, uint32_t *unit)
 {
@@ -218,7 +220,7 @@ static int share_table(const model *self, uint32_t *unit)
     for (uint32_t i = 0; i < count; i++) {
         items[1 + i] = embed->items[i];
         items[1 + i].layer = MODELI_LAYER_OUTPUT;
-        items[1 + i].weights = (modeli_pair){0, MODELI_ABSENT}; /* alone in their units */
+        items[1 + i].weights = (modeli_pair){0, MODELI_ABSENT}; /* each is alone in its unit */
     }
     head->count = 1 + count;
     return 0;
@@ -263,7 +265,7 @@ int modeli_cut(model *self, const modeli_whole *whole)
         return refuse_row(self, MODELI_LAYER_NORM, true);
     TRY(modeli_check_split(self));
     if (products->head.count > 0)
-        products->splits_head = false; /* its norm is a unit as it is */
+        products->splits_head = false; /* its norm is a unit already */
     self->unit_count = unit + (products->head.count == 0 ? 1 : 0) + (products->splits_head ? 1 : 0);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* The passes of every stage: which parameters each needs, what it reads and writes, and what it
- * costs. modeli_create_passes makes the lists (model_create), modeli_size_passes fills them
- * whenever bytes or flops of the stages change. See model.h for the order of passes. */
+ * costs. modeli_create_passes makes the lists (model_create). modeli_size_passes fills them each
+ * time the bytes or flops of the stages change. See model.h for the order of passes. */
 #include <errno.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 /* ---- stages of one pass in each direction ---- */
 
-/* What has gradients is added to them. */
+/* The pass adds to the gradients of all its units that learn. */
 static void add_grads(const model *self, model_pass *pass)
 {
     for (uint32_t i = 0; i < pass->unit_count; i++)
@@ -119,7 +119,7 @@ static void embed_access(uint32_t pass_idx, bool backward, model_pass *pass)
         pass->output = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
 }
 
-/* block_parts.c says which layer touches what. */
+/* The layers of block_parts.c and the buffers that each touches. */
 static void block_access(const modeli_part *part, uint32_t pass_idx, bool backward,
                          model_pass *pass)
 {
@@ -163,7 +163,7 @@ static void head_access(const modeli_part *part, uint32_t pass_idx, bool backwar
     }
 }
 
-/* Flops, and DRAM bytes by the rules of shapes.c. */
+/* FLOPs, and DRAM bytes by the rules of shapes.c. */
 static void embed_costs(const model *self, const modeli_part *part, bool backward, model_pass *pass)
 {
     uint64_t elems = self->boundary_bytes / dtype_bytes(self->type);
@@ -176,7 +176,7 @@ static void embed_costs(const model *self, const modeli_part *part, bool backwar
     pass->temp_bytes = backward ? part->backward_scratch_bytes : 0;
 }
 
-/* Columns of activations that a block's part reads and writes beside its products. */
+/* Columns of activations that a block's part reads and writes outside its products. */
 static uint64_t side_columns(const model *self, const modeli_part *part, bool backward)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -223,7 +223,7 @@ static void block_costs(const model *self, const modeli_part *part, bool backwar
                   (attends_back ? 2.5 * attention : 0);
     columns += side_columns(self, part, backward) + (backward ? part->rows : 0);
     pass->dram_bytes = rows * columns * elem_bytes + unit_elems * elem_bytes;
-    if (backward) /* the sum of input gradients is read but by the pass that begins it */
+    if (backward) /* all passes but the one that begins the sum of input gradients also read it */
         pass->dram_bytes +=
             sizeof(float) * (rows * in * (part->is_last ? 1 : 2) + (learns ? 2 * unit_elems : 0));
     pass->temp_bytes = backward ? part->backward_scratch_bytes : part->forward_scratch_bytes;
@@ -278,7 +278,7 @@ static void fill_cut(const model *self, uint32_t stage_idx, enum phase phase, ui
     }
 }
 
-/* Bytes and flops of a cut stage from those of its passes. */
+/* Computes bytes and flops of a cut stage from those of its passes. */
 static void sum_cut(const model *self, model_stage *stage)
 {
     double flops[PHASE_COUNT] = {0};
@@ -293,7 +293,7 @@ static void sum_cut(const model *self, model_stage *stage)
     stage->forward_flops = flops[PHASE_FORWARD];
     stage->recompute_flops = flops[PHASE_RECOMPUTE];
     stage->backward_flops = flops[PHASE_BACKWARD];
-    if (stage->kind == STAGE_HEAD) { /* the logits are made twice */
+    if (stage->kind == STAGE_HEAD) { /* its backward makes the logits twice */
         stage->recompute_flops = 2 * flops[PHASE_FORWARD];
         stage->backward_flops -= stage->recompute_flops;
     }
@@ -331,7 +331,7 @@ int modeli_create_passes(model *self)
     return 0;
 }
 
-/* What fills a fresh gradient with zeros, once the units of all passes are known. */
+/* Sets zeroed_bytes of a stage's passes. Call when the units of all passes are known. */
 static void size_zeroed(const model *self, uint32_t stage_idx)
 {
     const model_stage *stage = &self->stages[stage_idx];
@@ -363,5 +363,5 @@ void modeli_size_passes(model *self)
 void modeli_destroy_passes(model *self)
 {
     for (uint32_t i = 0; i < self->stage_count; i++)
-        mem_free(self->stages[i].passes[0]); /* one block for all phases */
+        mem_free(self->stages[i].passes[0]); /* the passes of all phases are one block of memory */
 }

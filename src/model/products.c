@@ -1,6 +1,6 @@
-/* model_prepare: every matrix product and the attention of a model, made once per shape on one
- * backend (all blocks share them; part_products.c has those of parts), and the scratch that the
- * backend's library wants. Allocates through the backend; nothing after it does. */
+/* model_prepare: makes every matrix product and the attention of a model on one backend, one for
+ * each shape, and finds the scratch that the backend's library needs. All blocks share the
+ * products. Allocates through the backend; nothing allocates later. */
 #include <math.h>
 
 #include "base/size.h"
@@ -62,7 +62,7 @@ static int make(model *self, enum modeli_product which, matmul_desc desc)
     return self->ops->matmul_create(self->context, &desc, &self->products->matmul[which]);
 }
 
-/* The products of one linear layer of a block. */
+/* Makes the products of one linear layer of a block. */
 static int make_linear(model *self, enum modeli_product forward, enum modeli_layer layer)
 {
     uint64_t rows = self->products->shape.rows;
@@ -79,7 +79,7 @@ static int make_linear(model *self, enum modeli_product forward, enum modeli_lay
     return make(self, forward + first, desc);
 }
 
-/* The products of a chunk of logits, which are fp32 and have no bias. A fresh gradient of the
+/* Makes the products of a chunk of logits, which are fp32 and have no bias. A fresh gradient of the
  * matrix begins with the first chunk, which is never the shorter one. */
 static int make_logits(model *self, enum modeli_product first, uint64_t rows)
 {
@@ -140,7 +140,7 @@ static int make_all(model *self)
     return make_logits(self, MODELI_ROW_LOGITS, 1);
 }
 
-/* The largest scratch of the products [first, end), absent ones left out. */
+/* The largest scratch of the products [first, end) that exist. */
 static uint64_t scratch_of(const model *self, uint32_t first, uint32_t end)
 {
     uint64_t bytes = 0;
@@ -164,7 +164,7 @@ static uint64_t bias_scratch(const model *self)
     return bytes;
 }
 
-/* The norms of q's heads, which are more than k's. */
+/* Scratch for the norms of q's heads; those of k's need no more. */
 static uint64_t head_norm_scratch(const model *self)
 {
     const modeli_shape *shape = &self->products->shape;

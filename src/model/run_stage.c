@@ -1,4 +1,4 @@
-/* What runs a stage: dispatch over phases, stages and passes. Allocates nothing. */
+/* Runs a stage: dispatch over phases, stages and passes. Allocates nothing. */
 #include <assert.h>
 
 #include "model/model_internal.h"

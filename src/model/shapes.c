@@ -1,12 +1,13 @@
 /* Bytes and flops of the stages, and the layouts of `saved` and `temp`. Pure functions of the model
- * and, once model_prepare knows them, of the library's scratch sizes.
+ * and of the library's scratch sizes, which are 0 before model_prepare.
  *
- * FLOPs: a product [m,k] x [k,n] counts 2 m n k. Causal attention counts half of the T x T scores:
- * forward 2 products (Q K^T, P V), so 2 B T T H D; backward 5 (scores again, and the gradients of
- * P, V, Q, K), so 5 B T T H D. Norms, activations and softmax are not counted.
+ * FLOPs. A product [m,k] x [k,n] counts 2 m n k. Causal attention counts half of the T x T scores:
+ * - forward: 2 products (Q K^T, P V), so 2 B T T H D;
+ * - backward: 5 products (scores again, and the gradients of P, V, Q, K), so 5 B T T H D. Norms,
+ *   activations and softmax are not counted.
  *
- * DRAM bytes assume that every activation is written once and read by each of its readers, that
- * weights are read once per product and fp32 gradients read and written once: an upper estimate,
+ * DRAM bytes. The rules: every activation is written once and read by each of its readers; weights
+ * are read once per product; fp32 gradients are read and written once. This is an upper estimate,
  * since small activations stay in the cache. Those of a backward include its recomputation. */
 #include <assert.h>
 
@@ -101,7 +102,7 @@ void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_la
     layout->backward_scratch = end;
 }
 
-/* In temp behind all else that the backward puts there. */
+/* In temp, after all else that the backward puts there. */
 uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind)
 {
     modeli_chunk_layout chunk;
@@ -113,7 +114,7 @@ uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind)
     return size_round_up(end, MODELI_ALIGN_BYTES);
 }
 
-/* Whether the backward of an uncut block or head needs that place. */
+/* True if the backward of an uncut block or head needs that place. */
 static bool has_unwanted_grad(const modeli_work *work, enum stage_kind kind)
 {
     return !work->input && (kind == STAGE_BLOCK || work->norms);
@@ -131,8 +132,8 @@ static void size_embed(const model *self, model_stage *stage)
     stage->backward_dram_bytes = 2 * boundary + 2 * 2 * sizeof(float) * boundary_elems;
 }
 
-/* Column pairs that products of weight gradients and of a block's first input gradient read or
- * write. */
+/* Pairs of columns that the unneeded products would read or write: those of weight gradients, and
+ * that of a block's first input gradient. */
 static uint64_t unneeded_columns(const model *self, const modeli_work *work)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -169,7 +170,7 @@ static void size_block(const model *self, model_stage *stage, const modeli_work 
     stage->backward_flops = (work->weights ? 2 : 1) * products + 2.5 * attention;
     if (!work->inner)
         stage->backward_flops -= qkv;
-    stage->recompute_flops = products + attention - down; /* the last product is not needed */
+    stage->recompute_flops = products + attention - down; /* the product of `down` is not needed */
 
     uint64_t elem_bytes = dtype_bytes(self->type), unit_elems = self->units[stage->units[0]].elems;
     if (stage->unit_count > 1)
@@ -233,7 +234,7 @@ void modeli_size_stages(model *self)
     for (uint32_t i = 0; i < self->stage_count; i++) {
         model_stage *stage = &self->stages[i];
         if (stage->is_cut)
-            continue; /* sums over the passes */
+            continue; /* modeli_size_passes sums over its passes */
         modeli_work work = modeli_work_of(self, i);
         if (stage->kind == STAGE_EMBED)
             size_embed(self, stage);

@@ -1,5 +1,5 @@
-/* The units of a model and their tensors: the families list whole units; where a unit is cut its
- * tensors go to the parts by rows. Allocates the lists. Called by model_create only. */
+/* The units of a model and their tensors. The families list whole units; if a unit is cut, its
+ * tensors go to the parts by rows. Allocates the lists. Only model_create calls it. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -79,9 +79,8 @@ static int list_whole_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
     return 0;
 }
 
-/* Rows [begin, end) of a whole unit's tensor, which lies at rows [first, first + rows) of its
- * layer, cut down to those rows; a vector's elements count as rows. Returns the offset, or
- * MODELI_ABSENT where no row of it is wanted. */
+/* Adds rows [begin, end) of tensor `idx` of a whole unit. A vector's elements count as rows.
+ * Returns the offset in the part's unit, or MODELI_ABSENT if the range is empty. */
 static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *source, uint32_t idx,
                           uint64_t begin, uint64_t end, bool is_vector, bool with_previous)
 {
@@ -97,14 +96,14 @@ static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *so
     tensor->init = whole->init;
     tensor->row_begin = begin;
     tensor->whole_rows = whole_rows;
-    if (is_vector && end - begin == whole_rows) { /* a whole vector is written as ever */
+    if (is_vector && end - begin == whole_rows) { /* a whole vector keeps its shape */
         tensor->rows = tensor->whole_rows = 1;
         tensor->columns = whole_rows;
     }
     return tensor->offset_elems;
 }
 
-/* The tensor of a whole unit at an offset, all its rows. */
+/* Adds elements [begin, end) of the vector at an offset of a whole unit. */
 static uint64_t add_vector(model *self, modeli_lister *list, const model_unit *source,
                            uint64_t offset_elems, uint64_t begin, uint64_t end)
 {
@@ -118,7 +117,7 @@ static uint64_t add_vector(model *self, modeli_lister *list, const model_unit *s
     return add_slice(self, list, source, idx, begin, end, true, false);
 }
 
-/* The part's elements of all vectors that make the layer's bias. */
+/* Adds the part's elements of all vectors that make up the layer's bias. */
 static uint64_t add_bias(model *self, modeli_lister *list, const model_unit *source,
                          uint64_t offset_elems, const modeli_part *part)
 {
@@ -143,7 +142,7 @@ static uint64_t add_bias(model *self, modeli_lister *list, const model_unit *sou
     return bias;
 }
 
-/* The part's rows of all tensors that make the layer's matrix. */
+/* Adds the part's rows of all tensors that make up the layer's matrix. */
 static uint64_t add_rows(model *self, modeli_lister *list, const model_unit *source,
                          uint64_t offset_elems, const modeli_part *part)
 {
@@ -167,7 +166,7 @@ static uint64_t add_rows(model *self, modeli_lister *list, const model_unit *sou
     return weight;
 }
 
-/* The unit of a part; notes the offsets in the part, which are the same in every block. */
+/* Lists the unit of a part. Notes the offsets in the part; they are the same in every block. */
 static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const model_unit *source,
                      modeli_part *part)
 {
@@ -196,7 +195,7 @@ static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const 
     return 0;
 }
 
-/* The units of one stage of parts. `name`: "embed", "block.3", "head". */
+/* Lists the units of one stage in parts. `name`: "embed", "block.3", "head". */
 static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
                       const model_unit *source, modeli_parts *parts, const char *name)
 {
@@ -206,7 +205,7 @@ static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
         uint32_t unit_idx = first_unit + part->unit;
         bool is_main = part->layer == MODELI_LAYER_TABLE || part->layer == MODELI_LAYER_OUTPUT;
         if (part->layer == MODELI_LAYER_OUTPUT && self->spec.tie_embeddings)
-            continue; /* a part of the embedding */
+            continue; /* already listed as a part of the embedding */
         TRY(list_part(self, unit_idx, whole_unit, source, part));
         model_unit *unit = &self->units[unit_idx];
         number = part->is_first ? 0 : number + 1;
@@ -221,7 +220,7 @@ static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
     return 0;
 }
 
-/* One stage's units, whole or in parts. */
+/* Lists one stage's units, whole or in parts. */
 static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
 {
     model_products *products = self->products;
@@ -239,7 +238,8 @@ static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
         return modeli_list_split(self, stage, source, name);
     if (parts->count == 0)
         return list_whole_unit(self, unit, stage, source, name);
-    /* Units of the ends' parts are numbered already; a tied head's are in two places. */
+    /* The parts of embedding and head already have their units' numbers; those of a tied head are
+     * in two lists. */
     bool is_end = stage == 0 || stage == last;
     return list_parts(self, is_end ? 0 : unit, stage, source, parts, name);
 }
@@ -248,7 +248,7 @@ int modeli_list_units(model *self)
 {
     model_products *products = self->products;
     uint32_t count = self->unit_count;
-    self->unit_count = 0; /* model_destroy looks into the units that there are */
+    self->unit_count = 0; /* model_destroy looks at this many units */
     self->units = mem_alloc(count, sizeof *self->units, "model.units");
     products->origins = mem_alloc(count, sizeof *products->origins, "model.origins");
     if (self->units == NULL || products->origins == NULL)

@@ -1,4 +1,4 @@
-/* Conversations as text: the forms of chat.h. */
+/* Renders conversations as text, in the forms of chat.h. */
 #include "text/chat.h"
 
 #include <errno.h>
@@ -38,7 +38,7 @@ static int add(chat_text *self, const char *text)
     return add_bytes(self, text, strlen(text));
 }
 
-/* Before, text and after, in this order. */
+/* Adds before, text and after, in this order. */
 static int add_between(chat_text *self, const char *before, const char *text, const char *after)
 {
     TRY(add(self, before));
@@ -46,7 +46,7 @@ static int add_between(chat_text *self, const char *before, const char *text, co
     return add(self, after);
 }
 
-/* The text since `begin` is an assistant's. */
+/* Notes that the text since `begin` belongs to the assistant. */
 static int note_answer(chat_text *self, size_t begin)
 {
     if (self->answer_count == self->answer_capacity) {
@@ -73,7 +73,8 @@ static struct piece content_of(const chat_message *message)
     return (struct piece){message->content, message->bytes};
 }
 
-/* Bytes of the white space that a text begins with, as Python's str.strip knows it; 0: none. */
+/* Bytes of the white-space character at the beginning of a text, by the definition of Python's
+ * str.strip; 0 if there is none. */
 static size_t blank_at(const unsigned char *at, size_t bytes)
 {
     static const char *const wide[] = {
@@ -136,7 +137,7 @@ static bool ends_with(struct piece text, const char *end)
     return text.bytes >= length && memcmp(text.at + text.bytes - length, end, length) == 0;
 }
 
-/* The first or last place of a word; NULL: it is not there. */
+/* The first or last occurrence of a word, or NULL. */
 static const char *find(struct piece text, const char *word, bool is_last)
 {
     size_t length = strlen(word);
@@ -175,7 +176,7 @@ static int render_chatml(const chat_form *form, const chat_message *messages, si
     return 0;
 }
 
-/* The last message of a user that is no answer of a tool; count - 1 where there is none. */
+/* Index of the last user message that is not a tool's answer, or count - 1 if there is none. */
 static size_t last_query(const chat_message *messages, size_t count)
 {
     for (size_t i = count; i-- > 0;) {
@@ -187,8 +188,8 @@ static size_t last_query(const chat_message *messages, size_t count)
     return count - 1;
 }
 
-/* Reasoning and answer apart: the former from its own field, else from between the tags of the
- * content. */
+/* Separates reasoning and answer. The reasoning comes from its own field, else from between the
+ * tags of the content. */
 static void split_reasoning(const chat_message *message, struct piece *reasoning,
                             struct piece *content)
 {
@@ -306,7 +307,7 @@ static int render_mistral(const chat_form *form, const chat_message *messages, s
     return 0;
 }
 
-/* Zephyr's and the plain one: a role's name, the content, an end. */
+/* Zephyr and plain: the role's name, the content, an end. */
 static int render_simple(const chat_form *form, const chat_message *messages, size_t count,
                          chat_text *out)
 {
@@ -321,13 +322,13 @@ static int render_simple(const chat_form *form, const chat_message *messages, si
         if (is_answer && form->end[0])
             TRY(note_answer(out, begin));
         TRY(add(out, "\n"));
-        if (is_answer && !form->end[0]) /* the newline says that it is over */
+        if (is_answer && !form->end[0]) /* the newline ends the answer */
             TRY(note_answer(out, begin));
     }
     return 0;
 }
 
-/* What an answer begins with. */
+/* Adds the beginning of an answer. */
 static int ask(const chat_form *form, chat_text *out)
 {
     switch (form->kind) {
@@ -341,7 +342,7 @@ static int ask(const chat_form *form, chat_text *out)
     case CHAT_PLAIN:
         return add(out, "assistant:");
     case CHAT_MISTRAL:
-        break; /* the user's end is enough */
+        break; /* the end of the user's message is enough */
     }
     return 0;
 }

@@ -1,30 +1,39 @@
-/* Conversations as text, in the forms that published models were trained with: no template engine,
- * but the known templates by name, each giving the text that the model's own template gives for
- * system, user and assistant messages without tools.
+/* Conversations as text, in the forms with which published models were trained. There is no
+ * template engine: each known template has a name, and gives the same text as the model's own
+ * template for system, user and assistant messages without tools.
  *
- *   name            of                       what it adds
+ *   name            models                   what the form adds
  *   chatml          many                     nothing
- *   qwen2           Qwen1.5, Qwen2           a system message where none comes first: "You are a helpful assistant."
- *   qwen2.5         Qwen2.5                  "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
- *   qwen3           Qwen3                    to the last answers a <think> block, empty where there is no reasoning;
- *                                            of earlier answers the reasoning is left out
- *   smollm2         SmolLM2                  "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
- *   llama3          Llama 3                  the text's beginning; contents are stripped of white space
- *   llama3.1        Llama 3.1, 3.2, 3.3      the same, and a system message of two dates in any case, today being
- *                                            26 Jul 2024, as 3.1 has it
- *   mistral         tokenizer versions 2, 3  the text's beginning; answers are stripped; the system message stands
- *                                            before the last user's (where an answer follows that, as it does in
- *                                            training, the published template leaves it out: a model that answers
- *                                            has seen it there)
- *   mistral-v1      version 1                the text's beginning; the system message stands before the first user's
- *   mistral-tekken  Nemo                     as mistral, answers as they are
+ *   qwen2           Qwen1.5, Qwen2           a system message [1]
+ *   qwen2.5         Qwen2.5                  a system message [2]
+ *   qwen3           Qwen3                    a <think> block in the last answers [4]
+ *   smollm2         SmolLM2                  a system message [3]
+ *   llama3          Llama 3                  the text's beginning; contents are stripped
+ *   llama3.1        Llama 3.1, 3.2, 3.3      as llama3, and always a system message with dates [5]
+ *   mistral         tokenizer versions 2, 3  the text's beginning; answers are stripped [6]
+ *   mistral-v1      version 1                the text's beginning [7]
+ *   mistral-tekken  Nemo                     as mistral, but answers are not stripped
  *   zephyr          Zephyr                   nothing
- *   plain           none                     "user: ", "assistant: " and newlines; the document's end after an answer
+ *   plain           none                     "user: ", "assistant: ", newlines; the document's end
+ *                                            after an answer
  *
- * "auto" finds the form in what lies beside the tokenizer: chat_template.jinja, or "chat_template"
- * of tokenizer_config.json, by the words that make the form; a template with other ones is refused.
- * A system message that a template of ChatML adds is taken from the template itself. Without
- * templates the tokenizer's own tokens tell. Pure but for reading these files. */
+ * To strip means to remove white space at both ends. The notes:
+ *
+ *   [1] if the first message is not a system message: "You are a helpful assistant."
+ *   [2] as [1]: "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+ *   [3] as [1]: "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+ *   [4] It is empty if the answer has no reasoning. Reasoning of earlier answers is left out.
+ *   [5] It has two dates. Today's date is 26 Jul 2024, as in the template of 3.1.
+ *   [6] The system message stands before the last user's message. If an answer follows that
+ *       message, as in training, the published template leaves the system message out. We keep it,
+ *       because a model that answers has seen it there.
+ *   [7] The system message stands before the first user's message.
+ *
+ * "auto" finds the form from the tokenizer's directory: from chat_template.jinja, or
+ * "chat_template" of tokenizer_config.json, by the words that are characteristic of each form. A
+ * template that matches no form is refused. If a template of ChatML adds a system message, its text
+ * is taken from the template. Without templates the tokenizer's own tokens decide. Pure, except
+ * that it reads these files. */
 #ifndef SLUICE_DATA_CHAT_H
 #define SLUICE_DATA_CHAT_H
 
@@ -36,7 +45,7 @@
 
 enum { CHAT_SYSTEM_BYTES = 2048, CHAT_TOKEN_BYTES = 128 };
 
-/* Of the data's options: the names above. */
+/* The names above, as choices of an option. */
 #define CHAT_NAMES                                                                                 \
     "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|mistral-tekken|"   \
     "zephyr|plain"
@@ -46,19 +55,20 @@ enum chat_kind { CHAT_CHATML, CHAT_QWEN3, CHAT_LLAMA3, CHAT_MISTRAL, CHAT_ZEPHYR
 struct chat_form {
     enum chat_kind kind;
     const char *name; /* one of the above; constant */
-    bool adds_system; /* where no system message comes first */
+    bool adds_system; /* adds `system` if no system message comes first */
     char system[CHAT_SYSTEM_BYTES];
     bool has_dates;      /* llama3.1 */
-    bool strips_answers; /* mistral: of white space */
-    bool is_first;       /* mistral: the system message goes to the first user's */
+    bool strips_answers; /* mistral: strips white space */
+    bool is_first; /* mistral: the system message goes to the first user's message, not the last */
     const char *user_before, *user_after, *answer_before; /* mistral */
-    char begin[CHAT_TOKEN_BYTES],
-        end[CHAT_TOKEN_BYTES]; /* of the text, as the tokenizer writes them; "" */
+    /* The text's beginning and end, as the tokenizer writes them; "" if there is none. */
+    char begin[CHAT_TOKEN_BYTES], end[CHAT_TOKEN_BYTES];
 };
 typedef struct chat_form chat_form;
 
-/* `name` as above; tokenizer_name is data.tokenizer, in whose directory "auto" looks. ERR_CONFIG
- * for a template that is none of these, saying what to set. */
+/* Finds the form. `name` is one of the above. tokenizer_name is data.tokenizer; "auto" looks in
+ * its directory. ERR_CONFIG for a template that is none of the known ones; the text says what to
+ * set. */
 int chat_form_find(const char *name, const char *tokenizer_name, const tokenizer *words,
                    chat_form *out) MUST_CHECK;
 
@@ -66,18 +76,19 @@ struct chat_message {
     const char *role;    /* "system", "user" or "assistant" */
     const char *content; /* UTF-8, may hold zeros */
     size_t bytes;
-    const char *reasoning; /* of an assistant, "reasoning_content"; or NULL */
+    const char *reasoning; /* of an assistant: "reasoning_content", or NULL */
 };
 typedef struct chat_message chat_message;
 
-/* Bytes [begin, end) of the text that an assistant is to say: an answer with the token that ends
- * it. */
+/* Bytes [begin, end) of the text: what the assistant must say, that is an answer with the token
+ * that ends it. */
 struct chat_span {
     size_t begin, end;
 };
 typedef struct chat_span chat_span;
 
-/* All zero is empty; reused from conversation to conversation, freed by chat_text_fini. */
+/* A rendered conversation. All zero is empty. One object may be reused for many conversations;
+ * chat_text_fini frees it. */
 struct chat_text {
     char *bytes;
     size_t length, capacity;
@@ -87,9 +98,9 @@ struct chat_text {
 typedef struct chat_text chat_text;
 void chat_text_fini(chat_text *self);
 
-/* Replaces what is in *out. `asks`: the beginning of an answer follows the last message, for
- * generation. ERR_INPUT for no message, a role that the form does not have, and roles in an order
- * that it cannot write. */
+/* Renders the messages and replaces the contents of *out. `asks`: adds the beginning of an answer
+ * after the last message, for generation. ERR_INPUT if there is no message, for a role that the
+ * form does not have, and for an order of roles that it cannot write. */
 int chat_render(const chat_form *form, const chat_message *messages, size_t count, bool asks,
                 chat_text *out) MUST_CHECK;
 

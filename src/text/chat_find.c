@@ -1,5 +1,5 @@
-/* Which form of chat.h a tokenizer's conversations have: by its name, by the template that lies
- * beside the tokenizer, or by the tokens that it has. */
+/* Finds the form of chat.h for a tokenizer: by name, by the template beside the tokenizer, or by
+ * the tokenizer's tokens. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -32,7 +32,7 @@ enum form {
     FORM_COUNT
 };
 
-/* The forms with what is the same for all their models. */
+/* The forms, with the parts that all their models share. */
 static const chat_form forms[FORM_COUNT] = {
     [FORM_CHATML] = {.kind = CHAT_CHATML, .name = "chatml"},
     [FORM_QWEN2] = {.kind = CHAT_CHATML,
@@ -86,7 +86,7 @@ static const chat_form *form_named(const char *name)
 
 /* ---- files beside the tokenizer ---- */
 
-/* A file in the tokenizer's directory as text; *out NULL where there is none. */
+/* Reads a file in the tokenizer's directory as text; *out is NULL if there is none. */
 static int read_beside(const char *tokenizer_name, const char *file_name, char **out)
 {
     char path[PATH_MAX];
@@ -106,8 +106,8 @@ static int read_beside(const char *tokenizer_name, const char *file_name, char *
     return file_read(path, FILE_MAX_BYTES, out, &bytes);
 }
 
-/* The template of tokenizer_config.json: a text, or of a list of named ones the one named
- * "default". */
+/* The template of tokenizer_config.json: a text, or the one named "default" in a list of named
+ * ones. */
 static const char *template_in(const json_t *config)
 {
     const json_t *value = json_object_get(config, "chat_template"), *item;
@@ -150,9 +150,9 @@ static int read_template(const char *tokenizer_name, char **out)
 
 /* ---- the form in a template ---- */
 
-/* The text of a system message that is written out in a template of ChatML: it stands behind
- * "system" and a newline, as \n or as such, and ends with the message. None where something is put
- * together there. */
+/* Finds the text of a system message that is written in a template of ChatML. It follows "system"
+ * and a newline (a real one or \n) and ends at the end of the message. False if the template
+ * composes the message from parts. */
 static bool find_system(const char *text, char system[CHAT_SYSTEM_BYTES])
 {
     static const char begin[] = "<|im_start|>system", end[] = "<|im_end|>";
@@ -176,10 +176,10 @@ static bool find_system(const char *text, char system[CHAT_SYSTEM_BYTES])
     return false;
 }
 
-/* The template without white space and newlines, with one kind of quotes and of access, so that
- * what is the same is
- * written the same: {{- '<|im_start|>' + message.role + "\n" }} becomes {{'<|im_start|>'+message['role']+''}}.
- * From mem_alloc. */
+/* Normalizes a template, so that equal templates become equal texts: no white space or newlines,
+ * one kind of quotes, one way to access members. Example:
+ *   {{- '<|im_start|>' + message.role + "\n" }}  becomes  {{'<|im_start|>'+message['role']+''}}
+ * The result is from mem_alloc. */
 static char *normalize(const char *text)
 {
     static const char *const from[] = {"\\n", "message.role", "message.content"};
@@ -204,8 +204,9 @@ static char *normalize(const char *text)
     return out;
 }
 
-/* What a template must have, normalized, to be of a form: all of the first, one of the second where
- * there are any, and none of the third. `spaced` stands in it in quotes, spaces and all. */
+/* The words by which a normalized template belongs to a form: all of `all`, one of `one` if there
+ * are any, and none of `none`. `spaced` must stand in quotes in the original template, spaces
+ * included. */
 static const struct signature {
     enum form form;
     const char *all[3], *one[2], *none[9], *spaced;
@@ -251,7 +252,7 @@ static const struct signature {
      .none = {"bos_token"}},
 };
 
-/* How many of the words are in the text. */
+/* The number of the words that are in the text. */
 static size_t count_words(const char *text, const char *const *words, size_t most, size_t *given)
 {
     size_t found = 0;

@@ -1,5 +1,5 @@
-/* Tokenizers: opening by name, questions, and workers lent to calls. See tokenizer.h and
- * tokenizer_internal.h. */
+/* Tokenizers: opens them by name, answers questions, and lends workers to calls. See tokenizer.h
+ * and tokenizer_internal.h. */
 #include "text/tokenizer.h"
 
 #include <errno.h>
@@ -37,7 +37,7 @@ static toki_worker *worker_create(void)
     self->context = pcre2_match_context_create(NULL);
     self->stack = pcre2_jit_stack_create(JIT_STACK_FIRST, JIT_STACK_MOST, NULL);
     self->cache = mem_alloc(TOKI_CACHE_ENTRIES, sizeof *self->cache, "tokenizer cache");
-    if (!self->match || !self->context || !self->cache) { /* it goes without a stack of its own */
+    if (!self->match || !self->context || !self->cache) { /* the JIT stack is optional */
         worker_destroy(self);
         (void)err_set(-ENOMEM, "no memory for a tokenizer's worker");
         return NULL;
@@ -67,7 +67,7 @@ static void worker_give(tokenizer *self, toki_worker *worker)
 
 /* --- opening --- */
 
-/* The token of a byte is the byte: texts are not needed. */
+/* The token of a byte is the byte, so no texts are needed. */
 static int open_bytes(tokenizer *self)
 {
     self->kind = TOKI_BYTES;
@@ -115,7 +115,7 @@ static int open_file(tokenizer *self, const char *name)
     return toki_config_read(self, folder);
 }
 
-/* Messages cite files of strangers: no byte of them may steer a terminal. */
+/* Messages quote files from unknown sources: removes the bytes that could control a terminal. */
 static int clean_text(int rc)
 {
     char text[ERR_TEXT_BYTES];
@@ -260,7 +260,7 @@ static int encode_middle(const tokenizer *self, const char *text, size_t bytes, 
         return encode_bytes(text, bytes, out);
     if (self->kind == TOKI_SENTENCEPIECE)
         return toki_sp_encode(self, text, bytes, out);
-    tokenizer *owner = (tokenizer *)self; /* constant but for its idle workers, behind a lock */
+    tokenizer *owner = (tokenizer *)self; /* only the list of idle workers changes, under a lock */
     toki_worker *worker = worker_take(owner);
     if (!worker)
         return -ENOMEM;

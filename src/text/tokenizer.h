@@ -1,17 +1,21 @@
 /* Tokenizers: text to token ids and back.
  *
- *   name                      what it is
- *   "bytes"                   token = byte value; vocabulary 256, no further tokens
- *   DIR or DIR/tokenizer.json Hugging Face's tokenizer.json of the byte-level BPE kind (GPT-2, Llama 3, Qwen,
- *                             SmolLM, ...): ids are exactly those of its own library
- *   FILE.model                a SentencePiece model, where libsentencepiece was there at build time
+ *   name                        tokenizer
+ *   "bytes"                     token = byte value; vocabulary 256, no other tokens
+ *   DIR or DIR/tokenizer.json   Hugging Face's tokenizer.json of the byte-level BPE kind (GPT-2,
+ *                               Llama 3, Qwen, SmolLM, ...); ids are exactly those of its library
+ *   FILE.model                  a SentencePiece model; needs libsentencepiece at build time
  *
- * The files tokenizer_config.json, config.json and generation_config.json beside it say which
- * tokens begin and end a
- * document; without them, a special token with a usual name does ("<|endoftext|>", "</s>", ...). Truncation and
- * padding that a tokenizer.json asks for are not done. An opened tokenizer is constant: any number
- * of threads may use it at once; each call borrows buffers and a cache of words from it (about 2
- * MiB for each call at once), which stay until it is closed. */
+ * tokenizer_config.json, config.json and generation_config.json in the same directory name the
+ * tokens that begin and end a document. Without them a special token with a usual name is taken
+ * ("<|endoftext|>", "</s>", ...). Truncation and padding in a tokenizer.json are ignored.
+ *
+ * An opened tokenizer is constant: any number of threads may use it at once. Each call borrows
+ * buffers and a cache of words from it, about 2 MiB for each concurrent call. They stay allocated
+ * until the tokenizer is closed.
+ *
+ * "The library" in these files is the software whose ids we reproduce: `tokenizers` of Hugging
+ * Face, or libsentencepiece. */
 #ifndef SLUICE_DATA_TOKENIZER_H
 #define SLUICE_DATA_TOKENIZER_H
 
@@ -23,23 +27,22 @@
 
 typedef struct tokenizer tokenizer;
 
-/* ERR_INPUT with path and reason for a missing, damaged or hostile file; ERR_CONFIG for a kind of
- * tokenizer that is not supported, naming the part of the file. */
+/* Opens a tokenizer. ERR_INPUT with path and reason for a missing, damaged or hostile file.
+ * ERR_CONFIG for an unsupported kind of tokenizer; the text names the part of the file. */
 int tokenizer_open(const char *name, tokenizer **out) MUST_CHECK;
 void tokenizer_close(tokenizer *self); /* NULL is allowed */
 
-/* Every id is below it (highest id + 1, added tokens included). */
+/* All ids are below this number (highest id + 1, added tokens included). */
 uint64_t tokenizer_vocab(const tokenizer *self);
-/* The document's end and beginning; -1: it has none. */
+/* The token that ends, or begins, a document; -1 if there is none. */
 int32_t tokenizer_end_id(const tokenizer *self);
 int32_t tokenizer_begin_id(const tokenizer *self);
-/* The id of a token by its text, as an added token is written: "<|im_start|>"; -1: there is
- * none. */
+/* The id of a token by its text as in the file ("<|im_start|>"), or -1 if there is none. */
 int32_t tokenizer_find(const tokenizer *self, const char *token);
-/* XXH3 of all that decides about ids: runs and token files that must agree compare it. */
+/* XXH3 of everything that affects ids. Compare it where runs and token files must agree. */
 uint64_t tokenizer_hash(const tokenizer *self);
 
-/* Ids as they grow; all zero is empty. mem_alloc'd, freed by token_list_fini. */
+/* A growing list of ids; all zero is empty. From mem_alloc; token_list_fini frees it. */
 struct token_list {
     int32_t *ids;
     size_t count, capacity;
@@ -48,30 +51,33 @@ typedef struct token_list token_list;
 void token_list_fini(token_list *self);
 
 struct tokenize_options {
-    /* what the post-processor adds around a text, such as a beginning-of-text token */
+    /* add what the post-processor puts around a text, such as a beginning-of-text token */
     bool adds_special;
-    /* added tokens that are written in the text are text like any other: for data of strangers.
-     * False: they become their ids, as the library does it */
+    /* True: added tokens that appear in the text are ordinary text; use it for untrusted data.
+     * False: they become their ids, as in the library. */
     bool plain_text;
 };
 typedef struct tokenize_options tokenize_options;
 
-/* Appends the ids of text[bytes] (UTF-8; what is no UTF-8 is replaced by U+FFFD as the library's
- * bindings do it). -ENOMEM; ERR_INPUT where the file's split pattern gives up: it takes more steps
- * than any sensible one. *out then holds ids of a part of the text. */
+/* Appends the ids of text[bytes] (UTF-8; invalid bytes are replaced by U+FFFD as the library's
+ * bindings do). On failure *out holds ids of a part of the text. -ENOMEM; ERR_INPUT if the file's
+ * split pattern exceeds a limit on steps that no sensible pattern reaches. */
 int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
                      const tokenize_options *options, token_list *out) MUST_CHECK;
 
-/* Whether a text may be cut behind a newline whose neighbours are no white space (of Unicode) and
- * whose second neighbour is no "/", so that the ids of the parts one after the other are those of
- * the whole, without what adds_special adds. True for "bytes" and for split patterns that this was
- * shown of (tokenizer_pattern.c), among them those of GPT-2, Llama 3 and 4, Qwen, SmolLM and
- * DeepSeek. False: it is not known; a text is encoded whole. */
+/* True if a text may be cut after a newline without changing its ids, apart from what adds_special
+ * adds. The condition on such a newline: neither the character before it nor the one after it is
+ * white space (of Unicode), and the one after it is not "/".
+ *
+ * True for "bytes", and for the split patterns for which this was proved (tokenizer_pattern.c),
+ * among them those of GPT-2, Llama 3 and 4, Qwen, SmolLM and DeepSeek. False means unknown: encode
+ * the text whole. */
 bool tokenizer_cuts_lines(const tokenizer *self);
 
-/* The bytes of one token as they lie in the text, not zero-terminated; *bytes 0 for special tokens
- * where `skip_special`. Constant, the tokenizer's. An id outside of the vocabulary has none. A
- * token may end within a UTF-8 sequence: who prints joins the bytes. */
+/* The bytes of one token as they stand in the text, not zero-terminated. *bytes is 0 for an id
+ * outside the vocabulary, and for special tokens if `skip_special`. The bytes are constant and
+ * belong to the tokenizer. A token may end within a UTF-8 sequence, so join the bytes before
+ * printing. */
 const char *tokenizer_token_bytes(const tokenizer *self, int32_t id, bool skip_special,
                                   size_t *bytes);
 

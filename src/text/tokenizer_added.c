@@ -1,8 +1,8 @@
-/* Added tokens in a text: at each place, from left to right, the longest one that stands there. See
+/* Finds added tokens in a text: from left to right, at each place the longest one. See
  * tokenizer_internal.h.
  *
- * Most texts have none, so two filters come first: where all tokens begin with the same byte ("<"),
- * memchr; else a bit for each pair of first bytes. */
+ * Most texts have none, so a filter comes first. If all tokens begin with the same byte ("<"), it
+ * is memchr; else it is a table with one bit for each pair of first bytes. */
 #include <errno.h>
 #include <string.h>
 
@@ -108,7 +108,7 @@ static size_t candidate(const toki_added *self, const char *text, size_t bytes, 
     return at;
 }
 
-/* The longest token that stands at `at`: its end in *end. */
+/* The longest token at `at`; *end is where it ends. */
 static const toki_added_token *token_at(const toki_added *self, const char *text, size_t bytes,
                                         size_t at, size_t *end)
 {
@@ -143,7 +143,7 @@ static bool is_word_at(const tokenizer *owner, const char *text, size_t at)
     toki_bytes copy = {.data = stand_in, .capacity = sizeof stand_in};
     const char *shadow = stand_in;
     if (toki_stand_in(character) != character && toki_text_shadow(text + at, bytes, &copy, &shadow))
-        return false; /* it fits: no memory is asked for */
+        return false; /* cannot happen: the copy has room already */
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     if (!match)
         return false;
@@ -171,7 +171,7 @@ const toki_added_token *toki_added_next(const tokenizer *owner, const toki_added
             at++;
             continue;
         }
-        *resume = stop; /* spaces that it strips may be a token's beginning: so it is there */
+        *resume = stop; /* before the spaces that it strips, where a token may begin */
         if (token->single_word && is_within_word(owner, text, bytes, at, stop)) {
             at = stop;
             continue;

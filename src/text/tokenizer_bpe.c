@@ -1,12 +1,13 @@
-/* A word to its ids: of all pairs of neighbours the one of the lowest rank merges, the leftmost of
- * several, until no pair has a rank. See tokenizer_internal.h.
+/* Turns one word into ids. Among all pairs of neighbours the one with the lowest rank merges, the
+ * leftmost of equal ones, until no pair has a rank. See tokenizer_internal.h.
  *
- *   short words   the ranks of all pairs in an array; the lowest is searched for each merge: quadratic, and fastest
- *   long words    a linked list with a heap of (rank, place): n log n, so that a text of one byte a million times
- *                 ends soon
+ *   short words   the ranks of all pairs in an array, searched for the lowest at each merge:
+ *                 quadratic, but fastest
+ *   long words    a linked list with a heap of (rank, place): n log n, so that a text of one byte
+ *                 repeated a million times ends soon
  *
- * Words that come again are looked up in the worker's cache. Nothing is allocated for a word that
- * is not longer than any before it. */
+ * Repeated words are looked up in the worker's cache. Nothing is allocated for a word that is not
+ * longer than all words before it. */
 #include <errno.h>
 #include <string.h>
 
@@ -20,21 +21,21 @@
 enum { SHORT_SYMBOLS = 96 };
 #define RANK_NONE UINT32_MAX
 
-/* One symbol of a long word: its neighbours by place, and the merge with the one to the right. */
+/* One symbol of a long word: its neighbours, and the merge with its right neighbour. */
 struct symbol {
     uint32_t id, merged_id;
-    uint32_t rank;       /* of the pair (this, next); RANK_NONE */
+    uint32_t rank;       /* of the pair (this, right neighbour); RANK_NONE if it does not merge */
     int64_t left, right; /* -1: none */
     bool is_gone;
 };
 typedef struct symbol symbol;
 
-/* A long word's tables lie in one block: symbols [capacity], then the heap [3 * capacity]. Each
- * merge takes one symbol away and puts at most two pairs on the heap, which begins with one a
- * symbol. */
+/* The tables of a long word, in one block: symbols [capacity], then the heap [3 * capacity]. The
+ * heap begins with at most one pair per symbol. Each merge removes one symbol and puts at most two
+ * pairs on the heap. */
 struct long_word {
     symbol *symbols;
-    uint64_t *heap; /* rank << 32 | place, the lowest first */
+    uint64_t *heap; /* rank << 32 | place; the lowest first */
     size_t heap_count;
 };
 typedef struct long_word long_word;
@@ -47,7 +48,7 @@ static int append(token_list *out, int32_t id)
     return 0;
 }
 
-/* The id with which the byte at `at` begins; -1: it vanishes. *fused: it belongs to the unknown one
+/* The first id for a byte; -1: the byte is dropped. *fused: the byte belongs to the unknown token
  * before it. */
 static int32_t byte_id(const tokenizer *self, char byte, bool *was_unknown, bool *fused)
 {
@@ -136,7 +137,7 @@ static uint64_t heap_take(long_word *self)
     return taken;
 }
 
-/* Finds out what the symbol at `place` and the one to its right become. */
+/* Finds the merge of the symbol at `place` with its right neighbour. */
 static void rank_pair(const tokenizer *self, long_word *word, int64_t place)
 {
     symbol *left = &word->symbols[place];
@@ -192,7 +193,7 @@ static int merge_long_word(const tokenizer *self, toki_worker *worker, const cha
         uint64_t top = heap_take(&word);
         symbol *left = &word.symbols[top & UINT32_MAX];
         if (left->is_gone || left->rank != top >> 32)
-            continue; /* of a pair that is no more */
+            continue; /* this pair no longer exists */
         symbol *right = &word.symbols[left->right];
         left->id = left->merged_id;
         left->right = right->right;

@@ -1,11 +1,12 @@
-/* Which tokens begin and end a document: of the files beside a tokenizer, the first that says so.
+/* Finds the tokens that begin and end a document. The first of these files beside the tokenizer
+ * that names the token decides:
  *
  *   tokenizer_config.json     bos_token, eos_token: a text, or an object with content
- *   config.json               bos_token_id, eos_token_id: a number, or a list whose first one counts
+ *   config.json               bos_token_id, eos_token_id: a number, or a list; its first one counts
  *   generation_config.json    as config.json
- *   none of them              a special token with one of the names that are used for it
+ *   none of them              a special token with one of the usual names
  *
- * See tokenizer.h. These files may be missing; one that is there and no JSON is an error. */
+ * See tokenizer.h. These files may be missing. A file that exists but is not JSON is an error. */
 #include <string.h>
 #include <unistd.h>
 
@@ -15,10 +16,10 @@
 #include "base/file.h"
 #include "text/tokenizer_json.h"
 
-/* One of the two: its names, and where it goes. */
+/* One of the two tokens: the names of its members, and where its id goes. */
 struct wanted {
     const char *token_name, *id_name;
-    const char *const *usual; /* ends with NULL */
+    const char *const *usual; /* usual names; the last entry is NULL */
     int32_t *id;
 };
 typedef struct wanted wanted;

@@ -1,7 +1,7 @@
-/* A text to ids: pieces, stages, words. See tokenizer_internal.h for the way of a text.
+/* A text to ids: pieces, stages, words. tokenizer_internal.h shows the way of a text.
  *
- * A stage cuts a piece by its pattern and hands each part to the next one at once: nothing is kept
- * of the pieces, whatever their number. */
+ * A stage cuts a piece by its pattern and passes each part to the next stage at once, so memory
+ * does not grow with the number of pieces. */
 #include <errno.h>
 #include <string.h>
 
@@ -20,11 +20,11 @@ struct encoding {
 };
 typedef struct encoding encoding;
 
-/* What lies between two matches, or a match: parts of a piece in their order. `held` waits for its
- * neighbour. */
+/* The parts of a piece in order: matches, and the gaps between them. The held part waits, because
+ * it may be merged with the next one. */
 struct parts {
     uint32_t stage_idx;
-    size_t begin, end; /* held */
+    size_t begin, end; /* of the held part */
     bool has_held, held_is_match;
 };
 typedef struct parts parts;
@@ -49,7 +49,7 @@ static int hold(encoding *self, parts *state, size_t begin, size_t end, bool is_
     return 0;
 }
 
-/* One part, also an empty one; merging rules are those of the library. */
+/* Takes one part, which may be empty. The rules for merging are those of the library. */
 static int take_part(encoding *self, parts *state, size_t begin, size_t end, bool is_match)
 {
     const toki_stage *stage = &self->self->stages[state->stage_idx];
@@ -77,8 +77,8 @@ static int take_part(encoding *self, parts *state, size_t begin, size_t end, boo
     return 0;
 }
 
-/* ERR_INPUT for what stops a match: the limits below, of which only a hostile pattern comes
- * near. */
+/* ERR_INPUT for a match that was stopped by a limit. Only a hostile pattern comes near the
+ * limits. */
 static int match_failed(int code, size_t at)
 {
     PCRE2_UCHAR text[160] = "";
@@ -91,7 +91,7 @@ static int match_failed(int code, size_t at)
                    at, (const char *)text);
 }
 
-/* The next match at or after `at` of a piece: > 0, 0 for none. */
+/* Finds the next match of a piece at or after `at`. Returns 1, 0 if there is none, or an error. */
 static int find(encoding *self, const toki_stage *stage, const char *piece, size_t bytes, size_t at,
                 size_t *begin, size_t *end)
 {
@@ -115,8 +115,8 @@ static int find(encoding *self, const toki_stage *stage, const char *piece, size
     return 1;
 }
 
-/* All matches of a piece. An empty match counts where it does not touch the match before it, as in
- * the library. */
+/* Cuts a piece at all matches. An empty match counts if it does not touch the match before it, as
+ * in the library. */
 static int split(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
 {
     const toki_stage *stage = &self->self->stages[stage_idx];
@@ -147,7 +147,7 @@ static int split(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
     return release(self, &state);
 }
 
-/* Puts a space before a piece that has none: a copy. */
+/* Adds a space before a piece that does not begin with one; makes a copy. */
 static int add_space(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
 {
     toki_bytes *text = &self->worker->space_text, *shadow = &self->worker->space_shadow;
@@ -175,7 +175,7 @@ static int run_stage(encoding *self, uint32_t stage_idx, size_t begin, size_t en
                                                     : split(self, stage_idx, begin, end);
 }
 
-/* A text without added tokens, normalized. */
+/* Encodes a text without added tokens, after normalization. */
 static int encode_plain(encoding *self, const char *text, size_t bytes)
 {
     self->text = text;
@@ -183,8 +183,8 @@ static int encode_plain(encoding *self, const char *text, size_t bytes)
     return run_stage(self, 0, 0, bytes);
 }
 
-/* Cuts added tokens out: those of added[0] of the text as it is, then those of added[1] of what is
- * left, which is normalized before. */
+/* Cuts out added tokens: first those of added[0] from the original text, then those of added[1]
+ * from each remaining part, after normalization. */
 static int encode_part(encoding *self, uint32_t level, const char *text, size_t bytes)
 {
     const tokenizer *owner = self->self;

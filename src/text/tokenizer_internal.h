@@ -1,23 +1,20 @@
-/* What the files of the tokenizer share: an opened tokenizer, and what one call of encode works
- * with.
+/* Declarations that the files of the tokenizer share: an opened tokenizer, and the state of one
+ * call of encode.
  *
- *   tokenizer.c          opens by name, answers questions, lends workers
- *   tokenizer_json.c     tokenizer.json: members, types, what is refused
- *   tokenizer_model.c    model, added tokens and post-processor of tokenizer.json
- *   tokenizer_config.c   the files beside it: which tokens begin and end a document
- *   tokenizer_vocab.c    tokens by text and by bytes, merges by pair
- *   tokenizer_added.c    where added tokens stand in a text
- *   tokenizer_text.c     valid UTF-8, NFC, stand-ins for characters about which libraries disagree
- *   tokenizer_pattern.c  the patterns of other regex libraries as PCRE2's
- *   tokenizer_encode.c   text -> pieces -> words
- *   tokenizer_bpe.c      word -> ids
- *   tokenizer_sp.c       SentencePiece: vocabulary, and what is put around a text; see tokenizer_sp.h
- *   tokenizer_sp_library.cc   the calls of its own library, which is C++
- *
- * A text goes this way; each arrow cuts it into pieces, and a piece is seen by the next arrow as a
+ * A text takes this way. Each arrow cuts it into pieces, and the next arrow treats a piece as a
  * text of its own:
  *
- *   bytes -> UTF-8 -> added tokens (not normalized) -> NFC -> added tokens (normalized) -> stage 0 -> ... -> words -> ids */
+ *   bytes -> UTF-8 -> added tokens (not normalized) -> NFC -> added tokens (normalized)
+ *         -> stage 0 -> ... -> words -> ids
+ *
+ * Vocabulary:
+ *   added token   found in a text before anything else happens to the text
+ *   stage         a pattern (or an added space) that cuts a piece into smaller ones
+ *   word          a piece after the last stage; the merges apply within it
+ *   stand-in      a character that replaces, for the patterns only, one on whose class versions of
+ *                 Unicode disagree; the text with stand-ins is the shadow (tokenizer_text.c)
+ *   steady        a character that a normal form keeps and that begins a new cluster
+ *   worker        the buffers of one call of encode */
 #ifndef SLUICE_DATA_TOKENIZER_INTERNAL_H
 #define SLUICE_DATA_TOKENIZER_INTERNAL_H
 
@@ -29,14 +26,14 @@
 
 enum {
     TOKI_BYTE_VALUES = 256,
-    TOKI_ID_MAX = (1 << 22) - 1, /* of a tokenizer.json: tables of so many tokens are made */
+    TOKI_ID_MAX = (1 << 22) - 1, /* of a tokenizer.json; bounds the tables of tokens */
     TOKI_STAGES_MAX = 32,
     TOKI_CACHE_ENTRIES = 1 << 15,
-    TOKI_CACHED_BYTES = 29, /* longer words are not kept */
-    TOKI_CACHED_IDS = 8,    /* nor words of more tokens */
+    TOKI_CACHED_BYTES = 29, /* longer words are not cached */
+    TOKI_CACHED_IDS = 8,    /* words of more tokens are not cached */
 };
 
-/* Bytes as they grow; mem_alloc'd. */
+/* Growing bytes; from mem_alloc. */
 struct toki_bytes {
     char *data;
     size_t count, capacity;
@@ -45,22 +42,23 @@ typedef struct toki_bytes toki_bytes;
 int toki_bytes_reserve(toki_bytes *self, size_t more) MUST_CHECK;
 
 struct toki_token {
-    const char *text;  /* as the file has it; NULL: no token has this id */
-    const char *bytes; /* what it stands for in a text */
+    const char *text;  /* as in the file; NULL: no token has this id */
+    const char *bytes; /* the bytes that it stands for in a text */
     uint32_t text_bytes, byte_count;
     bool is_special;
-    bool is_word; /* its text is all of the byte alphabet: a word may become it */
+    bool is_word; /* all characters are of the byte alphabet, so merges may give it */
 };
 typedef struct toki_token toki_token;
 
-/* Ids by a key of bytes: open addressing, a power of two of places, at most half of them taken. */
+/* Ids by a key of bytes. Open addressing; the number of slots is a power of two, at most half of
+ * them are used. */
 struct toki_index {
     int32_t *ids; /* [mask + 1]; -1: empty */
     size_t mask;
 };
 typedef struct toki_index toki_index;
 
-/* A pair of ids that merge; rank UINT32_MAX: an empty place. */
+/* A pair of ids that merge; rank UINT32_MAX: an empty slot. */
 struct toki_merge {
     uint32_t left, right;
     uint32_t rank, id;
@@ -74,21 +72,22 @@ struct toki_added_token {
 };
 typedef struct toki_added_token toki_added_token;
 
-/* A set of them: a trie whose edges are hashed, behind a filter of the first two bytes. */
+/* A set of added tokens: a trie with hashed edges, and a filter on the first two bytes before
+ * it. */
 struct toki_added {
-    uint32_t count;           /* tokens in it; 0: nothing is ever found */
+    uint32_t count;           /* tokens in the set; 0: nothing is ever found */
     uint8_t pairs[65536 / 8]; /* bit (first byte << 8 | second byte) */
-    int first_byte;           /* of all tokens; -1: they differ */
-    bool has_single_word;     /* one of them at least */
+    int first_byte;           /* the first byte of all tokens; -1: they differ */
+    bool has_single_word;     /* at least one token is single_word */
     uint64_t *edges;          /* [mask + 1]: node << 40 | byte << 32 | next node; 0: empty */
     size_t mask;
-    int32_t *token_of_node; /* [node_count]: index into tokens, -1: none ends there */
+    int32_t *token_of_node; /* [node_count]: index into tokens; -1: no token ends there */
     uint32_t node_count;
     toki_added_token *tokens;
 };
 typedef struct toki_added toki_added;
 
-/* What becomes of the matches of a stage's pattern and of what lies between them. */
+/* How a stage treats the matches of its pattern and the gaps between them. */
 enum toki_behavior {
     TOKI_ISOLATED,
     TOKI_REMOVED,
@@ -98,16 +97,16 @@ enum toki_behavior {
 };
 
 struct toki_stage {
-    bool adds_space;  /* no pattern: a piece that does not begin with a space gets one */
-    pcre2_code *code; /* owned; NULL where adds_space */
+    bool adds_space;  /* no pattern: a piece gets a space in front if it has none */
+    pcre2_code *code; /* owned; NULL if adds_space */
     bool has_jit;
     bool cuts_lines; /* see tokenizer_cuts_lines */
-    bool invert;     /* matches and what lies between them change places */
+    bool invert;     /* exchanges the roles of matches and gaps */
     enum toki_behavior behavior;
 };
 typedef struct toki_stage toki_stage;
 
-/* A word and its ids, kept: words come again and again. */
+/* A cached word with its ids; texts repeat words. */
 struct toki_cached {
     uint8_t byte_count; /* 0: empty */
     uint8_t id_count;
@@ -117,7 +116,7 @@ struct toki_cached {
 typedef struct toki_cached toki_cached;
 _Static_assert(sizeof(toki_cached) == 64, "one cache line");
 
-/* What one call of encode works with; calls that run at once have one each. */
+/* The state of one call of encode. Concurrent calls have one each. */
 struct toki_worker {
     struct toki_worker *next;
     toki_bytes utf8, normal, shadow, space_text, space_shadow;
@@ -125,90 +124,99 @@ struct toki_worker {
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
     toki_cached *cache; /* [TOKI_CACHE_ENTRIES] */
-    void *word;         /* tokenizer_bpe.c's tables for a word, for `word_capacity` bytes */
+    void *word;         /* tokenizer_bpe.c's tables for a word of up to `word_capacity` bytes */
     size_t word_capacity;
 };
 typedef struct toki_worker toki_worker;
 
-/* Unicode's normal forms that a normalizer may ask for. */
+/* The normal forms of Unicode that a normalizer may ask for. */
 enum toki_form { TOKI_AS_IT_IS, TOKI_NFC, TOKI_NFKC };
 
 enum toki_kind { TOKI_BYTES, TOKI_BPE, TOKI_SENTENCEPIECE };
 
 struct tokenizer {
     enum toki_kind kind;
-    void *pieces; /* of SentencePiece */
+    void *pieces; /* for SentencePiece */
     uint64_t token_count;
     toki_token *tokens; /* [token_count] */
-    char *arena;        /* the texts and bytes of tokens */
+    char *arena;        /* holds the texts and bytes of tokens */
     size_t arena_count, arena_bytes;
     toki_index by_text, by_bytes;
     toki_merge *merges; /* [merge_mask + 1] */
     size_t merge_mask;
-    int32_t byte_ids[TOKI_BYTE_VALUES]; /* -1: no token is this byte alone */
-    int32_t unknown_id; /* for bytes without a token; -1: they vanish, as in the library */
+    int32_t byte_ids[TOKI_BYTE_VALUES]; /* -1: no token is this single byte */
+    /* for bytes without a token; -1: such bytes are dropped, as in the library */
+    int32_t unknown_id;
     bool fuses_unknown, ignores_merges;
 
     enum toki_form form;
-    uint8_t *steady;     /* of the form, if it is one; see toki_steady_make */
-    toki_added added[2]; /* found in the text as it is, found in the normalized text */
+    uint8_t *steady;     /* for `form`, unless TOKI_AS_IT_IS; see toki_steady_make */
+    toki_added added[2]; /* [0]: searched in the original text; [1]: in the normalized text */
     toki_stage stages[TOKI_STAGES_MAX];
     uint32_t stage_count;
-    pcre2_code *word_character; /* where a single_word token needs it */
+    pcre2_code *word_character; /* NULL unless a single_word token needs it */
     int32_t *prefix, *suffix;   /* what adds_special puts around a text */
     uint32_t prefix_count, suffix_count;
 
     int32_t begin_id, end_id;
     bool cuts_lines;
     uint64_t hash;
-    pthread_mutex_t lock; /* of idle */
+    pthread_mutex_t lock; /* protects idle */
     toki_worker *idle;
 };
 
-/* tokenizer_vocab.c. Tokens are put in one after another, then toki_vocab_index makes them
- * known. */
+/* ---- tokenizer_vocab.c ----
+ *
+ * First all tokens are put in one after another, then toki_vocab_index makes them searchable. */
 void toki_byte_alphabet(uint16_t characters[TOKI_BYTE_VALUES]);
-/* Room for `count` ids and `text_bytes` bytes of texts in all. */
+/* Makes room for `count` ids and for `text_bytes` bytes of texts in all. */
 int toki_vocab_reserve(tokenizer *self, uint64_t count, uint64_t text_bytes) MUST_CHECK;
-/* The text is copied; there must be room, and the id unused. After toki_vocab_index the token is
- * found by its text at once, and is no word. */
+/* Copies the text. There must be room, and the id must be unused. A token put after
+ * toki_vocab_index is found by its text at once, but is not a word. */
 void toki_vocab_put(tokenizer *self, int32_t id, const char *text, size_t bytes);
 int toki_vocab_index(tokenizer *self) MUST_CHECK;
 int32_t toki_find_text(const tokenizer *self, const char *text, size_t bytes); /* -1: none */
 int32_t toki_find_word(const tokenizer *self, const char *word, size_t bytes); /* -1: none */
 int toki_merges_reserve(tokenizer *self, uint64_t count) MUST_CHECK;
-void toki_merges_put(tokenizer *self, toki_merge merge); /* the last one of a pair stays */
+void toki_merges_put(tokenizer *self, toki_merge merge); /* for equal pairs the last one stays */
 const toki_merge *toki_merge_find(const tokenizer *self, uint32_t left, uint32_t right);
 
-/* tokenizer_added.c. `texts` are as the matcher shall see them; of equal ones the last stays. */
+/* ---- tokenizer_added.c ----
+ *
+ * `texts` are as the matcher will see them. If texts are equal, the last one stays. */
 int toki_added_make(toki_added *self, uint32_t count, const char *const *texts,
                     const size_t *text_bytes, const toki_added_token *tokens) MUST_CHECK;
 void toki_added_fini(toki_added *self);
-/* The next token at or after `at`: *begin and *end in bytes, spaces that it strips included, *begin
- * not before `from` (where the token before ended). NULL: there is none. */
+/* The next token at or after `at`, or NULL. *begin and *end (bytes) include the spaces
+ * that the token strips; *begin is not before `from`, the end of the token before. The caller
+ * continues the search at *resume. */
 const toki_added_token *toki_added_next(const tokenizer *owner, const toki_added *self,
                                         const char *text, size_t bytes, size_t at, size_t from,
                                         size_t *begin, size_t *end, size_t *resume);
 
-/* tokenizer_text.c */
+/* ---- tokenizer_text.c ---- */
 uint32_t toki_decode(const char *text, size_t *bytes); /* one character of valid UTF-8 */
-/* Valid UTF-8: the text itself, or a copy in *copy where bytes had to be replaced by U+FFFD. */
+/* Valid UTF-8: the text itself, or a copy in *copy if bytes had to be replaced by U+FFFD. */
 int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char **out,
                     size_t *out_bytes) MUST_CHECK;
-/* Bit c: the character c is left alone by the form whatever stands before it, and begins a
- * cluster. */
+/* Makes a bit set; bit c is 1 if the form keeps the character c, whatever is before it, and c
+ * begins a cluster. */
 int toki_steady_make(enum toki_form form, uint8_t **out) MUST_CHECK;
-/* The form of valid UTF-8, the text itself where it is in it already. */
+/* The normal form of valid UTF-8. It is the text itself if that is already in the form, else a
+ * copy. */
 int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *text, size_t bytes,
                      toki_bytes *copy, const char **out, size_t *out_bytes) MUST_CHECK;
-/* The text with each character about which versions of Unicode disagree replaced by another one of
- * the same length that is, in all versions, what it is for the library. Mostly the text itself. */
+/* The shadow of a text: each character on which versions of Unicode disagree is replaced by its
+ * stand-in. The stand-in has the same length in bytes, and in all versions the class that the
+ * library gives to the original. Mostly the text itself. */
 int toki_text_shadow(const char *text, size_t bytes, toki_bytes *copy, const char **out) MUST_CHECK;
 uint32_t toki_stand_in(uint32_t character);
 bool toki_is_space(uint32_t character); /* Unicode's White_Space */
 
-/* tokenizer_pattern.c. Oniguruma's syntax, as the library reads it; ERR_CONFIG with `where` for
- * what is not supported or no pattern at all. */
+/* ---- tokenizer_pattern.c ----
+ *
+ * Compiles a pattern in Oniguruma's syntax, as the library reads it. ERR_CONFIG, with `where`, if
+ * the pattern is invalid or not supported. */
 int toki_pattern_compile(const char *where, const char *pattern, size_t bytes,
                          toki_stage *out) MUST_CHECK;
 int toki_pattern_literal(const char *where, const char *text, size_t bytes,
@@ -217,15 +225,19 @@ int toki_pattern_digits(bool individual, toki_stage *out) MUST_CHECK;
 int toki_pattern_word_character(pcre2_code **out) MUST_CHECK;
 extern const char toki_gpt2_pattern[];
 
-/* tokenizer_bpe.c: appends the ids of one word. */
+/* ---- tokenizer_bpe.c ----
+ *
+ * Appends the ids of one word. */
 int toki_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
               token_list *out) MUST_CHECK;
 
-/* tokenizer_encode.c */
+/* ---- tokenizer_encode.c ---- */
 int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
                 bool plain_text, token_list *out) MUST_CHECK;
 
-/* tokenizer_json.c, tokenizer_model.c and tokenizer_config.c; json.h's types stay out of here. */
+/* ---- tokenizer_json.c, tokenizer_model.c, tokenizer_config.c ----
+ *
+ * The types of the JSON library stay out of this header. */
 int toki_json_open(tokenizer *self, const char *path) MUST_CHECK;
 int toki_config_read(tokenizer *self, const char *folder) MUST_CHECK;
 

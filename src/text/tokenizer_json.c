@@ -1,9 +1,9 @@
 /* tokenizer.json: the document, its normalizer and its pre-tokenizers. See tokenizer_json.h.
  *
- * Files come from strangers. Every member's type is checked, every number has bounds, and what is
- * not supported is refused by its name: another tokenizer that gave other ids without a word would
- * be worse than none. Members that decide nothing here (truncation, padding, decoder, version) are
- * passed over. */
+ * Files come from unknown sources. So every member's type is checked, every number has bounds,
+ * and an unsupported feature is refused by name: wrong ids without a message would be worse than
+ * an error. Members that do not affect ids here (truncation, padding, decoder, version) are
+ * ignored. */
 #include "text/tokenizer_json.h"
 
 #include <stdio.h>
@@ -283,8 +283,9 @@ static int read_parts(const toki_reader *self)
     return toki_read_post_processor(self);
 }
 
-/* Added tokens are found before patterns cut: one that holds a newline, takes spaces along or looks
- * at its neighbours could lie across a cut or depend on what is behind it. */
+/* True if a text may be cut at lines (tokenizer_cuts_lines). Added tokens are found before patterns
+ * cut. A token that holds a newline, strips spaces or looks at its neighbours could lie across a
+ * cut or depend on the text after it. */
 static bool cuts_lines(const toki_reader *self)
 {
     size_t i;

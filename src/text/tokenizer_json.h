@@ -1,5 +1,5 @@
-/* What the readers of tokenizer.json share: members by name with their types checked, one sentence
- * for each defect. See tokenizer_internal.h. */
+/* Access to tokenizer.json for its readers: members by name, with their types checked and one
+ * sentence for each defect. See tokenizer_internal.h. */
 #ifndef SLUICE_DATA_TOKENIZER_JSON_H
 #define SLUICE_DATA_TOKENIZER_JSON_H
 
@@ -16,11 +16,11 @@ struct toki_reader {
 };
 typedef struct toki_reader toki_reader;
 
-/* The document in a file, ERR_INPUT where there is none; free with json_decref. *hash: XXH3 of the
- * file; may be NULL. */
+/* Reads the JSON document in a file; free it with json_decref. ERR_INPUT if there is none. *hash:
+ * XXH3 of the file; `hash` may be NULL. */
 int toki_json_read(const char *path, json_t **out, uint64_t *hash) MUST_CHECK;
 
-/* A member, NULL where it is missing or null. `where` names the object in messages. ERR_INPUT for a
+/* A member, or NULL if it is missing or null. `where` names the object in messages. ERR_INPUT for a
  * wrong type. */
 int toki_member_string(const toki_reader *self, const char *where, const json_t *object,
                        const char *name, json_t **out) MUST_CHECK;
@@ -30,15 +30,16 @@ int toki_member_array(const toki_reader *self, const char *where, const json_t *
                       const char *name, json_t **out) MUST_CHECK;
 int toki_member_object(const toki_reader *self, const char *where, const json_t *object,
                        const char *name, json_t **out) MUST_CHECK;
-/* The "type" of a part: never NULL on success. */
+/* The "type" of a part of the file; never NULL on success. */
 int toki_type(const toki_reader *self, const char *where, const json_t *object,
               const char **out) MUST_CHECK;
 /* An id: an integer of 0 to TOKI_ID_MAX. */
 int toki_id(const toki_reader *self, const char *where, const json_t *value,
             int32_t *out) MUST_CHECK;
 
-/* tokenizer_model.c. The normalizer and the model come before the added tokens, those before the
- * post-processor. */
+/* ---- tokenizer_model.c ----
+ *
+ * The order of the calls: normalizer and model, then the added tokens, then the post-processor. */
 int toki_read_model(const toki_reader *self) MUST_CHECK;
 int toki_read_added(const toki_reader *self) MUST_CHECK;
 int toki_read_post_processor(const toki_reader *self) MUST_CHECK;

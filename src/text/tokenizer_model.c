@@ -1,5 +1,5 @@
-/* tokenizer.json: the model (vocabulary and merges), added tokens, and what the post-processor
- * adds. See tokenizer_json.h. */
+/* tokenizer.json: the model (vocabulary and merges), the added tokens, and the post-processor. See
+ * tokenizer_json.h. */
 #include <errno.h>
 #include <string.h>
 
@@ -21,10 +21,11 @@ static const char *content_of(const json_t *added, size_t *bytes)
 {
     const json_t *content = json_object_get(added, "content");
     *bytes = json_string_length(content);
-    return json_string_value(content); /* NULL for what is no string: toki_read_added says so */
+    /* NULL if it is not a string; toki_read_added reports that */
+    return json_string_value(content);
 }
 
-/* Makes room for the model's tokens and for the added ones, which may all be new. */
+/* Makes room for the model's tokens and for the added ones, all of which may be new. */
 static int reserve_tokens(const toki_reader *self, const json_t *vocab, const json_t *added)
 {
     uint64_t text_bytes = 1, highest = 0;
@@ -76,7 +77,7 @@ struct side {
     size_t bytes;
 };
 
-/* Both sides of an entry: ["a", "b"] or "a b". */
+/* The two sides of an entry: ["a", "b"] or "a b". */
 static int merge_sides(const toki_reader *self, const json_t *entry, size_t i, struct side sides[2])
 {
     if (json_is_array(entry) && json_array_size(entry) == 2) {
@@ -158,8 +159,8 @@ static int refuse_affix(const toki_reader *self, const json_t *model, const char
     return 0;
 }
 
-/* What becomes of a byte that no token is. With all 256 bytes in the vocabulary none of this
- * matters. */
+/* Reads how to treat a byte that is not a token. It has no effect if all 256 bytes are in the
+ * vocabulary. */
 static int read_unknown(const toki_reader *self, const json_t *model)
 {
     tokenizer *owner = self->self;
@@ -219,7 +220,7 @@ int toki_read_model(const toki_reader *self)
 
 /* --- added tokens --- */
 
-/* Of each id: its entry, and how the text is to be looked for. */
+/* The added token with this id: its entry in the file, and how to search for it. */
 struct added {
     const json_t *entry;
     toki_added_token token;
@@ -251,7 +252,7 @@ static int read_added_token(const toki_reader *self, const json_t *entry, added 
     if (bytes == 0)
         return 0;
     int32_t id = toki_find_text(owner, text, bytes);
-    if (id < 0) { /* the library numbers new ones itself, whatever the file says */
+    if (id < 0) { /* the library numbers new tokens itself and ignores the file's ids */
         id = (*next_id)++;
         if (owner->tokens[id].text)
             return err_set(
@@ -269,8 +270,8 @@ static int read_added_token(const toki_reader *self, const json_t *entry, added 
     return 0;
 }
 
-/* The set of one kind: normalized ones are looked for in normalized text, as they are when
- * normalized. */
+/* Makes one of the two sets. Normalized tokens are searched in normalized text, so their own texts
+ * are normalized first. */
 static int make_set(tokenizer *owner, const added *entries, bool normalized)
 {
     uint32_t count = 0, most = 0;
@@ -320,7 +321,7 @@ int toki_read_added(const toki_reader *self)
     for (size_t i = 0; rc == 0 && i < json_array_size(list); i++)
         rc = read_added_token(self, json_array_get(list, i), entries, &next_id, &moved);
     while (owner->token_count && !owner->tokens[owner->token_count - 1].text)
-        owner->token_count--; /* room that was kept for tokens that exist already */
+        owner->token_count--; /* room reserved for tokens that already existed */
     for (int normalized = 0; rc == 0 && normalized < 2; normalized++)
         rc = make_set(owner, entries, normalized);
     mem_free(entries);
@@ -335,7 +336,7 @@ int toki_read_added(const toki_reader *self)
 
 /* --- the post-processor --- */
 
-/* A list may have millions of ids: room is made once for each. */
+/* A list may have millions of ids, so room is made once for each list. */
 static int make_room(const toki_reader *self, int32_t **ids, uint32_t count, size_t more)
 {
     if (more == 0)
@@ -350,7 +351,7 @@ static int make_room(const toki_reader *self, int32_t **ids, uint32_t count, siz
     return 0;
 }
 
-/* All ids of a list behind those that are there. */
+/* Appends all ids of a list. */
 static int add_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *list)
 {
     TRY(make_room(self, ids, *count, json_array_size(list)));
@@ -365,7 +366,7 @@ static int add_id_around(const toki_reader *self, int32_t **ids, uint32_t *count
     return toki_id(self, "post_processor", id, &(*ids)[(*count)++]);
 }
 
-/* One piece of a template: the text, or a special token with its ids. */
+/* Reads one piece of a template: the place of the text, or a special token with its ids. */
 static int read_piece(const toki_reader *self, const json_t *post, const json_t *piece,
                       bool *has_text)
 {
@@ -407,7 +408,7 @@ static int read_template(const toki_reader *self, const json_t *post)
     return 0;
 }
 
-/* RobertaProcessing and BertProcessing: ["<s>", 0] before, ["</s>", 2] behind. */
+/* RobertaProcessing and BertProcessing: ["<s>", 0] before the text, ["</s>", 2] after it. */
 static int read_pair(const toki_reader *self, const json_t *post)
 {
     tokenizer *owner = self->self;
@@ -424,7 +425,7 @@ static int read_post(const toki_reader *self, const json_t *post, bool is_inner,
     json_t *list;
     TRY(toki_type(self, "post_processor", post, &type));
     if (strcmp(type, "ByteLevel") == 0)
-        return 0; /* it moves offsets alone */
+        return 0; /* it changes only offsets */
     if (strcmp(type, "Sequence") == 0 && !is_inner) {
         TRY(toki_member_array(self, "post_processor", post, "processors", &list));
         for (size_t i = 0; i < json_array_size(list); i++)

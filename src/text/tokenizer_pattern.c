@@ -1,22 +1,22 @@
-/* Split patterns. The library reads them as Oniguruma does (its own syntax, Unicode); PCRE2 matches
- * them here. What both mean alike is handed on, what means something else is written anew, and what
- * has no counterpart is refused:
+/* Split patterns. The library reads them as Oniguruma does (its own syntax, Unicode); here PCRE2
+ * matches them. Syntax that means the same in both is copied, other syntax is translated, and
+ * syntax without a counterpart is refused:
  *
  *   Oniguruma                                   for PCRE2
  *   ^ $ at every line                           PCRE2_MULTILINE, a line ends with \n alone
- *   X{1,3}+   one or more of X{1,3}             (?:X{1,3})+     (there it would be possessive)
+ *   X{1,3}+   one or more of X{1,3}             (?:X{1,3})+     (X{1,3}+ would be possessive)
  *   X{,3}     none to three                     X{0,3}
- *   \w \W \b \B  letters, marks, digits, ...    a class of properties (there \w has no marks)
+ *   \w \W \b \B  letters, marks, digits, ...    a class of properties (PCRE2's \w has no marks)
  *   \h \v     a hexadecimal digit; U+000B       [0-9A-Fa-f]; \x0B
  *   \uHHHH                                      \x{HHHH}
  *   [a[bc]]   union                             [abc]
  *   [a&&b], [a[^b]], (?m), (?~..), \K, \G, ...  refused
  *
- * \s, \d, \p{..}, (?i:..) mean the same once young characters have their stand-ins
+ * \s, \d, \p{..}, (?i:..) mean the same after characters have been replaced by their stand-ins
  * (tokenizer_text.c).
  *
- * A pattern may be hostile: PCRE2's limits on compiling stay, and each match has a limit that grows
- * with the text (tokenizer_encode.c), so that nothing recurses or runs without bound. */
+ * A pattern may be hostile. PCRE2's limits on compiling apply, and each match has a limit that
+ * grows with the text (tokenizer_encode.c), so nothing recurses or runs without bound. */
 #include <ctype.h>
 #include <errno.h>
 #include <string.h>
@@ -33,25 +33,28 @@ enum {
 const char toki_gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* Patterns of which it is shown that a text may be cut at a place p behind a newline, where the
- * character d before the newline and the character c behind it are no white space and c is no "/"
- * (tokenizer_cuts_lines):
+/* Patterns for which it is proved that a text may be cut after a newline (tokenizer_cuts_lines).
+ * Let p be the place after the newline, d the character before the newline, and c the character at
+ * p. d and c are not white space, and c is not "/". The proof:
  *
- *   - No alternative looks behind, so what is matched from p on depends on what lies behind p alone, if a match or a
- *     gap ends at p.
- *   - An alternative that can take the newline ends at p, as c can follow none: after the newline there may be more of
- *     [\r\n], of [\r\n/] or of \s only. An alternative that cannot take it ends before, and sees nothing behind it:
- *     the one look ahead, \s+(?!\S), begins with white space, which here is the newline alone, since d is none. It
- *     fails before c and matches at the end of a text; where it fails, \s+ comes next and takes the same newline.
- *   - So with and without the cut the same matches end at or before p; and a pattern that never takes a newline, such
- *     as \p{N}, has p in a gap, whose two parts the next pattern sees as if it had cut there itself.
+ * - No alternative looks behind. So if a match or a gap ends at p, the matches from p on depend
+ *   only on the text after p.
+ * - An alternative that can take the newline ends at p. After the newline it can take only more of
+ *   [\r\n], of [\r\n/] or of \s, and c is none of these.
+ * - An alternative that cannot take the newline ends before it and does not see what follows it.
+ *   The only look-ahead is in \s+(?!\S). This begins with white space, which here is the newline
+ *   alone, since d is not white space. It fails before c, and matches at the end of a text. If it
+ *   fails, \s+ is tried next and takes the same newline.
+ * - So the same matches end at or before p with and without the cut. If a pattern never takes a
+ *   newline, such as \p{N}, p is in a gap. The next pattern sees the two parts of that gap as if it
+ *   had cut there itself.
  *
- * NFC and NFKC change nothing across p: a newline composes with nothing. */
+ * NFC and NFKC change nothing across p, because a newline composes with nothing. */
 static const char *const cutting_lines[] = {
     toki_gpt2_pattern,
     "\\p{N}",
     "\\p{N}{1,3}",
-    /* Llama 3, Qwen 2 and 3; the contractions also as a group of their own */
+    /* Llama 3, Qwen 2 and 3; also with the contractions as a group of their own */
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
@@ -74,8 +77,8 @@ static const char *const cutting_lines[] = {
     " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 };
 
-/* Oniguruma's word characters, as members of a class. Alphabetic is spelled out: PCRE2 has the
- * property since 10.40 only. Circled and squared letters are symbols that are alphabetic. */
+/* Oniguruma's word characters, as members of a class. Alphabetic is spelled out, because PCRE2 has
+ * that property only since 10.40. Circled and squared letters are symbols, but alphabetic. */
 #define WORD                                                                                       \
     "\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"           \
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
@@ -84,7 +87,7 @@ struct rewrite {
     const char *where, *pattern;
     size_t bytes, at;
     toki_bytes out;
-    int64_t atom; /* where in `out` what a quantifier would repeat begins; ATOM_NONE */
+    int64_t atom; /* offset in `out` of what a quantifier would repeat, or ATOM_NONE */
     int64_t groups[DEPTH_MAX];
     int depth;
 };
@@ -114,7 +117,7 @@ static int put_text(rewrite *self, const char *text)
     return put(self, text, strlen(text));
 }
 
-/* Hands on `bytes` bytes of the pattern. */
+/* Copies `bytes` bytes of the pattern. */
 static int pass(rewrite *self, size_t bytes)
 {
     TRY(put(self, self->pattern + self->at, bytes));
@@ -132,7 +135,7 @@ static int insert(rewrite *self, size_t at, const char *text)
     return 0;
 }
 
-/* \p{..}, \P{..}, \x{..}, \xHH. */
+/* Copies \p{..}, \P{..}, \x{..} or \xHH. */
 static int pass_braced(rewrite *self)
 {
     size_t length = 2;
@@ -153,7 +156,7 @@ static int pass_braced(rewrite *self)
     return pass(self, length + 1);
 }
 
-/* An escape, which begins with a backslash. */
+/* Translates an escape; it begins with a backslash. */
 static int escape(rewrite *self, bool in_class)
 {
     char kind = peek(self, 1);
@@ -214,7 +217,7 @@ static int escape(rewrite *self, bool in_class)
     return refuse(self, what);
 }
 
-/* A class, from its bracket to the closing one. */
+/* Translates a class, from its opening bracket to the closing one. */
 static int character_class(rewrite *self)
 {
     int nested = 0;
@@ -258,7 +261,7 @@ static int character_class(rewrite *self)
     return refuse(self, "a [ that is not closed");
 }
 
-/* ( and what may follow it. */
+/* Translates "(" and the characters that belong to it. */
 static int group(rewrite *self)
 {
     static const char *const plain[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
@@ -281,14 +284,16 @@ static int group(rewrite *self)
         length++;
     if (length > 2 && peek(self, length) == ':')
         return pass(self, length + 1);
-    if (length > 2 && peek(self, length) == ')') { /* to the end of the group around it */
+    if (length > 2 &&
+        peek(self, length) == ')') { /* an option up to the end of the enclosing group */
         self->depth--;
         return pass(self, length + 1);
     }
     return refuse(self, "a group of that kind");
 }
 
-/* The bytes of {n}, {n,}, {n,m} or {,m}, which stands here; 0: a brace like any other. */
+/* The length in bytes of {n}, {n,}, {n,m} or {,m} at this place; 0 if the brace is an ordinary
+ * character. */
 static size_t interval_bytes(const rewrite *self)
 {
     size_t length = 1, digits = 0;
@@ -327,7 +332,7 @@ static int item(rewrite *self)
     if (length) {
         if (self->atom == ATOM_NONE)
             return refuse(self, "{ with nothing to repeat");
-        return interval(self, length); /* the atom stays what it was: + may follow */
+        return interval(self, length); /* the atom does not change, because + may follow */
     }
     switch (byte) {
     case '\\':
@@ -416,7 +421,7 @@ int toki_pattern_literal(const char *where, const char *text, size_t bytes, toki
     toki_bytes pattern = {0};
     int rc = toki_bytes_reserve(&pattern, 2 * bytes + 1);
     for (size_t i = 0; rc == 0 && i < bytes; i++) {
-        if (text[i] == '\0') { /* \0 and a digit after it would be something else */
+        if (text[i] == '\0') { /* \0 with a digit after it would mean something else */
             rc = err_set(ERR_CONFIG, "%s: a NUL in a string pattern is not supported", where);
             break;
         }
@@ -432,9 +437,9 @@ int toki_pattern_literal(const char *where, const char *text, size_t bytes, toki
 
 int toki_pattern_digits(bool individual, toki_stage *out)
 {
-    static const char digit[] = "[\\p{N}\\x{1fffe}]"; /* the stand-in of Unicode 17's numbers */
+    static const char digit[] = "[\\p{N}\\x{1fffe}]"; /* the stand-in for Unicode 17's numbers */
     out->behavior = individual ? TOKI_ISOLATED : TOKI_CONTIGUOUS;
-    out->cuts_lines = true; /* as \p{N}; a run of digits ends at a newline too */
+    out->cuts_lines = true; /* as for \p{N}; a run of digits ends at a newline too */
     return compile("the pre-tokenizer Digits", digit, sizeof digit - 1, out);
 }
 

@@ -1,5 +1,5 @@
-/* SentencePiece models: their vocabulary as a tokenizer's, and what is put around a text. See
- * tokenizer_sp.h. */
+/* SentencePiece models: makes their pieces the tokens of a tokenizer, and finds what is put around
+ * a text. See tokenizer_sp.h. */
 #include "text/tokenizer_sp.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static const char space_mark[] = "\xe2\x96\x81";      /* U+2581 */
 static const char unknown_shown[] = " \xe2\x81\x87 "; /* as the library shows it */
 _Static_assert(sizeof unknown_shown == UNKNOWN_SHOWN_BYTES + 1, "with its zero");
 
-/* What a piece stands for, into out[max(bytes, UNKNOWN_SHOWN_BYTES)]. */
+/* Writes the bytes that a piece stands for to out[max(bytes, UNKNOWN_SHOWN_BYTES)]. */
 static size_t piece_bytes(const char *text, size_t bytes, enum sp_piece_kind kind, char *out)
 {
     unsigned value;
@@ -90,7 +90,7 @@ static int put_around(const char *path, const json_t *config, const char *name, 
     return 0;
 }
 
-/* What tokenizer_config.json beside the model asks for. */
+/* Reads the settings of tokenizer_config.json beside the model. */
 static int read_config(tokenizer *self, const char *model_path)
 {
     char path[TOKI_WHERE_BYTES];

@@ -1,5 +1,4 @@
-/* What stands in for tokenizer_sp.cc where libsentencepiece was not found when this program was
- * built. */
+/* Replaces tokenizer_sp.c if libsentencepiece was not found when this program was built. */
 #include "text/tokenizer_sp.h"
 
 int toki_sp_open(tokenizer *self, const char *path)

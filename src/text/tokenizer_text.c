@@ -1,14 +1,16 @@
-/* Texts before they are cut: valid UTF-8, NFC, and stand-ins for young characters. See
- * tokenizer_internal.h.
+/* Prepares texts before they are cut: valid UTF-8, NFC, and stand-ins for characters on which
+ * versions of Unicode disagree. See tokenizer_internal.h.
  *
- * Which characters are letters, digits and marks is a matter of Unicode's version, and everybody's
- * is another one: the `tokenizers` library (0.23) matches patterns by Unicode 16, counts digits by
- * Unicode 17 and normalizes by Unicode 9, while PCRE2 and utf8proc are whatever the system has. Ids
- * must be the library's on every system. So characters that are younger than Unicode 14, and the
- * few whose class has changed since, are replaced before a pattern sees them by a character of the
- * same length in bytes that has had, in all versions since, the class that the library gives to the
- * young one. In NFC, what the library does not know is left alone. Both tables were made by asking
- * the library about every character; tests/reference/check_tokenizer.py asks again. */
+ * Which characters are letters, digits and marks depends on the version of Unicode. The
+ * `tokenizers` library (0.23) matches patterns by Unicode 16, counts digits by Unicode 17 and
+ * normalizes by Unicode 9. PCRE2 and utf8proc have the version of the system. Our ids must be the
+ * library's on every system. So some characters are replaced before a pattern sees them: those
+ * younger than Unicode 14, and the few whose class has changed since. The stand-in has the same
+ * length in bytes, and in all versions since Unicode 14 the class that the library gives to the
+ * original. In NFC, characters that the library does not know are kept.
+ *
+ * Both tables were made by asking the library about every character;
+ * tests/reference/check_tokenizer.py asks again. */
 #include <errno.h>
 #include <string.h>
 
@@ -21,10 +23,13 @@
 enum { CHARACTERS = 0x110000, REPLACEMENT_BYTES = 3 };
 #define REPLACEMENT "\xef\xbf\xbd"
 
-/* First and last of a range, and what stands in for its characters: U+A000 and U+10280 letters
- * without case, U+20000 an ideograph, U+10400 and U+10428 letters with case, U+FFFF, U+1FFFF and
- * U+530 nothing at all, U+1FFFE nothing to patterns but a number to the pre-tokenizer Digits, and
- * so on. */
+/* First and last character of a range, and the stand-in for its characters:
+ *   U+A000, U+10280            letters without case
+ *   U+20000                    an ideograph
+ *   U+10400, U+10428           letters with case
+ *   U+FFFF, U+1FFFF, U+530     no class
+ *   U+1FFFE                    no class for patterns, but a number for the pre-tokenizer Digits
+ * and so on. */
 static const struct stand_in {
     uint32_t first, last, by;
 } stand_ins[] = {
@@ -102,8 +107,8 @@ static const struct stand_in {
 };
 enum { STAND_IN_COUNT = sizeof stand_ins / sizeof stand_ins[0] };
 
-/* Marks of Unicode 10 to 14, what they compose with, and characters that are compatible with others
- * (the last ranges): the library leaves them where they are. */
+/* Marks of Unicode 10 to 14, the characters that they compose with, and characters that are
+ * compatible with others (the last ranges). The library keeps all of these unchanged. */
 static const struct {
     uint32_t first, last;
 } unknown_marks[] = {
@@ -166,9 +171,9 @@ bool toki_is_space(uint32_t character)
            character == 0x2029 || character == 0x202f || character == 0x205f || character == 0x3000;
 }
 
-/* The length of the valid character at `at`, or 0 and in *bad the bytes that one U+FFFD replaces:
- * the longest beginning of a valid character, at least one byte (Unicode 15, section 3.9, U+FFFD
- * substitution). */
+/* The length of the valid character at `at`. If there is none: 0, and *bad is the number of bytes
+ * that one U+FFFD replaces, that is the longest beginning of a valid character, at least one byte
+ * (Unicode 15, section 3.9, U+FFFD substitution). */
 static size_t character_bytes(const unsigned char *at, size_t left, size_t *bad)
 {
     unsigned low = 0x80, high = 0xbf;
@@ -203,7 +208,7 @@ static size_t character_bytes(const unsigned char *at, size_t left, size_t *bad)
     return need;
 }
 
-/* The number of leading bytes that are ASCII, in steps of eight where there are more. */
+/* The number of leading ASCII bytes; long runs are counted in steps of eight. */
 static size_t ascii_run(const char *text, size_t bytes)
 {
     size_t at = 0;
@@ -280,8 +285,8 @@ uint32_t toki_stand_in(uint32_t character)
                                                                      : character;
 }
 
-/* Of characters up to three bytes long, by all bits but the last six: 1 where one of the 64 may
- * have a stand-in. Made at the first call. */
+/* For characters of up to three bytes, indexed by all bits except the last six: 1 if one of the 64
+ * characters may have a stand-in. Filled at the first call. */
 static uint8_t three_bytes[1024];
 static pthread_once_t three_bytes_once = PTHREAD_ONCE_INIT;
 
@@ -330,8 +335,8 @@ static bool is_unknown(uint32_t character)
     return toki_stand_in(character) != character && character != 0x180e && character != 0x1171e;
 }
 
-/* Steady: it begins a new cluster (it is no mark and composes with nothing before it) and is its
- * own normal form. */
+/* True if the character begins a new cluster (it is not a mark and composes with nothing before it)
+ * and is its own normal form. */
 static bool is_steady(uint32_t character, utf8proc_option_t compatible)
 {
     if (is_unknown(character))
@@ -385,7 +390,7 @@ static int append_normal(enum toki_form form, const char *text, size_t bytes, to
 int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *text, size_t bytes,
                      toki_bytes *copy, const char **out, size_t *out_bytes)
 {
-    size_t taken = 0;    /* what lies before is in the copy */
+    size_t taken = 0;    /* the bytes before it are in the copy */
     size_t previous = 0; /* where the last steady character began */
     copy->count = 0;
     for (size_t at = 0; at < bytes;) {
@@ -401,14 +406,14 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
             at += step;
             continue;
         }
-        do { /* a cluster: from the steady character before to the next one */
+        do { /* a cluster: from the last steady character to the next one */
             at += step;
             if (at == bytes)
                 break;
             character = toki_decode(text + at, &step);
         } while (!(steady[character / 8] & (1u << (character % 8))));
         character = toki_decode(text + previous, &step);
-        if (previous < at && is_unknown(character)) /* to utf8proc it might be a mark */
+        if (previous < at && is_unknown(character)) /* utf8proc might treat it as a mark */
             previous += step;
         TRY(append_bytes(copy, text + taken, previous - taken));
         TRY(append_normal(form, text + previous, at - previous, copy));

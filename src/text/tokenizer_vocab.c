@@ -1,10 +1,10 @@
 /* The tokens of a tokenizer.json by id, by text and by bytes, and its merges by pair. See
  * tokenizer_internal.h.
  *
- * The file writes the byte b as the character byte_alphabet[b], so that every byte is a visible
- * character: those that are visible in Latin-1 as themselves, the other 68 as U+0100 and following.
- * A token whose text has another character cannot come out of merges; it stands for its text as it
- * is. */
+ * The file writes the byte b as the character byte_alphabet[b], so that every byte is visible:
+ * bytes that are visible in Latin-1 as themselves, the other 68 as U+0100 and following. A token
+ * whose text has any other character cannot result from merges; it stands for its text
+ * unchanged. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -47,10 +47,11 @@ static char *arena_take(tokenizer *self, size_t bytes)
     return taken;
 }
 
-/* What a token's text stands for; false: as it is, since not all of it is of the alphabet. */
+/* Writes the bytes that a token's text stands for. False if a character is not of the alphabet: the
+ * text then stands for itself. */
 static bool to_bytes(const char *text, size_t text_bytes, char *bytes, size_t *count)
 {
-    static int16_t byte_of[ALPHABET_END]; /* whoever fills it writes the same */
+    static int16_t byte_of[ALPHABET_END]; /* filled once, under the lock */
     static pthread_mutex_t fill = PTHREAD_MUTEX_INITIALIZER;
     static bool is_filled;
     pthread_mutex_lock(&fill);
