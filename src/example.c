@@ -1,13 +1,13 @@
-/* An example of libsluice: training that ends when held-out loss no longer falls.
+/* An example of libsluice: training that ends when the held-out loss no longer falls.
  *
  *   cc -o example example.c $(pkg-config --cflags --libs sluice)
  *   ./example job.json [steps between evaluations] [evaluations without a better loss] [directory]
  *
- * The job is an ordinary one with data.valid; its run.steps is the most that is made. A directory,
- * if one is named, gets the trained model as a Hugging Face checkpoint. The program can be killed
- * at any time and started again: it goes on from the last commit, as `sluice train` does. Under
- * mpirun each process is a rank. Exit status: that of the command, 0 where training ended by
- * itself. */
+ * The job is an ordinary one with data.valid; its run.steps is the largest number of steps. If a
+ * directory is named, the trained model is written there as a Hugging Face checkpoint. The program
+ * can be killed at any time and started again: it resumes from the last commit, as `sluice train`
+ * does. Under mpirun each process is a rank. The exit status is that of the command, and 0 if
+ * training ended by itself. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,7 +19,7 @@ static int fail(const char *what, int status)
     return status;
 }
 
-/* Steps up to the next evaluation, or to the run's last. */
+/* Makes steps up to the next evaluation, or to the run's last step. */
 static int train_some(sluice_run *run, uint64_t until, int speaks)
 {
     struct sluice_info info;
@@ -37,7 +37,8 @@ static int train_some(sluice_run *run, uint64_t until, int speaks)
     return SLUICE_DONE;
 }
 
-/* Until held-out loss has not fallen `patience` times in a row, or the steps are done. */
+/* Trains until the held-out loss has not fallen `patience` times in a row, or until the last
+ * step. */
 static int train(sluice_run *run, uint64_t every, unsigned patience)
 {
     struct sluice_info info;
@@ -90,7 +91,7 @@ int main(int argc, char **argv)
         if (status != SLUICE_DONE)
             status = fail("export", status);
     }
-    int closed = sluice_close(run); /* commits what is not committed */
+    int closed = sluice_close(run); /* commits what is not yet committed */
     if (closed != SLUICE_DONE && status == SLUICE_DONE)
         status = fail("closing", closed);
     return status;

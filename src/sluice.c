@@ -49,7 +49,7 @@ static int status_of(int rc)
     }
 }
 
-/* Rank 0's machine file, on all. */
+/* Reads the machine file on rank 0 and sends it to all ranks. */
 static int read_machine(sluice_run *self, const char *path)
 {
     int rc = 0;
@@ -83,7 +83,7 @@ static int open_run(sluice_run *self, const char *job_path, const struct sluice_
     return train_open(&asked, &self->session);
 }
 
-/* Frees; the code and text of the first failure stay. */
+/* Frees everything. The code and text of the first failure stay. */
 static int destroy(sluice_run *self, int rc)
 {
     err_record first;
@@ -118,7 +118,8 @@ int sluice_open(const char *job_path, const struct sluice_options *options, slui
 
 void sluice_get_info(const sluice_run *run, struct sluice_info *info)
 {
-    sluice_run *self = (sluice_run *)(uintptr_t)run; /* its summaries are room to work in */
+    /* the function uses the run's summaries as scratch memory */
+    sluice_run *self = (sluice_run *)(uintptr_t)run;
     train_get_summary(self->session, &self->summary, &self->plan);
     *info = (struct sluice_info){
         .param_count = self->plan.param_count,

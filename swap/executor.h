@@ -7,7 +7,8 @@
  * queued.
  *
  * Conditional ops (op.if_applied) belong to an update that may be skipped after an overflow of its
- * gradients; *is_skipped says so. The program alone decides which value of it counts, never timing:
+ * gradients; *is_skipped is then true. The program alone decides which value of it counts, never
+ * timing:
  *   - An op that comes after an OP_NORM of its program, through dependencies or the order of its
  *     lane, takes the value at the completion of that norm. It is not issued before.
  *   - If no conditional op of a program comes after a norm, they all belong to a pending update:

@@ -71,8 +71,9 @@ struct lane {
     uint32_t owner;
 };
 
-/* Address of an operand whose arena starts at `base`. The sum is of integers: in paranoid mode
- * offsets lead out of the arena and wrap below its start, which pointers may not do. */
+/* Address of an operand whose arena starts at `base`. The addition is done with integers,
+ * because in paranoid mode offsets leave the arena and may wrap below its start. Pointers must
+ * not do that. */
 static inline void *lane_operand_address(const unsigned char *base, const program *prog,
                                          const operand *part)
 {

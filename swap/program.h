@@ -265,7 +265,7 @@ uint64_t op_moved_bytes(const op *item);
 int program_check(const program *prog) MUST_CHECK;
 
 /* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must
- * not start. Demands, predictions and budgets are not part of it; element ranges are. */
+ * not start. Element ranges are part of it. Demands, predictions and budgets are not. */
 uint64_t program_hash(const program *prog);
 
 const char *program_kind_name(enum program_kind kind);

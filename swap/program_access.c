@@ -1,10 +1,10 @@
 /* The proof for the bytes of one buffer.
  *
  * The boundaries of all uses of a buffer cut it into segments. Each segment remembers its last
- * writer and the readers since. In issue order, a read must come after the last writer, and a write
- * after the last writer and after every reader since; everything earlier is then ordered by
- * transitivity. Of the readers on one chain lane only the last is kept. Time is proportional to the
- * number of segments that uses cover. */
+ * writer and the readers since. In issue order, a read must come after the last writer, and a
+ * write after the last writer and after every reader since; everything earlier is then ordered
+ * by transitivity. Only the last of the readers on one chain lane is kept. Time is proportional
+ * to the number of segments that uses cover. */
 #include "swap/program_internal.h"
 
 #include <errno.h>

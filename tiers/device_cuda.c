@@ -96,8 +96,8 @@ static void list_add(handle_list *list, void *item)
 /* Sets what CUDA reads from the environment at its first call, unless the user has set it.
  *
  * Streams share a number of queues to the hardware, 8 by default. If two streams share a queue, one
- * waits while the other does. The lanes have four streams, four more that signal, and one for the
- * clock. With fewer queues than streams, a copy could wait for a product that it does not need.
+ * waits for the other. The lanes have four streams, four more that signal, and one for the clock.
+ * With fewer queues than streams, a copy could wait for a product that it does not need.
  *
  * CUDA_MODULE_LOADING stays unchanged. By default a kernel is loaded at its first launch, which may
  * take some memory of the GPU after the budget was computed. Libraries' products and attention run

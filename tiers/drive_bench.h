@@ -2,8 +2,8 @@
  *
  *   drive_bench_open --> drive_bench_fill --> drive_bench_run, repeated --> drive_bench_close
  *
- * The transfers are what training does: direct I/O through tiers/io.h (io_uring, or the pool of
- * threads where io_uring cannot be had). The file lies in the drive's own file system and has no
+ * The transfers are those of training: direct I/O through tiers/io.h (io_uring, or the pool of
+ * threads if io_uring is not available). The file lies in the drive's own file system and has no
  * name (or loses it at once, where the file system knows only named files). It is gone with its
  * descriptor, so nothing stays on the drive however the process ends.
  *

@@ -30,8 +30,8 @@ enum {
 #define SPEED_BLOCK_BYTES   MIB
 #define SPEED_DEFAULT_BYTES (128 * MIB)
 #define SPEED_MIN_BYTES     (SPEED_SLOTS * SPEED_BLOCK_BYTES)
-/* Of a pass; eleven of them make the second. A pass ends early only after each slot was used once.
- * */
+/* The time of a pass; eleven passes make the second. A pass ends early only after each slot was
+ * used once. */
 #define SPEED_PASS_SECONDS 0.09
 #define SPEED_TOTAL_NS     1000000000u
 

@@ -2,10 +2,10 @@
  *
  *   directories --device of each--> a measurement per device --rates--> weights (slab_drive)
  *
- * The measurement does what training does: direct I/O of 1 MiB with several requests in flight,
- * through tiers/io.h. It uses a file without a name in the drive's own file system (or a file whose
- * name is deleted at once), so nothing stays behind however the process ends. The file is written
- * once before timing starts, since the first write to reserved space is slower.
+ * The measurement uses the transfers of training: direct I/O of 1 MiB with several requests in
+ * flight, through tiers/io.h. It uses a file without a name in the drive's own file system (or a
+ * file whose name is deleted at once), so nothing stays behind however the process ends. The file
+ * is written once before timing starts, since the first write to reserved space is slower.
  *
  * A drive's weight is its rate when as many bytes are read as written, which is what an update of
  * optimizer state does. One byte each way takes 1/R + 1/W, so the rate is the harmonic mean

@@ -113,14 +113,15 @@ typedef struct io io;
 int io_create(const io_config *config, io **out) MUST_CHECK;
 
 /* Waits for what is in flight, also after the queue broke. When it returns, no transfer touches the
- * regions any more. What is still queued never runs. Requests that io_poll has not returned are
- * neither read nor written, so their memory may already be freed. NULL is allowed.
+ * regions any more. Queued transfers that the kernel does not have yet never run. Requests that
+ * io_poll has not returned are neither read nor written, so their memory may already be freed. NULL
+ * is allowed.
  *
- * If the queue broke by stop_ns, or io_uring itself no longer answers, the waiting ends after 5 s
- * and a log line says so. What is in flight then ends in the kernel's own time. With direct I/O the
- * kernel keeps the pages pinned until then, so unmapping the regions is safe; without it the
- * process should end instead of reusing their addresses. Threads of the pool that do not return are
- * left behind with the little memory that they use. */
+ * If the queue broke by stop_ns, or io_uring itself no longer answers, the waiting ends after 5
+ * s and a log line says so. Transfers in flight then end later, when the kernel completes them.
+ * With direct I/O the kernel keeps the pages pinned until then, so unmapping the regions is
+ * safe; without it the process should end instead of reusing their addresses. Threads of the
+ * pool that do not return are left behind with the little memory that they use. */
 void io_destroy(io *self);
 
 /* Queues the request. Never blocks on the drive and never calls back. -EINVAL for a misaligned or
@@ -160,11 +161,11 @@ int io_request_error(const io *self, const io_request *request);
 /* The slab that requests go to. */
 const slab *io_target(const io *self);
 
-/* fdatasync of the slab's files; with IO_SIM the same for the store (sim_store_cache). What was
- * complete before survives a loss of power. Blocks. This is the only call that may come from
- * another thread, also while the owner submits and polls; one at a time. After an error, data may
- * be lost although a second call would report success: stop, the last commit is the state. Meets
- * failpoint "slab.sync". */
+/* fdatasync of the slab's files; with IO_SIM the same for the store (sim_store_cache). Writes
+ * that were complete before the call survive a loss of power. Blocks. This is the only call that
+ * may come from another thread, also while the owner submits and polls; one at a time. After an
+ * error, data may be lost although a second call would report success: stop, the last commit is
+ * the state. Meets failpoint "slab.sync". */
 int io_sync(io *self) MUST_CHECK;
 
 void io_get_stats(const io *self, io_stats *stats);

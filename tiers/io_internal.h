@@ -87,11 +87,11 @@ struct tieri_backend {
     int (*flush)(void *state);
     /* Returns the next finished transfer with its result, or NULL. */
     tieri_transfer *(*reap)(void *state);
-    /* Ends the backend: waits for the transfers that the kernel has; the others never run.
-     * Afterwards no transfer and none of its memory is touched. Results are lost. `hung`: the drive
-     * does not answer. Transfers that are not back after TIERI_CLOSE_WAIT_MS are left behind with a
-     * log line, and the call returns false: the kernel may still move bytes of their memory, but it
-     * touches nothing of the io. */
+    /* Ends the backend: waits for the transfers that were handed to the kernel; the others never
+     * run. Afterwards no transfer and none of its memory is touched. Results are lost. `hung`:
+     * the drive does not answer. Transfers that are not back after TIERI_CLOSE_WAIT_MS are left
+     * behind with a log line, and the call returns false: the kernel may still move bytes of
+     * their memory, but it touches nothing of the io. */
     bool (*close)(void *state, bool hung);
 };
 typedef struct tieri_backend tieri_backend;

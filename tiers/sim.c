@@ -25,8 +25,9 @@
 
 enum { SIM_SECTOR_BYTES = 512 }; /* the unit that a drive writes completely or not at all */
 
-/* The draws of a loss of power. Two of each eight writes are torn. Of four writes, or of four
- * sectors of a torn one, SURVIVORS (0 to 4, for the whole loss) survive. */
+/* The draws of a loss of power. Two of each eight writes are torn. SURVIVORS (0 to 4, drawn once
+ * for the whole loss) of each four writes survive, and as many of each four sectors of a torn
+ * write. */
 enum power_stream {
     STREAM_SURVIVORS = 110,
     STREAM_ORDER,

@@ -33,8 +33,9 @@ void sim_store_destroy(sim_store *self); /* after the io that uses it; NULL is a
  * writes beyond meet ENOSPC. A later call may make it longer, up to the slab's size. */
 void sim_store_cut(sim_store *self, uint32_t drive_idx, uint64_t size_bytes);
 
-/* Reads or changes bytes without the queue, as rot does: `size_bytes` from `offset` of the drive's
- * file, all within the slab's size. -ENOMEM for a sparse store that cannot grow. */
+/* Reads or changes bytes without the queue, to simulate data corruption: `size_bytes` from
+ * `offset` of the drive's file, all within the slab's size. -ENOMEM for a sparse store that
+ * cannot grow. */
 void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, void *data,
                    uint64_t size_bytes);
 int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,

@@ -101,14 +101,14 @@ struct slab_piece {
 typedef struct slab_piece slab_piece;
 
 /* The bytes that these drives offer: the sum of their budgets less headers, each limited by free
- * space. Drives of one file system share its free space, and a little stays for its own tables. A
- * slab of up to this less one stripe per drive fits, whatever budgets and weights are. */
+ * space. Drives of one file system share its free space, and a little stays for its own tables.
+ * A slab of at most this size less one stripe per drive fits with any budgets and weights. */
 int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *bytes) MUST_CHECK;
 
-/* Creates or opens the files. What it creates is durable when it returns: the files, their space,
- * and the entries of all new directories. On failure it removes what it created. -ENOSPC, -EACCES,
- * -EROFS, ... with the path. ERR_INPUT: a slab to be reopened is missing. ERR_CORRUPT: a header
- * does not match (another uuid, another size), or a file has been cut off. */
+/* Creates or opens the files. When it returns, everything that it created is durable: the files,
+ * their space, and the entries of all new directories. On failure it removes what it created.
+ * -ENOSPC, -EACCES, -EROFS, ... with the path. ERR_INPUT: a slab to be reopened is missing.
+ * ERR_CORRUPT: a header does not match (another uuid, another size), or a file has been cut off. */
 int slab_open(slab *out, const slab_config *config) MUST_CHECK;
 /* Makes a slab of `bytes` (rounded up to 1 MiB) to measure a drive: one file without a name, in the
  * nearest existing directory at or above `path`. It is gone with slab_close, with the process, or
@@ -147,8 +147,8 @@ typedef struct slab_range slab_range;
 /* Copies an open slab to "<copy->drives[d].path>/sluice-<uuid>/", under the same file names,
  * durable when it returns. It clones the files (FICLONE) if the file system can; otherwise it makes
  * sparse files of the header and the given ranges. *copied_bytes: the bytes written; 0 for clones.
- * The copy opens as a slab of the same uuid with the copy's drives. Of `copy` only the drives'
- * paths are read, but drive_count, uuid and rank must be the slab's (-EINVAL).
+ * The copy opens as a slab of the same uuid with the copy's drives. Only the drives' paths of
+ * `copy` are used, but its drive_count, uuid and rank must be the slab's (-EINVAL).
  *
  * Nobody may write the ranges meanwhile; other bytes may change. If a file already exists it does
  * nothing (-EEXIST): call slab_remove_files first. After any failure (-ENOSPC, -EROFS, ... with the

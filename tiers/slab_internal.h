@@ -42,8 +42,9 @@ int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
 int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx,
                          char path[FILE_PATH_BYTES]) MUST_CHECK;
 
-/* Makes the directory of a slab as file_make_directories does. It also makes the entry of an
- * existing directory durable, whose maker may have been killed before it did. */
+/* Makes the directory of a slab by the rules of file_make_directories. It also makes the entry
+ * of an existing directory durable, because the process that made it may have been killed before
+ * that. */
 int tieri_slab_make_directories(const char *directory, uint32_t *made_count) MUST_CHECK;
 
 #endif

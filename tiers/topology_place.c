@@ -12,8 +12,8 @@
  *     same ones. Updates share cores and threads of compute, since the program never runs both at
  *     once.
  *  4. GPU. Updates take the allowed physical cores of the GPU's node. If it has none, they take
- *     those of the nearest node that has; if update.threads is more, of the nearest nodes that
- *     together have enough.
+ *     those of the nearest node with allowed cores. If update.threads asks for more, they take
+ *     those of the nearest nodes that together have enough.
  *  5. The core left to I/O is the lowest one of the first drive's home node, otherwise of the
  *     lowest home node: interrupts go to low numbers by default. A parallel region ends with its
  *     slowest thread. If other work takes a share s of one core, the region runs up to s longer,
@@ -262,8 +262,8 @@ static void reserve(const topology *machine, const core_set *io_cores, const nod
     plan->reserved = core_set_count(&taken);
 }
 
-/* The group of a team whose cores the job does not name. `candidates`: the allowed cores it may
- * have; `asked`: its thread count or 0; `limit`: of a count that we choose, 0 for none. */
+/* The group of a team whose cores the job does not name. `candidates`: the cores that it may
+ * use; `asked`: its thread count or 0; `limit`: the largest count that we choose, 0 for none. */
 static core_group automatic(const topology *machine, const core_set *candidates,
                             const core_set *io_cores, uint64_t asked, uint32_t limit,
                             core_plan *plan)

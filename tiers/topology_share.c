@@ -11,9 +11,9 @@
  *    dealt: every rank may use all of compute's cores, with so many threads that all ranks together
  *    have one per physical core. io's cores are left out of the deal if there are 8 physical cores
  *    or more, and at least half of them, and one for each rank, remain.
- *  - A quota is divided among the ranks of the machine, also those with masks of their own. What a
- *    node has available is divided among the ranks whose home it is (for masks of their own: as
- *    many as fit); what ranks may fall back on is divided among all. */
+ *  - A quota is divided among the ranks of the machine, also those with masks of their own. The
+ *    available memory of a node is divided among the ranks whose home it is (for masks of their
+ *    own: as many as fit). Memory that ranks may fall back on is divided among all. */
 #include <assert.h>
 #include <string.h>
 

@@ -9,8 +9,8 @@
 
 enum { ARGS_NAME_MAX = 31 };
 
-/* Changes (insert, delete, replace, swap of neighbours) that make one name the other; names longer
- * than ARGS_NAME_MAX count as far away. */
+/* Returns the number of edits (insert, delete, replace, swap of neighbours) that turn one name into
+ * the other. Names longer than ARGS_NAME_MAX count as far away. */
 static size_t args_distance(const char *a, const char *b)
 {
     size_t rows[3][ARGS_NAME_MAX + 1];
@@ -165,7 +165,7 @@ static int args_option(const cli_command *command, const cli_option *options, si
     return args_assign(command, found, argv[++*idx]);
 }
 
-/* One more operand, of at most `most`. */
+/* Adds one operand; at most `most` are allowed. */
 static int args_operand(const cli_command *command, const char *value, uint32_t most,
                         cli_texts *operands)
 {
@@ -186,7 +186,7 @@ static int args_parse(const cli_command *command, const cli_option *options, siz
                       int argc, char **argv, uint32_t most, cli_texts *operands)
 {
     operands->count = 0;
-    /* Help wins over whatever else is wrong with the line. */
+    /* --help is answered even if the rest of the line is wrong. */
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             args_print_help(command, options, option_count);

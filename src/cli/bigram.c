@@ -1,9 +1,11 @@
-/* sluice-bigram TRAIN HELDOUT: the loss of a bigram model of bytes, to judge a trained model by.
+/* sluice-bigram TRAIN HELDOUT: the loss of a bigram model of bytes, as a baseline for a trained
+ * model.
  *
- * Counts pairs of neighbouring bytes in TRAIN and prints the mean of -ln p(byte | byte before) over
- * HELDOUT, in nats per byte, with four digits. A context's counts are smoothed towards the bytes'
- * own frequencies with the weight of one observation, and those by one observation of each byte, so
- * that nothing has probability 0. Reads the files in pieces; needs 0.5 MB. */
+ * Counts pairs of neighbouring bytes in TRAIN and prints the mean of -ln p(byte | byte before)
+ * over HELDOUT, in nats per byte, with four digits. A context's counts are smoothed towards the
+ * frequencies of the bytes with the weight of one observation, and those frequencies by one
+ * observation of each byte, so that no probability is 0. Reads the files in pieces; needs 0.5
+ * MB. */
 #include <errno.h>
 #include <math.h>
 #include <stdint.h>

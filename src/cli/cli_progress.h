@@ -1,4 +1,4 @@
-/* A line of progress of commands that move bytes, on standard error. Main thread. */
+/* The line of progress, on standard error, of commands that move bytes. Main thread. */
 #ifndef SLUICE_CLI_PROGRESS_H
 #define SLUICE_CLI_PROGRESS_H
 
@@ -12,11 +12,11 @@ struct cli_progress {
 };
 typedef struct cli_progress cli_progress;
 
-/* A line that is rewritten on a terminal, else a plain one every ten seconds. Log lines clear it
- * first. */
+/* Begins the display: a line that is rewritten on a terminal, else a plain line every ten seconds.
+ * Log lines clear it first. */
 void cli_progress_begin(cli_progress *self, const char *verb, bool is_shown);
-/* "imported 1.20 of 6.00 GB (20%)  0.85 GB/s  left 5s"; `user` is the cli_progress. */
+/* Shows "imported 1.20 of 6.00 GB (20%)  0.85 GB/s  left 5s". `user` is the cli_progress. */
 void cli_progress_show(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
-void cli_progress_end(cli_progress *self); /* nothing of it stays */
+void cli_progress_end(cli_progress *self); /* clears the line */
 
 #endif

@@ -44,7 +44,7 @@ struct eval_screen {
     double told_seconds;
 };
 
-/* Must not log. */
+/* It must not log. */
 static void eval_clear_line(void *user)
 {
     struct eval_screen *screen = user;

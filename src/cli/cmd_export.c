@@ -65,7 +65,7 @@ static void export_print(const struct hf_export_summary *sum)
     printf("memory       %s at most\n", size_format(sum->resident_bytes_max, size));
 }
 
-/* --shard-size as bytes; above the limit of one file there is no point. */
+/* Reads --shard-size as a number of bytes; 0: not given. */
 static int export_shard_bytes(const char *text, uint64_t *bytes)
 {
     *bytes = 0;

@@ -49,15 +49,15 @@ struct generate_request {
     struct infer_generate_options options;
     struct infer_generate_result result;
     bool json, quiet;
-    char *file_text;    /* of --prompt-file */
-    utf8_stream stream; /* of what is printed */
+    char *file_text;    /* the content of --prompt-file */
+    utf8_stream stream; /* checks the UTF-8 of what is printed */
     char *text;         /* with --json: all of it, UTF-8 */
     size_t text_bytes, text_capacity;
     json_t *ids, *prompt_ids;
 };
 typedef struct generate_request generate_request;
 
-/* ---- what is shown ---- */
+/* ---- output ---- */
 
 static int generate_keep(generate_request *self, const char *bytes, size_t count)
 {
@@ -78,7 +78,7 @@ static int generate_put(generate_request *self, const char *bytes, size_t count)
 {
     if (self->json)
         return generate_keep(self, bytes, count);
-    /* A reader that is gone ends the text: nobody would see the rest. */
+    /* If the reader of the output is gone, the text ends, because nobody would see the rest. */
     if (fwrite(bytes, 1, count, stdout) == count && fflush(stdout) == 0)
         return 0;
     if (errno == EPIPE)
@@ -163,7 +163,8 @@ static void print_speed(const struct infer_generate_result *result)
             " tokens, %.1f tokens/s; context %" PRIu64,
             read, rate(read, result->prefill_seconds), decoded(result),
             rate(decoded(result), result->decode_seconds), result->context);
-    if (result->slides > 0) /* told here: a line in the middle of the text would tear it apart */
+    /* logged here, because a line in the middle of the text would cut it in two */
+    if (result->slides > 0)
         fprintf(stderr, ", full %" PRIu64 "x: its older half was dropped", result->slides);
     fputc('\n', stderr);
 }

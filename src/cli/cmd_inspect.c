@@ -120,7 +120,7 @@ static json_t *inspect_slot_json(const struct state_inspect_slot *slot)
     return object;
 }
 
-/* "key=value" lines as an object of texts. */
+/* Turns "key=value" lines into an object of texts. */
 static json_t *inspect_identity_json(const char *identity)
 {
     json_t *object = json_object();
@@ -219,7 +219,7 @@ int cli_inspect(int argc, char **argv)
     if (rc != 0)
         return rc;
     TRY(cli_ranks_refuse("inspect"));
-    log_set_level(LOG_QUIET);                /* what a job warns of concerns its training */
+    log_set_level(LOG_QUIET);                /* the warnings of a job concern its training */
     static struct state_inspect_summary sum; /* large */
     TRY(state_inspect(run_dir, &sum));
     if (json)

@@ -29,21 +29,21 @@ const cli_command cli_plan_command = {
 
 enum { PLAN_ROWS_MAX = 32 };
 
-/* What is asked of a plan. */
+/* The arguments of the command. */
 struct plan_request {
     const char *path;
     cli_texts set;
-    struct cli_machine on; /* whose figures */
-    uint64_t local_world;  /* 0: all */
+    struct cli_machine on; /* the machine whose figures the plan uses */
+    uint64_t local_world;  /* 0: all ranks */
     bool json;
-    const char *max_model;                       /* a family, or NULL */
+    const char *max_model;                       /* the name of a family, or NULL */
     const char *table;                           /* or NULL */
     const char *ranks;                           /* "1" or "1,2,4"; NULL: not given */
-    uint32_t worlds[PLAN_ROWS_MAX], world_count; /* of it */
+    uint32_t worlds[PLAN_ROWS_MAX], world_count; /* the numbers in `ranks` */
 };
 typedef struct plan_request plan_request;
 
-/* The job for so many ranks. */
+/* Plans the job for `world` ranks. */
 static int plan_for(const plan_request *asked, uint32_t world, struct setup_summary *out)
 {
     job *work = NULL;
@@ -58,7 +58,7 @@ static int plan_for(const plan_request *asked, uint32_t world, struct setup_summ
     return rc;
 }
 
-/* "1,2,4" in numbers. */
+/* Reads "1,2,4" as numbers. */
 static int read_worlds(plan_request *asked)
 {
     uint32_t largest = 0;
@@ -87,8 +87,8 @@ static int read_worlds(plan_request *asked)
     return 0;
 }
 
-/* A row for each number of ranks. What is wrong with the job for one of them is that row's problem;
- * where it can be run by none, the first problem's code is the command's. */
+/* Prints a row for each number of ranks. If the job cannot run with one of them, that row shows the
+ * problem. If it can run with none, the command ends with the first problem's code. */
 static int plan_each(const plan_request *asked)
 {
     static struct cli_ranks_row rows[PLAN_ROWS_MAX]; /* large */
@@ -102,7 +102,7 @@ static int plan_each(const plan_request *asked)
         if (row->code < 0)
             strncpy(row->problem, err_text(), sizeof row->problem - 1);
         fits_any = fits_any || row->code == 0;
-        log_set_level(LOG_QUIET); /* the job's warnings have been said */
+        log_set_level(LOG_QUIET); /* the job's warnings were logged for the first row */
     }
     log_set_level(usual);
     TRY_GOTO(rc, cli_table_ranks(stdout, rows, asked->world_count, asked->json), done);
@@ -113,7 +113,7 @@ done:
     return rc;
 }
 
-/* The largest model that fits in place of the job's. */
+/* Prints the largest model that fits in place of the job's model. */
 static int plan_largest(const plan_request *asked)
 {
     static struct setup_max_model found; /* large */
@@ -142,7 +142,7 @@ static int plan_one(const plan_request *asked)
     return 0;
 }
 
-/* A table that is of no job. */
+/* Prints a table that needs no job. */
 static int plan_table(const plan_request *asked)
 {
     if (strcmp(asked->table, "zero") != 0)
@@ -154,8 +154,8 @@ static int plan_table(const plan_request *asked)
     return cli_table_zero(stdout, asked->json);
 }
 
-/* Whose figures the plan takes; of a described machine all its ranks, where their number is not
- * given. */
+/* Reads the figures for the plan. For a described machine, the number of ranks defaults to all of
+ * its ranks. */
 static int read_machine(plan_request *asked, const char *machine_file)
 {
     static char all[24];

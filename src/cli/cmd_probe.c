@@ -30,14 +30,14 @@ const cli_command cli_probe_command = {
 enum { PLAIN_EVERY_SECONDS = 10 };
 
 struct probe_screen {
-    FILE *stream; /* where findings go: standard output, or with --json standard error */
+    FILE *stream; /* where results go: standard output, or standard error with --json */
     bool is_terminal, is_quiet, is_shown;
     double told_seconds;
     uint64_t start_ns;
-    char step[64]; /* of the last plain line */
+    char step[64]; /* the step of the last plain line */
 };
 
-/* Must not log. */
+/* It must not log. */
 static void probe_clear_line(void *user)
 {
     struct probe_screen *screen = user;
@@ -46,7 +46,8 @@ static void probe_clear_line(void *user)
     screen->is_shown = false;
 }
 
-/* "3/9 nvme /mnt/x: write 1 MiB x 8": a plain line at each step's begin, and every 10 s. */
+/* Shows "3/9 nvme /mnt/x: write 1 MiB x 8". Off a terminal this is a plain line at the beginning of
+ * each step, and every 10 s. */
 static void probe_show_progress(void *user, const char *what, double done_share,
                                 double seconds_left)
 {
@@ -80,8 +81,8 @@ static void probe_show_line(void *user, const char *text)
     fflush(screen->stream);
 }
 
-/* Before anything is measured: whether the file can be written, and is one that may be
- * overwritten. */
+/* Checks, before anything is measured, that the file can be written, and that an existing file may
+ * be overwritten. */
 static int probe_check_target(const char *path)
 {
     struct stat status;
@@ -89,7 +90,7 @@ static int probe_check_target(const char *path)
     if (path[0] == '\0')
         return err_set(ERR_USAGE, "probe: --out is empty, and must be the name of a file");
     if (stat(path, &status) == 0) {
-        /* A name alone would be looked for among the clusters too. */
+        /* Without a slash, the name would also be looked for among the clusters. */
         char here[MACHINE_PATH_BYTES + 2];
         snprintf(here, sizeof here, "%s%s", strchr(path, '/') ? "" : "./", path);
         machine *old = mem_alloc(1, sizeof *old, "machine");
@@ -114,7 +115,7 @@ static int probe_check_target(const char *path)
     return 0;
 }
 
-/* What is not there is a slip of the pen, and measuring the drive of its parent would answer
+/* A directory that does not exist is a typing error. Measuring the drive of its parent would answer
  * another question. */
 static int probe_check_drives(const cli_texts *drives)
 {

@@ -27,7 +27,7 @@ const cli_command cli_profile_command = {
 
 struct profile_screen {
     bool quiet;
-    bool is_pretended; /* losses mean nothing */
+    bool is_pretended; /* the losses have no meaning */
 };
 
 static void profile_show_step(void *user, const struct train_progress *progress)
@@ -66,7 +66,7 @@ static void profile_show_step(void *user, const struct train_progress *progress)
     cli_live_step(&status);
 }
 
-/* What goes with --as-rank alone. */
+/* Checks the options that need --as-rank. */
 static int profile_check(uint64_t rank, uint64_t world, uint64_t scale_down, double comm_speed,
                          bool only_transfers)
 {

@@ -1,4 +1,4 @@
-/* sluice train JOB: trains, with a line a step. See cli.h. */
+/* sluice train JOB: trains, and prints a line for each step. See cli.h. */
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/cli_report.h"
@@ -27,7 +27,7 @@ const cli_command cli_train_command = {
 
 struct train_screen {
     struct setup_summary plan;
-    bool quiet; /* no tables, no lines */
+    bool quiet; /* neither tables nor lines */
 };
 
 static void train_show_plan(void *user, const struct setup_summary *plan)

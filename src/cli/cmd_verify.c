@@ -1,4 +1,4 @@
-/* sluice verify RUN: every committed byte against its checksum. See cli.h. */
+/* sluice verify RUN: compares every committed byte with its checksum. See cli.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -39,7 +39,7 @@ struct verify_screen {
     json_t *damage;      /* with --json: an array of objects */
 };
 
-/* Must not log. */
+/* It must not log. */
 static void verify_clear_line(void *user)
 {
     (void)user;
@@ -90,7 +90,7 @@ static json_t *verify_damage_json(const struct state_damage *damage)
     return object;
 }
 
-/* One line, whatever is in a path. */
+/* Prints exactly one line, even if a path contains line breaks. */
 static void verify_print_line(char *line)
 {
     for (char *at = line; *at; at++)
@@ -149,7 +149,7 @@ static void verify_print(const struct state_verify_summary *sum)
         printf("all is as it was committed\n");
 }
 
-/* Takes `damage`. */
+/* Takes ownership of `damage`. */
 static int verify_print_json(const char *run_dir, const struct state_verify_summary *sum,
                              json_t *damage)
 {

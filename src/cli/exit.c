@@ -1,4 +1,4 @@
-/* Error codes become exit statuses and one line on standard error. See cli.h. */
+/* Turns error codes into exit statuses and one line on standard error. See cli.h. */
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -32,8 +32,8 @@ int cli_exit_code(int code)
     }
 }
 
-/* A reader that went away is not an error of ours: `sluice plan JOB | head` is fine. A write that
- * failed earlier has left only its mark, so the pipe itself is asked. */
+/* A reader that closed its end is not an error of this command: `sluice plan JOB | head` is fine. A
+ * write that failed earlier leaves only the error flag, so this asks the pipe itself. */
 static int exit_flush(void)
 {
     errno = 0;
@@ -59,7 +59,7 @@ void cli_print_error(int code)
             line[i] = ' ';
     line[bytes++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, bytes);
-    (void)written; /* nowhere to report a broken stderr */
+    (void)written; /* there is no place to report a broken stderr */
 }
 
 int cli_finish(int code)

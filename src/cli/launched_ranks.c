@@ -1,4 +1,4 @@
-/* Joining, the job for all ranks, leaving. See cli_ranks.h. */
+/* Joins the ranks, reads the job for all of them, leaves. See launched_ranks.h. */
 #include "cli/launched_ranks.h"
 
 #include <errno.h>
@@ -38,10 +38,11 @@ int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job 
     return setup_read_job(ranks, path, set->items, set->count, out, fresh);
 }
 
-/* The job's failure in place of this rank's `mine`, which may be that one with what this rank was
- * at before it, and what became of the run behind it: the latter stays, where the failure does not
- * say so itself. Or `mine` only followed from it: a rank that tidies up takes away what another one
- * still works with. */
+/* Replaces this rank's error `mine` by the failure of the job, in two cases:
+ * - `mine` contains the job's failure, with text before it (what this rank was doing) and after it
+ *   (what became of the run). The text after it is kept unless the failure has it too.
+ * - `mine` does not contain it: it only followed from the failure of another rank, because a rank
+ *   that ends takes away things that other ranks still use. */
 static void ranks_name_failure(comm *ranks, err_record *mine)
 {
     err_record failure;
@@ -61,7 +62,7 @@ static void ranks_name_failure(comm *ranks, err_record *mine)
         mine->code = err_set(failure.code, "%s%s", failure.text, is_said ? "" : behind);
         err_save(mine, mine->code);
     } else {
-        *mine = failure; /* another's, which came first */
+        *mine = failure; /* the failure of another rank, which came first */
     }
 }
 
@@ -84,7 +85,8 @@ int cli_ranks_leave(comm *ranks, int rc, bool agreed)
         ranks_name_failure(ranks, &first);
     rc = rc < 0 ? first.code : rc;
     bool speaks = comm_is_reporter(ranks);
-    if (rc < 0 && speaks && !is_alone) { /* before others may end: mpirun then ends this one */
+    /* print before other ranks may end, because mpirun then ends this one */
+    if (rc < 0 && speaks && !is_alone) {
         fflush(stdout);
         err_restore(&first);
         cli_print_error(rc);

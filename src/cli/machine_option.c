@@ -1,4 +1,4 @@
-/* --machine: the figures that a plan takes. See cli_machine.h. */
+/* --machine: the figures that a plan uses. See machine_option.h. */
 #include "cli/machine_option.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 
 static machine cli_figures; /* large */
 
-/* machine.json of the working directory, where it is this host's. */
+/* Reads machine.json of the working directory, if it was measured on this host. */
 static const machine *find_own(const machine *here, bool checks_cores)
 {
     char why[320];

@@ -1,4 +1,4 @@
-/* sluice: reads the command's name and hands over. See cli.h. */
+/* sluice: reads the command's name and calls the command. See cli.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -67,7 +67,7 @@ static int main_dispatch(int argc, char **argv)
     return main_unknown(wanted);
 }
 
-/* Whether the command uses all cores for long. */
+/* True if the command uses all cores for a long time. */
 static bool main_computes(int argc, char **argv)
 {
     return argc > 2 && (strcmp(argv[1], cli_train_command.name) == 0 ||
@@ -79,9 +79,9 @@ static bool main_computes(int argc, char **argv)
                         strcmp(argv[1], cli_data_command.name) == 0);
 }
 
-/* Where standard input, output or error are closed, the next file that is opened would take their
- * number, and lines that are meant for people would be written into a run's state. What fills their
- * place fails as a closed one does. */
+/* If standard input, output or error is closed, the next file that is opened would get its number,
+ * and lines for people would be written into a run's state. This opens /dev/null in place of each,
+ * in the direction that fails as a closed file would. */
 static int main_fill_standard_files(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -95,14 +95,14 @@ int main(int argc, char **argv)
 {
     int rc = main_fill_standard_files();
     if (rc == 0)
-        rc = failpoint_init(); /* tests alone set any */
+        rc = failpoint_init(); /* only tests set failpoints */
     if (rc == 0)
         rc = cpu_isa_check();
     if (rc < 0)
         return cli_finish(rc);
     if (main_computes(argc, argv))
         cli_threads_settle(argv);
-    signal(SIGPIPE, SIG_IGN); /* a reader of our lines that goes away must not end a run */
-    signal(SIGXFSZ, SIG_IGN); /* ulimit -f: an error with a sentence instead */
+    signal(SIGPIPE, SIG_IGN); /* a reader of the output that ends must not end a run */
+    signal(SIGXFSZ, SIG_IGN); /* ulimit -f: returns an error with a sentence instead */
     return cli_finish(main_dispatch(argc, argv));
 }

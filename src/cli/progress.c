@@ -8,7 +8,7 @@
 
 enum { PLAIN_EVERY_SECONDS = 10 };
 
-/* Must not log. */
+/* It must not log. */
 static void progress_clear_line(void *user)
 {
     (void)user;

@@ -1,4 +1,4 @@
-/* A profile as tables and as JSON. See cli_profile.h. */
+/* Prints a profile as tables and as JSON. See cli_profile.h. */
 #include "cli/cli_profile.h"
 
 #include <inttypes.h>
@@ -14,7 +14,8 @@
 
 /* ---- text ---- */
 
-/* The text behind an indent, in lines of at most 90 columns; the first one goes on at `column`. */
+/* Prints the text with an indent, in lines of at most 90 columns. The first line continues at
+ * `column`. */
 static void print_wrapped(FILE *out, const char *text, int indent, int column)
 {
     enum { COLUMNS = 90 };
@@ -30,7 +31,7 @@ static void print_wrapped(FILE *out, const char *text, int indent, int column)
     fputc('\n', out);
 }
 
-/* A title and what it says. */
+/* Prints a title and its text. */
 __attribute__((format(printf, 3, 4))) static void print_line(FILE *out, const char *title,
                                                              const char *format, ...)
 {
@@ -138,7 +139,7 @@ static void print_drives(FILE *out, const struct profile_summary *summary)
     }
 }
 
-/* What of the resource is meant, where its name does not say it. */
+/* Says which part of the resource is meant, if its name does not say it. */
 static const char *resource_meaning(uint8_t resource)
 {
     if (resource == PROFILE_DRIVES)

@@ -1,4 +1,4 @@
-/* What runs say, for people. See cli_report.h. */
+/* Prints the results of runs for people. See cli_report.h. */
 #include "cli/cli_report.h"
 
 #include <inttypes.h>
@@ -16,7 +16,7 @@ uint32_t cli_ranks_shown(const struct train_summary *summary)
     return summary->world_size < HELD ? summary->world_size : HELD;
 }
 
-/* One row per rank, of the first few. */
+/* Prints one row per rank, for the first few ranks. */
 static void report_each_rank(FILE *out, const struct train_summary *summary)
 {
     uint32_t count = cli_ranks_shown(summary);

@@ -1,6 +1,7 @@
 /* The line of a step: rewritten in place on a terminal, plain lines elsewhere. See cli.h.
  *
- * Runs between steps on the main thread; log lines may come from any thread and call live_clear. */
+ * It runs between steps on the main thread. Log lines may come from any thread and call
+ * live_clear. */
 #include "cli/cli.h"
 
 #include <math.h>
@@ -18,8 +19,8 @@ static struct {
     bool terminal, quiet;
     uint64_t every;
     uint64_t drawn_ns; /* when the line was last drawn */
-    atomic_bool shown; /* a live line stands on the terminal */
-    live_status last;  /* what the live line says; step 0: nothing yet */
+    atomic_bool shown; /* a live line is on the terminal */
+    live_status last;  /* the content of the live line; step 0: nothing yet */
 } live;
 
 char *cli_duration(double seconds, char text[CLI_DURATION_BYTES])
@@ -46,7 +47,7 @@ static void live_write(const char *text)
     fflush(stdout);
 }
 
-/* Called by the log before a line of its own; must not log. */
+/* The log calls it before a line of its own. It must not log. */
 static void live_clear(void *user)
 {
     (void)user;

@@ -15,7 +15,7 @@ static void stop_handler(int number)
 {
     int saved_errno = errno;
     if (stop_requested) {
-        /* As if we had never caught it: delivered when this handler returns. */
+        /* The default action, as if there were no handler; it comes when this handler returns. */
         signal(number, SIG_DFL);
         raise(number);
     } else {
@@ -39,7 +39,7 @@ const volatile sig_atomic_t *cli_stop_install(const char *what)
         struct sigaction action;
         memset(&action, 0, sizeof action);
         action.sa_handler = stop_handler;
-        action.sa_flags = SA_RESTART; /* file I/O elsewhere goes on undisturbed */
+        action.sa_flags = SA_RESTART; /* file I/O of other code is not interrupted */
         sigemptyset(&action.sa_mask);
         sigaction(numbers[i], &action, NULL);
     }

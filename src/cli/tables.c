@@ -1,9 +1,10 @@
-/* Tables of `sluice plan`: ZeRO's, from the formulas alone, and a job's by number of ranks. See
- * cli_report.h.
+/* Tables of `sluice plan`: ZeRO's tables, computed from the formulas alone, and a job's table by
+ * number of ranks. See cli_report.h.
  *
- * How ZeRO's tables are rounded, found from their cells: Table 1 has three figures; it rounds half
- * up below 100 and drops the fraction from there on. Table 2 drops all but one decimal of its first
- * row, in billions, and each further row is that times its degree of model parallelism. */
+ * The rounding of ZeRO's tables was found from their cells. Table 1 has three figures; it rounds
+ * half up below 100 and drops the fraction from there on. Table 2 drops all but one decimal of
+ * its first row, in billions. Each further row is the first row times its degree of model
+ * parallelism. */
 #include "cli/cli_report.h"
 
 #include <inttypes.h>
@@ -16,8 +17,8 @@
 
 enum { TABLE_CELL_BYTES = 32, TABLE_STAGES = 4 };
 
-/* Data-parallel ranks and models of Table 1; ranks of each of Table 2's model-parallel parts, their
- * memory, and how many parts. */
+/* Table 1: the numbers of data-parallel ranks, and the models. Table 2: the ranks of each
+ * model-parallel part, their memory, and the number of parts. */
 static const uint32_t table1_ranks[] = {1, 4, 16, 64, 256, 1024};
 static const double table1_params[] = {7.5e9, 128e9, 1e12};
 static const uint32_t table2_ranks = 64;
@@ -26,7 +27,7 @@ static const uint32_t table2_parts[] = {1, 2, 4, 8, 16};
 
 #define TABLE_COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
-/* Without zeros behind the point. */
+/* Writes the number without zeros at the end of its fraction. */
 static void write_short(double value, int decimals, char text[TABLE_CELL_BYTES])
 {
     int length = snprintf(text, TABLE_CELL_BYTES, "%.*f", decimals, value);
@@ -36,7 +37,7 @@ static void write_short(double value, int decimals, char text[TABLE_CELL_BYTES])
         text[--length] = '\0';
 }
 
-/* GB as Table 1 shows them. */
+/* Writes GB as Table 1 shows them. */
 static void write_gigabytes(double bytes, char text[TABLE_CELL_BYTES])
 {
     double value = bytes / 1e9;
@@ -46,7 +47,7 @@ static void write_gigabytes(double bytes, char text[TABLE_CELL_BYTES])
     write_short(value, decimals, text);
 }
 
-/* Parameters as Table 2 shows them: the first row's, times the parts. */
+/* Writes parameters as Table 2 shows them: those of the first row, times the parts. */
 static void write_params(double first_row, uint32_t parts, char text[TABLE_CELL_BYTES])
 {
     double billions = floor(first_row / 1e8) / 10 * parts;
@@ -164,8 +165,7 @@ int cli_table_zero(FILE *out, bool json)
     return 0;
 }
 
-/* ---- ranks
- * ------------------------------------------------------------------------------------ */
+/* ---- the table by number of ranks ---- */
 
 static void print_row(FILE *out, const struct setup_summary *plan)
 {

@@ -1,7 +1,7 @@
-/* What the files of src/config share: the document being read, and access to its values. The table
+/* Shared by the files of src/config: the document that is read, and access to its values. The table
  * of keys is in keys_internal.h.
  *
- * All of it belongs to the thread that called job_read. */
+ * Everything here belongs to the thread that called job_read. */
 #ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H
 #define SLUICE_CONFIG_CONFIG_INTERNAL_H
 
@@ -13,14 +13,15 @@
 enum {
     CONFIGI_PATH_BYTES = 512,   /* of a key path */
     CONFIGI_VALUE_BYTES = 96,   /* of a value as shown in messages */
-    CONFIGI_LABEL_BYTES = 4224, /* of what a message begins with: a file, or --set and a path */
+    CONFIGI_LABEL_BYTES = 4224, /* of the start of a message: a file, or --set and a path */
     CONFIGI_FILE_BYTES_MAX = 1 << 22,
-    CONFIGI_ADVICE_BYTES = 640, /* what there is in place of a named file */
+    /* of the text that says which files there are instead of a missing one */
+    CONFIGI_ADVICE_BYTES = 640,
 };
 
-/* The document with what messages need. */
+/* The document, and what messages about it need. */
 struct configi_reader {
-    const char *file;                      /* as messages name it */
+    const char *file;                      /* the name in messages */
     json_t *doc;                           /* owned by job_read */
     char (*set_paths)[CONFIGI_PATH_BYTES]; /* canonical paths given by --set */
     uint32_t set_count;
@@ -30,27 +31,29 @@ typedef struct configi_reader configi_reader;
 
 /* --- json.c --- */
 
-/* Blanks comments (double slash, slash-star, hash) and trailing commas of `text` in place, outside
- * of strings, so that every line and column stays. Returns the new length (one blank per character,
- * so never longer), or ERR_CONFIG for a comment that does not end. */
+/* Blanks in place the comments (double slash, slash-star, hash) and trailing commas of `text` that
+ * stand outside strings. Lines and columns keep their places. Returns the new length, which is
+ * never longer because each character becomes one blank, or ERR_CONFIG for a comment that does not
+ * end. */
 int64_t configi_strip(const char *file, char *text, size_t text_bytes) MUST_CHECK;
 
 /* Reads a whole file ("-": standard input) into *text, which the caller frees with mem_free.
- * ERR_INPUT when it cannot be read. */
+ * Returns ERR_INPUT if it cannot be read. */
 int configi_read_file(const char *path, char **text, size_t *text_bytes) MUST_CHECK;
 
-/* Parses text, which is changed. The caller owns *doc (json_decref). ERR_CONFIG with
- * file:line:column. `any` allows a bare value instead of an object or array. */
+/* Parses `text` and changes it. The caller owns *doc (json_decref). Returns ERR_CONFIG with
+ * file:line:column. `any` also allows a value that is neither an object nor an array. */
 int configi_parse(const char *file, char *text, size_t text_bytes, bool any,
                   json_t **doc) MUST_CHECK;
 
-/* The document as indented text from mem_alloc, with the fewest digits that read back equal. */
+/* Writes the document as indented text from mem_alloc. Numbers have the fewest digits that read
+ * back as the same value. */
 int configi_dump(const json_t *doc, char **text) MUST_CHECK;
 
-/* Replaces in place the control characters that would spoil a message. Returns `text`. */
+/* Replaces in place the control characters that would damage a message. Returns `text`. */
 char *configi_on_one_line(char *text);
 
-/* The value as messages show it, cut where it is long. Returns `text`. */
+/* Writes the value as messages show it, and cuts it if it is long. Returns `text`. */
 char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES]);
 
 /* --- document.c: messages and access --- */
@@ -59,57 +62,60 @@ char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES]);
 __attribute__((format(printf, 3, 4))) int configi_error(const configi_reader *reader,
                                                         const char *path, const char *format, ...);
 
-/* <parent>.<key>, or the key alone below the top. Characters that would spoil a message are
- * replaced. Returns false where it does not fit. */
+/* Joins <parent>.<key>; at the top level the path is the key alone. Characters that would damage a
+ * message are replaced. Returns false if the path does not fit. */
 bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key);
 
-/* True where a value says nothing: null, or "auto" where that is no text of its own. */
+/* True if a value counts as not given: null, or "auto" unless the key takes that text as its
+ * value. */
 bool configi_is_absent(const configi_key *row, const json_t *value);
 
-/* The value as it is written at a path, "auto" and null too; NULL where there is none. */
+/* The value as it is written at a path, even if it is "auto" or null. NULL: there is none. */
 const json_t *configi_written(const configi_reader *reader, const char *path);
 
-/* The value at a path, NULL when it, or a block above it, is absent, null or "auto". */
+/* The value at a path. NULL if it, or a block above it, is absent, null or "auto". */
 const json_t *configi_get(const configi_reader *reader, const char *path);
 
-/* The value at a path, or the row's default, of a document that is checked. The path must have a
- * row of that type. Most values are in struct job already (job_read.c); these are for keys without
- * a member there. */
+/* The value at a path of a checked document, or the row's default. The path must have a row of that
+ * type. Most values are already in struct job (job_read.c); these functions are for keys without a
+ * member there. */
 bool configi_bool(const configi_reader *reader, const char *path);
 uint64_t configi_uint(const configi_reader *reader, const char *path); /* INT, SIZE, one of STEPS */
 double configi_whole(const configi_reader *reader, const char *path); /* INT that may be negative */
 double configi_double(const configi_reader *reader, const char *path);
 
-/* Text, or the row's default, or "". Borrowed from the document or the table. */
+/* The text, the row's default, or "". It is borrowed from the document or the table. */
 const char *configi_text(const configi_reader *reader, const char *path);
 
-/* The choice of an ENUM: its place among those of the row (-1: none is given, and there is no
- * default), its enumerator, and its name in the spelling of the table, valid until the next call.
- */
+/* The choice of an ENUM: its index among the row's choices (-1: none is given and there is no
+ * default), its enumerator, and its name as the table spells it. The name is valid until the next
+ * call. */
 int configi_choice_idx(const configi_reader *reader, const char *path);
 int configi_enumerator(const configi_reader *reader, const char *path);
 const char *configi_choice(const configi_reader *reader, const char *path);
 
-/* Copies text (or the default); ERR_CONFIG where it is longer than the job holds. */
+/* Copies the text or the default. Returns ERR_CONFIG if it is longer than the job's member. */
 int configi_copy_text(const configi_reader *reader, const char *path, char *target,
                       size_t target_bytes) MUST_CHECK;
 
 /* --- keys_check.c --- */
 
-/* ERR_CONFIG for a key that the table does not have below `parent`, with the nearest name. */
+/* Returns ERR_CONFIG for a key below `parent` that the table does not have, with the nearest
+ * name. */
 int configi_unknown(const configi_reader *reader, const char *parent, const char *key);
 
-/* Checks a value and all below it against the table: names, types, ranges, refusals. */
+/* Checks a value and everything below it against the table: names, types, ranges, refusals. */
 int configi_check(const configi_reader *reader, const char *path, const json_t *value) MUST_CHECK;
 
 /* --- named_files.c --- */
 
-/* Whether a text can be the name of such a file: letters, digits and ._- */
+/* True if a text can be the name of such a file: letters, digits and ._- */
 bool configi_is_name(const char *name);
 
-/* The path of <name>.json in `folder` ("models", "clusters") of $SLUICE_CONFIG_DIR, of the source
- * tree or where it is installed, else in the directory of the file `beside` (NULL: nowhere else).
- * -ENOENT where there is none: then `advice` is a clause with the nearest name and the places. */
+/* Finds the path of <name>.json. It looks in `folder` ("models", "clusters") of $SLUICE_CONFIG_DIR,
+ * of the source tree and of the installation, then in the directory of the file `beside` (NULL:
+ * nowhere else). Returns -ENOENT if there is none; then `advice` is a clause with the nearest name
+ * and the places. */
 int configi_find_named(const char *folder, const char *name, const char *beside,
                        char found[FILE_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;
 
@@ -118,23 +124,25 @@ int configi_find_named(const char *folder, const char *name, const char *beside,
 /* Names the keys of the document that have no effect, one log line per reason. */
 void configi_log_no_effect(const configi_reader *reader);
 
-/* Names DeepSpeed's keys that are "auto", with the defaults that hold, in one log line. */
+/* Names, in one log line, DeepSpeed's keys that are "auto", with the defaults that hold for
+ * them. */
 void configi_log_auto(const configi_reader *reader);
 
-/* --- the document before it is checked, in the order of job_read --- */
+/* --- changes of the document before it is checked, in the order of job_read --- */
 
-/* Moves DeepSpeed's other names to the table's. ERR_CONFIG where both are there. */
+/* Renames DeepSpeed's other names of keys to those of the table. ERR_CONFIG if both are given. */
 int configi_rename_aliases(const configi_reader *reader) MUST_CHECK;
 
-/* Applies --set arguments to the document and notes their paths. */
+/* Applies the --set arguments to the document and notes their paths. */
 int configi_apply_set(configi_reader *reader, const char *const *set,
                       uint32_t set_count) MUST_CHECK;
 
-/* Puts the keys of model.preset where the job's own block has none. `job_path`: the job file. */
+/* Adds the keys of model.preset that the job's own block does not have. `job_path`: the job
+ * file. */
 int configi_expand_preset(const configi_reader *reader, const char *job_path) MUST_CHECK;
 
-/* Puts what DIR/config.json of model.hf means into the model block. ERR_CONFIG where a key of the
- * job says something else, and for what is not built. */
+/* Translates DIR/config.json of model.hf into the model block. Returns ERR_CONFIG if a key of the
+ * job contradicts it, or if it asks for something that is not built. */
 int configi_expand_hf(const configi_reader *reader) MUST_CHECK;
 
 /* --- struct job after the table has filled it, in the order of job_read ---
@@ -155,14 +163,15 @@ int configi_fill_optimizer(const configi_reader *reader, job *target) MUST_CHECK
 int configi_fill_state(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_scheduler(const configi_reader *reader, job *target) MUST_CHECK;
 
-/* The value is finite as fp32, in which it is used. */
+/* Checks that the value is finite as fp32, because it is used as fp32. */
 int configi_check_fp32(const configi_reader *reader, const char *path, double value) MUST_CHECK;
 
-/* <block>.params has no key that is not in `params`, "a|b|c". */
+/* Checks that <block>.params has no key that is not in `params`, "a|b|c". */
 int configi_check_params(const configi_reader *reader, const char *block,
                          const char *params) MUST_CHECK;
 
-/* A drive's path `text`, at key `path`, has no placeholder but {rank}, {local_rank} and {host}. */
+/* Checks that a drive's path `text`, at key `path`, has no placeholder but {rank}, {local_rank} and
+ * {host}. */
 int configi_check_placeholders(const configi_reader *reader, const char *path,
                                const char *text) MUST_CHECK;
 

@@ -1,5 +1,5 @@
-/* The document that is read: messages about its values, and access to them by the path of their
- * key. See config_internal.h. Allocates nothing of its own. */
+/* The document that is read: messages about its values, and access to the values by the path of
+ * their key. See config_internal.h. Allocates nothing of its own. */
 #include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char 
     return length < CONFIGI_PATH_BYTES;
 }
 
-/* What a message about a path begins with: the file, or --set where that gave the value. */
+/* Returns the start of a message about a path: the file, or --set if --set gave the value. */
 static const char *label(const configi_reader *reader, const char *path)
 {
     for (uint32_t i = reader->set_count; i-- > 0;) {
@@ -58,7 +58,7 @@ const json_t *configi_written(const configi_reader *reader, const char *path)
         if (json_is_array(node))
             node = json_array_get(node, (size_t)strtoul(key, NULL, 10));
         else
-            node = json_object_get(node, key); /* NULL for what is no object */
+            node = json_object_get(node, key); /* NULL if it is not an object */
         at += length;
         if (*at == '\0')
             break;

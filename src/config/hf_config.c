@@ -1,7 +1,7 @@
-/* The model block of a job from DIR/config.json of a Hugging Face checkpoint (model.hf): every key
- * there that changes the arithmetic is understood, or refused by its name. Keys that are absent
- * mean what transformers takes them for. See config_internal.h. Called by job_read; reads that
- * file. hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions. */
+/* Makes a job's model block from DIR/config.json of a Hugging Face checkpoint (model.hf). Every key
+ * there that changes the arithmetic is understood, or refused by its name. Absent keys mean what
+ * transformers assumes for them. See config_internal.h. job_read calls it; it reads that file.
+ * hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static int fill_gpt2(hfi_config *self)
                    "scores are always divided by the square root "
                    "of the head's width"));
     TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
-    /* reorder_and_upcast_attn asks for scores in fp32, which they are. */
+    /* reorder_and_upcast_attn asks for fp32 scores. Scores are always fp32 here. */
     hfi_say_dropout(self);
     TRY(hfi_put(self, "family", json_string("gpt2")));
     TRY(hfi_put_uint(self, "num_layers", layers));
@@ -49,11 +49,11 @@ static int fill_gpt2(hfi_config *self)
     return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
 }
 
-/* What differs between those that are Llama's block. */
+/* The differences between the families that share Llama's block. */
 struct variant {
     const char *name;
-    uint64_t kv_heads; /* where config.json does not say; 0: as many as heads */
-    uint64_t head_dim; /* the same; 0: hidden_size / heads */
+    uint64_t kv_heads; /* if config.json does not say; 0: as many as heads */
+    uint64_t head_dim; /* if config.json does not say; 0: hidden_size / heads */
     uint64_t positions;
     bool qkv_bias, qk_norm;
     bool has_attention_bias, has_mlp_bias; /* keys that this family has */
@@ -71,7 +71,8 @@ static const struct variant variants[] = {
      .has_attention_bias = true},
 };
 
-/* Layers from `first` on attend within a window, or those that layer_types names. */
+/* Sets *has to true if a layer attends within a window: the layers from `first` on, or those that
+ * layer_types names. */
 static int has_window_layer(const hfi_config *self, uint64_t layers, uint64_t first, bool *has)
 {
     const json_t *types = hfi_get(self, "layer_types");
@@ -95,14 +96,14 @@ static int has_window_layer(const hfi_config *self, uint64_t layers, uint64_t fi
     return 0;
 }
 
-/* self->window: the width of the window that attention is limited to; 0: none. */
+/* Finds self->window, the width of the window that attention is limited to; 0: none. */
 static int find_window(hfi_config *self, const struct variant *of, uint64_t layers)
 {
-    enum { WINDOW = 4096, WINDOW_FROM_LAYER = 28 }; /* where config.json does not say */
+    enum { WINDOW = 4096, WINDOW_FROM_LAYER = 28 }; /* if config.json does not say */
     bool is_mistral = strcmp(of->name, "mistral") == 0, has = is_mistral, uses = is_mistral;
     uint64_t first = 0;
     if (strcmp(of->name, "llama") == 0)
-        return 0; /* which has none, whatever the file says */
+        return 0; /* this family has none, whatever the file says */
     if (!is_mistral) {
         TRY(hfi_bool(self, "use_sliding_window", false, &uses));
         if (!uses)
@@ -162,7 +163,7 @@ static int fill_llama(hfi_config *self, const struct variant *of)
     return hfi_put_rope(self);
 }
 
-/* config.json as a model block. */
+/* Fills the model block from config.json. */
 static int fill_block(hfi_config *self)
 {
     uint64_t vocab;
@@ -187,7 +188,7 @@ static int fill_block(hfi_config *self)
 
 /* ---- into the job ---- */
 
-/* Numbers by value, objects by their keys. */
+/* Compares numbers by value, and objects by their keys. */
 static bool is_same(const json_t *a, const json_t *b)
 {
     const char *key;
@@ -207,7 +208,7 @@ static bool is_same(const json_t *a, const json_t *b)
     return true;
 }
 
-/* A key that both give must say the same. */
+/* If both the job and config.json give a key, the values must be the same. */
 static int merge_key(const configi_reader *reader, const hfi_config *self, const char *key,
                      json_t *value)
 {
@@ -225,7 +226,7 @@ static int merge_key(const configi_reader *reader, const hfi_config *self, const
                          configi_show(own, given), self->file, configi_show(value, says));
 }
 
-/* The job's sequence must be one that the checkpoint's model can have. */
+/* The checkpoint's model must be able to process the job's sequence length. */
 static int merge_seq_length(const configi_reader *reader, const hfi_config *self)
 {
     static const char path[] = "model.seq_length";
@@ -241,7 +242,7 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
         return 0;
     }
     if (!json_is_number(own) || !(json_number_value(own) > (double)most))
-        return 0; /* what is no number the check of the document complains about */
+        return 0; /* not a number: the check of the document reports it */
     char shown[CONFIGI_VALUE_BYTES];
     if (self->window && self->window < self->positions)
         return configi_error(reader, path,
@@ -253,7 +254,8 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
         configi_show(own, shown), self->positions, self->file, most);
 }
 
-/* What config.json says nothing of: a plain model block may add rope_scaling, this one may not. */
+/* Refuses what config.json does not have: a plain model block may add rope_scaling, this one may
+ * not. */
 static int refuse_additions(const configi_reader *reader, const hfi_config *self)
 {
     static const char scaling[] = "model.rope_scaling";
@@ -269,7 +271,7 @@ static int refuse_additions(const configi_reader *reader, const hfi_config *self
                              self->file);
     return 0;
 }
-/* The run's own copy of the job holds all that config.json said, so that it is not read again. */
+/* The run's own copy of the job holds all that config.json said, so the file is not read again. */
 static int mark_expanded(const configi_reader *reader)
 {
     json_t *debug = json_object_get(reader->doc, "debug");
@@ -315,7 +317,7 @@ int configi_expand_hf(const configi_reader *reader)
     const json_t *dir = configi_get(reader, "model.hf");
     if (!json_is_string(dir) || json_string_length(dir) == 0 ||
         configi_bool(reader, "debug.hf_expanded"))
-        return 0; /* the check of the document complains about what is no path */
+        return 0; /* not a path: the check of the document reports it */
     hfi_config self = {0};
     int length = snprintf(self.file, sizeof self.file, "%s/config.json", json_string_value(dir));
     if (length < 0 || (size_t)length >= sizeof self.file)

@@ -1,4 +1,4 @@
-/* What the files hf_config*.c share: config.json of a checkpoint on its way to a model
+/* Shared by the files hf_config*.c: they translate config.json of a checkpoint into a model
  * block. */
 #ifndef SLUICE_CONFIG_HF_CONFIG_INTERNAL_H
 #define SLUICE_CONFIG_HF_CONFIG_INTERNAL_H
@@ -7,11 +7,11 @@
 
 #include "config/config_internal.h"
 
-/* A default that there is not: the key must be there. */
+/* Stands for a missing default: the key must be there. */
 #define HFI_REQUIRED UINT64_MAX
 
 struct hfi_config {
-    char file[FILE_PATH_BYTES]; /* DIR/config.json, as messages name it */
+    char file[FILE_PATH_BYTES]; /* DIR/config.json, the name in messages */
     json_t *doc;                /* owned: an object */
     json_t *block;              /* owned: the model block that it means */
     uint64_t positions;         /* the longest sequence */
@@ -25,32 +25,32 @@ typedef struct hfi_config hfi_config;
 __attribute__((format(printf, 3, 4))) int hfi_error(const hfi_config *self, const char *key,
                                                     const char *format, ...);
 
-/* The value of a key; NULL where it is absent or null. */
+/* Returns the value of a key; NULL if it is absent or null. */
 const json_t *hfi_get(const hfi_config *self, const char *key);
 
-/* A whole number from 1 on at `key`, or at `other` (or NULL) where `key` is absent, else the
- * fallback. */
+/* hfi_uint reads a whole number of at least 1 from `key`, or from `other` (may be NULL) if `key` is
+ * absent, or else takes the fallback. hfi_bool reads a bool in the same way. */
 int hfi_uint(const hfi_config *self, const char *key, const char *other, uint64_t fallback,
              uint64_t *value) MUST_CHECK;
 int hfi_bool(const hfi_config *self, const char *key, bool fallback, bool *value) MUST_CHECK;
 
-/* A finite number above 0 of a block of config.json, which is named `inside` ("" : the file's own).
- * fallback 0: it must be there. */
+/* Reads a finite number above 0 from a block of config.json. Messages call the block `inside` ("":
+ * the file's own keys). fallback 0: the key must be there. */
 int hfi_real(const hfi_config *self, const json_t *block, const char *inside, const char *key,
              double fallback, double *value) MUST_CHECK;
 
-/* ERR_CONFIG where the text is none of the list, which NULL ends. */
+/* Returns ERR_CONFIG if the text is not in the list. NULL ends the list. */
 int hfi_one_of(const hfi_config *self, const char *key, const char *fallback,
                const char *const *known, const char *why) MUST_CHECK;
 
-/* ERR_CONFIG where the switch is not as it has to be. */
+/* Returns ERR_CONFIG if the switch does not have the wanted value. */
 int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char *why) MUST_CHECK;
 
-/* A line in the log where the families' keys ask for dropout, which does not happen here. */
+/* Logs one line if the families' keys ask for dropout, because dropout is not built. */
 void hfi_say_dropout(const hfi_config *self);
 
-/* Into the block. put takes the reference to `value`. real and bool: the value of config.json's key
- * `from`. */
+/* These write into the block. hfi_put takes the reference to `value`. hfi_put_real and hfi_put_bool
+ * write the value of the key `from` of config.json. */
 int hfi_put(hfi_config *self, const char *key, json_t *value) MUST_CHECK;
 int hfi_put_uint(hfi_config *self, const char *key, uint64_t value) MUST_CHECK;
 int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback) MUST_CHECK;
@@ -58,7 +58,8 @@ int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallb
 
 /* --- hf_config_rope.c --- */
 
-/* rope_theta and rope_scaling, from rope_parameters, rope_scaling or the file's own keys. */
+/* Writes rope_theta and rope_scaling, taken from rope_parameters, rope_scaling or the file's own
+ * keys. */
 int hfi_put_rope(hfi_config *self) MUST_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* Single keys of a checkpoint's config.json, checked. See hf_config_internal.h. */
+/* Reads and checks single keys of a checkpoint's config.json. See hf_config_internal.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -38,7 +38,7 @@ int hfi_uint(const hfi_config *self, const char *key, const char *other, uint64_
         return hfi_error(self, key, "missing");
     if (!found)
         return 0;
-    double number = json_number_value(found); /* 0 of what is no number */
+    double number = json_number_value(found); /* 0 if it is not a number */
     if (!(number >= 1 && number <= ldexp(1, WHOLE_BITS) && number == floor(number)))
         return hfi_error(self, key, "%s is no whole number from 1 on", configi_show(found, shown));
     *value = (uint64_t)number;

@@ -1,18 +1,18 @@
-/* Rotary positions of a checkpoint's config.json. Three forms of it are about:
+/* Rotary positions of a checkpoint's config.json. Three forms are in use:
  *
  *   "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8, ...}    (older: "type")
  *   "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8, ...}
  *
- * As transformers has it, rope_scaling goes before rope_parameters, and a key within the block
- * before the file's own of that name. See hf_config_internal.h. */
+ * As in transformers, rope_scaling goes before rope_parameters, and a key within the block goes
+ * before the file's own key of that name. See hf_config_internal.h. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "config/hf_config_internal.h"
 
 struct rope {
-    const json_t *block; /* NULL where there is none */
-    const char *name;    /* of the block, "" of none */
+    const json_t *block; /* NULL: there is none */
+    const char *name;    /* the block's name; "": there is no block */
 };
 
 static int find_block(const hfi_config *self, struct rope *rope)
@@ -37,7 +37,7 @@ static int find_block(const hfi_config *self, struct rope *rope)
     return 0;
 }
 
-/* The type; NULL of a value that is no text. */
+/* Returns the type; NULL if its value is not text. */
 static const char *type_of(const struct rope *rope)
 {
     const json_t *type = json_object_get(rope->block, "rope_type");
@@ -46,7 +46,7 @@ static const char *type_of(const struct rope *rope)
     return !type || json_is_null(type) ? "default" : json_string_value(type);
 }
 
-/* A key of the block, else the file's own. */
+/* Reads a key of the block, or else the file's own. */
 static int pick(const hfi_config *self, const struct rope *rope, const char *key, double fallback,
                 double *value)
 {
@@ -66,8 +66,8 @@ static int refuse_partial(const hfi_config *self, const struct rope *rope)
                : hfi_error(self, key, "%g is not built: the whole of each head is turned", factor);
 }
 
-/* The positions that a model was first trained with: the file's own key goes first, then the
- * block's, then the longest sequence. */
+/* Finds the number of positions that the model was first trained with: the file's own key, else the
+ * block's, else the longest sequence. */
 static int find_original(const hfi_config *self, const struct rope *rope, double *value)
 {
     static const char key[] = "original_max_position_embeddings";
@@ -83,7 +83,7 @@ static int put_number(const hfi_config *self, json_t *target, const char *key, d
     return 0;
 }
 
-/* What our rope_scaling is for this block, in `scaling`. */
+/* Writes into `scaling` our rope_scaling for this block. */
 static int fill_scaling(const hfi_config *self, const struct rope *rope, const char *type,
                         json_t *scaling)
 {
@@ -104,7 +104,7 @@ static int fill_scaling(const hfi_config *self, const struct rope *rope, const c
 
 int hfi_put_rope(hfi_config *self)
 {
-    enum { THETA = 10000 }; /* where config.json does not say */
+    enum { THETA = 10000 }; /* if config.json does not say */
     struct rope rope;
     double theta;
     TRY(find_block(self, &rope));

@@ -1,9 +1,9 @@
-/* The job as a struct: everything a run was asked to do, checked, with defaults filled in.
+/* The job as a struct: everything that a run was asked to do, checked, with defaults filled in.
  *
- * Most members are put in place by the table of keys (keys_internal.h), whose rows name them;
- * KEYS.md says what each key means, its default and its range. The comments here say what the key
- * does not: members that follow from several keys, and what 0 or "" stands for. A job is constant
- * once it is read (config.h), and may be read by any thread. */
+ * The table of keys (keys_internal.h) fills most members, and its rows name them. KEYS.md gives
+ * each key's meaning, default and range. The comments here add what the keys do not say: members
+ * that follow from several keys, and what 0 or "" stands for. A job is constant once it is read
+ * (config.h), so any thread may read it. */
 #ifndef SLUICE_CONFIG_JOB_H
 #define SLUICE_CONFIG_JOB_H
 
@@ -42,13 +42,14 @@ struct job_model {
     char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     uint64_t head_dim;       /* 0: hidden_size / num_heads */
-    uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
+    uint64_t position_count; /* gpt2: rows of the position table; 0: seq_length */
     bool tie_embeddings, qkv_bias, qk_norm;
     double rope_theta, norm_epsilon, init_std;
     enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
-    uint64_t max_part_bytes; /* units whose working params are larger are cut into parts; 0: none */
+    /* units whose working params are larger are cut into parts; 0: no unit is cut */
+    uint64_t max_part_bytes;
 };
 
 /* Blocks first .. last, both included. */
@@ -56,33 +57,37 @@ struct job_blocks {
     uint64_t first, last;
 };
 
-/* What learns: the union of all that train.only names, and the adapters of train.lora. */
+/* The params that learn: all that train.only names, and the adapters of train.lora. */
 struct job_train {
-    bool is_given; /* train.only is; else everything learns, or with adapters these alone */
+    /* train.only is given; if not, everything learns, or only the adapters if there are any */
+    bool is_given;
     bool all, embed, head, norms;
     struct job_blocks blocks[JOB_BLOCKS_MAX];
     uint32_t range_count;
     uint64_t lora_rank; /* 0: no adapters */
     double lora_alpha;
-    /* Names as PEFT's; none: the family's usual. */
+    /* Names as in PEFT; if none is given, the family's usual ones. */
     char lora_targets[JOB_TARGETS_MAX][JOB_NAME_BYTES];
     uint32_t lora_target_count;
 };
 
 struct job_files {
     char path[JOB_FILES_MAX][FILE_PATH_BYTES];
-    char field[JOB_FILES_MAX][JOB_NAME_BYTES]; /* of a JSON line; "text" */
-    uint32_t source[JOB_FILES_MAX];            /* which the file belongs to, ascending */
-    double weight[JOB_FILES_MAX];              /* [source_count]; without weights one source of 1 */
+    /* the field of a JSON line that holds the text; default "text" */
+    char field[JOB_FILES_MAX][JOB_NAME_BYTES];
+    uint32_t source[JOB_FILES_MAX]; /* the source that each file belongs to, ascending */
+    /* [source_count]; without weights there is one source of weight 1 */
+    double weight[JOB_FILES_MAX];
     uint32_t count, source_count;
 };
 
 struct job_drive {
     char path[FILE_PATH_BYTES];
-    uint64_t budget_bytes; /* 0: free space less 10% */
+    uint64_t budget_bytes; /* 0: the free space less 10% */
 };
 
-/* One placement by hand: later rules win over earlier ones and over the kind's own tier. */
+/* One placement by hand. Later rules win over earlier ones, and all rules over the kind's own
+ * tier. */
 struct job_rule {
     uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering */
     enum state_kind kind;
@@ -97,7 +102,8 @@ struct job {
     struct {
         struct job_files train, valid;
         char tokenizer[FILE_PATH_BYTES]; /* "bytes", or a path */
-        bool tokenizer_is_given;         /* by the job; else it is what model.hf has, or "bytes" */
+        /* by the job; if not, model.hf's own tokenizer if it has one, else "bytes" */
+        bool tokenizer_is_given;
         char chat_template[JOB_NAME_BYTES];
         enum data_format format;
         enum shuffle shuffle;
@@ -106,7 +112,7 @@ struct job {
     struct {
         char dir[FILE_PATH_BYTES];
         uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
-        uint64_t keep_every; /* commits of multiples of it are kept; 0: those in `keep` alone */
+        uint64_t keep_every; /* commits at multiples of it are kept; 0: only those in `keep` */
         uint64_t *keep;      /* [keep_count] steps, ascending, from mem_alloc */
         uint32_t keep_count;
         bool fresh;
@@ -118,7 +124,7 @@ struct job {
         char cores[JOB_NAME_BYTES];   /* "0-7,16"; "": automatic */
     } device;
     struct {
-        uint64_t threads;           /* of the optimizer on the CPU; 0: as device.threads */
+        uint64_t threads;           /* of the optimizer on the CPU; 0: the same as device.threads */
         char cores[JOB_NAME_BYTES]; /* "": automatic */
     } update;
     struct {
@@ -133,66 +139,69 @@ struct job {
         enum order order;
         enum update update;
         uint64_t tile_elems; /* 0: automatic */
-        uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
+        uint64_t lookahead;  /* how many ops ahead a prefetch may run; 0: as far as memory allows */
     } schedule;
     struct {
         char backend[JOB_NAME_BYTES]; /* "auto", "uring", "pool" */
         uint64_t block_bytes, queue_depth;
-        bool block_is_given, depth_is_given; /* else the values of the machine file go first */
+        bool block_is_given, depth_is_given; /* if not, the values of the machine file come first */
         uint64_t threads;                    /* of the pread/pwrite pool, per drive; 0: automatic */
         char cores[JOB_NAME_BYTES];          /* of the pool and the scheduler; "": automatic */
-        double stuck_seconds;                /* a request is reported after so long; 0: never */
-        double stop_seconds; /* the run stops after so long, its last commit intact; 0: never */
+        double stuck_seconds;                /* a request is reported after this time; 0: never */
+        double stop_seconds; /* the run stops after this time, its last commit intact; 0: never */
         bool verify_reads;
     } io;
-    uint32_t world; /* ranks, as told to job_read_ranks */
+    uint32_t world; /* the number of ranks, as given to job_read_ranks */
     /* train_batch_size = micro_batch * accumulation * world */
     uint64_t train_batch_size, micro_batch, accumulation;
     struct {
         char backend[JOB_NAME_BYTES]; /* "auto", "mpi", "staged", "nccl" */
-        double timeout_seconds; /* of a rank's silence; of no rank getting on while some wait */
-        double exit_seconds;    /* from a failure of any rank to the end of all processes */
-        uint64_t staging_bytes; /* per rank, host memory that the ranks of a host share */
+        /* longest silence of a rank; longest time in which ranks wait and none makes progress */
+        double timeout_seconds;
+        double exit_seconds;    /* from the failure of a rank to the end of all processes */
+        uint64_t staging_bytes; /* per rank, in host memory that the ranks of a host share */
         enum dtype wire;        /* of gradients between ranks; default: `type` */
     } comm;
     double gradient_clipping;
     enum dtype type;       /* of params in compute and of activations: fp32, bf16 or fp16 */
     struct {               /* loss scaling, as DeepSpeed has it; all 0 unless `type` is fp16 */
-        double loss_scale; /* static where above 0; 0: dynamic */
+        double loss_scale; /* above 0: static; 0: dynamic */
         uint64_t initial_scale_power, loss_scale_window, hysteresis;
         bool consecutive_hysteresis;
         double min_loss_scale;
     } fp16;
-    /* A step whose gradient norm is not finite is skipped: always for fp16;
-     * bf16.check_grad_overflow for bf16; for fp32 unless the update is in_backward, which no norm
-     * can stop. */
+    /* A step whose gradient norm is not finite is skipped:
+     * - fp16: always.
+     * - bf16: if bf16.check_grad_overflow is set.
+     * - fp32: unless the update is in_backward, because no norm can stop that update. */
     bool check_grad_overflow;
     uint32_t zero_stage;
     uint64_t sub_group_size;
-    /* Of stage 3, in elements. */
-    uint64_t persistence_threshold;       /* units of fewer stay gathered, */
-    uint64_t model_persistence_threshold; /* as long as they have no more together, by unit */
-    uint64_t max_live_parameters;         /* 0: not given, no cap */
-    uint64_t prefetch_bucket_size;        /* the same */
-    bool limits_reuse;                    /* stage3_max_reuse_distance is given */
+    /* Limits of stage 3, in elements. */
+    uint64_t persistence_threshold; /* smaller units stay gathered, ... */
+    /* ... as long as together they have no more than this, unit by unit */
+    uint64_t model_persistence_threshold;
+    uint64_t max_live_parameters;  /* 0: not given, no cap */
+    uint64_t prefetch_bucket_size; /* 0: not given, no limit */
+    bool limits_reuse;             /* stage3_max_reuse_distance is given */
     uint64_t max_reuse_distance;
     enum dtype grad_dtype; /* of gradients at rest; default: `type` */
     struct {
         enum job_optimizer type;
-        bool decoupled; /* weight decay, as AdamW's */
+        bool decoupled; /* decoupled weight decay, as in AdamW */
         double lr, beta1, beta2, epsilon, weight_decay;
         bool bias_correction;
     } optimizer;
-    struct {                      /* how Adam's state is stored; others': fp32 */
+    struct {                      /* how Adam's state is stored; other optimizers': fp32 */
         enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
         enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */
     } state;
-    struct { /* members that `type` has no use for hold defaults */
+    struct { /* members that `type` does not use hold their defaults */
         enum job_schedule type;
         double warmup_min_lr, warmup_max_lr, warmup_min_ratio, cos_min_ratio;
-        bool warmup_max_lr_given; /* else the optimizer's lr */
+        bool warmup_max_lr_given; /* if not, the optimizer's lr counts */
         uint64_t warmup_num_steps, total_num_steps;
-        bool warmup_linear; /* else logarithmic */
+        bool warmup_linear; /* if not, logarithmic */
         struct {            /* OneCycle */
             double min_lr, max_lr, decay_lr_rate, min_mom, max_mom, decay_mom_rate;
             uint64_t first_step_size, second_step_size, first_stair_count, second_stair_count;

@@ -1,13 +1,13 @@
-/* What a job changes in a run that another one has begun: the rows of the table of keys that say
- * LATER. With another value of a row that says FIXED no run goes on: the run's manifest holds them.
- * See config.h. Pure. */
+/* Lists what a job changes in a run that another job began. It compares the rows of the table of
+ * keys that say LATER. Rows that say FIXED are compared elsewhere: the run's manifest holds their
+ * values, and a run with other values is not resumed. See config.h. Pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "config/config_internal.h"
 
-/* The first file, and how many more there are. */
+/* Shows the first file, and how many more there are. */
 static void show_files(const struct job_files *files, char text[JOB_CHANGE_BYTES])
 {
     if (files->count == 0)
@@ -29,7 +29,7 @@ static bool are_same_files(const struct job_files *a, const struct job_files *b)
     return same;
 }
 
-/* The choice that a member holds; "none" where it holds no choice. */
+/* Shows the choice that a member holds, or "none" if it holds no choice. */
 static void show_choice(const configi_key *row, int value, char text[JOB_CHANGE_BYTES])
 {
     for (int idx = 0; configi_list_entry(row->allowed, idx, text, JOB_CHANGE_BYTES); idx++)
@@ -38,7 +38,7 @@ static void show_choice(const configi_key *row, int value, char text[JOB_CHANGE_
     snprintf(text, JOB_CHANGE_BYTES, "none");
 }
 
-/* A member as text, element `idx` of a list. */
+/* Shows a member as text; of a list, element `idx`. */
 static void show_member(const configi_key *row, const job *self, size_t idx,
                         char text[JOB_CHANGE_BYTES])
 {
@@ -69,13 +69,13 @@ static bool is_same_member(const configi_key *row, const job *was, const job *is
     return memcmp(a, b, row->member_bytes) == 0;
 }
 
-/* Whether a row says nothing by itself:
+/* True if a changed row is not listed on its own:
  *
- *   train_batch_size              on the same number of ranks: the next key says how long a step is
- *   gradient_accumulation_steps   on another number of ranks: train_batch_size says it
- *   communication_data_type       on one rank, which sends nothing
- *   schedule.update               all but delayed_one_step give the same bits
- *   scheduler.params              they are compared by the learning rates that they give */
+ *   train_batch_size              on the same number of ranks; gradient_accumulation_steps is listed
+ *   gradient_accumulation_steps   on another number of ranks; train_batch_size is listed
+ *   communication_data_type       on one rank, because it sends nothing
+ *   schedule.update               always; all but delayed_one_step give the same bits
+ *   scheduler.params              always; the learning rates that they give are compared */
 static bool is_left_out(const configi_key *row, const job *was, const job *is)
 {
     static const char params[] = "scheduler.params.";
@@ -90,8 +90,8 @@ static bool is_left_out(const configi_key *row, const job *was, const job *is)
            strncmp(row->path, params, sizeof params - 1) == 0;
 }
 
-/* Whether a rate or a momentum of a step to come is another. Many keys move the rate: the rates
- * themselves are compared, at steps that a change of any of the keys moves. */
+/* True if both jobs have the same learning rates and momentums after `from_step`. Many keys change
+ * the rate, so the rates themselves are compared, at up to 1000 steps. */
 static bool are_same_rates(const job *was, const job *is, uint64_t from_step)
 {
     uint64_t last = is->run.steps, span = last > from_step ? last - from_step : 1;
@@ -105,9 +105,9 @@ static bool are_same_rates(const job *was, const job *is, uint64_t from_step)
     return true;
 }
 
-/* The list under way. */
+/* The list while it is built. */
 struct changes {
-    char *text; /* "; " between items; "..." in place of those without room */
+    char *text; /* "; " stands between items; "..." replaces those without room */
     size_t text_bytes;
     uint32_t count;
 };

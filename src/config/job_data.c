@@ -1,4 +1,4 @@
-/* The data block: files and sources, what makes tokens of text, and the order of the samples. See
+/* The data block: files and sources, the tokenizer, and the order of the samples. See
  * config_internal.h. Called by job_read. */
 #include <errno.h>
 #include <inttypes.h>
@@ -25,7 +25,7 @@ static int add_file(const configi_reader *reader, const char *path, const json_t
     return 0;
 }
 
-/* One path, or a list of them. */
+/* Adds one path, or a list of them. */
 static int add_files(const configi_reader *reader, const char *path, const json_t *value,
                      const char *field, struct job_files *files)
 {
@@ -37,7 +37,7 @@ static int add_files(const configi_reader *reader, const char *path, const json_
     return 0;
 }
 
-/* An object of data.train or data.valid: where it has a weight, a source of its own. */
+/* Adds an object of data.train or data.valid. If it has a weight, it is a source of its own. */
 static int add_entry(const configi_reader *reader, const char *path, size_t idx,
                      struct job_files *files)
 {
@@ -90,7 +90,8 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
     return 0;
 }
 
-/* A run's own job goes on without its checkpoint, of which RUN/hf has what belongs to it. */
+/* True if the run holds a copy. A run's own job works without the checkpoint: RUN/hf holds the
+ * files of it that the run needs. */
 static bool has_copy(const configi_reader *reader, const char *name)
 {
     char path[FILE_PATH_BYTES + 32];
@@ -100,7 +101,7 @@ static bool has_copy(const configi_reader *reader, const char *name)
     return access(path, F_OK) == 0;
 }
 
-/* The checkpoint's own tokenizer, where it has one and nothing else is asked for. */
+/* Takes the checkpoint's own tokenizer, if it has one and the job asks for no other. */
 static int fill_tokenizer(const configi_reader *reader, job *target)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
@@ -113,7 +114,8 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
         snprintf(path, sizeof path, "%s/%s", target->model.hf, names[i]);
         if (access(path, F_OK) != 0 && !has_copy(reader, names[i]))
             continue;
-        bool is_json = i == 0; /* of a directory tokenizer.json is found; the other is named */
+        /* a directory stands for its tokenizer.json; tokenizer.model is named itself */
+        bool is_json = i == 0;
         size_t length = strlen(is_json ? target->model.hf : path);
         if (length >= FILE_PATH_BYTES)
             return configi_error(reader, "model.hf", "%zu bytes long; at most %d", length,

@@ -1,12 +1,12 @@
-/* The train block: what learns. See config_internal.h. Called by job_read; pure. Whether the model
- * has what is named here is the model's to say. */
+/* The train block: which params learn. See config_internal.h. Called by job_read; pure. The model
+ * checks whether it has the names that are given here. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "config/config_internal.h"
 
-/* Text or an array of texts, as CONFIGI_STRINGS has it: item `idx`, NULL from the count on. */
+/* Returns item `idx` of a text or an array of texts (CONFIGI_STRINGS); NULL after the last. */
 static const char *item_of(const json_t *value, size_t idx)
 {
     if (json_is_string(value))
@@ -14,7 +14,7 @@ static const char *item_of(const json_t *value, size_t idx)
     return json_string_value(json_array_get(value, idx));
 }
 
-/* "12" up to `end`. */
+/* Reads "12" and sets `end`. */
 static bool read_number(const char *text, const char **end, uint64_t *number)
 {
     char *after;
@@ -25,7 +25,7 @@ static bool read_number(const char *text, const char **end, uint64_t *number)
     return true;
 }
 
-/* "blocks.20-31", "blocks.5". */
+/* Reads "blocks.20-31" or "blocks.5". */
 static bool read_blocks(const char *text, struct job_blocks *range)
 {
     static const char prefix[] = "blocks.";

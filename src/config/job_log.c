@@ -1,12 +1,12 @@
-/* What the log says about a job that is right: the keys that do nothing here, with the reason, and
- * those whose value is left open. See config_internal.h. Called by job_read. */
+/* Log lines about a valid job: the keys that do nothing here, with the reason, and the keys whose
+ * value is left open. See config_internal.h. Called by job_read. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "config/config_internal.h"
 
-/* Appends a key to a list, with what is said of it in brackets; false where it has no room. */
+/* Appends a key to a list, with the remark in brackets. Returns false if there is no room. */
 static bool append_key(char keys[ERR_TEXT_BYTES], const char *key, const char *remark)
 {
     size_t used = strlen(keys);
@@ -22,7 +22,7 @@ static bool is_auto(const json_t *value)
     return json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
 }
 
-/* Why a key does nothing in this job, or NULL where it does something. */
+/* Returns why a key does nothing in this job, or NULL if it does something. */
 static const char *idle_reason(const configi_reader *reader, const configi_key *row)
 {
     enum { STAGE_WEIGHTS = 3 };
@@ -39,8 +39,8 @@ static const char *idle_reason(const configi_reader *reader, const configi_key *
     return NULL;
 }
 
-/* As idle_reason for a key that is written, also where its value is left to a trainer: it has no
- * effect with any. NULL else. */
+/* The same for a key that the file gives, also as "auto": it then has no effect with any value.
+ * NULL if the file does not give it. */
 static const char *written_idle_reason(const configi_reader *reader, const configi_key *row)
 {
     bool is_given = row->type != CONFIGI_SWITCH &&
@@ -48,7 +48,7 @@ static const char *written_idle_reason(const configi_reader *reader, const confi
     return is_given ? idle_reason(reader, row) : NULL;
 }
 
-/* One line, or as many as the keys need, of the keys that share this row's reason. */
+/* Logs the keys that share this row's reason, in one line or as many as they need. */
 static void log_reason(const configi_reader *reader, uint32_t idx, const char *reason)
 {
     const configi_key *other;

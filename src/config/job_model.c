@@ -44,7 +44,7 @@ static int read_preset(const char *path, json_t **preset)
     return rc;
 }
 
-/* Puts the preset's keys where the job's block has none (or null). */
+/* Adds the preset's keys that the job's block does not have, or has as null. */
 static int merge_preset(const configi_reader *reader, json_t *model, json_t *preset)
 {
     const char *key;
@@ -65,7 +65,7 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
 {
     const json_t *name = configi_get(reader, "model.preset");
     if (!json_is_string(name) || configi_get(reader, "model.family"))
-        return 0; /* the check of the document complains about what is no string */
+        return 0; /* not text: the check of the document reports it */
     char shown[CONFIGI_VALUE_BYTES], path[FILE_PATH_BYTES];
     if (!configi_is_name(json_string_value(name)))
         return configi_error(reader, "model.preset",
@@ -98,7 +98,7 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
 {
     enum { BYTE_VALUES = 256 };
     static const char path[] = "model.vocab_size";
-    /* A format of token ids that is named says that no text is cut into bytes. */
+    /* A named format of token ids means that no text is cut into bytes. */
     const char *format = configi_choice(reader, "data.format");
     bool is_text =
         strcmp(format, "auto") == 0 || strcmp(format, "text") == 0 || strcmp(format, "jsonl") == 0;
@@ -107,8 +107,8 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
         model->vocab_size = BYTE_VALUES;
     else
         TRY(check_required(reader, path));
-    /* Under auto the files may turn out to be token ids; text is held against the vocabulary then.
-     */
+    /* With "auto" the files may turn out to be token ids. If they are text, the text is compared
+     * with the vocabulary later. */
     if (is_bytes && strcmp(format, "auto") != 0 && model->vocab_size < BYTE_VALUES)
         return configi_error(reader, path,
                              "%" PRIu64 " is too small: data.tokenizer \"bytes\" has %d tokens",
@@ -116,12 +116,12 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
     return 0;
 }
 
-/* A rope_scaling whose type is not the default needs its numbers. */
+/* A rope_scaling other than the default needs its numbers. */
 static int check_rope_scaling(const configi_reader *reader, const struct job_model *model)
 {
     static const struct {
         const char *path;
-        enum rope_scaling from; /* types from this one on need it */
+        enum rope_scaling from; /* this type and all after it need the number */
     } rows[] = {
         {"model.rope_scaling.factor", ROPE_LINEAR},
         {"model.rope_scaling.low_freq_factor", ROPE_LLAMA3},
@@ -144,7 +144,7 @@ static int check_rope_scaling(const configi_reader *reader, const struct job_mod
     return 0;
 }
 
-/* What only one family has, or leaves open. */
+/* Checks keys that only one family has, and fills those that the family leaves open. */
 static int fill_variant(const configi_reader *reader, bool is_llama, struct job_model *model)
 {
     static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";

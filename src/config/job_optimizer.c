@@ -1,8 +1,7 @@
-/* The optimizer, as DeepSpeed has it, and how its state is stored: the block `state`, and
- * DeepSpeed's keys that mean the same. See config_internal.h. Called by job_read; pure but for the
- * log.
+/* The optimizer, as in DeepSpeed, and how its state is stored: the block `state`, and DeepSpeed's
+ * keys that mean the same. See config_internal.h. Called by job_read; pure, except for the log.
  *
- * Defaults are those of the classes that DeepSpeed takes where optimizer state is offloaded:
+ * Defaults are those of the classes that DeepSpeed uses if optimizer state is offloaded:
  * DeepSpeedCPUAdam, DeepSpeedCPUAdagrad and DeepSpeedCPULion. */
 #include <inttypes.h>
 #include <math.h>
@@ -104,7 +103,7 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
             "be moved by 0 / 0; give at least 1e-38",
             target->optimizer.epsilon);
     if (target->optimizer.type == JOB_ADAGRAD)
-        return 0; /* no betas, and nothing to correct */
+        return 0; /* it has no betas, and no bias to correct */
     TRY(fill_betas(reader, target));
     if (target->optimizer.type == JOB_ADAM && target->optimizer.decoupled &&
         configi_bool(reader, "optimizer.params.torch_adam") &&
@@ -117,7 +116,7 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
 
 static const char master_path[] = "state.master", moments_path[] = "state.moments";
 
-/* DeepSpeed's two ways to ask for moments in the dtype of the parameters. */
+/* DeepSpeed has two keys that ask for moments in the dtype of the parameters. */
 static const struct {
     const char *path;
     bool asks; /* the value that asks for them */
@@ -126,7 +125,7 @@ static const struct {
     {"optimizer.params.fp32_optimizer_states", false},
 };
 
-/* Moments of a job that asks for smaller ones in DeepSpeed's words. */
+/* Stores moments in bf16 if the job asks for it by DeepSpeed's key. */
 static int take_deepspeed_key(const configi_reader *reader, const char *path, job *target)
 {
     const char *shown = configi_bool(reader, path) ? "true" : "false";
@@ -146,7 +145,8 @@ static int take_deepspeed_key(const configi_reader *reader, const char *path, jo
     return 0;
 }
 
-/* Formats but fp32 are of Adam alone. `value`: what the key has. */
+/* Checks that the optimizer is Adam, because only Adam has formats other than fp32. `value`: the
+ * key's value, for the message. */
 static int check_is_adam(const configi_reader *reader, const job *target, const char *path,
                          const char *value)
 {
@@ -158,7 +158,7 @@ static int check_is_adam(const configi_reader *reader, const job *target, const 
                          value, configi_choice(reader, "optimizer.type"));
 }
 
-/* Whichever of them the job has. */
+/* Applies those of the two keys that the job has. */
 static int take_deepspeed_keys(const configi_reader *reader, job *target)
 {
     for (size_t i = 0; i < sizeof deepspeed_keys / sizeof deepspeed_keys[0]; i++) {

@@ -14,7 +14,7 @@ static int expand_zero_switch(const configi_reader *reader)
     if (!json_is_boolean(zero))
         return 0;
     json_t *block = json_pack("{s:i}", "stage", json_is_true(zero) ? 1 : 0);
-    if (json_object_set_new(reader->doc, "zero_optimization", block) < 0) /* refuses NULL */
+    if (json_object_set_new(reader->doc, "zero_optimization", block) < 0) /* it refuses NULL */
         return err_set(-ENOMEM, "no memory to read %s", reader->file);
     return 0;
 }
@@ -48,7 +48,7 @@ int configi_rename_aliases(const configi_reader *reader)
     return 0;
 }
 
-/* The table's name of a path. False where it is too long. */
+/* Rewrites a path with the table's names. Returns false if it is too long. */
 static bool canonical_path(const char *given, size_t length, char path[CONFIGI_PATH_BYTES])
 {
     for (size_t i = 0; i < configi_alias_count; i++) {
@@ -67,7 +67,7 @@ static bool canonical_path(const char *given, size_t length, char path[CONFIGI_P
     return true;
 }
 
-/* Names the first key of the path that the table does not have. */
+/* Reports the first key of the path that the table does not have, if there is one. */
 static int check_set_path(const configi_reader *reader, const char *path)
 {
     char parent[CONFIGI_PATH_BYTES] = "";
@@ -85,7 +85,7 @@ static int check_set_path(const configi_reader *reader, const char *path)
     }
 }
 
-/* The value: JSON, or the text itself where it is no JSON or the key takes text. */
+/* Parses the value as JSON. It is the text itself if it is not JSON, or if the key takes text. */
 static int parse_value(const configi_reader *reader, const char *path, const char *text,
                        json_t **value)
 {
@@ -113,13 +113,13 @@ static int parse_value(const configi_reader *reader, const char *path, const cha
     if (wants_text && strcmp(text, "null") == 0)
         *value = json_null();
     else
-        *value = json_string(text); /* NULL for what is not UTF-8 */
+        *value = json_string(text); /* NULL if it is not UTF-8 */
     if (!*value)
         return configi_error(reader, path, "the value is not UTF-8 text");
     return 0;
 }
 
-/* The child of a block or list; *child NULL where there is none. */
+/* Finds the child of a block or list; *child is NULL if there is none. */
 static int get_child(const configi_reader *reader, const char *path, json_t *node, const char *key,
                      json_t **child)
 {
@@ -155,7 +155,7 @@ static int put_child(const configi_reader *reader, json_t *node, const char *key
     return rc < 0 ? err_set(-ENOMEM, "no memory to read %s", reader->file) : 0;
 }
 
-/* Walks to the path's last block, making what is missing, and puts the value there. */
+/* Walks to the path's last block, creates blocks that are missing, and puts the value there. */
 static int put_value(const configi_reader *reader, const char *path, json_t *value)
 {
     json_t *node = reader->doc;
@@ -184,10 +184,10 @@ fail:
     return rc;
 }
 
-/* Whether a path can be part of a document and of a message. */
+/* True if a path can be part of a document and of a message. */
 static bool is_text(const char *path)
 {
-    json_t *key = json_string(path); /* NULL for what is not UTF-8 */
+    json_t *key = json_string(path); /* NULL if it is not UTF-8 */
     bool is_key = key != NULL;
     json_decref(key);
     for (const char *byte = path; *byte != '\0'; byte++)
@@ -212,7 +212,7 @@ static int apply_one(configi_reader *reader, const char *argument)
                        shown);
     reader->set_count++;
     configi_reader set_reader = *reader;
-    set_reader.file = "--set"; /* what goes wrong from here on, the argument did */
+    set_reader.file = "--set"; /* from here on the argument causes every error */
     TRY(check_set_path(&set_reader, path));
     json_t *value;
     TRY(parse_value(&set_reader, path, equals + 1, &value));

@@ -1,9 +1,10 @@
-/* Dtypes, loss scaling, and whether the update may run when the job says. See config_internal.h.
- * Called by job_read; pure.
+/* Dtypes, loss scaling, and whether the update may run at the time that the job names. See
+ * config_internal.h. Called by job_read; pure.
  *
- * The rules are those of deepspeed/runtime/precision_config.py and of its engine: fp16 and bf16
- * exclude each other; a window and a floor of 0 are errors only where the loss scale is dynamic;
- * gradients rest in the working dtype unless data_types.grad_accum_dtype says otherwise. */
+ * The rules are those of deepspeed/runtime/precision_config.py and of DeepSpeed's engine:
+ * - fp16 and bf16 exclude each other.
+ * - A window of 0 or a floor of 0 is an error only if the loss scale is dynamic.
+ * - Gradients rest in the working dtype unless data_types.grad_accum_dtype names another. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,7 +51,7 @@ static int fill_grad_dtype(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* A bound that DeepSpeed asks for only where the loss scale is dynamic. */
+/* Checks a bound that DeepSpeed requires only if the loss scale is dynamic. */
 static int check_dynamic(const configi_reader *reader, const char *path, double number)
 {
     char shown[CONFIGI_VALUE_BYTES];
@@ -82,7 +83,7 @@ static int fill_loss_scaling(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* The sum of one rank's gradients is their mean; where DeepSpeed has no sum, a file that asks for
+/* On one rank the sum of gradients is their mean. But if DeepSpeed has no sum, a file that asks for
  * it is wrong on any number of ranks. */
 static int check_reduction(const configi_reader *reader, const job *target)
 {
@@ -110,7 +111,7 @@ int configi_fill_precision(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* in_backward updates a unit before the others' gradients are known. */
+/* in_backward updates a unit before the gradients of the others are known. */
 static int check_in_backward(const configi_reader *reader, job *target)
 {
     static const char path[] = "schedule.update";

@@ -1,5 +1,5 @@
-/* What a job says about its ranks: batch sizes, what passes between them, limits of stage 3, drives
- * of their own. See config_internal.h. Called by job_read; pure. */
+/* The part of a job about its ranks: batch sizes, data types of communication, limits of stage 3,
+ * drives of each rank. See config_internal.h. Called by job_read; pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "base/size.h"
 #include "config/config_internal.h"
 
-/* Of a parallel block: true where it asks for more than one of something. Numbers are looked for at
- * any depth, under the names that DeepSpeed's blocks have for a degree. */
+/* True if a block about parallelism asks for a degree above 1. Numbers are looked for at any depth,
+ * under the names that DeepSpeed's blocks have for a degree. */
 static bool asks_several(const json_t *value)
 {
     static const char names[] = "size|autotp_size|tp_size|stages|degree|ep_size|num_experts";
@@ -25,8 +25,8 @@ static bool asks_several(const json_t *value)
     return false;
 }
 
-/* Parallelism that is not built changes how many sequences a step has: with several ranks, none of
- * it may pass for data parallelism. */
+/* Refuses parallelism that is not built. It changes how many sequences a step has, so with several
+ * ranks it must not be taken for data parallelism. */
 static int check_parallelism(const configi_reader *reader)
 {
     static const struct {
@@ -54,7 +54,7 @@ static int check_parallelism(const configi_reader *reader)
     return 0;
 }
 
-/* 0 is "not given" in the job; given as 0 it is the least there is. */
+/* In struct job, 0 means "not given". If the file gives 0, the limit is 1, the least there is. */
 static void fill_limit(const configi_reader *reader, const char *path, uint64_t *limit)
 {
     if (*limit == 0 && configi_get(reader, path))
@@ -100,8 +100,8 @@ int configi_check_placeholders(const configi_reader *reader, const char *path, c
     return 0;
 }
 
-/* What three sizes that do not go together are told: each rank needs `one` sequences, and `train`
- * are fewer. */
+/* The error for a step of `train` sequences that is too small: all ranks together need `least`,
+ * with micro-batches of `micro` sequences and `accumulation` of them in a step. */
 static int too_few_sequences(const configi_reader *reader, uint64_t world, uint64_t train,
                              uint64_t micro, uint64_t accumulation, uint64_t least)
 {
@@ -144,7 +144,7 @@ int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t
         size_mul(*micro, *accumulation, &product) == 0 && size_mul(product, world, &product) == 0;
     if (fits && product == *train && product > 0)
         return 0;
-    uint64_t least = 0; /* sequences of a step that all ranks together need */
+    uint64_t least = 0; /* the sequences of a step that all ranks together need */
     uint64_t each = *micro > 0 ? *micro : 1, times = *accumulation > 0 ? *accumulation : 1;
     if (world > 1 && size_mul(each, times, &least) == 0 && size_mul(least, world, &least) == 0 &&
         *train < least)

@@ -1,5 +1,4 @@
-/* From a job file to a checked struct job: puts the parts of config_internal.h together. See
- * config.h. */
+/* From a job file to a checked struct job, by the functions of config_internal.h. See config.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,8 +8,8 @@
 #include "base/mem.h"
 #include "config/config_internal.h"
 
-/* Puts the value of a row, or its default, where the row says. An ENUM without either stays as it
- * is. */
+/* Writes the value of a row, or its default, to the row's member. An ENUM without either keeps what
+ * the member holds. */
 static int fill_member(const configi_reader *reader, const configi_key *row, job *target)
 {
     void *member = (char *)target + row->offset;
@@ -43,12 +42,13 @@ static int fill_member(const configi_reader *reader, const configi_key *row, job
     case CONFIGI_STRING:
     case CONFIGI_CORES:
         return configi_copy_text(reader, row->path, member, row->member_bytes);
-    default: /* lists, which a function of their own reads */
+    default: /* a function of its own reads each list */
         return 0;
     }
 }
 
-/* All members that the table of keys names. What follows from other keys is put right after it. */
+/* Fills all members that the table of keys names. Members that depend on other keys are corrected
+ * after it. */
 static int fill_members(const configi_reader *reader, job *target)
 {
     const configi_key *row;
@@ -74,7 +74,7 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-/* A step that is kept, or the first of them, must be one that is committed. */
+/* Checks that a step of run.keep, or the first multiple of it, is one that is committed. */
 static int check_kept_step(const configi_reader *reader, const job *self, uint64_t step)
 {
     uint64_t every = self->run.commit_every;
@@ -92,7 +92,7 @@ static int check_kept_step(const configi_reader *reader, const job *self, uint64
                          step, every, self->run.steps, common_divisor(step, every));
 }
 
-/* run.keep, after run.steps and run.commit_every. */
+/* Fills run.keep. Call it after run.steps and run.commit_every are filled. */
 static int fill_keep(const configi_reader *reader, job *target)
 {
     const json_t *value = configi_get(reader, "run.keep");
@@ -144,7 +144,7 @@ static int check_tile(const configi_reader *reader, const job *target)
                          target->schedule.tile_elems, target->sub_group_size);
 }
 
-/* How long a drive may take, and what is asked of it at a time. */
+/* Checks the drives' time limits, block size and queue depth. */
 static int fill_io(const configi_reader *reader, job *target)
 {
     enum { BLOCK_STEP = 4096 }; /* direct I/O moves whole blocks */
@@ -161,7 +161,7 @@ static int fill_io(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* Everything from the checked document. */
+/* Fills everything from the checked document. */
 static int fill_job(const configi_reader *reader, job *target)
 {
     TRY(fill_members(reader, target));
@@ -180,15 +180,16 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(configi_fill_optimizer(reader, target));
     TRY(configi_fill_state(reader, target));
     TRY(configi_fill_scheduler(reader, target));
-    /* A request for this start alone: the run's own copy must resume, not begin anew. */
+    /* run.fresh is a request for this start only. The run's own copy of the job must resume, not
+     * begin again. */
     json_t *run = json_object_get(reader->doc, "run");
     if (json_object_get(run, "fresh"))
         json_object_del(run, "fresh");
     return configi_dump(reader->doc, &target->text);
 }
 
-/* The checked document of `text`, which is changed. `path` names the job file, beside which a
- * preset may lie. */
+/* Makes the checked document of `text`, and changes `text`. `path` names the job file, beside which
+ * a preset may lie. */
 static int read_document(configi_reader *reader, const char *path, char *text, size_t text_bytes,
                          const char *const *set, uint32_t set_count)
 {
@@ -197,7 +198,7 @@ static int read_document(configi_reader *reader, const char *path, char *text, s
         return err_set(ERR_CONFIG, "%s: the job must be an object, { ... }", reader->file);
     TRY(configi_rename_aliases(reader));
     TRY(configi_apply_set(reader, set, set_count));
-    TRY(configi_rename_aliases(reader)); /* within the values of --set, too */
+    TRY(configi_rename_aliases(reader)); /* again, because the values of --set may hold aliases */
     TRY(configi_expand_preset(reader, path));
     TRY(configi_expand_hf(reader));
     return configi_check(reader, "", reader->doc);

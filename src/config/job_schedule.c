@@ -1,15 +1,15 @@
-/* The learning rate and the momentum of each update, as DeepSpeed has them. See config.h. Pure.
+/* The learning rate and the momentum of each update, as in DeepSpeed. See config.h. Pure.
  *
- * The classes are those of deepspeed/runtime/lr_schedules.py, and so is the step that an update
- * sees: the engine makes the scheduler, which sets the rate of last_batch_iteration -1, and steps
- * it after each optimizer step that was not skipped. So update s, the first being 1, runs with the
- * rate of
+ * The classes are those of deepspeed/runtime/lr_schedules.py. The step that an update sees is
+ * DeepSpeed's too: the engine creates the scheduler, which sets the rate of last_batch_iteration
+ * -1, and advances it after each optimizer step that was not skipped. So update s, the first being
+ * 1, runs with the rate of
  *
- *   t = s - 2   the rate set after update s - 1; t = -1, before the first, is a case of its own
+ *   t = s - 2   the rate set after update s - 1; t = -1, before the first, is a special case
  *
  * With w = max(2, warmup_num_steps) and n = total_num_steps:
  *
- *   warm-up, t < w       g = ln(t + 1) / ln(w), or t / w where warmup_type is linear
+ *   warm-up, t < w       g = ln(t + 1) / ln(w), or t / w if warmup_type is linear
  *   WarmupLR             min + (max - min) g; then max; at t = -1 min
  *   WarmupDecayLR        the same; then min + (max - min) max(0, (n - t) / max(1, n - w))
  *   WarmupCosineLR       lr (r + (1 - r) g), r = warmup_min_ratio; then
@@ -31,7 +31,7 @@
 
 enum { WARMUP_STEPS_MIN = 2 };
 
-/* DeepSpeed's last_batch_iteration when an update runs. */
+/* DeepSpeed's last_batch_iteration at the time of an update. */
 static int64_t iteration_of(uint64_t step)
 {
     return step > 0 ? (int64_t)step - 2 : -1;
@@ -42,7 +42,7 @@ static uint64_t warmup_steps(const job *self)
     return size_max(self->scheduler.warmup_num_steps, WARMUP_STEPS_MIN);
 }
 
-/* How far the warm-up is, 0 to 1, in its iterations. */
+/* The progress of the warm-up, 0 to 1, in its iterations. */
 static double warmup_share(const job *self, double iteration)
 {
     double steps = (double)warmup_steps(self);
@@ -88,8 +88,8 @@ static double cycle_steps(const job *self)
            (double)self->scheduler.cycle.second_step_size;
 }
 
-/* The height in the cycle, 0 to 1; on stairs where they are asked for. Stairs are counted in whole
- * steps, as there, so that rounding never drops one. */
+/* The height in the cycle, 0 to 1, in stairs if the job asks for them. Stairs are counted in whole
+ * steps, as in DeepSpeed, so that rounding never drops one. */
 static double cycle_height(const job *self, double iteration)
 {
     double first = (double)self->scheduler.cycle.first_step_size;
@@ -108,7 +108,7 @@ static double cycle_height(const job *self, double iteration)
     return floor(position) / stairs;
 }
 
-/* Decay steps past the cycle, in units of decay_step_size; 0 where nothing decays. */
+/* Decay steps after the cycle, in units of decay_step_size; 0 if nothing decays. */
 static double cycle_decay(const job *self, double iteration)
 {
     double interval = (double)self->scheduler.cycle.decay_step_size;
@@ -166,7 +166,8 @@ double job_momentum(const job *self, uint64_t step)
     return high * (1.0 + self->scheduler.cycle.decay_mom_rate * cycle_decay(self, iteration));
 }
 
-/* The parameters of each scheduler; another's is an error, as it is there. */
+/* The parameters of each scheduler. A parameter of another scheduler is an error, as in
+ * DeepSpeed. */
 static const char *const schedule_params[] = {
     [JOB_WARMUP_LR] =
         "warmup_min_lr|warmup_max_lr|warmup_num_steps|warmup_type|last_batch_iteration",
@@ -193,8 +194,8 @@ static int fill_warmup(const configi_reader *reader, job *target)
     static const char total_path[] = "scheduler.params.total_num_steps";
     static const char max_path[] = "scheduler.params.warmup_max_lr";
     static const double decay_max_lr = 0.001; /* WarmupDecayLR's own default */
-    /* Left out, the highest rate depends on the class; null, or the "auto" that a trainer above
-     * DeepSpeed fills in, is the optimizer's rate for both. */
+    /* If the key is left out, the highest rate depends on the class. If it is null, or the "auto"
+     * that a trainer on top of DeepSpeed fills in, it is the optimizer's rate for both classes. */
     bool is_written = json_object_get(configi_get(reader, "scheduler.params"), "warmup_max_lr");
     if (configi_get(reader, max_path)) {
         target->scheduler.warmup_max_lr_given = true;
@@ -210,7 +211,7 @@ static int fill_warmup(const configi_reader *reader, job *target)
         json_object_get(configi_get(reader, "scheduler.params"), "total_num_steps");
     if (!configi_get(reader, total_path) && !json_is_string(total))
         return missing(reader, total_path);
-    if (!configi_get(reader, total_path)) /* "auto": such a trainer's number of steps */
+    if (!configi_get(reader, total_path)) /* "auto": such a trainer fills in its number of steps */
         target->scheduler.total_num_steps = target->run.steps;
     if (target->scheduler.total_num_steps < target->scheduler.warmup_num_steps)
         log_warn("%s: %s %" PRIu64 " is less than warmup_num_steps %" PRIu64, reader->file,
@@ -218,10 +219,10 @@ static int fill_warmup(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* OneCycle moves the betas too: the first between two bounds, the second to a number of its own. */
+/* OneCycle changes the betas too: beta1 between two bounds, and beta2 to a constant of its own. */
 static void fill_cycle_momentum(const configi_reader *reader, job *target)
 {
-    static const double cycle_beta2 = 0.99; /* as DeepSpeed's class has it, whatever betas says */
+    static const double cycle_beta2 = 0.99; /* as in DeepSpeed's class, whatever betas says */
     if (target->optimizer.type == JOB_ADAGRAD) {
         log_warn("%s: scheduler.params.cycle_momentum: Adagrad has no momentum to cycle, as "
                  "DeepSpeed warns too; only the learning rate cycles",
@@ -236,7 +237,8 @@ static void fill_cycle_momentum(const configi_reader *reader, job *target)
                  reader->file, cycle_beta2);
 }
 
-/* Beyond the cycle the momentum goes on falling or, as DeepSpeed has it, rising without a bound. */
+/* Checks the momentum after the cycle. It goes on falling or, as in DeepSpeed, rising without a
+ * bound. */
 static int check_momentum(const configi_reader *reader, const job *target)
 {
     const uint64_t steps[] = {1, target->scheduler.cycle.first_step_size + 1, target->run.steps};

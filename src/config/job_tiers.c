@@ -1,5 +1,5 @@
-/* The tiers block, with DeepSpeed's offload blocks as statements of the same thing.
- * See config_internal.h. Called by job_read; pure. */
+/* The tiers block. DeepSpeed's offload blocks are other ways to say the same. See
+ * config_internal.h. Called by job_read; pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,7 @@ static const char *const place_paths[STATE_KIND_COUNT] = {
     [STATE_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
 };
 
-/* The path without what says nothing: empty and "." segments. The text fits: it only becomes
- * shorter. */
+/* Removes empty and "." segments from a path. The result fits, because it only becomes shorter. */
 static void plain_path(const char *path, char plain[FILE_PATH_BYTES + 2])
 {
     size_t used = 0;
@@ -73,8 +72,8 @@ static int fill_drives(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place
- * says something else. */
+/* Applies what `key` (whose value is shown as `shown`) says about a kind. Returns ERR_CONFIG if
+ * tiers.place says something else. */
 static int state_place(const configi_reader *reader, job *target, enum state_kind kind,
                        enum tier tier, const char *key, const char *shown)
 {
@@ -88,7 +87,8 @@ static int state_place(const configi_reader *reader, job *target, enum state_kin
     return 0;
 }
 
-/* offload_optimizer or offload_param, and the older switch that means its device cpu. */
+/* Applies offload_optimizer or offload_param, and the older switch that means the same as device
+ * "cpu". */
 static int fill_offload(const configi_reader *reader, job *target, enum state_kind kind,
                         const char *block, const char *older)
 {
@@ -111,8 +111,8 @@ static int fill_offload(const configi_reader *reader, job *target, enum state_ki
     return 0;
 }
 
-/* offload_optimizer.ratio: the first blocks keep their optimizer state on the device, before all
- * rules of the job, which win. Unit 0 is the embedding. */
+/* offload_optimizer.ratio: the first blocks keep their optimizer state on the device. This comes
+ * before all rules of the job, so those win. Unit 0 is the embedding. */
 static int fill_ratio(const configi_reader *reader, job *target)
 {
     enum { STAGE_WEIGHTS = 3 };
@@ -145,7 +145,7 @@ static int fill_ratio(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* A number of units at the start of a text; NULL where there is none. */
+/* Reads the number of a unit at the start of a text; NULL if there is none. */
 static const char *parse_unit(const char *text, uint32_t *unit)
 {
     if (text[0] < '0' || text[0] > '9')
@@ -204,7 +204,7 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *
     return 0;
 }
 
-/* NVMe as a home needs a drive. */
+/* A state whose home is NVMe needs a drive. */
 static int check_drives(const configi_reader *reader, const job *target)
 {
     static const char advice[] = "needs a drive: give tiers.nvme, as in "
@@ -241,7 +241,7 @@ int configi_fill_tiers(const configi_reader *reader, job *target)
     if (configi_bool(reader, checkpointing))
         TRY(state_place(reader, target, STATE_ACTIVATIONS, TIER_HOST, checkpointing, "true"));
     for (int i = 0; i < JOB_RULES_MAX; i++)
-        target->tiers.rules[i].tier = TIER_AUTO; /* those that are not given place nothing */
+        target->tiers.rules[i].tier = TIER_AUTO; /* rules that are not given place nothing */
     size_t rule_count = json_array_size(configi_get(reader, "tiers.place.rules"));
     for (size_t i = 0; i < rule_count; i++)
         TRY(fill_rule(reader, i, &target->tiers.rules[i]));

@@ -1,5 +1,5 @@
-/* JSON as people write it: comments and trailing commas, with exact places in messages.
- * See config_internal.h. Called by job_read; allocates the text and (jansson) the document. */
+/* JSON as people write it: comments and trailing commas, with exact positions in messages. See
+ * config_internal.h. Called by job_read; allocates the text and (jansson) the document. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -11,16 +11,17 @@
 #include "base/mem.h"
 #include "config/config_internal.h"
 
-/* Where configi_strip is. Output never overtakes input, so both share the buffer. */
+/* The position of configi_strip. Output never overtakes input, so both share the buffer. */
 struct strip {
     const char *file;
     const char *text;
     size_t text_bytes;
-    size_t in;        /* next byte to read */
-    size_t out;       /* next byte to write */
-    size_t comma_out; /* where the last significant character is a comma after a value */
+    size_t in;  /* next byte to read */
+    size_t out; /* next byte to write */
+    /* the place of the last significant character, if it is a comma after a value */
+    size_t comma_out;
     bool comma;
-    char last; /* last significant character: neither blank nor comment */
+    char last; /* the last significant character: neither blank nor comment */
     uint64_t line, column;
 };
 typedef struct strip strip;
@@ -30,8 +31,8 @@ static char strip_peek(const strip *self, size_t ahead)
     return self->in + ahead < self->text_bytes ? self->text[self->in + ahead] : '\0';
 }
 
-/* Passes one byte on, or a blank in its place: one for a character however many bytes it has, so
- * that columns, which count characters, stay. */
+/* Copies one byte, or writes a blank instead. A character becomes one blank whatever number of
+ * bytes it has, because columns count characters and must stay. */
 static void strip_pass(strip *self, char *target, bool blank)
 {
     char byte = self->text[self->in++];
@@ -48,7 +49,8 @@ static void strip_pass(strip *self, char *target, bool blank)
         target[self->out++] = ' ';
 }
 
-/* A string up to its closing quote. A line end also ends it: the parser then names the place. */
+/* Copies a string up to its closing quote. A line end also ends it; the parser then reports the
+ * place. */
 static void strip_string(strip *self, char *target)
 {
     strip_pass(self, target, false);
@@ -85,7 +87,7 @@ static int strip_block_comment(strip *self, char *target)
                    self->file, line, column);
 }
 
-/* One character that means something to the parser. */
+/* Copies one character that the parser reads. */
 static void strip_significant(strip *self, char *target)
 {
     char byte = strip_peek(self, 0);
@@ -105,7 +107,7 @@ int64_t configi_strip(const char *file, char *text, size_t text_bytes)
 {
     strip self = {.file = file, .text = text, .text_bytes = text_bytes, .line = 1, .column = 1};
     if (text_bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
-        self.in = 3; /* a byte order mark is no character of the first line */
+        self.in = 3; /* a byte order mark is not a character of the first line */
     while (self.in < text_bytes) {
         char byte = strip_peek(&self, 0);
         char next = strip_peek(&self, 1);
@@ -127,7 +129,7 @@ int configi_read_file(const char *path, char **text, size_t *text_bytes)
     bool is_input = strcmp(path, "-") == 0;
     *text = NULL;
     *text_bytes = 0;
-    int fd = is_input ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC); /* a pipe too */
+    int fd = is_input ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC); /* it may be a pipe */
     if (fd < 0)
         return err_set(ERR_INPUT, "%s: cannot open the job file: %s", path, strerror(errno));
     int rc =
@@ -147,13 +149,13 @@ int configi_parse(const char *file, char *text, size_t text_bytes, bool any, jso
     json_error_t error;
     size_t flags = JSON_REJECT_DUPLICATES | (any ? JSON_DECODE_ANY : 0);
     *doc = json_loadb(text, (size_t)stripped_bytes, flags, &error);
-    if (!*doc) /* the library's text cites the file as it is */
+    if (!*doc) /* the library's message quotes the file as it is */
         return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column,
                        configi_on_one_line(error.text));
     return 0;
 }
 
-/* Whether the text reads back as the same document. */
+/* True if the text reads back as the same document. */
 static bool reads_back(const json_t *doc, const char *text, size_t text_bytes)
 {
     json_t *again = json_loadb(text, text_bytes, JSON_DECODE_ANY, NULL);
@@ -194,10 +196,10 @@ char *configi_on_one_line(char *text)
     return text;
 }
 
-/* A string value in quotes, on one line, cut between characters. */
+/* Shows a string value in quotes, on one line, cut between characters. */
 static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
 {
-    enum { ROOM = CONFIGI_VALUE_BYTES - 6 }; /* two quotes, three dots, the end */
+    enum { ROOM = CONFIGI_VALUE_BYTES - 6 }; /* two quotes, three dots, the NUL */
     size_t length = strlen(value), shown = length < ROOM ? length : ROOM;
     while (shown < length && shown > 0 && ((unsigned char)value[shown] & 0xc0u) == 0x80u)
         shown--;
@@ -213,7 +215,7 @@ char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES])
         show_string(json_string_value(value), text);
         return text;
     }
-    /* What does not fit is left out by the library; the zeros end what did. */
+    /* The library leaves out what does not fit; the zeros end the text. */
     memset(text, 0, CONFIGI_VALUE_BYTES);
     size_t flags = JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(12);
     if (json_dumpb(value, text, ROOM, flags) > ROOM)

@@ -1,4 +1,4 @@
-/* Looking rows of the table of keys up, and what its texts mean. See keys_internal.h. Pure. */
+/* Finds rows of the table of keys, and interprets their texts. See keys_internal.h. Pure. */
 #include "config/keys_internal.h"
 
 #include <assert.h>
@@ -70,7 +70,7 @@ const configi_key *configi_key_find(const char *path)
     return NULL;
 }
 
-/* What may follow below a row's own path. */
+/* True if `below` may follow below a row's own path. */
 static bool row_allows_below(const configi_key *row, const char *below)
 {
     if (row->type == CONFIGI_ANY || row->type == CONFIGI_SWITCH)
@@ -154,7 +154,7 @@ uint32_t configi_distance(const char *a, const char *b)
     size_t a_length = strlen(a), b_length = strlen(b);
     if (a_length > LENGTH_MAX || b_length > LENGTH_MAX)
         return UINT32_MAX;
-    /* Three rows of the table of distances between beginnings of a and b. */
+    /* Three rows of the distance table between prefixes of a and b. */
     uint32_t rows[3][LENGTH_MAX + 1];
     for (uint32_t j = 0; j <= b_length; j++)
         rows[0][j] = j;

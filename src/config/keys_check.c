@@ -9,8 +9,8 @@
 #include "base/size.h"
 #include "config/config_internal.h"
 
-/* The key of a row's path that follows `parent`; false where the row is not below it or the next
- * key is an index. */
+/* Finds the key of a row's path that follows `parent`. False if the row is not below `parent`, or
+ * if the next key is an index. */
 static bool key_below(const char *row_path, const char *parent, char key[CONFIGI_PATH_BYTES])
 {
     if (configi_relate(row_path, parent) != CONFIGI_ABOVE)
@@ -24,7 +24,7 @@ static bool key_below(const char *row_path, const char *parent, char key[CONFIGI
     return strcmp(key, "*") != 0;
 }
 
-/* The nearest key of a level. */
+/* Finds the nearest key of a level. */
 static struct configi_nearest nearest_key(const char *parent, const char *key)
 {
     struct configi_nearest nearest = {0};
@@ -37,7 +37,7 @@ static struct configi_nearest nearest_key(const char *parent, const char *key)
     return nearest;
 }
 
-/* A known path, of a row or of a block, whose last key is this one; "" where there is none. */
+/* Finds a known path, of a row or of a block, whose last key is this one; "": there is none. */
 static void known_elsewhere(const char *key, char path[CONFIGI_PATH_BYTES])
 {
     const configi_key *row;
@@ -61,7 +61,8 @@ static void known_elsewhere(const char *key, char path[CONFIGI_PATH_BYTES])
 
 int configi_unknown(const configi_reader *reader, const char *parent, const char *key)
 {
-    enum { LETTERS_PER_SLIP = 3 }; /* more edits than one in so many letters are no misspelling */
+    /* more than one edit in this many letters is not a misspelling */
+    enum { LETTERS_PER_SLIP = 3 };
     char path[CONFIGI_PATH_BYTES], elsewhere[CONFIGI_PATH_BYTES];
     char shown[CONFIGI_VALUE_BYTES];
     configi_join(path, parent, key);
@@ -86,14 +87,14 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
 
 /* ---- values ---- */
 
-/* A value on its way through the checks: the row it belongs to, and its path in the document. */
+/* A value that is being checked: its row, and its path in the document. */
 struct place {
     const configi_reader *reader;
     const configi_key *row;
     const char *path;
 };
 
-/* A row's range in words. */
+/* Writes a row's range in words. */
 static const char *range_text(const configi_key *row, char text[CONFIGI_VALUE_BYTES])
 {
     const char *range = row->allowed;
@@ -124,7 +125,7 @@ static int wrong_type(const struct place *at, const json_t *value, const char *e
                          expected, fallback ? "; the default is " : "", fallback ? fallback : "");
 }
 
-/* A choice given as text: the value of an ENUM, or "true" or "false" of a BOOL. */
+/* Checks a choice that is given as text: the value of an ENUM, or "true" or "false" of a BOOL. */
 static int check_choice(const struct place *at, const char *text)
 {
     const configi_key *row = at->row;
@@ -180,8 +181,8 @@ static int check_size(const struct place *at, const json_t *value)
     return 0;
 }
 
-/* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether
- * the machine has these cores is known where they are used. */
+/* Checks a core set: numbers and ranges, rising within a range, joined by commas, without blanks.
+ * Whether the machine has these cores is checked at the place of use. */
 static int check_cores(const struct place *at, const json_t *value)
 {
     enum { DIGITS_MAX = 5 };
@@ -211,7 +212,7 @@ static int check_cores(const struct place *at, const json_t *value)
     return 0;
 }
 
-/* Whether something in a block is switched on: the block, or one in it unless the block is off. */
+/* True if the block, or any block inside it that is not switched off, is enabled. */
 static bool has_enabled(const json_t *value)
 {
     const json_t *enabled = json_object_get(value, "enabled");
@@ -251,7 +252,7 @@ static const char *list_text(const configi_key *row)
     return texts[row->type];
 }
 
-/* An entry that may be an object, whose keys have rows of their own. */
+/* Checks an entry that may be an object. Its keys have rows of their own. */
 static int check_object_entry(const struct place *at, size_t idx, const json_t *item)
 {
     char key[32], path[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
@@ -271,7 +272,7 @@ static int check_entry(const struct place *at, size_t idx, const json_t *item)
         return json_is_string(item) ? 0 : wrong_type(at, item, "a string");
     case CONFIGI_FLOATS:
         return json_is_number(item) ? check_range(at, item) : wrong_type(at, item, "a number");
-    case CONFIGI_STEPS: /* the row's range is for a number alone */
+    case CONFIGI_STEPS: /* the row's range is only for a number */
         TRY(check_int(at, item));
         if (json_number_value(item) >= 1)
             return 0;
@@ -351,7 +352,7 @@ static int check_key(const configi_reader *reader, const char *parent, const cha
     return configi_check(reader, path, value);
 }
 
-/* The key "type" goes first: where it is refused, the keys that belong to it are no error. */
+/* Checks the key "type" first: if it is refused, the keys that belong to it are not reported. */
 static int check_object(const configi_reader *reader, const char *path, const json_t *value)
 {
     char shown[CONFIGI_VALUE_BYTES];
@@ -366,7 +367,7 @@ static int check_object(const configi_reader *reader, const char *path, const js
     return 0;
 }
 
-/* A block that says itself that it does nothing. */
+/* True if a block says that it is switched off. */
 static bool is_off(const json_t *value)
 {
     return json_is_object(value) &&

@@ -1,6 +1,6 @@
-/* The rows of DeepSpeed's keys, as of its version 0.19.6. The columns of KEY, in order: path, type,
- * place in struct job, default, what is allowed, unit, what a change means for a run that goes on,
- * help. A key without effect has path, type, default, what is allowed, reason; keys with the same
+/* The rows of DeepSpeed's keys, as of its version 0.19.6. The columns of KEY are, in order: path,
+ * type, place in struct job, default, allowed values, unit, what a change means for a resumed run,
+ * help. A key without effect has path, type, default, allowed values and reason. Keys with the same
  * reason share a line of the log. See keys_internal.h. Constant data. */
 #include <assert.h>
 
@@ -16,7 +16,7 @@ static const int homes[] = {TIER_DEVICE, TIER_HOST, TIER_NVME}; /* none, cpu, nv
 static const int schedules[] = {JOB_WARMUP_LR, JOB_WARMUP_DECAY_LR, JOB_WARMUP_COSINE_LR,
                                 JOB_ONE_CYCLE, JOB_LR_RANGE_TEST};
 
-/* Why a key has no effect. */
+/* The reasons why a key has no effect. */
 static const char one_rank[] = "it is about several ranks or devices, and this job has one rank";
 static const char scaled_once[] = "gradients are summed in fp32 and scaled once";
 static const char no_bucket[] = "a unit is reduced and gathered by one collective each, through "

@@ -1,15 +1,14 @@
 /* The table of keys: every key of the job file, once.
  *
- * A row says what a key is called, what it may hold, what holds when it is absent, where its value
- * lies in struct job, and what a change of it means for a run that goes on. These follow the table:
+ * A row says what a key is called, what it may hold, its default, where its value lies in struct
+ * job, and what a change of it means for a run that is resumed. All other uses of a key follow from
+ * the table: parsing, checks, struct job, the comparison with an earlier run, the log, `--keys` and
+ * KEYS.md.
  *
- *   document.c      values and defaults            job_read.c      struct job
- *   keys_check.c    names, types and ranges        job_changes.c   comparison with an earlier run
- *   keys_print.c    `--keys` and KEYS.md           job_log.c       keys without effect in this job
- *
- * Paths join keys with dots; `*` stands for the index of an array element: tiers.nvme.*.budget
+ * Paths join keys with dots. `*` stands for the index of an array element: tiers.nvme.*.budget
  * matches tiers.nvme.0.budget. Sluice's own rows are in keys_own.c, DeepSpeed's in
- * keys_deepspeed.c. Rows below `debug` are in no list. The table is constant: any thread. */
+ * keys_deepspeed.c. Rows below `debug` are in no list. The table is constant, so any thread may
+ * read it. */
 #ifndef SLUICE_CONFIG_KEYS_INTERNAL_H
 #define SLUICE_CONFIG_KEYS_INTERNAL_H
 
@@ -40,16 +39,17 @@ enum configi_type {
 enum configi_effect {
     CONFIGI_USED,      /* does what `help` says */
     CONFIGI_NO_EFFECT, /* known, checked, and named once in the log; `help` is the reason */
-    CONFIGI_REFUSED    /* known and not built: an error; `help` says what to do instead */
+    CONFIGI_REFUSED    /* known, but not built: an error; `help` says what to do instead */
 };
 
-/* Whether the bits of a run depend on a key, and what a change means for a run that goes on. */
+/* Says whether the bits of a run depend on a key, and what a change means for a run that is
+ * resumed. */
 enum configi_change {
     CONFIGI_FREE,  /* changes no bit: may change at any time */
     CONFIGI_LATER, /* changes the steps that follow: may change, and the log names the change */
-    CONFIGI_LATER_SILENT, /* as LATER, but not compared by itself */
-    CONFIGI_FIXED, /* part of the run's identity: with another value the run does not go on */
-    CONFIGI_START  /* counts when a run begins, and changes nothing in one that goes on */
+    CONFIGI_LATER_SILENT, /* as LATER, but the key is not compared on its own */
+    CONFIGI_FIXED, /* part of the run's identity: the run is not resumed with another value */
+    CONFIGI_START  /* counts when a run begins, and changes nothing in a resumed one */
 };
 
 struct configi_key {
@@ -57,10 +57,12 @@ struct configi_key {
     enum configi_type type;
     enum configi_effect effect;
     enum configi_change change;
-    const char *fallback; /* the default as text; NULL: none, or it depends as `help` says */
-    /* Numbers: "[0,1)", where a square bracket holds the bound and an empty side is unbounded; the
-     * number of entries for OBJECTS. ENUM, and BOOL where one value is refused: "a|b", all that is
-     * supported. NULL: anything. */
+    /* the default as text; NULL: there is none, or it depends on what `help` says */
+    const char *fallback;
+    /* Which values are allowed; NULL: anything.
+     * - Numbers: "[0,1)". A square bracket includes the bound, and an empty side is unbounded.
+     * - OBJECTS: the same for the number of entries.
+     * - ENUM, and BOOL if one value is refused: "a|b", all values that are supported. */
     const char *allowed;
     const char *later; /* "c|d": known to DeepSpeed, refused by this version */
     const char *unit;
@@ -68,21 +70,21 @@ struct configi_key {
     const char *alone; /* why the key has no effect on one rank; NULL: ranks make no difference */
     /* ENUM: the enumerator of each choice; NULL: they are 0, 1, ... */
     const int *values;
-    /* Where the value lies in struct job; member_bytes 0: a function of job_*.c reads it. ENUM: an
-     * enumerator; the text where the member is larger; where it is a bool, whether the second
-     * choice is taken. */
+    /* Where the value lies in struct job; member_bytes 0: a function of job_*.c reads it. An ENUM's
+     * member is its enumerator (int), its text (a larger member), or a bool that is true for the
+     * second choice. */
     size_t offset, member_bytes;
-    bool is_real; /* INT: the member is a double, and may be negative where it has no use */
+    bool is_real; /* INT: the member is a double, and may be negative if the job does not use it */
 };
 typedef struct configi_key configi_key;
 
-/* Row `idx`, Sluice's own first; NULL after the last. */
+/* Returns row `idx`; Sluice's own rows come first. NULL after the last. */
 const configi_key *configi_key_at(uint32_t idx);
 
-/* The row of a key path; NULL when no row has it. */
+/* Returns the row of a key path; NULL if no row has it. */
 const configi_key *configi_key_find(const char *path);
 
-/* True for rows of Sluice's own blocks, whose texts may be "auto". */
+/* True for rows of Sluice's own blocks. Their texts may be "auto". */
 bool configi_key_is_own(const configi_key *row);
 
 /* True for rows below `debug`, which no list names. */
@@ -95,32 +97,33 @@ enum configi_relation {
     CONFIGI_BELOW  /* the path lies below the row */
 };
 
-/* How a path lies to the path of a row. "" is above all. */
+/* Says how a path lies to the path of a row. "" is above all rows. */
 enum configi_relation configi_relate(const char *row_path, const char *path);
 
-/* True where some row lies at, or below, the path. */
+/* True if some row lies at, or below, the path. */
 bool configi_is_known(const char *path);
 
-/* Whether a number lies in a row's range (also where the row has none). */
+/* True if a number lies in a row's range, or if the row has no range. */
 bool configi_in_range(const configi_key *row, double value);
 
-/* The entry of a list "a|b|c" that equals the text, any case: its index, or -1. */
+/* Returns the index of the entry of a list "a|b|c" that equals the text in any case, or -1. */
 int configi_list_find(const char *list, const char *text);
 
 /* Copies entry `idx` of a list; false beyond its end. */
 bool configi_list_entry(const char *list, int idx, char *entry, size_t entry_bytes);
 
-/* Edits (insert, delete, replace, swap of neighbours) between two names, any case. */
+/* Counts the edits (insert, delete, replace, swap of neighbours) between two names, in any case. */
 uint32_t configi_distance(const char *a, const char *b);
 
-/* The nearest of several names to a wanted one; of equally near ones the first. Begins as {0}. */
+/* Finds the nearest of several names to a wanted one. Of equally near names the first counts.
+ * Begins as {0}. */
 struct configi_nearest {
     char name[JOB_NAME_BYTES]; /* "": none was offered */
     uint32_t distance;
 };
 void configi_nearest_offer(struct configi_nearest *self, const char *wanted, const char *name);
 
-/* Other names of DeepSpeed's keys and blocks. */
+/* Other names that DeepSpeed has for its keys and blocks. */
 struct configi_alias {
     const char *path; /* as it may be written */
     const char *name; /* as the table has it */
@@ -128,7 +131,7 @@ struct configi_alias {
 extern const struct configi_alias configi_aliases[];
 extern const uint32_t configi_alias_count;
 
-/* ---- how the two files of the table write their rows ---- */
+/* ---- macros for the rows in keys_own.c and keys_deepspeed.c ---- */
 
 #define KEY(path_, type_, member_, default_, allowed_, unit_, change_, ...)                        \
     {                                                                                              \

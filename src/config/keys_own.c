@@ -1,5 +1,5 @@
-/* The rows of Sluice's own blocks. The columns, in order: path, type, place in struct job, default,
- * what is allowed, unit, what a change means for a run that goes on, help. See keys_internal.h.
+/* The rows of Sluice's own blocks. The columns are, in order: path, type, place in struct job,
+ * default, allowed values, unit, what a change means for a resumed run, help. See keys_internal.h.
  * Constant data. */
 #include "config/keys_internal.h"
 
@@ -281,7 +281,7 @@ const configi_key configi_own_keys[] = {
         "Above the longest that a drive may take for a request.",
         RANKS),
 
-    /* For tests and for looking into faults: without promise, and in no list. */
+    /* For tests and for debugging. They may change with any version, and no list shows them. */
     KEY("debug.hf_expanded", BOOL, NOWHERE, "false", NONE, NONE, FREE,
         "Set in the job.json of a run: the block holds all that the checkpoint's config.json said, "
         "and it is not read again."),

@@ -1,5 +1,5 @@
-/* The table of keys for people: the listing of `--keys`, and KEYS.md. See config.h. Pure but for
- * writing. */
+/* Prints the table of keys for people: the list of `--keys`, and KEYS.md. See config.h. Pure,
+ * except for writing. */
 #include <stdio.h>
 #include <string.h>
 
@@ -67,7 +67,7 @@ static void print_list(FILE *stream)
 
 /* ---- KEYS.md ---- */
 
-/* Text within a cell of a table, where `|` would end the cell. */
+/* Writes text into a cell of a table, where `|` would end the cell. */
 static void put_cell(FILE *stream, const char *text)
 {
     for (; *text; text++) {
@@ -77,7 +77,7 @@ static void put_cell(FILE *stream, const char *text)
     }
 }
 
-/* "a|b" as `a`, `b`. */
+/* Writes "a|b" as `a`, `b`. */
 static void put_choices(FILE *stream, const char *list)
 {
     char entry[JOB_NAME_BYTES];
@@ -85,7 +85,7 @@ static void put_choices(FILE *stream, const char *list)
         fprintf(stream, "%s`%s`", i ? ", " : "", entry);
 }
 
-/* "[1,]" in words, in the units of the row. */
+/* Writes "[1,]" in words, in the units of the row. */
 static void put_range(FILE *stream, const configi_key *row)
 {
     const char *range = row->allowed, *comma = strchr(range, ',');
@@ -97,7 +97,7 @@ static void put_range(FILE *stream, const configi_key *row)
         fprintf(stream, ", %s %.*s", has_high ? "at most" : "below", high_length, comma + 1);
 }
 
-/* What a key may hold: type, range or choices, unit. */
+/* Writes which values a key may hold: type, range or choices, unit. */
 static void put_value(FILE *stream, const configi_key *row)
 {
     if (row->type == CONFIGI_ENUM) {
@@ -141,7 +141,7 @@ static void put_used(FILE *stream, const configi_key *row)
     fputs(" |\n", stream);
 }
 
-/* The used keys of Sluice's or of DeepSpeed's blocks, a table for each block. */
+/* Writes the used keys of Sluice's or of DeepSpeed's blocks, a table for each block. */
 static void put_used_keys(FILE *stream, bool is_own)
 {
     char block[JOB_NAME_BYTES], last[JOB_NAME_BYTES] = "-";
@@ -162,7 +162,7 @@ static void put_used_keys(FILE *stream, bool is_own)
     }
 }
 
-/* Keys of DeepSpeed that have no effect, or are refused: key and reason. */
+/* Writes DeepSpeed's keys that have no effect, or are refused: key and reason. */
 static void put_other_keys(FILE *stream, enum configi_effect effect)
 {
     const configi_key *row;

@@ -1,4 +1,4 @@
-/* Reading and writing machine.json, by the rows of machine_rows.c. See machine.h. */
+/* Reads and writes machine.json by the rows of machine_rows.c. See machine.h. */
 #include "config/machine.h"
 
 #include <errno.h>
@@ -61,7 +61,7 @@ static int check_range(const configi_reader *reader, const char *path, const jso
                          configi_show(value, shown), row->most);
 }
 
-/* Whole numbers; sizes also as text. */
+/* Reads whole numbers; sizes may also be text. */
 static int read_whole(const configi_reader *reader, const char *path, const json_t *value,
                       const machinei_row *row, char *target)
 {
@@ -113,7 +113,7 @@ static int read_choice(const configi_reader *reader, const char *path, const jso
     return 0;
 }
 
-/* `top` is the beginning of the struct that holds the list. */
+/* Reads an array of objects. `top` is the beginning of the struct that holds the array. */
 static int read_objects(const configi_reader *reader, const char *path, const json_t *value,
                         const machinei_row *row, char *top)
 {
@@ -178,7 +178,7 @@ static int read_block(const configi_reader *reader, const char *path, const json
         uint32_t i = 0;
         while (i < block->count && strcmp(block->rows[i].key, key) != 0)
             i++;
-        if (strcmp(key, "description") == 0) /* for people, anywhere */
+        if (strcmp(key, "description") == 0) /* it is for people, and allowed in any object */
             continue;
         if (i == block->count)
             return unknown_key(reader, path, key, block);
@@ -188,7 +188,7 @@ static int read_block(const configi_reader *reader, const char *path, const json
     return 0;
 }
 
-/* Takes the text. */
+/* Takes ownership of `text`. */
 static int read_text_of(const char *name, char *text, size_t text_bytes, machine *out)
 {
     configi_reader reader = {.file = name};
@@ -216,7 +216,7 @@ int machine_read_text(const char *name, const char *text, size_t text_bytes, mac
     return read_text_of(name, copy, text_bytes, out);
 }
 
-/* A name of configs/clusters becomes its file's path. */
+/* Replaces a name of configs/clusters by its file's path. */
 static int find_file(const char *path, char found[FILE_PATH_BYTES])
 {
     char advice[CONFIGI_ADVICE_BYTES];
@@ -272,7 +272,8 @@ static json_t *objects_json(const machinei_row *row, const char *top)
     return list;
 }
 
-/* NULL where there is no memory, and for what JSON cannot hold: no number, no UTF-8. */
+/* Returns NULL if there is no memory, or if JSON cannot hold the value: not finite, or not
+ * UTF-8. */
 static json_t *row_json(const machinei_row *row, const char *top)
 {
     const char *source = top + row->offset;
@@ -325,7 +326,7 @@ static json_t *block_json(const machinei_block *block, const char *source)
     return object;
 }
 
-/* What is written must be read again: counts within their arrays, numbers within their ranges. */
+/* Checks that the text can be read again: counts fit their arrays, numbers lie in their ranges. */
 static int check_written(const char *path, const char *text)
 {
     machine *again = mem_alloc(1, sizeof *again, "machine");

@@ -1,12 +1,13 @@
-/* Which host this process is on, as far as machine.json tells hosts apart. See machine.h. */
+/* Names the host of this process, and compares it with the host of a machine.json. See
+ * machine.h. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "config/machine.h"
 
-/* The value of the first line of /proc/cpuinfo that begins with one of the keys; "CPU" where there
- * is none. */
+/* Reads the value of the first line of /proc/cpuinfo that begins with one of the keys; "CPU" if
+ * there is none. */
 static void name_cpu(char name[MACHINE_NAME_BYTES])
 {
     static const char *const keys[] = {"model name", "Model", "cpu model", "CPU part"};

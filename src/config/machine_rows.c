@@ -3,7 +3,7 @@
 
 #include "config/machine_internal.h"
 
-/* Beyond what any machine does: a slip of units is likelier. */
+/* No machine exceeds these limits. A larger value is more likely an error in the unit. */
 #define RATE_MOST    1e18 /* bytes, flops, elements per second */
 #define SECONDS_MOST 1e3
 #define RANKS_MOST   65536
@@ -92,7 +92,8 @@ static const machinei_row drive_rows[] = {
 };
 static const machinei_block drive_block = ROWS(drive_rows);
 
-/* The blocks that are structs without a name: offsets from the whole. */
+/* The rows of the blocks that are structs without a name. Offsets are from the start of struct
+ * machine. */
 static const machinei_row host_rows[] = {
     TEXT(machine, "cpu", host.cpu),
     NUMBER(machine, "core_count", host.core_count, MACHINEI_COUNT, RANKS_MOST),
@@ -134,7 +135,8 @@ static const machinei_row comm_rows[] = {
 };
 static const machinei_block comm_block = ROWS(comm_rows);
 
-/* A block of the whole: its rows have their own offsets. */
+/* A block of struct machine that is a struct without a name. Offsets of its rows are from the start
+ * of struct machine. */
 #define PART(key, block)                                                                           \
     {                                                                                              \
         key, MACHINEI_OBJECT, 0, 0, 0, NULL, block, 0                                              \

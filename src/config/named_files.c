@@ -1,5 +1,5 @@
-/* Files that are known by a name: model presets and described machines. See config_internal.h.
- * Called by job_read and machine_read; reads directories. */
+/* Finds files by a name: model presets and described machines. See config_internal.h. Called by
+ * job_read and machine_read; reads directories. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 enum { PLACE_COUNT = 4 };
 
-/* Where they are looked for, first to last; an empty text is no place. */
+/* The directories that are searched, first to last. An empty text is not searched. */
 struct named_places {
     char dirs[PLACE_COUNT][FILE_PATH_BYTES];
 };
@@ -34,8 +34,8 @@ static void list_places(struct named_places *places, const char *folder, const c
         snprintf(places->dirs[3], FILE_PATH_BYTES, ".");
 }
 
-/* Finds the file that is nearest to the name. The directory beside which one may lie holds other
- * files too, so it is not searched for names. */
+/* Finds the file whose name is nearest to `name`. The last place, the directory of the file
+ * `beside`, is not searched because it holds other files too. */
 static void find_nearest(const struct named_places *places, const char *name,
                          char best[JOB_NAME_BYTES])
 {
@@ -56,7 +56,7 @@ static void find_nearest(const struct named_places *places, const char *name,
             snprintf(other, sizeof other, "%.*s", (int)(length - (sizeof ending - 1)),
                      entry->d_name);
             uint32_t distance = configi_distance(name, other);
-            /* Order of directory entries must not change the message. */
+            /* The order of directory entries must not change the message. */
             if (distance < best_distance ||
                 (distance == best_distance && strcmp(other, best) < 0)) {
                 best_distance = distance;

@@ -14,7 +14,7 @@ const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES])
         unsigned char byte = (unsigned char)text[used];
         out[used++] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
     }
-    if (text[used]) { /* not within a character */
+    if (text[used]) { /* do not cut within a character */
         while (used > 0 && ((unsigned char)text[used] & 0xc0u) == 0x80u)
             used--;
         memcpy(out + used, "...", 3);
@@ -24,7 +24,8 @@ const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES])
     return out;
 }
 
-/* Depth and number of values, without memory: what is in strings does not count. */
+/* Counts depth and number of values without taking memory. The content of strings does not
+ * count. */
 static int check_limits(const char *path, const char *text, uint64_t text_bytes,
                         const format_json_limits *limits)
 {

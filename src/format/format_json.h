@@ -1,4 +1,4 @@
-/* JSON of strangers: read under limits that are asked before a parser takes memory. Any thread. */
+/* Reads JSON from untrusted files. Limits are checked before a parser takes memory. Any thread. */
 #ifndef SLUICE_FORMAT_JSON_H
 #define SLUICE_FORMAT_JSON_H
 
@@ -10,19 +10,20 @@
 
 struct format_json_limits {
     uint64_t bytes_max;
-    uint64_t values_max; /* counted as commas and brackets: some 100 bytes of memory each */
+    /* the number of commas and brackets; each value takes some 100 bytes of memory */
+    uint64_t values_max;
     uint32_t depth_max;
 };
 typedef struct format_json_limits format_json_limits;
 
-/* An object without duplicate keys. ERR_INPUT "PATH: ..." with the rule that the text breaks, and
- * where. json_decref ends *out. */
+/* Parses an object without duplicate keys. Returns ERR_INPUT "PATH: ..." with the rule that the
+ * text breaks, and where. The caller releases *out with json_decref. */
 int format_json_parse(const char *path, const char *text, uint64_t text_bytes,
                       const format_json_limits *limits, json_t **out) MUST_CHECK;
-/* The same of a regular file. ERR_INPUT also where there is none. */
+/* Does the same for a regular file. Returns ERR_INPUT also if there is none. */
 int format_json_read(const char *path, const format_json_limits *limits, json_t **out) MUST_CHECK;
-/* Text of others as it may stand in a message: without what moves a terminal, and cut at a
- * character's end. Returns `out`. */
+/* Copies untrusted text so that it can stand in a message: without control characters that act on a
+ * terminal, and cut at the end of a character. Returns `out`. */
 enum { FORMAT_SHOWN_BYTES = 128 };
 const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES]);
 

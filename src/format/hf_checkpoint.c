@@ -27,17 +27,17 @@ static const char index_name[] = "model.safetensors.index.json";
 
 static const format_json_limits index_limits = {
     .bytes_max = 100000000,
-    .values_max = 4 << 20, /* of as many tensors */
+    .values_max = 4 << 20, /* for as many tensors */
     .depth_max = 8,        /* metadata may hold anything */
 };
 
 struct hf_file {
     safetensors_table table;
     int fd;             /* -1: not open */
-    int direct_fd;      /* the same past the page cache; -1: not there */
+    int direct_fd;      /* the same file, for reads without the page cache; -1: not open */
     uint64_t last_used; /* by the clock of the checkpoint */
-    uint32_t readers;   /* threads that are in a read of it */
-    dev_t device;       /* what was opened first */
+    uint32_t readers;   /* threads that are reading from it */
+    dev_t device;       /* with inode: identifies the file that was opened first */
     ino_t inode;
 };
 
@@ -48,7 +48,7 @@ struct hf_checkpoint {
     uint64_t tensor_count;
     hf_tensor *by_name;    /* [tensor_count] sorted by name */
     uint64_t *first;       /* [file_count] index of each file's first tensor */
-    pthread_mutex_t mutex; /* of the files' fd, last_used, readers; open_count, clock */
+    pthread_mutex_t mutex; /* guards the files' fd, last_used, readers; open_count, clock */
 };
 
 /* ---- opening ---- */
@@ -62,7 +62,7 @@ static int open_table(hf_checkpoint *self, const char *path)
     return 0;
 }
 
-/* A name of a file in the directory itself. */
+/* True for the name of a file in the directory itself. */
 static bool is_plain_name(const char *name)
 {
     for (const char *at = name; *at; at++)
@@ -77,7 +77,7 @@ static int compare_texts(const void *left, const void *right)
     return strcmp(*(const char *const *)left, *(const char *const *)right);
 }
 
-/* The names of the files, each once; borrowed from the map. */
+/* Lists the names of the files, each once, borrowed from the map. */
 static int list_shards(const char *path, const json_t *map, const char **names, size_t *count)
 {
     const char *tensor;
@@ -108,7 +108,7 @@ static int list_shards(const char *path, const json_t *map, const char **names, 
     return 0;
 }
 
-/* Each tensor of the map is in its file. */
+/* Checks that each tensor of the map is in its file. */
 static int check_map(const hf_checkpoint *self, const char *path, const json_t *map,
                      const char *const *names, size_t count)
 {
@@ -119,7 +119,8 @@ static int check_map(const hf_checkpoint *self, const char *path, const json_t *
     {
         const char *name = json_string_value(value);
         const char *const *found =
-            bsearch(&name, names, count, sizeof *names, compare_texts); /* it is there */
+            /* the name is always found */
+            bsearch(&name, names, count, sizeof *names, compare_texts);
         if (!safetensors_find(&self->files[found - names].table, tensor))
             return err_set(ERR_INPUT, "%s names %s for tensor \"%s\", but it is not in there", path,
                            name, format_show(tensor, shown));
@@ -256,7 +257,7 @@ void hf_close(hf_checkpoint *self)
     mem_free(self);
 }
 
-/* ---- what there is ---- */
+/* ---- access to tensors ---- */
 
 bool hf_find(const hf_checkpoint *self, const char *name, hf_tensor *out)
 {
@@ -318,7 +319,8 @@ uint64_t hf_identity(const hf_checkpoint *self)
 
 /* ---- reading ---- */
 
-/* Closes the file that was not read from for longest, if there are too many. Under the mutex. */
+/* If too many files are open, closes the one that was not read for the longest time. Call it under
+ * the mutex. */
 static void make_room(hf_checkpoint *self)
 {
     struct hf_file *oldest = NULL;
@@ -330,12 +332,12 @@ static void make_room(hf_checkpoint *self)
             oldest = file;
     }
     if (!oldest)
-        return; /* threads are in all of them: one more than the limit */
+        return; /* threads are reading from all of them: one more file is opened than the limit */
     close_file(oldest);
     self->open_count--;
 }
 
-/* Another description of the open file; not every file system has direct reads. */
+/* Opens a second file description for direct reads. Not every file system has them. */
 static void open_direct(struct hf_file *file)
 {
     char path[64];
@@ -343,7 +345,7 @@ static void open_direct(struct hf_file *file)
     file->direct_fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
 }
 
-/* The file that was looked at when the checkpoint was opened. Under the mutex. */
+/* Opens the file, and checks that it is the one whose header was read. Call it under the mutex. */
 static int open_file(hf_checkpoint *self, struct hf_file *file)
 {
     struct stat status;
@@ -400,12 +402,13 @@ int hf_read(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t
     return rc;
 }
 
-/* Whether the kernel has all of it in memory; false where it does not say (before Linux 6.5). */
+/* True if the kernel has all of the range in memory; false if it does not say (before Linux
+ * 6.5). */
 static bool is_cached(int fd, uint64_t offset, uint64_t size_bytes)
 {
     enum {
         CACHESTAT_NUMBER = 451
-    }; /* which older headers do not have; of every machine but Alpha */
+    }; /* older headers do not define it; the number is the same on every machine but Alpha */
     const struct {
         uint64_t offset, size_bytes;
     } range = {offset, size_bytes};
@@ -417,7 +420,8 @@ static bool is_cached(int fd, uint64_t offset, uint64_t size_bytes)
     return syscall(CACHESTAT_NUMBER, fd, &range, &found, 0u) == 0 && found.cached >= pages;
 }
 
-/* False: not all could be had; the buffered read says why, if it cannot either. */
+/* Returns false if it could not read everything. The caller then reads through the page cache, and
+ * that read reports the error if there is one. */
 static bool read_direct(int fd, uint64_t offset, uint64_t size_bytes, unsigned char *room)
 {
     uint64_t skipped = offset % HF_BLOCK_BYTES, wanted = skipped + size_bytes;
@@ -456,7 +460,7 @@ void hf_read_ahead(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, u
 {
     int fd = -1;
     if (take_file(self, from->file_idx, &fd) < 0)
-        return; /* the read itself says why */
+        return; /* the read itself reports the error */
     (void)posix_fadvise(fd, (off_t)(from->tensor->file_offset + begin), (off_t)count,
                         POSIX_FADV_WILLNEED);
     leave_file(self, from->file_idx);

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "format/hf_checkpoint.h"
 
-/* Of a tokenizer with a million tokens some 100 MB. */
+/* A tokenizer with a million tokens takes some 100 MB. */
 #define SIDE_FILE_BYTES_MAX ((uint64_t)1 << 30)
 
 const char *const hf_side_files[] = {"config.json",

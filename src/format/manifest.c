@@ -10,14 +10,15 @@
  *   a run that was killed while it wrote its first slot never was a run, and a damaged slot beside
  *   BEGUN is a commit that was lost, not one that was never made.
  *
- * In place, the length is set before the bytes: the tail of a longer slot would make the new one
- * damaged. With the cut first there is no step between the last byte and the fsync, and a cut that
- * fails has changed nothing. A slot counts only if the length and the checksum of the whole are
- * right, so it does not matter in which order the cut and the bytes reach the drive.
+ * In place, the length is set before the bytes are written, because the tail of a longer old slot
+ * would make the new one damaged. If the cut comes first, there is no step between the last byte
+ * and the fsync, and a cut that fails has changed nothing. A slot counts only if its length and the
+ * checksum of the whole are right, so it does not matter in which order the cut and the bytes reach
+ * the drive.
  *
  * A slot that was not reported as written must not count later. After a failed fsync it may be
  * whole in the page cache and nowhere else, so its first bytes are overwritten with zeros.
- * manifest_read syncs a slot that a killed process left unsynced, before anything builds on it.
+ * manifest_read syncs a slot that a killed process left unsynced, before anything relies on it.
  *
  * One thread. Writing allocates nothing, so that a commit can happen while memory is sealed. */
 #include "format/manifest.h"
@@ -51,7 +52,7 @@ static int slot_path(char path[PATH_MAX], const char *state_dir, unsigned slot, 
 /* A slot being written. */
 struct slot_file {
     char path[PATH_MAX];      /* of the slot */
-    char temporary[PATH_MAX]; /* that becomes it; not used in place */
+    char temporary[PATH_MAX]; /* the name while it is written; not used in place */
     int fd;
     bool in_place;
     bool is_renamed;
@@ -63,8 +64,8 @@ static const char *present_path(const slot_file *self)
     return self->in_place || self->is_renamed ? self->path : self->temporary;
 }
 
-/* Whether the slot is, by its first bytes, a state that a run can have left: then it counts while
- * the other one is written. */
+/* True if the slot's first bytes say COMMITTED or RUNNING. It then counts while the other slot is
+ * written. */
 static bool holds_commit(const char *path)
 {
     manifesti_header header = {.version = 0};
@@ -78,7 +79,7 @@ static bool holds_commit(const char *path)
            (header.state == MANIFEST_COMMITTED || header.state == MANIFEST_RUNNING);
 }
 
-/* Before any byte is changed. */
+/* Opens the file of the slot. Changes no byte of it yet. */
 static int open_for_writing(const char *state_dir, unsigned slot, slot_file *out)
 {
     char other[PATH_MAX];
@@ -99,7 +100,7 @@ static int open_for_writing(const char *state_dir, unsigned slot, slot_file *out
     return 0;
 }
 
-/* The bytes [begin, end) of the slot. */
+/* Writes bytes [begin, end) of the slot. */
 static int write_range(const slot_file *self, const manifesti_parts *parts, uint64_t begin,
                        uint64_t end)
 {
@@ -123,7 +124,7 @@ static int write_range(const slot_file *self, const manifesti_parts *parts, uint
     return 0;
 }
 
-/* A slot of before that is longer leaves no tail. */
+/* Truncates: the old slot may be longer. */
 static int cut(const slot_file *self, uint64_t file_bytes)
 {
     struct stat info;
@@ -134,7 +135,7 @@ static int cut(const slot_file *self, uint64_t file_bytes)
     return 0;
 }
 
-/* Bytes to the file, the file to the drive, the file into its place, its entry to the drive. */
+/* Writes the bytes, syncs the file, renames it, syncs the directory. */
 static int write_slot(const char *state_dir, slot_file *self, const manifesti_parts *parts)
 {
     uint64_t file_bytes = parts->header.file_bytes;
@@ -154,8 +155,8 @@ static int write_slot(const char *state_dir, slot_file *self, const manifesti_pa
     return file_sync_directory(state_dir);
 }
 
-/* After a failure: the slot must not count. As well as it goes, for the drive may be gone; the
- * bytes stay allocated for the next commit. */
+/* After a failure, makes sure that the slot does not count. This may fail too, because the drive
+ * may be gone. The bytes stay allocated for the next commit. */
 static void withdraw(const slot_file *self)
 {
     static const char zeros[sizeof(((manifesti_header *)NULL)->magic)];
@@ -163,8 +164,8 @@ static void withdraw(const slot_file *self)
         unlink(present_path(self));
     else if (pwrite(self->fd, zeros, sizeof zeros, 0) != (ssize_t)sizeof zeros &&
              ftruncate(self->fd, 0) < 0)
-        log_warn("the manifest %s could not be withdrawn after its write failed (%s)", self->path,
-                 strerror(errno));
+        log_warn("the manifest %s could not be made invalid after its write failed (%s)",
+                 self->path, strerror(errno));
 }
 
 int manifest_write(const char *state_dir, const manifest *self)
@@ -181,7 +182,7 @@ int manifest_write(const char *state_dir, const manifest *self)
     int rc = write_slot(state_dir, &file, &parts);
     if (rc < 0)
         withdraw(&file);
-    close(file.fd); /* all is on the drive, or withdrawn */
+    close(file.fd); /* everything is on the drive, or the slot is invalid */
     return rc;
 }
 
@@ -200,14 +201,15 @@ int manifest_remove(const char *state_dir)
 
 /* ---- reading ---- */
 
-/* What a look at one slot gave. */
+/* The result of reading one slot. */
 struct slot_view {
     enum { SLOT_ABSENT, SLOT_DAMAGED, SLOT_VALID } outcome;
-    manifesti_reason reason; /* where damaged */
+    manifesti_reason reason; /* if damaged */
 };
 typedef struct slot_view slot_view;
 
-/* Reads to the end of the file or `bytes`; the count read, or -errno without a text. */
+/* Reads `bytes`, or up to the end of the file. Returns the number of bytes read, or -errno without
+ * a message. */
 static int64_t read_fully(int fd, char *target, uint64_t bytes)
 {
     uint64_t done = 0;
@@ -224,7 +226,7 @@ static int64_t read_fully(int fd, char *target, uint64_t bytes)
     return (int64_t)done;
 }
 
-/* 1 with the record, 0 with the reason, -ENOMEM. */
+/* Returns 1 with the record, 0 with the reason, or -ENOMEM. */
 static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *reason)
 {
     struct stat info;
@@ -233,7 +235,8 @@ static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *rea
     if (!S_ISREG(info.st_mode))
         return manifesti_wrong(reason, "it is not a regular file");
     uint64_t file_bytes = (uint64_t)info.st_size;
-    manifesti_header header; /* no memory is taken for a file that does not say its length */
+    /* read first: no memory is allocated for a file whose header does not give its length */
+    manifesti_header header;
     int64_t got = read_fully(fd, (char *)&header, sizeof header);
     if (got < 0)
         return manifesti_wrong(reason, "it cannot be read (%s)", strerror((int)-got));
@@ -250,7 +253,8 @@ static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *rea
     return rc;
 }
 
-/* `out` is cleared unless the slot is valid. Negative only where the machine failed. */
+/* Reads one slot. `out` is cleared unless the slot is valid. The result is negative only if the
+ * machine failed. */
 static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_view *view)
 {
     char path[PATH_MAX];
@@ -260,7 +264,7 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_v
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT)
         return 0;
-    if (fd < 0) /* not the slot's fault: going back a commit for it would lose one */
+    if (fd < 0) /* not the slot's fault: using the other slot would lose a commit */
         return err_errno(errno, "cannot open the manifest %s", path);
     int rc = read_open(fd, slot, out, &view->reason);
     close(fd);
@@ -269,11 +273,12 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_v
     return rc < 0 ? rc : 0;
 }
 
-/* The slots are made durable as they were read. The writer of the one that counts may have been
- * killed before its fsync: what the run does next changes places that the other slot names, and a
- * loss of power would leave neither. A damaged one may be so in the page cache alone, withdrawn
- * after a failed fsync: whole again after a loss of power, it would name places that have since
- * been changed. */
+/* Makes both slots durable as they were read, for two reasons:
+ * - The writer of the slot that counts may have been killed before its fsync. The next steps change
+ *   places that the other slot names. After a loss of power, both would be lost.
+ * - A damaged slot may be damaged in the page cache alone, where its writer made it invalid after a
+ *   failed fsync. After a loss of power it would be whole again, and name places that have since
+ *   been changed. */
 static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
 {
     for (unsigned slot = 0; slot < MANIFESTI_SLOTS; slot++) {
@@ -285,7 +290,7 @@ static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
         if (fd < 0)
             return err_errno(errno, "cannot open the manifest %s", path);
         int rc = 0;
-        /* Where nothing can be written nothing is lost: a file system mounted for reading only. */
+        /* On a read-only file system nothing can be written, so nothing can be lost. */
         if (fsync(fd) < 0 && errno != EROFS && errno != EINVAL)
             rc = err_errno(errno, "cannot make the manifest %s durable", path);
         close(fd);
@@ -295,8 +300,8 @@ static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
     return rc == -EROFS ? 0 : rc;
 }
 
-/* Two slots that are valid are of one run: of the same slabs, or one names those of the other as
- * strays. */
+/* Two valid slots must be of the same run: they have the same slabs, or one names the other's slabs
+ * as slabs to remove. */
 static int check_kinship(const char *state_dir, const manifest *one, const manifest *other)
 {
     size_t bytes = sizeof one->slabs.uuid;
@@ -319,7 +324,7 @@ static const char *view_text(const slot_view *view)
     return view->outcome == SLOT_ABSENT ? "it is missing" : view->reason.text;
 }
 
-/* Beside the slot that counts the other one is damaged. */
+/* Decides whether the valid slot may be used although the other one is damaged. */
 static int pass_over(const char *state_dir, unsigned damaged, const slot_view *view,
                      const manifest *used)
 {
@@ -331,15 +336,15 @@ static int pass_over(const char *state_dir, unsigned damaged, const slot_view *v
                        state_dir, damaged, view->reason.text, 1 - damaged);
     log_warn("%s/manifest-%u does not count: %s (normal where the process was killed or the power "
              "lost while it was written); manifest-%u is used, the %s of step %" PRIu64
-             " (generation %" PRIu64 "). Where the damaged one was whole once, the run may since "
-             "have overwritten extents of this one: their sums will tell",
+             " (generation %" PRIu64 "). If the damaged one was whole once, the run may have "
+             "overwritten extents of this one since then: their checksums will show it",
              state_dir, damaged, view->reason.text, 1 - damaged,
              used->state == MANIFEST_COMMITTED ? "commit" : "record", used->step, used->generation);
     return 0;
 }
 
 /* A slot of another version is not damaged. This program must not go back to the commit before it,
- * and must not write over it. */
+ * and must not overwrite it. */
 static int refuse_other_version(const char *state_dir, unsigned slot, const slot_view *view)
 {
     uint32_t version = view->reason.other_version;
@@ -353,7 +358,7 @@ static int refuse_other_version(const char *state_dir, unsigned slot, const slot
                    MANIFESTI_VERSION);
 }
 
-/* The slot that counts of two, its record in *out; the other record is freed. */
+/* Chooses the slot that counts. Its record is in *out; the other record is freed. */
 static int choose(const char *state_dir, const slot_view views[MANIFESTI_SLOTS], manifest *out,
                   manifest *second)
 {
@@ -416,7 +421,7 @@ static int examine(const char *state_dir, unsigned slot, manifest *scratch, mani
     if (rc == -ENOMEM)
         return rc;
     TRY(rc < 0 ? 0 : refuse_other_version(state_dir, slot, &view));
-    if (rc < 0) { /* it is there and cannot be opened */
+    if (rc < 0) { /* it exists and cannot be opened */
         out->outcome = MANIFEST_SLOT_DAMAGED;
         snprintf(out->reason, sizeof out->reason, "%.*s", MANIFEST_REASON_BYTES - 1, err_text());
     } else if (view.outcome == SLOT_DAMAGED) {

@@ -12,9 +12,9 @@
  * One place per extent (commit_every 0):
  *   BEGUN --> RUNNING --(clean stop)--> COMMITTED --(next start)--> RUNNING
  *
- * The byte layout is a table in tiers/FORMAT.md and manifest_internal.h. Little-endian. One thread
- * per manifest and directory. Failpoints (base/failpoint.h): manifest.begin, .half, .written,
- * .synced. */
+ * The byte layout is a table in tiers/FORMAT.md and manifest_internal.h. All numbers are
+ * little-endian. Each manifest and its directory belong to one thread. Failpoints
+ * (base/failpoint.h): manifest.begin, .half, .written, .synced. */
 #ifndef SLUICE_FORMAT_MANIFEST_H
 #define SLUICE_FORMAT_MANIFEST_H
 
@@ -36,7 +36,8 @@ enum {
 enum manifest_state {
     MANIFEST_COMMITTED = 1, /* the extents are the state after `step` */
     MANIFEST_RUNNING = 2,   /* the extents are being changed in place: cannot be resumed */
-    MANIFEST_BEGUN = 3      /* a new run's first: it names the slabs, which hold nothing yet */
+    /* the first record of a new run: it names the slabs, which hold nothing yet */
+    MANIFEST_BEGUN = 3
 };
 
 /* Where one tile of a unit rests on the slab: its optimizer state, or its params if the unit does
@@ -47,7 +48,7 @@ struct manifest_extent {
     uint32_t tile;         /* of the rank's shard of the unit, from 0 */
     uint64_t offset_bytes; /* in the nvme address space: of the place that the commit names */
     uint64_t size_bytes;   /* of the extent, padding included */
-    uint64_t elem_begin;   /* within the whole unit, whatever the rank */
+    uint64_t elem_begin;   /* from the first element of the whole unit, on every rank */
     uint64_t elem_count;   /* The last shard may end after its unit; the rest is padding. */
     uint64_t checksum;     /* XXH3-64 of the streams' elements, padding excluded */
     uint32_t rank;         /* on whose slab it lies; 0 where is_replicated */
@@ -65,7 +66,7 @@ static inline uint64_t manifest_weight_bytes(const manifest_extent *self)
 }
 
 struct manifest_rank {
-    char host[MANIFEST_HOST_BYTES]; /* padded with zeros; "" if not noted, as for one rank */
+    char host[MANIFEST_HOST_BYTES]; /* padded with zeros; "": not noted, as for one rank */
     uint32_t local_rank;            /* below rank_count */
 };
 typedef struct manifest_rank manifest_rank;
@@ -81,13 +82,13 @@ struct manifest_slabs {
 };
 typedef struct manifest_slabs manifest_slabs;
 
-/* `path` with its placeholders replaced. False where the result has no room in out[out_bytes]. */
+/* Replaces the placeholders of `path`. Returns false if the result does not fit out[out_bytes]. */
 bool manifest_expand_path(const char *path, uint32_t rank, uint32_t local_rank, const char *host,
                           char *out, uint64_t out_bytes);
 
 enum { MANIFEST_UUID_TEXT_BYTES = 2 * MANIFEST_UUID_BYTES + 1 };
 
-/* The uuid of slabs as it stands in their paths, 32 hex digits. Returns `text`. */
+/* Writes the uuid of the slabs as it stands in their paths, 32 hex digits. Returns `text`. */
 const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_UUID_TEXT_BYTES]);
 
 /* About 290 KiB: keep it in static or heap memory.
@@ -108,20 +109,20 @@ const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_U
  *   - A commit has slabs and extents. BEGUN is at step 0.
  *   - total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit.
  *   - loss_scaler_load accepts the scaler's numbers. skipped_count is at most step.
- *   - `stray` and `slabs` name different files. */
+ *   - The slabs to remove and the slabs in use have different files. */
 struct manifest {
     enum manifest_state state;
     uint64_t generation; /* grows by one with each write; slot = generation mod 2 */
     manifest_slabs slabs;
-    /* Slabs that are no longer in use, or not yet: whoever reads this removes their files before
-     * the run goes on. drive_count 0: there are none. */
+    /* Slabs that are no longer in use, or not yet in use: the reader of this record removes their
+     * files before the run continues. drive_count 0: there are none. */
     manifest_slabs stray;
     uint64_t fingerprint;  /* XXH3-64 of `identity` */
     uint64_t step;         /* optimizer steps completed */
     uint64_t window_count; /* sampler position */
     uint64_t seed;
     uint64_t skipped_count;
-    /* The state of train/loss_scale.h: */
+    /* The state of setup/loss_scale.h: */
     double loss_scale;              /* of the next step */
     uint64_t scale_iteration;       /* steps that the loss scaler has counted */
     int64_t scale_last_overflow;    /* the last of them that overflowed, from 0; -1: none */
@@ -134,30 +135,30 @@ struct manifest {
      * those of rank 0, and every rank's slab has the same bytes in the same places. */
     bool is_replicated;
     uint32_t state_streams; /* the streams code of a tile (base/tile.h) */
-    /* All that the bits depend on, "key=value\n" lines: model, dtypes, kernels. */
+    /* Everything that the bits depend on, as "key=value\n" lines: model, dtypes, kernels. */
     char identity[MANIFEST_TEXT_BYTES];
     uint64_t extent_count;
-    manifest_extent *extents; /* mem_alloc'd */
+    manifest_extent *extents; /* [extent_count], from mem_alloc */
 };
 typedef struct manifest manifest;
 
 void manifest_fini(manifest *self);
 
-/* True if the extent has the low halves of split masters. The extent before it has the high ones.
- */
+/* True if the extent holds the low halves of split masters. The extent before it holds the high
+ * ones. */
 static inline bool manifest_is_low(const manifest *self, uint64_t idx)
 {
     return tile_master_is_split(self->state_streams) && self->extents[idx].param_bytes == 0;
 }
 
-/* True if it has the high halves, and the extent after it the low ones. */
+/* True if it holds the high halves, and the extent after it the low ones. */
 static inline bool manifest_is_high(const manifest *self, uint64_t idx)
 {
     return self->extents[idx].param_bytes && idx + 1 < self->extent_count &&
            manifest_is_low(self, idx + 1);
 }
 
-/* Copies all fields except for the extents; the target keeps its own. */
+/* Copies all fields except for the extents. The target keeps its own extents. */
 void manifest_copy_header(manifest *target, const manifest *source);
 
 /* Writes the slot generation mod 2 in `state_dir`, then calls fsync on the file and the directory.
@@ -182,12 +183,12 @@ int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
  * nothing. */
 int manifest_remove(const char *state_dir) MUST_CHECK;
 
-/* Looks at both slots for those who examine a run. Changes nothing and warns of nothing.
- * ERR_INPUT for a slot of another version, as manifest_read; -ENOMEM. */
+/* Reads both slots for commands that examine a run. Changes nothing and logs no warning. Returns
+ * ERR_INPUT for a slot of another version, as manifest_read does, and -ENOMEM. */
 struct manifest_slot {
     enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
-    char reason[MANIFEST_REASON_BYTES]; /* where damaged */
-    uint64_t generation, step;          /* where valid */
+    char reason[MANIFEST_REASON_BYTES]; /* if damaged */
+    uint64_t generation, step;          /* if valid */
 };
 typedef struct manifest_slot manifest_slot;
 int manifest_examine(const char *state_dir, manifest_slot slots[2]) MUST_CHECK;

@@ -19,7 +19,7 @@
 #include "base/tile.h"
 #include "format/manifest_internal.h"
 
-/* Far above any run, and so small that no sum of a few sizes below overflows. */
+/* Far larger than any run, and so small that no sum of a few sizes below overflows. */
 #define ELEMS_MAX      ((uint64_t)1 << 56)
 #define SLAB_BYTES_MAX ((uint64_t)INT64_MAX)
 
@@ -47,7 +47,7 @@ static bool slabs_are_possible(const manifest_slabs *self, const char *what,
     return true;
 }
 
-/* `text` ends within its bytes, and what is behind its end is 0. */
+/* True if `text` ends within its bytes, and all bytes after its end are 0. */
 static bool is_padded_text(const char text[MANIFEST_HOST_BYTES])
 {
     for (size_t i = strnlen(text, MANIFEST_HOST_BYTES); i < MANIFEST_HOST_BYTES; i++)
@@ -93,7 +93,7 @@ static bool world_is_possible(const manifest *self, manifesti_reason *reason)
     return true;
 }
 
-/* Slabs that are to be removed and slabs that are in use: never the same files. */
+/* Slabs to remove and slabs in use never share a file. */
 static bool stray_is_foreign(const manifest *self, manifesti_reason *reason)
 {
     if (self->stray.drive_count == 0 ||
@@ -123,7 +123,7 @@ static bool identity_is_possible(const manifest *self, manifesti_reason *reason)
     return true;
 }
 
-/* As loss_scaler_load (train/loss_scale.h) wants them. */
+/* Checks what loss_scaler_load (setup/loss_scale.h) requires. */
 static bool scaler_is_possible(const manifest *self, manifesti_reason *reason)
 {
     if (isfinite(self->loss_scale) && self->loss_scale > 0.0 &&
@@ -138,7 +138,7 @@ static bool scaler_is_possible(const manifest *self, manifesti_reason *reason)
                            self->scale_hysteresis_left);
 }
 
-/* Until the slabs are made their size is not known: 0 and 0. */
+/* Until the slabs are made their size is not known: both numbers are 0. */
 static bool space_is_possible(const manifest *self, manifesti_reason *reason)
 {
     uint64_t total_bytes = self->total_bytes, stripe_bytes = self->stripe_bytes;
@@ -167,18 +167,20 @@ static bool size_is_possible(const manifest *self, const manifest_extent *extent
     return extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams);
 }
 
-/* The list of extents, walked: where the shard begins that the extent before lies in. */
+/* A walk over the list of extents: the state after the extent before, and the start of its
+ * shard. */
 struct shard_walk {
     const manifest *record;
     uint32_t shard_count;          /* of each unit */
     const manifest_extent *before; /* NULL: none yet */
     uint64_t begin_elems;          /* of the shard of `before`, within its unit */
-    uint64_t shard_elems;          /* of the shards of its unit; of rank 0's on known */
-    uint32_t param_bytes;          /* of frozen params; 0: there were none yet */
+    uint64_t shard_elems; /* of each shard of its unit; known from the end of rank 0's shard on */
+    uint32_t param_bytes; /* of frozen params; 0: none so far */
 };
 typedef struct shard_walk shard_walk;
 
-/* The shard of `before` has no more tiles: it is as long as the others of its unit. */
+/* Checks, after the last tile of the shard of `before`, that it is as long as the unit's other
+ * shards. */
 static bool end_shard(shard_walk *self, manifesti_reason *reason)
 {
     const manifest_extent *last = self->before;
@@ -197,7 +199,7 @@ static bool end_shard(shard_walk *self, manifesti_reason *reason)
     return true;
 }
 
-/* A tile that is followed by another one of its shard is full. */
+/* Checks that a tile is full if another one of its shard follows. */
 static bool is_full(const manifest *self, const manifest_extent *extent, manifesti_reason *reason)
 {
     if (extent->elem_count == self->tile_elems)
@@ -209,7 +211,8 @@ static bool is_full(const manifest *self, const manifest_extent *extent, manifes
                            self->tile_elems);
 }
 
-/* Frozen params of 2 or 4 bytes, of all units the same, of a unit all or none. */
+/* Checks frozen params: they have 2 or 4 bytes, the same in all units, and a unit has them for all
+ * extents or none. */
 static bool is_of_one_kind(shard_walk *self, const manifest_extent *extent, bool same_unit,
                            manifesti_reason *reason)
 {
@@ -225,8 +228,9 @@ static bool is_of_one_kind(shard_walk *self, const manifest_extent *extent, bool
     return true;
 }
 
-/* The extent that comes next: the units from 0 without a gap, the ranks of each from 0, the tiles
- * of each shard from 0 without a gap, full but for a shard's last. */
+/* Checks that an extent may come next:
+ * - Units count from 0 without a gap, and so do the ranks of a unit.
+ * - The tiles of a shard count from 0 without a gap. They are full, except for the shard's last. */
 static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_reason *reason)
 {
     const manifest_extent *before = self->before;
@@ -287,7 +291,7 @@ static bool has_halves_alike(const shard_walk *self, uint64_t idx, manifesti_rea
                            extent->unit, extent->tile, extent->rank);
 }
 
-/* After the last extent: all shards of its unit are there. */
+/* Checks, after the last extent, that all shards of its unit are there. */
 static bool ends(shard_walk *self, manifesti_reason *reason)
 {
     if (!self->before)

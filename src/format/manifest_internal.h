@@ -1,9 +1,5 @@
-/* Shared by the files of the manifest: the stored header, and the way from bytes to a checked
- * record.
- *
- *   manifest.c        the two slots as files: writing, reading, which one counts
- *   manifest_slot.c   the bytes of one slot: lengths, checksum, parts
- *   manifest_check.c  which values a record can have */
+/* Shared by the files of the manifest: the stored header, and the functions that turn bytes into a
+ * checked record and back. */
 #ifndef SLUICE_FORMAT_MANIFEST_INTERNAL_H
 #define SLUICE_FORMAT_MANIFEST_INTERNAL_H
 
@@ -13,7 +9,7 @@
 #include "format/manifest.h"
 
 enum {
-    MANIFESTI_VERSION = 6, /* the only one that is read and written */
+    MANIFESTI_VERSION = 6, /* the only version that is read and written */
     MANIFESTI_SLOTS = 2,
     MANIFESTI_PAD = 8,          /* Each part of text is padded to a multiple of this. */
     MANIFESTI_PREFIX_BYTES = 32 /* These bytes of the header mean the same in every version. */
@@ -50,11 +46,11 @@ struct manifesti_header {
     uint64_t identity_bytes; /* of the text, padding included */
     uint8_t stray_uuid[MANIFEST_UUID_BYTES];
     uint32_t stray_count;
-    uint32_t reserved;   /* 0 */
-    uint32_t world_size; /* and ranks of the slabs */
+    uint32_t reserved;   /* always 0 */
+    uint32_t world_size; /* also the number of ranks of the slabs */
     uint32_t zero_stage;
     uint32_t is_replicated;    /* 0 or 1 */
-    uint32_t stray_rank_count; /* 0 where there are no strays */
+    uint32_t stray_rank_count; /* 0 if there are no slabs to remove */
 };
 typedef struct manifesti_header manifesti_header;
 
@@ -92,7 +88,7 @@ static_assert(offsetof(manifesti_header, world_size) == 216, "FORMAT.md");
 static_assert(offsetof(manifesti_header, zero_stage) == 220, "FORMAT.md");
 static_assert(offsetof(manifesti_header, is_replicated) == 224, "FORMAT.md");
 static_assert(offsetof(manifesti_header, stray_rank_count) == 228, "FORMAT.md");
-/* Ranks and extents are written as they lie in memory. */
+/* Ranks and extents are stored as they lie in memory. */
 static_assert(sizeof(manifest_rank) == 68, "FORMAT.md");
 static_assert(offsetof(manifest_rank, host) == 0, "FORMAT.md");
 static_assert(offsetof(manifest_rank, local_rank) == MANIFEST_HOST_BYTES, "FORMAT.md");
@@ -115,7 +111,7 @@ struct manifesti_reason {
 };
 typedef struct manifesti_reason manifesti_reason;
 
-/* Sets the reason and returns false, for `return manifesti_wrong(...)`. manifest_check.c */
+/* Sets the reason and returns false, for `return manifesti_wrong(...)`. */
 __attribute__((format(printf, 2, 3))) bool manifesti_wrong(manifesti_reason *reason,
                                                            const char *format, ...);
 
@@ -125,24 +121,24 @@ static inline uint32_t manifesti_ranks(uint32_t count)
     return count ? count : 1;
 }
 
-/* Whether a run can have such a record; but for overlaps. Allocates nothing. manifest_check.c */
+/* True if a run can have such a record. It does not look for overlaps. Allocates nothing. */
 bool manifesti_is_possible(const manifest *self, manifesti_reason *reason);
 
-/* Whether no two extents share a byte of a rank's slab: 1, 0 with the reason, or -ENOMEM. Scratch
- * of 24 bytes per extent. After manifesti_is_possible. manifest_check.c */
+/* Returns 1 if no two extents share a byte of a rank's slab, 0 with the reason if they do, or
+ * -ENOMEM. Takes scratch memory of 24 bytes per extent. Call it after manifesti_is_possible. */
 int manifesti_is_apart(const manifest *self, manifesti_reason *reason) MUST_CHECK;
 
-/* Far above any run: 2 * 10^8 extents. */
+/* Far larger than any run needs: 2 * 10^8 extents. */
 #define MANIFESTI_FILE_MAX ((uint64_t)8 << 30)
 
 /* Reads the header of a slot of `file_bytes` from its first `size_bytes`. Returns false with the
- * reason where it is no header, or where its lengths do not add up to file_bytes. The header of
- * another version has only its first MANIFESTI_PREFIX_BYTES checked. manifest_slot.c */
+ * reason if it is not a header, or if its lengths do not add up to file_bytes. Of a header of
+ * another version, only the first MANIFESTI_PREFIX_BYTES are checked. */
 bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
                            manifesti_header *out, manifesti_reason *reason);
 
-/* The bytes of a slot as a checked record: 1; 0 with the reason, out cleared; -ENOMEM. `bytes` of
- * any kind; allocates no more than twice their number. manifest_slot.c */
+/* Turns the bytes of a slot into a checked record. Returns 1; 0 with the reason and `out` cleared;
+ * or -ENOMEM. `bytes` may be anything; the function allocates no more than twice their number. */
 int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, manifest *out,
                      manifesti_reason *reason) MUST_CHECK;
 
@@ -162,8 +158,8 @@ struct manifesti_parts {
 };
 typedef struct manifesti_parts manifesti_parts;
 
-/* Points at the parts of a possible record and fills the header, its checksum included. Allocates
- * nothing; `out` may not be moved afterwards. -EOVERFLOW. manifest_slot.c */
+/* Points at the parts of a possible record and fills the header with its checksum. Allocates
+ * nothing. Do not move `out` afterwards. Returns -EOVERFLOW if the lengths overflow. */
 int manifesti_collect(const manifest *self, manifesti_parts *out) MUST_CHECK;
 
 #endif

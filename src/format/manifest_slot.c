@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* For a hash state on the stack; its layout is stable since xxHash 0.8. */
+/* For a hash state on the stack. Its layout is stable since xxHash 0.8. */
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
@@ -25,8 +25,8 @@
 #include "base/tile.h"
 #include "format/manifest_internal.h"
 
-/* Returns the value of the placeholder at the start of `text`, and its length; NULL: there is none.
- */
+/* Returns the value of the placeholder at the start of `text`, and its length; NULL: there is
+ * none. */
 static const char *placeholder(const char *text, const char *const values[3], size_t *length)
 {
     static const char *const names[3] = {"{rank}", "{local_rank}", "{host}"};
@@ -111,7 +111,7 @@ static uint64_t add_slabs(manifesti_parts *self, const manifest_slabs *slabs)
     return add_padding(self, bytes);
 }
 
-/* Bytes of the entries of `count` ranks, padding included. */
+/* Returns the bytes of the entries of `count` ranks, padding included. */
 static uint64_t ranks_bytes(uint32_t count)
 {
     return size_round_up((uint64_t)count * sizeof(manifest_rank), MANIFESTI_PAD);
@@ -190,7 +190,7 @@ int manifesti_collect(const manifest *self, manifesti_parts *out)
 
 /* ---- from bytes to a record ---- */
 
-/* The lengths of all parts and the length of the file meet exactly. */
+/* True if the lengths of all parts add up to the length of the file. */
 static bool lengths_agree(const manifesti_header *header, uint64_t file_bytes)
 {
     const uint64_t texts[] = {header->drives_bytes, header->stray_bytes,
@@ -265,7 +265,7 @@ static bool is_padding(const char *text, uint64_t bytes)
     return bytes < MANIFESTI_PAD;
 }
 
-/* Whether `bytes` are exactly `count` paths and padding; copies them. */
+/* Copies `count` paths. Returns false unless `bytes` are exactly these paths and padding. */
 static bool read_slabs(const char *text, uint64_t bytes, uint32_t count, manifest_slabs *out)
 {
     if (count > DRIVES_MAX)
@@ -282,7 +282,8 @@ static bool read_slabs(const char *text, uint64_t bytes, uint32_t count, manifes
     return is_padding(text + at, bytes - at);
 }
 
-/* Whether `text` are the entries of `count` ranks and padding; copies them. */
+/* Copies the entries of `count` ranks. Returns false unless `text` is exactly these entries and
+ * padding. */
 static bool read_ranks(const char *text, uint32_t count, manifest_slabs *out)
 {
     if (count > MANIFEST_RANKS_MAX)
@@ -293,7 +294,7 @@ static bool read_ranks(const char *text, uint32_t count, manifest_slabs *out)
     return is_padding(text + bytes, ranks_bytes(count) - bytes);
 }
 
-/* The ranks of the run and those of the slabs to remove, after the paths of both. */
+/* Reads the ranks of the run and those of the slabs to remove. They follow the paths of both. */
 static bool read_both_ranks(const char *text, const manifesti_header *header, manifest *out)
 {
     return header->world_size > 0 && (header->stray_rank_count > 0) == (header->stray_count > 0) &&
@@ -313,7 +314,7 @@ static bool read_identity(const char *text, uint64_t bytes, manifest *out)
 
 static void read_values(const manifesti_header *header, manifest *out)
 {
-    /* A state that there is not is refused with the other values. */
+    /* manifesti_is_possible refuses a state that does not exist. */
     out->state = header->state <= INT32_MAX ? (enum manifest_state)header->state : 0;
     out->generation = header->generation;
     memcpy(out->slabs.uuid, header->uuid, sizeof out->slabs.uuid);
@@ -336,7 +337,7 @@ static void read_values(const manifesti_header *header, manifest *out)
     out->is_replicated = header->is_replicated;
 }
 
-/* The last part. -ENOMEM. */
+/* Reads the last part. Returns -ENOMEM if there is no memory. */
 static int read_extents(const char *text, const manifesti_header *header, manifest *out)
 {
     out->extents = mem_alloc(header->extent_count, sizeof *out->extents, "manifest extents");
@@ -348,7 +349,7 @@ static int read_extents(const char *text, const manifesti_header *header, manife
     return 0;
 }
 
-/* All parts behind a header whose lengths agree. 1, 0 or -ENOMEM. */
+/* Reads all parts after a header whose lengths add up. Returns 1, 0 or -ENOMEM. */
 static int read_parts(const unsigned char *bytes, const manifesti_header *header, manifest *out,
                       manifesti_reason *reason)
 {

@@ -42,7 +42,7 @@ static const struct type_row type_rows[] = {
     {"F8_E4M3FNUZ", SAFETENSORS_OTHER, 8}, {"F8_E5M2FNUZ", SAFETENSORS_OTHER, 8},
 };
 
-/* Who is being read, for messages. */
+/* Names the file and tensor that are read, for messages. */
 struct decoder {
     const char *path;
     const char *name; /* of the tensor */
@@ -68,7 +68,7 @@ static int read_type(const struct decoder *at, const json_t *item, safetensors_t
                    at->name, format_show(name, shown));
 }
 
-/* A whole number from 0 on; jansson refuses those beyond 2^63. */
+/* Reads a whole number of at least 0; jansson refuses those above 2^63. */
 static bool read_count(const json_t *item, uint64_t *out)
 {
     if (!json_is_integer(item) || json_integer_value(item) < 0)
@@ -156,12 +156,12 @@ static int compare_offsets(const void *left, const void *right)
     const safetensors_tensor *a = left, *b = right;
     if (a->file_offset != b->file_offset)
         return a->file_offset < b->file_offset ? -1 : 1;
-    if (a->size_bytes != b->size_bytes) /* those of no bytes first */
+    if (a->size_bytes != b->size_bytes) /* tensors without bytes come first */
         return a->size_bytes < b->size_bytes ? -1 : 1;
     return strcmp(a->name, b->name);
 }
 
-/* Each begins where the one before ends. */
+/* Checks that each tensor begins where the one before ends. */
 static int check_places(const safetensors_table *self, uint64_t data_begin)
 {
     uint64_t end = data_begin;
@@ -206,7 +206,7 @@ static int check_metadata(const char *path, const json_t *metadata)
     return 0;
 }
 
-/* Names can stand in messages as they are. */
+/* Checks that the name can stand in messages unchanged. */
 static int check_name(const char *path, const char *name)
 {
     char shown[FORMAT_SHOWN_BYTES];
@@ -267,7 +267,7 @@ int safetensors_decode(const char *path, const char *header, uint64_t header_byt
     return rc;
 }
 
-/* `size_bytes` of the file from `offset` on. */
+/* Reads `size_bytes` of the file from `offset` on. */
 static int read_at(const char *path, int fd, uint64_t offset, uint64_t size_bytes, void *target)
 {
     for (uint64_t at = 0; at < size_bytes;) {

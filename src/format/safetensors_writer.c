@@ -14,9 +14,9 @@
 #include "base/size.h"
 #include "format/safetensors.h"
 
-enum { HEADER_STEP = 8 }; /* the data begin on a multiple of it */
+enum { HEADER_STEP = 8 }; /* the data begins at a multiple of this */
 
-/* Bytes after which the drive is told to begin writing, so that the sync at the end has little
+/* After this many bytes the drive is told to begin writing, so that the sync at the end has little
  * left. */
 #define WRITE_BEHIND_BYTES (32 * MIB)
 
@@ -54,8 +54,8 @@ static json_t *describe(const safetensors_row *row, uint64_t begin, uint64_t end
                      "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
-/* The header's text, without its length and what fills it up; free() ends it. Fills rows from data
- * offset 0 on. */
+/* Makes the header's text, without its length and padding; the caller frees it with free(). Fills
+ * `places` with offsets that count from the start of the data. */
 static int make_header(const safetensors_row *rows, uint32_t count, struct writer_row *places,
                        char **text, uint64_t *data_bytes)
 {
@@ -80,7 +80,7 @@ done:
     return rc == -ENOMEM ? err_set(rc, "no memory for the header of %u tensors", count) : rc;
 }
 
-/* Bytes of the header as it is stored. */
+/* Computes the bytes of the header as it is stored. */
 static int stored_bytes(const char *text, uint64_t *bytes)
 {
     *bytes = size_round_up(strlen(text), HEADER_STEP);
@@ -124,7 +124,7 @@ static int write_at(const safetensors_writer *self, uint64_t offset, uint64_t si
     return 0;
 }
 
-/* All of the file's space, so that what does not fit is known before anything is written. */
+/* Reserves all of the file's space, so that a lack of space shows before anything is written. */
 static int reserve(const safetensors_writer *self, uint64_t file_bytes)
 {
     char size[SIZE_TEXT_BYTES];
@@ -204,7 +204,7 @@ int safetensors_write(safetensors_writer *self, uint32_t row, uint64_t begin, ui
     if (self->behind_bytes < WRITE_BEHIND_BYTES)
         return 0;
     self->behind_bytes = 0;
-    /* A hint: the sync at the end reports what fails. */
+    /* This is a hint. The sync at the end reports errors. */
     (void)sync_file_range(self->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
     return 0;
 }

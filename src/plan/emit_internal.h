@@ -121,7 +121,7 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane);
 void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operand_role role,
                enum operand_access access);
 void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx);
-/* Adds an edge as it is. Like ops and buffers, edges are counted in 32 bits: ERR_CONFIG beyond. */
+/* Adds an edge unchanged. Like ops and buffers, edges are counted in 32 bits: ERR_CONFIG beyond. */
 int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to) MUST_CHECK;
 plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx);
 

@@ -39,8 +39,9 @@ static bool may_fit(const plan_job *job, const uint64_t need[TIER_COUNT])
     return true;
 }
 
-/* Learns the needs of all programs. ERR_NO_FIT where no nearer placement could help: the device
- * has too few bytes or, where all that is open rests on drives, the host has. */
+/* Learns the needs of all programs. Returns ERR_NO_FIT if no nearer placement could help: the
+ * device has too few bytes, or the host has too few and all that is open already rests on
+ * drives. */
 static int learn_all(plani_search *self, struct plani_candidate *c)
 {
     plan_job asked = self->job;

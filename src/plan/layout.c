@@ -14,9 +14,9 @@
  *   with a split master   the same, and the high halves
  *   of a frozen unit      its params, whether or not their home is there
  *
- * State comes first, so that it does not move when params, gradients, activations or the optimizer
- * itself get another home: a run goes on with the slab it has. The twins follow: the second places
- * that commits need (swap/places.h), each as large as the first. Frozen units have none. */
+ * State comes first, so that it does not move when params, gradients, activations or the
+ * optimizer itself get another home: a run keeps its slab. The twins follow: the second places
+ * that commits need (swap/place_table.h), each as large as the first. Frozen units have none. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>

@@ -12,9 +12,9 @@
  * equal programs on every machine and rank. Work is counted in ops, never in time.
  *
  * Fit. Reservation in serial order cannot deadlock, since the earliest unfinished op always has
- * its memory. What the serial order itself needs is the least that any lookahead needs, so a
- * refusal names that figure: ERR_NO_FIT says for each tier that is too small how many bytes are
- * needed and allowed, and the same job with exactly the needed bytes compiles. */
+ * its memory. No lookahead needs less than the serial order itself, so a refusal names that
+ * figure: ERR_NO_FIT says for each tier that is too small how many bytes are needed and allowed,
+ * and the same job with exactly the needed bytes compiles. */
 #ifndef SLUICE_PLAN_PLAN_H
 #define SLUICE_PLAN_PLAN_H
 
@@ -47,7 +47,7 @@ struct plan_homes {
      * params on the slab, where that is not their home (plan_frozen_place). */
     uint32_t *saves;
     /* [unit_count] with plan_job.commits: the second place of the unit's state on the slab, as
-     * large as the first (optimizer or saves). No op names it (swap/places.h). */
+     * large as the first (optimizer or saves). No op names it (swap/place_table.h). */
     uint32_t *twins;
     /* [unit_count] for a split master (base/tile.h): the buffer with its high halves, which is
      * that of the params or a home of its own; the place on the slab that they are saved to, where
@@ -146,9 +146,9 @@ double plan_mean_step_ns(const plan_job *job, const plan_set *set);
 
 /* The buffer of a frozen unit's params on the slab, PROGRAM_NONE where nothing is to outlive the
  * process. Those params lie there for good, cut over the ranks as optimizer state is, whatever
- * their home. INIT writes them tile by tile, and no other program does. Where they rest on nvme
- * anyway, and as much of them as of optimizer state, their home is that place: there is one copy,
- * and LOAD has nothing to do. */
+ * their home. INIT writes them tile by tile, and no other program does. If they rest on nvme
+ * anyway, and as much of them as of optimizer state, their home is that place. There is then one
+ * copy, and LOAD does nothing. */
 uint32_t plan_frozen_place(const plan_job *job, const plan_homes *homes, uint32_t unit);
 /* For a split master: the buffer on the slab that its high halves have once they are committed.
  * PROGRAM_NONE where it is not split. Where nothing outlives the process it may also be a buffer

@@ -107,7 +107,7 @@ static inline uint64_t plani_high_bytes(const plan_job *job, uint32_t unit)
 bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_rounds,
                            uint32_t *uses);
 bool plani_has_cut_stage(const plan_job *job);
-/* The most bytes of one micro-batch that wait between passes of cut stages; 0: nothing does. */
+/* The most bytes of one micro-batch that wait between passes of cut stages; 0: nothing waits. */
 uint64_t plani_parked_bytes(const plan_job *job);
 /* Where they wait, but for the micro-batches that stay on the device. The job has a second
  * stage. */

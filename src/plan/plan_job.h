@@ -10,8 +10,8 @@
  * RECOMPUTE and BACKWARD, and keeps nothing for them. The first stage that has such passes makes
  * no input_grad that others would read. The head always has its BACKWARD.
  *
- * Ranks. All ranks make the same plan from the same job. ZeRO's stages say what of a state a rank
- * has:
+ * Ranks. All ranks make the same plan from the same job. ZeRO's stage decides which part of a state
+ * each rank has:
  *
  *                optimizer   grads    params     collectives of a step
  *     stage 0    whole       whole    whole      gradients: reduce-scatter, all-gather
@@ -25,12 +25,12 @@
  * once a step, whatever the order, so accumulators that rest are whole. Stage 1 keeps a whole
  * gradient, as ZeRO does, but uses only this rank's shard of it.
  *
- * Split masters (tile_master_is_split of state_streams). The update of a tile reads and writes the
- * working copy, which is part of the state: it has places on the slab as the tiles have, is saved
- * where they are saved, and is brought back, not made anew. It rests in the params' home where the
- * params are cut over the ranks as the optimizer state is. Elsewhere (stages 1 and 2 of several
- * ranks, and stays_gathered) each rank's shard of it is a home of its own beside the tiles, and
- * saves no memory. */
+ * Split masters (tile_master_is_split of state_streams). The update of a tile reads and writes
+ * the working copy, which is part of the state: it has places on the slab as the tiles have, is
+ * saved where they are saved, and is brought back, not made anew. It rests in the params' home
+ * if the params are cut over the ranks in the same way as the optimizer state. Otherwise (stages
+ * 1 and 2 of several ranks, and stays_gathered) each rank's shard of it is a home of its own
+ * beside the tiles, and saves no memory. */
 #ifndef SLUICE_PLAN_PLAN_JOB_H
 #define SLUICE_PLAN_PLAN_JOB_H
 
@@ -138,7 +138,7 @@ struct plan_job {
     uint32_t world;      /* ranks; 0 acts as 1 */
     uint32_t zero_stage; /* without effect where there is one rank */
     /* [unit_count] 1: with stage 3 the unit's params are whole on each rank, as in stage 2
-     * (stage3_param_persistence_threshold). NULL: none are. */
+     * (stage3_param_persistence_threshold). NULL: no unit. */
     const uint8_t *stays_gathered;
     /* Bytes of a gradient's element on its way to other ranks: 4 or 2; 0 acts as 4. */
     uint32_t wire_bytes;

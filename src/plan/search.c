@@ -488,7 +488,7 @@ static int place_in_order(const struct plan_place_asked *asked, enum order order
     return rc;
 }
 
-/* Takes the answer `from` in place of what `to` has. */
+/* Replaces the answer in `to` by `from`. */
 static void take_found(const plan_job *job, struct plan_place_found *to,
                        const struct plan_place_found *from)
 {

@@ -79,7 +79,7 @@ struct plani_trial {
 };
 
 /* Simulates the step that decides (steady; only_eval: EVAL) at the point, on the homes and with
- * the update of the job. `limit_ns`: a longer step is of no interest; 0: any step is. Adds its ops
+ * the update of the job. `limit_ns`: a longer step is of no interest; 0: no limit. Adds its ops
  * to *work. ERR_NO_FIT where the budgets do not cover it. */
 int plani_try(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
               struct plani_trial *trial, uint64_t *work) MUST_CHECK;
@@ -234,7 +234,7 @@ struct plani_search {
 
 int plani_search_init(plani_search *self, const struct plan_place_asked *asked) MUST_CHECK;
 void plani_search_fini(plani_search *self);
-/* False once the search has done all the work that it may do. */
+/* Returns false once the search has used up its work. */
 bool plani_search_may_go_on(const plani_search *self);
 /* Tries the point at the tiles of trials, unless it was seen, and keeps it where it is among the
  * best. *score is INFINITY where the point does not fit, was seen or cannot win. */

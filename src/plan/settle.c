@@ -2,9 +2,9 @@
  * commit; and the programs of the point that wins. plan_compile.
  *
  * For each candidate tile size, largest first, and each number of held stages, fewest first, the
- * deciding step is tried (trial.c); the shortest one wins. What is at its bound is not improved
- * on. Then, beside that tile size and number of held stages, copies are tried, finer tiles where
- * the copies leave little room, and last the two ways to commit.
+ * deciding step is tried (trial.c); the shortest one wins. A time that equals its lower bound is
+ * not improved further. Then, beside that tile size and number of held stages, copies are tried,
+ * finer tiles where the copies leave little room, and last the two ways to commit.
  *
  * Only the deciding step is looked at before a choice is made. Where the needs of another program
  * then do not fit, which is rare, the search goes on without that tile size. */

@@ -11,8 +11,9 @@
  * The compute lane keeps the serial order (plani_is_chained). Reads and writes share the drives,
  * and copies in both directions share the one thread that copies for a CPU. Where an op of one
  * direction is more urgent, the other direction is held until it is done, so that a write which
- * nothing waits for does not slow what computing waits for. Gathers are held where a cap says so.
- * The program's order is the order of simulated starts. Heap scratch, freed on return. */
+ * nothing waits for does not slow what computing waits for. Gathers are held back while the
+ * limits of gathered params do not allow them. The program's order is the order of simulated
+ * starts. Heap scratch, freed on return. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>

@@ -259,11 +259,11 @@ static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
     return t->where == TIER_DEVICE && !b->job->machine.device_is_cpu;
 }
 
-/* Arithmetic of an element's update, as a multiple of an update with fp32 streams, for which
- * update_core_seconds is. A split master is joined for next to nothing; a moment of 16 or 8 bits
- * is rounded stochastically. Measured on one core of a server CPU of 2023 with AVX-512, with a
- * tile in the cache: fp32 takes 0.42 ns; as multiples of it split takes 1.00, both moments bf16
- * 1.26, 8-bit 2.04, and with a split master 1.34 and 2.12. */
+/* Arithmetic of an element's update, as a multiple of an update with fp32 streams.
+ * update_core_seconds is the time of the latter. A split master is joined for next to nothing; a
+ * moment of 16 or 8 bits is rounded stochastically. Measured on one core of a server CPU of 2023
+ * with AVX-512, with a tile in the cache: fp32 takes 0.42 ns; as multiples of it split takes
+ * 1.00, both moments bf16 1.26, 8-bit 2.04, and with a split master 1.34 and 2.12. */
 static double update_weight(uint32_t streams)
 {
     static const double weights[TILE_FORMAT_COUNT] = {[TILE_BF16] = 0.13, [TILE_INT8] = 0.52};

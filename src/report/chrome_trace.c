@@ -15,7 +15,7 @@ enum {
     NO_INDEX = 0xffff, /* trace_event.micro_batch_or_tile without a value */
 };
 
-/* When each track is free again. Events come in the order in which they ended. */
+/* The time when each track is free again. Events come in the order in which they ended. */
 struct tracks {
     uint64_t free_ns[LANE_COUNT][TRACKS_PER_LANE];
     int used_count[LANE_COUNT];
@@ -33,13 +33,14 @@ static int track_of(struct tracks *tracks, const trace_event *event)
     return track;
 }
 
-/* The thread number of a lane's track; viewers take thread 0 for the kernel's. */
+/* Returns the thread number of a lane's track. It is never 0, because viewers take thread 0 for the
+ * kernel's. */
 static int thread_of(int lane, int track)
 {
     return 1 + lane * TRACKS_PER_LANE + track;
 }
 
-/* "forward block.3 mb 1", "update block.3 tile 2", "read block.3 #2". */
+/* Appends "forward block.3 mb 1", "update block.3 tile 2" or "read block.3 #2". */
 static void append_name(profi_text *text, const trace_event *event, const chrome_trace_names *names)
 {
     char plain[256];
@@ -157,7 +158,7 @@ static void write_events(FILE *file, const trace *ring, const chrome_trace_names
     for (uint64_t i = begin; i < ring->written; i++) {
         const trace_event *event = &ring->events[i & (ring->capacity - 1)];
         if (event->lane >= LANE_COUNT || event->kind >= OP_KIND_COUNT)
-            continue; /* not one of ours: a torn ring must not become a bad file */
+            continue; /* not a valid event: an inconsistent ring must not become a bad file */
         char line[EVENT_TEXT_BYTES * 2];
         profi_text text;
         profi_text_init(&text, line, sizeof line);

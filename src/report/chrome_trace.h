@@ -1,14 +1,14 @@
 /* trace.json: the trace ring as Chrome trace events, for chrome://tracing and ui.perfetto.dev.
  *
  * One track per lane; each op is a complete event ("ph":"X") named like "forward block.3 mb 1",
- * with its bytes, step, program and stall as args. Requests of a lane that overlap in time (read
- * and write keep many in flight) go to further tracks of the lane, "read 2" and so on, since one
- * track shows nested events only. Times are microseconds from the earliest event of the ring. How
- * long single transfers of each drive took is a metadata event ("ph":"M") "drive_times" per drive
- * and direction, with args drive, direction, transfers, p50_us, p95_us, p99_us, max_us.
+ * with its bytes, step, program and stall as args. A track shows nested events only. So requests of
+ * a lane that overlap in time (read and write keep many in flight) go to further tracks of the
+ * lane, "read 2" and so on. Times are microseconds from the earliest event of the ring. The times
+ * of single transfers are a metadata event ("ph":"M") "drive_times" per drive and direction, with
+ * args drive, direction, transfers, p50_us, p95_us, p99_us, max_us.
  *
- * On the owner's thread, between steps or at the end; blocks on the file; allocates nothing itself
- * (stdio does). */
+ * Called on the owner's thread, between steps or at the end. Blocks on the file; allocates nothing
+ * itself (stdio does). */
 #ifndef SLUICE_PROF_CHROME_TRACE_H
 #define SLUICE_PROF_CHROME_TRACE_H
 
@@ -19,7 +19,7 @@
 #include "base/words.h"
 
 struct chrome_trace_times {
-    uint64_t count; /* 0: none, and nothing is written */
+    uint64_t count; /* 0: no transfers, and no event is written */
     uint64_t p50_ns, p95_ns, p99_ns, max_ns;
 };
 typedef struct chrome_trace_times chrome_trace_times;
@@ -40,8 +40,8 @@ struct chrome_trace_names {
 };
 typedef struct chrome_trace_names chrome_trace_names;
 
-/* Writes the ring's events to `path` by way of `path`.tmp and a rename: the old file stays where
- * this fails. -errno. */
+/* Writes the ring's events to `path` by way of `path`.tmp and a rename. If this fails, the old file
+ * stays. Returns -errno. */
 int chrome_trace_write(const char *path, const trace *ring,
                        const chrome_trace_names *names) MUST_CHECK;
 

@@ -1,5 +1,6 @@
-# Makes the report's template a C array: report.html.in with report.css, report.js and report_timeline.js in
-# their places. cmake -DSOURCE=dir -DOUTPUT=file.c -P embed.cmake
+# Makes a C array of the report's template: report.html.in with report.css, report.js and
+# report_timeline.js in their places.
+#   cmake -DSOURCE=dir -DOUTPUT=file.c -P embed.cmake
 file(READ ${SOURCE}/report.html.in page)
 file(READ ${SOURCE}/report.css style)
 file(READ ${SOURCE}/report.js script)

@@ -6,14 +6,14 @@
 
 #include "report/report_names_internal.h"
 
-/* In the order in which they stand on the line. */
+/* The parts, in their order on the line. */
 enum part { PART_STEP, PART_LOSS, PART_SPEED, PART_LANES, PART_STALL, PART_LEFT, PART_COUNT };
 
-/* In the order in which they are given up. */
+/* The parts in the order in which they are left out. */
 static const enum part give_up_order[] = {PART_LEFT, PART_LANES, PART_STALL, PART_SPEED, PART_LOSS};
 enum { GIVE_UP_COUNT = sizeof give_up_order / sizeof give_up_order[0] };
 
-/* "950", "1.23k", "4.56M". */
+/* Appends "950", "1.23k" or "4.56M". */
 static void append_rate(profi_text *text, double value)
 {
     if (!isfinite(value) || value < 0)
@@ -26,7 +26,7 @@ static void append_rate(profi_text *text, double value)
         profi_append(text, "%.3gM", value * 1e-6);
 }
 
-/* "12s", "3m05s", "1h02m", "4d03h". */
+/* Appends "12s", "3m05s", "1h02m" or "4d03h". */
 static void append_duration(profi_text *text, double seconds)
 {
     if (!isfinite(seconds) || seconds > 1e9) {
@@ -65,7 +65,7 @@ static void append_separator(profi_text *text)
         profi_append(text, "  ");
 }
 
-/* One part with the gap before it; nothing where the status has no value for it. */
+/* Appends one part with the gap before it; nothing if the status has no value for it. */
 static void append_part(profi_text *text, const live_status *status, enum part part)
 {
     char body[LIVE_LINE_BYTES];

@@ -2,8 +2,8 @@
  *
  *   step 120/300  loss 3.2145  1.23k tok/s  read 2.90 write 1.95 GB/s  stall 12%  left 1h02m
  *
- * Pure text into a caller's buffer: no terminal codes, no allocation, any thread. ASCII, so that a
- * column is a byte. src/cli shows it. */
+ * Pure text in a caller's buffer: no terminal codes, no allocation, any thread. It is ASCII, so
+ * that a column is a byte. src/cli shows it. */
 #ifndef SLUICE_PROF_LIVE_H
 #define SLUICE_PROF_LIVE_H
 
@@ -13,10 +13,10 @@
 
 #include "swap/program.h"
 
-enum { LIVE_LINE_BYTES = 512 }; /* enough for any line, NUL included */
+enum { LIVE_LINE_BYTES = 512 }; /* enough for any line with its NUL */
 
 struct live_status {
-    uint64_t step, steps; /* done, of how many; steps 0: unknown */
+    uint64_t step, steps; /* the number of steps done, and of all steps; steps 0: unknown */
     double loss;          /* nats per token */
     double grad_norm;     /* plain form only */
     double lr;            /* plain form only */
@@ -24,17 +24,18 @@ struct live_status {
     double step_seconds;
     double tokens_per_second;
     uint64_t lane_bytes[LANE_COUNT]; /* moved in the step */
-    double stall_share;              /* of the step, 0..1: cores idle for want of data */
+    double stall_share;              /* share of the step, 0..1, in which cores waited for data */
     double seconds_left;             /* negative: unknown */
 };
 typedef struct live_status live_status;
 
-/* Formats the live line for a terminal of `width` columns; the least telling parts are left out
- * until it fits (first the seconds left, then the lanes, the stall, the speed, the loss), and what
- * still is too wide is cut. Returns its length, below min(width + 1, text_bytes > 0). */
+/* Formats the live line for a terminal of `width` columns. The least important parts are left out
+ * until it fits (first the seconds left, then the lanes, the stall, the speed, the loss). If it is
+ * still too wide, it is cut. Returns its length, below min(width + 1, text_bytes > 0). */
 size_t live_format(const live_status *status, unsigned width, char *text, size_t text_bytes);
 
-/* The step's line for a log: everything, no width. Returns the length. text_bytes > 0. */
+/* Formats the step's line for a log, with all parts and any width. Returns the length. text_bytes >
+ * 0. */
 size_t live_format_plain(const live_status *status, char *text, size_t text_bytes);
 
 #endif

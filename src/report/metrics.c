@@ -93,10 +93,11 @@ int metrics_format(const metrics_line *line, char *text, size_t text_bytes)
     return (int)out.length;
 }
 
-/* Called for each whole line with its first bytes (NUL-ended, cut at its buffer); false stops. */
+/* Called for each whole line with its first bytes (NUL-ended, cut to the buffer). Returning false
+ * stops the walk. */
 typedef bool line_visitor(const char *line, void *user);
 
-/* Walks the lines of an open file from its start. *end_bytes: the end of the last line accepted. */
+/* Walks the lines of an open file from its start. *end_bytes: the end of the last accepted line. */
 static int walk_lines(int fd, const char *path, line_visitor *visit, void *user,
                       uint64_t *end_bytes)
 {
@@ -128,7 +129,7 @@ static int walk_lines(int fd, const char *path, line_visitor *visit, void *user,
     }
 }
 
-/* Accepts lines while there are any left to keep. */
+/* Accepts lines as long as there are lines to keep. */
 static bool keep_line(const char *line, void *user)
 {
     (void)line;
@@ -182,7 +183,7 @@ struct step_limit {
     uint64_t step, lines;
 };
 
-/* Accepts lines whose step is not above the limit; one that names no step ends the walk. */
+/* Accepts lines whose step is not above the limit. A line without a step ends the walk. */
 static bool line_within(const char *line, void *user)
 {
     struct step_limit *limit = user;
@@ -232,7 +233,7 @@ int metrics_file_write(metrics_file *self, const metrics_line *line)
             int rc =
                 err_errno(put < 0 ? errno : EIO, "cannot write to the metrics file %s", self->path);
             if (begin >= 0 && done > 0 && ftruncate(self->fd, begin) < 0)
-                return rc; /* the next open cuts the part of a line off */
+                return rc; /* the next open cuts off the partial line */
             return rc;
         }
         done += (int)put;

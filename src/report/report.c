@@ -1,4 +1,4 @@
-/* The page: reads a run's files and fills the template. See report.h. */
+/* Reads a run's files and fills the template of the page. See report.h. */
 #include "report/report.h"
 
 #include <errno.h>
@@ -15,8 +15,8 @@
 
 enum { PLAN_BYTES_MAX = 1 << 27 };
 
-/* When a file of the run was written, UTC; "" where it is not there. Returns the time, 0 for
- * none. */
+/* Writes the time at which a file of the run was written, UTC, or "" if there is no file. Returns
+ * the time, or 0. */
 static time_t date_of(const char *dir, const char *name, char text[32])
 {
     char path[PATH_MAX];
@@ -45,7 +45,7 @@ static void read_dates(reporti_run *run)
     }
 }
 
-/* The last part of the directory's real name: "." says nothing. */
+/* Reads the last part of the directory's real path, because a name such as "." says nothing. */
 static void read_name(reporti_run *run)
 {
     char *whole = realpath(run->dir, NULL);
@@ -147,7 +147,7 @@ static void put_dates(FILE *out, const reporti_run *run)
         fprintf(out, " \xc2\xb7 last written %s", run->ended);
 }
 
-/* Writes the part that stands for @NAME@. 1: there is no such part. */
+/* Writes the part that stands for @NAME@. Returns 1 if there is no such part. */
 static int put_part(FILE *out, const char *name, size_t length, const reporti_run *run)
 {
     static const struct {

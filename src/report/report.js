@@ -1,5 +1,6 @@
-/* The pictures of the page, from the JSON block #report-data. No library, no network: inline SVG for curves, a
-   canvas for the timeline. A picture that cannot be drawn says so and leaves the others alone. */
+/* Draws the pictures of the page from the JSON block #report-data. It needs no library and no
+   network: curves are inline SVG, the timeline is a canvas. A picture that cannot be drawn says so
+   and does not stop the others. */
 "use strict";
 (function () {
   const data = JSON.parse(document.getElementById("report-data").textContent);
@@ -123,14 +124,14 @@
     draw();
     return true;
   }
-  // Lowest and highest of what is a number; spreading long lists into Math.min would overflow the stack.
+  // The lowest and highest number of a list. Math.min(...list) would overflow the stack.
   function range(list) {
     let low = Infinity, high = -Infinity;
     for (const v of list) if (Number.isFinite(v)) { low = Math.min(low, v); high = Math.max(high, v); }
     return [low, high];
   }
   const stepText = (row) => row[0] === row[1] ? "step " + row[0] : "steps " + row[0] + "\u2013" + row[1];
-  // Rows of a series as points; what has no finite value is left out.
+  // The rows of a series as points. Rows without a finite value are left out.
   const points = (rows, at) => rows.filter((r) => r[at + 1] !== null).map((r) => [(r[0] + r[1]) / 2, r[at], r[at + 1], r[at + 2], r]);
 
   function lossChart(figure) {
@@ -236,7 +237,7 @@
   }
 
 @TIMELINE_SCRIPT@
-  // ---- all of them ----
+  // ---- all pictures ----
   const charts = {loss: lossChart, lr: rateChart, speed: speedChart, timeline: timelineChart, memory: memoryChart};
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     try {

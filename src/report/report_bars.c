@@ -1,4 +1,4 @@
-/* Tables that are pictures, too: stalls, lanes against their ceilings, the placement. They need no
+/* Tables that are also pictures: stalls, lanes against their ceilings, the placement. They need no
  * script. See report_internal.h. */
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static const char *lane_name(int lane)
     return lane < LANE_COUNT ? lane_kind_name((enum lane_kind)lane) : "unknown";
 }
 
-/* One bar of a unit, cut by the lane waited for; longest_us fills the width. */
+/* Writes one bar of a unit, divided by the lane that it waited for. longest_us fills the width. */
 static void put_stall(FILE *out, const reporti_trace *t, const reporti_stall *stall,
                       double longest_us)
 {
@@ -98,7 +98,8 @@ void reporti_put_stalls(FILE *out, const reporti_run *run)
                 t->stall_count - rows);
 }
 
-/* A lane's rate in the mean over the step and while it was busy, against the plan's ceiling. */
+/* Writes a lane's mean rate over the step, and its rate while it was busy, against the plan's
+ * ceiling. */
 static void put_lane(FILE *out, const reporti_run *run, int lane)
 {
     const reporti_recent *recent = &run->metrics.recent;
@@ -212,7 +213,7 @@ static bool has_equal_homes(const json_t *one, const json_t *other)
     return same;
 }
 
-/* The class of a tier's colour; what is not a tier has none. */
+/* Returns the CSS class of a tier's colour; a name that is not a tier has none. */
 static const char *tier_class(const char *tier)
 {
     static const char *const known[] = {"device", "host", "nvme", "recompute"};
@@ -222,7 +223,7 @@ static const char *tier_class(const char *tier)
     return "none";
 }
 
-/* Units [first, end) in one row: their homes are equal. */
+/* Writes units [first, end) in one row, because all their homes are equal. */
 static void put_placement_row(FILE *out, const json_t *list, size_t first, size_t end)
 {
     const json_t *unit = json_array_get(list, first);

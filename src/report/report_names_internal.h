@@ -1,6 +1,6 @@
-/* Text into a caller's buffer, for the files of src/prof: appends until it is full, remembers that
- * it was. No allocation; one thread per buffer. Names that begin with profi_ are shared by them
- * only. */
+/* Appends text to a caller's buffer until it is full, and remembers if something did not fit. Used
+ * by the files of src/report. No allocation; one thread per buffer. Only these files use names that
+ * begin with profi_. */
 #ifndef SLUICE_PROF_INTERNAL_H
 #define SLUICE_PROF_INTERNAL_H
 
@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 struct profi_text {
-    char *data; /* [capacity], always ended by NUL */
+    char *data; /* [capacity], always NUL-ended */
     size_t capacity, length;
     bool is_cut; /* something did not fit */
 };
@@ -19,10 +19,10 @@ void profi_text_init(profi_text *self, char *data, size_t capacity);
 
 __attribute__((format(printf, 2, 3))) void profi_append(profi_text *self, const char *format, ...);
 
-/* A JSON number of enough digits to give an fp32 back, or null where it is not finite. */
+/* Appends a JSON number with enough digits to restore an fp32, or null if it is not finite. */
 void profi_append_number(profi_text *self, double value);
 
-/* A JSON string with its quotes: quotes, backslashes and control characters escaped. */
+/* Appends a JSON string with its quotes. Quotes, backslashes and control characters are escaped. */
 void profi_append_string(profi_text *self, const char *value);
 
 #endif

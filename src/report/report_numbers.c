@@ -1,4 +1,4 @@
-/* Text into a caller's buffer. See prof_internal.h. */
+/* Appends text to a caller's buffer. See report_names_internal.h. */
 #include "report/report_names_internal.h"
 
 #include <math.h>

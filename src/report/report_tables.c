@@ -18,7 +18,7 @@ static void end_table(FILE *out)
     fputs("</tbody></table></div>\n", out);
 }
 
-/* A figure of the summary; `note` may be NULL. */
+/* Writes a figure of the summary; `note` may be NULL. */
 static void put_tile(FILE *out, const char *name, const char *value, const char *note)
 {
     fprintf(out, "<div class=\"tile\"><dt>%s</dt><dd>", name);
@@ -88,7 +88,7 @@ static void put_step_tiles(FILE *out, const reporti_run *run)
     put_tile(out, "A step takes", reporti_seconds(m->recent.seconds_median, value), note);
 }
 
-/* The lane that was busy longest, in the plan and in the run. */
+/* Writes the lane that was busy longest, in the plan and in the run. */
 static void put_binding_tile(FILE *out, const reporti_run *run)
 {
     char value[256], note[256] = "";
@@ -200,7 +200,7 @@ static void put_evals(FILE *out, const reporti_series *evals)
     end_table(out);
 }
 
-/* Joined bins of about equal length, so that the whole run is in few rows. */
+/* Joins bins to groups of about equal length, so that the whole run takes few rows. */
 void reporti_put_steps(FILE *out, const reporti_run *run)
 {
     enum { ROWS_MAX = 24 };

@@ -114,7 +114,7 @@ const char *reporti_text(const json_t *root, const char *path)
     return text ? text : "";
 }
 
-/* Bytes of the UTF-8 letter at `at`; 0 where there is none. */
+/* Returns the bytes of the UTF-8 character at `at`; 0 if there is none. */
 static int letter_bytes(const unsigned char *at)
 {
     int count = at[0] < 0x80                    ? 1
@@ -151,7 +151,7 @@ void reporti_html(FILE *out, const char *text)
     }
 }
 
-/* Three digits that matter, with the unit of the step that fits. */
+/* Writes three significant digits, with the unit that fits. */
 static char *with_unit(double value, double step, const char *const *units, int unit_count,
                        char *text)
 {

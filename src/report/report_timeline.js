@@ -1,11 +1,12 @@
-  // ---- the timeline: each lane's measured ops in rows, the predicted ones in a thin row below ----
+  // ---- the timeline ----
+  // Each lane has rows of measured ops, and below them a thin row of predicted ops.
   const kindColour = {read: "k-read", write: "k-write", h2d: "k-copy", d2h: "k-recompute", all_gather: "k-comm", reduce_scatter: "k-comm",
     forward: "k-forward", recompute: "k-recompute", backward: "k-backward", grad_close: "k-close", norm: "k-close",
     update: "k-update", init: "k-update", working_copy: "k-update", commit: "k-other", other: "k-other"};
   const indexWord = {forward: "micro-batch", recompute: "micro-batch", backward: "micro-batch", grad_close: "tile",
     update: "tile", init: "tile", working_copy: "tile"};
 
-  // Lanes from top to bottom with what is in them, and the height of the whole.
+  // The lanes from top to bottom, with their events and predicted spans.
   function laneRows(step, plan) {
     const rows = [];
     data.lanes.forEach((name, lane) => {
@@ -150,7 +151,7 @@
         + (event[8] > 0 ? "; before it a stall of " + timeText(event[8]) + (event[9] >= 0 ? " for " + data.lanes[event[9]] : "") : "");
     }
 
-    // One finger or button drags, two pinch; a touch that goes up or down scrolls the page.
+    // One finger or button drags, two fingers zoom. A vertical touch scrolls the page.
     const held = new Map();
     let pinch = 0;
     const place = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };

@@ -1,5 +1,5 @@
-/* trace.json, an event a line as chrome_trace.c writes it: a step of median length, and who stalled
- * in all complete ones. See report_internal.h. */
+/* Reads trace.json, which has an event per line as chrome_trace.c writes it. Keeps a step of median
+ * length, and sums the stalls of all complete steps. See report_internal.h. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -39,7 +39,8 @@ static const char *kind_of(int i)
     return op_kind_name((enum op_kind)i);
 }
 
-/* The index of a unit's name, which is new or known; PROGRAM_NONE where there is no room. */
+/* Returns the index of a unit's name, and adds the name if it is new. PROGRAM_NONE if there is no
+ * room. */
 static uint32_t intern(reporti_trace *self, const char *name)
 {
     uint32_t hash = 2166136261u;
@@ -59,7 +60,7 @@ static uint32_t intern(reporti_trace *self, const char *name)
     return self->name_count - 1;
 }
 
-/* "forward block.3 mb 1" -> kind, unit, index. Each of the latter two may be missing. */
+/* Reads "forward block.3 mb 1" as kind, unit, index. The unit and the index may be missing. */
 static void read_name(reporti_trace *self, const char *name, reporti_event *event)
 {
     char text[NAME_BYTES];
@@ -108,7 +109,7 @@ static int keep_event(reporti_trace *self, const reporti_event *event)
     return 0;
 }
 
-/* 1: kept or not of interest; 0: *wrong says what is wrong; -ENOMEM. */
+/* Returns 1 if the event is kept or not needed; 0 with the defect in *wrong; or -ENOMEM. */
 static int read_event(reporti_trace *self, const json_t *line, const char **wrong)
 {
     if (strcmp(reporti_text(line, "ph"), "X") != 0)
@@ -175,7 +176,7 @@ static int read_events(reporti_lines *lines, reporti_notes *notes, reporti_trace
     return 0;
 }
 
-/* By step, then by start. */
+/* Sorts by step, then by start. */
 static int by_step(const void *a, const void *b)
 {
     const reporti_event *one = a, *other = b;
@@ -186,7 +187,7 @@ static int by_step(const void *a, const void *b)
     return (one->end_us > other->end_us) - (one->end_us < other->end_us);
 }
 
-/* Of the training steps: only events of PROGRAM_FIRST and PROGRAM_STEADY stay. */
+/* Keeps only the events of training steps, those of PROGRAM_FIRST and PROGRAM_STEADY. */
 static void keep_steps(reporti_trace *self)
 {
     uint64_t used = 0;
@@ -220,7 +221,7 @@ static int by_total(const void *a, const void *b)
     return (one->total_us < other->total_us) - (one->total_us > other->total_us);
 }
 
-/* The range of step `at` begins there; returns its end. */
+/* Returns the end of the step whose first event is `at`. */
 static uint64_t step_end(const reporti_trace *self, uint64_t at)
 {
     uint64_t end = at;
@@ -229,7 +230,7 @@ static uint64_t step_end(const reporti_trace *self, uint64_t at)
     return end;
 }
 
-/* Who waited, in the mean over the complete steps in [begin, end). */
+/* Computes which units stalled: the mean over the complete steps in [begin, end). */
 static int sum_stalls(reporti_trace *self, uint64_t begin, uint64_t end, uint32_t steps)
 {
     uint32_t *row_of_unit = mem_alloc(self->name_count + 1, sizeof *row_of_unit, "stalls");
@@ -251,7 +252,7 @@ static int sum_stalls(reporti_trace *self, uint64_t begin, uint64_t end, uint32_
     return 0;
 }
 
-/* Rows of a lane: the lowest that is free. Events by start. */
+/* Gives each event the lowest free row of its lane. Events are sorted by start. */
 static void give_rows(reporti_trace *self)
 {
     double free_us[LANE_COUNT][REPORT_ROWS_MAX] = {{0}};
@@ -270,7 +271,7 @@ static void give_rows(reporti_trace *self)
     }
 }
 
-/* What lanes were busy with: the union of their events, which are by start. */
+/* Computes how long each lane was busy: the union of its events, which are sorted by start. */
 static void sum_lanes(reporti_trace *self)
 {
     double end_us[LANE_COUNT] = {0};
@@ -288,7 +289,7 @@ static void sum_lanes(reporti_trace *self)
     }
 }
 
-/* Neighbours of a row that lie within `width_us`, gaps included, become one event with the sum of
+/* Joins neighbours of a row that lie within `width_us`, gaps included, to one event with the sum of
  * their ops and bytes. */
 static void join(reporti_trace *self, double width_us)
 {
@@ -312,7 +313,7 @@ static void join(reporti_trace *self, double width_us)
     self->joined_below_us = width_us;
 }
 
-/* From the first start to the last end of the step that begins at event `at`. */
+/* Returns the time from the first start to the last end of the step that begins at event `at`. */
 static double step_length(const reporti_trace *self, uint64_t at)
 {
     double end_us = 0;
@@ -328,7 +329,7 @@ static int by_size(const void *a, const void *b)
     return (one > other) - (one < other);
 }
 
-/* The last of the steps in [first, end) that is no longer than the median, and no shorter. */
+/* Finds the last step in [first, end) whose length is the median. */
 static int find_typical(const reporti_trace *self, uint64_t first, uint64_t end, uint32_t steps,
                         uint64_t *chosen)
 {
@@ -351,7 +352,7 @@ static int find_typical(const reporti_trace *self, uint64_t first, uint64_t end,
     return 0;
 }
 
-/* Keeps the events of a step of median length; sums over all complete ones. */
+/* Keeps the events of a step of median length, and sums over all complete steps. */
 static int pick_step(reporti_notes *notes, reporti_trace *self)
 {
     keep_steps(self);
@@ -359,12 +360,13 @@ static int pick_step(reporti_notes *notes, reporti_trace *self)
         reporti_note(notes, "trace.json holds no training step.");
         return 0;
     }
-    /* Where events are lost the first step has lost some; where the file is cut, the last. */
+    /* If events are lost, the first step is incomplete. If the file is cut, the last one is
+     * incomplete. */
     uint64_t first = self->events_lost > 0 ? step_end(self, 0) : 0, end = self->event_count;
     if (!self->is_whole)
         while (end > 0 && self->events[end - 1].step == self->events[self->event_count - 1].step)
             end--;
-    if (first >= end) { /* all that there is is a part of a step */
+    if (first >= end) { /* the trace holds only a part of one step */
         first = 0;
         end = self->event_count;
         self->is_cut = true;

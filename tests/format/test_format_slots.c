@@ -111,7 +111,7 @@ static void a_damaged_slot_is_told_of(void **state)
     expect_text(text, "manifest-1 does not count: its checksum is ");
     expect_text(text, "normal where the process was killed or the power lost");
     expect_text(text, "manifest-0 is used, the commit of step 10 (generation 10)");
-    expect_text(text, "their sums will tell");
+    expect_text(text, "their checksums will show it");
     manifest_fini(&out);
     manifest_slot slots[2];
     assert_int_equal(manifest_examine(format_directory(), slots), 0);
