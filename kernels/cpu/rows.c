@@ -1,11 +1,12 @@
-/* The row ops of the CPU backend: picks the table of an instruction set, checks what a caller's
- * data could break (token ids, targets), and hands on. The arithmetic is in rows_body.h.
+/* The row ops of the CPU backend. This file chooses the table of an instruction set, checks the
+ * values in a caller's data that could do harm (token ids, targets), and calls the table.
+ * rows_body.h has the arithmetic.
  *
- * Every op here gives the same bits on every instruction set and with every number of threads. libm
- * is called, in double and rounded once, by rope_table and cross-entropy (the loss and the target's
- * gradient); its last bit may differ between machines. The baseline also calls libm's fmaf, slow
- * but exact, where the compiler has no instruction for it. Scratch is only used by norm_backward
- * and bias_backward. Nothing allocates. */
+ * Every op here gives the same bits on every instruction set and with every number of threads.
+ * rope_table and cross-entropy (the loss and the gradient of the target) call libm in double and
+ * round the result once; libm's last bit may differ between machines. The baseline calls libm's
+ * fmaf, which is slow but exact, if the compiler has no instruction for it. Only the backward
+ * passes of the norms and of the bias use scratch. Nothing allocates. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -207,8 +208,8 @@ int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entrop
     return 0;
 }
 
-/* A part does not know the vocabulary; a target beyond it would look like one of another part. The
- * embedding has refused such tokens before. */
+/* A part does not know the size of the vocabulary: a target beyond it would look like a target of
+ * another part. The embedding has already refused such tokens. */
 static int part_targets_check(const softmax_part_args *args)
 {
     for (uint64_t row = 0; row < args->rows; row++)
@@ -254,7 +255,7 @@ int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax
 
 int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 {
-    enum { CHUNK_BYTES = 256 * 1024 }; /* one thread's piece */
+    enum { CHUNK_BYTES = 256 * 1024 }; /* the piece of one thread */
     (void)stream;
     int threads = bytes <= CHUNK_BYTES ? 1 : context->thread_count;
 #pragma omp parallel for schedule(static) num_threads(threads)

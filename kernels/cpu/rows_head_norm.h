@@ -1,7 +1,6 @@
 /* RMSNorm of single heads within rows, forward and backward. Part of rows_body.h.
  *
- * A head has at most ROWS_BLOCK elements. Statistics and sums are made as rows_norm.h makes
- * them. */
+ * A head has at most ROWS_BLOCK elements. Statistics and sums are computed as in rows_norm.h. */
 
 /* The element of `data` at which head `head` of a row begins. */
 static uint64_t head_begin(const head_norm_args *args, uint64_t row, uint64_t head)
@@ -67,7 +66,7 @@ static void head_norm_grad_one(const head_norm_args *args, uint64_t row, uint64_
     store_block(args->type, args->data, first, n, dx);
 }
 
-/* scratch: [block_count, D] fp32, partial sums of the weight's gradient. */
+/* scratch: [block_count, D] fp32, the partial sums of the weight gradient. */
 static void head_norm_backward(int threads, const head_norm_args *args)
 {
     uint64_t rows = args->rows, dim = args->head_dim;
