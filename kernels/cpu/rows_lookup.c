@@ -33,8 +33,7 @@ static void fill(const rows_table *rows, const struct filling *filling, rows_loo
                             .input_grad = lookup->gelu_slope};
     rows->activation_forward(threads, &gelu);
     rows->activation_backward(threads, &gelu);
-    for (uint32_t i = 0; i < VALUES;
-         i++) /* rounded here, because the forward pass only keeps the upper half */
+    for (uint32_t i = 0; i < VALUES; i++) /* rounded here: the pass only keeps the upper half */
         lookup->gelu[i] = fp32_from_bf16(bf16_from_fp32(lookup->gelu[i]));
     activation_args swiglu = {.kind = ACTIVATION_SWIGLU,
                               .type = DTYPE_FP32,

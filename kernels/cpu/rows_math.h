@@ -67,8 +67,7 @@ static inline int team(int threads, uint64_t elems)
     return elems < ROWS_TEAM_ELEMS ? 1 : threads;
 }
 
-/* ---- 16-bit types: the bits of base/dtype.h, without branches; a signalling NaN becomes quiet
- * ---- */
+/* ---- 16-bit types: the bits of base/dtype.h without branches; NaN becomes quiet ---- */
 
 static inline float widen_fp16(uint16_t half)
 {
@@ -294,7 +293,7 @@ static inline double row_sum_fold(struct row_sum *sum)
  * NaN; e^0 is exactly 1.
  *
  * x = n ln2 + r with |r| <= ln2/2, and e^r = 1 + r + r^2 P(r). P interpolates (e^r - 1 - r) /
- * r^2 at its five Chebyshev nodes on that range (relative error of e^r 9.8e-9, a sixth of an
+ * r^2 at the five Chebyshev nodes of that range (relative error of e^r 9.8e-9, a sixth of an
  * ulp). n comes from adding ROUNDING_SHIFT + 127: the low bits of the sum are n + 127. Shifted
  * left by 23 they are the bits of 2^n, and the bits above them are lost; n = -127 gives 0, n =
  * 128 infinity. */
