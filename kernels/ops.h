@@ -420,7 +420,9 @@ struct kernel_ops {
      * as the context. */
     const char *(*describe)(const kernel_context *context);
 
-    /* Prepared products: create does all the compiling and allocating that a library needs. */
+    /* Prepared products and attention: create does all the compiling and allocating that a library
+     * needs. A prepared object uses its context, so it is destroyed first. Every destroy function
+     * accepts NULL. */
     int (*matmul_create)(kernel_context *context, const matmul_desc *desc,
                          kernel_matmul **product) MUST_CHECK;
     void (*matmul_destroy)(kernel_matmul *product);

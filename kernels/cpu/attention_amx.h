@@ -25,7 +25,8 @@ struct attention_amx_pass {
     float *lse;   /* as output */
     const void *output_grad;
     void *q_grad, *k_grad, *v_grad;
-    void *scratch; /* thread_count * cpui_attention_amx_bytes, aligned to 64 bytes */
+    /* thread_count * cpui_attention_amx_forward_bytes or _backward_bytes, aligned to 64 bytes */
+    void *scratch;
 };
 typedef struct attention_amx_pass attention_amx_pass;
 

@@ -253,7 +253,7 @@ struct row_sum {
     double lane[ROWS_LANES];
 };
 
-/* Adds x[0..n), n <= ROWS_BLOCK. */
+/* Adds x[0..n) to the sum; n <= ROWS_BLOCK. */
 static inline void row_sum_add(struct row_sum *sum, const float *x, size_t n)
 {
     enum { VECTORS = ROWS_LANES / ROWS_VECTOR_FLOATS };
@@ -314,7 +314,7 @@ static inline float exp_below(float x)
     return p * fp32_from_bits(fp32_bits(shifted) << 23);
 }
 
-/* The same for every x. */
+/* e^x for every x. */
 static inline float exp_one(float x)
 {
     return exp_below(x > 89.0f ? 89.0f : x);

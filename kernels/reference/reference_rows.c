@@ -193,7 +193,7 @@ size_t refi_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows,
     return (size_t)head_dim * sizeof(double);
 }
 
-/* scratch: [D] double, the weight's gradient. */
+/* scratch: [D] double, the sums of the weight gradient. */
 int refi_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
 {
     uint64_t dim = args->head_dim;

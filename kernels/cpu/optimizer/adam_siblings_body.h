@@ -9,7 +9,7 @@
 
 /* ---- Lion ---- */
 
-/* Elements [begin, end); end - begin is a multiple of VEC_ELEMS. */
+/* Updates elements [begin, end); end - begin is a multiple of GROUP_ELEMS. */
 ADAM_INLINE void lion_loop(const adami_work *work, uint64_t begin, uint64_t end,
                            enum dtype grad_type, enum dtype param_type)
 {
