@@ -35,6 +35,7 @@ int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *ar
 {
     (void)stream;
     assert(args->kind == NORM_RMS || (args->mean && args->bias));
+    assert(!args->residual || args->sum);
     context->rows->norm_forward(context->thread_count, args);
     return 0;
 }
@@ -173,6 +174,7 @@ int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args
 {
     (void)stream;
     assert(args->source_stride >= args->columns && args->target_stride >= args->columns);
+    assert(args->source != args->target || args->source_stride == args->target_stride);
     context->rows->scale_rows(context->thread_count, args);
     return 0;
 }
@@ -195,6 +197,7 @@ int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, u
 int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
 {
     (void)stream;
+    assert(cross_entropy_stride(args) >= args->vocab);
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
     for (uint64_t row = 0; row < args->rows; row++)
         if (args->targets[row] < -1 ||
@@ -224,6 +227,7 @@ static int part_targets_check(const softmax_part_args *args)
 int cpui_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
     (void)stream;
+    assert(softmax_part_stride(args) >= args->columns);
     TRY(part_targets_check(args));
     context->rows->softmax_part(context->thread_count, args);
     return 0;
@@ -247,6 +251,7 @@ int cpui_softmax_losses(kernel_context *context, void *stream, const softmax_par
 int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
     (void)stream;
+    assert(softmax_part_stride(args) >= args->columns);
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
     TRY(part_targets_check(args));
     context->rows->cross_entropy_part(context->thread_count, args);
