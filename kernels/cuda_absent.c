@@ -1,4 +1,5 @@
-/* A build without CUDA: there is no such table; callers see NULL and say so. */
+/* The stub of a build without CUDA: kernels_cuda returns NULL, and callers report that CUDA was not
+ * built. */
 #include "kernels/ops.h"
 
 const kernel_ops *kernels_cuda(void)

@@ -1,20 +1,23 @@
-/* The ops table: everything a backend computes, as pure arithmetic on memory that the caller gives.
+/* The ops table: everything that a backend computes, as pure arithmetic on memory that the caller
+ * provides.
  *
- * One table per backend (kernels_cpu, kernels_cuda, kernels_reference). src/model calls the forward
- * and backward ops, src/train the optimizer and norm ops; nothing here knows of units, tiers, files
- * or schedules.
+ * Each backend fills in one table: kernels_cpu, kernels_cuda, kernels_reference. src/model calls
+ * the forward and backward ops, src/engine calls the optimizer and norm ops. Nothing here knows of
+ * units, tiers, files or schedules.
  *
  * Rules for every op, unless its comment says otherwise
- *  - All pointers are memory of the backend's device, aligned to 64 bytes (256 on a GPU), row-major,
- *    not overlapping unless named as in place. They are borrowed until the op is complete.
- *  - `type` is the working dtype: fp32 or bf16 (fp16 where the backend says so). Sums accumulate in
- *    fp32 or better; gradients of parameters are ADDED to fp32 accumulators.
- *  - Results depend on shapes, dtypes and the thread count of the context alone: not on addresses,
- *    timing or earlier calls.
- *  - An op is enqueued on `stream` (NULL on the CPU, where it is complete on return); it never
- *    allocates and never synchronizes. Scratch comes from the caller, its size from the *_bytes query.
- *  - Returns 0, or a negative code with the error set (ERR_BACKEND when a library refused).
- *  - A context is used by one thread at a time; it may use worker threads of its own (OpenMP).
+ *   - All pointers refer to memory of the backend's device. Arrays are row-major and aligned to 64
+ *     bytes (256 on a GPU). They do not overlap, unless the comment says that they may or that the
+ *     op works in place. The op borrows them until it is complete.
+ *   - `type` is the working dtype: fp32 or bf16 (or fp16, if the backend supports it). Sums
+ *     accumulate in fp32 or better. Gradients of parameters are ADDED to fp32 accumulators.
+ *   - Apart from its inputs, a result depends only on shapes, dtypes and the thread count of the
+ *     context. It does not depend on addresses, timing or earlier calls.
+ *   - An op is enqueued on `stream`. On the CPU, stream is NULL and the op is complete on return.
+ *     An op never allocates and never synchronizes. The caller provides the scratch; the matching
+ *     *_bytes query gives its size.
+ *   - An op returns 0, or a negative code with the error set (ERR_BACKEND if a library refused).
+ *   - One thread at a time uses a context. The context may have worker threads of its own (OpenMP).
  *
  * Dimensions: B batch, T tokens of a sequence, C channels, H query heads, G key/value heads, D head
  * dimension, V vocabulary, N = B*T rows. Element counts are 64-bit everywhere. */
@@ -29,18 +32,18 @@
 #include "base/error.h"
 #include "base/words.h"
 
-typedef struct kernel_context kernel_context;     /* a backend instance; each backend has its own */
+typedef struct kernel_context kernel_context;     /* an instance of a backend, which defines it */
 typedef struct kernel_matmul kernel_matmul;       /* a prepared matrix product */
 typedef struct kernel_attention kernel_attention; /* a prepared attention */
 
 struct kernel_context_config {
-    int thread_count;    /* CPU: OpenMP threads of computing, > 0 */
-    uint32_t device_idx; /* CUDA: which GPU of those visible */
+    int thread_count;    /* CPU: number of OpenMP threads that compute, > 0 */
+    uint32_t device_idx; /* CUDA: index among the visible GPUs */
 };
 typedef struct kernel_context_config kernel_context_config;
 
-/* C[m,n] = op(A)[m,k] * op(B)[k,n], optionally + bias[n], optionally added to C.
- * Strides are row strides in elements of the matrices as stored. */
+/* C[m,n] = op(A)[m,k] * op(B)[k,n], optionally + bias[n], optionally added to C. A stride is the
+ * distance between rows of the matrix as stored, in elements. */
 struct matmul_desc {
     uint64_t m, n, k;
     bool a_transposed; /* A is stored [k,m] */
@@ -52,35 +55,39 @@ struct matmul_desc {
 };
 typedef struct matmul_desc matmul_desc;
 
-/* Causal attention over packed projections. Row r = b*T + t of q, k and v starts at
- * base + r*qkv_stride elements; head h of q at h*D within the row, head g of k and v at g*D. Query
- * head h reads key/value head h / (H/G). Output rows are H*D elements, contiguous. */
+/* Causal attention over packed projections. Query head h reads key/value head h / (H/G).
+ *   row r = b*T + t of q, k and v   begins at element r*qkv_stride
+ *   head h of q                     begins at element h*D of the row
+ *   head g of k and v               begins at element g*D of the row
+ *   row of the output               H*D elements, contiguous */
 struct attention_desc {
     uint64_t batch, tokens, heads, kv_heads, head_dim; /* H % G == 0, D <= 256 */
     uint64_t qkv_stride;                               /* elements */
     enum dtype type;
-    float scale; /* of the scores, 1/sqrt(D) in the published models */
+    float scale; /* factor of the scores; 1/sqrt(D) in the published models */
 };
 typedef struct attention_desc attention_desc;
 
-/* Attention of new positions of one sequence over those before them, whose keys and values are
- * kept:
+/* Attention of the new positions of one sequence over all positions up to their own. The keys and
+ * values of earlier positions are kept in a cache:
  *
- *   keys, values [G, capacity, D]   positions [0, begin) are there; k and v of the new ones are put behind them
- *   row r of q, at position begin + r, attends to positions [0, begin + r]
+ *   keys, values [G, capacity, D]   hold positions [0, begin); the op appends the new k and v
+ *   row r of q                      is position begin + r and attends to positions [0, begin + r]
  *
- * Layouts of q, k, v and output as in attention_desc, of one sequence. Scores, probabilities and
- * sums are fp32 or better whatever the type, so that results differ from attention_forward's by the
- * rounding of probabilities. Those of a row depend on its own q and on the positions it attends to,
- * not on how many rows a call has. */
+ * q, k, v and output are laid out as in attention_desc, for one sequence. Scores, probabilities and
+ * sums are fp32 or better for every type, so results differ from attention_forward's by the
+ * rounding of the probabilities. The result of a row depends on its own q and on the positions that
+ * it attends to, not on the number of rows in the call. */
 struct attention_cached_args {
     enum dtype type;
     uint64_t rows, begin, capacity; /* begin + rows <= capacity */
     uint64_t heads, kv_heads, head_dim, qkv_stride;
     float scale;
     const void *q, *k, *v; /* rows of qkv_stride elements */
-    void *keys, *values; /* aligned as all else, or to the elements where G * capacity * D is not */
-    void *output;        /* [rows, H*D] type */
+    /* [G, capacity, D] type; aligned to whole elements only, if G * capacity * D elements are no
+     * multiple of the usual alignment */
+    void *keys, *values;
+    void *output; /* [rows, H*D] type */
 };
 typedef struct attention_cached_args attention_cached_args;
 
@@ -89,7 +96,7 @@ enum norm_kind {
     NORM_RMS    /* x * rstd * weight */
 };
 
-/* y = norm(x). With `residual` not NULL first sum = x + residual (rounded to `type`), y =
+/* y = norm(x). If `residual` is not NULL, first sum = x + residual (rounded to `type`), then y =
  * norm(sum). */
 struct norm_args {
     enum norm_kind kind;
@@ -98,11 +105,11 @@ struct norm_args {
     float epsilon;
     const void *input;    /* [rows, C] type */
     const void *residual; /* [rows, C] type or NULL */
-    void *sum;            /* [rows, C] type, written iff residual is given */
+    void *sum;            /* [rows, C] type, written if residual is given */
     const void *weight;   /* [C] type */
     const void *bias;     /* [C] type; NULL for NORM_RMS */
     void *output;         /* [rows, C] type */
-    float *mean;          /* [rows] fp32, written for NORM_LAYER; else NULL */
+    float *mean;          /* [rows] fp32, written for NORM_LAYER; NULL for NORM_RMS */
     float *rstd;          /* [rows] fp32 */
 };
 typedef struct norm_args norm_args;
@@ -111,46 +118,50 @@ struct norm_grad_args {
     enum norm_kind kind;
     enum dtype type;
     uint64_t rows, channels;
-    const void *input;       /* [rows, C] type: what was normalized (the sum) */
+    /* [rows, C] type, the values that were normalized (`sum` if a residual was given) */
+    const void *input;
     const void *weight;      /* [C] type */
     const float *mean;       /* [rows] or NULL */
     const float *rstd;       /* [rows] */
     const void *output_grad; /* [rows, C] type */
-    const void
-        *residual_grad; /* [rows, C] type or NULL: added to input_grad (the skip connection) */
+    /* [rows, C] type or NULL: added to input_grad (the skip connection) */
+    const void *residual_grad;
     void *input_grad;   /* [rows, C] type, overwritten; may be output_grad or residual_grad */
-    float *weight_grad; /* [C] fp32, += ; NULL: neither is wanted */
-    float *bias_grad;   /* [C] fp32, += ; NULL for NORM_RMS and without weight_grad */
+    float *weight_grad; /* [C] fp32, +=; NULL: neither parameter gradient is wanted */
+    float *bias_grad;   /* [C] fp32, +=; NULL for NORM_RMS, and if weight_grad is NULL */
     void *scratch;      /* norm_grad_scratch_bytes */
 };
 typedef struct norm_grad_args norm_grad_args;
 
-/* A table may be given in parts: token_table then holds rows [row_begin, row_begin + row_count) of
- * the vocabulary, and rows of the output whose token lies elsewhere are left as they are. A call
- * with token_table NULL adds the position rows to what the output holds. One call with both tables
- * and the calls of all parts followed by that of the positions give the same bits. */
+/* The token table may be given in parts. token_table then holds rows [row_begin, row_begin +
+ * row_count) of the vocabulary, and rows of the output whose token lies outside the part do not
+ * change. A call with token_table NULL adds the position rows to the output.
+ *
+ * One call with both tables gives the same bits as one call for each part followed by one call for
+ * the positions. */
 struct embedding_args {
     enum dtype type;
     uint64_t batch, tokens, channels, vocab;
     uint64_t row_begin, row_count; /* row_count 0: the whole vocabulary (row_begin is 0 then) */
     const int32_t *token_ids;      /* [B,T], each in [0, V) */
-    const void *token_table;       /* [row_count or V, C] type, or NULL: positions alone */
-    const void
-        *position_table; /* [>= T, C] type or NULL; only with the whole table or without one */
-    void *output;        /* [B,T,C] type */
+    const void *token_table;       /* [row_count or V, C] type; NULL: add the positions only */
+    /* [>= T, C] type or NULL; only with the whole token table or with none */
+    const void *position_table;
+    void *output; /* [B,T,C] type */
 };
 typedef struct embedding_args embedding_args;
 
-/* Parts as above: token_table_grad of the rows named, or NULL: positions alone. */
+/* Parts work as above. token_table_grad holds the rows of the part; if it is NULL, only the
+ * position gradient is computed. */
 struct embedding_grad_args {
     enum dtype type;
     uint64_t batch, tokens, channels, vocab;
     uint64_t row_begin, row_count; /* row_count 0: the whole vocabulary */
     const int32_t *token_ids;
     const void *output_grad; /* [B,T,C] type */
-    float
-        *token_table_grad; /* [row_count or V, C] fp32, += in order of rows: no atomics; or NULL */
-    float *position_table_grad; /* [>= T, C] fp32, += ; or NULL */
+    /* [row_count or V, C] fp32, += in the order of rows (no atomics); or NULL */
+    float *token_table_grad;
+    float *position_table_grad; /* [>= T, C] fp32, +=; or NULL */
     void *scratch;              /* embedding_grad_scratch_bytes */
 };
 typedef struct embedding_grad_args embedding_grad_args;
@@ -160,38 +171,41 @@ struct rope_table_args {
     uint64_t tokens, head_dim;
     double theta;
     enum rope_scaling scaling;
-    double factor, low_freq_factor, high_freq_factor,
-        original_positions; /* as scaling needs them */
+    /* read only if `scaling` needs them */
+    double factor, low_freq_factor, high_freq_factor, original_positions;
 };
 typedef struct rope_table_args rope_table_args;
 
-/* RMSNorm of each of `heads` heads of rows of `stride` elements (first head at data), one weight
- * for all: y = x * rstd * weight over the D elements of a head, in place. `before` keeps what was
- * there and rstd the statistics for the gradient, which turns the gradient of y in `data` into that
- * of x. */
+/* RMSNorm of single heads, in place. Each row has `heads` heads of D elements side by side, and
+ * rows lie `stride` elements apart. All heads share one weight: y = x * rstd * weight over the D
+ * elements of a head.
+ *
+ * The forward op saves x in `before` and the statistics in `rstd`. The backward op reads both and
+ * replaces the gradient of y in `data` by the gradient of x. */
 struct head_norm_args {
     enum dtype type;
     uint64_t rows, heads, head_dim;
     uint64_t stride;    /* elements between rows of data */
     float epsilon;      /* forward */
     const void *weight; /* [D] type */
-    void *data;         /* first head of row 0: forward x to y; backward dy to dx */
-    void *before;       /* [rows, H, D] type, contiguous: x; written by the forward */
-    float *rstd;        /* [rows, H]; written by the forward */
-    float *weight_grad; /* [D] fp32, +=; backward; NULL: not wanted */
-    void *scratch;      /* head_norm_grad_scratch_bytes; backward */
+    void *data;         /* first head of row 0; forward: x becomes y; backward: dy becomes dx */
+    void *before;       /* [rows, H, D] type, contiguous: x; the forward op writes it */
+    float *rstd;        /* [rows, H] fp32; the forward op writes it */
+    float *weight_grad; /* backward: [D] fp32, +=; NULL: not wanted */
+    void *scratch;      /* backward: head_norm_grad_scratch_bytes */
 };
 typedef struct head_norm_args head_norm_args;
 
-/* Rotary positions in place on `heads` heads of rows of `stride` elements (first head at base):
- * pairs (i, i + D/2) of position t are turned by the angle t * theta^(-2i/D). */
+/* Rotary positions, in place. Each row has `heads` heads of D elements side by side, and rows lie
+ * `stride` elements apart. In each head, the pair (i, i + D/2) of position t is rotated by the
+ * angle t * theta^(-2i/D), whose frequency rope_table_args may scale. */
 struct rope_args {
     enum dtype type;
     uint64_t batch, tokens, heads, head_dim; /* D even */
     uint64_t stride;                         /* elements between rows */
     void *data;                              /* first head of row 0 */
     const float *table;                      /* [T, D/2, 2] fp32 (cos, sin) from rope_table */
-    bool inverse;                            /* turn back: the backward pass */
+    bool inverse;                            /* rotate back: the backward pass */
 };
 typedef struct rope_args rope_args;
 
@@ -207,129 +221,146 @@ struct activation_args {
     const void *input;
     void *output;            /* forward */
     const void *output_grad; /* backward: [rows, F] */
-    void *input_grad;        /* backward: shape of input; may be input for GELU and SWIGLU */
+    void *input_grad;        /* backward: same shape as input, and may be input */
 };
 typedef struct activation_args activation_args;
 
-/* target = scale * source, or target += scale * source, by rows that may lie apart: the product is
- * rounded in fp32, so is the sum, and the result to `type`. */
+/* target = scale * source, or target += scale * source, on rows that may lie apart. The product is
+ * rounded to fp32, the sum too, and then the result to `type`. */
 struct scale_rows_args {
     enum dtype type;
     uint64_t rows, columns;
     float scale;
     bool accumulates;
-    const void *source;                    /* [rows, columns] type */
-    void *target;                          /* the same; may be source where the strides are equal */
+    const void *source; /* [rows, columns] type */
+    void *target;       /* [rows, columns] type; may be source if the strides are equal */
     uint64_t source_stride, target_stride; /* elements from row to row, at least `columns` */
 };
 typedef struct scale_rows_args scale_rows_args;
 
-/* One chunk of rows of softmax cross-entropy. */
+/* Softmax cross-entropy of one chunk of rows. */
 struct cross_entropy_args {
     enum dtype type;
     uint64_t rows, vocab;
-    /* elements from row to row of logits and of logits_grad; 0: V. What lies between rows may be
-     * read, with the last row too; never written */
+    /* Elements from row to row of logits and of logits_grad; 0: V. The op may read the gap after a
+     * row, also after the last row, but never writes it. */
     uint64_t stride;
     const float *logits;    /* [rows, V] fp32 */
-    const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
+    const int32_t *targets; /* [rows]; -1: the row is ignored, with loss 0 and gradient 0 */
     float *losses;          /* [rows] fp32 nats */
-    /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: loss only. It may lie at the address
-     * of logits where type is fp32. */
+    /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: compute the loss only. It may be at
+     * the address of logits if type is fp32. */
     void *logits_grad;
     float grad_scale;
 };
 typedef struct cross_entropy_args cross_entropy_args;
 
-/* Softmax cross-entropy over a vocabulary that comes in parts of columns, for an output matrix cut
- * by rows. First softmax_part for every part in order, then softmax_losses once, then
- * cross_entropy_part for every part. The stats of a row are its largest logit so far, the sum of
- * exp(logit - largest) so far and the logit of its target (0 until its part came); those of an
- * ignored row mean nothing. Parts together agree with cross_entropy within fp32's rounding; which
- * columns make a part is part of the numerics. Infinities and NaN go through: a row with +infinity
- * or NaN, or with nothing but -infinity, has a NaN loss. Targets lie below the vocabulary, which a
- * part cannot check. */
+/* Softmax cross-entropy over a vocabulary that comes in parts of columns, for an output matrix that
+ * is cut by rows. The caller calls
+ *   1. softmax_part for every part, in order;
+ *   2. softmax_losses once;
+ *   3. cross_entropy_part for every part.
+ *
+ * A row has three statistics: its largest logit so far, the sum of exp(logit - largest) so far, and
+ * the logit of its target (0 until the target's part has come). For an ignored row they have no
+ * meaning. Results agree with cross_entropy within fp32's rounding; other parts may give other
+ * bits.
+ *
+ * Infinities and NaN are propagated: a row that contains +infinity or NaN, or only -infinity, has a
+ * NaN loss. The caller makes sure that targets are below the vocabulary size, since a part cannot
+ * check it. */
 struct softmax_part_args {
     enum dtype type;        /* of logits_grad */
-    uint64_t rows, columns; /* of this part */
-    uint64_t column_begin;  /* of the vocabulary */
+    uint64_t rows, columns; /* columns: those of this part */
+    uint64_t column_begin;  /* the first column of this part, in the vocabulary */
     uint64_t stride;        /* elements from row to row of logits and of logits_grad; 0: columns */
-    bool is_first;          /* the first part begins the stats */
+    bool is_first;          /* the first part initializes the statistics */
     const float *logits;    /* [rows, columns] fp32 */
-    const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
-    /* [rows] fp32 each: read and written by softmax_part, read by the two others */
+    const int32_t *targets; /* [rows]; -1: the row is ignored, with loss 0 and gradient 0 */
+    /* [rows] fp32 each; softmax_part reads and writes them, the other two ops read them */
     float *largest, *sum, *target_logit;
-    float *losses;     /* [rows] fp32 nats: softmax_losses */
-    void *logits_grad; /* [rows, columns] type: cross_entropy_part; may lie at logits for fp32 */
-    float grad_scale;  /* cross_entropy_part */
+    float *losses; /* [rows] fp32 nats; softmax_losses writes it */
+    /* [rows, columns] type; cross_entropy_part writes it; may be logits if type is fp32 */
+    void *logits_grad;
+    float grad_scale; /* read by cross_entropy_part */
 };
 typedef struct softmax_part_args softmax_part_args;
 
-/* Closes a gradient: fp32 accumulator to the gradient dtype, with the norm taken on the way. */
+/* Closes a gradient: rounds the fp32 accumulator to the gradient dtype and, in the same pass, sums
+ * the squares for the norm. */
 struct grad_close_args {
     uint64_t count;           /* elements, a multiple of SHARD_ELEMS_STEP (4096) */
     const float *accumulator; /* [count] */
-    void *grads; /* [count] grad_type, rounded to nearest even; may be accumulator if fp32 */
+    /* [count] grad_type, rounded to nearest even; may be the accumulator if grad_type is fp32 */
+    void *grads;
     enum dtype grad_type;
-    /* [count / 4096]: sum of squares of the rounded values, in a fixed order. Not finite where an
-     * element is not finite. */
+    /* [count / 4096]: each is the sum of squares of a block of 4096 rounded values, in a fixed
+     * order. It is not finite if an element of the block is not finite. */
     double *block_sums;
 };
 typedef struct grad_close_args grad_close_args;
 
-/* The step's scalars of Adam/AdamW; the same struct for all tiles of a step. */
+/* The scalars of one step of Adam/AdamW. All tiles of a step use the same struct. */
 struct adam_scalars {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
-    bool decoupled;              /* AdamW; false: L2 term added to the gradient */
-    float bias_correction1;      /* 1 - beta1^t, or 1 where bias correction is off */
-    float bias_correction2_sqrt; /* sqrt(1 - beta2^t), or 1 */
-    float grad_scale;            /* clip factor / loss scale: multiplied onto each gradient first */
+    bool decoupled;         /* true: AdamW; false: Adam, with an L2 term added to the gradient */
+    float bias_correction1; /* 1 - beta1^t; or 1 if bias correction is off */
+    float bias_correction2_sqrt; /* sqrt(1 - beta2^t); or 1 if bias correction is off */
+    float grad_scale; /* clip factor / loss scale; each gradient is first multiplied by it */
 };
 typedef struct adam_scalars adam_scalars;
 
-/* One tile, in place. The streams should be skewed as base/tile.h says. */
+/* One tile, updated in place. The streams should be skewed as base/tile.h describes. */
 struct adam_args {
     uint64_t count;
     float *master, *m, *v; /* [count] fp32, read and written */
     const void *grads;     /* [count] grad_type */
     enum dtype grad_type;
-    /* [count] param_type, written: bf16 by bf16_working_copy, fp16 nearest even. May lie on grads
-     * of the same width, and on the master where it is fp32 */
+    /* [count] param_type, written: bf16 by bf16_working_copy, fp16 to nearest even. params may lie
+     * on grads if their elements have the same width, and on the master if param_type is fp32. */
     void *params;
     enum dtype param_type;
     const adam_scalars *scalars;
 };
 typedef struct adam_args adam_args;
 
-/* Adam on a tile whose streams are not all fp32: the arithmetic of adam on the widened values, and
- * then, for each stream by its format (base/tile.h):
- *   TILE_LOW16  master = master_join(params[i], low[i]) is read, and split again: the bits are those of an
- *               fp32 master. params is then read and written and param_type must be bf16.
+/* Adam on a tile whose streams are not all fp32. The arithmetic is adam's on the widened values;
+ * each stream is then stored in its format (base/tile.h):
+ *   TILE_LOW16  the master is split: master = master_join(params[i], low[i]) is read and split
+ *               again. Its bits are those of an fp32 master. params is read and written, and its
+ *               type must be bf16.
  *   TILE_BF16   the moment is rounded to bf16 stochastically
  *   TILE_INT8   the moment is rounded stochastically to 8-bit codes in blocks of TILE_SCALE_ELEMS
- * The random bits of an element are a function of rounding_key and of its number first_elem + i
- * alone: no tile size, thread count or backend changes a bit. One moment's format may differ from
- * the other's. A tile of zero bytes has zero moments. kernels/cpu/optimizer/adam_state.c has the exact
- * definitions. ERR_INTERNAL for formats that no stream has above, or a first_elem that is none. */
+ *
+ * The random bits of an element depend only on rounding_key and on its number first_elem + i. Tile
+ * size, thread count and backend do not change a bit. The two moments may have different formats. A
+ * tile of zero bytes has zero moments. kernels/cpu/optimizer/adam_state.c has the exact
+ * definitions.
+ *
+ * Returns ERR_INTERNAL if a stream has a format that it cannot have, or if first_elem is not a
+ * multiple of 4096. */
 struct adam_packed_args {
     uint64_t count;
-    uint32_t streams;     /* code of 3 streams */
-    void *master, *m, *v; /* as their formats say, read and written */
+    uint32_t streams;     /* the streams code (base/tile.h) of 3 streams */
+    void *master, *m, *v; /* stored in the formats of the streams code; read and written */
     const void *grads;    /* [count] grad_type */
     enum dtype grad_type;
-    void *params; /* [count] param_type, as adam_args; read too where the master is split */
+    void *params; /* [count] param_type, as in adam_args; also read if the master is split */
     enum dtype param_type;
     const adam_scalars *scalars;
-    uint64_t rounding_key; /* of seed, step and unit */
-    /* the tile's first element in its unit's whole vector; a multiple of 4096 */
+    uint64_t rounding_key; /* made from seed, step and unit */
+    /* number of the tile's first element in the vector of its whole unit; a multiple of 4096 */
     uint64_t first_elem;
 };
 typedef struct adam_packed_args adam_packed_args;
 
-/* Lion (Chen et al. 2023, algorithm 2, as DeepSpeed's CPU Lion has it), one tile, in place:
- *   c = beta1 m + (1 - beta1) g;  master = master (1 - lr wd) - lr sign(c);  m = beta2 m + (1 - beta2) g
- * with g = gradient * grad_scale. sign(0) is 0, as in the paper and PyTorch; DeepSpeed's CPU loop
- * copies the sign bit there, so an element whose m and g are 0 moves by lr. */
+/* Lion (Chen et al. 2023, algorithm 2, as in DeepSpeed's CPU Lion), one tile, in place, with g =
+ * gradient * grad_scale:
+ *   c = beta1 m + (1 - beta1) g
+ *   master = master (1 - lr wd) - lr sign(c)
+ *   m = beta2 m + (1 - beta2) g
+ * sign(0) is 0, as in the paper and in PyTorch. DeepSpeed's CPU loop copies the sign bit of 0
+ * instead: there an element whose m and g are 0 moves by lr. */
 struct lion_scalars {
     float learning_rate, beta1, beta2, weight_decay;
     float grad_scale;
@@ -341,16 +372,16 @@ struct lion_args {
     float *master, *m; /* [count] fp32, read and written */
     const void *grads; /* [count] grad_type */
     enum dtype grad_type;
-    void *params; /* [count] param_type, written: as Adam's */
+    void *params; /* [count] param_type, written as in adam_args */
     enum dtype param_type;
     const lion_scalars *scalars;
 };
 typedef struct lion_args lion_args;
 
-/* Adagrad (Duchi et al. 2011, as PyTorch has it), one tile, in place:
+/* Adagrad (Duchi et al. 2011, as in PyTorch), one tile, in place:
  *   g = gradient * grad_scale + wd master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
- * DeepSpeed's CPU Adagrad is the same where wd is 0; else it adds the decay to what is squared into
- * v, but not to the g of the step. */
+ * DeepSpeed's CPU Adagrad is the same if wd is 0. If not, it adds the decay to the g that is
+ * squared into v, but not to the g of the step. */
 struct adagrad_scalars {
     float learning_rate, epsilon, weight_decay;
     float grad_scale;
@@ -362,7 +393,7 @@ struct adagrad_args {
     float *master, *v; /* [count] fp32, read and written; v: sum of squares */
     const void *grads; /* [count] grad_type */
     enum dtype grad_type;
-    void *params; /* [count] param_type, written: as Adam's */
+    void *params; /* [count] param_type, written as in adam_args */
     enum dtype param_type;
     const adagrad_scalars *scalars;
 };
@@ -379,16 +410,19 @@ static inline uint64_t softmax_part_stride(const softmax_part_args *args)
 }
 
 struct kernel_ops {
-    const char *name; /* "cpu", "reference" */
+    const char *name; /* "cpu", "cuda", "reference" */
 
-    /* Makes a backend instance. May allocate. ERR_BACKEND where the machine cannot run it. */
+    /* Creates an instance of the backend. It may allocate. ERR_BACKEND if the machine cannot run
+     * it. */
     int (*context_create)(const kernel_context_config *config, kernel_context **context) MUST_CHECK;
     void (*context_destroy)(kernel_context *context);
-    /* One line for the log: instruction set, Adam variant, library and version. Owned by
-     * context. */
+    /* One line for the log: device or instruction set, libraries and versions. It is valid as long
+     * as the context. */
     const char *(*describe)(const kernel_context *context);
 
-    /* Prepared products: everything a library compiles or allocates happens in create. */
+    /* Prepared products and attention: create does all the compiling and allocating that a library
+     * needs. A prepared object uses its context, so it is destroyed first. Every destroy function
+     * accepts NULL. */
     int (*matmul_create)(kernel_context *context, const matmul_desc *desc,
                          kernel_matmul **product) MUST_CHECK;
     void (*matmul_destroy)(kernel_matmul *product);
@@ -401,11 +435,11 @@ struct kernel_ops {
     void (*attention_destroy)(kernel_attention *attention);
     size_t (*attention_forward_scratch_bytes)(const kernel_attention *attention);
     size_t (*attention_backward_scratch_bytes)(const kernel_attention *attention);
-    /* lse: [B,H,T] fp32, log of the softmax denominator of each scaled score row. */
+    /* lse: [B,H,T] fp32, the logarithm of the softmax denominator of each row of scaled scores. */
     int (*attention_forward)(kernel_attention *attention, void *stream, const void *q,
                              const void *k, const void *v, void *output, float *lse,
                              void *scratch) MUST_CHECK;
-    /* Gradients have the layout of q, k, v (same stride) and are overwritten. */
+    /* The gradients have the layout of q, k and v (same stride) and are overwritten. */
     int (*attention_backward)(kernel_attention *attention, void *stream, const void *q,
                               const void *k, const void *v, const void *output, const float *lse,
                               const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
@@ -432,7 +466,7 @@ struct kernel_ops {
     int (*head_norm_backward)(kernel_context *context, void *stream,
                               const head_norm_args *args) MUST_CHECK;
 
-    /* Fills the table; angles in double, rounded once. */
+    /* Fills the table. Angles are computed in double and each result is rounded once. */
     int (*rope_table)(kernel_context *context, void *stream,
                       const rope_table_args *args) MUST_CHECK;
     int (*rope)(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
@@ -455,7 +489,7 @@ struct kernel_ops {
 
     int (*cross_entropy)(kernel_context *context, void *stream,
                          const cross_entropy_args *args) MUST_CHECK;
-    /* The same over parts of the vocabulary; see softmax_part_args. */
+    /* The same over parts of the vocabulary, as softmax_part_args describes. */
     int (*softmax_part)(kernel_context *context, void *stream,
                         const softmax_part_args *args) MUST_CHECK;
     int (*softmax_losses)(kernel_context *context, void *stream,
@@ -469,7 +503,7 @@ struct kernel_ops {
 
     int (*grad_close)(kernel_context *context, void *stream,
                       const grad_close_args *args) MUST_CHECK;
-    /* *total = sum of sums[0..count) in a fixed binary tree over the index. CUDA: total is pinned
+    /* *total = sum of sums[0..count), in a fixed binary tree over the index. CUDA: total is pinned
      * host memory or device memory. */
     int (*norm_reduce)(kernel_context *context, void *stream, const double *sums, uint64_t count,
                        double *total) MUST_CHECK;
@@ -479,20 +513,23 @@ struct kernel_ops {
                        const adam_packed_args *args) MUST_CHECK;
     int (*lion)(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
     int (*adagrad)(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
-    /* params[count] = working copy of master (bf16_working_copy, fp16 nearest even, or fp32). */
+    /* params[count] = working copy of master: bf16 by bf16_working_copy, fp16 to nearest even, or
+     * fp32. */
     int (*working_copy)(kernel_context *context, void *stream, const float *master, void *params,
                         enum dtype param_type, uint64_t count) MUST_CHECK;
 };
 typedef struct kernel_ops kernel_ops;
 
-/* The CPU backend: oneDNN products, our own loops compiled per instruction set. */
+/* The CPU backend: matrix products by oneDNN or our own, and our own loops, compiled once per
+ * instruction set. */
 extern const kernel_ops kernels_cpu;
 
-/* Plain C with double accumulation, one thread, slow: what the others are tested against. Linked
- * into tests only. Its scratch queries are valid and its products ignore the context. */
+/* Plain C in double precision, on one thread, slow. The other backends are tested against it, and a
+ * plan for a described machine takes scratch sizes from it. No op reads the context, so any context
+ * or NULL is valid. */
 extern const kernel_ops kernels_reference;
 
-/* The CUDA backend's table, or NULL where it was not built. */
+/* The CUDA backend's table, or NULL if this build has no CUDA. */
 const kernel_ops *kernels_cuda(void);
 
 #endif

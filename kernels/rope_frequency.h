@@ -1,5 +1,5 @@
-/* The frequency of a pair of rotary positions, stretched as rope_table_args says: once for all
- * backends, for hosts and for GPUs. Pure; in double. */
+/* The frequency of a pair of rotary positions, scaled as rope_table_args says. This one function
+ * serves all backends, on hosts and on GPUs. It is pure and computes in double. */
 #ifndef SLUICE_KERNELS_ROPE_FREQUENCY_H
 #define SLUICE_KERNELS_ROPE_FREQUENCY_H
 
@@ -11,7 +11,7 @@
 #define ROPE_FREQUENCY_ON static inline
 #endif
 
-/* `plain` is theta^(-2i/D). */
+/* The scaled frequency; `plain` is the unscaled one, theta^(-2i/D). */
 ROPE_FREQUENCY_ON double rope_scaled_frequency(const rope_table_args *args, double plain)
 {
     const double two_pi = 6.283185307179586476925;

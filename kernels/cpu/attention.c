@@ -1,13 +1,13 @@
 /* Causal attention, block by block: create, scratch sizes and the forward pass.
  *
  * The forward pass is the online softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention,
- * 2022): for each block of query rows, over its key blocks: S = Q K^T, P = exp(S - running
- * maximum), O = O * correction + P V. One task is one query block of one head; OpenMP threads take
- * tasks in any order and each task runs oneDNN products on its own thread only, so neither the
- * threads nor their timing touch a bit.
+ * 2022). For each block of query rows, and for each of its key blocks: S = Q K^T, P = exp(S -
+ * running maximum), O = O * correction + P V. One task is one query block of one head. OpenMP
+ * threads take tasks in any order, and each task runs oneDNN products on its own thread only, so
+ * neither the number of threads nor their timing changes a bit.
  *
- * All primitives and memory objects are made in create, for thread_count threads. A pass allocates
- * nothing; its scratch is thread_count times one worker's parts, linear in T. */
+ * Create makes all primitives and memory objects, for thread_count threads. A pass allocates
+ * nothing. Its scratch is thread_count times the parts of one worker, and is linear in T. */
 #include <errno.h>
 #include <math.h>
 #include <omp.h>
@@ -19,9 +19,9 @@
 #include "kernels/cpu/attention_internal.h"
 
 enum {
-    /* Query rows of a block by T: short sequences lose more on the diagonal, long ones gain from
-     * larger products. Key rows: the scores of a block stay in a 1 MiB second-level cache. bf16 on
-     * one Zen 5 core, forward / backward in ms, as query rows x key rows:
+    /* Query rows of a block depend on T: short sequences lose more on the diagonal, long ones gain
+     * from larger products. Key rows: the scores of a block stay in a second-level cache of 1 MiB.
+     * bf16 on one Zen 5 core, forward / backward in ms, as query rows x key rows:
      *   T=256 D=64:    32x512 2.3/5.4   64x512 2.0/4.3   128x512 2.0/4.6   64x256 2.1/4.7
      *   T=1024 D=100:  32x512 7.8/18.2  64x512 7.6/17.9  128x512 7.2/17.0  64x1024 7.3/17.0
      *   T=2048 D=128:  32x512 18.2/41.6 64x512 15.8/35.7 128x512 15.3/34.8 64x1024 15.4/35.6 */
@@ -65,7 +65,7 @@ static int desc_check(const attention_desc *desc)
     return 0;
 }
 
-/* The product of one kind over r query rows and c key rows. */
+/* Describes the product of one kind over r query rows and c key rows. */
 static matmul_desc product_desc(const kernel_attention *attention, enum block_product kind,
                                 uint64_t r, uint64_t c)
 {
@@ -113,7 +113,8 @@ static int shape_create(kernel_attention *attention, uint64_t rows, uint64_t col
     return 0;
 }
 
-/* Every shape that the loops visit: full key blocks, and the last key block of each query block. */
+/* Creates every shape that the loops visit: full key blocks, and the last key block of each query
+ * block. */
 static int shapes_create(kernel_attention *attention)
 {
     uint64_t shapes_max = attention->key_rows / attention->query_rows + 3;
@@ -156,7 +157,7 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->query_rows = query_rows;
     attention->key_rows = KEY_ROWS;
     attention->query_block_count = size_div_up(desc->tokens, query_rows);
-    /* One vector more than the columns: rows at a power-of-two distance fall into few cache
+    /* One vector more than the columns: rows at a distance of a power of two would share few cache
      * sets. */
     attention->score_stride =
         size_round_up(size_min(KEY_ROWS, desc->tokens), ATTENTION_LANES_MAX) + ATTENTION_LANES_MAX;
@@ -197,7 +198,7 @@ size_t cpui_attention_backward_scratch_bytes(const kernel_attention *attention)
 
 /* ---- shared by the passes ---- */
 
-/* The next part of `elems` floats; NULL while only counting. */
+/* The next part of `elems` floats; NULL if only counting. */
 static float *take(char *base, size_t *offset, uint64_t elems)
 {
     float *part = base ? (float *)(base + *offset) : NULL;
@@ -359,8 +360,9 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
         cpui_attention_worker_layout(
             attention, false, (char *)scratch + (size_t)slot * attention->forward_bytes, &worker);
         worker.slot = slot;
-        omp_set_num_threads(1); /* of this thread's products, until the region ends */
-        /* The longest blocks of a head first: the last tasks to finish are short. */
+        /* the products of this thread use one thread, until the region ends */
+        omp_set_num_threads(1);
+        /* The longest blocks of a head come first, so that the last tasks to finish are short. */
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t task = 0; task < task_count; task++) {
             uint64_t head = task / blocks;

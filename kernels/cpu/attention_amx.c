@@ -1,4 +1,4 @@
-/* Whether the build has code for AMX, and the passes' stand-ins where it has none; see
+/* Says if the build has code for AMX, and has stubs of the passes if it does not; see
  * attention_amx.h. Compiled for the base instruction set. */
 #include "kernels/cpu/attention_amx.h"
 

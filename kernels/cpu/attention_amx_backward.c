@@ -1,6 +1,6 @@
 /* The backward pass of attention_amx.h (Dao et al., FlashAttention, 2022, section 3.1), transposed.
- * Over the query heads of a group in order, over their blocks of BLOCK_ROWS queries, over strips of
- * 32 keys:
+ * It loops over the query heads of a group in order, over their blocks of BLOCK_ROWS queries, and
+ * over strips of 32 keys:
  *   S' = K Q',  P' = exp2(S' c - lse log2(e)),  c = scale * log2(e),
  *   dP' = V dO',  dS' = P' * (dP' - rowsum(dO * O)),
  *   dV += P' dO,  dK += dS' Q * scale,  dQ' += K' dS' * scale.
@@ -13,14 +13,14 @@
 #include "kernels/cpu/attention_amx_tiles.h"
 
 enum {
-    BLOCK_ROWS = 128, /* queries: depth of the sums of dK and dV */
-    CHUNK_STRIPS = 4, /* strips of 32 keys: depth of the sums of dQ */
+    BLOCK_ROWS = 128, /* queries of a block: the depth of the sums of dK and dV */
+    CHUNK_STRIPS = 4, /* strips of 32 keys: the depth of the sums of dQ */
     BLOCK_COLUMNS = BLOCK_ROWS / TILE_DEPTH,
     BLOCK_TILES = BLOCK_ROWS / TILE,
     STRIP_SUMS = 4 * TILE_SUMS,
 };
 
-/* One thread's scratch. */
+/* The scratch of one thread. */
 struct backward_worker {
     uint16_t *keys, *values;            /* left tiles [T/16][D/32] of K and V */
     uint16_t *key_columns;              /* left tiles [D/16][T/32] of K' */
@@ -28,17 +28,18 @@ struct backward_worker {
     uint16_t *query, *grad;             /* right tiles [BLOCK_TILES][D/32] of Q' and dO' */
     uint16_t *query_depth, *grad_depth; /* right tiles [D/16][BLOCK_COLUMNS] of Q and dO */
     uint16_t *probs, *score_grads;      /* left tiles [2][BLOCK_COLUMNS] of a strip's P' and dS' */
-    uint16_t
-        *score_grads_depth;     /* right tiles [BLOCK_TILES][CHUNK_STRIPS] of dS'; see grad_strip */
-    float *query_sums;          /* sum tiles [D/16][BLOCK_TILES] of dQ', columns alike */
-    float *scores, *prob_grads; /* [2] times sum tiles [2][2] of S' and dP' */
-    float *lse, *delta;         /* [BLOCK_ROWS], lse times log2(e); 0 behind the last row */
+    /* right tiles [BLOCK_TILES][CHUNK_STRIPS] of dS'; see grad_strip */
+    uint16_t *score_grads_depth;
+    /* sum tiles [D/16][BLOCK_TILES] of dQ', columns in the order of grad_strip */
+    float *query_sums;
+    float *scores, *prob_grads; /* two times the sum tiles [2][2] of S' and dP' */
+    float *lse, *delta; /* [BLOCK_ROWS]; lse is multiplied by log2(e); 0 after the last row */
 };
 
 /* One block of queries of one head. */
 struct backward_block {
-    uint64_t batch, head, first_row, rows, columns; /* columns: of 32 queries */
-    bool opens_group;                               /* the first head: its sums start from zero */
+    uint64_t batch, head, first_row, rows, columns; /* columns: groups of 32 queries */
+    bool opens_group; /* this is the first head of the group, so the sums start from zero */
 };
 
 static char *take(char *base, size_t *offset, size_t bytes)
@@ -80,21 +81,22 @@ size_t cpui_attention_amx_backward_bytes(const attention_desc *desc)
     return worker_layout(desc, NULL, &worker);
 }
 
-/* Lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
+/* The lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
 static inline __mmask16 seen(bool diagonal, uint64_t key, int half)
 {
     return diagonal ? (__mmask16)((0xffffffffu << key) >> (TILE * half)) : (__mmask16)0xffff;
 }
 
-/* What a strip of 32 keys by 32 queries is written to. */
+/* The targets of a strip of 32 keys by 32 queries. */
 struct strip_targets {
-    uint16_t *probs, *score_grads; /* left tiles: rows [0,16); those of [16,32) BLOCK_COLUMNS on */
-    uint16_t *depth;               /* right tiles: the first; the second CHUNK_STRIPS on */
+    /* left tiles of rows [0,16); those of rows [16,32) are BLOCK_COLUMNS tiles later */
+    uint16_t *probs, *score_grads;
+    uint16_t *depth; /* the first right tile; the second is CHUNK_STRIPS tiles later */
 };
 
-/* P' and dS' of 32 keys by 32 queries. The right tiles are interleaved within 128 bits, which is
- * one step but puts query 8*i + 4*tile + j (i, j < 4) into column 4*i + j: query_finish puts the
- * sums back in order. */
+/* Computes P' and dS' of 32 keys by 32 queries. The right tiles are interleaved within 128 bits,
+ * which takes only one step, but puts query 8*i + 4*tile + j (i, j < 4) into column 4*i + j.
+ * query_finish puts the sums back in order. */
 static inline __attribute__((always_inline)) void
 grad_strip(const float *scores, const float *prob_grads, bool diagonal, __m512 factor,
            const float *lse, const float *delta, const struct strip_targets *targets)
@@ -131,7 +133,7 @@ grad_strip(const float *scores, const float *prob_grads, bool diagonal, __m512 f
     }
 }
 
-/* S' and dP' of a strip of keys by 32 queries, into one of two places by turns. */
+/* Computes S' and dP' of a strip of keys by 32 queries, alternately into one of two buffers. */
 static inline void scores_strip(const struct backward_worker *worker, uint64_t chunks,
                                 uint64_t strip, uint64_t column)
 {
@@ -142,8 +144,8 @@ static inline void scores_strip(const struct backward_worker *worker, uint64_t c
                   chunks, worker->prob_grads + at, 2 * TILE_SUMS, true);
 }
 
-/* A strip of 32 keys against the block's queries from column `first` on, of which the first column
- * is on the diagonal or none is; adds to dK and dV of the strip. */
+/* One strip of 32 keys and the queries of the block from column `first` on. Only the first column
+ * may be on the diagonal. Adds to dK and dV of the strip. */
 static void backward_strip(const attention_desc *desc, const struct backward_worker *worker,
                            const struct backward_block *block, uint64_t strip, uint64_t first)
 {
@@ -151,7 +153,7 @@ static void backward_strip(const attention_desc *desc, const struct backward_wor
     __m512 factor = _mm512_set1_ps(desc->scale * LOG2E);
     scores_strip(worker, chunks, strip, first);
     for (uint64_t column = first; column < block->columns; column++) {
-        if (column + 1 < block->columns) /* one ahead: tiles and vectors run side by side */
+        if (column + 1 < block->columns) /* one column ahead: tiles and vectors overlap in time */
             scores_strip(worker, chunks, strip, column + 1);
         tiles_fence();
         size_t at = column % 2 * STRIP_SUMS;
@@ -183,7 +185,7 @@ static void backward_strip(const attention_desc *desc, const struct backward_wor
     tiles_fence();
 }
 
-/* Adds a chunk's part, strips [begin, begin + strips), to dQ'. */
+/* Adds the part of a chunk, strips [begin, begin + strips), to dQ'. */
 static void query_chunk(const attention_desc *desc, const struct backward_worker *worker,
                         const struct backward_block *block, uint64_t begin, uint64_t strips)
 {
@@ -202,7 +204,7 @@ static void query_chunk(const attention_desc *desc, const struct backward_worker
     tiles_fence();
 }
 
-/* Rounds dQ * scale into the caller's gradient. */
+/* Rounds dQ * scale into the gradient of the caller. */
 static void query_finish(const attention_amx_pass *pass, const struct backward_worker *worker,
                          const struct backward_block *block)
 {
@@ -230,7 +232,7 @@ static void query_finish(const attention_amx_pass *pass, const struct backward_w
         }
 }
 
-/* Rounds dK or dV of a head, times `scale`, into the caller's gradient. */
+/* Rounds dK or dV of a head, times `scale`, into the gradient of the caller. */
 static void key_finish(const attention_desc *desc, const float *sums, float scale, uint16_t *target)
 {
     uint64_t tiles = 2 * size_div_up(desc->head_dim, TILE_DEPTH);

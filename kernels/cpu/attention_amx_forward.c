@@ -1,10 +1,11 @@
 /* The forward pass of attention_amx.h: online softmax (Milakov and Gimelshein 2018; Dao et al.,
  * FlashAttention, 2022) over blocks of 32 query rows and chunks of CHUNK_KEYS keys:
  *   S' = K Q',  P' = exp2(S' c - max),  O' = O' * correction + V' P',   c = scale * log2(e).
- * Blocks of 32 by 32 scores above the diagonal are never computed; those on it are masked.
+ * Blocks of 32 by 32 scores above the diagonal are never computed; blocks on the diagonal are
+ * masked.
  *
- * A task is one key/value head of one sequence; where there are few, it is one of several parts of
- * its query blocks, dealt in turn. */
+ * A task is one key/value head of one sequence. If there are few heads, each is divided into
+ * several tasks, which take its query blocks in turn. */
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
@@ -13,13 +14,13 @@
 #include "kernels/cpu/attention_amx_tiles.h"
 
 enum {
-    CHUNK_KEYS = 256, /* 32 KiB of scores stay in the nearest cache */
+    CHUNK_KEYS = 256, /* 32 KiB of scores stay in the first-level cache */
     CHUNK_STRIPS = CHUNK_KEYS / TILE_DEPTH,
-    TASKS_A_THREAD = 4, /* heads are cut where they give a thread fewer tasks */
+    TASKS_A_THREAD = 4, /* heads are divided if they give a thread fewer tasks */
     STRIP_SUMS = 4 * TILE_SUMS,
 };
 
-/* One thread's scratch. */
+/* The scratch of one thread. */
 struct forward_worker {
     uint16_t *keys;   /* left tiles [T/16][D/32] of K */
     uint16_t *values; /* left tiles [D/16][T/32] of V' */
@@ -29,9 +30,9 @@ struct forward_worker {
     float *output;    /* sum tiles [D/16][2] of O' */
 };
 
-/* The state of 32 queries: lanes. */
+/* The state of 32 queries, one in each lane. */
 struct forward_state {
-    __m512 largest[2], sum[2]; /* of the scores times c, and of their exponentials */
+    __m512 largest[2], sum[2]; /* largest: of the scores times c; sum: of their exponentials */
 };
 
 static char *take(char *base, size_t *offset, size_t bytes)
@@ -61,13 +62,14 @@ size_t cpui_attention_amx_forward_bytes(const attention_desc *desc)
     return worker_layout(desc, NULL, &worker);
 }
 
-/* Lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
+/* The lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
 static inline __mmask16 seen(bool diagonal, uint64_t key, int half)
 {
     return diagonal ? (__mmask16)((0xffffffffu << key) >> (TILE * half)) : (__mmask16)0xffff;
 }
 
-/* The larger of `largest` and a strip's scores. NaN is passed over: the exponentials show it. */
+/* Raises `largest` by the scores of a strip. NaN is ignored here, since the exponentials show
+ * it. */
 static inline void strip_largest(const float *scores, bool diagonal, __m512 largest[2])
 {
     __m512 best[4] = {largest[0], largest[1], largest[0], largest[1]};
@@ -84,7 +86,7 @@ static inline void strip_largest(const float *scores, bool diagonal, __m512 larg
     largest[1] = _mm512_max_ps(best[1], best[3]);
 }
 
-/* One strip of P' from its scores; its exponentials are added to sum[4]. */
+/* Computes one strip of P' from its scores and adds its exponentials to sum[4]. */
 static inline void strip_probs(const float *scores, bool diagonal, __m512 factor,
                                const __m512 offset[2], __m512 sum[4], uint16_t *probs)
 {
@@ -111,7 +113,8 @@ static inline void strip_probs(const float *scores, bool diagonal, __m512 factor
     }
 }
 
-/* Raises the state to the new largest scores: sums and output are scaled down where they grew. */
+/* Raises the state to the new largest scores; where they grew, the sums and the output are scaled
+ * down. */
 static void state_raise(struct forward_state *state, const __m512 largest[2], bool first,
                         uint64_t chunks, float *output)
 {
@@ -130,8 +133,8 @@ static void state_raise(struct forward_state *state, const __m512 largest[2], bo
     }
 }
 
-/* One chunk of `strips` strips of keys from strip `begin` on; the last is on the diagonal or none
- * is. */
+/* One chunk of `strips` strips of keys from strip `begin` on. has_diagonal: the last strip is on
+ * the diagonal. */
 static void forward_chunk(const attention_desc *desc, const struct forward_worker *worker,
                           struct forward_state *state, uint64_t begin, uint64_t strips,
                           bool has_diagonal)
@@ -147,7 +150,7 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
                           key_step, chunks, worker->scores + strip * STRIP_SUMS, 2 * TILE_SUMS,
                           true);
         tiles_fence();
-        if (strip > 0) /* one behind: tiles and vectors run side by side */
+        if (strip > 0) /* one strip later: tiles and vectors overlap in time */
             strip_largest(worker->scores + (strip - 1) * STRIP_SUMS,
                           has_diagonal && strip == strips, largest);
     }
@@ -178,7 +181,7 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
     tiles_fence();
 }
 
-/* Divides by the sums and rounds into the caller's output and lse. */
+/* Divides by the sums and rounds into the output and lse of the caller. */
 static void forward_finish(const attention_amx_pass *pass, const struct forward_worker *worker,
                            const struct forward_state *state, uint64_t batch, uint64_t head,
                            uint64_t first_row)
@@ -234,7 +237,7 @@ static void forward_block(const attention_amx_pass *pass, const struct forward_w
     forward_finish(pass, worker, &state, batch, head, first_row);
 }
 
-/* Part `part` of `parts` of one key/value head's query blocks. */
+/* Part `part` of `parts` of the query blocks of one key/value head. */
 static void forward_task(const attention_amx_pass *pass, const struct forward_worker *worker,
                          uint64_t batch, uint64_t kv_head, uint64_t part, uint64_t parts)
 {

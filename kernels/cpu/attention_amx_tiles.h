@@ -1,10 +1,10 @@
 /* Tiles of bf16 for attention_amx_*.c: packing, the product of two by two tiles, the exponential.
- * To be compiled with AMX, AVX-512 and its bf16 conversions.
+ * Must be compiled with AMX, AVX-512 and its bf16 conversions.
  *
  * All tiles are 1 KiB, contiguous:
- *   left    [16 rows][32 depth] bf16          of a product's left operand
- *   right   [16 depth pairs][16 columns][2]   of its right operand: the pair is two steps of depth
- *   sum     [16 rows][16 columns] fp32        of its result
+ *   left    [16 rows][32 depth] bf16          of the left operand of a product
+ *   right   [16 depth pairs][16 columns][2]   of the right operand: a pair is two steps of depth
+ *   sum     [16 rows][16 columns] fp32        of the result
  * An operand is an array [rows or columns / 16][depth / 32] of tiles, padded with zeros. */
 #ifndef SLUICE_KERNELS_ATTENTION_AMX_TILES_H
 #define SLUICE_KERNELS_ATTENTION_AMX_TILES_H
@@ -18,20 +18,21 @@
 
 enum {
     TILE = 16,         /* rows or columns of a tile */
-    TILE_DEPTH = 32,   /* depth of an operand tile: what the loops step by */
-    TILE_HALVES = 512, /* bf16 of an operand tile */
-    TILE_SUMS = 256,   /* fp32 of a sum tile */
+    TILE_DEPTH = 32,   /* depth of an operand tile: the step of the loops */
+    TILE_HALVES = 512, /* bf16 elements of an operand tile */
+    TILE_SUMS = 256,   /* fp32 elements of a sum tile */
 };
 
 #define LOG2E 0x1.715476p+0f
 
-/* Tile accesses are assembly to the compiler: orders them against loads and stores of vectors. */
+/* The compiler does not see the memory that tile instructions access. This fence orders them with
+ * loads and stores of vectors. */
 static inline void tiles_fence(void)
 {
     __asm__ volatile("" ::: "memory");
 }
 
-/* All eight tiles 16 rows of 64 bytes, on this thread, until tiles_end. */
+/* Configures all eight tiles of this thread as 16 rows of 64 bytes, until tiles_end. */
 static inline void tiles_begin(void)
 {
     struct {
@@ -53,8 +54,8 @@ static inline void tiles_end(void)
     _tile_release();
 }
 
-/* c[2][2] (+)= a[2][depth] b[2][depth]: tiles; steps from one row of tiles to the next in elements.
- * Rows of c lie c_step apart, its columns side by side. */
+/* c[2][2] = or += a[2][depth] b[2][depth], in tiles. a_step, b_step and c_step are the distances
+ * from one row of tiles to the next, in elements; the two columns of c lie side by side. */
 static inline void tiles_product(const uint16_t *a, size_t a_step, const uint16_t *b, size_t b_step,
                                  uint64_t depth, float *c, size_t c_step, bool fresh)
 {
@@ -117,15 +118,15 @@ static inline __attribute__((always_inline)) void transpose(__m512i r[TILE])
         r[i] = t[i];
 }
 
-/* Rows of a head as they lie in memory. */
+/* Rows of a head as they are in memory. */
 struct head_rows {
     const uint16_t *first;
     uint64_t stride;       /* elements */
-    uint64_t count, width; /* rows and columns that there are; behind them is zero */
+    uint64_t count, width; /* existing rows and columns; beyond them everything counts as zero */
 };
 
-/* Asks for a chunk of a row some rows ahead: rows of a head lie a whole token apart, where the
- * hardware foresees nothing. */
+/* Prefetches a chunk of a row some rows ahead. Rows of a head lie a whole token apart, and the
+ * hardware does not predict that. */
 static inline void head_ask(const struct head_rows *source, uint64_t row, uint64_t chunk)
 {
     enum { AHEAD = 24 };
@@ -134,7 +135,7 @@ static inline void head_ask(const struct head_rows *source, uint64_t row, uint64
                      _MM_HINT_T0);
 }
 
-/* Columns [32*chunk, +32) of a row. */
+/* Loads columns [32*chunk, +32) of a row. */
 static inline __m512i head_load(const struct head_rows *source, uint64_t row, uint64_t chunk)
 {
     if (row >= source->count)
@@ -146,7 +147,7 @@ static inline __m512i head_load(const struct head_rows *source, uint64_t row, ui
                                     source->first + row * source->stride + chunk * TILE_DEPTH);
 }
 
-/* Left tiles [rows/16][chunks]: rows by columns of the head. `rows` is a multiple of 16. */
+/* Packs left tiles [rows/16][chunks]: rows by columns of the head. `rows` is a multiple of 16. */
 static inline void pack_left(const struct head_rows *source, uint64_t rows, uint64_t chunks,
                              uint16_t *target)
 {
@@ -157,7 +158,7 @@ static inline void pack_left(const struct head_rows *source, uint64_t rows, uint
                                 head_load(source, row, chunk));
 }
 
-/* Right tiles [rows/16][chunks]: the head's columns are depth, its rows columns. */
+/* Packs right tiles [rows/16][chunks]: columns of the head become depth, rows become columns. */
 static inline void pack_right(const struct head_rows *source, uint64_t rows, uint64_t chunks,
                               uint16_t *target)
 {
@@ -174,7 +175,8 @@ static inline void pack_right(const struct head_rows *source, uint64_t rows, uin
         }
 }
 
-/* The rows 2i and 2i+1 of 32, side by side as pairs, for columns [0,16) and [16,32) of a chunk. */
+/* Puts rows 2i and 2i+1 of 32 rows side by side as pairs, for columns [0,16) and [16,32) of a
+ * chunk. */
 static inline __attribute__((always_inline)) void pair_rows(const struct head_rows *source,
                                                             uint64_t row, uint64_t chunk,
                                                             __m512i low[TILE], __m512i high[TILE])
@@ -192,8 +194,8 @@ static inline __attribute__((always_inline)) void pair_rows(const struct head_ro
     }
 }
 
-/* Tiles [2*chunks][row_chunks], `rows` of them filled (a multiple of 32): the head's rows are
- * depth. As right tiles its columns are columns; as left tiles they are rows. */
+/* Packs tiles [2*chunks][row_chunks] from `rows` rows (a multiple of 32): rows of the head become
+ * depth. Columns of the head become columns of right tiles, or rows of left tiles. */
 static inline void pack_depth(const struct head_rows *source, uint64_t rows, uint64_t chunks,
                               uint64_t row_chunks, bool left, uint16_t *target)
 {
@@ -215,8 +217,8 @@ static inline void pack_depth(const struct head_rows *source, uint64_t rows, uin
         }
 }
 
-/* 2^y within a relative error of 3e-6 (bf16 rounds by up to 3.9e-3): 2^f on [0,1) by a polynomial
- * of degree 4 through 1, times 2^floor(y). -inf gives 0, NaN stays NaN. */
+/* 2^y within a relative error of 3e-6 (bf16 rounds by up to 3.9e-3): a polynomial of degree 4 with
+ * constant term 1 for 2^f on [0,1), times 2^floor(y). -inf gives 0, NaN stays NaN. */
 static inline __m512 exp2_lanes(__m512 y)
 {
     __m512 f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -228,13 +230,13 @@ static inline __m512 exp2_lanes(__m512 y)
     return _mm512_scalef_ps(p, y);
 }
 
-/* a in the lower half of the result, b in the upper. */
+/* Rounds to bf16; a is the lower half of the result, b the upper half. */
 static inline __m512i to_halves(__m512 a, __m512 b)
 {
     return (__m512i)_mm512_cvtne2ps_pbh(b, a);
 }
 
-/* Rounds 16 sums into `count` elements of a row (count > 16: all 16). */
+/* Rounds 16 sums into `count` elements of a row (all 16 if count > 16). */
 static inline void store_halves(uint16_t *target, __m512 sums, uint64_t count)
 {
     __mmask16 mask = count < TILE ? (__mmask16)((1u << count) - 1u) : 0xffff;

@@ -1,11 +1,12 @@
 /* The backward pass of block-wise causal attention (Dao et al., FlashAttention, 2022, section 3.1).
  *
- * One task is one key/value head of one sequence. Over the query heads of its group in order, over
- * their query blocks and over the key blocks of each: P is recomputed from the saved lse, then
+ * One task is one key/value head of one sequence. It loops over the query heads of its group in
+ * order, over their query blocks, and over the key blocks of each. P is recomputed from the saved
+ * lse, then
  *   dP = dO V^T,  dS = P * (dP - rowsum(dO * O)) * scale,
  *   dV += P^T dO,  dK += dS^T Q,  dQ += dS K.
- * dK and dV of the task are summed in fp32 in the thread's scratch and rounded once. A task belongs
- * to one thread and its order is fixed, so the number of threads does not change a bit. */
+ * dK and dV of the task are summed in fp32 in the scratch of the thread and rounded once. A task
+ * runs on one thread in a fixed order, so the number of threads does not change a bit. */
 #include <omp.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@ struct query_block {
     uint64_t batch, head, kv_head, first_row, rows;
 };
 
-/* Rounds `rows` rows of fp32 sums to a head of a gradient in the layout of q, k and v. */
+/* Rounds `rows` rows of fp32 sums into a head of a gradient, which is laid out like q, k and v. */
 static void store_rows(const kernel_attention *attention, const float *sums, void *target,
                        uint64_t first_elem, uint64_t rows)
 {
@@ -141,7 +142,8 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
         cpui_attention_worker_layout(
             attention, true, (char *)scratch + (size_t)slot * attention->backward_bytes, &worker);
         worker.slot = slot;
-        omp_set_num_threads(1); /* of this thread's products, until the region ends */
+        /* the products of this thread use one thread, until the region ends */
+        omp_set_num_threads(1);
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t task = 0; task < task_count; task++)
             backward_task(attention, &args, &worker, task / desc->kv_heads, task % desc->kv_heads);

@@ -1,12 +1,12 @@
 /* Attention over kept keys and values; see attention_cached_args in kernels/ops.h. Each row of each
- * head is a task of its own: results do not depend on the number of threads. Allocates nothing. */
+ * head is one task, so results do not depend on the number of threads. Nothing allocates. */
 #include <assert.h>
 #include <string.h>
 
 #include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/cpu_internal.h"
 
-/* k and v of the new positions behind those that are kept. */
+/* Appends k and v of the new positions to the kept ones. */
 static void keep_new(const attention_cached_args *args)
 {
     size_t elem_bytes = dtype_bytes(args->type), row_bytes = args->head_dim * elem_bytes;

@@ -1,22 +1,22 @@
-/* What attention.c and attention_backward.c share: the cutting of a head into blocks, the prepared
- * products of each block shape, and one thread's part of the scratch.
+/* Shared by attention.c and attention_backward.c: how a head is cut into blocks, the prepared
+ * products of each block shape, and the scratch of one thread.
  *
- * A head's T query rows are cut into blocks of query_rows, its keys into blocks of key_rows (a
- * multiple of query_rows). Query block i meets the key blocks up to its own end:
+ * The T query rows of a head are cut into blocks of query_rows, its keys into blocks of key_rows (a
+ * multiple of query_rows). A query block is combined with the key blocks up to its own end:
  *
  *   keys ->  0        key_rows            T
  *   queries  [S S \ . |      .      . ]       S full, \ on the diagonal (masked above it),
  *            [S S S S | S \  .      . ]       . never computed
  *
- * Scores of one query block and one key block exist at a time, per thread. The cut depends on T
- * alone, every product runs on one thread and every sum has a fixed order, so results do not depend
- * on the number of threads. */
+ * Each thread holds the scores of one query block and one key block at a time. The cut depends on T
+ * alone, every product runs on one thread, and every sum has a fixed order, so results do not
+ * depend on the number of threads. */
 #ifndef SLUICE_KERNELS_ATTENTION_INTERNAL_H
 #define SLUICE_KERNELS_ATTENTION_INTERNAL_H
 
 #include "kernels/cpu/attention_rows.h"
 
-/* A product over a block of r query rows and c key rows. P and S have rows of queries. */
+/* A product over a block of r query rows and c key rows. A row of P or S belongs to a query. */
 enum block_product {
     PRODUCT_SCORES,     /* S[r,c]  = Q K^T */
     PRODUCT_OUTPUT,     /* O[r,D] += P V */
@@ -37,62 +37,66 @@ typedef struct block_shape block_shape;
 struct kernel_attention {
     kernel_context *context;
     attention_desc desc;
-    const attention_rows *rows; /* the instruction set's table */
-    bool by_tiles;           /* attention_amx.h runs the passes: of what follows only the bytes */
-    enum dtype product_type; /* of the products' operands: desc.type, or fp32 where widened */
+    const attention_rows *rows; /* the table of the instruction set */
+    /* attention_amx.h runs the passes; of the members below only the bytes are set */
+    bool by_tiles;
+    /* of the operands of the products: desc.type, or fp32 if they are widened */
+    enum dtype product_type;
     uint64_t query_rows, key_rows, query_block_count;
-    uint64_t score_stride; /* floats of a row of scores */
-    uint64_t head_stride;  /* floats of a row of fp32 accumulators: D rounded up to whole vectors */
-    block_shape *shapes;   /* [shape_count] */
+    uint64_t score_stride; /* distance between rows of scores, in floats */
+    /* distance between rows of fp32 accumulators: D rounded up to whole vectors */
+    uint64_t head_stride;
+    block_shape *shapes; /* [shape_count] */
     size_t shape_count;
-    size_t product_scratch_bytes;         /* the most that one product needs */
-    size_t forward_bytes, backward_bytes; /* of one thread */
+    size_t product_scratch_bytes;         /* the largest scratch of a product */
+    size_t forward_bytes, backward_bytes; /* scratch of one thread */
 };
 
-/* One thread's scratch. Parts that a pass does not use are NULL. Strides: head_stride for output
- * and the accumulators, score_stride for scores, D for widened operands. */
+/* The scratch of one thread. Parts that a pass does not use are NULL. Strides: head_stride for the
+ * output and the accumulators, score_stride for scores, D for widened operands. */
 struct attention_worker {
     float *scores;     /* [query_rows, score_stride] */
-    float *prob_grads; /* as scores; backward */
-    float *output;     /* [query_rows, head_stride]: O forward, dQ backward */
-    float *row_max;    /* [query_rows]: forward; delta = rowsum(dO * O) backward */
-    float *row_sum;    /* [query_rows] forward */
-    float *key_grads;  /* [T, head_stride] backward */
+    float *prob_grads; /* like scores; backward */
+    float *output;  /* [query_rows, head_stride]: O in the forward pass, dQ in the backward pass */
+    float *row_max; /* [query_rows]: forward: the largest score; backward: delta = rowsum(dO * O) */
+    float *row_sum; /* [query_rows] forward */
+    float *key_grads; /* [T, head_stride] backward */
     float *value_grads;
-    float *wide_q, *wide_output_grad; /* [query_rows, D] where operands are widened */
+    float *wide_q, *wide_output_grad; /* [query_rows, D] if operands are widened */
     float *wide_k, *wide_v;           /* [key_rows, D] */
     void *product_scratch;
-    int slot;                    /* of the products */
-    int status;                  /* first dnnl status of this thread that is not 0 */
-    const cpui_product *culprit; /* the product that gave it */
+    int slot;                    /* slot of this thread in the products */
+    int status;                  /* the first dnnl status of this thread that is not 0 */
+    const cpui_product *culprit; /* the product that returned it */
 };
 typedef struct attention_worker attention_worker;
 
-/* One failure among the threads of a pass, whichever thread reported last. */
+/* One failure of a pass: that of the thread that reported last. */
 struct attention_fault {
     int status;
     const cpui_product *culprit;
 };
 typedef struct attention_fault attention_fault;
 
-/* Places a worker's parts from `base` on and returns their bytes; base NULL only counts. */
+/* Lays out the parts of a worker from `base` on and returns their bytes. base NULL: only computes
+ * the bytes. */
 size_t cpui_attention_worker_layout(const kernel_attention *attention, bool backward, char *base,
                                     attention_worker *worker);
 
-/* The prepared shape, which exists for every block that the loops visit. */
+/* The prepared products of a shape. They exist for every block that the loops visit. */
 const block_shape *cpui_attention_shape(const kernel_attention *attention, uint64_t rows,
                                         uint64_t cols);
 
-/* Runs one product unless this worker has failed before. */
+/* Runs one product, unless this worker has failed before. */
 void cpui_attention_product(attention_worker *worker, const block_shape *shape,
                             enum block_product kind, const void *a, const void *b, void *c);
 
-/* The operand that a product reads: `rows` rows of a head from element `first` of `source`, in
- * place, or widened into `wide`. */
+/* The operand that a product reads: `rows` rows of a head from element `first` of `source` on, in
+ * place or widened into `wide`. */
 const void *cpui_attention_operand(const kernel_attention *attention, const void *source,
                                    uint64_t first, uint64_t row_stride, uint64_t rows, float *wide);
 
-/* Address of element `elem` of a tensor of the working type. */
+/* The address of element `elem` of a tensor of the working type. */
 static inline const void *attention_at(const kernel_attention *attention, const void *base,
                                        uint64_t elem)
 {

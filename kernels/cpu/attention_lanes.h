@@ -1,6 +1,6 @@
-/* A vector of LANES floats for attention_rows_body.h: AVX-512, AVX2 with FMA and F16C, or GCC's
- * portable vectors, chosen by the flags of the including file. Loads and stores need no alignment
- * and may alias any type. */
+/* A vector of LANES floats for attention_rows_body.h: AVX-512, AVX2 with FMA and F16C, or the
+ * portable vectors of GCC. The compiler flags of the including file decide. Loads and stores need
+ * no alignment and may alias any type. */
 #ifndef SLUICE_KERNELS_ATTENTION_LANES_H
 #define SLUICE_KERNELS_ATTENTION_LANES_H
 
@@ -50,7 +50,7 @@ static inline lanes lanes_fma(lanes a, lanes b, lanes c)
     return _mm512_fmadd_ps(a, b, c);
 }
 
-/* The larger or smaller; b where either is NaN. */
+/* The larger (or smaller) of a and b; b if either is NaN. */
 static inline lanes lanes_max(lanes a, lanes b)
 {
     return _mm512_max_ps(a, b);
@@ -61,19 +61,20 @@ static inline lanes lanes_min(lanes a, lanes b)
     return _mm512_min_ps(a, b);
 }
 
-/* Lanes below count from a, the others from b. */
+/* Lanes below `count` come from a, the others from b. */
 static inline lanes lanes_first(lanes a, uint64_t count, lanes b)
 {
     return _mm512_mask_blend_ps((__mmask16)((1u << count) - 1u), b, a);
 }
 
-/* The bits of a shifted left by 23: an integer in the low 8 bits becomes an exponent. */
+/* The bits of a, shifted left by 23: an integer in the low 8 bits becomes an exponent. */
 static inline lanes lanes_exponent(lanes a)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
 }
 
-/* Rounded to bf16, ties to even, NaN quieted, in the upper half of each lane; the lower is 0. */
+/* Rounds to bf16, ties to even, in the upper half of each lane; the lower half is 0. NaN becomes
+ * quiet. */
 static inline lanes lanes_round_bf16(lanes a)
 {
     __m512i bits = _mm512_castps_si512(a);
@@ -91,7 +92,7 @@ static inline void lanes_store_bf16(void *target, lanes a)
     _mm256_storeu_si256(target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
-/* Rounded to fp16, ties to even, beyond 65504 to infinity. */
+/* Rounds to fp16, ties to even; a result above 65504 becomes infinity. */
 static inline lanes lanes_round_fp16(lanes a)
 {
     return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -227,7 +228,7 @@ static inline lanes lanes_load_fp16(const void *source)
                    fp32_from_fp16(halves[3])};
 }
 
-/* Two roundings here: the base instruction set need not have a fused operation. */
+/* Two roundings: the base instruction set may have no fused operation. */
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     return a * b + c;
@@ -291,7 +292,7 @@ static inline lanes lanes_round_fp16(lanes a)
 
 #endif
 
-/* The lanes of a in a fixed order of pairs. */
+/* The sum of the lanes, in a fixed order of pairs. */
 static inline float lanes_sum(lanes a)
 {
     float values[LANES];

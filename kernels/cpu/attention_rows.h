@@ -1,9 +1,11 @@
-/* The row work of attention between its products: softmax of a block of scores and its gradient, in
- * fp32, with an exponential of our own. attention_rows_body.h is the one loop body; it is compiled
- * once per instruction set (attention_rows_base.c, _avx2.c, _avx512.c) into a table each.
+/* The row operations of attention between its matrix products: the softmax of a block of scores and
+ * its gradient, in fp32, with our own exponential. attention_rows_body.h is the only loop body;
+ * each of attention_rows_base.c, _avx2.c and _avx512.c compiles it into a table for one instruction
+ * set.
  *
- * Pure functions on the calling thread's scratch; no allocation. A table's results depend on its
- * arguments alone; the tables agree with each other within rounding, not to the bit. */
+ * The functions are pure, work on the scratch of the calling thread, and do not allocate. The
+ * result of a table depends on its arguments alone. The tables agree with each other within
+ * rounding, not to the bit. */
 #ifndef SLUICE_KERNELS_ATTENTION_ROWS_H
 #define SLUICE_KERNELS_ATTENTION_ROWS_H
 
@@ -13,22 +15,23 @@
 #include "base/dtype.h"
 #include "kernels/cpu/cpu_internal.h"
 
-/* Rows of blocks start at multiples of this many floats: whole vectors may be read and written. */
+/* Rows of blocks start at multiples of this many floats, so whole vectors may be read and
+ * written. */
 enum { ATTENTION_LANES_MAX = 16, ATTENTION_HEAD_DIM_MAX = 256 };
 
-/* A block of scores, replaced in place by probabilities for the next product.
+/* A block of scores, which is replaced in place by the probabilities for the next product.
  *
- *   scores  [rows, stride] fp32 -> [rows, 2*stride] bf16 or [rows, stride] fp32: element c of a row
- *           lies at the row's first byte + c * dtype_bytes(store_type), so a store never overtakes
- *           the loads.
+ *   scores  [rows, stride] fp32 becomes [rows, 2*stride] bf16 or [rows, stride] fp32. Element c of
+ *           a row is stored at the first byte of the row + c * dtype_bytes(store_type), so a store
+ *           never overwrites a score that is not yet loaded.
  * Row r sees the columns below min(cols, first_valid + r), at least one; the others become 0. */
 struct score_block {
     uint64_t rows, cols, stride; /* stride in floats, a multiple of ATTENTION_LANES_MAX, >= cols */
     uint64_t first_valid;        /* > 0 */
     float scale;
     float *scores;
-    enum dtype store_type; /* fp32 or bf16: what the products take */
-    enum dtype round_type; /* values are rounded to this type, also where they are stored as fp32 */
+    enum dtype store_type; /* fp32 or bf16: the operand type of the products */
+    enum dtype round_type; /* values are rounded to this type, even if they are stored as fp32 */
 };
 typedef struct score_block score_block;
 
@@ -41,7 +44,7 @@ struct softmax_state {
 };
 typedef struct softmax_state softmax_state;
 
-/* One query over the kept keys and values of its group, [count, head_dim] each, in `type`. */
+/* One query over the kept keys and values of its group, each [count, head_dim] in `type`. */
 struct cached_row {
     const void *query, *keys, *values; /* [head_dim], then rows of head_dim */
     uint64_t count, head_dim;          /* count > 0; head_dim <= ATTENTION_HEAD_DIM_MAX */
@@ -54,11 +57,11 @@ typedef struct cached_row cached_row;
 struct attention_rows {
     const char *name;
 
-    /* output = softmax(scale * query keys') values, in fp32, in blocks of keys from the first
+    /* output = softmax(scale * query keys') values, in fp32, block by block from the first key
      * on. */
     void (*attend)(const cached_row *row);
 
-    /* scores -> exp(scale * score - row_max), with the state brought up to date. */
+    /* scores -> exp(scale * score - row_max); also updates the state. */
     void (*softmax)(const score_block *block, const softmax_state *state);
 
     /* scores -> P = exp(scale * score - lse[r]); prob_grads (same layout) -> P * (prob_grad -
@@ -72,11 +75,11 @@ struct attention_rows {
     /* target[i] = source[i] as fp32; type is bf16 or fp16. */
     void (*widen)(const void *source, enum dtype type, float *target, uint64_t count);
 
-    /* Sum of a[i] * b[i] in fp32, in a fixed order. */
+    /* The sum of a[i] * b[i] in fp32, in a fixed order. */
     float (*dot)(const void *a, const void *b, enum dtype type, uint64_t count);
 
-    /* target[i] = e^source[i]: within 2 units in the last place from -87.3 to 88, 0 below -87.7;
-     * the arguments are clamped to [-88, 88]; NaN stays NaN. For tests. */
+    /* target[i] = e^source[i], for tests. Arguments are clamped to [-88, 88]. The result is within
+     * 2 units in the last place from -87.3 to 88, and 0 below -87.7; NaN stays NaN. */
     void (*exponential)(const float *source, float *target, uint64_t count);
 };
 typedef struct attention_rows attention_rows;
@@ -87,7 +90,7 @@ extern const attention_rows cpui_attention_rows_avx2;
 extern const attention_rows cpui_attention_rows_avx512;
 #endif
 
-/* The table for an instruction set; the base table where it is not built. attention.c */
+/* attention.c. The table for an instruction set; the base table if the build has none for it. */
 const attention_rows *cpui_attention_rows(enum cpu_isa isa);
 
 #endif

@@ -1,10 +1,11 @@
-/* The loop body of attention_rows.h. The including file defines ATTENTION_ROWS_TABLE (the table's
- * name) and ATTENTION_ROWS_NAME (its text) and is compiled with its instruction set's flags.
+/* The loop body of attention_rows.h. The including file defines ATTENTION_ROWS_TABLE (the name of
+ * the table) and ATTENTION_ROWS_NAME (its text) and is compiled with the flags of its instruction
+ * set.
  *
- * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r) with q of degree 4, fitted by
- * Remez exchange to a relative error of 3.1e-9 (0.05 units in the last place); 2^n is put together
- * in the exponent. Adding EXP_SHIFT = 1.5 * 2^23 + 127 rounds to an integer and leaves n + 127 in
- * the low bits. */
+ * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 q(r). q has degree 4 and is
+ * fitted by Remez exchange to a relative error of 3.1e-9 (0.05 units in the last place). 2^n is
+ * built in the exponent bits: adding EXP_SHIFT = 1.5 * 2^23 + 127 rounds to an integer and leaves n
+ * + 127 in the low bits. */
 #include <math.h>
 
 #include "kernels/cpu/attention_lanes.h"
@@ -33,14 +34,14 @@ static inline lanes exp_lanes(lanes x)
     return power * lanes_exponent(shifted);
 }
 
-/* Columns that row `row` sees. */
+/* The number of columns that row `row` sees. */
 static inline uint64_t valid_cols(const score_block *block, uint64_t row)
 {
     uint64_t valid = block->first_valid + row;
     return valid < block->cols ? valid : block->cols;
 }
 
-/* Stores the vector of columns [col, col + LANES) of a row in the block's type. */
+/* Stores the vector of columns [col, col + LANES) of a row in the type of the block. */
 static inline void store_lanes(const score_block *block, void *row, uint64_t col, lanes values)
 {
     if (block->store_type == DTYPE_BF16)
@@ -53,7 +54,7 @@ static inline void store_lanes(const score_block *block, void *row, uint64_t col
         lanes_store((float *)row + col, values);
 }
 
-/* Zeroes from column `col` (a multiple of LANES) to the block's end. */
+/* Sets the columns from `col` (a multiple of LANES) to the end of the block to zero. */
 static inline void clear_tail(const score_block *block, void *row, uint64_t col)
 {
     size_t elem_bytes = dtype_bytes(block->store_type);
@@ -206,7 +207,7 @@ static void exponential(const float *source, float *target, uint64_t count)
 }
 
 enum {
-    CACHED_KEYS = 64, /* of a block: its scores stay in the nearest cache */
+    CACHED_KEYS = 64, /* keys of a block: their scores stay in the first-level cache */
     CACHED_LANES = ATTENTION_HEAD_DIM_MAX / LANES,
 };
 
@@ -218,7 +219,8 @@ static inline lanes load_lanes(const void *source, enum dtype type, uint64_t i)
     return type == DTYPE_BF16 ? lanes_load_bf16(halves) : lanes_load_fp16(halves);
 }
 
-/* The vector of elements [i, i + LANES) of `count`, zero behind them. */
+/* The vector of elements [i, i + LANES) of an array of `count` elements; elements past the end are
+ * 0. */
 static inline lanes load_some(const void *source, enum dtype type, uint64_t i, uint64_t count)
 {
     if (i + LANES <= count)
@@ -229,8 +231,8 @@ static inline lanes load_some(const void *source, enum dtype type, uint64_t i, u
     return lanes_load(values);
 }
 
-/* Probabilities of a block, without the denominator; the sums so far are scaled down as the largest
- * score grows. */
+/* Replaces the scores of a block by probabilities without the denominator. If the largest score
+ * grows, the sums so far are scaled down. */
 static void weigh_block(float *scores, uint64_t count, float *largest, float *sum, lanes *output,
                         uint64_t vectors)
 {

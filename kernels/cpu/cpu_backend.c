@@ -1,8 +1,8 @@
-/* The CPU backend's context and ops table.
+/* The context and the ops table of the CPU backend.
  *
- * A context holds the instruction set, its variants of the kernels, and oneDNN's engine. One thread
- * at a time uses it, which need not be the thread that made it; the ops start OpenMP teams of
- * thread_count threads. Only context_create and the *_create calls allocate. */
+ * A context holds the instruction set, the variants of the kernels for it, and oneDNN's engine. One
+ * thread at a time uses a context; it need not be the thread that created it. The ops start OpenMP
+ * teams of thread_count threads. Only context_create and the *_create calls allocate. */
 #include <errno.h>
 #include <stdio.h>
 

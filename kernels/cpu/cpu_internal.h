@@ -1,19 +1,12 @@
-/* What the files of the CPU backend share. The ops table is filled in cpu.c; each group of ops has
- * its own file:
- *   cpu.c        context, table, description
- *   product.c    one oneDNN matrix product (API 2 and 3), executable by several threads at a time
- *   matmul.c     the ops table's products: picks one of the three, with fp32 stand-ins where the CPU
- *                has no bf16
- *   product_amx.c   large bf16 products of our own, on AMX tiles
- *   product_fp32.c  large fp32 products of our own, with AVX-512
- *   attention.c, attention_backward.c  block-wise causal attention over single-thread products;
- *                their softmax rows are attention_rows_body.h, compiled once per instruction set
- *   attention_amx*.c  the same in bf16 on AMX tiles of our own
- *   rows.c       dispatch to rows_body.h: norms, embedding, rope, activations, add, bias,
- *                cross-entropy, convert; compiled once per instruction set
- *   adam.c       dispatch to adam_body.h and adam_siblings_body.h: Adam, Lion, Adagrad, working
- *                copies, gradient close; once per instruction set, equal to the bit
- * Names that begin with cpui_ are shared by these files only. */
+/* Shared by the files of the CPU backend: its context, and the functions that fill its ops table.
+ * Only these files, their tests and benchmarks use names that begin with cpui_.
+ *
+ * There are three groups of ops:
+ *   products   matrix products and attention: by oneDNN, or by our own loops, which are faster for
+ *              large shapes and on AMX
+ *   rows       norms, embedding, activations, loss, conversions; one loop body, compiled once per
+ *              instruction set, with results that are equal to the bit
+ *   optimizer  Adam, Lion, Adagrad, working copies, gradient closing; compiled in the same way */
 #ifndef SLUICE_KERNELS_CPU_INTERNAL_H
 #define SLUICE_KERNELS_CPU_INTERNAL_H
 
@@ -26,38 +19,41 @@ struct rows_lookup;  /* rows_lookup.c */
 
 struct kernel_context {
     int thread_count;
-    enum cpu_isa isa; /* the process's; tests and benchmarks set others */
+    enum cpu_isa isa; /* the isa of the process; tests and benchmarks set others */
     const struct rows_table *rows;
-    struct rows_lookup *lookup;      /* NULL: bf16 activations are computed */
-    const struct adam_variant *adam; /* of the isa: the best that it allows */
+    struct rows_lookup *lookup;      /* NULL: bf16 activations are computed, not looked up */
+    const struct adam_variant *adam; /* the best variant that the isa allows */
     void *engine, *stream;           /* dnnl_engine_t, dnnl_stream_t */
-    void **worker_streams;           /* [thread_count] dnnl_stream_t, one per thread of a region */
-    bool has_bf16_products;          /* oneDNN makes a bf16 matmul here */
-    bool has_amx;                    /* the isa is AMX and the build has code for it */
+    /* [thread_count] dnnl_stream_t, one for each thread of a parallel region */
+    void **worker_streams;
+    bool has_bf16_products; /* oneDNN has a usable bf16 matrix product on this CPU */
+    bool has_amx;           /* the isa is AMX and the build has code for it */
     char description[256];
 };
 
-/* product.c: engine and streams of a context; reads thread_count, sets has_bf16_products. The first
- * call of a process holds oneDNN to the set that SLUICE_ISA names. ERR_BACKEND where that fails. */
+/* product.c. Creates the oneDNN engine and the streams of a context; reads thread_count and sets
+ * has_bf16_products. If SLUICE_ISA names an instruction set, the first call in a process limits
+ * oneDNN to it. ERR_BACKEND if that fails. */
 int cpui_engine_create(kernel_context *context) MUST_CHECK;
 void cpui_engine_destroy(kernel_context *context);
 const char *cpui_engine_version(void); /* "oneDNN 2.6.3"; static storage */
 
-/* One oneDNN product. desc is as for matmul, but fp16 is refused and bf16 needs has_bf16_products;
- * `threads` is the number of threads that one execution uses (1, or the context's count), `slots`
- * how many executions may run at the same time, each with its own slot number and scratch. The bits
- * of a product depend on desc and `threads`. ERR_BACKEND where oneDNN refuses or offers only its
- * unusably slow reference loop. */
+/* One oneDNN product. desc is as for matmul, but fp16 is refused and bf16 needs has_bf16_products.
+ *   threads   number of threads that one execution uses: 1, or the context's count
+ *   slots     number of executions that may run at the same time, each with its own slot number and
+ *             scratch
+ * The bits of a product depend on desc and `threads`. ERR_BACKEND if oneDNN refuses the product or
+ * offers only its reference loop, which is too slow to use. */
 typedef struct cpui_product cpui_product;
 int cpui_product_create(kernel_context *context, const matmul_desc *desc, int threads, int slots,
                         cpui_product **product) MUST_CHECK;
 void cpui_product_destroy(cpui_product *product); /* NULL is allowed */
 size_t cpui_product_scratch_bytes(const cpui_product *product);
-/* Returns a dnnl_status_t, 0 on success, and sets no error: it may be called by a worker thread.
- * The calling thread's OpenMP thread count must be `threads`. scratch is aligned to 64 bytes. */
+/* Returns a dnnl_status_t, 0 on success. It sets no error, so a worker thread may call it. The
+ * OpenMP thread count of the calling thread must be `threads`. scratch is aligned to 64 bytes. */
 int cpui_product_run(const cpui_product *product, int slot, const void *a, const void *b,
                      const void *bias, void *c, void *scratch);
-/* Turns such a status into ERR_BACKEND with the product's shape. */
+/* Turns such a status into ERR_BACKEND; the message has the shape of the product. */
 int cpui_product_failed(const cpui_product *product, int status);
 
 /* matmul.c */
@@ -86,9 +82,10 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
 int cpui_attention_cached(kernel_context *context, void *stream,
                           const attention_cached_args *args) MUST_CHECK;
 
-/* rows.c: picks the table for the context's isa; the ops of the table call through it. */
+/* rows.c. Chooses the table for the context's isa; the row ops call through it. */
 void cpui_rows_select(kernel_context *context);
-/* rows_lookup.c: tables for bf16 activations, 1.25 MiB; after cpui_rows_select. */
+/* rows_lookup.c. Creates the tables for bf16 activations, 1.25 MiB. Call it after
+ * cpui_rows_select. */
 int cpui_rows_lookup_create(kernel_context *context) MUST_CHECK;
 void cpui_rows_lookup_destroy(kernel_context *context);
 int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
@@ -131,7 +128,7 @@ int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                  void *target, enum dtype target_type, uint64_t count) MUST_CHECK;
 
-/* adam.c: picks the variant for the context's isa. */
+/* adam.c. Chooses the variant for the context's isa. */
 void cpui_adam_select(kernel_context *context);
 const char *cpui_adam_name(const kernel_context *context);
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;

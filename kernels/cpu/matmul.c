@@ -1,25 +1,27 @@
-/* The ops table's matrix products: one oneDNN product on all threads of the context; or where no
- * side is too short, our own: bf16 on AMX tiles (product_amx.h) and fp32 with AVX-512
- * (product_fp32.h).
+/* The matrix products of the ops table. There are three kinds, chosen at create by shape, dtype and
+ * CPU:
+ *   bf16 on AMX tiles    our own (product_amx.h), if no side is too short
+ *   fp32 with AVX-512    our own (product_fp32.h), if no side is too short
+ *   oneDNN               one product on all threads of the context, in all other cases
  *
- * Where oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it),
- * its fp32 product, never our own, runs over operands widened in the caller's scratch, and a 16-bit
- * C is rounded once from fp32 (fp16 beyond 65504 becomes infinity). The choice is made at create
- * and depends on the description and the CPU.
+ * If oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), the
+ * product is widened: oneDNN's fp32 product, never our own, runs over operands that are widened in
+ * the caller's scratch. A 16-bit C is rounded once from fp32 (fp16 above 65504 becomes infinity).
  *
- * A widened product is cut along the longer of m and n into blocks whose size depends on the shape
- * alone, so that its bits do too. The operand that all blocks share (B where m is cut, else A) is
- * widened once, the other block by block: scratch stays far below the widened operands of a product
- * with a vocabulary or a whole unit's weight on one side, and a block is still in the cache when
- * the product reads it. A k beyond WIDE_K_ELEMS_MAX is cut too: its parts are added in fp32, in
- * order.
+ * A widened product is cut into blocks along the longer of m and n. The size of a block depends on
+ * the shape alone, so its bits do too. The operand that all blocks share (B if m is cut, else A) is
+ * widened once; the other operand is widened block by block. So the scratch stays far below the
+ * size of both widened operands when one side is a vocabulary or the weight of a whole unit, and a
+ * block is still in the cache when the product reads it. A k above WIDE_K_ELEMS_MAX is cut too: the
+ * results of its parts are added in fp32, in order.
  *
- * Scratch of a widened product (each part rounded up to 64 bytes; a part that is not needed is
+ * Scratch of a widened product (each part is rounded up to 64 bytes; a part that is not needed is
  * empty):
- *   | oneDNN's scratchpad | shared operand fp32 | block of the other fp32 | bias fp32 [n] | C block |
- * Operands lie as stored but dense; the block of C is [extent, n] or [m, extent] fp32.
+ *   | oneDNN scratchpad | shared operand fp32 | block of the other fp32 | bias fp32 [n] | C block |
+ * Operands are laid out as stored, but dense. The block of C is [extent, n] or [m, extent] fp32.
  *
- * The caller's thread runs the product with its own OpenMP team; nothing here allocates at run. */
+ * The caller's thread runs a product with its own OpenMP team. Nothing here allocates during a
+ * run. */
 #include <errno.h>
 #include <omp.h>
 
@@ -30,32 +32,33 @@
 #include "kernels/cpu/rows_internal.h"
 
 enum {
-    /* A widened block: read again from the second or third level of cache; large enough to keep
-     * the product near its speed. One Zen 5 core, m x n x k, against the fp32 product of the
-     * same shape: 512x3072x768 1.06, 64x768x768 1.11, 64x50257x768 1.06, 3072x768x512 transposed
-     * 1.03. */
+    /* A widened block. It is small enough to be read again from the second or third level of cache,
+     * and large enough to keep the product near its full speed. One Zen 5 core, m x n x k, relative
+     * to the fp32 product of the same shape: 512x3072x768 1.06, 64x768x768 1.11, 64x50257x768 1.06,
+     * 3072x768x512 transposed 1.03. */
     WIDE_BLOCK_BYTES = 4 * 1024 * 1024,
     WIDE_BLOCK_ELEMS_MIN = 256, /* of m or n */
     WIDE_K_ELEMS_MAX = 8192,
     WIDE_ELEMS_STEP = 64, /* of m, n and k */
     TILES_ELEMS_MIN = 32, /* of m, n and k */
-    /* Of an fp32 product of our own. GFLOP/s of m x n x k beside oneDNN 2.6, 2 cores:
-     * 128x768x768 285 and 322, 192x768x50257 260 and 245, 1024x3072x768 322 and 158. */
+    /* Below these sizes oneDNN makes the fp32 products. GFLOP/s of ours and of oneDNN 2.6, m x n x
+     * k, 2 cores: 128x768x768 285 and 322, 192x768x50257 260 and 245, 1024x3072x768 322 and 158. */
     FP32_ELEMS_MIN = 160, /* of m and n */
     FP32_K_ELEMS_MIN = 128,
 };
 
-/* The parts of k: the first begins C (or accumulates, and adds the bias, as the caller wants), the
- * others accumulate; the last may be shorter. */
+/* The parts of k. The first one begins C as the caller wants it (it may accumulate and add the
+ * bias); the others accumulate. The last part may be shorter. */
 enum k_part { K_FIRST, K_MIDDLE, K_LAST, K_PART_COUNT };
 
-/* What the widened product needs at run; offsets from the start of scratch, in bytes. */
+/* The needs of a widened product at run. Offsets are in bytes from the start of scratch. */
 struct widening {
-    bool cuts_m;                             /* else n */
-    bool rounds_c;                           /* the product goes to scratch and is rounded into C */
-    uint64_t block_elems;                    /* of m or n; the last block may be shorter */
-    uint64_t k_elems;                        /* of k */
-    cpui_product *products[2][K_PART_COUNT]; /* [full block, shorter block]; NULL where none is */
+    bool cuts_m;          /* true: m is cut, false: n */
+    bool rounds_c;        /* the product is written to scratch and rounded into C */
+    uint64_t block_elems; /* of m or n; the last block may be shorter */
+    uint64_t k_elems;     /* of k */
+    /* [full block, shorter block]; NULL if there is none */
+    cpui_product *products[2][K_PART_COUNT];
     size_t shared_offset, block_offset, bias_offset, c_offset;
 };
 
@@ -63,12 +66,12 @@ struct kernel_matmul {
     kernel_context *context;
     matmul_desc desc; /* the caller's */
     bool on_tiles;
-    cpui_amx_product tiles; /* where on_tiles */
-    bool is_fp32;           /* one of our own */
-    cpui_fp32_product fp32; /* where is_fp32 */
+    cpui_amx_product tiles; /* if on_tiles */
+    bool is_fp32;           /* our own AVX-512 product */
+    cpui_fp32_product fp32; /* if is_fp32 */
     bool widens;
     struct widening widening;
-    cpui_product *product; /* NULL where it is our own and where it widens */
+    cpui_product *product; /* NULL if the product is our own or widened */
     size_t scratch_bytes;
 };
 
@@ -110,15 +113,16 @@ static uint64_t b_cols(const matmul_desc *desc)
     return desc->b_transposed ? desc->k : desc->n;
 }
 
-/* `elems` in parts of at most `most`, in whole steps, as equal as steps allow. */
+/* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
+ * possible. */
 static uint64_t even_part(uint64_t elems, uint64_t most)
 {
     uint64_t even = size_div_up(elems, size_div_up(elems, most));
     return size_min(size_round_up(even, WIDE_ELEMS_STEP), elems);
 }
 
-/* The fp32 product of a block of `extent` elements of m or n and a part of `k` elements of k. The
- * shared operand lies whole, the other as a dense block. */
+/* The fp32 product of a block of `extent` elements of m or n and of a part of `k` elements of k.
+ * The shared operand lies whole in scratch, the other one as a dense block. */
 static matmul_desc block_desc(const kernel_matmul *matmul, uint64_t extent, uint64_t k,
                               enum k_part part)
 {
@@ -142,7 +146,8 @@ static matmul_desc block_desc(const kernel_matmul *matmul, uint64_t extent, uint
     return wide;
 }
 
-/* The products of blocks of `extent` elements. Adds to *scratch_bytes what the largest needs. */
+/* Creates the products of blocks of `extent` elements. Raises *scratch_bytes to what the largest
+ * needs. */
 static int block_products_create(kernel_matmul *matmul, uint64_t extent, cpui_product **products,
                                  size_t *scratch_bytes)
 {
@@ -171,7 +176,7 @@ static void widened_destroy(kernel_matmul *matmul)
         }
 }
 
-/* Makes the fp32 products over widened operands and lays out their scratch. */
+/* Creates the fp32 products over widened operands and lays out their scratch. */
 static int widened_create(kernel_matmul *matmul)
 {
     const matmul_desc *desc = &matmul->desc;
@@ -207,14 +212,14 @@ static int widened_create(kernel_matmul *matmul)
     return 0;
 }
 
-/* Packing costs as much as computing where an operand has few rows or columns. */
+/* If an operand has few rows or columns, packing it costs as much as the product. */
 static bool wants_tiles(const kernel_context *context, const matmul_desc *desc)
 {
     return context->has_amx && context->has_bf16_products && desc->ab_type == DTYPE_BF16 &&
            size_min(desc->m, size_min(desc->n, desc->k)) >= TILES_ELEMS_MIN;
 }
 
-/* The same holds here, and oneDNN is good at small ones. */
+/* The same holds here; also, oneDNN is good at small fp32 products. */
 static bool wants_fp32(const kernel_context *context, const matmul_desc *desc)
 {
     return context->isa >= CPU_AVX512 && desc->ab_type == DTYPE_FP32 &&
@@ -271,8 +276,8 @@ size_t cpui_matmul_scratch_bytes(const kernel_matmul *matmul)
     return matmul->scratch_bytes;
 }
 
-/* Widens rows [row, row + rows) and columns [col, col + cols) of a stored matrix into dense
- * fp32. */
+/* Widens rows [row, row + rows) and columns [col, col + cols) of a stored matrix into a dense fp32
+ * block. */
 static void widen_part(const kernel_matmul *matmul, const void *source, uint64_t stride,
                        uint64_t row, uint64_t col, uint64_t rows, uint64_t cols, float *target)
 {
@@ -289,14 +294,14 @@ static void widen_part(const kernel_matmul *matmul, const void *source, uint64_t
     matmul->context->rows->convert_rows(matmul->context->thread_count, &conversion);
 }
 
-/* m and k of A, or n and k of B: elements [begin, begin + extent) and [k_begin, k_begin + k). */
+/* Widens elements [begin, begin + extent) of m (A) or n (B), and [k_begin, k_begin + k) of k. */
 static void widen_operand(const kernel_matmul *matmul, bool is_a, const void *source,
                           uint64_t begin, uint64_t extent, uint64_t k_begin, uint64_t k,
                           float *target)
 {
     const matmul_desc *desc = &matmul->desc;
     uint64_t stride = is_a ? desc->a_stride : desc->b_stride;
-    if (is_a ? desc->a_transposed : !desc->b_transposed) /* rows are of k */
+    if (is_a ? desc->a_transposed : !desc->b_transposed) /* rows run across k */
         widen_part(matmul, source, stride, k_begin, begin, k, extent, target);
     else
         widen_part(matmul, source, stride, begin, k_begin, extent, k, target);
@@ -312,7 +317,7 @@ static const float *shared_at(const kernel_matmul *matmul, const char *scratch, 
     return shared + (desc->a_transposed ? k_begin * desc->m : k_begin);
 }
 
-/* Rounds a block of C, dense fp32 in scratch, into its place at `target`. */
+/* Rounds a block of C, which is dense fp32 in scratch, into its place at `target`. */
 static void round_block(const kernel_matmul *matmul, const float *block, uint64_t rows,
                         uint64_t cols, void *target)
 {
@@ -327,7 +332,8 @@ static void round_block(const kernel_matmul *matmul, const float *block, uint64_
     matmul->context->rows->convert_rows(matmul->context->thread_count, &conversion);
 }
 
-/* Elements [begin, begin + extent) of m or n of C; the shared operand and the bias are widened. */
+/* Computes elements [begin, begin + extent) of m or n of C. The shared operand and the bias are
+ * widened already. */
 static int run_block(const kernel_matmul *matmul, const void *a, const void *b, void *c,
                      char *scratch, uint64_t begin, uint64_t extent)
 {
@@ -379,8 +385,8 @@ int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *
                 void *c, void *scratch)
 {
     (void)stream;
-    /* The calling thread may differ from the creating one, and OpenMP keeps the count per
-     * thread. */
+    /* The calling thread may not be the one that created the product, and OpenMP keeps the count
+     * per thread. */
     omp_set_num_threads(matmul->context->thread_count);
     if (matmul->on_tiles) {
         cpui_amx_product_run(&matmul->tiles, a, b, bias, c, scratch);

@@ -1,15 +1,16 @@
-/* One oneDNN matrix product with all shapes fixed at create: plain row-major operands,
- * transposition expressed by strides. Used by matmul.c (all threads in one product) and attention.c
- * (many single-thread products side by side).
+/* One oneDNN matrix product; create fixes all shapes. Operands are plain row-major; strides express
+ * transposition. matmul.c uses it with all threads in one product, attention.c with many
+ * single-thread products side by side.
  *
- * Everything that oneDNN compiles or allocates by us happens in create: the primitive, its memory
- * objects for each slot, the size of its scratchpad. A run sets data handles and executes. oneDNN
- * reads OpenMP's thread count of the calling thread both when it creates and when it executes; the
- * callers set it, so that a product made on one thread may run on another.
+ * Create does everything that oneDNN compiles and that we allocate through it: the primitive, its
+ * memory objects for each slot, and the size of its scratchpad. A run sets data handles and
+ * executes. oneDNN reads the OpenMP thread count of the calling thread when it creates a product
+ * and again when it executes it. The callers set this count, so a product created on one thread may
+ * run on another.
  *
- * API generations: oneDNN 2 has operation descriptors and memory descriptors by value, oneDNN 3 has
- * primitive descriptors only and opaque memory descriptors. The layout_* and pd_create helpers hold
- * all of the difference. */
+ * API generations: oneDNN 2 has operation descriptors, and memory descriptors by value. oneDNN 3
+ * has only primitive descriptors, and opaque memory descriptors. The layout_* and pd_create helpers
+ * contain the whole difference. */
 #include <errno.h>
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -26,11 +27,11 @@ struct layout {
 #if DNNL_VERSION_MAJOR >= 3
     dnnl_memory_desc_t desc;
 #else
-    dnnl_memory_desc_t desc, *ref; /* ref is &desc once made */
+    dnnl_memory_desc_t desc, *ref; /* ref is &desc after layout_init */
 #endif
 };
 
-/* The operands' memory objects for one execution at a time. */
+/* The memory objects of the operands, for one execution at a time. */
 struct product_slot {
     dnnl_memory_t a, b, bias, c, scratch; /* bias NULL without bias */
     dnnl_stream_t stream;                 /* borrowed from the context */
@@ -115,7 +116,8 @@ static dnnl_status_t pd_create(dnnl_primitive_desc_t *pd, dnnl_engine_t engine,
 
 /* ---- create ---- */
 
-/* Scratch from the caller, strict fp32 arithmetic whatever the environment says, C += if asked. */
+/* The caller provides the scratch; fp32 arithmetic is strict whatever the environment says; C += if
+ * accumulate is set. */
 static dnnl_status_t attr_create(dnnl_primitive_attr_t *attr, bool accumulate)
 {
     dnnl_status_t status = dnnl_primitive_attr_create(attr);
@@ -140,7 +142,8 @@ static dnnl_status_t attr_create(dnnl_primitive_attr_t *attr, bool accumulate)
     return status;
 }
 
-/* oneDNN's reference loop is hundreds of times slower than an fp32 product of widened operands. */
+/* True for oneDNN's reference loop, which is hundreds of times slower than an fp32 product of
+ * widened operands. */
 static bool is_reference_loop(const_dnnl_primitive_desc_t pd)
 {
     const char *implementation = NULL;
@@ -302,7 +305,7 @@ int cpui_product_failed(const cpui_product *product, int status)
 
 /* ---- engine ---- */
 
-/* A product of the common kind tells whether bf16 operands are worth using on this CPU. */
+/* Creates a product of the usual kind, to see if bf16 operands are worth using on this CPU. */
 static bool probe_bf16(kernel_context *context)
 {
     matmul_desc desc = {.m = 64,
@@ -321,21 +324,22 @@ static bool probe_bf16(kernel_context *context)
     return true;
 }
 
-/* oneDNN looks at the CPU itself. Where SLUICE_ISA made the choice, oneDNN must not go beyond it.
- * It takes a limit only before its first use in the process. */
+/* oneDNN detects the CPU by itself. If SLUICE_ISA made the choice, oneDNN must not exceed it.
+ * oneDNN accepts a limit only before its first use in the process. */
 static int limit_library(enum cpu_isa isa)
 {
 #if defined(__x86_64__)
     static const dnnl_cpu_isa_t limits[CPU_ISA_COUNT] = {
         [CPU_BASELINE] = dnnl_cpu_isa_sse41,
         [CPU_AVX2] = dnnl_cpu_isa_avx2,
-        [CPU_AVX512] = dnnl_cpu_isa_avx512_core_vnni, /* this adds 8-bit products only */
+        [CPU_AVX512] = dnnl_cpu_isa_avx512_core_vnni, /* VNNI only adds 8-bit products */
         [CPU_AVX512_BF16] = dnnl_cpu_isa_avx512_core_bf16,
     };
     if (!cpu_isa_is_forced() || isa >= CPU_AMX)
         return 0;
     unsigned limit = limits[isa];
-    /* It refuses the limit of a process's second context; that of the first holds. */
+    /* For the second context of a process oneDNN refuses the limit; the first one stays in
+     * force. */
     dnnl_status_t status = dnnl_set_max_cpu_isa(limits[isa]);
     unsigned used = dnnl_get_effective_cpu_isa();
     if (used & ~limit)

@@ -1,15 +1,17 @@
 /* Products of bf16 operands on AMX tiles; see product_amx.h. Compiled with AMX and AVX-512.
  *
- *   tile     1 KiB: 16 rows of 32 bf16 along k (A), 16 pairs of k by 16 columns (B), 16 x 16 fp32 (C)
+ *   tile     1 KiB: 16 rows of 32 bf16 along k (A); 16 pairs of k by 16 columns (B);
+ *            or 16 x 16 fp32 (C)
  *   step     two tiles: 32 rows of A, or 32 columns of B, and 32 elements of k
- *   strip    the steps of a slice of k, one behind the other
- *   square   32 x 32 elements of C: four tiles, in registers while k runs over a strip or a part of it
+ *   strip    the steps of a slice of k, one after the other
+ *   square   32 x 32 elements of C in four tiles, which stay in registers while k runs over a strip
+ *            or over a part of it
  *
- * One operand, the cut one, is taken in blocks by the threads, each of which packs its block for
- * itself and keeps it in its second level of cache. The strips of the other, the shared one, are
- * packed by all threads together, SHARED_BYTES of them at a time, and pass by; the next one is
- * fetched ahead. k is cut in slices of at most SLICE_ELEMS; the sums go on from slice to slice
- * through fp32 memory: C, or scratch where C has 16 bits. */
+ * One operand, the cut one, is divided into blocks. A thread takes a block, packs it for itself and
+ * keeps it in its second level of cache. The strips of the other operand, the shared one, are
+ * packed by all threads together, SHARED_BYTES at a time; each thread goes through them and
+ * prefetches the next one. k is cut into slices of at most SLICE_ELEMS. The sums continue from
+ * slice to slice in fp32 memory: in C, or in scratch if C has 16 bits. */
 #include "kernels/cpu/product_amx.h"
 
 #if defined(__AMX_BF16__)
@@ -19,44 +21,46 @@
 
 #include "kernels/cpu/product_amx_pack.h"
 
-/* 2 cores, L2 of 2 MiB each, GFLOP/s of m x n x k, random operands:
+/* Measured on 2 cores, L2 of 2 MiB each, in GFLOP/s for m x n x k, with random operands:
  *   SLICE_ELEMS, CUT_BYTES      4096x3072x768  4096x768x3072  768x3072x4096 (A transposed)
  *   4096, 512 KiB                    -             1815            1289
  *   1536, 768 KiB                  2335            2263            1816
  *   1024, 512 KiB                  2207            2127            1661
  *   1024, 768 KiB                  2528            2250            1924
- * C is written in rows of up to a block's columns where n is cut (4096x3072x768: 2528; with m cut,
- * in single lines far apart, 1464), but a narrow C is better cut along m: 4096x768x768 2386, else
- * 1860. Where the shared operand stays in cache beside a small block, C goes by in whole rows:
- * 50257x768x192, which is added to, 532 before and 1158 so, 1290 where rows are asked for before
+ * If n is cut, C is written in rows as wide as a block (4096x3072x768: 2528). If m is cut, it is
+ * written in single lines far apart (1464). But a narrow C is better cut along m: 4096x768x768 2386
+ * against 1860. If the shared operand stays in cache beside a small block, C is written in whole
+ * rows: 50257x768x192, accumulating, rose from 532 to 1158, and to 1290 with rows prefetched before
  * they are needed.
  *
- * Two tiles a product from the second level of cache are 35 ns a step of two cores (4 KiB), and 48
- * with the square's stores; one of them from the first level 27 and 30. Hence parts of a strip,
- * though their sums go through memory. Against whole strips and four blocks a thread, interleaved,
- * operands that are not in cache, with a noise of 0.1: 3072x768x1024 transposed 1.5, 1024x2304x768,
- * 1024x768x3072 and 384x50257x768 about 1.1, 50257x768x384, which is added to, 0.95; GPT-2's step
- * at 1024 rows 1.02. Strips of 9 to 12 steps were slower in parts, those of 13 to 16 have not been
- * measured. */
+ * If both tiles of a product come from the second level of cache, a step (4 KiB) takes two cores 35
+ * ns, and 48 ns with the stores of the square. If one of them comes from the first level, it takes
+ * 27 and 30 ns. Therefore strips are cut into parts, although the sums then go through memory.
+ * Speed relative to whole strips with four blocks a thread, measured alternately, operands not in
+ * cache, noise 0.1: 3072x768x1024 transposed 1.5; 1024x2304x768, 1024x768x3072 and 384x50257x768
+ * about 1.1; 50257x768x384, accumulating, 0.95; a step of GPT-2 at 1024 rows 1.02. Strips of 9 to
+ * 12 steps were slower in parts; strips of 13 to 16 steps have not been measured. */
 enum {
     SLICE_ELEMS = 1024,
     CUT_BYTES = 768 * 1024,
     SHARED_BYTES = 8 * 1024 * 1024,
-    ROWS_BYTES = 640 * 1024, /* of the shared operand */
+    ROWS_BYTES = 640 * 1024, /* bytes of the shared operand */
     ROWS_ELEMS = 128,
-    NARROW = 4, /* times n that m is where m is cut */
+    NARROW = 4, /* m is cut if it is at least so many times n */
     LINE_BYTES = 64,
     SQUARE_BYTES = 4 * TILE_BYTES,
-    SQUARES_MAX = 24, /* of a strip of the fixed operand: their sums stay in cache too */
-    PART_STEPS = 8,   /* of a fixed strip, 16 KiB, that stay in the first level of cache */
-    WHOLE_STEPS = 16, /* up to so many a strip is not cut in parts */
-    ROWS_AHEAD = 2,   /* of C, asked for before they are written: along its rows, */
-    LINES_AHEAD = 12, /* down its columns */
+    /* squares of one strip of the fixed operand, at most: their sums stay in cache too */
+    SQUARES_MAX = 24,
+    /* steps of a part of a fixed strip: 16 KiB, which stay in the first level of cache */
+    PART_STEPS = 8,
+    WHOLE_STEPS = 16, /* a strip of at most so many steps is not cut into parts */
+    ROWS_AHEAD = 2,   /* rows of C that are prefetched before they are written, along its rows */
+    LINES_AHEAD = 12, /* the same down its columns */
 };
 
 /* ---- a square ---- */
 
-/* Where the squares of a slice go. */
+/* The destination of the squares of a slice. */
 struct outlet {
     const float *addend; /* NULL: nothing is added */
     uint64_t addend_stride;
@@ -66,20 +70,22 @@ struct outlet {
     bool is_fp32;
 };
 
-/* Squares on their way to C: one, or all of a fixed strip. */
+/* Squares that are being written to C: one, or all of a fixed strip. */
 struct leaving {
     const struct outlet *out;
-    const char *squares;    /* one behind the other, 4 KiB each: tiles 0 to 3 */
-    uint64_t m, n;          /* of the first */
-    uint64_t rows, columns; /* of C in all of them */
-    bool lie_along_n;       /* squares; else one below the other */
-    uint64_t row, square;   /* the next to leave */
-    uint64_t left;          /* rows of squares */
-    uint64_t ahead;         /* rows of C that are asked for lie so far on; 0: they have been */
+    const char *squares;    /* one after the other, 4 KiB each: tiles 0 to 3 */
+    uint64_t m, n;          /* position of the first square in C */
+    uint64_t rows, columns; /* extent of all of them in C */
+    bool lie_along_n;       /* the squares lie side by side along n; else one below the other */
+    uint64_t row, square;   /* the next row to write, and its square */
+    uint64_t left;          /* rows of squares that are not yet written */
+    /* the row of C so far ahead is prefetched; 0: the rows are prefetched already */
+    uint64_t ahead;
 };
 
-/* Asks for what a row of a square will be added to, or else written over: nothing foresees pieces
- * of 64 or 128 bytes. It may lie behind C, where asking does no harm. */
+/* Prefetches the memory that a row of a square will be added to, or that it will overwrite: the
+ * hardware does not predict pieces of 64 or 128 bytes. The address may be beyond C, which does no
+ * harm. */
 static inline __attribute__((always_inline)) void fetch_row(const struct outlet *out, uint64_t m,
                                                             uint64_t n)
 {
@@ -119,7 +125,7 @@ static inline __attribute__((always_inline)) void put_row(const struct outlet *o
     }
 }
 
-/* The next `count` rows of squares, along C's rows where squares lie so. */
+/* Writes the next `count` rows of squares, along the rows of C if lie_along_n is set. */
 static inline __attribute__((always_inline)) void put_rows(struct leaving *self, uint64_t count)
 {
     const struct outlet *out = self->out;
@@ -150,13 +156,13 @@ static inline __attribute__((always_inline)) void put_rows(struct leaving *self,
     }
 }
 
-/* What a thread carries from square to square. */
+/* The state of a thread that goes on from square to square. */
 struct flow {
     struct leaving leaving;
-    uint64_t rows_a_step; /* that leave */
-    char *pending;        /* where tiles 0 to 3 belong: a square */
-    const char *ahead;    /* what is fetched, */
-    uint64_t lines;       /* lines of 64 bytes with each step */
+    uint64_t rows_a_step; /* rows of squares that are written with each step */
+    char *pending;        /* the square where the contents of tiles 0 to 3 belong */
+    const char *ahead;    /* the address of the next prefetch */
+    uint64_t lines;       /* lines of 64 bytes that are prefetched with each step */
 };
 
 #define BEGIN_TILE(tile, left, right)                                                              \
@@ -169,9 +175,10 @@ struct flow {
         _tile_dpbf16ps(tile, left, right);                                                         \
     } while (0)
 
-/* Tiles 0 to 3, which belong to `square`, (+)= a b over `steps` steps. The tiles of the square
- * before are stored as they are needed again, which in one go waits 250 ns for the last products;
- * the strip before leaves a few rows behind each step, where vectors have nothing else to do. */
+/* Tiles 0 to 3, which belong to `square`, become or are increased by the product a b over `steps`
+ * steps. The tiles of the previous square are stored one by one, each just before its register is
+ * used again; storing all of them at once would wait 250 ns for the last products. The previous
+ * strip writes a few rows of C with each step, when the vector units are idle. */
 static inline __attribute__((always_inline)) void multiply(struct flow *self, const char *a,
                                                            const char *b, uint64_t steps,
                                                            bool is_first, char *square)
@@ -219,7 +226,7 @@ static __attribute__((noinline)) void multiply_on(struct flow *self, const char 
     multiply(self, a, b, steps, false, square);
 }
 
-/* The last square of a block. */
+/* Stores the last square of a block. */
 static void store_pending(const struct flow *self)
 {
     _tile_stored(0, self->pending, TILE_ROW_BYTES);
@@ -231,13 +238,14 @@ static void store_pending(const struct flow *self)
 
 /* ---- the product ---- */
 
-/* `elems` in parts of at most `most`, in whole steps, as equal as steps allow. */
+/* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
+ * possible. */
 static uint64_t even_part(uint64_t elems, uint64_t most)
 {
     return size_round_up(size_div_up(elems, size_div_up(elems, most)), SQUARE);
 }
 
-/* Of `most` bytes of strips, in elements. */
+/* The number of rows or columns, a whole number of strips, that fit into `most` bytes. */
 static uint64_t fitting(uint64_t most, uint64_t strip_bytes)
 {
     return size_max(most / strip_bytes, 1) * SQUARE;
@@ -275,7 +283,7 @@ struct piece {
     uint64_t begin, count;
 };
 
-/* Squares [first, first + count) of those of strip f of `fixed` and all of `moving`. */
+/* The squares [first, first + count) from strip f of `fixed` and the strips of `moving`. */
 static struct leaving squares_of(const struct outlet *out, const struct piece *fixed, uint64_t f,
                                  bool fixed_is_m, const struct piece *moving, uint64_t first,
                                  uint64_t count, const char *squares)
@@ -294,7 +302,7 @@ static struct leaving squares_of(const struct outlet *out, const struct piece *f
     return all;
 }
 
-/* Asks for the first rows, `count` of them. */
+/* Prefetches the first `count` rows. */
 static void fetch_rows(const struct leaving *self, uint64_t count)
 {
     uint64_t columns = self->lie_along_n ? self->columns : 1;
@@ -303,11 +311,12 @@ static void fetch_rows(const struct leaving *self, uint64_t count)
             fetch_row(self->out, self->m + i, self->n + n);
 }
 
-/* All squares of two pieces. A part of a strip of `fixed`, short enough to stay in the first level
- * of cache, meets the strips of `moving`, which stay in the second; the sums go on from part to
- * part through tiles in `squares`, exactly, and leave together behind the next strip's products. A
- * short strip is not cut: each of its squares leaves behind the next one. `squares` holds 1 + 2 a
- * moving strip. */
+/* Computes all squares of two pieces. A part of a strip of `fixed` is short enough to stay in the
+ * first level of cache; it meets the strips of `moving`, which stay in the second level. The sums
+ * go on from part to part through tiles in `squares`, exactly, and all squares of a strip are
+ * written while the products of the next strip run. A short strip is not cut: each of its squares
+ * is written while the next one is computed. `squares` has room for 1 + 2 * (number of strips of
+ * `moving`) squares. */
 static void run_block(const struct outlet *out, const struct piece *fixed, bool fixed_is_m,
                       const struct piece *moving, uint64_t k_count, char *squares)
 {
@@ -354,7 +363,7 @@ static void run_block(const struct outlet *out, const struct piece *fixed, bool 
     put_rows(&flow.leaving, flow.leaving.left);
 }
 
-/* A run: what its threads share. */
+/* The state of a run that all its threads share. */
 struct run {
     const cpui_amx_product *self;
     struct packed_view cut, shared;
@@ -363,7 +372,7 @@ struct run {
     char *scratch;
 };
 
-/* Where slice [k, k + k_count) goes. */
+/* The destination of slice [k, k + k_count). */
 static struct outlet outlet_of(const struct run *run, uint64_t k, uint64_t k_count)
 {
     const matmul_desc *desc = &run->self->desc;
@@ -381,7 +390,7 @@ static struct outlet outlet_of(const struct run *run, uint64_t k, uint64_t k_cou
     return out;
 }
 
-/* The share of one thread of the team in a slice. All threads of the team call it. */
+/* Does one thread's share of a slice. All threads of the team call it. */
 static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
 {
     const cpui_amx_product *self = run->self;

@@ -1,12 +1,13 @@
-/* Operands of AMX products on their way into tiles, and elements into and out of bf16, for
- * product_amx.c, which says what a tile, a step and a strip are. Compiled with AMX and AVX-512. */
+/* For product_amx.c: packs the operands of AMX products into tiles, and converts elements to and
+ * from bf16. product_amx.c defines the words tile, step and strip. Compiled with AMX and
+ * AVX-512. */
 #ifndef SLUICE_KERNELS_PRODUCT_AMX_PACK_H
 #define SLUICE_KERNELS_PRODUCT_AMX_PACK_H
 
 #include "kernels/cpu/attention_amx_tiles.h"
 
 enum {
-    PACK_STRIPS = 4, /* packed side by side where rows are of k: 256 bytes of a row */
+    PACK_STRIPS = 4, /* packed side by side if rows run across k: 256 bytes of a row */
     SQUARE = 32,     /* rows and columns */
     TILE_BYTES = 1024,
     TILE_ROW_BYTES = 64,
@@ -28,7 +29,7 @@ static inline __m512 widen(__m256i bits)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-/* To nearest even by integers, which keep subnormals; NaN stays a quiet NaN. */
+/* Rounds to nearest even with integer operations, which keep subnormals; NaN stays a quiet NaN. */
 static inline __m256i narrow(__m512 value)
 {
     __m512i bits = _mm512_castps_si512(value);
@@ -39,7 +40,7 @@ static inline __m256i narrow(__m512 value)
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
-/* A tile from 16 rows along k: as they lie (A), or turned into pairs (B). */
+/* Packs a tile from 16 rows along k: as stored (A), or transposed into pairs (B). */
 static inline __attribute__((always_inline)) void pack_along_k(const uint16_t *source,
                                                                uint64_t stride, uint64_t rows,
                                                                __mmask32 k, bool turns,
@@ -56,7 +57,7 @@ static inline __attribute__((always_inline)) void pack_along_k(const uint16_t *s
         _mm512_store_si512(target + i * TILE_ROW_BYTES, r[i]);
 }
 
-/* The rows 2i and 2i + 1 of k, 32 columns of them, side by side as pairs. */
+/* Puts rows 2i and 2i + 1 of k, 32 columns of each, side by side as pairs. */
 static inline __attribute__((always_inline)) void pair_k(const uint16_t *source, uint64_t stride,
                                                          uint64_t k_count, __mmask32 columns,
                                                          __m512i low[16], __m512i high[16])
@@ -77,7 +78,7 @@ static inline __attribute__((always_inline)) void pair_k(const uint16_t *source,
     }
 }
 
-/* A step from 32 rows of k, of 32 columns each: as pairs (B), or turned (A). */
+/* Packs a step from 32 rows of k with 32 columns each: as pairs (B), or transposed (A). */
 static inline __attribute__((always_inline)) void pack_across_k(const uint16_t *source,
                                                                 uint64_t stride, uint64_t k_count,
                                                                 __mmask32 columns, bool turns,
@@ -96,16 +97,16 @@ static inline __attribute__((always_inline)) void pack_across_k(const uint16_t *
     }
 }
 
-/* One operand as stored. */
+/* One operand as the caller stores it. */
 struct packed_view {
     const uint16_t *data;
     uint64_t stride; /* elements */
     bool along_k;    /* rows run along k */
-    bool turns;      /* a tile is what lies there, turned */
+    bool turns;      /* the stored elements are transposed into tiles */
 };
 
-/* One step: 32 rows (A) or columns (B) from `at` on, `count` of them real, and `left` elements of
- * k. */
+/* Packs one step: 32 rows (A) or columns (B) from `at` on, of which `count` exist, and `left`
+ * elements of k. */
 static inline void pack_step(const struct packed_view *view, uint64_t at, uint64_t count,
                              uint64_t k, uint64_t left, char *target)
 {
@@ -131,9 +132,9 @@ static inline void pack_step(const struct packed_view *view, uint64_t at, uint64
     }
 }
 
-/* Strips of `count` rows (A) or columns (B) from `begin` on, of a slice of k. Where rows are of
- * k the strips of a group are packed side by side, so that a row is read in pieces of several
- * lines. */
+/* Packs `count` rows (A) or columns (B) from `begin` on into strips, over a slice of k. If rows run
+ * across k, the strips of a group are packed side by side, so that a row is read in pieces of
+ * several lines. */
 static inline void pack_strips(const struct packed_view *view, uint64_t begin, uint64_t count,
                                uint64_t k_begin, uint64_t k_count, char *target)
 {

@@ -1,15 +1,15 @@
 /* Products of fp32 operands with AVX-512; see product_fp32.h. Compiled with AVX-512.
  *
- *   strip    up to 14 rows of A, [k][rows], or 32 columns of B, [k][32], over a slice of k, one strip behind
- *            the other; columns that are not there are zero
- *   patch    the rows of a strip by the columns of another, of C: in 28 of 32 registers while k runs over
- *            the slice
+ *   strip   up to 14 rows of A, [k][rows], or 32 columns of B, [k][32], over a slice of k; the
+ *           strips lie one after the other; missing columns are zero
+ *   patch   the part of C from one strip of rows and one strip of columns: it stays in 28 of the 32
+ *           registers while k runs over the slice
  *
- * One operand, the cut one, is taken in blocks by the threads, each of which packs its block for
- * itself and keeps it in its second level of cache. The other, the shared one, is packed by all
- * threads together, and its strips pass by; the next one is fetched ahead. The rows of a block are
- * shared out evenly among its strips, so that no strip is short: a strip of few rows waits for its
- * own sums. */
+ * One operand, the cut one, is divided into blocks. A thread takes a block, packs it for itself and
+ * keeps it in its second level of cache. The other operand, the shared one, is packed by all
+ * threads together, and each thread goes through its strips and prefetches the next one. The rows
+ * of a block are divided evenly among its strips, so that no strip is short: a strip with few rows
+ * would wait for its own sums. */
 #include "kernels/cpu/product_fp32.h"
 
 #if defined(__AVX512F__)
@@ -19,21 +19,24 @@
 
 #include "base/size.h"
 
-/* 2 cores of a Xeon, L2 of 2 MiB each, GFLOP/s of m x n x k; patches alone reach 345 to 350:
- *   SLICE_ELEMS, CUT_BYTES, BLOCKS_A_THREAD  768x3072x1024  1024x3072x768  1024x768x3072  3072x768x1024
- *   384, 768 KiB, 2                               319            321            310            315
- *   384, 768 KiB, 1                               310            317            298            308
- *   384, 576 KiB, 3                               309            315            276            314
- *   256, 768 KiB, 1                               316            315            303            307
- *   512, 1024 KiB, 1                              314            279            302            307
- * The third and fourth rows had 16 PACK_STRIPS, and the third is of another run. The rest is
- * packing; cutting the longer operand makes the shared one, which is written to memory, small: the
- * last shape with n cut instead, before fetches were spread over the steps of k, 290 beside 305. */
+/* Measured on 2 cores of a Xeon, L2 of 2 MiB each, in GFLOP/s for m x n x k. The patches alone
+ * reach 345 to 350; the rest is packing.
+ *   SLICE_ELEMS, CUT_BYTES,
+ *   BLOCKS_A_THREAD          768x3072x1024  1024x3072x768  1024x768x3072  3072x768x1024
+ *   384, 768 KiB, 2               319            321            310            315
+ *   384, 768 KiB, 1               310            317            298            308
+ *   384, 576 KiB, 3               309            315            276            314
+ *   256, 768 KiB, 1               316            315            303            307
+ *   512, 1024 KiB, 1              314            279            302            307
+ * The third and fourth rows had 16 PACK_STRIPS, and the third is from another run. The longer
+ * operand is cut, so that the shared one, which is written to memory, is small. With n cut instead,
+ * the last shape reached 290 against 305 (measured before the prefetches were spread over the steps
+ * of k). */
 enum {
     SLICE_ELEMS = 384,
     CUT_BYTES = 768 * 1024,
     SHARED_BYTES = 8 * 1024 * 1024,
-    BLOCKS_A_THREAD = 2, /* so that threads end together */
+    BLOCKS_A_THREAD = 2, /* so that all threads end at about the same time */
     PACK_STRIPS = 8,     /* packed side by side */
     PACK_STEPS = 16,     /* of k, at a time */
     LANES = 16,
@@ -56,7 +59,7 @@ static uint64_t strip_count(const struct piece *piece)
     return size_div_up(piece->count, piece->is_a ? STRIP_ROWS : STRIP_COLUMNS);
 }
 
-/* The first row or column of strip i, counted from the piece's first. */
+/* The first row or column of strip i, counted from the beginning of the piece. */
 static uint64_t strip_begin(const struct piece *piece, uint64_t i)
 {
     if (!piece->is_a)
@@ -65,7 +68,7 @@ static uint64_t strip_begin(const struct piece *piece, uint64_t i)
     return i * (piece->count / strips) + size_min(i, piece->count % strips);
 }
 
-/* Its rows or columns. */
+/* The number of rows or columns of strip i. */
 static uint64_t strip_extent(const struct piece *piece, uint64_t i)
 {
     return size_min(strip_begin(piece, i + 1), piece->count) - strip_begin(piece, i);
@@ -78,7 +81,7 @@ static float *strip_at(const struct piece *piece, uint64_t i, uint64_t k_count)
 
 /* ---- packing ---- */
 
-/* One operand as stored. */
+/* One operand as the caller stores it. */
 struct packed_view {
     const float *data;
     uint64_t stride; /* elements */
@@ -121,8 +124,9 @@ static inline __attribute__((always_inline)) void transpose(__m512 r[LANES])
         r[i] = t[i];
 }
 
-/* Up to 16 elements of k of `rows` rows along k: turned, the elements of one k `step` floats behind
- * those of the one before, `width` of them written. */
+/* Packs up to 16 elements of k from `rows` rows that run along k, transposed. In the target the
+ * elements of one k lie `step` floats after those of the k before, and `width` of them are
+ * written. */
 static inline __attribute__((always_inline)) void pack_along_k(const float *source, uint64_t stride,
                                                                uint64_t rows, uint64_t k_count,
                                                                uint64_t step, uint64_t width,
@@ -140,7 +144,7 @@ static inline __attribute__((always_inline)) void pack_along_k(const float *sour
             _mm512_mask_storeu_ps(target + i * step, width_mask, r[i]);
 }
 
-/* Up to 16 elements of k of `columns` columns of rows across k. */
+/* Packs up to 16 elements of k from `columns` columns of rows that run across k. */
 static inline __attribute__((always_inline)) void pack_across_k(const float *source,
                                                                 uint64_t stride, uint64_t columns,
                                                                 uint64_t k_count, uint64_t step,
@@ -152,8 +156,8 @@ static inline __attribute__((always_inline)) void pack_across_k(const float *sou
                               _mm512_maskz_loadu_ps(mask, source + i * stride));
 }
 
-/* Elements [k, k + k_count) of `count` rows or columns from `at` on, with `width` of them
- * written. */
+/* Packs elements [k, k + k_count) of `count` rows or columns from `at` on, and writes `width` of
+ * them for each k. */
 static inline __attribute__((always_inline)) void pack_part(const struct packed_view *view,
                                                             uint64_t at, uint64_t count, uint64_t k,
                                                             uint64_t k_count, uint64_t step,
@@ -167,7 +171,7 @@ static inline __attribute__((always_inline)) void pack_part(const struct packed_
                       target);
 }
 
-/* Elements [k, k + k_count) of a strip of rows of A. */
+/* Packs elements [k, k + k_count) of a strip of rows of A. */
 static void pack_rows(const struct packed_view *view, uint64_t at, uint64_t rows, uint64_t k,
                       uint64_t k_count, float *target)
 {
@@ -177,7 +181,7 @@ static void pack_rows(const struct packed_view *view, uint64_t at, uint64_t rows
         pack_part(view, at, rows, k, k_count, rows, rows, target);
 }
 
-/* The same of columns of B, of which some may not be there. */
+/* The same for a strip of columns of B; missing columns become zero. */
 static void pack_columns(const struct packed_view *view, uint64_t at, uint64_t columns, uint64_t k,
                          uint64_t k_count, float *target)
 {
@@ -191,8 +195,8 @@ static void pack_columns(const struct packed_view *view, uint64_t at, uint64_t c
     }
 }
 
-/* Strips [first, last) of a piece, over a slice of k. Where rows lie across k they are packed side
- * by side, so that a row is read in runs of many lines. */
+/* Packs strips [first, last) of a piece, over a slice of k. If rows run across k, several strips
+ * are packed side by side, so that a row is read in runs of many lines. */
 static void pack_strips(const struct packed_view *view, const struct piece *piece, uint64_t first,
                         uint64_t last, uint64_t k, uint64_t k_count)
 {
@@ -212,9 +216,9 @@ static void pack_strips(const struct packed_view *view, const struct piece *piec
 
 /* ---- a patch ---- */
 
-/* Where the patches of a slice go. */
+/* The destination of the patches of a slice. */
 struct outlet {
-    bool adds;         /* to what is there */
+    bool adds;         /* adds to the values that are in C */
     const float *bias; /* [n]; NULL: none */
     float *c;
     uint64_t stride;
@@ -226,8 +230,8 @@ struct patch {
     const float *a, *b; /* strips */
 };
 
-/* What is fetched while patches are made, `step` bytes further with each of k: in a burst the
- * fetches would hold up the loads behind them. */
+/* Memory to prefetch while patches are computed, `step` bytes for each k. Prefetches in a burst
+ * would delay the loads after them. */
 struct ahead {
     const char *at;
     uint64_t step;
@@ -244,7 +248,8 @@ static inline __attribute__((always_inline)) void put(const struct outlet *out, 
     _mm512_mask_storeu_ps(c, mask, sum);
 }
 
-/* Steps of k. `rows` is a constant where this is inlined, so that sums are registers. */
+/* Multiplies and adds over `steps` steps of k. `rows` is a constant in each inlined copy, so that
+ * the sums stay in registers. */
 static inline __attribute__((always_inline)) void
 multiply_steps(uint64_t rows, uint64_t steps, const float *a, const float *b, const char *fetch,
                uint64_t fetch_step, bool is_c, __m512 low[STRIP_ROWS], __m512 high[STRIP_ROWS])
@@ -266,8 +271,8 @@ multiply_steps(uint64_t rows, uint64_t steps, const float *a, const float *b, co
     }
 }
 
-/* A patch. The first steps of k fetch its rows of C, which lie far apart, the others what comes
- * next. */
+/* Computes a patch. The first steps of k prefetch its rows of C, which lie far apart; the others
+ * prefetch the next strip. */
 static inline __attribute__((always_inline)) void
 multiply_rows(uint64_t rows, const struct patch *patch, uint64_t k_count, const struct outlet *out,
               struct ahead *ahead)
@@ -329,13 +334,14 @@ static void multiply(const struct patch *patch, uint64_t k_count, const struct o
 
 /* ---- the product ---- */
 
-/* `elems` in parts of at most `most`, in whole steps, as equal as steps allow. */
+/* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
+ * possible. */
 static uint64_t even_part(uint64_t elems, uint64_t most, uint64_t step)
 {
     return size_round_up(size_div_up(elems, size_div_up(elems, most)), step);
 }
 
-/* Of `most` bytes of strips, in elements. */
+/* The number of rows or columns, a whole number of strips, that fit into `most` bytes. */
 static uint64_t fitting(uint64_t most, uint64_t slice_elems)
 {
     return size_max(most / (4 * slice_elems) / STRIP_COLUMNS, 1) * STRIP_COLUMNS;
@@ -347,7 +353,7 @@ void cpui_fp32_product_plan(const matmul_desc *desc, int threads, cpui_fp32_prod
     self.cuts_m = desc->m > desc->n;
     uint64_t cut = self.cuts_m ? desc->m : desc->n, shared = self.cuts_m ? desc->n : desc->m;
     self.slice_elems = even_part(desc->k, SLICE_ELEMS, PACK_STEPS);
-    /* As many blocks for each thread. */
+    /* Every thread gets the same number of blocks. */
     uint64_t most = fitting(CUT_BYTES, self.slice_elems), team = (uint64_t)threads;
     uint64_t rounds = size_max(size_div_up(cut, most * team), BLOCKS_A_THREAD);
     self.cut_elems = size_round_up(size_div_up(cut, rounds * team), STRIP_COLUMNS);
@@ -358,7 +364,7 @@ void cpui_fp32_product_plan(const matmul_desc *desc, int threads, cpui_fp32_prod
     *out = self;
 }
 
-/* All patches of a block of the cut operand and a piece of the shared one. */
+/* Computes all patches of a block of the cut operand and a piece of the shared one. */
 static void run_block(const struct outlet *out, const struct piece *shared,
                       const struct piece *block, uint64_t k_count)
 {
@@ -366,7 +372,7 @@ static void run_block(const struct outlet *out, const struct piece *shared,
     for (uint64_t s = 0; s < shared_strips; s++) {
         uint64_t s_at = shared->begin + strip_begin(shared, s), s_extent = strip_extent(shared, s);
         const float *s_strip = strip_at(shared, s, k_count);
-        /* The next shared strip, a part with each patch. */
+        /* the next shared strip is prefetched, a part of it with each patch */
         struct ahead next = {(const char *)strip_at(shared, s + 1, k_count), 0};
         if (s + 1 < shared_strips)
             next.step = size_div_up(4 * (shared->is_a ? STRIP_ROWS : STRIP_COLUMNS), block_strips);
@@ -381,7 +387,7 @@ static void run_block(const struct outlet *out, const struct piece *shared,
     }
 }
 
-/* A run: what its threads share. */
+/* The state of a run that all its threads share. */
 struct run {
     const cpui_fp32_product *self;
     struct packed_view cut, shared;
@@ -390,7 +396,7 @@ struct run {
     char *scratch;
 };
 
-/* The share of one thread of the team in a slice. All threads of the team call it. */
+/* Does one thread's share of a slice. All threads of the team call it. */
 static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
 {
     const cpui_fp32_product *self = run->self;

@@ -1,11 +1,12 @@
-/* The row ops of the CPU backend: picks the table of an instruction set, checks what a caller's
- * data could break (token ids, targets), and hands on. The arithmetic is in rows_body.h.
+/* The row ops of the CPU backend. This file chooses the table of an instruction set, checks the
+ * values in a caller's data that could do harm (token ids, targets), and calls the table.
+ * rows_body.h has the arithmetic.
  *
- * Every op here gives the same bits on every instruction set and with every number of threads. libm
- * is called, in double and rounded once, by rope_table and cross-entropy (the loss and the target's
- * gradient); its last bit may differ between machines. The baseline also calls libm's fmaf, slow
- * but exact, where the compiler has no instruction for it. Scratch is only used by norm_backward
- * and bias_backward. Nothing allocates. */
+ * Every op here gives the same bits on every instruction set and with every number of threads.
+ * rope_table and cross-entropy (the loss and the gradient of the target) call libm in double and
+ * round the result once; libm's last bit may differ between machines. The baseline calls libm's
+ * fmaf, which is slow but exact, if the compiler has no instruction for it. Only the backward
+ * passes of the norms and of the bias use scratch. Nothing allocates. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -34,6 +35,7 @@ int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *ar
 {
     (void)stream;
     assert(args->kind == NORM_RMS || (args->mean && args->bias));
+    assert(!args->residual || args->sum);
     context->rows->norm_forward(context->thread_count, args);
     return 0;
 }
@@ -172,6 +174,7 @@ int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args
 {
     (void)stream;
     assert(args->source_stride >= args->columns && args->target_stride >= args->columns);
+    assert(args->source != args->target || args->source_stride == args->target_stride);
     context->rows->scale_rows(context->thread_count, args);
     return 0;
 }
@@ -194,6 +197,7 @@ int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, u
 int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
 {
     (void)stream;
+    assert(cross_entropy_stride(args) >= args->vocab);
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
     for (uint64_t row = 0; row < args->rows; row++)
         if (args->targets[row] < -1 ||
@@ -207,8 +211,8 @@ int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entrop
     return 0;
 }
 
-/* A part does not know the vocabulary; a target beyond it would look like one of another part. The
- * embedding has refused such tokens before. */
+/* A part does not know the size of the vocabulary: a target beyond it would look like a target of
+ * another part. The embedding has already refused such tokens. */
 static int part_targets_check(const softmax_part_args *args)
 {
     for (uint64_t row = 0; row < args->rows; row++)
@@ -223,6 +227,7 @@ static int part_targets_check(const softmax_part_args *args)
 int cpui_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
     (void)stream;
+    assert(softmax_part_stride(args) >= args->columns);
     TRY(part_targets_check(args));
     context->rows->softmax_part(context->thread_count, args);
     return 0;
@@ -246,6 +251,7 @@ int cpui_softmax_losses(kernel_context *context, void *stream, const softmax_par
 int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
     (void)stream;
+    assert(softmax_part_stride(args) >= args->columns);
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
     TRY(part_targets_check(args));
     context->rows->cross_entropy_part(context->thread_count, args);
@@ -254,7 +260,7 @@ int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax
 
 int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 {
-    enum { CHUNK_BYTES = 256 * 1024 }; /* one thread's piece */
+    enum { CHUNK_BYTES = 256 * 1024 }; /* the piece of one thread */
     (void)stream;
     int threads = bytes <= CHUNK_BYTES ? 1 : context->thread_count;
 #pragma omp parallel for schedule(static) num_threads(threads)

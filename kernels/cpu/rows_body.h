@@ -1,20 +1,19 @@
-/* The row ops, included once per instruction set by a file that defines ROWS_TABLE (the table's
- * name) and ROWS_NAME (its text). All functions here are static to that file; the table is its only
- * external name. Threads are OpenMP's. Every result is independent of the number of threads:
- * threads share out rows or columns whose results do not meet, or fixed blocks of rows that are
- * summed in order. */
+/* The row ops. A file for one instruction set defines ROWS_TABLE (the name of the table) and
+ * ROWS_NAME (its text) and includes this file once. All functions here are static to that file; the
+ * table is its only external name. Threads are those of OpenMP. No result depends on the number of
+ * threads: the threads divide up rows or columns whose results are independent, or fixed blocks of
+ * rows that are summed in order. */
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 
-/* rows_norm.h: norms, and sums of columns. rows_head_norm.h: norms of heads. rows_point.h: what
- * maps element to element. rows_loss.h: cross-entropy. */
+/* These files define the static functions that the table below names. */
 #include "kernels/cpu/rows_loss.h"
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
 
-#include "kernels/cpu/rows_lookup.h" /* bf16 activations by table */
+#include "kernels/cpu/rows_lookup.h" /* activations of bf16 by lookup */
 
-#include "kernels/cpu/rows_head_norm.h" /* after rows_norm.h, whose sums it takes */
+#include "kernels/cpu/rows_head_norm.h" /* after rows_norm.h, because it uses its sums */
 
 const rows_table ROWS_TABLE = {
     .name = ROWS_NAME,

@@ -1,7 +1,8 @@
 /* RMSNorm of single heads within rows, forward and backward. Part of rows_body.h.
  *
- * A head has at most ROWS_BLOCK elements. Statistics and sums are made as rows_norm.h makes
- * them. */
+ * A head has at most ROWS_BLOCK elements. Statistics and sums are computed as in rows_norm.h. */
+
+#include <assert.h>
 
 /* The element of `data` at which head `head` of a row begins. */
 static uint64_t head_begin(const head_norm_args *args, uint64_t row, uint64_t head)
@@ -31,6 +32,7 @@ static void head_norm_one(const head_norm_args *args, uint64_t row, uint64_t hea
 
 static void head_norm_forward(int threads, const head_norm_args *args)
 {
+    assert(args->head_dim <= ROWS_BLOCK);
     uint64_t count = args->rows * args->heads * args->head_dim;
 #pragma omp parallel for schedule(static) num_threads(team(threads, count))
     for (uint64_t row = 0; row < args->rows; row++) {
@@ -67,9 +69,10 @@ static void head_norm_grad_one(const head_norm_args *args, uint64_t row, uint64_
     store_block(args->type, args->data, first, n, dx);
 }
 
-/* scratch: [block_count, D] fp32, partial sums of the weight's gradient. */
+/* scratch: [block_count, D] fp32, the partial sums of the weight gradient. */
 static void head_norm_backward(int threads, const head_norm_args *args)
 {
+    assert(args->head_dim <= ROWS_BLOCK);
     uint64_t rows = args->rows, dim = args->head_dim;
     uint64_t step = rowsi_rows_per_block(rows), block_count = rowsi_block_count(rows);
     float *scratch = args->scratch;

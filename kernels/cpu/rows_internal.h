@@ -1,16 +1,17 @@
-/* The table of one instruction set's row ops. rows.c picks a table and checks arguments; the bodies
- * (rows_body.h) are compiled once per instruction set into rows_baseline.c, rows_avx2.c and
- * rows_avx512.c. Every table computes the same bits: the bodies say which multiply-adds are fused
- * and fix the order of each sum independently of the vector width. Names rowsi_ are shared by these
- * files only. */
+/* The table of row ops for one instruction set. rows.c chooses a table and checks arguments. The
+ * bodies (rows_body.h) are compiled once per instruction set, in rows_baseline.c, rows_avx2.c and
+ * rows_avx512.c. All tables compute the same bits: the bodies say which multiply-adds are fused,
+ * and the order of a sum does not depend on the vector width. Names that begin with rowsi_ belong
+ * to these files. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 
 #include "kernels/cpu/cpu_internal.h"
 
-/* Sums over rows are made per fixed block of rows, then over blocks in order, so that they do not
- * depend on the number of threads. At most ROWS_SUM_BLOCKS_MAX blocks of at least ROWS_SUM_ROWS_MIN
- * rows: enough for the cores of a socket, with scratch below 128 rows of fp32. */
+/* Sums over rows are made for each fixed block of rows, and then over the blocks in order, so they
+ * do not depend on the number of threads. There are at most ROWS_SUM_BLOCKS_MAX blocks, of at least
+ * ROWS_SUM_ROWS_MIN rows each: enough for the cores of a socket, while the scratch stays below 128
+ * rows of fp32. */
 enum { ROWS_SUM_BLOCKS_MAX = 128, ROWS_SUM_ROWS_MIN = 32 };
 
 static inline uint64_t rowsi_rows_per_block(uint64_t rows)
@@ -25,7 +26,8 @@ static inline uint64_t rowsi_block_count(uint64_t rows)
     return (rows + step - 1) / step;
 }
 
-/* target[rows, cols] = source[rows, cols], each with its row stride in elements; no overlap. */
+/* target[rows, cols] = source[rows, cols], converted. Each has its own row stride in elements; they
+ * do not overlap. */
 struct rows_conversion {
     const void *source;
     enum dtype source_type;
@@ -36,17 +38,18 @@ struct rows_conversion {
     uint64_t rows, cols;
 };
 
-/* What activations make of every value of bf16; index: its 16 bits. rows_lookup.c */
+/* The results of the activations for every value of bf16; the index is its 16 bits. rows_lookup.c
+ * fills them. */
 struct rows_lookup {
-    float gelu[65536];          /* GELU(x), rounded to bf16 */
-    float gelu_slope[65536];    /* dx for dy = 1, in fp32 as all that follows */
-    float silu[65536];          /* silu(x) of the forward pass */
-    float silu_slope[65536];    /* dgate for dy = 1, up = 1 */
-    float silu_backward[65536]; /* silu(x) of the backward pass, which clamps x */
+    float gelu[65536];       /* GELU(x), rounded to bf16 */
+    float gelu_slope[65536]; /* dx for dy = 1; this and all that follow are not rounded to bf16 */
+    float silu[65536];       /* silu(x) as in the forward pass */
+    float silu_slope[65536]; /* dgate for dy = 1, up = 1 */
+    float silu_backward[65536]; /* silu(x) as in the backward pass, which clamps x */
 };
 typedef struct rows_lookup rows_lookup;
 
-/* `threads` is the most threads an op may use; small ops use one. */
+/* `threads` is the largest number of threads that an op may use; a small op uses one. */
 struct rows_table {
     const char *name; /* "baseline", "avx2", "avx512" */
     void (*norm_forward)(int threads, const norm_args *args);
@@ -58,7 +61,7 @@ struct rows_table {
     void (*rope)(int threads, const rope_args *args);
     void (*activation_forward)(int threads, const activation_args *args);
     void (*activation_backward)(int threads, const activation_args *args);
-    /* The same bits for bf16, from tables. */
+    /* These give the same bits for bf16, from the tables. */
     void (*activation_forward_lookup)(int threads, const activation_args *args,
                                       const rows_lookup *lookup);
     void (*activation_backward_lookup)(int threads, const activation_args *args,
@@ -74,7 +77,8 @@ struct rows_table {
     void (*convert)(int threads, const void *source, enum dtype source_type, void *target,
                     enum dtype target_type, uint64_t count);
     void (*convert_rows)(int threads, const struct rows_conversion *args);
-    /* The elementary functions, for their accuracy tests: out[count] = f(x), out may be x. */
+    /* The elementary functions, so that tests can measure their accuracy: out[count] = f(x); out
+     * may be x. */
     void (*exp)(const float *x, float *out, size_t count);
     void (*sigmoid)(const float *x, float *out, size_t count);
 };
@@ -84,7 +88,7 @@ extern const rows_table rowsi_baseline;
 extern const rows_table rowsi_avx2;   /* x86-64 only */
 extern const rows_table rowsi_avx512; /* x86-64 only */
 
-/* The table that a CPU with `isa` uses. */
+/* The table for a CPU with `isa`. */
 const rows_table *rowsi_table(enum cpu_isa isa);
 
 #endif

@@ -1,7 +1,7 @@
-/* Makes the tables of rows_lookup.h, once for a context, with the computing ops themselves on all
- * 65536 values of bf16: a factor is what an op gives for a gradient of 1. Allocates; a few
- * milliseconds in the calling thread, which need not be the one that computes later: no team of
- * threads is left with it. */
+/* Fills the tables of struct rows_lookup, once for each context. It runs the computing ops
+ * themselves on all 65536 values of bf16; a factor is the result of an op for a gradient of 1. It
+ * allocates, and takes a few milliseconds in the calling thread. That thread need not be the one
+ * that computes later: one thread does all the work, so no team of threads is left behind. */
 #include <errno.h>
 
 #include "base/mem.h"
@@ -9,10 +9,10 @@
 
 enum { VALUES = 65536 };
 
-/* Operands of the ops that fill the tables, fp32. */
+/* The fp32 operands of the ops that fill the tables. */
 struct filling {
-    float *value, *grad; /* [VALUES] each value, and 1 */
-    float *pairs;        /* [VALUES, 2] gate | up = 1 */
+    float *value, *grad; /* [VALUES]: each value, and a gradient of 1 */
+    float *pairs;        /* [VALUES, 2]: gate, and up = 1 */
     float *pair_grads;   /* [VALUES, 2] */
 };
 

@@ -1,6 +1,6 @@
-/* Activations of bf16 by table: a bf16 input has 65536 values, so that what GELU and SwiGLU make of
- * it is looked up instead of computed. The tables are made by the computing ops (rows_lookup.c), so
- * that the bits are theirs; what a layer's values touch of one, some 10 to 20 KiB, stays in the
+/* Activations of bf16 by lookup. bf16 has only 65536 values, so the results of GELU and SwiGLU are
+ * looked up instead of computed. rows_lookup.c fills the tables with the computing ops, so the bits
+ * are the same. The values of a layer use some 10 to 20 KiB of a table, which stay in the
  * first-level cache. Part of rows_body.h. */
 
 /* out[i] = table[index[i]] for i < n, n <= ROWS_BLOCK. */
@@ -23,7 +23,7 @@ static inline void look_up(const float *table, const uint16_t *index, float *out
         out[i] = table[index[i]];
 }
 
-/* The upper halves of x[0..n): its values are bf16 already. */
+/* half[i] = the upper half of x[i], whose value is already a bf16. */
 static inline void keep_upper(const float *x, uint16_t *half, size_t n)
 {
 #pragma omp simd
@@ -110,7 +110,7 @@ static void swiglu_backward_lookup(int threads, const activation_args *args,
         }
 }
 
-/* As activation_forward and activation_backward; args->type is bf16. */
+/* Like activation_forward and activation_backward; args->type is bf16. */
 static void activation_forward_lookup(int threads, const activation_args *args,
                                       const rows_lookup *lookup)
 {

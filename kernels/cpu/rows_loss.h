@@ -1,46 +1,47 @@
-/* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or parts of its columns.
- * Part of rows_body.h.
+/* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or over parts of its
+ * columns. Part of rows_body.h.
  *
- * Two passes over a row: its largest logit with the sum of the exponentials, then the gradient: a
- * row of 256K logits is 1 MiB, so that the second pass comes from the second-level cache. The
- * exponentials are computed twice rather than stored, because a 16-bit gradient has no room for
- * them. A row that holds NaN or +infinity gives a NaN loss, which the step's check sees.
+ * There are two passes over a row. The first finds its largest logit and the sum of the
+ * exponentials, the second computes the gradient. A row of 256K logits is 1 MiB, so the second pass
+ * reads it from the second-level cache. The exponentials are computed twice and not stored, because
+ * a 16-bit gradient has no room for them. A row that contains NaN or +infinity gets a NaN loss,
+ * which the check of the training step finds.
  *
  * The first pass follows Milakov and Gimelshein, "Online normalizer calculation for softmax"
- * (2018), in each of ROWS_LANES lanes, which meet at the end of the row: with lane k's largest
- * logit of the blocks before, o, and of this block too, m, both rounded to integers, each block
- * makes
+ * (2018), separately in each of ROWS_LANES lanes, which are combined at the end of the row. Let o
+ * be lane k's largest logit of the blocks before, and m the largest with this block included, both
+ * rounded to integers. Each block then computes
  *   sum[k] = sum[k] * exp(o - m) + sum over the block's lane of exp(x - m)
- * so that nothing is folded, compared or branched upon between blocks. The exponentials and a
- * block's sum of them are fp32, sum[k] is fp64. In most blocks o = m and the factor is exactly 1:
- * were they not rounded, a row that rises slowly would gather the rounding error of one exponential
- * in each block. While every logit seen is -infinity, m is taken as 0: nothing is added, and a
- * later logit may still be finite.
+ * so no lanes are combined, compared or branched on between blocks. The exponentials and their sum
+ * over a block are fp32; sum[k] is fp64. In most blocks o = m, and the factor is exactly 1. Without
+ * the rounding to integers, a row that rises slowly would collect the rounding error of one
+ * exponential in each block. While every logit so far is -infinity, m is taken as 0: nothing is
+ * added, and a later logit may still be finite.
  *
- * Parts keep three fp32 numbers a row between calls: the largest logit, the sum with its shift,
- * rounded once after a part by the same rule, and the target's logit. A sum that is NaN stays NaN,
- * with the bits 0x7fc00000. */
+ * Between calls, the parts keep three fp32 numbers for each row: the largest logit, the sum with
+ * its shift (rounded once after a part, by the same rule), and the logit of the target. A sum that
+ * is NaN stays NaN, with the bits 0x7fc00000. */
 
-/* The lanes of a row's first pass; element i of the row is lane i % ROWS_LANES's. */
+/* The lanes of the first pass; element i of the row belongs to lane i % ROWS_LANES. */
 struct softmax_lanes {
-    float largest[ROWS_LANES]; /* -infinity before the first block; NaN elements are passed over */
+    float largest[ROWS_LANES]; /* -infinity before the first block; NaN elements are ignored */
     double sum[ROWS_LANES];    /* of exp(x - softmax_shift(near_integer(largest))) */
 };
 
-/* What a row's exponentials are shifted by. */
+/* The shift that is subtracted from the logits of a row before exp. */
 static inline float softmax_shift(float largest)
 {
     return largest == -INFINITY ? 0.0f : largest;
 }
 
-/* The nearest integer where |x| < 2^22, else x itself. */
+/* The nearest integer if |x| < 2^22, else x itself. */
 static inline float near_integer(float x)
 {
     float rounded = x + ROUNDING_SHIFT - ROUNDING_SHIFT;
     return x > -0x1p22f && x < 0x1p22f ? rounded : x;
 }
 
-/* largest[k] = the largest of itself and of x[k], x[k + ROWS_LANES], ... before x[n]. */
+/* largest[k] = the largest of itself and of x[k], x[k + ROWS_LANES], ... up to x[n - 1]. */
 static inline void lanes_max(float largest[ROWS_LANES], const float *x, size_t n)
 {
     float lane[ROWS_LANES];
@@ -88,7 +89,7 @@ static void softmax_first_pass(const float *logits, uint64_t count, float *large
     }
     for (uint64_t c = 0; c < whole; c += ROWS_BLOCK)
         softmax_add(&lanes, logits + c, block_elems(whole, c));
-    if (whole < count) { /* the rest, filled up with what adds nothing */
+    if (whole < count) { /* the rest, padded with values that add nothing */
         float rest[ROWS_LANES];
         for (uint64_t k = 0; k < ROWS_LANES; k++)
             rest[k] = whole + k < count ? logits[whole + k] : -INFINITY;
@@ -127,7 +128,7 @@ static void cross_entropy_grad(const cross_entropy_args *args, uint64_t row, flo
     uint64_t target = (uint64_t)args->targets[row];
     const float *logits = args->logits + at;
     double target_softmax =
-        exp((double)(logits[target] - max)) / sum; /* before it is overwritten */
+        exp((double)(logits[target] - max)) / sum; /* computed before the logit is overwritten */
     softmax_grad_row(args->type, logits, args->vocab, max, (float)((double)args->grad_scale / sum),
                      args->logits_grad, at);
     store_one(args->type, args->logits_grad, at + target,
@@ -170,7 +171,8 @@ static void softmax_part_row(const softmax_part_args *args, uint64_t row)
     if (args->targets[row] < 0)
         return;
     const float *logits = args->logits + row * softmax_part_stride(args);
-    uint64_t target = (uint64_t)args->targets[row] - args->column_begin; /* wraps if before */
+    /* wraps around if before this part */
+    uint64_t target = (uint64_t)args->targets[row] - args->column_begin;
     if (target < args->columns)
         args->target_logit[row] = logits[target];
     float before = args->largest[row], largest;
@@ -202,7 +204,8 @@ static void cross_entropy_part_row(const softmax_part_args *args, uint64_t row)
     double sum = (double)args->sum[row];
     softmax_grad_row(args->type, args->logits + at, args->columns, max,
                      (float)((double)args->grad_scale / sum), args->logits_grad, at);
-    uint64_t target = (uint64_t)args->targets[row] - args->column_begin; /* wraps if before */
+    /* wraps around if before this part */
+    uint64_t target = (uint64_t)args->targets[row] - args->column_begin;
     if (target >= args->columns)
         return;
     double target_softmax = exp((double)(args->target_logit[row] - max)) / sum;

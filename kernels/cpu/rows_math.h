@@ -1,13 +1,13 @@
-/* Arithmetic of the row ops on blocks of fp32: conversion in and out, sums, exp and sigmoid.
+/* The arithmetic of the row ops on blocks of fp32: conversion in and out, sums, exp and sigmoid.
  *
- * Rows are worked on in blocks of ROWS_BLOCK elements that stay in the first-level cache. A block
- * of a 16-bit type is widened into a buffer on the stack, an fp32 block is used where it lies, so
- * that each op is written once. `#pragma omp simd` says that element i depends on element i alone:
- * in-place ops are therefore vectorized although input and output may be the same memory.
+ * Rows are processed in blocks of ROWS_BLOCK elements, which stay in the first-level cache. A block
+ * of a 16-bit type is widened into a buffer on the stack; an fp32 block is used in place. So each
+ * op is written once. `#pragma omp simd` says that element i depends on element i alone, so ops in
+ * place are vectorized too, although input and output may be the same memory.
  *
- * Multiply-adds are fused where `fused` says so and nowhere else, and no order depends on the
- * vector width: every instruction set gives the same bits. Included by rows_body.h only. Pure; any
- * thread; allocates nothing. */
+ * Multiply-adds are fused only where the code calls `fused`, and the order of a sum does not depend
+ * on the vector width, so every instruction set gives the same bits. Only rows_body.h includes this
+ * file. Its functions are pure, may run on any thread, and allocate nothing. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_MATH_H
 #define SLUICE_KERNELS_CPU_ROWS_MATH_H
 
@@ -23,10 +23,12 @@
 #endif
 
 enum {
-    ROWS_BLOCK = 512,        /* elements: 2 KiB of fp32; five such buffers leave room in 32 KiB */
-    ROWS_LANES = 32,         /* accumulators of a sum; element i goes to lane i % 32 */
-    ROWS_AHEAD_BYTES = 4096, /* from where a pass reads to what it asks for */
-    ROWS_TEAM_ELEMS = 16384, /* below this waking other threads costs more than the work */
+    /* elements: 2 KiB of fp32; five such buffers leave room in a cache of 32 KiB */
+    ROWS_BLOCK = 512,
+    ROWS_LANES = 32, /* accumulators of a sum; element i goes to lane i % 32 */
+    /* distance from the address that a pass reads to the one that it prefetches */
+    ROWS_AHEAD_BYTES = 4096,
+    ROWS_TEAM_ELEMS = 16384, /* below this, waking other threads costs more than the work */
 };
 
 #if defined(__AVX512F__)
@@ -39,15 +41,15 @@ enum { ROWS_VECTOR_FLOATS = 4 };
 typedef float rows_vector
     __attribute__((vector_size(ROWS_VECTOR_FLOATS * 4), aligned(4), may_alias));
 
-/* a * b + c, rounded once: an instruction on AVX2 with FMA, AVX-512 and NEON; a call of libm, slow
- * and of the same bits, where the compiler may not assume one. */
+/* a * b + c, rounded once. AVX2 with FMA, AVX-512 and NEON have an instruction for it. If the
+ * compiler may not use one, it calls libm, which is slow but gives the same bits. */
 static inline float fused(float a, float b, float c)
 {
     return __builtin_fmaf(a, b, c);
 }
 
-/* Asks for the lines that lie ROWS_AHEAD_BYTES after [at, at + bytes): the processor's own
- * prefetching stops at each page of 4 KiB. Past the end of an operand this does nothing. */
+/* Prefetches the lines that lie ROWS_AHEAD_BYTES after [at, at + bytes), because the prefetcher of
+ * the processor stops at each 4 KiB page. Past the end of an operand this does nothing. */
 static inline void fetch_ahead(const void *at, size_t bytes)
 {
     uintptr_t line = (uintptr_t)at + ROWS_AHEAD_BYTES;
@@ -65,7 +67,7 @@ static inline int team(int threads, uint64_t elems)
     return elems < ROWS_TEAM_ELEMS ? 1 : threads;
 }
 
-/* ---- 16-bit types; the bits of base/dtype.h, without branches, a signalling NaN quieted ---- */
+/* ---- 16-bit types: the bits of base/dtype.h without branches; NaN becomes quiet ---- */
 
 static inline float widen_fp16(uint16_t half)
 {
@@ -91,9 +93,10 @@ static inline uint16_t narrow_fp16(float value)
     return (uint16_t)(sign | result);
 }
 
-/* The hardware's conversions of fp16 give the bits of the two functions above for every pattern
- * (NaN is quieted, its payload cut or extended; subnormals are kept whatever MXCSR says). They take
- * whole vectors from the front of half[0..n), x[0..n) and return how many elements that was. */
+/* The fp16 conversions of the hardware give the same bits as the two functions above for every
+ * pattern: NaN becomes quiet and its payload is cut or extended, and subnormals are kept for any
+ * MXCSR. These functions convert whole vectors from the beginning of half[0..n) or x[0..n), and
+ * return the number of elements that they converted. */
 static inline size_t widen_fp16_vectors(const uint16_t *half, float *x, size_t n)
 {
     size_t i = 0;
@@ -139,8 +142,8 @@ static inline uint16_t narrow_bf16(float value)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-/* narrow_bf16 by the vector; as narrow_fp16_vectors. Compilers make twice as many instructions of
- * the plain loop, which made rounding the better half of a norm's time. */
+/* narrow_bf16 on vectors; otherwise like narrow_fp16_vectors. Compilers generate twice as many
+ * instructions for the plain loop, and rounding was then more than half of the time of a norm. */
 static inline size_t narrow_bf16_vectors(const float *x, uint16_t *half, size_t n)
 {
     size_t i = 0;
@@ -158,7 +161,8 @@ static inline size_t narrow_bf16_vectors(const float *x, uint16_t *half, size_t 
             rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
             upper[k] = _mm512_srli_epi32(rounded, 16);
         }
-        /* Packs within quarters of 128 bits, which are then put in order. */
+        /* The pack instruction works within quarters of 128 bits; the permutation puts them in
+         * order. */
         __m512i packed = _mm512_packus_epi32(upper[0], upper[1]);
         _mm512_storeu_si512(half + i, _mm512_permutexvar_epi64(in_order, packed));
     }
@@ -187,8 +191,7 @@ static inline size_t narrow_bf16_vectors(const float *x, uint16_t *half, size_t 
     return i;
 }
 
-/* Elements [at, at + n) of `source` as fp32: where they lie, or widened into buffer [ROWS_BLOCK].
- * */
+/* Elements [at, at + n) of `source` as fp32: in place, or widened into buffer [ROWS_BLOCK]. */
 static inline const float *load_block(enum dtype type, const void *source, uint64_t at, size_t n,
                                       float *buffer)
 {
@@ -208,13 +211,14 @@ static inline const float *load_block(enum dtype type, const void *source, uint6
     return buffer;
 }
 
-/* Where a result block is to be computed: in `target` itself, or in `buffer` for store_block. */
+/* The address where a result block is computed: in `target` itself, or in `buffer` for
+ * store_block. */
 static inline float *store_place(enum dtype type, void *target, uint64_t at, float *buffer)
 {
     return type == DTYPE_FP32 ? (float *)target + at : buffer;
 }
 
-/* Completes a block computed at store_place: rounds a 16-bit type to nearest even. */
+/* Completes a block that was computed at store_place: rounds to nearest even for a 16-bit type. */
 static inline void store_block(enum dtype type, void *target, uint64_t at, size_t n,
                                const float *buffer)
 {
@@ -234,7 +238,7 @@ static inline void store_block(enum dtype type, void *target, uint64_t at, size_
     }
 }
 
-/* One element rounded to `type`. */
+/* Stores one element, rounded to `type`. */
 static inline void store_one(enum dtype type, void *target, uint64_t at, float value)
 {
     if (type == DTYPE_FP32)
@@ -243,13 +247,13 @@ static inline void store_one(enum dtype type, void *target, uint64_t at, float v
         ((uint16_t *)target)[at] = type == DTYPE_BF16 ? narrow_bf16(value) : narrow_fp16(value);
 }
 
-/* ---- sums: 32 lanes of fp32 within a block, of double across blocks ---- */
+/* ---- sums: 32 lanes, fp32 within a block and double across blocks ---- */
 
 struct row_sum {
     double lane[ROWS_LANES];
 };
 
-/* Adds x[0..n), n <= ROWS_BLOCK. */
+/* Adds x[0..n) to the sum; n <= ROWS_BLOCK. */
 static inline void row_sum_add(struct row_sum *sum, const float *x, size_t n)
 {
     enum { VECTORS = ROWS_LANES / ROWS_VECTOR_FLOATS };
@@ -280,18 +284,19 @@ static inline double row_sum_fold(struct row_sum *sum)
 
 /* ---- elementary functions ---- */
 
-/* 1.5 * 2^23: a number of magnitude below 2^22 added to it is rounded to an integer, which its low
- * bits then hold: no conversion that is undefined for NaN. */
+/* 1.5 * 2^23. If a number of magnitude below 2^22 is added to it, the sum is rounded to an integer,
+ * which its low bits hold. This needs no conversion, which would be undefined for NaN. */
 #define ROUNDING_SHIFT 0x1.8p23f
 
-/* e^x for x <= 89 within 1 ulp (measured by the tests): 0 where e^x is below 2^-126 (x < -87.3),
- * infinity from 2^127.5 on (x > 88.3), so that no subnormal number arises; NaN stays NaN; e^0 is
- * exactly 1.
+/* e^x for x <= 89, within 1 ulp (tests measure it). The result is 0 if e^x is below 2^-126 (x <
+ * -87.3) and infinity from 2^127.5 on (x > 88.3), so no subnormal number is produced. NaN stays
+ * NaN; e^0 is exactly 1.
  *
- * x = n ln2 + r with |r| <= ln2/2; e^r = 1 + r + r^2 P(r), P through the five Chebyshev nodes of
- * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp). n comes from
- * adding ROUNDING_SHIFT + 127, whose low bits then hold n + 127. Shifted to the left by 23 they are
- * the bits of 2^n, what is above them falls out; n = -127 gives 0, n = 128 infinity. */
+ * x = n ln2 + r with |r| <= ln2/2, and e^r = 1 + r + r^2 P(r). P interpolates (e^r - 1 - r) /
+ * r^2 at the five Chebyshev nodes of that range (relative error of e^r 9.8e-9, a sixth of an
+ * ulp). n comes from adding ROUNDING_SHIFT + 127: the low bits of the sum are n + 127. Shifted
+ * left by 23 they are the bits of 2^n, and the bits above them are lost; n = -127 gives 0, n =
+ * 128 infinity. */
 static inline float exp_below(float x)
 {
     const float log2e = 0x1.715476p+0f, ln2_high = 0x1.62e43p-1f, ln2_low = -0x1.05c61p-29f;
@@ -309,14 +314,14 @@ static inline float exp_below(float x)
     return p * fp32_from_bits(fp32_bits(shifted) << 23);
 }
 
-/* The same for every x. */
+/* e^x for every x. */
 static inline float exp_one(float x)
 {
     return exp_below(x > 89.0f ? 89.0f : x);
 }
 
-/* factor / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail,
- * which the form with tanh has. */
+/* factor / (1 + e^-x). The factor (1 + tanh u) / 2 of GELU is sigmoid(2u): unlike the form with
+ * tanh, it has no cancellation in its left tail. */
 static inline float sigmoid_times(float factor, float x)
 {
     return factor / (1.0f + exp_one(-x));

@@ -1,23 +1,24 @@
 /* LayerNorm and RMSNorm, and column sums over rows. Part of rows_body.h.
  *
- * Statistics are two passes (mean, then squared distances from it) with fp32 lanes folded in
- * double. RMSNorm is the same arithmetic with the mean taken as 0.
+ * Statistics take two passes: the mean, then the squared distances from it. They use fp32 lanes
+ * that are summed up in double. RMSNorm is the same arithmetic with a mean of 0.
  *
- * Memory is gone through once: of 16-bit types a row's passes share one widened copy that stays in
- * the caches, and a thread widens weight and bias once a call. Before, widening and rounding were
- * most of a norm's time in bf16. Rows of more than ROW_KEPT elements are widened in each pass. */
+ * Memory is read once. For 16-bit types the passes over a row share one widened copy, which stays
+ * in the caches, and a thread widens weight and bias once in a call; without this, widening and
+ * rounding were most of the time of a bf16 norm. Rows of more than ROW_KEPT elements are widened
+ * again in each pass. */
 
 enum { ROW_KEPT = 4096 }; /* elements: 16 KiB of fp32 */
 
-/* Elements of one type, from element `at` of `data` on. */
+/* The elements of an array of one type, from element `at` of `data` on. */
 struct row_operand {
     enum dtype type;
     const void *data;
     uint64_t at;
 };
 
-/* The same n elements as fp32: where they lie, or in kept [ROW_KEPT]; as they are if that is too
- * small. */
+/* The same n elements as fp32: in place if they are fp32, else widened into kept [ROW_KEPT]. If
+ * `kept` is too small for them, the operand is returned unchanged. */
 static inline struct row_operand keep_row(struct row_operand from, uint64_t n, float *kept)
 {
     if (from.type == DTYPE_FP32 || n > ROW_KEPT)
@@ -27,14 +28,14 @@ static inline struct row_operand keep_row(struct row_operand from, uint64_t n, f
     return (struct row_operand){DTYPE_FP32, kept, 0};
 }
 
-/* Elements [c, c + n) of an operand as load_block gives them. */
+/* Elements [c, c + n) of an operand, as from load_block. */
 static inline const float *load_part(const struct row_operand *from, uint64_t c, size_t n,
                                      float *buffer)
 {
     return load_block(from->type, from->data, from->at + c, n, buffer);
 }
 
-/* sum = round(x + residual); one row at element `at` of each. */
+/* sum = round(x + residual) for one row, at element `at` of each array. */
 static void residual_row(const norm_args *args, uint64_t at)
 {
     float x_buffer[ROWS_BLOCK], residual_buffer[ROWS_BLOCK], sum_buffer[ROWS_BLOCK];
@@ -77,9 +78,9 @@ static double row_mean_square(const struct row_operand *row, uint64_t channels, 
     return row_sum_fold(&sum) / (double)channels;
 }
 
-/* What a thread keeps for all of its rows. */
+/* Operands that a thread widens once for all of its rows. */
 struct norm_operands {
-    struct row_operand weight, bias; /* bias: LayerNorm's */
+    struct row_operand weight, bias; /* bias: only for LayerNorm */
 };
 
 static void norm_row(const norm_args *args, uint64_t row, const struct norm_operands *shared)
@@ -135,16 +136,16 @@ static void norm_forward(int threads, const norm_args *args)
     }
 }
 
-/* A row of the backward pass. */
+/* One row of the backward pass. */
 struct norm_grad_row {
     struct row_operand x, dy, weight;
     float mean, rstd; /* mean 0 for RMSNorm */
-    float g_mean,
-        gx_mean; /* of g = dy * w (0 for RMSNorm) and of g * xhat, xhat = (x - mean) * rstd */
+    /* means of g = dy * w (0 for RMSNorm) and of g * xhat, with xhat = (x - mean) * rstd */
+    float g_mean, gx_mean;
 };
 
-/* Adds one row to the parameter gradients' partial sums (bias_sum NULL for RMSNorm) and takes the
- * means of g and of g * xhat. */
+/* Adds one row to the partial sums of the parameter gradients (bias_sum is NULL for RMSNorm), and
+ * computes the means of g and of g * xhat. */
 static void norm_grad_row_sums(struct norm_grad_row *row, uint64_t channels, float *weight_sum,
                                float *bias_sum)
 {
@@ -211,7 +212,7 @@ static void norm_grad_row_input(const norm_grad_args *args, uint64_t at,
     }
 }
 
-/* target[n] += sum over blocks, in order, of partial[block * stride + column]. */
+/* target[n] += sum over the blocks, in order, of partial[block * stride + column]. */
 static void add_partial_sums(int threads, const float *partial, uint64_t block_count,
                              uint64_t stride, uint64_t n, float *target)
 {
@@ -232,7 +233,7 @@ static void add_partial_sums(int threads, const float *partial, uint64_t block_c
     }
 }
 
-/* Rows [begin, end): their input gradients, and the sums that are theirs. */
+/* Rows [begin, end): writes their input gradients and adds to the partial sums of their block. */
 static void norm_grad_rows(const norm_grad_args *args, uint64_t begin, uint64_t end,
                            struct row_operand weight, float *weight_sum, float *bias_sum)
 {
@@ -251,7 +252,7 @@ static void norm_grad_rows(const norm_grad_args *args, uint64_t begin, uint64_t 
     }
 }
 
-/* scratch: [block_count, 2, C] fp32, partial sums of the weight's and the bias's gradient. */
+/* scratch: [block_count, 2, C] fp32, the partial sums of the gradients of weight and bias. */
 static void norm_backward(int threads, const norm_grad_args *args)
 {
     uint64_t rows = args->rows, channels = args->channels;
@@ -280,9 +281,9 @@ static void norm_backward(int threads, const norm_grad_args *args)
                          args->bias_grad);
 }
 
-/* sum[0..n) += rows [begin, end) of dy, one after the other, n <= ROWS_BLOCK: four at a time, so
- * that the sums are loaded and stored once for four. `at`: the columns' element in row 0; stride:
- * elements of a row. */
+/* sum[0..n) += rows [begin, end) of dy, in order; n <= ROWS_BLOCK. Four rows are added at a time,
+ * so that the sums are loaded and stored once for the four. `at` is the index of the columns in row
+ * 0, `stride` the number of elements of a row. */
 static void add_rows(enum dtype type, const void *dy, uint64_t at, uint64_t stride, uint64_t begin,
                      uint64_t end, size_t n, float *sum)
 {

@@ -1,4 +1,4 @@
-/* Ops that map element to element: activations, rotary positions, addition, conversion, and the
+/* Ops that map elements to elements: activations, rotary positions, addition, conversion, and the
  * embedding. Part of rows_body.h. */
 
 /* u = sqrt(2/pi) (x + 0.044715 x^3); GELU(x) = x (1 + tanh u) / 2 = x sigmoid(2u). */
@@ -14,8 +14,8 @@ static void gelu_forward_block(const float *x, float *y, size_t n)
     }
 }
 
-/* dx = dy (s + x s (1 - s) d(2u)/dx) with s = sigmoid(2u), 1 - s = s e^-2u. Beyond |x| = 10 the
- * factor is 0 or 1 to fp32's precision; the clamp keeps e^-2u finite there. */
+/* dx = dy (s + x s (1 - s) d(2u)/dx) with s = sigmoid(2u) and 1 - s = s e^-2u. Above |x| = 10 the
+ * factor is 0 or 1 in the precision of fp32; the clamp keeps e^-2u finite there. */
 static void gelu_backward_block(const float *x, const float *dy, float *dx, size_t n)
 {
 #pragma omp simd
@@ -37,7 +37,7 @@ static void swiglu_forward_block(const float *gate, const float *up, float *y, s
         y[i] = sigmoid_times(gate[i], gate[i]) * up[i];
 }
 
-/* silu(g) = g s, silu'(g) = s + g s (1 - s); the clamp at -87 keeps e^-g finite where s is 0. */
+/* silu(g) = g s, silu'(g) = s + g s (1 - s). The clamp at -87 keeps e^-g finite; s is 0 there. */
 static void swiglu_backward_block(const float *gate, const float *up, const float *dy, float *dgate,
                                   float *dup, size_t n)
 {
@@ -138,8 +138,8 @@ static void activation_backward(int threads, const activation_args *args)
         swiglu_backward(threads, args);
 }
 
-/* Turns pairs [first, first + n) of all heads of one row. cosine and sine: [n], of this position;
- * the sine's sign makes the direction. */
+/* Rotates the pairs [first, first + n) of all heads of one row. cosine and sine: [n], for the
+ * position of this row; the sign of the sine gives the direction. */
 static void rope_pairs(const rope_args *args, uint64_t row, uint64_t first, size_t n,
                        const float *cosine, const float *sine)
 {
@@ -229,7 +229,7 @@ static void add(int threads, enum dtype type, uint64_t count, const void *a, con
     }
 }
 
-/* n elements, n <= ROWS_BLOCK, of types that differ or not. */
+/* Converts n elements, n <= ROWS_BLOCK; the two types may be equal. */
 static void convert_block(const void *source, enum dtype source_type, uint64_t source_at,
                           void *target, enum dtype target_type, uint64_t target_at, size_t n)
 {
@@ -252,13 +252,13 @@ static void convert(int threads, const void *source, enum dtype source_type, voi
                     enum dtype target_type, uint64_t count)
 {
     if (source == target)
-        return; /* equal types: the only overlap that is allowed */
+        return; /* the types are equal here: no other overlap is allowed */
 #pragma omp parallel for schedule(static) num_threads(team(threads, count))
     for (uint64_t at = 0; at < count; at += ROWS_BLOCK)
         convert_block(source, source_type, at, target, target_type, at, block_elems(count, at));
 }
 
-/* Threads share pieces of rows, so that few long rows keep all of them busy. */
+/* The threads divide the rows into pieces, so that a few long rows keep all of them busy. */
 static void convert_rows(int threads, const struct rows_conversion *args)
 {
     enum { PIECE_COLS = 8 * ROWS_BLOCK };
@@ -274,7 +274,7 @@ static void convert_rows(int threads, const struct rows_conversion *args)
     }
 }
 
-/* output[row] = source[source_at..] + position_table[position_at..]; the source may be the
+/* output[row] = source[source_at..] + position_table[position_at..]. The source may be the
  * output. */
 static void embedding_add_row(const embedding_args *args, uint64_t out_at, const void *source,
                               uint64_t source_at, uint64_t position_at)
@@ -293,8 +293,8 @@ static void embedding_add_row(const embedding_args *args, uint64_t out_at, const
     }
 }
 
-/* A part copies the rows of its tokens, so that adding the positions to the output later rounds the
- * same sum as adding them at once. */
+/* A part copies the rows of its tokens without rounding. If the positions are added to the output
+ * later, the same sum is rounded as if they were added at once. */
 static void embedding_forward(int threads, const embedding_args *args)
 {
     uint64_t rows = args->batch * args->tokens, channels = args->channels;
@@ -308,7 +308,8 @@ static void embedding_forward(int threads, const embedding_args *args)
                 embedding_add_row(args, out_at, args->output, out_at, position_at);
             continue;
         }
-        uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin; /* wraps if before */
+        /* wraps around if before this part */
+        uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin;
         if (part_row >= part_rows)
             continue;
         if (args->position_table)
@@ -320,14 +321,15 @@ static void embedding_forward(int threads, const embedding_args *args)
     }
 }
 
-/* Adds columns [c, c + n) of every row to the tables, in order of rows. */
+/* Adds columns [c, c + n) of every row to the tables, in the order of rows. */
 static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, size_t n)
 {
     uint64_t rows = args->batch * args->tokens, channels = args->channels;
     uint64_t part_rows = args->row_count ? args->row_count : args->vocab;
     float buffer[ROWS_BLOCK];
     for (uint64_t row = 0; row < rows; row++) {
-        uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin; /* wraps if before */
+        /* wraps around if before this part */
+        uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin;
         bool in_part = args->token_table_grad && part_row < part_rows;
         if (!in_part && !args->position_table_grad)
             continue;
@@ -347,9 +349,9 @@ static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, 
     }
 }
 
-/* Each thread owns columns, so equal tokens need no atomics and no sorting. The width (of one
- * thread's piece) is a whole number of cache lines and does not touch the result: columns never
- * meet. */
+/* Each thread owns columns, so equal tokens need neither atomics nor sorting. The width of a piece
+ * is a whole number of cache lines. It does not influence the result, because columns are
+ * independent of each other. */
 static void embedding_backward(int threads, const embedding_grad_args *args)
 {
     uint64_t channels = args->channels;

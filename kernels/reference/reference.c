@@ -1,8 +1,8 @@
 /* The reference backend: every op of kernels/ops.h written as its formula, in double, on one
- * thread. The other backends are tested against it, and whole tiny models are checked with it;
- * nothing else links it. fp32, bf16 and fp16 everywhere: an element is widened to double when read
- * and rounded once when stored. No op looks at the context, so that a test may pass any context or
- * NULL. Only the create functions allocate. */
+ * thread. The other backends are tested against it, whole tiny models are checked with it, and
+ * src/setup uses it for plans of described machines. It supports fp32, bf16 and fp16: an element is
+ * widened to double when it is read and rounded once when it is stored. No op reads the context, so
+ * a test may pass any context or NULL. Only the create functions allocate. */
 #include <errno.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "kernels/reference/reference_internal.h"
 
 struct kernel_context {
-    char unused; /* ops need no state; the object exists so that create and destroy pair up */
+    char unused; /* the ops need no state; the object only makes create and destroy a pair */
 };
 
 static int context_create(const kernel_context_config *config, kernel_context **context)

@@ -1,11 +1,11 @@
-/* What the files of the reference backend share: element access in double. Names refi_ are shared
- * by these files only. */
+/* Shared by the files of the reference backend: access to elements in double, and the ops. Only
+ * these files use names that begin with refi_. */
 #ifndef SLUICE_KERNELS_REFERENCE_INTERNAL_H
 #define SLUICE_KERNELS_REFERENCE_INTERNAL_H
 
 #include "kernels/ops.h"
 
-/* Element `at` of an array of `type`. */
+/* Element `at` of an array of `type`, widened to double. */
 static inline double refi_load(enum dtype type, const void *source, uint64_t at)
 {
     if (type == DTYPE_FP32)
@@ -14,7 +14,7 @@ static inline double refi_load(enum dtype type, const void *source, uint64_t at)
     return (double)(type == DTYPE_BF16 ? fp32_from_bf16(half) : fp32_from_fp16(half));
 }
 
-/* Stores `value`, rounded to fp32 and then to `type`, to nearest even. */
+/* Stores `value`, rounded to fp32 and then to `type`, both times to nearest even. */
 static inline void refi_store(enum dtype type, void *target, uint64_t at, double value)
 {
     if (type == DTYPE_FP32)

@@ -1,7 +1,7 @@
 /* Gradient closing, norms, optimizers and working copies of the reference backend. Adam (Loshchilov
  * and Hutter, "Decoupled weight decay regularization", algorithm 2), Lion (Chen et al. 2023) and
- * Adagrad (Duchi et al. 2011) are the textbook forms in double, to hold the backends against within
- * a tolerance; the bit-exact sequences are kernels/cpu's. */
+ * Adagrad (Duchi et al. 2011) are the textbook forms in double: the backends are compared with them
+ * within a tolerance. kernels/cpu/optimizer has the bit-exact definitions. */
 #include <math.h>
 
 #include "base/tile.h"
@@ -24,7 +24,8 @@ int refi_grad_close(kernel_context *context, void *stream, const grad_close_args
     return 0;
 }
 
-/* The left part of a node holds the largest power of two of leaves below its count. */
+/* The sum in a binary tree: the left subtree holds the largest power of two below `count`
+ * leaves. */
 static double tree_sum(const double *sums, uint64_t count)
 {
     if (count <= 1)
@@ -78,7 +79,7 @@ int refi_lion(kernel_context *context, void *stream, const lion_args *args)
         double w = (double)args->master[i], m = (double)args->m[i];
         double g = refi_load(args->grad_type, args->grads, i) * (double)scalars->grad_scale;
         double c = beta1 * m + (1.0 - beta1) * g;
-        double sign = c > 0 ? 1.0 : c < 0 ? -1.0 : c; /* 0, or NaN */
+        double sign = c > 0 ? 1.0 : c < 0 ? -1.0 : c; /* sign(0) is 0; NaN stays NaN */
         args->m[i] = (float)(beta2 * m + (1.0 - beta2) * g);
         args->master[i] = (float)(w * (1.0 - lr * decay) - lr * sign);
     }

@@ -88,20 +88,21 @@ void refi_attention_destroy(kernel_attention *attention)
     mem_free(attention);
 }
 
-/* One row of probabilities: [T] double. */
+/* Scratch: one row of probabilities, [T] double. */
 size_t refi_attention_forward_scratch_bytes(const kernel_attention *attention)
 {
     return attention->desc.tokens * sizeof(double);
 }
 
-/* Probabilities and their gradients [2, T], then sums of k_grad and v_grad [2, T, D], double. */
+/* Scratch in double: probabilities and their gradients [2, T], then the sums of k_grad and v_grad
+ * [2, T, D]. */
 size_t refi_attention_backward_scratch_bytes(const kernel_attention *attention)
 {
     const attention_desc *desc = &attention->desc;
     return desc->tokens * (2 + 2 * desc->head_dim) * sizeof(double);
 }
 
-/* One (batch, head): element offsets of its row 0, token 0 in q, in k and v, and in the output. */
+/* One (batch, head): the index of its first element in q, in k and v, and in the output. */
 struct head_place {
     uint64_t q, kv, output;
 };
@@ -126,7 +127,8 @@ static double dot(const attention_desc *desc, const void *x, uint64_t x_at, cons
     return sum;
 }
 
-/* probability[0..t] = softmax of the scaled scores of query row t; returns the log of the sum. */
+/* probability[0..t] = softmax of the scaled scores of query row t. Returns the logarithm of the
+ * softmax denominator. */
 static double softmax_row(const attention_desc *desc, struct head_place place, const void *q,
                           const void *k, uint64_t t, double *probability)
 {
@@ -172,16 +174,16 @@ struct attention_grads {
     const void *q, *k, *v, *output_grad;
     void *q_grad;
     double *probability, *score_grad; /* [T] */
-    double *k_sum, *v_sum;            /* [T, D], of one key/value head */
+    double *k_sum, *v_sum;            /* [T, D], for one key/value head */
 };
 
-/* Query row t of one head: writes its q_grad, adds to k_sum and v_sum. */
+/* One query row t of one head: writes its q_grad and adds to k_sum and v_sum. */
 static void attention_grad_row(const attention_desc *desc, const struct attention_grads *grads,
                                struct head_place place, uint64_t t)
 {
     uint64_t stride = desc->qkv_stride, dim = desc->head_dim;
     uint64_t q_at = place.q + t * stride, output_at = place.output + t * desc->heads * dim;
-    double mean = 0.0; /* of the probabilities' gradients under the probabilities */
+    double mean = 0.0; /* average of the gradients of the probabilities, weighted by them */
     (void)softmax_row(desc, place, grads->q, grads->k, t, grads->probability);
     for (uint64_t s = 0; s <= t; s++) {
         grads->score_grad[s] =
@@ -204,7 +206,7 @@ static void attention_grad_row(const attention_desc *desc, const struct attentio
     }
 }
 
-/* Recomputes the probabilities from q and k: neither `output` nor `lse` is needed. */
+/* Recomputes the probabilities from q and k, so it needs neither `output` nor `lse`. */
 int refi_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,
                             const void *v, const void *output, const float *lse,
                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
@@ -238,14 +240,14 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
     return 0;
 }
 
-/* Element d of row `row` of one head of q, k or v. */
+/* The value of element d of row `row` of one head of q, k or v. */
 static double projected(const attention_cached_args *args, const void *base, uint64_t row,
                         uint64_t head, uint64_t d)
 {
     return refi_load(args->type, base, row * args->qkv_stride + head * args->head_dim + d);
 }
 
-/* Element d of a kept key or value. */
+/* The index of element d of a kept key or value. */
 static uint64_t kept_at(const attention_cached_args *args, uint64_t group, uint64_t position,
                         uint64_t d)
 {
@@ -258,7 +260,7 @@ static void attend_cached(const attention_cached_args *args, uint64_t row, uint6
     double max = -INFINITY, sum = 0.0;
     for (uint64_t d = 0; d < args->head_dim; d++) {
         double weighted = 0.0;
-        for (int turn = d == 0 ? 0 : 1; turn < 2; turn++) { /* first the largest score */
+        for (int turn = d == 0 ? 0 : 1; turn < 2; turn++) { /* turn 0 finds the largest score */
             sum = weighted = 0.0;
             for (uint64_t s = 0; s < count; s++) {
                 double score = 0.0;

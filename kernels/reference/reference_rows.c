@@ -1,5 +1,5 @@
-/* Row-wise ops of the reference backend. The embedding gradient is added row by row in fp32, as the
- * contract says; every other sum is taken in double and rounded once. */
+/* Row-wise ops of the reference backend. The embedding gradient is added row by row in fp32, as
+ * kernels/ops.h says. Every other sum is taken in double and rounded once. */
 #include <math.h>
 #include <string.h>
 
@@ -43,7 +43,7 @@ int refi_norm_forward(kernel_context *context, void *stream, const norm_args *ar
     return 0;
 }
 
-/* Sums of the weight's and the bias's gradient: [2, C] double. */
+/* Scratch: sums of the gradients of weight and bias, [2, C] double. */
 size_t refi_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels)
 {
     (void)context;
@@ -67,7 +67,7 @@ static void norm_backward_row(const norm_grad_args *args, uint64_t row, double *
         gx_mean += g * xhat / (double)channels;
     }
     if (args->kind == NORM_RMS)
-        g_mean = 0.0; /* RMSNorm takes no mean away, so none flows back */
+        g_mean = 0.0; /* RMSNorm subtracts no mean, so the mean of g has no part in the gradient */
     for (uint64_t c = 0; c < channels; c++) {
         double xhat = (refi_load(args->type, args->input, at + c) - mean) * rstd;
         double g = refi_load(args->type, args->output_grad, at + c) *
@@ -104,7 +104,7 @@ static int index_check(int32_t idx, int32_t lowest, uint64_t vocab)
                    (unsigned long long)vocab);
 }
 
-/* Whether row `idx` of a table lies in the part; row_count 0 is the whole table. */
+/* True if row `idx` of a table lies in the part; row_count 0 means the whole table. */
 static bool is_in_part(uint64_t idx, uint64_t row_begin, uint64_t row_count)
 {
     return row_count == 0 || (idx >= row_begin && idx - row_begin < row_count);
@@ -193,7 +193,7 @@ size_t refi_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows,
     return (size_t)head_dim * sizeof(double);
 }
 
-/* scratch: [D] double, the weight's gradient. */
+/* scratch: [D] double, the sums of the weight gradient. */
 int refi_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
 {
     uint64_t dim = args->head_dim;
@@ -265,7 +265,8 @@ static double sigmoid(double x)
 
 static const double root_2_over_pi = 0.79788456080286535588;
 
-/* Indices of element f of a row: in the output, of the gate (or GELU's input) and of up. */
+/* Indices of element f of a row: in the output, of the gate (or of the input of GELU), and of
+ * up. */
 struct activation_at {
     uint64_t output, gate, up;
 };

@@ -1,14 +1,15 @@
-/* Adam on packed state of the reference backend: the textbook step in double on the widened values,
- * and the formats of base/tile.h as their definitions in kernels/cpu/optimizer/adam_state.c read in real
- * numbers: a code is found by searching the values on both sides. The random bits are the
- * backends', so that results differ where rounding to fp32 decides alone: a code by one, rarely. */
+/* Adam on packed state in the reference backend: the textbook step in double on the widened values.
+ * The formats of base/tile.h are computed in real numbers, after the definitions in
+ * kernels/cpu/optimizer/adam_state.c: a code is found by searching for the values on both sides.
+ * The random bits are the same as in the other backends. Results differ only where the rounding to
+ * fp32 decides: rarely, and then a code differs by one. */
 #include <math.h>
 
 #include "base/tile.h"
 #include "kernels/cpu/optimizer/adam_state_internal.h"
 #include "kernels/reference/reference_internal.h"
 
-/* base * ((1 + (code & 7) / 8) 2^(code >> 3) - 1) */
+/* The value of a code at scale 1: base * ((1 + (code & 7) / 8) 2^(code >> 3) - 1). */
 static double code_value(bool is_signed, uint32_t code)
 {
     return ldexp(ldexp(1.0 + (code & 7) / 8.0, (int)(code >> 3)) - 1.0, is_signed ? -16 : -32);
@@ -37,7 +38,7 @@ static double load_moment(void *stream, enum tile_format format, bool is_signed,
     return code_value(true, code & 127) * (code & 128 ? -scale : scale);
 }
 
-/* The code of a magnitude in units of the scale. */
+/* The code of a magnitude that is given in units of the scale. */
 static uint32_t find_code(bool is_signed, double magnitude, uint32_t random16)
 {
     uint32_t code = 0, top = is_signed ? 127 : 255;
@@ -88,7 +89,7 @@ static void store_moment(void *stream, enum tile_format format, uint64_t i, doub
             isnan(value) ? 0x7fc0 : (uint16_t)((fp32_bits((float)value) + random16) >> 16);
 }
 
-/* One block of up to TILE_SCALE_ELEMS elements. */
+/* Updates one block of up to TILE_SCALE_ELEMS elements. */
 static void update_block(const adam_packed_args *args, const adami_rounding *rounding,
                          uint64_t block, uint64_t count)
 {

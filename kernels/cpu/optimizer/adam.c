@@ -1,11 +1,11 @@
-/* Adam, AdamW, Lion and Adagrad on the CPU: choice of the instruction set, threads, and the
+/* Adam, AdamW, Lion and Adagrad on the CPU: the choice of the instruction set, the threads, and the
  * definitions.
  *
- * The definitions. Each line is one correctly rounded fp32 operation, or two where written as a
- * product of products; fma(a, b, c) rounds a*b + c once; nothing else is contracted; division and
- * square root are IEEE's; rounding is to nearest even and subnormals are kept. All variants (here
- * reference, AVX2, AVX-512 and NEON) give these bits, whatever the thread count, alignment or tile
- * size.
+ * Rules of the definitions. Each line is one correctly rounded fp32 operation, or two if it is
+ * written as a product of products. fma(a, b, c) rounds a*b + c once; nothing else is contracted.
+ * Division and square root follow IEEE. Rounding is to nearest even, and subnormals are kept. All
+ * variants (here: reference, AVX2, AVX-512 and NEON) give these bits for any thread count,
+ * alignment and tile size.
  *
  * Adam
  *   once a call   a1 = 1 - beta1              a2 = 1 - beta2
@@ -22,10 +22,10 @@
  *
  * In exact arithmetic this is PyTorch's AdamW (Loshchilov and Hutter, "Decoupled weight decay
  * regularization", 2019) or Adam with L2 (Kingma and Ba, 2015). PyTorch divides sqrt(v) by
- * sqrt(bias_correction2); multiplying by the rounded reciprocal differs by one rounding and saves
- * one of two divisions, which are what bounds the loop where memory does not. 1 - beta is exact in
- * fp32 for beta >= 0.5: the moments decay by the fp32 betas, so bias corrections should be made
- * from them.
+ * sqrt(bias_correction2). Multiplication by the rounded reciprocal differs by one rounding and
+ * saves one of two divisions, which limit the loop if memory does not. 1 - beta is exact in fp32
+ * for beta >= 0.5. The moments decay by the fp32 betas, so bias corrections should be computed from
+ * these.
  *
  * Lion (Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2)
  *   once a call   a1 = 1 - beta1              a2 = 1 - beta2
@@ -45,36 +45,37 @@
  *                 master = fma(-learning_rate, g / d, master)
  *                 params[i] = working copy of master
  *
- * Not a number: infinities and NaN go through as IEEE says. A stored result that is NaN has the
- * bits 0x7fc00000 whatever NaN went in, since hardware differs in the sign and payload it
- * propagates.
+ * Infinities and NaN propagate as in IEEE. A stored result that is NaN always has the bits
+ * 0x7fc00000, because hardware differs in the sign and payload that it propagates.
  *
- * Working copy: fp32 as is; bf16 (bits + 0x8000) >> 16; fp16 nearest even (base/dtype.h).
+ * Working copy: fp32 unchanged; bf16 (bits + 0x8000) >> 16; fp16 nearest even (base/dtype.h).
  *
  * Gradient close: each element is rounded to nearest even into the gradient dtype. The squares of
- * the rounded values are summed in fp64 for each block of 4096: 16 lanes, lane j over elements
- * j, j + 16, ...; then lane j += lane j + 8, + 4, + 2, + 1. Each square is exact in fp64, so only
- * the order of additions matters. A sum that is NaN has the bits 0x7ff8000000000000.
+ * the rounded values are summed in fp64 for each block of 4096 elements. There are 16 lanes: lane j
+ * sums the elements j, j + 16, ... Then lane j += lane j + 8, and in the same way for + 4, + 2, +
+ * 1. Each square is exact in fp64, so only the order of the additions matters. A sum that is NaN
+ * has the bits 0x7ff8000000000000.
  *
- * Norm: tree(n) = tree(first p) + tree(other n - p) with p the largest power of two below n: the
- * same as adding neighbours level by level and carrying an odd last one up.
+ * Norm: tree(n) = tree(first p) + tree(other n - p) with p the largest power of two below n. This
+ * is the same as adding neighbours level by level, where an odd last one moves up unchanged.
  *
- * Threads: the caller's, plus OpenMP's workers for the length of a call. Nothing is allocated here.
- * All loads of an element come before its stores. What a pass reads it writes with ordinary stores
- * (non-temporal ones measured slower in place, 32 against 52 GB/s); what it only writes, the
- * working copy or the closed gradient, goes past the caches (adam_body.h). */
+ * Threads: the caller's thread, and OpenMP's workers during a call. Nothing is allocated here. All
+ * loads of an element come before its stores. A pass writes the streams that it also reads with
+ * ordinary stores (non-temporal stores in place were slower, 32 against 52 GB/s). It writes the
+ * streams that it does not read (the working copy or the closed gradient) with non-temporal stores
+ * (adam_body.h). */
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
 
-#include "kernels/cpu/optimizer/adam_internal.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 enum {
-    /* Below this many blocks (of about 2 us each) starting workers costs more than it saves. */
+    /* Below this many blocks (of about 2 us each), starting workers costs more than it saves. */
     PARALLEL_BLOCKS_MIN = 8,
-    /* Subtrees of the norm that are summed apart. */
+    /* Subtrees of the norm that are summed separately. */
     NORM_SUBTREES_MAX = 64,
     NORM_SUBTREE_LEAVES_MIN = 4096,
 };
@@ -104,7 +105,7 @@ static int threads_for(const kernel_context *context, uint64_t block_count)
     return block_count < PARALLEL_BLOCKS_MIN ? 1 : context->thread_count;
 }
 
-/* The calling thread's contiguous share of the blocks in a parallel region. */
+/* The contiguous share of the blocks that the calling thread gets in a parallel region. */
 static void thread_share(uint64_t block_count, uint64_t *begin, uint64_t *end)
 {
     uint64_t team = (uint64_t)omp_get_num_threads(), self = (uint64_t)omp_get_thread_num();
@@ -183,7 +184,7 @@ int cpui_working_copy(kernel_context *context, void *stream, const float *master
 {
     (void)stream;
     adami_work work = {.count = count,
-                       .master = (float *)master, /* read only: the struct serves all loops */
+                       .master = (float *)master, /* read only here; the struct serves all loops */
                        .params = params,
                        .param_type = param_type};
     adami_over_ranges(context, count, context->adam->copy, &work);
@@ -231,8 +232,8 @@ int cpui_grad_close(kernel_context *context, void *stream, const grad_close_args
     return 0;
 }
 
-/* tree(count) of the head comment in one pass: waiting[k] is the sum of a full subtree of 2^k
- * leaves that waits for its right neighbour; bit k of the leaf number says whether there is one. */
+/* tree(count) of the comment at the top, in one pass. waiting[k] is the sum of a full subtree of
+ * 2^k leaves that waits for its right neighbour; bit k of the leaf number says if there is one. */
 static double tree_sum(const double *sums, uint64_t count)
 {
     double waiting[64];
@@ -258,7 +259,8 @@ int cpui_norm_reduce(kernel_context *context, void *stream, const double *sums, 
                      double *total)
 {
     (void)stream;
-    /* Subtrees of a power of two leaves are nodes of the tree, so they can be summed apart. */
+    /* Subtrees with a power of two of leaves are nodes of the tree, so they can be summed
+     * separately. */
     uint64_t leaves = NORM_SUBTREE_LEAVES_MIN;
     while (size_div_up(count, leaves) > NORM_SUBTREES_MAX)
         leaves *= 2;

@@ -1,4 +1,4 @@
-/* The optimizers' loops for AVX2 with FMA and F16C. Eight elements a vector. */
+/* The loops of the optimizers for AVX2 with FMA and F16C. A vector has eight elements. */
 #include <immintrin.h>
 
 #include "kernels/cpu/optimizer/adam_internal.h"
@@ -51,7 +51,8 @@ static inline vec select_nan(vec value, vec where_nan, vec otherwise)
     return _mm256_blendv_ps(otherwise, where_nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
 }
 
-/* `rounded`, and a quieted `value` where that is NaN, without their lower halves. */
+/* The upper halves of `rounded`, or of `value` made quiet if that is NaN; the lower halves are
+ * 0. */
 static inline vec upper_bf16(vec value, __m256i rounded)
 {
     __m256i quieted = _mm256_or_si256(_mm256_castps_si256(value), _mm256_set1_epi32(0x00400000));
@@ -73,8 +74,8 @@ static inline vec vec_bf16_even(vec value)
     return upper_bf16(value, rounded);
 }
 
-/* The upper halves in order: packing works within lanes of 128 bits, so that the lanes' quarters
- * are put in order afterwards. */
+/* The upper halves, in order. The pack instruction works within lanes of 128 bits; the permutation
+ * then puts the quarters in order. */
 static inline __m256i pack_bf16(vec low, vec high)
 {
     __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
@@ -158,7 +159,7 @@ static inline vec vec_step_against(vec direction, vec rate)
     return select_nan(direction, direction, _mm256_andnot_ps(is_zero, turned));
 }
 
-/* A square of an fp32 is exact in fp64, so that fused and separate rounding are the same. */
+/* A square of an fp32 is exact in fp64, so fused and separate rounding give the same. */
 static inline void vec_sums_add(vec_sums *sums, const vec values[2])
 {
     for (int part = 0; part < 2; part++) {

@@ -1,5 +1,5 @@
-/* The optimizers' loops for AVX-512 (F, BW, DQ, VL, with FMA and F16C). Sixteen elements a vector.
- * bf16 is rounded by integers: vcvtneps2bf16 flushes subnormals. */
+/* The loops of the optimizers for AVX-512 (F, BW, DQ, VL, with FMA and F16C). A vector has sixteen
+ * elements. bf16 is rounded with integer operations, because vcvtneps2bf16 flushes subnormals. */
 #include <immintrin.h>
 
 #include "kernels/cpu/optimizer/adam_internal.h"
@@ -47,7 +47,8 @@ static inline vec vec_load_fp16(const uint16_t *source)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)source));
 }
 
-/* `rounded`, and a quieted `value` where that is NaN, without their lower halves. */
+/* The upper halves of `rounded`, or of `value` made quiet if that is NaN; the lower halves are
+ * 0. */
 static inline vec upper_bf16(vec value, __m512i rounded)
 {
     __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
@@ -71,8 +72,8 @@ static inline vec vec_bf16_even(vec value)
     return upper_bf16(value, rounded);
 }
 
-/* The upper halves in order: packing works within lanes of 128 bits, so that the lanes' quarters
- * are put in order afterwards. */
+/* The upper halves, in order. The pack instruction works within lanes of 128 bits; the permutation
+ * then puts the quarters in order. */
 static inline __m512i pack_bf16(vec low, vec high)
 {
     __m512i packed = _mm512_packus_epi32(_mm512_srli_epi32(_mm512_castps_si512(low), 16),
@@ -158,7 +159,7 @@ static inline vec vec_step_against(vec direction, vec rate)
     return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(is_moving, turned), is_nan, direction);
 }
 
-/* A square of an fp32 is exact in fp64, so that fused and separate rounding are the same. */
+/* A square of an fp32 is exact in fp64, so fused and separate rounding give the same. */
 static inline void vec_sums_add(vec_sums *sums, const vec values[1])
 {
     __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(values[0]));

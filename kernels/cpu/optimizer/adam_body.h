@@ -1,40 +1,43 @@
-/* The loops of Adam over vectors: one body, included by the files of the instruction sets after
+/* The loops of Adam over vectors: one body, which the files of the instruction sets include after
  * they have defined
  *
- *   vec, VEC_ELEMS                     a vector of fp32 and its elements
- *   GROUP_VECS                         vectors of one turn of a loop; even
+ *   vec, VEC_ELEMS                     a vector of fp32, and the number of its elements
+ *   GROUP_VECS                         number of vectors of one turn of a loop; even
  *   vec_set, vec_load, vec_store       fp32; no alignment needed
- *   vec_load_bf16, vec_load_fp16       widening
- *   vec_bf16_away, vec_bf16_even       rounded to bf16, still as fp32: ties away from zero as
- *                                      bf16_working_copy does, and nearest even
- *   vec_store_bf16                     two such vectors, one after the other
- *   vec_halves                         a vector narrowed to fp16, by vec_fp16_even; vec_widen_fp16
- *   vec_store_halves                   two of them
- *   VEC_STREAMS                        whether there are stores past the caches (else they are not
- *                                      called): vec_stream, vec_stream_bf16, vec_stream_halves, to
- *                                      addresses that are multiples of a vector's bytes
+ *   vec_load_bf16, vec_load_fp16       load and widen
+ *   vec_bf16_away, vec_bf16_even       round to bf16, still as fp32: ties away from zero, as
+ *                                      bf16_working_copy does, or to nearest even
+ *   vec_store_bf16                     stores two such vectors, one after the other
+ *   vec_halves                         a vector narrowed to fp16 by vec_fp16_even;
+ *                                      vec_widen_fp16 widens it
+ *   vec_store_halves                   stores two of them
+ *   VEC_STREAMS                        1 if there are non-temporal stores: vec_stream,
+ *                                      vec_stream_bf16, vec_stream_halves, to addresses that are
+ *                                      multiples of a vector's bytes; not called if it is 0
  *   vec_mul, vec_add, vec_div, vec_sqrt   correctly rounded
  *   vec_step_against(d, r)             -r where d > 0, r where d < 0, +0 where d is 0, else NaN
  *   vec_fma(a, b, c)                   a * b + c, rounded once
  *   vec_one_nan                        every NaN becomes ADAMI_QUIET_NAN_BITS
- *   vec_sums, vec_sums_add, vec_sums_store   16 fp64 lanes, as struct adam_variant's close says
+ *   vec_sums, vec_sums_add, vec_sums_store   16 fp64 lanes, as for adam_variant.close
  *
- * Element types are arguments that are constants at each call, so that the compiler makes one loop
- * for each combination. All loads of an element come before its stores: `params` may lie on `grads`
- * where their elements have one width, and on the master where it is fp32.
+ * Element types are arguments that are constants at each call, so the compiler makes one loop for
+ * each combination. All loads of an element come before its stores: `params` may lie on `grads` if
+ * their elements have the same width, and on the master if it is fp32.
  *
- * At the limit of memory. Loops of one vector a turn with ordinary stores took 1.3 to 1.8 times as
- * long (two cores of a Xeon with AMX, 8 Mi elements, fp32 gradient and copy, ns a parameter on 1
- * and 2 cores: AVX-512 1.55 and 0.75, AVX2 1.34 and 0.60; these loops 1.03 and 0.43 with either).
- * What counted there, with AVX-512:
- *   - whole groups: a stream's lines are loaded together, then the next stream's (1.55 to 1.40 on
- *     one core, 0.75 to 0.64 on two);
- *   - the working copy is written and not read: stores past the caches spare reading its lines first
- *     (to 1.07 and 0.49), provided that they fill a line at once, for which groups are needed too;
- *   - lines asked for AHEAD_ELEMS before they are needed, since the processor's own prefetching stops
- *     at each 4 KiB page of each stream (to 1.03 and 0.43). 512 is the middle of a flat optimum, 256
- *     to 1024, where a pass reads three or four streams. Closing a gradient reads one, and with 2048 took
- *     0.80 to 0.92 of the time (1 thread 24.4 to 27.3 GB/s, in place 23.2 to 28.5; 2 threads 50 to 56). */
+ * These loops run at the limit of memory. Loops with one vector a turn and ordinary stores took 1.3
+ * to 1.8 times as long (two cores of a Xeon with AMX, 8 Mi elements, fp32 gradient and copy, ns a
+ * parameter on 1 and 2 cores: AVX-512 1.55 and 0.75, AVX2 1.34 and 0.60; these loops 1.03 and 0.43
+ * with either). The gains with AVX-512 came from
+ *   - whole groups: the lines of one stream are loaded together, then those of the next stream
+ *     (1.55 to 1.40 on one core, 0.75 to 0.64 on two);
+ *   - non-temporal stores of the working copy, which is written and not read: its lines need not
+ *     be read first (to 1.07 and 0.49). A store must fill a whole line at once, which also needs
+ *     groups;
+ *   - prefetches AHEAD_ELEMS before a line is needed, because the prefetcher of the processor stops
+ *     at each 4 KiB page of each stream (to 1.03 and 0.43). 512 is in the middle of a flat optimum,
+ *     256 to 1024, for a pass that reads three or four streams. Closing a gradient reads one
+ *     stream; with 2048 it took 0.80 to 0.92 of the time (1 thread 24.4 to 27.3 GB/s, in place 23.2
+ *     to 28.5; 2 threads 50 to 56). */
 #ifndef SLUICE_KERNELS_CPU_ADAM_BODY_H
 #define SLUICE_KERNELS_CPU_ADAM_BODY_H
 
@@ -47,13 +50,14 @@
 enum {
     GROUP_ELEMS = GROUP_VECS * VEC_ELEMS,
     AHEAD_ELEMS = 512,
-    ALONE_AHEAD_ELEMS = 2048, /* of a pass that reads one stream: as many lines on their way */
+    /* for a pass that reads one stream: the same number of lines in flight */
+    ALONE_AHEAD_ELEMS = 2048,
     LINE_BYTES = 64,
-    /* Calls on fewer elements store through the caches, where their reader will find them. */
+    /* Calls on fewer elements store through the caches, where the next reader finds the data. */
     STREAM_ELEMS_MIN = 65536,
 };
 
-/* The scalars, one vector each. */
+/* The scalars, each broadcast to a vector. */
 struct vec_scalars {
     vec grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, l2, decay, correction2, epsilon,
         minus_step;
@@ -84,7 +88,7 @@ ADAM_INLINE vec load_as(const void *source, enum dtype type, uint64_t i)
     return type == DTYPE_BF16 ? vec_load_bf16(halves + i) : vec_load_fp16(halves + i);
 }
 
-/* A group at target[i] as fp16; the values become what is stored, widened. */
+/* Stores a group at target[i] as fp16. Afterwards `values` has the stored numbers, widened. */
 ADAM_INLINE void store_fp16(uint16_t *target, uint64_t i, vec values[GROUP_VECS], bool is_streamed)
 {
     for (int k = 0; k < GROUP_VECS; k += 2) {
@@ -99,7 +103,7 @@ ADAM_INLINE void store_fp16(uint16_t *target, uint64_t i, vec values[GROUP_VECS]
     }
 }
 
-/* A group at target[i] of values that bf16 holds. */
+/* Stores a group of values that bf16 can represent at target[i]. */
 ADAM_INLINE void store_bf16(uint16_t *target, uint64_t i, const vec values[GROUP_VECS],
                             bool is_streamed)
 {
@@ -146,8 +150,8 @@ ADAM_INLINE void load_group(const void *source, enum dtype type, uint64_t i, vec
         out[k] = load_as(source, type, i + (uint64_t)k * VEC_ELEMS);
 }
 
-/* Asks for the lines of the group that comes `ahead` elements after element i; past the end of the
- * stream this does nothing. */
+/* Prefetches the lines of the group that comes `ahead` elements after element i; past the end of
+ * the stream this does nothing. */
 ADAM_INLINE void fetch_far(const void *stream, uint64_t elem_bytes, uint64_t i, uint64_t ahead)
 {
     uintptr_t at = (uintptr_t)stream + (i + ahead) * elem_bytes;
@@ -160,8 +164,8 @@ ADAM_INLINE void fetch_ahead(const void *stream, uint64_t elem_bytes, uint64_t i
     fetch_far(stream, elem_bytes, i, AHEAD_ELEMS);
 }
 
-/* Whether `target` is stored past the caches: it is large, apart from what is read, and a group's
- * first element is on a boundary of vectors. */
+/* True if `target` is written with non-temporal stores: it is large, it is not one of the streams
+ * that are read, and the first element of a group is aligned to a vector. */
 static inline bool may_stream(const void *target, uint64_t elem_bytes, const void *read,
                               const void *read_too, uint64_t begin, uint64_t count)
 {
@@ -169,7 +173,7 @@ static inline bool may_stream(const void *target, uint64_t elem_bytes, const voi
            ((uintptr_t)target + begin * elem_bytes) % (4 * VEC_ELEMS) == 0;
 }
 
-/* The end of the whole groups of [begin, end): the reference does the rest. */
+/* The end of the whole groups of [begin, end); the reference computes the rest. */
 static inline uint64_t groups_end(uint64_t begin, uint64_t end)
 {
     return begin + (end - begin) / GROUP_ELEMS * GROUP_ELEMS;
@@ -231,7 +235,7 @@ ADAM_INLINE void copy_loop(const adami_work *work, uint64_t begin, uint64_t end,
     }
 }
 
-/* One group of the closed gradient: `values` become what is stored, widened. */
+/* Stores one group of the closed gradient. Afterwards `values` has the stored numbers, widened. */
 ADAM_INLINE void close_group(void *grads, enum dtype type, uint64_t i, vec values[GROUP_VECS],
                              bool is_streamed)
 {
@@ -253,7 +257,7 @@ ADAM_INLINE void close_loop(const grad_close_args *args, enum dtype grad_type, u
                   "groups hold whole sets of lanes, blocks whole groups");
     const float *accumulator = args->accumulator;
     void *grads = args->grads;
-    /* In place (fp32 grads on the accumulator) what would be stored is there. */
+    /* In place (fp32 grads on the accumulator) the values are already stored. */
     const bool is_stored = grads != accumulator;
     const bool is_streamed =
         may_stream(grads, dtype_bytes(grad_type), accumulator, accumulator, begin, args->count);

@@ -1,10 +1,11 @@
-/* What the files of the optimizer kernels (Adam, Lion, Adagrad) share: the precomputed scalars and
+/* Shared by the files of the optimizer kernels (Adam, Lion, Adagrad): the precomputed scalars and
  * the table of variants.
  *
- * A variant is one instruction set's compilation of the same arithmetic; its functions work on a
- * range of elements in the calling thread. adam.c splits the work among threads. Names that begin
- * with adami_ are shared by kernels/cpu/optimizer/adam*.c and the CUDA backend's update.c, which has the same
- * bits, only. Valid as C; the structs also as C++. */
+ * A variant is the same arithmetic compiled for one instruction set. Its functions work on a range
+ * of elements in the calling thread; adam.c divides the work among threads. Names that begin with
+ * adami_ are shared by the files of this folder, by the optimizers of the CUDA backend, which give
+ * the same bits, and by those of the reference backend. Valid as C; the structs are also valid as
+ * C++. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
 
@@ -17,26 +18,28 @@
 
 enum {
     ADAMI_BLOCK_ELEMS = SHARD_ELEMS_STEP, /* unit of threading, and of one sum of squares */
-    ADAMI_SUM_LANES = 16,                 /* partial sums of a block, see adami_sum_lanes */
+    ADAMI_SUM_LANES = 16,                 /* partial sums of a block, see adam_variant.close */
 };
 
-/* A result that is not a number is stored as this one: hardware differs in sign and payload. */
+/* A result that is NaN is stored with these bits, because hardware differs in the sign and payload
+ * of a NaN. */
 #define ADAMI_QUIET_NAN_BITS 0x7fc00000u
 
-/* The step's scalars as the loop uses them, all fp32, each made by correctly rounded operations. */
+/* The scalars of a step in the form that the loop uses: all fp32, each computed by correctly
+ * rounded operations. */
 struct adami_scalars {
     float grad_scale;
     float beta1, one_minus_beta1; /* 1 - beta1 */
     float beta2, one_minus_beta2; /* 1 - beta2 */
-    float l2;                     /* weight_decay where not decoupled, else 0: no L2 term */
-    float decay;                  /* fma(-learning_rate, weight_decay, 1) where decoupled, else 1 */
+    float l2;                     /* weight_decay if not decoupled; 0: no L2 term */
+    float decay;                  /* fma(-learning_rate, weight_decay, 1) if decoupled, else 1 */
     float correction2;            /* 1 / bias_correction2_sqrt */
     float epsilon;
     float minus_step; /* -(learning_rate / bias_correction1) */
 };
 typedef struct adami_scalars adami_scalars;
 
-/* Lion's and Adagrad's, likewise. */
+/* The same for Lion and for Adagrad. */
 struct adami_lion_scalars {
     float grad_scale;
     float beta1, one_minus_beta1;
@@ -55,7 +58,7 @@ struct adami_adagrad_scalars {
 typedef struct adami_adagrad_scalars adami_adagrad_scalars;
 
 #ifndef __cplusplus
-/* Orders this thread's stores past the caches before whatever it stores next. */
+/* Orders the non-temporal stores of this thread before whatever it stores next. */
 static inline void adami_stream_fence(void)
 {
 #ifdef __x86_64__
@@ -105,7 +108,7 @@ static inline adami_adagrad_scalars adami_prepare_adagrad(const adagrad_scalars 
 
 struct adami_rounding; /* adam_state_internal.h */
 
-/* What the loops of all optimizers work on. */
+/* The operands of the loops of all optimizers. */
 struct adami_work {
     uint64_t count;    /* elements of the call */
     float *master;     /* [count] */
@@ -118,13 +121,15 @@ struct adami_work {
         adami_lion_scalars lion;
         adami_adagrad_scalars adagrad;
     } scalars;
-    /* Of packed state, in place of the tile above. rounding is of all the tile's elements. */
+    /* Only for packed state: `packed` replaces the streams above, and `rounding` holds for all
+     * elements of the tile. */
     const adam_packed_args *packed;
     const struct adami_rounding *rounding;
 };
 typedef struct adami_work adami_work;
 
-/* Elements [begin, end) of a tile; of packed state begin is a multiple of ADAMI_BLOCK_ELEMS. */
+/* Works on elements [begin, end) of a tile. For packed state, begin is a multiple of
+ * ADAMI_BLOCK_ELEMS. */
 typedef void adami_loop(const adami_work *work, uint64_t begin, uint64_t end);
 
 /* The table of the loops: a column (struct) for each instruction set, a row (member) for each
@@ -135,28 +140,28 @@ typedef void adami_loop(const adami_work *work, uint64_t begin, uint64_t end);
  *   lion, adagrad  fp32 state
  *   copy           no optimizer: params = working copy of master
  *
- * The functions may store past the caches (x86's non-temporal stores, which other threads may see
- * late): after the last call of a thread on a range comes adami_stream_fence. */
+ * The functions may use non-temporal stores (on x86), which other threads may see late. So a thread
+ * calls adami_stream_fence after its last call on a range. */
 struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512", "neon" */
 
-    /* Elements [begin, end) of a tile. */
+    /* loops over elements [begin, end) of a tile */
     adami_loop *update;
-    adami_loop *update_packed; /* NULL: adami_update_packed */
+    adami_loop *update_packed; /* NULL: use adami_update_packed */
     adami_loop *lion;
     adami_loop *adagrad;
     adami_loop *copy;
 
-    /* Rounds block `block_idx` of 4096 elements and returns its partial sums of squares: lane j
-     * is the sum over elements j, j + 16, j + 32, ... in that order. */
+    /* Rounds block `block_idx` of 4096 elements and returns its partial sums of squares: lane j is
+     * the sum over the elements j, j + 16, j + 32, ... in that order. */
     void (*close)(const grad_close_args *args, uint64_t block_idx, double lanes[ADAMI_SUM_LANES]);
 };
 
-/* The plain C of update_packed: adam_state_reference.c */
+/* adam_state_reference.c. update_packed in plain C. */
 adami_loop adami_update_packed;
 
-/* A loop over all of [0, count) in whole blocks of ADAMI_BLOCK_ELEMS, shared out to the context's
- * threads: adam.c */
+/* adam.c. Runs `loop` over [0, count) in whole blocks of ADAMI_BLOCK_ELEMS, which the threads of
+ * the context divide among themselves. */
 void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop *loop,
                        const adami_work *work);
 

@@ -1,15 +1,15 @@
-/* The optimizers' loops for aarch64 with NEON, which every such processor has. Four elements a
- * vector.
+/* The loops of the optimizers for aarch64 with NEON, a part of every such processor. A vector has
+ * four elements.
  *
- * The bits are the reference's: NEON's division, square root and fused multiply-add are IEEE's and
- * keep subnormals (the process leaves FPCR as it starts: nearest even, no flush to zero), and fp16
- * is narrowed and widened by FCVT, which is IEEE's too; only NaN take care: FCVT keeps their upper
- * bits, as the reference does. bf16 is rounded by integers, so that no BF16 extension is needed.
+ * The bits are those of the reference. NEON's division, square root and fused multiply-add follow
+ * IEEE and keep subnormals (the process leaves FPCR unchanged: nearest even, no flush to zero).
+ * FCVT, which follows IEEE too, narrows and widens fp16; it keeps the upper bits of a NaN, like the
+ * reference. bf16 is rounded with integer operations, so no BF16 extension is needed.
  *
- * Not SVE: a pass is bound by memory, and four lanes a cycle of NEON are beyond what a core can
- * load; vectors of a length that is known only at run time would take a body of their own. Stores
- * past the caches: none. Cores of this kind notice lines that are written as a whole and do not
- * read them first; STNP is a hint that they are free to ignore. */
+ * Why not SVE: memory is the limit of a pass, and four lanes a cycle of NEON are more than a core
+ * can load. Vectors whose length is only known at run time would need a body of their own. There
+ * are no non-temporal stores: cores of this kind notice lines that are written as a whole and do
+ * not read them first, and STNP is a hint that they may ignore. */
 #include <arm_neon.h>
 
 #include "kernels/cpu/optimizer/adam_internal.h"
@@ -57,13 +57,14 @@ static inline vec vec_load_fp16(const uint16_t *source)
     return vec_widen_fp16(vld1_u16(source));
 }
 
-/* All ones where a number. */
+/* All ones for a number, zero for NaN. */
 static inline uint32x4_t is_number(vec value)
 {
     return vceqq_f32(value, value);
 }
 
-/* `rounded`, and a quieted `value` where that is NaN, without their lower halves. */
+/* The upper halves of `rounded`, or of `value` made quiet if that is NaN; the lower halves are
+ * 0. */
 static inline vec upper_bf16(vec value, uint32x4_t rounded)
 {
     uint32x4_t quieted = vorrq_u32(vreinterpretq_u32_f32(value), vdupq_n_u32(0x00400000));
@@ -154,7 +155,7 @@ static inline vec vec_step_against(vec direction, vec rate)
     return vbslq_f32(is_number(direction), vreinterpretq_f32_u32(moved), direction);
 }
 
-/* A square of an fp32 is exact in fp64, so that fused and separate rounding are the same. */
+/* A square of an fp32 is exact in fp64, so fused and separate rounding give the same. */
 static inline void vec_sums_add(vec_sums *sums, const vec values[4])
 {
     for (int part = 0; part < 4; part++) {

@@ -1,6 +1,7 @@
-/* Adam, Lion and Adagrad in plain C, one element after another: the definitions (see adam.c) as
- * code. It is also what the vector variants run on the last elements of a range, which do not fill
- * a vector. Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
+/* Adam, Lion and Adagrad in plain C, one element after another: the definitions of adam.c as code.
+ * The vector variants also call it for the last elements of a range, which do not fill a group of
+ * vectors. Any thread may run it; it allocates nothing. It is compiled without contraction, so only
+ * fmaf is fused. */
 #include <math.h>
 
 #include "kernels/cpu/optimizer/adam_internal.h"
@@ -49,7 +50,7 @@ static void reference_update(const adami_work *work, uint64_t begin, uint64_t en
     }
 }
 
-/* -rate * sign(direction): +0 for either zero, NaN for NaN. */
+/* -rate * sign(direction): +0 for zero of either sign, NaN for NaN. */
 static float step_against(float direction, float rate)
 {
     if (direction > 0)

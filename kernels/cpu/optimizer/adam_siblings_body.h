@@ -1,7 +1,7 @@
 /* The loops of Lion and Adagrad over the vectors that adam_body.h lists, and the choice among all
  * loops on fp32 state. The files of the instruction sets include it after adam_body.h. The rules
- * are Adam's: types are constants at each call, all loads of a step come before its stores, and the
- * last elements of a range go to the reference. */
+ * are the same as for Adam: types are constants at each call, all loads of a step come before its
+ * stores, and the reference computes the last elements of a range. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
 #define SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
 
@@ -9,7 +9,7 @@
 
 /* ---- Lion ---- */
 
-/* Elements [begin, end); end - begin is a multiple of VEC_ELEMS. */
+/* Updates elements [begin, end); end - begin is a multiple of GROUP_ELEMS. */
 ADAM_INLINE void lion_loop(const adami_work *work, uint64_t begin, uint64_t end,
                            enum dtype grad_type, enum dtype param_type)
 {
@@ -89,7 +89,7 @@ ADAM_INLINE void adagrad_loop(const adami_work *work, uint64_t begin, uint64_t e
 
 enum vector_rule { RULE_ADAM, RULE_LION, RULE_ADAGRAD, RULE_COPY };
 
-/* All but begin and end are constants at each call. */
+/* All arguments except begin and end are constants at each call. */
 ADAM_INLINE void loop_of(enum vector_rule rule, const adami_work *work, uint64_t begin,
                          uint64_t end, enum dtype grad_type, enum dtype param_type)
 {
@@ -114,7 +114,8 @@ ADAM_INLINE void loop_of_grads(enum vector_rule rule, const adami_work *work, ui
         loop_of(rule, work, begin, end, grad_type, DTYPE_FP16);
 }
 
-/* The loop of the work's types over the whole groups of [begin, end). Returns where those end. */
+/* Runs the loop for the types of `work` over the whole groups of [begin, end). Returns the end of
+ * those groups. */
 ADAM_INLINE uint64_t vector_groups(enum vector_rule rule, const adami_work *work, uint64_t begin,
                                    uint64_t end)
 {

@@ -1,4 +1,5 @@
-/* What adam_state_body.h needs of AVX2 beside the vectors of adam_avx2.c, which includes it. */
+/* The AVX2 part of the operations that adam_state_body.h needs in addition to the vectors of
+ * adam_avx2.c, which includes this file. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_STATE_AVX2_H
 #define SLUICE_KERNELS_CPU_ADAM_STATE_AVX2_H
 
@@ -102,7 +103,7 @@ static inline vecu vecu_right(vecu value, int bits)
     return _mm256_srli_epi32(value, bits);
 }
 
-/* Of each 16 bits: 0xffff where the sign is set, else 0. */
+/* For each half of 16 bits: 0xffff if its sign is set, else 0. */
 static inline vecu vecu_sign_halves(vecu value)
 {
     return _mm256_srai_epi16(value, 15);
@@ -136,7 +137,8 @@ static inline bool vec_any_nan(__m256 a, __m256 b)
     return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
 }
 
-/* Elements 0, 2, ... and 1, 3, ... of those in low and then high; and back. */
+/* Splits the elements of `low` and then `high` into elements 0, 2, ... and 1, 3, ...; vec_join
+ * joins them again. */
 static inline void vec_part(__m256 low, __m256 high, __m256 *even, __m256 *odd)
 {
     __m256d first = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0x88));

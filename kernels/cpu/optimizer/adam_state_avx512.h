@@ -1,5 +1,5 @@
-/* What adam_state_body.h needs of AVX-512 beside the vectors of adam_avx512.c, which includes
- * it. */
+/* The AVX-512 part of the operations that adam_state_body.h needs in addition to the vectors of
+ * adam_avx512.c, which includes this file. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_STATE_AVX512_H
 #define SLUICE_KERNELS_CPU_ADAM_STATE_AVX512_H
 
@@ -102,7 +102,7 @@ static inline vecu vecu_right(vecu value, int bits)
     return _mm512_srli_epi32(value, (unsigned)bits);
 }
 
-/* Of each 16 bits: 0xffff where the sign is set, else 0. */
+/* For each half of 16 bits: 0xffff if its sign is set, else 0. */
 static inline vecu vecu_sign_halves(vecu value)
 {
     return _mm512_srai_epi16(value, 15);
@@ -133,7 +133,8 @@ static inline bool vec_any_nan(__m512 a, __m512 b)
     return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
 }
 
-/* Elements 0, 2, ... and 1, 3, ... of those in low and then high; and back. */
+/* Splits the elements of `low` and then `high` into elements 0, 2, ... and 1, 3, ...; vec_join
+ * joins them again. */
 static inline void vec_part(__m512 low, __m512 high, __m512 *even, __m512 *odd)
 {
     __m512i number = vecu_even_numbers();

@@ -1,25 +1,25 @@
-/* The loops of Adam on packed state over vectors; included by the files of the instruction sets
- * after adam_body.h and adam_state_avx2.h or adam_state_avx512.h, which define, beside what
- * adam_body.h lists,
+/* The loops of Adam on packed state over vectors. The files of the instruction sets include it
+ * after adam_body.h and after adam_state_avx2.h or adam_state_avx512.h. In addition to the list in
+ * adam_body.h, these define
  *
  *   vecu                               VEC_ELEMS numbers of 32 bits: vecu_add, vecu_mul, ...
  *   vecu_load, vecu_store              the same bytes; no alignment needed
- *   vecu_load_bytes, vecu_store_bytes  2 * VEC_ELEMS bytes to and from as many numbers of 16 bits
- *   vecu_select(mask, a, b)            bits of a where mask is 1, else of b
+ *   vecu_load_bytes, vecu_store_bytes  2 * VEC_ELEMS bytes, widened to 16 bits each and back
+ *   vecu_select(mask, a, b)            bits of a where mask is 1, else bits of b
  *   vecu_flip(mask, a, b)              (mask and a) exclusive-or b
  *   vecu_largest                       the largest of the numbers, unsigned
- *   vec_part, vec_join                 two vectors to their elements of even and of odd number; back
- *   vec_any_nan(a, b)                  whether an element of either is NaN
+ *   vec_part, vec_join                 split two vectors into even and odd elements; join them
+ *   vec_any_nan(a, b)                  true if an element of either is NaN
  *
- * A step takes 2 * VEC_ELEMS elements, those of even and those of odd number in one vector each:
- * widening 16-bit streams and packing them again then takes shifts and masks alone, where order
- * would take shuffles, which one port has to do. fp32 streams pay for it with two shuffles each
- * way.
+ * A step takes 2 * VEC_ELEMS elements, with the even and the odd elements in one vector each. Then
+ * widening 16-bit streams and packing them again only needs shifts and masks; elements in order
+ * would need shuffles, which run on a single port. In exchange, fp32 streams need two shuffles in
+ * each direction.
  *
- * Formats are arguments that are constants at each call, so that the compiler makes one loop for
- * each combination; the gradient's type and the L2 term are branches that always go one way. Codes
- * need the block's largest magnitude first: new values wait in two arrays on the stack (2 KiB, in
- * the cache) until the block's end. */
+ * Formats are arguments that are constants at each call, so the compiler makes one loop for each
+ * combination. The type of the gradient and the L2 term are branches that always go the same way.
+ * Codes need the largest magnitude of the block first, so new values wait in two arrays on the
+ * stack (2 KiB, in the cache) until the end of the block. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_STATE_BODY_H
 #define SLUICE_KERNELS_CPU_ADAM_STATE_BODY_H
 
@@ -32,16 +32,16 @@ enum { STATE_STEP = 2 * VEC_ELEMS }; /* elements */
 
 static_assert(TILE_SCALE_ELEMS % STATE_STEP == 0, "blocks are whole steps");
 
-/* STATE_STEP elements by the parity of their number. */
+/* STATE_STEP elements, divided by the parity of their number. */
 struct vec_pair {
     vec even, odd;
 };
 typedef struct vec_pair vec_pair;
 
-/* Where codes wait for their block's scale. */
+/* New values of a block, which wait until the scale of the block is known. */
 struct vec_waiting {
-    float values[TILE_SCALE_ELEMS]; /* for each step the even ones, then the odd ones */
-    vecu largest;                   /* bits of magnitudes */
+    float values[TILE_SCALE_ELEMS]; /* for each step first the even elements, then the odd ones */
+    vecu largest;                   /* the largest magnitudes so far, as bits */
 };
 typedef struct vec_waiting vec_waiting;
 
@@ -54,7 +54,7 @@ ADAM_INLINE vec_pair pair_of_words(vecu words)
     return pair;
 }
 
-/* The lower 16 bits of `low` and the upper 16 bits of `high`. */
+/* The lower 16 bits of `low` combined with the upper 16 bits of `high`. */
 ADAM_INLINE vecu words_of(vecu low, vecu high)
 {
     return vecu_select(vecu_set(0xffff0000u), high, low);
@@ -87,7 +87,7 @@ ADAM_INLINE vec_pair pair_load_as(const void *source, enum dtype type, uint64_t 
     return pair;
 }
 
-/* The codes of block `at`, and its scale. */
+/* The address of the codes of the block at element `at`; block_scale gives that of its scale. */
 ADAM_INLINE uint8_t *block_codes(void *stream, uint64_t at)
 {
     return (uint8_t *)stream + at / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES +
@@ -101,7 +101,8 @@ ADAM_INLINE float *block_scale(void *stream, uint64_t at)
     return (float *)scales + at % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
 }
 
-/* codes: 16 bits each, a code in the lower eight; of even elements those in the lower half. */
+/* Decodes the even or the odd elements. codes: one number of 16 bits for each element, with the
+ * code in its lower eight bits; even elements are the lower halves of the 32-bit lanes. */
 ADAM_INLINE vec decode_vector(vecu codes, bool is_odd, bool is_signed, vec scale)
 {
     uint32_t top = is_signed ? ADAMI_CODE_M_TOP : ADAMI_CODE_V_TOP;
@@ -116,7 +117,7 @@ ADAM_INLINE vec decode_vector(vecu codes, bool is_odd, bool is_signed, vec scale
     return vecu_as_fp32(vecu_flip(vecu_set(0x80000000u), sign, vecu_of(value)));
 }
 
-/* Elements i, ... of a moment, in the block at `block`. */
+/* Loads the elements of a step of a moment, from i on; the block begins at `block`. */
 ADAM_INLINE vec_pair load_moment(void *stream, enum tile_format format, bool is_signed,
                                  uint64_t block, uint64_t i, vec scale)
 {
@@ -130,7 +131,8 @@ ADAM_INLINE vec_pair load_moment(void *stream, enum tile_format format, bool is_
     return pair;
 }
 
-/* random: of even and odd elements, in the lower 16 bits, with nothing above them. */
+/* Stores the elements of a step of a moment. even_random and odd_random have the random bits in
+ * their lower 16 bits and zeros above. */
 ADAM_INLINE void store_moment(void *stream, enum tile_format format, uint64_t block, uint64_t i,
                               vec_pair pair, vecu even_random, vecu odd_random,
                               vec_waiting *waiting)
@@ -157,14 +159,15 @@ ADAM_INLINE vec_pair load_master(const adam_packed_args *args, bool is_split, ui
         return pair_load_fp32((const float *)args->master + i);
     vecu low = vecu_load((const uint16_t *)args->master + i);
     vecu copy = vecu_load((const uint16_t *)args->params + i);
-    /* master_join: one less in the upper half where the lower one counts as negative. */
+    /* master_join: the upper half is one less if the lower half counts as negative. */
     vecu high = vecu_add_halves(copy, vecu_sign_halves(low));
     vec_pair pair = {vecu_as_fp32(words_of(low, vecu_left(high, 16))),
                      vecu_as_fp32(words_of(vecu_right(low, 16), high))};
     return pair;
 }
 
-/* A NaN in `pair` is ADAMI_QUIET_NAN_BITS, which the working copy's rounding leaves a NaN. */
+/* Stores the master and its working copy. A NaN in `pair` has the bits ADAMI_QUIET_NAN_BITS, which
+ * stay a NaN when the working copy is rounded. */
 ADAM_INLINE void store_master(const adam_packed_args *args, bool is_split, enum dtype param_type,
                               bool is_streamed, uint64_t i, vec_pair pair)
 {
@@ -192,7 +195,7 @@ ADAM_INLINE void store_master(const adam_packed_args *args, bool is_split, enum 
 
 /* ---- random bits and codes ---- */
 
-/* x: number of the element plus the rounding's first word. */
+/* Mixes the random bits. x: the number of the element plus the first word of the rounding. */
 ADAM_INLINE vecu mix_vector(vecu x, vecu second)
 {
     x = vecu_mul(vecu_xor(x, vecu_right(x, 16)), vecu_set(ADAMI_MIX_FIRST));
@@ -200,14 +203,14 @@ ADAM_INLINE vecu mix_vector(vecu x, vecu second)
     return vecu_xor(x, vecu_right(x, 16));
 }
 
-/* Codes as numbers of 32 bits; v's may be one above the top, which is cut where they are stored.
- * random is of the whole 32 bits. */
+/* Codes as numbers of 32 bits. A code of v may be one above the top; it is cut off when it is
+ * stored. random has all 32 bits. */
 ADAM_INLINE vecu encode_vector(vec value, vec inverse, bool is_signed, vecu random)
 {
     uint32_t base = is_signed ? ADAMI_CODE_M_BASE : ADAMI_CODE_V_BASE;
     vecu bits = vecu_of(value), magnitude = vecu_and(bits, vecu_set(0x7fffffffu));
     vec scaled = vec_fma(vecu_as_fp32(magnitude), inverse, vecu_as_fp32(vecu_set(base)));
-    /* r << 4, beside what stands in other bits: the 8, and the base that the code has not. */
+    /* r << 4; the other bits hold the 8 and subtract the base, which a code does not contain */
     vecu r = is_signed ? vecu_left(random, 4) : vecu_right(random, 12);
     vecu added = vecu_select(vecu_set(0x000ffff0u), r, vecu_set(8 + (0u - base)));
     vecu code = vecu_right(vecu_add(vecu_of(scaled), added), ADAMI_CODE_SHIFT);
@@ -217,7 +220,7 @@ ADAM_INLINE vecu encode_vector(vec value, vec inverse, bool is_signed, vecu rand
     return vecu_select(vecu_set(ADAMI_CODE_SIGN), vecu_right(bits, 24), code);
 }
 
-/* The scale of the values that wait, stored. */
+/* Computes and stores the scale of the values that wait. */
 ADAM_INLINE float close_scale(void *stream, bool is_signed, uint64_t block,
                               const vec_waiting *waiting)
 {
@@ -236,8 +239,8 @@ ADAM_INLINE void store_codes(uint8_t *codes, bool is_signed, int n, const vec_wa
     vecu_store_bytes(codes + n, vecu_or(even_code, vecu_left(odd_code, 16)));
 }
 
-/* The block's scales and codes of the values that wait; NULL: that moment has no codes. x: as for
- * mix_vector, of the first step. */
+/* Computes and stores the scales of the block and the codes of the values that wait. NULL: that
+ * moment has no codes. x: as for mix_vector, for the first step. */
 ADAM_INLINE void close_codes(const adam_packed_args *args, uint64_t block, const vec_waiting *new_m,
                              const vec_waiting *new_v, vecu x, vecu second)
 {
@@ -263,7 +266,7 @@ ADAM_INLINE void close_codes(const adam_packed_args *args, uint64_t block, const
 
 /* ---- a block ---- */
 
-/* Asks for the lines of the step that comes AHEAD_ELEMS after element i; past the end this does
+/* Prefetches the lines of the step that comes AHEAD_ELEMS after element i; past the end this does
  * nothing. */
 ADAM_INLINE void fetch_step(const void *stream, uint64_t elem_bytes, uint64_t i)
 {
@@ -281,7 +284,7 @@ ADAM_INLINE void fetch_moment(const void *stream, enum tile_format format, uint6
         __builtin_prefetch((const char *)stream + i + i / TILE_CODE_BLOCK_ELEMS * 64 + AHEAD_ELEMS);
 }
 
-/* m, v and the weight of one vector. */
+/* Updates m and v of one vector and returns the new weight. */
 ADAM_INLINE vec update_vector(const struct vec_scalars *s, bool has_l2, vec weight, vec grad,
                               vec *m, vec *v)
 {
@@ -306,13 +309,13 @@ struct state_formats {
     enum tile_format m, v;
 };
 
-/* TILE_SCALE_ELEMS elements from `block` on. */
+/* Updates TILE_SCALE_ELEMS elements from `block` on. */
 ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_scalars *s,
                               const adami_rounding *rounding, bool has_l2, bool is_streamed,
                               uint64_t block, const struct state_formats format)
 {
     vec_waiting new_m, new_v;
-    vec m_scale = s->decay, v_scale = s->decay; /* of codes alone */
+    vec m_scale = s->decay, v_scale = s->decay; /* used only for codes */
     new_m.largest = new_v.largest = vecu_set(0);
     if (format.m == TILE_INT8)
         m_scale = vec_set(*block_scale(args->m, block));
@@ -336,7 +339,7 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
         vec_pair v = load_moment(args->v, format.v, false, block, i, v_scale);
         weight.even = update_vector(s, has_l2, weight.even, grad.even, &m.even, &v.even);
         weight.odd = update_vector(s, has_l2, weight.odd, grad.odd, &m.odd, &v.odd);
-        /* A NaN in m or v makes one of the weight. */
+        /* A NaN in m or v makes the weight NaN, too. */
         if (__builtin_expect(vec_any_nan(weight.even, weight.odd), 0)) {
             pair_one_nan(&weight);
             pair_one_nan(&m);
@@ -366,7 +369,7 @@ ADAM_INLINE void packed_blocks(const adam_packed_args *args, const adami_scalars
                                const struct state_formats format)
 {
     const struct vec_scalars s = broadcast_scalars(scalars);
-    const adam_packed_args own = *args; /* which no store can change, as the compiler sees */
+    const adam_packed_args own = *args; /* a copy that, as the compiler can see, no store changes */
     const adami_rounding words = *rounding;
     const bool has_l2 = scalars->l2 != 0;
     const bool is_streamed =

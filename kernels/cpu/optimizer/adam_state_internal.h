@@ -1,41 +1,44 @@
-/* What the files of Adam on packed state share: constants and the scalar form of the definitions at
- * the head of adam_state.c. The CUDA backend has the same bits and takes the constants, the
- * rounding's words and the check from here. Valid as C; what stands outside of #ifndef __cplusplus
- * also as C++. */
+/* Shared by the files of Adam on packed state: constants, and the scalar form of the definitions at
+ * the head of adam_state.c. The CUDA backend gives the same bits; it uses the constants, the two
+ * words of struct adami_rounding and the check from here. Valid as C. The parts outside of #ifndef
+ * __cplusplus are also valid as C++. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_STATE_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ADAM_STATE_INTERNAL_H
 
 #include "base/rng.h"
 #include "kernels/cpu/optimizer/adam_internal.h"
 
-/* Multipliers of the integer mix (found by Wellons' search for mixes of small bias, 2018). */
+/* The multipliers of the integer mix (found by Wellons, 2018, in a search for mixes of small
+ * bias). */
 #define ADAMI_MIX_FIRST  0x7feb352du
 #define ADAMI_MIX_SECOND 0x846ca68bu
 
-/* 8-bit codes: three bits of mantissa, at bit 20 of an fp32; the value of code 0 before the base is
- * taken off, 2^-16 for m (seven bits of code beside the sign) and 2^-32 for v (eight). */
+/* 8-bit codes. The mantissa has three bits, which begin at bit 20 of an fp32. The base is the value
+ * of code 0 before the base is subtracted: 2^-16 for m (seven bits of code beside the sign) and
+ * 2^-32 for v (eight bits). */
 #define ADAMI_CODE_SHIFT  20
 #define ADAMI_CODE_M_BASE 0x37800000u
 #define ADAMI_CODE_V_BASE 0x2f800000u
 #define ADAMI_CODE_M_TOP  0x7fu
 #define ADAMI_CODE_V_TOP  0xffu
 #define ADAMI_CODE_SIGN   0x80u
-/* Scale of a block whose largest magnitude is 1, fp32: 1 / (value of the top code). */
+/* The scale of a block whose largest magnitude is 1, as fp32: 1 / (value of the top code). */
 #define ADAMI_CODE_M_SCALE 0x3f88891au /* 1 / (15/16 - 2^-16) */
 #define ADAMI_CODE_V_SCALE 0x3f888889u /* 1 / (15/16) */
-/* The smallest largest magnitude that is coded: 2^-126. */
+/* 2^-126: a block whose largest magnitude is below it gets scale 0 and codes 0. */
 #define ADAMI_CODE_LARGEST_MIN 0x00800000u
 
-/* The two words that a call's random bits depend on beside the element's number. */
+/* The random bits of a call depend on these two words and on the number of the element. */
 struct adami_rounding {
-    uint32_t first, second; /* added before the mix; exclusive-or in its middle */
-    uint32_t elem;          /* lower 32 bits of the number of the tile's element 0 */
+    /* first is added before the mix; second is exclusive-ored in its middle */
+    uint32_t first, second;
+    uint32_t elem; /* lower 32 bits of the number of the tile's element 0 */
 };
 typedef struct adami_rounding adami_rounding;
 
 #ifndef __cplusplus
 
-/* Of elements that agree in the upper 32 bits of their number with first_elem. */
+/* The rounding for the elements whose number has the same upper 32 bits as first_elem. */
 static inline adami_rounding adami_rounding_at(uint64_t rounding_key, uint64_t first_elem)
 {
     uint32_t words[4];
@@ -43,14 +46,15 @@ static inline adami_rounding adami_rounding_at(uint64_t rounding_key, uint64_t f
     return (adami_rounding){words[0], words[1], (uint32_t)first_elem};
 }
 
-/* Where one stream of a tile starts for its element `elem`, a multiple of TILE_CODE_BLOCK_ELEMS. */
+/* The address in stream `idx` of a tile at which element `elem` begins; elem is a multiple of
+ * TILE_CODE_BLOCK_ELEMS. */
 static inline void *adami_stream_at(const adam_packed_args *args, uint32_t idx, uint64_t elem)
 {
     void *const streams[] = {args->master, args->m, args->v};
     return (char *)streams[idx] + tile_format_bytes(tile_stream_format(args->streams, idx), elem);
 }
 
-/* The part of a call on elements [begin, begin + count); begin is a multiple of
+/* The part of a call for elements [begin, begin + count); begin is a multiple of
  * TILE_CODE_BLOCK_ELEMS. */
 static inline adam_packed_args adami_packed_part(const adam_packed_args *args, uint64_t begin,
                                                  uint64_t count)
@@ -66,15 +70,15 @@ static inline adam_packed_args adami_packed_part(const adam_packed_args *args, u
     return part;
 }
 
-/* Elements of a call before the upper half of the element's number changes; all of them but for a
- * unit of more than 2^32 elements. */
+/* The number of elements of a call before the upper half of the element number changes. It is the
+ * whole call, except in a unit of more than 2^32 elements. */
 static inline uint64_t adami_packed_run(const adam_packed_args *args)
 {
     uint64_t left = ((uint64_t)1 << 32) - (uint32_t)args->first_elem;
     return size_min(args->count, left);
 }
 
-/* ERR_INTERNAL where no kernel is meant for what args ask. */
+/* Returns ERR_INTERNAL if there is no kernel for args. */
 static inline MUST_CHECK int adami_packed_check(const adam_packed_args *args)
 {
     uint32_t streams = args->streams;
@@ -96,7 +100,7 @@ static inline MUST_CHECK int adami_packed_check(const adam_packed_args *args)
     return 0;
 }
 
-/* 32 random bits of an element: the lower half is m's, the upper v's. */
+/* The 32 random bits of an element: the lower half is for m, the upper half for v. */
 static inline uint32_t adami_random_bits(const adami_rounding *rounding, uint64_t i)
 {
     uint32_t x = rounding->elem + (uint32_t)i + rounding->first;
@@ -105,14 +109,14 @@ static inline uint32_t adami_random_bits(const adami_rounding *rounding, uint64_
     return x ^ x >> 16;
 }
 
-/* `value` is no NaN but ADAMI_QUIET_NAN_BITS. */
+/* `value` is not NaN, or has the bits ADAMI_QUIET_NAN_BITS. */
 static inline uint16_t adami_round_bf16(float value, uint32_t random16)
 {
     return (uint16_t)((fp32_bits(value) + random16) >> 16);
 }
 
-/* The scale of a block from the bits of its largest magnitude; top_scale is
- * ADAMI_CODE_[MV]_SCALE. */
+/* The scale of a block, computed from the bits of its largest magnitude. top_scale is
+ * ADAMI_CODE_M_SCALE or ADAMI_CODE_V_SCALE. */
 static inline float adami_block_scale(uint32_t largest_bits, uint32_t top_scale)
 {
     if (largest_bits < ADAMI_CODE_LARGEST_MIN)
@@ -121,8 +125,8 @@ static inline float adami_block_scale(uint32_t largest_bits, uint32_t top_scale)
     return fp32_bits(scale) < 0x7f800000u ? scale : fp32_from_bits(ADAMI_QUIET_NAN_BITS);
 }
 
-/* Code of a magnitude without sign, in a block whose scale is neither 0 nor NaN; inverse is 1 /
- * scale. */
+/* The code of a magnitude without its sign, in a block whose scale is neither 0 nor NaN; inverse is
+ * 1 / scale. */
 static inline uint32_t adami_encode(float magnitude, float inverse, uint32_t base,
                                     uint32_t random16)
 {

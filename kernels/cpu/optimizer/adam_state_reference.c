@@ -1,7 +1,7 @@
-/* Adam on packed state in plain C, one element after another: the definitions (see adam_state.c) as
- * code. It is also what the vector variants run on the last elements of a tile, which do not fill a
- * block of TILE_SCALE_ELEMS. Any thread; allocates nothing. Compiled without contraction, so only
- * fmaf is fused. */
+/* Adam on packed state in plain C, one element after another: the definitions of adam_state.c as
+ * code. The vector variants also call it for the last elements of a tile, which do not fill a block
+ * of TILE_SCALE_ELEMS. Any thread may run it; it allocates nothing. It is compiled without
+ * contraction, so only fmaf is fused. */
 #include <math.h>
 
 #include "kernels/cpu/optimizer/adam_state_internal.h"
@@ -46,7 +46,7 @@ static float load_moment(void *stream, enum tile_format format, bool is_signed, 
     return code & ADAMI_CODE_SIGN ? -magnitude : magnitude;
 }
 
-/* Codes and scale of `count` new values of the block that begins at element i. */
+/* Stores the codes and the scale of `count` new values, for the block that begins at element i. */
 static void store_codes(void *stream, bool is_signed, uint64_t i, const float *values,
                         uint64_t count, const adami_rounding *rounding)
 {
