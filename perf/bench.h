@@ -1,20 +1,22 @@
-/* What the benchmarks of this folder share: their common options, medians with their spread, and
- * the lines that perf/run.sh makes its table of.
+/* Shared by the benchmarks: common options, medians with their spread, and the lines from which
+ * perf/run.sh makes its table.
  *
- * Every benchmark takes two options beside its own arguments:
+ * Every benchmark takes two options in addition to its own arguments:
  *
  *   --csv FILE   appends a line for each figure to FILE: name,value,unit,limit,ratio,spread
- *   --quick      small sizes and few runs: for a first look, or to try the program
+ *   --quick      small sizes and few runs, for a first look or to try the program
  *
- *   name     what was measured, with its type and shape (commas become semicolons): "adam fp32 2 threads"
- *   value    median of the runs, in `unit`; rates, so that more is better
- *   limit    in the same unit, measured by turns with it in the same run; empty: it has none
- *   ratio    value / limit; empty likewise
- *   spread   half of the distance between the quartiles as a share of the median: 0.02 is +-2%
+ *   name     the measured thing with its type and shape, such as "adam fp32 2 threads"; commas
+ *            become semicolons
+ *   value    median of the runs, in `unit`; a rate, so more is better
+ *   limit    in the same unit, measured in turns with the value in the same run; empty if there is
+ *            none
+ *   ratio    value / limit; empty if there is no limit
+ *   spread   half of the distance between the quartiles, as a share of the median: 0.02 is +-2%
  *
- * One thread. A benchmark has no caller, so that what fails ends it with the error's text and a
- * status of sluice's, Ctrl-C with 130 after the run that is under way, so that files are
- * removed. */
+ * One thread. A benchmark has no caller, so an error ends it with the error's text and one of
+ * sluice's exit statuses. Ctrl-C ends it with status 130 after the current run, so that its files
+ * are removed. */
 #ifndef SLUICE_PERF_BENCH_H
 #define SLUICE_PERF_BENCH_H
 
@@ -32,13 +34,14 @@
 
 enum { BENCH_RUNS_MAX = 101, BENCH_THREADS_MAX = 1024 };
 
-/* "perf/bench_adam" is bench_adam. */
+/* Returns the name of the program without its folder: "bench_adam" for "perf/adam/bench_adam". */
 static inline const char *bench_program(void)
 {
     return program_invocation_short_name;
 }
 
-/* sluice's exit statuses, but for what was stopped: a benchmark does not go on. */
+/* Converts an error to sluice's exit status. A stopped benchmark has its own status, since it
+ * cannot be continued. */
 static inline int bench_exit_of(int rc)
 {
     switch (rc) {
@@ -59,7 +62,7 @@ static inline int bench_exit_of(int rc)
     }
 }
 
-/* Ends the benchmark with the error's text. */
+/* Ends the benchmark with the error's text if rc is negative. */
 static inline void bench_require(int rc)
 {
     if (rc >= 0)
@@ -68,14 +71,15 @@ static inline void bench_require(int rc)
     exit(bench_exit_of(rc));
 }
 
-/* Ends the benchmark for its arguments. */
+/* Ends the benchmark because of a wrong argument. */
 static inline void bench_usage(const char *text)
 {
     fprintf(stderr, "%s: %s\n", bench_program(), text);
     exit(2);
 }
 
-/* argv[at] as a whole number of lowest..highest, or `fallback` where there is none; else exit 2. */
+/* Returns argv[at] as a whole number in lowest..highest, or `fallback` if there is no such
+ * argument. Otherwise ends the benchmark with status 2. */
 static inline long bench_number(int argc, char **argv, int at, const char *name, long fallback,
                                 long lowest, long highest)
 {
@@ -99,7 +103,7 @@ static inline int bench_compare(const void *a, const void *b)
 /* ---- the common options ---- */
 
 struct bench_settings {
-    FILE *csv; /* NULL: figures are printed alone */
+    FILE *csv; /* NULL: figures are only printed */
     bool is_quick;
 };
 
@@ -125,13 +129,13 @@ static inline void bench_on_signal(int signal)
     *bench_stop_flag() = signal;
 }
 
-/* 0, or ERR_STOPPED after Ctrl-C or SIGTERM. */
+/* Returns 0, or ERR_STOPPED after Ctrl-C or SIGTERM. */
 static inline int bench_stopped(void)
 {
     return *bench_stop_flag() ? err_set(ERR_STOPPED, "stopped") : 0;
 }
 
-/* Ends the benchmark for a file that cannot be written. */
+/* Ends the benchmark because a file cannot be written. */
 static inline void bench_fail_file(const char *option, const char *path)
 {
     fprintf(stderr, "%s: %s %s: %s\n", bench_program(), option, path,
@@ -139,8 +143,8 @@ static inline void bench_fail_file(const char *option, const char *path)
     exit(2);
 }
 
-/* Takes --csv FILE and --quick out of the arguments, wherever they stand; exit 2 where FILE is missing
- * or cannot be written. From here on Ctrl-C is looked at between runs. */
+/* Removes --csv FILE and --quick from the arguments, at any position. Ends with status 2 if FILE is
+ * missing or cannot be written. From here on, Ctrl-C is checked between runs. */
 static inline void bench_begin(int *argc, char **argv)
 {
     int kept = 1;
@@ -163,7 +167,7 @@ static inline void bench_begin(int *argc, char **argv)
     *argc = kept;
 }
 
-/* Keeps one figure; limit 0: it has none. Nothing without --csv. */
+/* Writes one figure to the CSV file, if there is one. limit 0: the figure has no limit. */
 static inline void bench_keep(const char *name, double value, const char *unit, double limit,
                               double spread)
 {
@@ -181,7 +185,7 @@ static inline void bench_keep(const char *name, double value, const char *unit, 
     fflush(file);
 }
 
-/* argv[at] as a number of threads; where there is none, all cores that this process may use. */
+/* Returns argv[at] as a number of threads. The default is all cores that this process may use. */
 static inline int bench_threads(int argc, char **argv, int at)
 {
     cpu_set_t cores;
@@ -193,10 +197,10 @@ static inline int bench_threads(int argc, char **argv, int at)
 
 struct bench_summary {
     double median, lowest, highest;
-    double spread; /* half of the distance between the quartiles over the median */
+    double spread; /* half of the distance between the quartiles, divided by the median */
 };
 
-/* Sorts the samples. */
+/* Returns the median and spread. Sorts the samples. */
 static inline struct bench_summary bench_summarize(double *samples, int count)
 {
     qsort(samples, (size_t)count, sizeof *samples, bench_compare);
@@ -206,14 +210,14 @@ static inline struct bench_summary bench_summarize(double *samples, int count)
     return out;
 }
 
-/* One of several things that are timed by turns. */
+/* One of several bodies that are timed in turns. */
 struct bench_body {
-    double (*seconds)(void *user); /* does it once */
+    double (*seconds)(void *user); /* runs the body once and returns its time */
     void *user;
 };
 
-/* Times each body `runs` times by turns, after a turn that does not count; out: seconds. What
- * stands beside what, a benchmark and its limit, meets the same moments of the machine so. */
+/* Times each body `runs` times, in turns, after one turn that does not count. out: seconds. So a
+ * benchmark and its limit run under the same conditions of the machine. */
 static inline void bench_by_turns(const struct bench_body *bodies, int body_count, int runs,
                                   struct bench_summary *out)
 {
@@ -232,8 +236,8 @@ static inline void bench_by_turns(const struct bench_body *bodies, int body_coun
     free(samples);
 }
 
-/* Prints and keeps a rate, `amount` (in units of which 1e9 or 1e6 make one of `unit`) a run, beside
- * that of its limit; limit NULL: none. */
+/* Prints and keeps a rate. `amount` is the work of a run in `unit` without its "per second".
+ * `limit` is the time of the limit; NULL: none. */
 static inline void bench_report(const char *name, double amount, const char *unit,
                                 const struct bench_summary *time, const struct bench_summary *limit)
 {

@@ -1,10 +1,12 @@
-// Attention of new positions over kept keys and values (attention_cached_args of kernels/ops.h): first k and v of
-// the new positions go behind those that are kept, then a block of four warps takes one row of one head. Warp w
-// goes over positions w, w + 4, ... with a running maximum; a lane has every 32nd element of the head. The four
-// are put together in order: results depend on the operands alone.
+// Attention of new positions over cached keys and values (attention_cached_args in kernels/ops.h).
+// First, k and v of the new positions are appended to the cached ones. Then a block of four warps
+// computes one row of one head. Warp w visits positions w, w + 4, ... with a running maximum; each
+// lane holds every 32nd element of the head. The four warps' results are combined in order, so
+// results depend only on the operands.
 //
-// Everything is fp32. Keys and values are read once a row and head: made for one new row at a time, where it is
-// bound by that; a chunk of a prompt is right too, and slower than it could be.
+// Everything is fp32. Each row and head reads keys and values once, so the kernel suits one new row
+// at a time, where these reads are the limit. It is also correct for a chunk of a prompt, but
+// slower than it could be.
 #include "kernels/cuda/device.cuh"
 
 extern "C" {

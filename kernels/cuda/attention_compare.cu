@@ -1,6 +1,6 @@
-// What the check of a library's attention against ours needs on the GPU: random operands, and how far two
-// tensors are apart. Runs when an attention is created, never in a step. No allocation; sums in a fixed
-// order. Called by attention.c.
+// GPU side of the check of a library's attention against ours: random operands, and the difference
+// of two tensors. It runs when an attention is created, never in a step. It allocates nothing; its
+// sums have a fixed order.
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint64_t mix(uint64_t x)
     return x ^ x >> 33;
 }
 
-// The sum of four uniform numbers: bounded by 3.5 standard deviations.
+// The values are sums of four uniform numbers, so they stay within 3.5 standard deviations.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     fill(T *target, uint64_t count, float amplitude, uint64_t seed)
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(THREADS)
         int sum = 0;
         for (int part = 0; part < 4; part++)
             sum += static_cast<int>(bits >> 16 * part & 0xffff);
-        // Each has the mean 32767.5 and the variance 65536^2 / 12.
+        // Each number has the mean 32767.5 and the variance 65536^2 / 12.
         float value = (static_cast<float>(sum) - 131070.0f) * (1.7320508f / 65536.0f);
         target[i] = cudai_narrow<T>(value * amplitude);
     }
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS)
             float b = cudai_widen(theirs[row * stride + column]);
             double value = fabs(static_cast<double>(a));
             double error = fabs(static_cast<double>(a) - static_cast<double>(b));
-            if (!(error < INFINITY)) { // so that no sum of values excuses it
+            if (!(error < INFINITY)) { // otherwise a large sum of values could hide it
                 error = INFINITY;
                 value = 0.0;
             }

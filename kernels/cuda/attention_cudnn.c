@@ -1,29 +1,30 @@
-/* cuDNN's fused attention behind the functions of cuda_internal.h: causal, grouped query heads,
- * packed projections, bf16 and fp16.
+/* cuDNN's fused attention, as cuda_internal.h declares it: causal, grouped query heads, packed
+ * projections, bf16 and fp16.
  *
- * The graphs say the plain mathematics, S = scale Q K^T masked, P = softmax(S), O = P V and its
- * derivatives, in exactly the operations and the order that cuDNN knows as attention (it matches
- * patterns, and any other way of saying the same has no engine); it then runs them as one kernel
- * that never holds S or P in memory. K is given as its transpose [B,G,D,T], in the backward V too.
- * The statistics that cuDNN writes are max + log(sum(exp(S - max))), the natural logarithm: our
- * lse.
+ * The graphs state the plain mathematics: S = scale Q K^T masked, P = softmax(S), O = P V, and its
+ * derivatives. cuDNN recognizes attention by its pattern, so the operations and their order must be
+ * exactly these; it has no engine for other forms. It then runs them as one kernel that never holds
+ * S or P in memory. K is given as its transpose [B,G,D,T], and in the backward pass V too. The
+ * statistics that cuDNN writes are max + log(sum(exp(S - max))), with the natural logarithm. This
+ * is our lse.
  *
- * Determinism. The fast backward adds fp32 parts of dQ from many blocks by atomics, in whatever
- * order they come, and cuDNN does NOT mark those engines as nondeterministic. Two ways are meant to
- * be deterministic, and one of these is taken or none:
- *   parted   dQ without an fp32 accumulator: cuDNN then writes dS to its workspace, T x T elements of 16
- *            bits for each head, and multiplies it by K in a kernel of its own. It is run over parts of
+ * Determinism. The fast backward kernels add fp32 parts of dQ from many blocks by atomics, in any
+ * order, and cuDNN does NOT mark those engines as nondeterministic. Two ways are intended to be
+ * deterministic, and only these are used:
+ *   parted   dQ without an fp32 accumulator: cuDNN writes dS to its workspace, T x T elements of 16
+ *            bits per head, and multiplies it by K in a separate kernel. We run it over parts of
  *            batch and heads that fit workspace_bytes_max. Compute capability 8 and 9.
- *   ordered  from 9.25, Hopper's engine 6 with STAGES = 4: the fp32 accumulator, to which blocks add in
- *            a fixed order; slower, but its workspace grows with T alone. Taken where T is too long for
- *            the parts.
- * The machine code says the same: with cuDNN 9.19 and 9.28 the fast kernels hold fp32 atomics
- * (RED.F32 on sm_80, UTMAREDG.ADD on sm_90), the parted ones none but the integer counter of
- * sm_90's scheduler. Where several query heads share a key/value head, cuDNN rounds each one's part
- * of dK and dV to 16 bits before it adds them.
+ *   ordered  from 9.25 on, Hopper's engine 6 with STAGES = 4: blocks add to the fp32 accumulator in
+ *            a fixed order. It is slower, but its workspace grows only linearly with T. It is used
+ *            if T is too long for the parts.
+ * The machine code confirms this: with cuDNN 9.19 and 9.28 the fast kernels contain fp32 atomics
+ * (RED.F32 on sm_80, UTMAREDG.ADD on sm_90). The parted ones contain none except the integer
+ * counter of sm_90's scheduler. If several query heads share a key/value head, cuDNN rounds each
+ * head's part of dK and dV to 16 bits before it adds them.
  *
- * A plan is a function of shape, scale, GPU and library. Nothing here allocates after it was made;
- * see cudnn_graph.c for what cuDNN does. Used by the context's thread. */
+ * A plan depends on the shape, the scale, the GPU and the library. Nothing here allocates after a
+ * plan is made; cudnn_graph.c describes what cuDNN allocates. All calls come from the context's
+ * thread. */
 #include "kernels/cuda/cudnn_internal.h"
 
 #include <assert.h>
@@ -54,30 +55,30 @@ enum uid {
 struct cudai_cudnn_plan {
     attention_desc desc;
     cudai_cudnn_graph forward, backward;
-    float scale, mask, one; /* read by the host side of cuDNN at each run */
+    float scale, mask, one; /* cuDNN's host side reads these at each run */
 
-    /* The backward runs once for each part: part_batch sequences, part_kv_heads key/value heads and
-     * the query heads that read them. */
+    /* The backward pass runs once for each part: part_batch sequences, part_kv_heads key/value
+     * heads, and the query heads that read them. */
     uint64_t part_batch, part_kv_heads;
     bool is_ordered;
     size_t row_sum_bytes; /* [part_batch, part heads, T] fp32: sum over D of dO * O */
-    size_t q_sum_bytes;   /* ordered: [B, H, T, D] fp32, else 0 */
+    size_t q_sum_bytes;   /* [B, H, T, D] fp32 of one part if is_ordered, else 0 */
 };
 
-/* --- shapes
- * ------------------------------------------------------------------------------------- */
+/* --- shapes --- */
 
-/* Of one graph: `batch` sequences and `kv_heads` key/value heads of what the desc describes;
- * several sequences only with all heads. */
+/* The shapes of one graph. It covers `batch` sequences and `kv_heads` key/value heads of the desc.
+ * Several sequences are possible only with all heads. */
 struct shapes {
     cudnnDataType_t type;
-    bool is_grouped;                /* H > G */
-    cudai_cudnn_shape q, kv;        /* [b, h or g, T, D] in packed rows */
-    cudai_cudnn_shape kv_turned;    /* [b, g, D, T], the same memory */
-    cudai_cudnn_shape output;       /* [b, h, T, D] in rows of H*D */
-    cudai_cudnn_shape row;          /* [b, h, T, 1] contiguous; lse too: before 9.26 it must be */
+    bool is_grouped;             /* H > G */
+    cudai_cudnn_shape q, kv;     /* [b, h or g, T, D] in packed rows */
+    cudai_cudnn_shape kv_turned; /* [b, g, D, T], the same memory */
+    cudai_cudnn_shape output;    /* [b, h, T, D] in rows of H*D */
+    /* [b, h, T, 1] contiguous; also lse, for which cuDNN before 9.26 requires this */
+    cudai_cudnn_shape row;
     cudai_cudnn_shape head;         /* [b, h, T, D] contiguous */
-    cudai_cudnn_shape product;      /* [b, h, T, D], rows of the heads side by side: dO * O */
+    cudai_cudnn_shape product;      /* [b, h, T, D], a token's heads side by side: dO * O */
     cudai_cudnn_shape score;        /* [b, h, T, T] */
     cudai_cudnn_shape score_turned; /* its transpose */
 };
@@ -111,14 +112,14 @@ static struct shapes shapes_of(const attention_desc *desc, uint64_t batch, uint6
     };
 }
 
-/* Refuses a shape that cuDNN's fused attention does not take, or whose addresses it may not
- * reach. */
+/* Refuses a shape that cuDNN's fused attention does not take, or that has more elements than all
+ * its engines can index. */
 static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
 {
-    const uint64_t elems_max = INT32_MAX; /* not every engine indexes beyond */
+    const uint64_t elems_max = INT32_MAX; /* some engines cannot index more */
     uint64_t version = api->version_number;
     uint64_t row_elems = desc->heads * desc->head_dim;
-    uint64_t head_dim_max = api->compute_major == 9 ? 256 : 128; /* of the backward */
+    uint64_t head_dim_max = api->compute_major == 9 ? 256 : 128; /* limit of the backward pass */
     if (desc->kv_heads == 0 || desc->heads % desc->kv_heads != 0)
         return err_set(-EINVAL, "%llu query heads cannot share %llu key/value heads",
                        (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads);
@@ -132,22 +133,22 @@ static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
                        (unsigned long long)desc->qkv_stride);
     uint64_t row_max = desc->qkv_stride > row_elems ? desc->qkv_stride : row_elems;
     if (row_max == 0 || desc->tokens == 0 || desc->batch == 0)
-        return err_set(ERR_BACKEND, "an empty attention is not for cuDNN");
+        return err_set(ERR_BACKEND, "cuDNN does not take an empty attention");
     if (desc->batch > elems_max / row_max / desc->tokens)
-        return err_set(ERR_BACKEND, "more than 2^31 elements are not trusted to cuDNN's attention");
-    /* What NVIDIA's own frontend refuses or works around. */
+        return err_set(ERR_BACKEND, "cuDNN's attention is not used for more than 2^31 elements");
+    /* Shapes and versions that NVIDIA's own frontend refuses or works around. */
     if (desc->tokens == 1)
         return err_set(ERR_BACKEND,
-                       "sequences of one token are not for cuDNN's backward attention");
+                       "cuDNN's backward attention is not used for sequences of one token");
     if (version == 91000 || version == 91001)
         return err_set(ERR_BACKEND, "the forward attention of %s has known errors", api->version);
-    /* On Hopper, in versions up to at least 9.30, rows beyond the last that fill up a tile may
-     * enter exp(0 - lse): NaN gradients, but only where some lse is below -88, which no check of
-     * ours finds. */
+    /* On Hopper, in versions up to at least 9.30, rows after the last one that fill up a tile may
+     * enter exp(0 - lse). This gives NaN gradients, but only if some lse is below -88, which our
+     * check cannot produce. */
     if ((version <= 91500 || api->compute_major == 9) && desc->tokens % 128 != 0)
         return err_set(ERR_BACKEND,
-                       "the backward attention of %s errs where the tokens (%llu) are no multiple "
-                       "of 128",
+                       "the backward attention of %s has errors if the tokens (%llu) are not a "
+                       "multiple of 128",
                        api->version, (unsigned long long)desc->tokens);
     if (api->compute_major != 8 && api->compute_major != 9)
         return err_set(ERR_BACKEND,
@@ -157,17 +158,16 @@ static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
     return 0;
 }
 
-/* --- the graphs
- * --------------------------------------------------------------------------------- */
+/* --- the graphs --- */
 
-/* Short names for what both graphs are made of. */
+/* Helpers for both graphs. */
 static cudnnBackendDescriptor_t virtual_tensor(cudai_cudnn_graph *graph,
                                                const cudai_cudnn_shape *shape, cudnnDataType_t type)
 {
     return cudai_cudnn_tensor(graph, shape, type, 0);
 }
 
-/* A new fp32 tensor of `shape` that holds mode(x, b). */
+/* Returns a new fp32 tensor of `shape` that holds mode(x, b). */
 static cudnnBackendDescriptor_t pointwise(cudai_cudnn_graph *graph, cudnnPointwiseMode_t mode,
                                           const cudai_cudnn_shape *shape,
                                           cudnnBackendDescriptor_t x, cudnnBackendDescriptor_t b)
@@ -177,7 +177,7 @@ static cudnnBackendDescriptor_t pointwise(cudai_cudnn_graph *graph, cudnnPointwi
     return y;
 }
 
-/* x where the key is not after the query, else the mask's value. */
+/* Returns x where the key is not after the query, and the mask's value elsewhere. */
 static cudnnBackendDescriptor_t causal(cudai_cudnn_graph *graph, const struct shapes *shapes,
                                        cudnnBackendDescriptor_t x)
 {
@@ -225,8 +225,8 @@ static void make_forward(cudai_cudnn_graph *graph, const struct shapes *shapes)
     cudai_cudnn_matmul(graph, p, v, output);
 }
 
-/* grad [b,g,T,D] = the sum over each group of query heads of turned^T-products with rows: one
- * product for each query head, then the sum over the heads that share a key/value head. */
+/* grad [b,g,T,D] = x^T rows, summed over each group of query heads. There is one product per query
+ * head, then a sum over the heads that share a key/value head. */
 static void make_kv_grad(cudai_cudnn_graph *graph, const struct shapes *shapes,
                          cudnnBackendDescriptor_t x, cudnnBackendDescriptor_t rows,
                          enum uid grad_uid)
@@ -261,7 +261,7 @@ static void make_backward(cudai_cudnn_graph *graph, const struct shapes *shapes,
     cudnnBackendDescriptor_t scale = cudai_cudnn_scalar(graph, UID_SCALE);
     cudnnBackendDescriptor_t one = cudai_cudnn_scalar(graph, UID_ONE);
 
-    /* row_sum = sum over D of dO * O; the factor of one is dropout's place in the pattern */
+    /* row_sum = sum over D of dO * O; the factor of one stands at dropout's place in the pattern */
     cudnnBackendDescriptor_t product =
         pointwise(graph, CUDNN_POINTWISE_MUL, &shapes->product, output_grad, output);
     cudnnBackendDescriptor_t sum = virtual_tensor(graph, row, CUDNN_DATA_FLOAT);
@@ -299,16 +299,15 @@ static void make_backward(cudai_cudnn_graph *graph, const struct shapes *shapes,
                           q_grad);
 }
 
-/* --- plans
- * -------------------------------------------------------------------------------------- */
+/* --- plans --- */
 
 static uint64_t round_up(uint64_t value, uint64_t step)
 {
     return (value + step - 1) / step * step;
 }
 
-/* The largest part of [B, G] that fits the workspace: whole sequences, or key/value heads of one.
- * false where a single key/value head with its query heads is too much. */
+/* Chooses the largest part of [B, G] that fits the workspace: whole sequences, or key/value heads
+ * of one sequence. Returns false if even one key/value head with its query heads is too large. */
 static bool choose_part(cudai_cudnn_plan *plan, uint64_t bytes_max)
 {
     const attention_desc *desc = &plan->desc;
@@ -335,27 +334,27 @@ static bool choose_part(cudai_cudnn_plan *plan, uint64_t bytes_max)
     return kv_heads > 0;
 }
 
-/* The plan of one part, by the heuristics or with `choice`. */
+/* Makes the plan of one part, by the heuristics or with `choice`. */
 static int plan_backward(cudai_cudnn_plan *plan, const cudai_cudnn *api, bool is_ordered,
                          const cudai_cudnn_choice *choice)
 {
     plan->is_ordered = is_ordered;
     if (!choose_part(plan, api->workspace_bytes_max))
         return err_set(ERR_BACKEND,
-                       "one head of %llu tokens wants more than %llu MiB of cuDNN's workspace",
+                       "one head of %llu tokens needs more than %llu MiB of cuDNN's workspace",
                        (unsigned long long)plan->desc.tokens,
                        (unsigned long long)(api->workspace_bytes_max >> 20));
     struct shapes shapes = shapes_of(&plan->desc, plan->part_batch, plan->part_kv_heads);
     cudai_cudnn_graph_init(&plan->backward, api);
     make_backward(&plan->backward, &shapes, is_ordered);
-    /* twice what was reckoned: cuDNN's own small change, and its rounding where T is short */
+    /* Allows twice the computed size, for cuDNN's small extras and its rounding if T is short. */
     int rc = cudai_cudnn_graph_plan(&plan->backward, choice, 2 * api->workspace_bytes_max);
     if (rc < 0)
         cudai_cudnn_graph_fini(&plan->backward);
     return rc;
 }
 
-/* Parted where parts fit, else ordered where the library can; see the file's head. */
+/* Uses "parted" if the parts fit, else "ordered" if the library supports it; see the file head. */
 static int plan_deterministic_backward(cudai_cudnn_plan *plan, const cudai_cudnn *api)
 {
     static const cudai_cudnn_choice ordered = {
@@ -385,7 +384,7 @@ int cudai_cudnn_plan_make(const cudai_cudnn *api, const attention_desc *desc,
     made->desc = *desc;
     made->scale = desc->scale;
     made->one = 1.0f;
-    /* before 9.10 an infinity in the mask was not meant to be there */
+    /* before 9.10 cuDNN did not support an infinity in the mask */
     made->mask = api->version_number < 91000 ? -FLT_MAX : -INFINITY;
 
     struct shapes shapes = shapes_of(desc, desc->batch, desc->kv_heads);
@@ -439,10 +438,10 @@ size_t cudai_cudnn_plan_backward_scratch_bytes(const cudai_cudnn_plan *plan)
     return plan->row_sum_bytes + plan->q_sum_bytes + round_up(plan->backward.workspace_bytes, 256);
 }
 
-/* --- running
- * ------------------------------------------------------------------------------------ */
+/* --- running --- */
 
-/* The arguments of one run. cuDNN's types have no const: what it only reads is cast. */
+/* The arguments of one run. cuDNN's types have no const, so operands that it only reads are
+ * cast. */
 struct args {
     int64_t uids[CUDAI_CUDNN_ARGS_MAX];
     void *addresses[CUDAI_CUDNN_ARGS_MAX];
@@ -456,7 +455,7 @@ static void add_arg(struct args *args, enum uid uid, const void *address)
     args->addresses[args->count++] = (void *)(uintptr_t)address;
 }
 
-/* The plans promise addresses of 16 bytes to their engines. */
+/* The plans promise their engines addresses that are multiples of 16 bytes. */
 static int check_alignment(const struct args *args)
 {
     for (int i = 0; i < args->count; i++) {
@@ -485,7 +484,7 @@ int cudai_cudnn_forward(cudai_cudnn_plan *plan, void *stream, const void *q, con
                                  plan->forward.workspace_bytes > 0 ? scratch : NULL);
 }
 
-/* `base` moved by `elems` of 16 bits. */
+/* Returns `base` moved by `elems` elements of 16 bits. */
 static const void *at(const void *base, uint64_t elems)
 {
     return (const char *)base + elems * 2;

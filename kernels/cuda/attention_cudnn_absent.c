@@ -1,6 +1,6 @@
-/* The cudai_cudnn_* functions where cuDNN is not used: builds without its header, and the simulated
- * GPU of the tests. context.cudnn stays NULL and cudnn_absence says why; no plan is ever made, so
- * that attention.c always takes our own kernels. Any thread; nothing is allocated. */
+/* The cudai_cudnn_* functions for builds without cuDNN's header and for the tests' simulated GPU.
+ * context->cudnn stays NULL and cudnn_absence says why. No plan is ever made, so attention always
+ * uses our own kernels. Any thread may call these functions; they allocate nothing. */
 #include "kernels/cuda/cuda_internal.h"
 
 #include <assert.h>
@@ -39,7 +39,7 @@ int cudai_cudnn_plan_create(kernel_context *context, const attention_desc *desc,
     return err_set(ERR_BACKEND, "no cuDNN attention: %s", absence);
 }
 
-/* No plan exists, so the functions below are never reached with one. */
+/* No plan exists, so the functions below are never called with one. */
 void cudai_cudnn_plan_destroy(cudai_cudnn_plan *plan)
 {
     assert(plan == NULL);

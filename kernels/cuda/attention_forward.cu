@@ -1,20 +1,21 @@
 // Fused causal attention, forward pass, for bf16 and fp16 (Dao, FlashAttention-2, 2023).
 //
-// A block takes one tile of queries of one head and walks over the tiles of keys up to the diagonal:
-// S = Q K^T, online softmax (Milakov and Gimelshein 2018) in fp32 with powers of 2, P rounded to the
-// 16-bit type, O = O * correction + P V with O in registers. The sums of a softmax hold P before it is
-// rounded. The queries' tile stays in shared memory; the keys are loaded while the product with the
-// values runs and the values while that with the keys runs.
+// A block takes one tile of queries of one head and visits the tiles of keys up to the diagonal: S
+// = Q K^T, online softmax (Milakov and Gimelshein 2018) in fp32 with powers of 2, P rounded to the
+// 16-bit type, O = O * correction + P V with O in registers. The sums of a softmax use P before it
+// is rounded. The tile of queries stays in shared memory. The keys are loaded during the product
+// with the values, and the values during the product with the keys.
 //
-// Each row's arithmetic is in a fixed order and needs nothing of other rows: the bits depend on the
-// row's operands and its place alone. No allocation; called by attention_own.c.
+// Each row's arithmetic has a fixed order and needs nothing from other rows, so its bits depend
+// only on the row's operands and its position. Allocates nothing.
 #include "kernels/cuda/attention_tiles.cuh"
 
 namespace
 {
 
 // Tile sizes: 16 row_blocks queries per warp, `keys` keys per step. The sums O (row_blocks DIM / 2
-// registers) and S (row_blocks keys / 2) stay below the 255 registers of a thread, tiles below 99 KiB.
+// registers) and S (row_blocks keys / 2) stay below a thread's 255 registers, and the tiles below
+// 99 KiB.
 template <int DIM> struct config {
     static constexpr int row_blocks = DIM <= 128 ? 2 : 1;
     static constexpr int keys = DIM == 128 || DIM == 256 ? 32 : 64;
@@ -22,13 +23,14 @@ template <int DIM> struct config {
     static constexpr size_t shared_bytes = size_t(queries + 2 * keys) * attention_pitch<DIM> * 2;
 };
 
-// What a thread knows of its rows: row m, half of its 16-row blocks, at lane / 4 (+ 8).
+// A thread's state of its rows. For row block m they are rows lane / 4 and lane / 4 + 8.
 template <int MT> struct softmax_state {
-    float largest[MT][2]; // of the unscaled scores so far
-    float sum[MT][2];     // of this thread's columns, relative to largest
+    float largest[MT][2]; // largest unscaled score so far
+    float sum[MT][2];     // sum over this thread's columns, relative to `largest`
 };
 
-// -infinity where a key is behind the query. `ahead` is the first query's position less the first key's.
+// Sets a score to -infinity if its key comes after its query. `ahead` is the first query's position
+// minus the first key's.
 template <int MT, int N>
 __device__ __forceinline__ void mask_scores(float (&scores)[MT][N / 8][4], uint32_t ahead)
 {
@@ -42,8 +44,8 @@ __device__ __forceinline__ void mask_scores(float (&scores)[MT][N / 8][4], uint3
                     scores[m][n][i] = -INFINITY;
 }
 
-// Turns scores into exp(scale (score - largest)), with the state and the output brought along.
-// `factor` is scale log2(e).
+// Turns scores into exp(scale (score - largest)), and updates the state and the output. `factor` is
+// scale log2(e).
 template <int DIM, int MT, int N>
 __device__ __forceinline__ void online_softmax(float (&scores)[MT][N / 8][4],
                                                softmax_state<MT> &state,
@@ -59,9 +61,9 @@ __device__ __forceinline__ void online_softmax(float (&scores)[MT][N / 8][4],
                 largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            // A row that has only seen -infinity must not come to inf - inf. The old and the new base
-            // are rounded alike, so that an unchanged one gives exactly 1: rounding errors of the
-            // products would else multiply up over the steps.
+            // A row that has seen only -infinity must not compute inf - inf. The old and the new
+            // base are rounded in the same way, so that an unchanged base gives exactly 1.
+            // Otherwise rounding errors of the products would grow over the steps.
             float base = largest == -INFINITY ? 0.0f : __fmul_rn(largest, factor);
             float shrink = cudai_exp2(__fmul_rn(state.largest[m][half], factor) - base);
             float sum = state.sum[m][half];
@@ -85,7 +87,8 @@ __device__ __forceinline__ void online_softmax(float (&scores)[MT][N / 8][4],
         }
 }
 
-// Divides by the sums, and writes the warp's rows and their lse; its first row is `first`.
+// Divides by the sums, and writes the warp's rows and their lse. `first` is the position of its
+// first row.
 template <typename T, int DIM, int MT>
 __device__ __forceinline__ void
 finish_rows(const cudai_attention_args &args, const attention_place &place, T *tile_rows,
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
     uint32_t tokens = static_cast<uint32_t>(args.tokens);
     uint32_t tiles = (tokens + queries - 1) / queries;
     attention_place place = attention_locate(tiles, args.heads);
-    uint32_t first = (tiles - 1 - place.tile) * queries; // the long ones begin first
+    uint32_t first = (tiles - 1 - place.tile) * queries; // long tiles start first
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     const T *q = attention_head<T>(args.q, args, place.batch, place.head) + first * args.qkv_stride;
     const T *k = attention_head<T>(args.k, args, place.batch, kv_head);
@@ -150,9 +153,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
     attention_load<T, DIM, keys>(k_tile, k, args.qkv_stride, tokens, args.head_dim, args.is_vector);
     cudai_copy_commit();
     for (uint32_t key = 0; key < end; key += keys) {
-        bool is_seen = key < warp_first + 16 * MT; // by a row of this warp
+        bool is_seen = key < warp_first + 16 * MT; // by some row of this warp
         cudai_copy_wait<0>();
-        __syncthreads(); // the keys are there; the values of the last step are no longer read
+        __syncthreads(); // the keys are loaded; nobody reads the last step's values any more
         attention_load<T, DIM, keys>(v_tile, v + key * args.qkv_stride, args.qkv_stride,
                                      tokens - key, args.head_dim, args.is_vector);
         cudai_copy_commit();
@@ -161,7 +164,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
         if (is_seen)
             attention_product<T, DIM, MT, keys>(scores, warp_tile, k_tile);
         cudai_copy_wait<0>();
-        __syncthreads(); // the values are there; the keys are no longer read
+        __syncthreads(); // the values are loaded; nobody reads the keys any more
         if (key + keys < end) {
             attention_load<T, DIM, keys>(k_tile, k + (key + keys) * args.qkv_stride,
                                          args.qkv_stride, tokens - key - keys, args.head_dim,

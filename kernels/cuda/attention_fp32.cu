@@ -1,18 +1,17 @@
-// Fused causal attention for fp32 operands, both passes: the algorithm of attention_forward.cu,
-// attention_key_grad.cu and attention_query_grad.cu with fp32 multiply-adds and accurate
-// exponentials. The matrix units that those files use multiply 16-bit operands only, and cuDNN's
-// attention takes 16-bit operands only, so every fp32 shape is served by this file and by no other.
-// 16-bit operands never come here. It is not tuned further, because fp32 training serves checks and
-// small models.
+// Fused causal attention for fp32 operands, both passes. It is the algorithm of
+// attention_forward.cu, attention_key_grad.cu and attention_query_grad.cu with fp32 multiply-adds
+// and accurate exponentials. The matrix units that those files use multiply only 16-bit operands,
+// and cuDNN's attention takes only 16-bit operands. So this file serves every fp32 shape, and no
+// 16-bit ones. It is not tuned further, because fp32 training serves checks and small models.
 //
-// A block is 16 by 16 threads. Thread (x, y) has the elements (y + 16 i, x + 16 j) of a block of
-// scores, so a row of scores lies in 16 neighbouring lanes. The thread also has the columns 4 x +
-// 64 j .. + 3 of rows y + 16 i of a block of DIM columns. Rows in shared memory hold DIM elements
+// A block has 16 by 16 threads. Thread (x, y) holds the elements (y + 16 i, x + 16 j) of a block of
+// scores, so a row of scores lies in 16 neighbouring lanes. The thread also holds the columns 4 x +
+// 64 j .. + 3 of rows y + 16 i of a block of DIM columns. Rows in shared memory have DIM elements
 // (head_dim rounded up to 64, 128 or 256, the rest zero) and 4 more, so that 16-byte loads of 8
-// neighbouring rows lie in different banks.
+// neighbouring rows use different banks.
 //
-// The bits depend on a row's operands and place alone. There are no atomics, no sums in memory and
-// no allocation. Called by attention_own.c.
+// The bits depend only on a row's operands and position. There are no atomics, no sums in memory
+// and no allocation.
 #include "kernels/cuda/attention_tiles.cuh"
 
 namespace
@@ -20,12 +19,12 @@ namespace
 
 enum { FP32_THREADS = 256 };
 
-// Rows of every tile, queries and keys alike, and how many of them a thread has.
+// Rows of every tile, for queries and keys, and the number of them that a thread holds.
 template <int DIM> constexpr int fp32_rows = DIM <= 128 ? 32 : 16;
 template <int DIM> constexpr int fp32_share = fp32_rows<DIM> / 16;
 template <int DIM> constexpr int fp32_pitch = DIM + 4;
 template <int DIM> constexpr int fp32_elems = fp32_rows<DIM> *fp32_pitch<DIM>;
-// Of a block of scores in shared memory.
+// Distances in a block of scores in shared memory.
 template <int DIM> constexpr int fp32_score_pitch = fp32_rows<DIM> + 1;
 template <int DIM> constexpr int fp32_score_elems = fp32_rows<DIM> *fp32_score_pitch<DIM>;
 
@@ -39,7 +38,7 @@ __device__ __forceinline__ uint32_t fp32_y()
     return threadIdx.x / 16;
 }
 
-// Loads a tile of which `present` rows exist; to be followed by a barrier.
+// Loads a tile, of which `present` rows exist. A barrier must follow.
 template <int DIM>
 __device__ __forceinline__ void fp32_load(float *tile, const float *source, uint64_t stride,
                                           uint32_t present, uint32_t head_dim, bool is_vector)
@@ -60,7 +59,8 @@ __device__ __forceinline__ void fp32_load(float *tile, const float *source, uint
     }
 }
 
-// This thread's elements of A B', row by row in shared memory; sums over the columns in order.
+// Computes this thread's elements of A B^T; both lie row by row in shared memory. Sums run over the
+// columns in order.
 template <int DIM>
 __device__ __forceinline__ void fp32_product(float (&sums)[fp32_share<DIM>][fp32_share<DIM>],
                                              const float *a, const float *b)
@@ -89,7 +89,8 @@ __device__ __forceinline__ void fp32_product(float (&sums)[fp32_share<DIM>][fp32
     }
 }
 
-// This thread's columns of `sums` += P B, with P a block of scores and B a tile, in shared memory.
+// Adds P B to this thread's columns of `sums`. P is a block of scores and B a tile, both in shared
+// memory.
 template <int DIM>
 __device__ __forceinline__ void fp32_mix(float (&sums)[fp32_share<DIM>][DIM / 64][4],
                                          const float *p, const float *b)
@@ -114,7 +115,7 @@ __device__ __forceinline__ void fp32_mix(float (&sums)[fp32_share<DIM>][DIM / 64
     }
 }
 
-// Puts this thread's elements of a block of scores into shared memory.
+// Stores this thread's elements of a block of scores in shared memory.
 template <int DIM>
 __device__ __forceinline__ void fp32_keep(float *target,
                                           const float (&values)[fp32_share<DIM>][fp32_share<DIM>])
@@ -126,7 +127,7 @@ __device__ __forceinline__ void fp32_keep(float *target,
             target[(fp32_y() + 16 * i) * fp32_score_pitch<DIM> + fp32_x() + 16 * j] = values[i][j];
 }
 
-// Writes this thread's columns, times a factor per row, of the rows that exist.
+// Writes this thread's columns, times a factor per row, for the rows that exist.
 template <int DIM>
 __device__ __forceinline__ void fp32_write(float *target,
                                            const float (&sums)[fp32_share<DIM>][DIM / 64][4],
@@ -182,7 +183,7 @@ template <typename F> inline cudaError_t fp32_by_dim(uint64_t head_dim, F call)
 template <int DIM>
 constexpr size_t forward_bytes = (3 * fp32_elems<DIM> + fp32_score_elems<DIM>)*sizeof(float);
 
-// Over the 16 lanes that share a row.
+// Maximum and sum over the 16 lanes that share a row.
 __device__ __forceinline__ float row_max(float value)
 {
     for (int step = 8; step > 0; step /= 2)
@@ -197,9 +198,9 @@ __device__ __forceinline__ float row_sum(float value)
     return value;
 }
 
-// Turns scores into exp(scale score - largest), 0 where the key is behind the query, and brings
-// along the largest scaled score, the sum and the output of each row. `ahead` is the first query's
-// position less the first key's, or large where no pair is masked.
+// Turns scores into exp(scale score - largest), or 0 if the key comes after the query. Updates the
+// largest scaled score, the sum and the output of each row. `ahead` is the first query's position
+// minus the first key's; it is large if no pair is masked.
 template <int DIM>
 __device__ __forceinline__ void
 online_softmax(float (&scores)[fp32_share<DIM>][fp32_share<DIM>], float (&largest)[fp32_share<DIM>],
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
     uint32_t tokens = static_cast<uint32_t>(args.tokens);
     uint32_t tiles = (tokens + rows - 1) / rows;
     attention_place place = attention_locate(tiles, args.heads);
-    uint32_t first = (tiles - 1 - place.tile) * rows; // the long ones begin first
+    uint32_t first = (tiles - 1 - place.tile) * rows; // long tiles start first
     uint32_t end = first + rows < tokens ? first + rows : tokens;
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     const float *k = attention_head<float>(args.k, args, place.batch, kv_head);
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
     }
     for (uint32_t key = 0; key < end; key += rows) {
         uint64_t offset = key * args.qkv_stride;
-        __syncthreads(); // the last step's tiles are no longer read
+        __syncthreads(); // nobody reads the last step's tiles any more
         fp32_load<DIM>(k_tile, k + offset, args.qkv_stride, tokens - key, args.head_dim,
                        args.is_vector);
         fp32_load<DIM>(v_tile, v + offset, args.qkv_stride, tokens - key, args.head_dim,
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
     float *prob_grads = probs + fp32_score_elems<DIM>;
     uint32_t tokens = static_cast<uint32_t>(args.tokens);
     attention_place place = attention_locate((tokens + rows - 1) / rows, args.kv_heads);
-    uint32_t first = place.tile * rows; // the long ones begin first
+    uint32_t first = place.tile * rows; // long tiles start first
     uint64_t group = args.heads / args.kv_heads, output_stride = args.heads * args.head_dim;
     uint64_t offset = first * args.qkv_stride;
     fp32_load<DIM>(k_tile, attention_head<float>(args.k, args, place.batch, place.head) + offset,
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
         const float *grad = attention_output_head<float>(args.output_grad, args, place.batch, head);
         uint64_t first_row = (place.batch * args.heads + head) * args.tokens;
         for (uint32_t query = first; query < tokens; query += rows) {
-            __syncthreads(); // the last step's tiles are no longer read
+            __syncthreads(); // nobody reads the last step's tiles any more
             fp32_load<DIM>(q_tile, q + query * args.qkv_stride, args.qkv_stride, tokens - query,
                            args.head_dim, args.is_vector);
             fp32_load<DIM>(grad_tile, grad + query * output_stride, output_stride, tokens - query,
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
             fp32_product<DIM>(grads, v_tile, grad_tile);
 #pragma unroll
             for (int j = 0; j < share; j++) {
-                uint32_t column = query + fp32_x() + 16 * j; // a query
+                uint32_t column = query + fp32_x() + 16 * j; // position of a query
                 bool is_there = column < tokens;
                 float lse = is_there ? args.lse[first_row + column] : 0.0f;
                 float delta = is_there ? args.delta[first_row + column] : 0.0f;
@@ -380,7 +381,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
     uint32_t tokens = static_cast<uint32_t>(args.tokens);
     uint32_t tiles = (tokens + rows - 1) / rows;
     attention_place place = attention_locate(tiles, args.heads);
-    uint32_t first = (tiles - 1 - place.tile) * rows; // the long ones begin first
+    uint32_t first = (tiles - 1 - place.tile) * rows; // long tiles start first
     uint32_t end = first + rows < tokens ? first + rows : tokens;
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     uint64_t output_stride = args.heads * args.head_dim, offset = first * args.qkv_stride;
@@ -402,7 +403,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
         delta[i] = first + row < tokens ? args.delta[first_row + row] : 0.0f;
     }
     for (uint32_t key = 0; key < end; key += rows) {
-        __syncthreads(); // the last step's tiles are no longer read
+        __syncthreads(); // nobody reads the last step's tiles any more
         fp32_load<DIM>(k_tile, k + key * args.qkv_stride, args.qkv_stride, tokens - key,
                        args.head_dim, args.is_vector);
         fp32_load<DIM>(v_tile, v + key * args.qkv_stride, args.qkv_stride, tokens - key,

@@ -1,40 +1,42 @@
-// Fused causal attention, gradients of keys and values, for bf16 and fp16 (Dao, FlashAttention-2, 2023,
-// algorithm 2, by columns).
+// Fused causal attention, gradients of keys and values, for bf16 and fp16 (Dao, FlashAttention-2,
+// 2023, algorithm 2, by columns).
 //
-// A block takes one tile of keys of one key/value head and walks over the query heads of its group and
-// their tiles of queries from the diagonal on, always in the same order: P is recomputed from the saved
-// lse, and with everything transposed, so that a warp's rows are keys,
+// A block takes one tile of keys of one key/value head. It visits the query heads of its group, and
+// of each head the tiles of queries from the diagonal on, always in the same order. P is recomputed
+// from the saved lse. Everything is transposed, so that a warp's rows are keys (' means
+// transposed):
 //   S' = K Q',  P' = exp(scale S' - lse),  dP' = V dO',  dS' = P' (dP' - delta),
 //   dV += P' dO,  dK += dS' Q,  and at the end dK *= scale.
-// P' and dS' are rounded to the 16-bit type before their products and never leave the registers; dK and
-// dV are summed there in fp32. Neither atomics nor sums in memory: the bits depend on the operands alone.
+// P' and dS' are rounded to the 16-bit type before their products and never leave the registers,
+// where dK and dV are summed in fp32. There are no atomics and no sums in memory, so the bits
+// depend only on the operands.
 //
-// Above 128 elements a head the registers hold one of the two sums: the kernel runs once for dV and once
-// for dK. No allocation; called by attention_own.c.
+// Above 128 elements per head the registers hold only one of the two sums: the kernel runs once for
+// dV and once for dK. Allocates nothing.
 #include "kernels/cuda/attention_tiles.cuh"
 
 namespace
 {
 
-// What a kernel computes.
+// The gradients that a kernel computes.
 enum { KEYS = 1, VALUES = 2 };
 
 // Tile sizes: 16 row_blocks keys per warp, `queries` queries per step, `stages` steps of queries in
-// shared memory, which stays below 99 KiB: then two blocks share a multiprocessor of sm_80 and sm_90
-// up to 192 elements.
+// shared memory. Shared memory stays below 99 KiB, so that two blocks share a multiprocessor of
+// sm_80 and sm_90, up to 192 elements per head.
 template <int DIM, int WHAT> struct config {
     static constexpr int row_blocks = DIM <= 64 ? 2 : 1;
     static constexpr int queries = DIM <= 192 ? 32 : 16;
     static constexpr int stages = DIM <= 128 ? 2 : 1;
     static constexpr int keys = 16 * row_blocks * ATTENTION_WARPS;
-    static constexpr int own_tiles = WHAT & KEYS ? 2 : 1; // K, and V where dP is needed
+    static constexpr int own_tiles = WHAT & KEYS ? 2 : 1; // K, and also V if dP is needed
     static constexpr int own_elems = own_tiles * keys * attention_pitch<DIM>;
     static constexpr int query_elems = queries * attention_pitch<DIM>;
     static constexpr size_t shared_bytes =
         2 * size_t(own_elems + stages * 2 * query_elems) + stages * 2 * queries * sizeof(float);
 };
 
-// One step's operands in shared memory.
+// The operands of one step, in shared memory.
 template <typename T> struct query_step {
     T *q, *output_grad; // [queries, DIM]
     float *lse, *delta; // [queries]
@@ -54,7 +56,7 @@ __device__ __forceinline__ query_step<T> step_place(T *shared, uint32_t stage)
     return step;
 }
 
-// Begins to load the queries of `head` from `query` on.
+// Starts to load the queries of `head`, from `query` on.
 template <typename T, int DIM, int WHAT>
 __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *shared,
                                           uint32_t stage, uint64_t batch, uint64_t head,
@@ -81,9 +83,10 @@ __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *s
     cudai_copy_commit();
 }
 
-// P' from the scores, in place, and dS' from dP', in place. A pair counts where the query is not before
-// the key: `ahead` is the first query's position less the warp's first key's. Queries behind the
-// sequence's end need no mask, since their rows of Q and dO, lse and delta are zero.
+// Turns the scores into P' and dP' into dS', both in place. A pair counts if the query does not
+// come before the key: `ahead` is the first query's position minus that of the warp's first key.
+// Queries after the end of the sequence need no mask, since their rows of Q and dO, lse and delta
+// are zero.
 template <int MT, int N, int WHAT>
 __device__ __forceinline__ void
 score_grads(float (&scores)[MT][N / 8][4], float (&grads)[MT][N / 8][4], const float *lse,
@@ -120,11 +123,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
     T *k_tile = shared, *v_tile = k_tile + (sizes::own_tiles - 1) * keys * pitch;
     uint32_t tokens = static_cast<uint32_t>(args.tokens);
     attention_place place = attention_locate((tokens + keys - 1) / keys, args.kv_heads);
-    uint32_t first = place.tile * keys; // the long ones begin first
+    uint32_t first = place.tile * keys; // long tiles start first
     uint32_t warp_row = threadIdx.x / CUDAI_WARP * 16 * MT, warp_first = first + warp_row;
     uint64_t group = args.heads / args.kv_heads;
     uint64_t offset = first * args.qkv_stride;
-    // The steps of one head end where the sequence does.
+    // The steps of one head end at the end of the sequence.
     uint32_t steps_per_head = (tokens - first + queries - 1) / queries;
     uint64_t steps = group * steps_per_head;
 
@@ -139,11 +142,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
         attention_load<T, DIM, keys>(
             v_tile, attention_head<T>(args.v, args, place.batch, place.head) + offset,
             args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
-    uint64_t head = place.head * group; // of the step that is loaded next
+    uint64_t head = place.head * group; // the head of the step that is loaded next
     uint32_t query = first;
     load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
     for (uint64_t n = 0; n < steps; n++) {
-        uint32_t current = query; // of the step that is computed now
+        uint32_t current = query; // the first query of the step that is computed now
         if (query + queries < tokens) {
             query += queries;
         } else {
@@ -151,10 +154,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
             head++;
         }
         cudai_copy_wait<0>();
-        __syncthreads(); // this step is there; the one before is no longer read
+        __syncthreads(); // this step is loaded; nobody reads the one before any more
         if (sizes::stages == 2 && n + 1 < steps)
             load_step<T, DIM, WHAT>(args, shared, (n + 1) % 2, place.batch, head, query);
-        if (current + queries > warp_first) { // seen by a key of this warp
+        if (current + queries > warp_first) { // if a key of this warp is seen
             query_step<T> step = step_place<T, DIM, WHAT>(shared, sizes::stages == 2 ? n % 2 : 0);
             float scores[MT][queries / 8][4], grads[MT][queries / 8][4];
             uint32_t p[MT][queries / 16][4];
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
             }
         }
         if (sizes::stages == 1 && n + 1 < steps) {
-            __syncthreads(); // this step is no longer read
+            __syncthreads(); // nobody reads this step any more
             load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
         }
     }

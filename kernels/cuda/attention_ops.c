@@ -1,22 +1,22 @@
-/* The table's attention: our own fused kernels (attention_own.c), or cuDNN's.
+/* The attention ops of the table: our own fused kernels (attention_own.c), or cuDNN's.
  *
- * cuDNN's is faster where it takes a shape, and its results differ from ours by rounding. It is
- * used only after it has agreed with ours: when an attention is created, both run forward and
- * backward on random operands of this very shape and the results are compared on the GPU; the
- * library's backward runs twice and must give the same bits. So a defect of a library changes no
- * loss silently: on a refusal or a disagreement our own kernels are used, and the log says why.
- * Either way the choice and its reason are one line of the log, and a function of GPU, library and
- * shape. It decides bits, so the context's description, which enters the fingerprint of a run,
- * names every choice that was made.
+ * cuDNN is faster for the shapes that it takes, and its results differ from ours by rounding. It is
+ * used only after a check. When an attention is created, both run forward and backward on random
+ * operands of this shape, and the results are compared on the GPU. The library's backward pass runs
+ * twice and must give the same bits. So a defect of a library cannot change a loss silently: if
+ * cuDNN refuses or disagrees, our own kernels are used and the log says why. In both cases the log
+ * has one line with the choice and its reason. The choice depends on the GPU, the library and the
+ * shape. It decides bits, so the context's description, which is part of a run's fingerprint, names
+ * every choice that was made.
  *
- * The check needs GPU memory beside what the caller holds, for the time of creation: at most
- * CHECK_BYTES_MAX and the library's scratch. Where the shape itself would need more, a plan that
- * goes the same way stands in for it: for one sequence, then for fewer heads, then for fewer
- * tokens. Where even that memory is not to be had, our own kernels are used, with a warning: a run
- * that has the memory chooses otherwise, and what this one stored is then refused, not continued
- * with other bits.
+ * The check needs GPU memory in addition to the caller's, during creation only: at most
+ * CHECK_BYTES_MAX and the library's scratch. If the shape itself needs more, a smaller plan that
+ * works in the same way is checked instead: one sequence, then fewer heads, then fewer tokens. If
+ * even that memory is not free, our own kernels are used, with a warning. A later run with more
+ * memory may choose cuDNN. It then refuses to continue from this run's files instead of continuing
+ * with different bits.
  *
- * fp32 operands always use our own kernels. The passes only enqueue. */
+ * fp32 operands always use our own kernels. The forward and backward calls only enqueue. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -57,8 +57,8 @@ struct trial {
     cudai_difference *parts;
 };
 
-/* Distances of k and v from q in bytes: packed where the rows have room, else one after the
- * other. */
+/* Computes the distances of k and v from q in bytes. They share q's rows if these have room;
+ * otherwise they follow one after the other. */
 static void kv_offsets(const attention_desc *desc, uint64_t *k, uint64_t *v, uint64_t *bytes)
 {
     uint64_t elem = dtype_bytes(desc->type), dim = desc->head_dim;
@@ -69,7 +69,7 @@ static void kv_offsets(const attention_desc *desc, uint64_t *k, uint64_t *v, uin
     *bytes = is_packed ? tensor : 3 * *k;
 }
 
-/* The next part of the trial's memory; a NULL base only counts. */
+/* Returns the next part of the trial's memory. With a NULL base it only counts bytes. */
 static void *take(char *base, uint64_t *used, uint64_t bytes)
 {
     char *part = base ? base + *used : NULL;
@@ -77,7 +77,7 @@ static void *take(char *base, uint64_t *used, uint64_t bytes)
     return part;
 }
 
-/* Lays the trial out from `base` on and returns its bytes. */
+/* Places the trial's tensors from `base` on and returns their bytes. */
 static uint64_t trial_layout(struct trial *trial, char *base)
 {
     const attention_desc *desc = &trial->desc;
@@ -108,15 +108,16 @@ static uint64_t trial_layout(struct trial *trial, char *base)
 
 /* ---- running and comparing ---- */
 
-/* Standard deviation of the operands: scores of 3, so that each row has a few keys that count and
- * rows far from the beginning do not average everything away. */
+/* Returns the standard deviation of the operands. Scores then have one of 3, so that a few keys
+ * dominate each row, and rows far from the beginning do not average everything away. */
 static float amplitude(const attention_desc *desc)
 {
     float value = sqrtf(3.0f / (desc->scale * sqrtf((float)desc->head_dim)));
     return fminf(fmaxf(value, 0.0625f), 16.0f);
 }
 
-/* Random operands; results full of NaN, so that what is not written is found. */
+/* Fills the operands with random numbers and the results with NaN, so that unwritten results are
+ * found. */
 static int trial_fill(const struct trial *trial)
 {
     const attention_desc *desc = &trial->desc;
@@ -157,7 +158,7 @@ static int run_theirs_backward(const struct trial *trial, char *grads)
                                 grads + k, grads + v, trial->scratch);
 }
 
-/* Both sides' tensors of `rows` rows, compared on the GPU and summed up here. */
+/* Compares tensors of `rows` rows on the GPU and adds up the parts here. */
 static int measure(const struct trial *trial, enum dtype type, const void *ours, const void *theirs,
                    uint64_t rows, uint64_t columns, uint64_t stride, cudai_difference *total)
 {
@@ -179,12 +180,15 @@ static int measure(const struct trial *trial, enum dtype type, const void *ours,
     return 0;
 }
 
-/* Both round P, dS and the results to the 16-bit type, we before the scale and cuDNN after it, at
- * other running maxima, and cuDNN each query head's part of dK and dV: a few roundings of numbers
- * near 1. Reckoned on a CPU for up to 8192 tokens, heads of 64 and 128 and groups of up to 8, such
- * results differ by a root mean square of at most 2 of these steps (of the values' own), an element
- * by at most 3.3 (of the largest value); with a scale wrong by 2% by 9 and more, both. The floor of
- * 1 is for gradients that are nothing but rounding, as those of a single token. */
+/* Both sides round P, dS and the results to the 16-bit type. We round before the scale and cuDNN
+ * after it, at different running maxima, and cuDNN also rounds each query head's part of dK and dV.
+ * So the sides differ by a few roundings of numbers near 1.
+ *
+ * The limits come from a computation on a CPU for up to 8192 tokens, heads of 64 and 128, and
+ * groups of up to 8. There the root mean square of the differences was at most 2 steps (relative to
+ * that of the values), and the largest at most 3.3 steps (relative to the largest value). With a
+ * scale that is wrong by 2% both were 9 steps or more. The lower bound of 1 is for gradients that
+ * are pure rounding, as for one token. */
 static bool is_close(const cudai_difference *difference, enum dtype type, double count)
 {
     double step = type == DTYPE_BF16 ? 0x1p-9 : 0x1p-12;
@@ -193,13 +197,13 @@ static bool is_close(const cudai_difference *difference, enum dtype type, double
            difference->error_max <= 32 * step * fmax(difference->value_max, 1.0);
 }
 
-/* lse is fp32 on both sides: sums of up to T terms with approximate exponentials. */
+/* lse is fp32 on both sides: a sum of up to T terms with approximate exponentials. */
 static bool is_lse_close(const cudai_difference *difference)
 {
     return difference->error_max <= 1e-4 * (1.0 + difference->value_max);
 }
 
-/* 1: they agree; 0: they do not, `reason` says where; negative: CUDA failed. */
+/* Returns 1 if the sides agree, 0 if not, with the place in `reason`; negative if CUDA failed. */
 static int compare_sides(const struct trial *trial, char reason[REASON_BYTES])
 {
     const attention_desc *desc = &trial->desc;
@@ -235,8 +239,8 @@ static int compare_sides(const struct trial *trial, char reason[REASON_BYTES])
     return 1;
 }
 
-/* 1 where a second backward pass of the library gives the bits of the first. Overwrites our
- * gradients. */
+/* Returns 1 if a second backward pass of the library gives the same bits as the first. Overwrites
+ * our gradients. */
 static int compare_repeated(const struct trial *trial, char reason[REASON_BYTES])
 {
     const attention_desc *desc = &trial->desc;
@@ -257,8 +261,8 @@ static int compare_repeated(const struct trial *trial, char reason[REASON_BYTES]
     return 1;
 }
 
-/* 1: the plan agrees with our kernels; 0: not, with the reason; negative: our own side failed. A
- * library that fails while it runs is a reason; where it broke the GPU, the next call of ours
+/* Returns 1 if the plan agrees with our kernels, 0 if not, with the reason; negative if our own
+ * side failed. A failure of the library is such a reason; if it broke the GPU, our next call
  * fails. */
 static int trial_run(const kernel_context *context, const struct trial *trial,
                      char reason[REASON_BYTES])
@@ -270,7 +274,8 @@ static int trial_run(const kernel_context *context, const struct trial *trial,
     if (rc >= 0)
         rc = run_theirs_backward(trial, trial->grads[1]);
     if (rc < 0) {
-        (void)cudaGetLastError(); /* what the library left, so that no call of ours reports it */
+        /* clears the library's error, so that none of our calls reports it */
+        (void)cudaGetLastError();
         snprintf(reason, REASON_BYTES, "it failed: %s", err_text());
         TRY(cudai_check(cudaStreamSynchronize(trial->stream), "checking cuDNN's attention"));
         return 0;
@@ -279,16 +284,16 @@ static int trial_run(const kernel_context *context, const struct trial *trial,
     return rc == 1 ? compare_repeated(trial, reason) : rc;
 }
 
-/* ---- choosing ---- */
+/* ---- the choice ---- */
 
 static bool is_too_large(struct trial *trial)
 {
     return trial_layout(trial, NULL) > CHECK_BYTES_MAX;
 }
 
-/* The shape whose check fits: the desc itself, else one sequence of it, else some of its heads in
- * rows of their own, and only then the beginning of the sequence, since its length more than
- * anything else decides how a library computes. */
+/* Returns a shape whose check fits: the desc itself, else one sequence of it, else with fewer heads
+ * (in rows of their own), and only then with fewer tokens. The number of tokens comes last because
+ * it decides most about how a library computes. */
 static attention_desc trial_desc(const attention_desc *desc)
 {
     struct trial trial = {.desc = *desc};
@@ -306,21 +311,22 @@ static attention_desc trial_desc(const attention_desc *desc)
     return *tried;
 }
 
-/* Runs the check of `plan`, in memory of its own. As trial_run. */
+/* Runs the check of `plan` in temporary memory. Returns the same values as trial_run. */
 static int plan_check(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan *plan,
                       char reason[REASON_BYTES])
 {
-    /* The default stream: a library's handle remembers its last stream, which should not be
-     * gone. */
+    /* Uses the default stream, since a library's handle remembers its last stream, which must stay
+     * valid. */
     struct trial trial = {.desc = *desc, .plan = plan, .stream = NULL};
     uint64_t bytes = trial_layout(&trial, NULL);
     void *base = NULL;
     if (cudaMalloc(&base, bytes) != cudaSuccess) {
-        (void)cudaGetLastError(); /* that of the allocation */
-        snprintf(reason, REASON_BYTES,
-                 "there are no %llu MiB of GPU memory for its check; where they are there later, "
-                 "cuDNN may be chosen, and what this run stored is refused, since its bits differ",
-                 (unsigned long long)size_div_up(bytes, MIB));
+        (void)cudaGetLastError(); /* clears the error of the allocation */
+        snprintf(
+            reason, REASON_BYTES,
+            "its check needs %llu MiB of GPU memory, which are not free; with more free memory "
+            "a run may choose cuDNN, whose bits differ, and refuse to continue from this one",
+            (unsigned long long)size_div_up(bytes, MIB));
         return 0;
     }
     trial_layout(&trial, base);
@@ -336,19 +342,19 @@ static int plan_check(kernel_context *context, const attention_desc *desc, cudai
     return rc;
 }
 
-/* A plan, or NULL with the library's reason to refuse the shape. */
+/* Makes a plan. If the library refuses the shape, *plan is NULL and `reason` says why. */
 static int plan_ask(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan **plan,
                     const char *what, char reason[REASON_BYTES])
 {
     int rc = cudai_cudnn_plan_create(context, desc, plan);
     if (rc != ERR_BACKEND)
         return rc;
-    (void)cudaGetLastError(); /* what the library left, so that no call of ours reports it */
+    (void)cudaGetLastError(); /* clears the library's error, so that none of our calls reports it */
     snprintf(reason, REASON_BYTES, "%s: %s", what, err_text());
     return 0;
 }
 
-/* As plan_check, by way of a smaller plan where the shape itself is too large to try. */
+/* As plan_check, but checks a smaller plan if the shape itself is too large. */
 static int plan_agrees(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan *plan,
                        char reason[REASON_BYTES])
 {
@@ -356,7 +362,7 @@ static int plan_agrees(kernel_context *context, const attention_desc *desc, cuda
     if (tried.batch == desc->batch && tried.heads == desc->heads && tried.tokens == desc->tokens)
         return plan_check(context, desc, plan, reason);
     cudai_cudnn_plan *smaller;
-    TRY(plan_ask(context, &tried, &smaller, "it refuses the shape it would be checked at", reason));
+    TRY(plan_ask(context, &tried, &smaller, "it refuses the smaller shape for its check", reason));
     if (!smaller)
         return 0;
     const char *way = cudai_cudnn_plan_way(plan), *tried_way = cudai_cudnn_plan_way(smaller);
@@ -365,15 +371,16 @@ static int plan_agrees(kernel_context *context, const attention_desc *desc, cuda
         rc = plan_check(context, &tried, smaller, reason);
     else
         snprintf(reason, REASON_BYTES,
-                 "its backward pass is %s, but %s at the shape it would be checked at", way,
+                 "its backward pass is %s, but %s for the smaller shape of its check", way,
                  tried_way);
     cudai_cudnn_plan_destroy(smaller);
     return rc;
 }
 
-/* ---- saying it ---- */
+/* ---- description and log ---- */
 
-/* Adds the choice to the context's description, once. Its bytes hold every choice there is. */
+/* Adds the choice to the context's description, once. The buffer is large enough for all
+ * choices. */
 static void describe_choice(kernel_context *context, const char *choice)
 {
     char item[96];
@@ -387,7 +394,7 @@ static void describe_choice(kernel_context *context, const char *choice)
     (void)snprintf(context->description + length, sizeof context->description - length, "%s", item);
 }
 
-/* One line per shape and choice; the same line again is not repeated. */
+/* Logs one line per shape and choice. The same line is not repeated. */
 static void announce(enum log_level level, const attention_desc *desc, const char *which,
                      const char *reason)
 {
@@ -403,8 +410,8 @@ static void announce(enum log_level level, const attention_desc *desc, const cha
     log_line(level, "%s", line);
 }
 
-/* The library's plan for the shape where it takes it and agrees with us, else NULL with the
- * reason. */
+/* Sets *plan to the library's plan if it takes the shape and agrees with us; otherwise sets it to
+ * NULL and gives the reason. */
 static int find_plan(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan **plan,
                      enum log_level *level, char reason[REASON_BYTES])
 {
@@ -432,7 +439,7 @@ static int find_plan(kernel_context *context, const attention_desc *desc, cudai_
     return rc;
 }
 
-/* Sets attention->plan where cuDNN's is used; says which, and why. */
+/* Sets attention->plan if cuDNN is used. Logs the choice and its reason. */
 static int choose(kernel_attention *attention)
 {
     kernel_context *context = attention->context;
@@ -452,7 +459,7 @@ static int choose(kernel_attention *attention)
     return 0;
 }
 
-/* ---- the table's ops ---- */
+/* ---- the ops of the table ---- */
 
 int cudai_attention_create(kernel_context *context, const attention_desc *desc,
                            kernel_attention **out)

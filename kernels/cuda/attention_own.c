@@ -1,15 +1,15 @@
-/* Our own attention: what it takes, and its launches.
+/* Host side of our own attention kernels: checks and launches.
  *
- * It is one algorithm with two sets of kernels. bf16 and fp16 use the matrix units; fp32, which
+ * It is one algorithm with two sets of kernels. bf16 and fp16 use the matrix units. fp32, which
  * neither the matrix units nor cuDNN's attention take, uses ordinary multiply-adds
- * (attention_fp32.cu). Both keep everything in fp32 but the probabilities and their gradients,
- * which are rounded to the operands' type before they enter a product, as in cuDNN and on the CPU.
+ * (attention_fp32.cu). Both keep everything in fp32 except the probabilities and their gradients.
+ * These are rounded to the operands' type before they enter a product, as in cuDNN and on the CPU.
  * Nothing of size T x T is stored: the backward pass recomputes the probabilities from lse. Rows
- * are moved 16 bytes at a time where head dimension, stride and addresses allow it, else element by
- * element, with the same bits.
+ * are moved 16 bytes at a time if the head dimension, the stride and the addresses allow it,
+ * otherwise element by element, with the same bits.
  *
- * check makes every kernel of a shape known to CUDA, which loads it; after that a launch loads and
- * allocates nothing. The thread that made the context calls all of this. */
+ * cudai_own_attention_check registers every kernel of a shape with CUDA, which loads it. After that
+ * a launch loads and allocates nothing. All calls come from the thread that created the context. */
 #include <math.h>
 
 #include <cuda_runtime_api.h>
@@ -18,9 +18,11 @@
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/cuda_internal.h"
 
-enum { TOKENS_MAX = 1 << 30 }; /* positions and their sums with a tile are 32-bit in the kernels */
+/* positions, and their sums with a tile, are 32-bit in the kernels */
+enum { TOKENS_MAX = 1 << 30 };
 
-/* Blocks of the launch with the smallest tiles; CUDA numbers them in 31 bits. */
+/* Checks the number of blocks of the launch with the smallest tiles. CUDA numbers blocks in 31
+ * bits. */
 static int blocks_check(const attention_desc *desc)
 {
     uint64_t blocks = size_div_up(desc->tokens, desc->type == DTYPE_FP32 ? 16 : 64);
@@ -57,12 +59,12 @@ static int desc_check(const attention_desc *desc)
     return blocks_check(desc);
 }
 
-/* The answer of one *_allow function. */
+/* Converts the result of one *_allow function. */
 static int allowed(const kernel_context *context, const attention_desc *desc, int cuda_error,
                    uint64_t shared_bytes, const char *what)
 {
     if (shared_bytes > context->shared_bytes_max) {
-        (void)cudaGetLastError(); /* that of the attribute, which could not be set */
+        (void)cudaGetLastError(); /* clears the error of the attribute, which could not be set */
         return err_set(ERR_BACKEND,
                        "%s for D=%llu in %s asks for %llu bytes of shared memory per block; this "
                        "GPU (sm_%d%d) has %llu",
@@ -98,7 +100,7 @@ size_t cudai_own_attention_scratch_bytes(const attention_desc *desc)
     return desc->batch * desc->heads * desc->tokens * sizeof(float);
 }
 
-/* What the kernels share, without the operands. */
+/* Returns the arguments that all kernels share, without the operands. */
 static cudai_attention_args args_of(const attention_desc *desc)
 {
     return (cudai_attention_args){.batch = desc->batch,
@@ -110,7 +112,7 @@ static cudai_attention_args args_of(const attention_desc *desc)
                                   .scale = desc->scale};
 }
 
-/* Whether rows at these addresses (NULL: not used) can be moved 16 bytes at a time. */
+/* True if rows at these addresses (NULL: not used) can be moved 16 bytes at a time. */
 static bool is_vector(const attention_desc *desc, const cudai_attention_args *args)
 {
     const void *const pointers[] = {args->q,           args->k,      args->v,      args->output,
@@ -150,7 +152,7 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
     args.q = q;
     args.k = k;
     args.v = v;
-    args.output = (void *)output; /* read only: the struct serves both passes */
+    args.output = (void *)output; /* only read here; the struct serves both passes */
     args.lse = (float *)lse;
     args.output_grad = output_grad;
     args.q_grad = q_grad;

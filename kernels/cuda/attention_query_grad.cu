@@ -1,20 +1,21 @@
-// Fused causal attention, gradient of the queries for bf16 and fp16, and delta for every type.
+// Fused causal attention, gradient of the queries for bf16 and fp16, and delta for all types.
 //
-//   delta = rowsum(dO * O) in fp32, [B,H,T]: 8 lanes a row, in a fixed order; before both gradients.
+//   delta = rowsum(dO * O) in fp32, [B,H,T]. 8 lanes compute a row, in a fixed order. It runs
+//   before both gradients.
 //
-// dQ: a block takes one tile of queries of one head and walks over the tiles of keys up to the diagonal:
-// P is recomputed from the saved lse, dP = dO V', dS = P (dP - delta), dQ += dS K, and at the end
-// dQ *= scale. dS is rounded to the 16-bit type before its product and never leaves the registers.
-// That computes S and dP once more than one kernel for all gradients would, but needs neither atomics
-// nor a sum of dQ in memory: the bits depend on the operands alone. No allocation; called by
-// attention_own.c.
+// dQ: a block takes one tile of queries of one head and visits the tiles of keys up to the
+// diagonal. P is recomputed from the saved lse, dP = dO V^T, dS = P (dP - delta), dQ += dS K, and
+// at the end dQ *= scale. dS is rounded to the 16-bit type before its product and never leaves the
+// registers. Compared with one kernel for all gradients, this computes S and dP once more. But it
+// needs no atomics and no sum of dQ in memory, so the bits depend only on the operands. Allocates
+// nothing.
 #include "kernels/cuda/attention_tiles.cuh"
 
 namespace
 {
 
-// Tile sizes: 16 row_blocks queries per warp, `keys` keys per step, `stages` steps in shared memory,
-// which stays within 99 KiB.
+// Tile sizes: 16 row_blocks queries per warp, `keys` keys per step, `stages` steps in shared
+// memory, which stays within 99 KiB.
 template <int DIM> struct config {
     static constexpr int row_blocks = DIM <= 64 ? 2 : 1;
     static constexpr int keys = 32;
@@ -25,8 +26,8 @@ template <int DIM> struct config {
         2 * size_t(2 * queries * attention_pitch<DIM> + stages * 2 * key_elems);
 };
 
-// Turns scores into dS, given dP. A pair counts where the key is not behind the query: `ahead` is the
-// warp's first query's position less the first key's.
+// Turns scores into dS, given dP. A pair counts if the key does not come after the query: `ahead`
+// is the position of the warp's first query minus the first key's.
 template <int MT, int N>
 __device__ __forceinline__ void score_grads(float (&scores)[MT][N / 8][4],
                                             const float (&grads)[MT][N / 8][4],
@@ -45,7 +46,7 @@ __device__ __forceinline__ void score_grads(float (&scores)[MT][N / 8][4],
             }
 }
 
-// Begins to load keys and values from `key` on.
+// Starts to load keys and values, from `key` on.
 template <typename T, int DIM>
 __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *tile, const T *k,
                                           const T *v, uint32_t key)
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
     uint32_t tokens = static_cast<uint32_t>(args.tokens);
     uint32_t tiles = (tokens + queries - 1) / queries;
     attention_place place = attention_locate(tiles, args.heads);
-    uint32_t first = (tiles - 1 - place.tile) * queries; // the long ones begin first
+    uint32_t first = (tiles - 1 - place.tile) * queries; // long tiles start first
     uint32_t warp_row = threadIdx.x / CUDAI_WARP * 16 * MT, warp_first = first + warp_row;
     uint32_t end = first + queries < tokens ? first + queries : tokens;
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
@@ -102,10 +103,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
     for (uint32_t key = 0, n = 0; key < end; key += keys, n++) {
         T *k_tile = steps + (sizes::stages == 2 ? n % 2 : 0) * 2 * sizes::key_elems;
         cudai_copy_wait<0>();
-        __syncthreads(); // this step is there; the one before is no longer read
+        __syncthreads(); // this step is loaded; nobody reads the one before any more
         if (sizes::stages == 2 && key + keys < end)
             load_step<T, DIM>(args, steps + (n + 1) % 2 * 2 * sizes::key_elems, k, v, key + keys);
-        if (key < warp_first + 16 * MT) { // seen by a query of this warp
+        if (key < warp_first + 16 * MT) { // if a query of this warp sees it
             float scores[MT][keys / 8][4], grads[MT][keys / 8][4];
             attention_clear(scores);
             attention_clear(grads);
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
             attention_mix<T, DIM, MT, keys>(sums, p, k_tile);
         }
         if (sizes::stages == 1 && key + keys < end) {
-            __syncthreads(); // this step is no longer read
+            __syncthreads(); // nobody reads this step any more
             load_step<T, DIM>(args, steps, k, v, key + keys);
         }
     }
@@ -134,15 +135,16 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
                                 args.is_vector);
 }
 
-// One row per 8 lanes, units of 8 elements in turn; the same order with and without wide loads.
+// 8 lanes share a row and take units of 8 elements in turn. The order is the same with and without
+// wide loads.
 template <typename T> __global__ void __launch_bounds__(256) row_delta(cudai_attention_args args)
 {
     uint64_t rows = args.batch * args.tokens * args.heads;
     unsigned lane = threadIdx.x % 8;
-    // All lanes of a warp stay for the shuffles: the last round has rows that are not there.
+    // All lanes of a warp stay for the shuffles, although some rows of the last round do not exist.
     for (uint64_t begin = static_cast<uint64_t>(blockIdx.x) * (blockDim.x / 8); begin < rows;
          begin += static_cast<uint64_t>(gridDim.x) * (blockDim.x / 8)) {
-        uint64_t row = begin + threadIdx.x / 8; // of [B, T, H]
+        uint64_t row = begin + threadIdx.x / 8; // its index in [B, T, H]
         bool is_there = row < rows;
         const T *output = static_cast<const T *>(args.output) + row * args.head_dim;
         const T *grad = static_cast<const T *>(args.output_grad) + row * args.head_dim;

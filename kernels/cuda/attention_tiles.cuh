@@ -1,14 +1,15 @@
-// Tiles of rows in shared memory and the products of a warp over them, for the fused attention of
+// Tiles of rows in shared memory, and a warp's products over them, for the fused attention of
 // 16-bit types.
 //
-// A block has 4 warps. Of the rows whose results a block owns (queries in the forward pass and for
-// their gradients, keys for theirs), warp w owns 16 MT rows from 16 MT w on: it alone reads them from
-// shared memory, and so may overwrite them with its results on the way out. The tiles of the other side
-// are read by all warps. A product's second operand is loaded once for the MT row blocks of a warp.
+// A block has 4 warps. It owns the rows whose results it computes: queries in the forward pass and
+// for their gradients, keys for theirs. Warp w owns 16 MT of these rows, from 16 MT w on. Only this
+// warp reads them from shared memory, so it may overwrite them with its results before it writes
+// these out. All warps read the tiles of the other side. A product's second operand is loaded once
+// for the MT row blocks of a warp.
 //
-// In shared memory a row holds DIM elements, head_dim rounded up, the rest zero, and 8 more: the
-// distance of rows is an odd number of 16-byte units, so that the 8 rows that ldmatrix reads at once lie
-// in different banks. Rows beyond the sequence are zero.
+// A row in shared memory has DIM elements (head_dim rounded up, the rest zero) and 8 more. So the
+// distance of rows is an odd number of 16-byte units, and the 8 rows that ldmatrix reads at once
+// lie in different banks. Rows beyond the sequence are zero.
 #ifndef SLUICE_KERNELS_CUDA_ATTENTION_TILES_CUH
 #define SLUICE_KERNELS_CUDA_ATTENTION_TILES_CUH
 
@@ -25,8 +26,8 @@ constexpr float ATTENTION_LOG2E = 1.44269504088896340736f;
 // Elements between rows of a tile.
 template <int DIM> constexpr int attention_pitch = DIM + 8;
 
-// Which tile of which head a block works on; the tiles of one head are neighbours, so that they share
-// what they read in the second-level cache.
+// The tile and the head on which a block works. The tiles of one head are neighbours, so that they
+// share their reads in the second-level cache.
 struct attention_place {
     uint32_t tile;
     uint64_t head, batch;
@@ -46,7 +47,7 @@ attention_head(const void *base, const cudai_attention_args &args, uint64_t batc
            head * args.head_dim;
 }
 
-// The same in tensors of the output's layout, whose rows are contiguous.
+// As attention_head, for tensors of the output's layout, whose rows are contiguous.
 template <typename T>
 static __device__ __forceinline__ const T *attention_output_head(const void *base,
                                                                  const cudai_attention_args &args,
@@ -55,10 +56,10 @@ static __device__ __forceinline__ const T *attention_output_head(const void *bas
     return static_cast<const T *>(base) + (batch * args.tokens * args.heads + head) * args.head_dim;
 }
 
-// Begins to load ROWS rows of a tile, of which the first `present` exist (the rest becomes zero).
-// `source` is the head's row 0 of the tile. To be followed by cudai_copy_commit. Threads side by side
-// take the 16-byte units of a row in groups of 8, or 4 where DIM asks for it; a thread's address runs
-// down the rows, so that it costs few registers.
+// Starts to load ROWS rows of a tile. The first `present` of them exist; the rest become zero.
+// `source` is row 0 of the tile in the head. cudai_copy_commit must follow. Neighbouring threads
+// take the 16-byte units of a row in groups of 8, or of 4 if DIM requires it. A thread's address
+// moves down the rows, so that it needs few registers.
 template <typename T, int DIM, int ROWS>
 static __device__ __forceinline__ void attention_load(T *tile, const T *source, uint64_t stride,
                                                       uint32_t present, uint32_t head_dim,
@@ -93,8 +94,8 @@ static __device__ __forceinline__ void attention_load(T *tile, const T *source, 
         }
 }
 
-// sums[16 MT, N] += A[16 MT, DIM] B[N, DIM]^T, both row by row in shared memory. Not unrolled in full:
-// with more steps in sight the compiler loads so far ahead that registers spill.
+// sums[16 MT, N] += A[16 MT, DIM] B[N, DIM]^T, both row by row in shared memory. The loop is not
+// unrolled completely: otherwise the compiler loads so far ahead that registers spill.
 template <typename T, int DIM, int MT, int N>
 static __device__ __forceinline__ void attention_product(float (&sums)[MT][N / 8][4], const T *a,
                                                          const T *b)
@@ -122,7 +123,8 @@ static __device__ __forceinline__ void attention_product(float (&sums)[MT][N / 8
     }
 }
 
-// sums[16 MT, DIM] += P[16 MT, K] B[K, DIM], P as fragments, B row by row in shared memory.
+// sums[16 MT, DIM] += P[16 MT, K] B[K, DIM]. P is given as fragments, B row by row in shared
+// memory.
 template <typename T, int DIM, int MT, int K>
 static __device__ __forceinline__ void attention_mix(float (&sums)[MT][DIM / 8][4],
                                                      const uint32_t (&p)[MT][K / 16][4], const T *b)
@@ -145,7 +147,7 @@ static __device__ __forceinline__ void attention_mix(float (&sums)[MT][DIM / 8][
     }
 }
 
-// Rounds a block of sums to the fragments of the next product's first operand.
+// Rounds a block of sums to fragments of the next product's first operand.
 template <typename T, int MT, int N>
 static __device__ __forceinline__ void attention_round(uint32_t (&p)[MT][N / 16][4],
                                                        const float (&sums)[MT][N / 8][4])
@@ -172,7 +174,8 @@ static __device__ __forceinline__ void attention_clear(float (&sums)[MT][N][4])
                 sums[m][n][i] = 0.0f;
 }
 
-// The row of the warp's 16 MT that element i of row block m is in, and its column within 8 N.
+// Return the row of element i of row block m, among the warp's 16 MT rows, and the column of
+// element i of column block n.
 static __device__ __forceinline__ uint32_t attention_row(int m, int i)
 {
     return static_cast<uint32_t>(m * 16 + i / 2 * 8) + threadIdx.x % CUDAI_WARP / 4;
@@ -183,8 +186,9 @@ static __device__ __forceinline__ uint32_t attention_column(int n, int i)
     return static_cast<uint32_t>(n * 8 + i % 2) + threadIdx.x % 4 * 2;
 }
 
-// Rounds the warp's rows of sums times their factors and writes the first `present` to `target`, by
-// way of the warp's own rows of a tile in shared memory, so that the writes are whole 16-byte units.
+// Multiplies the warp's rows of sums by their factors, rounds them, and writes the first `present`
+// rows to `target`. They pass through the warp's own rows of a tile in shared memory, so that
+// writes are whole 16-byte units.
 template <typename T, int DIM, int MT>
 static __device__ __forceinline__ void
 attention_write(T *tile_rows, const float (&sums)[MT][DIM / 8][4], const float (&factors)[MT][2],
@@ -224,7 +228,7 @@ attention_write(T *tile_rows, const float (&sums)[MT][DIM / 8][4], const float (
     }
 }
 
-// Calls `call(std::integral_constant<int, DIM>())` with the least DIM that holds head_dim.
+// Calls `call(std::integral_constant<int, DIM>())` with the smallest DIM that holds head_dim.
 template <typename F> static inline cudaError_t attention_by_dim(uint64_t head_dim, F call)
 {
     if (head_dim <= 32)

@@ -1,9 +1,9 @@
 /* The CUDA backend's context and ops table.
  *
- * A context belongs to one GPU and the thread that made it. Creation loads cuBLASLt, which it
- * cannot do without, and cuDNN where it is there; only it and the *_create calls allocate, on the
- * host and, for what the libraries keep, on the GPU. They also run each library's kernels once, so
- * that nothing is loaded later. */
+ * A context belongs to one GPU and to the thread that created it. Creation loads cuBLASLt, which is
+ * required, and cuDNN if it is installed. Only context creation and the *_create calls allocate:
+ * host memory, and GPU memory that the libraries keep. They also run each library's kernels once,
+ * so that nothing is loaded later. */
 #include <errno.h>
 #include <stdio.h>
 
@@ -23,10 +23,12 @@ static void context_destroy(kernel_context *context)
     mem_free(context);
 }
 
-/* The text is part of a run's numeric fingerprint. So the number of multiprocessors is in it, of
- * which cuBLAS's bits are a function (a GPU shared by processes may have fewer than its name says),
- * but the driver's version only where the driver compiles our kernels from PTX: it updates at any
- * time, and elsewhere no bit depends on it. */
+/* The text is part of a run's numeric fingerprint, so it holds what decides bits:
+ *
+ * - The number of multiprocessors, since cuBLAS's bits depend on it. A GPU that processes share may
+ *   have fewer than its name says.
+ * - The driver's version only if the driver compiles our kernels from PTX. Drivers are updated at
+ *   any time, and otherwise no bit depends on the version. */
 static int describe_context(kernel_context *context)
 {
     struct cudaDeviceProp properties;

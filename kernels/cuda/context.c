@@ -1,4 +1,4 @@
-/* What the CUDA backend knows of its GPU, and how CUDA's errors become ours. */
+/* Reads the properties of the GPU, and converts CUDA's errors to ours. */
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/cuda_internal.h"
@@ -8,7 +8,7 @@ int cudai_check(int cuda_error, const char *what)
     if (cuda_error == cudaSuccess)
         return 0;
     cudaError_t code = (cudaError_t)cuda_error;
-    (void)cudaGetLastError(); /* so that the next call does not report it again */
+    (void)cudaGetLastError(); /* otherwise the next call would report it again */
     return err_set(ERR_BACKEND, "%s: CUDA says %s (%s)", what, cudaGetErrorName(code),
                    cudaGetErrorString(code));
 }

@@ -1,63 +1,56 @@
-/* What the files of the CUDA backend share. The ops table is filled in backend.c; each group of ops
- * has host code in C, which checks arguments and chooses launches, and kernels with their launchers
- * in .cu:
- *   backend.c           table, description
- *   context.c           the GPU's properties, the conversion of CUDA's errors
- *   library.c           cuBLASLt and cuDNN, found and loaded at run time
- *   matmul.c            cuBLASLt products        matmul_cublas.c  cuBLASLt itself
- *   matmul_plain.cu     our own product, for what cuBLASLt refuses
- *   attention.c         which attention: cuDNN's where it agreed with ours, else ours
- *   attention_cudnn.c   cuDNN's fused attention through its backend API
- *   attention_own.c, attention_*.cu  our fused attention: attention_fp32.cu for fp32 operands, which
- *                       cuDNN does not take; the others for 16-bit ones
- *   tensor_core.cuh     the matrix instructions of the 16-bit ones
- *   rows.c, rows_sparse.c, rows_*.cu  norms, rope, activations, add, bias, convert, zero; embedding and
- *                       cross-entropy
- *   update.c, update_*.cu  Adam, Lion, Adagrad, working copies, gradient close, norm
- *   device.cuh          what every kernel file needs: types, conversions, warp sums, launching
- * Names that begin with cudai_ are shared by these files and their tests only.
+/* Declarations that the files of the CUDA backend share. cuda_backend.c fills the ops table. Each
+ * group of ops has two parts: host code in .c files, which checks arguments and chooses launches,
+ * and .cu files with kernels and their launchers. Only these files and their tests use names that
+ * begin with cudai_.
  *
- * Every op enqueues on the stream given and returns; it neither allocates nor synchronizes.
- * `stream` is a cudaStream_t; NULL is the legacy default stream. Pointers are device memory, or
- * pinned host memory where an op's comment in kernels/ops.h allows the host to read the result
- * (norm_reduce's total, the logits of one row): with unified addressing a kernel writes there
- * directly. All CUDA calls are made by the thread that made the context, or one that chose the same
- * device. Valid as C and as C++. */
+ * Rules for every op:
+ *
+ *   - It enqueues its work on `stream` and returns. It neither allocates nor synchronizes.
+ *   - `stream` is a cudaStream_t; NULL is the legacy default stream.
+ *   - Pointers are device memory. They may be pinned host memory if the op's comment in
+ *     kernels/ops.h allows the host to read the result (norm_reduce's total, the logits of one
+ *     row). With unified addressing the kernel writes there directly.
+ *   - All CUDA calls of a context come from the thread that created it, or from a thread that chose
+ *     the same device.
+ *
+ * Valid as C and as C++. */
 #ifndef SLUICE_KERNELS_CUDA_INTERNAL_H
 #define SLUICE_KERNELS_CUDA_INTERNAL_H
 
 #include "kernels/ops.h"
 
-struct cudai_cublas; /* matmul_cublas.c: the handle and entry points of cuBLASLt */
-struct cudai_cudnn;  /* attention_cudnn.c: those of cuDNN, or NULL where it is absent */
+struct cudai_cublas; /* the handle and entry points of cuBLASLt */
+struct cudai_cudnn;  /* the handle and entry points of cuDNN */
 
 struct kernel_context {
     int device_idx;
     int sm_count;
     int compute_major, compute_minor;
-    uint64_t shared_bytes_max; /* of dynamic shared memory that one block may ask for */
+    uint64_t shared_bytes_max; /* limit of the dynamic shared memory of one block */
     struct cudai_cublas *cublas;
     struct cudai_cudnn *cudnn;
-    const char *cudnn_absence; /* why cudnn is NULL; static storage */
-    char description[512];     /* attention.c adds its choices */
+    const char *cudnn_absence; /* the reason why cudnn is NULL; static storage */
+    char description[512];     /* the attention ops append their choices */
 };
 
-/* context.c. Chooses the GPU for this thread and fills what the context says of it. */
+/* Chooses the GPU for this thread and fills the GPU's properties in *context. */
 int cudai_context_fill(kernel_context *context, int device_idx) MUST_CHECK;
 
-/* context.c. Turns a cudaError_t that is not success into ERR_BACKEND with `what` and CUDA's own
- * name and text, and clears CUDA's last error; 0 for success. `what` is short: "the norm
+/* Converts a cudaError_t. Returns 0 for success. Otherwise returns ERR_BACKEND with `what` and
+ * CUDA's own name and text of the error, and clears CUDA's last error. `what` is short: "the norm
  * kernel". */
 int cudai_check(int cuda_error, const char *what) MUST_CHECK;
 
-/* library.c. A library's handle by its soname (tried in order, NULL ends the list), or NULL with
- * the reason in `why`; a symbol, or NULL. Never unloaded: their threads and handlers may outlive
- * us. */
+/* Open a library by its soname and look up a symbol. `sonames` are tried in order; NULL ends the
+ * list. If none can be opened, cudai_library_open returns NULL and writes the reason to `why`.
+ * cudai_library_symbol returns NULL if there is no such symbol. A library is never unloaded,
+ * because its threads and handlers may outlive its users. */
 void *cudai_library_open(const char *const *sonames, char *why, size_t why_bytes);
 void *cudai_library_symbol(void *library, const char *name);
 
-/* matmul.c, matmul_cublas.c */
-int cudai_cublas_create(kernel_context *context) MUST_CHECK; /* ERR_BACKEND where it is absent */
+/* --- matrix products: cuBLASLt, or our own kernel for shapes that cuBLASLt refuses --- */
+/* ERR_BACKEND if the library is absent */
+int cudai_cublas_create(kernel_context *context) MUST_CHECK;
 void cudai_cublas_destroy(kernel_context *context);
 const char *cudai_cublas_version(const kernel_context *context); /* "cuBLASLt 13.1.0" */
 int cudai_matmul_create(kernel_context *context, const matmul_desc *desc,
@@ -67,7 +60,7 @@ size_t cudai_matmul_scratch_bytes(const kernel_matmul *product);
 int cudai_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
                  const void *bias, void *c, void *scratch) MUST_CHECK;
 
-/* attention.c: the table's ops. */
+/* --- attention: the ops of the table --- */
 int cudai_attention_create(kernel_context *context, const attention_desc *desc,
                            kernel_attention **attention) MUST_CHECK;
 void cudai_attention_destroy(kernel_attention *attention);
@@ -80,8 +73,8 @@ int cudai_attention_backward(kernel_attention *attention, void *stream, const vo
                              const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                              void *scratch) MUST_CHECK;
 
-/* attention_own.c: our fused kernels, the same contract; they take every shape of attention_desc.
- * Scratch of the backward alone. Deterministic. */
+/* Our own fused attention kernels. They have the same contract and take every shape of
+ * attention_desc. Only the backward pass needs scratch. The results are deterministic. */
 int cudai_own_attention_check(const kernel_context *context, const attention_desc *desc) MUST_CHECK;
 size_t cudai_own_attention_scratch_bytes(const attention_desc *desc);
 int cudai_own_attention_forward(const kernel_context *context, const attention_desc *desc,
@@ -96,19 +89,20 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
 int cudai_attention_cached(kernel_context *context, void *stream,
                            const attention_cached_args *args) MUST_CHECK;
 
-/* attention_cudnn.c. create: 0 also where cuDNN is absent (context.cudnn stays NULL and
- * cudnn_absence says why). A plan covers forward and backward of one shape; ERR_BACKEND where cuDNN
- * refuses the shape or has no deterministic backward for it, which the caller answers with our own
- * kernels. */
+/* cuDNN's fused attention. cudai_cudnn_create also returns 0 if cuDNN is absent: context->cudnn
+ * stays NULL and cudnn_absence holds the reason. A plan covers the forward and backward pass of one
+ * shape. cudai_cudnn_plan_create returns ERR_BACKEND if cuDNN refuses the shape or has no
+ * deterministic backward pass for it; the caller then uses our own kernels. */
 typedef struct cudai_cudnn_plan cudai_cudnn_plan;
 int cudai_cudnn_create(kernel_context *context) MUST_CHECK;
 void cudai_cudnn_destroy(kernel_context *context);
-const char *cudai_cudnn_version(const kernel_context *context); /* "cuDNN 9.13.0"; NULL: absent */
+const char *cudai_cudnn_version(const kernel_context *context); /* "cuDNN 9.13.0"; NULL if absent */
 int cudai_cudnn_plan_create(kernel_context *context, const attention_desc *desc,
                             cudai_cudnn_plan **plan) MUST_CHECK;
 void cudai_cudnn_plan_destroy(cudai_cudnn_plan *plan);
-/* How its backward pass gets its order of sums, "parted" or "ordered": plans of one shape on two
- * versions of the library may differ in it, and so in bits. Static storage. */
+/* Returns how the backward pass fixes the order of its sums: "parted" or "ordered". Plans of one
+ * shape may differ in this between two versions of the library, and then their bits differ. Static
+ * storage. */
 const char *cudai_cudnn_plan_way(const cudai_cudnn_plan *plan);
 size_t cudai_cudnn_plan_forward_scratch_bytes(const cudai_cudnn_plan *plan);
 size_t cudai_cudnn_plan_backward_scratch_bytes(const cudai_cudnn_plan *plan);
@@ -119,7 +113,7 @@ int cudai_cudnn_backward(cudai_cudnn_plan *plan, void *stream, const void *q, co
                          const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                          void *scratch) MUST_CHECK;
 
-/* rows.c */
+/* --- ops on rows --- */
 int cudai_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
 size_t cudai_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels);
 int cudai_norm_backward(kernel_context *context, void *stream,
@@ -160,7 +154,7 @@ int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes
 int cudai_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                   void *target, enum dtype target_type, uint64_t count) MUST_CHECK;
 
-/* update.c: the bits of the CPU's variants. */
+/* --- optimizers and gradients; the same bits as the CPU's variants --- */
 int cudai_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
 int cudai_adam_packed(kernel_context *context, void *stream,
                       const adam_packed_args *args) MUST_CHECK;

@@ -1,7 +1,7 @@
-/* Operation graphs of cuDNN's backend API: tensors and operations, the choice of an engine that
- * runs them, and running it. Making a graph allocates inside cuDNN, nothing of ours; running one
- * makes and destroys one small descriptor (the variant pack, which a finalized state makes unusable
- * for a second set of addresses), again inside cuDNN. Used by the thread of the context. */
+/* Operation graphs of cuDNN's backend API: tensors and operations, the choice of an engine, and
+ * runs of a plan. To make a graph allocates inside cuDNN, but no memory of ours. Each run creates
+ * and destroys one small descriptor inside cuDNN, the variant pack: once finalized, it cannot take
+ * a second set of addresses. All calls come from the context's thread. */
 #include "kernels/cuda/cudnn_internal.h"
 
 #include <assert.h>
@@ -23,10 +23,9 @@ void cudai_cudnn_graph_fini(cudai_cudnn_graph *graph)
     memset(graph, 0, sizeof *graph);
 }
 
-/* --- making it
- * ---------------------------------------------------------------------------------- */
+/* --- construction --- */
 
-/* A new descriptor of the graph, or NULL after an error. */
+/* Returns a new descriptor that the graph owns, or NULL after an error. */
 static cudnnBackendDescriptor_t own(cudai_cudnn_graph *graph, cudnnBackendDescriptorType_t type,
                                     const char *what)
 {
@@ -42,7 +41,7 @@ static cudnnBackendDescriptor_t own(cudai_cudnn_graph *graph, cudnnBackendDescri
     return descriptor;
 }
 
-/* Gives back the newest descriptors, down to `count` of them. */
+/* Destroys the newest descriptors until `count` of them remain. */
 static void disown(cudai_cudnn_graph *graph, int count)
 {
     while (graph->owned_count > count)
@@ -78,7 +77,7 @@ static cudnnBackendDescriptor_t make_tensor(cudai_cudnn_graph *graph,
 {
     static const char what[] = "a tensor";
     bool is_virtual = uid == 0;
-    /* what its vector accesses want; the caller's addresses are checked before they are used */
+    /* needed by vector accesses; the caller's addresses are checked before they are used */
     int64_t alignment_bytes = is_by_value || type == CUDNN_DATA_FLOAT ? 4 : 16;
     cudnnBackendDescriptor_t tensor = own(graph, CUDNN_BACKEND_TENSOR_DESCRIPTOR, what);
     if (is_virtual) {
@@ -213,10 +212,9 @@ void cudai_cudnn_reshape(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t x,
     add_op(graph, op, what);
 }
 
-/* --- choosing an engine
- * ------------------------------------------------------------------------- */
+/* --- the choice of an engine --- */
 
-/* What cuDNN says of the engine of a configuration. */
+/* The facts that cuDNN reports about the engine of a configuration. */
 struct engine_facts {
     int64_t engine_idx;
     bool is_nondeterministic;
@@ -250,7 +248,8 @@ static int get_engine_facts(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t c
     return 0;
 }
 
-/* Makes the plan of one configuration; on error the graph is as before but for the error's text. */
+/* Makes the plan of one configuration. On error the graph is unchanged; only the error's text is
+ * set. */
 static int try_config(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t config,
                       uint64_t workspace_bytes_max)
 {
@@ -285,7 +284,8 @@ static int try_config(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t config,
                                what),
              fail);
     if (workspace_bytes < 0 || (uint64_t)workspace_bytes > workspace_bytes_max) {
-        rc = err_set(ERR_BACKEND, "%s: engine %lld wants %lld bytes of workspace, allowed are %llu",
+        rc = err_set(ERR_BACKEND,
+                     "%s: engine %lld needs %lld bytes of workspace, more than the limit of %llu",
                      api->version, (long long)facts.engine_idx, (long long)workspace_bytes,
                      (unsigned long long)workspace_bytes_max);
         goto fail;
@@ -301,7 +301,7 @@ fail:
     return rc;
 }
 
-/* Asks the heuristics and takes the first configuration that will do. */
+/* Asks the heuristics and takes the first configuration that works. */
 static int try_heuristics(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t operation_graph,
                           uint64_t workspace_bytes_max)
 {
@@ -341,11 +341,11 @@ static int try_heuristics(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t ope
         if (rc == 0)
             return 0;
     }
-    return err_prefix(rc, "%s: none of %lld engine configurations will do; the last", api->version,
+    return err_prefix(rc, "%s: none of %lld engine configurations works; the last", api->version,
                       (long long)count);
 }
 
-/* The configuration named by `choice`. */
+/* Tries the configuration that `choice` describes. */
 static int try_choice(cudai_cudnn_graph *graph, cudnnBackendDescriptor_t operation_graph,
                       const cudai_cudnn_choice *choice, uint64_t workspace_bytes_max)
 {
@@ -395,8 +395,7 @@ int cudai_cudnn_graph_plan(cudai_cudnn_graph *graph, const cudai_cudnn_choice *c
                           : try_heuristics(graph, operation_graph, workspace_bytes_max);
 }
 
-/* --- running it
- * --------------------------------------------------------------------------------- */
+/* --- running --- */
 
 int cudai_cudnn_graph_run(const cudai_cudnn_graph *graph, void *stream, const int64_t *uids,
                           void *const *addresses, int count, void *workspace)

@@ -1,6 +1,7 @@
-/* cuDNN, found and loaded at run time: the program runs where it is absent, and says why it is not
- * used. Called by the context's thread while it is made and destroyed. The library's own memory
- * (host tables, modules on the GPU) grows with its first plans and is never counted as ours. */
+/* Loads cuDNN at run time. The program also runs without it, and then reports why it is not
+ * used. Called by the context's thread while the context is created and destroyed. The library's
+ * own memory (host tables, modules on the GPU) grows with its first plans and is never counted
+ * as ours. */
 #include "kernels/cuda/cudnn_internal.h"
 
 #include <assert.h>
@@ -10,7 +11,8 @@
 
 #include "base/mem.h"
 
-/* Built against 9.8 or later: its header has all names used here. The library may be of any 9.x. */
+/* The header must be 9.8 or later, since it then has all names used here. The library may be newer
+ * or older, from CUDAI_CUDNN_VERSION_MIN on. */
 static_assert(CUDNN_MAJOR == 9 && CUDNN_VERSION >= 90800, "cuda.cmake chooses the header");
 
 struct entry {
@@ -51,7 +53,7 @@ int cudai_cudnn_load(cudai_cudnn *api)
     memset(api, 0, sizeof *api);
     void *library = cudai_library_open(sonames, why, sizeof why);
     if (library == NULL)
-        return err_set(ERR_BACKEND, "cuDNN 9 is not here: %s", why);
+        return err_set(ERR_BACKEND, "cuDNN 9 cannot be loaded: %s", why);
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         void *symbol = cudai_library_symbol(library, entries[i].name);
         if (symbol == NULL)
@@ -70,14 +72,16 @@ int cudai_cudnn_load(cudai_cudnn *api)
 
 int cudai_cudnn_create(kernel_context *context)
 {
-    static char absence[ERR_TEXT_BYTES]; /* the last context's reason; all have the same */
+    /* the reason of the last context; it is the same for all */
+    static char absence[ERR_TEXT_BYTES];
     context->cudnn = NULL;
     context->cudnn_absence = NULL;
     cudai_cudnn *api = mem_alloc(1, sizeof *api, "cudnn");
     if (api == NULL)
         return -ENOMEM;
     int rc = cudai_cudnn_load(api);
-    if (rc == 0) /* refused where the driver is too old for it, or where its parts do not match */
+    /* fails if the driver is too old for the library, or if the library's parts do not match */
+    if (rc == 0)
         rc = cudai_cudnn_check(api, api->create(&api->handle), "cudnnCreate");
     if (rc < 0) {
         snprintf(absence, sizeof absence, "%s", err_text());
@@ -94,7 +98,7 @@ void cudai_cudnn_destroy(kernel_context *context)
 {
     if (context->cudnn == NULL)
         return;
-    /* The stream of the last run may be gone: the handle is not to meet it again. */
+    /* The stream of the last run may no longer exist, so the handle must not use it again. */
     (void)context->cudnn->set_stream(context->cudnn->handle, NULL);
     (void)context->cudnn->destroy(context->cudnn->handle);
     mem_free(context->cudnn);

@@ -1,13 +1,14 @@
-// What every kernel file needs: element types and their conversions, packs of elements that move in
-// one access, sums over warps and blocks in a fixed order, and launching.
+// Basics for every kernel file: element types and their conversions, packs of elements that move in
+// one access, sums over warps and blocks in a fixed order, and launches.
 //
-// The same files are compiled by nvcc for GPUs and, with SLUICE_SIMULATED_GPU, by a host compiler
-// against tests/simulated_gpu, which runs every thread of a block on the CPU: so kernels are tested on
-// machines without a GPU. Hence: CUDA's own words for everything (threadIdx, __shared__,
-// __syncthreads, __shfl_xor_sync, __fmaf_rn, ...), dynamic shared memory through
-// CUDAI_DYNAMIC_SHARED, launches through cudai_launch, inline PTX only beside a plain C++ form.
+// nvcc compiles the kernel files for GPUs. With SLUICE_SIMULATED_GPU a host compiler compiles the
+// same files against tests/simulated_gpu, which runs every thread of a block on the CPU. So kernels
+// are tested on machines without a GPU. For this reason kernels use CUDA's own names (threadIdx,
+// __shared__, __syncthreads, __shfl_xor_sync, __fmaf_rn, ...), get dynamic shared memory through
+// CUDAI_DYNAMIC_SHARED, are launched through cudai_launch, and have a plain C++ form for every
+// inline PTX.
 //
-// Element counts and indices are 64-bit. Arithmetic whose bits are promised is written with the _rn
+// Element counts and indices are 64-bit. Arithmetic whose bits are promised uses the _rn
 // intrinsics, which the compiler never fuses.
 #ifndef SLUICE_KERNELS_CUDA_DEVICE_CUH
 #define SLUICE_KERNELS_CUDA_DEVICE_CUH
@@ -32,11 +33,11 @@ extern "C" {
 
 enum { CUDAI_WARP = 32 };
 
-// --- launching ---------------------------------------------------------------------------------
+// --- launches ----------------------------------------------------------------------------------
 
 // Enqueues the kernel; its arguments are converted to the kernel's parameter types. Returns CUDA's
-// error of the launch, not of the run. More than 48 KiB of dynamic shared memory must have been allowed
-// before by cudai_allow_shared.
+// error of the launch, not of the run. For more than 48 KiB of dynamic shared memory,
+// cudai_allow_shared must be called before.
 template <typename... P, typename... A>
 static inline cudaError_t cudai_launch(void (*kernel)(P...), dim3 grid, dim3 block,
                                        size_t shared_bytes, cudaStream_t stream, A... args)
@@ -49,7 +50,8 @@ static inline cudaError_t cudai_launch(void (*kernel)(P...), dim3 grid, dim3 blo
 #endif
 }
 
-// Also loads the kernel, as asking for its attributes is documented to do.
+// Allows this much dynamic shared memory. Also loads the kernel: CUDA documents that a query of a
+// kernel's attributes loads it.
 template <typename... P>
 static inline cudaError_t cudai_allow_shared(void (*kernel)(P...), size_t shared_bytes)
 {
@@ -62,8 +64,8 @@ static inline cudaError_t cudai_allow_shared(void (*kernel)(P...), size_t shared
                                 static_cast<int>(shared_bytes));
 }
 
-// Blocks for a grid-stride loop over `items` pieces of work, one per thread: enough to fill the GPU
-// several times, never more than there is work for.
+// Returns the blocks for a grid-stride loop over `items` pieces of work, one per thread: enough to
+// fill the GPU several times, but never more than there is work for.
 static inline unsigned cudai_blocks(uint64_t items, unsigned threads, int sm_count)
 {
     uint64_t wanted = (items + threads - 1) / threads;
@@ -72,7 +74,7 @@ static inline unsigned cudai_blocks(uint64_t items, unsigned threads, int sm_cou
     return blocks > 0 ? static_cast<unsigned>(blocks) : 1u;
 }
 
-// Index of this thread in the grid, and threads of the grid, in x.
+// The index of this thread in the grid, and the number of threads in the grid, both in x.
 static __device__ __forceinline__ uint64_t cudai_thread_idx()
 {
     return static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -102,7 +104,8 @@ static __device__ __forceinline__ float cudai_widen(cudai_bf16 value)
     return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
 
-// NaN keeps its sign and payload, as in base/dtype.h; the hardware's conversions make it one pattern.
+// A NaN keeps its sign and payload, as in base/dtype.h. The hardware's conversions would make it
+// one pattern.
 static __device__ __forceinline__ float cudai_widen(cudai_fp16 value)
 {
     uint32_t bits = value.bits;
@@ -115,7 +118,7 @@ static __device__ __forceinline__ float cudai_widen(cudai_fp16 value)
 #endif
 }
 
-// Rounded to nearest even; NaN stays NaN. The bits of base/dtype.h.
+// Rounds to nearest even; NaN stays NaN. The bits are those of base/dtype.h.
 template <typename T> static __device__ __forceinline__ T cudai_narrow(float value);
 
 template <> __device__ __forceinline__ float cudai_narrow<float>(float value)
@@ -163,7 +166,7 @@ static __device__ __forceinline__ void cudai_store(T *target, const cudai_pack<T
     *reinterpret_cast<cudai_pack<T, N> *>(target) = value;
 }
 
-// Calls `expression` with the type that `dtype` names as the template argument T of the lambda:
+// Runs the statement with T defined as the element type of `dtype`:
 //   CUDAI_BY_TYPE(args->type, T, return launch_norm<T>(...));
 #define CUDAI_BY_TYPE(dtype, T, ...)                                                               \
     do {                                                                                           \
@@ -185,8 +188,8 @@ static __device__ __forceinline__ void cudai_store(T *target, const cudai_pack<T
 
 // --- sums in a fixed order ---------------------------------------------------------------------
 
-// Butterfly: every lane gets the same bits, since each addition has the same two operands in both lanes
-// (and is an addition: a product passed in is not fused into it).
+// A butterfly: every lane gets the same bits, since each addition has the same two operands in both
+// lanes. It is a true addition; the compiler cannot fuse a product into it.
 static __device__ __forceinline__ float cudai_warp_sum(float value)
 {
     for (int step = CUDAI_WARP / 2; step > 0; step /= 2)
@@ -201,8 +204,9 @@ static __device__ __forceinline__ float cudai_warp_max(float value)
     return value;
 }
 
-// Over a block of any multiple of 32 threads, at most 1024; every thread gets the result. `partial` is
-// shared memory of 32 floats, free again when the call returns. All threads of the block call it.
+// Sum and maximum over a block of any multiple of 32 threads, at most 1024. Every thread gets the
+// result. `partial` is shared memory of 32 floats, which is free again after the call. All threads
+// of the block must call it.
 static __device__ __forceinline__ float cudai_block_sum(float value, float *partial)
 {
     unsigned lane = threadIdx.x % CUDAI_WARP, warp = threadIdx.x / CUDAI_WARP;

@@ -1,10 +1,10 @@
-/* Libraries of the CUDA toolkit, loaded at run time: so the program starts on machines that have
- * none of them, and nothing is linked against them.
+/* Loads libraries of the CUDA toolkit at run time. So the program also starts on machines without
+ * them, and it is not linked against them.
  *
- * A library is looked for by its soname where the loader looks ($LD_LIBRARY_PATH, the loader's
- * cache, the system's directories), then where toolkits install themselves: $CUDA_HOME/lib64,
- * $CUDA_PATH/lib64, /usr/local/cuda/lib64. Called when a context is made; keeps no state and never
- * unloads. Tests against the simulated GPU replace this file by
+ * A library is searched by its soname where the loader searches ($LD_LIBRARY_PATH, the loader's
+ * cache, the system's directories), then where toolkits are installed: $CUDA_HOME/lib64,
+ * $CUDA_PATH/lib64, /usr/local/cuda/lib64. The functions are called when a context is created. They
+ * keep no state and never unload a library. Tests with the simulated GPU replace this file by
  * tests/simulated_gpu/cublaslt_library.c. */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -14,8 +14,8 @@
 
 #include "kernels/cuda/cuda_internal.h"
 
-/* One attempt. A reason other than "there is no such file" replaces the reason before: it is about
- * a library that is there. */
+/* Makes one attempt. A reason other than "no such file" replaces the earlier reason, because it
+ * concerns a library that is installed. */
 static void *attempt(const char *path, char *why, size_t why_bytes, bool *is_there)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -1,7 +1,7 @@
-/* cuBLASLt, found and loaded at run time (library.c): the newest version that is there and whose
- * handle can be made. The program is linked against none, and starts without it.
+/* Loads cuBLASLt at run time: the newest installed version whose handle can be created. The program
+ * is not linked against it and also starts without it.
  *
- * Called when a context is made and destroyed, by the context's thread. Creation also runs the
+ * Called by the context's thread while the context is created and destroyed. Creation also runs the
  * plain product of matmul_plain.cu once, so that CUDA loads its kernels before memory is sealed. */
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -34,7 +34,8 @@ static const struct symbol {
     {"cublasLtMatmul", offsetof(struct cudai_cublas_api, matmul)},
 };
 
-/* Opens one version of the library. False with the reason in `why`. */
+/* Opens one version of the library. Returns false, with the reason in `why`, if it cannot be
+ * used. */
 static bool open_version(struct cudai_cublas *cublas, const char *soname, char *why,
                          size_t why_bytes)
 {
@@ -80,7 +81,7 @@ static int open_library(struct cudai_cublas *cublas)
                    why[0], why[1]);
 }
 
-/* Runs each instance of the plain kernel once, on one element, so that CUDA has loaded it. */
+/* Runs each instance of the plain kernel once, on one element, so that CUDA loads it. */
 static int warm_plain(void)
 {
     static const enum dtype types[][2] = {{DTYPE_FP32, DTYPE_FP32},
@@ -124,7 +125,7 @@ void cudai_cublas_destroy(kernel_context *context)
     if (cublas == NULL)
         return;
     if (cublas->handle != NULL)
-        (void)cublas->api.destroy(cublas->handle); /* nothing is left to do about a refusal */
+        (void)cublas->api.destroy(cublas->handle); /* a failure has no consequence here */
     mem_free(cublas);
     context->cublas = NULL;
 }

@@ -1,5 +1,4 @@
-/* cuBLASLt as matmul.c uses it: its entry points, found at run time by matmul_cublas.c, and the
- * handle. */
+/* cuBLASLt's handle and its entry points, which are found at run time. */
 #ifndef SLUICE_KERNELS_CUDA_MATMUL_INTERNAL_H
 #define SLUICE_KERNELS_CUDA_MATMUL_INTERNAL_H
 
@@ -7,7 +6,7 @@
 
 #include "kernels/cuda/cuda_internal.h"
 
-/* cuBLASLt's entry points. Their signatures, and the enums used here, are the same in 12.4 and
+/* The entry points of cuBLASLt. Their signatures, and the enums used here, are the same in 12.4 and
  * 13.1. */
 struct cudai_cublas_api {
     typeof(cublasLtCreate) *create;

@@ -1,9 +1,10 @@
-/* The ops table's matrix products on a GPU: cuBLASLt, one algorithm per shape; our own plain kernel
- * for what cuBLASLt refuses.
+/* The matrix products of the ops table on a GPU: cuBLASLt with one algorithm per shape, and our own
+ * plain kernel for products that cuBLASLt refuses.
  *
- * Layout. Ours is row-major, cuBLASLt's kernels are best known in column-major order, its default.
- * A row-major matrix [rows, columns] of row stride s is, without moving a byte, the column-major
- * matrix [columns, rows] of leading dimension s, its transpose. So C = op(A) op(B) is asked for as
+ * Layout. Our matrices are row-major. cuBLASLt's default, for which its kernels are best known, is
+ * column-major. A row-major matrix [rows, columns] with row stride s has the same bytes as the
+ * column-major matrix [columns, rows] with leading dimension s, its transpose. So C = op(A) op(B)
+ * is requested as
  *     C^T[n, m] = op(B)^T[n, k] * op(A)^T[k, m]:
  *                    stored by us            column-major            operation
  *   cuBLASLt's A     B [k, n]                [n, k]                  none
@@ -11,32 +12,33 @@
  *   cuBLASLt's B     A [m, k]                [k, m]                  none
  *                    A [k, m] a_transposed   [m, k]                  transpose
  *   cuBLASLt's C = D C [m, n]                [n, m]
- * and its bias epilogue, which adds a vector along the rows of D, adds our bias[n].
+ * The library's bias epilogue adds a vector along the rows of D, so it adds our bias[n].
  *
  * Numbers. 16-bit operands are multiplied exactly and added in fp32. fp32 operands are multiplied
- * as fp32 (CUBLAS_COMPUTE_32F), not as TF32: TF32's 11 bits would part from the CPU backend by
- * 2^-11, and a job that asks for fp32 asks for its precision. Where k is split among blocks, the
- * partial sums are fp32, in the workspace, added by a second pass in fixed order (reduction scheme
- * COMPUTE_TYPE); the schemes that add into C as blocks come are not allowed. So a product's bits
- * are a function of shape, cuBLASLt's version and the GPU's kind. k is split only where every
- * kernel's step divides it: versions of 12 and 13 are reported to leave out the rest of k where it
- * does not, on H100 too, for odd shapes.
+ * as fp32 (CUBLAS_COMPUTE_32F), not as TF32: TF32's 11 bits would differ from the CPU backend by
+ * 2^-11, and a job that asks for fp32 asks for its precision. If k is split among blocks, the
+ * partial sums are fp32 in the workspace, and a second pass adds them in a fixed order (reduction
+ * scheme COMPUTE_TYPE). Schemes that add into C in the order in which blocks finish are not
+ * allowed. So a product's bits depend only on the shape, cuBLASLt's version and the kind of GPU. k
+ * is split only if it is a multiple of every kernel's step: versions 12 and 13 are reported to
+ * leave out the remainder of k otherwise, for odd shapes, also on H100.
  *
- * Alignment. An algorithm is chosen for what the model guarantees of its operands' addresses, and
- * each call checks it. Matrices begin on multiples of 256 bytes; what is passed may begin further
- * on:
- *   - at a row of a matrix whose rows are dense (a chunk of logits): a multiple of the stride;
+ * Alignment. An algorithm is chosen for the alignment that the model guarantees for its operands,
+ * and each call checks it. Matrices begin on multiples of 256 bytes. An operand may begin further
+ * inside a matrix:
+ *   - at a row of a matrix with dense rows (a chunk of logits): at a multiple of the stride;
  *   - at a column of a wider matrix, or at an element of a single row (column blocks of a unit in
- *     parts, the logits of one row): a multiple of 16 elements as src/model/parts.c cuts, but for units
- *     of very few rows.
- * Hence the largest power of two that divides the stride in bytes, at most 256 where rows are
- * dense, at most 16 (all that a vector access or a tensor map asks) elsewhere. A call with less
- * runs the plain kernel, says so once, and is as right. Which of the two runs depends on where in
- * its matrix an operand begins, that is on the model, never on where the matrix lies.
+ *     parts, the logits of one row): at a multiple of 16 elements, as src/model/parts.c cuts,
+ *     except for units of very few rows.
+ * So the alignment is the largest power of two that divides the stride in bytes, limited to 256 for
+ * dense rows and to 16 otherwise, since vector accesses and tensor maps need no more. A call with a
+ * smaller alignment runs the plain kernel and logs this once; its result is also correct. The
+ * choice depends on where in its matrix an operand begins, and so on the model, never on the
+ * matrix's own address.
  *
- * Memory. Creation asks cuBLASLt for algorithms and runs the first that runs once on temporary
- * memory, so that the library loads its kernels before memory is sealed. A call neither allocates
- * nor synchronizes; the workspace is the op's scratch. Everything by the context's thread. */
+ * Memory. Creation asks cuBLASLt for algorithms and tries them on temporary memory until one runs.
+ * So the library loads its kernels before memory is sealed. A call neither allocates nor
+ * synchronizes; the workspace is the op's scratch. All calls come from the context's thread. */
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <stdio.h>
@@ -49,26 +51,29 @@
 #include "kernels/cuda/matmul_plain.h"
 
 enum {
-    MATRIX_ALIGN_BYTES = 256, /* of every matrix, and of scratch: cuBLASLt asks it of a workspace */
-    OFFSET_ALIGN_BYTES = 16,  /* of columns in a wider matrix; of a bias */
-    ALGO_COUNT = 8,           /* candidates, best first by cuBLASLt's estimate */
-    SPLIT_STEP = 128, /* a k that may be split is a multiple; no kernel's step in k is longer */
+    /* of every matrix and of scratch; cuBLASLt requires it for a workspace */
+    MATRIX_ALIGN_BYTES = 256,
+    OFFSET_ALIGN_BYTES = 16, /* of columns in a wider matrix; of a bias */
+    ALGO_COUNT = 8,          /* limit of candidates; they come best first by cuBLASLt's estimate */
+    /* k is split only if it is a multiple of this; no kernel's step in k is longer */
+    SPLIT_STEP = 128,
     SHAPE_TEXT_BYTES = 160,
 };
 
-/* What NVIDIA's manual recommends as cuBLAS's workspace (cublasSetWorkspace): 32 MiB for Hopper and
- * later, whose split-k and stream-k kernels want it, 4 MiB before. */
+/* The workspace that NVIDIA's manual recommends for cuBLAS (cublasSetWorkspace): 32 MiB from Hopper
+ * on, for its split-k and stream-k kernels, and 4 MiB before. */
 #define WORKSPACE_BYTES_SM90 ((uint64_t)32 << 20)
 #define WORKSPACE_BYTES      ((uint64_t)4 << 20)
 
 struct kernel_matmul {
     const kernel_context *context;
     matmul_desc desc;
-    bool is_plain;     /* our own kernel at every call */
-    bool has_reported; /* that a call had operands of less alignment */
-    uint32_t a_align_bytes, b_align_bytes, c_align_bytes; /* what the algorithm was chosen for */
+    bool is_plain;     /* every call uses our own kernel */
+    bool has_reported; /* a call with less aligned operands has been logged */
+    /* the alignments for which the algorithm was chosen */
+    uint32_t a_align_bytes, b_align_bytes, c_align_bytes;
     size_t scratch_bytes;
-    cublasLtMatmulDesc_t operation;              /* NULL where is_plain, as the layouts */
+    cublasLtMatmulDesc_t operation;              /* NULL if is_plain; also the layouts */
     cublasLtMatrixLayout_t left, right, product; /* cuBLASLt's A, B, C = D: our B, A, C */
     cublasLtMatmulAlgo_t algo;
 };
@@ -126,18 +131,18 @@ static int check_desc(const matmul_desc *desc)
     uint64_t rows_max = size_max(desc->m, size_max(desc->n, desc->k)), elems, bytes;
     uint64_t stride_max = size_max(desc->a_stride, size_max(desc->b_stride, desc->c_stride));
     TRY(size_mul(rows_max, stride_max, &elems));
-    return size_mul(elems, 8, &bytes); /* all offsets in bytes fit signed 64 bits */
+    return size_mul(elems, 8, &bytes); /* so all offsets in bytes fit signed 64 bits */
 }
 
 static int failed(const kernel_matmul *product, const char *what, cublasStatus_t status)
 {
     char text[SHAPE_TEXT_BYTES];
-    (void)cudaGetLastError(); /* so that the next call does not report it again */
+    (void)cudaGetLastError(); /* otherwise the next call would report it again */
     return err_set(ERR_BACKEND, "%s: %s says %s", shape_text(&product->desc, text), what,
                    product->context->cublas->api.status_string(status));
 }
 
-/* Returns from the caller where cuBLASLt refused. */
+/* Returns from the calling function if cuBLASLt refused. */
 #define TRY_CUBLAS(product, what, call)                                                            \
     do {                                                                                           \
         cublasStatus_t try_status_ = (call);                                                       \
@@ -145,7 +150,7 @@ static int failed(const kernel_matmul *product, const char *what, cublasStatus_t
             return failed(product, what, try_status_);                                             \
     } while (0)
 
-/* See the head comment. */
+/* See "Alignment" at the head of this file. */
 static uint32_t align_bytes_of(uint64_t rows, uint64_t columns, uint64_t stride, enum dtype type)
 {
     uint64_t stride_bytes = stride * dtype_bytes(type);
@@ -182,7 +187,8 @@ static int set_operation(kernel_matmul *product)
     if (!desc->has_bias)
         return 0;
     uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    /* No memory yet: the choice of an algorithm looks at the address's alignment alone. */
+    /* No memory yet: cuBLASLt looks only at the alignment of this address when it chooses an
+     * algorithm. */
     const void *bias = (const void *)(uintptr_t)OFFSET_ALIGN_BYTES;
     TRY_CUBLAS(product, "cublasLtMatmulDescSetAttribute of the epilogue",
                api->desc_set(product->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
@@ -214,7 +220,7 @@ static int set_preference(const kernel_matmul *product, cublasLtMatmulPreference
 {
     uint64_t workspace_bytes =
         product->context->compute_major >= 9 ? WORKSPACE_BYTES_SM90 : WORKSPACE_BYTES;
-    /* No split of k, or one whose partial sums a second pass adds in fp32 and in order. */
+    /* Either k is not split, or a second pass adds the partial sums in fp32 and in order. */
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE;
     if (product->desc.k % SPLIT_STEP == 0)
         schemes |= CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -239,7 +245,7 @@ static int set_preference(const kernel_matmul *product, cublasLtMatmulPreference
     return 0;
 }
 
-/* The candidates; *count 0 where cuBLASLt has none. */
+/* Asks for the candidates. *count is 0 if cuBLASLt has none. */
 static int find_algorithms(const kernel_matmul *product, cublasLtMatmulHeuristicResult_t *found,
                            int *count)
 {
@@ -279,14 +285,14 @@ static cublasStatus_t set_bias(const kernel_matmul *product, const void *bias)
         product->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
 }
 
-/* Bytes from the first element of a matrix to its last. */
+/* Returns the bytes from the first element of a matrix to the end of its last. */
 static uint64_t span_bytes(uint64_t rows, uint64_t columns, uint64_t stride, enum dtype type)
 {
     return ((rows - 1) * stride + columns) * dtype_bytes(type);
 }
 
-/* Temporary memory of the first run: A, B and the bias, all at 0 (the inputs may be one), C, which
- * lies apart as the library may ask, and the workspace. */
+/* Temporary memory of the first run. A, B and the bias all lie at 0, since inputs may overlap. C
+ * lies apart, as the library requires, followed by the workspace. */
 struct trial_layout {
     uint64_t c, workspace, total_bytes;
 };
@@ -302,15 +308,15 @@ static struct trial_layout lay_trial(const matmul_desc *desc, uint64_t workspace
     return at;
 }
 
-/* Whether cuBLASLt will not run a candidate, rather than failed in running it. */
+/* True if cuBLASLt refused to run a candidate, false if running it failed. */
 static bool is_refusal(cublasStatus_t status)
 {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-/* Takes the first candidate that runs on `memory` (zeros, laid out as `at` says), or, with memory
- * NULL, the first at all. *is_found false: none. */
+/* Takes the first candidate that runs on `memory` (zeros, placed as `at` says). If memory is NULL,
+ * takes the first candidate without a run. *is_found is false if there is none. */
 static int take_algorithm(kernel_matmul *product, const cublasLtMatmulHeuristicResult_t *found,
                           int count, char *memory, const struct trial_layout *at, bool *is_found)
 {
@@ -352,8 +358,8 @@ static int choose_algorithm(kernel_matmul *product, bool *is_found)
         char text[SHAPE_TEXT_BYTES], size[SIZE_TEXT_BYTES];
         (void)cudaGetLastError();
         memory = NULL;
-        log_info("%s: %s of GPU memory to try it in are not free; its kernels load at the first "
-                 "step",
+        log_info("%s: a trial run needs %s of GPU memory, which are not free; its kernels load at "
+                 "the first step",
                  shape_text(&product->desc, text), size_format(at.total_bytes, size));
     } else {
         TRY(cudai_check(cuda, "memory for the first matrix product"));
@@ -367,18 +373,18 @@ static int choose_algorithm(kernel_matmul *product, bool *is_found)
     if (memory == NULL)
         return rc;
     cuda = cudaFree(memory);
-    if (rc == 0) /* else the first error stays */
+    if (rc == 0) /* otherwise the first error stays */
         rc = cudai_check(cuda, "freeing the first matrix product's memory");
     return rc;
 }
 
-/* Lays the product out for cuBLASLt. *is_found false where it has no algorithm. */
+/* Prepares the product for cuBLASLt. *is_found is false if it has no algorithm. */
 static int prepare(kernel_matmul *product, bool *is_found)
 {
     const matmul_desc *desc = &product->desc;
     *is_found = false;
     if (desc->has_bias && desc->c_type != desc->ab_type)
-        return 0; /* the epilogue's bias has C's type, ours the operands' */
+        return 0; /* the epilogue's bias has C's type, but ours has the operands' type */
     product->a_align_bytes =
         align_bytes_of(a_rows(desc), a_columns(desc), desc->a_stride, desc->ab_type);
     product->b_align_bytes =
@@ -448,7 +454,7 @@ static int check_operand(const kernel_matmul *product, const char *name, const v
     if (operand == NULL)
         return err_set(ERR_BACKEND, "%s: %s is NULL", shape_text(&product->desc, text), name);
     if (!is_aligned(operand, dtype_bytes(type)))
-        return err_set(ERR_BACKEND, "%s: %s lies at %p, which is no address of %s elements",
+        return err_set(ERR_BACKEND, "%s: %s lies at %p, which is not aligned to %s elements",
                        shape_text(&product->desc, text), name, operand, dtype_name(type));
     return 0;
 }
@@ -465,7 +471,8 @@ static int check_scratch(const kernel_matmul *product, const void *scratch)
     return 0;
 }
 
-/* Whether the operands are what the algorithm was chosen for. Says once where they are not. */
+/* True if the operands have the alignment for which the algorithm was chosen. Otherwise logs it
+ * once. */
 static bool are_aligned(kernel_matmul *product, const void *a, const void *b, const void *bias,
                         const void *c)
 {

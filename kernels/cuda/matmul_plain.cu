@@ -1,15 +1,18 @@
-// Our own matrix product, for what cuBLASLt refuses and for tests to hold cuBLASLt against.
+// Our own matrix product, for products that cuBLASLt refuses and as a reference for tests of
+// cuBLASLt.
 //
-// A block of 256 threads makes a tile of 64 x 64 elements of C. It walks k in steps of 16: the pieces
-// [64, 16] of op(A) and [16, 64] of op(B) are widened to fp32 in shared memory, then each thread adds
-// 16 products to each of its 4 x 4 elements, in the order of k. Outside of the matrices the pieces are
-// zero. All global accesses are of single elements, neighbours in memory by neighbours in the warp, so
-// that any stride and any alignment is right; that and the absence of tensor cores make it slow: on
-// shapes that matter cuBLASLt runs (matmul.c says so where it does not).
+// A block of 256 threads computes a tile of 64 x 64 elements of C. It walks k in steps of 16: the
+// pieces [64, 16] of op(A) and [16, 64] of op(B) are widened to fp32 in shared memory. Then each
+// thread adds 16 products to each of its 4 x 4 elements, in the order of k. Outside of the matrices
+// the pieces are zero. Global accesses move single elements; neighbouring threads access
+// neighbouring elements, so any stride and any alignment works. It is slow for this reason and
+// because it uses no tensor cores. Important shapes use cuBLASLt; cuda_matmul.c logs if they do
+// not.
 //
-// Thread t has rows t / 16 + {0, 16, 32, 48} and columns t % 16 + {0, 16, 32, 48} of the tile: a half
-// warp writes 16 neighbours of C, reads 16 neighbours of the B piece and one element of the A piece.
-// Static shared memory: 2 * 16 * 65 * 4 = 8320 bytes. No state, no synchronization with the host.
+// Thread t has rows t / 16 + {0, 16, 32, 48} and columns t % 16 + {0, 16, 32, 48} of the tile: a
+// half warp writes 16 neighbours of C, and reads 16 neighbours of the B piece and one element of
+// the A piece. Static shared memory: 2 * 16 * 65 * 4 = 8320 bytes. No state, no synchronization
+// with the host.
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -18,14 +21,14 @@ extern "C" {
 
 enum {
     TILE = 64,
-    DEPTH = 16, // of k at a time
+    DEPTH = 16, // step in k
     SIDE = 4,   // rows and columns of a thread
     THREADS = (TILE / SIDE) * (TILE / SIDE),
     PIECES = TILE * DEPTH / THREADS, // elements of a piece that each thread loads
-    PITCH = TILE + 1,                // a column of a piece is then spread over all banks
+    PITCH = TILE + 1,                // so the columns of a piece use all banks
 };
 
-// Blocks of a launch; further tiles are a block's second, third and so on.
+// Limit of blocks per launch. With more tiles a block computes several.
 static const uint64_t BLOCKS_MAX = 1 << 30;
 
 struct plain_shape {
@@ -33,8 +36,9 @@ struct plain_shape {
     bool a_transposed, b_transposed, accumulates;
 };
 
-// Fills piece[depth][side] with `source` widened, for side in [side_begin, +64) and depth in
-// [depth_begin, +16), zeros beyond the counts. is_side_major: the depth is contiguous in memory.
+// Fills piece[depth][side] with `source` widened to fp32, for side in [side_begin, +64) and depth
+// in [depth_begin, +16), and with zeros beyond the counts. is_side_major: the depth is contiguous
+// in memory.
 template <typename T>
 static __device__ __forceinline__ void
 load_piece(float (*piece)[PITCH], const T *source, uint64_t stride, bool is_side_major,

@@ -1,18 +1,18 @@
-// The embedding and its gradient; called by rows_sparse.c alone.
+// The embedding and its gradient.
 //
-// Forward: one row of threads per token, 16 bytes per thread where the shape allows.
+// Forward: one row of threads per token, 16 bytes per thread if the shape allows.
 //
-// Backward, for the token table: the rows are sorted by token (keys of 64 bits, token's table row above
-// row number, so that all differ and there is one sorted order), then every token's rows, a segment,
-// are summed. The sort is bitonic within runs of 4096 keys, in shared memory; runs are merged 4 at a
-// time, each key finding its place by counting the smaller keys of the 3 other runs, so that 65536
-// rows take 3 launches.
+// Backward, for the token table: the rows are sorted by token, then the rows of each token, a
+// segment, are summed. A key has 64 bits: the token's table row above the row's number. So all keys
+// differ and there is only one sorted order. The sort is bitonic within runs of 4096 keys, in
+// shared memory. Then 4 runs at a time are merged: each key finds its place by counting the smaller
+// keys in the 3 other runs. So 65536 rows take 3 launches.
 //
-// Order of the sums, for every element of the table alone: a segment of at most SHORT rows is added to
-// the accumulator row by row in order, which is what the CPU does, bit by bit. A longer one is dealt
-// out to STRANDS strands, BATCH rows at a time; each strand adds its rows in order to 0, the strands are
-// added in order, the result to the accumulator. Neither the part of the table nor the width of an
-// access nor the grid enters into it.
+// The order of the sums depends only on the rows of a table element. A segment of at most SHORT
+// rows is added to the accumulator row by row in order; the CPU does the same, with the same bits.
+// A longer one is distributed over STRANDS strands, BATCH rows at a time. Each strand adds its rows
+// in order to 0, the strands are added in order, and the result is added to the accumulator. The
+// part of the table, the width of an access and the grid have no influence.
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -20,12 +20,12 @@ extern "C" {
 }
 
 enum {
-    STRANDS = 16,        // warps of a block that sums segments, and positions of one block
-    SHORT = 16,          // rows; at least STRANDS - 1, so that one long segment begins per block
-    BATCH = 8,           // rows of a strand's turn: their loads are in flight together
-    SHORT_BATCH = 4,     // likewise, of a short segment
-    PACK = 4,            // channels of one access in the backward
-    BLOCK_THREADS = 256, // of the other kernels
+    STRANDS = 16,        // warps of a block that sums segments, and sorted positions per block
+    SHORT = 16,          // rows; at least STRANDS - 1, so at most one long segment begins per block
+    BATCH = 8,           // rows of a strand's turn; their loads are in flight together
+    SHORT_BATCH = 4,     // the same for a short segment
+    PACK = 4,            // channels of one access in the backward pass
+    BLOCK_THREADS = 256, // for the other kernels
     BLOCKS_PER_SM_MAX = 256,
 };
 
@@ -36,7 +36,7 @@ static_assert(STRANDS * CUDAI_WARP <= 1024, "threads of a block");
 static const uint32_t ELSEWHERE = 0xffffffffu; // in a key: the token has no row in this part
 static const uint32_t ALL_LANES = 0xffffffffu;
 
-// Threads of a block over packs of channels (x) and rows (y).
+// Returns the shape of a block: packs of channels in x, rows in y.
 static dim3 shape_of_block(uint64_t packs)
 {
     unsigned x = 1;
@@ -58,7 +58,8 @@ static bool is_aligned_to(const void *memory, uint64_t bytes)
 
 // --- forward -----------------------------------------------------------------------------------
 
-// output[c..c+N) = source[c..c+N) + position[c..c+N), each where it is not NULL; without a source NaN.
+// output[c..c+N) = source[c..c+N) + position[c..c+N). A NULL position is left out. A NULL source
+// gives NaN.
 template <typename T, int N>
 static __device__ __forceinline__ void embed_pack(const T *source, const T *position, T *output,
                                                   uint64_t c)
@@ -89,12 +90,12 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) forward_kernel(embedding
     for (uint64_t row = static_cast<uint64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < rows;
          row += step) {
         T *output = static_cast<T *>(args.output) + row * channels;
-        uint64_t token = static_cast<uint64_t>(args.token_ids[row]); // huge where it is negative
+        uint64_t token = static_cast<uint64_t>(args.token_ids[row]); // negative: a huge number
         const T *source = output;
         if (token >= args.vocab) {
             source = nullptr;
         } else if (table) {
-            uint64_t part_row = token - args.row_begin; // wraps if before
+            uint64_t part_row = token - args.row_begin; // wraps if the token lies before this part
             if (part_row >= part_rows)
                 continue;
             source = table + part_row * channels;
@@ -134,7 +135,7 @@ extern "C" int cudai_launch_embedding_forward(const embedding_args *args, int sm
 
 // --- sorting rows by token ---------------------------------------------------------------------
 
-// Sorts `capacity` keys in shared memory, a power of two; all threads of the block call it.
+// Sorts `capacity` keys, a power of two, in shared memory. All threads of the block must call it.
 static __device__ __forceinline__ void bitonic_sort(uint64_t *keys, unsigned capacity)
 {
     for (unsigned size = 2; size <= capacity; size *= 2)
@@ -160,7 +161,7 @@ static __global__ void __launch_bounds__(1024)
     __shared__ uint64_t run[CUDAI_SORT_KEYS];
     uint64_t begin = static_cast<uint64_t>(blockIdx.x) * capacity;
     for (unsigned i = threadIdx.x; i < capacity; i += blockDim.x) {
-        uint64_t row = begin + i, key = ~static_cast<uint64_t>(0); // behind all rows
+        uint64_t row = begin + i, key = ~static_cast<uint64_t>(0); // sorts after all rows
         if (row < rows) {
             uint64_t part_row = static_cast<uint64_t>(token_ids[row]) - row_begin; // may wrap
             key = (part_row < part_rows ? part_row : ELSEWHERE) << 32 | row;
@@ -186,7 +187,7 @@ extern "C" int cudai_launch_embedding_keys(const embedding_grad_args *args, uint
                         part_rows, capacity, keys);
 }
 
-// How many of the sorted keys[begin..end) are below `key`.
+// Returns how many of the sorted keys[begin..end) are below `key`.
 static __device__ __forceinline__ uint64_t keys_below(const uint64_t *keys, uint64_t begin,
                                                       uint64_t end, uint64_t key)
 {
@@ -227,14 +228,15 @@ extern "C" int cudai_launch_embedding_merge(const uint64_t *source, uint64_t *ta
                         rows, run_keys);
 }
 
-// --- summing segments --------------------------------------------------------------------------
+// --- sums of segments --------------------------------------------------------------------------
 
-// What one warp sees of a block's STRANDS positions in the sorted order: lane l holds the key of
-// position base + l, lane w < STRANDS answers for position base + w. The same in every warp.
+// One warp's view of a block's STRANDS positions in the sorted order. Lane l holds the key of
+// position base + l; lane w < STRANDS decides for position base + w. All warps of the block hold
+// the same.
 struct sorted_window {
     uint32_t row, token; // of this lane's key
     unsigned begin_mask; // bit w: a segment of this part begins at base + w
-    unsigned long_mask;  // bit w: and it has more than SHORT rows; at most one bit
+    unsigned long_mask;  // bit w: that segment has more than SHORT rows; at most one bit is set
 };
 
 static __device__ __forceinline__ uint32_t token_of(uint64_t key)
@@ -260,8 +262,8 @@ static __device__ __forceinline__ sorted_window window_at(const uint64_t *keys, 
     return window;
 }
 
-// sum += COUNT rows of `grads` (at this thread's channels) in order, the first `count` of them; lane
-// first + i holds row i's number. All lanes of the warp call it.
+// sum += COUNT rows of `grads` (at this thread's channels) in order, of which the first `count`
+// exist. Lane first + i holds the number of row i. All lanes of the warp must call it.
 template <typename T, int N, int COUNT>
 static __device__ __forceinline__ void add_rows(float (&sum)[N], const T *grads, uint64_t channels,
                                                 bool is_active, uint32_t lane_row, unsigned first,
@@ -283,7 +285,7 @@ static __device__ __forceinline__ void add_rows(float (&sum)[N], const T *grads,
                 sum[k] += cudai_widen(x[i].item[k]);
 }
 
-// The segment that begins at position `strand` of the window, at most SHORT rows, by one warp.
+// One warp sums the segment of at most SHORT rows that begins at position `strand` of the window.
 template <typename T, int N>
 static __device__ __forceinline__ void sum_short(const sorted_window &window, unsigned strand,
                                                  const T *grads, uint64_t channels, bool is_active,
@@ -291,7 +293,7 @@ static __device__ __forceinline__ void sum_short(const sorted_window &window, un
 {
     uint32_t token = __shfl_sync(ALL_LANES, window.token, static_cast<int>(strand));
     unsigned rows = static_cast<unsigned>(
-        __popc(__ballot_sync(ALL_LANES, window.token == token))); // one stretch, sorted
+        __popc(__ballot_sync(ALL_LANES, window.token == token))); // neighbours, since sorted
     float *target = table + token * channels;
     float sum[N] = {0};
     if (is_active) {
@@ -310,7 +312,7 @@ static __device__ __forceinline__ void sum_short(const sorted_window &window, un
     }
 }
 
-// This strand's share of a long segment that begins at `begin`, into sum, which is 0.
+// Adds this strand's share of the long segment that begins at `begin` to `sum`, which must be 0.
 template <typename T, int N>
 static __device__ __forceinline__ void
 sum_strand(float (&sum)[N], const uint64_t *keys, uint64_t rows, uint64_t begin, uint32_t token,
@@ -323,15 +325,16 @@ sum_strand(float (&sum)[N], const uint64_t *keys, uint64_t rows, uint64_t begin,
     for (unsigned count = BATCH; count == BATCH;) {
         uint64_t key = next;
         at += turn;
-        next = lane < BATCH && at < rows ? keys[at] : none; // one turn ahead
+        next = lane < BATCH && at < rows ? keys[at] : none; // loads one turn ahead
         count = static_cast<unsigned>(__popc(__ballot_sync(ALL_LANES, token_of(key) == token)));
         add_rows<T, N, BATCH>(sum, grads, channels, is_active, static_cast<uint32_t>(key), 0,
                               count);
     }
 }
 
-// A block takes STRANDS positions of the sorted order and 32 * N channels at a time: warp w the short
-// segment that begins at position w, then all of them together the long one, if one begins here.
+// A block takes STRANDS positions of the sorted order and 32 * N channels at a time. Warp w sums
+// the short segment that begins at position w. Then all warps together sum the long segment, if one
+// begins here.
 template <typename T, int N>
 static __global__ void __launch_bounds__(STRANDS *CUDAI_WARP, 2)
     tokens_kernel(embedding_grad_args args, const uint64_t *keys)
@@ -351,7 +354,7 @@ static __global__ void __launch_bounds__(STRANDS *CUDAI_WARP, 2)
             sum_short<T, N>(window, strand, grads, channels, is_active,
                             args.token_table_grad + channel);
         if (window.long_mask == 0)
-            continue; // the whole block
+            continue; // the whole block continues
 
         unsigned first = static_cast<unsigned>(__ffs(static_cast<int>(window.long_mask))) - 1;
         uint32_t token = __shfl_sync(ALL_LANES, window.token, static_cast<int>(first));
@@ -383,7 +386,7 @@ static cudaError_t launch_tokens(const embedding_grad_args *args, const uint64_t
                         dim3(STRANDS * CUDAI_WARP), 0, stream, *args, keys);
 }
 
-// Whether rows of both gradients can be moved PACK elements at a time.
+// True if rows of both gradients can be moved PACK elements at a time.
 template <typename T> static bool is_packed(const embedding_grad_args *args, const float *table)
 {
     return args->channels % PACK == 0 && is_aligned_to(args->output_grad, PACK * sizeof(T)) &&
@@ -408,7 +411,8 @@ extern "C" int cudai_launch_embedding_tokens(const embedding_grad_args *args, co
 
 // --- positions ---------------------------------------------------------------------------------
 
-// Each thread owns a position's channels and adds the sequences in order: the CPU's bits.
+// Each thread owns some channels of a position and adds the sequences in order, with the CPU's
+// bits.
 template <typename T, int N>
 static __global__ void __launch_bounds__(BLOCK_THREADS) positions_kernel(embedding_grad_args args)
 {

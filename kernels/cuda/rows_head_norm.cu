@@ -1,11 +1,13 @@
 // RMSNorm of single heads within rows, forward and backward.
 //
-// LANES neighbouring threads of a warp have one head, each PACKS packs of 16 bytes of it in registers:
-// short heads share a warp, and a head is read once. Backward: a block takes some heads, adds the
-// gradient of the weight up in registers, then over its groups of threads in order, and writes it to its
-// row of scratch; the blocks are added in order, in double (rows_norm.cu).
-// Elements are given to threads as a function of the head's width and type alone, and arithmetic is written
-// with _rn intrinsics, as in rows_norm.cu: the same bits on every GPU, for every alignment.
+// LANES neighbouring threads of a warp share one head; each holds PACKS packs of 16 bytes of it in
+// registers. So short heads share a warp, and a head is read once. Backward: a block takes some
+// heads. It adds the weight's gradient up in registers, then over its groups of threads in order,
+// and writes it to its row of scratch. rows_norm.cu adds the blocks in order, in double.
+//
+// The assignment of elements to threads depends only on the head's width and type, and arithmetic
+// uses _rn intrinsics, as in rows_norm.cu. So the bits are the same on every GPU and for every
+// alignment.
 #include "kernels/cuda/rows_launch.h"
 #include "kernels/cuda/rows_pack.cuh"
 
@@ -19,7 +21,8 @@ template <int LANES> static __device__ __forceinline__ float lanes_sum(float val
     return value;
 }
 
-// Where a head begins, in elements; of an item that is none, the first.
+// The beginning of a head, in elements. If the item does not exist, is_there is false and the place
+// is that of the first head.
 struct head_place {
     uint64_t data, before, rstd;
     bool is_there;
@@ -43,7 +46,7 @@ static __global__ void __launch_bounds__(head_threads) head_norm_kernel(head_nor
     constexpr uint64_t groups = head_threads / LANES;
     const uint64_t dim = args.head_dim, items = args.rows * args.heads;
     const uint64_t lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
-    // All threads of a warp take the same turns, for they add over the warp.
+    // All threads of a warp make the same turns, since they add over the warp.
     for (uint64_t first = blockIdx.x * groups; first < items; first += gridDim.x * groups) {
         const head_place place = place_of(args, first + group, items);
         T *data = static_cast<T *>(args.data) + place.data;
@@ -56,7 +59,7 @@ static __global__ void __launch_bounds__(head_threads) head_norm_kernel(head_nor
                 continue;
             kept[p] = rows_load<ALIGNED>(data, at, dim);
 #pragma unroll
-            for (int i = 0; i < V; i++) { // what lies beyond the end is zero
+            for (int i = 0; i < V; i++) { // elements beyond the end are zero
                 float x = cudai_widen(kept[p].item[i]);
                 squares = __fmaf_rn(x, x, squares);
             }
@@ -84,7 +87,8 @@ static __global__ void __launch_bounds__(head_threads) head_norm_kernel(head_nor
     }
 }
 
-// dx = rstd * (g - xhat * mean(g xhat)), g = dy * w. Block b takes heads [b * items_per_block, ...).
+// dx = rstd * (g - xhat * mean(g xhat)), g = dy * w.
+// Block b takes heads [b * items_per_block, ...).
 template <typename T, int LANES, int PACKS, bool ALIGNED>
 static __global__ void __launch_bounds__(head_threads)
     head_norm_grad_kernel(head_norm_args args, uint64_t items_per_block)
@@ -176,7 +180,8 @@ static cudaError_t launch_as(cudaStream_t stream, const head_norm_args &args,
                         stream, args);
 }
 
-// The fewest lanes, from 4 on, that hold a head with one pack each; 32 may have two.
+// Chooses the fewest lanes, 4 or more, that hold a head with one pack each; 32 lanes may have two
+// packs.
 template <typename T, bool ALIGNED>
 static cudaError_t launch_head(cudaStream_t stream, const head_norm_args &args,
                                const cudai_row_blocks *blocks)

@@ -1,16 +1,16 @@
-/* Launchers of rows_norm.cu, rows_head_norm.cu and rows_point.cu for rows.c. Each enqueues kernels
- * on `stream` (a cudaStream_t) and returns CUDA's error of the launch, 0 for success. Arguments are
- * checked by the caller; counts may be 0 nowhere. Any alignment of pointers that their element
- * types allow is taken and does not change results; 16 bytes and whole packs in a row are fast.
- * Valid as C and as C++. */
+/* Launchers of the dense row kernels, for cuda_rows.c. Each enqueues kernels on `stream` (a
+ * cudaStream_t) and returns CUDA's error of the launch, 0 for success. The caller has checked the
+ * arguments, and no count may be 0. Pointers may have any alignment that their element types allow,
+ * without effect on the results; 16 bytes, and rows of whole packs, are fast. Valid as C and as
+ * C++. */
 #ifndef SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 
 #include "kernels/ops.h"
 
-/* How rows are cut for sums of columns: block i sums rows [i * rows_per_block, ...) into its row of
- * scratch, then the blocks are summed in order. A function of the shape alone, so that the sums
- * have the same bits on every GPU. count <= 65535. */
+/* The division of rows into blocks for sums of columns. Block i sums rows [i * rows_per_block, ...)
+ * into its row of scratch; then the blocks are summed in order. The division depends only on the
+ * shape, so the sums have the same bits on every GPU. count <= 65535. */
 struct cudai_row_blocks {
     uint64_t rows_per_block, count;
 };
@@ -20,8 +20,8 @@ typedef struct cudai_row_blocks cudai_row_blocks;
 extern "C" {
 #endif
 
-/* rows_norm.cu. scratch of the norm: [blocks.count, 2 or 1 (NORM_RMS), C] fp32; of the bias:
- * [blocks.count, n] fp32. */
+/* Norms and bias gradients. Scratch of the norm: [blocks.count, 2 or 1 (NORM_RMS), C] fp32. Scratch
+ * of the bias: [blocks.count, n] fp32. */
 int cudai_launch_norm_forward(void *stream, const norm_args *args);
 int cudai_launch_norm_backward(void *stream, const norm_grad_args *args, cudai_row_blocks blocks);
 int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uint64_t n,
@@ -32,16 +32,17 @@ int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uin
 int cudai_launch_fold_sums(void *stream, const float *sums, uint64_t blocks, uint64_t channels,
                            float *target);
 
-/* rows_head_norm.cu. A "row" of the blocks is a head; scratch: [blocks.count, D] fp32. D <= 256. */
+/* Norms of heads. Here a "row" of the blocks is a head; scratch: [blocks.count, D] fp32. D <=
+ * 256. */
 int cudai_launch_head_norm_forward(void *stream, const head_norm_args *args);
 int cudai_launch_head_norm_backward(void *stream, const head_norm_args *args,
                                     cudai_row_blocks blocks);
 
-/* rows_point.cu. Their geometry depends on sm_count; no result does. */
+/* Pointwise kernels. Their geometry depends on sm_count, but their results do not. */
 int cudai_launch_scale_rows(void *stream, const scale_rows_args *args);
 int cudai_launch_add(void *stream, int sm_count, enum dtype type, uint64_t count, const void *a,
                      const void *b, void *out);
-/* The types differ. */
+/* source_type and target_type must differ. */
 int cudai_launch_convert(void *stream, int sm_count, const void *source, enum dtype source_type,
                          void *target, enum dtype target_type, uint64_t count);
 int cudai_launch_activation_forward(void *stream, int sm_count, const activation_args *args);

@@ -1,21 +1,25 @@
-// Softmax cross-entropy of rows of logits, over the whole vocabulary or parts of its columns; called by
-// rows_sparse.c alone.
+// Softmax cross-entropy of rows of logits, over the whole vocabulary or parts of its columns.
 //
-// One block per row. The logits are read twice at most: the largest and the sum of exponentials come
-// from one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), the
-// gradient from a second one, which may write over the logits: each thread writes what it read.
+// One block per row. The logits are read at most twice. One pass gives the largest logit and the
+// sum of exponentials (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+// A second pass gives the gradient; it may overwrite the logits, since each thread writes the
+// elements that it read.
 //
-// Thread t takes the elements at 4t..4t+3 of each stretch of 4 * threads where rows are a multiple of 4
-// elements apart, one access of 16 bytes (a row's last one may read what lies between rows, also behind
-// the last row, and leaves it as it is); else (rows are not aligned then) the elements t, t + threads,
-// ...: adjacent threads, adjacent elements. Its fp32 sum is in order of its elements, 8 at a time; the
-// threads' sums meet in a fixed tree. So bits depend on the number of columns and the distance of rows,
-// not on a row's place, the grid, or whether gradients are asked for; and since no sum is fused with a
-// product (the _rn intrinsics), the whole vocabulary as one part has the bits of the uncut op.
+// If rows are a multiple of 4 elements apart, thread t takes the elements 4t..4t+3 of each stretch
+// of 4 * threads, in accesses of 16 bytes. The last access of a row may read elements between rows,
+// also after the last row, and leaves them unchanged. Otherwise rows are not aligned, and thread t
+// takes the elements t, t + threads, ..., so adjacent threads take adjacent elements. A thread's
+// fp32 sum follows the order of its elements, 8 at a time; the threads' sums are added in a fixed
+// tree. So the bits depend on the number of columns and the distance of rows, but not on a row's
+// position, on the grid, or on whether gradients are requested. No sum is fused with a product (the
+// _rn intrinsics), so the whole vocabulary as one part has the bits of the uncut op.
 //
-// NaN and infinities: the largest passes over NaN, which then is in the sum; +infinity makes the sum NaN
-// by infinity - infinity; while all elements so far are -infinity their exponentials are taken against 0:
-// nothing is added, and later columns may still be finite. Nothing but -infinity: the loss is NaN.
+// NaN and infinities:
+//   - The maximum ignores NaN, but the sum then contains it.
+//   - +infinity makes the sum NaN, by infinity - infinity.
+//   - While all elements so far are -infinity, their exponentials are taken relative to 0: they add
+//     nothing, and later columns may still be finite.
+//   - If all elements are -infinity, the loss is NaN.
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -31,13 +35,14 @@ enum {
     BLOCKS_PER_SM_MAX = 256,
 };
 
-enum { IGNORED = -1 }; // a target
+enum { IGNORED = -1 }; // a target that does not count
 
 static const uint32_t NAN_BITS = 0x7fc00000u;
 
 // --- a row's elements and threads ----------------------------------------------------------------
 
-// The first element of thread t's pack `pack` of the turn that begins at `begin`, or its element `pack`.
+// Returns the first element of thread t's pack `pack` in the turn that begins at `begin`. If not
+// IS_PACKED, a pack is one element.
 template <bool IS_PACKED>
 static __device__ __forceinline__ uint64_t place_of(uint64_t begin, unsigned pack)
 {
@@ -84,7 +89,7 @@ static __device__ __forceinline__ void store_items(T *target, uint64_t count, ui
     }
 }
 
-// The thread that stores element `idx` of a row.
+// Returns the thread that stores element `idx` of a row.
 template <bool IS_PACKED> static __device__ __forceinline__ unsigned owner_of(uint64_t idx)
 {
     return static_cast<unsigned>((IS_PACKED ? idx / PACK : idx) % blockDim.x);
@@ -105,11 +110,11 @@ static __device__ __forceinline__ void fill_row(T *target, uint64_t count, float
 
 struct row_stats {
     float largest; // of the row's elements and of `before`
-    float shift;   // largest, or 0 where that is -infinity
+    float shift;   // largest, or 0 if that is -infinity
     float sum;     // of exp(x - shift) over the row's elements
 };
 
-// All threads get the same. `partial` is shared memory of 32 floats.
+// All threads get the same result. `partial` is shared memory of 32 floats.
 template <bool IS_PACKED>
 static __device__ __forceinline__ row_stats stats_of_row(const float *logits, uint64_t count,
                                                          float before, float *partial)
@@ -122,7 +127,7 @@ static __device__ __forceinline__ row_stats stats_of_row(const float *logits, ui
         float top = x[0];
 #pragma unroll
         for (int i = 1; i < ITEMS; i++)
-            top = fmaxf(top, x[i]); // passes over NaN
+            top = fmaxf(top, x[i]); // ignores NaN
         if (top > largest) {
             sum = __fmul_rn(sum, expf(largest - top));
             largest = shift = top;
@@ -154,7 +159,7 @@ static __device__ __forceinline__ void softmax_grad(const float *logits, uint64_
     }
 }
 
-// The gradient at the target's column.
+// Returns the gradient at the target's column.
 static __device__ __forceinline__ float target_grad(float target_logit, float largest, float sum,
                                                     float grad_scale)
 {
@@ -187,7 +192,7 @@ static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_arg
             fill_row<T, IS_PACKED>(grads, vocab, value);
         return;
     }
-    // Read before the sums' barriers, after which the logits may be written over.
+    // Read before the barriers of the sums; after them the logits may be overwritten.
     float target_logit = logits[target];
     row_stats stats = stats_of_row<IS_PACKED>(logits, vocab, -INFINITY, partial);
     if (threadIdx.x == 0)
@@ -210,7 +215,7 @@ static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
         cross_entropy_row<T, IS_PACKED>(args, row, partial);
 }
 
-// Threads of a block for rows of `count` elements, a function of that alone.
+// Returns the threads of a block for rows of `count` elements. They depend only on `count`.
 static dim3 threads_for(uint64_t count)
 {
     unsigned threads = THREADS_MIN;
@@ -230,7 +235,7 @@ static cudaError_t launch_cross_entropy(const cross_entropy_args *asked, int sm_
                                         cudaStream_t stream)
 {
     cross_entropy_args args = *asked;
-    args.stride = cross_entropy_stride(asked); // kernels read it as it is
+    args.stride = cross_entropy_stride(asked); // kernels need the actual stride
     dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.vocab);
     if (args.stride % PACK == 0)
         return cudai_launch(cross_entropy_kernel<T, true>, grid, block, 0, stream, args);
@@ -247,8 +252,8 @@ extern "C" int cudai_launch_cross_entropy(const cross_entropy_args *args, int sm
 
 // --- parts of the vocabulary ---------------------------------------------------------------------
 
-// A row's stats with one more part:
-//   sum = round_fp32(sum * exp(old largest - new largest) + the part's sum), NaN in one bit pattern.
+// Adds one more part to a row's stats:
+//   sum = round_fp32(sum * exp(old largest - new largest) + the part's sum); NaN has one pattern.
 // A target below -1 makes the sum NaN.
 template <bool IS_PACKED>
 static __device__ __forceinline__ void softmax_part_row(const softmax_part_args &args, uint64_t row,
@@ -259,7 +264,7 @@ static __device__ __forceinline__ void softmax_part_row(const softmax_part_args 
     float before = args.is_first ? -INFINITY : args.largest[row];
     float held = args.is_first ? 0.0f : args.sum[row];
     float largest = before, sum = target < IGNORED ? __uint_as_float(NAN_BITS) : held;
-    if (target >= 0) { // behind its barriers all threads have read the old stats
+    if (target >= 0) { // after its barriers all threads have read the old stats
         row_stats stats = stats_of_row<IS_PACKED>(logits, args.columns, before, partial);
         double kept = static_cast<double>(held) * static_cast<double>(expf(before - stats.shift));
         largest = stats.largest;

@@ -1,21 +1,23 @@
 // LayerNorm and RMSNorm, forward and backward, and sums of columns.
 //
 // Forward: a warp or a block per row. The row stays in registers between the mean, the squared
-// distances from it and the output; rows of more than 4096 packs are read again instead.
-// Backward: a block takes some rows one after another, keeps the columns' sums for the parameters'
-// gradients in registers and writes them to its row of scratch; a second kernel adds the blocks in
-// order, in double. Rows of more than 1024 packs have their columns summed by a kernel of its own,
-// before the input gradient, which may lie over what it reads.
-// A row's elements are given to threads as a function of its length and type alone, and arithmetic is
-// written with _rn intrinsics: the same bits on every GPU, for every alignment. Elementwise parts round
-// where the CPU backend rounds.
+// distances from it and the output. Rows of more than 4096 packs are read again instead.
+//
+// Backward: a block takes some rows one after another. It keeps the columns' sums for the
+// parameters' gradients in registers and writes them to its row of scratch. A second kernel adds
+// the blocks in order, in double. For rows of more than 1024 packs a separate kernel sums the
+// columns. It runs before the input gradient, which may overwrite what this kernel reads.
+//
+// The assignment of a row's elements to threads depends only on its length and type, and arithmetic
+// uses _rn intrinsics. So the bits are the same on every GPU and for every alignment. Elementwise
+// parts round where the CPU backend rounds.
 #include "kernels/cuda/rows_launch.h"
 #include "kernels/cuda/rows_pack.cuh"
 
 static constexpr int block_max = 1024;      // threads
 static constexpr int forward_threads = 256; // of a block, for rows of up to 1024 packs
-static constexpr int column_rows = 8;       // warps of a column sum, each on every eighth row
-static constexpr int fold_slices = 32;      // warps that share the blocks of a column when folding
+static constexpr int column_rows = 8;       // warps of a column sum; each adds every eighth row
+static constexpr int fold_slices = 32;      // warps that share a column's blocks in a fold
 static constexpr uint64_t grid_max = 1ull << 30; // blocks in x
 
 // --- forward -----------------------------------------------------------------------------------
@@ -25,7 +27,8 @@ template <int WIDTH> static __device__ __forceinline__ float row_sum(float value
     return WIDTH == CUDAI_WARP ? cudai_warp_sum(value) : cudai_block_sum(value, partial);
 }
 
-// The pack of what is normalized: the input, or its sum with the residual, which is stored.
+// Returns a pack of the values to normalize: the input, or its sum with the residual, which is also
+// stored.
 template <bool ALIGNED, typename T>
 static __device__ __forceinline__ rows_pack<T> norm_operand(const norm_args &args, uint64_t row_at,
                                                             uint64_t at)
@@ -64,12 +67,13 @@ static __device__ __forceinline__ void norm_output(const norm_args &args, uint64
     rows_store<ALIGNED>(static_cast<T *>(args.output) + row_at, at, args.channels, y);
 }
 
-// Threads of a block whose rows have WIDTH threads each: one row, or a row for each warp.
+// Threads of a block if a row has WIDTH threads. A block has one row, or one row per warp.
 template <int WIDTH>
 static constexpr int block_of_width = WIDTH == CUDAI_WARP ? forward_threads : WIDTH;
 
-// PACKS: of one thread, kept in registers; 0: any number, read again in each pass. WIDTH: threads of a
-// row, a warp or a block; a constant, without which nvcc 13.0 takes the stores of packs apart.
+// PACKS: packs of one thread, kept in registers; 0: any number, read again in each pass. WIDTH:
+// threads of a row, a warp or a block. It is a constant, since otherwise nvcc 13.0 splits the
+// stores of packs.
 template <typename T, int PACKS, int WIDTH, bool ALIGNED>
 static __global__ void __launch_bounds__(block_of_width<WIDTH>) norm_forward_kernel(norm_args args)
 {
@@ -94,7 +98,7 @@ static __global__ void __launch_bounds__(block_of_width<WIDTH>) norm_forward_ker
             rows_pack<T> &x = kept[PACKS > 0 ? p : 0];
             x = norm_operand<ALIGNED, T>(args, row_at, at);
 #pragma unroll
-            for (int i = 0; i < V; i++) // what lies beyond the end is zero
+            for (int i = 0; i < V; i++) // elements beyond the end are zero
                 sum = __fadd_rn(sum, cudai_widen(x.item[i]));
         }
         if (args.kind == NORM_LAYER)
@@ -183,9 +187,10 @@ extern "C" int cudai_launch_norm_forward(void *stream, const norm_args *args)
 
 // --- backward ----------------------------------------------------------------------------------
 
-// Sums of two values over the block; every thread gets both. `partial` is [2][2][32] floats of shared
-// memory; `turn` alternates between calls, so that one barrier is enough: who writes one half again
-// has passed the barrier of the other half, which all threads reach after reading the first.
+// Sums two values over the block; every thread gets both sums. `partial` is [2][2][32] floats of
+// shared memory. `turn` alternates between calls, so that one barrier is enough: a thread that
+// writes one half again has passed the barrier of the other half, and all threads reach that one
+// after they have read the first.
 static __device__ __forceinline__ void
 block_sum_pair(float *first, float *second, float (*partial)[2][CUDAI_WARP], unsigned turn)
 {
@@ -201,7 +206,7 @@ block_sum_pair(float *first, float *second, float (*partial)[2][CUDAI_WARP], uns
     *second = cudai_warp_sum(worker < warps ? partial[turn][1][worker] : 0.0f);
 }
 
-// dx = rstd * (dy * w - g_mean - xhat * gx_mean) [+ residual]; `skip` is read where it is given.
+// dx = rstd * (dy * w - g_mean - xhat * gx_mean) [+ residual]. `skip` is the residual, if has_skip.
 template <typename T>
 static __device__ __forceinline__ rows_pack<T>
 input_grad_of(const rows_pack<T> &x, const rows_pack<T> &dy, const rows_pack<T> &w,
@@ -221,8 +226,8 @@ input_grad_of(const rows_pack<T> &x, const rows_pack<T> &dy, const rows_pack<T> 
     return dx;
 }
 
-// Adds a pack's g = dy * w and g * xhat. Elements beyond the row's end have dy 0, w 0 and x 0, so
-// that they add zeros.
+// Adds g = dy * w and g * xhat of a pack. Elements beyond the row's end have dy, w and x 0, so they
+// add zeros.
 template <typename T>
 static __device__ __forceinline__ void add_grad_sums(const rows_pack<T> &x, const rows_pack<T> &dy,
                                                      const rows_pack<T> &w, float mean, float rstd,
@@ -237,7 +242,7 @@ static __device__ __forceinline__ void add_grad_sums(const rows_pack<T> &x, cons
     }
 }
 
-// One pack of columns of each row per thread. Block b takes rows [b * rows_per_block, ...).
+// A thread has one pack of columns of each row. Block b takes rows [b * rows_per_block, ...).
 template <typename T, bool LAYER, bool ALIGNED>
 static __global__ void __launch_bounds__(block_max)
     norm_backward_kernel(norm_grad_args args, uint64_t rows_per_block)
@@ -294,7 +299,7 @@ static __global__ void __launch_bounds__(block_max)
     }
 }
 
-// The input gradient of rows of any length, read twice; a block per row.
+// The input gradient of rows of any length, which are read twice; a block per row.
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(block_max) norm_input_grad_kernel(norm_grad_args args)
 {
@@ -334,22 +339,22 @@ static __global__ void __launch_bounds__(block_max) norm_input_grad_kernel(norm_
 
 // --- sums of columns ---------------------------------------------------------------------------
 
-// What a column sum adds for each element.
+// The terms that a column sum adds for each element.
 enum column_terms {
     TERMS_GRAD,          // dy
     TERMS_GRAD_XHAT,     // dy * xhat
-    TERMS_GRAD_XHAT_BOTH // dy * xhat, and dy behind it
+    TERMS_GRAD_XHAT_BOTH // dy * xhat, followed by dy
 };
 
 struct column_args {
-    const void *output_grad, *input; // [rows, channels]; input unless TERMS_GRAD
-    const float *mean, *rstd;        // [rows]; mean NULL: 0
+    const void *output_grad, *input; // [rows, channels]; no input for TERMS_GRAD
+    const float *mean, *rstd;        // [rows]; a NULL mean stands for 0
     uint64_t rows, channels, rows_per_block;
     float *sums; // [blocks, 1 or 2, channels]
 };
 
-// A block of 32 x 8 threads sums 32 packs of columns over one block of rows: row i of the block is
-// added by warp i % 8, then the warps are added in order.
+// A block of 32 x 8 threads sums 32 packs of columns over one block of rows: warp i % 8 adds row i
+// of the block, then the warps are added in order.
 template <typename T, enum column_terms TERMS, bool ALIGNED>
 static __global__ void __launch_bounds__(CUDAI_WARP *column_rows)
     column_sums_kernel(column_args args)
@@ -399,8 +404,9 @@ static __global__ void __launch_bounds__(CUDAI_WARP *column_rows)
     }
 }
 
-// target[c] += the sum over blocks of sums[block * width + c], in double: 32 warps add a run of blocks
-// each in order, then the warps are added in order. Columns from `channels` on belong to `second`.
+// target[c] += the sum over blocks of sums[block * width + c], in double. Each of 32 warps adds a
+// run of blocks in order, then the warps are added in order. Columns from `channels` on belong to
+// `second`.
 static __global__ void __launch_bounds__(CUDAI_WARP *fold_slices)
     fold_sums_kernel(const float *sums, uint64_t blocks, uint64_t width, uint64_t channels,
                      float *first, float *second)

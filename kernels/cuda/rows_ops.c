@@ -1,7 +1,6 @@
-/* The CUDA backend's dense row ops: norms, bias gradients, rotary positions, activations, addition,
- * conversion, zero. Here are the checks, the cut of rows into blocks for sums of columns, and the
- * names for errors; the kernels are in rows_norm.cu, rows_head_norm.cu and rows_point.cu. Nothing
- * here allocates or synchronizes. */
+/* The dense row ops of the CUDA backend: norms, bias gradients, rotary positions, activations,
+ * addition, conversion, zero. This file checks arguments, divides rows into blocks for sums of
+ * columns, and names the kernels in errors. Nothing here allocates or synchronizes. */
 #include <assert.h>
 
 #include <cuda_runtime_api.h>
@@ -9,21 +8,22 @@
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows_launch.h"
 
-/* Blocks of rows for the norm's parameter gradients, one block of threads each. At most so many
- * that scratch stays near 32 MiB (2 C floats a block) however many rows there are, which is about
- * twice what a large GPU runs at once; at least 16 rows each, so that writing and reading a block's
- * sums moves a sixth of the bytes of its rows, or less. */
+/* Blocks of rows for the norm's parameter gradients; one block of threads computes each. Their
+ * number is limited so that scratch stays near 32 MiB (2 C floats per block) for any number of
+ * rows. That is about twice the number that a large GPU runs at once. A block has at least 16 rows,
+ * so that writing and reading its sums moves at most a sixth of the bytes of its rows. */
 enum {
-    NORM_BLOCK_ELEMS = 512 * 8192, /* blocks * channels, at most */
-    NORM_BLOCKS_MIN = 256,         /* allowed for any number of channels */
-    NORM_BLOCKS_MAX = 8192,        /* and never more: grid.y of the column sums ends at 65535 */
+    NORM_BLOCK_ELEMS = 512 * 8192, /* upper limit of blocks * channels */
+    NORM_BLOCKS_MIN = 256,         /* this many are allowed for any number of channels */
+    NORM_BLOCKS_MAX = 8192,        /* upper limit: grid.y of the column sums ends at 65535 */
     NORM_ROWS_MIN = 16,
 };
 
-/* The same for a bias: tiles of columns share the rows of a block, so fewer blocks are enough. */
+/* The same limits for a bias. Tiles of columns share the rows of a block, so fewer blocks are
+ * enough. */
 enum { BIAS_BLOCKS_MAX = 256, BIAS_ROWS_MIN = 64 };
 
-/* And for the weight of norms of heads, whose rows are heads. */
+/* The same limits for the weight of norms of heads, whose rows are heads. */
 enum { HEAD_BLOCKS_MAX = 1024, HEADS_MIN = 128 };
 
 static cudai_row_blocks row_blocks(uint64_t rows, uint64_t blocks_max, uint64_t rows_min)
@@ -86,8 +86,8 @@ int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, 
         "the bias gradient kernel");
 }
 
-/* Blocks of heads for the gradient of their norm's weight: a head is short, so a block takes many,
- * and the sums of all blocks stay within a MiB. */
+/* Blocks of heads for the gradient of their norm's weight. A head is short, so a block takes many
+ * heads, and the sums of all blocks stay within 1 MiB. */
 static cudai_row_blocks head_blocks(uint64_t rows, uint64_t heads)
 {
     return row_blocks(rows * heads, HEAD_BLOCKS_MAX, HEADS_MIN);

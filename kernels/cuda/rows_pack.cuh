@@ -1,8 +1,9 @@
-// Packs of 16 bytes for the row kernels: where they may be used, and loads and stores of a row's packs
-// that fall back to single elements.
+// Packs of 16 bytes for the row kernels: the check that they may be used, and loads and stores of a
+// row's packs that fall back to single elements.
 //
-// Which thread gets which elements never depends on alignment: a row that is not aligned is cut into
-// the same packs, loaded element by element. So sums have the same bits wherever the operands lie.
+// The assignment of elements to threads never depends on alignment: a row that is not aligned is
+// divided into the same packs, which are loaded element by element. So sums have the same bits for
+// all addresses.
 #ifndef SLUICE_KERNELS_CUDA_ROWS_PACK_CUH
 #define SLUICE_KERNELS_CUDA_ROWS_PACK_CUH
 
@@ -16,7 +17,7 @@ static constexpr int rows_pack_elems = static_cast<int>(rows_pack_bytes / sizeof
 
 template <typename T> using rows_pack = cudai_pack<T, rows_pack_elems<T>>;
 
-// Whether all addresses are multiples of `bytes`; NULL is.
+// True if all addresses are multiples of `bytes`. NULL counts as aligned.
 template <typename... P> static inline bool rows_are_aligned(size_t bytes, P... pointers)
 {
     uintptr_t bits = 0;
@@ -26,8 +27,8 @@ template <typename... P> static inline bool rows_are_aligned(size_t bytes, P... 
     return bits % bytes == 0;
 }
 
-// Elements [at, at + pack) of a row of `channels`; those beyond its end are zero. ALIGNED: channels is
-// a multiple of the pack and the row begins at a multiple of 16 bytes.
+// Loads elements [at, at + pack) of a row of `channels`; those beyond its end are zero. ALIGNED
+// means that channels is a multiple of the pack and that the row begins at a multiple of 16 bytes.
 template <bool ALIGNED, typename T>
 static __device__ __forceinline__ rows_pack<T> rows_load(const T *row, uint64_t at,
                                                          uint64_t channels)

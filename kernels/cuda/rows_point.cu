@@ -1,9 +1,9 @@
-// Ops that map element to element: addition, conversion, GELU, SwiGLU, rotary positions.
+// Pointwise ops: addition, conversion, GELU, SwiGLU, rotary positions, scaled rows.
 //
-// Threads take packs of 16 bytes where addresses and shapes allow, else single elements; each element
-// is computed by the same _rn arithmetic either way, rounded where the CPU backend rounds. All of a
-// pack is loaded before any of it is stored, and no thread reads what another writes: in place is safe
-// wherever kernels/ops.h allows it.
+// Threads take packs of 16 bytes if addresses and shapes allow, otherwise single elements. Both
+// compute each element by the same _rn arithmetic, rounded where the CPU backend rounds. A pack is
+// loaded completely before any of it is stored, and no thread reads what another one writes. So the
+// ops can work in place wherever kernels/ops.h allows it.
 #include "kernels/cuda/rows_launch.h"
 #include "kernels/cuda/rows_pack.cuh"
 #include "kernels/rope_frequency.h"
@@ -49,8 +49,8 @@ struct add_function {
     }
 };
 
-// dy (s + x s (1 - s) d(2u)/dx) with s = sigmoid(2u), 1 - s = s e^-2u. Beyond |x| = 10 the factor is 0
-// or 1 to fp32's precision; the clamp keeps e^-2u finite there, and lets NaN through.
+// dy (s + x s (1 - s) d(2u)/dx) with s = sigmoid(2u), 1 - s = s e^-2u. Beyond |x| = 10 the factor
+// is 0 or 1 to fp32's precision. The clamp keeps e^-2u finite there and passes NaN on.
 struct gelu_grad_function {
     static __device__ __forceinline__ float apply(float x, float dy)
     {
@@ -70,7 +70,7 @@ static __device__ __forceinline__ float swiglu_of(float gate, float up)
     return __fmul_rn(__fmul_rn(gate, sigmoid_of_exp(expf(-gate))), up);
 }
 
-// silu(g) = g s, silu'(g) = s + g s (1 - s); the clamp at -87 keeps e^-g finite where s is 0.
+// silu(g) = g s, silu'(g) = s + g s (1 - s). The clamp at -87 keeps e^-g finite if s is 0.
 static __device__ __forceinline__ void swiglu_grad_of(float gate, float up, float dy, float *dgate,
                                                       float *dup)
 {
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void swiglu_grad_of(float gate, float up, floa
 
 // --- maps over a whole array -------------------------------------------------------------------
 
-// target[i] = F(source[i]) for i < count, V elements at a time; the rest of count by V singly.
+// target[i] = F(source[i]) for i < count, V elements at a time, and single elements for the rest.
 template <typename S, typename T, int V, typename F>
 static __global__ void __launch_bounds__(point_threads)
     map_kernel(const S *source, T *target, uint64_t count)
@@ -119,7 +119,8 @@ static __global__ void __launch_bounds__(point_threads)
         out[i] = cudai_narrow<T>(F::apply(cudai_widen(a[i]), cudai_widen(b[i])));
 }
 
-// Both for V elements if the addresses allow, else for single ones.
+// Launch the two kernels with V elements per access if the addresses allow, otherwise with single
+// ones.
 template <typename F, typename S, typename T>
 static cudaError_t launch_map(cudaStream_t stream, int sm_count, const void *source, void *target,
                               uint64_t count)
@@ -180,7 +181,8 @@ extern "C" int cudai_launch_convert(void *stream, int sm_count, const void *sour
 
 // --- maps over rows ----------------------------------------------------------------------------
 
-// The grid over `rows` of `width` items: x over items, y over rows, no wider in x than a row needs.
+// The grid for `rows` of `width` items: x over items, y over rows. It is no wider in x than a row
+// needs.
 struct row_grid {
     dim3 grid, block;
 };
@@ -198,7 +200,7 @@ static row_grid row_grid_of(uint64_t rows, uint64_t width)
     return of;
 }
 
-// The first row of this thread, and the distance to its next.
+// The first row of this thread, and the distance to its next row.
 static __device__ __forceinline__ uint64_t row_first()
 {
     return static_cast<uint64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
@@ -209,7 +211,7 @@ static __device__ __forceinline__ uint64_t row_step()
     return static_cast<uint64_t>(gridDim.y) * blockDim.y;
 }
 
-// Input rows are gate | up; a thread has V features of one row after another. features % V == 0.
+// Input rows are gate | up. A thread takes V features of one row after another. features % V == 0.
 template <typename T, int V>
 static __global__ void __launch_bounds__(point_threads)
     swiglu_kernel(const T *input, T *output, uint64_t rows, uint64_t features)
@@ -227,7 +229,7 @@ static __global__ void __launch_bounds__(point_threads)
     }
 }
 
-// input_grad may be input: a thread stores the gradients of the gate and of up where it read them.
+// input_grad may be input: a thread stores the gradients of gate and up where it read the values.
 template <typename T, int V>
 static __global__ void __launch_bounds__(point_threads)
     swiglu_grad_kernel(const T *input, const T *output_grad, T *input_grad, uint64_t rows,
@@ -352,7 +354,7 @@ extern "C" int cudai_launch_scale_rows(void *stream, const scale_rows_args *args
 
 // --- rotary positions --------------------------------------------------------------------------
 
-// A thread turns V pairs of one head of one row after another. pairs % V == 0, pairs = D/2. The
+// A thread rotates V pairs of one head of one row after another. pairs % V == 0, pairs = D/2. The
 // table's rows are [pairs, 2].
 template <typename T, int V>
 static __global__ void __launch_bounds__(point_threads) rope_kernel(rope_args args)
@@ -366,7 +368,7 @@ static __global__ void __launch_bounds__(point_threads) rope_kernel(rope_args ar
         T *low_at = static_cast<T *>(args.data) + row * args.stride + head * args.head_dim + first;
         const float *turn_at = args.table + ((row % args.tokens) * pairs + first) * 2;
         cudai_pack<T, V> low = cudai_load<T, V>(low_at), high = cudai_load<T, V>(low_at + pairs);
-        constexpr int FLOATS = V > 1 ? 4 : 1; // of the table in one access; V > 1: it is aligned
+        constexpr int FLOATS = V > 1 ? 4 : 1; // table entries per access; it is aligned if V > 1
         float turn[2 * V];
 #pragma unroll
         for (int k = 0; k < 2 * V; k += FLOATS) {
@@ -407,7 +409,7 @@ extern "C" int cudai_launch_rope(void *stream, const rope_args *args)
     });
 }
 
-// The formula of the CPU backend, in double.
+// The same formula as in the CPU backend, in double.
 static __global__ void __launch_bounds__(point_threads) rope_table_kernel(rope_table_args args)
 {
     float *table = args.table;

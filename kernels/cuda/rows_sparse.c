@@ -1,16 +1,18 @@
-/* The ops of the CUDA backend that go by token: embedding, and softmax cross-entropy, whole and in
- * parts. Checks what the host can see and chooses launches; the kernels are in rows_embedding.cu
- * and rows_loss.cu. Allocates nothing, never waits for the GPU.
+/* The ops of the CUDA backend that depend on tokens: embedding, and softmax cross-entropy, whole
+ * and in parts. This file checks what the host can see and chooses the launches. It allocates
+ * nothing and never waits for the GPU.
  *
- * Token ids and targets are in device memory, so this backend cannot refuse bad ones as the CPU's
- * does (the corpus has done so before). No kernel reads or writes out of bounds for them: an id
- * outside the vocabulary makes its output row NaN and adds to no token, a target below -1 or, where
- * the whole vocabulary is there, beyond it makes its loss and its gradients NaN, which the step's
- * check sees.
+ * Token ids and targets are in device memory, so this backend cannot refuse wrong ones as the CPU's
+ * does; the corpus has checked them before. No kernel reads or writes out of bounds because of
+ * them:
  *
- * Scratch of the embedding's backward, K = rows keys of 8 bytes:
+ *   - An id outside the vocabulary makes its output row NaN and adds to no token's gradient.
+ *   - A target below -1 makes its loss and its gradients NaN, which the step's check detects. A
+ *     target beyond the vocabulary does the same if this part is the whole vocabulary.
  *
- *   | keys [K], rounded up to 256 bytes | keys [K]: what merging needs, with more than one run | */
+ * Scratch of the embedding's backward pass, K = rows keys of 8 bytes:
+ *
+ *   | keys [K], rounded up to 256 bytes | keys [K], for merging, only with more than one run | */
 #include <assert.h>
 
 #include "base/size.h"
@@ -50,7 +52,7 @@ size_t cudai_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows
     return (size_t)(keys_bytes(rows) * (rows > CUDAI_SORT_KEYS ? 2 : 1));
 }
 
-/* Sorts the call's rows by token; *sorted is where in the scratch they are then. */
+/* Sorts the call's rows by token. *sorted points to the result in the scratch. */
 static int sort_rows(const kernel_context *context, void *stream, const embedding_grad_args *args,
                      const uint64_t **sorted)
 {
@@ -76,7 +78,7 @@ int cudai_embedding_backward(kernel_context *context, void *stream, const embedd
 {
     uint64_t rows = args->batch * args->tokens;
     assert(is_part_of(args->row_begin, args->row_count, args->vocab));
-    assert(rows <= (uint64_t)1 << 31); /* a row's number has half a key */
+    assert(rows <= (uint64_t)1 << 31); /* a row's number has half of a key */
     if (rows == 0 || args->channels == 0)
         return 0;
     if (args->token_table_grad) {
@@ -91,7 +93,7 @@ int cudai_embedding_backward(kernel_context *context, void *stream, const embedd
     return 0;
 }
 
-/* Rows of a multiple of 4 elements are moved 4 at a time. */
+/* True if rows can be moved 4 elements at a time, or if their length is no multiple of 4. */
 static bool is_aligned(const void *memory, uint64_t columns, size_t elem_bytes)
 {
     return columns % 4 != 0 || (uintptr_t)memory % (4 * elem_bytes) == 0;

@@ -1,15 +1,16 @@
-// The matrix instructions of a warp (m16n8k16 in bf16 or fp16 with fp32 sums), what feeds them
-// (ldmatrix, cp.async) and the conversions around them, as inline PTX; with SLUICE_SIMULATED_GPU the
-// same through the hooks of tests/simulated_gpu. For sm_80 and later.
+// The matrix instructions of a warp (m16n8k16 in bf16 or fp16 with fp32 sums), the loads for them
+// (ldmatrix, cp.async) and the conversions around them, as inline PTX. With SLUICE_SIMULATED_GPU
+// they are functions of tests/simulated_gpu. For sm_80 and later.
 //
-// Fragments, as the PTX manual draws them; g = lane / 4, t = lane % 4, two 16-bit elements a register,
-// the lower column (for B: the lower row) in the lower half:
-//   A [16 rows, 16 k]   a0: row g, k 2t..   a1: row g+8, k 2t..   a2: row g, k 2t+8..   a3: both + 8
+// Fragments, as in the PTX manual: g = lane / 4, t = lane % 4. A register holds two 16-bit
+// elements; the lower column (for B: the lower row) is in the lower half.
+//   A [16 rows, 16 k]   a0: row g, k 2t..   a1: row g+8, k 2t..   a2: row g, k 2t+8..
+//                       a3: row g+8, k 2t+8..
 //   B [16 k, 8 columns] b0: k 2t.., column g   b1: k 2t+8.., column g
 //   C [16 rows, 8 columns] fp32   c0, c1: row g, columns 2t, 2t+1   c2, c3: row g+8
-// So two neighbouring C blocks, rounded and packed by pairs, are an A fragment of the next product.
+// So two neighbouring C blocks, rounded and packed in pairs, are an A fragment of the next product.
 //
-// All lanes of a warp call these together, except the copies, which are per thread.
+// All lanes of a warp must call these functions together, except the copies, which are per thread.
 #ifndef SLUICE_KERNELS_CUDA_TENSOR_CORE_CUH
 #define SLUICE_KERNELS_CUDA_TENSOR_CORE_CUH
 
@@ -17,7 +18,7 @@
 
 #include "kernels/cuda/device.cuh"
 
-// d += a b. T names the 16-bit type of a and b.
+// d += a b. T is the 16-bit type of a and b.
 template <typename T>
 static __device__ __forceinline__ void cudai_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                                  uint32_t b1)
@@ -40,9 +41,9 @@ static __device__ __forceinline__ void cudai_mma(float (&d)[4], const uint32_t (
 #endif
 }
 
-// Four 8x8 blocks of 16-bit elements from shared memory. Lane l gives the address (aligned to 16
-// bytes) of row l % 8 of block l / 8 and gets of each block row l / 4, elements 2(l % 4) and the next;
-// transposed: of column l / 4, rows 2(l % 4) and the next.
+// Load four 8x8 blocks of 16-bit elements from shared memory. Lane l passes the address (aligned to
+// 16 bytes) of row l % 8 of block l / 8. From each block it gets elements 2(l % 4) and 2(l % 4) + 1
+// of row l / 4; transposed: these rows of column l / 4.
 static __device__ __forceinline__ void cudai_load_matrix(uint32_t (&r)[4], const void *row)
 {
 #ifdef SLUICE_SIMULATED_GPU
@@ -69,9 +70,9 @@ static __device__ __forceinline__ void cudai_load_transposed(uint32_t (&r)[4], c
 #endif
 }
 
-// Begins a copy of BYTES (4 or 16) from global to shared memory, both aligned to BYTES; where it is
-// not `is_there`, zeros are written and `source` is not read. Visible to this thread after
-// cudai_copy_wait, to the block after a barrier behind that.
+// Starts a copy of BYTES (4 or 16) from global to shared memory; both are aligned to BYTES. If
+// `is_there` is false, zeros are written and `source` is not read. The copy is visible to this
+// thread after cudai_copy_wait, and to the block after a barrier that follows it.
 template <int BYTES>
 static __device__ __forceinline__ void cudai_copy_async(void *target, const void *source,
                                                         bool is_there)
@@ -93,7 +94,8 @@ static __device__ __forceinline__ void cudai_copy_async(void *target, const void
 #endif
 }
 
-// Closes a group of copies; waits until at most PENDING of this thread's latest groups are under way.
+// cudai_copy_commit closes a group of copies. cudai_copy_wait waits until at most the latest
+// PENDING groups of this thread are in flight.
 static __device__ __forceinline__ void cudai_copy_commit()
 {
 #ifdef SLUICE_SIMULATED_GPU
@@ -112,7 +114,7 @@ template <int PENDING> static __device__ __forceinline__ void cudai_copy_wait()
 #endif
 }
 
-// Two values rounded to nearest even, the first in the lower half.
+// Rounds two values to nearest even and packs them, the first in the lower half.
 template <typename T>
 static __device__ __forceinline__ uint32_t cudai_pack_pair(float low, float high)
 {
@@ -129,7 +131,7 @@ static __device__ __forceinline__ uint32_t cudai_pack_pair(float low, float high
 #endif
 }
 
-// 2^x to about 2 units in the last place; results below 2^-126 are 0.
+// Returns 2^x with an error of about 2 units in the last place; results below 2^-126 are 0.
 static __device__ __forceinline__ float cudai_exp2(float x)
 {
 #ifdef SLUICE_SIMULATED_GPU

@@ -1,21 +1,19 @@
-/* The optimizer and norm ops of the CUDA backend: what they check and how they are launched. The
- * results have the bits of the CPU's variants, whose definitions are at the head of
- * kernels/cpu/optimizer/adam.c and adam_state.c; kernels in update_adam.cu, update_adam_state.cu and
- * update_sums.cu.
+/* The optimizer and norm ops of the CUDA backend: checks and launches. The results have the same
+ * bits as the CPU's variants, which are defined at the head of kernels/cpu/optimizer/adam.c and
+ * adam_state.c.
  *
- * Each op is one launch (adam_packed: one more where a tile crosses a multiple of 2^32 elements of
- * its unit). Nothing is allocated and nothing waits. Arguments that only a bug of ours can make
- * wrong are asserted. Pointers need the alignment of their elements alone; where all of an op's lie
- * on multiples of a pack, as buffers of the arenas and the streams of a tile do, threads move
- * packs. */
+ * Each op is one launch. adam_packed needs one more if a tile crosses a multiple of 2^32 elements
+ * of its unit. Nothing is allocated and nothing waits. Arguments that only a bug of ours can make
+ * wrong are asserted. Pointers must be aligned to their elements. If all pointers of an op are
+ * aligned to packs, as arena buffers and tile streams are, threads move packs. */
 #include <assert.h>
 #include <math.h>
 
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/update_launch.h"
 
-/* Whether `data` lies on a multiple of `elems` elements of `elem_bytes`; on one element at
- * least. */
+/* True if `data` is a multiple of `elems` elements of `elem_bytes`. Asserts that it is aligned to
+ * one. */
 static bool lies_on(const void *data, uint64_t elem_bytes, uint64_t elems)
 {
     uintptr_t address = (uintptr_t)data;
@@ -36,9 +34,9 @@ static bool is_wide_as(const void *data, enum dtype type)
 
 static void look_at_tile(cudai_update_tile *tile)
 {
-    /* Each is evaluated: an element that is not aligned is a bug wherever it is. */
+    /* All are evaluated, since each asserts its own alignment. */
     bool master = is_wide_fp32(tile->master), first = is_wide_fp32(tile->state[0]);
-    bool second = is_wide_fp32(tile->state[1]); /* NULL is as wide as can be */
+    bool second = is_wide_fp32(tile->state[1]); /* true for NULL */
     bool grads = is_wide_as(tile->grads, tile->grad_type);
     bool params = is_wide_as(tile->params, tile->param_type);
     tile->is_wide = master && first && second && grads && params;
@@ -62,7 +60,7 @@ int cudai_adam(kernel_context *context, void *stream, const adam_args *args)
     return cudai_check(cudai_launch_adam(context, stream, &tile, &scalars), "the Adam kernel");
 }
 
-/* One launch: the elements agree in the upper half of their numbers. */
+/* Makes one launch. All elements' numbers have the same upper half. */
 static int adam_packed_part(kernel_context *context, void *stream, const adam_packed_args *args,
                             const adami_scalars *scalars)
 {
@@ -82,7 +80,7 @@ static int adam_packed_part(kernel_context *context, void *stream, const adam_pa
     for (uint32_t i = 0; i < 3; i++) {
         tile.formats[i] = tile_stream_format(args->streams, i);
         bool is_wide = lies_on(tile.streams[i], format_bytes[tile.formats[i]], CUDAI_UPDATE_PACK);
-        assert(tile.formats[i] != TILE_INT8 || is_wide); /* scales are fp32 */
+        assert(tile.formats[i] != TILE_INT8 || is_wide); /* its scales are fp32 */
         tile.is_wide = is_wide && tile.is_wide;
     }
     return cudai_check(cudai_launch_adam_packed(context, stream, &tile, scalars),
@@ -168,7 +166,8 @@ int cudai_norm_reduce(kernel_context *context, void *stream, const double *sums,
                       double *total)
 {
     (void)context;
-    /* Each block of threads adds an aligned run of a power of two of sums: a node of the tree. */
+    /* Each block of threads adds an aligned run of a power of two of sums, which is a node of the
+     * tree. */
     uint64_t block_leaves = CUDAI_NORM_BLOCK_MIN;
     while (size_div_up(count, block_leaves) > CUDAI_NORM_BLOCKS_MAX)
         block_leaves *= 2;

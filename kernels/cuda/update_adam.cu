@@ -1,22 +1,24 @@
-// Adam, AdamW, Lion, Adagrad and working copies: one thread updates one element after another, with the
-// arithmetic that the head of kernels/cpu/optimizer/adam.c defines, so that its bits are the CPU's.
+// Adam, AdamW, Lion, Adagrad and working copies. One thread updates one element after another, with
+// the arithmetic that the head of kernels/cpu/optimizer/adam.c defines, so the bits are the CPU's.
 //
-// What the bits rest on, here and in the build: every operation is an _rn intrinsic, which is IEEE's
-// result and is never contracted; subnormals are kept, so nvcc's -ftz=false (its default) must stay and
-// --use_fast_math never comes; a stored NaN is made ADAMI_QUIET_NAN_BITS by integers; 16-bit types are
-// converted by device.cuh and copy_of.
+// The equality of bits depends on these points, here and in the build:
+//   - Every operation is an _rn intrinsic, which gives IEEE's result and is never contracted.
+//   - Subnormals are kept: nvcc's -ftz=false (its default) must stay; --use_fast_math is forbidden.
+//   - A stored NaN is set to ADAMI_QUIET_NAN_BITS by integer operations.
+//   - device.cuh and copy_of convert 16-bit types.
 //
-// The passes are bound by memory. A thread takes packs of four elements at a stride of the grid, so that
-// a warp's accesses are contiguous (512 bytes of fp32, 256 of 16 bits), and two packs at once, which is
-// eight loads in flight for Adam. All loads of an element come before its stores and no pointer is
-// __restrict__: params may lie on grads. In place, so no thread reads what another writes.
+// The passes are bound by memory. A thread takes packs of four elements at a stride of the grid, so
+// that a warp's accesses are contiguous (512 bytes of fp32, 256 of 16 bits). It takes two packs at
+// once, which is eight loads in flight for Adam. All loads of an element come before its stores,
+// and no pointer is __restrict__, since params may lie on grads. The update is in place, so no
+// thread reads what another one writes.
 #include "kernels/cuda/update_adam.cuh"
 
 enum { COPY_DEPTH = 4 };
 
 // --- one element -------------------------------------------------------------------------------
 
-// A rule, as adam_rule, returns the new master weight and updates the element's state.
+// As adam_rule, the other rules return the new master weight and update the element's state.
 struct lion_rule {
     enum { STATE_COUNT = 1 };
     adami_lion_scalars s;
@@ -25,7 +27,7 @@ struct lion_rule {
     {
         grad = __fmul_rn(grad, s.grad_scale);
         float direction = __fmaf_rn(s.beta1, state[0], __fmul_rn(s.one_minus_beta1, grad));
-        float step = direction; // NaN stays
+        float step = direction; // a NaN stays
         if (direction > 0.0f)
             step = -s.learning_rate;
         else if (direction < 0.0f)
@@ -88,7 +90,7 @@ template <typename Rule, typename G, typename P, int N> struct update_pack {
     }
 };
 
-// Any grid of one dimension. N is 1 where a pointer is not aligned to a pack.
+// Any grid of one dimension. N is 1 if a pointer is not aligned to a pack.
 template <typename Rule, typename G, typename P, int N>
 static __global__ void __launch_bounds__(UPDATE_THREADS)
     update_kernel(const Rule rule, const cudai_update_tile tile)
@@ -108,7 +110,7 @@ static __global__ void __launch_bounds__(UPDATE_THREADS)
         here.load(tile, pack * N);
         here.update_and_store(rule, tile, pack * N);
     }
-    // What does not fill a pack, fewer than N elements.
+    // The last elements that do not fill a pack, fewer than N.
     uint64_t at = pack_count * N + cudai_thread_idx();
     if (at < tile.count) {
         update_pack<Rule, G, P, 1> last;

@@ -1,5 +1,6 @@
-// What the kernels of fp32 state (update_adam.cu) and of packed state (update_adam_state.cu) share: one
-// element of Adam, and what is stored of it. The bits are those of kernels/cpu/optimizer/adam.c.
+// Shared by the kernels of fp32 state (update_adam.cu) and of packed state (update_adam_state.cu):
+// the update of one element by Adam, and the values that are stored. The bits are those of
+// kernels/cpu/optimizer/adam.c.
 #ifndef SLUICE_KERNELS_CUDA_UPDATE_ADAM_CUH
 #define SLUICE_KERNELS_CUDA_UPDATE_ADAM_CUH
 
@@ -17,7 +18,8 @@ static __device__ __forceinline__ float one_nan(float value)
     return (bits & 0x7fffffffu) > 0x7f800000u ? __uint_as_float(ADAMI_QUIET_NAN_BITS) : value;
 }
 
-// The working copy of a master weight: bf16 rounds half away from zero, as base/dtype.h says why.
+// Returns the working copy of a master weight. bf16 rounds half away from zero; base/dtype.h gives
+// the reason.
 template <typename P> static __device__ __forceinline__ P copy_of(float master)
 {
     return cudai_narrow<P>(master);
@@ -31,8 +33,8 @@ template <> __device__ __forceinline__ cudai_bf16 copy_of<cudai_bf16>(float mast
     return cudai_bf16{static_cast<uint16_t>(rounded)};
 }
 
-// Returns the new master weight and updates the element's m and v. Branches on scalars are the same for
-// all threads.
+// Returns the new master weight and updates the element's m and v. Branches on scalars are the same
+// for all threads.
 struct adam_rule {
     enum { STATE_COUNT = 2 };
     adami_scalars s;

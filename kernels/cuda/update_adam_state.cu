@@ -1,12 +1,13 @@
-// Adam on packed state: 16-bit or 8-bit moments, a split master. The bits are those that the head of
-// kernels/cpu/optimizer/adam_state.c defines; what they rest on here is said in update_adam.cu.
+// Adam on packed state: 16-bit or 8-bit moments, a split master. The bits are those that the head
+// of kernels/cpu/optimizer/adam_state.c defines; update_adam.cu lists the conditions for this.
 //
-// A warp updates a block of 256 elements, which share a scale: each lane has eight, in two packs of four
-// where pointers are aligned to packs, else one by one, so that a warp's accesses are contiguous. A scale is
-// the largest magnitude over the warp; lane 0 writes it after every lane has used the old one, since what
-// it writes is made of what they computed with it. Formats are branches that all threads take alike: the
-// pass is bound by memory, and a kernel for each of their combinations would be a hundred.
-// All loads of a block come before its stores; no pointer is __restrict__.
+// A warp updates a block of 256 elements, which share a scale. Each lane has eight of them: in two
+// packs of four if pointers are aligned to packs, otherwise one by one. So a warp's accesses are
+// contiguous. A scale comes from the largest magnitude in the warp. Lane 0 writes it after every
+// lane has used the old one, since the new one depends on all their results. Formats are branches
+// that all threads take in the same way: the pass is bound by memory, and there would be about a
+// hundred kernels for all combinations of formats. All loads of a block come before its stores; no
+// pointer is __restrict__.
 #include "kernels/cuda/update_adam.cuh"
 
 enum { BLOCK_ELEMS = TILE_SCALE_ELEMS };
@@ -26,7 +27,7 @@ static __device__ __forceinline__ uint32_t magnitude_of(float value)
     return __float_as_uint(value) & 0x7fffffffu;
 }
 
-// What differs between m's and v's codes.
+// The differences between m's and v's codes.
 struct code_kind {
     bool is_signed;
     uint32_t base, top, scale;
@@ -125,7 +126,7 @@ static __device__ __forceinline__ void load_master(const cudai_packed_tile &tile
     }
     auto low = cudai_load<uint16_t, N>(static_cast<const uint16_t *>(tile.streams[0]) + at);
     auto copy = cudai_load<uint16_t, N>(static_cast<const uint16_t *>(tile.params) + at);
-    for (int n = 0; n < N; n++) { // master_join: low bits from 0x8000 on count as negative
+    for (int n = 0; n < N; n++) { // as master_join: low bits from 0x8000 on count as negative
         uint32_t lower = low.item[n];
         lower |= lower & 0x8000u ? 0xffff0000u : 0u;
         out[n] = __uint_as_float((static_cast<uint32_t>(copy.item[n]) << 16) + lower);
@@ -152,7 +153,7 @@ static __device__ __forceinline__ void store_master(const cudai_packed_tile &til
                   cudai_store(static_cast<P *>(tile.params) + at, copy));
 }
 
-// random16: of each element.
+// random16: 16 random bits for each element.
 template <int N>
 static __device__ __forceinline__ void
 store_moment(void *stream, enum tile_format format, bool is_signed, uint64_t at, const float *value,
@@ -180,7 +181,8 @@ store_moment(void *stream, enum tile_format format, bool is_signed, uint64_t at,
 
 // --- a block of a warp ---------------------------------------------------------------------------
 
-// The scale of a block from this lane's largest magnitude; every lane gets it and lane 0 writes it.
+// Computes the scale of a block from every lane's largest magnitude. Every lane gets it; lane 0
+// writes it.
 static __device__ __forceinline__ float close_scale(void *stream, bool is_signed, uint64_t block,
                                                     uint32_t largest)
 {
@@ -194,7 +196,8 @@ static __device__ __forceinline__ float close_scale(void *stream, bool is_signed
     return scale;
 }
 
-// `left` elements from `block` on, BLOCK_ELEMS where N is not 1. The whole warp calls it.
+// Updates `left` elements from `block` on; `left` is BLOCK_ELEMS if N is not 1. The whole warp must
+// call it.
 template <int N>
 static __device__ __forceinline__ void
 update_block(const adam_rule &rule, const cudai_packed_tile &tile, uint64_t block, uint64_t left)
@@ -249,7 +252,8 @@ update_block(const adam_rule &rule, const cudai_packed_tile &tile, uint64_t bloc
     }
 }
 
-// Any grid of one dimension whose blocks are whole warps. N is 1 where a pointer is not aligned to a pack.
+// Any grid of one dimension whose blocks are whole warps. N is 1 if a pointer is not aligned to a
+// pack.
 template <int N>
 static __global__ void __launch_bounds__(UPDATE_THREADS)
     packed_kernel(const adam_rule rule, const cudai_packed_tile tile)

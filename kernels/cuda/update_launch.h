@@ -1,11 +1,11 @@
-/* What update.c hands to the kernels of update_adam.cu, update_adam_state.cu and update_sums.cu: a
- * tile whose pointers it has looked at, the scalars as the CPU's loops use them, and the shapes of
+/* The interface between update.c and the kernels of the optimizers, gradients and sums: a tile
+ * whose pointers update.c has checked, the scalars as the CPU's loops use them, and the shapes of
  * the launches.
  *
- * A launcher enqueues one kernel and returns CUDA's error of the launch. Counts are above 0 (but
- * norm_reduce's). Element pointers are aligned to their elements at least; `is_wide` says that
- * every one of them is aligned to CUDAI_UPDATE_PACK elements, which lets a thread move a pack in
- * one access. Valid as C and as C++. */
+ * A launcher enqueues one kernel and returns CUDA's error of the launch. Counts are above 0, except
+ * norm_reduce's. Pointers are aligned to their elements at least. `is_wide` is true if every
+ * pointer is aligned to CUDAI_UPDATE_PACK elements; then a thread can move a pack in one access.
+ * Valid as C and as C++. */
 #ifndef SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 
@@ -13,30 +13,32 @@
 #include "kernels/cuda/cuda_internal.h"
 
 enum {
-    CUDAI_UPDATE_PACK = 4, /* elements that a thread moves at once: 16 bytes of fp32 */
+    CUDAI_UPDATE_PACK = 4, /* elements that a thread moves in one access: 16 bytes of fp32 */
 
     CUDAI_NORM_WARP_LEAVES = 512,   /* sums that a warp adds in one round */
     CUDAI_NORM_BLOCK_MIN = 4096,    /* sums of a block: eight warps, one round each */
-    CUDAI_NORM_BLOCK_MAX = 1 << 20, /* what its shared memory holds the rounds of */
-    CUDAI_NORM_BLOCKS_MAX = 1024,   /* as many as the device has places for their results */
+    CUDAI_NORM_BLOCK_MAX = 1 << 20, /* limit of the rounds that its shared memory can hold */
+    /* limit: the device has this many places for the blocks' results */
+    CUDAI_NORM_BLOCKS_MAX = 1024,
 };
 
-/* One tile of Adam (two streams of state), Lion or Adagrad (one). */
+/* One tile of Adam (two streams of state), or of Lion or Adagrad (one stream). */
 struct cudai_update_tile {
     uint64_t count;
-    float *master;     /* [count] */
-    float *state[2];   /* [count] each: m and v; m; v. The second is NULL where there is one */
+    float *master; /* [count] */
+    /* [count] each: m and v (Adam); m (Lion); v (Adagrad). [1] is NULL if there is only one */
+    float *state[2];
     const void *grads; /* [count] grad_type */
-    void *params;      /* [count] param_type; may be grads where the types have one width */
+    void *params;      /* [count] param_type; may be `grads` if both types have the same width */
     enum dtype grad_type, param_type;
     bool is_wide;
 };
 typedef struct cudai_update_tile cudai_update_tile;
 
-/* One tile of Adam on packed state, of one upper half of the elements' numbers. */
+/* One tile of Adam on packed state. All its elements' numbers have the same upper half. */
 struct cudai_packed_tile {
     uint64_t count;
-    void *streams[3]; /* master, m, v as their formats say */
+    void *streams[3]; /* master, m, v in their formats */
     enum tile_format formats[3];
     const void *grads; /* [count] grad_type */
     void *params;      /* [count] param_type */
@@ -46,11 +48,9 @@ struct cudai_packed_tile {
 };
 typedef struct cudai_packed_tile cudai_packed_tile;
 
-/* update_adam_state.cu */
 int cudai_launch_adam_packed(const kernel_context *context, void *stream,
                              const cudai_packed_tile *tile, const adami_scalars *scalars);
 
-/* update_adam.cu */
 int cudai_launch_adam(const kernel_context *context, void *stream, const cudai_update_tile *tile,
                       const adami_scalars *scalars);
 int cudai_launch_lion(const kernel_context *context, void *stream, const cudai_update_tile *tile,
@@ -60,8 +60,9 @@ int cudai_launch_adagrad(const kernel_context *context, void *stream, const cuda
 int cudai_launch_working_copy(const kernel_context *context, void *stream, const float *master,
                               void *params, enum dtype param_type, uint64_t count, bool is_wide);
 
-/* update_sums.cu. block_leaves: a power of two in [CUDAI_NORM_BLOCK_MIN, CUDAI_NORM_BLOCK_MAX] of
- * which at most CUDAI_NORM_BLOCKS_MAX cover the count. `is_wide`: sums is aligned to 16 bytes. */
+/* block_leaves is a power of two in [CUDAI_NORM_BLOCK_MIN, CUDAI_NORM_BLOCK_MAX], and at most
+ * CUDAI_NORM_BLOCKS_MAX blocks of this size must cover `count`. `is_wide`: `sums` is aligned to 16
+ * bytes. */
 int cudai_launch_grad_close(const kernel_context *context, void *stream,
                             const grad_close_args *args, bool is_wide);
 int cudai_launch_norm_reduce(void *stream, const double *sums, uint64_t count,

@@ -1,6 +1,6 @@
-// Sums in fp64 whose order is the CPU's: the sum of squares of each block of a gradient that is closed,
-// and the tree over all blocks. The order is defined at the head of kernels/cpu/optimizer/adam.c; the build keeps
-// subnormals (see update_adam.cu).
+// Sums in fp64 in the CPU's order: the sum of squares of each block of a gradient that is closed,
+// and the tree over all blocks. The head of kernels/cpu/optimizer/adam.c defines the order. The
+// build keeps subnormals (see update_adam.cu).
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
@@ -15,14 +15,15 @@ static __device__ __forceinline__ double one_nan(double value)
     return magnitude > 0x7ff0000000000000ll ? __longlong_as_double(0x7ff8000000000000ll) : value;
 }
 
-// --- closing a gradient ------------------------------------------------------------------------
+// --- the close of a gradient -------------------------------------------------------------------
 
-// Four neighbouring threads take a block of 4096 elements; thread q of them the partial sums 4q to
-// 4q + 3 of the 16, so that each of its loads is 16 bytes and the four threads' are 64 in a row. Eight
-// rows of 16 elements are loaded before they are used. A warp takes eight blocks.
+// Four neighbouring threads share a block of 4096 elements. Thread q computes the partial sums 4q
+// to 4q + 3 of the 16, so that each of its loads is 16 bytes and the four threads' loads are 64
+// contiguous bytes. Eight rows of 16 elements are loaded before they are used. A warp takes eight
+// blocks.
 enum {
-    CLOSE_THREADS = 64, // few, so that a small unit has blocks for every multiprocessor
-    CLOSE_SHARE = 4,    // threads a block of elements
+    CLOSE_THREADS = 64, // few, so that a small unit has blocks for all multiprocessors
+    CLOSE_SHARE = 4,    // threads per block of elements
     CLOSE_DEPTH = 8,    // rows in flight
     CLOSE_ROWS = ADAMI_BLOCK_ELEMS / ADAMI_SUM_LANES,
     CLOSE_WARP_BLOCKS = CUDAI_WARP / CLOSE_SHARE,
@@ -56,7 +57,7 @@ static __device__ __forceinline__ void store_quad(G *target,
     }
 }
 
-// This thread's share of one block of elements.
+// Computes this thread's share of one block of elements.
 template <typename G, bool IS_WIDE, bool IS_STORED>
 static __device__ __forceinline__ void close_share(const float *source, G *target,
                                                    double sums[CUDAI_UPDATE_PACK])
@@ -81,8 +82,8 @@ static __device__ __forceinline__ void close_share(const float *source, G *targe
     }
 }
 
-// Any grid of one dimension; all lanes of a warp stay together for the shuffles. IS_STORED: not in
-// place, where what would be written is there.
+// Any grid of one dimension. All lanes of a warp stay together for the shuffles. IS_STORED is false
+// in place, since the values to write are already there.
 template <typename G, bool IS_WIDE, bool IS_STORED>
 static __global__ void __launch_bounds__(CLOSE_THREADS)
     close_kernel(const float *accumulator, G *grads, double *block_sums, uint64_t block_count)
@@ -97,8 +98,8 @@ static __global__ void __launch_bounds__(CLOSE_THREADS)
             uint64_t at = block * ADAMI_BLOCK_ELEMS + share * CUDAI_UPDATE_PACK;
             close_share<G, IS_WIDE, IS_STORED>(accumulator + at, grads + at, sums);
         }
-        // Lane j += lane j + 8, then j + 4: two threads on, then one. A shuffle stays within the four
-        // threads of a block; what the upper two make of it is not used.
+        // Lane j += lane j + 8, then j + 4: these are two threads away, then one. A shuffle stays
+        // within the four threads of a block; the results of the upper two threads are not used.
         for (int step = CLOSE_SHARE / 2; step > 0; step /= 2)
             for (int k = 0; k < CUDAI_UPDATE_PACK; k++)
                 sums[k] = __dadd_rn(sums[k], __shfl_xor_sync(ALL_LANES, sums[k], step));
@@ -132,19 +133,19 @@ extern "C" int cudai_launch_grad_close(const kernel_context *context, void *stre
 
 // --- the norm ----------------------------------------------------------------------------------
 
-// tree(n) adds neighbours level by level and carries an odd last one up. Where leaves are missing, -0
-// stands for them, which is the one number that changes no bit of what it is added to: so the tree is a
-// full one, and each aligned power of two of leaves a node of it.
+// tree(n) adds neighbours level by level and carries an odd last one up. -0 stands for missing
+// leaves, since adding -0 changes no bits. So the tree is always complete, and each aligned power
+// of two of leaves is a node of it.
 //
-// One launch, and no memory from the caller. A block of threads makes one node and leaves it in
-// norm_partials; the block that finishes last, by norm_blocks_done, adds these and leaves the counter at
-// 0 for the next launch. The sums are always the same additions, whichever block is last.
-// Both are one per GPU: the launches of a process on a GPU must follow one another, as those on one
-// stream do. A context's ops are on one stream at a time.
+// There is one launch, and it needs no memory from the caller. A block of threads computes one node
+// and stores it in norm_partials. The block that finishes last, by norm_blocks_done, adds these and
+// resets the counter to 0 for the next launch. The additions are the same whichever block is last.
+// Both variables exist once per GPU, so a process's launches on a GPU must follow one another, as
+// those on one stream do. A context's ops are on one stream at a time.
 enum {
     NORM_THREADS = 256,
     NORM_WARPS = NORM_THREADS / CUDAI_WARP,
-    NORM_DEPTH = CUDAI_NORM_WARP_LEAVES / (2 * CUDAI_WARP), // pairs in flight in a thread
+    NORM_DEPTH = CUDAI_NORM_WARP_LEAVES / (2 * CUDAI_WARP), // pairs in flight per thread
     NORM_NODES_MAX = CUDAI_NORM_BLOCK_MAX / CUDAI_NORM_WARP_LEAVES,
 };
 static_assert(NORM_DEPTH == 8, "the last three levels of a warp's tree");
@@ -155,7 +156,7 @@ static __device__ unsigned norm_blocks_done;
 
 typedef cudai_pack<double, 2> leaf_pair;
 
-// The sum of leaves at and at + 1, of which those from count on are missing.
+// Returns the sum of leaves at and at + 1. Leaves from `count` on are missing.
 static __device__ __forceinline__ double pair_near_end(const double *sums, uint64_t at,
                                                        uint64_t count)
 {
@@ -163,7 +164,8 @@ static __device__ __forceinline__ double pair_near_end(const double *sums, uint6
     return __dadd_rn(left, at + 1 < count ? sums[at + 1] : -0.0);
 }
 
-// The node over CUDAI_NORM_WARP_LEAVES leaves from `begin`, in every lane. The whole warp calls it.
+// Returns the node over CUDAI_NORM_WARP_LEAVES leaves from `begin`, in every lane. The whole warp
+// must call it.
 static __device__ __forceinline__ double warp_node(const double *sums, uint64_t begin,
                                                    uint64_t count, bool is_wide)
 {
@@ -188,8 +190,9 @@ static __device__ __forceinline__ double warp_node(const double *sums, uint64_t 
     return __dadd_rn(low, high);
 }
 
-// Adds nodes[0 .. node_count), a power of two, into nodes[0]. The whole block calls it; what it wrote
-// to nodes before needs no barrier, and nodes[0] may be read by thread 0 alone until the next one.
+// Adds nodes[0 .. node_count), a power of two, into nodes[0]. The whole block must call it. No
+// barrier is needed between the block's writes to `nodes` and the call. Only thread 0 may read
+// nodes[0] before the next barrier.
 static __device__ __forceinline__ void block_tree(double *nodes, unsigned node_count)
 {
     for (unsigned step = 1; step < node_count; step *= 2) {
@@ -199,7 +202,8 @@ static __device__ __forceinline__ void block_tree(double *nodes, unsigned node_c
     }
 }
 
-// Grid: one block for each block_leaves leaves, the last of which may lack some; one block for none.
+// Grid: one block for each block_leaves leaves, the last of which may lack some. With no leaves,
+// one block.
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(const double *sums, uint64_t count, uint64_t block_leaves, bool is_wide,
                 double *total)
@@ -216,7 +220,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     block_tree(nodes, node_count);
     if (threadIdx.x == 0) {
         norm_partials[blockIdx.x] = nodes[0];
-        __threadfence(); // the partial is there before it is counted
+        __threadfence(); // the partial is written before it is counted
         is_last = atomicAdd(&norm_blocks_done, 1u) == gridDim.x - 1;
         __threadfence(); // no partial is read before all are counted
     }
@@ -226,7 +230,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     unsigned partial_count = 1;
     while (partial_count < gridDim.x)
         partial_count *= 2;
-    const volatile double *partials = norm_partials; // not from this multiprocessor's cache
+    const volatile double *partials = norm_partials; // bypasses this multiprocessor's cache
     for (unsigned i = threadIdx.x; i < partial_count; i += NORM_THREADS)
         nodes[i] = i < gridDim.x ? partials[i] : -0.0;
     block_tree(nodes, partial_count);

@@ -1,4 +1,4 @@
-/* The kernels of adam_limit.h: one body, adam_limit_body.h, for each width of vectors. */
+/* The kernels of adam_limit.h: the same body, adam_limit_body.h, for each width of vectors. */
 #include "perf/adam/adam_limit.h"
 
 #include <stddef.h>
@@ -9,7 +9,7 @@
 
 enum { FETCH_ELEMS = 512 };
 
-/* The compiler takes what `value` points at as used. */
+/* The compiler must assume that the data at `value` is used. */
 static inline void limit_keep(const void *value)
 {
     __asm__ volatile("" : : "r"(value) : "memory");

@@ -1,14 +1,14 @@
-/* The memory limit of passes like an optimizer's: kernels that move the same streams with as little
- * arithmetic as keeps the compiler from dropping one. What is fastest differs between machines, so
- * there are several, of which a benchmark takes the best:
+/* The memory limit of passes like an optimizer's: kernels that move the same streams with just
+ * enough arithmetic that the compiler cannot remove any. The fastest way differs between machines,
+ * so there are several kernels, and a benchmark takes the best:
  *
  *   plain       whole lines of one stream after the other, ordinary stores
- *   fetched     the same, each line asked for 512 elements ahead
- *   past        what is only written goes past the caches (x86's non-temporal stores)
+ *   fetched     the same, with each line prefetched 512 elements ahead
+ *   past        write-only data bypasses the caches (x86's non-temporal stores)
  *   past, fetched
  *
- * each with vectors of 64, 32 and 16 bytes, as far as the processor has them. Any thread; allocates
- * nothing. Streams begin on lines of 64 bytes. */
+ * Each exists for vectors of 64, 32 and 16 bytes, if the processor has them. Any thread may call
+ * them; they allocate nothing. Streams begin on lines of 64 bytes. */
 #ifndef SLUICE_PERF_ADAM_LIMIT_H
 #define SLUICE_PERF_ADAM_LIMIT_H
 
@@ -17,22 +17,22 @@
 
 enum { LIMIT_UPDATED_MAX = 3, LIMIT_GROUP_ELEMS = 64 };
 
-/* What a pass moves for each element. */
+/* The data that a pass moves for each element. */
 struct limit_streams {
-    /* fp32: read and written back; NULL from the first unused on */
+    /* fp32, read and written back; NULL from the first unused one on */
     float *updated[LIMIT_UPDATED_MAX];
     const void *read;    /* NULL: none */
     uint32_t read_bytes; /* of one element: 4 or 2 */
-    void *written;       /* not read; NULL: none */
+    void *written;       /* written but not read; NULL: none */
     uint32_t written_bytes;
-    float one; /* 1.0f, which the compiler does not know: what is updated is multiplied by it */
+    float one; /* 1.0f, which the compiler does not know. Updated values are multiplied by it. */
 };
 
 struct limit_kernel {
     const char *name;
-    bool is_past; /* of use only where there is something that is only written */
+    bool is_past; /* useful only if the pass has a write-only stream */
     bool (*is_supported)(void);
-    /* Elements [begin, end), multiples of LIMIT_GROUP_ELEMS. */
+    /* Runs over elements [begin, end), which are multiples of LIMIT_GROUP_ELEMS. */
     void (*run)(const struct limit_streams *streams, uint64_t begin, uint64_t end);
 };
 

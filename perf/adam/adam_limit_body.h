@@ -1,10 +1,9 @@
-/* One width of the kernels of adam_limit.h, included by adam_limit.c after it has defined
+/* One width of the kernels of adam_limit.h. adam_limit.c includes this file after it has defined
  *
  *   LIMIT_NAME(what)     the name of a function of this width
- *   LIMIT_BYTES          of a vector
+ *   LIMIT_BYTES          bytes of a vector
  *   LIMIT_TARGET         the attribute that allows its instructions
- *   LIMIT_PAST(at, v)    stores past the caches; may be an ordinary store
- */
+ *   LIMIT_PAST(at, v)    a store that bypasses the caches; may be an ordinary store */
 typedef float LIMIT_NAME(vector) __attribute__((vector_size(LIMIT_BYTES), may_alias));
 
 LIMIT_TARGET static inline __attribute__((always_inline)) void

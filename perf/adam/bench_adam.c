@@ -1,19 +1,17 @@
-/* The optimizers' passes on the CPU, and those beside them (closing a gradient with its sums for
- * the norm, working copies), against the memory limit: every variant on 1 and on all threads,
- * beside the best kernel with the same streams (adam_limit.h), measured by turns with them in one
- * run.
+/* The optimizers' passes on the CPU, gradient closes (with their sums for the norm) and working
+ * copies, against the memory limit. Every variant runs on 1 and on all threads. It takes turns, in
+ * one run, with the best kernel that moves the same streams (adam_limit.h).
  *
  *   bench_adam [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PASS]
  *
- * defaults 32 (1..256; 8 with --quick), 9 (>= 7), all cores, all passes; PASS is a part of a
- * pass's name. 32 Mi elements are 1 GiB: on machines with large last-level caches less is not
- * memory.
+ * Defaults: 32 (1..256; 8 with --quick), 9 (>= 7), all cores, all passes. PASS is a part of a
+ * pass's name. 32 Mi elements are 1 GiB. On machines with large last-level caches, a smaller size
+ * does not measure memory.
  *
- * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h; Lion and Adagrad
- * have two of Adam's three streams), gradient and working copy at their residues, on huge pages
- * where the system gives them. GB/s are the bytes that a pass must move: what it reads, what it
- * writes. Before anything is timed, one pass of each kind by each variant is compared with the
- * reference. */
+ * The working set has the layout of training: tiles of 1 Mi elements (base/tile.h; Lion and Adagrad
+ * have two of Adam's three streams), gradient and working copy at their residues, on huge pages if
+ * the system provides them. GB/s count the bytes that a pass must read and write. Before the
+ * timing, one pass of each kind by each variant is compared with the reference. */
 #include "perf/adam/bench_adam.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -21,19 +19,19 @@
 
 enum {
     BLOCK_SUMS = TILE_ELEMS / SHARD_ELEMS_STEP,
-    LIMITS_KEPT = 2, /* of the kernels for the limit, the best of a first look */
+    LIMITS_KEPT = 2, /* kernels kept for the limit: the best of a first trial */
     LIMIT_LOOKS = 3,
     BODIES_MAX = VARIANT_COUNT + LIMITS_KEPT,
 };
 
 enum kind { ADAM, LION, ADAGRAD, CLOSE, COPY };
 
-/* One pass over the elements; the bytes are of one parameter. */
+/* One pass over the elements. `bytes` is per parameter. */
 struct pass {
     const char *name;
     enum kind kind;
     enum dtype grad_type, param_type;
-    /* no stream of its own for what is written: params on master, grads on the sums */
+    /* the result has no own stream: params lie on master, or closed gradients on their sums */
     bool is_in_place;
     double bytes;
 };
@@ -56,7 +54,9 @@ enum { PASS_COUNT = sizeof passes / sizeof passes[0] };
 
 struct tile {
     float
-        *state[3]; /* [TILE_ELEMS] fp32 each: master and moments; sums that are closed: the first */
+        /* [TILE_ELEMS] fp32 each: master and moments; for a gradient close the first holds the
+         * sums */
+        *state[3];
     void *grads, *params;
 };
 
@@ -121,7 +121,7 @@ static int run_pass(kernel_context *context, const struct pass *pass, const stru
     return -1;
 }
 
-/* The streams of run_pass. */
+/* Returns the streams that run_pass moves. */
 static struct limit_streams limit_of(const struct pass *pass, const struct tile *tile, float one)
 {
     struct limit_streams out = {.one = one};
@@ -138,7 +138,7 @@ static struct limit_streams limit_of(const struct pass *pass, const struct tile 
     return out;
 }
 
-/* Weights, moments and gradients as in training. */
+/* Fills weights, moments and gradients as in training. */
 static void set_make(struct working_set *set, uint64_t tile_count)
 {
     set_create(set, tile_count, 3, sizeof(float));
@@ -150,7 +150,7 @@ static void set_make(struct working_set *set, uint64_t tile_count)
             tile.state[0][i] = (float)(bits & 0xffff) * 1e-6f;
             tile.state[1][i] = (float)(bits >> 16 & 0xffff) * 1e-8f;
             tile.state[2][i] = (float)(bits >> 32 & 0xffff) * 1e-10f;
-            /* About 1e-3 as fp32 and, in halves, as bf16; no subnormals arise from it. */
+            /* About 1e-3 as fp32, and its halves as bf16. No subnormals result from it. */
             uint32_t halves = (uint32_t)(bits >> 48 & 0x7f) * 0x00010001u | 0x3a803a80u;
             memcpy((char *)tile.grads + 4 * i, &halves, 4);
             ((float *)tile.params)[i] = 0;
@@ -158,11 +158,11 @@ static void set_make(struct working_set *set, uint64_t tile_count)
     }
 }
 
-/* What is timed: a variant, or a kernel for the limit. */
+/* The code that is timed: a variant, or a kernel for the limit. */
 struct body {
     const struct working_set *set;
     const struct pass *pass;
-    const struct limit_kernel *limit; /* NULL: the context's variant */
+    const struct limit_kernel *limit; /* NULL: the variant of the context */
     kernel_context context;
 };
 
@@ -190,11 +190,11 @@ static double run_body(void *user)
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* The fastest LIMITS_KEPT kernels of a first look, in kept. */
+/* Tries all kernels and stores the fastest LIMITS_KEPT in `kept`. */
 static void choose_limits(struct body like, const struct limit_kernel *kept[LIMITS_KEPT])
 {
     double times[LIMITS_KEPT];
-    for (int k = 0; k < LIMITS_KEPT; k++) { /* there are more than these on every processor */
+    for (int k = 0; k < LIMITS_KEPT; k++) { /* every processor has more kernels than these */
         times[k] = INFINITY;
         kept[k] = NULL;
     }
@@ -218,7 +218,7 @@ static void choose_limits(struct body like, const struct limit_kernel *kept[LIMI
     }
 }
 
-/* A body for each variant. */
+/* Makes a body for each variant. */
 static int add_variants(struct body *bodies, const struct body *like)
 {
     kernel_context contexts[VARIANT_COUNT];
@@ -263,7 +263,8 @@ static void bench_pass(const struct working_set *set, const struct pass *pass, i
     }
 }
 
-/* One tile by each variant and by the reference, from equal inputs. */
+/* Runs one tile by each variant and by the reference, from equal inputs, and compares the
+ * results. */
 static void check_variants(void)
 {
     for (int p = 0; p < PASS_COUNT; p++) {
@@ -271,7 +272,7 @@ static void check_variants(void)
         struct body bodies[BODIES_MAX], like = {&expected, &passes[p], NULL, {.thread_count = 2}};
         int count = add_variants(bodies, &like);
         kernel_context reference = {.thread_count = 1};
-        cpui_adam_select(&reference); /* for the baseline */
+        cpui_adam_select(&reference); /* chooses the baseline */
         set_make(&expected, 1);
         struct tile tile = tile_at(&expected, 0);
         bench_require(run_pass(&reference, &passes[p], &tile));

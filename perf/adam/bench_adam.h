@@ -1,5 +1,5 @@
-/* What bench_adam and bench_adam_state share: their arguments, the memory that they work on, and
- * which variants are measured. */
+/* Shared by bench_adam and bench_adam_state: their arguments, the memory on which they work, and
+ * the variants to measure. */
 #ifndef SLUICE_PERF_BENCH_ADAM_H
 #define SLUICE_PERF_BENCH_ADAM_H
 
@@ -14,17 +14,17 @@
 
 enum { TILE_ELEMS = 1 << 20 };
 
-/* Best first; the reference is measured where there is no other. */
+/* Best first. The reference is measured only if there is no other variant. */
 static const enum cpu_isa variants[] = {CPU_AVX512, CPU_AVX2, CPU_NEON, CPU_BASELINE};
 enum { VARIANT_COUNT = 4 };
 
 struct bench_adam_arguments {
     long millions, runs, threads;
-    const char *part; /* of the name of what is wanted; "" is all */
+    const char *part; /* a part of the names that are wanted; "" selects all */
 };
 
-/* [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PART]; what is not a number in its range ends the
- * program, exit 2. */
+/* Reads [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PART]. An argument that is no number in its range
+ * ends the program with status 2. */
 static inline struct bench_adam_arguments bench_adam_take(int argc, char **argv, long millions,
                                                           long millions_max)
 {
@@ -38,16 +38,17 @@ static inline struct bench_adam_arguments bench_adam_take(int argc, char **argv,
     };
 }
 
-/* Elements [0, tile_count * TILE_ELEMS) as tiles of state with their gradient and working copy. */
+/* Elements [0, tile_count * TILE_ELEMS) as tiles of state, each with its gradient and working
+ * copy. */
 struct working_set {
     char *mapping, *base;
     uint64_t mapped_bytes;
-    uint64_t bytes; /* at base */
+    uint64_t bytes; /* bytes from base on */
     uint64_t tile_count, state_pitch, flat_pitch;
 };
 
-/* Zeros on huge pages where the system gives them: `streams` fp32 streams of state a tile, and
- * flats of flat_bytes an element. */
+/* Maps zeros, on huge pages if the system provides them. A tile has `streams` fp32 streams of
+ * state, and gradient and working copy of flat_bytes per element each. */
 static inline void set_create(struct working_set *set, uint64_t tile_count, uint32_t streams,
                               uint64_t flat_bytes)
 {
@@ -70,7 +71,7 @@ static inline void set_destroy(struct working_set *set)
     munmap(set->mapping, set->mapped_bytes);
 }
 
-/* The state of a tile; its flats are behind it. */
+/* Returns the state of a tile. Its gradient and working copy follow the state. */
 static inline char *set_state(const struct working_set *set, uint64_t tile_idx)
 {
     return set->base + tile_idx * (set->state_pitch + 2 * set->flat_pitch);
@@ -86,7 +87,8 @@ static inline void *set_params(const struct working_set *set, uint64_t tile_idx)
     return set_state(set, tile_idx) + set->state_pitch + set->flat_pitch + TILE_RESIDUE_PARAMS;
 }
 
-/* Contexts of the variants that this processor has, each of so many threads; the number of them. */
+/* Fills contexts for the variants that this processor has, with this many threads each. Returns
+ * their number. */
 static inline int variant_contexts(kernel_context contexts[VARIANT_COUNT], int threads)
 {
     int count = 0;

@@ -1,15 +1,14 @@
-/* Adam on packed state on the CPU against the memory limit: each kind of state by every variant, on
- * 1 and on all threads, beside kernels that only move the same streams, measured by turns with it
- * in one run.
+/* Adam on packed state on the CPU against the memory limit. Every variant runs each kind of state,
+ * on 1 and on all threads. It takes turns, in one run, with kernels that only move the same
+ * streams.
  *
  *   bench_adam_state [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [KIND]
  *
- * defaults 32 (1..128; 8 with --quick), 9 (>= 7), all cores, all kinds; KIND is a part of a kind's name. Gradients
- * are bf16, and the working copy too. The working set is laid out as in training: tiles of 1 Mi
- * elements (base/tile.h), gradient and working copy at their residues, on huge pages where the
- * system gives them. Bytes a parameter are those read plus those written; moments of 8 bits have
- * their scales in them. Before anything is timed, an update by each variant is compared with the
- * reference. */
+ * Defaults: 32 (1..128; 8 with --quick), 9 (>= 7), all cores, all kinds. KIND is a part of a kind's
+ * name. Gradients and working copies are bf16. The working set has the layout of training: tiles of
+ * 1 Mi elements (base/tile.h), gradient and working copy at their residues, on huge pages if the
+ * system provides them. Bytes per parameter count reads and writes; moments of 8 bits include their
+ * scales. Before the timing, an update by each variant is compared with the reference. */
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -19,7 +18,7 @@
 
 enum { LIMIT_STEP = 64, BODIES_MAX = 16 };
 
-/* Elements that the limit's kernels ask for ahead of their use: the fastest of them is the
+/* The distances in elements at which the limit's kernels prefetch. The fastest of them is the
  * limit. */
 static const uint64_t limit_ahead[] = {512, 1024, 2048};
 enum { LIMIT_COUNT = sizeof limit_ahead / sizeof limit_ahead[0] };
@@ -74,7 +73,7 @@ static adam_packed_args tile_at(const struct working_set *set, const struct kind
     };
 }
 
-/* Bytes that an update moves of a parameter. */
+/* Returns the bytes that an update moves per parameter. */
 static double bytes_of(const struct kind *kind)
 {
     uint32_t streams = streams_of(kind);
@@ -82,8 +81,8 @@ static double bytes_of(const struct kind *kind)
     return state + 2 + 2 + (tile_master_is_split(streams) ? 2 : 0);
 }
 
-/* Weights and gradients as in training, moments zero; the working copy of a split master is its
- * own. */
+/* Fills weights and gradients as in training, and zero moments. With a split master the working
+ * copy is part of the master. */
 static void set_fill(const struct working_set *set, const struct kind *kind)
 {
 #pragma omp parallel for schedule(static)
@@ -107,7 +106,7 @@ static void set_fill(const struct working_set *set, const struct kind *kind)
     }
 }
 
-/* ---- the limit: the same streams, moved ---- */
+/* ---- the limit: the same streams, only moved ---- */
 
 typedef long long limit_line __attribute__((vector_size(64), may_alias));
 
@@ -119,14 +118,14 @@ LIMIT_INLINE void limit_turn(char *stream, uint64_t width, uint64_t i, uint64_t 
     limit_line lines[4], *at = (limit_line *)(stream + i * width);
     for (uint64_t n = 0; n < width; n++)
         lines[n] = at[n];
-    __asm__ volatile("" ::: "memory"); /* so that the stores stay */
+    __asm__ volatile("" ::: "memory"); /* keeps the stores */
     for (uint64_t n = 0; n < width; n++) {
         __builtin_prefetch(at + n + ahead * width / 64);
         at[n] = lines[n];
     }
 }
 
-/* Writes a line that nobody reads soon, past the caches where the processor can. */
+/* Writes a line that is not read soon. It bypasses the caches if the processor can do this. */
 LIMIT_INLINE void limit_past(char *to, limit_line line)
 {
 #ifdef __x86_64__
@@ -229,7 +228,7 @@ static void limit_tile(const adam_packed_args *tile, int thread_count, uint64_t 
 /* ---- rows ---- */
 
 struct row {
-    bool is_limit;  /* which asks `ahead`; else the context's variant */
+    bool is_limit;  /* the limit's kernel, with `ahead`; otherwise the context's variant */
     uint64_t ahead; /* elements */
     const struct kind *kind;
     const struct working_set *set;
@@ -283,7 +282,7 @@ static void bench_kind(const struct working_set *set, const struct kind *kind, i
     }
 }
 
-/* A tile by each variant and by the reference, from equal inputs. */
+/* Runs a tile by each variant and by the reference, from equal inputs, and compares the results. */
 static void check_kind(const struct kind *kind)
 {
     struct working_set want, got;
@@ -293,7 +292,7 @@ static void check_kind(const struct kind *kind)
     set_create(&got, 1, TILE_STREAMS_MAX, 2);
     set_fill(&want, kind);
     adam_packed_args tile = tile_at(&want, kind, 0);
-    cpui_adam_select(&reference); /* for the baseline */
+    cpui_adam_select(&reference); /* chooses the baseline */
     bench_require(cpui_adam_packed(&reference, NULL, &tile));
     for (int v = 0; v < count; v++) {
         set_fill(&got, kind);

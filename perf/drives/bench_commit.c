@@ -1,18 +1,18 @@
-/* A commit of state whose home is memory: bytes a second from the last byte in memory to the moment
- * when the step is durable, against writing as many bytes to the same drive and syncing them, by
- * turns in one run.
+/* The commit of a state that rests in memory: bytes per second from the last byte in memory until
+ * the step is durable. The limit is the time to write and sync the same number of bytes on the same
+ * drive, measured in turns in one run.
  *
  *   bench_commit [DIRECTORY]     default: . ; and the common options of bench.h
  *
- * Trains a model of GPT-2's shape on short random windows, its optimizer state in host memory with
- * two places on the drive that holds DIRECTORY, and commits after each step: master weights and
- * both moments are written to the places that the last commit does not need, synced, and named by
- * the manifest. Sums of all extents are taken on the way, which the limit does not do. Both places
- * are written once before anything is timed, and so is the file of the
- * limit. Needs 1.3 GB of memory and 4 GB of disk (--quick: 0.2 and 0.4), and removes what it made.
+ * It trains a model of GPT-2's shape on short random windows. The optimizer state is in host
+ * memory, with two places on the drive that holds DIRECTORY. It commits after each step: master
+ * weights and both moments are written to the places that the last commit does not need, synced,
+ * and named by the manifest. The commit also computes checksums of all extents; the limit does not.
+ * Both places and the limit's file are written once before the timing. It needs 1.3 GB of memory
+ * and 4 GB of disk (--quick: 0.2 and 0.4), and removes its files.
  *
- * State that rests on NVMe is there already: what its commit costs is
- * perf/drives/durability.sh's. */
+ * State that rests on NVMe is on the drive already; perf/drives/durability.sh measures its
+ * commit. */
 #include <errno.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@
 
 enum { WARM_COMMITS = 3 };
 
-/* A job whose only work worth naming is its commits. */
+/* Makes a job whose main work is its commits. */
 static void read_job(const char *folder, job **out)
 {
     const char *shape = bench_is_quick() ? "\"num_layers\": 4, \"hidden_size\": 256"
@@ -66,7 +66,7 @@ static double commit_once(train_session *session)
     return seconds;
 }
 
-static char work[2048]; /* what is removed at the end, also after a failure */
+static char work[2048]; /* removed at the end, also after a failure */
 
 static void remove_work(void)
 {

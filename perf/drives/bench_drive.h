@@ -1,6 +1,6 @@
-/* The drive by itself, as tiers/drive_bench.h measures it: a file that is written or read whole,
- * with 16 requests of 4 MiB under way, from huge-page memory. bench_commit and bench_side hold what
- * they measure beside it. */
+/* The drive by itself, as tiers/drive_bench.h measures it: a file that is written or read
+ * completely, with 16 requests of 4 MiB in flight, from huge-page memory. bench_commit and
+ * bench_side compare with it. */
 #ifndef SLUICE_PERF_BENCH_DRIVE_H
 #define SLUICE_PERF_BENCH_DRIVE_H
 
@@ -15,11 +15,11 @@ enum { BENCH_PIECES = 16 };
 
 struct bench_drive {
     drive_bench bench;
-    arena memory;   /* [2][BENCH_PIECES] pieces: of reads, of writes */
-    uint64_t bytes; /* of the file, a multiple of the piece */
+    arena memory;   /* [2][BENCH_PIECES] pieces: for reads, for writes */
+    uint64_t bytes; /* of the file; a multiple of the piece */
 };
 
-/* A file of at least so many bytes on the drive of `directory`, written once. */
+/* Makes a file of at least `bytes` bytes on the drive of `directory` and writes it once. */
 static inline void bench_drive_open(struct bench_drive *self, const char *directory, uint64_t bytes)
 {
     self->bytes = size_round_up(bytes, BENCH_PIECE_BYTES);
@@ -43,7 +43,7 @@ static inline void bench_drive_close(struct bench_drive *self)
     arena_fini(&self->memory);
 }
 
-/* Seconds of moving all of it, and of syncing it where asked. */
+/* Returns the seconds to move the whole file, and to sync it if `syncs`. */
 static inline double bench_drive_move(struct bench_drive *self, enum io_direction direction,
                                       bool syncs)
 {

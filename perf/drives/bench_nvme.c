@@ -1,33 +1,41 @@
-/* How fast tiers/io moves bytes between huge-page memory and the slab, against the best of fio on
- * the same files: reads, writes and both at once, over block size, queue depth and registration.
+/* The speed at which tiers/io moves bytes between huge-page memory and the slab, against the best
+ * of fio on the same files: reads, writes and both at once, over block size, queue depth and
+ * registration.
  *
- *   bench_nvme [OPTIONS] [DIRECTORY[,DIRECTORY...] [SLAB_BYTES [auto|uring|pool]]]     default: . 512MiB auto
+ *   bench_nvme [OPTIONS] [DIRECTORY[,DIRECTORY...] [SLAB_BYTES [auto|uring|pool]]]
+ *                        defaults: . 512MiB auto
  *
- *     --modes LIST      of read,write,mixed (default: all)
- *     --settings LIST   as 4MiBx4,1MiBx16: block and depth each way; default: all of a grid are tried shortly, and
- *                       the best two of each side go on
- *     --rounds N        of each setting (7)         --seconds S   of each run (0.25)
- *     --rows FILE       all of them, as CSV         --no-fio      ours alone
+ *     --modes LIST      from read,write,mixed (default: all)
+ *     --settings LIST   such as 4MiBx4,1MiBx16: block and depth each way. By default all
+ *                       settings of a grid are tried briefly, and the best two of each side go on.
+ *     --rounds N        rounds of each setting (7)
+ *     --seconds S       time of each run (0.25)
+ *     --rows FILE       writes all rows as CSV
+ *     --no-fio          measures only Sluice
  *     --turns           answers questions instead, for bench_train.py: see answer_turns
  *
- * and the common options of bench.h: --csv FILE keeps the best of each mode beside the best of fio's, --quick means
- * 7 rounds of 0.1 s of blocks of 1 MiB, 16 at once.
+ * and the common options of bench.h. --csv FILE keeps the best of each mode beside the best of
+ * fio's. --quick means 7 rounds of 0.1 s with blocks of 1 MiB, 16 in flight.
  *
- * Writes the slab once before timing, since the first write into reserved space is slower, and
- * checks that what was written comes back. Then all runs are interleaved in rounds, whose order
- * turns, so that a drive that becomes slower meanwhile does so for both sides. fio (fio.h): one
- * thread, io_uring, O_DIRECT, buffers on huge pages, which is looked at while it runs. Both sides
- * with registered buffers and files and without, and with as many blocks of memory as are in
- * flight, which matters: where a host copies into the guest's memory, blocks that are in its caches
- * go up to 1.5 times as fast, as long as the guest's own cores leave them alone. "lanes" is ours as
- * a step has it: requests of 4 MiB, cut into transfers, that go through 256 MiB of memory; "filled"
- * is fio that writes into each block before it sends it, as a program does that makes what it
- * writes. Neither takes part in the ratio. Prints the median, the extremes, CPU time, percentiles
- * of transfers, and per mode the ratio of the best of ours to the best of fio's, with the extremes
- * of the rounds' own ratios.
+ * It writes the slab once before the timing, since the first write into reserved space is slower,
+ * and checks that the data comes back. Then all runs are interleaved in rounds, each of which
+ * starts at another entry. So a drive that becomes slower affects both sides. fio (fio.h) uses one
+ * thread, io_uring, O_DIRECT, and buffers on huge pages, which is checked while it runs. Both sides
+ * run with and without registered buffers and files, and with as many blocks of memory as are in
+ * flight. This number matters: if a host copies into the guest's memory, blocks in its caches are
+ * up to 1.5 times as fast, as long as the guest's own cores do not touch them.
  *
- * Several directories are several drives: their speed is measured first, as when a run begins, and
- * the slab's stripes are shared by it. */
+ * Two further sides take no part in the ratio:
+ *   lanes    Sluice as in a step: requests of 4 MiB, cut into transfers, that use 256 MiB of memory
+ *   filled   fio that writes into each block before it submits it, as a program does with data
+ *            that it produces
+ *
+ * It prints the median, the extremes, CPU time and percentiles of transfers. For each mode it
+ * prints the ratio of Sluice's best to fio's best, with the extremes of the ratios of single
+ * rounds.
+ *
+ * Several directories are several drives. Their speed is measured first, as at the beginning of a
+ * run, and the slab's stripes are distributed accordingly. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -52,7 +60,7 @@ enum { SLOTS_MAX = 64, SWEEP_ROUNDS = 2 };
 #define REQUEST_BYTES (4 * MIB)
 #define ARENA_BYTES   (256 * MIB)
 #define SWEEP_SECONDS 0.06
-#define FIO_SECONDS   0.15 /* fio's start and end weigh more */
+#define FIO_SECONDS   0.15 /* longer, since fio's start and end take time */
 
 static const uint64_t blocks[] = {64 * KIB, 256 * KIB, MIB, 4 * MIB};
 static const uint32_t depths[] = {1, 4, 8, 16};
@@ -71,8 +79,8 @@ static slab_drive drives[DRIVES_MAX];
 static slab store;
 static arena memory;
 static io_request requests[2][SLOTS_MAX];
-/* where the next request of a direction goes: reads in the first half of the slab, writes in the
- * second where there are both */
+/* Offset of a direction's next request. If there are both directions, reads are in the first half
+ * of the slab and writes in the second. */
 static uint64_t position[2];
 static char fio_files[4096];
 static uint64_t fio_file_bytes;
@@ -88,10 +96,11 @@ static double cpu_seconds(void)
            (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) * 1e-6;
 }
 
-/* How a run keeps its queue full. */
+/* The way in which a run keeps its queue full. */
 struct flow {
-    uint64_t request_bytes, slots; /* slots of each direction */
-    bool is_mixed, moves_on;       /* through memory; else each slot stays at its own */
+    uint64_t request_bytes, slots; /* slots: per direction */
+    /* moves_on: each request uses the next memory; otherwise a slot keeps its memory */
+    bool is_mixed, moves_on;
     uint64_t turns[2];
 };
 
@@ -113,7 +122,7 @@ static int submit_next(io *queue, struct flow *flow, enum io_direction way, uint
     return io_submit(queue, &requests[way][slot]);
 }
 
-/* Moves bytes for `seconds` and waits for the last; sleeps like the executor does. */
+/* Moves bytes for `seconds` and waits for the last request. It sleeps like the executor. */
 static int run_queue(io *queue, const entry *what, double seconds, double *rate)
 {
     struct flow flow = {.request_bytes = what->at.block_bytes,
@@ -194,7 +203,7 @@ static int run_ours(entry *what, double seconds)
 
 static int run_fio(entry *what, uint32_t read_percent, double seconds)
 {
-    /* Mixed: both directions have the depth in flight, and share fio's one queue. */
+    /* Mixed: each direction has `depth` requests in flight, and they share fio's only queue. */
     uint32_t depth = what->at.depth * (what->mode == MACHINE_IO_MIXED ? 2 : 1) * store.drive_count;
     fio_job asked = {.file = fio_files,
                      .offset_bytes = SLAB_HEADER_BYTES,
@@ -223,7 +232,7 @@ static int run_fio(entry *what, uint32_t read_percent, double seconds)
     return 0;
 }
 
-/* All entries once a round, beginning with another one each time. */
+/* Runs all entries once per round. Each round begins with another entry. */
 static int run_rounds(entry *list, uint32_t count, uint32_t rounds, double ours, double fio)
 {
     for (uint32_t round = 0; round < rounds; round++)
@@ -235,7 +244,7 @@ static int run_rounds(entry *list, uint32_t count, uint32_t rounds, double ours,
     return 0;
 }
 
-/* All of the grid, shortly. */
+/* Tries all settings of the grid briefly. */
 static int sweep(enum machine_io_kind mode, bool has_fio)
 {
     uint32_t count = 0;
@@ -307,9 +316,10 @@ static int find_name(const char *const *names, int count, const char *name)
 
 static int parse_settings(const char *text);
 
-/* One run for each line of standard input, so that others can take turns with it: SIDE MODE
- * BLOCKxDEPTH READ_PERCENT, as "fio mixed 1MiBx8 48"; the share of reads is fio's alone, ours has
- * as many requests each way. Answers "seconds bytes_per_second". "ready" is said first. */
+/* Makes one run for each line of standard input, so that other programs can take turns with it. A
+ * line is SIDE MODE BLOCKxDEPTH READ_PERCENT, such as "fio mixed 1MiBx8 48". The share of reads
+ * concerns only fio; Sluice has the same number of requests each way. The answer is "seconds
+ * bytes_per_second". The first output is "ready". */
 static int answer_turns(void)
 {
     char line[128], side[16], mode[16], at[32];
@@ -337,7 +347,8 @@ static int answer_turns(void)
     return 0;
 }
 
-/* Writes the whole slab once and reads it back: the numbers below are of bytes that arrive. */
+/* Writes the whole slab once and reads it back, so that the figures are for bytes that really
+ * arrive. */
 static int prove(void)
 {
     io *queue;
@@ -373,7 +384,8 @@ static int prove(void)
     return rc;
 }
 
-/* "a,b": two drives, each large enough for the whole slab. Returns how many there are. */
+/* Reads a list such as "a,b" for two drives, each large enough for the whole slab. Returns the
+ * number of drives. */
 static int make_drives(const char *list, uint64_t total_bytes, enum io_backend backend)
 {
     uint32_t count = 0;
@@ -390,7 +402,7 @@ static int make_drives(const char *list, uint64_t total_bytes, enum io_backend b
     return (int)count;
 }
 
-/* The slab's files as fio wants them, and what it may use of each. */
+/* Names the slab's files in fio's syntax, and sets the bytes that fio may use of each. */
 static int name_files(void)
 {
     size_t used = 0;

@@ -1,5 +1,5 @@
-/* The entries of bench_nvme: ways of moving bytes, the rates of their runs, and how they are
- * printed, kept as CSV and compared. Nothing here moves bytes. */
+/* The entries of bench_nvme: ways of moving bytes, the rates of their runs, and functions that
+ * print them, write them as CSV and compare them. Nothing here moves bytes. */
 #ifndef SLUICE_PERF_BENCH_NVME_H
 #define SLUICE_PERF_BENCH_NVME_H
 
@@ -16,7 +16,8 @@
 enum { ROUNDS_MAX = 31, SETTINGS_MAX = 32, ENTRIES_MAX = 8 * SETTINGS_MAX };
 enum { MODES = 3, FINALISTS = 2 };
 
-static const char *const mode_names[MODES] = {"read", "write", "mixed"}; /* enum machine_io_kind */
+/* by enum machine_io_kind */
+static const char *const mode_names[MODES] = {"read", "write", "mixed"};
 
 struct setting {
     uint64_t block_bytes;
@@ -24,7 +25,7 @@ struct setting {
 };
 typedef struct setting setting;
 
-/* One way of moving bytes, and what was measured of it. */
+/* One way of moving bytes, and its measurements. */
 enum side { SIDE_SLUICE, SIDE_FIO, SIDE_LANES, SIDE_FILLED };
 static const char *const side_names[] = {"sluice", "fio", "lanes", "filled"};
 enum { SIDES = 4 };
@@ -38,7 +39,7 @@ struct entry {
     double rates[ROUNDS_MAX]; /* bytes per second, by round */
     double cpu_sum;           /* seconds per byte */
     io_latency ours[2];
-    fio_times fio[2]; /* sums over the runs, but for max */
+    fio_times fio[2]; /* sums over the runs, except max */
 };
 typedef struct entry entry;
 
@@ -76,7 +77,7 @@ static inline fio_times times_of(const entry *what, int way)
                        .max = (double)ours->max_ns * 1e-9};
 }
 
-/* A line of CSV for each; nothing where `into` is NULL. */
+/* Writes a line of CSV for each entry; does nothing if `into` is NULL. */
 static inline void write_rows(FILE *into, const entry *list, uint32_t count, const char *stage)
 {
     for (uint32_t i = 0; into && i < count; i++) {
@@ -110,14 +111,14 @@ static inline void print_entry(const entry *what)
     putchar('\n');
 }
 
-/* The fastest of a side, and by how much it is so in each round. */
+/* Prints the ratio of the fastest entries of both sides, with the extremes over the rounds. */
 static inline void print_ratio(const entry *list, uint32_t count)
 {
     const entry *best[2] = {NULL, NULL};
     double ratios[ROUNDS_MAX];
     for (uint32_t i = 0; i < count; i++) {
         if (list[i].side > SIDE_FIO)
-            continue; /* without a counterpart */
+            continue; /* these sides have no counterpart */
         const entry **place = &best[list[i].side];
         if (!*place || median_of(&list[i]) > median_of(*place))
             *place = &list[i];
@@ -152,7 +153,7 @@ static inline void add_entry(entry *list, uint32_t *count, enum side side, bool 
             (entry){.side = side, .is_registered = is_registered, .mode = mode, .at = at};
 }
 
-/* The best settings of a side, by their medians. */
+/* Finds the best settings of a side, by their medians. Returns their number. */
 static inline uint32_t find_best(const entry *list, uint32_t count, enum side side,
                                  setting best[FINALISTS])
 {

@@ -64,7 +64,7 @@ static void make_command(struct command *self, const fio_job *asked)
     add(self, "--percentile_list=50:95:99");
     add(self, "--invalidate=0");
     add(self, "--iomem_align=2097152");
-    add(self, "--scramble_buffers=0"); /* it would change what is to be written, on the CPU */
+    add(self, "--scramble_buffers=0"); /* scrambling would change the data to write, on the CPU */
     add(self, "--thread");
     if (asked->is_registered) {
         add(self, "--fixedbufs");
@@ -97,7 +97,7 @@ static int start_fio(const struct command *command, int output, pid_t *pid)
     return rc == 0 ? 0 : err_set(-ENOTSUP, "fio cannot be started: %s", strerror(rc));
 }
 
-/* 0 where it cannot be told. */
+/* Returns 0 if the system does not report it. */
 static uint64_t huge_bytes_of(pid_t pid)
 {
     char path[64], line[256];
@@ -112,7 +112,7 @@ static uint64_t huge_bytes_of(pid_t pid)
     return kilobytes * KIB;
 }
 
-/* All that it says, until it ends. */
+/* Reads all output of fio until it ends. */
 static void read_output(const fio_job *asked, int fd, pid_t pid, char output[OUTPUT_BYTES],
                         uint64_t *huge_bytes)
 {
@@ -190,7 +190,7 @@ int fio_run(const fio_job *asked, fio_result *out)
         if (rc == 0) {
             read_output(asked, ends[0], pid, output, &out->huge_bytes);
             while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-                continue; /* Ctrl-C: fio ends by itself */
+                continue; /* after Ctrl-C fio ends by itself */
             rc = read_result(output, asked->kind, out);
         }
         close(ends[0]);

@@ -1,20 +1,19 @@
-/* What one GPU trains, against the limits of the same machine measured in the same run.
+/* Training on one GPU, against the limits of the same machine measured in the same run.
  *
  *   bench_gpu --host SIZE --data DIR [--steps N] [--seconds N] [--quick] [JOB ...]
  *
- * First the ceilings: copies each way alone and both at once, the device's own memory, large bf16
- * products, and the drive that holds DIR. Then each job file is trained for a few steps on random
- * tokens and becomes a line of the table. All in one process, whose host memory of SIZE is touched
- * and pinned once. A job that does not fit this machine is named with the reason and left out, as
- * is one that
- * the --seconds leave no time for; where they end within a job, it has fewer steps. Where a job's rules
- * put more blocks' optimizer state on NVMe than the drive moves in some seconds a step, fewer go
- * there.
+ * First it measures the limits: copies each way alone and both at once, the device's own memory,
+ * large bf16 products, and the drive that holds DIR. Then it trains each job file for a few steps
+ * on random tokens and prints a line of the table. Everything runs in one process, whose host
+ * memory of SIZE is touched and pinned once. A job is skipped, with the reason, if it does not fit
+ * this machine or if --seconds leaves no time for it. If the time ends within a job, the job has
+ * fewer steps. If a job's rules put more blocks' optimizer state on NVMe than the drive moves in
+ * DRIVE_STEP_SECONDS per step, fewer blocks go there.
  *
- * Numbers: medians over the steps but the first two. "of GEMM" is model FLOP/s (6 times parameters
- * times tokens plus attention, recomputation not counted) against the large product. A lane's GB/s
- * is what it moved in the time in which it was busy. HBM is what the GPU has in use at the end,
- * libraries included. */
+ * The figures are medians over the steps without the first two. "of GEMM" is model FLOP/s (6 times
+ * parameters times tokens plus attention, without recomputation) divided by the rate of the large
+ * product. A lane's GB/s counts only the time in which it was busy. HBM is the GPU memory in use at
+ * the end, including libraries. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -43,12 +42,12 @@ enum {
     STEPS_MAX = 64,
     WARM_STEPS = 2,
     SLOTS = 16,
-    JOB_SECONDS_LEAST = 60, /* a job is not begun with less time left */
+    JOB_SECONDS_LEAST = 60, /* a job starts only if this time is left */
     DRIVE_STEP_SECONDS = 12,
 };
 
 #define SLOT_BYTES    (4 * MIB)
-#define SCRATCH_BYTES (64 * MIB) /* of the large product; cuBLASLt is given 32 MiB on Hopper */
+#define SCRATCH_BYTES (64 * MIB) /* for the large product; cuBLASLt gets 32 MiB on Hopper */
 
 struct ceilings {
     double h2d, d2h, h2d_both, d2h_both, hbm; /* GB/s */
@@ -60,14 +59,14 @@ struct options {
     uint64_t host_bytes;
     const char *data_dir;
     uint64_t steps;
-    uint64_t seconds; /* for all of it; 0: no limit */
-    bool quick;       /* small sizes: to try the program itself */
+    uint64_t seconds; /* limit of the whole run; 0: none */
+    bool quick;       /* small sizes, to try the program itself */
 };
 
 static struct options asked = {.steps = 6};
 static struct ceilings most;
-static uint64_t end_ns = UINT64_MAX;         /* by asked.seconds */
-static volatile sig_atomic_t is_out_of_time; /* of the job that runs */
+static uint64_t end_ns = UINT64_MAX;         /* from asked.seconds */
+static volatile sig_atomic_t is_out_of_time; /* stops the current job */
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -81,8 +80,7 @@ static double median(double *values, uint64_t count)
     return values[count / 2];
 }
 
-/* --- ceilings
- * ---------------------------------------------------------------------------------- */
+/* --- limits --- */
 
 /* The GPU by itself, before any job. */
 struct lab {
@@ -91,7 +89,7 @@ struct lab {
     device_event *start, *end[2];
     unsigned char *memory;
     void *host;
-    uint64_t bytes; /* of a copy; host has two such blocks, memory three and SCRATCH_BYTES */
+    uint64_t bytes; /* of a copy; `host` has two such blocks, `memory` three and SCRATCH_BYTES */
 };
 
 static int lab_open(struct lab *lab, void *host, uint64_t bytes)
@@ -107,7 +105,7 @@ static int lab_open(struct lab *lab, void *host, uint64_t bytes)
     return device_reserve(lab->gpu, 3 * bytes + SCRATCH_BYTES, &lab->memory);
 }
 
-/* Copies on one stream or, `which` 3, on both at once; GB/s of each in rates. */
+/* Times copies on one stream or, if `which` is 3, on both at once. rates: GB/s of each. */
 static int time_copies(struct lab *lab, int which, double rates[2])
 {
     enum { TO_DEVICE = 1, TO_HOST = 2 };
@@ -168,11 +166,11 @@ static int measure_memory(struct lab *lab)
     return 0;
 }
 
-/* n x n x n in bf16 on random data: zeros would be faster than any training is. */
+/* Times n x n x n products in bf16 on random data, since zeros are faster than any real data. */
 static int time_products(struct lab *lab, const kernel_ops *ops, kernel_matmul *product, uint64_t n,
                          double *tflops)
 {
-    enum { PRODUCTS = 16 }; /* some 25 ms: clocks and power settle as in training */
+    enum { PRODUCTS = 16 }; /* about 25 ms, so that clocks and power settle as in training */
     uint64_t bytes = n * n * 2;
     unsigned char *a = lab->memory, *b = a + bytes, *c = b + bytes, *scratch = c + bytes;
     double rates[RUNS];
@@ -228,7 +226,7 @@ static int measure_products(struct lab *lab)
     return rc < 0 ? err_restore(&first) : 0;
 }
 
-/* All of a slab once, with many requests in flight. */
+/* Moves a whole slab once, with many requests in flight. */
 static int pass_drive(io *queue, const slab *store, unsigned char *memory,
                       enum io_direction direction, double *rate)
 {
@@ -270,7 +268,8 @@ static int time_drive(slab *store, void *host)
     io *queue;
     double once;
     TRY(io_create(&config, &queue));
-    int rc = pass_drive(queue, store, host, IO_WRITE, &once); /* reserved space: slower once */
+    /* slower, since the space is only reserved */
+    int rc = pass_drive(queue, store, host, IO_WRITE, &once);
     if (rc == 0)
         rc = pass_drive(queue, store, host, IO_WRITE, &most.write);
     if (rc == 0)
@@ -317,8 +316,7 @@ static int measure_ceilings(void)
         rc = measure_memory(&lab);
     if (rc == 0)
         rc = measure_products(&lab);
-    if (rc == 0 &&
-        measure_drive(host.base) < 0) { /* what needs no drive is measured all the same */
+    if (rc == 0 && measure_drive(host.base) < 0) { /* the other limits do not need a drive */
         printf("the drive of %s is not measured: %s\n", asked.data_dir, err_text());
         most.read = most.write = 0;
     }
@@ -336,8 +334,7 @@ static int measure_ceilings(void)
     return 0;
 }
 
-/* --- jobs
- * --------------------------------------------------------------------------------------- */
+/* --- jobs --- */
 
 struct row {
     double tokens_per_second[STEPS_MAX], tflops[STEPS_MAX], stall[STEPS_MAX];
@@ -401,7 +398,7 @@ static void print_row(const char *name, struct row *row, const struct train_summ
     fflush(stdout);
 }
 
-/* The file's name without folder and ending. */
+/* Writes the file's name without folder and extension. */
 static void name_of(const char *path, char name[64])
 {
     const char *slash = strrchr(path, '/');
@@ -411,7 +408,8 @@ static void name_of(const char *path, char name[64])
         *dot = '\0';
 }
 
-/* Token ids of a whole number of windows, random: throughput does not depend on them. */
+/* Writes random token ids for a whole number of windows. Throughput does not depend on their
+ * values. */
 static int write_tokens(char *path, size_t path_bytes, uint64_t vocab, uint64_t count)
 {
     snprintf(path, path_bytes, "%s/tokens.u32", asked.data_dir);
@@ -439,8 +437,8 @@ static int read_job(const char *path, const char *tokens, job **out)
     return job_read(path, sets, sizeof sets / sizeof sets[0], out);
 }
 
-/* Each step reads and writes all optimizer state on NVMe: as many blocks as the drive moves in
- * DRIVE_STEP_SECONDS stay in each rule. */
+/* Each step reads and writes all optimizer state on NVMe. Each rule keeps only as many blocks as
+ * the drive moves in DRIVE_STEP_SECONDS. */
 static void limit_drive_state(job *read, const char *name)
 {
     if (most.read <= 0 || most.write <= 0)
@@ -507,7 +505,8 @@ static int run_job(const char *path, engine_memory *memory)
     return 0;
 }
 
-/* Every job, also after one that failed, unless that was the GPU: nothing runs on it any more. */
+/* Runs every job, also after a failed one. After a failure of the GPU it stops, since nothing else
+ * runs there. */
 static int run_jobs(int count, char **jobs, engine_memory *memory)
 {
     err_record first = {0};

@@ -1,7 +1,7 @@
-/* Sluice's Adam as a shared library for perf/peers/compare_adam.py, which drives it step by step in
- * the process of its peers, on memory that it lays out for all of them alike. Pointers are borrowed
- * until return; one thread calls, OpenMP's workers help. Returns 0, or a negative code with the
- * reason from adam_library_error. */
+/* Sluice's Adam as a shared library for perf/peers/compare_adam.py. The script calls it step by
+ * step in the process of its peers, on memory with the same layout for all of them. Pointers are
+ * borrowed until return. One thread calls; OpenMP's workers help. The functions return 0, or a
+ * negative code with the reason in adam_library_error. */
 #include <math.h>
 #include <stdint.h>
 
@@ -9,24 +9,25 @@
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
 
-/* Of one step of AdamW with bias correction; perf/peers/compare_adam.py has the same struct. */
+/* The arguments of one step of AdamW with bias correction. perf/peers/compare_adam.py has the same
+ * struct. */
 struct adam_library_scalars {
-    int32_t threads, step; /* steps from 1 */
+    int32_t threads, step; /* steps count from 1 */
     float learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
-/* `count` elements of fp32 state; types are 0 fp32, 1 bf16. params may be master where fp32: then
- * there is no working copy. */
+/* Updates `count` elements of fp32 state. Types: 0 is fp32, 1 is bf16. An fp32 `params` may be
+ * `master`; then there is no working copy. */
 int adam_library_step(const struct adam_library_scalars *scalars, uint64_t count, float *master,
                       float *m, float *v, const void *grads, int grad_type, void *params,
                       int param_type);
 
-/* The same with split master and bf16 moments: low, m, v, grads and params of 16 bits each. */
+/* The same with a split master and bf16 moments: low, m, v, grads and params have 16 bits each. */
 int adam_library_step_packed(const struct adam_library_scalars *scalars, uint64_t count, void *low,
                              void *m, void *v, const void *grads, void *params);
 
 const char *adam_library_error(void);
-/* "avx512": the variant of this processor. */
+/* Returns the variant of this processor, such as "avx512". */
 const char *adam_library_variant(void);
 
 const char *adam_library_error(void)

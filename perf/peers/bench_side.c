@@ -1,14 +1,16 @@
-/* Sluice's side of a comparison: does one piece of work for each line that it reads, and answers
- * with the seconds that it took, so that perf/peers/compare.py can let two programs truly take
- * turns.
+/* Sluice's side of a comparison. It does one piece of work for each line that it reads, and answers
+ * with the seconds that this took. So perf/peers/compare.py can let two programs really take turns.
  *
- *   bench_side train JOB             step | bare     one training step; answers "seconds loss"; bare: its updates read and
- *                                                    write the optimizer's state, but leave out the arithmetic
- *   bench_side io DIRECTORY BYTES    read | write    so many bytes of a slab in DIRECTORY, written once before
- *   bench_side tokenize TEXT FILE    one | all       TEXT in documents of 64 KiB by the tokenizer.json FILE on one
- *                                                    thread; the file by all cores; answers "seconds tokens"
+ *   bench_side train JOB
+ *       step | bare     one training step; answers "seconds loss". With bare, updates read and
+ *                       write the optimizer's state but leave out the arithmetic.
+ *   bench_side io DIRECTORY BYTES
+ *       read | write    BYTES of a slab in DIRECTORY, which was written once before
+ *   bench_side tokenize TEXT FILE
+ *       one | all       with the tokenizer.json FILE: TEXT in documents of 64 KiB on one thread, or
+ *                       the file TEXT on all cores; answers "seconds tokens"
  *
- * "ready" is answered first, when all is set up. The end of its input ends it. */
+ * Its first output, after the setup, is "ready". It ends at the end of its input. */
 #include <errno.h>
 
 #include "base/mem.h"
@@ -21,7 +23,7 @@
 
 enum { DOCUMENT_BYTES = 64 << 10 };
 
-/* The next line without its end; false at the end of input. */
+/* Reads the next line without its end. Returns false at the end of input. */
 static bool next_line(char line[32])
 {
     if (!fgets(line, 32, stdin))
@@ -93,7 +95,7 @@ static int end_document(void *user)
     return 0;
 }
 
-/* The text in pieces of DOCUMENT_BYTES, each cut behind a newline, as the peer cuts them. */
+/* Encodes the text in pieces of DOCUMENT_BYTES, each cut after a newline, as the peer cuts them. */
 static uint64_t encode_one(const tokenizer *words, const char *text, size_t bytes, token_list *ids)
 {
     const tokenize_options options = {0};
@@ -149,7 +151,7 @@ static void side_tokenize(const char *path, const char *name)
 
 int main(int argc, char **argv)
 {
-    cli_threads_settle(argv); /* threads wait as those of `sluice` do */
+    cli_threads_settle(argv); /* threads wait in the same way as in `sluice` */
     log_set_level(LOG_WARN);
     const char *kind = argc > 1 ? argv[1] : "";
     if (strcmp(kind, "train") == 0 && argc == 3) {

@@ -78,7 +78,7 @@ def fill(torch, streams, seed):
 
 
 class Scalars(ctypes.Structure):
-    """adam_library_scalars of perf/adam_library.c."""
+    """adam_library_scalars of perf/peers/adam_library.c."""
     _fields_ = [("threads", ctypes.c_int32), ("step", ctypes.c_int32), ("learning_rate", ctypes.c_float),
                 ("beta1", ctypes.c_float), ("beta2", ctypes.c_float), ("epsilon", ctypes.c_float),
                 ("weight_decay", ctypes.c_float)]

@@ -1,7 +1,7 @@
-/* GFLOP/s of attention forward and backward, causal work counted half, against a large square
+/* GFLOP/s of attention forward and backward (causal work counts half), against a large square
  * product of the same dtype in the same run. Usage: bench_attention [THREADS]; bench.h has the
- * common options. The last query row of the first head is checked against a loop in double
- * first. */
+ * common options. Before the timing, the last query row of the first head is checked against a loop
+ * in double. */
 #include <math.h>
 
 #include "perf/products/bench_products.h"
@@ -122,7 +122,8 @@ int main(int argc, char **argv)
             check(&b);
             printf("%s B=%d T=%d H=%d G=%d D=%d\n", dtype_name(d->type), (int)d->batch,
                    (int)d->tokens, (int)d->heads, (int)d->kv_heads, (int)d->head_dim);
-            /* Two products forward, five backward, of T*T*D each, of which causal is half. */
+            /* Two products forward and five backward, of T*T*D each; causal attention needs
+             * half. */
             double product = (double)(d->batch * d->heads * d->tokens * d->tokens * d->head_dim);
             report(d, "forward", bench_measure(run_forward, &b), 2 * product, limit);
             report(d, "backward", bench_measure(run_backward, &b), 5 * product, limit);

@@ -1,6 +1,6 @@
 /* GFLOP/s of the products of a transformer block and of the head, bf16 and fp32, against a large
- * square product of the same run. Usage: bench_matmul [THREADS]; bench.h has the common options.
- * Spot-checks each result first. */
+ * square product in the same run. Usage: bench_matmul [THREADS]; bench.h has the common options.
+ * Before the timing it checks some elements of each result. */
 #include <math.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ static const struct shape shapes[] = {
     {"124m logits weight grad", 50257, 768, 768, true, false, true},
 };
 
-/* Sixteen elements against a loop in double. */
+/* Checks sixteen elements against a loop in double. */
 static void check(struct bench_product *bench)
 {
     const matmul_desc *desc = &bench->desc;

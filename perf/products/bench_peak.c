@@ -1,4 +1,4 @@
-/* The limits that whole programs are held against: the best large matrix product in bf16 and in
+/* The limits with which whole programs are compared: the best large matrix product in bf16 and in
  * fp32. perf/training/bench_train.py runs it between trainings.
  *
  *   bench_peak [THREADS]      default: all cores; and the common options of bench.h */

@@ -1,5 +1,5 @@
-/* What bench_matmul and bench_attention share: random operands, the median of timed runs, and the
- * limit that both are held against: the best large square product of the same run. */
+/* Shared by bench_matmul and bench_attention: random operands, the median of timed runs, and the
+ * limit of both, the best large square product of the same run. */
 #ifndef SLUICE_PERF_BENCH_PRODUCTS_H
 #define SLUICE_PERF_BENCH_PRODUCTS_H
 
@@ -42,7 +42,7 @@ struct bench_time {
     double spread;                   /* as in bench.h */
 };
 
-/* Times run(user) BENCH_RUNS times after BENCH_WARMUP calls. */
+/* Times run(user) BENCH_RUNS times, after BENCH_WARMUP calls that do not count. */
 static inline struct bench_time bench_measure(int (*run)(void *user), void *user)
 {
     double seconds[BENCH_RUNS];
@@ -57,7 +57,7 @@ static inline struct bench_time bench_measure(int (*run)(void *user), void *user
     return (struct bench_time){all.median, all.lowest, all.highest, all.spread};
 }
 
-/* One product with its operands, dense. */
+/* One product with its dense operands. */
 struct bench_product {
     matmul_desc desc;
     kernel_matmul *product;
@@ -96,8 +96,9 @@ static inline double bench_product_flops(const matmul_desc *desc)
     return 2.0 * (double)desc->m * (double)desc->n * (double)desc->k;
 }
 
-/* FLOP/s of a 2048-cube product, the best of its runs: the limit of this machine, dtype and moment.
- * spread of the runs: NULL, or as in bench.h. */
+/* Returns the FLOP/s of a 2048-cube product, the best of its runs. This is the limit for this
+ * machine, dtype and moment. `spread` receives the spread of the runs, as in bench.h; it may be
+ * NULL. */
 static inline double bench_limit(kernel_context *context, enum dtype type, double *spread)
 {
     matmul_desc desc = {.m = 2048,

@@ -1,11 +1,13 @@
-/* GB/s of the CPU's row ops (activations, norms, additions, bias gradients, embedding,
- * cross-entropy, zeroing), each held against the better of two loops that read, write or update as
- * many streams of as many bytes in the same places and compute next to nothing, the one with
- * ordinary stores and the other with stores past the caches, timed by turns with it. Shapes of
- * GPT-2 124M at B=4, T=1024; the loss over 768 rows, the head's chunk. Operands are on huge pages,
- * as training's are, where the system gives them.
- * Usage: bench_rows [THREADS [CASE]] [--quick] [--csv FILE]; CASE is the beginning of "bf16 gelu forward" or of
- * another line's name. */
+/* GB/s of the CPU's row ops: activations, norms, additions, bias gradients, embedding,
+ * cross-entropy, zeroing. The limit of each is the better of two loops that read, write or update
+ * the same streams and compute almost nothing. One loop has ordinary stores and the other has
+ * stores that bypass the caches. Op and loops take turns. The shapes are those of GPT-2 124M at
+ * B=4, T=1024; the loss has 768 rows, the head's chunk. Operands are on huge pages, as in training,
+ * if the system provides them.
+ *
+ *   bench_rows [THREADS [CASE]] [--quick] [--csv FILE]
+ *
+ * CASE is the beginning of "bf16 gelu forward" or of another line's name. */
 #include <errno.h>
 #include <sys/mman.h>
 #if defined(__SSE2__)
@@ -19,7 +21,7 @@
 
 enum { STREAMS_MAX = 4, RUNS = 15, CHANNELS = 768, HIDDEN = 3072, VOCAB = 50257, LOSS_ROWS = 768 };
 
-/* Elements that a limit's loop moves at `at`, in whole cache lines. */
+/* A stream that the limit's loop moves: memory at `at`, in whole cache lines. */
 struct stream {
     void *at;
     uint64_t bytes;
@@ -30,14 +32,14 @@ struct bench {
     kernel_context *context;
     int threads;
     enum dtype type;
-    uint64_t tokens; /* rows of all but the loss */
+    uint64_t tokens; /* rows of all ops except the loss */
     void *in[STREAMS_MAX], *out[2], *scratch;
     float *stats, *grads; /* [2, tokens] and [V, C] fp32 */
     int32_t *token_ids;
-    struct stream streams[STREAMS_MAX]; /* what the limit does */
+    struct stream streams[STREAMS_MAX]; /* the streams that the limit moves */
     int stream_count;
     uint64_t mapping_bytes;
-    char *mapping, *free; /* all arrays; where the next one begins */
+    char *mapping, *free; /* mapping holds all arrays; the next one begins at free */
     int (*run)(struct bench *bench);
 };
 
@@ -215,7 +217,7 @@ static uint64_t move_piece(const struct stream *stream, uint64_t begin, uint64_t
     return all;
 }
 
-/* Goes through all streams side by side, in pieces of at most 4 KiB. */
+/* Moves all streams side by side, in pieces of at most 4 KiB. */
 static double seconds_of_streams(struct bench *b, bool is_past)
 {
     enum { PIECE_BYTES = 4096, LINE_WORDS = 8 };
@@ -232,7 +234,7 @@ static double seconds_of_streams(struct bench *b, bool is_past)
         }
         kept ^= all;
     }
-    b->token_ids[b->tokens] = (int32_t)(kept & 1); /* or the loop were dropped */
+    b->token_ids[b->tokens] = (int32_t)(kept & 1); /* keeps the compiler from removing the loop */
     return (double)(clock_ns() - start) * 1e-9;
 }
 
@@ -257,7 +259,7 @@ static const struct {
     const char *name;
     int (*run)(struct bench *bench);
     int reads, writes,
-        width; /* streams of [tokens, width] of the working type; 0: as case_streams says */
+        width; /* streams are [tokens, width] of the working type; 0: see case_streams */
 } cases[] = {
     {"gelu forward", gelu_forward, 1, 1, HIDDEN},
     {"gelu backward", gelu_backward, 2, 1, HIDDEN},
@@ -273,7 +275,7 @@ static const struct {
     {"zero", zero, 0, 1, HIDDEN},
 };
 
-/* The streams of a case, for its limit; returns their bytes, those of an update twice. */
+/* Sets the streams of a case for its limit. Returns their bytes; updates count twice. */
 static uint64_t case_streams(struct bench *b, size_t index)
 {
     uint64_t elem_bytes = dtype_bytes(b->type), total = 0;
@@ -308,7 +310,8 @@ static uint64_t case_streams(struct bench *b, size_t index)
     return total;
 }
 
-/* Zeroed; each array lies 16 KiB further from a multiple of 64 KiB than the one before. */
+/* Returns zeroed memory. Each array lies 16 KiB further from a multiple of 64 KiB than the one
+ * before. */
 static void *block(struct bench *b, uint64_t bytes)
 {
     void *data = b->free;
@@ -352,7 +355,7 @@ static void bench_init(struct bench *b)
                           kernels_cpu.bias_backward_scratch_bytes(b->context, b->tokens, HIDDEN)));
 }
 
-/* Logits as a model has them; what earlier cases have left there is another's gradient. */
+/* Fills logits with values as a model has them, since earlier cases have left gradients there. */
 static void draw_logits(struct bench *b)
 {
     for (uint64_t i = 0; i < (uint64_t)LOSS_ROWS * VOCAB; i++)

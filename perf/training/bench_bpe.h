@@ -1,7 +1,7 @@
-/* A byte-level BPE made from a text, so that bench_tokenizer needs no published one: GPT-2's
- * pattern, the 256 bytes, then merges by the usual rule, the most frequent pair first (of equal
- * ones the first by ids). It is written as tokenizer.json, which the tokenizers library loads too.
- * Only the 16384 most frequent words of the text count. Included by one file alone. */
+/* Trains a byte-level BPE on a text, so that bench_tokenizer does not need a published one. It has
+ * GPT-2's pattern, the 256 bytes, and merges by the usual rule: the most frequent pair first, and
+ * the lowest ids among equals. It is written as tokenizer.json, which the tokenizers library also
+ * loads. Only the 16384 most frequent words of the text count. Only one file includes this. */
 #ifndef SLUICE_PERF_BENCH_BPE_H
 #define SLUICE_PERF_BENCH_BPE_H
 
@@ -18,7 +18,7 @@ struct bpe_word {
     const char *bytes;
     uint32_t byte_count;
     uint64_t count;   /* in the text */
-    int32_t *symbols; /* [symbol_count], of byte_count places */
+    int32_t *symbols; /* [symbol_count], with room for byte_count */
     uint32_t symbol_count;
 };
 
@@ -30,7 +30,7 @@ struct bpe_pair {
 struct bpe {
     struct bpe_word *seen;  /* [BPE_SEEN] */
     struct bpe_pair *pairs; /* [BPE_PAIRS] */
-    int32_t *left, *right;  /* [256 + merges]; of a byte -1 */
+    int32_t *left, *right;  /* [256 + merges]; -1 for a byte */
     uint32_t merge_count, word_count;
 };
 
@@ -73,7 +73,7 @@ static inline int bpe_by_count(const void *a, const void *b)
     return order ? order : (x->byte_count > y->byte_count) - (x->byte_count < y->byte_count);
 }
 
-/* The words of the text by GPT-2's pattern, the most frequent first. */
+/* Collects the words of the text by GPT-2's pattern, the most frequent first. */
 static inline void bpe_read_words(struct bpe *self, const char *text, size_t bytes)
 {
     int code;
@@ -90,7 +90,7 @@ static inline void bpe_read_words(struct bpe *self, const char *text, size_t byt
         int rc = pcre2_match(pattern, (PCRE2_SPTR)text, bytes, at, at ? PCRE2_NO_UTF_CHECK : 0,
                              match, NULL);
         if (rc < 0 || places[1] <= at)
-            break; /* no UTF-8: what came before is enough */
+            break; /* invalid UTF-8: the text before it is enough */
         bpe_see(self, text + places[0], places[1] - places[0]);
     }
     pcre2_match_data_free(match);
@@ -107,7 +107,7 @@ static inline void bpe_read_words(struct bpe *self, const char *text, size_t byt
     }
 }
 
-/* Adds the word's pairs, `sign` times its count. */
+/* Adds the word's pairs, each `sign` times the word's count. */
 static inline void bpe_count(struct bpe *self, const struct bpe_word *word, int sign)
 {
     for (uint32_t i = 0; i + 1 < word->symbol_count; i++) {
@@ -161,7 +161,7 @@ static inline void bpe_train(struct bpe *self, uint32_t merges)
                 best = *pair;
         }
         if (best.key == 0 || used > BPE_PAIRS / 2)
-            break; /* no pair comes twice, or the table is full: fewer merges are enough */
+            break; /* no pair occurs twice, or the table is full: fewer merges are enough */
         int32_t left = (int32_t)((best.key - 1) >> 32), right = (int32_t)(best.key - 1);
         self->left[256 + m] = left;
         self->right[256 + m] = right;
@@ -170,7 +170,7 @@ static inline void bpe_train(struct bpe *self, uint32_t merges)
     }
 }
 
-/* A token in the byte alphabet of tokenizer.json, escaped for JSON. */
+/* Writes a token in the byte alphabet of tokenizer.json, escaped for JSON. */
 static inline void bpe_put(FILE *file, const struct bpe *self, int32_t id,
                            const uint16_t alphabet[TOKI_BYTE_VALUES])
 {
@@ -227,7 +227,7 @@ static inline void bpe_write(const struct bpe *self, const char *path)
         bench_require(err_set(-EIO, "%s: cannot be written", path));
 }
 
-/* Writes folder/tokenizer.json with at most `merges` merges, of text[bytes]. */
+/* Trains at most `merges` merges on text[bytes] and writes folder/tokenizer.json. */
 static inline void bpe_make(const char *folder, uint32_t merges, const char *text, size_t bytes)
 {
     struct bpe self = {.seen = bpe_memory(BPE_SEEN, sizeof *self.seen),

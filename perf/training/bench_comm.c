@@ -1,7 +1,7 @@
-/* How fast ranks of one host exchange: all-gather and reduce-scatter of src/comm against the MPI
- * library's, in one run. Checks that both give the same (sums: those of our own loops) before
- * timing. Prints the median of RUNS runs, their spread, GB/s that each rank sends, and the ratio to
- * the library's.
+/* The speed of exchanges between ranks of one host: all-gather and reduce-scatter of src/comm,
+ * against the MPI library's in the same run. Before the timing it checks that both give the
+ * expected results. It prints the median of RUNS runs, their spread, the GB/s that each rank sends,
+ * and the ratio to the library's.
  *
  *   mpirun -n N bench_comm [STAGING_BYTES]     default: 8MiB; --csv FILE as in bench.h */
 #include <errno.h>
@@ -28,7 +28,7 @@ static const enum work rivals[WORKS] = {WORK_GATHER_MPI, WORK_GATHER_MPI, WORK_R
 
 struct data {
     float *source, *target; /* [world * elems] */
-    uint64_t elems;         /* fp32, of a shard */
+    uint64_t elems;         /* fp32 elements of a shard */
 };
 typedef struct data data;
 
@@ -57,7 +57,8 @@ static int run_once(comm *group, enum work what, const data *on)
     }
 }
 
-/* Small whole numbers, so that every order of sums gives the same. */
+/* Checks one exchange. The values are small whole numbers, so that every order of sums gives the
+ * same result. */
 static int prove(comm *group, enum work what, const data *on)
 {
     uint32_t world = comm_get_world(group), rank = comm_get_rank(group);
@@ -76,7 +77,7 @@ static int prove(comm *group, enum work what, const data *on)
     return 0;
 }
 
-/* Seconds of the slowest rank, sorted. */
+/* Measures the seconds of the slowest rank, sorted. */
 static int measure(comm *group, enum work what, const data *on, double seconds[RUNS])
 {
     for (int run = -2; run < RUNS; run++) {

@@ -1,15 +1,16 @@
-/* Compile time: how long it takes to make the programs of a job's steps, from the model's shapes to
- * the last buffer's address, and how that grows with the number of ops. It is what `sluice plan`
- * waits for, and every run before its first step.
+/* Compile time: the time to make the programs of a job's steps, from the model's shapes to the last
+ * buffer's address, and its growth with the number of ops. `sluice plan` waits this long, and so
+ * does every run before its first step.
  *
  *   bench_compile        with the common options of bench.h; it finds configs/models as sluice does
  *
- * GPT-2 124M and 1.5B on a described desktop, GPT-2's shape at 10^12 parameters on a described
- * DGX-2: nothing of this machine is looked at. With all states placed on NVMe, which makes the
- * longest programs, and with automatic placement, which compiles several. There is no limit to hold
- * it against. The figure is ops a second, of the steady step's program; the first, flush and eval
- * programs are made in the same time. "Growth" is the exponent of time over ops from one model to
- * the next: 1 is proportional. One thread. */
+ * The models are GPT-2 124M and 1.5B on a described desktop, and GPT-2's shape with 10^12
+ * parameters on a described DGX-2, so nothing depends on this machine's hardware except the time.
+ * Each is compiled with all states on NVMe, which gives the longest programs, and with automatic
+ * placement, which compiles several programs. There is no limit to compare with. The figure is ops
+ * per second, for the ops of the steady step's program; the time includes the first, flush and eval
+ * programs. "Growth" is the exponent of time over ops from one model to the next; 1 means
+ * proportional. One thread. */
 #include <inttypes.h>
 
 #include "base/size.h"
@@ -80,7 +81,7 @@ static void read_job(struct compiled *work)
                                       world ? world : 1, &work->asked));
 }
 
-/* What takes many seconds is done a few times only: --quick, once. */
+/* A case that takes many seconds runs only a few times, or once with --quick. */
 static void measure(struct compiled *work, struct bench_summary *out)
 {
     struct bench_body body = {compile, work};

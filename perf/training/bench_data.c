@@ -1,13 +1,13 @@
-/* Data loading: tokens a second that the sampler gives, windows of T tokens as training asks for
- * them, against reading the same bytes and copying as many as it gives.
+/* Data loading: the tokens per second of the sampler, in windows of T tokens as training requests
+ * them. The limit reads the same bytes and copies the same amount.
  *
  *   bench_data [DIRECTORY]      default: . ; and the common options of bench.h
  *
- * Makes two token files in DIRECTORY and removes them at the end: ids alone of 16 bits, and NumPy's
- * array whose rows of 512 are documents. They are in the page cache when they are timed: what the
- * drive adds is bench_nvme's to say. The limit does for each window one pread of its T + 1 tokens
- * and one memcpy of the 8 T bytes of inputs and targets. One thread, as in training. Each window is
- * compared with what the file was made of before. */
+ * It makes two token files in DIRECTORY and removes them at the end: plain 16-bit ids, and a NumPy
+ * array whose rows of 512 are documents. They are in the page cache during the timing; bench_nvme
+ * measures the drive. For each window the limit makes one pread of its T + 1 tokens and one memcpy
+ * of the 8 T bytes of inputs and targets. One thread, as in training. Before the timing, windows
+ * are compared with the known tokens. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -23,8 +23,8 @@ enum { ROW_TOKENS = 512, VOCAB = 50257, SEED = 7, HEADER_BYTES = 128, TOKENS_MAX
 
 struct bench {
     sampler windows;
-    uint64_t next;  /* window */
-    uint64_t count; /* of a run */
+    uint64_t next;  /* number of the next window */
+    uint64_t count; /* windows of a run */
     int fd;         /* of the same file */
     uint64_t header_bytes, token_count;
     int32_t inputs[TOKENS_MAX], targets[TOKENS_MAX];
@@ -38,7 +38,7 @@ static uint16_t token_at(uint64_t idx)
     return (uint16_t)rng_below(SEED, 1, idx, VOCAB);
 }
 
-/* `header` [header_bytes], then the tokens. */
+/* Writes `header` [header_bytes], then the tokens. */
 static int write_file(const char *path, const char *header, uint64_t header_bytes, uint64_t count)
 {
     FILE *file = fopen(path, "wb");
@@ -49,13 +49,13 @@ static int write_file(const char *path, const char *header, uint64_t header_byte
         uint16_t token = token_at(i);
         is_good = fwrite(&token, sizeof token, 1, file) == 1;
     }
-    int reason = errno; /* of what failed first */
+    int reason = errno; /* the reason of the first failure */
     if (fclose(file) != 0 || !is_good)
         return err_set(-EIO, "%s: cannot be written: %s", path, strerror(is_good ? errno : reason));
     return 0;
 }
 
-/* NumPy's header of an array [rows][ROW_TOKENS] of uint16, padded to HEADER_BYTES. */
+/* Makes NumPy's header for an array [rows][ROW_TOKENS] of uint16, padded to HEADER_BYTES. */
 static void numpy_header(uint64_t rows, char header[HEADER_BYTES + 1])
 {
     static const char magic[] = "\x93NUMPY\x01\x00\x76\x00"; /* version 1, 118 bytes follow */
@@ -90,13 +90,14 @@ static double read_alike(void *user)
             bench_require(err_set(-EIO, "a window cannot be read"));
         memcpy(b->copy, b->inputs, 4 * tokens);
         memcpy(b->copy + 4 * tokens, b->targets, 4 * tokens);
-        __asm__ volatile("" : : "r"(b->copy), "r"(b->raw) : "memory"); /* the copy is made */
+        /* so the copy is really made */
+        __asm__ volatile("" : : "r"(b->copy), "r"(b->raw) : "memory");
     }
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* Targets follow inputs, and all are tokens of the file: in the order of the file they are
- * known. */
+/* Checks that targets follow inputs. If the windows are in the file's order, also checks the
+ * tokens. */
 static void check(struct bench *b)
 {
     uint64_t tokens = b->windows.tokens_per_window;

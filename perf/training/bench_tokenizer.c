@@ -1,18 +1,19 @@
-/* Tokenizing: MB/s of text, against splitting the same text into words alone, by PCRE2.
+/* Tokenizing: MB/s of text. The limit only splits the same text into words, by PCRE2.
  *
  *   bench_tokenizer TEXT [TOKENIZER [THREADS]]         and the common options of bench.h
  *   bench_tokenizer --make DIRECTORY MERGES TEXT       makes DIRECTORY/tokenizer.json and ends
  *
- * TEXT is a file of UTF-8; a longer one than 32 MiB is cut (--quick: 4 MiB). TOKENIZER is a tokenizer.json or its
- * folder; without one a byte-level BPE of 8192 merges with GPT-2's pattern is trained on the
- * beginning of TEXT and used.
+ * TEXT is a file of UTF-8; only its first 32 MiB are used (--quick: 4 MiB). TOKENIZER is a
+ * tokenizer.json or its folder. Without it, a byte-level BPE of 8192 merges with GPT-2's pattern is
+ * trained on the beginning of TEXT.
  *
- * The limit is what every tokenizer of the kind must do first: the pattern's matches over the text,
- * by PCRE2 with its compiler and nothing done with them. Three figures: a document of 64 KiB after
- * the other on one thread, words seen before being kept; the same with every word new (each
- * document by a tokenizer just opened); and a file as `sluice data tokenize` takes it, on THREADS
- * cores (default: all), against the split on as many. Ids are decoded and compared with the text
- * before anything is timed. */
+ * The limit is the first task of every such tokenizer: to find the pattern's matches in the text,
+ * by PCRE2 with its compiler. There are three figures:
+ *   - documents of 64 KiB on one thread; words seen before are cached
+ *   - the same with every word new: each document has a newly opened tokenizer
+ *   - a file as `sluice data tokenize` processes it, on THREADS cores (default: all); its limit
+ *     splits on the same number of cores
+ * Before the timing, ids are decoded and compared with the text. */
 #include <errno.h>
 #include <omp.h>
 #include <sys/stat.h>
@@ -34,11 +35,11 @@ struct bench {
     tokenizer *words;
     token_list ids;
     int thread_count;
-    uint64_t made; /* tokens by tokenize_file */
+    uint64_t made; /* tokens from tokenize_file */
 };
 
-/* The end of a document that begins at `at`: behind a newline, so that none is cut within a
- * character. */
+/* Returns the end of the document that begins at `at`. It lies after a newline, so that no
+ * character is cut. */
 static size_t document_end(const struct bench *b, size_t at)
 {
     size_t end = at + DOCUMENT_BYTES;
@@ -64,7 +65,7 @@ static void read_text(struct bench *b)
         bench_require(err_set(ERR_INPUT, "%s: no lines in it", b->text_path));
 }
 
-/* ---- what is timed; each returns seconds ---- */
+/* ---- the timed bodies; each returns seconds ---- */
 
 static void encode(const struct bench *b, const tokenizer *words, size_t begin, size_t end,
                    token_list *ids)
@@ -85,7 +86,8 @@ static double encode_all(void *user)
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* Documents by a tokenizer that has seen none; opening it is not counted. */
+/* Each document has a tokenizer that has seen nothing before. The time to open it does not
+ * count. */
 static double encode_anew(void *user)
 {
     struct bench *b = user;
@@ -115,7 +117,7 @@ static size_t anew_bytes(const struct bench *b)
     return bytes;
 }
 
-/* The matches of the first pattern in [begin, end), and nothing done with them; their number. */
+/* Finds the matches of the first pattern in [begin, end) and returns their number. */
 static size_t split_range(const struct bench *b, size_t begin, size_t end)
 {
     const toki_stage *stage = &b->words->stages[0];
@@ -181,8 +183,8 @@ static int end_document(void *user)
     return 0;
 }
 
-/* The file as `sluice data tokenize` takes it: it is read, cut, encoded on all cores, given on in
- * order. */
+/* Processes the file as `sluice data tokenize` does: it is read, cut, encoded on all cores and
+ * passed on in order. */
 static double tokenize_file(void *user)
 {
     struct bench *b = user;
@@ -198,8 +200,8 @@ static double tokenize_file(void *user)
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* Ids give the text again. Tokenizers that normalize may change a text, which is said and no
- * error. */
+/* Checks that the ids give the text again. A tokenizer that normalizes may change a text; this is
+ * no error. */
 static void check(struct bench *b)
 {
     size_t end = document_end(b, 0), at = 0;
@@ -235,7 +237,7 @@ static void run(struct bench *b)
     struct bench_summary times[5];
     bench_by_turns(bodies, 5, runs, times);
     bench_report("tokenizer 1 thread", megabytes, "MB/s", &times[0], &times[1]);
-    /* Of the same bytes the split would take this long. */
+    /* The time that the split would take for the same bytes. */
     struct bench_summary fair = times[1];
     fair.median *= (double)anew_bytes(b) / (double)b->bytes;
     bench_report("tokenizer 1 thread every word new", (double)anew_bytes(b) * 1e-6, "MB/s",
@@ -265,7 +267,7 @@ static int make(int argc, char **argv)
 }
 
 static char folder[] =
-    "/tmp/bench-tokenizer-XXXXXX"; /* of a made tokenizer; also removed after a failure */
+    "/tmp/bench-tokenizer-XXXXXX"; /* folder of a made tokenizer; also removed after a failure */
 
 static void remove_folder(void)
 {

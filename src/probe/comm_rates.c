@@ -1,8 +1,9 @@
-/* Collectives between ranks of this machine, through shared memory, as ranks without GPUs of one
- * host exchange. See probe_internal.h.
+/* Measures collectives between ranks on this machine. They exchange through shared memory, as the
+ * ranks of one host do if they have no GPUs. See probe_internal.h.
  *
- * The probe forks its ranks before it has threads or a GPU; they join as ranks of a launcher would,
- * and end with the probe however that ends. Between hosts nothing can be measured from one. */
+ * The probe forks its ranks before it has threads or a GPU. They join as ranks of a launcher
+ * would, and end together with the probe in every case. One host cannot measure collectives
+ * between hosts. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -24,13 +25,14 @@
 
 enum { RANKS_MAX = 4, SMALL_BYTES = 4096, SMALL_COUNT = 50 };
 
-/* What takes turns. */
+/* The variants that take turns. */
 enum variant { GATHER, REDUCE, SMALL, VARIANT_COUNT };
 
-/* Shared by the probe and its ranks; written by rank 0. */
+/* Memory shared by the probe and its ranks. Rank 0 writes the figures; the first failed rank writes
+ * `code` and `text`. */
 struct outcome {
     probei_figure figures[VARIANT_COUNT]; /* bytes sent per second; SMALL: seconds */
-    int code;                             /* of the first that failed */
+    int code;                             /* error of the first rank that failed */
     char text[ERR_TEXT_BYTES];
 };
 
@@ -105,7 +107,7 @@ static int be_rank(const struct plan *plan)
     return rc;
 }
 
-/* A port that nobody uses now. */
+/* Finds a TCP port that is not in use. */
 static int free_port(uint16_t *port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET};
@@ -134,7 +136,7 @@ static int start_ranks(struct plan *plan, pid_t pids[RANKS_MAX])
             return err_errno(errno, "starting a rank of the probe");
         if (pids[r] > 0)
             continue;
-        signal(SIGINT, SIG_IGN); /* the probe ends its ranks */
+        signal(SIGINT, SIG_IGN); /* the probe itself ends its ranks */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         log_set_level(LOG_QUIET);
         _exit(getppid() == parent && be_rank(plan) == 0 ? 0 : 1);
@@ -142,7 +144,8 @@ static int start_ranks(struct plan *plan, pid_t pids[RANKS_MAX])
     return 0;
 }
 
-/* Until all have ended, the probe is stopped, or they take far longer than planned. */
+/* Waits until all ranks have ended, the probe is stopped, or the ranks take much longer than
+ * planned. */
 static int wait_for_ranks(probei *self, const struct plan *plan, pid_t pids[RANKS_MAX])
 {
     uint64_t begin_ns = clock_ns();
@@ -181,7 +184,7 @@ static void report(probei *self, struct plan *plan)
     probei_figure *f = plan->outcome->figures;
     for (int v = 0; v < VARIANT_COUNT; v++)
         probei_figure_close(&f[v]);
-    /* As many bytes of each kind, one after the other. */
+    /* The same number of bytes of each kind, one after the other. */
     out->comm.inside = 2 / (1 / f[GATHER].median + 1 / f[REDUCE].median);
     out->comm.seconds = f[SMALL].median;
     out->comm.is_copies = true;
@@ -193,7 +196,8 @@ static void report(probei *self, struct plan *plan)
     probei_found(self, "a collective of 4 KiB", f[SMALL].median * 1e6, "us", &f[SMALL], "%s", "");
 }
 
-/* Collectives that cannot be measured leave their figures unknown: the rest is worth having. */
+/* A failure is no error of the probe: the figures of the collectives stay unknown, and the other
+ * measurements go on. */
 int probei_ranks(probei *self, uint32_t unused)
 {
     (void)unused;

@@ -1,12 +1,12 @@
-/* One drive: its curve over block size and depth, the smallest setting that is near its best, and
- * that setting beside other work. See probe_internal.h.
+/* Measures one drive: its curve over block size and depth, the smallest setting that is near its
+ * best, and that setting beside other work. See probe_internal.h.
  *
- *   curve     a grid of blocks and depths, read, write and mixed, in turns
- *   near      more rounds of those that may be chosen
+ *   curve     a grid of blocks and depths: read, write and mixed, in turns
+ *   near      more rounds of the settings that may be chosen
  *   chosen    fdatasync, CPU time, beside Adam, beside copies, beside products
  *
- * Mixed is as many requests each way, so that as much is read as written where the drive serves
- * both alike. */
+ * "Mixed" keeps the same number of reads and writes in flight, so it reads as much as it writes if
+ * the drive serves both equally. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ enum {
     NEAR_PERCENT = 92,
 };
 
-/* The shares of the drive's time that the parts take. */
+/* The parts' shares of the drive's time. */
 static const double curve_share = 0.44, near_share = 0.29, beside_share = 0.27;
 
 enum beside {
@@ -33,8 +33,8 @@ enum beside {
     BESIDE_ADAM,
     BESIDE_COPIES,
     SYNC,
-    BESIDE_PRODUCTS, /* last: left out where a GPU computes */
-    PRODUCTS,        /* alone */
+    BESIDE_PRODUCTS, /* comes last, since it is left out if a GPU computes */
+    PRODUCTS,        /* products alone */
     BESIDE_COUNT
 };
 
@@ -48,9 +48,9 @@ struct curve {
     uint32_t near_count;
     probei_figure figures[SETTINGS_MAX][KIND_COUNT];
     probei_figure near_figures[NEAR_MAX * KIND_COUNT];
-    probei_figure chosen_figures[KIND_COUNT]; /* of `chosen` among the near ones */
-    double best[KIND_COUNT];                  /* of the near ones */
-    /* Beside other work. */
+    probei_figure chosen_figures[KIND_COUNT]; /* the figures of `chosen` */
+    double best[KIND_COUNT];                  /* the best rate of any near setting */
+    /* The measurements beside other work. */
     probei_adam adam;
     probei_copies copies;
     probei_product product;
@@ -107,7 +107,7 @@ static void list_settings(struct curve *self)
         }
 }
 
-/* Medians into the settings. */
+/* Stores the medians in the settings. */
 static void take_medians(struct curve *self)
 {
     for (uint32_t s = 0; s < self->setting_count; s++)
@@ -115,7 +115,7 @@ static void take_medians(struct curve *self)
             self->settings[s].rates[kind] = self->figures[s][kind].median;
 }
 
-/* The smallest settings of those within NEAR_PERCENT, and the one that is best of all. */
+/* Lists the setting that is best in all kinds, then the smallest settings within NEAR_PERCENT. */
 static void list_near(struct curve *self)
 {
     probe_setting rest[SETTINGS_MAX];
@@ -152,7 +152,8 @@ static int measure_curve(struct curve *self)
     work.name = name_near;
     work.is_checked = true;
     TRY(probei_rounds(owner, &work, self->near_figures));
-    /* Of these rounds alone: a drive may be faster or slower now than it was for the curve. */
+    /* The choice uses these rounds only. The drive may be faster or slower now than during the
+     * curve. */
     probe_setting rivals[NEAR_MAX];
     for (uint32_t i = 0; i < self->near_count; i++) {
         rivals[i] = self->settings[self->near[i]];
@@ -179,7 +180,7 @@ static double cpu_seconds(void)
            1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-/* As run_setting of the chosen one, mixed, with the CPU time of all threads per byte. */
+/* Runs the chosen setting, mixed, and records the CPU time of all threads per byte. */
 static int run_alone(struct curve *self, double *rate)
 {
     double cpu = cpu_seconds();
@@ -207,7 +208,7 @@ static int run_beside(struct curve *self, int (*once)(void *, uint64_t *), void 
     return 0;
 }
 
-/* fdatasync after a pass of writes. */
+/* Times fdatasync after a pass of writes. */
 static int run_sync(struct curve *self, double *seconds)
 {
     double unused;
@@ -273,7 +274,7 @@ static int measure_beside(struct curve *self)
                         .run = run_one_beside,
                         .name = name_beside,
                         .user = self};
-    /* Twice, since copies go one way in one round and the other in the next. */
+    /* Run twice: copies go in one direction in one round and in the other in the next. */
     for (int half = 0; half < 2; half++)
         TRY(probei_rounds(owner, &work, self->beside));
     probei_figure *rest[] = {&self->adam_rate, &self->copy_rate[0], &self->copy_rate[1],
@@ -350,7 +351,7 @@ static int measure(struct curve *self, uint32_t drive_idx)
         out->h2d.pinned_with_nvme = self->copy_rate[0].median;
         out->d2h.pinned_with_nvme = self->copy_rate[1].median;
     }
-    /* Of several drives the one that costs the most. */
+    /* With several drives, the one that costs the most counts. */
     double lost = probei_lost_cores(self->owner, &self->beside[PRODUCTS], &self->product_rate,
                                     self->beside[BESIDE_PRODUCTS].median);
     lost = fmax(lost, self->cpu.median);

@@ -1,4 +1,4 @@
-/* The drives as a set: whether each can be used, and all of them at once. See probe_internal.h. */
+/* Checks that each drive can be used, and measures all drives at once. See probe_internal.h. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/magic.h>
@@ -24,7 +24,7 @@ const probei_drive_extent probei_drive_extents[PROBEI_EXTENT_COUNT] = {
     {2048 * MIB, 128 * MIB, 0.08, {64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB}, {1, 2, 4, 8, 16, 32}},
 };
 
-/* --- whether it can be used --- */
+/* --- can the drive be used? --- */
 
 static void name_drive(dev_t number, char name[MACHINE_NAME_BYTES])
 {

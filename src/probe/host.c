@@ -1,4 +1,4 @@
-/* What the machine is: its name, cores and memory; and the GPU, opened and closed. See
+/* Reads the machine's name, cores and memory, and opens and closes the GPU. See
  * probe_internal.h. */
 #include <errno.h>
 #include <math.h>
@@ -14,11 +14,11 @@
 #include "probe/probe_internal.h"
 
 enum { OPERANDS_MIB_MAX = 2048 };
-/* Of others: more is worth a word. Some is the kernel's own threads. */
+/* If other processes use more than this, the probe warns. The kernel's own threads use some. */
 static const double busy_cores = 0.1;
 
-/* CPU time of the machine since it started, in seconds: of all that runs on it (*used), and what a
- * hypervisor gave to others (*stolen). */
+/* Reads the machine's CPU time since it started, in seconds: the time of all its processes (*used)
+ * and the time that a hypervisor gave to other machines (*stolen). */
 static void read_cpu_time(double *used, double *stolen)
 {
     double fields[8] = {0};
@@ -53,7 +53,7 @@ void probei_begin_watch(probei *self)
     self->own_at_start = own_cpu_time();
 }
 
-/* Into the file, so that plans can say so. */
+/* Writes the disturbance into machine.json, so that plans can mention it. */
 static void note_disturbed(probei *self, double others, double stolen)
 {
     char *text = self->out->disturbed;
@@ -72,7 +72,7 @@ static void note_disturbed(probei *self, double others, double stolen)
     }
 }
 
-/* Figures taken beside other work are that work's too. */
+/* If others disturbed the machine, all figures contain their work too, so the user is told. */
 void probei_end_watch(probei *self)
 {
     double used, stolen, seconds = (double)(clock_ns() - self->start_ns) * 1e-9;
@@ -87,8 +87,8 @@ void probei_end_watch(probei *self)
     note_disturbed(self, others, stolen);
 }
 
-/* Dense 16-bit products as NVIDIA's data sheets state them; 0: not in the list. The first that fits
- * counts. */
+/* Returns the rate of dense 16-bit products that NVIDIA's data sheet states, or 0 if the GPU is not
+ * in the list. The first entry that is part of the name counts. */
 static double stated_flops(const char *name)
 {
     static const struct {
@@ -149,7 +149,7 @@ void probei_describe_host(probei *self)
         double stated = stated_flops(info->name);
         if (stated > 0)
             out->device.peak_flops = stated;
-        /* What was measured is between processes without a GPU. */
+        /* The figures were measured between CPU processes and do not hold for GPUs. */
         memset(&out->comm, 0, sizeof out->comm);
         probei_say(self, "collectives between GPUs are not measured: the plan takes its default");
     } else {

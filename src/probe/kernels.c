@@ -1,9 +1,9 @@
-/* Attention, row-wise kernels, and what handing an op to another thread costs. See
+/* Measures attention, row-wise kernels, and the cost of handing an op to another thread. See
  * probe_internal.h.
  *
- * Attention's operations are counted as the model counts them: 2 B T^2 C forward (causal), 2.5
- * times that backward. Row-wise kernels are norms, GELU and a sum, forward and backward, on bf16;
- * their bytes are those of operands and results, each once. */
+ * The operations of attention are counted as the model counts them: 2 B T^2 C forward (causal), and
+ * 2.5 times as many backward. The row-wise kernels are norms, GELU and a sum, forward and backward,
+ * on bf16. Their bytes are those of the operands and results, counted once each. */
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -22,9 +22,11 @@ static const char *const variant_names[VARIANT_COUNT] = {"attention forward", "a
 
 enum {
     HANDS_COUNT = 100,
-    HANDS_WORK_NS = 30000, /* of an op that is handed over, so that who waits for it sleeps */
-    PARTS_MAX = 8,         /* operands of a set */
-    SETS_MAX = 12,         /* which take turns, so that each call finds its operands in memory */
+    /* work of an op that is handed over: so long that the waiting thread sleeps */
+    HANDS_WORK_NS = 30000,
+    PARTS_MAX = 8, /* operands in a set */
+    /* sets take turns, so that each call reads its operands from memory, not from a cache */
+    SETS_MAX = 12,
 };
 
 struct bench {
@@ -32,10 +34,10 @@ struct bench {
     attention_desc desc;
     kernel_attention *attention;
     uint64_t rows, channels;
-    unsigned char *parts[PARTS_MAX]; /* operands of the present set, one after the other */
+    unsigned char *parts[PARTS_MAX]; /* operands of the current set */
     uint32_t set_count, next_set;
     unsigned char *scratch;
-    uint64_t part_bytes; /* of each */
+    uint64_t part_bytes; /* of each part */
 };
 
 static void next_set(struct bench *self)
@@ -50,7 +52,7 @@ static int attention_forward(void *user)
 {
     struct bench *b = user;
     next_set(b);
-    uint64_t columns = b->desc.heads * b->desc.head_dim * 2; /* bytes of q's part of a row */
+    uint64_t columns = b->desc.heads * b->desc.head_dim * 2; /* bytes of q in a row of q, k and v */
     return b->owner->ops->attention_forward(b->attention, b->owner->streams[0], b->parts[0],
                                             b->parts[0] + columns, b->parts[0] + 2 * columns,
                                             b->parts[3], (float *)(void *)b->parts[4], b->scratch);
@@ -67,7 +69,7 @@ static int attention_backward(void *user)
         b->parts[5], b->parts[6], b->parts[6] + columns, b->parts[6] + 2 * columns, b->scratch);
 }
 
-/* One of each; row_bytes says what that moves. */
+/* Runs each row-wise kernel once; row_bytes counts the bytes that this moves. */
 static int run_rows(void *user)
 {
     struct bench *b = user;
@@ -128,7 +130,7 @@ struct hands {
     int result;
 };
 
-/* An op's work; 1. */
+/* The work of one op. Returns 1. */
 static int work(void)
 {
     uint64_t begin_ns = clock_ns();
@@ -161,8 +163,8 @@ static int pass_hands(struct hands *self, double *seconds)
     return 0;
 }
 
-/* An op goes from the executor's thread to a worker and back: two threads that sleep until they are
- * told. On a GPU the launch of the smallest kernel. */
+/* Times an op that goes from the executor's thread to a worker and back. Both threads sleep until
+ * they are woken. (On a GPU the launch of the smallest kernel is timed instead.) */
 static int time_hand_over(struct bench *b, double *seconds)
 {
     struct hands hands = {.there = eventfd(0, EFD_CLOEXEC), .back = eventfd(0, EFD_CLOEXEC)};
@@ -221,7 +223,7 @@ static void name_variant(void *user, uint32_t variant, char text[PROBEI_TEXT_BYT
     snprintf(text, PROBEI_TEXT_BYTES, "%s", variant_names[variant]);
 }
 
-/* Operands of all kernels in parts of one size; scratch behind them. */
+/* Places the operands of all kernels in parts of one size, followed by the scratch memory. */
 static int place(struct bench *b)
 {
     probei *self = b->owner;
@@ -253,8 +255,8 @@ static int place(struct bench *b)
     return 0;
 }
 
-/* Of times that are short or long by where the scheduler puts a thread: their median would be
- * either. */
+/* Used instead of the median for times that are short or long depending on the core that the
+ * scheduler chose: the median would be one or the other. */
 static double mean(const probei_figure *figure)
 {
     double sum = 0;
@@ -295,7 +297,7 @@ int probei_kernels(probei *self, uint32_t unused)
                         .seconds = probei_step_left(self),
                         .warms_up = true,
                         .is_checked = true,
-                        .loose = 1U << HAND_OVER, /* swings by itself: see mean */
+                        .loose = 1U << HAND_OVER, /* varies by nature: see mean */
                         .run = run_variant,
                         .name = name_variant,
                         .user = &bench};

@@ -1,8 +1,8 @@
-/* Copies between host memory and the device, as a run makes them. See probe_internal.h.
+/* Measures copies between host memory and the device, as a run makes them. See probe_internal.h.
  *
- * GPU: its two copy streams, from and to pinned memory, and from memory that is not. CPU: one
- * thread copies both ways within the host's memory, so that with both directions each has what the
- * other leaves; nothing is pinned there, and both figures are the same. */
+ *   GPU   its two copy streams, from and to pinned memory, and from and to pageable memory
+ *   CPU   one thread copies both ways within host memory, so the two directions share its rate.
+ *         Nothing is pinned there, so both kinds of memory have the same figures. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +37,7 @@ void probei_copies_place(probei *self, uint64_t begin, probei_copies *out)
         out->place_count = size_min(out->place_count, self->operand_bytes / bytes / 2);
 }
 
-/* On the CPU the device's memory is the second half of the same arena. */
+/* On the CPU the second half of the same arena stands for the device's memory. */
 static int copy_one_way(probei_copies *self, bool to_device)
 {
     probei *owner = self->owner;
@@ -47,7 +47,7 @@ static int copy_one_way(probei_copies *self, bool to_device)
         memcpy(to_device ? far : self->host + at, to_device ? self->host + at : far, self->bytes);
         return 0;
     }
-    /* Each direction has places of its own. */
+    /* Each direction has its own areas. */
     uint64_t half = to_device ? 0 : self->place_count * self->bytes;
     unsigned char *near = self->host + half + at, *far = owner->operands + half + at;
     return device_copy(owner->gpu, owner->streams[to_device ? 0 : 1], to_device ? far : near,
@@ -125,7 +125,7 @@ static int measure(probei *self, struct bench *bench, uint32_t count)
     return 0;
 }
 
-/* Copies beside a CPU's products: of the products what they keep. */
+/* Copies beside a CPU's products, and the share of their rate that the products keep. */
 enum beside { BESIDE_PRODUCTS, PRODUCTS, BESIDE_COUNT };
 
 struct beside_bench {
@@ -150,7 +150,7 @@ static int run_beside(void *user, uint32_t variant, double *value)
     TRY(probei_load_begin(&load));
     uint64_t begin_ns = clock_ns();
     while (spent < b->seconds) {
-        TRY(probei_copy_once(&b->copies, &bytes)); /* memcpy: it cannot fail */
+        TRY(probei_copy_once(&b->copies, &bytes)); /* this is memcpy, which cannot fail */
         spent = (double)(clock_ns() - begin_ns) * 1e-9;
     }
     TRY(probei_load_end(&load, &rate));
@@ -204,7 +204,7 @@ static int copy_within(void *user)
                        DEVICE_WITHIN);
 }
 
-/* The GPU's own memory: read and written by a copy within it. */
+/* Measures the GPU's own memory with a copy inside it. Bytes read and bytes written both count. */
 static int measure_device(probei *self)
 {
     enum { ROUNDS = 7 };

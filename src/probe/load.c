@@ -1,5 +1,4 @@
-/* Work on a thread of its own beside what is measured: Adam beside a drive, a drive beside
- * copies. */
+/* Runs work on its own thread beside a measurement, for example Adam beside a drive. */
 #include <time.h>
 
 #include "base/log.h"

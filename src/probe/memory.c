@@ -1,7 +1,8 @@
-/* Memory's bandwidth and the CPU's Adam, on the optimizer's cores and on one. See probe_internal.h.
+/* Measures the memory bandwidth and the CPU's Adam, on the optimizer's cores and on one core. See
+ * probe_internal.h.
  *
- * Adam is what a run does: tiles of fp32 master and moments in place, bf16 gradient in, bf16
- * working copy out, so 28 bytes an element are read and written. */
+ * Adam works as in a run: tiles of fp32 master and moments in place, a bf16 gradient as input, a
+ * bf16 working copy as output. So it reads and writes 28 bytes per element. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,13 +14,14 @@
 #include "probe/probe_internal.h"
 
 enum {
-    ADAM_ELEMS = 1 << 20,        /* of a tile in memory */
-    ADAM_CACHED_ELEMS = 1 << 14, /* of one in the second cache: 256 KiB with all its streams */
-    ADAM_BYTES = 28,             /* an element, read and written */
+    ADAM_ELEMS = 1 << 20, /* of a tile in memory */
+    /* of a tile in the second-level cache: 256 KiB with all its streams */
+    ADAM_CACHED_ELEMS = 1 << 14,
+    ADAM_BYTES = 28, /* bytes read and written per element */
     ADAM_CACHED_REPEATS = 64,
 };
 
-/* What takes turns. */
+/* The variants that take turns. */
 enum variant {
     READ_ALL,
     COPY_ALL,
@@ -38,10 +40,10 @@ static const char *const variant_names[VARIANT_COUNT] = {
 struct bench {
     probei *owner;
     probei_adam all, one, cached;
-    uint64_t sum; /* so that reading is not dropped */
+    uint64_t sum; /* keeps the compiler from removing the reads */
 };
 
-/* The sum of [count] words, many at a time. */
+/* Returns the sum of [count] words, many at a time. */
 static inline __attribute__((always_inline)) uint64_t sum_words_body(const uint64_t *words,
                                                                      uint64_t count)
 {
@@ -99,7 +101,7 @@ static void copy_all(const probei *self, int threads)
         memcpy(base + half + (uint64_t)t * share, base + (uint64_t)t * share, share);
 }
 
-/* Bytes of a tile with its gradient and its working copy, at their residues. */
+/* Returns the bytes of a tile with its gradient and its working copy, each at its residue. */
 static uint64_t adam_pitch(uint64_t elems)
 {
     return tile_pitch(elems, TILE_STREAMS_MAX) + size_round_up(2 * elems, TILE_PERIOD_BYTES) +
@@ -151,7 +153,7 @@ int probei_adam_once(void *user, uint64_t *elems)
     return kernels_cpu.adam(self->context, NULL, &args);
 }
 
-/* Elements per second over all tiles. */
+/* *rate: elements per second over all tiles. */
 static int time_adam(probei_adam *self, double *rate)
 {
     uint64_t elems = 0, begin_ns = clock_ns();
@@ -161,7 +163,7 @@ static int time_adam(probei_adam *self, double *rate)
     return 0;
 }
 
-/* Seconds per element of one core. */
+/* *seconds: seconds per element on one core. */
 static int time_cached(probei_adam *self, double *seconds)
 {
     uint64_t elems = 0;
@@ -252,7 +254,8 @@ int probei_memory(probei *self, uint32_t unused)
                         .seconds = probei_step_left(self),
                         .warms_up = self->extent != PROBEI_TINY,
                         .is_checked = true,
-                        .loose = 1U << READ_ONE | 1U << COPY_ONE | 1U << ADAM_ONE, /* only shown */
+                        /* only shown to the user */
+                        .loose = 1U << READ_ONE | 1U << COPY_ONE | 1U << ADAM_ONE,
                         .run = run_variant,
                         .name = name_variant,
                         .user = &bench};

@@ -1,4 +1,4 @@
-/* The order of the measurements, their time, the threads that they run on. See probe.h. */
+/* Plans the steps of the probe and their time, and runs each on its thread. See probe.h. */
 #include "probe/probe.h"
 
 #include <errno.h>
@@ -14,13 +14,14 @@
 #include "base/thread.h"
 #include "probe/probe_internal.h"
 
-/* Of all, in seconds: what the user was promised, less what the slowest single pass may take beyond
- * it. */
+/* Limit of the whole probe in seconds: the promised time, less the time by which the slowest single
+ * pass may exceed it. */
 static const double limits[PROBEI_EXTENT_COUNT] = {0.0, 27.0, 168.0};
-/* A kernel is repeated for at least so long; shorter passes tell of the clock and of interrupts. */
+/* A kernel is repeated for at least this time. In shorter passes the clock and interrupts
+ * dominate. */
 static const double pass_seconds[PROBEI_EXTENT_COUNT] = {0.0002, 0.004, 0.008};
 
-/* The best of large caches: what is measured as memory must be larger than they. */
+/* The arena must be larger than large caches, since it is used to measure memory. */
 enum { MEMORY_MIB_MIN = 1024, MEMORY_MIB_MAX = 4096, MEMORY_MIB_TINY = 48 };
 
 int probei_bind(probei *self, enum probei_where where)
@@ -98,7 +99,7 @@ void probei_fill(const probei *self, unsigned char *target, uint64_t size_bytes)
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            /* Four numbers of bf16 from 0x3e80 to 0x3f7f; as fp32 they are two. */
+            /* Four bf16 numbers from 0x3e80 to 0x3f7f; read as fp32 they are two numbers. */
             uint64_t word = (state & 0x00ff00ff00ff00ffu) + 0x3e803e803e803e80u;
             memcpy(target + at + 8 * i, &word, 8);
         }
@@ -121,7 +122,7 @@ int probei_time(probei *self, int (*once)(void *user), void *user, double *secon
     }
 }
 
-/* Cores and threads, as a run places them without a word about them in its job. */
+/* Chooses cores and threads as a run does if its job does not set them. */
 static int place_cores(probei *self)
 {
     TRY(topology_read(&self->place));
@@ -137,7 +138,8 @@ static int place_cores(probei *self)
     return topology_place(&self->place, &request, &self->cores);
 }
 
-/* Of the arena: beyond the last cache, and a quarter of what is free at most. */
+/* Chooses the arena's size: larger than the last cache, and at most a quarter of the free
+ * memory. */
 static int choose_memory(const probei *self, uint64_t *size_bytes)
 {
     uint64_t available;
@@ -148,7 +150,7 @@ static int choose_memory(const probei *self, uint64_t *size_bytes)
     if (self->extent == PROBEI_TINY)
         wanted = MEMORY_MIB_TINY * MIB;
     *size_bytes = size_min(wanted, available / 4) / (2 * MIB) * (2 * MIB);
-    /* What is in flight to a drive, and as much for what goes on beside it. */
+    /* Half for the requests in flight to a drive, half for the work beside it. */
     uint64_t least =
         size_max(MEMORY_MIB_TINY * MIB, 2 * probei_drive_extents[self->extent].memory_bytes);
     if (*size_bytes >= least)
@@ -197,7 +199,7 @@ static void add_step(probei *self, const char *name, enum probei_where where,
     snprintf(step->name, sizeof step->name, "%s", name);
 }
 
-/* Seconds as they were seen to be enough for figures within some percent on a shared machine of two
+/* The seconds that proved enough for figures within a few percent on a shared machine of two
  * cores. */
 static void plan_steps(probei *self)
 {
@@ -237,8 +239,8 @@ static void *run_on_thread(void *user)
     return NULL;
 }
 
-/* On a thread of its own, so that neither cores nor OpenMP's team nor the scheduler's slice of one
- * step stay with the next one or with the caller. */
+/* Runs the step on its own thread, so that its cores, its OpenMP team and its scheduler slice do
+ * not carry over to the next step or to the caller. */
 static int run_step(probei *self)
 {
     const struct probei_step *step = &self->steps[self->step_idx];

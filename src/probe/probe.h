@@ -1,25 +1,27 @@
-/* sluice probe: what this machine can do, measured: memory, the optimizer, matrix products, links,
- * drives, collectives. See src/config/machine.h for what comes of it.
+/* sluice probe: measures what this machine can do. The result is a `machine`
+ * (src/config/machine.h).
  *
- *   ranks        processes of its own that exchange through shared memory    (ranks.c)
- *   memory       reading, copying, Adam; all cores and one                   (memory.c)
- *   products     the shapes that training has, forward and backward          (products.c)
- *   kernels      attention, row-wise kernels, the hand-over of an op         (kernels.c)
- *   link         between host memory and device; a CPU's copies beside products, which lose more than the
- *                copies' time (link.c, product_load.c)
- *   drives       each over block size and depth, with fdatasync, beside Adam, copies and products
- *                (drive.c, drives.c, tiers/drive_bench.h); then all at once
+ *   subject        what is measured
+ *   ranks          collectives between processes that the probe forks, through shared memory
+ *   memory         reading, copying and Adam, on all cores and on one core
+ *   products       matrix products in the shapes of training, forward and backward
+ *   kernels        attention, row-wise kernels, the cost of handing an op to another thread
+ *   link           copies between host memory and the device; on a CPU also copies beside products
+ *   drives         each drive over block size and depth, with fdatasync, and beside Adam, copies
+ *                  and products; then all drives at once
  *
- * Measured on the threads and cores that a run uses by default (tiers/topology.h). Variants that
- * are compared take turns, round by round, and each figure is the median of its rounds: the machine
- * may have other work. What swings beyond some percent is measured again while there is time for
- * it; what still does is named at the end, and in machine.json ("disturbed"), as is other work that
- * took more than a tenth of a core: plans then say so. Times are planned before the first
- * measurement; what takes longer than planned takes rounds from what follows, never its figure.
+ * The measurements use the threads and cores that a run uses by default (tiers/topology.h). The
+ * machine may have other work, so variants that are compared take turns, round by round, and each
+ * figure is the median of its rounds. A figure with a large spread is measured again while there is
+ * time. If its spread stays large, the probe names it at the end and in machine.json ("disturbed").
+ * The probe also notes there if other work took more than a tenth of a core. Plans then say so.
  *
- * Blocking; one at a time. Starts threads and processes of its own and leaves the caller's thread
- * as it was. Files are those of slab_open_unnamed: nothing stays behind on any drive, however it
- * ends. */
+ * The probe plans the time of each step before the first measurement. A step that takes longer than
+ * planned leaves fewer rounds to the later steps, but every figure is still measured.
+ *
+ * probe_run blocks, and only one may run at a time. It starts its own threads and processes and
+ * leaves the settings of the caller's thread unchanged. Its files have no name (slab_open_unnamed),
+ * so nothing remains on any drive, even if the process is killed. */
 #ifndef SLUICE_PROBE_PROBE_H
 #define SLUICE_PROBE_PROBE_H
 
@@ -32,43 +34,49 @@
 #include "config/machine.h"
 
 enum {
-    PROBE_NEAR_PERCENT = 98, /* of the best: what the chosen settings reach */
+    PROBE_NEAR_PERCENT = 98, /* the chosen setting reaches this share of the best rate */
 };
 
 struct probe_options {
     const char *drives[DRIVES_MAX]; /* directories */
     uint32_t drive_count;
-    const char *backend;               /* "auto", "cpu", "cuda"; NULL: "auto" */
-    bool is_quick;                     /* under 30 s, else under 3 minutes */
-    bool is_tiny;                      /* tests: some MiB, small shapes, a round or two of each */
-    const volatile sig_atomic_t *stop; /* may be NULL */
-    /* What is measured now, and how far all is; both from one thread at a time, while the caller
-     * waits. */
+    const char *backend; /* "auto", "cpu", "cuda"; NULL: "auto" */
+    bool is_quick;       /* the probe takes under 30 s; otherwise under 3 minutes */
+    /* for tests: a few MiB, small shapes, one or two rounds of each */
+    bool is_tiny;
+    const volatile sig_atomic_t *stop; /* the probe stops when it becomes nonzero; may be NULL */
+    /* Reports the current measurement and the progress of the whole probe. May be NULL. Both
+     * callbacks come from one thread at a time, while the caller waits in probe_run. */
     void (*on_progress)(void *user, const char *what, double done_share, double seconds_left);
-    void (*on_line)(void *user, const char *text); /* a finding, one line; either may be NULL */
+    void (*on_line)(void *user, const char *text); /* reports a finding of one line; may be NULL */
     void *user;
 };
 
-/* Fills *out. Every drive is tried before anything is measured. ERR_STOPPED after a stop; ERR_INPUT
- * for a drive that cannot be used, ERR_NO_FIT for one that is full, ERR_CONFIG for "cuda" without a
- * GPU. On failure *out is cleared. */
+/* Measures the machine and fills *out. Every drive is tried before anything is measured. Errors:
+ *
+ *   ERR_STOPPED   *options->stop became nonzero
+ *   ERR_INPUT     a drive cannot be used
+ *   ERR_NO_FIT    a drive is full
+ *   ERR_CONFIG    backend "cuda" without a GPU
+ *
+ * On failure *out is cleared. */
 int probe_run(const struct probe_options *options, machine *out) MUST_CHECK;
 
-/* Of the host that this process is on, what machine_is_here compares: name, host.cpu, and
- * host.core_count as probe_run counts them: physical cores that may be used, within the quota of
- * the control groups. The error of topology_read. */
+/* Fills the fields of *target that machine_is_here compares, for the host of this process: the
+ * name, host.cpu and host.core_count. Cores are counted as in probe_run: physical cores that this
+ * process may use, within the quota of its control groups. Returns the error of topology_read. */
 int probe_name_host(machine *target) MUST_CHECK;
 
-/* One setting of a drive: bytes per second of each kind, by enum machine_io_kind. */
+/* One setting of a drive. `rates` holds bytes per second, indexed by enum machine_io_kind. */
 struct probe_setting {
     uint64_t block_bytes, queue_depth;
     double rates[3];
 };
 typedef struct probe_setting probe_setting;
 
-/* The index of the smallest setting (bytes in flight, then depth) that reaches `share` of the best
- * rate of every kind; where none does, of the one whose worst kind comes nearest. count > 0; a kind
- * whose best rate is 0 does not count. Pure. */
+/* Returns the index of the smallest setting (by bytes in flight, then by depth) that reaches
+ * `share` of the best rate in every kind. If no setting does, returns the setting whose worst kind
+ * comes nearest. `count` must be > 0. A kind whose best rate is 0 does not count. Pure. */
 uint32_t probe_choose_setting(const probe_setting *settings, uint32_t count, double share);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the files of the probe share. See probe.h. */
+/* Declarations that the files of the probe share. See probe.h. */
 #ifndef SLUICE_PROBE_PROBE_INTERNAL_H
 #define SLUICE_PROBE_PROBE_INTERNAL_H
 
@@ -18,20 +18,22 @@ enum {
     PROBEI_ROUNDS_MAX = 31,
     PROBEI_TEXT_BYTES = 160,
     PROBEI_STEPS_MAX = DRIVES_MAX + 8,
-    PROBEI_SPREAD_PERCENT = 10, /* half the distance of a figure's quartiles */
+    /* limit of a figure's spread: half the distance between its quartiles */
+    PROBEI_SPREAD_PERCENT = 10,
 };
 
-/* How much is measured, and how large. */
+/* The extent of the measurements: sizes and times. */
 enum probei_extent { PROBEI_TINY, PROBEI_QUICK, PROBEI_FULL, PROBEI_EXTENT_COUNT };
 
 typedef struct probei probei;
 
-/* Where a step's thread runs, as the threads of a run do. */
+/* The thread on which a step runs. Steps run on threads that are bound as a run binds its own. */
 enum probei_where {
     PROBEI_HERE,    /* the caller's thread */
-    PROBEI_COMPUTE, /* with the team that computes products */
-    PROBEI_UPDATE,  /* with the team of the optimizer */
-    PROBEI_IO       /* as the executor: on I/O's cores, scheduled soon after it wakes */
+    PROBEI_COMPUTE, /* bound as the team that computes products */
+    PROBEI_UPDATE,  /* bound as the optimizer's team */
+    /* as the executor: bound to the cores of I/O, and scheduled soon after it wakes */
+    PROBEI_IO
 };
 
 struct probei_step {
@@ -39,7 +41,7 @@ struct probei_step {
     enum probei_where where;
     int (*run)(probei *self, uint32_t arg);
     uint32_t arg;
-    double seconds; /* planned */
+    double seconds; /* planned time */
 };
 
 struct probei {
@@ -48,90 +50,94 @@ struct probei {
     enum probei_extent extent;
     topology place;
     core_plan cores;
-    const kernel_ops *ops;   /* of the device that computes */
-    kernel_context *context; /* its instance; of a CPU with as many threads as compute has */
-    kernel_context *update;  /* the CPU's kernels with the optimizer's threads */
-    kernel_context *single;  /* and with one */
-    device *gpu;             /* NULL: the CPU computes */
+    const kernel_ops *ops;   /* kernels of the device that computes */
+    kernel_context *context; /* the context of that device; on a CPU it has the compute threads */
+    kernel_context *update;  /* CPU kernels with the optimizer's threads */
+    kernel_context *single;  /* CPU kernels with one thread */
+    device *gpu;             /* NULL if the CPU computes */
     device_stream *streams[2];
-    arena memory;            /* of the host, shared by all measurements */
-    unsigned char *operands; /* memory of the device: what kernels work on; a CPU: memory.base */
+    arena memory; /* host memory that all measurements share */
+    /* device memory that holds the kernels' operands; on a CPU: memory.base */
+    unsigned char *operands;
     uint64_t operand_bytes;
     /* Time. */
     struct probei_step steps[PROBEI_STEPS_MAX];
     uint32_t step_count, step_idx;
     uint64_t start_ns, step_start_ns;
-    double limit_seconds;                                /* of all */
-    double step_seconds;                                 /* what the present step may take */
-    double later_seconds;                                /* and those behind it */
+    double limit_seconds;                                /* for the whole probe */
+    double step_seconds;                                 /* what the current step may take */
+    double later_seconds;                                /* what the steps after it may take */
     double used_at_start, stolen_at_start, own_at_start; /* CPU time, seconds */
-    /* Figures that swung too far: how many, the worst one's spread and name. */
+    /* Figures whose spread stayed too large: their number, and the spread and name of the worst. */
     uint32_t disturbed_count;
     double disturbed_spread;
     char disturbed_name[PROBEI_TEXT_BYTES];
 };
 
-/* --- rounds.c: samples and their medians --- */
+/* --- samples and their medians --- */
 
 struct probei_figure {
     double values[PROBEI_ROUNDS_MAX];
     uint32_t count;
-    double median, low, high; /* low and high: quartiles */
+    double median, low, high; /* low and high: the quartiles */
 };
 typedef struct probei_figure probei_figure;
 
 struct probei_work {
-    uint32_t count; /* variants, which take turns */
-    double seconds; /* no further round begins that would end later; at least one is made */
-    bool warms_up;  /* a round before the first that does not count */
-    /* What swings by more than PROBEI_SPREAD_PERCENT is measured again, for up to half as long, and
-     * what then still does so is noted with its name as disturbed. `loose`: a bit for each variant
-     * that may swing. */
+    uint32_t count; /* number of variants, which take turns */
+    /* No round begins if it would end later than this; at least one round is made. */
+    double seconds;
+    bool warms_up; /* run one round first that does not count */
+    /* If is_checked: a figure whose spread is above PROBEI_SPREAD_PERCENT is measured again, for up
+     * to half as long as `seconds`. If its spread stays above, it is recorded by name as disturbed.
+     * `loose` has a bit for each variant that is not checked. */
     bool is_checked;
     uint64_t loose;
     int (*run)(void *user, uint32_t variant, double *value) MUST_CHECK;
-    /* What the variant is, for the live line; may be NULL. */
+    /* Writes the variant's name, for the progress line; may be NULL. */
     void (*name)(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES]);
     void *user;
 };
 typedef struct probei_work probei_work;
 
-/* Adds to figures[work->count], which begin as zeros or go on. ERR_STOPPED, or what `run`
- * returned. */
+/* Runs rounds and adds their values to figures[work->count]. The figures must be zeros, or hold the
+ * samples of an earlier call. Returns ERR_STOPPED or the error of `run`. */
 int probei_rounds(probei *self, const probei_work *work, probei_figure *figures) MUST_CHECK;
 void probei_figure_add(probei_figure *self, double value);
 void probei_figure_close(probei_figure *self);
 double probei_figure_spread(const probei_figure *self); /* half the quartiles' distance / median */
 
-/* --- probe.c --- */
+/* --- steps, output and helpers --- */
 
-/* Shows what is measured now; ERR_STOPPED after a request. `what` may be "". */
+/* Reports progress with the name of the current measurement; `what` may be "". Returns ERR_STOPPED
+ * if the user asked to stop. */
 int probei_check(probei *self, const char *what) MUST_CHECK;
-double probei_step_left(const probei *self); /* seconds of the present step */
+double probei_step_left(const probei *self); /* seconds left for the current step */
 
-/* A finding: label, value (in `unit`), spread of its figure (NULL: none), and a note ("" for
- * none). */
+/* Prints a finding: its label, its value in `unit`, the spread of its figure (NULL: none), and a
+ * note (printf format; "" for none). */
 __attribute__((format(printf, 6, 7))) void probei_found(probei *self, const char *label,
                                                         double value, const char *unit,
                                                         const probei_figure *figure,
                                                         const char *format, ...);
 __attribute__((format(printf, 2, 3))) void probei_say(probei *self, const char *format, ...);
 
-/* Fills host memory [size_bytes] with numbers from 0.25 to 1, as fp32 and as bf16. */
+/* Fills host memory [size_bytes] with numbers from 0.25 to 1 that are valid as fp32 and as bf16. */
 void probei_fill(const probei *self, unsigned char *target, uint64_t size_bytes);
 
-/* Repeats `once` for at least a few milliseconds; *seconds of one. */
+/* Repeats `once` for at least a few milliseconds; *seconds is the time of one call. */
 int probei_time(probei *self, int (*once)(void *user), void *user, double *seconds) MUST_CHECK;
 
-/* Binds the calling thread as one of a run. */
+/* Binds the calling thread to cores as a run would. */
 int probei_bind(probei *self, enum probei_where where) MUST_CHECK;
 
-/* --- load.c: work that goes on beside what is measured --- */
+/* --- work that goes on beside a measurement --- */
 
 struct probei_load {
     probei *owner;
     enum probei_where where;
-    int (*once)(void *user, uint64_t *amount) MUST_CHECK; /* adds to *amount what it did */
+    /* does one piece of work and adds its size to *amount */
+    int (*once)(void *user, uint64_t *amount) MUST_CHECK;
     void *user;
     /* Private: */
     pthread_t thread;
@@ -142,10 +148,12 @@ struct probei_load {
 };
 typedef struct probei_load probei_load;
 
-int probei_load_begin(probei_load *self) MUST_CHECK; /* returns once it runs */
-/* *rate: amount per second; may be NULL. What went wrong in it comes back here. */
+/* returns after the thread has started its work */
+int probei_load_begin(probei_load *self) MUST_CHECK;
+/* Stops the load. *rate is the amount per second; `rate` may be NULL. Returns the load's own error,
+ * if it had one. */
 int probei_load_end(probei_load *self, double *rate) MUST_CHECK;
-/* Begins it and ends it after so long, alone. */
+/* Runs the load alone for this many seconds. */
 int probei_load_for(probei_load *self, double seconds, double *rate) MUST_CHECK;
 
 /* --- the measurements --- */
@@ -158,28 +166,30 @@ int probei_link(probei *self, uint32_t unused) MUST_CHECK;
 int probei_drive(probei *self, uint32_t drive_idx) MUST_CHECK;
 int probei_all_drives(probei *self, uint32_t unused) MUST_CHECK;
 
-/* Makes and frees what probei_products and probei_kernels compute on, and opens the GPU. */
+/* Choose the device, open the GPU if there is one, and close it. probei_products and probei_kernels
+ * compute on that device. */
 int probei_open_device(probei *self) MUST_CHECK;
 void probei_close_device(probei *self);
-/* Before anything is measured; whether there is a GPU is asked later, since CUDA and fork do not
- * mix. */
+/* Checks the requested backend before anything is measured. It does not ask whether there is a GPU,
+ * because a process cannot fork safely after CUDA has started. */
 int probei_try_backend(const probei *self) MUST_CHECK;
-/* Says at the end how busy others kept the machine. */
+/* Watch how much CPU time other processes used during the probe, and report it at the end. */
 void probei_begin_watch(probei *self);
 void probei_end_watch(probei *self);
-/* Fills the operands as probei_fill does. */
+/* Fills the operands with the numbers of probei_fill. */
 int probei_fill_operands(probei *self) MUST_CHECK;
-/* Physical cores that this process may use, within the quota of its control groups; at least 1. */
+/* Returns the number of physical cores that this process may use, within the quota of its control
+ * groups; at least 1. */
 uint32_t probei_count_cores(const topology *place);
-/* Names, cores, memory, time of the measurement. */
+/* Fills the names, cores, memory and time of measurement in *out. */
 void probei_describe_host(probei *self);
 
-/* Whether the drive can be used at all; fills name, path and free space of
+/* Checks that the drive can be used. Fills the name, path and free space of
  * out->drives[drive_idx]. */
 int probei_drive_try(probei *self, uint32_t drive_idx) MUST_CHECK;
 
-/* An Adam pass of one tile over memory [begin, end) of the arena, the next at each call. user:
- * probei_adam. */
+/* An Adam pass over one tile. The tiles lie in memory [begin, end) of the arena; each call takes
+ * the next one. The `user` of probei_adam_once is a probei_adam. */
 struct probei_adam {
     kernel_context *context;
     unsigned char *base; /* aligned to TILE_PERIOD_BYTES */
@@ -190,24 +200,26 @@ void probei_adam_place(const probei *self, kernel_context *context, uint64_t beg
                        probei_adam *out);
 int probei_adam_once(void *user, uint64_t *elems) MUST_CHECK;
 
-/* One copy between host memory and device, in the way that a run copies. user: probei_copies. */
+/* A copy between host memory and the device, made in the same way as in a run. The `user` of
+ * probei_copy_once is a probei_copies. */
 struct probei_copies {
     probei *owner;
-    bool to_device, to_host; /* both: one of each, together */
+    bool to_device, to_host; /* if both are set, one copy each way, together */
     unsigned char *host;     /* [bytes] for each direction */
-    uint64_t bytes;          /* of a copy */
+    uint64_t bytes;          /* of one copy */
     uint64_t place_count, next;
 };
 typedef struct probei_copies probei_copies;
-/* Over the arena from `begin` on. */
+/* Uses the arena from `begin` on. */
 void probei_copies_place(probei *self, uint64_t begin, probei_copies *out);
 int probei_copy_once(void *user, uint64_t *bytes) MUST_CHECK;
 
-/* A CPU's products as a load: one forward product of bf16 over memory [begin, end) of the arena,
- * whose operands move on from call to call. user: probei_product; amount: products. */
+/* CPU products as a load: one forward product of bf16 over memory [begin, end) of the arena. Each
+ * call takes the next operands. The `user` of probei_product_once is a probei_product; it counts
+ * products. */
 struct probei_product {
     probei *owner;
-    kernel_matmul *product; /* NULL where a GPU computes, or memory is short: no load */
+    kernel_matmul *product; /* NULL if a GPU computes or memory is too small: there is no load */
     unsigned char *zones[3], *scratch;
     uint64_t bytes[3], turns[3], next;
 };
@@ -215,20 +227,21 @@ typedef struct probei_product probei_product;
 int probei_product_open(probei *self, uint64_t begin, uint64_t end, probei_product *out) MUST_CHECK;
 int probei_product_once(void *user, uint64_t *count) MUST_CHECK;
 void probei_product_close(probei_product *self);
-/* Cores that products lose per byte moved beside them at `rate`, of their rate alone and beside it;
- * not below 0. */
+/* Returns the core-seconds that products lose per byte moved beside them. `alone` and `beside` are
+ * the products' rates without and with the other work; `rate` is the other work in bytes/s. Never
+ * below 0. */
 double probei_lost_cores(const probei *self, const probei_figure *alone,
                          const probei_figure *beside, double rate);
 
-/* --- drives.c: what is measured of a drive --- */
+/* --- the sizes of a drive's measurements --- */
 
 enum { PROBEI_IO_KINDS = 3 };
 
 struct probei_drive_extent {
-    uint64_t file_bytes;   /* at most, and half of what is free */
-    uint64_t memory_bytes; /* of the arena's begin: what is in flight */
+    uint64_t file_bytes;   /* upper limit; also at most half of the free space */
+    uint64_t memory_bytes; /* bytes at the arena's start, for the requests in flight */
     double pass_seconds;
-    uint64_t blocks[4]; /* 0 ends them */
+    uint64_t blocks[4]; /* a 0 ends the list */
     uint32_t depths[6];
 };
 typedef struct probei_drive_extent probei_drive_extent;
@@ -236,7 +249,7 @@ typedef struct probei_drive_extent probei_drive_extent;
 extern const probei_drive_extent probei_drive_extents[PROBEI_EXTENT_COUNT];
 extern const char *const probei_kind_names[PROBEI_IO_KINDS]; /* "read", "write", "mixed" */
 
-/* A drive_bench (tiers/drive_bench.h) over host memory [memory_bytes], whose file is written
+/* Opens a drive_bench (tiers/drive_bench.h) over host memory [memory_bytes] and writes its file
  * once. */
 int probei_bench_open(probei *self, const char *path, uint64_t file_bytes, unsigned char *memory,
                       uint64_t memory_bytes, drive_bench *out) MUST_CHECK;

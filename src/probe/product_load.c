@@ -1,15 +1,17 @@
-/* Products that run beside other work, to see what that takes from them. See probe_internal.h.
+/* Products that run beside other work, to measure how much that work slows them. See
+ * probe_internal.h.
  *
- * What moves bytes takes more from those that compute than its CPU time: a team waits for its
- * slowest thread, memory and caches are shared, and a virtual machine's drive copies on the host's
- * cores. So it is measured at what a run computes: how much slower products are beside it. */
+ * Work that moves bytes costs the compute threads more than its CPU time: a team waits for its
+ * slowest thread, memory and caches are shared, and the drive of a virtual machine copies on the
+ * host's cores. So the cost is measured on the products themselves: how much slower they are beside
+ * that work. */
 #include <math.h>
 #include <string.h>
 
 #include "base/size.h"
 #include "probe/probe_internal.h"
 
-/* Of the middle of what probei_products measures: some milliseconds. */
+/* A size in the middle of the range of probei_products; one product takes a few milliseconds. */
 static const uint64_t sizes[3] = {1024, 3072, 1024}, tiny_sizes[3] = {64, 128, 64}; /* m, n, k */
 
 int probei_product_open(probei *self, uint64_t begin, uint64_t end, probei_product *out)

@@ -1,13 +1,12 @@
-/* Matrix products in the shapes of training, forward and both backward ones. See probe_internal.h.
- *
- * Of a layer with `in` inputs and `out` outputs on so many tokens:
+/* Measures matrix products in the shapes of training, forward and both backward ones. See
+ * probe_internal.h. For a layer with `in` inputs and `out` outputs on `tokens` tokens they are:
  *
  *   forward    [tokens, out]  = X [tokens, in] W^T              m = tokens  n = out  k = in
  *   input      [tokens, in]   = dY [tokens, out] W              m = tokens  n = in   k = out
  *   weight     [out, in]     += dY^T X, in fp32                 m = out     n = in   k = tokens
  *
- * All three matrices move on through memory from call to call, as in a run each layer has its own:
- * repeated on the same ones, products of this size are up to a fifth faster than a run's. */
+ * Each call uses the next matrices in memory, as each layer of a run has its own. Products of this
+ * size that repeat on the same matrices are up to a fifth faster than in a run. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -23,12 +22,12 @@ enum product_kind { FORWARD, INPUT, WEIGHT, KIND_COUNT };
 
 static const char *const kind_names[KIND_COUNT] = {"forward", "input gradient", "weight gradient"};
 
-/* A layer on so many tokens. */
+/* A layer and its number of tokens. */
 struct layer {
     uint64_t tokens, in, out;
 };
 
-/* From little work to much, around models of 20 million to some billion parameters. */
+/* In order of work, around models of 20 million to a few billion parameters. */
 static const struct layer full_layers[] = {
     {256, 256, 256},    {64, 1024, 3072},   {256, 512, 2048},   {1024, 768, 768},
     {1024, 512, 2048},  {1024, 2048, 2048}, {1024, 1024, 3072}, {4096, 512, 2048},
@@ -46,7 +45,7 @@ struct point {
     const struct layer *layer;
     kernel_matmul *product;
     uint64_t bytes[3]; /* of A, B, C */
-    uint64_t next;     /* how often it ran */
+    uint64_t next;     /* number of calls so far */
 };
 
 struct bench {
@@ -98,7 +97,7 @@ static int add_point(struct bench *bench, enum dtype type, enum product_kind kin
     point->bytes[2] = size_round_up(desc.m * desc.n * dtype_bytes(desc.c_type), 4096);
     for (int i = 0; i < 3; i++)
         if (point->bytes[i] > bench->zone_bytes)
-            return 0; /* little memory: without the largest */
+            return 0; /* with little memory the largest products are left out */
     TRY(self->ops->matmul_create(self->context, &desc, &point->product));
     bench->count++;
     return 0;
@@ -164,7 +163,7 @@ static int add_points(struct bench *bench)
     return 0;
 }
 
-/* Three zones, and behind them the largest scratch. */
+/* Checks that the scratch of every product fits into the space after the three zones. */
 static int make_room(struct bench *bench)
 {
     probei *self = bench->owner;
@@ -177,7 +176,8 @@ static int make_room(struct bench *bench)
     return 0;
 }
 
-/* The three products of the layer whose forward one is `forward`, in one line. */
+/* Reports the three products of a layer in one line. `forward` is the index of its forward
+ * product. */
 static void report_layer(probei *self, const struct bench *bench, const probei_figure *figures,
                          uint32_t forward, double best)
 {

@@ -1,4 +1,5 @@
-/* Variants that take turns, and what comes of their samples. See probe_internal.h. */
+/* Runs variants in turns and computes medians and quartiles of their samples. See
+ * probe_internal.h. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,8 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The value below which `share` of the sorted values lie, between neighbours by proportion. */
+/* Returns the value below which `share` of the sorted values lie, interpolated between
+ * neighbours. */
 static double quantile(const double *sorted, uint32_t count, double share)
 {
     double place = share * (count - 1);
@@ -45,7 +47,7 @@ double probei_figure_spread(const probei_figure *self)
     return self->count > 1 && self->median > 0 ? 0.5 * (self->high - self->low) / self->median : 0;
 }
 
-/* Notes a figure that swung. */
+/* Records a figure whose spread stayed too large. */
 static void note_disturbed(probei *self, const char *name, double spread)
 {
     self->disturbed_count++;
@@ -61,7 +63,8 @@ static bool swings(const probei_work *work, uint32_t variant, const probei_figur
            probei_figure_spread(&figures[variant]) > 0.01 * PROBEI_SPREAD_PERCENT;
 }
 
-/* Those that swing again, in turns, until none does, their samples are full or the time is over. */
+/* Measures figures with a large spread again, in turns, until no spread is large, their samples are
+ * full, or the time is over. Records the figures that remain. */
 static int settle(probei *self, const probei_work *work, probei_figure *figures)
 {
     uint64_t begin_ns = clock_ns();
@@ -92,7 +95,7 @@ static int settle(probei *self, const probei_work *work, probei_figure *figures)
     return 0;
 }
 
-/* Every second round goes backwards: what changes steadily then counts alike for all variants. */
+/* Every second round runs backwards, so that a steady change affects all variants equally. */
 static int one_round(probei *self, const probei_work *work, uint32_t round, bool counts,
                      probei_figure *figures)
 {
@@ -129,7 +132,7 @@ int probei_rounds(probei *self, const probei_work *work, probei_figure *figures)
     return work->is_checked && self->extent != PROBEI_TINY ? settle(self, work, figures) : 0;
 }
 
-/* The worst kind's share of the best rate. */
+/* Returns the lowest share of the best rate over all kinds. */
 static double worst_share(const probe_setting *setting, const double best[3])
 {
     double worst = 1;
