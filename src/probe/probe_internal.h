@@ -214,7 +214,7 @@ typedef struct probei_copies probei_copies;
 void probei_copies_place(probei *self, uint64_t begin, probei_copies *out);
 int probei_copy_once(void *user, uint64_t *bytes) MUST_CHECK;
 
-/* CPU products as a load: one forward product of bf16 over memory [begin, end) of the arena. Each
+/* A CPU's products as a load: one forward product of bf16 over memory [begin, end) of the arena. Each
  * call takes the next operands. The `user` of probei_product_once is a probei_product; it counts
  * products. */
 struct probei_product {
