@@ -1,6 +1,6 @@
-"""What the Python programs of perf/ share: jobs, runs of sluice, medians with their spread, lines of CSV.
+"""Shared by the Python programs of perf/: jobs, runs of sluice, medians with their spread, lines of CSV.
 
-Standard library only. Lines of CSV are those of perf/bench.h: name,value,unit,limit,ratio,spread.
+Uses the standard library only. Lines of CSV are those of perf/bench.h: name,value,unit,limit,ratio,spread.
 """
 
 import argparse
@@ -23,26 +23,26 @@ SLUICE = "build/release/src/cli/sluice"
 TIERS = ("device", "host", "nvme")
 
 
-SHAPES = "4x256,16x256,4x1024"  # micro-batch x tokens of what trains in memory
+SHAPES = "4x256,16x256,4x1024"  # micro-batch x tokens of trainings in memory
 
 
-# A program that is told to end leaves nothing behind either.
+# SIGTERM also lets a program remove its files.
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def fail(text, code=1):
-    """Ends the program: 1 what was asked could not be done, 2 it was asked wrongly."""
+    """Ends the program. Code 1: the work failed; 2: wrong use."""
     print("%s: %s" % (os.path.basename(sys.argv[0]), text), file=sys.stderr)
     sys.exit(code)
 
 
 def said(error):
-    """An OSError without its number."""
+    """Returns the text of an OSError without its number."""
     return "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
 
 
 def main_of(main):
-    """Runs it; what ends it from outside is one sentence."""
+    """Runs main; Ctrl-C and system errors end the program with one sentence."""
     try:
         main()
     except KeyboardInterrupt:
@@ -59,7 +59,7 @@ def needs(*programs):
 
 @contextlib.contextmanager
 def scratch(prefix, folder):
-    """A directory of its own below `folder`, which is made and may stay; it does not."""
+    """Makes a directory below `folder`, and removes it at the end. `folder` is created if needed, and stays."""
     try:
         os.makedirs(folder, exist_ok=True)
         work = tempfile.mkdtemp(prefix=prefix, dir=os.path.abspath(folder))
@@ -72,7 +72,7 @@ def scratch(prefix, folder):
 
 
 def count_of(lowest):
-    """A type for argparse: a whole number of at least so much."""
+    """Returns a type for argparse: a whole number of at least `lowest`."""
     def number(text):
         if not text.isdigit() or int(text) < lowest:
             raise argparse.ArgumentTypeError("%s is no whole number of at least %d" % (text, lowest))
@@ -96,7 +96,7 @@ def dtypes_of(text):
 
 
 def busy_seconds():
-    """Of all cores since the system's start, as far as the system tells; else None."""
+    """Returns the busy seconds of all cores since the system started, or None if the system does not report them."""
     try:
         with open("/proc/stat") as lines:
             ticks = lines.readline().split()
@@ -107,7 +107,7 @@ def busy_seconds():
 
 @contextlib.contextmanager
 def watched(what):
-    """Warns where other processes took more than a tenth of the cores while it ran: figures are off then."""
+    """Warns if other processes took more than a tenth of the cores meanwhile: the figures are then unreliable."""
     def ours():
         times = os.times()
         return times.user + times.system + times.children_user + times.children_system
@@ -123,7 +123,7 @@ def watched(what):
 
 
 def run(command, env=None, allowed=(0,)):
-    """Its standard output; ends the program with what it said where it fails."""
+    """Returns the command's standard output. If it fails, ends this program with the command's message."""
     with watched(os.path.basename(command[0])):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env=dict(os.environ, **env) if env else None)
@@ -136,7 +136,7 @@ def run(command, env=None, allowed=(0,)):
 
 
 class Summary:
-    """Median of samples; spread: half of the distance between the quartiles over the median, as in perf/bench.h."""
+    """The median of samples. spread: half of the distance between the quartiles, divided by the median, as in perf/bench.h."""
 
     def __init__(self, samples):
         ordered = sorted(samples)
@@ -148,7 +148,7 @@ class Summary:
 
 
 class Table:
-    """Figures as they come: printed, and appended to a file of CSV where one is named."""
+    """Prints each figure at once, and appends it to a CSV file if one is given."""
 
     def __init__(self, csv_path=None, limit_word="limit"):
         self.limit_word = limit_word
@@ -168,7 +168,7 @@ class Table:
             self.file.flush()
 
     def absent(self, name, why):
-        """A peer or a tool that is not here: named, never left out in silence."""
+        """Lists a peer or a tool that is not installed, so that it is never left out silently."""
         print("%-56s absent: %s" % (name, why), flush=True)
         if self.file:
             self.file.write("%s,,absent: %s,,,\n" % (name, why.replace(",", ";")))
@@ -185,14 +185,14 @@ def place(where, activations=None):
 
 
 def write_tokens(path, count=1 << 20, vocab=VOCAB):
-    """Random ids of 16 bits, the same each time."""
+    """Writes random ids of 16 bits, the same each time."""
     draw = random.Random(7)
     with open(path, "wb") as out:
         array.array("H", draw.choices(range(vocab), k=count)).tofile(out)
 
 
 def job_of(work, model, micro=4, accumulation=1, homes=None, budgets=("8GiB", "1GiB"), bf16=True, more=None):
-    """A job in memory, or as homes say; tokens are those of write_tokens(work + "/tokens")."""
+    """Returns a job in memory, or placed by `homes`. Its tokens are those of write_tokens(work + "/tokens")."""
     job = {
         "model": dict(model),
         "data": {"train": [os.path.join(work, "tokens")], "format": "u16", "seed": 1},
@@ -221,7 +221,7 @@ def write_job(work, name, job):
 
 
 def train(sluice, work, job, steps, skipped=2, ranks=1):
-    """Trains anew; the lines of metrics.jsonl but the first `skipped`. Nothing of the run stays."""
+    """Makes a new training; returns the lines of metrics.jsonl after step `skipped`. Removes the run's files."""
     job["run"]["steps"] = steps
     path = write_job(work, "job", job)
     command = [sluice, "train", path, "--fresh", "--quiet"]
@@ -251,25 +251,25 @@ def memory_gib():
 
 
 def measured_machine(sluice, work):
-    """machine.json of this machine, measured now in under 30 s."""
+    """Returns the path of this machine's machine.json, measured now in under 30 s."""
     path = os.path.join(work, "machine.json")
     run([sluice, "probe", "--quick", "--drive", work, "--out", path])
     return path
 
 
 def lacks_memory(sluice, work, *jobs):
-    """Why jobs that run at once do not go into the memory that is free, or None."""
+    """Returns the reason why jobs that run together do not fit into the free memory, or None."""
     peaks = [plan(sluice, work, job)["peak_bytes"] for job in jobs]
     wanted, free = sum(peak["device"] + peak["host"] for peak in peaks) / 2**30, memory_gib()
     return "needs %.1f GiB of memory; %.1f are free" % (wanted, free) if wanted > 0.95 * free else None
 
 
 class Absent(Exception):
-    """A peer that is not here, with the reason."""
+    """A peer is not installed; holds the reason."""
 
 
 class Side:
-    """A program that does one piece of work for each line that it is given: see perf/peers/bench_side.c."""
+    """A program that does one piece of work for each line that it reads: see perf/peers/bench_side.c."""
 
     def __init__(self, command, log, env=None):
         self.command, self.log = command, log
@@ -294,7 +294,7 @@ class Side:
         fail("%s ended (%d): %s" % (" ".join(self.command), self.process.returncode, said))
 
     def do(self, what="step"):
-        """(seconds, value); lines that are no answer, such as a library's warnings, are passed over."""
+        """Returns (seconds, value). Skips lines that are no answer, such as a library's warnings."""
         try:
             self.process.stdin.write(what + "\n")
             self.process.stdin.flush()
@@ -318,8 +318,8 @@ class Side:
 
 
 def by_turns(sides, rounds, warm=2, what="step", swaps=False):
-    """Seconds and values of each side, taking turns, each second round in reverse if it swaps; the first `warm` rounds
-    do not count."""
+    """Returns the seconds and values of each side. The sides take turns; with `swaps`, every second round is reversed. The
+    first `warm` rounds do not count."""
     seconds, values = {name: [] for name in sides}, {name: [] for name in sides}
     for turn in range(-warm, rounds):
         for name in list(sides)[::-1 if swaps and turn % 2 else 1]:

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# All figures of this machine: one program per figure, each beside its limit measured in the same run, and one table.
+# Measures all figures on this machine, each with its limit in the same run, and prints one table.
 #
 #   perf/run.sh [--quick] [--out DIR] [--drive DIR] [--bin DIR] [--text FILE] [--tokenizer FILE] [FIGURE...]
 #   perf/run.sh --list
 #
-#   --quick           small sizes and few runs: some 3 minutes for all; else some 35
-#   --out DIR         where FIGURE.csv, FIGURE.log and all.csv go (default: runs/perf/ with date and time)
-#   --drive DIR       on the drive to measure (default: runs)
-#   --bin DIR         the build tree (default: build/release); a release build with nothing else running
-#   --text FILE       for the tokenizer (default: the sources and documents of this tree)
-#   --tokenizer FILE  tokenizer.json (default: one that is made of the text)
-#   --list            the figures with what each is and what its limit is, and nothing else
+#   --quick           small sizes and few runs: about 3 minutes for all figures, otherwise about 35
+#   --out DIR         folder for FIGURE.csv, FIGURE.log and all.csv (default: runs/perf/ with date and time)
+#   --drive DIR       a folder on the drive to measure (default: runs)
+#   --bin DIR         the build tree of a release build (default: build/release)
+#   --text FILE       text for the tokenizer (default: the sources and documents of this tree)
+#   --tokenizer FILE  tokenizer.json (default: one that is trained on the text)
+#   --list            prints the figures and their limits, and measures nothing
 #
-# Figures run one after the other in the order of the list. One whose program or tool is not there is named as
-# absent, one that fails keeps what it had measured. Lines of CSV: figure,name,value,unit,limit,ratio,spread; see
-# perf/README.md for what they mean. Exit 0: all that ran did; 1: one failed; 2: wrong use; 130: stopped.
+# Figures run one after the other, in the order of the list. Nothing else should run on the machine. A figure whose
+# program or tool is missing is listed as absent; one that fails keeps the lines measured so far. Lines of CSV:
+# figure,name,value,unit,limit,ratio,spread; perf/README.md explains them.
+# Exit status: 0: no figure failed; 1: one failed; 2: wrong use; 130: stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
@@ -87,7 +88,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'echo "run.sh: stopped; what was measured is in $out" >&2; exit 130' INT TERM
 sluice=$bin/src/cli/sluice
 
-# The program of a figure with its arguments, or "absent: why".
+# Prints the program of a figure with its arguments, or "absent: why".
 command_of() {
     local program=$bin/perf/bench_${1//-/_}
     case $1 in
@@ -115,7 +116,7 @@ if [ -z "$text" ]; then
     find README.md CHANGELOG.md CONTRIBUTING.md src kernels tiers swap tests perf configs -type f \
         \( -name '*.[ch]' -o -name '*.md' -o -name '*.sh' -o -name '*.py' -o -name '*.cu' \) -print0 |
         LC_ALL=C sort -z | xargs -0 cat >"$text"
-    # Whole lines of 4 MB, so that the quick figures are of a whole file.
+    # Whole lines of 4 MB, so that the quick figures use a whole file.
     [ -z "$quick" ] || { head -c 4000000 "$text" | sed '$d' >"$work/head"; mv "$work/head" "$text"; }
 fi
 
@@ -126,7 +127,7 @@ fi
     echo "cores $(nproc)"
     awk '/^MemTotal/ {printf "memory %.1f GiB\n", $2 / 1048576}' /proc/meminfo
     echo "kernel $(uname -r)"
-    [ -z "$quick" ] || echo "quick sizes: they show that all works, figures that count are of a run without --quick"
+    [ -z "$quick" ] || echo "quick sizes only show that everything works; figures that count come from a run without --quick"
 } | tee "$out/machine.txt"
 
 status=0
@@ -143,7 +144,7 @@ for figure in "${figures[@]}"; do
         ;;
     esac
     begin=$SECONDS
-    # shellcheck disable=SC2086 # words of a line are the program and its arguments
+    # shellcheck disable=SC2086 # the words of the line are the program and its arguments
     if $command --csv "$csv" >"$out/$figure.log" 2>&1 </dev/null; then
         echo "$figure: $((SECONDS - begin)) s"
     else

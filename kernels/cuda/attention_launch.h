@@ -54,9 +54,10 @@ int cudai_attention_fp32_launch(const cudai_attention_args *args, void *stream);
 int cudai_attention_fp32_grad_allow(uint64_t head_dim, uint64_t *shared_bytes);
 int cudai_attention_fp32_grad_launch(const cudai_attention_args *args, void *stream);
 
-/* For the check of a library's attention against ours. fill writes normally distributed values with
- * standard deviation `amplitude`, the same for the same seed. compare measures the difference of
- * two tensors of `rows` rows of `columns` elements, with rows `stride` elements apart. */
+/* For the check of a library's attention against ours. fill writes values with a bell-shaped
+ * distribution of standard deviation `amplitude`, the same for the same seed. compare measures the
+ * difference of two tensors of `rows` rows of `columns` elements, with rows `stride` elements
+ * apart. */
 int cudai_attention_fill_launch(enum dtype type, void *target, uint64_t count, float amplitude,
                                 uint32_t seed, void *stream);
 

@@ -1,5 +1,5 @@
-/* Declarations that the files of cuDNN's attention share. Besides them only tests include this. cuDNN's
- * backend API is a C API of descriptors: tensors and operations form an operation graph, a
+/* Declarations that the files of cuDNN's attention share. Besides them only tests include this.
+ * cuDNN's backend API is a C API of descriptors: tensors and operations form an operation graph, a
  * heuristic proposes engines that can run it, and the configuration of an engine becomes an
  * execution plan.
  *

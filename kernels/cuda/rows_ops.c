@@ -31,6 +31,7 @@ static cudai_row_blocks row_blocks(uint64_t rows, uint64_t blocks_max, uint64_t 
     uint64_t even = (rows + blocks_max - 1) / blocks_max;
     cudai_row_blocks blocks = {.rows_per_block = even > rows_min ? even : rows_min};
     blocks.count = (rows + blocks.rows_per_block - 1) / blocks.rows_per_block;
+    assert(blocks.count <= blocks_max);
     return blocks;
 }
 

@@ -17,7 +17,7 @@ enum {
 
     CUDAI_NORM_WARP_LEAVES = 512,   /* sums that a warp adds in one round */
     CUDAI_NORM_BLOCK_MIN = 4096,    /* sums of a block: eight warps, one round each */
-    CUDAI_NORM_BLOCK_MAX = 1 << 20, /* limit of the rounds that its shared memory can hold */
+    CUDAI_NORM_BLOCK_MAX = 1 << 20, /* limit, since its shared memory holds the rounds */
     /* limit: the device has this many places for the blocks' results */
     CUDAI_NORM_BLOCKS_MAX = 1024,
 };

@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# What durability costs where computing dominates: the quickstart's model with 8 micro-batches a step and
+# The cost of durability when computing dominates: the quickstart's model with 8 micro-batches per step and
 # every state on nvme.
 #
 #   perf/drives/durability.sh [SLUICE [TEXT]]     after ./quickstart.sh, which makes the text
 #
-# Three figures, each from runs or steps that alternate, on one machine:
-#   commit        one run with run.commit_every 2: steps that carry a commit against the steps between them,
-#                 as the median of the differences of neighbours; what the commit's lane was busy, what
-#                 computing waited for it, and the bytes that it made the write lane move beyond others
-#   full copy     of the run's slabs as they are then, by cp and sync: what a checkpoint by copying takes
-#   verified reads   runs with io.verify_reads true and false, by turns
-# Speeds on a shared machine are worth comparing within one run only.
+# Three figures, measured on one machine:
+#   commit           one run with run.commit_every 2: the median difference between a step with a commit and
+#                    its neighbours without one; the busy time of the commit's lane, the time that computing
+#                    waited for it, and the additional bytes of the write lane
+#   full copy        cp and sync of the run's slabs as they are after it: the time of a checkpoint by copying
+#   verified reads   runs with io.verify_reads true and false, in turns
+# On a shared machine, compare only speeds of the same run.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 sluice=${1:-build/release/src/cli/sluice}
 text=${2:-runs/quickstart/text/train.txt}
-pairs=${PAIRS:-24}   # of steps with and without a commit
-runs=${RUNS:-5}      # of each, for verified reads
+pairs=${PAIRS:-24}   # pairs of steps with and without a commit
+runs=${RUNS:-5}      # runs of each kind, for verified reads
 [ -x "$sluice" ] || { echo "durability.sh: $sluice is not built" >&2; exit 2; }
 [ -r "$text" ] || { echo "durability.sh: $text is not there: ./quickstart.sh makes it" >&2; exit 2; }
 mkdir -p runs
 work=$(mktemp -d runs/durability.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 
-# train SETTINGS...: a new run in $work/run
+# train SETTINGS...: makes a new run in $work/run
 train()
 {
     rm -rf "$work/run" "$work/drive"
@@ -41,7 +41,7 @@ median()
     sort -g | awk '{v[NR] = $1} END {print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2}'
 }
 
-# lines: step, seconds, commit busy, commit stall, bytes written; of each step
+# lines: prints for each step its number, seconds, commit busy, commit stall, bytes written
 lines()
 {
     sed -n 's/.*"step":\([0-9]*\),.*"seconds":\([0-9.e-]*\),.*"write":{"bytes":\([0-9]*\),.*"commit":{"bytes":[0-9]*,"busy_seconds":\([0-9.e-]*\),"stall_seconds":\([0-9.e-]*\)}.*/\1 \2 \4 \5 \3/p' \
@@ -54,7 +54,7 @@ lines | awk '$1 > 3' >"$work/steps.txt"
 awk '$3 > 0 {with++} $3 == 0 {without++} END {if (!with || !without) exit 1}' "$work/steps.txt" ||
     { echo "no steps with and without a commit: the metrics have another form"; exit 1; }
 plain=$(awk '$3 == 0 {print $2}' "$work/steps.txt" | median)
-# The difference of a step with a commit to the mean of its neighbours without one, over the plain step.
+# The median difference between a step with a commit and the mean of its neighbours without one.
 added=$(awk '{s[NR] = $2; c[NR] = $3} END {for (i = 2; i < NR; i++) if (c[i] > 0 && c[i - 1] == 0 && c[i + 1] == 0)
     print s[i] - (s[i - 1] + s[i + 1]) / 2}' "$work/steps.txt" | median)
 busy=$(awk '$3 > 0 {print $3}' "$work/steps.txt" | median)

@@ -5,23 +5,25 @@
 #   perf/gpu/gpu.sh [--bin DIR|FILE] --sanitize
 #   perf/gpu/gpu.sh --gather FILE
 #
-#   --gather FILE builds, and packs into FILE (tar.gz) bench_gpu, sluice, the GPU tests, their list, and the
-#                 shared libraries that they need, for a machine without them; runs nothing
-#   --bin DIR|FILE  that FILE, or a folder with its contents; else programs are built here
-#   --data DIR    a folder on the drive to measure (default: runs/gpu); 45 GB free for all jobs
-#   --no-checks   leaves the tests with label gpu out
-#   --sanitize    runs the tests under compute-sanitizer, memcheck and racecheck, and measures nothing; but
-#                 the large ones, the one that breaks the GPU and the one that kills a rank
-#   --quick       tiny sizes: to try the script itself
+#   --gather FILE   builds, and packs bench_gpu, sluice, the GPU tests, their list and the shared libraries that
+#                   they need into FILE (tar.gz), for another machine; runs nothing
+#   --bin DIR|FILE  uses such a FILE, or a folder with its contents; otherwise programs are built here
+#   --data DIR      a folder on the drive to measure (default: runs/gpu); all jobs need 45 GB
+#   --no-checks     skips the tests with label gpu
+#   --sanitize      runs the tests under compute-sanitizer, memcheck and racecheck, and measures nothing. It
+#                   skips the large tests, the one that breaks the GPU and the one that kills a rank.
+#   --quick         tiny sizes, to try the script itself
 #
-# The tests come first: speed of wrong results is worth nothing. Then bench_gpu measures the ceilings and
-# trains the jobs of perf/gpu one after the other in one process; then, where python3 has torch, PyTorch
-# trains the same 1B model in device memory (perf/gpu/pytorch_gpu.py). Speeds are worth comparing within
-# one run on one machine. Where the loader knows no cuBLASLt, cuDNN or NCCL, those of python3's packages
-# are taken; they are too large to be packed (NCCL alone is 196 MB compressed). Programs that were gathered
-# need a C library at least as new as that of the machine where they were built. SLUICE_GPU_ARCHITECTURES=90a-real
-# builds for one kind of GPU: sooner, and smaller.
-# Paths are relative to the repository's root. Exit 1: something failed; 77: no GPU.
+# The tests run first, since the speed of wrong results is worth nothing. Then bench_gpu measures the limits
+# and trains the jobs of perf/gpu one after the other in one process. Then, if python3 has torch, PyTorch
+# trains the same 1B model in device memory (perf/gpu/pytorch_gpu.py). Compare speeds only within one run on
+# one machine.
+#
+# If the loader finds no cuBLASLt, cuDNN or NCCL, those of python3's packages are used. They are too large to
+# be packed (NCCL alone is 196 MB compressed). Gathered programs need a C library at least as new as on the
+# machine where they were built. SLUICE_GPU_ARCHITECTURES=90a-real builds for one kind of GPU only, which is
+# faster and smaller.
+# Paths are relative to the repository's root. Exit status 1: something failed; 77: no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin='' gather='' data=runs/gpu checks=yes quick='' sanitize='' sanitizer=()
@@ -43,9 +45,9 @@ while [ $# -gt 0 ]; do
     shift
 done
 begin=$SECONDS
-total_seconds=530  # of the nine minutes
-pytorch_seconds=50 # of them
-test_seconds=180   # for one line of gpu_tests.txt
+total_seconds=530  # limit of the whole script: nine minutes
+pytorch_seconds=50 # PyTorch's part of total_seconds
+test_seconds=180   # limit for one line of gpu_tests.txt
 export OMP_WAIT_POLICY=passive SLUICE_TEST_BACKEND=cuda # as CTest sets them
 
 work=''
@@ -81,7 +83,7 @@ elif [ -f "$bin" ]; then
 fi
 bin=$(cd "$bin" && pwd)
 
-# The C library and the compiler's own are the target's; every other shared library comes along.
+# The target has its own C library and compiler libraries; every other shared library is packed.
 if [ -n "$gather" ]; then
     packed=$work/packed
     mkdir -p "$packed/lib"
@@ -97,8 +99,8 @@ if [ -n "$gather" ]; then
 fi
 
 # --- shared libraries ---
-# Folders that hold what the loader does not find: the toolkit's, or those of python3's packages. Our
-# programs alone get them: a python3 knows its own.
+# Prints the folders with libraries that the loader does not find: the toolkit's, or those of python3's
+# packages. Only our programs get them, since python3 finds its own.
 nvidia_folders() {
     python3 - <<'END' 2>/dev/null || true
 import ctypes, glob, os, sys
@@ -142,7 +144,7 @@ check() {
     echo "$status" >"$work/check.$number"
 }
 
-# run_checks WHAT: small ones together, since most of their time is the host's; then the large ones.
+# run_checks WHAT: runs the small tests together, since they mostly use the host; then the large ones.
 run_checks() {
     local check_begin=$SECONDS passed=0 failed=0 skipped=0 number=0 status
     local lines=()
@@ -151,7 +153,7 @@ run_checks() {
     local at_once=$((($(nproc) + 1) / 2))
     [ "$at_once" -le 8 ] || at_once=8
     for line in "${lines[@]}"; do
-        if [ -z "$line" ]; then # from here on one by one
+        if [ -z "$line" ]; then # from here on, one at a time
             wait
             at_once=1
             continue
@@ -164,7 +166,7 @@ run_checks() {
         done
         number=$((number + 1))
         echo "$line" >"$work/line.$number"
-        # shellcheck disable=SC2086 # words of a line are the program and its arguments
+        # shellcheck disable=SC2086 # the words of the line are the program and its arguments
         check "$number" $line &
     done
     wait
@@ -190,7 +192,7 @@ if [ -n "$sanitize" ]; then
     export SLUICE_TEST_FEW=1
     for tool in memcheck racecheck; do
         sanitizer=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9
-            --target-processes all --require-cuda-init no) # ranks are forked by a test without CUDA
+            --target-processes all --require-cuda-init no) # a test without CUDA forks its ranks
         run_checks "gpu tests under $tool"
     done
     exit 0

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""PyTorch on the job of perf/gpu/llama-1b-resident.json: the yardstick of perf/gpu/gpu.sh.
+"""PyTorch on the job of perf/gpu/llama-1b-resident.json, for comparison in perf/gpu/gpu.sh.
 
-The shape of Llama 3.2 1B, every state in device memory, 64K tokens a step in 4 micro-batches of 4
+The shape of Llama 3.2 1B, every state in device memory, 64K tokens per step in 4 micro-batches of 4
 sequences, bf16 weights, gradients and moments, fused AdamW, scaled_dot_product_attention, each block
-checkpointed (its inner activations recomputed in the backward, as the job does), clipping by the global
-norm. That is less memory traffic than Sluice's fp32 states and gradient sums cost: the comparison favours
-PyTorch. Prints the median over the steps but the first two.
+checkpointed (its inner activations are recomputed in the backward pass, as in the job), clipping by the
+global norm. Sluice's fp32 states and gradient sums cost more memory traffic, so the comparison favours
+PyTorch. Prints the median over the steps without the first two.
 """
 import statistics
 import sys

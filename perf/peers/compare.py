@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Sluice beside the peers that are installed here, by turns, on one machine.
+"""Compares Sluice with the peers that are installed here, in turns, on one machine.
 
     perf/peers/compare.py [--quick] [--out DIR] [--drive DIR] [--bin DIR] [--python FILE] [--llmc DIR] [--text FILE] [PEER...]
 
 Peers:
   pytorch      trains GPT-2 124M: bf16 (autocast) and fp32; micro-batch x tokens of 4x256, 16x256 and 4x1024; fused AdamW,
-               clipping at 1.0, the same tokens in the same order. Modes: eager; kept: eager, with the C library told to
-               keep freed memory and to ask for huge pages, which spares PyTorch much; compiled: torch.compile, and kept.
-               --shapes, --dtypes and --modes take less; all of it is an hour on 2 cores
+               clipping at 1.0, the same tokens in the same order. Modes: eager; kept: eager, with a C library that keeps
+               freed memory and asks for huge pages, which makes PyTorch much faster; compiled: torch.compile, and kept.
+               --shapes, --dtypes and --modes select a part; everything takes an hour on 2 cores
   adam         optimizer steps: perf/peers/compare_adam.py
-  aio          DeepSpeed's asynchronous I/O (it builds its library at first use; needs libaio-dev), reads and writes of the
-               same number of bytes on the same file system
-  tokenizers   the same text by the same tokenizer.json, on one thread and on all
-  llmc         llm.c's CPU program, in fp32, which --llmc names as a checkout: built here with its Makefile's flags, with
-               made weights and tokens; B and T and the number of steps are written into a copy of its train_gpt2.c; of
-               --shapes each T once, with as large a micro-batch as memory and --llmc-batch allow. 20 minutes on 2 cores
+  aio          DeepSpeed's asynchronous I/O (it builds its library at first use and needs libaio-dev): reads and writes of
+               the same number of bytes on the same file system
+  tokenizers   the same text with the same tokenizer.json, on one thread and on all
+  llmc         llm.c's CPU program in fp32, from the checkout that --llmc names. It is built here with its Makefile's flags
+               and has random weights and tokens. B, T and the number of steps are written into a copy of its
+               train_gpt2.c. It runs each T of --shapes once, with the largest micro-batch that memory and --llmc-batch
+               allow. 20 minutes on 2 cores
 
-Every line is our median beside the peer's in the same unit; the ratio is ours over the peer's, above 1 is ahead. What
-is not here is named as absent. --python names the interpreter that has the packages (default: python3). Lines of CSV
-go to DIR/compare.csv (default: runs/perf/ with date and time), what the programs say beside it.
+Every line has our median and the peer's in the same unit. The ratio is ours / the peer's; above 1 Sluice is faster. A
+peer that is not installed is listed as absent. --python names the interpreter that has the packages (default: python3).
+Lines of CSV go to DIR/compare.csv (default: runs/perf/ with date and time), and the programs' logs go beside it.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from measure import (SHAPES, VOCAB, Absent, Side, Summary, Table, by_turns, coun
 
 
 def beside(table, name, ours, theirs, amount, unit, note=""):
-    """A line: amount / seconds of both."""
+    """Adds a line with amount / seconds of both sides."""
     mine, other = Summary(ours), Summary(theirs)
     table.add(name, amount / mine.median, unit, amount / other.median, mine.spread,
               ("peer +-%.1f%%  " % (100 * other.spread)) + note)
@@ -55,7 +56,7 @@ def our_training(options, work, batch, length, dtype):
 
 MODES = ("eager", "kept", "compiled")
 
-# What the C library does for a program that allocates large blocks again and again.
+# Settings of the C library for a program that allocates large blocks again and again.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20),
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
@@ -104,7 +105,7 @@ def adam(options, table, work):
     command = [options.python, "perf/peers/compare_adam.py", "--library", library, "--csv", csv]
     command += ["--quick"] if options.quick else []
     print(run(command), end="", flush=True)
-    with open(csv) as lines:  # those that have a peer
+    with open(csv) as lines:  # only the lines that have a peer
         table.file.writelines(line for line in lines if line.split(",")[3:4] not in ([], [""], ["limit"]))
     table.file.flush()
 
@@ -156,7 +157,7 @@ LLMC_HEADER = 256  # int32
 
 
 def llmc_write(folder):
-    """Weights and tokens as llm.c reads them: GPT-2 124M at random, the vocabulary padded to 50304."""
+    """Writes weights and tokens for llm.c: random GPT-2 124M, with the vocabulary padded to 50304."""
     import array
     import random
     layers, width, vocab, padded, length = 12, 768, 50257, 50304, 1024
@@ -194,7 +195,7 @@ def llmc_write(folder):
 
 
 def llmc_build(options, folder, batch, length, steps):
-    """A copy of train_gpt2.c with other sizes; one validation batch, which is not timed."""
+    """Builds a copy of train_gpt2.c with other sizes, and with one validation batch, which is not timed."""
     options.llmc = os.path.abspath(options.llmc)
     with open(os.path.join(options.llmc, "train_gpt2.c")) as source:
         text = source.read()
@@ -225,7 +226,7 @@ def llmc(options, table, work):
     llmc_write(folder)
     full = argparse.Namespace(**dict(vars(options), quick=False))
     for length in sorted({tokens for _, tokens in options.shapes}):
-        # Activations and their gradients: attention's T x T twice, and about 52 C a token and block beside it; logits.
+        # Activations and their gradients: attention's T x T twice, about 52 C more per token and block, and logits.
         each = 8 * (length * 12 * (24 * length + 18 * 768) + 2 * length * 50304)
         batch = min(options.llmc_batch, int((memory_gib() - 6) * 2**30 / each))
         if batch < 1:
@@ -255,7 +256,7 @@ PEERS = {"pytorch": pytorch, "adam": adam, "aio": aio, "tokenizers": tokenizers,
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Sluice beside the peers that are installed", epilog=__doc__,
+    parser = argparse.ArgumentParser(description="Compares Sluice with the peers that are installed", epilog=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", nargs="*", metavar="PEER", help="of " + ", ".join(PEERS))
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds")
@@ -263,17 +264,17 @@ def main():
     parser.add_argument("--drive", default="runs", help="folder on the drive to use")
     parser.add_argument("--bin", default="build/release")
     parser.add_argument("--python", default="python3")
-    parser.add_argument("--model", choices=("plain", "hf"), default="plain", help="PyTorch's: see perf/peers/pytorch_train.py")
+    parser.add_argument("--model", choices=("plain", "hf"), default="plain", help="PyTorch's model: see perf/peers/pytorch_train.py")
     parser.add_argument("--llmc", help="a checkout of llm.c")
     parser.add_argument("--llmc-rounds", type=count_of(1), default=1)
-    parser.add_argument("--llmc-batch", type=count_of(1), default=4, help="micro-batch at the most")
+    parser.add_argument("--llmc-batch", type=count_of(1), default=4, help="largest micro-batch")
     parser.add_argument("--text")
-    parser.add_argument("--tokenizer", help="tokenizer.json; default: made of the text")
+    parser.add_argument("--tokenizer", help="tokenizer.json; default: trained on the text")
     parser.add_argument("--shapes", default="", help="micro-batch x tokens; default: " + SHAPES)
     parser.add_argument("--dtypes", default="bf16,fp32")
-    parser.add_argument("--modes", default=",".join(MODES), help="of pytorch")
-    parser.add_argument("--rounds", type=count_of(1), help="that count (default: 7, --quick: 3)")
-    parser.add_argument("--warm", type=count_of(0), default=4, help="rounds before these: PyTorch needs some until its memory is warm")
+    parser.add_argument("--modes", default=",".join(MODES), help="modes of pytorch")
+    parser.add_argument("--rounds", type=count_of(1), help="rounds that count (default: 7, --quick: 3)")
+    parser.add_argument("--warm", type=count_of(0), default=4, help="rounds before these, which PyTorch needs until its memory is warm")
     options = parser.parse_args()
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
     for name in options.peers:
@@ -285,7 +286,7 @@ def main():
     for mode in options.modes:
         if mode not in MODES:
             parser.error("%s is none of the modes %s" % (mode, ", ".join(MODES)))
-    options.llmc_warm = min(options.warm, 2)  # of ours alone, whose memory is warm from the start
+    options.llmc_warm = min(options.warm, 2)  # only for our side, whose memory is warm from the start
     options.rounds = options.rounds or (3 if options.quick else 7)
     options.out = options.out or os.path.join("runs/perf", time.strftime("%Y-%m-%d-%H%M%S", time.gmtime()))
     options.side = os.path.join(options.bin, "perf/bench_side")

@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Sluice's Adam on the CPU beside DeepSpeed's CPUAdam and PyTorch's fused AdamW.
+"""Compares Sluice's Adam on the CPU with DeepSpeed's CPUAdam and PyTorch's fused AdamW.
 
 Each row is one pass over the same number of parameters. The sides take turns step by step in one
-process, each on memory of its own, with the same layout, on huge pages and touched before; a figure is
-the median of its runs, a ratio is of medians within the row, and spread is half of the distance between
-the quartiles. Before a row is timed, its sides take three steps from the same values and must agree.
+process. Each has its own memory with the same layout, on huge pages that were touched before. A figure is
+the median of its runs, a ratio compares medians within the row, and spread is half of the distance between
+the quartiles, divided by the median. Before the timing of a row, its sides make three steps from the same
+values and must agree.
 
-  equal bytes   fp32 gradient, fp32 state, no working copy: 28 bytes a parameter moved by each side
-  needed pass   bf16 gradient in, fp32 state, bf16 parameter out, as mixed precision needs it. Sluice: one
-                pass. DeepSpeed: gradient to fp32, step, parameter to bf16, by PyTorch's copies
-  16-bit        16-bit moments. Sluice: an exact fp32 master as bf16 parameters and 16 low bits, moments in
-                bf16, rounded stochastically (18 bytes). DeepSpeed: all tensors in bf16 (14 bytes), and bf16
-                parameters and gradients with fp32 moments (22 bytes): neither keeps an fp32 master
+  equal bytes   fp32 gradient, fp32 state, no working copy: each side moves 28 bytes per parameter
+  needed pass   bf16 gradient in, fp32 state, bf16 parameter out, as mixed precision needs it. Sluice makes one
+                pass. DeepSpeed converts the gradient to fp32, steps, and converts the parameter to bf16, by
+                PyTorch's copies
+  16-bit        16-bit moments. Sluice has an exact fp32 master as bf16 parameters and 16 low bits, and bf16
+                moments, rounded stochastically (18 bytes). DeepSpeed has all tensors in bf16 (14 bytes), or
+                bf16 parameters and gradients with fp32 moments (22 bytes); neither keeps an fp32 master
 
 perf/peers/compare.py adam runs this with the interpreter that has the peers. DeepSpeed compiles its
-optimizer at first use: it needs a C++ compiler and ninja; what it built is kept for the next run.
+optimizer at first use, which needs a C++ compiler and ninja; the result is kept for the next run.
 """
 import argparse
 import ctypes
@@ -29,7 +31,7 @@ PERIOD, SKEW, HUGE = 65536, 16384, 2 << 20
 
 
 def import_peers():
-    """torch or None, DeepSpeedCPUAdam or None; says what is not there."""
+    """Returns torch or None, and DeepSpeedCPUAdam or None. Prints which one is missing."""
     try:
         import torch
     except ImportError as error:
@@ -40,14 +42,14 @@ def import_peers():
         logging.disable(logging.WARNING)
         from deepspeed.ops.adam import DeepSpeedCPUAdam
         DeepSpeedCPUAdam([torch.nn.Parameter(torch.zeros(64))])
-    except Exception as error:  # its build fails in many ways
+    except Exception as error:  # its build can fail in many ways
         print(f"DeepSpeed's CPUAdam: not found or not built ({type(error).__name__}: {error}): its rows are left out")
         return torch, None
     return torch, DeepSpeedCPUAdam
 
 
 class Arena:
-    """Tensors on huge pages, each SKEW further into a period than the one before."""
+    """Tensors on huge pages. Each lies SKEW further into a period than the one before."""
 
     def __init__(self, torch):
         self.torch, self.kept, self.count = torch, [], 0
@@ -67,7 +69,7 @@ class Arena:
 
 
 def fill(torch, streams, seed):
-    """The same values, which bf16 holds, in every side's master (or params) and grads; moments are 0."""
+    """Fills every side's master (or params) and grads with the same values, which bf16 can hold. Moments are 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, scale in (("master", 0.02), ("grads", 1e-3)):
         block = (torch.randn(1 << 16, generator=generator) * scale).bfloat16()
@@ -78,7 +80,7 @@ def fill(torch, streams, seed):
 
 
 class Scalars(ctypes.Structure):
-    """adam_library_scalars of perf/peers/adam_library.c."""
+    """The struct adam_library_scalars of perf/peers/adam_library.c."""
     _fields_ = [("threads", ctypes.c_int32), ("step", ctypes.c_int32), ("learning_rate", ctypes.c_float),
                 ("beta1", ctypes.c_float), ("beta2", ctypes.c_float), ("epsilon", ctypes.c_float),
                 ("weight_decay", ctypes.c_float)]
@@ -120,7 +122,7 @@ class Sluice:
 
 
 class Peer:
-    """An optimizer of PyTorch's interface over one fp32 or bf16 parameter."""
+    """An optimizer with PyTorch's interface, over one fp32 or bf16 parameter."""
 
     def __init__(self, torch, name, make, elems, kind, state_kind, converts, tensor_step):
         self.torch, self.name, self.converts = torch, name, converts
@@ -151,7 +153,7 @@ class Peer:
 
 
 def agree(torch, sides, tolerance):
-    """Three steps of each side; the largest difference must stay below what three steps' rounding makes."""
+    """Makes three steps of each side. The largest difference must be within the rounding of three steps."""
     for _ in range(3):
         for side in sides:
             side.step()
@@ -163,7 +165,7 @@ def agree(torch, sides, tolerance):
 
 
 def time_row(sides, runs):
-    """Median and spread, in seconds, of each side."""
+    """Returns the median in seconds and the spread of each side."""
     times = [[] for _ in sides]
     for run in range(runs + 1):
         for side, kept in zip(sides, times):
@@ -181,7 +183,7 @@ def time_row(sides, runs):
 
 
 def report(options, row, threads, sides, figures, moved, wanted):
-    """One line for each side; ratio: how many times faster the first side is."""
+    """Prints one line for each side. The ratio says how many times as fast the first side is."""
     label = f"{threads} thread" + ("" if threads == 1 else "s")
     for side, (median, spread), byte_count in zip(sides, figures, moved):
         ns = median / options.elems * 1e9
@@ -234,7 +236,7 @@ def compare(options, torch, deepspeed, library):
             sides = [Sluice(torch, library, elems, threads, "packed"),
                      Peer(torch, "DeepSpeed CPUAdam, all bf16", all_bf16, elems, bf16, bf16, False, False),
                      Peer(torch, "DeepSpeed CPUAdam, fp32 moments", make_deepspeed(), elems, bf16, fp32, False, False)]
-            agree(torch, sides, 1e-3)  # bf16's step is 2^-8 of values up to 0.1, and a step may be lost
+            agree(torch, sides, 1e-3)  # bf16's step is 2^-8 of values up to 0.1, and rounding may lose an update
             report(options, "16-bit", threads, sides, time_row(sides, options.runs), [18, 14, 22],
                    {"DeepSpeed CPUAdam, all bf16": 1.25})
         sides = None
@@ -252,8 +254,8 @@ def main():
     parser.add_argument("--library", dest="adam", default="build/release/perf/libadam_compared.so",
                         help="the target adam_compared, as built")
     parser.add_argument("--quick", action="store_true", help="8 Mi parameters and 5 runs: for a first look")
-    parser.add_argument("--millions", type=int, help="Mi parameters of a row (32)")
-    parser.add_argument("--runs", type=int, help="of each side (9)")
+    parser.add_argument("--millions", type=int, help="Mi parameters per row (32)")
+    parser.add_argument("--runs", type=int, help="runs of each side (9)")
     parser.add_argument("--threads", default="", help="such as 1,2 (1 and all cores)")
     parser.add_argument("--csv", help="appends each figure, with the columns of perf/bench.h")
     options = parser.parse_args()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The other sides of perf/peers/compare.py that are Python packages: a piece of work for each line that is read.
+"""The peers of perf/peers/compare.py that are Python packages. They do one piece of work for each line that they read.
 
-    perf/peers/peers.py aio FILE BYTES           read | write   DeepSpeed's asynchronous I/O, the best settings of a short search
-    perf/peers/peers.py tokenize TEXT FILE       one | all      the tokenizers library on one thread and on all
+    perf/peers/peers.py aio FILE BYTES           read | write   DeepSpeed's asynchronous I/O with the best settings of a short search
+    perf/peers/peers.py tokenize TEXT FILE       one | all      the tokenizers library on one thread or on all
 
-Answers "ready" and what is to be known, then "seconds value" a line, as perf/peers/bench_side.c does. Exit 3 where the
-package is not there or cannot be built, with the reason.
+The first answer is "ready" with a description, then "seconds value" for each line, as in perf/peers/bench_side.c. The exit
+status is 3, with the reason, if the package is not installed or cannot be built.
 """
 
 import os
@@ -32,7 +32,7 @@ def aio(path, size):
         library = builder.load(verbose=False)
     except Exception as error:
         absent("deepspeed: %s" % str(error).split("\n")[0])
-    with open(path, "wb") as out:  # written once before anything is timed
+    with open(path, "wb") as out:  # written once before the timing
         piece = os.urandom(1 << 20)
         for _ in range(size >> 20):
             out.write(piece)
@@ -82,7 +82,7 @@ def tokenize(path, name):
     with open(path, "rb") as file:
         text = file.read()
     pieces, at = [], 0
-    while at < len(text):  # as bench_side cuts them
+    while at < len(text):  # cut as in bench_side
         end = min(at + (64 << 10), len(text))
         newline = text.find(b"\n", end)
         end = newline + 1 if newline >= 0 else len(text)

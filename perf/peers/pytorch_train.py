@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""PyTorch's side of perf/peers/compare.py: trains GPT-2 on the CPU, a step for each line that it reads.
+"""PyTorch's side of perf/peers/compare.py: trains GPT-2 on the CPU, one step for each line that it reads.
 
     perf/peers/pytorch_train.py --tokens FILE [--dtype bf16|fp32] [--length T] [--batch B] [--compile] [--model plain|hf] [...]
 
-Answers "ready", then "seconds loss" for each line; without input to come it ends. What is alike on both sides: the
-model (GPT-2's shape, tied embeddings, tanh GELU, no dropout), tokens and their order, AdamW in fp32 (here fused),
-clipping of the gradient's norm at 1.0, bf16 by autocast with fp32 weights. `plain` is a model of few lines whose
-attention is torch's fused one; `hf` is transformers' GPT2LMHeadModel.
+Answers "ready", then "seconds loss" for each line; it ends at the end of its input. Both sides have the same model
+(GPT-2's shape, tied embeddings, tanh GELU, no dropout), the same tokens in the same order, AdamW in fp32 (here fused),
+clipping of the gradient's norm at 1.0, and bf16 (here by autocast) with fp32 weights. `plain` is a short model with torch's
+fused attention; `hf` is transformers' GPT2LMHeadModel.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main():
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--vocab", type=int, default=50257)
-    parser.add_argument("--threads", type=int, default=0, help="0: as PyTorch chooses")
+    parser.add_argument("--threads", type=int, default=0, help="0: PyTorch chooses")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--model", choices=("plain", "hf"), default="plain")
     options = parser.parse_args()

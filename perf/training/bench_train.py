@@ -1,38 +1,45 @@
 #!/usr/bin/env python3
-"""End-to-end tokens a second of GPT-2 124M, in memory and out of core.
+"""End-to-end tokens per second of GPT-2 124M, in memory and out of core.
 
     perf/training/bench_train.py [--quick] [--csv FILE] [--dir DIRECTORY] [--sluice FILE] [--runs N] [--shapes BxT,...]
                         [--dtypes bf16,fp32] [--rounds N] [--accumulation N] [--machine FILE] [FIGURE...]
 
-Figures: memory (bf16 and fp32, nothing recomputed; shapes B x T of 4x256, 16x256 and 4x1024: the last two have as many
-tokens a step), out-of-core (every state on the drive that holds DIRECTORY, an eighth of the memory, as many
-micro-batches a step as make computing bind), out-of-core-small (the quickstart's model in 160 MiB),
-nvme-bound (few tokens a step, so that the drive is what a step waits for) and update-overlap (the optimizer's state on
-the drive, all else in memory, updates after the backward: what a step takes beyond computing).
+Figures:
+  memory              bf16 and fp32, nothing recomputed; shapes B x T of 4x256, 16x256 and 4x1024. The last two have the
+                      same number of tokens per step.
+  out-of-core         every state on the drive that holds DIRECTORY, an eighth of the memory, and so many micro-batches
+                      per step that computing is the bottleneck
+  out-of-core-small   the quickstart's model in 160 MiB
+  nvme-bound          few tokens per step, so that a step waits for the drive
+  update-overlap      the optimizer's state on the drive, everything else in memory, updates after the backward pass: the
+                      time of a step minus its computing
 
-The limit of a training in memory is the time of its model FLOPs at the speed of the best large matrix product of
-the same dtype, which bench_peak measures before each run: a ratio of 0.6 is 60% of that peak (the field's MFU, of
-what the machine has shown instead of what its maker says). Medians over the steps of all runs but the first two of
-each. --quick: small models.
+In memory, the limit is the time of the model FLOPs at the speed of the best large matrix product of the same dtype, which
+bench_peak measures before each run. A ratio of 0.6 is 60% of that peak (the field's MFU, but with the measured peak
+instead of the maker's). The figures are medians over the steps of all runs, without the first two steps of each. --quick
+uses small models.
 
-The limit of a training out of core is the same job in memory. Both are set up at once and take a step each in turn, in
-the other order each round, after two that do not count: from one whole run to the next a machine drifts by as much as
-what is looked for. Each round has its own ratio of seconds; median, lowest and highest are told. Both recompute inner
-activations: the small memory could not keep them, and what keeping them gains is another question. Beside it stands the
-ratio that `sluice plan` foretells by the machine.json that is given, or that `sluice probe` measures first; with --quick
-only what binds by the plan's defaults, which foretell nothing of this machine.
+Out of core, the limit is the same job in memory. Both are set up at the same time and take single steps in turns, in the
+opposite order each round, after two rounds that do not count. The reason is that a machine drifts between whole runs by
+as much as the difference to be measured. Each round has its own ratio of seconds; the line shows the median, lowest and
+highest. Both jobs recompute inner activations, since the small memory could not keep them. The line also shows the ratio
+that `sluice plan` predicts from the given machine.json, or from one that `sluice probe` measures first. With --quick it
+shows only the bottleneck by the plan's defaults, which say nothing about this machine.
 
-A training that the drive binds stands still after each step while the drive is measured alone, and is held against
-the mean of before and after. Four limits: the best of fio for the same share of reads, which goes through a few blocks
-of memory that no core of ours touches; fio that writes into each block before it sends it; our lanes through as much
-memory as a step goes through; and what is read alone and written alone, the better of ours and fio's, by the law that
-a drive's time is read / R + written / W. A virtual drive may copy by a core of the host, whose caches then hold a few
-untouched blocks, but not what a training reads, computes with and writes.
+nvme-bound pauses the training after each step and measures the drive alone. A step is compared with the mean of the
+measurements before and after it. There are four limits:
+  - the best of fio for the same share of reads, through a few blocks of memory that no core of ours touches
+  - fio that writes into each block before it submits it
+  - our lanes through as much memory as a step uses
+  - reading alone and writing alone (R and W, the better of ours and fio's), as a drive needs read / R + written / W
+A virtual drive may copy by a core of the host. The host's caches then hold a few untouched blocks, but not the data that
+a training reads, computes with and writes.
 
-An update is what a step takes beyond computing. Its limits are the slower of the drive, in the same four ways, and of
-Adam in a training by turns with it that has its state in memory: as if the two cost only one. A further line holds it
-against itself without Adam's arithmetic, by turns in one process: the same reads and writes, nothing computed between.
-Writes below a directory of its own under DIRECTORY, some GB, and removes it.
+In update-overlap, an update is the time of a step minus its computing. Its limits are the slower of two: the drive, in
+the same four ways, and Adam in a training that has its state in memory and takes turns with this one. A further line
+compares it with the same transfers without Adam's arithmetic, in turns in one process.
+
+Writes a few GB into its own directory under DIRECTORY and removes it.
 """
 
 import argparse
@@ -53,7 +60,7 @@ QUICKSTART = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../con
 
 
 def peak_of(options, dtype):
-    """GFLOP/s of a large product now."""
+    """Measures the GFLOP/s of a large product now."""
     found = re.search(r"peak product %s +([0-9.]+)" % dtype, run([options.peak]))
     return float(found.group(1))
 
@@ -76,7 +83,7 @@ def in_memory(options, table, work):
                 peaks.setdefault(dtype, []).append(peak_of(options, dtype))
                 for line in train(options.sluice, work, job, options.steps):
                     speeds.setdefault(dtype, []).append(line["tokens_per_second"])
-                    flops[dtype] = line["model_tflops"] * 1e12 / line["tokens_per_second"]  # of a token
+                    flops[dtype] = line["model_tflops"] * 1e12 / line["tokens_per_second"]  # per token
         for dtype in jobs:
             got = Summary(speeds[dtype])
             peak = Summary(peaks[dtype]).median * 1e9
@@ -86,7 +93,7 @@ def in_memory(options, table, work):
 
 
 def foretold(options, work, jobs):
-    """What the plan says of the two steps."""
+    """Returns the plan's prediction for the two steps, as text."""
     if options.quick and not options.machine:
         return "by the plan's defaults what binds is %s" % plan(options.sluice, work, jobs["nvme"])["busiest_resource"]
     options.machine = options.machine or measured_machine(options.sluice, work)
@@ -95,8 +102,8 @@ def foretold(options, work, jobs):
 
 
 def beside_memory(options, table, work, name, jobs):
-    """A step each in turn of jobs["memory"] and jobs["nvme"]. The one that waits for its turn needs no stopping: all
-    transfers of its step are over, and its OpenMP threads sleep after milliseconds of spinning."""
+    """Steps of jobs["memory"] and jobs["nvme"] in turns. The job that waits need not be stopped: all transfers of its step
+    are over, and its OpenMP threads sleep after spinning for milliseconds."""
     shape = (jobs["nvme"]["train_micro_batch_size_per_gpu"], jobs["nvme"]["gradient_accumulation_steps"],
              jobs["nvme"]["model"]["seq_length"])
     name = "train %s bf16 B=%dx%d T=%d out of core" % ((name,) + shape)
@@ -133,8 +140,8 @@ def out_of_core(options, table, work):
 
 
 def out_of_core_small(options, table, work):
-    """The quickstart's model: a step reads and writes 0.3 GB with 16 micro-batches and 0.7 with 64, where activations
-    do not stay in 160 MiB of memory."""
+    """The quickstart's model. A step reads and writes 0.3 GB with 16 micro-batches, and 0.7 GB with 64, whose activations
+    do not fit into 160 MiB of memory."""
     with open(QUICKSTART) as lines:
         model = json.loads("".join(line for line in lines if not line.startswith("//")))["model"]
     write_tokens(os.path.join(work, "bytes"), vocab=model["vocab_size"])
@@ -146,7 +153,7 @@ def out_of_core_small(options, table, work):
     beside_memory(options, table, work, "quickstart", jobs)
 
 
-# What a drive is tried with, by fio and by us: a few blocks of memory, used again and again.
+# The settings tried on a drive, by fio and by us: a few blocks of memory that are used again and again.
 FEW = ("256KiBx8", "512KiBx4", "512KiBx8", "1MiBx4", "1MiBx8", "4MiBx4")
 
 
@@ -159,13 +166,13 @@ def begin(sides, side):
 
 
 class Drive:
-    """The drive alone, in runs of a sixth of a second, by turns with a training: the rates of one round by name."""
+    """The drive alone, in runs of a sixth of a second, in turns with a training. round() returns rates by name."""
 
     def __init__(self, options, work, share, sides):
-        size = "512MiB" if options.quick else "2GiB"  # about as much of the drive as a step goes through
+        size = "512MiB" if options.quick else "2GiB"  # about as much of the drive as a step uses
         self.side = begin(sides, Side([options.nvme, "--turns", "--seconds", "0.15", work, size],
                                       os.path.join(work, "drive.log")))
-        self.share = " %d" % round(100 * share)  # of reads, in the mix
+        self.share = " %d" % round(100 * share)  # share of reads in the mix
         self.kinds = ["sluice"] + ["fio"] * has_fio()
         few = {(kind, mode): self.best(kind, mode) for kind in self.kinds for mode in ("read", "write", "mixed")}
         self.runs = {mode: ["%s %s %s" % (kind, mode, at) for kind in self.kinds for at in few[kind, mode]]
@@ -179,7 +186,7 @@ class Drive:
         return self.side.do(what + self.share)[1]
 
     def best(self, kind, mode, count=1):
-        """The fastest settings of two tries each."""
+        """Returns the fastest settings, of two tries each."""
         rates = {at: max(self.rate("%s %s %s" % (kind, mode, at)) for _ in range(2)) for at in FEW}
         return sorted(rates, key=rates.get)[-count:]
 
@@ -188,24 +195,24 @@ class Drive:
 
 
 def last_step(run_dir):
-    """Its line of metrics.jsonl."""
+    """Returns the last step's line of metrics.jsonl."""
     with open(os.path.join(run_dir, "metrics.jsonl")) as lines:
         return json.loads(lines.readlines()[-1])
 
 
 def step_of(trainer, run_dir, what="step"):
-    """One more step's line of metrics.jsonl."""
+    """Makes one more step; returns its line of metrics.jsonl."""
     trainer.do(what)
     return last_step(run_dir)
 
 
 def moved_by(step):
-    """Bytes read, bytes written."""
+    """Returns the bytes read and the bytes written."""
     return [step["lanes"][lane]["bytes"] for lane in ("read", "write")]
 
 
 class BesideDrive:
-    """Turns of a training, and of the drive alone before and after each: their rates against the four limits."""
+    """Turns of a training, with the drive alone before and after each. Compares their rates with the four limits."""
 
     def __init__(self, options, work, step, sides):
         reads, writes = moved_by(step)
@@ -214,7 +221,7 @@ class BesideDrive:
         self.speeds, self.alone, self.limits, self.shares = [], [], {}, {}
 
     def take(self, step, seconds, least=0):
-        """A turn has moved the step's bytes in so many seconds, of which it needs `least` for something else."""
+        """Records a turn that moved the step's bytes in `seconds`. It cannot be faster than `least` seconds for other reasons."""
         reads, writes = moved_by(step)
         after = self.drive.round()
         now = {key: (self.before[key] + after[key]) / 2 for key in after}
@@ -228,7 +235,7 @@ class BesideDrive:
             self.shares.setdefault(key, []).append(self.speeds[-1] / limit)
 
     def tell(self, table, name):
-        """A line for each limit."""
+        """Adds a line for each limit."""
         got = Summary(self.speeds)
         said = {"mixed": "the same mix by %s, few blocks" % ("fio" if has_fio() else "us"),
                 "filled": "the same mix by fio that writes into its blocks",
@@ -259,8 +266,9 @@ def nvme_bound(options, table, work, sides):
 
 
 def update_overlap(options, table, work, sides):
-    """The update alone: after the backward, its state on the drive, all else in memory. As much as the host's budget
-    holds may be read while the backward still computes, and flatters the phase: so it is small, some percent."""
+    """The update alone: after the backward pass, its state on the drive, everything else in memory. The host's budget is
+    small, because data that it holds may be read while the backward pass still computes. This makes the phase look
+    faster than it is, here by a few percent."""
     layers, hidden = (4, 512) if options.quick else (12, 768)
     write_tokens(os.path.join(work, "bytes"), vocab=256)
     name = "update of gpt2 %dx%d, state on the drive" % (layers, hidden)
@@ -278,7 +286,7 @@ def update_overlap(options, table, work, sides):
                 for home, job in jobs.items()}
 
     def step(home, what="step"):
-        """Its line of metrics, and the seconds that it took beyond computing."""
+        """Makes a step; returns its line of metrics, and its seconds minus those of computing."""
         line = step_of(trainers[home], jobs[home]["run"]["dir"], what)
         return line, line["seconds"] - line["lanes"]["compute"]["busy_seconds"]
 
@@ -313,7 +321,7 @@ def update_overlap(options, table, work, sides):
 
 
 def with_sides(figure):
-    """The figure with a stack of programs beside it, which are ended before their folder goes, whatever happens."""
+    """Gives the figure a stack of programs, which are always ended before their folder is removed."""
     def made(options, table, work):
         with contextlib.ExitStack() as sides:
             figure(options, table, work, sides)
@@ -326,22 +334,22 @@ FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "out-of-core-small":
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="of " + ", ".join(FIGURES))
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="from " + ", ".join(FIGURES))
     parser.add_argument("--quick", action="store_true", help="small models, one run, two rounds")
     parser.add_argument("--csv", help="appends a line for each figure")
     parser.add_argument("--dir", default=".", help="on the drive to use")
     parser.add_argument("--sluice", default=SLUICE)
     parser.add_argument("--peak", help="bench_peak; default: beside sluice's build")
     parser.add_argument("--nvme", help="bench_nvme; default: beside sluice's build")
-    parser.add_argument("--shapes", default="", help="micro-batch x tokens, of memory and (the last) of out-of-core; default: " + SHAPES)
-    parser.add_argument("--dtypes", default="bf16,fp32", help="of memory")
-    parser.add_argument("--runs", type=count_of(1), default=3, help="of memory")
-    parser.add_argument("--steps", type=count_of(3), default=5, help="of a run of memory, the first two not counted")
-    parser.add_argument("--rounds", type=count_of(1), help="of the other figures, a step of each side (default: 7, of out-of-core "
-                        "and out-of-core-small 8, with --quick 2)")
-    parser.add_argument("--accumulation", type=count_of(1), help="micro-batches a step of out-of-core (default: 8) and "
+    parser.add_argument("--shapes", default="", help="micro-batch x tokens, for memory and (the last) for out-of-core; default: " + SHAPES)
+    parser.add_argument("--dtypes", default="bf16,fp32", help="for memory")
+    parser.add_argument("--runs", type=count_of(1), default=3, help="for memory")
+    parser.add_argument("--steps", type=count_of(3), default=5, help="steps of a run of memory; the first two do not count")
+    parser.add_argument("--rounds", type=count_of(1), help="rounds of the other figures, a step of each side (default: 7; for "
+                        "out-of-core and out-of-core-small 8; with --quick 2)")
+    parser.add_argument("--accumulation", type=count_of(1), help="micro-batches per step for out-of-core (default: 8) and "
                         "out-of-core-small (64); with --quick 4")
-    parser.add_argument("--machine", help="machine.json, by which out-of-core is foretold; default: measured now, in under 30 s "
+    parser.add_argument("--machine", help="machine.json for the prediction of out-of-core; default: measured now, in under 30 s "
                         "(with --quick: none)")
     options = parser.parse_args()
     for name in options.figures:

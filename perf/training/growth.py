@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""How the time of a step grows: with the model, the micro-batches, the sequence and the ranks, beside the simulator's line.
+"""How the time of a step grows with the model, the micro-batches, the sequence and the ranks, measured and simulated.
 
     perf/training/growth.py [--quick] [--machine FILE] [--csv FILE] [--dir DIRECTORY] [--steps N] [SWEEP...]
 
 Sweeps: layers, width, micro-batches, sequence, ranks. Each changes one figure of a small job of GPT-2's shape in bf16, in
-memory and with every state on the drive that holds DIRECTORY, and prints for each point the measured seconds of a step
-(median of a few), the simulated ones (`sluice plan` with the machine.json given, or one that `sluice probe` measures
-first), their ratio, and two exponents: how time has grown from the point before with the figure that is swept, as
-measured and as simulated. 1 is proportional, 0 is no growth.
+memory and with every state on the drive that holds DIRECTORY. For each point it prints the measured seconds of a step
+(median of a few), the simulated seconds (`sluice plan` with the given machine.json, or with one that `sluice probe`
+measures first), their ratio, and two exponents, measured and simulated: the growth of time with the swept figure since
+the previous point. 1 means proportional, 0 means no growth.
 
-Ranks are processes of this one machine that share its cores, each with its part of the batch, which stays the same:
-the time of a step would be constant if exchanging cost nothing. The simulator gives each the share of the cores' rates
-that its threads are of those that were measured; measured steps of ranks are shorter than that: what a rank computed
-and exchanged stands behind both. They need mpirun, else the sweep is named as absent.
+Ranks are processes on this machine that share its cores. The whole batch stays the same and each rank has its part, so
+the time of a step would be constant if the exchange cost nothing. The simulator gives each rank a share of the cores'
+measured rates, in proportion to its threads. Measured steps of ranks are shorter than that, so the line also has the
+times that a rank computed and exchanged. The sweep needs mpirun; without it, it is listed as absent.
 Lines of CSV: name,measured seconds,s,simulated seconds,measured over simulated,spread.
 """
 
@@ -47,7 +47,7 @@ def profile(options, work, job):
 
 
 def ranked(options, work, job, ranks):
-    """As profile, and what of it rank 0 computed and exchanged."""
+    """As profile, with the times that rank 0 computed and exchanged."""
     job["zero_optimization"] = {"stage": 3}
     planned = plan(options.sluice, work, job, options.machine, ranks)
     lines = train(options.sluice, work, job, options.steps + 2, ranks=ranks)
@@ -61,7 +61,7 @@ def ranked(options, work, job, ranks):
 
 
 def points_of(options, sweep):
-    """(figure, how it changes the job)."""
+    """Returns pairs: the figure and its change of the job."""
     short = options.quick
     if sweep == "layers":
         return [(n, {"layers": n}) for n in ((2, 4, 8) if short else (2, 4, 8, 16))]
@@ -107,7 +107,7 @@ def main():
     parser.add_argument("--csv")
     parser.add_argument("--dir", default=".", help="on the drive to use")
     parser.add_argument("--sluice", default=SLUICE)
-    parser.add_argument("--steps", type=count_of(1), default=5, help="that count")
+    parser.add_argument("--steps", type=count_of(1), default=5, help="measured steps")
     options = parser.parse_args()
     for name in options.sweeps:
         if name not in SWEEPS:

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""How well `sluice plan` foretells a step on this machine.
+"""How well `sluice plan` predicts a step on this machine.
 
     perf/training/predict.py [options] [JOB...]      --help; the jobs' names are in JOBS below
 
-Each job is a shape of its own: what binds is computing, or the drive, or both nearly alike. `sluice profile`
-runs a few steps of each as a trial, with the machine.json given or one that `sluice probe` measures first. The
-table has the predicted step, the median of the measured ones with the fastest and slowest, their ratio, the
-resource that binds as predicted and as measured, and per tier the bytes that were reserved, which must be those
-planned. Exit status 1 where a step is off by more than --within percent, where a resource or a byte differs.
+Each job has its own shape: its bottleneck is computing, or the drive, or both almost equally. `sluice profile` runs a
+few steps of each as a trial, with the given machine.json or with one that `sluice probe` measures first. The table has
+the predicted step, the median of the measured steps with the fastest and slowest, their ratio, the predicted and the
+measured bottleneck, and per tier the reserved bytes, which must equal the planned ones. The exit status is 1 if a step
+is off by more than --within percent, or if a bottleneck or a number of bytes differs.
 
-What binds is the resource whose lanes are busy longest (time in which at least one of their ops runs), in the
-simulation and in the run by the same rule, `sluice profile`'s: "drives" are read and write together, since a drive
-is one resource, "cores" on a CPU are compute and update together, every other lane is a resource of its own.
+The bottleneck is the resource whose lanes are busy longest (the time in which at least one of their ops runs). `sluice
+profile` applies the same rule to the simulation and to the run: "drives" are read and write together, since a drive is
+one resource; "cores" on a CPU are compute and update together; every other lane is its own resource.
 
-Standard library only. Writes below a directory of its own under --dir and removes it at the end.
+Uses the standard library only. Writes into its own directory under --dir and removes it at the end.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def place(params, grads, optimizer, activations, inner="recompute"):
             "inner_activations": inner}
 
 
-# name: (what it is for, model, micro-batch, accumulation, homes, further keys)
+# name: (purpose, model, micro-batch, accumulation, homes, further keys)
 JOBS = {
     "memory": ("all in memory", model("gpt2", 8, 768, 512), 2, 2,
                place("device", "device", "device", "device"), {}),
@@ -57,7 +57,7 @@ JOBS = {
               place("host", "host", "nvme", "host"), {"model.max_part_bytes": "6MiB"}),
     "vocabulary": ("a large vocabulary", model("gpt2", 4, 768, 256, 32000), 4, 1,
                    place("host", "host", "host", "device"), {}),
-    # Of these three no figure of the cost model was ever made to fit:
+    # No figure of the cost model was ever fitted to these three:
     "batch-major": ("batch-major order", model("llama", 10, 640, 384), 2, 3,
                     place("host", "host", "nvme", "host"), {"schedule.order": "batch_major"}),
     "fp32": ("fp32 operands", model("gpt2", 4, 896, 256), 2, 2,
@@ -97,7 +97,7 @@ def measure(options, name, work, machine):
 
 
 def compare(found, within):
-    """The row of a job, and why it fails."""
+    """Returns the row of a job, and the reasons why it fails."""
     ratio = found["predicted_step_seconds"] / found["step_seconds"]
     lanes = tuple(found[which]["resource"] for which in ("predicted_binding", "binding"))
     planned, made = found["planned_peak_bytes"], found["peak_bytes"]

@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# What smaller optimizer state does to the loss: the quickstart's model on its text, with state.master and
+# The effect of smaller optimizer state on the loss: the quickstart's model on its text, with state.master and
 # state.moments in each format, over several seeds.
 #
 #   perf/training/state_formats.sh [FORMAT...]       after ./quickstart.sh, which makes the text; all formats: 7 minutes
 #
 # A format is MASTER/MOMENTS: fp32/fp32, split/fp32, fp32/bf16, split/bf16, fp32/8bit, split/8bit.
-# Prints for each the held-out loss after STEPS (300) steps, its mean over SEEDS ("1 2 3") and the mean
-# difference to fp32/fp32 at the same seed with the largest either way, bytes of state a parameter (the working
-# copy included), bytes that the drives read and write in a steady step, and tokens/s (medians; on a shared
-# machine the last is worth comparing within one call only). Losses do not depend on time or placement.
+# For each format it prints:
+#   - the held-out loss after STEPS (300) steps, as the mean over SEEDS ("1 2 3")
+#   - the mean difference to fp32/fp32 at the same seed, with the largest difference in each direction
+#   - bytes of state per parameter, including the working copy
+#   - bytes that the drives read and write in a steady step
+#   - tokens/s (medians; on a shared machine, compare these only within one call)
+# Losses do not depend on time or placement.
 #
 # SLUICE, TEXT (a directory with train.txt and valid.txt), STEPS and SEEDS may be set. With CSV=FILE runs are
-# added to the file, those that it has are not made again, and the table is of all that it holds.
+# added to the file, runs that it already has are not repeated, and the table shows all its runs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 sluice=${SLUICE:-build/release/src/cli/sluice}

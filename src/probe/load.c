@@ -1,4 +1,4 @@
-/* Runs work on its own thread beside a measurement, for example Adam beside a drive. */
+/* Runs work on its own thread beside a measurement, for example Adam while a drive is measured. */
 #include <time.h>
 
 #include "base/log.h"

@@ -1,6 +1,7 @@
 /* Plans the steps of the probe and their time, and runs each on its thread. See probe.h. */
 #include "probe/probe.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -193,6 +194,7 @@ static int take_memory(probei *self, uint32_t unused)
 static void add_step(probei *self, const char *name, enum probei_where where,
                      int (*run)(probei *, uint32_t), uint32_t arg, double quick, double full)
 {
+    assert(self->step_count < PROBEI_STEPS_MAX);
     struct probei_step *step = &self->steps[self->step_count++];
     *step = (struct probei_step){.where = where, .run = run, .arg = arg};
     step->seconds = self->extent == PROBEI_FULL ? full : self->extent == PROBEI_QUICK ? quick : 0;

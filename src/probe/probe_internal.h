@@ -65,8 +65,8 @@ struct probei {
     uint32_t step_count, step_idx;
     uint64_t start_ns, step_start_ns;
     double limit_seconds;                                /* for the whole probe */
-    double step_seconds;                                 /* what the current step may take */
-    double later_seconds;                                /* what the steps after it may take */
+    double step_seconds;                                 /* for the current step */
+    double later_seconds;                                /* for the steps after it */
     double used_at_start, stolen_at_start, own_at_start; /* CPU time, seconds */
     /* Figures whose spread stayed too large: their number, and the spread and name of the worst. */
     uint32_t disturbed_count;
@@ -214,9 +214,9 @@ typedef struct probei_copies probei_copies;
 void probei_copies_place(probei *self, uint64_t begin, probei_copies *out);
 int probei_copy_once(void *user, uint64_t *bytes) MUST_CHECK;
 
-/* CPU products as a load: one forward product of bf16 over memory [begin, end) of the arena. Each
- * call takes the next operands. The `user` of probei_product_once is a probei_product; it counts
- * products. */
+/* A CPU's products as a load: one forward product of bf16 over memory [begin, end) of the arena.
+ * Each call takes the next operands. The `user` of probei_product_once is a probei_product; it
+ * counts products. */
 struct probei_product {
     probei *owner;
     kernel_matmul *product; /* NULL if a GPU computes or memory is too small: there is no load */
