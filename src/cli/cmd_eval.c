@@ -18,21 +18,16 @@ const cli_command cli_eval_command = {
     .operands_min = 2,
     .summary = "prints the loss of a trained model on files",
     .details =
-        "RUN is a run directory with a commit, or a kept one (RUN/keep/step-...); HF_DIR a "
-        "checkpoint of\n"
-        "Hugging Face. The files make one text, in order; all tokens but the first are "
-        "predicted, each once.\n"
-        "Text is cut by the model's tokenizer, and behind each document comes its end token, as in "
-        "training,\n"
-        "which is predicted too. Prints the mean loss in nats per token, the perplexity "
-        "(e^loss)\n"
-        "and, where the tokens' bytes are known, bits per byte. Where the states of a "
-        "run rested in\n"
-        "training says nothing here: by default parameters lie in memory, and --set "
-        "tiers.device.budget=...,\n"
-        "tiers.host.budget=... bound it; what does not fit is read from drives in each pass, as "
-        "`sluice\n"
-        "generate` has it. Exit status 3 where it does not fit.",
+        "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
+        "HF_DIR is a checkpoint of Hugging Face. The files make one text, in order; each token\n"
+        "but the first is predicted once. The model's tokenizer cuts the text, and after each\n"
+        "document comes its end token, as in training, which is predicted too. Prints the mean\n"
+        "loss in nats per token, the perplexity (e^loss) and, if the tokens' bytes are known,\n"
+        "bits per byte.\n"
+        "The places of a run's states in training do not matter here. By default parameters lie\n"
+        "in memory; --set tiers.device.budget=... and tiers.host.budget=... limit it.\n"
+        "Parameters that do not fit are read from drives in each pass, as for `sluice\n"
+        "generate`. Exit status 3 if it does not fit.",
     .run = cli_eval,
 };
 

@@ -16,18 +16,14 @@ const cli_command cli_export_command = {
     .operands_min = 2,
     .summary = "writes a run's weights as a Hugging Face checkpoint",
     .details =
-        "RUN is a run directory, or that of a kept commit (RUN/keep/step-...); the weights are "
-        "those of\n"
-        "its last commit, of however many ranks, and every byte that is read is compared with its\n"
-        "checksum. HF_DIR is made: model.safetensors, or with more than --shard-size several files "
-        "and\n"
-        "model.safetensors.index.json, and config.json, which transformers loads as they are; with "
-        "them\n"
-        "go the tokenizer's files and whatever else RUN/hf holds. A file is whole or not there "
-        "under its\n"
-        "name, and config.json comes last. Memory is bounded by one matrix of the model. Sizes are "
-        "in\n"
-        "bytes, speeds in GB/s (10^9 bytes). Exit status 1 where the commit is damaged.",
+        "RUN is a run directory, or that of a kept commit (RUN/keep/step-...). Exports the\n"
+        "weights of its last commit, from any number of ranks, and compares every byte that it\n"
+        "reads with its checksum. Makes HF_DIR with model.safetensors (or, beyond --shard-size,\n"
+        "several files and model.safetensors.index.json) and config.json, which transformers\n"
+        "can load. Also copies the tokenizer's files and all other files of RUN/hf. Each file\n"
+        "is complete or not there under its name, and config.json comes last. Memory is limited\n"
+        "to one matrix of the model. Sizes are in bytes, speeds in GB/s (10^9 bytes). Exit\n"
+        "status 1 if the commit is damaged.",
     .run = cli_export,
 };
 

@@ -18,12 +18,13 @@ const cli_command cli_plan_command = {
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"
-        "Exit status 3 when the job does not fit its budgets. JOB \"-\" is standard input.\n"
-        "Of several ranks the figures are of each, but where hosts or all ranks are named;\n"
-        "tokens and speed are of all. Not under mpirun.\n"
-        "Lanes and resources are of the mean step: with a commit's share, 1 / run.commit_every.\n"
-        "B/parameter: bytes of a rank for each parameter of the whole model. T*: the tokens of a\n"
-        "rank's step from which a resource's work is hidden behind computing.",
+        "Exit status 3 if the job does not fit its budgets. JOB \"-\" is standard input.\n"
+        "With several ranks the figures are of each rank, unless they name hosts or all ranks;\n"
+        "tokens and speed are of all ranks. Not under mpirun.\n"
+        "Lanes and resources are of the mean step, which includes the share of a commit, 1 /\n"
+        "run.commit_every. B/parameter: bytes of a rank for each parameter of the whole model.\n"
+        "T*: the number of tokens of a rank's step from which a resource's work is hidden by\n"
+        "computing.",
     .run = cli_plan,
 };
 
