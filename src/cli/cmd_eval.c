@@ -123,12 +123,12 @@ static int eval_parse(struct eval_request *asked, int argc, char **argv)
         {.name = "data-format",
          .type = CLI_TEXT,
          .value = "FORMAT",
-         .help = "of the files, as data.format of a job (default: auto)",
+         .help = "format of the files, as data.format of a job (default: auto)",
          .target = &asked->format},
         {.name = "context",
          .type = CLI_COUNT,
          .value = "N",
-         .help = "tokens of a window, from which its last one is predicted\n(default: "
+         .help = "tokens of a window, from which its last token is predicted\n(default: "
                  "model.seq_length, which is the most)",
          .min = 1,
          .max = 0x1p31,
@@ -144,7 +144,7 @@ static int eval_parse(struct eval_request *asked, int argc, char **argv)
         {.name = "batches",
          .type = CLI_COUNT,
          .value = "N",
-         .help = "at most so many micro-batches, from the beginning (default: all)",
+         .help = "the largest number of micro-batches, from the beginning (default: all)",
          .min = 1,
          .max = 0x1p53,
          .target = &asked->options.batches},
@@ -178,7 +178,7 @@ int cli_eval(int argc, char **argv)
     if (asked.format) {
         int length = snprintf(format_set, sizeof format_set, "data.format=%s", asked.format);
         if (length >= (int)sizeof format_set || asked.set.count == CLI_TEXTS_MAX)
-            return err_set(ERR_USAGE, "eval: --data-format is \"%.40s...\", which is no format",
+            return err_set(ERR_USAGE, "eval: --data-format is \"%.40s...\", which is not a format",
                            asked.format);
         asked.set.items[asked.set.count++] = format_set;
     }

@@ -83,9 +83,8 @@ int cli_export(int argc, char **argv)
         {.name = "dtype",
          .type = CLI_TEXT,
          .value = "bf16|fp16|fp32",
-         .help =
-             "of the tensors; bf16 as training rounds its working copies, fp16 to nearest even\n"
-             "(default: the run's working dtype)",
+         .help = "dtype of the tensors; bf16 is rounded as training rounds working copies,\n"
+                 "fp16 to nearest even (default: the run's working dtype)",
          .target = &type},
         {.name = "shard-size",
          .type = CLI_TEXT,
@@ -95,7 +94,7 @@ int cli_export(int argc, char **argv)
          .target = &shard_size},
         {.name = "adapters",
          .type = CLI_FLAG,
-         .help = "of a run with train.lora: the adapters alone, adapter_config.json and\n"
+         .help = "for a run with train.lora: only the adapters, adapter_config.json and\n"
                  "adapter_model.safetensors, which PEFT loads (default: the base with the adapters "
                  "added)",
          .target = &adapters},

@@ -128,7 +128,7 @@ static int take_prompt(generate_request *self)
     if (self->prompt_file)
         return read_prompt(self);
     if (self->options.system && !self->options.is_chat)
-        return err_set(ERR_USAGE, "generate: --system is of a conversation: give --chat too");
+        return err_set(ERR_USAGE, "generate: --system needs a conversation: give --chat too");
     if (!self->options.prompt && self->options.is_chat)
         return err_set(ERR_USAGE, "generate: --chat needs what the user says: --prompt TEXT");
     if (!self->options.prompt)
@@ -263,16 +263,16 @@ static int generate_parse(generate_request *asked, int argc, char **argv)
         {.name = "stop",
          .type = CLI_TEXT,
          .value = "TEXT",
-         .help = "ends where TEXT would come, at most 256 bytes, which is not printed",
+         .help = "stops before TEXT (at most 256 bytes), which is not printed",
          .target = &to->stop_text},
         {.name = "ignore-end",
          .type = CLI_FLAG,
-         .help = "goes on behind the token that ends a text (default: stops there)",
+         .help = "goes on after the token that ends a text (default: stops there)",
          .target = &to->ignores_end},
         {.name = "chat",
          .type = CLI_FLAG,
-         .help = "the prompt is what a user says: in the model's own form of conversations\n"
-                 "(data.chat_template), and the answer alone is printed",
+         .help = "takes the prompt as a user's message in a conversation, in the model's form\n"
+                 "(data.chat_template), and prints only the answer",
          .target = &to->is_chat},
         {.name = "system",
          .type = CLI_TEXT,
@@ -282,7 +282,7 @@ static int generate_parse(generate_request *asked, int argc, char **argv)
         {.name = "context",
          .type = CLI_COUNT,
          .value = "N",
-         .help = "most positions that the model sees (default: as many as the text takes,\n"
+         .help = "the most positions that the model sees (default: as many as the text takes,\n"
                  "at most model.seq_length)",
          .min = 1,
          .max = 0x1p31,

@@ -150,7 +150,7 @@ static int plan_table(const plan_request *asked)
         return err_set(ERR_USAGE, "plan: --table is \"%s\", and the only table is \"zero\"",
                        asked->table);
     if (asked->path)
-        return err_set(ERR_USAGE, "plan: --table zero is of no job, and was given \"%s\"",
+        return err_set(ERR_USAGE, "plan: --table zero takes no job, and was given \"%s\"",
                        asked->path);
     return cli_table_zero(stdout, asked->json);
 }
@@ -166,8 +166,8 @@ static int read_machine(plan_request *asked, const char *machine_file)
     uint32_t hosts = is_described && on->host_count ? on->host_count : 1;
     uint32_t of_host = is_described && on->ranks_per_host ? on->ranks_per_host : 1;
     if (is_described)
-        log_info("machine \"%s\" is not this one (%s): nothing of this one is looked at", on->name,
-                 asked->on.why);
+        log_info("machine \"%s\" is not this one (%s): the plan uses no facts of this machine",
+                 on->name, asked->on.why);
     if (is_described && asked->local_world > of_host)
         return err_set(ERR_USAGE,
                        "--ranks-per-host %u is more than the %u of each host of machine \"%s\"",
@@ -215,8 +215,8 @@ int cli_plan(int argc, char **argv)
         {.name = "max-model",
          .type = CLI_TEXT,
          .value = "FAMILY",
-         .help = "the largest model that fits in place of JOB's, of which the sequence stays:\n"
-                 "gpt, zero-offload or llama",
+         .help = "finds the largest model of a family (gpt, zero-offload, llama) that fits in\n"
+                 "place of JOB's model, with its sequence length",
          .target = &asked.max_model},
         {.name = "table",
          .type = CLI_TEXT,
