@@ -17,19 +17,15 @@ const cli_command cli_data_command = {
     .operands_min = 2,
     .summary = "makes token files of text and JSON lines, on all cores",
     .details =
-        "Each text file is one document, each line of a .jsonl file is one; behind each the "
-        "tokenizer's end\n"
-        "token is put. What its own library puts before a text is put before each document. Ids "
-        "are those of\n"
-        "that library, whatever the number of cores. Text that is no UTF-8 is replaced by "
-        "U+FFFD. Files of any\n"
-        "size go through some tens of MiB of memory, where the tokenizer is one of the usual "
-        "ones. Packing is\n"
-        "the training's: its windows go over ends of documents.\n"
-        "The output appears under its name when it is whole. data.train of a job takes it: "
-        "NAME.bin with\n"
-        "NAME.idx beside it (--format megatron), or with data.format the others. A progress line "
-        "every 5 s.",
+        "Each text file is one document, and so is each line of a .jsonl file. The tokenizer's\n"
+        "end token follows each document, and the tokens that its own library puts before a\n"
+        "text come before each document. The ids are those of that library, for any number of\n"
+        "cores. Bytes that are not UTF-8 are replaced by U+FFFD. Files of any size need some\n"
+        "tens of MiB of memory if the tokenizer is one of the usual ones. Packing is left to\n"
+        "training: its windows cross the ends of documents.\n"
+        "The output gets its name when it is complete. data.train of a job takes it: NAME.bin\n"
+        "with NAME.idx beside it (--format megatron), or the other formats with data.format. A\n"
+        "progress line comes every 5 s.",
     .run = cli_data,
 };
 

@@ -18,21 +18,16 @@ const cli_command cli_eval_command = {
     .operands_min = 2,
     .summary = "prints the loss of a trained model on files",
     .details =
-        "RUN is a run directory with a commit, or a kept one (RUN/keep/step-...); HF_DIR a "
-        "checkpoint of\n"
-        "Hugging Face. The files make one text, in order; all tokens but the first are "
-        "predicted, each once.\n"
-        "Text is cut by the model's tokenizer, and behind each document comes its end token, as in "
-        "training,\n"
-        "which is predicted too. Prints the mean loss in nats per token, the perplexity "
-        "(e^loss)\n"
-        "and, where the tokens' bytes are known, bits per byte. Where the states of a "
-        "run rested in\n"
-        "training says nothing here: by default parameters lie in memory, and --set "
-        "tiers.device.budget=...,\n"
-        "tiers.host.budget=... bound it; what does not fit is read from drives in each pass, as "
-        "`sluice\n"
-        "generate` has it. Exit status 3 where it does not fit.",
+        "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
+        "HF_DIR is a checkpoint of Hugging Face. The files make one text, in order; each token\n"
+        "but the first is predicted once. The model's tokenizer cuts the text, and after each\n"
+        "document comes its end token, as in training, which is predicted too. Prints the mean\n"
+        "loss in nats per token, the perplexity (e^loss) and, if the tokens' bytes are known,\n"
+        "bits per byte.\n"
+        "The places of a run's states in training do not matter here. By default parameters lie\n"
+        "in memory; --set tiers.device.budget=... and tiers.host.budget=... limit it.\n"
+        "Parameters that do not fit are read from drives in each pass, as for `sluice\n"
+        "generate`. Exit status 3 if it does not fit.",
     .run = cli_eval,
 };
 
@@ -128,12 +123,12 @@ static int eval_parse(struct eval_request *asked, int argc, char **argv)
         {.name = "data-format",
          .type = CLI_TEXT,
          .value = "FORMAT",
-         .help = "of the files, as data.format of a job (default: auto)",
+         .help = "format of the files, as data.format of a job (default: auto)",
          .target = &asked->format},
         {.name = "context",
          .type = CLI_COUNT,
          .value = "N",
-         .help = "tokens of a window, from which its last one is predicted\n(default: "
+         .help = "tokens of a window, from which its last token is predicted\n(default: "
                  "model.seq_length, which is the most)",
          .min = 1,
          .max = 0x1p31,
@@ -149,7 +144,7 @@ static int eval_parse(struct eval_request *asked, int argc, char **argv)
         {.name = "batches",
          .type = CLI_COUNT,
          .value = "N",
-         .help = "at most so many micro-batches, from the beginning (default: all)",
+         .help = "the largest number of micro-batches, from the beginning (default: all)",
          .min = 1,
          .max = 0x1p53,
          .target = &asked->options.batches},
@@ -183,7 +178,7 @@ int cli_eval(int argc, char **argv)
     if (asked.format) {
         int length = snprintf(format_set, sizeof format_set, "data.format=%s", asked.format);
         if (length >= (int)sizeof format_set || asked.set.count == CLI_TEXTS_MAX)
-            return err_set(ERR_USAGE, "eval: --data-format is \"%.40s...\", which is no format",
+            return err_set(ERR_USAGE, "eval: --data-format is \"%.40s...\", which is not a format",
                            asked.format);
         asked.set.items[asked.set.count++] = format_set;
     }

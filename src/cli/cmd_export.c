@@ -16,18 +16,14 @@ const cli_command cli_export_command = {
     .operands_min = 2,
     .summary = "writes a run's weights as a Hugging Face checkpoint",
     .details =
-        "RUN is a run directory, or that of a kept commit (RUN/keep/step-...); the weights are "
-        "those of\n"
-        "its last commit, of however many ranks, and every byte that is read is compared with its\n"
-        "checksum. HF_DIR is made: model.safetensors, or with more than --shard-size several files "
-        "and\n"
-        "model.safetensors.index.json, and config.json, which transformers loads as they are; with "
-        "them\n"
-        "go the tokenizer's files and whatever else RUN/hf holds. A file is whole or not there "
-        "under its\n"
-        "name, and config.json comes last. Memory is bounded by one matrix of the model. Sizes are "
-        "in\n"
-        "bytes, speeds in GB/s (10^9 bytes). Exit status 1 where the commit is damaged.",
+        "RUN is a run directory, or that of a kept commit (RUN/keep/step-...). Exports the\n"
+        "weights of its last commit, from any number of ranks, and compares every byte that it\n"
+        "reads with its checksum. Makes HF_DIR with model.safetensors (or, beyond --shard-size,\n"
+        "several files and model.safetensors.index.json) and config.json, which transformers\n"
+        "can load. Also copies the tokenizer's files and all other files of RUN/hf. Each file\n"
+        "is complete or not there under its name, and config.json comes last. Memory is limited\n"
+        "to one matrix of the model. Sizes are in bytes, speeds in GB/s (10^9 bytes). Exit\n"
+        "status 1 if the commit is damaged.",
     .run = cli_export,
 };
 
@@ -87,9 +83,8 @@ int cli_export(int argc, char **argv)
         {.name = "dtype",
          .type = CLI_TEXT,
          .value = "bf16|fp16|fp32",
-         .help =
-             "of the tensors; bf16 as training rounds its working copies, fp16 to nearest even\n"
-             "(default: the run's working dtype)",
+         .help = "dtype of the tensors; bf16 is rounded as training rounds working copies,\n"
+                 "fp16 to nearest even (default: the run's working dtype)",
          .target = &type},
         {.name = "shard-size",
          .type = CLI_TEXT,
@@ -99,7 +94,7 @@ int cli_export(int argc, char **argv)
          .target = &shard_size},
         {.name = "adapters",
          .type = CLI_FLAG,
-         .help = "of a run with train.lora: the adapters alone, adapter_config.json and\n"
+         .help = "for a run with train.lora: only the adapters, adapter_config.json and\n"
                  "adapter_model.safetensors, which PEFT loads (default: the base with the adapters "
                  "added)",
          .target = &adapters},

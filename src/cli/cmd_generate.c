@@ -19,24 +19,19 @@ const cli_command cli_generate_command = {
     .operand = "RUN|HF_DIR",
     .summary = "continues a text with a trained model",
     .details =
-        "RUN is a run directory with a commit, or a kept one (RUN/keep/step-...); HF_DIR a "
-        "checkpoint of\n"
-        "Hugging Face. Prints the prompt and what follows as it comes, as valid UTF-8 (what is "
-        "none becomes\n"
-        "U+FFFD), until the model ends the text. The same seed gives the same text on the same "
-        "machine.\n"
-        "Keys and values of the positions so far are kept on the device; parameters lie there too, "
-        "or stream\n"
-        "to it where they do not fit: --set tiers.device.budget=... and tiers.host.budget=... "
-        "bound both.\n"
-        "What does not fit there either is read from drives in each pass: those of tiers.nvme, "
-        "else of the\n"
-        "run's state, of a checkpoint $TMPDIR or /var/tmp; no file stays there.\n"
-        "Where a text outgrows the context, the older half of what the model sees is dropped. "
-        "The last line,\n"
-        "on standard error, says the speed: of the prompt (prefill), and of what follows "
-        "(decode).\n"
-        "Exit status 3 where it does not fit (with the longest context that does), 75 when "
+        "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
+        "HF_DIR is a checkpoint of Hugging Face. Prints the prompt and then the text as it is\n"
+        "generated, until the model ends it. The output is valid UTF-8: other bytes become\n"
+        "U+FFFD. The same seed gives the same text on the same machine.\n"
+        "Keys and values of the positions so far are kept on the device. Parameters lie there\n"
+        "too, or are streamed to it if they do not fit: --set tiers.device.budget=... and\n"
+        "tiers.host.budget=... limit both. Parameters that do not fit in host memory either are\n"
+        "read from drives in each pass: the drives of tiers.nvme, else those of the run's\n"
+        "state; for a checkpoint, $TMPDIR or /var/tmp. No file stays there.\n"
+        "If the text becomes longer than the context, the older half of what the model sees is\n"
+        "dropped. The last line, on standard error, gives the speed of the prompt (prefill) and\n"
+        "of the generated text (decode).\n"
+        "Exit status 3 if it does not fit (with the longest context that does), 75 when\n"
         "stopped.",
     .run = cli_generate,
 };
@@ -133,7 +128,7 @@ static int take_prompt(generate_request *self)
     if (self->prompt_file)
         return read_prompt(self);
     if (self->options.system && !self->options.is_chat)
-        return err_set(ERR_USAGE, "generate: --system is of a conversation: give --chat too");
+        return err_set(ERR_USAGE, "generate: --system needs a conversation: give --chat too");
     if (!self->options.prompt && self->options.is_chat)
         return err_set(ERR_USAGE, "generate: --chat needs what the user says: --prompt TEXT");
     if (!self->options.prompt)
@@ -268,16 +263,16 @@ static int generate_parse(generate_request *asked, int argc, char **argv)
         {.name = "stop",
          .type = CLI_TEXT,
          .value = "TEXT",
-         .help = "ends where TEXT would come, at most 256 bytes, which is not printed",
+         .help = "stops before TEXT (at most 256 bytes), which is not printed",
          .target = &to->stop_text},
         {.name = "ignore-end",
          .type = CLI_FLAG,
-         .help = "goes on behind the token that ends a text (default: stops there)",
+         .help = "goes on after the token that ends a text (default: stops there)",
          .target = &to->ignores_end},
         {.name = "chat",
          .type = CLI_FLAG,
-         .help = "the prompt is what a user says: in the model's own form of conversations\n"
-                 "(data.chat_template), and the answer alone is printed",
+         .help = "takes the prompt as a user's message in a conversation, in the model's form\n"
+                 "(data.chat_template), and prints only the answer",
          .target = &to->is_chat},
         {.name = "system",
          .type = CLI_TEXT,
@@ -287,7 +282,7 @@ static int generate_parse(generate_request *asked, int argc, char **argv)
         {.name = "context",
          .type = CLI_COUNT,
          .value = "N",
-         .help = "most positions that the model sees (default: as many as the text takes,\n"
+         .help = "the most positions that the model sees (default: as many as the text takes,\n"
                  "at most model.seq_length)",
          .min = 1,
          .max = 0x1p31,

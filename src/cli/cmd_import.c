@@ -16,24 +16,17 @@ const cli_command cli_import_command = {
     .operands_min = 2,
     .summary = "makes a run of a Hugging Face checkpoint",
     .details =
-        "HF_DIR holds config.json and model.safetensors, or model.safetensors.index.json and the "
-        "files\n"
-        "that it names, of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM in fp32, bf16 or fp16. "
-        "RUN is\n"
-        "made: a run directory whose commit of step 0 holds the weights as fp32 masters and "
-        "moments of\n"
-        "zero. Any job of the same model goes on from it, with run.dir RUN or with train --from "
-        "RUN, and\n"
-        "generate, eval and export take it as it is. A job that names the checkpoint itself "
-        "(model.hf)\n"
-        "needs no import.\n"
-        "The state lies in RUN/state, or on the drives that the job names in tiers.nvme: 4 bytes "
-        "a\n"
-        "parameter; moments take no space. What belongs to the model beside its weights, such as "
-        "the\n"
-        "tokenizer, is copied to RUN/hf. The checkpoint streams through some 100 MiB of memory "
-        "(GPT-2: up\n"
-        "to 400), however large it is. Sizes are in bytes, speeds in GB/s (10^9 bytes) of fp32.",
+        "HF_DIR holds config.json and model.safetensors, or model.safetensors.index.json and\n"
+        "the files that it names, of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM in fp32,\n"
+        "bf16 or fp16. Makes RUN, a run directory whose commit of step 0 holds the weights as\n"
+        "fp32 masters and moments of zero. Any job of the same model can continue it, with\n"
+        "run.dir RUN or with train --from RUN; generate, eval and export can read it directly.\n"
+        "A job that names the checkpoint itself (model.hf) needs no import.\n"
+        "The state lies in RUN/state, or on the drives that the job names in tiers.nvme: 4\n"
+        "bytes per parameter; moments take no space. Files that belong to the model beside its\n"
+        "weights, such as the tokenizer, are copied to RUN/hf. A checkpoint of any size streams\n"
+        "through some 100 MiB of memory (GPT-2: up to 400). Sizes are in bytes, speeds in GB/s\n"
+        "(10^9 bytes) of fp32.",
     .run = cli_import,
 };
 

@@ -16,10 +16,10 @@ const cli_command cli_inspect_command = {
     .operand = "RUN",
     .summary = "says what a run directory holds: step, shapes, places, sizes",
     .details =
-        "Reads the manifests alone, none of the state, and takes no lock: also for a run that is "
-        "in\n"
-        "use. RUN is a run directory, or that of a kept commit (RUN/keep/step-...). Sizes are in\n"
-        "bytes; a unit's place is that of its first tile in the address space of the drives.",
+        "Reads only the manifests, not the state, and takes no lock, so it also works on a run\n"
+        "that is in use. RUN is a run directory, or that of a kept commit (RUN/keep/step-...).\n"
+        "Sizes are in bytes. A unit's place is that of its first tile in the address space of\n"
+        "the drives.",
     .run = cli_inspect,
 };
 

@@ -18,12 +18,13 @@ const cli_command cli_plan_command = {
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"
-        "Exit status 3 when the job does not fit its budgets. JOB \"-\" is standard input.\n"
-        "Of several ranks the figures are of each, but where hosts or all ranks are named;\n"
-        "tokens and speed are of all. Not under mpirun.\n"
-        "Lanes and resources are of the mean step: with a commit's share, 1 / run.commit_every.\n"
-        "B/parameter: bytes of a rank for each parameter of the whole model. T*: the tokens of a\n"
-        "rank's step from which a resource's work is hidden behind computing.",
+        "Exit status 3 if the job does not fit its budgets. JOB \"-\" is standard input.\n"
+        "With several ranks the figures are of each rank, unless they name hosts or all ranks;\n"
+        "tokens and speed are of all ranks. Not under mpirun.\n"
+        "Lanes and resources are of the mean step, which includes the share of a commit, 1 /\n"
+        "run.commit_every. B/parameter: bytes of a rank for each parameter of the whole model.\n"
+        "T*: the number of tokens of a rank's step from which a resource's work is hidden by\n"
+        "computing.",
     .run = cli_plan,
 };
 
@@ -149,7 +150,7 @@ static int plan_table(const plan_request *asked)
         return err_set(ERR_USAGE, "plan: --table is \"%s\", and the only table is \"zero\"",
                        asked->table);
     if (asked->path)
-        return err_set(ERR_USAGE, "plan: --table zero is of no job, and was given \"%s\"",
+        return err_set(ERR_USAGE, "plan: --table zero takes no job, and was given \"%s\"",
                        asked->path);
     return cli_table_zero(stdout, asked->json);
 }
@@ -165,8 +166,8 @@ static int read_machine(plan_request *asked, const char *machine_file)
     uint32_t hosts = is_described && on->host_count ? on->host_count : 1;
     uint32_t of_host = is_described && on->ranks_per_host ? on->ranks_per_host : 1;
     if (is_described)
-        log_info("machine \"%s\" is not this one (%s): nothing of this one is looked at", on->name,
-                 asked->on.why);
+        log_info("machine \"%s\" is not this one (%s): the plan uses no facts of this machine",
+                 on->name, asked->on.why);
     if (is_described && asked->local_world > of_host)
         return err_set(ERR_USAGE,
                        "--ranks-per-host %u is more than the %u of each host of machine \"%s\"",
@@ -214,8 +215,8 @@ int cli_plan(int argc, char **argv)
         {.name = "max-model",
          .type = CLI_TEXT,
          .value = "FAMILY",
-         .help = "the largest model that fits in place of JOB's, of which the sequence stays:\n"
-                 "gpt, zero-offload or llama",
+         .help = "finds the largest model of a family (gpt, zero-offload, llama) that fits in\n"
+                 "place of JOB's model, with its sequence length",
          .target = &asked.max_model},
         {.name = "table",
          .type = CLI_TEXT,

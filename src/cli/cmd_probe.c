@@ -16,13 +16,14 @@ const cli_command cli_probe_command = {
     .operand = "",
     .summary = "measures this machine and writes machine.json",
     .details =
-        "Measures memory, the optimizer, matrix products, attention, copies, collectives and each\n"
-        "drive over block size and queue depth, on the cores that a run uses, and writes what\n"
-        "sluice plan --machine FILE plans with. Takes under 3 minutes, with --quick under 30 s.\n"
-        "Each figure is the median of rounds in which what is compared takes turns; +- is half of\n"
-        "what lies between its quartiles. Rates are in GB/s (10^9 bytes). The machine should have\n"
-        "nothing else to do. On each drive a file without a name is used, at most 2 GiB and half\n"
-        "of what is free, and is gone at the end, however that comes. Exit status 75 after\n"
+        "Measures memory, the optimizer, matrix products, attention, copies, collectives and\n"
+        "each drive over block size and queue depth, on the cores that a run uses. Writes the\n"
+        "file that sluice plan --machine FILE reads. Takes under 3 minutes, with --quick under\n"
+        "30 s. Each figure is the median of several rounds, in which the compared variants\n"
+        "alternate; +- is half of the distance between its quartiles. Rates are in GB/s (10^9\n"
+        "bytes). The machine should have nothing else to do.\n"
+        "On each drive it uses a file without a name, of at most 2 GiB and half of the free\n"
+        "space. The file is gone at the end, however the command ends. Exit status 75 after\n"
         "Ctrl-C: nothing was written.",
     .run = cli_probe,
 };

@@ -13,15 +13,15 @@ const cli_command cli_profile_command = {
     .list_keys = job_print_keys,
     .summary = "runs a few steps and says where the time goes",
     .details =
-        "Measures steady steps of the job, without commits, from fresh weights; keeps nothing\n"
-        "and leaves nothing behind; kill -9 leaves a directory sluice-profile-* of some KB\n"
-        "where the run's would be. Holds bytes and busy time of each lane against the plan's,\n"
-        "names the units that were waited for and what binds, and simulates what a change of\n"
-        "one setting would give at the speeds that were measured. A job without data.train\n"
-        "gets random tokens. JOB \"-\" is standard input. Not under mpirun; --as-rank measures\n"
-        "one rank of many: its reads, writes, copies, updates and computing are real, what\n"
-        "others would send is not, so that its losses mean nothing. Speeds are in GB/s (10^9\n"
-        "bytes).",
+        "Measures steady steps of the job, without commits, from fresh weights. It keeps\n"
+        "nothing and leaves no files; only kill -9 leaves a directory sluice-profile-* of some\n"
+        "KB where the run's directory would be. Compares bytes and busy time of each lane with\n"
+        "the plan, names the units that were waited for and the resource that limits the step,\n"
+        "and simulates what a change of one setting would give at the measured speeds. A job\n"
+        "without data.train gets random tokens. JOB \"-\" is standard input. Not under mpirun.\n"
+        "--as-rank measures one rank of many. Its reads, writes, copies, updates and computing\n"
+        "are real, but the data of the other ranks is not, so its losses mean nothing. Speeds\n"
+        "are in GB/s (10^9 bytes).",
     .run = cli_profile,
 };
 

@@ -6,14 +6,12 @@ const cli_command cli_report_command = {
     .name = "report",
     .operand = "RUN",
     .summary = "writes a page about a run: loss, speed, timeline, memory",
-    .details = "Writes one HTML file that needs no network: loss and learning rate, tokens per "
-               "second, one\n"
-               "step by lane, stalls by unit, bandwidth against ceilings, memory over the step, "
-               "placement.\n"
-               "Reads plan.json, metrics.jsonl and trace.json of the run directory RUN, also of a "
-               "run that\n"
-               "is going on; the page names what is missing. trace.json itself opens in Perfetto\n"
-               "(ui.perfetto.dev) and chrome://tracing. Prints the path of the page.",
+    .details =
+        "Writes one HTML file that needs no network: loss and learning rate, tokens per second,\n"
+        "one step by lane, stalls by unit, bandwidth against ceilings, memory over the step,\n"
+        "placement. Reads plan.json, metrics.jsonl and trace.json of the run directory RUN,\n"
+        "also while the run goes on. The page names files that are missing. trace.json itself\n"
+        "opens in Perfetto (ui.perfetto.dev) and chrome://tracing. Prints the path of the page.",
     .run = cli_report,
 };
 

@@ -14,13 +14,13 @@ const cli_command cli_train_command = {
     .list_keys = job_print_keys,
     .summary = "trains the model of a job file",
     .details =
-        "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
-        "standard\n"
-        "input. SIGINT, SIGTERM or SIGUSR1 finishes the step, commits and exits with 75: the same\n"
-        "command without --fresh goes on. A second one stops at once, and the run goes on\n"
-        "from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
-        "Under mpirun or srun each process is a rank, and rank 0 reads JOB, speaks and keeps\n"
-        "run.dir. A signal to one rank stops all; what ends one ends all.\n"
+        "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is\n"
+        "standard input.\n"
+        "SIGINT, SIGTERM or SIGUSR1 finishes the step, commits and exits with 75; the same\n"
+        "command without --fresh then resumes. A second signal stops at once. The run then\n"
+        "resumes from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
+        "Under mpirun or srun each process is a rank. Rank 0 reads JOB, prints and keeps\n"
+        "run.dir. A signal to one rank stops all, and a failure of one ends all.\n"
         "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
     .run = cli_train,
 };

@@ -17,16 +17,13 @@ const cli_command cli_verify_command = {
     .operand = "RUN",
     .summary = "compares all that a run has committed with its checksums",
     .details =
-        "Reads both manifests, the slabs' headers and every tile of the newest commit, at "
-        "the speed of\n"
-        "the drives, and changes nothing. RUN is a run directory, or that of a kept commit\n"
-        "(RUN/keep/step-...). Each damage is a line on standard output: unit, tile, what of "
-        "it, file, byte offset.\n"
-        "Sizes are in bytes, speeds in GB/s (10^9 bytes), the weights' hash is XXH3-64 of "
-        "all master\n"
-        "weights. Exit status 1 where anything is damaged, 2 where there is no run, it is in "
-        "use, or\n"
-        "slabs of ranks on other hosts are not seen from here.",
+        "Reads both manifests, the slabs' headers and every tile of the newest commit, at the\n"
+        "speed of the drives, and changes nothing. RUN is a run directory, or that of a kept\n"
+        "commit (RUN/keep/step-...). Each damage is a line on standard output: unit, tile, the\n"
+        "damaged part, file, byte offset. Sizes are in bytes, speeds in GB/s (10^9 bytes). The\n"
+        "weights' hash is XXH3-64 of all master weights. Exit status 1 if anything is damaged;\n"
+        "2 if there is no run, if it is in use, or if slabs of ranks on other hosts cannot be\n"
+        "read from here.",
     .run = cli_verify,
 };
 

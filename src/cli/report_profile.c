@@ -56,7 +56,7 @@ static void print_head(FILE *out, const struct profile_summary *summary)
         return;
     print_line(out, "rank",
                "%" PRIu32 " of %" PRIu32 ", ZeRO stage %" PRIu32
-               ", alone on this host; what it computes means nothing",
+               ", alone on this host; its result means nothing",
                summary->as_rank, summary->of_ranks, plan->zero_stage);
     print_line(out, "collectives", "%s at %.3g GB/s; each rank would send %.3f GB a step",
                summary->only_transfers ? "wait as if they sent" : "are copies of their size, sent",
@@ -200,7 +200,7 @@ static void print_advice(FILE *out, const struct profile_summary *summary)
             " other settings tried\n",
             summary->calibrated_seconds, summary->tried_count);
     if (summary->advice_count == 0)
-        fprintf(out, "none of them would make it shorter by 2%%: nothing simple helps\n");
+        fprintf(out, "none of them would make the step shorter by 2%%\n");
     enum { SHOWN = 2 };
     for (uint32_t i = 0; i < size_min(summary->advice_count, SHOWN); i++) {
         const struct profile_advice *each = &summary->advice[i];

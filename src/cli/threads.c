@@ -42,7 +42,7 @@ static void threads_free_cores(void)
 {
     core_set allowed;
     if (thread_allowed_cores(&allowed) < 0 || thread_bind(&allowed) < 0)
-        log_debug("starting anew with the cores as they are: %s", err_text());
+        log_debug("restarting without a change of cores: %s", err_text());
 }
 
 void cli_threads_settle(char **argv)

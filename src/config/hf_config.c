@@ -182,8 +182,8 @@ static int fill_block(hfi_config *self)
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
         if (strcmp(name, variants[i].name) == 0)
             return fill_llama(self, &variants[i]);
-    return hfi_error(self, "model_type", "\"%.64s\" is none of gpt2, llama, mistral, qwen2, qwen3",
-                     name);
+    return hfi_error(self, "model_type",
+                     "\"%.64s\" is not one of gpt2, llama, mistral, qwen2, qwen3", name);
 }
 
 /* ---- into the job ---- */
@@ -234,7 +234,7 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
     const json_t *own = configi_get(reader, path);
     if (!own) {
         uint64_t length = size_min(most, SEQ_LENGTH_DEFAULT);
-        log_info("%s: %s is %" PRIu64 " where the job does not say; %s allows up to %" PRIu64,
+        log_info("%s: %s is %" PRIu64 " because the job does not give it; %s allows up to %" PRIu64,
                  reader->file, path, length, self->file, most);
         json_t *value = json_integer((json_int_t)length);
         if (json_object_set_new(json_object_get(reader->doc, "model"), "seq_length", value) < 0)

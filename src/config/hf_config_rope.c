@@ -63,7 +63,10 @@ static int refuse_partial(const hfi_config *self, const struct rope *rope)
     TRY(pick(self, rope, key, 1.0, &factor));
     return factor == 1.0
                ? 0
-               : hfi_error(self, key, "%g is not built: the whole of each head is turned", factor);
+               : hfi_error(
+                     self, key,
+                     "%g is not built: rotary positions always apply to the whole of each head",
+                     factor);
 }
 
 /* Finds the number of positions that the model was first trained with: the file's own key, else the

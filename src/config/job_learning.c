@@ -73,8 +73,9 @@ static int fill_lora(const configi_reader *reader, struct job_train *train)
     const char *text;
     for (size_t i = 0; targets && (text = item_of(targets, i)) != NULL; i++) {
         if (strlen(text) >= JOB_NAME_BYTES || i >= JOB_TARGETS_MAX)
-            return configi_error(reader, path, "\"%.60s\" is no layer, or there are more than %d",
-                                 text, (int)JOB_TARGETS_MAX);
+            return configi_error(reader, path,
+                                 "\"%.60s\" is not a layer, or there are more than %d", text,
+                                 (int)JOB_TARGETS_MAX);
         strcpy(train->lora_targets[train->lora_target_count++], text);
     }
     if (targets && train->lora_target_count == 0)

@@ -69,7 +69,7 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     char shown[CONFIGI_VALUE_BYTES], path[FILE_PATH_BYTES];
     if (!configi_is_name(json_string_value(name)))
         return configi_error(reader, "model.preset",
-                             "%s is no name of a preset: at most %d letters, digits and ._-",
+                             "%s is not the name of a preset: at most %d letters, digits and ._-",
                              configi_show(name, shown), JOB_NAME_BYTES - 1);
     TRY(find_preset(reader, json_string_value(name), job_path, path));
     json_t *preset;

@@ -63,8 +63,8 @@ static int fill_betas(const configi_reader *reader, job *target)
     target->optimizer.beta2 = json_number_value(json_array_get(betas, 1));
     if ((float)target->optimizer.beta1 >= 1 || (float)target->optimizer.beta2 >= 1)
         return configi_error(reader, path,
-                             "[%.17g, %.17g]: one of them is 1 in fp32, in which updates run, and "
-                             "nothing would ever be forgotten; give at most 0.9999999",
+                             "[%.17g, %.17g]: updates run in fp32, in which one of them is 1, so "
+                             "the moment would never decay; give at most 0.9999999",
                              target->optimizer.beta1, target->optimizer.beta2);
     return 0;
 }

@@ -42,12 +42,11 @@ static int fill_grad_dtype(const configi_reader *reader, job *target)
         return configi_error(reader, path, "\"%s\" needs %s.enabled; without it gradients are fp32",
                              dtype_name(type), dtype_name(type));
     if (type != DTYPE_FP32 && type != target->type)
-        return configi_error(
-            reader, path,
-            "\"%s\" beside %s.enabled: gradients leave the backward in %s, and "
-            "nothing is gained by a second 16-bit rounding; give \"fp32\" or \"%s\"",
-            dtype_name(type), dtype_name(target->type), dtype_name(target->type),
-            dtype_name(target->type));
+        return configi_error(reader, path,
+                             "\"%s\" beside %s.enabled: the backward makes gradients in %s, and "
+                             "a second 16-bit rounding gains nothing; give \"fp32\" or \"%s\"",
+                             dtype_name(type), dtype_name(target->type), dtype_name(target->type),
+                             dtype_name(target->type));
     return 0;
 }
 
@@ -146,7 +145,7 @@ int configi_fill_update(const configi_reader *reader, job *target)
     if (target->schedule.update == UPDATE_DELAYED_ONE_STEP)
         log_warn(
             "%s: schedule.update: delayed_one_step is approximate: each step trains with the "
-            "gradients of the step before, but where an evaluation or a stop applies them at once; "
+            "gradients of the step before, unless an evaluation or a stop applies them at once; "
             "in_next_forward hides the same work exactly",
             reader->file);
     return 0;

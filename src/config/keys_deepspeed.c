@@ -67,18 +67,19 @@ const configi_key configi_deepspeed_keys[] = {
     KEY("gradient_clipping", FLOAT, AT(gradient_clipping), "1.0", "[0,]", NONE, LATER,
         "Largest global L2 norm of the gradients; 0: no clipping."),
     KEY("steps_per_print", INT, NOWHERE, NONE, "[1,]", "steps", FREE,
-        "Steps between log lines, where run.log_every is not given."),
+        "Steps between log lines, if run.log_every is not given."),
     IDLE_OFF("wall_clock_breakdown", always_measured),
     IDLE_OFF("memory_breakdown", always_measured),
     IDLE_OFF("dump_state", always_measured),
     IDLE_OFF("prescale_gradients", scaled_once, RANKS),
     IDLE("gradient_predivide_factor", FLOAT, "1.0", "(0,]", scaled_once, RANKS),
     KEY("gradient_allreduce_op", ENUM, NOWHERE, "mean", "mean|sum", NONE, FREE,
-        "How gradients of ranks are combined; the same on one rank. sum on one rank alone, and not "
-        "with stage 3 or DeepCompile, as in DeepSpeed."),
+        "How gradients of ranks are combined; on one rank both are the same. sum is only for one "
+        "rank, and not with stage 3 or DeepCompile, as in DeepSpeed."),
     KEY("communication_data_type", ENUM, AT(comm.wire), NONE, "fp32|fp16|bf16", NONE, LATER,
-        "Dtype in which gradients pass between ranks: each rank's is rounded to it once; the sum, "
-        "in rank order, is fp32. Default: the 16-bit dtype that is enabled, else fp32.",
+        "Dtype of gradients on their way between ranks. Each rank's gradient is rounded to it "
+        "once; the sum, in rank order, is fp32. Default: the 16-bit dtype that is enabled, else "
+        "fp32.",
         RANKS, .values = dtypes),
     IDLE("seq_parallel_communication_data_type", ENUM, "fp32", "fp32|fp16|bf16",
          no_sequence_parallel, RANKS),
@@ -155,7 +156,8 @@ const configi_key configi_deepspeed_keys[] = {
         LATER, "Highest learning rate of the cycle. Required by OneCycle."),
     KEY("scheduler.params.decay_lr_rate", FLOAT, AT(scheduler.cycle.decay_lr_rate), "0.0", "[0,]",
         NONE, LATER,
-        "After the cycle, the rate is divided by 1 and this for each decay_step_size steps."),
+        "After the cycle, the lowest rate is divided by 1 + decay_lr_rate * steps / "
+        "decay_step_size."),
     KEY("scheduler.params.cycle_first_step_size", INT, AT(scheduler.cycle.first_step_size), "2000",
         "[1,]", "steps", LATER, "Length of the rise."),
     KEY("scheduler.params.cycle_second_step_size", INT, AT(scheduler.cycle.second_step_size), NONE,
@@ -169,18 +171,20 @@ const configi_key configi_deepspeed_keys[] = {
     KEY("scheduler.params.cycle_momentum", BOOL, AT(scheduler.cycle.momentum), "true", NONE, NONE,
         LATER, "Whether the first beta moves against the learning rate; the second is then 0.99."),
     KEY("scheduler.params.cycle_min_mom", FLOAT, AT(scheduler.cycle.min_mom), "0.8", "[0,1)", NONE,
-        LATER, "Lowest momentum, where the learning rate is highest."),
+        LATER, "Lowest momentum, when the learning rate is highest."),
     KEY("scheduler.params.cycle_max_mom", FLOAT, AT(scheduler.cycle.max_mom), "0.9", "[0,1)", NONE,
-        LATER, "Highest momentum, and that after the cycle."),
+        LATER, "Highest momentum, also used after the cycle."),
     KEY("scheduler.params.decay_mom_rate", FLOAT, AT(scheduler.cycle.decay_mom_rate), "0.0", NONE,
         NONE, LATER,
-        "After the cycle, momentum grows by this share for each decay_step_size steps."),
+        "After the cycle, the highest momentum is multiplied by 1 + decay_mom_rate * steps / "
+        "decay_step_size."),
     KEY("scheduler.params.lr_range_test_min_lr", FLOAT, AT(scheduler.range_test.min_lr), "1e-3",
         "[0,]", NONE, LATER, "Learning rate at the start (LRRangeTest)."),
     KEY("scheduler.params.lr_range_test_step_size", INT, AT(scheduler.range_test.step_size), "2000",
         "[1,]", "steps", LATER, "Steps of one increase."),
     KEY("scheduler.params.lr_range_test_step_rate", FLOAT, AT(scheduler.range_test.step_rate),
-        "1.0", "[0,]", NONE, LATER, "Increase, in lr_range_test_min_lr."),
+        "1.0", "[0,]", NONE, LATER,
+        "Increase per lr_range_test_step_size steps, as a multiple of lr_range_test_min_lr."),
     KEY("scheduler.params.lr_range_test_staircase", BOOL, AT(scheduler.range_test.staircase),
         "false", NONE, NONE, LATER, "Whether the rate rises in stairs rather than with each step."),
     IDLE("scheduler.params.last_batch_iteration", INT, "-1", "[-1,]", resume_step),
@@ -189,13 +193,13 @@ const configi_key configi_deepspeed_keys[] = {
         "Working parameters and activations in bf16; master weights and moments stay fp32."),
     IDLE_OFF("bf16.immediate_grad_update", fp32_sums),
     KEY("bf16.check_grad_overflow", BOOL, AT(check_grad_overflow), "true", NONE, NONE, FREE,
-        "Whether a step whose gradients are not finite is skipped (with bf16.enabled); false: it "
-        "ends the run."),
+        "Whether a step whose gradients are not finite is skipped (with bf16.enabled). false: "
+        "such a step ends the run."),
     KEY("bf16.bf16_master_weights_and_grads", BOOL, NOWHERE, "false", "false", NONE, FREE,
         "Master weights are fp32. state.master split stores them in as few bytes, exactly.",
         .later = "true"),
     KEY("bf16.bf16_optimizer_states", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
-        "true, with bf16.enabled: moments are bf16, which is state.moments bf16; master weights "
+        "true, with bf16.enabled: moments are bf16, as with state.moments bf16. Master weights "
         "stay as state.master says."),
 
     KEY("fp16.enabled", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
@@ -203,18 +207,18 @@ const configi_key configi_deepspeed_keys[] = {
         "stay fp32. Not beside bf16.enabled."),
     IDLE_OFF("fp16.auto_cast", "a model's inputs are token numbers, which are never cast"),
     KEY("fp16.loss_scale", FLOAT, AT(fp16.loss_scale), "0", "[0,]", NONE, LATER,
-        "The loss scale where it is fixed; 0: it follows overflows (dynamic)."),
+        "The loss scale if it is constant; 0: dynamic, it follows overflows."),
     KEY("fp16.initial_scale_power", INT, AT(fp16.initial_scale_power), "16", "[0,127]", NONE, START,
         "The first dynamic loss scale is 2 to this power."),
     KEY("fp16.loss_scale_window", INT, AT(fp16.loss_scale_window), "1000", NONE, "steps", LATER,
-        "Steps without overflow after which the dynamic loss scale doubles; above 0 where it is "
-        "dynamic."),
+        "Steps without overflow after which the dynamic loss scale doubles; must be above 0 if "
+        "it is dynamic."),
     KEY("fp16.hysteresis", INT, AT(fp16.hysteresis), "2", "[1,]", "overflows", LATER,
         "Overflows until the dynamic loss scale is halved."),
     KEY("fp16.consecutive_hysteresis", BOOL, AT(fp16.consecutive_hysteresis), "false", NONE, NONE,
-        LATER, "Whether a step without overflow sets the count of hysteresis back."),
+        LATER, "Whether a step without overflow resets the count of hysteresis."),
     KEY("fp16.min_loss_scale", INT, AT_REAL(fp16.min_loss_scale), "1", NONE, NONE, LATER,
-        "Lowest dynamic loss scale; above 0 where it is dynamic."),
+        "Lowest dynamic loss scale; must be above 0 if it is dynamic."),
     IDLE_ON("fp16.fused_mode", engine_only),
     KEY("fp16.fp16_master_weights_and_grads", BOOL, NOWHERE, "false", "false", NONE, FREE,
         "Master weights are fp32.", .later = "true"),
@@ -232,7 +236,7 @@ const configi_key configi_deepspeed_keys[] = {
         "dtype that is enabled, else fp32.",
         .values = dtypes),
     KEY("data_types.param_dtype", ENUM, NOWHERE, NONE, "fp32|fp16|bf16", NONE, FIXED,
-        "States again what fp16.enabled and bf16.enabled say: must agree with them.",
+        "Repeats what fp16.enabled and bf16.enabled say, and must agree with them.",
         .values = dtypes),
     IDLE("data_types.buffer_dtype", ENUM, NONE, "fp32|fp16|bf16", no_buffers),
 
@@ -254,8 +258,8 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE_OFF("zero_optimization.offload_optimizer.super_offload", planned),
     IDLE_OFF("zero_optimization.offload_optimizer.pipeline", planned),
     KEY("zero_optimization.offload_optimizer.ratio", FLOAT, NOWHERE, "1.0", "[0,1]", NONE, FREE,
-        "Share of the blocks whose optimizer state is offloaded; that of the first others rests on "
-        "the device. Below 1 only with stage 3."),
+        "Share of the blocks whose optimizer state is offloaded. The optimizer state of the "
+        "other blocks, which are the first ones, rests on the device. Below 1 only with stage 3."),
     IDLE("zero_optimization.offload_optimizer.cpuadam_cores_perc", FLOAT, "0.8", "[0,1]",
          own_threads),
     KEY("zero_optimization.offload_param.device", ENUM, NOWHERE, NONE, "none|cpu|nvme", NONE, FREE,
@@ -280,28 +284,30 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE_OFF("zero_optimization.stage3_allgather_sequential", planned),
     KEY("zero_optimization.stage3_prefetch_bucket_size", INT, AT(prefetch_bucket_size), NONE,
         "[0,]", "elements", FREE,
-        "Where given: parameters that are gathered ahead of their use, at most. Default: as the "
-        "device budget allows, planned.",
+        "If given: the most parameters that are gathered ahead of their use. Default: planned "
+        "within the device budget.",
         RANKS),
     KEY("zero_optimization.stage3_max_live_parameters", INT, AT(max_live_parameters), NONE, "[0,]",
         "elements", FREE,
-        "Where given: parameters that are gathered at a time, at most; a unit in use always is. "
-        "Default: as the device budget allows, planned.",
+        "If given: the most parameters that are gathered at a time; a unit in use is always "
+        "gathered. Default: planned within the device budget.",
         RANKS),
     KEY("zero_optimization.stage3_max_reuse_distance", INT, AT(max_reuse_distance), NONE, "[0,]",
         "elements", FREE,
-        "Where given: a unit that is used again within so many parameters stays gathered until "
-        "then, else it is released. Default: as the device budget allows, planned.",
+        "If given: a unit that is used again within this many parameters stays gathered until "
+        "then; other units are released. Default: planned within the device budget.",
         RANKS),
     IDLE("zero_optimization.stage3_module_granularity_threshold", INT, "0", "[0,]", planned),
     KEY("zero_optimization.stage3_param_persistence_threshold", INT, AT(persistence_threshold),
         "100000", "[0,]", "elements", FREE,
-        "Units of fewer parameters stay gathered on every rank (stage 3). Small tensors of larger "
-        "units come with their unit's one all-gather, so that they cost no message of their own.",
+        "Units with fewer parameters stay gathered on every rank (stage 3). Small tensors of "
+        "larger units come with the one all-gather of their unit, so that they cost no message "
+        "of their own.",
         RANKS),
     KEY("zero_optimization.stage3_model_persistence_threshold", INT,
         AT(model_persistence_threshold), "9223372036854775807", "[0,]", "elements", FREE,
-        "Units stay gathered in their order as long as they have no more parameters together.",
+        "Units stay gathered, in their order, as long as together they have no more parameters "
+        "than this.",
         RANKS),
     IDLE("zero_optimization.reduce_bucket_size", INT, "500000000", "[1,]", no_bucket, RANKS),
     IDLE("zero_optimization.allgather_bucket_size", INT, "500000000", "[0,]", no_bucket, RANKS),
@@ -337,11 +343,11 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE("zero_optimization.leaf_module.name_suffixes", STRINGS, NONE, NONE, planned),
 
     KEY("aio.block_size", INT, AT(io.block_bytes), "1048576", "[4096,1073741824]", "bytes", FREE,
-        "Most bytes of one request to a drive; a multiple of 4096. Not given: what machine.json "
-        "says of the job's drives, if it does."),
+        "Largest request to a drive; a multiple of 4096. Not given: the value of machine.json "
+        "for the job's drives, if it has one."),
     KEY("aio.queue_depth", INT, AT(io.queue_depth), "8", "[1,32768]", "requests", FREE,
-        "Requests in flight on a drive, of reads and of writes. Not given: what machine.json says "
-        "of the job's drives, if it does."),
+        "Requests in flight per drive, counted separately for reads and writes. Not given: the "
+        "value of machine.json for the job's drives, if it has one."),
     IDLE("aio.intra_op_parallelism", INT, "1", "[1,]", one_ring),
     IDLE_OFF("aio.single_submit", one_ring),
     IDLE_ON("aio.overlap_events", one_ring),

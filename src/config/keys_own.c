@@ -10,7 +10,7 @@ static const int updates[] = {UPDATE_AUTO, UPDATE_AFTER_BACKWARD, UPDATE_IN_NEXT
                               UPDATE_IN_BACKWARD, UPDATE_DELAYED_ONE_STEP};
 static const int masters[] = {TILE_FP32, TILE_LOW16}, moments[] = {TILE_FP32, TILE_BF16, TILE_INT8};
 
-static const char one_rank[] = "there is nobody to speak to";
+static const char one_rank[] = "this job has one rank, so nothing is exchanged";
 
 const configi_key configi_own_keys[] = {
     KEY("description", STRING, NOWHERE, NONE, NONE, NONE, FREE, "A remark for people."),
@@ -20,10 +20,10 @@ const configi_key configi_own_keys[] = {
         "Name of a file in configs/models, without .json; other keys of the block override it. "
         "Beside \"family\" it is only a label."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
-        "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3), relative to "
-        "the current directory: its config.json is the model, and a new run begins with its "
-        "weights. Beside it stand seq_length, which is 1024 or the model's longest where absent, "
-        "and max_part_bytes; other keys may only repeat what it says."),
+        "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3), relative "
+        "to the current directory. Its config.json defines the model, and a new run begins with "
+        "its weights. The block may add seq_length (default: 1024, or less if the model allows "
+        "less) and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE, "gpt2|llama", NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values."),
@@ -32,14 +32,14 @@ const configi_key configi_own_keys[] = {
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
         "Width of the residual stream."),
     KEY("model.num_heads", INT, AT(model.num_heads), NONE, "[1,65536]", NONE, FIXED,
-        "Attention heads; must divide hidden_size where head_dim is not given."),
+        "Attention heads; must divide hidden_size unless head_dim is given."),
     KEY("model.num_kv_heads", INT, AT(model.num_kv_heads), NONE, "[1,65536]", NONE, FIXED,
         "Heads of keys and values; must divide num_heads. Default: num_heads."),
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
         "Width of a head (llama). Default: hidden_size / num_heads."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
-        "Whether the projections to queries, keys and values have biases. Default: gpt2 true, "
-        "which it always is; llama false (Qwen2: true)."),
+        "Whether the projections to queries, keys and values have biases. Default: gpt2 true "
+        "(always); llama false (Qwen2: true)."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "RMSNorm over each head of queries and keys before the rotation (llama; Qwen3: true)."),
     KEY("model.ffn_size", INT, AT(model.ffn_size), NONE, "[1,16777216]", "elements", FIXED,
@@ -57,10 +57,11 @@ const configi_key configi_own_keys[] = {
         "Base of the rotary positions (llama)."),
     KEY("model.rope_scaling.type", ENUM, AT(model.rope_scaling), "default", "default|linear|llama3",
         NONE, FIXED,
-        "How rotary frequencies are stretched (llama). linear: divided by factor. llama3: those of "
-        "long waves are, those of short ones stay, and in between both are blended."),
+        "How rotary frequencies are stretched (llama). linear: all are divided by factor. "
+        "llama3: those of long waves are divided, those of short waves stay, and those in "
+        "between are blended."),
     KEY("model.rope_scaling.factor", FLOAT, AT(model.rope_factor), NONE, "(0,]", NONE, FIXED,
-        "What frequencies are divided by."),
+        "The divisor of the frequencies."),
     KEY("model.rope_scaling.low_freq_factor", FLOAT, AT(model.rope_low_freq_factor), NONE, "(0,]",
         NONE, FIXED,
         "llama3: waves longer than original_max_position_embeddings / low_freq_factor are long."),
@@ -82,19 +83,19 @@ const configi_key configi_own_keys[] = {
 
     KEY("data.train", SOURCES, AT(data.train), NONE, NONE, "files", LATER,
         "Training text, JSON lines or token files (data.format), relative to the current "
-        "directory; all ranks read the same. Paths, or objects with a path each; with a weight "
-        "each they are sources of their own, else one after another."),
+        "directory; all ranks read the same. Either paths, or objects with a path each. If the "
+        "objects have weights, each is a source; otherwise the files are read one after another."),
     KEY("data.train.*.path", STRINGS, NOWHERE, NONE, NONE, "files", LATER,
         "The files of this entry. Required."),
     KEY("data.train.*.weight", FLOAT, NOWHERE, NONE, "(0,]", NONE, LATER,
-        "The source's share of the windows, against the sum of all weights: all entries have one, "
-        "or none has. In each 1024 windows the shares are kept to one window, in an order that "
-        "data.seed draws; each source counts its epochs by itself."),
+        "The source's share of the windows, relative to the sum of all weights. Either all "
+        "entries have a weight or none has. In each 1024 windows the shares are exact to one "
+        "window, in an order drawn from data.seed. Each source counts its own epochs."),
     KEY("data.train.*.field", STRING, NOWHERE, "text", NONE, NONE, LATER,
         "Field of a JSON line that holds the text."),
     KEY("data.valid", SOURCES, AT(data.valid), NONE, NONE, "files", FREE,
-        "Held-out files for evaluation, in the same form as data.train, without weights: they are "
-        "read in order."),
+        "Held-out files for evaluation, in the same form as data.train but without weights. They "
+        "are read in order."),
     KEY("data.valid.*.path", STRINGS, NOWHERE, NONE, NONE, "files", FREE,
         "The files of this entry. Required."),
     KEY("data.valid.*.field", STRING, NOWHERE, "text", NONE, NONE, FREE,
@@ -108,14 +109,14 @@ const configi_key configi_own_keys[] = {
         "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|mistral-tekken|"
         "zephyr|plain",
         NONE, LATER,
-        "How conversations in JSON lines ({\"messages\": ...}) are written; the loss counts their "
-        "answers alone. auto: as the files beside the tokenizer say."),
+        "How conversations in JSON lines ({\"messages\": ...}) are written. The loss counts only "
+        "the answers. auto: as the files beside the tokenizer say."),
     KEY("data.shuffle", ENUM, AT(data.shuffle), "windows", "windows|documents|none", NONE, LATER,
         "Order of the training samples, drawn anew for each epoch: windows of the files as they "
         "are; documents, packed end to end, and windows of those; or none, in order. No attention "
         "mask keeps documents of a window apart."),
     KEY("data.seed", INT, AT(data.seed), "1", "[0,]", NONE, LATER,
-        "Order of the training samples."),
+        "Seed of the order of the training samples."),
     KEY("data.format", ENUM, AT(data.format), "auto",
         "auto|text|llmc|u16|u32|megatron|npy|jsonl|made", NONE, LATER_SILENT,
         "What the files hold: text, llm.c's .bin, raw 16-bit or 32-bit token ids, little-endian, "
@@ -125,13 +126,13 @@ const configi_key configi_own_keys[] = {
         "Token ids need model.vocab_size."),
 
     KEY("train.only", STRINGS, NOWHERE, NONE, NONE, NONE, FIXED,
-        "What learns; all else keeps its weights and has no gradient and no optimizer state: "
-        "blocks.FIRST-LAST, blocks.NUMBER (from 0 on), embed, head (the final norm and an untied "
-        "output matrix), norms (all of them), all. A tied embedding is embed. Default: all, or "
-        "with train.lora the adapters alone."),
+        "The parameters that learn. All others keep their weights and have no gradient and no "
+        "optimizer state. Values: blocks.FIRST-LAST, blocks.NUMBER (from 0 on), embed, head (the "
+        "final norm and an untied output matrix), norms (all of them), all. A tied embedding is "
+        "embed. Default: all, or with train.lora only the adapters."),
     KEY("train.lora.rank", INT, AT(train.lora_rank), "8", "[1,4096]", NONE, FIXED,
         "Low-rank adapters beside the linear layers of every block: y = W x + alpha / rank B (A "
-        "x), A with so many rows. train.lora, even empty, asks for adapters."),
+        "x), where A has rank rows. train.lora asks for adapters, even if the block is empty."),
     KEY("train.lora.alpha", FLOAT, AT(train.lora_alpha), "8", "(0,]", NONE, FIXED,
         "Adapters are scaled by alpha / rank."),
     KEY("train.lora.targets", STRINGS, NOWHERE, NONE, NONE, NONE, FIXED,
@@ -140,68 +141,71 @@ const configi_key configi_own_keys[] = {
         "for both of that name (gpt2). Default: q_proj and v_proj; c_attn."),
 
     KEY("run.dir", STRING, AT(run.dir), NONE, NONE, NONE, FREE,
-        "Run directory: metrics, trace, plan and state; of several ranks rank 0's alone. "
+        "Run directory: metrics, trace, plan and state. With several ranks, only rank 0 uses it. "
         "Required."),
     KEY("run.steps", INT, AT(run.steps), "1000", "[1,]", "steps", FREE,
-        "Optimizer steps in all, those before a resume included."),
-    KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START, "Initial weights."),
+        "Number of optimizer steps, including those before a resume."),
+    KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START, "Seed of the initial weights."),
     KEY("run.eval_every", INT, AT(run.eval_every), "0", "[0,]", "steps", FREE,
         "Steps between evaluations on data.valid; 0: none."),
     KEY("run.eval_batches", INT, AT(run.eval_batches), "16", "[1,]", "micro-batches", FREE,
-        "Length of an evaluation, rounded up to whole steps; shorter where data.valid is."),
+        "Length of an evaluation, rounded up to whole steps; shorter if data.valid is shorter."),
     KEY("run.commit_every", INT, AT(run.commit_every), "50", "[0,]", "steps", FREE,
-        "Steps between commits; 0: one commit, when the run ends or is stopped on request, with "
-        "one place per extent: 12 bytes a parameter less of nvme, but a killed run cannot be "
-        "resumed."),
+        "Steps between commits. 0: one commit, when the run ends or is stopped on request, with "
+        "one place per extent. That takes 12 bytes per parameter less of nvme, but a killed run "
+        "cannot be resumed."),
     KEY("run.keep", STEPS, NOWHERE, "0", "[0,]", "steps", FREE,
-        "Commits that stay when the run goes on, each a run directory under run.dir/keep: those of "
-        "every so many steps, or of the steps in a list, as in [100, 2000]; 0: none. Multiples of "
-        "run.commit_every, or the last step."),
+        "Commits that are kept while the run continues, each as a run directory under "
+        "run.dir/keep: at multiples of this number of steps, or at the steps of a list, as in "
+        "[100, 2000]; 0: none. Each must be a multiple of run.commit_every, or the last step."),
     KEY("run.log_every", INT, AT(run.log_every), "1", "[1,]", "steps", FREE,
-        "Steps between log lines. Default: steps_per_print where given, else 1."),
+        "Steps between log lines. Default: steps_per_print if given, else 1."),
     KEY("run.fresh", BOOL, AT(run.fresh), "false", NONE, NONE, FREE,
-        "The run directory must be new or hold no commit; refuses otherwise."),
+        "If true, the run directory must be new or hold no commit."),
     KEY("run.paranoid", BOOL, AT(run.paranoid), "false", NONE, NONE, FREE,
-        "Looks for faults of this program: fresh addresses, memory filled with NaN before it is "
-        "written, compared while it is only read, poisoned when released. Slow; the same bits."),
+        "Looks for faults of this program: operands get fresh addresses, and memory is filled "
+        "with NaN before it is written, compared if it is only read, and poisoned when it is "
+        "released. Slow, with the same bits."),
 
     KEY("device.backend", ENUM, AT(device.backend), "auto", "auto|cpu|cuda", NONE, FIXED,
-        "What computes; auto: cuda where this build has it and there is a GPU, else cpu. Of the "
-        "GPUs in CUDA_VISIBLE_DEVICES a rank takes that of its number on its host, modulo theirs."),
+        "What computes. auto: cuda if this build has it and there is a GPU, else cpu. Of the "
+        "GPUs in CUDA_VISIBLE_DEVICES a rank takes the one with its number on its host, modulo "
+        "the number of GPUs."),
     KEY("device.threads", INT, AT(device.threads), "0", "[0,65536]", "threads", FIXED,
-        "Threads that compute (cpu backend); 0: one per physical core that this process may use, "
+        "Threads that compute (cpu backend). 0: one per physical core that this process may use, "
         "within its quota of CPU time; from 8 cores on, one core is left to I/O. Ranks of a host "
-        "that may use the same cores share them out."),
+        "that may use the same cores divide them."),
     KEY("device.cores", CORES, AT(device.cores), NONE, NONE, NONE, FREE,
-        "Cores that compute, as in \"0-7,16\". Default: all that this process may use. Where "
-        "device.threads is 0 their number is the number of threads."),
+        "Cores that compute, as in \"0-7,16\". Default: all that this process may use. If "
+        "device.threads is 0, the number of cores is the number of threads."),
 
     KEY("update.threads", INT, AT(update.threads), "0", "[0,65536]", "threads", FREE,
-        "Threads of the optimizer on the CPU; 0: those that compute (cpu backend), or one per "
+        "Threads of the optimizer on the CPU. 0: as many as compute (cpu backend), or one per "
         "physical core of the GPU's node."),
     KEY("update.cores", CORES, AT(update.cores), NONE, NONE, NONE, FREE,
         "Cores of the optimizer on the CPU, as in \"0-7,16\". Default: those that compute (cpu "
         "backend), or those of the GPU's node."),
 
     KEY("tiers.device.budget", SIZE, AT(tiers.device_budget), "0", NONE, "bytes", FREE,
-        "Hard limit of each rank's device memory (on the cpu backend: of an arena that stands for "
-        "it); 0: a quarter of the memory that is free, shared by the ranks of a host; of a GPU all "
-        "that its libraries leave."),
+        "Hard limit of each rank's device memory; on the cpu backend, of an arena that takes its "
+        "place. 0: a quarter of the free memory, shared by the ranks of a host; on a GPU, all "
+        "memory that its libraries leave."),
     KEY("tiers.host.budget", SIZE, AT(tiers.host_budget), "0", NONE, "bytes", FREE,
-        "Hard limit of each rank's host memory; 0: half of the memory that is free, shared by the "
-        "ranks of a host."),
+        "Hard limit of each rank's host memory. 0: half of the free memory, shared by the ranks "
+        "of a host."),
     KEY("tiers.nvme", OBJECTS, NOWHERE, NONE, "[0,16]", "drives", FREE,
-        "Directories for slabs, one per drive; state is striped over them, by measured speed where "
+        "Directories for slabs, one per drive. State is striped over them, by measured speed if "
         "they are on several devices."),
     KEY("tiers.nvme.*.path", STRING, NOWHERE, NONE, NONE, NONE, FREE,
-        "Directory on the drive. {rank}, {local_rank} and {host} in it stand for each rank's own, "
-        "so that ranks of a host have drives of their own. Required."),
+        "Directory on the drive. {rank}, {local_rank} and {host} in it are replaced by each "
+        "rank's values, so that ranks of a host can have different drives. Required."),
     KEY("tiers.nvme.*.budget", SIZE, NOWHERE, "0", NONE, "bytes", FREE,
-        "Hard limit on the drive; 0: its free space less 10%, which drives of one file system "
-        "share. For the ranks of a host together, or for each where the path holds {rank} or "
-        "{local_rank}."),
+        "Hard limit on the drive. 0: its free space less 10%, which drives of one file system "
+        "share. The limit is for all ranks of a host together, or for each rank if the path "
+        "holds {rank} or {local_rank}."),
     KEY("tiers.place.params", ENUM, AT(tiers.place[STATE_PARAMS]), "auto", "auto|device|host|nvme",
-        NONE, FREE, "Home of the working parameters; auto: the dearest tier on which the job fits.",
+        NONE, FREE,
+        "Home of the working parameters; auto: the most expensive tier on which the job fits.",
         .values = homes),
     KEY("tiers.place.grads", ENUM, AT(tiers.place[STATE_GRADS]), "auto", "auto|device|host|nvme",
         NONE, FREE, "Home of the gradients; auto: as above.", .values = homes),
@@ -213,9 +217,9 @@ const configi_key configi_own_keys[] = {
         "Home of the activation checkpoints between blocks; auto: as above.", .values = homes),
     KEY("tiers.place.inner_activations", ENUM, AT(tiers.place[STATE_INNER_ACTIVATIONS]), "auto",
         "auto|recompute|device|host|nvme", NONE, FREE,
-        "Activations within a block: recompute them in the backward, or keep them from the forward "
-        "on this tier; auto: kept on device or host where the step is predicted to be faster by 2% "
-        "or more.",
+        "Activations within a block: recompute them in the backward, or keep them from the "
+        "forward on this tier. auto: kept on device or host if the step is predicted to be "
+        "faster by 2% or more.",
         .values = inner_homes),
     KEY("tiers.place.rules", OBJECTS, NOWHERE, NONE, "[0,64]", "rules", FREE,
         "Placement of single units; a later rule wins over an earlier one and over the kind."),
@@ -225,60 +229,59 @@ const configi_key configi_own_keys[] = {
         "params|grads|optimizer|activations|inner_activations", NONE, FREE,
         "What the rule places. Required."),
     KEY("tiers.place.rules.*.tier", ENUM, NOWHERE, NONE, "recompute|device|host|nvme", NONE, FREE,
-        "Where it rests; recompute is for inner_activations alone. Required.",
-        .values = inner_homes + 1),
+        "The tier; recompute is only for inner_activations. Required.", .values = inner_homes + 1),
 
     KEY("schedule.order", ENUM, AT(schedule.order), "layer_major",
         "layer_major|batch_major|fastest", NONE, FREE,
-        "layer_major: all micro-batches pass a unit before the next unit is fetched; batch_major: "
-        "each micro-batch passes all units, so that less of the activations rests. Both give the "
-        "same bits. fastest: whichever of the two has the shorter planned step."),
+        "layer_major: all micro-batches pass a unit before the next unit is fetched. "
+        "batch_major: each micro-batch passes all units, so that fewer activations rest. Both "
+        "give the same bits. fastest: the order with the shorter planned step."),
     KEY("schedule.update", ENUM, AT(schedule.update), "auto",
         "auto|after_backward|in_next_forward|in_backward|delayed_one_step", NONE, LATER,
-        "When the optimizer runs; in_next_forward hides its I/O behind the next forward, to the "
-        "same bits. in_backward, as each gradient is complete, needs gradient_clipping 0, no fp16 "
-        "and no overflow check. delayed_one_step is approximate: gradients are one step late.",
+        "When the optimizer runs. in_next_forward: during the next forward, which hides its I/O, "
+        "with the same bits. in_backward: as each gradient is complete; needs gradient_clipping "
+        "0, no fp16 and no overflow check. delayed_one_step is approximate: gradients are one "
+        "step late.",
         .values = updates),
     KEY("schedule.tile_elems", INT, AT(schedule.tile_elems), "0", "[0,]", "elements", FREE,
         "Elements of one optimizer tile; 0: automatic, at most zero_optimization.sub_group_size."),
     KEY("state.master", ENUM, AT(state.master), "fp32", "fp32|split", NONE, FIXED,
-        "How Adam stores master weights. fp32: 4 bytes a parameter beside the working copy. split: "
-        "2 bytes, the low half, which with the bf16 working copy is all of the fp32 value: the "
-        "same bits in training (needs bf16.enabled).",
+        "How Adam stores master weights. fp32: 4 bytes per parameter beside the working copy. "
+        "split: 2 bytes, the low half of the fp32 value; the bf16 working copy is the high half. "
+        "Training gives the same bits (needs bf16.enabled).",
         .values = masters),
     KEY("state.moments", ENUM, AT(state.moments), "fp32", "fp32|bf16|8bit", NONE, FIXED,
-        "How Adam stores its two moments. fp32: 8 bytes a parameter, exact. bf16 (4 bytes) and "
+        "How Adam stores its two moments. fp32: 8 bytes per parameter, exact. bf16 (4 bytes) and "
         "8bit (2.03 bytes: codes with a scale for each 256) are approximate: rounded "
-        "stochastically, to the same bits in every placement. Fixed for a run.",
+        "stochastically, with the same bits in every placement. Fixed for a run.",
         .values = moments),
 
     KEY("io.backend", ENUM, AT(io.backend), "auto", "auto|uring|pool", NONE, FREE,
-        "How drives are driven: io_uring, or threads with pread and pwrite; auto: io_uring where "
+        "How drives are accessed: io_uring, or threads with pread and pwrite. auto: io_uring if "
         "the kernel allows it."),
     KEY("io.cores", CORES, AT(io.cores), NONE, NONE, NONE, FREE,
-        "Cores of I/O and of the scheduler, as in \"0-7,16\". Default: all of the NUMA nodes where "
-        "the memory is."),
+        "Cores of I/O and of the scheduler, as in \"0-7,16\". Default: all cores of the NUMA "
+        "nodes that hold the memory."),
     KEY("io.stuck_seconds", FLOAT, AT(io.stuck_seconds), "30", "[0,1e9]", "seconds", FREE,
         "A request to a drive that takes longer is reported, with its file and offset; 0: never. "
-        "One that "
-        "takes ten minutes stops the run, which goes on from its last commit when it is started "
-        "again."),
+        "A request that takes ten minutes stops the run. When started again, the run resumes "
+        "from its last commit."),
     KEY("io.verify_reads", BOOL, AT(io.verify_reads), "true", NONE, NONE, FREE,
-        "Compare what is read from the drives with the checksum of what was written; a difference "
-        "stops the run and names unit, tile, file and offset. What a run that goes on begins with "
-        "is compared in any case."),
+        "Compares what is read from the drives with the checksum of what was written. A "
+        "difference stops the run, and the message names unit, tile, file and offset. The state "
+        "from which a run resumes is compared in any case."),
 
     KEY("comm.backend", ENUM, AT(comm.backend), "auto", "auto|mpi|staged|nccl", NONE, LATER_SILENT,
-        "What carries tensors between ranks: mpi (host memory, cpu backend), nccl (between GPUs), "
-        "staged (GPUs, through host memory and MPI; ranks may share a GPU; mpi with GPUs is the "
-        "same). Sums of nccl are its own, in the dtype that is sent. auto: mpi on the cpu backend; "
-        "nccl where this build has it and each rank has a GPU of its own, else staged.",
+        "What carries tensors between ranks: mpi (host memory, cpu backend), nccl (between "
+        "GPUs), staged (GPUs, through host memory and MPI; ranks may share a GPU; mpi with GPUs "
+        "is the same). nccl sums in its own order, in the dtype that is sent. auto: mpi on the "
+        "cpu backend; nccl if this build has it and each rank has its own GPU, else staged.",
         RANKS),
     KEY("comm.timeout_seconds", FLOAT, AT(comm.timeout_seconds), "300", "[2,86400]", "seconds",
         FREE,
-        "A rank that says nothing for so long counts as gone and ends the job; so does one that "
-        "does not come where others wait for it while no rank gets on with anything for so long. "
-        "Above the longest that a drive may take for a request.",
+        "A rank that sends nothing for this long counts as gone and ends the job. So does a rank "
+        "that others wait for, if no rank makes progress for this long. Must be longer than the "
+        "longest request to a drive.",
         RANKS),
 
     /* For tests and for debugging. They may change with any version, and no list shows them. */

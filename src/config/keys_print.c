@@ -198,12 +198,12 @@ static void print_markdown(FILE *stream)
         "| changes bits | may change on resume | what it means |\n"
         "|---|---|---|\n"
         "| no | yes | The key changes where and when things happen, never what is computed. |\n"
-        "| yes | yes | The steps after the change differ. \"logged\": the run that goes on names "
-        "the key with both values. |\n"
-        "| yes | no | The key belongs to the identity of a run, which does not go on with another "
+        "| yes | yes | The steps after the change differ. \"logged\": the resumed run logs the key "
+        "with both values. |\n"
+        "| yes | no | The key belongs to the identity of a run. A run is not resumed with another "
         "value. |\n"
-        "| yes | no effect | The key counts when a run begins, and changes nothing in a run that "
-        "goes on. |\n"
+        "| yes | no effect | The key counts when a run begins, and changes nothing in a resumed "
+        "run. |\n"
         "\n"
         "## Sluice's own keys\n",
         stream);
@@ -218,9 +218,9 @@ static void print_markdown(FILE *stream)
     fputs("\n### Other names\n\n| also written | key |\n|---|---|\n", stream);
     for (uint32_t i = 0; i < configi_alias_count; i++)
         fprintf(stream, "| `%s` | `%s` |\n", configi_aliases[i].path, configi_aliases[i].name);
-    fputs(
-        "\n### Refused\n\nThese are known, not built, and an error where they ask for something.\n",
-        stream);
+    fputs("\n### Refused\n\nThese are known, but not built. They are an error if they ask for "
+          "something.\n",
+          stream);
     put_other_keys(stream, CONFIGI_REFUSED);
     fputs("\n### Without effect\n\n"
           "These are known and checked. The log names those that a job gives, with the reason.\n",

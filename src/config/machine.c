@@ -233,10 +233,11 @@ static int find_file(const char *path, char found[FILE_PATH_BYTES])
         return 0;
     }
     if (!configi_is_name(path))
-        return err_set(ERR_INPUT,
-                       "\"%.100s\" is no name of a machine: at most %d letters, digits and ._-; "
-                       "the path of a file has a slash or ends in .json",
-                       path, JOB_NAME_BYTES - 1);
+        return err_set(
+            ERR_INPUT,
+            "\"%.100s\" is not the name of a machine: at most %d letters, digits and ._-; "
+            "the path of a file has a slash or ends in .json",
+            path, JOB_NAME_BYTES - 1);
     int rc = configi_find_named("clusters", path, NULL, found, advice);
     if (rc == -ENOENT)
         return err_set(ERR_INPUT, "there is no machine \"%s\"; %s", path, advice);

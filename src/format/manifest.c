@@ -313,7 +313,7 @@ static int check_kinship(const char *state_dir, const manifest *one, const manif
     return err_set(ERR_CORRUPT,
                    "the manifests in %s are of two runs: manifest-%u of step %" PRIu64
                    " with slabs in %s, manifest-%u of step %" PRIu64
-                   " with slabs in %s; take the one that was put there by mistake away",
+                   " with slabs in %s; remove the one that was put there by mistake",
                    state_dir, (unsigned)(one->generation % MANIFESTI_SLOTS), one->step,
                    one->slabs.drives[0], (unsigned)(other->generation % MANIFESTI_SLOTS),
                    other->step, other->slabs.drives[0]);
@@ -332,7 +332,7 @@ static int pass_over(const char *state_dir, unsigned damaged, const slot_view *v
         return err_set(ERR_CORRUPT,
                        "the only commit of the run, %s/manifest-%u, is damaged: %s; manifest-%u "
                        "says no more than that the run had begun, so its state cannot be resumed: "
-                       "restore the file, or begin anew in another run.dir",
+                       "restore the file, or begin again in another run.dir",
                        state_dir, damaged, view->reason.text, 1 - damaged);
     log_warn("%s/manifest-%u does not count: %s (normal where the process was killed or the power "
              "lost while it was written); manifest-%u is used, the %s of step %" PRIu64

@@ -255,7 +255,7 @@ int safetensors_decode(const char *path, const char *header, uint64_t header_byt
     memset(out, 0, sizeof *out);
     json_t *doc;
     if (header_bytes == 0 || header[0] != '{')
-        return err_set(ERR_INPUT, "%s is no safetensors file: its header does not begin with {",
+        return err_set(ERR_INPUT, "%s is not a safetensors file: its header does not begin with {",
                        path);
     TRY(format_json_parse(path, header, header_bytes, &header_limits, &doc));
     out->file_bytes = file_bytes;
@@ -300,7 +300,7 @@ static int open_header(const char *path, int fd, uint64_t file_bytes, safetensor
     if (length > SAFETENSORS_HEADER_MAX_BYTES)
         return err_set(ERR_INPUT,
                        "%s: a header of %" PRIu64 " bytes is more than the %" PRIu64
-                       " that a safetensors file can have: it is none, or damaged",
+                       " that a safetensors file can have: it is another file, or damaged",
                        path, length, SAFETENSORS_HEADER_MAX_BYTES);
     if (length > file_bytes - sizeof bytes)
         return err_set(ERR_INPUT,
