@@ -57,6 +57,9 @@ uint32_t cli_ranks_shown(const struct train_summary *summary);
  * printed. */
 int cli_print_json(FILE *out, json_t *object) MUST_CHECK;
 
+/* Bytes by the name of their tier. The caller owns the object. */
+json_t *cli_tiers_object(const uint64_t bytes[TIER_COUNT]);
+
 /* What a run did, as one JSON object and a newline. -ENOMEM when it cannot be built. */
 int cli_summary_json(FILE *out, const struct train_summary *summary) MUST_CHECK;
 

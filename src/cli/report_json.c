@@ -6,7 +6,7 @@
 #include "cli/cli_report.h"
 #include "train/train.h"
 
-static json_t *report_tiers(const uint64_t bytes[TIER_COUNT])
+json_t *cli_tiers_object(const uint64_t bytes[TIER_COUNT])
 {
     json_t *object = json_object();
     for (int arena = 0; arena < TIER_COUNT; arena++)
@@ -32,12 +32,12 @@ static json_t *report_each_rank(const struct train_summary *summary)
     uint32_t count = cli_ranks_shown(summary);
     for (uint32_t rank = 0; rank < count; rank++) {
         const struct train_rank *each = &summary->ranks[rank];
-        json_array_append_new(list, json_pack("{s:I, s:s, s:o, s:I, s:I, s:I}", "rank",
-                                              (json_int_t)rank, "host", each->host, "arena_bytes",
-                                              report_tiers(each->arena_bytes), "slab_file_bytes",
-                                              (json_int_t)each->slab_file_bytes, "sent_bytes",
-                                              (json_int_t)each->sent_bytes, "resident_bytes_max",
-                                              (json_int_t)each->resident_bytes_max));
+        json_array_append_new(
+            list, json_pack("{s:I, s:s, s:o, s:I, s:I, s:I}", "rank", (json_int_t)rank, "host",
+                            each->host, "arena_bytes", cli_tiers_object(each->arena_bytes),
+                            "slab_file_bytes", (json_int_t)each->slab_file_bytes, "sent_bytes",
+                            (json_int_t)each->sent_bytes, "resident_bytes_max",
+                            (json_int_t)each->resident_bytes_max));
     }
     return list;
 }
@@ -62,7 +62,7 @@ int cli_summary_json(FILE *out, const struct train_summary *summary)
     if (summary->eval_given)
         json_object_set_new(object, "heldout_loss", json_real(summary->eval_loss));
     json_object_set_new(object, "lanes", lanes);
-    json_object_set_new(object, "peak_bytes", report_tiers(summary->peak_bytes));
+    json_object_set_new(object, "peak_bytes", cli_tiers_object(summary->peak_bytes));
     json_object_set_new(object, "resident_bytes_max",
                         json_integer((json_int_t)summary->resident_bytes_max));
     json_object_set_new(object, "world_size", json_integer(summary->world_size));

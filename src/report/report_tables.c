@@ -1,7 +1,6 @@
 /* The page's summary, notes and plain tables. See report_internal.h. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "report/report_internal.h"
 
