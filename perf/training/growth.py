@@ -54,7 +54,7 @@ def ranked(options, work, job, ranks):
     seconds = Summary([line["seconds"] for line in lines])
     parts = []
     for lane, word in (("compute", "computing"), ("comm", "exchanging")):
-        simulated = next(found["busy_seconds"] for found in planned["lanes"] if found["name"] == lane)
+        simulated = planned["lanes"][lane]["busy_seconds"]
         measured = statistics.median(line["lanes"][lane]["busy_seconds"] for line in lines)
         parts.append("%s %.3f s, simulated %.3f" % (word, measured, simulated))
     return seconds.median, planned["step_seconds"], seconds.spread, "; ".join(parts)

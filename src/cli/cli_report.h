@@ -23,21 +23,6 @@ void cli_print_plan_brief(FILE *out, const struct setup_summary *plan);
 void cli_print_summary(FILE *out, const struct setup_summary *plan,
                        const struct train_summary *summary);
 
-/* What a plan comes to, by the same formulas wherever it is printed; 0 where it is not known. */
-struct cli_plan_figures {
-    double steps_per_hour, tokens_per_second;
-    double rank_flops_per_second;     /* the model's, as the field counts them */
-    double hardware_flops_per_second; /* of a rank, recomputation included */
-    double mfu;                       /* of the peak */
-    double over_bound;                /* (step - bound) / bound */
-    double over_schedule_bound;
-    /* bytes to drives a step, of all ranks, per parameter of the model */
-    double written_per_parameter;
-    double host_bytes_a_day; /* written to the drives of a host */
-    double drive_days;       /* until its endurance is written */
-};
-struct cli_plan_figures cli_plan_figures_of(const struct setup_summary *plan);
-
 /* Writes a count with a unit: "2048", "12.3K", "7.52M", "1.56B". Returns text. */
 enum { CLI_FIGURE_BYTES = 48 };
 const char *cli_count(double value, char text[CLI_FIGURE_BYTES]);
@@ -68,18 +53,14 @@ int cli_print_max_model(FILE *out, const char *family, const struct setup_max_mo
 /* How many ranks the summary holds: all of them, up to 8. */
 uint32_t cli_ranks_shown(const struct train_summary *summary);
 
-/* What a job's nvme tier takes with two places for optimizer state, and with one (run.commit_every
- * 0). */
-void cli_place_bytes(const struct setup_summary *plan, uint64_t *with_commits,
-                     uint64_t *without_commits);
-
 /* Prints the object and a newline, and frees it. -ENOMEM where it could not be built (NULL) or
  * printed. */
 int cli_print_json(FILE *out, json_t *object) MUST_CHECK;
 
-/* The same as one JSON object and a newline. -ENOMEM when it cannot be built. */
-json_t *cli_plan_object(const struct setup_summary *plan); /* the caller's */
-int cli_plan_json(FILE *out, const struct setup_summary *plan) MUST_CHECK;
+/* Bytes by the name of their tier. The caller owns the object. */
+json_t *cli_tiers_object(const uint64_t bytes[TIER_COUNT]);
+
+/* What a run did, as one JSON object and a newline. -ENOMEM when it cannot be built. */
 int cli_summary_json(FILE *out, const struct train_summary *summary) MUST_CHECK;
 
 #endif

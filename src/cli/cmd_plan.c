@@ -8,6 +8,7 @@
 #include "cli/launched_ranks.h"
 #include "cli/machine_option.h"
 #include "config/config.h"
+#include "setup/plan_figures.h"
 #include "setup/summary.h"
 
 const cli_command cli_plan_command = {
@@ -138,7 +139,7 @@ static int plan_one(const plan_request *asked)
     static struct setup_summary plan; /* large */
     TRY(plan_for(asked, asked->worlds[0], &plan));
     if (asked->json)
-        return cli_plan_json(stdout, &plan);
+        return cli_print_json(stdout, setup_plan_object(&plan));
     cli_print_plan(stdout, &plan);
     return 0;
 }

@@ -47,31 +47,6 @@ static const char *report_bytes(double value, char text[REPORT_TEXT_BYTES])
     return text;
 }
 
-struct cli_plan_figures cli_plan_figures_of(const struct setup_summary *plan)
-{
-    struct cli_plan_figures out = {0};
-    double step = plan->step_seconds, ranks = plan->world_size;
-    if (plan->param_count > 0)
-        out.written_per_parameter =
-            (double)plan->drive_written_bytes * ranks / (double)plan->param_count;
-    if (step <= 0)
-        return out;
-    out.steps_per_hour = 3600 / step;
-    out.tokens_per_second = (double)plan->tokens_per_step / step;
-    out.rank_flops_per_second = plan->model_flops / ranks / step;
-    out.hardware_flops_per_second = plan->hardware_flops / step;
-    if (plan->peak_flops > 0)
-        out.mfu = out.rank_flops_per_second / plan->peak_flops;
-    if (plan->bound_seconds > 0)
-        out.over_bound = step / plan->bound_seconds - 1;
-    if (plan->schedule_bound_seconds > 0)
-        out.over_schedule_bound = step / plan->schedule_bound_seconds - 1;
-    out.host_bytes_a_day = 86400 / step * (double)plan->drive_written_bytes * plan->ranks_per_host;
-    if (plan->drive_endurance_bytes > 0 && out.host_bytes_a_day > 0)
-        out.drive_days = plan->drive_endurance_bytes / out.host_bytes_a_day;
-    return out;
-}
-
 /* ---- what it is
  * ------------------------------------------------------------------------------- */
 
@@ -131,7 +106,7 @@ static void report_row(FILE *out, const char *label, const uint64_t bytes[TIER_C
 static void report_memory(FILE *out, const struct setup_summary *plan)
 {
     double params = (double)plan->param_count;
-    uint64_t places[3][TIER_COUNT] = {{0}}, host[TIER_COUNT], all[TIER_COUNT];
+    uint64_t places[3][TIER_COUNT] = {{0}};
     places[0][TIER_NVME] = plan->save_bytes;
     places[1][TIER_NVME] = plan->second_bytes;
     places[2][TIER_HOST] = plan->copy_bytes;
@@ -152,12 +127,8 @@ static void report_memory(FILE *out, const struct setup_summary *plan)
     report_row(out, "= peak", plan->peak_bytes, 0, true);
     report_row(out, "budget", plan->budget_bytes, 0, true);
     if (plan->world_size > 1) {
-        for (int arena = 0; arena < TIER_COUNT; arena++) {
-            host[arena] = plan->peak_bytes[arena] * plan->ranks_per_host;
-            all[arena] = plan->peak_bytes[arena] * plan->world_size;
-        }
-        report_row(out, "peak of a host", host, 0, true);
-        report_row(out, "peak of all", all, 0, true);
+        report_row(out, "peak of a host", plan->host_peak_bytes, 0, true);
+        report_row(out, "peak of all", plan->all_peak_bytes, 0, true);
     }
 }
 
@@ -212,31 +183,30 @@ static double percent(double part, double of)
     return of > 0 ? 100 * part / of : 0;
 }
 
-static void report_speed(FILE *out, const struct setup_summary *plan,
-                         const struct cli_plan_figures *figures)
+static void report_speed(FILE *out, const struct setup_summary *plan)
 {
     double step = plan->step_seconds, lane = 0;
     for (int i = 0; i < LANE_COUNT; i++)
         if (strcmp(plan->bottleneck, lane_kind_name((enum lane_kind)i)) == 0)
             lane = plan->lane_seconds[i];
     char seconds[REPORT_TEXT_BYTES];
-    double tokens = figures->tokens_per_second, steps = figures->steps_per_hour;
+    double tokens = plan->tokens_per_second, steps = plan->steps_per_hour;
     fprintf(out, "\npredicted    %s s a step, %.*f tokens/s, %.*f steps an hour\n",
             report_seconds(step, seconds), tokens < 1000, tokens, steps < 1000, steps);
     fprintf(out,
             "bound        %s s, the busiest resource of each phase: the step takes %.1f%% more\n",
-            report_seconds(plan->bound_seconds, seconds), 100 * figures->over_bound);
+            report_seconds(plan->bound_seconds, seconds), 100 * plan->over_bound);
     if (plan->schedule_bound_seconds > 0)
         fprintf(out, "             %s s with what ops wait for: the step takes %.1f%% more\n",
                 report_seconds(plan->schedule_bound_seconds, seconds),
-                100 * figures->over_schedule_bound);
+                100 * plan->over_schedule_bound);
     fprintf(out, "bound by     lane %s, busy %.1f%% of the step; resource %s, %.1f%%\n",
             plan->bottleneck, percent(lane, step), plan->busiest,
             percent(plan->busiest_seconds, step));
     fprintf(out, "computing    %.3f TFLOPS a rank, %.3f with recomputation; ",
-            figures->rank_flops_per_second / 1e12, figures->hardware_flops_per_second / 1e12);
-    if (plan->peak_flops > 0)
-        fprintf(out, "MFU %.1f%% of %.2f TFLOPS\n", 100 * figures->mfu, plan->peak_flops / 1e12);
+            plan->tflops_per_rank, plan->hardware_tflops_per_rank);
+    if (plan->peak_tflops_per_rank > 0)
+        fprintf(out, "MFU %.1f%% of %.2f TFLOPS\n", 100 * plan->mfu, plan->peak_tflops_per_rank);
     else
         fputs("MFU unknown: no peak is\n", out);
 }
@@ -313,19 +283,6 @@ static void report_links(FILE *out, const struct setup_summary *plan)
 /* ---- commits and wear
  * ------------------------------------------------------------------------- */
 
-void cli_place_bytes(const struct setup_summary *plan, uint64_t *with_commits,
-                     uint64_t *without_commits)
-{
-    uint64_t planned = plan->peak_bytes[TIER_NVME];
-    if (plan->second_bytes > 0) {
-        *with_commits = planned;
-        *without_commits = planned - plan->second_bytes;
-        return;
-    }
-    *with_commits = planned + plan->kept_bytes; /* its first places are there already */
-    *without_commits = planned;
-}
-
 /* What the job takes of nvme, and below it what it would take in the other way. */
 static void report_places(FILE *out, const struct setup_summary *plan)
 {
@@ -335,18 +292,16 @@ static void report_places(FILE *out, const struct setup_summary *plan)
         {": two places of optimizer state (commit_every)",
          " with commit_every=0: a killed run is lost"},
     };
-    uint64_t with_commits, without_commits;
     char text[SIZE_TEXT_BYTES], each[64] = " a rank";
-    double params = plan->param_count ? (double)plan->param_count : 1;
-    cli_place_bytes(plan, &with_commits, &without_commits);
     bool commits = plan->second_bytes > 0;
-    uint64_t bytes[] = {commits ? with_commits : without_commits,
-                        commits ? without_commits : with_commits};
     for (int i = 0; i < 2; i++) {
+        bool with = commits == (i == 0);
         if (plan->world_size < 2)
-            snprintf(each, sizeof each, ", %.1f B/parameter", (double)bytes[i] / params);
-        fprintf(out, "%-12s %s%s%s\n", i ? "" : "nvme", size_format(bytes[i], text), each,
-                remarks[commits][i]);
+            snprintf(each, sizeof each, ", %.1f B/parameter",
+                     with ? plan->nvme_with_commits_per_parameter
+                          : plan->nvme_without_commits_per_parameter);
+        size_format(with ? plan->nvme_with_commits_bytes : plan->nvme_without_commits_bytes, text);
+        fprintf(out, "%-12s %s%s%s\n", i ? "" : "nvme", text, each, remarks[commits][i]);
     }
 }
 
@@ -393,8 +348,7 @@ static void report_traffic(FILE *out, const struct setup_summary *plan)
     }
 }
 
-static void report_wear(FILE *out, const struct setup_summary *plan,
-                        const struct cli_plan_figures *figures)
+static void report_wear(FILE *out, const struct setup_summary *plan)
 {
     char day[REPORT_TEXT_BYTES], life[REPORT_TEXT_BYTES];
     if (plan->links[RESOURCE_DRIVE].bytes > 0)
@@ -402,36 +356,34 @@ static void report_wear(FILE *out, const struct setup_summary *plan,
     if (plan->drive_written_bytes == 0)
         return;
     fprintf(out, "wear         %s a day to the drives of %s; ",
-            report_bytes(figures->host_bytes_a_day, day),
+            report_bytes(plan->host_written_bytes_per_day, day),
             plan->ranks_per_host < plan->world_size ? "each host" : "the host");
-    if (figures->drive_days > 0)
-        fprintf(out, "they last %.*f days (%s)\n", figures->drive_days < 10, figures->drive_days,
-                report_bytes(plan->drive_endurance_bytes, life));
+    if (plan->drive_life_days > 0)
+        fprintf(out, "they last %.*f days (%s)\n", plan->drive_life_days < 10,
+                plan->drive_life_days, report_bytes(plan->drive_endurance_bytes, life));
     else
         fputs("their endurance is not known\n", out);
 }
 
 void cli_print_plan(FILE *out, const struct setup_summary *plan)
 {
-    struct cli_plan_figures figures = cli_plan_figures_of(plan);
     report_job(out, plan);
     report_memory(out, plan);
     report_peaks(out, plan);
     report_reasons(out, plan);
     if (plan->step_seconds > 0) {
-        report_speed(out, plan, &figures);
+        report_speed(out, plan);
         report_lanes(out, plan);
         report_links(out, plan);
     }
     report_commits(out, plan);
-    report_wear(out, plan, &figures);
+    report_wear(out, plan);
 }
 
 void cli_print_plan_brief(FILE *out, const struct setup_summary *plan)
 {
-    struct cli_plan_figures figures = cli_plan_figures_of(plan);
     report_job(out, plan);
     report_memory(out, plan);
     if (plan->step_seconds > 0)
-        report_speed(out, plan, &figures);
+        report_speed(out, plan);
 }

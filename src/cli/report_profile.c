@@ -223,15 +223,6 @@ void cli_print_profile(FILE *out, const struct profile_summary *summary)
 
 /* ---- JSON ---- */
 
-static json_t *tier_object(const uint64_t bytes[TIER_COUNT])
-{
-    json_t *object = json_object();
-    for (int arena = 0; arena < TIER_COUNT; arena++)
-        json_object_set_new(object, tier_name((enum tier)arena),
-                            json_integer((json_int_t)bytes[arena]));
-    return object;
-}
-
 static json_t *lane_objects(const struct profile_summary *summary)
 {
     json_t *lanes = json_object();
@@ -335,9 +326,9 @@ int cli_profile_json(FILE *out, const struct profile_summary *summary)
                         binding_object(summary->predicted_binding, summary->predicted_resource,
                                        summary->predicted_resource_seconds));
     json_object_set_new(object, "units", unit_objects(summary));
-    json_object_set_new(object, "peak_bytes", tier_object(summary->peak_bytes));
-    json_object_set_new(object, "planned_peak_bytes", tier_object(summary->plan.peak_bytes));
-    json_object_set_new(object, "budget_bytes", tier_object(plan->budget_bytes));
+    json_object_set_new(object, "peak_bytes", cli_tiers_object(summary->peak_bytes));
+    json_object_set_new(object, "planned_peak_bytes", cli_tiers_object(summary->plan.peak_bytes));
+    json_object_set_new(object, "budget_bytes", cli_tiers_object(plan->budget_bytes));
     json_object_set_new(object, "resident_bytes_max",
                         json_integer((json_int_t)summary->resident_bytes_max));
     if (summary->of_ranks > 0)

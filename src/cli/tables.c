@@ -13,6 +13,7 @@
 
 #include "base/size.h"
 #include "plan/zero.h"
+#include "setup/plan_figures.h"
 #include "setup/summary.h"
 
 enum { TABLE_CELL_BYTES = 32, TABLE_STAGES = 4 };
@@ -169,16 +170,15 @@ int cli_table_zero(FILE *out, bool json)
 
 static void print_row(FILE *out, const struct setup_summary *plan)
 {
-    struct cli_plan_figures figures = cli_plan_figures_of(plan);
     char text[SIZE_TEXT_BYTES], mfu[TABLE_CELL_BYTES] = "-";
     fprintf(out, "%6" PRIu32, plan->world_size);
     for (int arena = 0; arena < TIER_COUNT; arena++)
         fprintf(out, " %11s",
                 plan->peak_bytes[arena] ? size_format(plan->peak_bytes[arena], text) : "-");
-    if (plan->peak_flops > 0)
-        snprintf(mfu, sizeof mfu, "%.1f%%", 100 * figures.mfu);
-    fprintf(out, " %10.3f %11.1f %9.3f %6s %8s\n", plan->step_seconds, figures.tokens_per_second,
-            figures.rank_flops_per_second / 1e12, mfu, plan->busiest);
+    if (plan->peak_tflops_per_rank > 0)
+        snprintf(mfu, sizeof mfu, "%.1f%%", 100 * plan->mfu);
+    fprintf(out, " %10.3f %11.1f %9.3f %6s %8s\n", plan->step_seconds, plan->tokens_per_second,
+            plan->tflops_per_rank, mfu, plan->busiest);
 }
 
 static int ranks_json(FILE *out, const struct cli_ranks_row *rows, uint32_t count)
@@ -188,7 +188,7 @@ static int ranks_json(FILE *out, const struct cli_ranks_row *rows, uint32_t coun
         json_t *row = json_pack("{s:I}", "ranks", (json_int_t)rows[i].ranks);
         json_object_set_new(row, "fits", json_boolean(rows[i].code == 0));
         if (rows[i].code == 0)
-            json_object_set_new(row, "plan", cli_plan_object(&rows[i].plan));
+            json_object_set_new(row, "plan", setup_plan_object(&rows[i].plan));
         else
             json_object_set_new(row, "problem", json_string(rows[i].problem));
         json_array_append_new(list, row);

@@ -86,7 +86,7 @@ static int read_plan(reporti_run *run)
     json_decref(run->plan);
     run->plan = plan;
     run->has_plan = true;
-    if (!json_is_object(json_object_get(plan, "memory")))
+    if (!json_is_object(json_object_get(plan, "memory_over_step")))
         reporti_note(
             &run->notes,
             "plan.json has no memory over the step, no predicted timeline and no ceilings.");

@@ -152,8 +152,8 @@
     const steps = points(data.steps.rows, 8), series = [], plan = data.plan;
     if (!steps.length) return false;
     series.push({kind: data.steps.lines_per_bin > 1 ? "band" : "line", points: steps, legend: "measured"});
-    if (plan.predicted_step_seconds > 0 && plan.tokens_per_step > 0) {
-      const rate = plan.tokens_per_step / plan.predicted_step_seconds;
+    if (plan.tokens_per_second > 0) {
+      const rate = plan.tokens_per_second;
       series.push({kind: "limit", points: [[0, rate, rate, rate]], legend: "predicted: " + countText(rate)});
     }
     return curves(figure, "Tokens per second", series, {height: 200, zero: true, text: countText,
@@ -164,7 +164,7 @@
   const kindColours = {params: "k-forward", grads: "k-backward", optimizer: "k-update", activations: "k-read",
     inner_activations: "k-recompute", other: "k-other"};
   function memoryChart(figure) {
-    const memory = data.plan.memory;
+    const memory = data.plan.memory_over_step;
     if (!memory) return false;
     const fields = memory.fields.slice(1), used = new Set();
     const length = memory.seconds * 1e6, tiers = ["device", "host", "nvme"].filter((t) => memory[t] && memory[t].points.length);
@@ -182,14 +182,15 @@
     return out;
   }
   function memoryTier(figure, name, tier, fields, used, length) {
-    const budget = data.plan.tiers && data.plan.tiers[name] ? data.plan.tiers[name].budget_bytes : 0;
+    const budget = (data.plan.budget_bytes || {})[name] || 0;
+    const by = ((data.plan.memory || {})[name] || {}).at_peak;
     const top = Math.max(tier.highest_bytes, tier.peak_in_use_bytes, 1), shows = budget > 0 && budget <= 2 * top;
     const caption = element("figcaption", {});
     caption.append(element("b", {}, name), element("span", {}, "at most " + bytesText(tier.peak_in_use_bytes) + " in use at " + timeText(tier.peak_at_us)));
     caption.append(element("span", {}, "budget " + bytesText(budget) + (shows ? "" : ", beyond the picture")));
     if (tier.intervals > tier.points.length)
       caption.append(element("span", {}, tier.intervals + " changes, the fullest moment of each of " + tier.points.length + " spans"));
-    const holder = element("div", {}), readout = element("div", {class: "readout"}, tier.highest_by ? "The highest byte is of: " + tier.highest_by : "\u00a0");
+    const holder = element("div", {}), readout = element("div", {class: "readout"}, by ? "The highest byte is of: " + by : "\u00a0");
     figure.append(caption, holder, readout);
     const y1 = Math.max(top, shows ? budget : 0) * 1.08, rows = tier.points;
     function draw() {

@@ -153,16 +153,16 @@ void reporti_put_lanes(FILE *out, const reporti_run *run)
         fputs("<p class=\"none\">No steps.</p>\n", out);
         return;
     }
-    const char *source = reporti_text(run->plan, "machine");
+    const json_t *is_measured = reporti_at(run->plan, "machine.is_measured");
     fprintf(out,
             "<p class=\"quiet\">Mean of the last %u steps, of one rank. The full width is the "
             "ceiling that the plan takes%s.</p>\n"
             "<p class=\"legend\"><span><i class=\"mean\"></i>over the whole step</span> <span><i "
             "class=\"busy\"></i>while busy</span></p>\n",
             recent->count,
-            strcmp(source, "measured") == 0   ? ", as measured on this machine"
-            : strcmp(source, "defaults") == 0 ? ", a stated default"
-                                              : "");
+            json_is_true(is_measured)    ? ", as measured on this machine"
+            : json_is_false(is_measured) ? ", a stated default"
+                                         : "");
     fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Lanes\"><table "
           "class=\"bars\"><thead><tr><th scope=\"col\">lane</th><th "
           "scope=\"col\" class=\"bar\">share of the ceiling</th><th scope=\"col\">over the "

@@ -112,8 +112,8 @@ static json_t *timeline(const reporti_trace *from)
 
 static void put_plan(json_t *data, const json_t *plan)
 {
-    static const char *const keys[] = {"predicted_step_seconds", "tokens_per_step", "tiers",
-                                       "memory", "timeline"};
+    static const char *const keys[] = {"tokens_per_second", "budget_bytes", "memory",
+                                       "memory_over_step", "timeline"};
     json_t *out = json_object(), *units = json_array();
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         json_t *value = json_object_get(plan, keys[i]);

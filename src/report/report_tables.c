@@ -1,7 +1,6 @@
 /* The page's summary, notes and plain tables. See report_internal.h. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "report/report_internal.h"
 
@@ -79,7 +78,7 @@ static void put_step_tiles(FILE *out, const reporti_run *run)
         return;
     snprintf(note, sizeof note, "mean of the last %u steps", m->recent.count);
     put_tile(out, "Tokens per second", reporti_count(m->recent.tokens_per_second, value), note);
-    double predicted = reporti_number(run->plan, "predicted_step_seconds");
+    double predicted = reporti_number(run->plan, "step_seconds");
     snprintf(note, sizeof note, "median of the last %u steps", m->recent.count);
     if (predicted > 0)
         snprintf(note, sizeof note, "predicted %s: measured %+.0f%%",
@@ -121,8 +120,7 @@ void reporti_put_summary(FILE *out, const reporti_run *run)
     put_step_tiles(out, run);
     put_binding_tile(out, run);
     fputs("</dl>\n", out);
-    const char *source = reporti_text(run->plan, "machine");
-    if (strcmp(source, "defaults") == 0)
+    if (json_is_false(reporti_at(run->plan, "machine.is_measured")))
         fputs("<p class=\"quiet\">Predictions are for stated default speeds, not for this machine "
               "as measured: "
               "<code>sluice probe</code> measures it.</p>\n",
@@ -246,7 +244,7 @@ static void put_lane_of_step(FILE *out, const reporti_run *run, int lane)
     const reporti_trace *t = &run->trace;
     char text[REPORT_TEXT_BYTES], path[64];
     const char *name = lane_kind_name((enum lane_kind)lane);
-    snprintf(path, sizeof path, "lanes.%s.predicted_seconds", name);
+    snprintf(path, sizeof path, "lanes.%s.busy_seconds", name);
     fprintf(out, "<tr><th scope=\"row\">%s</th><td>%llu</td>", name,
             (unsigned long long)t->lane_ops[lane]);
     put_cell(out, t->lane_bytes[lane] ? reporti_bytes((double)t->lane_bytes[lane], text)
@@ -301,8 +299,8 @@ static void put_tier(FILE *out, const reporti_run *run, int which)
 {
     char path[64], text[REPORT_TEXT_BYTES];
     const char *name = tier_name((enum tier)which);
-    const char *fields[] = {"tiers.%s.budget_bytes", "tiers.%s.peak_bytes",
-                            "memory.%s.peak_in_use_bytes"};
+    const char *fields[] = {"budget_bytes.%s", "peak_bytes.%s",
+                            "memory_over_step.%s.peak_in_use_bytes"};
     fprintf(out, "<tr><th scope=\"row\">%s</th>", name);
     for (int i = 0; i < 3; i++) {
         snprintf(path, sizeof path, fields[i], name);
@@ -310,7 +308,7 @@ static void put_tier(FILE *out, const reporti_run *run, int which)
     }
     double measured = (double)run->metrics.peak_bytes[which];
     put_cell(out, measured > 0 ? reporti_bytes(measured, text) : "\xe2\x80\x93");
-    snprintf(path, sizeof path, "memory.%s.highest_by", name);
+    snprintf(path, sizeof path, "memory.%s.at_peak", name);
     put_cell(out, reporti_text(run->plan, path));
     fputs("</tr>\n", out);
 }

@@ -1,4 +1,4 @@
-/* The curves and the timeline of plan.json. See plan_memory.h. */
+/* The curves and the timeline of plan.json. See memory_curves.h. */
 #include "setup/memory_curves.h"
 
 #include <errno.h>

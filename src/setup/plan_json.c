@@ -1,12 +1,14 @@
 /* plan.json: what was planned before the first step, for `report`, tools and the run that goes on.
+ * It is the object of plan_figures.h, and beside it what only a run has:
  *
- *   world_size ... machine   a figure each, one a line (changes.c reads train_tokens so)
- *   placement                tier by kind, in ranges of units        tiers   budget and peak
- *   lanes                    bytes and seconds of the mean step      ceilings  bytes or flops per second
- *   unit_list                name, parameters, and per kind tier and bytes at rest, of each rank
- *   memory                   per tier what is in use over the predicted steady step (plan_memory.h)
- *   timeline                 per lane what it does in it
- *   reasons                  why states rest where they do */
+ *   device, steps, train_tokens
+ *   placement          tier by kind, in ranges of units
+ *   unit_list          name, parameters, and per kind tier and bytes at rest, of each rank
+ *   ceilings           bytes or flops per second
+ *   memory_over_step   per tier what is in use over the predicted steady step (memory_curves.h)
+ *   timeline           per lane what it does in it
+ *
+ * A figure has a line of its own; lists of numbers stand on one line. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -16,96 +18,70 @@
 
 #include "base/mem.h"
 #include "setup/memory_curves.h"
+#include "setup/plan_figures.h"
 #include "setup/setup_internal.h"
 
-static void put_string(FILE *out, const char *text)
+static json_t *count(uint64_t value)
 {
-    fputc('"', out);
-    for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
-        if (*at == '"' || *at == '\\')
-            fprintf(out, "\\%c", *at);
-        else if (*at < 0x20 || *at == 0x7f)
-            fprintf(out, "\\u%04x", *at);
-        else
-            fputc(*at, out);
-    }
-    fputc('"', out);
+    return json_integer((json_int_t)value);
 }
 
-static void put_number(FILE *out, double value)
+static json_t *microseconds(uint64_t ns)
 {
-    if (isfinite(value))
-        fprintf(out, "%.6g", value);
-    else
-        fputs("null", out);
+    return json_real((double)ns * 1e-3);
 }
 
-/* One home per line of units with equal homes: "0-11": "nvme". */
-static void put_homes(FILE *out, const struct setup *setup, int kind)
+static json_t *tier_text(const struct setup *setup, int kind, uint32_t unit)
 {
-    uint32_t count = setup->net->unit_count;
-    for (uint32_t first = 0; first < count;) {
-        uint32_t last = first;
-        while (last + 1 < count && setup->homes[kind][last + 1] == setup->homes[kind][first])
+    return json_string(tier_name((enum tier)setup->homes[kind][unit]));
+}
+
+/* One entry for neighbouring units with equal homes: {"units": "0-11", "tier": "nvme"}. */
+static json_t *homes_of(const struct setup *setup, int kind)
+{
+    json_t *list = json_array();
+    uint32_t unit_count = setup->net->unit_count;
+    for (uint32_t first = 0, last; first < unit_count; first = last + 1) {
+        char range[32];
+        last = first;
+        while (last + 1 < unit_count && setup->homes[kind][last + 1] == setup->homes[kind][first])
             last++;
-        fprintf(out, "%s{\"units\": \"%u-%u\", \"tier\": \"%s\"}", first ? ", " : "", first, last,
-                tier_name((enum tier)setup->homes[kind][first]));
-        first = last + 1;
+        snprintf(range, sizeof range, "%" PRIu32 "-%" PRIu32, first, last);
+        json_array_append_new(
+            list, json_pack("{s:s, s:o}", "units", range, "tier", tier_text(setup, kind, first)));
     }
+    return list;
 }
 
-static void put_figures(FILE *out, const struct setup *setup, const struct setup_summary *sum,
-                        uint64_t train_tokens)
+static json_t *placement_of(const struct setup *setup)
 {
-    fprintf(out,
-            "{\n  \"world_size\": %u,\n  \"zero_stage\": %u,\n  \"parameters\": %" PRIu64
-            ",\n  \"units\": %" PRIu64 ",\n  \"train_tokens\": %" PRIu64
-            ",\n  \"tokens_per_step\": %" PRIu64
-            ",\n  \"state_formats\": \"%s\",\n  \"state_bytes_per_parameter\": %.6g"
-            ",\n  \"order\": \"%s\",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
-            ",\n  \"held_stages\": %" PRIu64 ",\n  \"ops\": %" PRIu64
-            ",\n  \"predicted_step_seconds\": %.6g,\n  \"bound_seconds\": %.6g,\n"
-            "  \"machine\": \"%s\",\n",
-            sum->world_size, sum->zero_stage, sum->param_count, sum->unit_count, train_tokens,
-            sum->tokens_per_step, sum->state_formats, sum->state_param_bytes, sum->order,
-            sum->update, sum->tile_elems, sum->held_stages, sum->op_count, sum->step_seconds,
-            sum->bound_seconds, sum->machine_is_measured ? "measured" : "defaults");
-    fprintf(out, "  \"model\": ");
-    put_string(out, sum->model_name);
-    fprintf(out, ",\n  \"machine_name\": ");
-    put_string(out, sum->machine_name);
-    fprintf(out, ",\n  \"device\": ");
-    put_string(out, setup->gpu ? "GPU" : "CPU");
-    fprintf(out,
-            ",\n  \"steps\": %" PRIu64 ",\n  \"commit_every\": %" PRIu64
-            ",\n  \"bottleneck\": \"%s\",\n  \"sent_bytes\": %" PRIu64 ",\n",
-            setup->job->run.steps, setup->job->run.commit_every, sum->bottleneck, sum->sent_bytes);
+    json_t *out = json_object();
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        json_object_set_new(out, state_kind_key((enum state_kind)kind), homes_of(setup, kind));
+    return out;
 }
 
 /* Rates of one rank. A copy to the CPU's device arena reads and writes memory. */
-static void put_ceilings(FILE *out, const plan_machine *machine)
+static json_t *ceilings_of(const plan_machine *machine)
 {
     double copy = machine->dram_bytes_per_second / 2;
-    double h2d = machine->device_is_cpu ? copy : machine->h2d_bytes_per_second;
-    double d2h = machine->device_is_cpu ? copy : machine->d2h_bytes_per_second;
     const struct {
         const char *name;
         double rate;
     } rows[] = {
         {"read", machine->drive_read_bytes_per_second},
         {"write", machine->drive_write_bytes_per_second},
-        {"h2d", h2d},
-        {"d2h", d2h},
+        {"h2d", machine->device_is_cpu ? copy : machine->h2d_bytes_per_second},
+        {"d2h", machine->device_is_cpu ? copy : machine->d2h_bytes_per_second},
         {"comm", machine->comm_bytes_per_second},
         {"dram", machine->dram_bytes_per_second},
         {"flops", machine->device_flops_per_second},
     };
-    fprintf(out, "  \"ceilings\": {");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        fprintf(out, "%s\"%s\": ", i ? ", " : "", rows[i].name);
-        put_number(out, rows[i].rate);
-    }
-    fprintf(out, "},\n");
+    json_t *out = json_object();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        json_object_set_new(out, rows[i].name,
+                            isfinite(rows[i].rate) ? json_real(rows[i].rate) : json_null());
+    return out;
 }
 
 /* bytes[unit][kind] at rest on this rank, in the tier that is the kind's home. */
@@ -120,185 +96,186 @@ static void sum_homes(const struct setup *setup, uint64_t (*bytes)[STATE_KIND_CO
     }
 }
 
-static int put_units(FILE *out, const struct setup *setup)
+static json_t *units_of(const struct setup *setup)
 {
-    uint32_t count = setup->net->unit_count;
-    uint64_t(*bytes)[STATE_KIND_COUNT] = mem_alloc(count, sizeof *bytes, "plan.json");
+    uint32_t unit_count = setup->net->unit_count;
+    uint64_t(*bytes)[STATE_KIND_COUNT] = mem_alloc(unit_count, sizeof *bytes, "plan.json");
     if (!bytes)
-        return -ENOMEM;
+        return NULL;
+    json_t *list = json_array();
     sum_homes(setup, bytes);
-    fprintf(out, "  \"unit_list\": [");
-    for (uint32_t u = 0; u < count; u++) {
-        fprintf(out, "%s\n    {\"name\": ", u ? "," : "");
-        put_string(out, setup->net->units[u].name);
-        fprintf(out, ", \"parameters\": %" PRIu64 ", \"tiers\": [",
-                setup->net->units[u].param_count);
-        for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-            fprintf(out, "%s\"%s\"", kind ? ", " : "", tier_name((enum tier)setup->homes[kind][u]));
-        fprintf(out, "], \"bytes\": [");
-        for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-            fprintf(out, "%s%" PRIu64, kind ? ", " : "", bytes[u][kind]);
-        fprintf(out, "]}");
+    for (uint32_t u = 0; u < unit_count; u++) {
+        const model_unit *unit = &setup->net->units[u];
+        json_t *tiers = json_array(), *sizes = json_array();
+        for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+            json_array_append_new(tiers, tier_text(setup, kind, u));
+            json_array_append_new(sizes, count(bytes[u][kind]));
+        }
+        json_array_append_new(list, json_pack("{s:s, s:I, s:o, s:o}", "name", unit->name,
+                                              "parameters", (json_int_t)unit->param_count, "tiers",
+                                              tiers, "bytes", sizes));
     }
-    fprintf(out, "\n  ],\n");
     mem_free(bytes);
-    return 0;
+    return list;
 }
 
-/* The buffer that reaches a tier's highest byte in a steady step. */
-static void put_peak_what(FILE *out, const struct setup *setup, const struct setup_summary *sum,
-                          int tier)
+/* The object, or NULL and no object after an error. */
+static json_t *finished(json_t *object, int rc)
 {
-    const program *steady = &setup->set.programs[PROGRAM_STEADY];
-    char text[sizeof sum->peak_what[0] + 256] = "";
-    uint32_t which = steady->peak_buffer[tier];
-    if (sum->peak_what[tier][0]) {
-        snprintf(text, sizeof text, "%s", sum->peak_what[tier]);
-    } else if (which < steady->buffer_count) {
-        const buffer *piece = &steady->buffers[which];
-        snprintf(text, sizeof text, "%s%s%s%s%s%s",
-                 piece->state_kind < STATE_KIND_COUNT
-                     ? state_kind_key((enum state_kind)piece->state_kind)
-                     : "scratch",
-                 piece->unit < setup->net->unit_count ? " of " : "",
-                 piece->unit < setup->net->unit_count ? setup->net->units[piece->unit].name : "",
-                 piece->is_home ? ", at rest" : "",
-                 piece->producer < steady->op_count ? ", first written by " : "",
-                 piece->producer < steady->op_count
-                     ? op_kind_name((enum op_kind)steady->ops[piece->producer].kind)
-                     : "");
+    if (rc == 0)
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
+static json_t *curve_of(const program *steady, enum tier which, const memory_curve *curve)
+{
+    json_t *points = json_array();
+    for (uint32_t i = 0; i < curve->count; i++) {
+        json_t *point = json_array();
+        json_array_append_new(point, microseconds(curve->points[i].at_ns));
+        for (int kind = 0; kind < PLAN_MEMORY_KINDS; kind++)
+            json_array_append_new(point, count(curve->points[i].bytes[kind]));
+        json_array_append_new(points, point);
     }
-    put_string(out, text);
+    return json_pack("{s:I, s:o, s:I, s:I, s:o}", "peak_in_use_bytes",
+                     (json_int_t)curve->peak.total_bytes, "peak_at_us",
+                     microseconds(curve->peak_at_ns), "highest_bytes",
+                     (json_int_t)steady->peak_bytes[which], "intervals",
+                     (json_int_t)curve->interval_count, "points", points);
 }
 
-static void put_point(FILE *out, const memory_point *point)
+static json_t *memory_of(const program *steady)
 {
-    fprintf(out, "[%.3f", (double)point->at_ns * 1e-3);
-    for (int kind = 0; kind < PLAN_MEMORY_KINDS; kind++)
-        fprintf(out, ",%" PRIu64, point->bytes[kind]);
-    fputc(']', out);
-}
-
-static int put_memory(FILE *out, const struct setup *setup, const struct setup_summary *sum)
-{
-    const program *steady = &setup->set.programs[PROGRAM_STEADY];
     memory_curve *curve = mem_alloc(1, sizeof *curve, "plan.json");
-    if (!curve)
-        return -ENOMEM;
-    int rc = 0;
-    fprintf(out, "  \"memory\": {\n    \"fields\": [\"at_us\"");
+    json_t *out = json_object(), *fields = json_array();
+    json_array_append_new(fields, json_string("at_us"));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        fprintf(out, ", \"%s\"", state_kind_key((enum state_kind)kind));
-    fprintf(out, ", \"other\"],\n    \"seconds\": %.9g", (double)steady->predicted_ns * 1e-9);
+        json_array_append_new(fields, json_string(state_kind_key((enum state_kind)kind)));
+    json_array_append_new(fields, json_string("other"));
+    json_object_set_new(out, "fields", fields);
+    json_object_set_new(out, "seconds", json_real((double)steady->predicted_ns * 1e-9));
+    int rc = curve ? 0 : -ENOMEM;
     for (int a = 0; rc == 0 && a < TIER_COUNT; a++) {
         rc = memory_curve_make(steady, (enum tier)a, curve);
-        if (rc < 0)
-            break;
-        fprintf(out,
-                ",\n    \"%s\": {\"peak_in_use_bytes\": %" PRIu64
-                ", \"peak_at_us\": %.3f, \"highest_bytes\": %" PRIu64 ", \"highest_by\": ",
-                tier_name((enum tier)a), curve->peak.total_bytes, (double)curve->peak_at_ns * 1e-3,
-                steady->peak_bytes[a]);
-        put_peak_what(out, setup, sum, a);
-        fprintf(out, ", \"intervals\": %" PRIu64 ", \"points\": [", curve->interval_count);
-        for (uint32_t i = 0; i < curve->count; i++) {
-            fputs(i ? "," : "", out);
-            put_point(out, &curve->points[i]);
-        }
-        fprintf(out, "]}");
+        if (rc == 0)
+            json_object_set_new(out, tier_name((enum tier)a),
+                                curve_of(steady, (enum tier)a, curve));
     }
-    fprintf(out, "\n  },\n");
     mem_free(curve);
-    return rc;
+    return finished(out, rc);
 }
 
-static int put_timeline(FILE *out, const struct setup *setup)
+static json_t *lane_of(const memory_span *spans, int span_count, uint64_t width_ns)
 {
-    const program *steady = &setup->set.programs[PROGRAM_STEADY];
+    json_t *list = json_array();
+    for (int s = 0; s < span_count; s++) {
+        const memory_span *span = &spans[s];
+        json_array_append_new(
+            list, json_pack("[o, o, i, I, I]", microseconds(span->start_ns),
+                            microseconds(span->end_ns), (int)span->kind,
+                            span->unit == PROGRAM_NONE ? (json_int_t)-1 : (json_int_t)span->unit,
+                            (json_int_t)span->op_count));
+    }
+    return json_pack("{s:o, s:o}", "joined_within_us", microseconds(width_ns), "spans", list);
+}
+
+static json_t *timeline_of(const program *steady)
+{
     memory_span *spans = mem_alloc(PLAN_SPANS_MAX, sizeof *spans, "plan.json");
-    if (!spans)
-        return -ENOMEM;
-    int count = 0;
-    fprintf(out,
-            "  \"timeline\": {\n    \"fields\": [\"start_us\", \"end_us\", \"kind\", \"unit\", "
-            "\"ops\"],\n    \"seconds\": %.9g,\n    \"kinds\": [",
-            (double)steady->predicted_ns * 1e-9);
+    json_t *kinds = json_array();
     for (int kind = 0; kind < OP_KIND_COUNT; kind++)
-        fprintf(out, "%s\"%s\"", kind ? ", " : "", op_kind_name((enum op_kind)kind));
-    fprintf(out, "]");
-    for (int i = 0; i < LANE_COUNT; i++) {
+        json_array_append_new(kinds, json_string(op_kind_name((enum op_kind)kind)));
+    json_t *out =
+        json_pack("{s:[s, s, s, s, s], s:f, s:o}", "fields", "start_us", "end_us", "kind", "unit",
+                  "ops", "seconds", (double)steady->predicted_ns * 1e-9, "kinds", kinds);
+    int span_count = spans ? 0 : -ENOMEM;
+    for (int i = 0; span_count >= 0 && i < LANE_COUNT; i++) {
         uint64_t width_ns;
-        count = memory_lane_spans(steady, (enum lane_kind)i, spans, &width_ns);
-        if (count < 0)
-            break;
-        fprintf(out, ",\n    \"%s\": {\"joined_within_us\": %.3f, \"spans\": [",
-                lane_kind_name((enum lane_kind)i), (double)width_ns * 1e-3);
-        for (int s = 0; s < count; s++)
-            fprintf(out, "%s[%.3f,%.3f,%u,%" PRId64 ",%u]", s ? "," : "",
-                    (double)spans[s].start_ns * 1e-3, (double)spans[s].end_ns * 1e-3, spans[s].kind,
-                    spans[s].unit == PROGRAM_NONE ? (int64_t)-1 : (int64_t)spans[s].unit,
-                    spans[s].op_count);
-        fprintf(out, "]}");
+        span_count = memory_lane_spans(steady, (enum lane_kind)i, spans, &width_ns);
+        if (span_count >= 0)
+            json_object_set_new(out, lane_kind_name((enum lane_kind)i),
+                                lane_of(spans, span_count, width_ns));
     }
-    fprintf(out, "\n  },\n");
     mem_free(spans);
-    return count < 0 ? count : 0;
+    return finished(out, span_count < 0 ? span_count : 0);
 }
 
-static void put_reasons(FILE *out, const struct setup_summary *sum)
+/* NULL: no memory. */
+static json_t *plan_of(const struct setup *setup, uint64_t train_tokens)
 {
-    fprintf(out, "  \"reasons\": [");
-    for (uint32_t i = 0; i < sum->reason_count && i < PLAN_REASONS_MAX; i++) {
-        fprintf(out, "%s\n    ", i ? "," : "");
-        put_string(out, sum->reasons[i]);
-    }
-    fprintf(out, "]\n");
+    struct setup_summary sum;
+    const program *steady = &setup->set.programs[PROGRAM_STEADY];
+    setup_summarize(setup, &sum);
+    json_t *out = setup_plan_object(&sum);
+    const struct {
+        const char *name;
+        json_t *value;
+    } rows[] = {
+        {"device", json_string(setup->gpu ? "GPU" : "CPU")},
+        {"steps", count(setup->job->run.steps)},
+        {"train_tokens", count(train_tokens)},
+        {"placement", placement_of(setup)},
+        {"ceilings", ceilings_of(&setup->plan.machine)},
+        {"unit_list", units_of(setup)},
+        {"memory_over_step", memory_of(steady)},
+        {"timeline", timeline_of(steady)},
+    };
+    int rc = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (json_object_set_new(out, rows[i].name, rows[i].value) != 0)
+            rc = -ENOMEM;
+    return finished(out, rc);
 }
 
-static int put_plan(FILE *out, const struct setup *setup, const struct setup_summary *sum,
-                    uint64_t train_tokens)
+/* Writes an object with a member a line, and the objects in it likewise. A value deeper than
+ * DEPTH_MAX stands on its line as a whole, and so does a list, but for one of objects. */
+static int put_lines(FILE *out, json_t *value, int depth)
 {
-    put_figures(out, setup, sum, train_tokens);
-    fprintf(out, "  \"placement\": {");
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        fprintf(out, "%s\n    \"%s\": [", kind ? "," : "", state_kind_key((enum state_kind)kind));
-        put_homes(out, setup, kind);
-        fprintf(out, "]");
+    enum { DEPTH_MAX = 2 };
+    const char *key, *lead = "";
+    json_t *item;
+    size_t i;
+    int rc = 0;
+    if (json_is_object(value) && depth < DEPTH_MAX) {
+        fputc('{', out);
+        json_object_foreach(value, key, item)
+        {
+            fprintf(out, "%s\n%*s\"%s\": ", lead, 2 * depth + 2, "", key);
+            rc = put_lines(out, item, depth + 1) != 0 ? -ENOMEM : rc;
+            lead = ",";
+        }
+        fprintf(out, "\n%*s}", 2 * depth, "");
+    } else if (json_is_object(json_array_get(value, 0))) {
+        fputc('[', out);
+        json_array_foreach(value, i, item)
+        {
+            fprintf(out, "%s\n%*s", lead, 2 * depth + 2, "");
+            rc = put_lines(out, item, DEPTH_MAX) != 0 ? -ENOMEM : rc;
+            lead = ",";
+        }
+        fprintf(out, "\n%*s]", 2 * depth, "");
+    } else {
+        rc = json_dumpf(value, out, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
     }
-    fprintf(out, "\n  },\n  \"tiers\": {");
-    for (int a = 0; a < TIER_COUNT; a++)
-        fprintf(out, "%s\n    \"%s\": {\"budget_bytes\": %" PRIu64 ", \"peak_bytes\": %" PRIu64 "}",
-                a ? "," : "", tier_name((enum tier)a), sum->budget_bytes[a], sum->peak_bytes[a]);
-    fprintf(out, "\n  },\n  \"lanes\": {");
-    for (int i = 0; i < LANE_COUNT; i++)
-        fprintf(out, "%s\n    \"%s\": {\"bytes\": %" PRIu64 ", \"predicted_seconds\": %.6g}",
-                i ? "," : "", lane_kind_name((enum lane_kind)i), sum->lane_bytes[i],
-                sum->lane_seconds[i]);
-    fprintf(out, "\n  },\n");
-    put_ceilings(out, &setup->plan.machine);
-    TRY(put_units(out, setup));
-    TRY(put_memory(out, setup, sum));
-    TRY(put_timeline(out, setup));
-    put_reasons(out, sum);
-    fprintf(out, "}\n");
-    return 0;
+    return rc;
 }
 
 int setup_plan_json(const struct setup *self, uint64_t train_tokens, char **text)
 {
-    struct setup_summary sum;
-    setup_summarize(self, &sum);
-    *text = NULL;
     size_t text_bytes = 0;
+    *text = NULL;
+    json_t *plan = plan_of(self, train_tokens);
     FILE *out = open_memstream(text, &text_bytes);
-    if (!out)
-        return err_errno(errno, "no memory for plan.json");
-    int rc = put_plan(out, self, &sum, train_tokens);
-    if (fclose(out) != 0 && rc == 0)
-        rc = err_errno(ENOMEM, "no memory for plan.json");
-    if (rc < 0) {
-        free(*text);
-        *text = NULL;
+    int rc = plan && out ? put_lines(out, plan, 0) : -ENOMEM;
+    json_decref(plan);
+    if (out) {
+        fputc('\n', out);
+        rc = fclose(out) != 0 ? -ENOMEM : rc;
     }
-    return rc;
+    if (rc == 0)
+        return 0;
+    free(*text);
+    *text = NULL;
+    return err_set(-ENOMEM, "no memory for plan.json");
 }

@@ -273,7 +273,7 @@ static void summarize_links(const struct setup *self, const struct step_sums *su
             .seconds = seconds,
             .growing_seconds = growing,
             .is_computing = is_computing,
-            .hidden_tokens = is_computing ? 0
+            .hidden_tokens = is_computing ? NAN
                                           : zero_hidden_tokens(fmax(seconds - growing, 0), growing,
                                                                out->computing_seconds, tokens),
         };
@@ -367,7 +367,7 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
 static void add_machine(const struct machine *from, struct setup_summary *out)
 {
     snprintf(out->machine_name, sizeof out->machine_name, "%s", from->name);
-    out->peak_flops = from->device.peak_flops;
+    out->peak_tflops_per_rank = from->device.peak_flops / 1e12;
     bool knows_capacity = true, knows_endurance = true;
     for (uint32_t d = 0; d < from->drive_count; d++) {
         const struct machine_drive *drive = &from->drives[d];
@@ -380,6 +380,49 @@ static void add_machine(const struct machine *from, struct setup_summary *out)
     out->drive_endurance_bytes = knows_endurance ? out->drive_endurance_bytes : 0;
 }
 
+/* ---- what follows from other figures
+ * ------------------------------------------------------------------ */
+
+static void derive_memory(struct setup_summary *out)
+{
+    uint64_t planned = out->peak_bytes[TIER_NVME];
+    double params = (double)size_max(out->param_count, 1);
+    for (int a = 0; a < TIER_COUNT; a++) {
+        out->host_peak_bytes[a] = out->peak_bytes[a] * out->ranks_per_host;
+        out->all_peak_bytes[a] = out->peak_bytes[a] * out->world_size;
+    }
+    /* Without second places the first ones are there already. */
+    out->nvme_with_commits_bytes = planned + (out->second_bytes > 0 ? 0 : out->kept_bytes);
+    out->nvme_without_commits_bytes = planned - out->second_bytes;
+    out->nvme_with_commits_per_parameter = (double)out->nvme_with_commits_bytes / params;
+    out->nvme_without_commits_per_parameter = (double)out->nvme_without_commits_bytes / params;
+    out->drive_written_per_parameter = (double)out->drive_written_bytes * out->world_size / params;
+}
+
+static double over(double seconds, double bound_seconds)
+{
+    return bound_seconds > 0 ? seconds / bound_seconds - 1 : NAN;
+}
+
+static void derive_speed(struct setup_summary *out)
+{
+    double step = out->step_seconds;
+    out->over_bound = over(step, out->bound_seconds);
+    out->over_schedule_bound = over(step, out->schedule_bound_seconds);
+    if (step <= 0)
+        return;
+    out->steps_per_hour = 3600 / step;
+    out->tokens_per_second = (double)out->tokens_per_step / step;
+    out->tflops_per_rank = out->model_flops / out->world_size / step / 1e12;
+    out->hardware_tflops_per_rank = out->hardware_flops / step / 1e12;
+    if (out->peak_tflops_per_rank > 0)
+        out->mfu = out->tflops_per_rank / out->peak_tflops_per_rank;
+    out->host_written_bytes_per_day =
+        86400 / step * (double)out->drive_written_bytes * out->ranks_per_host;
+    if (out->host_written_bytes_per_day > 0)
+        out->drive_life_days = out->drive_endurance_bytes / out->host_written_bytes_per_day;
+}
+
 void setup_summarize(const struct setup *self, struct setup_summary *out)
 {
     memset(out, 0, sizeof *out);
@@ -388,6 +431,8 @@ void setup_summarize(const struct setup *self, struct setup_summary *out)
     summarize_time(self, out);
     if (self->stated)
         add_machine(self->stated, out);
+    derive_memory(out);
+    derive_speed(out);
 }
 
 int setup_plan_on(const struct job *asked, const struct setup_plan_options *options,

@@ -1,5 +1,5 @@
 /* A setup in figures, for `plan`, the screen, plan.json and the report; and plans of jobs that
- * nobody runs.
+ * nobody runs. plan_figures.h has the name and the unit of each figure.
  *
  * All figures are counted from the compiled programs; rates are those that the plan was made with.
  * Times are seconds, sizes bytes, and both are of one rank, unless a comment says otherwise. */
@@ -32,9 +32,10 @@ struct setup_link {
     double bytes_per_second; /* as the plan takes it; drive: of this mix; 0: it moves no bytes */
     double seconds;          /* that all of the resource is needed */
     double growing_seconds;  /* of these, what grows with the tokens */
-    bool is_computing;       /* the passes run on it: hidden_tokens is 0 */
+    bool is_computing;       /* the passes run on it */
     /* T*: tokens of a rank's step at which the resource is needed as long as computing takes; 0: at
-     * any number; INFINITY: at none, because what grows takes longer than computing as it is */
+     * any number; INFINITY: at none, because what grows takes longer than computing as it is; NAN
+     * where is_computing */
     double hidden_tokens;
 };
 
@@ -61,6 +62,12 @@ struct setup_summary {
     uint64_t padding_bytes[TIER_COUNT];
     uint64_t moving_bytes[TIER_COUNT];
     uint64_t budget_bytes[TIER_COUNT], peak_bytes[TIER_COUNT];
+    uint64_t host_peak_bytes[TIER_COUNT]; /* of all ranks of a host */
+    uint64_t all_peak_bytes[TIER_COUNT];  /* of all ranks */
+    /* What nvme takes with two places for optimizer state, and with one (run.commit_every 0): one
+     * of them is the planned peak. */
+    uint64_t nvme_with_commits_bytes, nvme_without_commits_bytes;
+    double nvme_with_commits_per_parameter, nvme_without_commits_per_parameter; /* bytes */
     /* The buffer that ends at the peak, who makes it, and in which program. "": nothing lies
      * there. */
     char peak_what[TIER_COUNT][SETUP_PEAK_BYTES];
@@ -68,9 +75,12 @@ struct setup_summary {
     uint64_t lane_bytes[LANE_COUNT];
     double lane_seconds[LANE_COUNT]; /* that an op of the lane runs */
     double step_seconds;             /* predicted */
-    double bound_seconds;            /* per phase, the busiest resource's work */
+    double steps_per_hour, tokens_per_second;
+    double bound_seconds; /* per phase, the busiest resource's work */
+    double over_bound;    /* (step - bound) / bound; NAN: no bound */
     /* a bound that knows the dependencies too: at least bound_seconds; 0: none */
     double schedule_bound_seconds;
+    double over_schedule_bound; /* as over_bound */
     uint32_t link_count;
     struct setup_link links[SETUP_LINKS_MAX]; /* by enum plan_resource */
     const char
@@ -86,9 +96,12 @@ struct setup_summary {
     /* Why each state rests where it does, in sentences. */
     uint32_t reason_count;
     char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
-    double model_flops;    /* of a step, all ranks, as the field counts them: no recomputation */
-    double hardware_flops; /* of a step, of each rank: recomputation included */
-    double peak_flops;     /* of a rank's device; 0: not known */
+    double model_flops;     /* of a step, all ranks, as the field counts them: no recomputation */
+    double hardware_flops;  /* of a step, of each rank: recomputation included */
+    double tflops_per_rank; /* model_flops a second, in 10^12 */
+    double hardware_tflops_per_rank; /* hardware_flops a second, in 10^12 */
+    double peak_tflops_per_rank;     /* of a rank's device, in 10^12 a second; 0: not known */
+    double mfu;                      /* tflops_per_rank of the peak; 0: no peak is known */
     /* Of each rank: */
     /* that a commit writes to the drives beyond what its step writes anyway */
     uint64_t commit_bytes;
@@ -100,6 +113,10 @@ struct setup_summary {
     uint64_t drive_written_bytes;  /* all of it */
     uint64_t drive_capacity_bytes; /* of all drives of a host; 0: not known */
     double drive_endurance_bytes;  /* likewise */
+    /* what all ranks write to drives in the mean step, for each parameter of the model */
+    double drive_written_per_parameter;
+    double host_written_bytes_per_day; /* to the drives of a host */
+    double drive_life_days;            /* until their endurance is written; 0: not known */
 };
 
 /* Rank 0 reads the job from `path` ("-": standard input) with the overrides set[0..set_count); the

@@ -1,29 +1,23 @@
 /* Warnings for a run that is resumed: settings that differ from before, and options that no longer
  * have an effect. Nothing is refused here; setup.c refuses what cannot continue. */
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "train/loop_internal.h"
 
-static const char tokens_key[] = "\"train_tokens\": ";
-
-/* Reads the number after the key in the plan.json of the process before. False if there is none. */
+/* Reads train_tokens from the plan.json of the process before. False if there is none. */
 static bool read_tokens(const char *run_dir, uint64_t *tokens)
 {
-    enum { LINE_BYTES = 512 }; /* the key is on a short line of its own */
-    char path[FILE_PATH_BYTES + 16], line[LINE_BYTES];
+    char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/plan.json", run_dir);
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return false;
-    bool is_found = false;
-    while (!is_found && fgets(line, sizeof line, file)) {
-        const char *at = strstr(line, tokens_key);
-        is_found = at && sscanf(at + strlen(tokens_key), "%" SCNu64, tokens) == 1;
-    }
-    fclose(file);
+    json_t *plan = json_load_file(path, 0, NULL);
+    const json_t *found = json_object_get(plan, "train_tokens");
+    bool is_found = json_is_integer(found);
+    *tokens = is_found ? (uint64_t)json_integer_value(found) : 0;
+    json_decref(plan);
     return is_found;
 }
 

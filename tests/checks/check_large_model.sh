@@ -4,8 +4,8 @@
 # memory stays under 4.75 GiB; no page of the slab is in the page cache; each lane moved exactly the
 # bytes that the program says.
 #
-#   check_large_model.sh SLUICE JOB     needs 46 GiB of disk under the present directory and 5 GiB of
-#                                       memory; exit 77 where they are not there
+#   check_large_model.sh SLUICE JOB     needs 46 GiB of disk under the present directory, 5 GiB of
+#                                       memory and python3; exit 77 where they are not there
 # MICRO_BATCHES=1 for a step of one micro-batch (default 2). KEEP=1 leaves the run for a look.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -19,6 +19,7 @@ free_kib=$(df -Pk "$scratch" | awk 'NR == 2 {print $4}')
 memory_kib=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)
 [ "$free_kib" -ge $((48 << 20)) ] && [ "$memory_kib" -ge $((5 << 20)) ] ||
     skip "needs 48 GiB of disk (has $((free_kib >> 20))) and 5 GiB of memory (has $((memory_kib >> 20)))"
+command -v python3 >/dev/null || skip "needs python3, which reads plan.json and metrics.jsonl"
 write_text "$scratch/text.txt" 20000
 
 "$sluice" train "$job" --fresh --set device.backend=cpu \
@@ -48,17 +49,19 @@ if command -v fincore >/dev/null; then
 fi
 
 # plan.json: lanes of the steady program; metrics.jsonl: steps 2 and 3 ran it.
-steps=0
-for step in 2 3; do
-    line=$(grep "\"step\":$step," "$scratch/run/metrics.jsonl")
-    for lane in read write h2d d2h; do
-        planned=$(sed -n "s/.*\"$lane\": {\"bytes\": \([0-9]*\),.*/\1/p" "$scratch/run/plan.json")
-        moved=$(echo "$line" | sed -n "s/.*\"$lane\":{\"bytes\":\([0-9]*\),.*/\1/p")
-        [ -n "$planned" ] && [ "$planned" = "$moved" ] ||
-            stop "step $step, lane $lane moved $moved bytes, the program says $planned"
-        steps=$((steps + 1))
-    done
-    echo "$line" | sed -n 's/.*"seconds":\([0-9.]*\),.*"compute":{[^}]*"busy_seconds":\([0-9.]*\),.*"update":{[^}]*"busy_seconds":\([0-9.]*\).*/\1 \2 \3/p' |
-        awk -v s="$step" '{printf "step %d: %.1f s, compute ops %.1f s (%.2f of the step), update ops %.1f s\n", s, $1, $2, $2 / $1, $3}'
-done
-[ "$steps" -eq 8 ] && echo "lane bytes of steps 2 and 3 equal the program's"
+python3 - "$scratch/run" <<'CHECK' || stop "lane bytes are not the program's"
+import json, sys
+plan = json.load(open(sys.argv[1] + "/plan.json"))["lanes"]
+lines = [json.loads(line) for line in open(sys.argv[1] + "/metrics.jsonl")]
+lines = [line for line in lines if line["step"] in (2, 3) and "event" not in line]
+assert [line["step"] for line in lines] == [2, 3], "steps 2 and 3 are not in metrics.jsonl"
+for line in lines:
+    lanes, seconds = line["lanes"], line["seconds"]
+    for lane in ("read", "write", "h2d", "d2h"):
+        moved, planned = lanes[lane]["bytes"], plan[lane]["bytes"]
+        assert moved == planned, "step %d, lane %s moved %d bytes, the program says %d" % (line["step"], lane, moved, planned)
+    compute, update = lanes["compute"]["busy_seconds"], lanes["update"]["busy_seconds"]
+    print("step %d: %.1f s, compute ops %.1f s (%.2f of the step), update ops %.1f s" %
+          (line["step"], seconds, compute, compute / seconds, update))
+print("lane bytes of steps 2 and 3 equal the program's")
+CHECK

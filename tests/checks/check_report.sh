@@ -57,7 +57,7 @@ if [ "$what" = page ]; then
     for part in loss speed timeline stalls lanes memory placement reasons; do
         grep -q "<section id=\"$part\">" "$page" || fail "no section $part"
     done
-    for text in '6 of 6' 'held out:' 'Lanes of the step' 'class="home nvme">nvme' 'over the whole step'; do
+    for text in '6 of 6' 'held out:' ': measured ' '; predicted: ' '<td>16.0 MiB</td>' 'Lanes of the step' 'class="home nvme">nvme' 'over the whole step'; do
         grep -qF -- "$text" "$page" || fail "the page does not say '$text'"
     done
     if grep -qF 'Not in this page' "$page"; then

@@ -18,7 +18,7 @@ enum { COMMAND_BYTES = 2048 };
 
 static const char *const tiers[] = {"device", "host", "nvme"};
 static const char *const kinds[] = {"params", "grads", "optimizer", "activations",
-                                    "inner activations"};
+                                    "inner_activations"};
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
@@ -169,24 +169,22 @@ static const char job_text[] =
 
 static void memory_adds_up(const json_t *plan)
 {
-    static const char *const parts[] = {"copies",  "save_places", "second_places",
-                                        "scratch", "alignment",   "under_way"};
+    static const char *const parts[] = {"scratch", "alignment", "under_way"};
     double ranks = number(plan, "world_size");
     for (size_t t = 0; t < COUNT(tiers); t++) {
         json_t *tier = member(member(plan, "memory"), tiers[t]), *homes = member(tier, "homes");
-        double sum = 0, peak = number(tier, "peak");
-        for (size_t k = 0; k < COUNT(kinds); k++) {
+        double sum = 0, peak = number(member(plan, "peak_bytes"), tiers[t]);
+        for (size_t k = 0; k < COUNT(kinds); k++)
             sum += number(homes, kinds[k]);
-            assert_true(number(homes, kinds[k]) ==
-                        number(member(member(plan, "homes"), kinds[k]), tiers[t]));
-        }
         for (size_t p = 0; p < COUNT(parts); p++)
             sum += number(tier, parts[p]);
+        if (strcmp(tiers[t], "host") == 0)
+            sum += number(tier, "copies");
+        if (strcmp(tiers[t], "nvme") == 0)
+            sum += number(tier, "save_places") + number(tier, "second_places");
         near(tiers[t], sum, peak, 0);
-        assert_true(peak <= number(tier, "budget"));
+        assert_true(peak <= number(member(plan, "budget_bytes"), tiers[t]));
         assert_true((peak > 0) == (json_string_value(member(tier, "at_peak"))[0] != '\0'));
-        assert_true(number(member(plan, "peak_bytes"), tiers[t]) == peak);
-        assert_true(number(member(plan, "budget_bytes"), tiers[t]) == number(tier, "budget"));
         assert_true(number(member(plan, "all_peak_bytes"), tiers[t]) == ranks * peak);
         assert_true(number(member(plan, "host_peak_bytes"), tiers[t]) ==
                     number(plan, "ranks_per_host") * peak);

@@ -254,14 +254,14 @@ static void writes_where_it_is_told(void **state)
 static const char plan_text[] =
     "{\"model\": \"gpt2\", \"parameters\": 7520320, \"units\": 2, \"world_size\": 1, \"steps\": "
     "10,\n"
-    "\"predicted_step_seconds\": 0.2, \"tokens_per_step\": 1024, \"machine\": \"defaults\",\n"
+    "\"step_seconds\": 0.2, \"tokens_per_second\": 5120, \"machine\": {\"is_measured\": false},\n"
     "\"bottleneck\": \"read\", \"ceilings\": {\"read\": 2e9},\n"
-    "\"tiers\": {\"host\": {\"budget_bytes\": 4194304, \"peak_bytes\": 3145728}},\n"
+    "\"budget_bytes\": {\"host\": 4194304}, \"peak_bytes\": {\"host\": 3145728},\n"
     "\"unit_list\": [{\"name\": \"embed\", \"parameters\": 10, \"tiers\": [\"host\", \"host\", "
     "\"nvme\", "
     "\"host\", \"recompute\"], \"bytes\": [20, 20, 120, 64, 0]}],\n"
-    "\"memory\": {\"fields\": [\"at_us\", \"params\"], \"seconds\": 0.2, \"host\": "
-    "{\"highest_by\": \"a buffer\"}},\n"
+    "\"memory\": {\"host\": {\"at_peak\": \"a buffer\"}},\n"
+    "\"memory_over_step\": {\"fields\": [\"at_us\", \"params\"], \"seconds\": 0.2},\n"
     "\"reasons\": [\"because it fits\"]}\n";
 
 static void tells_one_step(void **state)
@@ -344,13 +344,16 @@ static void survives_strange_plans(void **state)
     (void)state;
     static const char *const plans[] = {
         "[1, 2]",
-        "{\"model\": 7, \"units\": \"x\", \"tiers\": 3, \"unit_list\": {\"a\": 1}, \"memory\": [], "
-        "\"reasons\": 1}",
+        "{\"model\": 7, \"units\": \"x\", \"peak_bytes\": 3, \"unit_list\": {\"a\": 1}, "
+        "\"memory\": [], "
+        "\"memory_over_step\": [], \"reasons\": 1}",
         "{\"unit_list\": [1, {\"name\": 4, \"tiers\": [1, \"roof\"], \"bytes\": [\"x\", -5]}], "
-        "\"memory\": {},"
-        "\"tiers\": {\"host\": []}, \"reasons\": [1, {}], \"parameters\": -1e300, \"machine\": []}",
-        "{\"parameters\": 1e300, \"predicted_step_seconds\": 0, \"ceilings\": {\"read\": 0}}",
-        "{\"bottleneck\": \"read\", \"units\": 1e300, \"predicted_step_seconds\": 1e-300}",
+        "\"memory\": {}, \"memory_over_step\": {},"
+        "\"peak_bytes\": {\"host\": []}, \"reasons\": [1, {}], \"parameters\": -1e300, "
+        "\"machine\": "
+        "[]}",
+        "{\"parameters\": 1e300, \"step_seconds\": 0, \"ceilings\": {\"read\": 0}}",
+        "{\"bottleneck\": \"read\", \"units\": 1e300, \"step_seconds\": 1e-300}",
     };
     FILE *file = create("metrics.jsonl");
     fputs("{\"step\":1,\"loss\":\"high\",\"lanes\":[],\"seconds\":-4,\"peak_bytes\":1,\"tokens\":"
