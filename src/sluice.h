@@ -113,8 +113,8 @@ struct sluice_export_options {
     int force; /* not 0: replaces files in a directory that is not empty */
 };
 
-/* Commits, and writes that state to the directory as a Hugging Face checkpoint. The checkpoint is
- * complete or not there. `options` may be NULL. If the export fails, the run stays as it is. With
+/* Commits, and writes that state to the directory as a Hugging Face checkpoint. The checkpoint
+ * is complete or not there. `options` may be NULL. A failed export does not change the run. With
  * run.commit_every 0 the state is read at its place on the drives, and the next step changes it
  * there. */
 int sluice_export(sluice_run *run, const char *directory,

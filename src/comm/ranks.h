@@ -25,8 +25,8 @@ struct ranks {
 int ranks_init(struct ranks *self, comm *members) MUST_CHECK;
 void ranks_name_host(struct ranks *self); /* not collective */
 
-/* Returns `code` if it is negative on this rank. If another rank failed, returns that rank's code and
- * sets its message. Otherwise returns 0. `what` names the point in messages. */
+/* Returns `code` if it is negative on this rank. If another rank failed, returns that rank's code
+ * and sets its message. Otherwise returns 0. `what` names the point in messages. */
 int ranks_agree(const struct ranks *self, const char *what, int code) MUST_CHECK;
 /* Tells the other ranks that this rank has failed with `code` and this thread's message. Not
  * collective. */

@@ -137,8 +137,8 @@ int configi_rename_aliases(const configi_reader *reader) MUST_CHECK;
 int configi_apply_set(configi_reader *reader, const char *const *set,
                       uint32_t set_count) MUST_CHECK;
 
-/* Adds the keys of model.preset that the job's own block does not have. `job_path`: the job
- * file. */
+/* Adds the keys of model.preset, except those that the job's own block gives. `job_path`: the
+ * job file. */
 int configi_expand_preset(const configi_reader *reader, const char *job_path) MUST_CHECK;
 
 /* Translates DIR/config.json of model.hf into the model block. Returns ERR_CONFIG if a key of the

@@ -254,8 +254,8 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
         configi_show(own, shown), self->positions, self->file, most);
 }
 
-/* Refuses what config.json does not have: a plain model block may add rope_scaling, this one may
- * not. */
+/* Refuses keys that config.json does not give. A plain model block may add rope_scaling, this
+ * one may not. */
 static int refuse_additions(const configi_reader *reader, const hfi_config *self)
 {
     static const char scaling[] = "model.rope_scaling";

@@ -7,7 +7,7 @@
 
 #include "config/config_internal.h"
 
-/* Shows the first file, and how many more there are. */
+/* Shows the first file, and the number of further files. */
 static void show_files(const struct job_files *files, char text[JOB_CHANGE_BYTES])
 {
     if (files->count == 0)
@@ -71,8 +71,8 @@ static bool is_same_member(const configi_key *row, const job *was, const job *is
 
 /* True if a changed row is not listed on its own:
  *
- *   train_batch_size              on the same number of ranks; gradient_accumulation_steps is listed
- *   gradient_accumulation_steps   on another number of ranks; train_batch_size is listed
+ *   train_batch_size              on the same number of ranks; the next key is listed
+ *   gradient_accumulation_steps   on another number of ranks; the key above is listed
  *   communication_data_type       on one rank, because it sends nothing
  *   schedule.update               always; all but delayed_one_step give the same bits
  *   scheduler.params              always; the learning rates that they give are compared */

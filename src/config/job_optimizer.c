@@ -158,7 +158,7 @@ static int check_is_adam(const configi_reader *reader, const job *target, const 
                          value, configi_choice(reader, "optimizer.type"));
 }
 
-/* Applies those of the two keys that the job has. */
+/* Applies the keys of the two that are given in the job. */
 static int take_deepspeed_keys(const configi_reader *reader, job *target)
 {
     for (size_t i = 0; i < sizeof deepspeed_keys / sizeof deepspeed_keys[0]; i++) {

@@ -54,7 +54,8 @@ static int check_parallelism(const configi_reader *reader)
     return 0;
 }
 
-/* In struct job, 0 means "not given". If the file gives 0, the limit is 1, the least there is. */
+/* In struct job, 0 means "not given". If the file gives 0, the limit becomes 1, the smallest
+ * possible. */
 static void fill_limit(const configi_reader *reader, const char *path, uint64_t *limit)
 {
     if (*limit == 0 && configi_get(reader, path))

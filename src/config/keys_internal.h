@@ -57,7 +57,7 @@ struct configi_key {
     enum configi_type type;
     enum configi_effect effect;
     enum configi_change change;
-    /* the default as text; NULL: there is none, or it depends on what `help` says */
+    /* the default as text; NULL: there is none, or it depends on other keys as `help` says */
     const char *fallback;
     /* Which values are allowed; NULL: anything.
      * - Numbers: "[0,1)". A square bracket includes the bound, and an empty side is unbounded.
@@ -115,8 +115,8 @@ bool configi_list_entry(const char *list, int idx, char *entry, size_t entry_byt
 /* Counts the edits (insert, delete, replace, swap of neighbours) between two names, in any case. */
 uint32_t configi_distance(const char *a, const char *b);
 
-/* Finds the nearest of several names to a wanted one. Of equally near names the first counts.
- * Begins as {0}. */
+/* Finds the nearest of several names to a wanted one. If several names are equally near, the
+ * first one counts. Begins as {0}. */
 struct configi_nearest {
     char name[JOB_NAME_BYTES]; /* "": none was offered */
     uint32_t distance;

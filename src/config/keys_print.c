@@ -17,7 +17,7 @@ static const char *type_name(enum configi_type type)
     return names[type];
 }
 
-/* The block of a path: its first name; "" where there is none. */
+/* The block of a path: its first name, or "" if there is none. */
 static void block_of(const char *path, char block[JOB_NAME_BYTES])
 {
     snprintf(block, JOB_NAME_BYTES, "%.*s", strchr(path, '.') ? (int)strcspn(path, ".") : 0, path);

@@ -1,6 +1,6 @@
-/* machine.json says what a machine, or a cluster of equal hosts, can do. `sluice probe` measures a
- * machine and writes its file. Files of well-known clusters are written by hand and lie in
- * configs/clusters.
+/* machine.json gives the speeds and sizes of a machine, or of a cluster of equal hosts. `sluice
+ * probe` measures a machine and writes its file. Files of well-known clusters are written by hand
+ * and lie in configs/clusters.
  *
  *   host     one of `host_count` equal hosts; its `ranks_per_host` ranks share memory, cores, links
  *            and drives
@@ -136,18 +136,19 @@ struct machine {
 };
 typedef struct machine machine;
 
-/* Reads and checks machine.json. `path` is a file. A name without a slash and without ".json" is
- * that of a file in configs/clusters, which is found as model presets are: in $SLUICE_CONFIG_DIR,
- * the source tree, the installation. Comments, trailing commas and duplicate keys are treated as in
- * job files. Sizes in bytes may be texts such as "32GiB", and any object may have a key
- * "description" for people. Returns ERR_INPUT if the file cannot be read, and ERR_CONFIG with file,
- * key, value and rule for anything that does not belong there. On failure *out is all 0. */
+/* Reads and checks machine.json. `path` is a file. A name without a slash and without ".json"
+ * stands for a file in configs/clusters. It is looked for like a model preset: in
+ * $SLUICE_CONFIG_DIR, the source tree, the installation. Comments, trailing commas and duplicate
+ * keys are treated as in job files. Sizes in bytes may be texts such as "32GiB", and any object
+ * may have a key "description" for people. Returns ERR_INPUT if the file cannot be read, and
+ * ERR_CONFIG with file, key, value and rule for anything that does not belong there. On failure
+ * *out is all 0. */
 int machine_read(const char *path, machine *out) MUST_CHECK;
 /* Does the same for text[text_bytes]. Messages call it `name`. */
 int machine_read_text(const char *name, const char *text, size_t text_bytes,
                       machine *out) MUST_CHECK;
 
-/* Writes the file as file_write does. Returns -errno, or -EINVAL for a machine that could not be
+/* Writes the file with file_write. Returns -errno, or -EINVAL for a machine that could not be
  * read again. Text that machine_read has read is written back bit for bit. */
 int machine_write(const machine *self, const char *path) MUST_CHECK;
 

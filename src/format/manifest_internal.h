@@ -132,8 +132,8 @@ int manifesti_is_apart(const manifest *self, manifesti_reason *reason) MUST_CHEC
 #define MANIFESTI_FILE_MAX ((uint64_t)8 << 30)
 
 /* Reads the header of a slot of `file_bytes` from its first `size_bytes`. Returns false with the
- * reason if it is not a header, or if its lengths do not add up to file_bytes. Of a header of
- * another version, only the first MANIFESTI_PREFIX_BYTES are checked. */
+ * reason if it is not a header, or if its lengths do not add up to file_bytes. If the header has
+ * another version, only its first MANIFESTI_PREFIX_BYTES are checked. */
 bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
                            manifesti_header *out, manifesti_reason *reason);
 

@@ -1,12 +1,14 @@
 /* Appends text to a caller's buffer. See report_names_internal.h. */
 #include "report/report_names_internal.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 
 void profi_text_init(profi_text *self, char *data, size_t capacity)
 {
+    assert(capacity > 0);
     *self = (profi_text){.data = data, .capacity = capacity};
     data[0] = '\0';
 }
