@@ -1,8 +1,8 @@
 /* Shared by the files of tiers only: readers of /proc, sysfs and control groups
  * (system_memory.c, topology_read.c). They use stack buffers, and descriptors only during the call;
  * any thread. */
-#ifndef SLUICE_TIERS_TIERS_INTERNAL_H
-#define SLUICE_TIERS_TIERS_INTERNAL_H
+#ifndef SLUICE_TIERS_INTERNAL_H
+#define SLUICE_TIERS_INTERNAL_H
 
 #include <stddef.h>
 #include <stdint.h>

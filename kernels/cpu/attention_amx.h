@@ -10,8 +10,8 @@
  * Sums are fp32; probabilities and their gradients are rounded to bf16 before a product, as in
  * attention_rows.h. Every sum has a fixed order that depends only on T, D and the group, so threads
  * do not change a bit. Nothing allocates. */
-#ifndef SLUICE_KERNELS_ATTENTION_AMX_H
-#define SLUICE_KERNELS_ATTENTION_AMX_H
+#ifndef SLUICE_KERNELS_CPU_ATTENTION_AMX_H
+#define SLUICE_KERNELS_CPU_ATTENTION_AMX_H
 
 #include "kernels/cpu/attention_rows.h"
 

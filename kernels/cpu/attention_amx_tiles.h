@@ -6,8 +6,8 @@
  *   right   [16 depth pairs][16 columns][2]   of the right operand: a pair is two steps of depth
  *   sum     [16 rows][16 columns] fp32        of the result
  * An operand is an array [rows or columns / 16][depth / 32] of tiles, padded with zeros. */
-#ifndef SLUICE_KERNELS_ATTENTION_AMX_TILES_H
-#define SLUICE_KERNELS_ATTENTION_AMX_TILES_H
+#ifndef SLUICE_KERNELS_CPU_ATTENTION_AMX_TILES_H
+#define SLUICE_KERNELS_CPU_ATTENTION_AMX_TILES_H
 
 #include <immintrin.h>
 #include <stddef.h>

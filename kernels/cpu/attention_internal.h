@@ -11,8 +11,8 @@
  * Each thread holds the scores of one query block and one key block at a time. The cut depends on T
  * alone, every product runs on one thread, and every sum has a fixed order, so results do not
  * depend on the number of threads. */
-#ifndef SLUICE_KERNELS_ATTENTION_INTERNAL_H
-#define SLUICE_KERNELS_ATTENTION_INTERNAL_H
+#ifndef SLUICE_KERNELS_CPU_ATTENTION_INTERNAL_H
+#define SLUICE_KERNELS_CPU_ATTENTION_INTERNAL_H
 
 #include "kernels/cpu/attention_rows.h"
 

@@ -6,8 +6,8 @@
  * The functions are pure, work on the scratch of the calling thread, and do not allocate. The
  * result of a table depends on its arguments alone. The tables agree with each other within
  * rounding, not to the bit. */
-#ifndef SLUICE_KERNELS_ATTENTION_ROWS_H
-#define SLUICE_KERNELS_ATTENTION_ROWS_H
+#ifndef SLUICE_KERNELS_CPU_ATTENTION_ROWS_H
+#define SLUICE_KERNELS_CPU_ATTENTION_ROWS_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -7,8 +7,8 @@
  *   rows       norms, embedding, activations, loss, conversions; one loop body, compiled once per
  *              instruction set, with results that are equal to the bit
  *   optimizer  Adam, Lion, Adagrad, working copies, gradient closing; compiled in the same way */
-#ifndef SLUICE_KERNELS_CPU_INTERNAL_H
-#define SLUICE_KERNELS_CPU_INTERNAL_H
+#ifndef SLUICE_CPU_INTERNAL_H
+#define SLUICE_CPU_INTERNAL_H
 
 #include "base/cpu.h"
 #include "kernels/ops.h"

@@ -6,8 +6,8 @@
  * cache. Each element of C is a sum in an order that depends on k alone: neither the threads nor
  * the cuts of m and n change a bit. Sums are fp32; a 16-bit C is rounded once, to nearest even.
  * Subnormal operands count as zero, as always on AMX. */
-#ifndef SLUICE_KERNELS_PRODUCT_AMX_H
-#define SLUICE_KERNELS_PRODUCT_AMX_H
+#ifndef SLUICE_KERNELS_CPU_PRODUCT_AMX_H
+#define SLUICE_KERNELS_CPU_PRODUCT_AMX_H
 
 #include "kernels/cpu/cpu_internal.h"
 

@@ -1,8 +1,8 @@
 /* For product_amx.c: packs the operands of AMX products into tiles, and converts elements to and
  * from bf16. product_amx.c defines the words tile, step and strip. Compiled with AMX and
  * AVX-512. */
-#ifndef SLUICE_KERNELS_PRODUCT_AMX_PACK_H
-#define SLUICE_KERNELS_PRODUCT_AMX_PACK_H
+#ifndef SLUICE_KERNELS_CPU_PRODUCT_AMX_PACK_H
+#define SLUICE_KERNELS_CPU_PRODUCT_AMX_PACK_H
 
 #include "kernels/cpu/attention_amx_tiles.h"
 

@@ -6,8 +6,8 @@
  * element of C is a chain of fused multiply-adds along a slice of k, begun at zero. The sums of the
  * slices are added to C in order, and the bias is added to the last one. So the order depends on k
  * alone: neither the threads nor the cuts of m and n change a bit. */
-#ifndef SLUICE_KERNELS_PRODUCT_FP32_H
-#define SLUICE_KERNELS_PRODUCT_FP32_H
+#ifndef SLUICE_KERNELS_CPU_PRODUCT_FP32_H
+#define SLUICE_KERNELS_CPU_PRODUCT_FP32_H
 
 #include "kernels/cpu/cpu_internal.h"
 

@@ -10,8 +10,8 @@
 // A row in shared memory has DIM elements (head_dim rounded up, the rest zero) and 8 more. So the
 // distance of rows is an odd number of 16-byte units, and the 8 rows that ldmatrix reads at once
 // lie in different banks. Rows beyond the sequence are zero.
-#ifndef SLUICE_KERNELS_CUDA_ATTENTION_TILES_CUH
-#define SLUICE_KERNELS_CUDA_ATTENTION_TILES_CUH
+#ifndef SLUICE_KERNELS_CUDA_ATTENTION_TILES_H
+#define SLUICE_KERNELS_CUDA_ATTENTION_TILES_H
 
 #include "kernels/cuda/tensor_core.cuh"
 

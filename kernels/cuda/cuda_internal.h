@@ -14,8 +14,8 @@
  *     the same device.
  *
  * Valid as C and as C++. */
-#ifndef SLUICE_KERNELS_CUDA_INTERNAL_H
-#define SLUICE_KERNELS_CUDA_INTERNAL_H
+#ifndef SLUICE_CUDA_INTERNAL_H
+#define SLUICE_CUDA_INTERNAL_H
 
 #include "kernels/ops.h"
 

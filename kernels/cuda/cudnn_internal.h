@@ -4,8 +4,8 @@
  * execution plan.
  *
  * A graph and everything that it refers to belong to the thread of their kernel_context. */
-#ifndef SLUICE_KERNELS_CUDNN_INTERNAL_H
-#define SLUICE_KERNELS_CUDNN_INTERNAL_H
+#ifndef SLUICE_KERNELS_CUDA_CUDNN_INTERNAL_H
+#define SLUICE_KERNELS_CUDA_CUDNN_INTERNAL_H
 
 #include <cudnn_backend.h>
 #include <cudnn_version.h>

@@ -10,8 +10,8 @@
 //
 // Element counts and indices are 64-bit. Arithmetic whose bits are promised uses the _rn
 // intrinsics, which the compiler never fuses.
-#ifndef SLUICE_KERNELS_CUDA_DEVICE_CUH
-#define SLUICE_KERNELS_CUDA_DEVICE_CUH
+#ifndef SLUICE_KERNELS_CUDA_DEVICE_H
+#define SLUICE_KERNELS_CUDA_DEVICE_H
 
 #include <cuda_runtime.h>
 #include <stdint.h>

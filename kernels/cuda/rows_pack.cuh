@@ -4,8 +4,8 @@
 // The assignment of elements to threads never depends on alignment: a row that is not aligned is
 // divided into the same packs, which are loaded element by element. So sums have the same bits for
 // all addresses.
-#ifndef SLUICE_KERNELS_CUDA_ROWS_PACK_CUH
-#define SLUICE_KERNELS_CUDA_ROWS_PACK_CUH
+#ifndef SLUICE_KERNELS_CUDA_ROWS_PACK_H
+#define SLUICE_KERNELS_CUDA_ROWS_PACK_H
 
 #include "kernels/cuda/device.cuh"
 

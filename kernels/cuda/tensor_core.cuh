@@ -11,8 +11,8 @@
 // So two neighbouring C blocks, rounded and packed in pairs, are an A fragment of the next product.
 //
 // All lanes of a warp must call these functions together, except the copies, which are per thread.
-#ifndef SLUICE_KERNELS_CUDA_TENSOR_CORE_CUH
-#define SLUICE_KERNELS_CUDA_TENSOR_CORE_CUH
+#ifndef SLUICE_KERNELS_CUDA_TENSOR_CORE_H
+#define SLUICE_KERNELS_CUDA_TENSOR_CORE_H
 
 #include <type_traits>
 

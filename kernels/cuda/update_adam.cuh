@@ -1,8 +1,8 @@
 // Shared by the kernels of fp32 state (update_adam.cu) and of packed state (update_adam_state.cu):
 // the update of one element by Adam, and the values that are stored. The bits are those of
 // kernels/cpu/optimizer/adam.c.
-#ifndef SLUICE_KERNELS_CUDA_UPDATE_ADAM_CUH
-#define SLUICE_KERNELS_CUDA_UPDATE_ADAM_CUH
+#ifndef SLUICE_KERNELS_CUDA_UPDATE_ADAM_H
+#define SLUICE_KERNELS_CUDA_UPDATE_ADAM_H
 
 #include "kernels/cuda/device.cuh"
 

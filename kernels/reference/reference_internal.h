@@ -1,7 +1,7 @@
 /* Shared by the files of the reference backend: access to elements in double, and the ops. Only
  * these files use names that begin with refi_. */
-#ifndef SLUICE_KERNELS_REFERENCE_INTERNAL_H
-#define SLUICE_KERNELS_REFERENCE_INTERNAL_H
+#ifndef SLUICE_REFERENCE_INTERNAL_H
+#define SLUICE_REFERENCE_INTERNAL_H
 
 #include "kernels/ops.h"
 

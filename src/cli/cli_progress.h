@@ -1,6 +1,6 @@
 /* The line of progress, on standard error, of commands that move bytes. Main thread. */
-#ifndef SLUICE_CLI_PROGRESS_H
-#define SLUICE_CLI_PROGRESS_H
+#ifndef SLUICE_CLI_CLI_PROGRESS_H
+#define SLUICE_CLI_CLI_PROGRESS_H
 
 #include <stdbool.h>
 #include <stdint.h>

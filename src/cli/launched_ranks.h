@@ -1,6 +1,6 @@
 /* Commands under mpirun or srun: all ranks run one job, and one of them prints. Main thread. */
-#ifndef SLUICE_CLI_CLI_RANKS_H
-#define SLUICE_CLI_CLI_RANKS_H
+#ifndef SLUICE_CLI_LAUNCHED_RANKS_H
+#define SLUICE_CLI_LAUNCHED_RANKS_H
 
 #include "config/job.h"
 #include <stdbool.h>

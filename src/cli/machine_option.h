@@ -1,7 +1,7 @@
 /* The option --machine FILE of the commands that plan: it says which figures a plan uses. Main
  * thread. */
-#ifndef SLUICE_CLI_CLI_MACHINE_H
-#define SLUICE_CLI_CLI_MACHINE_H
+#ifndef SLUICE_CLI_MACHINE_OPTION_H
+#define SLUICE_CLI_MACHINE_OPTION_H
 
 #include <stdbool.h>
 

@@ -25,7 +25,7 @@ int cli_print_json(FILE *out, json_t *object)
     return 0;
 }
 
-/* An object per rank, of the first few. */
+/* A list with an object for each of the first few ranks. */
 static json_t *report_each_rank(const struct train_summary *summary)
 {
     json_t *list = json_array();

@@ -1,9 +1,9 @@
-/* What a plan says, for people: every figure can be followed by hand from those beside it. See
+/* Prints a plan for people: each figure can be calculated by hand from those beside it. See
  * cli_report.h.
  *
- *   bytes of an arena    states + scratch + places + padding + under way = peak
- *   seconds of a resource  bytes a step / rate;  the largest is what the step cannot be shorter than
- *   hidden from (T*)     tokens of a rank's step at which those seconds are computing's (plan/zero.h) */
+ *   bytes of an arena     states + scratch + places + padding + under way = peak
+ *   seconds of a resource bytes a step / rate; the step cannot be shorter than the largest
+ *   hidden from (T*)      tokens of a rank's step at which computing takes as long (plan/zero.h) */
 #include "cli/cli_report.h"
 
 #include <assert.h>
@@ -50,7 +50,7 @@ static const char *report_bytes(double value, char text[REPORT_TEXT_BYTES])
 /* ---- what it is
  * ------------------------------------------------------------------------------- */
 
-/* Whose rates they are. */
+/* Where the rates come from. */
 static const char *report_origin(const struct setup_summary *plan)
 {
     if (strcmp(plan->machine_name, "defaults") == 0)
@@ -85,7 +85,7 @@ static void report_job(FILE *out, const struct setup_summary *plan)
 /* ---- memory
  * ----------------------------------------------------------------------------------- */
 
-/* A row of bytes by arena; `per_parameter` 0: without that column. Rows of nothing are left out. */
+/* A row of bytes by arena; `per_parameter` 0: without that column. A row of zeros is left out. */
 static void report_row(FILE *out, const char *label, const uint64_t bytes[TIER_COUNT],
                        double params, bool always)
 {
@@ -171,7 +171,7 @@ static void report_reasons(FILE *out, const struct setup_summary *plan)
 /* ---- speed
  * ------------------------------------------------------------------------------------ */
 
-/* "0.00040", "70.285": three digits that say something. */
+/* "0.00040", "70.285": three significant digits. */
 static const char *report_seconds(double seconds, char text[REPORT_TEXT_BYTES])
 {
     snprintf(text, REPORT_TEXT_BYTES, seconds < 0.0995 ? "%.5f" : "%.3f", seconds);
@@ -211,7 +211,7 @@ static void report_speed(FILE *out, const struct setup_summary *plan)
         fputs("MFU unknown: no peak is\n", out);
 }
 
-/* "-" for none. */
+/* The scaled value, or "-" for 0. */
 static const char *report_scaled(double value, double unit, int digits,
                                  char text[REPORT_TEXT_BYTES])
 {
@@ -238,7 +238,7 @@ static void report_lanes(FILE *out, const struct setup_summary *plan)
     }
 }
 
-/* From how many tokens the resource is hidden behind computing. */
+/* The number of tokens from which the resource is hidden behind computing. */
 static const char *report_hidden(const struct setup_link *link, char text[REPORT_TEXT_BYTES])
 {
     if (link->is_computing)
@@ -283,7 +283,8 @@ static void report_links(FILE *out, const struct setup_summary *plan)
 /* ---- commits and wear
  * ------------------------------------------------------------------------- */
 
-/* What the job takes of nvme, and below it what it would take in the other way. */
+/* Prints the bytes that the job takes on nvme, and below them those of the other setting of
+ * run.commit_every. */
 static void report_places(FILE *out, const struct setup_summary *plan)
 {
     static const char *const remarks[2][2] = {
@@ -321,7 +322,7 @@ static void report_commits(FILE *out, const struct setup_summary *plan)
     report_places(out, plan);
 }
 
-/* What the drives read and write a step, by kind, per parameter of the model. */
+/* Prints what the drives read and write in a step, by kind, per parameter of the model. */
 static void report_traffic(FILE *out, const struct setup_summary *plan)
 {
     static const char *const names[] = {"params",      "grads",    "optimizer",

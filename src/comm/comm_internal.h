@@ -19,8 +19,8 @@
  *     |                  |
  *   member.c   launch.c   mpi.c         this rank; the launcher's environment; MPI
  *   segment.c  sum.c                    memory that ranks of a host share; loops of sums */
-#ifndef SLUICE_COMM_COMM_INTERNAL_H
-#define SLUICE_COMM_COMM_INTERNAL_H
+#ifndef SLUICE_COMM_INTERNAL_H
+#define SLUICE_COMM_INTERNAL_H
 
 #include <pthread.h>
 #include <stdalign.h>

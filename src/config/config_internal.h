@@ -2,8 +2,8 @@
  * of keys is in keys_internal.h.
  *
  * Everything here belongs to the thread that called job_read. */
-#ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H
-#define SLUICE_CONFIG_CONFIG_INTERNAL_H
+#ifndef SLUICE_CONFIG_INTERNAL_H
+#define SLUICE_CONFIG_INTERNAL_H
 
 #include <jansson.h>
 

@@ -1,6 +1,6 @@
 /* Reads JSON from untrusted files. Limits are checked before a parser takes memory. Any thread. */
-#ifndef SLUICE_FORMAT_JSON_H
-#define SLUICE_FORMAT_JSON_H
+#ifndef SLUICE_FORMAT_FORMAT_JSON_H
+#define SLUICE_FORMAT_FORMAT_JSON_H
 
 #include <jansson.h>
 #include <stdbool.h>

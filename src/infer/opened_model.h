@@ -11,8 +11,8 @@
  * those of tiers.nvme, else those of the run's state, else $TMPDIR. The slab there has no name, so
  * it goes away with the process. One process, only parameters and the forward pass. Heap memory:
  * about 300 KiB. One thread. */
-#ifndef SLUICE_INFER_TRAINED_H
-#define SLUICE_INFER_TRAINED_H
+#ifndef SLUICE_INFER_OPENED_MODEL_H
+#define SLUICE_INFER_OPENED_MODEL_H
 
 #include "hf/weights.h"
 #include "infer/infer_internal.h"

@@ -9,8 +9,8 @@
  *   split unit   a whole unit in two, since only some of its tensors learn (learn.c)
  *   origin       the place of a unit's tensors in the whole unit; initial weights depend on it
  *   fresh        a gradient accumulator that holds nothing yet (fresh.c) */
-#ifndef SLUICE_MODEL_MODEL_INTERNAL_H
-#define SLUICE_MODEL_MODEL_INTERNAL_H
+#ifndef SLUICE_MODEL_INTERNAL_H
+#define SLUICE_MODEL_INTERNAL_H
 
 #include <math.h>
 

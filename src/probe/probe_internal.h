@@ -1,6 +1,6 @@
 /* Declarations that the files of the probe share. See probe.h. */
-#ifndef SLUICE_PROBE_PROBE_INTERNAL_H
-#define SLUICE_PROBE_PROBE_INTERNAL_H
+#ifndef SLUICE_PROBE_INTERNAL_H
+#define SLUICE_PROBE_INTERNAL_H
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
 /* Declarations that the files of src/profile share. */
-#ifndef SLUICE_PROFILE_PROFILE_INTERNAL_H
-#define SLUICE_PROFILE_PROFILE_INTERNAL_H
+#ifndef SLUICE_PROFILE_INTERNAL_H
+#define SLUICE_PROFILE_INTERNAL_H
 
 #include "engine/engine.h"
 #include "profile/profile.h"

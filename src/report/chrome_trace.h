@@ -9,8 +9,8 @@
  *
  * Called on the owner's thread, between steps or at the end. Blocks on the file; allocates nothing
  * itself (stdio does). */
-#ifndef SLUICE_PROF_CHROME_TRACE_H
-#define SLUICE_PROF_CHROME_TRACE_H
+#ifndef SLUICE_REPORT_CHROME_TRACE_H
+#define SLUICE_REPORT_CHROME_TRACE_H
 
 #include <stdint.h>
 

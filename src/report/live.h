@@ -4,8 +4,8 @@
  *
  * Pure text in a caller's buffer: no terminal codes, no allocation, any thread. It is ASCII, so
  * that a column is a byte. src/cli shows it. */
-#ifndef SLUICE_PROF_LIVE_H
-#define SLUICE_PROF_LIVE_H
+#ifndef SLUICE_REPORT_LIVE_H
+#define SLUICE_REPORT_LIVE_H
 
 #include <stdbool.h>
 #include <stddef.h>

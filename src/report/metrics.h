@@ -13,8 +13,8 @@
  * here allocates, so a line may be written while memory is sealed. A file has one owner thread. A
  * line is one write, so a reader that follows the file sees whole lines. There is no fsync: the
  * resumed run writes again what a crash loses. */
-#ifndef SLUICE_PROF_METRICS_H
-#define SLUICE_PROF_METRICS_H
+#ifndef SLUICE_REPORT_METRICS_H
+#define SLUICE_REPORT_METRICS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -11,8 +11,8 @@
  * the line, and lacks only that file's part.
  *
  * One thread. Blocks on the files. Memory grows with the trace, not with the number of steps. */
-#ifndef SLUICE_PROF_REPORT_H
-#define SLUICE_PROF_REPORT_H
+#ifndef SLUICE_REPORT_REPORT_H
+#define SLUICE_REPORT_REPORT_H
 
 #include "base/error.h"
 

@@ -1,8 +1,8 @@
 /* Shared by the files of the report: what each file of a run becomes in memory, and the functions
  * that write the parts of the page. Only these files use names that begin with reporti_. The
  * template reporti_page is made by embed.cmake. */
-#ifndef SLUICE_PROF_REPORT_INTERNAL_H
-#define SLUICE_PROF_REPORT_INTERNAL_H
+#ifndef SLUICE_REPORT_INTERNAL_H
+#define SLUICE_REPORT_INTERNAL_H
 
 #include <jansson.h>
 #include <stdbool.h>

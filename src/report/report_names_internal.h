@@ -1,8 +1,8 @@
 /* Appends text to a caller's buffer until it is full, and remembers if something did not fit. Used
  * by the files of src/report. No allocation; one thread per buffer. Only these files use names that
  * begin with profi_. */
-#ifndef SLUICE_PROF_INTERNAL_H
-#define SLUICE_PROF_INTERNAL_H
+#ifndef SLUICE_REPORT_REPORT_NAMES_INTERNAL_H
+#define SLUICE_REPORT_REPORT_NAMES_INTERNAL_H
 
 #include <stdbool.h>
 #include <stddef.h>

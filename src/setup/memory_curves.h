@@ -1,6 +1,6 @@
-/* What a program is predicted to hold in each tier over time, and what its lanes do, each reduced
- * to a few hundred entries: the curves and the timeline of plan.json. Called before the run's
- * memory is sealed; allocates for the time of the call. */
+/* The curves and the timeline of plan.json: the memory that a program is predicted to hold in each
+ * tier over time, and what its lanes do. Each is reduced to a few hundred entries. Called before the
+ * run's memory is sealed, since it allocates for the time of the call. */
 #ifndef SLUICE_SETUP_MEMORY_CURVES_H
 #define SLUICE_SETUP_MEMORY_CURVES_H
 
@@ -44,9 +44,9 @@ struct memory_span {
 };
 typedef struct memory_span memory_span;
 
-/* The lane's ops by predicted start into spans[PLAN_SPANS_MAX]; returns their number. Where there
- * are more ops, those that lie within *width_ns of each other become one span, with the kind of the
- * first; else it is 0. -ENOMEM. */
+/* The lane's ops by predicted start into spans[PLAN_SPANS_MAX]; returns their number. If there
+ * are more ops, those within *width_ns of each other are joined into one span with the kind of the
+ * first op; otherwise *width_ns is 0. -ENOMEM. */
 int memory_lane_spans(const program *prog, enum lane_kind which, memory_span *spans,
                       uint64_t *width_ns) MUST_CHECK;
 

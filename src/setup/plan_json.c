@@ -1,14 +1,14 @@
-/* plan.json: what was planned before the first step, for `report`, tools and the run that goes on.
- * It is the object of plan_figures.h, and beside it what only a run has:
+/* plan.json: the plan from before the first step, for `report`, tools and a later resume. It is the
+ * object of plan_figures.h, with what only a run has:
  *
  *   device, steps, train_tokens
- *   placement          tier by kind, in ranges of units
- *   unit_list          name, parameters, and per kind tier and bytes at rest, of each rank
- *   ceilings           bytes or flops per second
- *   memory_over_step   per tier what is in use over the predicted steady step (memory_curves.h)
- *   timeline           per lane what it does in it
+ *   placement          the tier of each state kind, by ranges of units
+ *   unit_list          for each unit its name, parameters, and tier and bytes at rest by kind
+ *   ceilings           the plan's rates, in bytes or flops per second
+ *   memory_over_step   bytes in use in each tier over the predicted step (memory_curves.h)
+ *   timeline           the predicted ops of each lane
  *
- * A figure has a line of its own; lists of numbers stand on one line. */
+ * Each figure has a line of its own; a list of numbers stands on one line. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -119,7 +119,7 @@ static json_t *units_of(const struct setup *setup)
     return list;
 }
 
-/* The object, or NULL and no object after an error. */
+/* Returns the object; after an error frees it and returns NULL. */
 static json_t *finished(json_t *object, int rc)
 {
     if (rc == 0)
@@ -228,8 +228,8 @@ static json_t *plan_of(const struct setup *setup, uint64_t train_tokens)
     return finished(out, rc);
 }
 
-/* Writes an object with a member a line, and the objects in it likewise. A value deeper than
- * DEPTH_MAX stands on its line as a whole, and so does a list, but for one of objects. */
+/* Writes an object with one member per line, and so the objects in it down to DEPTH_MAX. Deeper
+ * values stand on one line, and so do lists, except lists of objects. */
 static int put_lines(FILE *out, json_t *value, int depth)
 {
     enum { DEPTH_MAX = 2 };

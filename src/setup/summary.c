@@ -1,5 +1,5 @@
-/* What a setup comes to, in figures: for `plan`, the screen and plan.json. All of it is counted
- * from the compiled programs; rates are those that the plan was made with. */
+/* Fills the figures of a setup from its compiled programs. Rates are those that the plan was made
+ * with. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ uint64_t setup_reached_bytes(const struct setup *self, enum tier which)
 /* ---- memory
  * ----------------------------------------------------------------------------------- */
 
-/* "block.3", or what it is where it is no unit's. */
+/* "block.3"; "the step" for a buffer that belongs to no unit. */
 static const char *unit_name(const struct setup *self, uint32_t unit)
 {
     return unit < self->net->unit_count ? self->net->units[unit].name : "the step";
@@ -76,7 +76,7 @@ static uint64_t bytes_of(const program *prog, uint32_t buffer_idx)
     return buffer_idx == PROGRAM_NONE ? 0 : prog->buffers[buffer_idx].size_bytes;
 }
 
-/* How the arenas' bytes add up to their peaks. */
+/* Splits the peak of each arena into its parts. */
 static void summarize_memory(const struct setup *self, struct setup_summary *out)
 {
     const program *steady = &self->set.programs[PROGRAM_STEADY];
@@ -116,25 +116,25 @@ static void summarize_memory(const struct setup *self, struct setup_summary *out
 /* ---- time
  * ------------------------------------------------------------------------------------- */
 
-/* The part of all steps that commit. */
+/* The share of steps that commit. */
 static double commit_share(const plan_job *plan)
 {
     return plan->commits && plan->commit_every > 1 ? 1 / (double)plan->commit_every : 1;
 }
 
-/* The mean of steps of which some commit. */
+/* The mean over steps with and without a commit. */
 static double mean_ns(const plan_job *plan, double with_ns, double without_ns)
 {
     return plan->commits ? without_ns + (with_ns - without_ns) * commit_share(plan) : with_ns;
 }
 
-/* Whether each commit is a program of its own, between two steps. */
+/* True if each commit is a program of its own, between two steps. */
 static bool commits_apart(const plan_job *plan, const plan_set *set)
 {
     return plan->commits && set->commit == PLAN_COMMIT_APART;
 }
 
-/* Of a step that commits, with the program that does it. */
+/* Nanoseconds of a step that commits, with the program that commits. */
 static double committed_ns(const plan_job *plan, const plan_set *set)
 {
     double ns = (double)set->programs[PROGRAM_STEADY].predicted_ns;
@@ -146,7 +146,7 @@ double setupi_mean_step_ns(const plan_job *plan, const plan_set *set)
     return plan_mean_step_ns(plan, set);
 }
 
-/* What the ops of the mean step ask for, summed. */
+/* Sums of what the ops of the mean step need. */
 struct step_sums {
     double lane_bytes[LANE_COUNT];
     double bytes[RESOURCE_COUNT], seconds[RESOURCE_COUNT], growing_seconds[RESOURCE_COUNT];
@@ -161,8 +161,8 @@ static bool is_pass(const op *item)
     return item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
 }
 
-/* Whether more tokens mean more of it: passes, activations, and copies of no state, which are
- * tokens and losses. */
+/* True if the op grows with the number of tokens: passes, activations, and copies of tokens and
+ * losses (those of no state kind). */
 static bool grows_with_tokens(const op *item)
 {
     bool is_copy = item->kind == OP_H2D || item->kind == OP_D2H;
@@ -201,8 +201,8 @@ static void add_op(const plan_machine *rates, const op *item, double part, bool 
     }
 }
 
-/* The program's ops in the mean step: `share` of all steps run what is a commit's, be it some of
- * the ops or the whole program. */
+/* Adds the program's ops to the mean step. Ops of a commit count with `share`, the share of steps
+ * that commit; `commits`: all ops of the program are such. */
 static void add_program(const plan_machine *rates, const program *prog, double share, bool commits,
                         struct step_sums *sums)
 {
@@ -236,7 +236,7 @@ enum lane_kind setup_busiest_lane(const double seconds[LANE_COUNT])
     return (enum lane_kind)busiest;
 }
 
-/* Of the mean step: its lanes, what they are busy, and the one that is so longest. */
+/* Fills the lanes of the mean step: bytes, busy seconds, and the lane that is busy longest. */
 static void summarize_lanes(const struct setup *self, const struct step_sums *sums,
                             struct setup_summary *out)
 {
@@ -284,7 +284,7 @@ static void summarize_links(const struct setup *self, const struct step_sums *su
     }
 }
 
-/* What commits cost, and what the drives' wear comes from. */
+/* Fills the cost of commits and the wear of the drives. */
 static void summarize_writes(const struct setup *self, const struct step_sums *sums,
                              struct setup_summary *out)
 {
@@ -362,8 +362,8 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
     snprintf(out->machine_name, sizeof out->machine_name, "defaults");
 }
 
-/* What a machine file says that no plan is made from. Of drives all or nothing: a sum over some of
- * them would say too little. */
+/* Takes figures of the machine file that no plan is made from. Figures of the drives are taken only
+ * if all drives have them, since a sum over some of them would be too small. */
 static void add_machine(const struct machine *from, struct setup_summary *out)
 {
     snprintf(out->machine_name, sizeof out->machine_name, "%s", from->name);

@@ -22,101 +22,99 @@ enum {
     SETUP_LINKS_MAX = 8,
 };
 
-/* What the ops of a rank's steady step ask of one resource (enum plan_resource), and from how many
- * tokens a step on that hides behind computing. Growing is what there is more of with more tokens:
- * activations, and the passes themselves. The rest, states on their way, is the same for any number
- * of them (in the order batch_major: for any size of micro-batch). */
+/* One resource (enum plan_resource) in the mean step of a rank: how long all of it is needed, and
+ * from how many tokens a step on that time is hidden behind computing.
+ *
+ * Growing work increases with the number of tokens: activations, and the passes themselves. The
+ * rest is state that moves once a step however many tokens there are (with batch_major: once a
+ * micro-batch of any size). */
 struct setup_link {
     const char *name;        /* "drive", "h2d", "d2h", "dram", "cores", "device", "comm" */
     double bytes;            /* drive: read and written; cores: 0 */
-    double bytes_per_second; /* as the plan takes it; drive: of this mix; 0: it moves no bytes */
-    double seconds;          /* that all of the resource is needed */
-    double growing_seconds;  /* of these, what grows with the tokens */
-    bool is_computing;       /* the passes run on it */
-    /* T*: tokens of a rank's step at which the resource is needed as long as computing takes; 0: at
-     * any number; INFINITY: at none, because what grows takes longer than computing as it is; NAN
-     * where is_computing */
+    double bytes_per_second; /* the plan's rate; drive: of this mix; 0: it moves no bytes */
+    double seconds;          /* bytes / rate: how long all of the resource is needed */
+    double growing_seconds;  /* the part of seconds that is growing work */
+    bool is_computing;       /* the passes run on this resource */
+    /* T*: the tokens of a rank's step at which the resource is needed as long as computing takes.
+     * 0: any number; INFINITY: none, since growing work takes longer than computing; NAN if
+     * is_computing. */
     double hidden_tokens;
 };
 
 struct setup_summary {
+    /* ---- the job ---- */
     char model_name[96];
     uint32_t world_size, zero_stage, ranks_per_host;
-    uint64_t sent_bytes;    /* by each rank to others in a steady step */
-    char state_formats[64]; /* of each stream of optimizer state: "fp32, bf16, bf16" */
-    /* of it, for each parameter that learns; tiles' padding not counted */
-    double state_param_bytes;
-    bool state_has_formats; /* one is not fp32 */
     uint64_t param_count, unit_count;
     uint64_t micro_batch, micro_batch_count, seq_length; /* of a rank's step: B, how many, T */
-    /* Of each rank, as all below. What lies in an arena adds up: homes of states, scratch, places
-     * of the state on the slab, padding (alignment and rounding), and above all homes what is under
-     * way, to the peak. */
+    uint64_t tokens_per_step;                            /* of all ranks */
+    char state_formats[64];   /* of each stream of optimizer state: "fp32, bf16, bf16" */
+    bool state_has_formats;   /* one of them is not fp32 */
+    double state_param_bytes; /* for each parameter that learns, without the padding of tiles */
+    const char *order;        /* schedule.order */
+    const char *update;       /* schedule.update in use */
+    uint64_t tile_elems, held_stages, op_count;
+    bool machine_is_measured;
+    char machine_name[96]; /* "defaults", or machine.json's */
+    double model_flops;    /* of a step of all ranks, without recomputation, as the field does */
+    double hardware_flops; /* of a step of one rank, with recomputation */
+    uint64_t sent_bytes;   /* by each rank to others in a steady step */
+
+    /* ---- memory of one rank ----
+     * In each arena homes + scratch + places on the slab + padding + what is under way = peak. */
     uint64_t home_bytes[STATE_KIND_COUNT][TIER_COUNT]; /* where each state rests */
     uint64_t scratch_bytes[TIER_COUNT]; /* workspace, tables, tokens, losses, norms */
-    uint64_t save_bytes;   /* of nvme: places of optimizer state that is homed in memory */
-    uint64_t second_bytes; /* of nvme: the second places of what commits keep (run.commit_every) */
-    /* of host: optimizer state on nvme that a step begins with (plan/plan.h) */
-    uint64_t copy_bytes;
-    uint64_t kept_bytes; /* what second places take, or would take, where steps commit */
-    uint64_t padding_bytes[TIER_COUNT];
-    uint64_t moving_bytes[TIER_COUNT];
+    uint64_t save_bytes;   /* on nvme: places of optimizer state whose home is memory */
+    uint64_t second_bytes; /* on nvme: second places of committed state (run.commit_every) */
+    uint64_t copy_bytes;   /* on host: optimizer state of nvme that is read once (plan/plan.h) */
+    uint64_t kept_bytes;   /* what second places take, or would take, if steps commit */
+    uint64_t padding_bytes[TIER_COUNT]; /* alignment and rounding */
+    uint64_t moving_bytes[TIER_COUNT];  /* under way, above all homes */
     uint64_t budget_bytes[TIER_COUNT], peak_bytes[TIER_COUNT];
     uint64_t host_peak_bytes[TIER_COUNT]; /* of all ranks of a host */
     uint64_t all_peak_bytes[TIER_COUNT];  /* of all ranks */
-    /* What nvme takes with two places for optimizer state, and with one (run.commit_every 0): one
-     * of them is the planned peak. */
+    /* Bytes on nvme with two places of optimizer state, and with one (run.commit_every 0). One of
+     * the two is the planned peak. */
     uint64_t nvme_with_commits_bytes, nvme_without_commits_bytes;
     double nvme_with_commits_per_parameter, nvme_without_commits_per_parameter; /* bytes */
-    /* The buffer that ends at the peak, who makes it, and in which program. "": nothing lies
-     * there. */
+    /* The buffer that ends at the peak, the op that makes it, and the program. "": none. */
     char peak_what[TIER_COUNT][SETUP_PEAK_BYTES];
-    /* Of a steady step, in the mean over those that commit and those that do not: */
-    uint64_t lane_bytes[LANE_COUNT];
-    double lane_seconds[LANE_COUNT]; /* that an op of the lane runs */
-    double step_seconds;             /* predicted */
+    uint32_t reason_count; /* sentences: why each state rests where it does */
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
+
+    /* ---- speed: the mean of steady steps with and without a commit ---- */
+    double step_seconds; /* predicted */
     double steps_per_hour, tokens_per_second;
-    double bound_seconds; /* per phase, the busiest resource's work */
-    double over_bound;    /* (step - bound) / bound; NAN: no bound */
-    /* a bound that knows the dependencies too: at least bound_seconds; 0: none */
-    double schedule_bound_seconds;
-    double over_schedule_bound; /* as over_bound */
+    double bound_seconds;          /* sum over the phases of the busiest resource's work */
+    double over_bound;             /* (step - bound) / bound; NAN: no bound */
+    double schedule_bound_seconds; /* counts dependencies too, >= bound_seconds; 0: none */
+    double over_schedule_bound;    /* as over_bound */
+    uint64_t lane_bytes[LANE_COUNT];
+    double lane_seconds[LANE_COUNT]; /* an op of the lane runs */
+    const char *bottleneck; /* the lane that is busy longest, comparable to a measurement */
     uint32_t link_count;
     struct setup_link links[SETUP_LINKS_MAX]; /* by enum plan_resource */
-    const char
-        *bottleneck; /* the lane that is busy longest: what a measurement can be compared with */
     const char *busiest;    /* the resource that is needed longest; read and write are one drive */
-    double busiest_seconds; /* that it is needed */
-    double computing_seconds; /* of the passes alone, on the resource that computes */
-    uint64_t tokens_per_step, tile_elems, held_stages, op_count; /* tokens: of all ranks */
-    const char *order;                                           /* schedule.order */
-    const char *update;                                          /* schedule.update in use */
-    bool machine_is_measured;
-    char machine_name[96]; /* "defaults", or machine.json's */
-    /* Why each state rests where it does, in sentences. */
-    uint32_t reason_count;
-    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
-    double model_flops;     /* of a step, all ranks, as the field counts them: no recomputation */
-    double hardware_flops;  /* of a step, of each rank: recomputation included */
-    double tflops_per_rank; /* model_flops a second, in 10^12 */
+    double busiest_seconds; /* how long it is needed */
+    double computing_seconds;        /* the passes alone, on the resource that computes */
+    double tflops_per_rank;          /* model_flops a second, in 10^12 */
     double hardware_tflops_per_rank; /* hardware_flops a second, in 10^12 */
-    double peak_tflops_per_rank;     /* of a rank's device, in 10^12 a second; 0: not known */
-    double mfu;                      /* tflops_per_rank of the peak; 0: no peak is known */
-    /* Of each rank: */
-    /* that a commit writes to the drives beyond what its step writes anyway */
-    uint64_t commit_bytes;
+    double peak_tflops_per_rank;     /* of a rank's device, in 10^12 a second; 0: unknown */
+    double mfu;                      /* tflops_per_rank / peak; 0: no peak is known */
+
+    /* ---- commits and wear, of one rank ---- */
+    uint64_t commit_every; /* run.commit_every; 0: only at clean stops */
+    uint64_t commit_bytes; /* that a commit writes in addition to what its step writes */
     double commit_seconds; /* that it makes its step longer */
-    uint64_t commit_every; /* run.commit_every; 0: at clean stops alone */
-    /* of the drives, in the mean step; without what commits write */
+    /* Bytes of the drives in the mean step, without what commits write. */
     uint64_t read_bytes[STATE_KIND_COUNT], written_bytes[STATE_KIND_COUNT];
-    uint64_t commit_share_bytes;   /* what commits write, in the mean step */
-    uint64_t drive_written_bytes;  /* all of it */
-    uint64_t drive_capacity_bytes; /* of all drives of a host; 0: not known */
-    double drive_endurance_bytes;  /* likewise */
-    /* what all ranks write to drives in the mean step, for each parameter of the model */
-    double drive_written_per_parameter;
-    double host_written_bytes_per_day; /* to the drives of a host */
-    double drive_life_days;            /* until their endurance is written; 0: not known */
+    uint64_t commit_share_bytes;        /* what commits write, in the mean step */
+    uint64_t drive_written_bytes;       /* the sum of both */
+    uint64_t drive_capacity_bytes;      /* of all drives of a host; 0: unknown */
+    double drive_endurance_bytes;       /* of all drives of a host; 0: unknown */
+    double drive_written_per_parameter; /* bytes of all ranks a step, by parameters of the model */
+    double host_written_bytes_per_day;  /* to the drives of a host */
+    double drive_life_days; /* until the endurance of the drives is written; 0: unknown */
 };
 
 /* Rank 0 reads the job from `path` ("-": standard input) with the overrides set[0..set_count); the
@@ -131,17 +129,16 @@ void setup_summarize(const struct setup *self, struct setup_summary *out);
 struct setup_plan_options {
     uint32_t local_world; /* ranks that share a host; 0: all of them (described: the machine's) */
     const struct machine *machine; /* config/machine.h; borrowed; NULL: defaults */
-    /* nothing is looked at but the machine: memory, devices, cores and drives are what it says, and
-     * the budgets that the job leaves open come from it. Scratch of a GPU's kernels is then
-     * estimated */
+    /* Look at nothing but `machine`: its memory, devices, cores and drives, and its budgets for
+     * those that the job leaves open. Scratch of a GPU's kernels is then an estimate. */
     bool is_described;
 };
 
-/* As setup_plan, for a machine that was measured or is only described. */
+/* Plans a job for a machine that was measured or is only described. Nothing is made. */
 int setup_plan_on(const struct job *asked, const struct setup_plan_options *options,
                   struct setup_summary *out) MUST_CHECK;
 
-/* For job->world ranks, of which `local_world` share a host and its drives (0: all of them). */
+/* The same with the defaults of this machine. local_world: ranks that share a host; 0: all. */
 int setup_plan(const struct job *asked, uint32_t local_world, struct setup_summary *out) MUST_CHECK;
 
 /* The largest model of a family that fits a job's machine and budgets, and what stops the next
@@ -149,7 +146,7 @@ int setup_plan(const struct job *asked, uint32_t local_world, struct setup_summa
 struct setup_max_model {
     uint64_t layers, hidden, heads, max_part_bytes; /* max_part_bytes: 0: blocks are whole */
     uint64_t param_count;
-    /* Of each rank: what a placement that fits takes at least, and what is there. */
+    /* Of one rank: the least that a placement takes, and what there is. */
     uint64_t need_bytes[TIER_COUNT], budget_bytes[TIER_COUNT];
     uint32_t world_size, ranks_per_host, zero_stage;
     char machine_name[96];

@@ -34,8 +34,8 @@
  * template that matches no form is refused. If a template of ChatML adds a system message, its text
  * is taken from the template. Without templates the tokenizer's own tokens decide. Pure, except
  * that it reads these files. */
-#ifndef SLUICE_DATA_CHAT_H
-#define SLUICE_DATA_CHAT_H
+#ifndef SLUICE_TEXT_CHAT_H
+#define SLUICE_TEXT_CHAT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -16,8 +16,8 @@
  *
  * "The library" in these files is the software whose ids we reproduce: `tokenizers` of Hugging
  * Face, or libsentencepiece. */
-#ifndef SLUICE_DATA_TOKENIZER_H
-#define SLUICE_DATA_TOKENIZER_H
+#ifndef SLUICE_TEXT_TOKENIZER_H
+#define SLUICE_TEXT_TOKENIZER_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -15,8 +15,8 @@
  *                 Unicode disagree; the text with stand-ins is the shadow (tokenizer_text.c)
  *   steady        a character that a normal form keeps and that begins a new cluster
  *   worker        the buffers of one call of encode */
-#ifndef SLUICE_DATA_TOKENIZER_INTERNAL_H
-#define SLUICE_DATA_TOKENIZER_INTERNAL_H
+#ifndef SLUICE_TEXT_TOKENIZER_INTERNAL_H
+#define SLUICE_TEXT_TOKENIZER_INTERNAL_H
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

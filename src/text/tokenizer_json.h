@@ -1,7 +1,7 @@
 /* Access to tokenizer.json for its readers: members by name, with their types checked and one
  * sentence for each defect. See tokenizer_internal.h. */
-#ifndef SLUICE_DATA_TOKENIZER_JSON_H
-#define SLUICE_DATA_TOKENIZER_JSON_H
+#ifndef SLUICE_TEXT_TOKENIZER_JSON_H
+#define SLUICE_TEXT_TOKENIZER_JSON_H
 
 #include <jansson.h>
 

@@ -11,8 +11,8 @@
  *   a text, one after the other, are the normalized text with its first space.
  * - Beginning and end are put around a text if tokenizer_config.json beside the model says
  *   add_bos_token, add_eos_token; the library itself puts none. */
-#ifndef SLUICE_DATA_TOKENIZER_SP_H
-#define SLUICE_DATA_TOKENIZER_SP_H
+#ifndef SLUICE_TEXT_TOKENIZER_SP_H
+#define SLUICE_TEXT_TOKENIZER_SP_H
 
 #include <stddef.h>
 

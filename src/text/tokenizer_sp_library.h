@@ -1,7 +1,7 @@
 /* The calls of libsentencepiece that tokenizer_sp.c makes, as C functions. No exception leaves
  * them. */
-#ifndef SLUICE_DATA_TOKENIZER_SP_LIBRARY_H
-#define SLUICE_DATA_TOKENIZER_SP_LIBRARY_H
+#ifndef SLUICE_TEXT_TOKENIZER_SP_LIBRARY_H
+#define SLUICE_TEXT_TOKENIZER_SP_LIBRARY_H
 
 #include <stddef.h>
 #include <stdint.h>

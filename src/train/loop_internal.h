@@ -5,8 +5,8 @@
  *                     loop_finish, or loop_rescue after a failure ◄─ loop_run_steps
  *
  * run.c calls these in this order; all ranks call each of them, on the loop's thread. */
-#ifndef SLUICE_LOOP_INTERNAL_H
-#define SLUICE_LOOP_INTERNAL_H
+#ifndef SLUICE_TRAIN_LOOP_INTERNAL_H
+#define SLUICE_TRAIN_LOOP_INTERNAL_H
 
 #include "base/log.h"
 #include "data/mixture.h"

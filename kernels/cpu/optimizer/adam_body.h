@@ -38,8 +38,8 @@
  *     256 to 1024, for a pass that reads three or four streams. Closing a gradient reads one
  *     stream; with 2048 it took 0.80 to 0.92 of the time (1 thread 24.4 to 27.3 GB/s, in place 23.2
  *     to 28.5; 2 threads 50 to 56). */
-#ifndef SLUICE_KERNELS_CPU_ADAM_BODY_H
-#define SLUICE_KERNELS_CPU_ADAM_BODY_H
+#ifndef SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_BODY_H
+#define SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_BODY_H
 
 #include <assert.h>
 

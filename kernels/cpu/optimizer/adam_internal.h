@@ -6,8 +6,8 @@
  * adami_ are shared by the files of this folder, by the optimizers of the CUDA backend, which give
  * the same bits, and by those of the reference backend. Valid as C; the structs are also valid as
  * C++. */
-#ifndef SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
-#define SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
+#ifndef SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_INTERNAL_H
+#define SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_INTERNAL_H
 
 #ifndef __cplusplus
 #include <math.h>

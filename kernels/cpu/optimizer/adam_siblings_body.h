@@ -2,8 +2,8 @@
  * loops on fp32 state. The files of the instruction sets include it after adam_body.h. The rules
  * are the same as for Adam: types are constants at each call, all loads of a step come before its
  * stores, and the reference computes the last elements of a range. */
-#ifndef SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
-#define SLUICE_KERNELS_CPU_ADAM_SIBLINGS_BODY_H
+#ifndef SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_SIBLINGS_BODY_H
+#define SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_SIBLINGS_BODY_H
 
 #include "kernels/cpu/optimizer/adam_body.h"
 

@@ -1,7 +1,7 @@
 /* The AVX2 part of the operations that adam_state_body.h needs in addition to the vectors of
  * adam_avx2.c, which includes this file. */
-#ifndef SLUICE_KERNELS_CPU_ADAM_STATE_AVX2_H
-#define SLUICE_KERNELS_CPU_ADAM_STATE_AVX2_H
+#ifndef SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_AVX2_H
+#define SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_AVX2_H
 
 #include <immintrin.h>
 

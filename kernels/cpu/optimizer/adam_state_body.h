@@ -20,8 +20,8 @@
  * combination. The type of the gradient and the L2 term are branches that always go the same way.
  * Codes need the largest magnitude of the block first, so new values wait in two arrays on the
  * stack (2 KiB, in the cache) until the end of the block. */
-#ifndef SLUICE_KERNELS_CPU_ADAM_STATE_BODY_H
-#define SLUICE_KERNELS_CPU_ADAM_STATE_BODY_H
+#ifndef SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_BODY_H
+#define SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_BODY_H
 
 #include <assert.h>
 

@@ -2,8 +2,8 @@
  * the head of adam_state.c. The CUDA backend gives the same bits; it uses the constants, the two
  * words of struct adami_rounding and the check from here. Valid as C. The parts outside of #ifndef
  * __cplusplus are also valid as C++. */
-#ifndef SLUICE_KERNELS_CPU_ADAM_STATE_INTERNAL_H
-#define SLUICE_KERNELS_CPU_ADAM_STATE_INTERNAL_H
+#ifndef SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_INTERNAL_H
+#define SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_INTERNAL_H
 
 #include "base/rng.h"
 #include "kernels/cpu/optimizer/adam_internal.h"
