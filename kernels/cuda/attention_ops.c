@@ -395,8 +395,8 @@ static void describe_choice(kernel_context *context, const char *choice)
 }
 
 /* Logs one line per shape and choice. The same line is not repeated. */
-static void announce(enum log_level level, const attention_desc *desc, const char *which,
-                     const char *reason)
+static void log_choice(enum log_level level, const attention_desc *desc, const char *which,
+                       const char *reason)
 {
     static _Thread_local char last[REASON_BYTES + 256];
     char line[sizeof last];
@@ -448,13 +448,13 @@ static int choose(kernel_attention *attention)
     char reason[REASON_BYTES], choice[64];
     TRY(find_plan(context, desc, &attention->plan, &level, reason));
     if (!attention->plan) {
-        announce(level, desc, "our own kernels", reason);
+        log_choice(level, desc, "our own kernels", reason);
         describe_choice(context, "ours");
         return 0;
     }
     snprintf(choice, sizeof choice, "%s %s", cudai_cudnn_version(context),
              cudai_cudnn_plan_way(attention->plan));
-    announce(level, desc, choice, "it agrees with our own kernels");
+    log_choice(level, desc, choice, "it agrees with our own kernels");
     describe_choice(context, choice);
     return 0;
 }

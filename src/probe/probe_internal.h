@@ -64,7 +64,6 @@ struct probei {
     struct probei_step steps[PROBEI_STEPS_MAX];
     uint32_t step_count, step_idx;
     uint64_t start_ns, step_start_ns;
-    double limit_seconds;                                /* for the whole probe */
     double step_seconds;                                 /* for the current step */
     double later_seconds;                                /* for the steps after it */
     double used_at_start, stolen_at_start, own_at_start; /* CPU time, seconds */

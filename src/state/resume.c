@@ -172,8 +172,8 @@ static int write_slot(const struct state_run *self, manifest *record, const mani
 
 /* Draws an id for the new slabs, and names them as leftovers of the old state before they are
  * made. */
-static int announce_new(struct state_run *self, const manifest *found, manifest *scratch,
-                        uint8_t uuid[SLAB_UUID_BYTES])
+static int name_new_slabs(struct state_run *self, const manifest *found, manifest *scratch,
+                          uint8_t uuid[SLAB_UUID_BYTES])
 {
     manifest_slabs *fresh = mem_alloc(1, sizeof *fresh, "slab names");
     if (!fresh)
@@ -355,7 +355,7 @@ static int recut(struct state_run *self, const manifest *found, manifest *scratc
                      " is moved: other drives, tile size, layout or ranks than before",
                      found->step);
         scratch->generation = found->generation;
-        rc = announce_new(self, found, scratch, uuid);
+        rc = name_new_slabs(self, found, scratch, uuid);
         set_store_aside(self);
     }
     if (rc == 0)

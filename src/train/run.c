@@ -22,7 +22,7 @@ static int remove_run(struct loop *self)
 /* A new run that could not start leaves only its directory. With several ranks, each removes the
  * slabs that it sees, but the manifest stays and says that the run had begun. A rank that is gone
  * has removed nothing; the next start removes its slabs. Returns the first error. */
-static int withdraw(struct loop *self, int failed)
+static int undo_start(struct loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
@@ -39,7 +39,7 @@ static int withdraw(struct loop *self, int failed)
 
 /* True if the failed start must be undone. A run of several ranks that took over another run's
  * state has a commit already, which stays. */
-static bool is_to_withdraw(const struct loop *self)
+static bool is_to_be_undone(const struct loop *self)
 {
     return self->run.has_named_slabs && !(self->run.is_moved && self->run.ranks.world > 1);
 }
@@ -55,7 +55,7 @@ static int end_trial(struct loop *self, int result)
 {
     sum_up_lanes(self);
     if (result < 0)
-        return withdraw(self, result);
+        return undo_start(self, result);
     TRY(loop_collect_ranks(self));
     TRY(ranks_barrier(&self->run.ranks, "end of the trial"));
     TRY(remove_run(self));
@@ -131,8 +131,8 @@ static int open_all(struct loop *self)
     if (rc == 0)
         rc = loop_make_state(self);
     manifest_fini(found);
-    if (rc < 0 && is_to_withdraw(self))
-        return withdraw(self, rc);
+    if (rc < 0 && is_to_be_undone(self))
+        return undo_start(self, rc);
     if (rc == ERR_CORRUPT && exists)
         return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
                           self->run.dir.path);
