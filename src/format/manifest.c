@@ -157,7 +157,7 @@ static int write_slot(const char *state_dir, slot_file *self, const manifesti_pa
 
 /* After a failure, makes sure that the slot does not count. This may fail too, because the drive
  * may be gone. The bytes stay allocated for the next commit. */
-static void remove_slot_file(const slot_file *self)
+static void invalidate_slot(const slot_file *self)
 {
     static const char zeros[sizeof(((manifesti_header *)NULL)->magic)];
     if (!self->in_place)
@@ -181,7 +181,7 @@ int manifest_write(const char *state_dir, const manifest *self)
     TRY(open_for_writing(state_dir, (unsigned)(self->generation % MANIFESTI_SLOTS), &file));
     int rc = write_slot(state_dir, &file, &parts);
     if (rc < 0)
-        remove_slot_file(&file);
+        invalidate_slot(&file);
     close(file.fd); /* everything is on the drive, or the slot is invalid */
     return rc;
 }
