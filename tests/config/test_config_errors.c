@@ -98,7 +98,7 @@ static const struct wrong cases[] = {
      {"model.vocab_size", "255", "bytes", "256"}},
     {NULL, "optimizer.params.eps=1e-50", {"optimizer.params.eps", "1e-50", "0 in fp32"}},
     {NULL, "optimizer.params.lr=1e39", {"optimizer.params.lr", "1e+39", "infinite in fp32"}},
-    {NULL, "optimizer.params.betas=[0.9999999999, 0.999]", {"optimizer.params.betas", "1 in fp32"}},
+    {NULL, "optimizer.params.betas=[0.9999999999, 0.999]", {"optimizer.params.betas", "in fp32, in which one of them is 1"}},
     {NULL, "fp16={\"enabled\": true, \"loss_scale\": 1e-46}", {"fp16.loss_scale", "infinite"}},
     {NULL, "model.init_std=1e39", {"model.init_std", "infinite in fp32"}},
     {NULL,
@@ -376,7 +376,7 @@ static void presets_are_refused(void **state)
     assert_int_equal(
         read_text("{\"model\": {\"preset\": \"../secret\"}, " SMALL_REST "}", NULL, &self),
         ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "\"../secret\" is no name"));
+    assert_non_null(strstr(err_text(), "\"../secret\" is not the name of a preset"));
 }
 
 static void files_are_refused(void **state)
