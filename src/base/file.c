@@ -196,7 +196,7 @@ int file_write_with(const char *path, int (*fill)(void *user, FILE *out), void *
         return err_errno(errno, "cannot write %s", temporary);
     int rc = fill(user, out);
     assert(rc <= 0);
-    /* A stream keeps only that there was an error. The code is EIO unless the flush gives another. */
+    /* A stream keeps only that there was an error; the code is EIO unless the flush sets one. */
     errno = 0;
     if (rc == 0 && (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0))
         rc = err_errno(errno ? errno : EIO, "cannot write %s", path);

@@ -1,7 +1,7 @@
 /* Files as one sequence of tokens. See corpus.h.
  *
- * One thread. Everything is allocated in corpus_open_as; a read allocates nothing: it goes by pread
- * through a piece of the stack, where tokens are widened and held against the vocabulary. */
+ * One thread. Only opening allocates. A read allocates nothing: pread fills a buffer on the stack,
+ * where tokens are widened and checked against the vocabulary. */
 #include "data/corpus.h"
 
 #include <errno.h>
@@ -14,8 +14,8 @@
 
 enum { BYTE_VOCAB = 256, PIECE_BYTES = 32768 };
 
-/* Tokens that are checked before a run begins. Reading them takes about 0.1 s; a file of another
- * tokenizer or format shows itself there. */
+/* Tokens that are checked before a run begins. Reading them takes about 0.1 s, and a file of
+ * another tokenizer or format is usually detected there. */
 #define SCAN_BYTES (64 * MIB)
 
 struct corpus {
@@ -59,7 +59,7 @@ static int refuse_token(const datai_file *file, uint64_t idx, int64_t token, uin
                    (unsigned long long)vocab_size);
 }
 
-/* Tokens [begin, begin + count) of one file; `tokens` may be NULL: they are only checked. */
+/* Reads tokens [begin, begin + count) of one file. If `tokens` is NULL they are only checked. */
 static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t count,
                             uint64_t vocab_size, bool are_targets, int32_t *tokens)
 {
@@ -73,7 +73,7 @@ static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t cou
             bool is_marked = file->has_marks && token & DATAI_MARK;
             if (is_marked)
                 token &= ~(int64_t)DATAI_MARK;
-            if ((uint64_t)token >= vocab_size) /* a negative one too */
+            if ((uint64_t)token >= vocab_size) /* a negative token too */
                 return refuse_token(file, begin + done + i, token, vocab_size);
             if (tokens)
                 tokens[done + i] = is_marked && are_targets ? -1 : (int32_t)token;
@@ -209,7 +209,7 @@ uint64_t corpus_document_count(const corpus *self)
     return self->document_count;
 }
 
-/* The file that holds a token: binary search, since a corpus may be thousands of files. */
+/* The file that holds a token. Binary search, because a corpus may have thousands of files. */
 static uint32_t file_of(const corpus *self, uint64_t token)
 {
     uint32_t low = 0, high = self->file_count - 1;

@@ -1,17 +1,11 @@
-/* What the files of src/data share: one token file, and where in it the tokens lie.
- *
- *   corpus.c    files -> one sequence; reads, widens and checks tokens
- *   formats.c   opens a file and finds its format; llm.c's header, raw ids, text
- *   megatron.c  the .idx beside a .bin         npy.c        NumPy's arrays
- *   made.c      files that Sluice makes        documents.c  where documents begin and end
- *   sampler.c   which window comes when        mixture.c    of which source
- *   prepare.c   text and JSON lines -> made.c's files; prepare_encode.c makes tokens of them, chat.c conversations */
+/* Declarations that the files of src/data share: one token file, and where its tokens and documents
+ * lie. */
 #ifndef SLUICE_DATA_INTERNAL_H
 #define SLUICE_DATA_INTERNAL_H
 
 #include "data/corpus.h"
 
-/* Of a token as it is stored in a file with marks. */
+/* Bit of a stored token, in a file with marks: it does not count as a target. */
 #define DATAI_MARK ((uint32_t)1 << 31)
 
 /* How a token is stored. */
@@ -21,71 +15,70 @@ struct datai_type {
 };
 typedef struct datai_type datai_type;
 
-/* How a file says where its documents are. */
+/* How a file stores its documents. */
 enum datai_documents {
-    DATAI_ONE,      /* it is one */
-    DATAI_ROWS,     /* each of row_tokens */
-    DATAI_MEGATRON, /* index_fd, an index that was checked */
-    DATAI_ENDS      /* fd at index_at: where each ends in tokens, uint64 */
+    DATAI_ONE,      /* the file is one document */
+    DATAI_ROWS,     /* each row of row_tokens is a document */
+    DATAI_MEGATRON, /* in index_fd, an index that was checked */
+    DATAI_ENDS      /* in fd at index_at: the end of each document in tokens, uint64 */
 };
 
 struct datai_file {
     int fd;                  /* -1 while not open */
-    char *path;              /* mem_alloc'd: of the file that holds the tokens */
+    char *path;              /* of the file that holds the tokens; from mem_alloc */
     enum data_format format; /* never DATA_AUTO */
     datai_type type;
-    uint64_t file_bytes;               /* when it was opened */
-    uint64_t data_begin;               /* of the first token, in bytes */
+    uint64_t file_bytes;               /* at the time of opening */
+    uint64_t data_begin;               /* offset of the first token, in bytes */
     uint64_t token_begin, token_count; /* in the whole sequence */
-    bool is_bytes;                     /* a token is a byte value: text, or made of it */
+    bool is_bytes;                     /* a token is a byte value: text, or made from text */
     bool has_marks;                    /* bit 31 of a token: it does not count as a target */
-    uint64_t counted;                  /* tokens that do */
+    uint64_t counted;                  /* number of tokens that count as targets */
     enum datai_documents documents;
     uint64_t document_begin, document_count; /* in the whole sequence */
-    uint64_t row_tokens;                     /* DATAI_ROWS */
-    int index_fd;                            /* DATAI_MEGATRON; else -1 */
-    char *index_path;                        /* likewise, mem_alloc'd */
-    uint64_t index_at;                       /* of the list of documents, in bytes */
-    uint64_t sequence_count;                 /* DATAI_MEGATRON */
+    uint64_t row_tokens;                     /* for DATAI_ROWS */
+    int index_fd;                            /* for DATAI_MEGATRON; else -1 */
+    char *index_path;                        /* for DATAI_MEGATRON; from mem_alloc */
+    uint64_t index_at;                       /* offset of the list of documents, in bytes */
+    uint64_t sequence_count;                 /* for DATAI_MEGATRON */
 };
 typedef struct datai_file datai_file;
 
-/* Opens the file that a path names, finds its format and checks all but the tokens. token_begin
- * stays
- * 0. On failure the caller still closes what is in *self. */
+/* Opens the file that a path names, finds its format and checks everything except the tokens.
+ * token_begin stays 0. After a failure too the caller must call datai_file_close. */
 int datai_file_open(datai_file *self, const char *path, enum data_format format) MUST_CHECK;
 void datai_file_close(datai_file *self);
-/* The format that a file would be opened in. */
+/* The format in which a file would be opened. */
 int datai_format_of(const char *path, enum data_format asked, enum data_format *out) MUST_CHECK;
 bool datai_is_jsonl(const char *path); /* by its name */
 
-/* Opens a regular file that is not empty and gives its length; -1 in *fd on failure. */
+/* Opens a regular file that is not empty; *bytes is its length. On failure *fd is -1. */
 int datai_open(const char *path, int *fd, uint64_t *bytes) MUST_CHECK;
-/* Exactly `bytes` bytes at `offset`. ERR_INPUT where the file ends before. */
+/* Reads exactly `bytes` bytes at `offset`. ERR_INPUT if the file ends before. */
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target) MUST_CHECK;
 
-/* Checks the index at idx_path whole and holds it against the opened .bin: sets type and
+/* Checks the whole index at idx_path, and checks it against the opened .bin. Sets type and
  * token_count, and keeps the index open for its documents. */
 int datai_megatron_index(datai_file *self, const char *idx_path) MUST_CHECK;
 /* Document `idx` of the file's index: its tokens [*begin, *end) within the file. */
 int datai_megatron_document(const datai_file *self, uint64_t idx, uint64_t *begin,
                             uint64_t *end) MUST_CHECK;
-/* Whether the file exists and begins as Megatron's index does. */
+/* True if the file exists and begins like Megatron's index. */
 bool datai_megatron_is_index(const char *path);
 
 /* NumPy's arrays: sets type, data_begin, token_count and documents. */
 bool datai_is_npy(const unsigned char *begin, uint64_t bytes);
 int datai_npy(datai_file *self) MUST_CHECK;
 
-/* Files of made.h, likewise. */
+/* Files of made.h: sets the same. */
 bool datai_is_made(const unsigned char *begin, uint64_t bytes);
 int datai_made(datai_file *self) MUST_CHECK;
 
-/* Document `idx` of a file: its tokens [*begin, *end) within the file. documents.c */
+/* Document `idx` of a file: its tokens [*begin, *end) within the file. */
 int datai_document(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end) MUST_CHECK;
 
-/* A bijection of [0, count) for each seed, stream (of rng.h; six from this one on) and epoch: what
- * comes at `position`. sampler.c */
+/* A bijection of [0, count) for each seed, stream and epoch: returns the value at `position`.
+ * `stream` is the first of six consecutive streams of rng.h that it uses. */
 uint64_t datai_permute(uint64_t seed, uint64_t stream, uint64_t epoch, uint64_t count,
                        uint64_t position);
 

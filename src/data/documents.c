@@ -1,11 +1,11 @@
-/* Where a document lies in a token file. See data_internal.h.
+/* The place of a document in a token file. See data_internal.h.
  *
- * Nothing is kept in memory: what a file says of its documents was checked when it was opened, and
+ * Nothing is kept in memory. The file's list of documents was checked when the file was opened, and
  * is read again, by pread, for one document at a time. */
 #include "base/size.h"
 #include "data/data_internal.h"
 
-/* A file of made.h: the end of the one before and its own. */
+/* A file of made.h: reads the end of the document before and its own end. */
 static int document_by_ends(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end)
 {
     uint64_t ends[2] = {0, 0};

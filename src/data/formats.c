@@ -1,7 +1,8 @@
-/* Opening token files: which format a path names, and the formats without an index. See corpus.h.
+/* Opens token files: decides which format a path names, and reads the formats without an index. See
+ * corpus.h.
  *
- * One thread. A path is allocated per file; nothing read from a file is used as a length before it
- * was held against the file's own. */
+ * One thread. Allocates the path of each file. No number from a file is used as a length before it
+ * was checked against the file's own length. */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +20,7 @@
 enum {
     LLMC_HEADER_INTS = 256,
     LLMC_HEADER_BYTES = 4 * LLMC_HEADER_INTS,
-    BEGIN_BYTES = 16, /* of a file, enough for every magic */
+    BEGIN_BYTES = 16, /* first bytes of a file, enough for every magic */
 };
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are little-endian");
@@ -34,7 +35,7 @@ static const struct llmc_kind {
 };
 enum { LLMC_KIND_COUNT = sizeof llmc_kinds / sizeof llmc_kinds[0] };
 
-/* Files that are often met where token files are meant. */
+/* Files of other programs that are often given instead of token files. */
 static const struct foreign {
     const char *begin;
     uint32_t bytes;
@@ -54,7 +55,7 @@ static const struct foreign {
 int datai_open(const char *path, int *out, uint64_t *bytes)
 {
     *out = -1;
-    /* Not blocking: opening a pipe would wait for its writer before it can be refused. */
+    /* Non-blocking, because opening a pipe would wait for a writer before it can be refused. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return err_set(ERR_INPUT, "cannot open the token file %s: %s", path, strerror(errno));
@@ -187,7 +188,7 @@ static bool ends_with(const char *text, const char *end)
     return length > end_length && strcmp(text + length - end_length, end) == 0;
 }
 
-/* `path` with its .bin or .idx, if it has one, replaced by `end`. */
+/* out = `path` with its .bin or .idx, if it has one, replaced by `end`. */
 static int sibling(const char *path, const char *end, char out[PATH_MAX])
 {
     bool has_end = ends_with(path, ".bin") || ends_with(path, ".idx");
@@ -203,8 +204,8 @@ static bool exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-/* Whether a path names a pair of Megatron's files: its index, its tokens with the index beside
- * them, or what the names of both have in common. */
+/* True in *out if a path names a pair of Megatron's files: by its index, by its tokens with the
+ * index beside them, or by the common part of both names. */
 static int is_megatron(const char *path, bool *out)
 {
     char idx_path[PATH_MAX], bin_path[PATH_MAX];
@@ -235,8 +236,8 @@ static int open_megatron(datai_file *self, const char *path)
     return datai_megatron_index(self, idx_path);
 }
 
-/* Refuses files of other programs by what they begin with, at least `bytes_min` bytes of it: token
- * ids alone may begin with any four bytes. */
+/* Refuses files of other programs by their first bytes. Compares only magics of at least
+ * `bytes_min` bytes, because a file of raw token ids may begin with any four bytes. */
 static int refuse_foreign(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
                           uint32_t bytes_min)
 {
@@ -278,7 +279,7 @@ bool datai_is_jsonl(const char *path)
     return ends_with(path, ".jsonl") || ends_with(path, ".ndjson");
 }
 
-/* A file whose format is known and whose beginning is read. */
+/* Opens a file whose format is known and whose first bytes are read. */
 static int open_as(datai_file *self, const unsigned char begin[BEGIN_BYTES])
 {
     switch (self->format) {

@@ -1,7 +1,7 @@
-/* The token files of made.h: writing and opening them.
+/* Writes and opens the token files of made.h.
  *
- * Writing buffers 1 MiB of tokens; where documents end goes to a second file without a name,
- * which is appended when all tokens are there, so that neither takes memory with the number of
+ * The writer buffers 1 MiB of tokens. The ends of documents go to a second file without a name,
+ * which is appended when all tokens are written. So memory does not grow with the number of
  * documents. */
 #include "data/made.h"
 
@@ -182,7 +182,7 @@ uint64_t made_token_count(const made_writer *self)
     return self->token_count;
 }
 
-/* The list of ends behind the tokens, which end on a multiple of 8. */
+/* Appends the list of ends after the tokens, which are padded to a multiple of 8. */
 static int append_ends(made_writer *self)
 {
     static const unsigned char zeros[8];
@@ -239,7 +239,8 @@ bool datai_is_made(const unsigned char *begin, uint64_t bytes)
     return bytes >= sizeof MAGIC - 1 && memcmp(begin, MAGIC, sizeof MAGIC - 1) == 0;
 }
 
-/* Whether header and length of the file go together. Counts are not believed before. */
+/* True if the header and the length of the file agree. Counts must not be used before this
+ * check. */
 static bool agrees(const struct made_header *header, uint64_t file_bytes)
 {
     bool is_known =
@@ -258,7 +259,7 @@ static bool agrees(const struct made_header *header, uint64_t file_bytes)
                file_bytes;
 }
 
-/* Ends ascend to the number of tokens. */
+/* Checks that the ends ascend, up to the number of tokens. */
 static int check_ends(const datai_file *self)
 {
     uint64_t ends[ENDS_BUFFERED], last = 0;

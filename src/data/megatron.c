@@ -7,18 +7,18 @@
  *   18            8      S, sequences
  *   26            8      D, entries of the list of documents
  *   34            4 S    length of each sequence in tokens, int32
- *   34 + 4 S      8 S    where it begins in the .bin in bytes, int64
- *   34 + 12 S     8 D    the sequence with which each document begins, int64; a last entry of S ends the
- *                        last one, where its writer ended it
- *   34 + 12S + 8D S      the mode of each sequence, int8, in multimodal files only
+ *   34 + 4 S      8 S    offset of each sequence in the .bin in bytes, int64
+ *   34 + 12 S     8 D    first sequence of each document, int64; the writer may add an entry of S,
+ *                        which ends the last document
+ *   34 + 12S + 8D S      the mode of each sequence, int8, only in multimodal files
  *
- * Megatron writes sequences one after another, so that the .bin as a whole is the stream of all
- * documents in their order. That is checked here, once, entry by entry; afterwards the index serves
- * to find a document. It is read in pieces: an index may have gigabytes. One thread.
+ * Megatron writes sequences one after another, so the whole .bin is the stream of all documents in
+ * their order. This is checked here once, entry by entry; afterwards the index is used only to find
+ * a document. It is read in pieces, because an index may have gigabytes. One thread.
  *
- * Documents are made of whole sequences: the first begins with the first sequence, whatever the
- * list says, and the last ends with the last one. Source: megatron/core/datasets/indexed_dataset.py
- * of Megatron-LM. */
+ * Documents consist of whole sequences. The first document begins with the first sequence, whatever
+ * the list says, and the last document ends with the last sequence. Source:
+ * megatron/core/datasets/indexed_dataset.py of Megatron-LM. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -38,11 +38,11 @@ enum {
     PIECE_ENTRIES = 8192,
 };
 
-#define MAGIC "MMIDIDX\0" /* and the NUL that ends it: 9 bytes */
+#define MAGIC "MMIDIDX\0" /* 9 bytes with its terminating NUL */
 
 static const struct {
     const char *name;
-    datai_type type; /* bytes 0: not tokens */
+    datai_type type; /* bytes 0: not a type of tokens */
 } stored_types[] = {
     {"", {0}},
     {"uint8", {.bytes = 1}},
@@ -56,7 +56,7 @@ static const struct {
 };
 enum { STORED_TYPE_COUNT = sizeof stored_types / sizeof stored_types[0] };
 
-/* An open index, and what of it is being read. */
+/* An open index, and the piece of it that is being read. */
 struct index {
     const char *path;
     int fd;
@@ -85,7 +85,7 @@ static uint64_t u64_at(const unsigned char *bytes)
     return value;
 }
 
-/* Whether the file is as long as its counts say; counts are not believed before. */
+/* True if the file's length agrees with its counts. Counts must not be used before this check. */
 static bool length_agrees(const struct index *self, uint64_t mode_bytes)
 {
     uint64_t rest = self->bytes - HEADER_BYTES, each = 12 + mode_bytes;
@@ -139,8 +139,8 @@ static int read_header(struct index *self, datai_type *type)
                    (unsigned long long)self->document_count, (unsigned long long)self->bytes);
 }
 
-/* Sequences follow one another from byte 0; *end is where the last ends, or the first that ends
- * beyond `limit`: so far the sums cannot wrap. */
+/* Checks that sequences follow one another from byte 0. *end is the end of the last one, or of the
+ * first that ends beyond `limit`; up to there the sums cannot overflow. */
 static int check_sequences(struct index *self, uint32_t token_bytes, uint64_t limit, uint64_t *end)
 {
     uint64_t count = self->sequence_count, places_at = HEADER_BYTES + 4 * count;
@@ -170,7 +170,7 @@ static int check_sequences(struct index *self, uint32_t token_bytes, uint64_t li
     return 0;
 }
 
-/* Documents begin with sequences in order. */
+/* Checks that the documents' first sequences are in order. */
 static int check_documents(struct index *self)
 {
     uint64_t count = self->document_count, places_at = HEADER_BYTES + 12 * self->sequence_count;
@@ -193,7 +193,7 @@ static int check_documents(struct index *self)
     return 0;
 }
 
-/* How many documents there are: an entry that says where the last ends begins none. */
+/* Sets the number of documents. An entry that only ends the last document does not count. */
 static int note_documents(const struct index *self, datai_file *tokens)
 {
     uint64_t count = self->document_count;
@@ -210,7 +210,7 @@ static int note_documents(const struct index *self, datai_file *tokens)
     return 0;
 }
 
-/* Where sequence `idx` begins, in tokens; of one beyond the last: where all end. */
+/* The first token of sequence `idx`; for an index beyond the last sequence, the end of all. */
 static int sequence_begin(const datai_file *tokens, uint64_t idx, uint64_t *out)
 {
     uint64_t place, at = HEADER_BYTES + 4 * tokens->sequence_count;
@@ -219,7 +219,8 @@ static int sequence_begin(const datai_file *tokens, uint64_t idx, uint64_t *out)
         return 0;
     TRY(datai_pread(tokens->index_fd, tokens->index_path, at + 8 * idx, 8, &place));
     *out =
-        size_min(place / tokens->type.bytes, tokens->token_count); /* it may have changed since */
+        /* the index may have changed since */
+        size_min(place / tokens->type.bytes, tokens->token_count);
     return 0;
 }
 

@@ -1,11 +1,12 @@
 /* Several weighted sources. See mixture.h.
  *
- * With W(s) the sum of the shares of the sources up to s, as a fraction of 2^62, source s has had
- * floor(W(s) 1024 b) - floor(W(s - 1) 1024 b) windows when block b begins, in whole numbers: no
- * error adds up, and a block gives each source its share rounded up or down. (No source's number
- * falls, because each share is at least one window of a block.) The block's permutation puts
- * sources on places; a place's number among those of its source, added to what the source had
- * before the block, is the source's own window. */
+ * Let W(s) be the sum of the shares of the sources 0 .. s, as a fraction of 2^62. When block b
+ * begins, source s has had floor(W(s) 1024 b) - floor(W(s - 1) 1024 b) windows. These are whole
+ * numbers, so no error accumulates, and a block gives each source its share rounded up or down. (A
+ * source's number never falls, because each share is at least one window of a block.)
+ *
+ * The block's permutation assigns a source to each place. The source's own window is the number of
+ * windows that the source had before the block, plus the number of its places before this one. */
 #include "data/mixture.h"
 
 #include <assert.h>
@@ -25,14 +26,14 @@ enum { BLOCK = 1024 };
 #define STREAM_SEEDS   (STREAM_MIXTURE + 0xff)
 
 struct mixture {
-    sampler sources[MIXTURE_SOURCES_MAX]; /* with their corpora, which are the mixture's */
+    sampler sources[MIXTURE_SOURCES_MAX]; /* the mixture owns their corpora */
     uint32_t source_count;
-    uint64_t upto[MIXTURE_SOURCES_MAX + 1]; /* W(s - 1): of WHOLE */
+    uint64_t upto[MIXTURE_SOURCES_MAX + 1]; /* [s]: W(s - 1), as a fraction of WHOLE */
     uint64_t seed;
     bool has_marks;
-    uint64_t block;            /* whose places follow; UINT64_MAX: of none yet */
-    uint8_t source_of[BLOCK];  /* by place */
-    uint16_t number_of[BLOCK]; /* of the place among its source's */
+    uint64_t block;            /* the block of the tables below; UINT64_MAX: not filled yet */
+    uint8_t source_of[BLOCK];  /* [place] */
+    uint16_t number_of[BLOCK]; /* [place]: number of the place among those of its source */
 };
 
 static_assert(MIXTURE_SOURCES_MAX <= UINT8_MAX + 1 && BLOCK <= UINT16_MAX + 1, "tables of a block");
@@ -43,7 +44,7 @@ static uint64_t part_of(uint64_t fraction, uint64_t windows)
     return (uint64_t)((unsigned __int128)fraction * windows >> 62);
 }
 
-/* Windows of a source when block `block` begins. */
+/* Windows that a source has had when block `block` begins. */
 static uint64_t had_before(const mixture *self, uint32_t source, uint64_t block)
 {
     return part_of(self->upto[source + 1], block * BLOCK) -
@@ -59,7 +60,8 @@ static int share_out(mixture *self, const double *weights)
     for (uint32_t s = 0; s < count; s++) {
         double share = weights[s] / sum;
         upto += share;
-        bool is_last = s + 1 == count || upto >= 1; /* of the sum of fractions that were rounded */
+        /* the sum of rounded fractions may reach 1 early */
+        bool is_last = s + 1 == count || upto >= 1;
         self->upto[s + 1] = is_last ? WHOLE : (uint64_t)(upto * (double)WHOLE);
         if (count > 1 && (self->upto[s + 1] < self->upto[s] ||
                           self->upto[s + 1] - self->upto[s] < WHOLE / BLOCK))
@@ -145,7 +147,7 @@ bool mixture_is_text(const mixture *self)
     return is_text;
 }
 
-/* The tables of a block: places of the permutation are dealt to the sources in their order. */
+/* Fills the tables of a block: assigns the places of the permutation to the sources in order. */
 static void deal(mixture *self, uint64_t block)
 {
     uint64_t ends[MIXTURE_SOURCES_MAX], sum = 0;

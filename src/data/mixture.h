@@ -1,13 +1,13 @@
 /* Several weighted sources as one sequence of windows.
  *
- * Which source window w comes from, and which of that source's own windows it is, is a function of
- * (seed, w) alone, so that resuming needs only the number. Windows are dealt in blocks of 1024: in
- * each block every source has its share of them, to one window, as it has of all windows from the
- * beginning; within a block their order is a seeded permutation. A source's own windows come in its
- * own order (corpus.h), so its epochs follow one another, whatever the others do. One source is
- * what its sampler is, without any of this.
+ * The source of window w, and which of that source's own windows it is, depend only on (seed, w),
+ * so resuming needs only the number. Windows are distributed in blocks of 1024. In each block every
+ * source has its share of the windows, exact to one window, and so also of all windows from the
+ * beginning. The order within a block is a seeded permutation. A source's own windows come in its
+ * own order (corpus.h), so its epochs follow one another, whatever the other sources do. A mixture
+ * of one source is just that source's sampler.
  *
- * One thread; a window allocates nothing. */
+ * One thread. Reading a window allocates nothing. */
 #ifndef SLUICE_DATA_MIXTURE_H
 #define SLUICE_DATA_MIXTURE_H
 
@@ -17,9 +17,9 @@ enum { MIXTURE_SOURCES_MAX = 64 };
 
 typedef struct mixture mixture;
 
-/* Takes the corpora, also on failure. weights: above 0, of any sum. T tokens a window. ERR_INPUT
- * for a source that is too short for a window, and for one whose share is below a window of
- * 1024. */
+/* Takes ownership of the corpora, also on failure. weights are above 0, with any sum. A window has
+ * T = tokens_per_window tokens. ERR_INPUT for a source that is too short for one window, and for a
+ * share of less than one window in 1024. */
 int mixture_create(corpus *const *sources, const double *weights, uint32_t source_count,
                    uint64_t seed, uint64_t tokens_per_window, enum shuffle shuffle,
                    mixture **out) MUST_CHECK;
@@ -28,19 +28,19 @@ void mixture_destroy(mixture *self); /* NULL is allowed */
 uint32_t mixture_source_count(const mixture *self);
 corpus *mixture_source(const mixture *self, uint32_t idx);
 uint64_t mixture_token_count(const mixture *self); /* of all sources */
-bool mixture_has_marks(const mixture *self);       /* whether some tokens do not count as targets */
+bool mixture_has_marks(const mixture *self);       /* true if some tokens do not count as targets */
 bool mixture_is_text(const mixture *self);         /* all sources are text as bytes */
 
 /* As sampler_window. */
 int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets) MUST_CHECK;
 
-/* Windows in order, for evaluation, of one source. */
+/* Windows in order, for evaluation; only of source 0. */
 uint64_t mixture_windows_in_order(const mixture *self);
 int mixture_window_in_order(mixture *self, uint64_t idx, int32_t *inputs,
                             int32_t *targets) MUST_CHECK;
 
-/* Of the first `window_count` windows: the source's own, its share of all, and how often it is gone
- * through. */
+/* The use of one source in the first `window_count` windows: its own windows, its share of all
+ * windows, and how many epochs of the source these are. */
 struct mixture_use {
     uint64_t windows;
     double share, epochs;

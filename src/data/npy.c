@@ -5,11 +5,12 @@
  *   6       2      version: 1.0, 2.0 or 3.0
  *   8       2      length of the header (4 bytes from version 2.0 on)
  *   10, 12         header: a Python dictionary of three keys, in any order, such as
- *                  {'descr': '<u2', 'fortran_order': False, 'shape': (1000,), }, then blanks and a newline
+ *                  {'descr': '<u2', 'fortran_order': False, 'shape': (1000,), },
+ *                  then blanks and a newline
  *   then           the elements
  *
- * Whole numbers of 1 to 8 bytes, little-endian, of one dimension, or of two in C order, whose rows
- * are documents. Nothing else that Python may write there is understood, and the file must be
+ * Supported are integers of 1 to 8 bytes, little-endian, of one dimension, or of two in C order,
+ * where each row is a document. Anything else in the header is refused, and the file must be
  * exactly as long as its shape says. Source: NumPy, numpy/lib/format.py. */
 #include <ctype.h>
 #include <errno.h>
@@ -24,12 +25,12 @@
 enum {
     MAGIC_BYTES = 6,
     LENGTH_AT = 8,
-    HEADER_MAX = 65536, /* of one that describes such an array: about 100 */
+    HEADER_MAX = 65536, /* the header of such an array has about 100 bytes */
     DESCR_BYTES = 16,
     DIMENSIONS_MAX = 2,
 };
 
-/* The dictionary while it is read. */
+/* The dictionary during reading. */
 struct header {
     const char *path;
     const char *at, *end;
@@ -56,7 +57,7 @@ static void skip_blanks(struct header *self)
         self->at++;
 }
 
-/* Whether the next character, after blanks, is this one; it is passed. */
+/* Skips blanks. If the next character is `wanted`, takes it and returns true. */
 static bool take(struct header *self, char wanted)
 {
     skip_blanks(self);
@@ -66,7 +67,7 @@ static bool take(struct header *self, char wanted)
     return true;
 }
 
-/* Text in quotes of one kind, without escapes. */
+/* Reads a quoted text without escapes. */
 static int take_text(struct header *self, char *text, size_t text_bytes)
 {
     skip_blanks(self);
@@ -105,7 +106,7 @@ static int take_count(struct header *self, uint64_t *out)
         TRY(size_mul(*out, 10, out));
         TRY(size_add(*out, (uint64_t)(*self->at - '0'), out));
     }
-    if (self->at < self->end && *self->at == 'L') /* as Python 2 wrote it */
+    if (self->at < self->end && *self->at == 'L') /* the suffix of Python 2 */
         self->at++;
     return 0;
 }
@@ -201,7 +202,7 @@ static int find_type(struct header *self, datai_type *type)
                    self->path, utf8_on_one_line(self->descr));
 }
 
-/* Type, shape and the file's length against each other. */
+/* Checks type, shape and the file's length against each other. */
 static int take_array(struct header *self, uint64_t data_begin, datai_file *file)
 {
     TRY(find_type(self, &file->type));

@@ -1,8 +1,9 @@
-/* Text and JSON lines made into token files. See prepare.h.
+/* Converts text and JSON lines to token files. See prepare.h.
  *
- *   file ─ read ─► a batch: whole lines, or text up to a safe cut ─► pieces ─ all threads ─► tokens, in order ─► made.c
+ *   file ── read ──► a batch: whole lines, or text up to a safe cut
+ *        ──► pieces ── all threads encode ──► tokens, in order ──► made.c
  *
- * The caller's thread reads and writes; between the two the pieces of a batch are encoded. */
+ * The caller's thread reads and writes. In between, all threads encode the pieces of the batch. */
 #include "data/prepare.h"
 
 #include <errno.h>
@@ -28,42 +29,41 @@
 
 enum {
     PIECE_COUNT = 128,       /* of a batch */
-    PIECE_BYTES = 128 << 10, /* of a piece, or more up to where it may end */
+    PIECE_BYTES = 128 << 10, /* of a piece; more if no cut is possible there */
     BATCH_BYTES = PIECE_COUNT * PIECE_BYTES,
     LINE_MAX_BYTES = 1 << 30, /* of a line, or of text without a safe cut */
-    FORMAT_VERSION = 1,       /* of what a key stands for */
+    FORMAT_VERSION = 1,       /* version of the conversion; part of the key */
 };
 
 #define REPORT_NS ((uint64_t)5 * 1000 * 1000 * 1000)
 
-/* A file on its way. */
+/* The conversion of one file. */
 struct maker {
     const prepare_work *work;
     const prepare_options *options;
     prepi_rules rules;
     token_list before;
     int fd;
-    char *text; /* [capacity] of the file from text_offset on */
+    char *text; /* [capacity]; the file's contents from text_offset on */
     uint64_t capacity, text_bytes, text_offset, line;
-    bool can_cut;        /* the tokenizer cuts where cut_is_safe */
+    bool can_cut;        /* the tokenizer cuts wherever cut_is_safe is true */
     prepi_piece *pieces; /* [PIECE_COUNT] */
     uint32_t piece_count;
     const prepare_sink *sink;
-    uint64_t token_count; /* given to the sink */
+    uint64_t token_count; /* number given to the sink */
     uint64_t begin_ns, told_ns;
 };
 
 /* ---- cuts ---- */
 
-/* Whether the character before `at`, or the one from `at` on, may be white space for any
- * pattern. */
+/* True if the character that ends before `at` may be white space for some pattern. */
 static bool is_blank_before(const char *text, uint64_t at)
 {
     unsigned char last = (unsigned char)text[at - 1];
     if (last < 0x80)
         return last <= ' ' || last == 0x7f;
     if (at < 3)
-        return true; /* it cannot be told */
+        return true; /* unknown, so assume that it is */
     const unsigned char *three = (const unsigned char *)text + at - 3;
     bool is_latin = three[1] == 0xc2 && (three[2] == 0x85 || three[2] == 0xa0);
     return is_latin || three[0] == 0xe1 || three[0] == 0xe2 ||
@@ -77,17 +77,18 @@ static bool is_blank_after(const char *text, uint64_t at)
            (first == 0xe3 && (unsigned char)text[at + 1] == 0x80);
 }
 
-/* Whether text may be cut before byte `at`, 0 < at < bytes - 1: behind a single newline between two
- * characters that are no white space, the second no "/": see tokenizer_cuts_lines. What begins like
- * white space beyond ASCII counts as white space. */
+/* True if text may be cut before byte `at`, 0 < at < bytes - 1. The byte before must be a single
+ * newline between two characters that are not white space, and the second one must not be "/"; see
+ * tokenizer_cuts_lines. Any character whose first bytes could be white space beyond ASCII counts as
+ * white space. */
 static bool cut_is_safe(const char *text, uint64_t at)
 {
     return at >= 2 && text[at - 1] == '\n' && text[at] != '/' && !is_blank_before(text, at - 1) &&
            !is_blank_after(text, at);
 }
 
-/* Where what begins at `from` may end: the first place from `at` on before `end`, which is one
- * itself; lines end behind newlines. */
+/* The first place in [at, end) where a piece may end, or `end`, which is always allowed. A line
+ * ends after its newline. */
 static uint64_t next_cut(const struct maker *self, uint64_t at, uint64_t end)
 {
     if (at >= end)
@@ -104,7 +105,7 @@ static uint64_t next_cut(const struct maker *self, uint64_t at, uint64_t end)
     return end;
 }
 
-/* The last place where the text read so far may end; 0: there is none. */
+/* The last place where the text read so far may end, or 0. */
 static uint64_t last_cut(const struct maker *self)
 {
     if (self->work->is_json) {
@@ -138,7 +139,7 @@ static int grow_text(struct maker *self)
     return 0;
 }
 
-/* Reads on until there is a batch. *bytes: how much of the text it is; 0: the file is over. */
+/* Reads until there is a batch. *bytes is its length; 0 means the end of the file. */
 static int read_batch(struct maker *self, uint64_t *bytes)
 {
     for (;;) {
@@ -237,8 +238,8 @@ static int make_all(struct maker *self)
     }
 }
 
-/* What a document begins with: what the post-processor puts around a text that is empty, but for an
- * end. */
+/* Finds the ids before each document: what the post-processor adds to an empty text, without an end
+ * token. */
 static int find_before(struct maker *self)
 {
     static const tokenize_options special = {.adds_special = true};
@@ -331,7 +332,7 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
 
 /* ---- looking ---- */
 
-/* The first line that is not blank, from mem_alloc; "" where there is none. */
+/* Reads the first line that is not blank, from mem_alloc; "" if there is none. */
 static int first_line(const char *path, int fd, uint64_t bytes, char **out)
 {
     uint64_t part = size_min(bytes, LINE_MAX_BYTES), step = size_min(part, MIB), got = 0;
@@ -357,7 +358,8 @@ static int first_line(const char *path, int fd, uint64_t bytes, char **out)
     }
 }
 
-/* Whether the lines are conversations. What is wrong with the line is told when all are read. */
+/* Sets is_chat if the lines are conversations. Other defects of the line are reported when all
+ * lines are read. */
 static int look_at_lines(prepare_work *self, int fd, const prepare_options *options)
 {
     char *text = NULL;

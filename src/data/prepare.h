@@ -1,22 +1,26 @@
-/* Text and JSON lines made into token files (made.h), once, before training reads them.
+/* Converts text and JSON lines to token files (made.h), once, before training reads them.
  *
- *   a text file          one document, with the tokenizer's end token behind it; where that token is written in the
- *                        text, a document ends as well
- *   a JSON line          one document: {"text": "..."}, or another field, with the end token behind it; or a
- *                        conversation, {"messages": [{"role": "user", "content": "..."}, ...]}, in the form of
- *                        chat.h, where the assistant's answers alone, each with the token that ends it, count as
- *                        targets. A file has lines of one of the two kinds, as its first line has it
+ *   input         documents
+ *   text file     One document, followed by the tokenizer's end token. An end token within the
+ *                 text ends a document as well.
+ *   JSON line     One document: {"text": "..."}, or another field, followed by the end token.
+ *                 Or a conversation in the form of chat.h:
+ *                 {"messages": [{"role": "user", "content": "..."}, ...]}. Only the assistant's
+ *                 answers, each with the token that ends it, count as targets.
  *
- * Added tokens that are written in a text become their ids, as the tokenizer's own library does it.
- * What its post-processor puts before a text (a beginning) is put before each document, but not
- * before conversations, whose form has it. A tokenizer without an end token ("bytes") puts nothing
+ * All lines of a file are of the same kind, which its first line decides. Added tokens that appear
+ * in the text become their ids, as in the tokenizer's own library. If its post-processor puts
+ * something before a text (a beginning), that is put before each document, but not before
+ * conversations, whose form has it already. A tokenizer without an end token ("bytes") puts nothing
  * between documents.
  *
- * Which tokens a file gives does not depend on threads or on how it is cut: a text is cut between a
- * newline and what follows, where neither neighbour is white space (see cut_is_safe in prepare.c),
- * and only with a tokenizer that is known to cut there itself (tokenizer_cuts_lines); with another
- * one it is encoded whole, up to 1 GiB. All cores of the caller's OpenMP team; memory is some tens
- * of MiB, or what the longest line needs. */
+ * The tokens of a file depend neither on threads nor on how the file is cut. A text is cut only at
+ * a newline whose neighbours are not white space (see cut_is_safe in prepare.c), and only if the
+ * tokenizer is known to cut there itself (tokenizer_cuts_lines). With another tokenizer the text is
+ * encoded whole, up to 1 GiB.
+ *
+ * Uses all threads of the caller's OpenMP team. Memory is some tens of MiB, or what the longest
+ * line needs. */
 #ifndef SLUICE_DATA_PREPARE_H
 #define SLUICE_DATA_PREPARE_H
 
@@ -32,50 +36,52 @@
 struct prepare_options {
     const tokenizer *words;
     const char *tokenizer_name; /* data.tokenizer; "bytes": text files are read as they are */
-    const char
-        *chat_template;  /* data.chat_template: a name of chat.h; NULL: conversations are known
-                                 * as such (is_chat), and cannot be made into tokens */
-    const char *field;   /* of a JSON line that is no conversation; NULL or "": "text" */
-    uint64_t vocab_size; /* the model's: each token is below it */
-    bool has_no_end;     /* no end token is put behind documents of text */
-    const volatile sig_atomic_t *stop; /* or NULL */
+    /* data.chat_template: a name of chat.h. NULL: conversations are recognized (is_chat), but
+     * cannot be converted. */
+    const char *chat_template;
+    /* field of a JSON line that is not a conversation; NULL or "" means "text" */
+    const char *field;
+    uint64_t vocab_size;               /* the model's; every token is below it */
+    bool has_no_end;                   /* no end token is put after documents of text */
+    const volatile sig_atomic_t *stop; /* not 0: the work ends with ERR_STOPPED; may be NULL */
 };
 typedef struct prepare_options prepare_options;
 
-/* What is to be done with one file. */
+/* The work to be done for one file. */
 struct prepare_work {
     const char *path; /* borrowed */
-    bool is_needed;   /* false: it is read as it is */
+    bool is_needed;   /* false: the file can be read as it is */
     bool is_json, is_chat;
     chat_form chat;
     uint64_t bytes; /* of the file */
-    /* XXH3 of the file's absolute path, size and time of change, the tokenizer, field and form:
-     * what has the same key has the same tokens */
+    /* XXH3 of the file's absolute path, size and time of change, of the tokenizer, the field and
+     * the form. Equal keys mean equal tokens. */
     uint64_t key;
 };
 typedef struct prepare_work prepare_work;
 
-/* Looks at a file, makes nothing: its format, its first line, the form of its conversations.
- * ERR_INPUT and ERR_CONFIG as corpus_open_as, chat_form_find and the first line have it. */
+/* Examines a file: its format, its first line, the form of its conversations. Makes nothing.
+ * ERR_INPUT and ERR_CONFIG as in corpus_open_as and chat_form_find, and for a wrong first line. */
 int prepare_look(const char *path, enum data_format format, const prepare_options *options,
                  prepare_work *out) MUST_CHECK;
 
-/* Where tokens go, from the caller's thread in their order. Both return 0 or an error, which ends
- * the work. */
+/* The receiver of tokens. It is called on the caller's thread, in the order of the tokens. Both
+ * functions return 0 or an error, which ends the work. */
 struct prepare_sink {
     void *user;
-    int (*add)(void *user, const uint32_t *tokens, uint64_t count); /* with MADE_UNCOUNTED */
-    int (*end_document)(void *user);                                /* may come where none began */
+    /* tokens may have MADE_UNCOUNTED */
+    int (*add)(void *user, const uint32_t *tokens, uint64_t count);
+    int (*end_document)(void *user); /* may be called when no document has begun */
 };
 typedef struct prepare_sink prepare_sink;
 
-/* Gives all tokens of a file to the sink, with a log line now and then. ERR_INPUT names file and
- * line; ERR_STOPPED. */
+/* Gives all tokens of a file to the sink, with a log line from time to time. ERR_INPUT names file
+ * and line; ERR_STOPPED. */
 int prepare_run(const prepare_work *work, const prepare_options *options,
                 const prepare_sink *sink) MUST_CHECK;
 
-/* Makes the token file at `path`, with a log line now and then. ERR_INPUT names file and line;
- * ERR_STOPPED; nothing is left on failure. */
+/* Makes the token file at `path`, with a log line from time to time. ERR_INPUT names file and line;
+ * ERR_STOPPED. On failure no file is left. */
 int prepare_make(const prepare_work *work, const prepare_options *options,
                  const char *path) MUST_CHECK;
 

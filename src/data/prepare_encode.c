@@ -1,11 +1,11 @@
-/* One piece of a file as tokens: JSON lines, conversations, text. See prepare_internal.h. On any
- * thread; a piece has its own memory.
+/* Encodes one piece of a file: JSON lines, conversations, text. See prepare_internal.h. Runs on any
+ * thread; each piece has its own memory.
  *
- * Which tokens of a conversation count: its text is encoded from the end of one answer to the end
- * of the next, and the text up to where the answer begins once more by itself. The tokens that both
- * have in common at their beginning are no answer; the rest is, so that a token that holds the end
- * of the one and the beginning of the other counts. Between an answer's end token and what follows
- * every tokenizer cuts. */
+ * Which tokens of a conversation count: its text is encoded in parts, each from the end of one
+ * answer to the end of the next. The part up to the beginning of the answer is also encoded alone.
+ * The tokens that both encodings have in common at their beginning do not belong to the answer; all
+ * others do. So a token that holds the end of the question and the beginning of the answer counts.
+ * Every tokenizer cuts after the token that ends an answer. */
 #include <errno.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ void prepi_piece_fini(prepi_piece *self)
     chat_text_fini(&self->chat);
 }
 
-/* Room for `more` entries behind `count` of a list. */
+/* Makes room for `more` entries after the `count` of a list. */
 static int make_room(void **list, size_t *capacity, size_t count, size_t more, size_t elem_bytes)
 {
     if (*capacity - count >= more)
@@ -42,7 +42,7 @@ static int make_room(void **list, size_t *capacity, size_t count, size_t more, s
     return 0;
 }
 
-/* Appends ids [0, count), of which those from `counted` on count as targets. */
+/* Appends ids [0, count). Those from `counted` on count as targets. */
 static int add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *ids, size_t count,
                    size_t counted)
 {
@@ -50,7 +50,7 @@ static int add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *
     TRY(make_room(&list, &piece->token_capacity, piece->token_count, count, sizeof *piece->tokens));
     piece->tokens = list;
     for (size_t i = 0; i < count; i++) {
-        if ((uint64_t)ids[i] >= rules->options->vocab_size) /* a negative one too */
+        if ((uint64_t)ids[i] >= rules->options->vocab_size) /* a negative id too */
             return err_set(
                 ERR_INPUT,
                 "the tokenizer gives token %d, but model.vocab_size is %llu: set it to the "
@@ -117,7 +117,7 @@ static int encode_text(const prepi_rules *rules, prepi_piece *piece)
 
 /* ---- conversations ---- */
 
-/* How many of the tokens of a text are those of its first `bytes` bytes alone. */
+/* The number of tokens that a text has in common with the encoding of its first `bytes` bytes. */
 static int count_before(const prepi_rules *rules, prepi_piece *piece, const char *text,
                         size_t bytes, size_t *out)
 {
@@ -129,7 +129,7 @@ static int count_before(const prepi_rules *rules, prepi_piece *piece, const char
     return 0;
 }
 
-/* The conversation's bytes [begin, end) with the answers in it: all else does not count. */
+/* Adds the conversation's bytes [begin, end). Only the answers in it count as targets. */
 static int add_part(const prepi_rules *rules, prepi_piece *piece, size_t begin, size_t end,
                     const chat_span *answers, size_t answer_count)
 {
@@ -153,7 +153,7 @@ static int add_chat(const prepi_rules *rules, prepi_piece *piece, size_t message
 {
     chat_text *chat = &piece->chat;
     TRY(chat_render(&rules->work->chat, piece->messages, message_count, false, chat));
-    const chat_span *answers = chat->answers; /* that are left */
+    const chat_span *answers = chat->answers; /* the answers that are left */
     size_t begin = 0, left = chat->answer_count;
     for (; rules->has_safe_end && left > 0; left--) {
         TRY(add_part(rules, piece, begin, answers->end, answers, 1));
@@ -266,5 +266,5 @@ void prepi_encode(const prepi_rules *rules, prepi_piece *piece)
     piece->failed.code = 0;
     if (rc < 0)
         err_save(&piece->failed, rc);
-    utf8_on_one_line(piece->failed.text); /* it cites the file */
+    utf8_on_one_line(piece->failed.text); /* the text quotes the file */
 }

@@ -1,21 +1,22 @@
-/* Which window comes when: a function of (seed, window number) alone. See corpus.h.
+/* The order of windows, a function of (seed, window number) only. See corpus.h.
  *
  * A corpus of N tokens has W = (N - 2) / T windows an epoch. They need W T + 1 tokens, so 1 to T
- * tokens are left over; the epoch's shift, drawn from 0 to that number, decides at which end they
- * lie:
+ * tokens are left over. The epoch's shift is drawn from 0 to that number and divides the rest
+ * between both ends:
  *
  *   | shift | window 0 | window 1 | ... | window W-1 |+1| rest |
  *
- * Within the epoch the windows are visited in the order of a keyed bijection of [0, W): a Feistel
- * network over the next even power of two whose round function is the counter-based generator, with
- * cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). The domain is
- * below 4 W (or 4), so a walk takes four turns at most on average. No memory, any epoch at once.
+ * Within the epoch the windows are visited in the order of a keyed bijection of [0, W). It is a
+ * Feistel network over the next even power of two, with the counter-based generator as round
+ * function and with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains",
+ * 2002). The domain is below 4 W (or 4), so a walk takes at most four steps on average. It needs no
+ * memory, and any epoch can be visited directly.
  *
- * Documents in a permutation of their own, packed end to end, are the same tokens as another
- * sequence, over which the windows lie from its first token on. Where a document lies in it is the
- * sum of the lengths of those before: at the first window of an epoch all lengths are read in that
- * order, and of the sums every stride-th is kept, at most CHECKPOINTS of them; from the nearest one
- * a window walks on. */
+ * SHUFFLE_DOCUMENTS packs the documents, in a permutation of their own, into another sequence of
+ * the same tokens, and lays the windows over it from its first token on. A document begins where
+ * the documents before it end. At the first window of an epoch all lengths are read in that order
+ * and summed. Every stride-th sum is kept, at most CHECKPOINTS of them. A window finds the nearest
+ * one before it and walks on from there. */
 #include <errno.h>
 #include <string.h>
 
@@ -28,12 +29,13 @@ enum { FEISTEL_ROUNDS = 6, CHECKPOINTS = 65536 };
 
 /* The packed sequence of one epoch. */
 struct sampleri_documents {
-    uint64_t epoch; /* UINT64_MAX: of none yet */
+    uint64_t epoch; /* UINT64_MAX: not filled yet */
     uint64_t stride, checkpoint_count;
-    uint64_t *begins; /* [checkpoint_count] where document i * stride of the epoch's order begins */
+    /* [checkpoint_count]: where document i * stride of the epoch's order begins */
+    uint64_t *begins;
 };
 
-/* Streams of rng.h that are ours: the word "sampler" in ASCII, then a number in the low byte. */
+/* Our streams of rng.h: the word "sampler" in ASCII, then a number in the low byte. */
 #define STREAM_SAMPLER   0x73616d706c657200u
 #define STREAM_SHIFT     (STREAM_SAMPLER + 0xff)
 #define STREAM_DOCUMENTS (STREAM_SAMPLER + 0x40)
@@ -119,7 +121,7 @@ void sampler_fini(sampler *self)
     self->documents = NULL;
 }
 
-/* The document that comes at this place of the epoch's order. */
+/* The document at this place of the epoch's order. */
 static int document_at(sampler *self, uint64_t epoch, uint64_t position, uint64_t *begin,
                        uint64_t *count)
 {
@@ -128,7 +130,7 @@ static int document_at(sampler *self, uint64_t epoch, uint64_t position, uint64_
     return corpus_document(self->source, idx, begin, count);
 }
 
-/* Sums up the lengths of the epoch's documents, unless they are this epoch's already. */
+/* Sums the lengths of the epoch's documents, unless this is done already. */
 static int order_documents(sampler *self, uint64_t epoch)
 {
     struct sampleri_documents *order = self->documents;

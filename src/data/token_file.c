@@ -1,6 +1,6 @@
-/* Token files in the formats of others. See token_file.h. Tokens go through a buffer of 1 MiB;
- * lengths of documents into a file without a name, since there may be billions, and from there into
- * the index. */
+/* Writes token files in the formats of other programs. See token_file.h. Tokens go through a buffer
+ * of 1 MiB. Lengths of documents go to a file without a name, since there may be billions, and from
+ * there to the index. */
 #include "data/token_file.h"
 
 #include <errno.h>
@@ -30,16 +30,16 @@ enum {
     LENGTHS_AT_ONCE = 8192,
 };
 
-/* A file that is only appended to. */
+/* A file to which data is only appended. */
 struct output {
-    char path[PATH_MAX]; /* under which it is written */
+    char path[PATH_MAX]; /* the name under which it is written */
     int fd;              /* -1: not open */
     uint64_t used;
     unsigned char *buffer; /* [BUFFER_BYTES] */
 };
 
 struct token_file {
-    char name[PATH_MAX], index_name[PATH_MAX]; /* in the end */
+    char name[PATH_MAX], index_name[PATH_MAX]; /* the final names */
     enum data_format format;
     uint32_t token_bytes;
     struct output tokens, index, lengths;
@@ -75,7 +75,7 @@ static int output_flush(struct output *self)
     return 0;
 }
 
-/* Up to BUFFER_BYTES bytes. */
+/* Appends at most BUFFER_BYTES bytes. */
 static int output_add(struct output *self, const void *data, uint64_t bytes)
 {
     if (self->used + bytes > BUFFER_BYTES)
@@ -131,7 +131,7 @@ static int make_names(token_file *self, const char *name)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         char *path = parts[i].file->path;
         memcpy(path, parts[i].of, strlen(parts[i].of) + 1);
-        strcat(path, parts[i].suffix); /* it fits: see above */
+        strcat(path, parts[i].suffix); /* fits: see above */
     }
     return 0;
 }
@@ -220,7 +220,7 @@ uint64_t token_file_documents(const token_file *self)
 
 /* --- the end --- */
 
-/* Lengths, and from them where sequences begin. */
+/* Appends the lengths to the index, or the places of sequences computed from them. */
 static int copy_lengths(token_file *self, bool as_places)
 {
     static const uint64_t length_bytes = sizeof(int32_t);
@@ -243,7 +243,7 @@ static int copy_lengths(token_file *self, bool as_places)
 /* See megatron.c for the layout. */
 static int write_index(token_file *self)
 {
-    static const char magic[9] = "MMIDIDX"; /* and two zeros */
+    static const char magic[9] = "MMIDIDX"; /* with its two zeros */
     uint64_t version = 1, sequences = self->document_count, ends = sequences + 1;
     uint8_t type = self->token_bytes == 2 ? MEGATRON_UINT16 : MEGATRON_INT32;
     TRY(output_flush(&self->lengths));
