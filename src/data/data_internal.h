@@ -50,7 +50,6 @@ int datai_file_open(datai_file *self, const char *path, enum data_format format)
 void datai_file_close(datai_file *self);
 /* The format in which a file would be opened. */
 int datai_format_of(const char *path, enum data_format asked, enum data_format *out) MUST_CHECK;
-bool datai_is_jsonl(const char *path); /* by its name */
 
 /* Opens a regular file that is not empty; *bytes is its length. On failure *fd is -1. */
 int datai_open(const char *path, int *fd, uint64_t *bytes) MUST_CHECK;

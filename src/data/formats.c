@@ -248,6 +248,12 @@ static int refuse_foreign(const datai_file *self, const unsigned char begin[BEGI
     return 0;
 }
 
+/* True for names of files of JSON lines. */
+static bool is_jsonl(const char *path)
+{
+    return ends_with(path, ".jsonl") || ends_with(path, ".ndjson");
+}
+
 static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
                      enum data_format *format)
 {
@@ -270,13 +276,8 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
                        "Megatron beside it; set data.format to u16 or u32 for token ids alone, or "
                        "to text for bytes",
                        self->path);
-    *format = datai_is_jsonl(self->path) ? DATA_JSONL : DATA_TEXT;
+    *format = is_jsonl(self->path) ? DATA_JSONL : DATA_TEXT;
     return 0;
-}
-
-bool datai_is_jsonl(const char *path)
-{
-    return ends_with(path, ".jsonl") || ends_with(path, ".ndjson");
 }
 
 /* Opens a file whose format is known and whose first bytes are read. */

@@ -177,11 +177,6 @@ int made_end_document(made_writer *self)
     return stream_add(&self->ends, &self->document_end, sizeof self->document_end);
 }
 
-uint64_t made_token_count(const made_writer *self)
-{
-    return self->token_count;
-}
-
 /* Appends the list of ends after the tokens, which are padded to a multiple of 8. */
 static int append_ends(made_writer *self)
 {

@@ -48,7 +48,6 @@ int made_create(const char *path, const made_options *options, made_writer **out
 int made_add(made_writer *self, const uint32_t *tokens, uint64_t count) MUST_CHECK;
 /* Ends a document here. Does nothing if no token was added since the last end. */
 int made_end_document(made_writer *self) MUST_CHECK;
-uint64_t made_token_count(const made_writer *self);
 /* Ends the last document, writes the rest, syncs and renames. ERR_INPUT if there is no token. The
  * writer is destroyed in any case; on failure no file is left. */
 int made_finish(made_writer *self) MUST_CHECK;

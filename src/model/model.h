@@ -300,16 +300,12 @@ typedef struct model_call model_call;
  * scratch unless the caller keeps it for the backward. */
 int model_forward(model *self, uint32_t stage, void *stream, const model_call *call) MUST_CHECK;
 
-/* Backward of a stage. Blocks first recompute `saved` from input unless `saved_is_valid`. The head
- * does forward, losses and backward. Gradients are added to grads, or begin them
- * (model_call.fresh). */
-int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
-                   bool saved_is_valid) MUST_CHECK;
-
-/* One pass of one phase. model_forward and model_backward do the same for whole stages that are not
- * cut. For a cut stage `saved` holds what its passes leave for each other. `saved_is_valid` means,
- * for the backward of an uncut stage, that the caller kept `saved` from the forward. For a cut
- * stage it has no effect: its `saved` is always filled. */
+/* One pass of one phase; model_forward does the forward of a whole stage that is not cut. In the
+ * backward, blocks first recompute `saved` from input unless `saved_is_valid`; the head does
+ * forward, losses and backward; gradients are added to grads, or begin them (model_call.fresh). For
+ * a cut stage `saved` holds what its passes leave for each other. `saved_is_valid` means, for the
+ * backward of an uncut stage, that the caller kept `saved` from the forward. For a cut stage it has
+ * no effect: its `saved` is always filled. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 

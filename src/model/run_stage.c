@@ -33,13 +33,6 @@ static int backward(model *self, uint32_t stage, void *stream, const model_call 
     return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
 }
 
-int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
-                   bool saved_is_valid)
-{
-    assert(!self->stages[stage].is_cut);
-    return model_run(self, PHASE_BACKWARD, stage, 0, stream, call, saved_is_valid);
-}
-
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid)
 {
