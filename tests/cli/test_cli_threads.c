@@ -15,7 +15,7 @@
 
 static const char *self_path;
 
-/* What the child says: its allowed cores and the spin count that it runs with. */
+/* Runs the child, which prints its allowed cores and the spin count that it runs with. */
 static void child_says(const char *environment, char *answer, size_t answer_bytes)
 {
     char command[4608];

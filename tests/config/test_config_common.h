@@ -122,7 +122,7 @@ __attribute__((unused)) static bool field_holds(const struct field *field, const
 
 enum { TEST_LOG_BYTES = 32768 };
 
-/* What reading a job logs, whether it is right or not. Returns the log's length. */
+/* Reads a job, right or wrong, and collects what is logged meanwhile. Returns the log's length. */
 __attribute__((unused)) static size_t read_logged(const char *text, const char *set,
                                                   char log[TEST_LOG_BYTES])
 {

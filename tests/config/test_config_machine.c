@@ -212,7 +212,7 @@ static void refusals(void **state)
     mem_free(empty);
 }
 
-/* What could not be read again is not written, and what was there stays. */
+/* A machine that could not be read again is not written, and the old file stays. */
 static void unwritable(void **state)
 {
     (void)state;

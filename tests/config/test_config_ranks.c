@@ -90,7 +90,7 @@ static const struct {
 
 static const char stage_3[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3},");
 
-/* What reading for `world` ranks logs. */
+/* Reads a job for `world` ranks and collects what is logged. */
 static void read_ranks_logged(const char *text, const char *set, uint32_t world,
                               char log[TEST_LOG_BYTES])
 {
@@ -161,7 +161,8 @@ static void defaults_of_ranks(void **state)
     job_destroy(self);
 }
 
-/* What is not built and would change what a step trains on, and values out of range. */
+/* Several ranks are refused options that are not built and would change what a step trains on, and
+ * values out of range. */
 static void wrong_for_ranks(void **state)
 {
     (void)state;

@@ -138,7 +138,7 @@ static void known_points(void **state)
     assert_rate(job_learning_rate(&self, 5000), 1.5e-4, 5000); /* stays there */
 }
 
-/* What is said to a scheduler beyond its numbers. */
+/* Keys of a scheduler that are not numbers, and defaults that depend on the optimizer. */
 static void schedulers_are_read(void **state)
 {
     (void)state;

@@ -230,8 +230,8 @@ static void test_shapes(void **state)
     assert_int_equal(fake_cudnn.live_handle_count, 0);
 }
 
-/* Up to 64 tokens dS takes 64 * 128 * 2 bytes for each head; the parts that fit the limit are whole
- * sequences first, then key/value heads, and divide what there is. */
+/* For up to 64 tokens, dS takes 64 * 128 * 2 bytes for each head. A part that fits the limit holds
+ * whole sequences if possible, else key/value heads, in a number that divides their total. */
 static void test_parts(void **state)
 {
     static const struct shape shape = {4, 9, 6, 6, 8}, grouped = {3, 10, 12, 6, 8};

@@ -63,7 +63,7 @@ const char *cudai_cudnn_version(const kernel_context *context)
     return "a made-up library";
 }
 
-/* What a library without memory leaves behind. */
+/* Leaves a pending CUDA error, as a library that got no memory does. */
 static void leave_cuda_error(void)
 {
     void *memory = NULL;

@@ -43,7 +43,7 @@ static void set_case(size_t i, fixture_sets *sets)
     fixture_set(sets, "tiers.place.rules=%s", cases[i].rules);
 }
 
-/* The commit whose manifest is not written any more; those before it are. */
+/* Counts down to the commit that fails before its manifest is written. Earlier commits succeed. */
 static int commits_left;
 
 static int end_in_commit(void *user, const char *name)

@@ -411,8 +411,8 @@ static void note_byte(void *user)
     log->seen[log->count++] = *log->memory;
 }
 
-/* What another thread did on a stream of its own; its thread asserts nothing, since cmocka
- * cannot. */
+/* Work of another thread on its own stream. The thread keeps a result code and asserts nothing,
+ * since cmocka works in the test's thread alone. */
 struct errand {
     device *gpu;
     device_stream *stream;

@@ -1,5 +1,6 @@
-/* What the engine asks of a GPU, seen from the simulated one: nothing is allocated and no copy is
- * pageable once it runs, a fault ends the run with its text, and without a GPU the CPU trains. */
+/* The engine's use of a GPU, observed through the simulated one. Once the engine runs, nothing is
+ * allocated and no copy is pageable; a fault ends the run with its text; without a GPU the CPU
+ * trains. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

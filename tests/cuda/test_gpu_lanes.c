@@ -472,7 +472,7 @@ static void run_failing(gpu_rig *self, const program *prog, int code, const char
     assert_non_null(strstr(err_text(), text));
     assert_non_null(strstr(err_text(), named));
     executor_destroy(exec);
-    /* The lane refuses too, for whoever asks it next. */
+    /* The lane refuses later requests too. */
     lane *gpu = self->lanes[LANE_H2D];
     lane_request request = {.prog = prog};
     for (uint32_t i = 0; i < prog->op_count && !request.item; i++)
@@ -509,8 +509,8 @@ static void any_failing_op_ends_the_run(void **state)
     program_fini(&prog);
 }
 
-/* A GPU that breaks somewhere in the program calls no host function any more. What breaks a real
- * one breaks it for the process, so there this is one case, and the last. */
+/* After a GPU has broken somewhere in the program, it calls no host function any more. A real GPU
+ * stays broken for the process, so that there this is one case, and the last. */
 static void a_broken_gpu_ends_the_run(void **state)
 {
     (void)state;

@@ -12,7 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What it pretends to be, and what it saw. Zeroed by the test, read and written freely. */
+/* The behaviour that the test asks for, and the calls that were seen. The test zeroes it, and reads
+ * and writes it freely. */
 struct fake_cudnn {
     bool is_absent;            /* the library cannot be opened */
     bool fails_to_create;      /* cudnnCreate refuses */

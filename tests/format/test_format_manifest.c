@@ -161,8 +161,8 @@ static void expect_corrupt(const unsigned char *bytes, size_t count, const char 
     assert_int_equal(out.extent_count, 0);
 }
 
-/* A slot of another version is neither read nor taken for a damaged one, whatever follows its first
- * 32 bytes. The refusal names both versions and says what to do. */
+/* A slot of another version is not read, and is not taken for a damaged one, whatever follows its
+ * first 32 bytes. The refusal names both versions and says what to do. */
 static void other_versions_are_refused(void **state)
 {
     (void)state;
@@ -262,8 +262,8 @@ static void split_masters(manifest *self)
     free(extents);
 }
 
-/* Of a split master each tile has params and state, and a unit both or params alone, of all its
- * tiles. */
+/* With a split master each tile has a params extent and a state extent. A unit has both for all its
+ * tiles, or params alone for all. */
 static void halves_stand_together(void **state)
 {
     (void)state;

@@ -62,7 +62,7 @@ struct input {
     char paths[2][FUZZ_PATH_BYTES]; /* as written */
 };
 
-/* Of all files together: a grown index read as bytes is the most. */
+/* Large enough for all files together. A grown index that is read as bytes needs the most. */
 static int32_t expected[FILE_MAX], tokens[FILE_MAX];
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -172,8 +172,8 @@ static void grow(struct input *self)
     self->sizes[1] = turns * id_bytes;
 }
 
-/* What an index that was accepted must say: sequences of the whole .bin, one after another, and
- * documents that begin with sequences in their order. */
+/* An accepted index is consistent: its sequences cover the whole .bin one after another, and
+ * documents begin with sequences in ascending order. */
 static void check_index(const struct input *self, unsigned width)
 {
     const uint8_t *index = self->bytes[0];

@@ -294,7 +294,7 @@ static void an_import_that_fails_leaves_nothing(void **state)
     assert_int_equal(export("nowhere", "again", NULL, 0, true, &out), ERR_INPUT);
 }
 
-/* What the slab takes of the drive: the masters, and little else. */
+/* The slab takes little more of the drive than the masters. */
 static void moments_take_no_space(void **state)
 {
     (void)state;

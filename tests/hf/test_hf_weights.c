@@ -64,7 +64,7 @@ static void drop_cached(const char *dir)
     close(fd);
 }
 
-/* What weights_read gives, read by one thread through a room; `begin` and `count` as they come. */
+/* hf_weights_read_alone gives the wanted values of any range, in one thread through one buffer. */
 static void expect_alone(hf_weights *opened, uint32_t unit, uint64_t begin, uint64_t count,
                          const float *wanted)
 {
@@ -218,7 +218,8 @@ static void a_file_that_is_cut_short_is_an_error(void **state)
     model_destroy(net);
 }
 
-/* Of equal names, shapes and places, whatever the directory is called. */
+/* The identity depends on names, shapes and places of the tensors and not on the directory's
+ * name. */
 static void the_identity_is_of_the_contents(void **state)
 {
     (void)state;

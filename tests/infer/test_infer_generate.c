@@ -166,7 +166,7 @@ static void modes_evaluate_and_generate_alike(void **state)
         }
         fixture_remove("run");
     }
-    /* It is learned that bytes are letters, and the losses say so. */
+    /* The model has learned that the bytes are letters: the losses fall. */
     assert_true(first.eval_losses[EVALS - 1] < first.eval_losses[0]);
     assert_true(first.eval_losses[0] > 2 && first.eval_losses[0] < 7);
     print_message("%s: held-out %.4f, %.4f, %.4f; \"%.*s\"\n", group, first.eval_losses[0],

@@ -220,7 +220,7 @@ static void pieces_are_valid_when_shown(void **state)
         {"\xe2\x82", BAD},                     /* the end within a sequence */
         {"\xe2\x82z", BAD "z"},                /* cut short: one replacement for what was begun */
         {"\xc0\xaf", BAD BAD},                 /* longer than needed */
-        {"\xe0\x80\xaf", BAD BAD BAD},         /* likewise */
+        {"\xe0\x80\xaf", BAD BAD BAD},         /* longer than needed */
         {"\xed\xa0\x80", BAD BAD BAD},         /* a surrogate */
         {"\xf4\x90\x80\x80", BAD BAD BAD BAD}, /* above U+10FFFF */
         {"\xf0\x9f\xc3\xa9", BAD "\xc3\xa9"},  /* a sequence begins within another */
