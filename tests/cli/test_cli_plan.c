@@ -320,7 +320,7 @@ static void text_of_a_plan(void **state)
     }
 }
 
-/* A file of its own with this text; the caller removes it. */
+/* Writes this text to a new file; the caller removes it. */
 static void write_file(char path[], const char *text)
 {
     int fd = mkstemp(path);

@@ -82,7 +82,7 @@ static void loops_have_the_bits_of_dtype(void **state)
 struct values_case {
     uint64_t staging_bytes;
     uint32_t host_count;   /* mpi: ranks are told that they are on so many hosts */
-    bool has_foreign_pids; /* nobody can open another's memfd */
+    bool has_foreign_pids; /* no process can open another's memfd */
 };
 typedef struct values_case values_case;
 

@@ -1,4 +1,4 @@
-/* Shared by the tests of src/config: a job file in a directory of its own. */
+/* Shared by the tests of src/config: a job file in a directory of the test. */
 #ifndef SLUICE_TESTS_TEST_CONFIG_COMMON_H
 #define SLUICE_TESTS_TEST_CONFIG_COMMON_H
 
@@ -64,7 +64,7 @@ static int read_text(const char *text, const char *set, job **out)
     return job_read(test_file, &set, set ? 1 : 0, out);
 }
 
-/* As read_text for a job that must be right. The caller destroys it. */
+/* Calls read_text for a job that must be right. The caller destroys it. */
 __attribute__((unused)) static job *read_good(const char *text, const char *set)
 {
     job *self;
@@ -122,7 +122,8 @@ __attribute__((unused)) static bool field_holds(const struct field *field, const
 
 enum { TEST_LOG_BYTES = 32768 };
 
-/* Reads a job, right or wrong, and collects what is logged meanwhile. Returns the log's length. */
+/* Reads a job that must be right and collects what is logged meanwhile. Returns the log's
+ * length. */
 __attribute__((unused)) static size_t read_logged(const char *text, const char *set,
                                                   char log[TEST_LOG_BYTES])
 {

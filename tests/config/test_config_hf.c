@@ -305,7 +305,8 @@ static void a_run_keeps_its_tokenizer(void **state)
     assert_false(first->data.tokenizer_is_given);
     job *named = read_right(LLAMA, "data.tokenizer=bytes");
     assert_true(named->data.tokenizer_is_given);
-    assert_int_equal(read_text(named->text, NULL, &again), 0); /* a run's job.json says so too */
+    assert_int_equal(read_text(named->text, NULL, &again),
+                     0); /* a run's job.json has the same effect */
     assert_true(again->data.tokenizer_is_given);
     job_destroy(again);
     job_destroy(named);

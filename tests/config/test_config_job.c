@@ -311,7 +311,7 @@ static void own_blocks_are_read(void **state)
     job_destroy(self);
 }
 
-/* As a DeepSpeed user has it: aliases, "auto", string booleans, deprecated keys, blocks that are
+/* A typical job of DeepSpeed: aliases, "auto", string booleans, deprecated keys, blocks that are
  * off. */
 static const char deepspeed_job[] =
     "{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"},\n"

@@ -115,7 +115,7 @@ static void round_trip(void **state)
         rc = machine_read(text_file, is);
         if (rc < 0)
             fail_msg("%s", err_text());
-        /* Members one by one where there is padding behind a bool or a kind. */
+        /* Compares members one by one, because there is padding after a bool or a kind. */
         assert_int_equal(was->device.is_gpu, is->device.is_gpu);
         assert_memory_equal(&was->host, &is->host, sizeof was->host);
         assert_memory_equal(was->device.products, is->device.products, sizeof was->device.products);

@@ -4,7 +4,7 @@
 
 #include "config/config_internal.h"
 
-/* As read_text for `world` ranks. */
+/* Does the same as read_text, for `world` ranks. */
 static int read_ranks(const char *text, const char *set, uint32_t world, job **out)
 {
     return job_read_text_ranks("job", text, strlen(text), &set, set ? 1 : 0, world, out);

@@ -44,10 +44,10 @@ gpu_fixture *gpu_begin(void);
 /* Waits, frees what is left (checking its guards), and checks that no CUDA error is pending. */
 void gpu_end(gpu_fixture *gpu);
 
-/* Device memory of its own, aligned to 256 bytes, filled with 0xff (NaN). A write beyond its end
- * ends the program at once under simulation (a page that may not be touched; the few bytes before
- * that page are compared when it is freed) and is found by gpu_free or gpu_end on a GPU. bytes 0 is
- * allowed. */
+/* Allocates device memory, aligned to 256 bytes and filled with 0xff (NaN). bytes 0 is allowed. A
+ * write beyond its end is found as follows. On a GPU, gpu_free or gpu_end finds it. Under
+ * simulation it ends the program at once, because the next page may not be touched; the few bytes
+ * before that page are compared when the memory is freed. */
 void *gpu_alloc(gpu_fixture *gpu, uint64_t bytes);
 /* gpu_alloc and gpu_upload. */
 void *gpu_alloc_copy(gpu_fixture *gpu, const void *host, uint64_t bytes);

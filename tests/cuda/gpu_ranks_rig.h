@@ -44,11 +44,11 @@ extern struct gpu_ranks_shared *gpu_ranks_shared; /* of the test and all ranks; 
 struct gpu_ranks_run {
     const char *name;
     uint32_t world;
-    bool is_spread; /* each rank on a host of its own */
-    bool has_own;   /* each rank sees a GPU of its own alone, as with srun --gpus-per-task=1 */
-    bool kills;     /* rank 1, once rank 0 has done GPU_RANKS_KILL_STEP */
-    bool faults;    /* rank 0's simulated GPU, after GPU_RANKS_KILL_STEP */
-    bool keeps;     /* what the run leaves */
+    bool is_spread;           /* each rank is on another host */
+    bool has_own;             /* each rank sees only its own GPU, as with srun --gpus-per-task=1 */
+    bool kills;               /* rank 1, once rank 0 has done GPU_RANKS_KILL_STEP */
+    bool faults;              /* rank 0's simulated GPU, after GPU_RANKS_KILL_STEP */
+    bool keeps;               /* what the run leaves */
     uint64_t norm_part_bytes; /* train_options */
     const job *job;           /* filled by gpu_ranks_train */
 };

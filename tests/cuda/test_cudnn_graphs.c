@@ -52,7 +52,7 @@ static attention_desc desc_of(const struct shape *shape, enum dtype type)
 /* --- one attention, on the stand-in and on the reference
  * ---------------------------------------- */
 
-/* Memory with a guard behind it. */
+/* Memory with a guard at its end. */
 struct block {
     char *data;
     uint64_t bytes;

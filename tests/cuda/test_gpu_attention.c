@@ -19,7 +19,7 @@
 #include "tests/cuda/gpu_attention_truth.h"
 #include "tests/cuda/gpu_fixture.h"
 
-/* `pad` elements at the end of each packed row belong to nobody; `sharpness` scales the scores. */
+/* The last `pad` elements of each packed row are unused; `sharpness` scales the scores. */
 struct shape {
     uint64_t batch, tokens, heads, kv_heads, head_dim, pad;
     float sharpness;

@@ -23,8 +23,8 @@ struct shape {
     enum dtype type;
 };
 
-/* q, k and v are rows of one tensor; its gradients alike. Host values are fp32, rounded to the
- * type. */
+/* q, k and v are rows of one tensor, and so are their gradients. Host values are fp32, rounded to
+ * the type. */
 struct tensors {
     attention_desc desc;
     uint64_t qkv_count, output_count, lse_count;
@@ -264,7 +264,7 @@ static void test_odd(void **state)
     end(gpu);
 }
 
-/* Many blocks, several parts: the same bits at every run; and the last group of heads alone, which
+/* Many blocks, several parts. Every run gives the same bits. The last group of heads alone, which
  * is one part at other addresses, agrees with the whole. */
 static void test_bits(void **state)
 {

@@ -200,7 +200,7 @@ static void watch_ends_what_never_ends(void **state)
     gpu_rig_fini(&r);
 }
 
-/* Whom watch has nothing to say of goes on. */
+/* If watch reports no failure, the run continues. */
 static void a_content_watch_changes_nothing(void **state)
 {
     (void)state;

@@ -17,7 +17,7 @@ static void expect_text(const char *text)
         fail_msg("'%s' does not say '%s'", err_text(), text);
 }
 
-/* No cuBLASLt: the error says what was tried and what to do, and leaves nothing behind. */
+/* Without cuBLASLt the error says what was tried and what to do, and nothing stays allocated. */
 static void absent(void **state)
 {
     (void)state;

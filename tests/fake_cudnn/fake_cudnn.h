@@ -57,7 +57,7 @@ struct fake_descriptor {
 };
 typedef struct fake_descriptor fake_descriptor;
 
-/* An attribute's values; NULL where it was not set. */
+/* An attribute's values; NULL if it was not set. */
 const void *fake_values(const fake_descriptor *descriptor, cudnnBackendAttributeName_t name,
                         int64_t *count);
 int64_t fake_int64(const fake_descriptor *descriptor, cudnnBackendAttributeName_t name,

@@ -8,7 +8,7 @@
 
 enum { SUCCESS = 0, STUB_LIBRARY = 34, DRIVER_VERSION = 13000 };
 
-/* The names of the kernels that were loaded, each with a space behind it. */
+/* The names of the kernels that were loaded, each followed by a space. */
 char fake_driver_kernels[4096];
 
 int cuLibraryLoadData(void **library, const void *code, void *jit_options, void *jit_values,

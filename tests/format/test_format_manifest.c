@@ -188,7 +188,8 @@ static void other_versions_are_refused(void **state)
         assert_non_null(strstr(err_text(), expected));
         assert_non_null(strstr(err_text(), version < VERSION ? "by an older sluice" : "a newer"));
         assert_non_null(strstr(err_text(), "go on with the sluice that wrote it, or begin in"));
-        manifest_slot slots[2]; /* verify and inspect refuse it alike: it is not damaged */
+        /* verify and inspect refuse it in the same way: it is not damaged */
+        manifest_slot slots[2];
         assert_int_equal(manifest_examine(format_directory(), slots), ERR_INPUT);
         assert_non_null(strstr(err_text(), expected));
         bytes[count - 1] ^= 1; /* of another version, or not: damaged */
@@ -241,7 +242,7 @@ static void state_formats_are_read(void **state)
     format_remove_slots();
 }
 
-/* Each extent becomes two: params of 2 bytes, and behind them state with the low halves. */
+/* Each extent becomes two: params of 2 bytes, and after them state with the low halves. */
 static void split_masters(manifest *self)
 {
     uint64_t count = self->extent_count, at = 0;

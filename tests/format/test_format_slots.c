@@ -338,7 +338,7 @@ static void a_failed_write_never_counts(void **state)
             assert_int_equal(load_other(next, bytes), count);
             assert_memory_equal(before, bytes, count);
             assert_int_equal(counting(), next - 1);
-            /* As if nothing had been: the next try counts. */
+            /* Nothing has changed, and the next try counts. */
             assert_int_equal(manifest_write(format_directory(), &record), 0);
             assert_int_equal(counting(), next);
             manifest_fini(&record);
@@ -376,7 +376,7 @@ static void a_kill_leaves_one_of_two(void **state)
     format_remove_slots();
 }
 
-/* After a failed fsync the slot may be whole in memory alone: nobody may read it as the commit. */
+/* After a failed fsync the slot may be whole in memory alone. It must not be read as the commit. */
 static void an_unsynced_slot_never_counts(void **state)
 {
     (void)state;

@@ -145,7 +145,7 @@ static void impossible_extents_are_found(void **state)
 {
     (void)state;
     static manifest record;
-    /* Two units of one tile and more, so that the last extent follows one of its own unit. */
+    /* Two units of more than one tile, so that the last extent follows another one of its unit. */
     for (uint64_t g = 8;; g += 2) {
         format_draw(&record, SEED, g, &(struct format_shape){MANIFEST_COMMITTED, 1, 0, 2, 1, 0});
         const manifest_extent *last = &record.extents[record.extent_count - 1];
@@ -259,7 +259,7 @@ static void broken_texts_are_found(void **state)
     format_remove_slots();
 }
 
-/* A path that fills its part has no end; nothing behind the last byte is looked at. */
+/* A path that fills its part has no terminating zero. No byte after the last one is read. */
 static void a_path_without_end_is_found(void **state)
 {
     (void)state;

@@ -38,8 +38,8 @@ uint64_t fuzz_live_bytes(void);
 
 enum { FUZZ_PATH_BYTES = 160 };
 
-/* A directory of this process's own, in memory where there is /dev/shm; removed with its files when
- * the process ends of its own will. Made at the first call. */
+/* A directory of this process, in memory if there is /dev/shm. It is made at the first call, and
+ * removed with its files when the process exits normally. */
 const char *fuzz_directory(void);
 
 /* Writes `name` in it anew. `path` gets its path. */

@@ -71,7 +71,7 @@ static void check_made(corpus *source, const uint8_t *bytes, size_t size)
     FUZZ_CHECK(last == count, "documents end at %llu", (unsigned long long)last);
 }
 
-/* An array's elements lie behind its header, which ends where a whole number of them begins. */
+/* An array's elements follow its header. The rest of the file is a whole number of elements. */
 static void check_npy(corpus *source, const uint8_t *bytes, size_t size)
 {
     uint64_t header = bytes[6] == 1 ? 10 + value_at(bytes + 8, 2) : 12 + value_at(bytes + 8, 4);

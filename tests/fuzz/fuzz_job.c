@@ -88,7 +88,7 @@ static void check_text(job *self)
     job_destroy(again);
 }
 
-/* Cuts what follows the text into arguments, each in a block of its own exact length. */
+/* Cuts the rest after the text into arguments, each in a block of exactly its length. */
 static uint32_t cut_sets(const uint8_t *data, size_t size, char *sets[SETS_MAX])
 {
     uint32_t count = 0;

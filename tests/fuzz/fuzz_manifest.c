@@ -64,8 +64,8 @@ static size_t extents_begin(const manifesti_header *header, size_t size)
     return (size_t)size_min(at, size);
 }
 
-/* Moves the extent to where it is due after `before`; shards are of as many elements as the unit's
- * first. */
+/* Moves the extent to the place that is due after `before`. All shards have as many elements as the
+ * unit's first. */
 static void fix_place(manifest_extent *extent, const manifest_extent *before, uint32_t shards,
                       uint64_t *shard_elems, uint64_t tile_elems)
 {

@@ -327,7 +327,7 @@ static void check_sampler(const struct input *self, corpus *source, size_t count
     FUZZ_CHECK(sampler_window(&windows, UINT64_MAX, inputs, targets) == 0, "%s", err_text());
 }
 
-/* A file that changes during a run is told of, or what is read is within the vocabulary. */
+/* If a file changes during a run, the read fails, or the tokens are within the vocabulary. */
 static void check_changed(struct input *self, corpus *source, size_t count)
 {
     static uint8_t bytes[FILE_MAX];

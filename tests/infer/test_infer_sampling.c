@@ -28,8 +28,8 @@ static uint64_t draw(const sampling *how, const float *logits, uint64_t vocab, u
     return token;
 }
 
-/* Counts of tokens over draws, against probabilities: Pearson's sum, which for VOCAB - 1 = 5
- * degrees of freedom is above 30 once in 70000; the draws are the same each time. */
+/* Compares counts of drawn tokens with probabilities by Pearson's sum. For VOCAB - 1 = 5 degrees of
+ * freedom it is above 30 once in 70000 times. The draws are the same each time. */
 static void check_frequencies(const sampling *how, const float *logits, const double *probability)
 {
     uint64_t counts[VOCAB] = {0};
