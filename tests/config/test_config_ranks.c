@@ -94,21 +94,11 @@ static const char stage_3[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3},
 static void read_ranks_logged(const char *text, const char *set, uint32_t world,
                               char log[TEST_LOG_BYTES])
 {
-    FILE *file = tmpfile();
-    assert_non_null(file);
-    fflush(stderr);
-    int saved = dup(STDERR_FILENO);
-    assert_true(saved >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-    log_set_level(LOG_INFO);
     job *self;
+    struct capture capture = capture_begin();
     int rc = read_ranks(text, set, world, &self);
-    log_set_level(LOG_WARN);
-    assert_true(dup2(saved, STDERR_FILENO) >= 0);
-    close(saved);
+    capture_end(capture, log);
     job_destroy(self);
-    rewind(file);
-    log[fread(log, 1, TEST_LOG_BYTES - 1, file)] = '\0';
-    fclose(file);
     if (rc < 0)
         fail_msg("%s: %s", set, err_text());
 }

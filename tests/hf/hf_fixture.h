@@ -27,6 +27,19 @@ struct hf_fixture_shape {
     enum dtype type; /* of the working params, which decides about parts */
 };
 typedef struct hf_fixture_shape hf_fixture_shape;
+
+/* Initializers of a small model of each family, with a vocabulary of this size. */
+#define HF_FIXTURE_GPT2(VOCAB)                                                                     \
+    {                                                                                              \
+        .family = MODEL_GPT2, .layers = 2, .hidden = 96, .heads = 2, .kv_heads = 2, .ffn = 200,    \
+        .vocab = (VOCAB), .positions = 24, .tied = true,                                           \
+    }
+#define HF_FIXTURE_LLAMA(VOCAB)                                                                    \
+    {                                                                                              \
+        .family = MODEL_LLAMA, .layers = 2, .hidden = 96, .heads = 6, .kv_heads = 2, .ffn = 130,   \
+        .vocab = (VOCAB), .positions = 24, .tied = false,                                          \
+    }
+
 model *hf_fixture_model(const hf_fixture_shape *shape); /* the caller destroys it */
 
 struct hf_fixture_form {

@@ -21,24 +21,7 @@
 #include "hf/hf.h"
 #include "tests/hf/hf_fixture.h"
 
-static const hf_fixture_shape gpt2 = {.family = MODEL_GPT2,
-                                      .layers = 2,
-                                      .hidden = 96,
-                                      .heads = 2,
-                                      .kv_heads = 2,
-                                      .ffn = 200,
-                                      .vocab = 300,
-                                      .positions = 24,
-                                      .tied = true};
-static const hf_fixture_shape llama = {.family = MODEL_LLAMA,
-                                       .layers = 2,
-                                       .hidden = 96,
-                                       .heads = 6,
-                                       .kv_heads = 2,
-                                       .ffn = 130,
-                                       .vocab = 300,
-                                       .positions = 24,
-                                       .tied = false};
+static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(300), llama = HF_FIXTURE_LLAMA(300);
 
 static int quiet_setup(void **state)
 {

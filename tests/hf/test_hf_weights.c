@@ -20,24 +20,7 @@
 
 enum { SEED = 8, RANGES = 20 };
 
-static const hf_fixture_shape gpt2 = {.family = MODEL_GPT2,
-                                      .layers = 2,
-                                      .hidden = 96,
-                                      .heads = 2,
-                                      .kv_heads = 2,
-                                      .ffn = 200,
-                                      .vocab = 61,
-                                      .positions = 24,
-                                      .tied = true};
-static const hf_fixture_shape llama = {.family = MODEL_LLAMA,
-                                       .layers = 2,
-                                       .hidden = 96,
-                                       .heads = 6,
-                                       .kv_heads = 2,
-                                       .ffn = 130,
-                                       .vocab = 61,
-                                       .positions = 24,
-                                       .tied = false};
+static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(61), llama = HF_FIXTURE_LLAMA(61);
 
 static void expect_equal(const model *net, const hf_fixture_shape *shape,
                          const hf_fixture_form *form, uint32_t unit, uint64_t begin, uint64_t count,
