@@ -1,6 +1,6 @@
-/* All-gather and reduce-scatter between ranks: against a serial reference by memcmp, whatever the
- * number of ranks, the staging, the count, the wire and which ranks share a host; what is sent; and
- * that a rank that dies, stays away or does something else ends all.
+/* All-gather and reduce-scatter between ranks, compared with a serial reference by memcmp, for many
+ * numbers of ranks, sizes of staging, counts, wires and placements of ranks on hosts. The number of
+ * bytes sent is checked too. A rank that dies, stays away or calls something else ends all ranks.
  *
  *   test_comm_exchange          forked ranks of one host
  *   test_comm_exchange mpirun   four ranks of mpirun that are told to be on 1 to 4 hosts */

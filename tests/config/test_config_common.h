@@ -152,7 +152,7 @@ __attribute__((unused)) static size_t capture_end(struct capture self, char log[
     return bytes;
 }
 
-/* Reads a job that must be right and collects what is logged meanwhile. Returns the log's length. */
+/* Reads a job that must be right and collects what is logged. Returns the log's length. */
 __attribute__((unused)) static size_t read_logged(const char *text, const char *set,
                                                   char log[TEST_LOG_BYTES])
 {

@@ -1,8 +1,8 @@
 /* The lanes of a GPU (swap/lane_stream.h) under the real executor, beside worker lanes for the
- * host's ops: random programs give the values of serial execution whatever the timing of the
- * streams, conditional ops too; nothing is allocated and nobody waits in a run; times are in order;
- * failures end a run with their text, and never hang. The simulated GPU's streams delay each piece
- * of work at random. Instances: order, refusals, clock, faults. */
+ * host's ops. Random programs, also with conditional ops, give the values of serial execution,
+ * whatever the timing of the streams. A run allocates nothing and no call in it blocks. Times are in
+ * order. A failure ends the run with its text and never hangs. The simulated GPU's streams delay
+ * each piece of work at random. Instances: order, refusals, clock, faults. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -359,7 +359,7 @@ static void times_are_on_our_clock(void **state)
         uint64_t before_ns = clock_ns(), after_ns;
         assert_int_equal(gpu->ops->submit(gpu, &request), 0);
         int found = 0;
-        while (found == 0) { /* the timer's news are none of the op's */
+        while (found == 0) { /* the timer wakes the poll too */
             after_ns = await_news(gpu);
             sleep_ms(PAUSE_MS);
             found = gpu->ops->poll(gpu, done, 1);
