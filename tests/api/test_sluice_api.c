@@ -1,5 +1,5 @@
-/* The public interface: its steps are those of a run as a whole, bit for bit; what is refused comes
- * back as a status with a sentence; a run that is closed and opened again goes on. */
+/* The public interface. Its steps are bit for bit those of a whole run. A refused call returns a
+ * status with a sentence. A run that is closed and opened again continues. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

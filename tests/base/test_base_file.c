@@ -171,7 +171,7 @@ static void writes_replace(void **state)
     assert_int_equal(file_write(in_directory("file"), "second", 6), 0);
     expect_content("file", "second");
     assert_false(is_there("file.partial"));
-    /* What a killed process left is written over. */
+    /* A file that a killed process left is written over. */
     FILE *left = fopen(in_directory("file.partial"), "w");
     fputs("much longer than what follows", left);
     fclose(left);
@@ -206,8 +206,8 @@ static void failures_leave_the_old_file(void **state)
     expect_unchanged(file_write(path, "new", 3), -EIO);
     fsync_file_errno = 0;
 
-    /* No space: more bytes than a file may have. Small writes fail as the stream is flushed, large
-     * ones at once. */
+    /* No space: the file may not grow beyond a limit. Small writes fail when the stream is flushed,
+     * large ones at once. */
     struct rlimit old_limit, limit;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
     limit = (struct rlimit){.rlim_cur = 16, .rlim_max = old_limit.rlim_max};
@@ -225,8 +225,8 @@ static void failures_leave_the_old_file(void **state)
     assert_int_equal(file_write(in_directory("none/file"), "x", 1), -ENOENT);
 }
 
-/* A drive without space, behind the name that the temporary has: the link goes, the device stays.
- */
+/* The temporary file's name is a link to a drive without space. The failed write removes the link
+ * and leaves the device. */
 static void full_drives_are_reported(void **state)
 {
     (void)state;
@@ -316,7 +316,7 @@ static void directories_are_made(void **state)
     assert_false(is_there("a/b/c"));
     assert_true(is_there("a/b/d"));
 
-    /* What was made before a failure is removed. */
+    /* Directories that were made before a failure are removed. */
     assert_int_equal(file_write(in_directory("a/file"), "", 0), 0);
     assert_int_equal(file_make_directories(in_directory("a/file/x"), &made), -ENOTDIR);
     assert_int_equal(made, 0);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What goes wrong in a run, through the binary, in the modes of a step: check_bad_runs.sh SLUICE DENY_URING
+# Runs that fail, through the binary, in every mode of a step: check_bad_runs.sh SLUICE DENY_URING
 #
 # Drives that are full, read-only, gone or changed, budgets per mode with the figures that a refusal
 # names, parts, cores, io_uring that is denied, tokens outside of the vocabulary, loss scales, two

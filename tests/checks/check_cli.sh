@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the binary as a user would and checks exit statuses and messages: check_cli.sh SLUICE VERSION
 #
-# No training here: what a wrong command line says, and that each error is exactly one line.
+# It does not train. It checks the messages for wrong command lines; each error is exactly one line.
 set -u
 . "$(dirname "$0")/lib.sh"
 sluice=$(program "${1:?use: check_cli.sh SLUICE VERSION}") || exit 2

@@ -1,10 +1,10 @@
 #!/bin/sh
 # sluice under mpirun: check_cli_ranks.sh SLUICE REPOSITORY
 #
-# What is wrong with a command or its job is said once, whatever the number of ranks, and all ranks end with the
-# same status; help is shown once; commands of one process are refused. Also the scripts of configs/cluster:
-# their syntax, and that Open MPI 4 takes the options of its own. Skipped (77) without mpirun, or where this
-# build has no MPI; tests/test_ranks_stages.c trains.
+# An error in a command or its job is printed once, whatever the number of ranks, and all ranks end with the
+# same status. Help is printed once. Commands for a single process are refused. The scripts of configs/cluster
+# are checked too: their syntax, and that Open MPI 4 accepts the options of its script. Skipped (77) without
+# mpirun, or if this build has no MPI. Training is tested by tests/ranks/test_ranks_stages.c.
 set -u
 usage='use: check_cli_ranks.sh SLUICE REPOSITORY'
 . "$(dirname "$0")/lib.sh"

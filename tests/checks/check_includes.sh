@@ -1,13 +1,13 @@
 #!/bin/sh
-# Checks who includes whom, and who is linked to whom, against the table below.
+# Checks which folder includes and links which other folder, against the table below.
 #
 #   check_includes.sh ROOT [LINKS]    checks the tree ROOT; LINKS: lines "folder: folder ..."
 #   check_includes.sh --self-test     plants forbidden lines in a scratch tree; each must be found
 #
 # A folder may include its own files, what its row names, and system headers. A row's entry is a
 # folder or one header. Headers named *_internal.h stay in their folder (tests may look inside).
-# Tests are compiled with tests/simulated_gpu and its include folder in their path, as the simulated
-# GPU's CUDA headers; of all else, kernels/cuda/device.cuh alone may ask for one of its headers.
+# Tests are compiled with tests/simulated_gpu and its include folder in their path: they hold the
+# simulated GPU's CUDA headers. Outside the tests, only kernels/cuda/device.cuh may include one of them.
 # Exit 0: all allowed; 1: violations, one line each; 2: wrong use.
 set -u
 . "$(dirname "$0")/lib.sh"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs the build to a scratch prefix and uses it as a stranger would: check_install.sh BUILD CC
 #
-# A small program is built with a C compiler and the flags of pkg-config alone, once with what it needs of
-# the library and once with all of it, and must print the version that the installed binary prints and
+# A small program is built with a C compiler and the flags of pkg-config alone, once with the parts of
+# the library that it needs and once with the whole library, and must print the version that the installed binary prints and
 # pkg-config reports. The binary itself needs neither a C++ library nor CUDA's. Where sluice.pc names SentencePiece,
 # which is C++, it needs that library and C++'s, and those two alone are allowed then.
 set -eu

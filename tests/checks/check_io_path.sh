@@ -1,6 +1,6 @@
 #!/bin/sh
-# Which way the bytes of the slab go, as the kernel sees it, and what happens where io_uring is not to be
-# had, and over several drives: check_io_path.sh trace|denied|drives SLUICE DENY_URING
+# Which system calls move the bytes of the slab, what happens if io_uring is not available, and how the
+# slab is spread over several drives: check_io_path.sh trace|denied|drives SLUICE DENY_URING
 #
 #   trace   a small job under strace: io_uring alone, pread and pwrite alone, or these in place of an
 #           io_uring that is forbidden; and that new directories are made durable. Exit 77 where no

@@ -1,7 +1,7 @@
 #!/bin/sh
-# check_packs.sh NVCC SOURCE OUT: whether nvcc keeps the packs of the norms' kernels whole. It has taken
-# stores of 16 bytes apart into seven of 2 and 4 where it could not follow an index, which no result
-# shows. Compiles rows_norm.cu to PTX in OUT; kernels for aligned rows of 16-bit elements (last template
+# check_packs.sh NVCC SOURCE OUT: whether nvcc keeps the packs of the norms' kernels whole. It has split
+# stores of 16 bytes into seven of 2 and 4 where it could not follow an index, and no result shows
+# that. Compiles rows_norm.cu to PTX in OUT; kernels for aligned rows of 16-bit elements (last template
 # argument true) must not access single elements, or pairs of them, in global memory.
 set -eu
 nvcc=$1 source=$2 out=$3

@@ -1,6 +1,6 @@
 #!/bin/sh
-# perf/run.sh makes a table and keeps its lines; what is not there is named; wrong figures are refused. No speed is
-# asserted: only that each line has a figure with its limit.
+# perf/run.sh makes a table and keeps its lines. It names benchmarks that are missing and refuses wrong figures.
+# This check asserts no speed, only that each line has a figure with its limit.
 #
 #   check_perf.sh SOURCE_DIR BUILD_DIR
 set -u

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The command as a user has it: check_probe.sh SLUICE stop|quick
+# Runs `sluice probe` as a user would: check_probe.sh SLUICE stop|quick
 #
-#   stop   what it refuses to overwrite, wrong use, and that Ctrl-C ends it, leaving no file (some seconds)
+#   stop   files that it refuses to overwrite, wrong use, and that Ctrl-C ends it and leaves no file (some seconds)
 #   quick  a whole `sluice probe --quick`, twice over the same file; how long it took is printed, not judged
 set -u
 . "$(dirname "$0")/lib.sh"

@@ -1,9 +1,9 @@
 #!/bin/sh
-# The limits that the ZeRO papers state, as the planner has them: what fits and what does not, on described machines.
+# Checks that the planner gives the limits that the ZeRO papers state: which models fit on described machines.
 #
 #   check_published_limits.sh SLUICE SOURCE_DIR
 #
-# Exit 0: all as published; 1: what is not, a line each; 2: wrong use.
+# Exit 0: all as published; 1: a line for each limit that differs; 2: wrong use.
 set -u
 usage='use: check_published_limits.sh SLUICE SOURCE_DIR'
 . "$(dirname "$0")/lib.sh"

@@ -1,4 +1,4 @@
-# What the shell checks share: . "$(dirname "$0")/lib.sh"
+# Shared by the shell checks: . "$(dirname "$0")/lib.sh"
 #
 # A check makes its scratch directory, calls commands, looks at what they left, and ends with `finish`. Exit
 # statuses: 0 all is as expected; 1 something failed, with a line "FAILED: ..." for each; 2 wrong use; 77 skipped.

@@ -20,7 +20,7 @@ sources="kernels/cpu/optimizer/adam.c kernels/cpu/optimizer/adam_neon.c kernels/
          src/base/mem.c src/base/rng.c src/base/size.c"
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose
-for file in $sources tests/test_kernels_adam.c tests/test_kernels_lion.c; do
+for file in $sources tests/kernels/test_kernels_adam.c tests/kernels/test_kernels_lion.c; do
     object=$scratch/$(basename "$file" .c).o
     "$compiler" -std=gnu17 -O2 -fopenmp -D_GNU_SOURCE -Wall -Wextra -Wshadow -Werror -ffp-contract=off \
         -fno-math-errno -fno-trapping-math -Itests/cross -I. -Isrc -c -o "$object" "$file"

@@ -1,8 +1,8 @@
-# Tests of the repository itself: who includes and links whom, the top level, installing, the
-# command line. They need no accelerator and no data.
+# Tests of the repository itself: which folder includes and links which, the top level, installing,
+# the command line. They need no accelerator and no data.
 
-# Which folder links which, a line a folder, for check_includes.sh. The list is complete here: all
-# folders are read before the tests.
+# Lists the folders that each folder links, one line for each, for check_includes.sh. The list is
+# complete here, because CMake reads all folders before the tests.
 set(links "")
 foreach(folder src/base kernels tiers swap src/config src/model src/plan src/comm src/text src/data src/format
         src/report src/setup src/engine src/state src/hf src/infer src/train src/profile src/probe src/cli)
@@ -39,7 +39,7 @@ add_test(NAME repo_install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_inst
 set_tests_properties(repo_includes repo_includes_canary repo_links repo_links_canary repo_tree repo_install
                      PROPERTIES LABELS cpu TIMEOUT 60 SKIP_RETURN_CODE 77)
 
-# Targets of perf/ are made after this folder is read, so its presence is known by the option.
+# The targets of perf/ are made after this folder is read, so this tests the option instead.
 if(SLUICE_PERF)
     add_test(NAME repo_perf COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_perf.sh ${PROJECT_SOURCE_DIR}
              ${PROJECT_BINARY_DIR})

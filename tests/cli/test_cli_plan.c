@@ -1,5 +1,5 @@
-/* What `sluice plan` prints as JSON: ZeRO's tables cell by cell, and a plan whose figures follow
- * from each other. Runs the program. */
+/* Checks the JSON that `sluice plan` prints: ZeRO's tables cell by cell, and a plan whose figures
+ * follow from each other. Runs the program. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@ static const char *const kinds[] = {"params", "grads", "optimizer", "activations
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
-/* What the program prints with these arguments, as JSON. */
+/* Runs `sluice plan --json` with these arguments and returns the JSON that it prints. */
 __attribute__((format(printf, 2, 3))) static json_t *run(int expected, const char *format, ...)
 {
     char command[COMMAND_BYTES];
@@ -320,7 +320,7 @@ static void text_of_a_plan(void **state)
     }
 }
 
-/* A file of its own with this text; the caller removes it. */
+/* Writes this text to a new file; the caller removes it. */
 static void write_file(char path[], const char *text)
 {
     int fd = mkstemp(path);
@@ -331,7 +331,7 @@ static void write_file(char path[], const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-/* Of two hosts with four ranks each: what is of a rank, of a host and of all. */
+/* Two hosts with four ranks each, to tell figures of a rank, of a host and of all hosts apart. */
 static const char machine_text[] =
     "{\"name\": \"two hosts\", \"host_count\": 2, \"ranks_per_host\": 4,"
     " \"host\": {\"core_count\": 32, \"memory_bytes\": \"256GiB\", \"dram_copy\": 100e9},"

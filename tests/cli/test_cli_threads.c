@@ -1,5 +1,6 @@
-/* Starting anew keeps the cores: also where OpenMP, as the user told it, has put the first thread
- * on one of them before main began. The program runs itself as a child with each environment. */
+/* Restarting the program keeps its allowed cores, even if OpenMP, by the user's settings, has bound
+ * the first thread to one of them before main began. The program runs itself as a child with each
+ * environment. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +16,7 @@
 
 static const char *self_path;
 
-/* What the child says: its allowed cores and the spin count that it runs with. */
+/* Runs the child, which prints its allowed cores and the spin count that it runs with. */
 static void child_says(const char *environment, char *answer, size_t answer_bytes)
 {
     char command[4608];

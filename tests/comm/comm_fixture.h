@@ -1,10 +1,9 @@
-/* Ranks as forked processes, without a launcher: for tests of src/comm and of what uses it.
+/* Ranks as forked processes, without a launcher, for tests of src/comm and of its users.
  *
  *   comm_fixture_run(4, config, body, user)   forks 4 ranks; each joins and runs body; waits
  *
- * The test's own process is none of the ranks. A rank's standard error is the test's. A rank that
- * the body does not end otherwise leaves with the body's code and exits with 0 where that is 0,
- * else 1. */
+ * The test's own process is not a rank. The ranks share the test's standard error. After its body a
+ * rank leaves with the body's code; the process exits with 0 if that code is 0, else with 1. */
 #ifndef SLUICE_TESTS_COMM_FIXTURE_H
 #define SLUICE_TESTS_COMM_FIXTURE_H
 
@@ -28,7 +27,7 @@ struct comm_fixture {
     pid_t pids[COMM_FIXTURE_RANKS_MAX];
     int statuses[COMM_FIXTURE_RANKS_MAX];   /* of waitpid */
     double seconds[COMM_FIXTURE_RANKS_MAX]; /* from the start to the rank's end */
-    int codes[COMM_FIXTURE_RANKS_MAX]; /* of the body, or of comm_join; 1 where there came none */
+    int codes[COMM_FIXTURE_RANKS_MAX]; /* of the body, or of comm_join; 1 if the rank gave none */
     bool are_tellers[COMM_FIXTURE_RANKS_MAX];
     char texts[COMM_FIXTURE_RANKS_MAX]
               [ERR_TEXT_BYTES]; /* of comm_check after the body, else err_text */
@@ -38,8 +37,8 @@ typedef struct comm_fixture comm_fixture;
 /* A body runs in a rank's process: 0, or a failure (< 0) whose text is the thread's. */
 typedef int comm_fixture_body(comm *self, void *user);
 
-/* Zeroes all but what the test may set beforehand, and runs. `user` is seen as it was at the fork,
- * or shared where the test made it so (comm_fixture_shared). */
+/* Zeroes the results and runs the ranks. They see `user` as it was at the fork, unless it lies in
+ * memory of comm_fixture_shared. */
 void comm_fixture_run(comm_fixture *self, comm_fixture_body *body, void *user);
 
 /* Zeroed memory that the ranks share with the test, until the test ends. */

@@ -229,7 +229,7 @@ static void a_rank_that_works_is_waited_for(void **state)
     }
 }
 
-/* Rank 1 hangs, rank 2 waits for it, rank 0 for rank 2, which is not to blame. */
+/* Rank 1 hangs, rank 2 waits for rank 1, and rank 0 waits for rank 2, which is not to blame. */
 static int wait_in_a_row(comm *self, void *user)
 {
     (void)user;
@@ -295,7 +295,7 @@ static void a_process_that_hangs_is_ended(void **state)
     assert_true(strstr(fixture.texts[0], "rank 1 on host"));
 }
 
-/* As a drive that hangs on rank 0, which is to tell. */
+/* The report from rank 0, which hangs as on a stuck drive but has to report. */
 static void tell(int code)
 {
     if (told_board)
@@ -314,7 +314,7 @@ static int hang_as_teller(comm *self, void *user)
     return comm_barrier(self, "after");
 }
 
-/* The others end after it, so that no launcher ends it before it has told. */
+/* The other ranks end after rank 0, so that no launcher ends it before it has reported. */
 static void a_teller_that_hangs_tells(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* All-gather and reduce-scatter between ranks: against a serial reference by memcmp, whatever the
- * number of ranks, the staging, the count, the wire and which ranks share a host; what is sent; and
- * that a rank that dies, stays away or does something else ends all.
+/* All-gather and reduce-scatter between ranks, compared with a serial reference by memcmp, for many
+ * numbers of ranks, sizes of staging, counts, wires and placements of ranks on hosts. The number of
+ * bytes sent is checked too. A rank that dies, stays away or calls something else ends all ranks.
  *
  *   test_comm_exchange          forked ranks of one host
  *   test_comm_exchange mpirun   four ranks of mpirun that are told to be on 1 to 4 hosts */
@@ -82,7 +82,7 @@ static void loops_have_the_bits_of_dtype(void **state)
 struct values_case {
     uint64_t staging_bytes;
     uint32_t host_count;   /* mpi: ranks are told that they are on so many hosts */
-    bool has_foreign_pids; /* nobody can open another's memfd */
+    bool has_foreign_pids; /* no process can open another's memfd */
 };
 typedef struct values_case values_case;
 

@@ -221,7 +221,7 @@ static void several_ranks_exchange(void **state)
 }
 #endif
 
-/* ---- refusals: on all ranks alike, and the ranks go on ---- */
+/* ---- refusals: the same on all ranks, and the ranks continue ---- */
 
 static int open_refused(comm *self, void *user)
 {

@@ -1,5 +1,5 @@
-/* NCCL as it is found at run time (src/comm/nccl_library.c): no GPU is needed to load it.
- * Exit 77: this build has no NCCL, or the machine has none; then it is told how to get one. */
+/* NCCL as it is found at run time (src/comm/nccl_library.c). Loading it needs no GPU. Exit 77: this
+ * build has no NCCL, or the machine has none; the error then says how to get it. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

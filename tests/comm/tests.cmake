@@ -1,4 +1,4 @@
-# Ranks: forked ones (comm_fixture), and such as mpirun starts.
+# Ranks that comm_fixture forks, and ranks that mpirun starts.
 add_library(comm_fixture STATIC comm/comm_fixture.c)
 target_link_libraries(comm_fixture PUBLIC sluice_comm PkgConfig::CMOCKA)
 
@@ -7,7 +7,7 @@ sluice_test(test_comm_join LIBS comm_fixture LABELS cpu debug tsan)
 add_test(NAME test_comm_join.mpirun COMMAND test_comm_join mpirun)
 set_tests_properties(test_comm_join.mpirun PROPERTIES LABELS mpi TIMEOUT 60 SKIP_RETURN_CODE 77)
 
-# Under tsan the ranks are processes, which it does not see across.
+# The ranks are processes, and tsan does not see races between processes.
 sluice_test(test_comm_exchange LIBS comm_fixture LABELS cpu debug)
 add_test(NAME test_comm_exchange.mpirun COMMAND test_comm_exchange mpirun)
 set_tests_properties(test_comm_exchange.mpirun PROPERTIES LABELS mpi TIMEOUT 60 SKIP_RETURN_CODE 77)

@@ -1,5 +1,5 @@
-/* What a job says it changes in a run that another has begun: each key that changes what follows,
- * no key that changes no bit, and no more text than there is room for. */
+/* A job may change keys of a run that another job began. The report of these changes names each key
+ * that changes what follows and no key that changes no bit, and it fits its buffer. */
 #include "tests/config/test_config_common.h"
 
 static char told[1024];

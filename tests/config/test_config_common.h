@@ -1,4 +1,4 @@
-/* Shared by the tests of src/config: a job file in a directory of its own. */
+/* Shared by the tests of src/config: a job file in a directory of the test. */
 #ifndef SLUICE_TESTS_TEST_CONFIG_COMMON_H
 #define SLUICE_TESTS_TEST_CONFIG_COMMON_H
 
@@ -64,7 +64,7 @@ static int read_text(const char *text, const char *set, job **out)
     return job_read(test_file, &set, set ? 1 : 0, out);
 }
 
-/* As read_text for a job that must be right. The caller destroys it. */
+/* Calls read_text for a job that must be right. The caller destroys it. */
 __attribute__((unused)) static job *read_good(const char *text, const char *set)
 {
     job *self;
@@ -122,29 +122,45 @@ __attribute__((unused)) static bool field_holds(const struct field *field, const
 
 enum { TEST_LOG_BYTES = 32768 };
 
-/* What reading a job logs, whether it is right or not. Returns the log's length. */
+/* Collects what is logged, at the level info, from capture_begin to capture_end. */
+struct capture {
+    FILE *file;
+    int saved; /* the standard error of before */
+};
+
+__attribute__((unused)) static struct capture capture_begin(void)
+{
+    struct capture self = {.file = tmpfile()};
+    assert_non_null(self.file);
+    fflush(stderr);
+    self.saved = dup(STDERR_FILENO);
+    assert_true(self.saved >= 0 && dup2(fileno(self.file), STDERR_FILENO) >= 0);
+    log_set_level(LOG_INFO);
+    return self;
+}
+
+/* Returns the log's length, and sets the level warn. */
+__attribute__((unused)) static size_t capture_end(struct capture self, char log[TEST_LOG_BYTES])
+{
+    log_set_level(LOG_WARN);
+    assert_true(dup2(self.saved, STDERR_FILENO) >= 0);
+    close(self.saved);
+    rewind(self.file);
+    size_t bytes = fread(log, 1, TEST_LOG_BYTES - 1, self.file);
+    log[bytes] = '\0';
+    fclose(self.file);
+    return bytes;
+}
+
+/* Reads a job that must be right and collects what is logged. Returns the log's length. */
 __attribute__((unused)) static size_t read_logged(const char *text, const char *set,
                                                   char log[TEST_LOG_BYTES])
 {
-    char path[96];
-    snprintf(path, sizeof path, "%s/log", test_dir);
-    FILE *file = fopen(path, "wb+");
-    assert_non_null(file);
-    fflush(stderr);
-    int saved = dup(STDERR_FILENO);
-    assert_true(saved >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-    log_set_level(LOG_INFO);
     job *self;
+    struct capture capture = capture_begin();
     int rc = read_text(text, set, &self);
-    log_set_level(LOG_WARN);
-    assert_true(dup2(saved, STDERR_FILENO) >= 0);
-    close(saved);
+    size_t bytes = capture_end(capture, log);
     job_destroy(self);
-    rewind(file);
-    size_t bytes = fread(log, 1, TEST_LOG_BYTES - 1, file);
-    log[bytes] = '\0';
-    fclose(file);
-    unlink(path);
     if (rc < 0)
         fail_msg("%s (--set %s): %s", text, set ? set : "-", err_text());
     return bytes;

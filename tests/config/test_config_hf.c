@@ -9,7 +9,7 @@
     "\"model_type\": \"gpt2\", \"vocab_size\": 300, \"n_embd\": 48, \"n_layer\": 3, \"n_head\": "  \
     "4, "                                                                                          \
     "\"n_positions\": 96"
-/* Keys of all others, with more positions than the default sequence has. */
+/* Sizes for every other family. There are more positions than the default sequence has tokens. */
 #define SIZES                                                                                      \
     "\"vocab_size\": 300, \"hidden_size\": 48, \"num_hidden_layers\": 3, "                         \
     "\"num_attention_heads\": 4, \"intermediate_size\": 80, \"max_position_embeddings\": 4096"
@@ -221,7 +221,8 @@ static void wrong_is_refused(void **state)
     }
 }
 
-/* What a job may say: the same, a length, the size of parts. */
+/* A job may repeat the checkpoint's values, and may set the sequence length and the size of
+ * parts. */
 static void jobs_may_repeat(void **state)
 {
     (void)state;
@@ -304,7 +305,8 @@ static void a_run_keeps_its_tokenizer(void **state)
     assert_false(first->data.tokenizer_is_given);
     job *named = read_right(LLAMA, "data.tokenizer=bytes");
     assert_true(named->data.tokenizer_is_given);
-    assert_int_equal(read_text(named->text, NULL, &again), 0); /* a run's job.json says so too */
+    assert_int_equal(read_text(named->text, NULL, &again),
+                     0); /* a run's job.json has the same effect */
     assert_true(again->data.tokenizer_is_given);
     job_destroy(again);
     job_destroy(named);

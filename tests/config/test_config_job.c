@@ -1,4 +1,4 @@
-/* What a right job file becomes: defaults, DeepSpeed's files, --set, and its text. */
+/* Reading a job file that is right: defaults, DeepSpeed's files, --set, and the job's text. */
 #include "tests/config/test_config_common.h"
 
 #include "config/config.h"
@@ -113,7 +113,7 @@ static void modes_are_read(void **state)
     job_destroy(self);
 }
 
-/* What is approximate is said once, and only where it is asked for. */
+/* The warning about an approximate update is logged once, and only if the job asks for it. */
 static void delayed_update_warns(void **state)
 {
     (void)state;
@@ -125,7 +125,8 @@ static void delayed_update_warns(void **state)
     assert_int_equal(count, 0);
 }
 
-/* Each format is taken; moments that are not fp32 warn once, whoever asks for them. */
+/* Each format of state is accepted. Moments that are not fp32 cause one warning, wherever the job
+ * sets them. */
 static void state_formats_are_read(void **state)
 {
     (void)state;
@@ -310,7 +311,7 @@ static void own_blocks_are_read(void **state)
     job_destroy(self);
 }
 
-/* As a DeepSpeed user has it: aliases, "auto", string booleans, deprecated keys, blocks that are
+/* A typical job of DeepSpeed: aliases, "auto", string booleans, deprecated keys, blocks that are
  * off. */
 static const char deepspeed_job[] =
     "{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"},\n"
@@ -389,7 +390,8 @@ static void deepspeed_file_works(void **state)
     job_destroy(self);
 }
 
-/* What does nothing here is named once, with its reason; what is used or off is not. */
+/* A key without effect is named in the log once, with the reason. A key that is used, or that is
+ * off, is not. */
 static void no_effect_is_logged(void **state)
 {
     (void)state;
@@ -711,7 +713,7 @@ static void choices_are_enumerators(void **state)
     }
 }
 
-/* What the table prints, in a text that the caller frees. */
+/* The table as it is printed. The caller frees the text. */
 static char *printed(bool is_markdown)
 {
     char *text = NULL;

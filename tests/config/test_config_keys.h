@@ -5,7 +5,7 @@
 
 #include "tests/config/test_config_common.h"
 
-/* What a key is given beside: blocks of a job that end in a comma. */
+/* The rest of the job in which a key is tried: blocks of a job that end in a comma. */
 enum base {
     PLAIN,
     ADAM,

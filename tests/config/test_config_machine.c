@@ -115,7 +115,7 @@ static void round_trip(void **state)
         rc = machine_read(text_file, is);
         if (rc < 0)
             fail_msg("%s", err_text());
-        /* Members one by one where there is padding behind a bool or a kind. */
+        /* Compares members one by one, because there is padding after a bool or a kind. */
         assert_int_equal(was->device.is_gpu, is->device.is_gpu);
         assert_memory_equal(&was->host, &is->host, sizeof was->host);
         assert_memory_equal(was->device.products, is->device.products, sizeof was->device.products);
@@ -212,7 +212,7 @@ static void refusals(void **state)
     mem_free(empty);
 }
 
-/* What could not be read again is not written, and what was there stays. */
+/* A machine that could not be read again is not written, and the old file stays. */
 static void unwritable(void **state)
 {
     (void)state;

@@ -49,8 +49,8 @@ static void published_sizes(void **state)
     }
 }
 
-/* What a name promises ("zero-offload-13b"), by the papers' formula: blocks alone, 12 L C^2. Of
- * Llama all. */
+/* A preset has the size that its name promises ("zero-offload-13b"). The papers' formula counts the
+ * blocks alone, 12 L C^2; for Llama all parameters count. */
 static void sizes_as_named(void **state)
 {
     (void)state;

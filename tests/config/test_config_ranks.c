@@ -4,7 +4,7 @@
 
 #include "config/config_internal.h"
 
-/* As read_text for `world` ranks. */
+/* Does the same as read_text, for `world` ranks. */
 static int read_ranks(const char *text, const char *set, uint32_t world, job **out)
 {
     return job_read_text_ranks("job", text, strlen(text), &set, set ? 1 : 0, world, out);
@@ -90,25 +90,15 @@ static const struct {
 
 static const char stage_3[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3},");
 
-/* What reading for `world` ranks logs. */
+/* Reads a job for `world` ranks and collects what is logged. */
 static void read_ranks_logged(const char *text, const char *set, uint32_t world,
                               char log[TEST_LOG_BYTES])
 {
-    FILE *file = tmpfile();
-    assert_non_null(file);
-    fflush(stderr);
-    int saved = dup(STDERR_FILENO);
-    assert_true(saved >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-    log_set_level(LOG_INFO);
     job *self;
+    struct capture capture = capture_begin();
     int rc = read_ranks(text, set, world, &self);
-    log_set_level(LOG_WARN);
-    assert_true(dup2(saved, STDERR_FILENO) >= 0);
-    close(saved);
+    capture_end(capture, log);
     job_destroy(self);
-    rewind(file);
-    log[fread(log, 1, TEST_LOG_BYTES - 1, file)] = '\0';
-    fclose(file);
     if (rc < 0)
         fail_msg("%s: %s", set, err_text());
 }
@@ -161,7 +151,8 @@ static void defaults_of_ranks(void **state)
     job_destroy(self);
 }
 
-/* What is not built and would change what a step trains on, and values out of range. */
+/* Several ranks are refused options that are not built and would change what a step trains on, and
+ * values out of range. */
 static void wrong_for_ranks(void **state)
 {
     (void)state;

@@ -138,7 +138,7 @@ static void known_points(void **state)
     assert_rate(job_learning_rate(&self, 5000), 1.5e-4, 5000); /* stays there */
 }
 
-/* What is said to a scheduler beyond its numbers. */
+/* Keys of a scheduler that are not numbers, and defaults that depend on the optimizer. */
 static void schedulers_are_read(void **state)
 {
     (void)state;
@@ -166,7 +166,7 @@ static void schedulers_are_read(void **state)
         NULL);
     assert_true(job_momentum(self, 1) == 0.8 && self->optimizer.beta2 == 0.99);
     job_destroy(self);
-    /* As a trainer above DeepSpeed would fill "auto" in. */
+    /* Values that a trainer above DeepSpeed would put in the place of "auto". */
     self = read_good(
         SMALL_WITH(
             "\"optimizer\": {\"params\": {\"lr\": 2e-5}}, \"scheduler\": {\"type\": "

@@ -1,4 +1,4 @@
-# The job file: one program per behaviour, all pure but for the files they write.
+# The job file: one program per behaviour. They touch nothing but the files that they write.
 foreach(behaviour changes deepspeed errors files fuzz hf job machine presets ranks schedule)
     sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()

@@ -1,6 +1,6 @@
-/* What the tests of Adam need of cmocka, for a compiler of another processor, for which no
- * cmocka is installed (tests/checks/neon_adam.sh). The first failure ends the program with status 1.
- * One thread. */
+/* The part of cmocka that the tests of Adam use, for cross compilers, for which no cmocka is
+ * installed (tests/checks/neon_adam.sh). The first failure ends the program with status 1. One
+ * thread. */
 #ifndef SLUICE_TESTS_CROSS_CMOCKA_H
 #define SLUICE_TESTS_CROSS_CMOCKA_H
 

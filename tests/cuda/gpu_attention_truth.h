@@ -1,6 +1,5 @@
-/* What attention should give, row by row in double, for tests of attention on a GPU: packed
- * operands, a run's results, and checks of single rows against the definition, each with a bound of
- * its own. */
+/* Attention computed row by row in double, to check attention on a GPU: packed operands, a run's
+ * results, and checks of single rows against the definition, each with its own bound. */
 #ifndef SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
 #define SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
 

@@ -1,7 +1,7 @@
-/* What tests of the CUDA backend share: a GPU (a real one, or the simulated one, as the program was
- * linked), memory on it that is guarded, and comparisons. Made of calls of CUDA's runtime alone, so
- * that the same test runs on both; test_gpu_*.c are registered by sluice_gpu_test
- * (simulated_gpu.cmake).
+/* Shared by the tests of the CUDA backend: a GPU (a real one, or the simulated one, as the program
+ * was linked), guarded memory on it, and comparisons. It calls CUDA's runtime alone, so that the
+ * same test runs on both. The function sluice_gpu_test (simulated_gpu.cmake) registers
+ * test_gpu_*.c.
  *
  *   static void test_add(void **state)
  *   {
@@ -14,8 +14,8 @@
  *       gpu_end(gpu);
  *   }
  *
- * One fixture at a time per thread. Everything that fails here fails the running cmocka test, or
- * ends the program with status 77 and the reason where there is no GPU. Include the cmocka headers
+ * A thread has one fixture at a time. A failure in here fails the running cmocka test. If there
+ * is no GPU, the program ends with status 77 and prints the reason. Include the cmocka headers
  * before. */
 #ifndef SLUICE_TESTS_GPU_FIXTURE_H
 #define SLUICE_TESTS_GPU_FIXTURE_H
@@ -44,10 +44,10 @@ gpu_fixture *gpu_begin(void);
 /* Waits, frees what is left (checking its guards), and checks that no CUDA error is pending. */
 void gpu_end(gpu_fixture *gpu);
 
-/* Device memory of its own, aligned to 256 bytes, filled with 0xff (NaN). A write beyond its end
- * ends the program at once under simulation (a page that may not be touched; the few bytes before
- * that page are compared when it is freed) and is found by gpu_free or gpu_end on a GPU. bytes 0 is
- * allowed. */
+/* Allocates device memory, aligned to 256 bytes and filled with 0xff (NaN). bytes 0 is allowed. A
+ * write beyond its end is found as follows. On a GPU, gpu_free or gpu_end finds it. Under
+ * simulation it ends the program at once, because the next page may not be touched; the few bytes
+ * before that page are compared when the memory is freed. */
 void *gpu_alloc(gpu_fixture *gpu, uint64_t bytes);
 /* gpu_alloc and gpu_upload. */
 void *gpu_alloc_copy(gpu_fixture *gpu, const void *host, uint64_t bytes);
@@ -77,8 +77,9 @@ void *gpu_alloc_values(gpu_fixture *gpu, const float *values, enum dtype type, u
 void gpu_download_values(gpu_fixture *gpu, float *values, const void *source, enum dtype type,
                          uint64_t count);
 
-/* Fails the test, naming the first bad index and how many are bad, unless for every i
- * |got - want| <= absolute + relative * |want|; equal infinities agree, NaN agrees with NaN alone. */
+/* Fails the test unless |got - want| <= absolute + relative * |want| for every element. Equal
+ * infinities agree, and NaN agrees with NaN alone. The message names the first bad index and says
+ * how many are bad. */
 void gpu_expect_close(const char *name, const float *got, const float *want, uint64_t count,
                       double absolute, double relative);
 /* Fails the test, naming the first byte that differs and its element, unless the bytes are

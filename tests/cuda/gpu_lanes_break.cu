@@ -1,5 +1,5 @@
-// Breaks a real GPU for its process: a kernel that writes where nothing is. See gpu_lanes_rig.h; under
-// simulation the simulated GPU has a call for it.
+// Breaks a real GPU for its process with a kernel that writes to an unmapped address. The simulated
+// GPU has a call for this instead. See gpu_lanes_rig.h.
 #include <cuda_runtime.h>
 #include <stdint.h>
 

@@ -1,5 +1,5 @@
-/* A GPU with its lanes (swap/lane_stream.h), worker lanes for the host's ops beside them, and ops
- * that move values about: for the tests of the lanes under the executor. Include after cmocka.h.
+/* For the tests of the lanes under the executor: a GPU with its lanes (swap/lane_stream.h), worker
+ * lanes for the host's ops, and ops that move values about. Include after cmocka.h.
  *
  * Ops on the compute and comm lanes are copies and fills within the device, so that they are the
  * same on the simulated GPU and on a real one: each leaves its own bytes in what it writes, and
@@ -37,30 +37,32 @@ typedef struct gpu_rig gpu_rig;
 
 /* Opens GPU 0 and makes lanes of this depth. */
 void gpu_rig_init(gpu_rig *self, uint32_t depth);
-/* The same with a worker of the host as the comm lane, whose ops are done when it has waited for
+/* The same with a worker of the host as the comm lane. Its ops are done once it has waited for
  * them. */
 void gpu_rig_init_staged(gpu_rig *self, uint32_t depth);
 void gpu_rig_fini(gpu_rig *self);
 
-/* What gpu_rig_init gave lane_stream_create. */
+/* The configuration that gpu_rig_init gave lane_stream_create. */
 lane_stream_config gpu_rig_config(gpu_rig *self);
 
-/* Content for the program's arenas, drawn from the seed as by fixture_arenas_init; between unload
- * and the next load nothing may run. */
+/* Fills the program's arenas from the seed, as fixture_arenas_init does. Nothing may run between
+ * unload and the next load. */
 void gpu_rig_load(gpu_rig *self, const program *prog, uint64_t seed);
 void gpu_rig_unload(gpu_rig *self);
 
 /* An executor on the rig's lanes; the caller destroys it. */
 executor *gpu_rig_executor(gpu_rig *self, const program *const *programs, uint32_t count);
 
-/* Does all memory hold what serial execution left? */
+/* True if all memory holds the bytes that serial execution left. */
 bool gpu_rig_matches(gpu_rig *self, const fixture_arenas *serial);
 
-/* Enqueues work that breaks the GPU: a kernel that writes where nothing is (gpu_lanes_break.cu), or
- * a fault of the simulated one. CUDA's error of the launch, or 0. */
+/* Enqueues work that breaks the GPU: a kernel that writes to an unmapped address
+ * (gpu_lanes_break.cu), or a fault of the simulated GPU. Returns CUDA's error of the launch, or
+ * 0. */
 int gpu_rig_break(void *stream);
 
-/* Executes all ops on the host, in issue order; skipped: but those that fixture_skips names. */
+/* Executes all ops on the host, in issue order; if `skipped`, without those that fixture_skips
+ * names. */
 void gpu_rig_execute_serially(fixture_arenas *arenas, const program *prog, bool skipped);
 
 static inline bool is_gpu_lane(uint8_t kind)

@@ -1,10 +1,10 @@
-/* Matrix products held against a loop in double: operands with gaps and offsets, on a GPU of
- * gpu_fixture.h. What lies between the rows of A and B, and before them, is NaN; what lies between
- * the rows of C must not change; each operand ends where its last element does.
+/* Checks matrix products against a loop in double: operands with gaps and offsets, on a GPU of
+ * gpu_fixture.h. Elements between the rows of A and B, and before them, are NaN. Elements between
+ * the rows of C must not change. The memory of an operand ends with its last element.
  *
  * Tolerance. An fp32 sum of k products in any order errs by at most k units of roundoff times the
  * sum of magnitudes (Higham, Accuracy and Stability, section 3.1); the unit is 2^-23 here, since
- * tensor cores cut off where they add instead of rounding. A 16-bit C is rounded once more. */
+ * tensor cores truncate where they add instead of rounding. A 16-bit C is rounded once more. */
 #ifndef SLUICE_TESTS_GPU_MATMUL_CHECK_H
 #define SLUICE_TESTS_GPU_MATMUL_CHECK_H
 

@@ -1,6 +1,6 @@
 /* Runs of forked ranks with a GPU, or the simulated one, for test_gpu_ranks.c: jobs, train_run on
  * all ranks, what happens to one of them meanwhile. Include after cmocka.h. The test's own process
- * makes no call of CUDA. Every function fails the test where it cannot do its part. */
+ * makes no call of CUDA. Every function fails the test if it cannot do its work. */
 #ifndef SLUICE_TESTS_GPU_RANKS_RIG_H
 #define SLUICE_TESTS_GPU_RANKS_RIG_H
 
@@ -23,16 +23,16 @@ enum {
     GPU_RANKS_STEPS_FEW = 4
 };
 
-/* On the simulated GPU, or where SLUICE_TEST_FEW says that one is slow: fewer cases, of few steps.
- * Set by main. */
+/* True on the simulated GPU, and if SLUICE_TEST_FEW is set for a slow GPU: the test then runs fewer
+ * cases with few steps. Set by main. */
 extern bool gpu_ranks_are_few;
 extern fixture_model gpu_ranks_shape;
 
-/* What ranks and test tell each other. */
+/* Memory through which the ranks and the test exchange results and signals. */
 struct gpu_ranks_shared {
     fixture_result results[GPU_RANKS_MAX];
     atomic_uint step, is_killed;
-    uint64_t late_allocations, late_pageable_copies; /* on the simulated GPU, behind 2 steps */
+    uint64_t late_allocations, late_pageable_copies; /* on the simulated GPU, after 2 steps */
     char text[GPU_RANKS_TEXT_BYTES];
     uint64_t gpu_count, total_bytes, budgets[GPU_RANKS_MAX + 1];
     int nccl_code;
@@ -44,11 +44,11 @@ extern struct gpu_ranks_shared *gpu_ranks_shared; /* of the test and all ranks; 
 struct gpu_ranks_run {
     const char *name;
     uint32_t world;
-    bool is_spread; /* each rank on a host of its own */
-    bool has_own;   /* each rank sees a GPU of its own alone, as with srun --gpus-per-task=1 */
-    bool kills;     /* rank 1, once rank 0 has done GPU_RANKS_KILL_STEP */
-    bool faults;    /* rank 0's simulated GPU, after GPU_RANKS_KILL_STEP */
-    bool keeps;     /* what the run leaves */
+    bool is_spread;           /* each rank is on another host */
+    bool has_own;             /* each rank sees only its own GPU, as with srun --gpus-per-task=1 */
+    bool kills;               /* rank 1, once rank 0 has done GPU_RANKS_KILL_STEP */
+    bool faults;              /* rank 0's simulated GPU, after GPU_RANKS_KILL_STEP */
+    bool keeps;               /* what the run leaves */
     uint64_t norm_part_bytes; /* train_options */
     const job *job;           /* filled by gpu_ranks_train */
 };

@@ -1,4 +1,4 @@
-/* What the files of test_gpu_update share beside the CPU's variants: values that meet every path of
+/* Shared by the files of test_gpu_update, beside the CPU's variants: values that meet every path of
  * rounding and of IEEE arithmetic, and large shapes. Include the cmocka headers before. */
 #ifndef SLUICE_TESTS_GPU_UPDATE_H
 #define SLUICE_TESTS_GPU_UPDATE_H
@@ -9,12 +9,13 @@
 enum { SPECIAL_COUNT = 40 };
 extern const uint32_t special_bits[SPECIAL_COUNT]; /* of fp32 */
 
-/* Free bytes of the GPU; false, with a line on stdout, where a large test finds less than `bytes`
- * or the GPU is simulated. */
+/* True if a real GPU has `bytes` and 1 GiB more free, for a large test. If it has less, prints a
+ * line to stdout. Always false on a simulated GPU. */
 bool has_room_for_large(const gpu_fixture *gpu, uint64_t bytes);
 
-/* Fills device memory with copies of the host's `chunk_bytes`, the last one cut; and fails the test
- * unless it holds copies of `want`. For sizes that the host need not hold at once. */
+/* fill_repeated fills device memory with copies of the host's `chunk_bytes`, the last one cut.
+ * expect_repeated fails the test unless the memory holds such copies of `want`. Both are for sizes
+ * that the host need not hold at once. */
 void fill_repeated(gpu_fixture *gpu, void *target, uint64_t bytes, const void *chunk,
                    uint64_t chunk_bytes);
 void expect_repeated(gpu_fixture *gpu, const char *name, const void *source, uint64_t bytes,

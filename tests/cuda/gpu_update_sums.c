@@ -100,7 +100,7 @@ static float *alloc_floats(uint64_t count)
 
 /* --- working copies --- */
 
-/* `shift` elements off alignment, with slack behind. */
+/* `shift` elements off alignment, with spare elements at the end. */
 static void compare_copies(gpu_fixture *gpu, const cpu_variants *variants, const float *master,
                            uint64_t count, enum dtype type, uint64_t shift)
 {

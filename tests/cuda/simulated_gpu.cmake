@@ -6,10 +6,10 @@
 #                   [WHOLE] [SIMULATED_ONLY])
 #
 # builds NAME.c (or SOURCES) twice: NAME_simulated, in CTest NAME.simulated[.INSTANCE], label cpu; and
-# NAME with the real backend, NAME[.INSTANCE], label gpu, which exits with 77 where there is no GPU.
-# PARTS are those of the backend that the test needs (base rows update matmul attention backend device);
-# without it, all. WHOLE is for tests that link sluice_profile or another library that holds the backend
-# itself: the simulated objects then stand on the link line, before any library.
+# NAME with the real backend, NAME[.INSTANCE], label gpu, which exits with 77 if there is no GPU.
+# PARTS names the parts of the backend that the test needs (base rows update matmul attention backend
+# device); without PARTS it gets all. WHOLE is for tests that link sluice_profile or another library that
+# holds the backend itself: the simulated objects then stand on the link line, before any library.
 # Where CUDA is found, the target gpu_programs builds all programs that run on a real GPU, and gpu_tests.txt
 # in the build folder has a line "program argument" for each CTest line of label gpu: perf/gpu/gpu.sh runs them
 # on machines that have a GPU and no CMake.
@@ -48,7 +48,7 @@ function(simulated_part NAME KIND)
     target_link_libraries(${NAME} PUBLIC simulated_options ${ARG_DEPENDS} sluice_base)
 endfunction()
 
-# cuBLASLt's stand-in comes with what finds it (library.c) in the place of dlopen.
+# cublaslt_library.c finds cuBLASLt's stand-in, in the place of dlopen.
 file(GLOB simulated_sources CONFIGURE_DEPENDS ${simulated_dir}/*.cc)
 file(GLOB simulated_cublaslt CONFIGURE_DEPENDS ${simulated_dir}/*.c ${simulated_dir}/cublaslt*.cc)
 list(FILTER simulated_sources EXCLUDE REGEX "/cublaslt[^/]*$")

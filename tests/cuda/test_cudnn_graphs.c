@@ -52,7 +52,7 @@ static attention_desc desc_of(const struct shape *shape, enum dtype type)
 /* --- one attention, on the stand-in and on the reference
  * ---------------------------------------- */
 
-/* Memory with a guard behind it. */
+/* Memory with a guard at its end. */
 struct block {
     char *data;
     uint64_t bytes;
@@ -230,8 +230,8 @@ static void test_shapes(void **state)
     assert_int_equal(fake_cudnn.live_handle_count, 0);
 }
 
-/* Up to 64 tokens dS takes 64 * 128 * 2 bytes for each head; the parts that fit the limit are whole
- * sequences first, then key/value heads, and divide what there is. */
+/* For up to 64 tokens, dS takes 64 * 128 * 2 bytes for each head. A part that fits the limit holds
+ * whole sequences if possible, else key/value heads, in a number that divides their total. */
 static void test_parts(void **state)
 {
     static const struct shape shape = {4, 9, 6, 6, 8}, grouped = {3, 10, 12, 6, 8};

@@ -19,14 +19,14 @@
 #include "tests/cuda/gpu_attention_truth.h"
 #include "tests/cuda/gpu_fixture.h"
 
-/* `pad` elements at the end of each packed row belong to nobody; `sharpness` scales the scores. */
+/* The last `pad` elements of each packed row are unused; `sharpness` scales the scores. */
 struct shape {
     uint64_t batch, tokens, heads, kv_heads, head_dim, pad;
     float sharpness;
 };
 
-/* One case on the host and on the GPU. Arrays on the GPU begin `shift` elements behind an aligned
- * address and end where the last row's heads do. */
+/* One case on the host and on the GPU. Arrays on the GPU begin `shift` elements after an aligned
+ * address and end at the end of the last row's heads. */
 struct rig {
     gpu_fixture *gpu;
     attention_case truth;
@@ -327,7 +327,7 @@ static void addresses_and_repetition_keep_bits(void **state)
     gpu_end(gpu);
 }
 
-/* A row's bits do not depend on the rows behind it, nor on how many there are. */
+/* A row's bits depend neither on later rows nor on their number. */
 static void later_rows_keep_bits(void **state)
 {
     (void)state;
@@ -357,8 +357,8 @@ static void large_scores_stay_exact(void **state)
     gpu_end(gpu);
 }
 
-/* The first key has nearly all of every row, and the largest score never changes: steps over the
- * others must leave the sum alone, however many there are. */
+/* The first key has nearly all the weight in every row, and the largest score never changes. Steps
+ * over the other keys, however many, must leave the sum as it is. */
 static void many_steps_keep_the_sum(void **state)
 {
     (void)state;

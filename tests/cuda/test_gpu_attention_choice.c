@@ -21,7 +21,7 @@
 enum behaviour {
     EXACT,          /* our own kernels' bits */
     OTHER_ROUNDING, /* fp32 throughout, rounded at the end */
-    REFUSES,        /* takes no shape, and leaves an error of CUDA behind */
+    REFUSES,        /* takes no shape, and leaves a pending CUDA error */
     BREAKS,         /* takes every shape and fails when it runs, as before */
     OUT_OF_MEMORY,  /* an error that is no refusal */
     WRONG_SCALE,    /* scores a fifth too large */
@@ -63,7 +63,7 @@ const char *cudai_cudnn_version(const kernel_context *context)
     return "a made-up library";
 }
 
-/* What a library without memory leaves behind. */
+/* Leaves a pending CUDA error, as a library that got no memory does. */
 static void leave_cuda_error(void)
 {
     void *memory = NULL;

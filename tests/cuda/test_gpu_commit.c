@@ -1,6 +1,6 @@
-/* Commits of runs whose optimizer state is in the memory of a GPU: what a commit behind the work of
- * a step has saved from there is the state of its step and of no other. A run ends in its n-th
- * commit, is begun again and ends with the bits of the run that nothing happened to. */
+/* Commits of runs whose optimizer state is in the memory of a GPU. A commit that follows the work
+ * of a step must save the state of that step and of no other. A run ends in its n-th commit, is
+ * started again, and must end with the bits of a run without interruption. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,7 +43,7 @@ static void set_case(size_t i, fixture_sets *sets)
     fixture_set(sets, "tiers.place.rules=%s", cases[i].rules);
 }
 
-/* The commit whose manifest is not written any more; those before it are. */
+/* Counts down to the commit that fails before its manifest is written. Earlier commits succeed. */
 static int commits_left;
 
 static int end_in_commit(void *user, const char *name)

@@ -1,7 +1,7 @@
-/* cuDNN's attention on a GPU: against the reference at small and odd shapes, the same bits at every
- * run of a shape that fills the GPU, and parts of it against the whole; and that attention.c, which
- * checks cuDNN's against our own, takes it. On the simulated GPU: that cuDNN is absent, and says
- * so. Exits with 77 where there is no GPU or no cuDNN that will do. */
+/* cuDNN's attention on a GPU. Small and odd shapes agree with the reference, every run of a shape
+ * that fills the GPU gives the same bits, parts agree with the whole, and attention.c, which checks
+ * cuDNN against our own kernels, accepts it. On the simulated GPU, cuDNN must be absent
+ * and the backend must say why. Exits with 77 if there is no GPU or no suitable cuDNN. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,8 +23,8 @@ struct shape {
     enum dtype type;
 };
 
-/* q, k and v are rows of one tensor; its gradients alike. Host values are fp32, rounded to the
- * type. */
+/* q, k and v are rows of one tensor, and so are their gradients. Host values are fp32, rounded to
+ * the type. */
 struct tensors {
     attention_desc desc;
     uint64_t qkv_count, output_count, lse_count;
@@ -68,7 +68,7 @@ static void free_tensors(struct tensors *t)
     mem_free(t->output_grad);
 }
 
-/* What one run gives, on the host. */
+/* The results of one run, on the host. */
 struct results {
     float *output, *lse, *grads;
 };
@@ -264,7 +264,7 @@ static void test_odd(void **state)
     end(gpu);
 }
 
-/* Many blocks, several parts: the same bits at every run; and the last group of heads alone, which
+/* Many blocks, several parts. Every run gives the same bits. The last group of heads alone, which
  * is one part at other addresses, agrees with the whole. */
 static void test_bits(void **state)
 {
@@ -325,9 +325,9 @@ static uint64_t free_bytes(gpu_fixture *gpu)
     return now;
 }
 
-/* What is right is not refused: wherever cuDNN makes a plan, the check of attention.c against our
- * own kernels passes, also by way of a smaller shape; the description says so, and the memory comes
- * back. */
+/* Correct kernels are not refused. For every shape for which cuDNN makes a plan, the check of
+ * attention.c against our own kernels passes, also by way of a smaller shape; the description names
+ * cuDNN's version and plan, and the memory is freed. */
 static void test_chosen(void **state)
 {
     static const struct shape shapes[] = {

@@ -165,7 +165,7 @@ static void a_budget_too_large_is_refused_with_numbers(void **state)
     if (!strstr(err_text(), asked_text) || !strstr(err_text(), "tiers.device.budget") ||
         (is_simulated && !strstr(err_text(), free_text)))
         fail_msg("\"%s\" lacks the numbers", err_text());
-    /* The refusal leaves no error behind and takes nothing. */
+    /* The refusal leaves no pending error and allocates nothing. */
     assert_int_equal(device_reserve(gpu, 4 * MIB, &base), 0);
     device_close(gpu);
 }
@@ -279,8 +279,7 @@ static void copies_and_fills(void **state)
     for (int i = 0; i < 100; i++)
         assert_int_equal(target[i], 0x3c);
     assert_int_equal(target[100], source[100]);
-    /* Three rows of 24 bytes, 1000 bytes apart in the copy of `source`, and not a byte behind
-     * them. */
+    /* Three rows of 24 bytes, 1000 bytes apart in the copy of `source`, and no byte after them. */
     assert_int_equal(device_fill(gpu, stream, base, 0x3c, 100), 0);
     assert_int_equal(device_gather_rows(gpu, stream, base, base + pages + 8, 1000, 24, 3), 0);
     assert_int_equal(device_copy(gpu, stream, target, base, 100, DEVICE_TO_HOST), 0);
@@ -411,8 +410,8 @@ static void note_byte(void *user)
     log->seen[log->count++] = *log->memory;
 }
 
-/* What another thread did on a stream of its own; its thread asserts nothing, since cmocka
- * cannot. */
+/* Work of another thread on its own stream. The thread keeps a result code and asserts nothing,
+ * since cmocka works in the test's thread alone. */
 struct errand {
     device *gpu;
     device_stream *stream;

@@ -243,7 +243,7 @@ static void forward_gives_the_bits_of_the_reference(void **state)
         for (size_t c = 0; c < sizeof channels / sizeof *channels; c++)
             check_forward(gpu,
                           (struct shape){(enum dtype)type, 3, 29, channels[c], 37, IDS_UNIFORM});
-    /* More rows than the grid has. */
+    /* There are more rows than blocks in the grid. */
     check_forward(gpu, (struct shape){DTYPE_BF16, 2, 601, 257, 5, IDS_UNIFORM});
     gpu_end(gpu);
 }

@@ -25,7 +25,7 @@ struct shape {
     uint64_t channels, vocab, rows; /* vocab and rows odd, vocab < rows < 2 vocab - 4 */
 };
 
-/* Row r has the last token where it is even, else token r modulo vocab - 1. */
+/* Even rows have the last token; an odd row r has token r modulo vocab - 1. */
 static int32_t token_of_row(const struct shape *shape, uint64_t row)
 {
     return (int32_t)(row % 2 == 0 ? shape->vocab - 1 : row % (shape->vocab - 1));

@@ -1,5 +1,6 @@
-/* What the engine asks of a GPU, seen from the simulated one: nothing is allocated and no copy is
- * pageable once it runs, a fault ends the run with its text, and without a GPU the CPU trains. */
+/* The engine's use of a GPU, observed through the simulated one. Once the engine runs, nothing is
+ * allocated and no copy is pageable; a fault ends the run with its text; without a GPU the CPU
+ * trains. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -66,8 +67,8 @@ static void nothing_is_allocated_while_it_runs(void **state)
     assert_int_equal(result.summary.sealed_alloc_count, 0);
 }
 
-/* The fault comes in the middle of step 4: the run ends with CUDA's words, does not hang, and the
- * next start goes on from its last commit, with the bits of a run that met no fault. */
+/* The fault comes in the middle of step 4. The run ends with CUDA's words and does not hang. The
+ * next start continues from the last commit and gives the bits of a run without a fault. */
 static void a_fault_of_the_gpu_ends_the_run(void **state)
 {
     (void)state;
@@ -140,8 +141,8 @@ static void take_the_gpu(void *user, const struct setup_summary *plan)
     simulated_gpu_set_total_bytes(1 << 20);
 }
 
-/* Another process takes the GPU's memory after the plan was made: the run says so and leaves
- * nothing, on the GPU or in the run directory, and the next one trains. */
+/* Another process takes the GPU's memory after the plan was made. The run reports that and leaves
+ * nothing on the GPU or in the run directory, and the next run trains. */
 static void memory_lost_after_the_plan_is_refused(void **state)
 {
     (void)state;

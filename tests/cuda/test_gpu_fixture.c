@@ -1,6 +1,6 @@
-/* The fixture of the GPU tests finds what it must: each mistake is made by a program of its own
- * (this one, with the mistake's name as its argument), which must fail with the message that names
- * it. */
+/* The fixture of the GPU tests finds the mistakes that it should. Each mistake is made by a process
+ * of its own (this program, with the mistake's name as its argument), which must fail with the
+ * message that names it. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@ enum { COUNT = 1000 };
 
 /* --- mistakes --- */
 
-/* As on a GPU, where canary bytes follow a block and no page guards it. */
+/* Behaves as on a GPU, where canary bytes follow a block and no page guards it. */
 static void overrun(void **state)
 {
     (void)state;

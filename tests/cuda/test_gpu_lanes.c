@@ -1,8 +1,8 @@
 /* The lanes of a GPU (swap/lane_stream.h) under the real executor, beside worker lanes for the
- * host's ops: random programs give the values of serial execution whatever the timing of the
- * streams, conditional ops too; nothing is allocated and nobody waits in a run; times are in order;
- * failures end a run with their text, and never hang. The simulated GPU's streams delay each piece
- * of work at random. Instances: order, refusals, clock, faults. */
+ * host's ops. Random programs, also with conditional ops, give the values of serial execution,
+ * whatever the timing of the streams. A run allocates nothing and no call in it blocks. Times are in
+ * order. A failure ends the run with its text and never hangs. The simulated GPU's streams delay
+ * each piece of work at random. Instances: order, refusals, clock, faults. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -359,7 +359,7 @@ static void times_are_on_our_clock(void **state)
         uint64_t before_ns = clock_ns(), after_ns;
         assert_int_equal(gpu->ops->submit(gpu, &request), 0);
         int found = 0;
-        while (found == 0) { /* the timer's news are none of the op's */
+        while (found == 0) { /* the timer wakes the poll too */
             after_ns = await_news(gpu);
             sleep_ms(PAUSE_MS);
             found = gpu->ops->poll(gpu, done, 1);
@@ -472,7 +472,7 @@ static void run_failing(gpu_rig *self, const program *prog, int code, const char
     assert_non_null(strstr(err_text(), text));
     assert_non_null(strstr(err_text(), named));
     executor_destroy(exec);
-    /* The lane refuses too, for whoever asks it next. */
+    /* The lane refuses later requests too. */
     lane *gpu = self->lanes[LANE_H2D];
     lane_request request = {.prog = prog};
     for (uint32_t i = 0; i < prog->op_count && !request.item; i++)
@@ -509,8 +509,8 @@ static void any_failing_op_ends_the_run(void **state)
     program_fini(&prog);
 }
 
-/* A GPU that breaks somewhere in the program calls no host function any more. What breaks a real
- * one breaks it for the process, so there this is one case, and the last. */
+/* After a GPU has broken somewhere in the program, it calls no host function any more. A real GPU
+ * stays broken for the process, so that there this is one case, and the last. */
 static void a_broken_gpu_ends_the_run(void **state)
 {
     (void)state;

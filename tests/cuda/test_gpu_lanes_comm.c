@@ -156,8 +156,8 @@ static void stuck_program(program *out)
     builder_finish(&b, out);
 }
 
-/* Runs the stuck program on lanes that are watched; returns what the executor does. The op on the
- * compute lane waits for the first, which is released by then. */
+/* Runs the stuck program on watched lanes and returns the executor's result. The op on the compute
+ * lane waits for the first op, which has been released by then. */
 static int run_stuck(gpu_rig *rig, struct stuck *stuck, err_record *lane_error)
 {
     program prog;
@@ -200,7 +200,7 @@ static void watch_ends_what_never_ends(void **state)
     gpu_rig_fini(&r);
 }
 
-/* Whom watch has nothing to say of goes on. */
+/* If watch reports no failure, the run continues. */
 static void a_content_watch_changes_nothing(void **state)
 {
     (void)state;

@@ -321,7 +321,7 @@ static void parts_agree_with_the_whole(void **state)
     gpu_end(gpu);
 }
 
-/* What softmax_part leaves between parts, against the reference's. */
+/* The statistics that softmax_part keeps between parts agree with the reference's. */
 static void stats_between_parts(void **state)
 {
     (void)state;

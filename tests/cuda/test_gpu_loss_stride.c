@@ -1,6 +1,6 @@
-/* Rows of logits that lie apart (an odd vocabulary padded to 16 bytes): the reference's losses and
- * gradients, whole and in parts, in place and not, whatever lies between the rows (NaN here), which
- * stays as it was. */
+/* Rows of logits with gaps between them (an odd vocabulary padded to 16 bytes) give the reference's
+ * losses and gradients, whole and in parts, in place and not. The gaps may hold anything (NaN here)
+ * and keep their bytes. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

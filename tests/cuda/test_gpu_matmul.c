@@ -411,7 +411,7 @@ static void large(void **state)
 
 int main(void)
 {
-    log_set_level(LOG_QUIET); /* each product that cuBLASLt refuses says so */
+    log_set_level(LOG_QUIET); /* a line is logged for each product that cuBLASLt refuses */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_fp32),     cmocka_unit_test(products_bf16),
         cmocka_unit_test(products_fp16),     cmocka_unit_test(column_blocks),

@@ -1,5 +1,5 @@
-/* Where cuBLASLt is absent, the GPU full or failing, and what a call of a product may not do: what
- * only the simulated GPU can show. */
+/* Matrix products if cuBLASLt is absent or the GPU is full or failing, and the rules that a call of
+ * a product must keep. Only the simulated GPU can show these cases. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static void expect_text(const char *text)
         fail_msg("'%s' does not say '%s'", err_text(), text);
 }
 
-/* No cuBLASLt: the error says what was tried and what to do, and leaves nothing behind. */
+/* Without cuBLASLt the error says what was tried and what to do, and nothing stays allocated. */
 static void absent(void **state)
 {
     (void)state;
@@ -136,7 +136,7 @@ static void column_blocks(void **state)
     gpu_end(gpu);
 }
 
-/* The GPU fails in the first run: creation says so. */
+/* The GPU fails in the first run. Creation returns that error. */
 static void failing(void **state)
 {
     (void)state;

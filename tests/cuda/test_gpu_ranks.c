@@ -46,7 +46,7 @@ static void expect_near(const char *what, const fixture_result *got, const fixtu
 
 /* ---- stages ---- */
 
-/* Losses of two backends part as those of tests/test_gpu_train.c do. */
+/* Losses of two backends may differ as far as in tests/cuda/test_gpu_train.c. */
 static void stages_agree(void **state)
 {
     (void)state;
@@ -169,7 +169,7 @@ static void one_rank_on_nccl_is_as_one_without(void **state)
 }
 
 #ifdef GPU_RANKS_FAKE_NCCL
-/* The stand-in's sums are in rank order, as ours are: in fp32 they have the same bits. */
+/* The stand-in adds in rank order, as the staged backend does. In fp32 both give the same bits. */
 static void ranks_on_nccl_are_as_staged_ones(void **state)
 {
     (void)state;
@@ -190,7 +190,7 @@ static void ranks_on_nccl_are_as_staged_ones(void **state)
     }
 }
 
-/* What NCCL holds is not the budget's. */
+/* NCCL's memory is taken off the free memory before the budget is chosen. */
 static void a_communicator_has_its_memory(void **state)
 {
     (void)state;
@@ -407,7 +407,7 @@ static void ranks_share_the_memory(void **state)
         strstr(gpu_ranks_shared->reason, " free for each of the 4 ranks that share it"));
 }
 
-/* What is asked for by name is had, or refused by all. */
+/* A backend of collectives that the job asks for by name is used, or all ranks refuse the job. */
 static void collectives_of_gpus_are_refused_on_the_cpu(void **state)
 {
     (void)state;

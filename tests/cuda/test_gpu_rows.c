@@ -60,7 +60,7 @@ struct run {
     kernel_context *context;
     void *stream;
     uint64_t seed;
-    uint64_t shift; /* elements that each array begins behind an aligned address */
+    uint64_t shift; /* distance of each array's beginning from an aligned address, in elements */
     void *blocks[BLOCKS_MAX];
     int block_count;
     float *values, *slack; /* [count]; slack: the tolerance of each value */
@@ -521,7 +521,7 @@ static void scale_case(struct run *run, const struct shape *shape)
     emit(run, shape->type, target, shape->rows * wide, -1.0f);
 }
 
-/* To the type all_types[variant]; with subnormals and overflows of fp16. */
+/* Converts to the type all_types[variant], with subnormals and overflows of fp16. */
 static void convert_case(struct run *run, const struct shape *shape)
 {
     enum dtype to = all_types[shape->variant];

@@ -239,7 +239,8 @@ static void activation_of(enum activation_kind kind, uint64_t features)
     finish(gpu);
 }
 
-/* Also rows past the 65535 blocks of grid.y, and of an odd length, element by element. */
+/* Includes rows past the 65535 blocks of grid.y, and an odd length, which is handled element by
+ * element. */
 static void activation(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-// The simulated GPU's matrix instructions and asynchronous copies, against plain loops. Fragments of A
-// and B come by ldmatrix from row-major memory, as kernels load them, and also element by element by the
-// tables of the PTX ISA: both must agree.
+// The simulated GPU's matrix instructions and asynchronous copies, against plain loops. Fragments
+// of A and B are loaded by ldmatrix from row-major memory, as kernels load them, and also element
+// by element by the tables of the PTX ISA. Both must agree.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -142,7 +142,8 @@ static void test_mma(void **)
 
 enum { STAGES = 3, PIECE = 4 };
 
-// Pieces go through STAGES buffers; waits for all but `pending` of the newest groups before reading.
+// Pieces go through STAGES buffers. Before reading, the kernel waits for all groups but the newest
+// `pending` ones.
 static __global__ void stream_pieces(const int *source, int *target, int piece_count, int pending)
 {
     __shared__ __align__(16) int stages[STAGES][32 * PIECE];

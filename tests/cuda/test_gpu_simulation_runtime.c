@@ -16,7 +16,7 @@
 
 #define OK(call) assert_int_equal((call), cudaSuccess)
 
-/* Refused, and told again as the last error, once. */
+/* The call is refused, and the runtime reports the error once more as its last error. */
 #define REFUSED(call, error)                                                                       \
     do {                                                                                           \
         assert_int_equal((call), (error));                                                         \

@@ -1,6 +1,6 @@
 /* Training on a GPU, through train_run: against the CPU backend for 20 steps, to the bit under
- * every placement, across a stop, and with budgets that it cannot have. Argument: FAMILY-DTYPE for
- * the curves and placements, or a word for the rest. Exits with 77 where there is no GPU. */
+ * every placement, across a stop, and with budgets that do not fit. Argument: FAMILY-DTYPE for the
+ * curves and placements, or a word for the rest. Exits with 77 if there is no GPU. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -182,7 +182,7 @@ static void placements_give_equal_bits(void **state)
                  to->tile_elems, to->is_tight ? ", least budgets" : "");
         compare(text, &baseline, &sets);
     }
-    /* State on all three tiers in one step: the update of each unit where its state is. */
+    /* State on all three tiers in one step: each unit is updated on the tier of its state. */
     set_group(&sets, "cuda");
     fixture_set(&sets, "run.steps=5");
     fixture_set(&sets, "schedule.tile_elems=32768");
@@ -254,7 +254,8 @@ static void a_run_can_be_sampled(void **state)
     assert_int_equal(bytes, 7);
 }
 
-/* What does not fit is refused with the numbers, before anything is made. */
+/* A budget beyond the memory is refused with the numbers, before anything is allocated or
+ * written. */
 static void a_budget_beyond_the_memory_is_refused(void **state)
 {
     (void)state;
@@ -271,7 +272,7 @@ static void a_budget_beyond_the_memory_is_refused(void **state)
     assert_non_null(strstr(result.error, " free"));
     assert_false(result.planned);
     assert_false(fixture_exists(fixture_path("large", "state")));
-    /* And a job that needs more than a budget it may have. */
+    /* A job that needs more than a permitted budget is refused too. */
     set_group(&sets, "cuda");
     fixture_set(&sets, "tiers.device.budget=64KiB");
     asked = fixture_job("small", &shape, &sets);

@@ -1,5 +1,5 @@
-# Our fused attention against the definition, one line per operand type; and which attention a shape gets,
-# with a made-up library in the place of cuDNN.
+# Our fused attention against the definition, one test for each operand type; and the choice of the attention
+# for a shape, with a stand-in for cuDNN.
 sluice_gpu_test(test_gpu_attention PARTS base attention INSTANCES fp32 bf16 fp16
                 SOURCES cuda/test_gpu_attention.c cuda/gpu_attention_truth.c)
 sluice_gpu_test(test_gpu_cached PARTS base attention LIBS sluice_kernels_reference)
@@ -9,7 +9,7 @@ if(TARGET test_gpu_attention_choice_simulated)
                                PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/simulated_gpu)
 endif()
 
-# perf/bench_gpu, whose own checks are few, on the simulated GPU: it must come to its table.
+# perf/bench_gpu has few checks of its own. On the simulated GPU it must get as far as its table.
 if(TARGET sluice_profile AND NOT SLUICE_SANITIZE)
     add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/gpu/bench_gpu.c
                    $<TARGET_OBJECTS:gpu_simulated_objects>)
@@ -24,7 +24,7 @@ if(TARGET sluice_profile AND NOT SLUICE_SANITIZE)
 endif()
 
 # Collectives of several ranks by NCCL: on the simulated GPU with a stand-in for NCCL (fake_nccl), on a real GPU
-# with the NCCL that is there. The stand-in is compiled with CUDA's own headers, as what calls it.
+# with the installed NCCL. The stand-in is compiled with CUDA's own headers, like its caller.
 if(SLUICE_NCCL_FOUND AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
     add_library(fake_nccl OBJECT fake_nccl/fake_nccl.c)
     target_link_libraries(fake_nccl PUBLIC sluice_options)
@@ -35,11 +35,11 @@ if(SLUICE_NCCL_FOUND AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
     target_sources(test_comm_nccl_simulated PRIVATE $<TARGET_OBJECTS:fake_nccl>)
 endif()
 
-# What the build has, and the library that is there: it loads, all entry points and its version too.
+# The installed NCCL loads with all entry points and its version, or the error says why not.
 sluice_test(test_comm_nccl_library LIBS sluice_comm LABELS cpu)
 
-# cuDNN's attention: on a GPU, or (simulated) its absence; and, where its header is and without a GPU,
-# its graphs on a stand-in that computes them, and its plans by the cuDNN that is installed.
+# cuDNN's attention on a GPU, or its absence on the simulated one. If cuDNN's header is there, two tests need
+# no GPU: its graphs on a stand-in that computes them, and its plans by the installed cuDNN.
 if(TARGET sluice_kernels_reference)
     sluice_gpu_test(test_gpu_cudnn PARTS base attention LIBS sluice_kernels_reference)
 endif()
@@ -83,27 +83,27 @@ endif()
 # The GPU as a tier.
 sluice_gpu_test(test_gpu_device PARTS device LIBS sluice_base TIMEOUT 60)
 
-# The CUDA backend's embedding: cuda/test_gpu_embedding.c and, with over 2^31 elements, _large.c.
+# The CUDA backend's embedding; test_gpu_embedding_large has more than 2^31 elements.
 if(TARGET sluice_kernels_reference)
     sluice_gpu_test(test_gpu_embedding PARTS rows LIBS sluice_kernels_reference)
 endif()
 sluice_gpu_test(test_gpu_embedding_large PARTS rows)
 
-# The lanes of a GPU, under the executor. The runtime comes after what calls it, before CUDA's own.
+# The lanes of a GPU, under the executor. The simulated runtime is linked after its callers and before CUDA's.
 sluice_gpu_test(test_gpu_lanes SOURCES cuda/test_gpu_lanes.c cuda/gpu_lanes_rig.c PARTS device runtime
                 LIBS swap_fixture sluice_swap sluice_executor sluice_program sluice_base
                 INSTANCES order refusals clock faults TIMEOUT 60)
 if(TARGET test_gpu_lanes)
     target_sources(test_gpu_lanes PRIVATE cuda/gpu_lanes_break.cu)
 endif()
-# Its comm lane: a stream that is watched, or a worker of the host.
+# The comm lane of a GPU: a watched stream, or a worker of the host.
 sluice_gpu_test(test_gpu_lanes_comm SOURCES cuda/test_gpu_lanes_comm.c cuda/gpu_lanes_rig.c PARTS device runtime
                 LIBS swap_fixture sluice_swap sluice_executor sluice_program sluice_base TIMEOUT 60)
 if(TARGET test_gpu_lanes_comm) # gpu_rig_break, which this test does not call
     target_sources(test_gpu_lanes_comm PRIVATE cuda/gpu_lanes_break.cu)
 endif()
 
-# The CUDA backend's softmax cross-entropy: cuda/test_gpu_loss.c, test_gpu_loss_stride.c.
+# The CUDA backend's softmax cross-entropy.
 if(TARGET sluice_kernels_reference)
     sluice_gpu_test(test_gpu_loss PARTS rows LIBS sluice_kernels_reference)
     sluice_gpu_test(test_gpu_loss_stride PARTS rows LIBS sluice_kernels_reference)
@@ -115,23 +115,23 @@ sluice_gpu_test(test_gpu_matmul_library PARTS matmul SIMULATED_ONLY)
 add_library(kernels_cuda_library OBJECT ${PROJECT_SOURCE_DIR}/kernels/cuda/library.c)
 target_link_libraries(kernels_cuda_library PUBLIC sluice_options sluice_base ${CMAKE_DL_LIBS})
 sluice_test(test_kernels_library LIBS kernels_cuda_library LABELS cpu)
-# The program starts where there is no CUDA: it needs none of its libraries.
+# The program starts on a machine without CUDA: it needs none of CUDA's libraries.
 if(TARGET sluice)
     add_test(NAME cuda_is_not_linked COMMAND sh -c
              "ldd $1 >/dev/null && ! ldd $1 | grep -E 'libcu|libnv|libnccl'" sh $<TARGET_FILE:sluice>)
     set_tests_properties(cuda_is_not_linked PROPERTIES LABELS cpu TIMEOUT 60)
 endif()
 
-# nvcc keeps accesses of whole packs whole, which no result of a test can show.
+# nvcc must not split accesses of whole packs. No result of a test can show this.
 if(SLUICE_CUDA_FOUND)
     add_test(NAME cuda_packs COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_packs.sh
              ${CMAKE_CUDA_COMPILER} ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR})
     set_tests_properties(cuda_packs PROPERTIES LABELS cpu TIMEOUT 120)
 endif()
 
-# Several ranks on a GPU through the whole engine, as forked processes; on NCCL where it was compiled: on
-# the simulated GPU with its stand-in. Included after gpu_comm.cmake. Several ranks on NCCL need a GPU for
-# each, so that `nccl` is the simulated GPU's alone.
+# Several ranks on a GPU through the whole engine, as forked processes; on NCCL if it was compiled, with its
+# stand-in on the simulated GPU. Several ranks on NCCL need one GPU each, so `nccl` runs on the simulated GPU
+# alone.
 if(TARGET train_fixture AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
     sluice_gpu_test(test_gpu_ranks WHOLE SOURCES cuda/test_gpu_ranks.c cuda/gpu_ranks_rig.c
                     LIBS train_fixture comm_fixture TIMEOUT 300
@@ -162,7 +162,7 @@ foreach(name test_gpu_simulation test_gpu_simulation_matrix)
     sluice_gpu_test(${name} SOURCES cuda/${name}.cc PARTS base SIMULATED_ONLY TIMEOUT 60)
 endforeach()
 sluice_gpu_test(test_gpu_simulation_runtime PARTS base SIMULATED_ONLY TIMEOUT 60)
-# What the tests of the GPU share.
+# Shared by the tests of the GPU.
 sluice_gpu_test(test_gpu_fixture PARTS base SIMULATED_ONLY TIMEOUT 60)
 
 # Collectives of ranks that share a GPU, through host memory.
@@ -183,7 +183,7 @@ if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
     set(gpu_modes gpt2-fp16-cut llama-bf16 gpt2-bf16-unclipped llama-fp32-adagrad)
     sluice_gpu_test(test_gpu_modes WHOLE SOURCES train/test_train_modes.c LIBS train_fixture TIMEOUT 300
                     INSTANCES ${gpu_modes})
-    # Of models of which some units do not learn, likewise.
+    # The same for models with units that do not learn.
     sluice_gpu_test(test_gpu_frozen WHOLE SOURCES train/test_train_frozen.c LIBS train_fixture comm_fixture
                     TIMEOUT 300)
     get_property(gpu_run_tests DIRECTORY PROPERTY TESTS)

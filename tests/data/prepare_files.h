@@ -1,4 +1,4 @@
-/* What the tests of src/data/prepare.h share: files of text and the byte tokenizer. With all
+/* Shared by the tests of src/data/prepare.h: files of text and the byte tokenizer. Includes all
  * headers that they need. */
 #ifndef SLUICE_TESTS_PREPARE_FILES_H
 #define SLUICE_TESTS_PREPARE_FILES_H

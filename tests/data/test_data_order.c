@@ -174,7 +174,7 @@ static void documents_are_shuffled(void **state)
         static uint8_t seen[W];
         memset(seen, 0, sizeof seen);
         int32_t *all = packed[epoch];
-        for (uint64_t i = 0; i < W; i++) { /* where it lies, by the permutation's own inverse */
+        for (uint64_t i = 0; i < W; i++) { /* its place, by the permutation's own inverse */
             assert_int_equal(sampler_window(&windows, epoch * W + i, inputs, targets), 0);
             assert_memory_equal(inputs + 1, targets, (T - 1) * sizeof *inputs);
             uint64_t place = datai_permute(9, 0x73616d706c657200u, epoch, W, i);
@@ -225,7 +225,8 @@ static void many_short_documents(void **state)
     uint64_t count = 0;
     for (uint64_t i = 0; i < windows.windows_per_epoch; i++) {
         assert_int_equal(sampler_window(&windows, i, inputs, targets), 0);
-        for (uint64_t k = 1; k < T; k += 2) /* T is even: documents lie alike in every window */
+        for (uint64_t k = 1; k < T;
+             k += 2) /* T is even: documents lie at the same places in every window */
             count += had[(uint16_t)inputs[k]]++ == 0;
     }
     mem_get_stats(&after);

@@ -113,7 +113,7 @@ static void bad_lines_are_named(void **state)
     }
 }
 
-/* A token beyond the model's vocabulary is told where it is met. */
+/* A token beyond the model's vocabulary is reported at the place where it occurs. */
 static void vocabulary_is_held(void **state)
 {
     (void)state;

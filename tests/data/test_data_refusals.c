@@ -136,7 +136,7 @@ static void bad_megatron_files(void **state)
     remove_all();
 }
 
-/* A small index by hand, for what random ones do not have. */
+/* A small index written by hand, for cases that random ones do not meet. */
 static void bad_places_and_documents(void **state)
 {
     (void)state;
@@ -230,8 +230,8 @@ static void tokens_outside_the_vocabulary(void **state)
 
 /* ---- random damage ---- */
 
-/* Opened or refused; if opened, all tokens are there and within the vocabulary, or the read says
- * so. */
+/* The file is opened or refused. If it is opened, all tokens are there and within the vocabulary,
+ * or reading them fails. */
 static bool try_open(const char *path, enum data_format format)
 {
     static int32_t tokens[1 << 16];

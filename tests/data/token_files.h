@@ -1,5 +1,6 @@
-/* Writers of token files for the tests of src/data: each format by code of their own, in a
- * directory that the test makes with mkdtemp. With all headers that those tests need. */
+/* Writers of token files for the tests of src/data. Each format has its own code here, independent
+ * of the product's. Files lie in a directory that the test makes with mkdtemp. Includes all headers
+ * that those tests need. */
 #ifndef SLUICE_TESTS_TOKEN_FILES_H
 #define SLUICE_TESTS_TOKEN_FILES_H
 

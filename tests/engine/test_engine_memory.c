@@ -105,8 +105,8 @@ static void nothing_is_taken_after_the_seal(void **state)
     run_sealed("after_backward", "pool", "0");
 }
 
-/* What is reserved, and what the slab spans, for each shape of job that perf/training/predict.py
- * has. */
+/* The reserved bytes and the size of the slab, for each shape of job in
+ * perf/training/predict.py. */
 static void reserved_is_what_was_planned(void **state)
 {
     static const struct {

@@ -45,7 +45,7 @@ static uint64_t draw(draws *rng, uint64_t below)
     return rng_below(rng->seed, 7, rng->idx++, below);
 }
 
-/* Of many magnitudes, so that another order of the additions has other bits. */
+/* The magnitudes differ widely, so that another order of additions gives other bits. */
 static double draw_sum(draws *rng)
 {
     return ldexp(1 + (double)draw(rng, UINT64_C(1) << 40) * 0x1p-40, (int)draw(rng, 40) - 20);
@@ -88,7 +88,8 @@ static void fixture_end(fixture *f)
     mem_free(f->engine.results[0]);
 }
 
-/* What an all-gather brings of the part's units: each rank's shards, NaN where they are padding. */
+/* The sums that an all-gather brings for the part's units: each rank's shards, and NaN as
+ * padding. */
 static void gather(const fixture *f, uint32_t part, double *gathered)
 {
     uint32_t world = f->setup.ranks.world, first = f->part_begin[part];
@@ -152,7 +153,7 @@ static void parts_are_the_whole_tree(void **state)
     assert_true(part_count > 5 * SEEDS && others > SEEDS / 2);
 }
 
-/* A sum that is not finite is one of the whole, with the one NaN that there is. */
+/* If a sum is not finite, the whole norm is not either, and has the bits that norm_reduce gives. */
 static void overflow_in_a_part_is_the_norms(void **state)
 {
     static const double bad[] = {INFINITY, -INFINITY, NAN, -NAN};

@@ -160,8 +160,8 @@ static void lane_bytes_are_the_programs(void **state)
         json_array_foreach(lines, i, line)
         {
             uint64_t step = (uint64_t)json_integer_value(json_object_get(line, "step"));
-            /* With in_next_forward the first step, and one after an evaluation, has no update to
-             * apply: those are programs of their own. */
+            /* With in_next_forward, the first step and a step after an evaluation have no update to
+             * apply. They have programs of their own. */
             if (json_object_get(line, "event") || (u == 1 && step % 3 == 1))
                 continue;
             for (int lane = 0; lane < LANE_COUNT; lane++) {

@@ -20,8 +20,8 @@
 #include "tiers/arena.h"
 #include "tests/train/train_fixture.h"
 
-/* As in test_engine_memory.c: code, stacks, the product library's buffers, trace ring, programs,
- * rings. */
+/* The same as in test_engine_memory.c: code, stacks, the product library's buffers, trace ring,
+ * programs, rings. */
 #define SLACK_BYTES (96 * MIB)
 
 enum { STEPS = 8, SETS_MAX = 9 };
@@ -89,7 +89,7 @@ static void train_sealed(int mode)
     fixture_remove(name);
 }
 
-/* Each mode in a process of its own, whose largest size is that mode's. */
+/* Each mode runs in its own process, so that the process's largest size is that of the mode. */
 static void nothing_is_taken_after_the_seal(void **state)
 {
     (void)state;

@@ -12,7 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What it pretends to be, and what it saw. Zeroed by the test, read and written freely. */
+/* The behaviour that the test asks for, and the calls that were seen. The test zeroes it, and reads
+ * and writes it freely. */
 struct fake_cudnn {
     bool is_absent;            /* the library cannot be opened */
     bool fails_to_create;      /* cudnnCreate refuses */
@@ -56,7 +57,7 @@ struct fake_descriptor {
 };
 typedef struct fake_descriptor fake_descriptor;
 
-/* An attribute's values; NULL where it was not set. */
+/* An attribute's values; NULL if it was not set. */
 const void *fake_values(const fake_descriptor *descriptor, cudnnBackendAttributeName_t name,
                         int64_t *count);
 int64_t fake_int64(const fake_descriptor *descriptor, cudnnBackendAttributeName_t name,

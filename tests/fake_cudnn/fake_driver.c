@@ -1,13 +1,14 @@
 /* A CUDA driver that has no GPU and loads any module: libcuda.so.1 for test_cudnn_plans.c. cuDNN
- * makes plans for a GPU that is described to it, but loads the machine code it compiled before it
- * calls a plan made. Here loading succeeds and does nothing; whatever would need a GPU fails as the
- * toolkit's own stub library does. cuDNN looks all these names up before it uses any. */
+ * makes plans for a GPU that is described to it, but it loads the machine code that it compiled
+ * before it reports a plan as made. Here loading succeeds and does nothing. Every call that needs a
+ * GPU fails in the same way as in the toolkit's own stub library. cuDNN looks all these names up
+ * before it uses any. */
 #include <stdio.h>
 #include <string.h>
 
 enum { SUCCESS = 0, STUB_LIBRARY = 34, DRIVER_VERSION = 13000 };
 
-/* The names of the kernels that were loaded, each with a space behind it. */
+/* The names of the kernels that were loaded, each followed by a space. */
 char fake_driver_kernels[4096];
 
 int cuLibraryLoadData(void **library, const void *code, void *jit_options, void *jit_values,

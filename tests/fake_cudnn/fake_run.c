@@ -38,7 +38,7 @@ static int64_t elems(const struct tensor *tensor)
     return tensor->dims[0] * tensor->dims[1] * tensor->dims[2] * tensor->dims[3];
 }
 
-/* The tensor of a descriptor, made at its first use. NULL where it has no address, or where another
+/* The tensor of a descriptor, made at its first use. NULL if it has no address, or if another
  * tensor has its number. */
 static struct tensor *tensor_of(struct run *run, const fake_descriptor *descriptor)
 {
@@ -248,7 +248,7 @@ static bool run_reduction(struct run *run, const fake_descriptor *op)
     return true;
 }
 
-/* The index in x of what lies `offset` elements behind its beginning, by its strides. */
+/* The index in x of the element whose offset from the beginning is `offset`, by x's strides. */
 static bool index_of(const struct tensor *x, int64_t offset, int64_t at[4])
 {
     bool is_done[4] = {false};

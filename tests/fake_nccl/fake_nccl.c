@@ -1,4 +1,4 @@
-/* See fake_nccl.h. Compiled with CUDA's and NCCL's own headers, as src/comm/nccl.c is. */
+/* See fake_nccl.h. It is compiled with the headers of CUDA and NCCL, like src/comm/nccl.c. */
 #include "fake_nccl.h"
 
 #include <stdio.h>

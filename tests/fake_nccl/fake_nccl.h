@@ -1,8 +1,8 @@
-/* A stand-in for libnccl on the simulated GPU, in the place of src/comm/nccl_library.c: ranks are
- * processes that were forked with `shared` in common. It keeps the rules of calls that do not block
- * (nothing is enqueued while a call is in progress), runs collectives on the simulated GPU's
- * streams, and waits there for ranks that do not come until it is aborted, as NCCL's kernels do.
- * Sums are taken in rank order in fp32 and rounded to the type. */
+/* A stand-in for libnccl on the simulated GPU, in the place of src/comm/nccl_library.c. Ranks are
+ * forked processes that have `shared` in common. The stand-in keeps the rules of non-blocking
+ * calls: nothing is enqueued while a call is in progress. Collectives run on the simulated GPU's
+ * streams and wait there for absent ranks until they are aborted, like NCCL's kernels. Sums are
+ * taken in rank order in fp32 and rounded to the type. */
 #ifndef SLUICE_TESTS_FAKE_NCCL_H
 #define SLUICE_TESTS_FAKE_NCCL_H
 
@@ -17,7 +17,7 @@ struct fake_nccl_shared {
     unsigned char pieces[FAKE_NCCL_RANKS][FAKE_NCCL_PIECE_BYTES];
 };
 
-/* What it pretends to be in this process, and what it saw. */
+/* The behaviour that the test asks for in this process, and the calls that were seen. */
 struct fake_nccl {
     bool is_absent;             /* the library cannot be loaded */
     int version_code;           /* 0: 22809 */

@@ -87,7 +87,8 @@ bool format_exists(const char *name)
     return access(format_path(name), F_OK) == 0;
 }
 
-/* `role` 0: the slabs of the run, whichever record it is; 1: its strays. */
+/* Draws `count` drives. `role` chooses the uuid: 0 for the run's own slabs, in every record of the
+ * run; 1 for its old slabs (manifest.stray). */
 static void draw_slabs(manifest_slabs *self, uint64_t seed, uint64_t stream, uint64_t role,
                        uint32_t count)
 {
@@ -128,8 +129,8 @@ static void add_shard(manifest *self, uint64_t seed, uint64_t stream, manifest_e
     }
 }
 
-/* Tiles of random units at random distances. They lie on each rank's slab in the opposite order, so
- * that offsets are not sorted as extents are. */
+/* Tiles of random units at random distances. On each rank's slab they lie in the opposite order, so
+ * that offsets are not sorted like extents. */
 static void draw_extents(manifest *self, uint64_t seed, uint64_t stream, uint32_t units)
 {
     enum { TILES_MAX = 4 };

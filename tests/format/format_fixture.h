@@ -1,5 +1,5 @@
-/* What the tests of the manifest share: records as a run can have them, drawn by a seed, and a
- * directory with two slots. One thread; errors end the test. */
+/* Shared by the tests of the manifest: valid records drawn from a seed, and a directory with two
+ * slots. One thread; errors end the test. */
 #ifndef SLUICE_TESTS_FORMAT_FIXTURE_H
 #define SLUICE_TESTS_FORMAT_FIXTURE_H
 
@@ -22,7 +22,7 @@ format_path(const char *name); /* of a file in the directory; valid until the ne
 void format_remove_slots(void);
 bool format_exists(const char *name); /* in the directory */
 
-/* What a drawn record shall have; the rest follows from the seed and the generation. */
+/* The properties of a drawn record. The rest follows from the seed and the generation. */
 struct format_shape {
     enum manifest_state state;
     uint32_t drives, strays, units;
@@ -30,28 +30,28 @@ struct format_shape {
     uint32_t stage; /* 0: each of several ranks has the whole state */
 };
 
-/* A possible record. Frees nothing of *out. */
+/* Draws a valid record. Overwrites *out and frees nothing in it. */
 void format_draw(manifest *out, uint64_t seed, uint64_t generation,
                  const struct format_shape *shape);
-/* A commit of two drives and three units, of step `generation`. */
+/* Draws a commit of step `generation` with two drives and three units. */
 void format_commit(manifest *out, uint64_t generation);
 
-/* Fails the test where two records differ in any field. */
+/* Fails the test if two records differ in any field. */
 void format_assert_same(const manifest *a, const manifest *b);
 
 /* Draws and writes the commits of two generations. */
 void format_write_two(uint64_t first_generation);
 
-/* Reads the directory: this generation counts. */
+/* Reads the directory and fails the test unless this generation counts. */
 void format_expect(uint64_t generation);
 
 size_t format_load(int slot, unsigned char *bytes); /* [FORMAT_FILE_MAX] */
 void format_store(int slot, const unsigned char *bytes, size_t count);
 void format_sign(unsigned char *bytes, size_t count); /* puts the right checksum in */
 
-/* The fixture has an fsync of its own in place of the C library's: it syncs nothing, which tests of
- * a living machine cannot see and a busy drive makes slow. It notes what was to be synced, and
- * fails where asked. */
+/* The fixture replaces the C library's fsync. Its own records the paths, fails where asked, and
+ * syncs nothing: a real sync is slow on a busy drive, and a test without a loss of power cannot see
+ * its effect. */
 struct format_syncs {
     char names[16][64]; /* the last part of each path */
     int count;

@@ -161,8 +161,8 @@ static void expect_corrupt(const unsigned char *bytes, size_t count, const char 
     assert_int_equal(out.extent_count, 0);
 }
 
-/* A slot of another version is neither read nor taken for a damaged one, whatever follows its first
- * 32 bytes. The refusal names both versions and says what to do. */
+/* A slot of another version is not read, and is not taken for a damaged one, whatever follows its
+ * first 32 bytes. The refusal names both versions and says what to do. */
 static void other_versions_are_refused(void **state)
 {
     (void)state;
@@ -188,7 +188,8 @@ static void other_versions_are_refused(void **state)
         assert_non_null(strstr(err_text(), expected));
         assert_non_null(strstr(err_text(), version < VERSION ? "by an older sluice" : "a newer"));
         assert_non_null(strstr(err_text(), "go on with the sluice that wrote it, or begin in"));
-        manifest_slot slots[2]; /* verify and inspect refuse it alike: it is not damaged */
+        /* verify and inspect refuse it in the same way: it is not damaged */
+        manifest_slot slots[2];
         assert_int_equal(manifest_examine(format_directory(), slots), ERR_INPUT);
         assert_non_null(strstr(err_text(), expected));
         bytes[count - 1] ^= 1; /* of another version, or not: damaged */
@@ -241,7 +242,7 @@ static void state_formats_are_read(void **state)
     format_remove_slots();
 }
 
-/* Each extent becomes two: params of 2 bytes, and behind them state with the low halves. */
+/* Each extent becomes two: params of 2 bytes, and after them state with the low halves. */
 static void split_masters(manifest *self)
 {
     uint64_t count = self->extent_count, at = 0;
@@ -262,8 +263,8 @@ static void split_masters(manifest *self)
     free(extents);
 }
 
-/* Of a split master each tile has params and state, and a unit both or params alone, of all its
- * tiles. */
+/* With a split master each tile has a params extent and a state extent. A unit has both for all its
+ * tiles, or params alone for all. */
 static void halves_stand_together(void **state)
 {
     (void)state;

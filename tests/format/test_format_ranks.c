@@ -114,7 +114,7 @@ static void paths_are_expanded(void **state)
         assert_false(manifest_expand_path(cases[i].path, 1023, 7, "node-3", text, length));
         assert_int_equal(text[length], 'x'); /* not a byte too far */
     }
-    /* What stands for a placeholder is not looked at again. */
+    /* The text that replaces a placeholder is not expanded again. */
     assert_true(manifest_expand_path("{host}", 1, 0, "{rank}", text, sizeof text));
     assert_string_equal(text, "{rank}");
 }

@@ -202,7 +202,7 @@ static void headers_of_too_many_values_are_refused(void **state)
     free(header);
 }
 
-/* Whatever the bytes are: an error, or tables whose tensors fill the file without overlap. */
+/* Damaged headers give an error, or tables whose tensors fill the file without overlap. */
 static void damaged_headers_crash_nothing(void **state)
 {
     (void)state;
@@ -285,7 +285,7 @@ static void written_files_are_read_again(void **state)
     safetensors_close(&table);
 }
 
-/* What is not finished leaves nothing, and what was there before stays. */
+/* An unfinished file is removed, and a file that was there before stays. */
 static void unfinished_files_leave_nothing(void **state)
 {
     (void)state;

@@ -285,7 +285,7 @@ static void points_are_met_in_order(void **state)
     format_remove_slots();
 }
 
-/* What is there before generation `next` is written: nothing; BEGUN; two BEGUN; two commits. */
+/* The slots before generation `next` is written: none; one BEGUN; two BEGUN; two commits. */
 enum { SITUATIONS = 4 };
 
 static uint64_t prepare(int situation)
@@ -338,7 +338,7 @@ static void a_failed_write_never_counts(void **state)
             assert_int_equal(load_other(next, bytes), count);
             assert_memory_equal(before, bytes, count);
             assert_int_equal(counting(), next - 1);
-            /* As if nothing had been: the next try counts. */
+            /* Nothing has changed, and the next try counts. */
             assert_int_equal(manifest_write(format_directory(), &record), 0);
             assert_int_equal(counting(), next);
             manifest_fini(&record);
@@ -376,7 +376,7 @@ static void a_kill_leaves_one_of_two(void **state)
     format_remove_slots();
 }
 
-/* After a failed fsync the slot may be whole in memory alone: nobody may read it as the commit. */
+/* After a failed fsync the slot may be whole in memory alone. It must not be read as the commit. */
 static void an_unsynced_slot_never_counts(void **state)
 {
     (void)state;
@@ -395,7 +395,7 @@ static void an_unsynced_slot_never_counts(void **state)
     format_remove_slots();
 }
 
-/* What a killed writer left unsynced is synced before it counts. */
+/* A slot that a killed writer left unsynced is synced before it counts. */
 static void what_counts_is_synced(void **state)
 {
     (void)state;
@@ -404,8 +404,8 @@ static void what_counts_is_synced(void **state)
     format_write_two(10);
     format_reset_syncs(-1, 0);
     format_expect(11);
-    /* The other one too: withdrawn in the page cache alone, it would come back with a loss of
-     * power. */
+    /* The older slot is synced too. If it had been made invalid in the page cache alone, its
+     * old bytes would come back after a loss of power. */
     assert_int_equal(format_syncs.count, 3);
     assert_string_equal(format_syncs.names[0], "manifest-0");
     assert_string_equal(format_syncs.names[1], "manifest-1");
@@ -425,8 +425,8 @@ static void what_counts_is_synced(void **state)
     format_remove_slots();
 }
 
-/* A manifest of another run, put beside one of this: neither counts. While a run moves, one names
- * the slabs of the other as strays. */
+/* If the slots hold manifests of two runs, neither counts. While a run moves to new slabs, one
+ * manifest names the other's slabs as `stray`, and both belong to one run. */
 static void two_runs_are_not_one(void **state)
 {
     (void)state;

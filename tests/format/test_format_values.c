@@ -145,7 +145,7 @@ static void impossible_extents_are_found(void **state)
 {
     (void)state;
     static manifest record;
-    /* Two units of one tile and more, so that the last extent follows one of its own unit. */
+    /* Two units of more than one tile, so that the last extent follows another one of its unit. */
     for (uint64_t g = 8;; g += 2) {
         format_draw(&record, SEED, g, &(struct format_shape){MANIFEST_COMMITTED, 1, 0, 2, 1, 0});
         const manifest_extent *last = &record.extents[record.extent_count - 1];
@@ -191,7 +191,7 @@ static void impossible_extents_are_found(void **state)
     format_remove_slots();
 }
 
-/* Of three ranks: what makes their extents, hosts and world impossible. */
+/* Three ranks: changes that make their extents, hosts or world impossible are found. */
 static void impossible_ranks_are_found(void **state)
 {
     (void)state;
@@ -259,7 +259,7 @@ static void broken_texts_are_found(void **state)
     format_remove_slots();
 }
 
-/* A path that fills its part has no end; nothing behind the last byte is looked at. */
+/* A path that fills its part has no terminating zero. No byte after the last one is read. */
 static void a_path_without_end_is_found(void **state)
 {
     (void)state;
@@ -281,7 +281,7 @@ static void a_path_without_end_is_found(void **state)
     format_remove_slots();
 }
 
-/* What a resume would refuse is not written. */
+/* A record that a resume would refuse is not written. */
 static void impossible_records_are_not_written(void **state)
 {
     (void)state;
@@ -483,7 +483,7 @@ static int try_damaged(uint64_t round, size_t count)
     free(exact);
     if (rc == 0) {
         assert_possible(&out);
-        /* What was read can be written, and is then the same. */
+        /* A record that was read can be written, and reads the same again. */
         assert_int_equal(manifest_write(format_directory(), &out), 0);
         static manifest again;
         int found;

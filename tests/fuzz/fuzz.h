@@ -3,8 +3,8 @@
  *   clang   fuzz_<what>.c + libFuzzer   sluice-fuzz-<what>   searches (the preset `fuzz`, run.sh)
  *   any     fuzz_<what>.c + replay.c    fuzz-replay-<what>   runs stored inputs again (CTest)
  *
- * A harness is a function of its input alone: the same bytes take the same way each time. It frees
- * all that it takes and writes nothing but its finding. One thread. */
+ * A harness depends on its input alone: the same bytes run the same code each time. It frees all
+ * memory that it allocates and prints nothing but its finding. One thread. */
 #ifndef SLUICE_TESTS_FUZZ_FUZZ_H
 #define SLUICE_TESTS_FUZZ_FUZZ_H
 
@@ -19,7 +19,7 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* A finding: what the code under test promised and did not keep. The stack is in abort's report. */
+/* Reports a finding: the code under test broke a promise. The report of abort has the stack. */
 #define FUZZ_CHECK(condition, ...)                                                                 \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -30,16 +30,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         }                                                                                          \
     } while (0)
 
-/* A refusal has one of two codes and a text that a terminal can show. */
+/* Checks that a refusal has one of two codes and a text that a terminal can show. */
 void fuzz_check_refusal(int rc, int expected, int also);
 
-/* Memory of ours that is in use (base/mem.h), in bytes: the same before and after an input. */
+/* Bytes of our memory in use (base/mem.h); equal before and after an input. */
 uint64_t fuzz_live_bytes(void);
 
 enum { FUZZ_PATH_BYTES = 160 };
 
-/* A directory of this process's own, in memory where there is /dev/shm; removed with its files when
- * the process ends of its own will. Made at the first call. */
+/* A directory of this process, in memory if there is /dev/shm. It is made at the first call, and
+ * removed with its files when the process exits normally. */
 const char *fuzz_directory(void);
 
 /* Writes `name` in it anew. `path` gets its path. */

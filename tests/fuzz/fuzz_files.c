@@ -71,7 +71,7 @@ static void check_made(corpus *source, const uint8_t *bytes, size_t size)
     FUZZ_CHECK(last == count, "documents end at %llu", (unsigned long long)last);
 }
 
-/* An array's elements lie behind its header, which ends where a whole number of them begins. */
+/* An array's elements follow its header. The rest of the file is a whole number of elements. */
 static void check_npy(corpus *source, const uint8_t *bytes, size_t size)
 {
     uint64_t header = bytes[6] == 1 ? 10 + value_at(bytes + 8, 2) : 12 + value_at(bytes + 8, 4);
@@ -92,7 +92,7 @@ static void check_npy(corpus *source, const uint8_t *bytes, size_t size)
     FUZZ_CHECK(at == count, "documents end at %llu", (unsigned long long)at);
 }
 
-/* Windows of shuffled documents: of each value of a token no more than there are. */
+/* Windows of shuffled documents hold each token value no more often than the source does. */
 static void check_sampler(corpus *source, uint64_t length)
 {
     int32_t in[WINDOW_MAX], out[WINDOW_MAX];

@@ -46,7 +46,7 @@ static void check_counts(const job *self)
                "a dimension of 0");
 }
 
-/* Of the steps that the run has. */
+/* The schedule gives a rate that is not NaN and a momentum in [0, 1) at steps that the run has. */
 static void check_schedule(const job *self)
 {
     const uint64_t steps[] = {1, 2, 3, 10, 999, 1000, 1001, self->run.steps / 2, self->run.steps};
@@ -88,7 +88,7 @@ static void check_text(job *self)
     job_destroy(again);
 }
 
-/* Cuts what follows the text into arguments, each in a block of its own exact length. */
+/* Cuts the rest after the text into arguments, each in a block of exactly its length. */
 static uint32_t cut_sets(const uint8_t *data, size_t size, char *sets[SETS_MAX])
 {
     uint32_t count = 0;

@@ -6,8 +6,8 @@
  *   2       2      bytes of the template beside the tokenizer, little-endian; then the file's
  *   4              template, file
  *
- * The tokenizer is "bytes". What is made must have documents through all its tokens, a text's own
- * bytes, marks that are as many as it says; made again it is the same file. */
+ * The tokenizer is "bytes". A file that is made must have documents that cover all its tokens, the
+ * bytes of its text, and as many marks as its header says; made again, it must be the same file. */
 #include <string.h>
 
 #include "base/log.h"

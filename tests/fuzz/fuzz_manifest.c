@@ -64,8 +64,8 @@ static size_t extents_begin(const manifesti_header *header, size_t size)
     return (size_t)size_min(at, size);
 }
 
-/* Moves the extent to where it is due after `before`; shards are of as many elements as the unit's
- * first. */
+/* Moves the extent to the place that is due after `before`. All shards have as many elements as the
+ * unit's first. */
 static void fix_place(manifest_extent *extent, const manifest_extent *before, uint32_t shards,
                       uint64_t *shard_elems, uint64_t tile_elems)
 {
@@ -95,8 +95,8 @@ static void fix_place(manifest_extent *extent, const manifest_extent *before, ui
             size_min(size_round_up(extent->elem_count, SHARD_ELEMS_STEP), tile_elems);
 }
 
-/* Extents one after the other. Of a split master a unit that learns has two for each tile: params
- * of 2 bytes, the high halves, and state behind them. */
+/* Makes extents valid, one after the other. With a split master, a unit that learns has two extents
+ * for each tile: first params (2 bytes an element, the high halves), then state. */
 struct fixer {
     uint32_t shards, streams;
     uint64_t tile_elems, shard_elems;
@@ -208,7 +208,8 @@ static void check_slabs(const manifest_slabs *self)
     }
 }
 
-/* Of a split master: state, which has the low halves of the params right before it. */
+/* With a split master, an extent of state alone. It holds the low halves of the params in the
+ * extent right before it. */
 static bool is_low(const manifest *self, uint64_t i)
 {
     return tile_stream_format(self->state_streams, 0) == TILE_LOW16 &&
@@ -225,7 +226,7 @@ static void check_low(const manifest *self, uint64_t i)
     FUZZ_CHECK(manifest_is_low(self, i) && manifest_is_high(self, i - 1), "halves by manifest.h");
 }
 
-/* Where a tile of the unit has low halves all have. */
+/* If one tile of the unit has low halves, all its tiles have them. */
 static void check_halves(const manifest *self, uint32_t unit)
 {
     uint64_t counts[2] = {0, 0};
@@ -441,7 +442,7 @@ static void check_foreign(unsigned where)
     other.generation++;
     other.slabs.uuid[where % bytes] ^= 0x40;
     int rc = manifest_write(fuzz_directory(), &other);
-    if (rc == -EINVAL) /* its stray is now its own slab */
+    if (rc == -EINVAL) /* its `stray` now names its own slabs */
         return;
     FUZZ_CHECK(rc == 0, "%s", err_text());
     const manifest_slabs *stray = &record.stray;

@@ -6,9 +6,9 @@
  *   2              text, then the document. In the document the first "@V" stands for a vocabulary
  *                  of all 256 bytes (ids 0 to 255, no braces), so that short inputs have one
  *
- * A refusal is one line of text. What opens gives ids that exist, the same ones again; where it
- * says that it cuts at lines, cut text gives the ids of the whole, and ASCII text comes back from
- * its tokens. */
+ * A refusal is one line of text. A tokenizer that opens must give ids that exist, and the same ids
+ * each time. If it says that it cuts at lines, text that is cut gives the ids of the whole, and
+ * ASCII text comes back from its tokens. */
 #include <string.h>
 
 #include "base/log.h"

@@ -62,7 +62,7 @@ struct input {
     char paths[2][FUZZ_PATH_BYTES]; /* as written */
 };
 
-/* Of all files together: a grown index read as bytes is the most. */
+/* Large enough for all files together. A grown index that is read as bytes needs the most. */
 static int32_t expected[FILE_MAX], tokens[FILE_MAX];
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -172,8 +172,8 @@ static void grow(struct input *self)
     self->sizes[1] = turns * id_bytes;
 }
 
-/* What an index that was accepted must say: sequences of the whole .bin, one after another, and
- * documents that begin with sequences in their order. */
+/* An accepted index is consistent: its sequences cover the whole .bin one after another, and
+ * documents begin with sequences in ascending order. */
 static void check_index(const struct input *self, unsigned width)
 {
     const uint8_t *index = self->bytes[0];
@@ -327,7 +327,7 @@ static void check_sampler(const struct input *self, corpus *source, size_t count
     FUZZ_CHECK(sampler_window(&windows, UINT64_MAX, inputs, targets) == 0, "%s", err_text());
 }
 
-/* A file that changes during a run is told of, or what is read is within the vocabulary. */
+/* If a file changes during a run, the read fails, or the tokens are within the vocabulary. */
 static void check_changed(struct input *self, corpus *source, size_t count)
 {
     static uint8_t bytes[FILE_MAX];

@@ -39,7 +39,7 @@ static void run_input(FILE *file, const char *path, const char *name, size_t siz
     free(input);
 }
 
-/* The size that the header says. Stops at a header that is none of a regular file. */
+/* The size in the header. Stops at a header that is not of a regular file. */
 static size_t entry_size(const char *path, const char header[BLOCK_BYTES])
 {
     char digits[SIZE_BYTES + 1] = {0}, *end;

@@ -1,6 +1,6 @@
-/* Small checkpoints as Hugging Face lays them out, made by our own writer: every element is a
- * function of its tensor's name and its place in the stored tensor, so that whoever reads one can
- * be checked without reading it. Errors end the test. */
+/* Small checkpoints in Hugging Face's layout, made by our own writer. Every element is a function
+ * of its tensor's name and its place in the stored tensor, so that a reader can be checked without
+ * another reader. Errors end the test. */
 #ifndef SLUICE_TESTS_HF_FIXTURE_H
 #define SLUICE_TESTS_HF_FIXTURE_H
 
@@ -27,30 +27,42 @@ struct hf_fixture_shape {
     enum dtype type; /* of the working params, which decides about parts */
 };
 typedef struct hf_fixture_shape hf_fixture_shape;
+
+/* Initializers of a small model of each family, with a vocabulary of this size. */
+#define HF_FIXTURE_GPT2(VOCAB)                                                                     \
+    {                                                                                              \
+        .family = MODEL_GPT2, .layers = 2, .hidden = 96, .heads = 2, .kv_heads = 2, .ffn = 200,    \
+        .vocab = (VOCAB), .positions = 24, .tied = true,                                           \
+    }
+#define HF_FIXTURE_LLAMA(VOCAB)                                                                    \
+    {                                                                                              \
+        .family = MODEL_LLAMA, .layers = 2, .hidden = 96, .heads = 6, .kv_heads = 2, .ffn = 130,   \
+        .vocab = (VOCAB), .positions = 24, .tied = false,                                          \
+    }
+
 model *hf_fixture_model(const hf_fixture_shape *shape); /* the caller destroys it */
 
 struct hf_fixture_form {
     enum dtype type;
     bool is_bare;      /* names without the prefix of a whole model */
     uint32_t shards;   /* 0: one model.safetensors */
-    bool has_extras;   /* what holds no parameters, and a tied output matrix */
-    const char *left;  /* a tensor that is not there; or NULL */
-    const char *added; /* a tensor [2, 3] that no model has; or NULL */
+    bool has_extras;   /* tensors that hold no parameters, and a tied output matrix */
+    const char *left;  /* a tensor that is left out; or NULL */
+    const char *added; /* a tensor [2, 3] that belongs to no model; or NULL */
 };
 typedef struct hf_fixture_form hf_fixture_form;
 
-/* Writes the weights of the model (uncut) into the directory, which is made. */
+/* Makes the directory and writes the weights of the uncut model into it. */
 void hf_fixture_write(const char *dir, const hf_fixture_shape *shape, const hf_fixture_form *form);
-/* config.json of such a model. */
+/* Writes config.json of such a model. */
 void hf_fixture_config(const char *dir, const hf_fixture_shape *shape);
-/* Fails the test where the directory's tensors are not those of such a checkpoint, of this
- * dtype. */
+/* Fails the test unless the directory's tensors are those of such a checkpoint, in this dtype. */
 void hf_fixture_compare(const char *dir, const hf_fixture_shape *shape,
                         const hf_fixture_form *form);
 /* The stored name of a tensor of the model. */
 void hf_fixture_name(const hf_fixture_shape *shape, const hf_fixture_form *form, const char *name,
                      char out[256]);
-/* Element `idx` of a unit's flat vector, as it should be read; padding 0. */
+/* Element `idx` of a unit's flat vector, as it should be read; 0 for padding. */
 float hf_fixture_expected(const model *net, const hf_fixture_shape *shape,
                           const hf_fixture_form *form, uint32_t unit, uint64_t idx);
 /* Writes a text file into the directory. */

@@ -1,6 +1,6 @@
-/* A checkpoint, a run of it, a checkpoint again: bit for bit, for both families, every dtype, units
- * in parts, several files; trained on, of several ranks' shards; and what is refused, with nothing
- * left under a final name. */
+/* A checkpoint is imported and exported again, bit for bit: for both families, every dtype, units
+ * in parts, several files; also after training, and from several ranks' shards. A refused export
+ * leaves nothing under a final name. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,24 +21,7 @@
 #include "hf/hf.h"
 #include "tests/hf/hf_fixture.h"
 
-static const hf_fixture_shape gpt2 = {.family = MODEL_GPT2,
-                                      .layers = 2,
-                                      .hidden = 96,
-                                      .heads = 2,
-                                      .kv_heads = 2,
-                                      .ffn = 200,
-                                      .vocab = 300,
-                                      .positions = 24,
-                                      .tied = true};
-static const hf_fixture_shape llama = {.family = MODEL_LLAMA,
-                                       .layers = 2,
-                                       .hidden = 96,
-                                       .heads = 6,
-                                       .kv_heads = 2,
-                                       .ffn = 130,
-                                       .vocab = 300,
-                                       .positions = 24,
-                                       .tied = false};
+static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(300), llama = HF_FIXTURE_LLAMA(300);
 
 static int quiet_setup(void **state)
 {
@@ -208,7 +191,7 @@ static void damage_is_found_and_nothing_is_exported(void **state)
     closedir(directory);
     int fd = open(path, O_RDWR);
     assert_true(fd >= 0);
-    assert_int_equal(pwrite(fd, "x", 1, 4096 + 777), 1); /* behind the header: unit 0's masters */
+    assert_int_equal(pwrite(fd, "x", 1, 4096 + 777), 1); /* after the header: unit 0's masters */
     close(fd);
     assert_int_equal(export("run", "again", NULL, 0, false, &out), ERR_CORRUPT);
     assert_non_null(strstr(err_text(), "1 tiles of the commit are damaged, nothing is exported"));
@@ -240,7 +223,7 @@ static void directories_that_hold_something_are_kept(void **state)
     assert_true(is_there("again/model.safetensors.index.json"));
     expect_good(export("run", "run/hf/above/new", NULL, 0, false, &out)); /* directories are made */
     assert_true(is_there("run/hf/above/new/config.json"));
-    /* With force the files of before go: loaders would take them. */
+    /* With force, the old files are removed, because loaders would read them. */
     expect_good(export("run", "again", NULL, 0, true, &out));
     assert_int_equal(out.file_count, 1);
     assert_false(is_there("again/model.safetensors.index.json"));
@@ -294,7 +277,7 @@ static void an_import_that_fails_leaves_nothing(void **state)
     assert_int_equal(export("nowhere", "again", NULL, 0, true, &out), ERR_INPUT);
 }
 
-/* What the slab takes of the drive: the masters, and little else. */
+/* The slab takes little more of the drive than the masters. */
 static void moments_take_no_space(void **state)
 {
     (void)state;

@@ -20,24 +20,7 @@
 
 enum { SEED = 8, RANGES = 20 };
 
-static const hf_fixture_shape gpt2 = {.family = MODEL_GPT2,
-                                      .layers = 2,
-                                      .hidden = 96,
-                                      .heads = 2,
-                                      .kv_heads = 2,
-                                      .ffn = 200,
-                                      .vocab = 61,
-                                      .positions = 24,
-                                      .tied = true};
-static const hf_fixture_shape llama = {.family = MODEL_LLAMA,
-                                       .layers = 2,
-                                       .hidden = 96,
-                                       .heads = 6,
-                                       .kv_heads = 2,
-                                       .ffn = 130,
-                                       .vocab = 61,
-                                       .positions = 24,
-                                       .tied = false};
+static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(61), llama = HF_FIXTURE_LLAMA(61);
 
 static void expect_equal(const model *net, const hf_fixture_shape *shape,
                          const hf_fixture_form *form, uint32_t unit, uint64_t begin, uint64_t count,
@@ -64,7 +47,7 @@ static void drop_cached(const char *dir)
     close(fd);
 }
 
-/* What weights_read gives, read by one thread through a room; `begin` and `count` as they come. */
+/* hf_weights_read_alone gives the wanted values of any range, in one thread through one buffer. */
 static void expect_alone(hf_weights *opened, uint32_t unit, uint64_t begin, uint64_t count,
                          const float *wanted)
 {
@@ -218,7 +201,8 @@ static void a_file_that_is_cut_short_is_an_error(void **state)
     model_destroy(net);
 }
 
-/* Of equal names, shapes and places, whatever the directory is called. */
+/* The identity depends on names, shapes and places of the tensors and not on the directory's
+ * name. */
 static void the_identity_is_of_the_contents(void **state)
 {
     (void)state;

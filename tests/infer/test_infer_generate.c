@@ -1,6 +1,6 @@
-/* Evaluation and generation from runs of every mode: what a run of one order, update, placement or
- * set of drives learned gives the held-out losses and the text of any other, to the bit; a run goes
- * on as if no text had been drawn from it. Argument: FAMILY-DTYPE and any of untied, cut. */
+/* Evaluation and generation from runs of every mode. A run in one order, update, placement or set
+ * of drives gives the same held-out losses and text as any other, to the bit. Drawing text does not
+ * change how a run continues. Argument: FAMILY-DTYPE and any of untied, cut. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -166,7 +166,7 @@ static void modes_evaluate_and_generate_alike(void **state)
         }
         fixture_remove("run");
     }
-    /* It is learned that bytes are letters, and the losses say so. */
+    /* The model has learned that the bytes are letters: the losses fall. */
     assert_true(first.eval_losses[EVALS - 1] < first.eval_losses[0]);
     assert_true(first.eval_losses[0] > 2 && first.eval_losses[0] < 7);
     print_message("%s: held-out %.4f, %.4f, %.4f; \"%.*s\"\n", group, first.eval_losses[0],

@@ -28,8 +28,8 @@ static uint64_t draw(const sampling *how, const float *logits, uint64_t vocab, u
     return token;
 }
 
-/* Counts of tokens over draws, against probabilities: Pearson's sum, which for VOCAB - 1 = 5
- * degrees of freedom is above 30 once in 70000; the draws are the same each time. */
+/* Compares counts of drawn tokens with probabilities by Pearson's sum. For VOCAB - 1 = 5 degrees of
+ * freedom it is above 30 once in 70000 times. The draws are the same each time. */
 static void check_frequencies(const sampling *how, const float *logits, const double *probability)
 {
     uint64_t counts[VOCAB] = {0};
@@ -220,7 +220,7 @@ static void pieces_are_valid_when_shown(void **state)
         {"\xe2\x82", BAD},                     /* the end within a sequence */
         {"\xe2\x82z", BAD "z"},                /* cut short: one replacement for what was begun */
         {"\xc0\xaf", BAD BAD},                 /* longer than needed */
-        {"\xe0\x80\xaf", BAD BAD BAD},         /* likewise */
+        {"\xe0\x80\xaf", BAD BAD BAD},         /* longer than needed */
         {"\xed\xa0\x80", BAD BAD BAD},         /* a surrogate */
         {"\xf4\x90\x80\x80", BAD BAD BAD BAD}, /* above U+10FFFF */
         {"\xf0\x9f\xc3\xa9", BAD "\xc3\xa9"},  /* a sequence begins within another */

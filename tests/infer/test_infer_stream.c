@@ -102,7 +102,7 @@ static void expect_same(const struct place *at, const struct outcome *wanted)
     assert_memory_equal(&found.nats, &wanted->nats, sizeof found.nats);
 }
 
-/* The least budgets that refusals name, with drives that nobody has named. */
+/* The least budgets that refusals name suffice, for a run whose drives the caller does not name. */
 static void expect_least(const struct outcome *wanted)
 {
     static char near[64], far[64];
