@@ -1,5 +1,5 @@
-/* What test_train_frozen and test_train_split share: a small model of three blocks in bf16 whose
- * run "parts" is stopped, killed and damaged, beside runs that are not. */
+/* Fixtures that test_train_frozen and test_train_split share: a small model of three blocks in bf16
+ * whose run "parts" is stopped, killed and damaged, and undisturbed runs to compare it with. */
 #ifndef SLUICE_TESTS_TRAIN_PARTS_H
 #define SLUICE_TESTS_TRAIN_PARTS_H
 
