@@ -1,6 +1,6 @@
-/* A committed run of several ranks, its manifest in memory and its slabs in files, as the tests
- * make it that look at such runs: units of known elements, cut over the ranks or whole on each.
- * Include after cmocka.h. Every function fails the test where it cannot do its part. */
+/* Makes a committed run of several ranks for tests: its manifest in memory and its slabs in files,
+ * with units of known elements that are cut over the ranks or whole on each rank. Include after
+ * cmocka.h. Every function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_FIXTURE_H
 #define SLUICE_TESTS_RANKS_FIXTURE_H
 

@@ -56,8 +56,7 @@ static inline void read_commit(const char *name, manifest *found)
     assert_int_equal(found->state, MANIFEST_COMMITTED);
 }
 
-/* ---- killed
- * ------------------------------------------------------------------------------------ */
+/* ---- killed ---- */
 
 static inline void die(uint64_t step)
 {
@@ -100,8 +99,7 @@ static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets
     fixture_assert_same(whole, &result);
 }
 
-/* ---- rot
- * --------------------------------------------------------------------------------------- */
+/* ---- damaged bits ---- */
 
 /* One bit of a file. */
 static inline void flip(const char *path, uint64_t offset)
