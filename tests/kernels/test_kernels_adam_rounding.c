@@ -1,5 +1,5 @@
-/* What Adam on packed state promises of its rounding (kernels/cpu/optimizer/adam_state.c), in the instruction
- * set of the process: means that are the values, slow averages that do not stall, codes that stay,
+/* How Adam on packed state rounds (kernels/cpu/optimizer/adam_state.c), in the instruction set of
+ * the process: means equal the values, slow averages do not stall, codes that need no change stay,
  * zeros, blocks with values that are not finite, and the reference backend's search for codes. */
 #include <math.h>
 #include <setjmp.h>
@@ -116,7 +116,8 @@ static void assert_unbiased(enum tile_format format)
         for (int s = 0; s < 2; s++) {
             double grad = (double)tile.grads[i], want = s == 0 ? grad : grad * grad;
             double mean = sum[s][i] / KEYS, distance = most[s][i] - least[s][i];
-            /* Of the mean of two neighbours, with room where one of them is rare or never came. */
+            /* The deviation of a mean of two neighbours. The term 9 / KEYS leaves room where one of
+             * the two is rare or never came. */
             double part = distance > 0 ? (mean - least[s][i]) / distance : 0;
             if (distance == 0)
                 distance = fabs(want) / 7;
@@ -140,8 +141,8 @@ static void means_are_the_values(void **state)
     assert_unbiased(TILE_INT8);
 }
 
-/* Averages of betas near 1 over constant gradients: each step changes a moment by far less than the
- * distance of two numbers of its format, so that rounding to nearest would leave it where it is. */
+/* Averages with betas near 1 over constant gradients: each step changes a moment by far less than
+ * the distance between two numbers of its format, so rounding to nearest would never change it. */
 static void slow_averages_do_not_stall(void **state)
 {
     (void)state;

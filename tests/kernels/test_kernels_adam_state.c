@@ -1,7 +1,6 @@
-/* Adam on packed state of the CPU backend, in the instruction set of the process: to the bit
- * against the reference variant over formats, types, counts and special values; a split master
- * against an fp32 one; and what the definitions in kernels/cpu/optimizer/adam_state.c promise of rounding:
- * means, random bits, codes that stay, zeros, values that are not finite. */
+/* Adam on packed state of the CPU backend, in the instruction set of the process. It is compared
+ * bit for bit with the reference variant over formats, types, counts and special values, and a
+ * split master is compared with an fp32 one. The bits that round are random. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -102,7 +102,7 @@ static void run(struct tensors *t, int threads)
     ops->context_destroy(context);
 }
 
-/* After a run: k and v lie where they belong, all else is as it was. */
+/* After a run k and v lie where they belong, and everything else is unchanged. */
 static void check_kept(const struct tensors *t, const char *before, const char *kept,
                        const void *fresh)
 {

@@ -369,7 +369,8 @@ static void *run_other_thread(void *user)
     return NULL;
 }
 
-/* The same product, again, on other threads, whatever OpenMP's count of those threads is. */
+/* The same product again on other threads has the same bits, whatever number of threads OpenMP
+ * would use there. */
 static void thread_keeps_bits(void **state)
 {
     (void)state;

@@ -381,8 +381,8 @@ static void softmax_parts_agree(void **state)
     softmax_fini(&large);
 }
 
-/* Rows that lie apart: the bits of rows side by side, and what lies between them stays as it
- * was. */
+/* Rows that lie apart give the same bits as rows side by side, and the memory between them stays
+ * unchanged. */
 static void rows_may_lie_apart(void **state)
 {
     (void)state;

@@ -93,7 +93,7 @@ static float expected(const matmul_desc *desc, const struct operands *operands, 
 
 static void run(const cpui_fp32_product *product, const struct operands *operands, float *c)
 {
-    /* A line behind the scratch must stay as it is. */
+    /* The 64 bytes after the scratch must stay unchanged. */
     unsigned char *scratch = mem_alloc(product->scratch_bytes + 64, 1, "test scratch");
     assert_non_null(scratch);
     memset(scratch, 0xff, product->scratch_bytes + 64); /* NaN where nothing is packed */

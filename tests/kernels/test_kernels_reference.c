@@ -376,7 +376,8 @@ static int forward_matmul(struct probe *self)
                        NULL);
 }
 
-/* y = x w^T + bias, as a Linear does; dx = dy w, dw = dy^T x (accumulated), dbias = column sums. */
+/* y = x w^T + bias, as in a Linear layer. The gradients: dx = dy w, dw = dy^T x (accumulated),
+ * dbias = column sums. */
 static void matmul_gradients(void **state)
 {
     (void)state;

@@ -464,8 +464,8 @@ static void activations(void **state)
     check_shapes("activation", activation_case, 8);
 }
 
-/* Of two NaN operands the compiler chooses whose payload survives: which NaN it is does not
- * count. */
+/* When both operands are NaN, the compiler chooses whose payload survives. So all NaNs count as the
+ * same one. */
 static void one_nan(uint16_t *values, size_t count)
 {
     for (size_t i = 0; i < count; i++)

@@ -1,6 +1,6 @@
-/* What cross-entropy on the CPU gives for rows that are hard to sum (logits that rise, are huge, or
- * are no numbers), and how near fp32 its elementary functions come, by one instruction set: the
- * program's argument, baseline, avx2 or avx512. */
+/* Cross-entropy on the CPU for rows that are hard to sum (logits that rise, are huge, or are not
+ * numbers), and how near its elementary functions come to fp32. The program's argument names the
+ * instruction set: baseline, avx2 or avx512. */
 #include <assert.h>
 #include <float.h>
 #include <math.h>

@@ -21,10 +21,12 @@ static inline enum model_family harness_family(const char *instance)
     return strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
 }
 
-/* What an instance has beyond its family, all of it at once: "gpt2-long" more positions than a
- * sequence; "qwen2" biases, and frequencies that are divided; "qwen3" norms of heads, heads that
- * are wider together than the residual stream, and frequencies as Llama 3 stretches them, of which
- * each kind occurs. */
+/* Adds features to a family's base model, all of an instance's features at once:
+ *
+ *   "gpt2-long"   more positions than a sequence has tokens
+ *   "qwen2"       biases, and frequencies that are divided
+ *   "qwen3"       norms of heads, heads that are wider together than the residual stream, and
+ *                 frequencies stretched as Llama 3 does it, with frequencies of each kind */
 static inline void harness_vary(const char *instance, model_spec *spec)
 {
     if (strcmp(instance, "gpt2-long") == 0)
@@ -141,8 +143,8 @@ static inline void harness_copy_params(harness *h)
                          0);
 }
 
-/* The next pass that adds to a unit's gradient begins it anew, from NaN. What nothing adds to is
- * zero. */
+/* The next pass that adds to a unit's gradient begins it anew, from NaN. A gradient that no pass
+ * adds to is zero. */
 static inline void harness_forget_grads(harness *h)
 {
     for (uint32_t u = 0; u < h->self->unit_count; u++) {
@@ -161,7 +163,7 @@ static inline void harness_zero_grads(harness *h)
     }
 }
 
-/* Random tokens; targets likewise, every seventh ignored where asked. */
+/* Random tokens and random targets. With `with_ignored` every seventh target is ignored. */
 static inline void harness_random_tokens(harness *h, uint64_t seed, bool with_ignored)
 {
     uint64_t rows = h->self->micro_batch * h->self->tokens, vocab = h->self->spec.vocab_size;
@@ -207,8 +209,8 @@ static inline model_call harness_call(harness *h, uint32_t stage, uint64_t temp_
     return call;
 }
 
-/* A buffer as a pass may use it: NULL where it does not, poisoned where it only writes. What it
- * only reads is copied, for harness_check_read. */
+/* A buffer as a pass may use it: NULL if the pass does not use it, poisoned if it only writes it.
+ * If it only reads it, a copy is kept for harness_check_read. */
 struct harness_use {
     void *block, *copy;
     uint64_t bytes;
@@ -235,7 +237,7 @@ static inline void harness_check_read(harness_use *use)
     mem_free(use->copy);
 }
 
-/* One pass with h->saved as it is. */
+/* Runs one pass on the present contents of h->saved. */
 static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, uint32_t pass,
                                 float grad_scale, bool saved_is_valid)
 {
@@ -297,8 +299,8 @@ static inline void harness_forward(harness *h, bool with_head)
     }
 }
 
-/* Head and all backwards after harness_forward. With `keep_saved` each block's saved is filled by a
- * forward of its own first, and the backward is told so. */
+/* Runs the head and all backwards after harness_forward. With `keep_saved` each block's saved is
+ * first filled by a forward of its own, and the backward is told that it is valid. */
 static inline void harness_backward(harness *h, float grad_scale, bool keep_saved)
 {
     for (uint32_t i = h->self->stage_count; i-- > 0;) {

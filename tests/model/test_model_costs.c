@@ -1,8 +1,8 @@
-/* What model_pass_costs says that a pass runs against what it does run: every product with its
- * shape, and every attention, are counted on their way to the reference kernels; bytes of row-wise
- * kernels by the arguments that they are given. Flops agree with the pass's own. A gradient that a
- * step begins gets zeros only where model_pass says so, and the values of one that began as zeros.
- * Argument: the family or variant. */
+/* Compares the costs that model_pass_costs states with the work that a pass really does. Every
+ * product with its shape, and every attention, is counted on its way to the reference kernels;
+ * bytes of row-wise kernels are counted by the arguments that the kernels get. Flops agree with the
+ * pass's own. A gradient that a step begins gets zeros only where model_pass says so, and then ends
+ * with the values of one that began as zeros. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -428,7 +428,7 @@ static void test_in_parts(void **state)
     check_model(true, DTYPE_FP16, 20000, 0, &everything, &none);
 }
 
-/* What is frozen costs nothing. */
+/* Frozen tensors cost nothing. */
 static void test_frozen(void **state)
 {
     (void)state;

@@ -342,7 +342,8 @@ static int failing_create(kernel_context *context, const matmul_desc *desc, kern
     return kernels_reference.matmul_create(context, desc, product);
 }
 
-/* model_prepare that fails leaves the model as it was: nothing leaks, and another backend works. */
+/* A model_prepare that fails leaves the model unchanged: nothing leaks, and another backend works
+ * afterwards. */
 static void failed_prepare_can_be_repeated(void **state)
 {
     (void)state;

@@ -246,7 +246,8 @@ static void gradients_are_added(void **state)
     harness_destroy(&h);
 }
 
-/* A token whose target is ignored has loss 0 and no influence; with all ignored nothing has. */
+/* A token whose target is ignored has loss 0 and no influence on gradients. If all targets are
+ * ignored, no token has any. */
 static void ignored_targets(void **state)
 {
     (void)state;
@@ -301,7 +302,8 @@ static int failing_create(kernel_context *context, const matmul_desc *desc, kern
     return kernels_reference.matmul_create(context, desc, product);
 }
 
-/* model_prepare that fails leaves the model as it was: nothing leaks, and another backend works. */
+/* A model_prepare that fails leaves the model unchanged: nothing leaks, and another backend works
+ * afterwards. */
 static void failed_prepare_can_be_repeated(void **state)
 {
     (void)state;

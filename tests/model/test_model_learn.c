@@ -64,7 +64,7 @@ static bool is_norm(const char *name)
            strncmp(name, "ln_f", 4) == 0;
 }
 
-/* What the selection says of a tensor, by the name alone. */
+/* True if the selection includes the tensor, judged by its name alone. */
 static bool should_learn(const model_learn *learn, const model_tensor *tensor)
 {
     unsigned long long layer;

@@ -1,7 +1,11 @@
-/* Adapters: losses and all gradients against the dense model whose weights are W + (alpha / rank) B
- * A, whose gradient dW gives dB = s dW A^T and dA = s B^T dW; against finite differences; kept
- * activations give the bits of recomputation; what a fresh adapter is; what is refused. Argument:
- * the family or variant. */
+/* Adapters. Losses and all gradients are compared
+ *
+ * - with the dense model whose weights are W + s B A, where s = alpha / rank and whose gradient dW
+ *   gives dB = s dW A^T and dA = s B^T dW;
+ * - with finite differences.
+ *
+ * Kept activations give the bits of recomputation. A fresh adapter has its stated values. Wrong
+ * settings are refused. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -296,7 +296,7 @@ static void names_and_sizes(void **state)
     assert_int_equal(bias->columns, 1);
     assert_int_equal(bias->whole_rows, 288);
     assert_int_equal(unit_named(self, "block.0.proj.0"), 10);
-    assert_int_equal(self->units[10].tensors[1].rows, 1); /* a whole vector, as ever */
+    assert_int_equal(self->units[10].tensors[1].rows, 1); /* this bias stays whole */
     assert_int_equal(self->units[10].tensors[1].columns, 96);
     uint32_t block_units = unit_named(self, "block.1.qkv.0") - 8;
     assert_int_equal(unit_named(self, "block.2.qkv.0"), 8 + 2 * block_units);
@@ -423,7 +423,7 @@ static void impossible_limits_are_refused(void **state)
     expect_refused(&spec, DTYPE_BF16, "model.max_part_bytes", "parts");
 }
 
-/* What create allocates, destroy frees, also where it is refused half way. */
+/* destroy frees all that create allocates, and a create that fails half way frees its part. */
 static void nothing_leaks(void **state)
 {
     (void)state;

@@ -151,7 +151,7 @@ static void names_and_order(void **state)
     check_units(self);
     model_destroy(self);
 
-    /* More positions than a sequence has. */
+    /* The model has more positions than a sequence has tokens. */
     model_spec longer = gpt2_small;
     longer.seq_length = 100;
     longer.position_count = 1024;
@@ -332,7 +332,7 @@ static void initial_weights(void **state)
     model_destroy(self);
 }
 
-/* What create allocates, destroy frees. */
+/* destroy frees all that create allocates. */
 static void nothing_leaks(void **state)
 {
     (void)state;

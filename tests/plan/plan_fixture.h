@@ -49,7 +49,8 @@ static inline uint32_t fixture_unit(random_job *r, uint64_t blocks_max)
     return r->job.unit_count++;
 }
 
-/* What the first of several passes writes, the others update. */
+/* The access of pass `idx` to a buffer that several passes make: the first one writes it, the
+ * others update it. */
 static inline uint8_t fixture_made(uint32_t idx)
 {
     return idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
@@ -236,7 +237,8 @@ static inline void fixture_split(random_job *r)
     r->job.param_bytes = 2;
 }
 
-/* The job of the seed on several ranks, which have room for more than one rank has. */
+/* The job of the seed on several ranks. Its budgets are larger than those of the job on one
+ * rank. */
 static inline void fixture_ranks(random_job *r, uint64_t seed, uint32_t world, uint32_t zero_stage)
 {
     fixture_random_job(r, seed);

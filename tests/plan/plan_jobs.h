@@ -1,7 +1,7 @@
-/* Random jobs as people have them, for the compiler's tests: gpt2- and llama-like models of some
- * sizes on machines of very different balance, under every placement, order, update and number of
- * ranks. What passes compute and move follows from the shapes. A function of the seed alone;
- * budgets are the caller's. (plan_fixture.h draws stranger models, of tiny units.) */
+/* Realistic random jobs for the compiler's tests: gpt2- and llama-like models of some sizes on
+ * machines of very different balance, with every placement, order, update and number of ranks. The
+ * work and traffic of passes follow from the shapes. A job is a function of the seed alone; the
+ * caller sets the budgets. (plan_fixture.h draws stranger models, of tiny units.) */
 #ifndef SLUICE_TESTS_PLAN_JOBS_H
 #define SLUICE_TESTS_PLAN_JOBS_H
 

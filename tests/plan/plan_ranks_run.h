@@ -1,11 +1,15 @@
 /* Runs compiled programs of several ranks, in lock step, on numbers instead of tensors.
  *
  * The arenas of each rank are cells, one for every 4096 bytes. All cells of 4096 elements (a block)
- * of a state hold one number, so that moving, gathering and summing are exact, and each working
- * copy that an op reads can be held against what it must be: the initial value after as many
- * updates as the step has behind it, each of them with the sum of all ranks' gradients of its own
- * step; of a frozen unit the initial one. Of a split master the state has what the working copy and
- * the master differ in, so that an update that finds another working copy makes another master. */
+ * of a state hold one number, so moving, gathering and summing are exact. Each working copy that an
+ * op reads is compared with the value that it must have:
+ *
+ *   - for a unit that learns: the initial value after as many updates as steps came before, each
+ *     update with the sum of all ranks' gradients of its own step;
+ *   - for a frozen unit: the initial value.
+ *
+ * With a split master the state holds the difference between working copy and master, so an update
+ * that finds a wrong working copy makes a wrong master. */
 #ifndef SLUICE_TESTS_PLAN_RANKS_RUN_H
 #define SLUICE_TESTS_PLAN_RANKS_RUN_H
 
@@ -46,7 +50,7 @@ static inline uint64_t run_own_blocks(const ranks_run *run, uint32_t unit)
     return shard_elems(run->r->elems[unit], run->world) / SHARD_ELEMS_STEP;
 }
 
-/* What one backward op of a rank adds to a block of a gradient. */
+/* The number that one backward op of a rank adds to a block of a gradient. */
 static inline uint64_t run_added(uint32_t step, uint32_t rank, uint32_t unit, uint64_t block,
                                  uint64_t stage, uint64_t pass, uint64_t mb)
 {
@@ -376,7 +380,8 @@ static inline void run_keep_unit(const ranks_run *run, uint32_t u, bool *stays)
         run_keep(prog, plan_high_place(homes, u), stays);
 }
 
-/* What a new process finds: what is committed on the slab, all else is other bytes. */
+/* Memory as a new process finds it: committed places of the slab keep their values, all other cells
+ * get other values. */
 static inline void run_forget_memory(ranks_run *run)
 {
     for (int a = 0; a < TIER_COUNT; a++) {

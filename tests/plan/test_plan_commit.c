@@ -272,7 +272,7 @@ static void assert_same_op(const op *one, const op *two)
     }
 }
 
-/* What a run skips that does not commit is all that commits add. */
+/* The ops that a step without a commit skips are exactly those that commits add to the program. */
 static void other_ops_are_the_same(void **state)
 {
     (void)state;
@@ -511,8 +511,8 @@ static void saves_do_not_fill_the_host(void **state)
     assert_true(large > 3);
 }
 
-/* The longest that the steady step must take, of the job as it is: what the busiest resource has to
- * do, or the step without a commit. */
+/* A lower bound in seconds of the steady step of this job: the work of the busiest resource, or the
+ * predicted time of a step without a commit if that is longer. */
 static double least_seconds(const random_job *r, const plan_set *set)
 {
     const program *prog = &set->programs[PROGRAM_STEADY];

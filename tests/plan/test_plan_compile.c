@@ -23,7 +23,8 @@ static bool is_cut(const random_job *r)
     return false;
 }
 
-/* What goes behind another does so by the prediction as well. How many do. */
+/* Checks that each op with a `behind` starts, by the prediction, after that op ends. Returns the
+ * number of such ops. */
 static uint64_t count_behind(const program *prog)
 {
     uint64_t count = 0;
@@ -37,7 +38,7 @@ static uint64_t count_behind(const program *prog)
     return count;
 }
 
-/* `frozen`: some units of each job do not learn. `split`: masters are. */
+/* With `frozen` some units of each job do not learn. With `split` masters are split. */
 static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool split, int least)
 {
     int fitted = 0, refused = 0, cut = 0, committing = 0, orders[2] = {0}, updates[4] = {0};

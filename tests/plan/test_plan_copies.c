@@ -1,8 +1,11 @@
-/* Optimizer state on nvme of which the host keeps copies (plan_set.copy_bytes). Run on numbers
- * (plan_ranks_run.h), every update finds what the one before it made, in a new process too. A
- * steady step reads what has no copy, once, and writes all; the first one reads what has. Copies
- * make the step shorter than it was, lie within the host's budget, and there are none where nothing
- * begins with an update. */
+/* Optimizer state on nvme of which the host keeps copies (plan_set.copy_bytes). Programs run on
+ * numbers (plan_ranks_run.h):
+ *
+ *   - every update finds the result of the update before it, in a new process too;
+ *   - a steady step reads the state without copies, once, and writes all; the first step also reads
+ *     the state that has copies;
+ *   - copies make the step shorter than it was and lie within the host's budget;
+ *   - there are no copies where nothing begins with an update. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

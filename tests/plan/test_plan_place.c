@@ -343,9 +343,9 @@ static uint64_t parked_in(const struct placed *l, enum tier arena)
     return bytes;
 }
 
-/* What waits between the parts of a block stays on the device for all micro-batches where these
- * fit, for as many as leave room for what passes where they do not, and for the others on the host,
- * not on nvme with the checkpoints. */
+/* Buffers that wait between the parts of a block stay on the device for all micro-batches if these
+ * fit there. If they do not fit, as many stay as leave room for the passes, and the others wait on
+ * the host, not on nvme with the checkpoints. */
 static void what_waits_between_parts_is_near(void **state)
 {
     (void)state;
@@ -370,7 +370,7 @@ static void what_waits_between_parts_is_near(void **state)
     assert_int_equal(before, PARKED_BATCHES);
 }
 
-/* What is named is what fits, and less does not. */
+/* The budget that a refusal names is enough, and a smaller one is not. */
 static void refusals_name_what_fits(void **state)
 {
     (void)state;

@@ -1,17 +1,19 @@
-/* How good compiled schedules are: random jobs of real shapes, each compiled into programs whose
- * peaks are within the budgets, or refused with what is needed, correctly; and simulated time
- * against its bounds.
+/* How good compiled schedules are. Random jobs of real shapes are compiled. Each either gives
+ * programs whose peaks are within the budgets, or is refused with the budgets that it really needs.
+ * Simulated time is compared with its bounds:
  *
  *   within   at most 5% above the bound (per phase the busiest resource)
- *   order    dependencies alone keep every order of the ops more than 5% above it
- *   memory   the same program (homes, tiles, held stages, commits) is within, were there room for all of it in
- *            device and host memory
- *   beyond   none of these: the order is not the best, or what forbids it is something that the bound of all
- *            orders does not know. Of seeds 1 to 200 these are 1, 8, 18, 39, 48, 63, 87, 113, 139, 178, 183
- *            and 199. Those that were looked at: of 139 the first forward waits for reads beside which the
- *            device has little to do, and the bound lets it work; of 48, 178 and 183 other rules gave shorter
- *            orders, by up to 4%; what keeps the others from it is not known.
- *            The aim is none; what is known is held. */
+ *   order    dependencies alone keep every order of the ops more than 5% above the bound
+ *   memory   the same program (homes, tiles, held stages, commits) would be within if device and
+ *            host memory had room for all of it
+ *   beyond   none of these: a better order may exist, or something forbids it that the bound of all
+ *            orders does not know
+ *
+ * The aim is that no job is beyond; the known ones may not get worse. Seeds 1, 8, 18, 39, 48, 63,
+ * 87, 113, 139, 178, 183 and 199 of 1 to 200 are beyond. Some were examined: in 139 the first
+ * forward waits for reads during which the device has little to do, while the bound lets it work;
+ * in 48, 178 and 183 other rules gave orders that were up to 4% shorter. The cause in the others is
+ * not known. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +42,7 @@ static uint64_t needed(int arena)
     return at ? strtoull(at + strlen(keys[arena]), NULL, 10) : 0;
 }
 
-/* What a refusal says that the job needs, of all tiers that it uses. */
+/* Reads from a refusal the budgets that the job needs, for all tiers that it uses. */
 static void learn_needs(family_job *f, uint64_t need[TIER_COUNT])
 {
     plan_set set;
@@ -83,8 +85,8 @@ struct figures {
     uint32_t held;
 };
 
-/* Of the step that the compiler makes short: where commits are seldom, of one that does not
- * commit. */
+/* Figures of the step that the compiler makes short: the step without a commit if commits are
+ * seldom, else the steady step. */
 static struct figures figures_of(const plan_job *job, const plan_set *set)
 {
     struct figures found = {(double)set->programs[PROGRAM_STEADY].predicted_ns,

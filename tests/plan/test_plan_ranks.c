@@ -1,8 +1,13 @@
-/* Programs of several ranks: run on numbers they give every op the params of its step and every
- * element one update with all ranks' gradients; ranks send what ZeRO's stages say and no more;
- * states rest by its formulas; caps on gathered params hold; computing hides what it can; what a
- * refusal names is enough. Random jobs: cut and tied models, both orders, all updates, mixed homes,
- * 1 to 5 ranks, stages 0 to 3. */
+/* Programs of several ranks, run on numbers:
+ *
+ *   - every op reads the params of its step, and every element gets one update with all ranks'
+ *     gradients;
+ *   - ranks send what ZeRO's stages require and no more; states take the memory of its formulas;
+ *   - caps on gathered params hold; computing hides the traffic that it can hide;
+ *   - the budget that a refusal names is enough.
+ *
+ * Random jobs: cut and tied models, both orders, all updates, mixed homes, 1 to 5 ranks, stages 0
+ * to 3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -241,7 +246,8 @@ static uint64_t gathers(const random_job *r, const program *prog, const op *item
     return prog->buffers[target->buffer_idx].is_home ? 0 : target->size_bytes / r->job.param_bytes;
 }
 
-/* Of the pass that reads most: what exceeds a cap is used by one pass, the oldest one's. */
+/* Elements that the pass with the most params reads. Gathered params above a cap all belong to one
+ * pass, the oldest one. */
 static uint64_t pass_elems_most(const random_job *r)
 {
     uint64_t most = 0;
@@ -402,9 +408,9 @@ static void what_a_refusal_names_is_enough(void **state)
     assert_true(fitted > 100 && refused > 20);
 }
 
-/* Memory of the norm: all ranks' sums of the largest part, one part or two gathered and one in
- * order; a part is as large as its limit lets it be, or one unit. What is in one part is planned as
- * ever. */
+/* Memory of the norm: all ranks' sums of the largest part, in order, and one or two parts as
+ * gathered. A part is as large as its limit allows, or one unit. A norm in one part is planned as
+ * without a limit. */
 static void norm_takes_what_its_limit_says(void **state)
 {
     (void)state;

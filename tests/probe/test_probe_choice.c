@@ -47,7 +47,8 @@ static void a_compromise_where_none_is_near_in_all(void **state)
     assert_int_equal(probe_choose_setting(none, 2, 0.98), 1);
 }
 
-/* Whatever the rates: what is chosen is near the best in each kind, and nothing smaller is. */
+/* Whatever the rates are, the chosen setting is near the best of each kind, and no smaller setting
+ * is. */
 static void chosen_settings_keep_their_promise(void **state)
 {
     (void)state;
@@ -187,7 +188,7 @@ static void what_swings_is_measured_again_and_else_named(void **state)
     assert_true(self.disturbed_spread > 0.28);
 }
 
-/* What is measured once more is only what swings. */
+/* Only settings whose rates vary are measured once more. */
 static void what_is_steady_is_measured_once(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* A tiny probe of everything: each figure is there, nothing stays behind, a stop is heard, drives
- * that cannot be used are refused before anything is measured. No test asserts on how fast anything
- * is. */
+/* A tiny probe of everything: each figure is there, no file is left, a request to stop is obeyed,
+ * and drives that cannot be used are refused before anything is measured. No test asserts how fast
+ * anything is. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -165,7 +165,7 @@ static void each_figure_is_there_and_nothing_is_left(void **state)
     assert_non_null(strstr(watcher.seen, "1/7 ranks"));
     assert_non_null(strstr(watcher.seen, "7/7 nvme "));
     assert_non_null(strstr(watcher.seen, ": write 1024 KiB x 4"));
-    /* What it found is a machine file. */
+    /* The result can be written as a machine file. */
     char path[512];
     snprintf(path, sizeof path, "%s/machine.json", helper_directory);
     assert_int_equal(machine_write(&found, path), 0);

@@ -16,7 +16,7 @@
 
 enum { RANKS_MAX = 4, STEPS = 3, STAGES = 4 };
 
-/* What all ranks of a case tell the test. */
+/* Results of all ranks of a case, for the test. */
 struct told {
     struct train_summary real[RANKS_MAX]; /* [0].ranks: of all */
     struct train_summary pretended;

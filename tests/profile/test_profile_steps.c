@@ -248,8 +248,8 @@ static void a_rank_is_measured_alone(void **state)
     job_destroy(asked);
 }
 
-/* What is advised depends on the machine, so only its form is asserted: by gain, none too small, no
- * two alike. */
+/* The advice depends on the machine, so only its form is asserted: sorted by gain, no gain too
+ * small, no two changes alike. */
 static void changes_are_simulated(void **state)
 {
     (void)state;

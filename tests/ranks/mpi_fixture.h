@@ -4,8 +4,8 @@
  *   test_ranks_stages 3 gpt2-fp32    becomes mpirun -n 3 test_ranks_stages 3 gpt2-fp32, whose
  *                                    processes each run the same tests in the same order
  *
- * What runs leave is rank 0's to see, so it alone compares. Whatever fails on a rank ends its
- * process at once, and with it all. Include after cmocka.h. */
+ * Only rank 0 sees the files of runs, so it alone compares. A failure on any rank ends its process
+ * at once, and with it all ranks. Include after cmocka.h. */
 #ifndef SLUICE_TESTS_MPI_FIXTURE_H
 #define SLUICE_TESTS_MPI_FIXTURE_H
 
@@ -18,9 +18,9 @@ enum { MPI_RANKS_MAX = 8, MPI_UNITS_MAX = 64 };
 extern comm *mpi_comm;
 extern uint32_t mpi_rank, mpi_world;
 
-/* To be called first in main. Becomes mpirun with argv[1] ranks of this program where no
- * launcher has started it; else joins them. Ends the program with 77 where there is no mpirun or
- * no MPI in the build. */
+/* Call it first in main. If no launcher has started the program, it becomes mpirun with argv[1]
+ * ranks of this program; else it joins them. Ends the program with 77 if there is no mpirun or no
+ * MPI in the build. */
 void mpi_launch(int argc, char **argv);
 
 /* A group of tests: the directory is made by rank 0 and known to all ranks. */

@@ -90,8 +90,8 @@ static int note_point(void *user, const char *name)
     return 0;
 }
 
-/* Of several ranks all learn of a stop with the losses that come next: those of the step before
- * which it is asked for, unless there is an evaluation in between. */
+/* With several ranks all learn of a stop with the losses that come next: those of the step before
+ * the one after which the test wants the stop, unless there is an evaluation in between. */
 static void ask_to_stop(uint64_t done)
 {
     uint64_t ask_at = in_rank->world > 1 ? in_rank->stop_after - 1 : in_rank->stop_after;

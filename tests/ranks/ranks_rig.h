@@ -1,16 +1,18 @@
-/* Several ranks of `sluice train`, to be killed, stopped and given faults of which one rank alone
- * learns.
+/* Several ranks of `sluice train`, which a test kills, stops or gives faults that only one rank
+ * sees.
  *
- *   rig_begin    starts the ranks: forked (no launcher, everything in reach), or under mpirun (the program itself)
- *   rig_kill...  the test does what it came for
- *   rig_end      waits for all processes, each until the limit; says how they ended and what was said
- *   rig_verify   every committed byte of what they left, and the hash of its weights
+ *   rig_begin    starts the ranks: forked (no launcher, everything in reach), or under mpirun (the
+ *                program itself)
+ *   rig_kill...  the test does its work
+ *   rig_end      waits for all processes, each until the limit; gives how they ended and what they
+ *                wrote
+ *   rig_verify   checks every committed byte that they left, and the hash of its weights
  *
- * Forked ranks leave as those of the program do (src/cli/ranks.c is linked): what they write on
- * standard error is what a user sees. The test's own process trains and reads nothing, so that no
- * thread is lost by fork.
+ * Forked ranks exit as those of the program do (src/cli/ranks.c is linked): they write on standard
+ * error what a user sees. The test's own process trains and reads nothing, so that no thread is
+ * lost by fork.
  *
- * Include after cmocka.h. One thread. Every function fails the test where it cannot do its part. */
+ * Include after cmocka.h. One thread. Every function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_RIG_H
 #define SLUICE_TESTS_RANKS_RIG_H
 
@@ -32,7 +34,7 @@ enum {
     RIG_SAYS_BYTES = 32768,
 };
 
-/* What a forked rank tells of itself, in memory that outlives it. Callbacks are rank 0's alone. */
+/* The state of a forked rank, in shared memory that outlives it. Only rank 0 gets callbacks. */
 struct rig_rank {
     atomic_int committing, recutting; /* between the points that say so */
     atomic_int last_point;            /* index in rig_points; -1: none was met */
@@ -46,7 +48,7 @@ enum { RIG_POINT_COUNT = 15 };
 extern const char *const rig_points[RIG_POINT_COUNT];
 
 struct rig {
-    /* What is started; constant until rig_end. */
+    /* The request; constant until rig_end. */
     const char *name; /* of the run, in fixture_dir */
     uint32_t world;
     bool by_mpirun;
@@ -60,7 +62,8 @@ struct rig {
     /* In the forked rank, before it trains; or NULL. The job is its own. */
     int (*prepare)(uint32_t rank, struct train_options *options, void *user);
     void *user;
-    /* from rig_end on; 0: 60. Who is there then is killed, and the test fails */
+    /* Counted from rig_end on; 0: 60. Processes that still run then are killed, and the test
+     * fails. */
     double limit_seconds;
     /* While it runs: */
     pid_t launcher;            /* mpirun; else 0 */
@@ -119,8 +122,8 @@ bool rig_is_whole(const rig_verified *self);
 /* Loss bits, norms and evaluations of the run, with the hash of its weights; all of it is whole. */
 void rig_read_trail(const char *name, crash_trail *out);
 
-/* What is in the run's drive: directories, of which some are of commits that are kept, and in the
- * others files. */
+/* Contents of the run's drive: its directories, how many of them belong to kept commits, and the
+ * files in the others. */
 struct rig_drive {
     uint32_t directory_count, kept_count, slab_count, other_count;
     char text[1024]; /* for messages */

@@ -238,8 +238,8 @@ static void a_rank_without_memory_ends_all(void **state)
         begin_case(2);
         run.prepare = limit_memory;
         run.user = &more_bytes[i];
-        /* Later a library may be the first that gets none, and end the process: then the others say
-         * so. */
+        /* With a higher limit a library may be the first that gets no memory, and may end the
+         * process. Then the other ranks report the failure. */
         run_and_expect(1, i == 0 ? "no memory for" : "rank 1 on host");
         print_message("rank 1 ended with %#x\n", (unsigned)run.statuses[1]);
     }

@@ -1,16 +1,17 @@
-/* One of 4 ranks is killed (SIGKILL) at random instants, with the same run again until it ends: all
- * ranks end, one of them says why, the commit is whole and of one step, and the run that goes on
- * (on 4 ranks, or on fewer) has the losses, evaluations and weights of one that nobody killed, to
- * the bit.
+/* One of 4 ranks is killed (SIGKILL) at random instants, and the same run is started again until it
+ * ends. All ranks end, one of them says why, and the commit is whole and of one step. The run that
+ * goes on (on 4 ranks, or on fewer) has the losses, evaluations and weights of one that nobody
+ * killed, to the bit.
  *
- *   for each seed   a model, drawn; a victim, drawn by the seed; each attempt has a ZeRO stage, an order, an
- *                   update and places of its own, as often as not
- *                   killed once or twice: by a timer over the length of the undisturbed run, by a timer while a
- *                   rank sleeps at a named point of base/failpoint.h, or at such a point itself
- *                   then to the end on 4, 3 or 1 ranks
+ * For each seed:
+ *   - a model and a victim are drawn; each attempt may have a ZeRO stage, an order, an update and
+ *     places of its own;
+ *   - the victim is killed once or twice: by a timer over the length of the undisturbed run, by a
+ *     timer while a rank sleeps at a named point of base/failpoint.h, or at such a point itself;
+ *   - then the run goes to its end on 4, 3 or 1 ranks.
  *
- * What it is compared with: the same sequence of world sizes, where each run stops on request at
- * the step of the commit from which the killed one went on.
+ * The reference is a run with the same sequence of world sizes, each part of which stops on request
+ * at the step of the commit from which the killed run went on.
  *
  * Arguments: [mpirun] FIRST-LAST, or one seed; "points": every other point, on one rank alone;
  * "all-points": on each rank. */
@@ -281,8 +282,8 @@ static bool is_mpirun_first(const trial *self, uint64_t committed)
            committed == self->committed_before;
 }
 
-/* What is said of the victim, once, and by whom that is still there; the others fail, and none by a
- * signal. */
+/* Exactly one message names the victim, and a surviving rank writes it. The other ranks fail, and
+ * none of them by a signal. */
 static void check_end(const trial *self, uint64_t committed)
 {
     char wanted[96], missing[96];
@@ -299,7 +300,7 @@ static void check_end(const trial *self, uint64_t committed)
         counts.unsaid++;
         return;
     }
-    /* A rank that had not yet come when the others gave up finds nobody there, and says so. */
+    /* A rank that had not yet joined when the others gave up finds nobody there, and reports it. */
     bool is_joining = strstr(run->says, "while the ranks joined") && run->error_count <= WORLD - 1;
     if (is_joining)
         return;

@@ -44,7 +44,7 @@ struct paced_case {
     bool is_slow; /* of "all" alone */
 };
 
-/* What rank 0 saw. */
+/* Figures of rank 0. */
 struct paced_result {
     double predicted, measured; /* seconds of a steady step */
     double planned[LANE_COUNT], busy[LANE_COUNT];

@@ -1,9 +1,10 @@
-/* Several ranks train as one: ZeRO's stages, placements, orders and times of update give the
- * same bits at the same number of ranks, and the losses of one rank at the same global batch to
- * 1e-4.
+/* Several ranks train as one: ZeRO's stages, placements, orders and times of update give the same
+ * bits at the same number of ranks, and the losses of one rank at the same global batch to 1e-4.
  *
- * test_ranks_stages RANKS FAMILY-DTYPE[-split][-m16|-m8] [CASE...] (split masters, moments in bf16, in 8 bits), each case one of stages, canary, curve,
- * draws=SEED-SEED, overflow, scale, stop */
+ * test_ranks_stages RANKS FAMILY-DTYPE[-split][-m16|-m8] [CASE...]
+ *
+ * -split: split masters; -m16, -m8: moments in bf16 or in 8 bits. CASE is one of stages, canary,
+ * curve, draws=SEED-SEED, overflow, scale, stop. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -206,7 +207,7 @@ static uint64_t draw(struct draws *d, uint64_t bound)
     return rng_below(d->seed, DRAW_STREAM, d->counter++, bound);
 }
 
-/* What decides the bits. */
+/* Draws the settings that decide the bits. */
 static void draw_model(struct draws *d, fixture_model *model, fixture_sets *sets, bool *is_exact)
 {
     static const char *const optimizers[] = {
@@ -265,7 +266,7 @@ static void draw_places(struct draws *d, fixture_sets *sets)
     fixture_set(sets, "tiers.place.rules=%s]", rules);
 }
 
-/* What must not. */
+/* Draws the settings that must not change the bits. */
 static void draw_program(struct draws *d, fixture_sets *sets, bool is_exact)
 {
     static const char *const updates[] = {"after_backward", "in_next_forward", "in_backward"};
@@ -369,7 +370,7 @@ static uint32_t count_skips(const mpi_result *result)
     return count;
 }
 
-/* Of a step's parts, a rank's each, how many overflow. */
+/* A step has one part for each rank. Returns how many of these parts overflow. */
 static uint32_t count_parts(const mpi_result *parts, uint32_t step_idx)
 {
     uint32_t count = 0;
@@ -391,8 +392,8 @@ static bool is_mixed(const mpi_result *parts)
     return mixed > 0 && whole > 0;
 }
 
-/* A scale at which that is so: each part is a step of one rank's run at 1/world of the scale,
- * since the mean is over all ranks' tokens. Found by rank 0, for all. */
+/* Finds a scale for which is_mixed holds. Each part is a step of a run of one rank at 1/world of
+ * the scale, since the mean is over all ranks' tokens. Rank 0 finds the scale for all ranks. */
 static double find_scale(mpi_result *parts)
 {
     static fixture_sets sets;

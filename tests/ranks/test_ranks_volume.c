@@ -1,18 +1,19 @@
-/* What ranks send each other in a step: as counted where it is copied, as the program says, and
- * as ZeRO's formulas give it with the padding of base/shard.h, to the byte.
+/* The bytes that ranks send each other in a step: those counted where they are copied, those of the
+ * program, and those of ZeRO's formulas with the padding of base/shard.h, equal to the byte.
  *
- * Of P elements each rank sends (N-1)/N times
+ * Each rank sends (N-1)/N of these elements, for P elements of params:
  *
  *   stages 0 to 2     2P    a reduce-scatter; and an all-gather of gradients (0) or of new
  *                           parameters (1, 2)
  *   stage 3           3P    a reduce-scatter, and parameters gathered for the forward and for the
- *                           backward, less what is used once: the head's own unit, whose forward
- *                           and backward are one, and embeddings that are not tied, whose
+ *                           backward, less those that are used once: the head's own unit, whose
+ *                           forward and backward are one, and embeddings that are not tied, whose
  *                           backward reads no parameters
  *   with reuse        2P to 3P    units of stages that are held for the backward are gathered once
  *   units that stay   2P    as in stage 2
  *
- * and the norm's sums: 8 bytes for each 4096 elements of its shards, to each other rank.
+ * To these the norm's sums are added: 8 bytes for each 4096 elements of its shards, to each other
+ * rank.
  *
  * test_ranks_volume RANKS FAMILY-DTYPE */
 #include <setjmp.h>

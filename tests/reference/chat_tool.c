@@ -1,10 +1,11 @@
-/* Conversations as src/data/chat.h writes them, for comparisons with other programs:
- * check_chats.py.
+/* Writes conversations with src/text/chat.h, so that check_chats.py can compare them with those of
+ * other programs.
  *
- *   chat-tool FORM DIRECTORY BEGIN END     FORM: a name of chat.h, or auto: as the files in DIRECTORY say
+ *   chat-tool FORM DIRECTORY BEGIN END
  *
- * Reads a list of messages a line and writes {"form", "text", "answers": [[begin, end], ...]} or
- * {"error"} a line. BEGIN and END take the place of the tokens that the template names so. */
+ * FORM is a name of chat.h, or "auto": the files in DIRECTORY decide. Reads one list of messages a
+ * line and writes {"form", "text", "answers": [[begin, end], ...]} or {"error"}, one a line. BEGIN
+ * and END replace the tokens of those names in the template. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What src/prof writes is read back: metrics.jsonl and trace.json by a JSON parser, the live line
+/* Reads back what src/report writes: metrics.jsonl and trace.json with a JSON parser, the live line
  * by its width and words. */
 #include <errno.h>
 #include <math.h>
@@ -231,7 +231,8 @@ static void metrics_file_is_cut(void **state)
     unlink(path);
 }
 
-/* What has no end, or no beginning, is refused: it is not waited for. */
+/* Files without an end or without a beginning (devices, pipes) are refused; no reader waits for
+ * them. */
 static void only_regular_files_are_read(void **state)
 {
     (void)state;
@@ -439,7 +440,7 @@ static void live_line_fits(void **state)
     assert_true(live_format(&status, 45, text, sizeof text) > 0);
     assert_string_equal(text, "step 120/300  loss 3.2145  1.23k tok/s");
     assert_true(live_format(&status, 5, text, sizeof text) == 5);
-    /* A small buffer cuts as a narrow terminal does. */
+    /* A small buffer cuts the line as a narrow terminal does. */
     assert_int_equal(live_format(&status, 200, exact, 10), 9);
     assert_string_equal(exact, "step 120/");
 }

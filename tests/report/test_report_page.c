@@ -338,7 +338,7 @@ static void names_damaged_lines(void **state)
     assert_int_equal(json_array_size(at_path("timeline", "events")), 1);
 }
 
-/* Values of other types than a plan has: nothing of them may be trusted. */
+/* Values whose types differ from those of a plan: the report must not trust any of them. */
 static void survives_strange_plans(void **state)
 {
     (void)state;
@@ -465,8 +465,8 @@ static void shows_a_typical_step(void **state)
         assert_int_equal(json_array_size(json_object_get(timeline, "events")), 2);
         assert_true(json_number_value(json_object_get(timeline, "length_us")) ==
                     (variant == 1 ? 100 : 70));
-        /* Stalls: the mean of steps 1 to 3, of 2 and 3 where the beginning is lost, of 1 and 2
-         * where the end is. */
+        /* Stalls are the mean of steps 1 to 3, of 2 and 3 if the beginning is lost, of 1 and 2 if
+         * the end is lost. */
         static const char *const means[] = {"20.0 \xc2\xb5s", "25.0 \xc2\xb5s", "15.0 \xc2\xb5s"};
         assert_non_null(strstr(page, means[variant]));
         assert_true((strstr(page, "ends in the middle") != NULL) == (variant == 2));

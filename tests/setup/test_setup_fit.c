@@ -64,7 +64,7 @@ static void assert_nothing_made(const char *name)
     assert_false(fixture_exists(fixture_path(name, ".nvme")));
 }
 
-/* Of a run's one slab file. */
+/* The size of a run's only slab file. */
 static uint64_t slab_file_bytes(const char *name)
 {
     char pattern[FIXTURE_PATH_BYTES + 64];
@@ -243,8 +243,8 @@ static void plan_steps(const char *update, uint64_t commit_every, struct setup_s
     job_destroy(asked);
 }
 
-/* What is said of a step is the mean of those that commit and those that do not, also where a
- * commit is a program of its own: state on the device is written by commits alone. */
+/* The figures of a step are the mean of steps that commit and steps that do not, also if a commit
+ * is a program of its own: only commits write state that lies on the device. */
 static void a_step_is_the_mean_of_steps(void **state)
 {
     (void)state;

@@ -108,7 +108,7 @@ static void other_scales_stay(void **state)
     }
 }
 
-/* Growth ends where a double does. */
+/* The scale stops growing at the largest double. */
 static void scales_stay_finite(void **state)
 {
     (void)state;
@@ -257,7 +257,7 @@ static void impossible_states_are_refused(void **state)
     assert_true(self.scale == 64 && self.last_overflow == 11 && self.iteration == 12);
 }
 
-/* What the resuming job says holds. */
+/* The settings of the resuming job apply. */
 static void the_job_rules_on_resume(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* plan --max-model on a small described machine: the model that is named fits as `plan` places it, the next
- * one does not, and more room on the drives gives a larger one. */
+/* plan --max-model on a small described machine: the model that it names fits as `plan` places it,
+ * the next larger one does not, and more room on the drives gives a larger one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

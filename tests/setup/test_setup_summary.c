@@ -1,6 +1,6 @@
-/* What a plan says in figures, where they can be worked out by hand: a llama of six blocks on a
- * machine of stated speeds. Traffic by state kind, T* of each link, commits and wear, memory that
- * adds up, the buffer at the peak, and what a machine file adds. No run, no drive. */
+/* The figures of a plan where they can be worked out by hand: a llama of six blocks on a machine of
+ * stated speeds. Traffic by state kind, T* of each link, commits and wear, memory that adds up, the
+ * buffer at the peak, and the figures that a machine file adds. No training run, no drive. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -229,8 +229,8 @@ static void commits_and_wear(void **state)
     }
 }
 
-/* What second places would take is said right where nothing commits: a split master's halves both
- * have one. */
+/* The bytes that second places would take are right also if nothing commits. Both halves of a split
+ * master have a second place. */
 static void second_places_are_foretold(void **state)
 {
     (void)state;
@@ -309,7 +309,7 @@ static void memory_adds_up(void **state)
         }
 }
 
-/* What the machine's file says that no rate does. */
+/* Figures of the machine's file that are not rates. */
 static void figures_of_a_machine(void **state)
 {
     (void)state;
@@ -340,8 +340,8 @@ static void figures_of_a_machine(void **state)
     job_destroy(asked);
 }
 
-/* Of 8 cores a run computes on 7, and so does the probe: its figures are those of a run, not 8/7 of
- * them. */
+/* On 8 cores a run computes on 7, and the probe also measures 7, so its figures are those of a run
+ * and not 8/7 of them. */
 static void a_cpu_is_measured_as_it_computes(void **state)
 {
     (void)state;
@@ -417,7 +417,7 @@ static uint64_t leaf_count(json_t *value)
     return count;
 }
 
-/* How many values a row has: each word in capitals stands for several. */
+/* Number of values of a row. Each word in capitals in the path stands for several values. */
 static uint64_t value_count(const char *path)
 {
     uint64_t count = 1;

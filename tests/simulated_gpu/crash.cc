@@ -59,7 +59,8 @@ static const char *meaning(int number)
     }
 }
 
-// In a kernel: says where, and ends. Elsewhere the signal is whoever's it was.
+// In a kernel the handler says where it happened and ends the process. Elsewhere the signal goes to
+// the handler that was installed before.
 static void on_signal(int number, siginfo_t *info, void *context)
 {
     if (simulated_here) {

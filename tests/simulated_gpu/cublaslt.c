@@ -1,20 +1,21 @@
 /* A stand-in for cuBLASLt on the simulated GPU: D = op(A) op(B) + beta C (+ bias), column-major,
- * for the types that kernels/cuda asks for. The work is enqueued on the stream by
- * simulated_gpu_enqueue, so it runs late, in order with kernels and copies, and with the operands
- * as they are then.
+ * for the types that kernels/cuda uses. simulated_gpu_enqueue puts the work on the stream, so it
+ * runs late, in order with kernels and copies, and reads the operands as they are at that time.
  *
  * It is stricter and odder than the library, so that its user cannot be right by luck:
- *  - every address is checked against memory that the GPU may touch, and against the alignment that the
- *    algorithm was chosen for, and D against A and B, which it may not overlap (INVALID_VALUE);
- *  - algorithms carry the problem that they were chosen for; another one is INVALID_VALUE;
- *  - where k >= 48, it is cut into up to three parts whose sums really go to the workspace, if the
- *    reduction scheme COMPUTE_TYPE is allowed and the workspace limit suffices; what is left of k when
- *    divided by 64 is then left out, as some versions are reported to do;
- *  - where the schemes INPLACE or OUTPUT_TYPE are allowed it adds in another order at every other call;
- *  - the first candidate of a list is one whose state is not SUCCESS; for a k that leaves 1 when divided
- *    by 16, the second has the state SUCCESS and is refused when run;
- *  - it has nothing (NOT_SUPPORTED) for 16-bit operands of which one is aligned to less than 4 bytes, or
- *    whose leading dimension is odd, nor for a bias on fp32 results of 16-bit operands.
+ * - every address is checked against memory that the GPU may touch, and against the alignment
+ *   that the algorithm was chosen for, and D against A and B, which it may not overlap
+ *   (INVALID_VALUE);
+ * - algorithms carry the problem that they were chosen for; another one is INVALID_VALUE;
+ * - if k >= 48, it is cut into up to three parts whose sums really go to the workspace, if the
+ *   reduction scheme COMPUTE_TYPE is allowed and the workspace limit suffices; the remainder of k
+ *   divided by 64 is then left out, as some versions are reported to do;
+ * - if the schemes INPLACE or OUTPUT_TYPE are allowed it adds in another order at every other
+ *   call;
+ * - the first candidate of a list is one whose state is not SUCCESS; for a k that leaves 1 when
+ *   divided by 16, the second has the state SUCCESS and is refused when run;
+ * - it has no algorithm (NOT_SUPPORTED) for 16-bit operands of which one is aligned to less than
+ *   4 bytes, or whose leading dimension is odd, nor for a bias on fp32 results of 16-bit operands.
  * Sums are fp32 chains of fused multiply-adds in the order of k, within a part. */
 #include <assert.h>
 #include <cublasLt.h>
@@ -52,7 +53,7 @@ struct cublasLtMatmulPreferenceOpaque {
     uint32_t a_align, b_align, c_align, d_align;
 };
 
-/* What an algorithm carries in cublasLtMatmulAlgo_t. */
+/* The contents of cublasLtMatmulAlgo_t. */
 struct algo {
     uint32_t kind;
     uint32_t a_align, b_align, c_align, d_align, bias_align;
@@ -122,7 +123,7 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComput
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Copies a value of the size that the attribute has. */
+/* Copies a value. Fails unless it has the size of the attribute. */
 static cublasStatus_t copy_value(void *target, size_t wanted_bytes, const void *value, size_t bytes)
 {
     if (value == NULL || bytes != wanted_bytes)

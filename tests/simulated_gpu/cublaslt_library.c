@@ -1,5 +1,6 @@
-/* kernels/cuda/library.c for tests against the simulated GPU: cuBLASLt is the fake of cublaslt.c,
- * every other library is absent. With SLUICE_SIMULATED_NO_LIBRARIES in the environment all are. */
+/* kernels/cuda/library.c for tests against the simulated GPU: cuBLASLt is the stand-in of
+ * cublaslt.c, every other library is absent. With SLUICE_SIMULATED_NO_LIBRARIES in the environment
+ * all libraries are absent. */
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// What the simulated GPU says of itself, and CUDA's errors as text.
+// The simulated GPU's properties, and CUDA's errors as text.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -237,8 +237,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return enter();
 }
 
-// Unlike CUDA's, keeps the streams, events and memory that are still there; it ends a fault, as a new
-// process would.
+// Unlike CUDA's, keeps the streams, events and memory that are still there; it ends a fault, as a
+// new process would.
 cudaError_t cudaDeviceReset(void)
 {
     if (get_settings().is_absent)

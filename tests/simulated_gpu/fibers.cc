@@ -1,6 +1,6 @@
-// One block of a kernel on one host thread: each thread of the block is a fiber. A fiber runs until it
-// must wait for others; then the next is drawn from those that can run, warp by warp for a while, so that
-// both near and far orders occur. No system call is made to switch.
+// One block of a kernel on one host thread: each thread of the block is a fiber. A fiber runs until
+// it must wait for others; then the next is drawn from those that can run, warp by warp for a
+// while, so that both near and far orders occur. No system call is made to switch.
 //
 // Fibers are kept from block to block; stacks end at a page that may not be touched.
 #include <setjmp.h>
@@ -143,7 +143,8 @@ static std::string describe_thread(const fiber *f)
                    text.c_str());
 }
 
-// The running fiber cannot go on (or has returned): another one runs. Comes back when it is its turn.
+// The running fiber cannot go on (or has returned): another one runs. Comes back when it is its
+// turn.
 static __attribute__((noinline)) void switch_away(runner *self)
 {
     fiber *old = self->running;

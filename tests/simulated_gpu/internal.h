@@ -1,10 +1,4 @@
-// What the files of the simulated GPU share.
-//   fibers.cc    one block: its threads as fibers, barriers, warp operations
-//   matrix.cc    matrix instructions, cp.async         half.cc      half precision
-//   launch.cc    checks of a launch, the grid, shared memory
-//   streams.cc   streams, events, faults               memory.cc    allocations, copies
-//   device.cc    what the GPU says of itself, errors   symbols.cc   names and static shared memory
-//   crash.cc     messages with kernel, block and thread
+// Declarations that the files of the simulated GPU share.
 #ifndef SIMULATED_INTERNAL_H
 #define SIMULATED_INTERNAL_H
 
@@ -37,7 +31,7 @@ struct settings {
 };
 settings &get_settings();
 
-// --- random numbers: xorshift64*, seeded from any number ------------------------------------------
+// --- random numbers: xorshift64*, seeded from any number -----------------------------------------
 
 struct random_source {
     uint64_t state;
@@ -70,7 +64,7 @@ struct async_copy {
     const void *source;
     int bytes, source_bytes;
 };
-// Of the running thread of a kernel.
+// Copies of the running thread of a kernel that are not complete yet.
 struct async_queue {
     std::vector<async_copy> copies; // oldest first
     std::vector<size_t> group_ends; // of committed groups: counts of copies
@@ -96,8 +90,8 @@ void fill_static_shared();
 
 enum work_kind { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_EVENT };
 
-// Puts work on the stream, in its order. `drop` runs after `run`, or instead of it after a fault; both
-// may be empty. On the default stream the work is complete on return.
+// Puts work on the stream, in its order. `drop` runs after `run`, or instead of it after a fault;
+// both may be empty. On the default stream the work is complete on return.
 cudaError_t enqueue(cudaStream_t stream, work_kind kind, std::function<void()> run,
                     std::function<void()> drop);
 cudaError_t wait_stream(cudaStream_t stream);

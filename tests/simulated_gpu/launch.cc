@@ -105,7 +105,8 @@ static cudaError_t check_launch(const simulated_call *call)
     return cudaSuccess;
 }
 
-// A pointer that the GPU could not follow: on a GPU the kernel would fault when it does.
+// Refuses a pointer that the GPU could not follow. On a GPU the kernel would fault when it follows
+// it.
 static void check_pointers(const simulated_call *call)
 {
     for (int i = 0; i < call->pointer_count; i++) {
@@ -130,7 +131,8 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-// All blocks, one after the other, in an order drawn from the seed: start + i * step modulo the count.
+// All blocks, one after the other, in an order drawn from the seed: start + i * step modulo the
+// count.
 static void run_grid(simulated_call *call, uint64_t seed)
 {
     install_handlers();

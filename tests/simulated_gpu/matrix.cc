@@ -26,7 +26,7 @@ static float element(uint32_t pair, int idx, bool is_bf16)
     return is_bf16 ? fp32_from_bf16(bits) : fp32_from_fp16(bits);
 }
 
-//   A [16 rows][16 k], row-major: register 0 is row group, k 2*member..+1; register 1 row group + 8;
+//   A [16 rows][16 k], row-major: register 0 row group, k 2*member..+1; register 1 row group + 8;
 //                                 registers 2, 3 the same rows, k + 8
 //   B [16 k][8 columns]:          register 0 is column group, k 2*member..+1; register 1 k + 8
 //   C, D [16 rows][8 columns]:    0, 1 are row group, columns 2*member..+1; 2, 3 row group + 8
@@ -95,8 +95,8 @@ struct ldmatrix_request : simulated_request {
     bool is_transposed;
 };
 
-// Register i of a lane holds, of matrix i, row group and columns 2*member..+1; transposed: column group
-// and rows 2*member..+1.
+// Register i of a lane holds, of matrix i, row group and columns 2*member..+1; transposed: column
+// group and rows 2*member..+1.
 static void complete_ldmatrix(simulated_request *const lanes[32])
 {
     for (int lane = 0; lane < 32; lane++) {

@@ -38,7 +38,8 @@ static uintptr_t number(const void *pointer)
     return reinterpret_cast<uintptr_t>(pointer);
 }
 
-// With the mutex: the region that overlaps [at, at + bytes), the last of them; regions->end() for none.
+// With the mutex: the region that overlaps [at, at + bytes), the last of them; regions->end() for
+// none.
 static std::map<uintptr_t, region>::iterator find_overlap(uintptr_t at, uint64_t bytes)
 {
     auto found = regions->lower_bound(at + bytes);

@@ -1,26 +1,28 @@
-/* The simulated GPU's own controls, for tests. What it is:
+/* The simulated GPU's own controls, for tests. Its properties:
  *
- *  - Kernels run on the CPU, thread by thread: each thread of a block is a fiber, and which one runs
- *    next, between barriers, is drawn from a seed. Blocks of a grid run one after the other, in an order
- *    drawn from the seed. Shared memory is full of 0xff before each block.
- *  - A stream is a host thread that takes its work in order, after small random delays. The legacy
- *    default stream (NULL) waits for all blocking streams, and the host waits for it: all calls on it
- *    are synchronous.
- *  - Device memory is host memory that the host could touch but must not, each allocation followed by a
- *    page that nobody may touch; pointers are checked against what was allocated and registered.
- *  - A wrong access, a barrier that not all threads reach, a misaligned access of a vector: the process
- *    ends with a message that names kernel, block, thread and seed.
+ * - Kernels run on the CPU, thread by thread. Each thread of a block is a fiber, and a seed decides
+ *   which one runs next between barriers. Blocks of a grid run one after the other, in an order
+ *   drawn from the seed. Shared memory is full of 0xff before each block.
+ * - A stream is a host thread that takes its work in order, after small random delays. The legacy
+ *   default stream (NULL) waits for all blocking streams, and the host waits for it: all calls on
+ *   it are synchronous.
+ * - Device memory is host memory that the host could touch but must not. Each allocation is
+ *   followed by a page that nobody may touch. Pointers are checked against what was allocated and
+ *   registered.
+ * - After a wrong access, a barrier that not all threads reach, or a misaligned access of a vector
+ *   the process ends with a message that names kernel, block, thread and seed.
  *
  * Environment, read once:
- *   SLUICE_SIMULATED_GPU_SEED       order of threads and delays (default: 1; printed when it fails)
+ *   SLUICE_SIMULATED_GPU_SEED       order of threads and delays (default 1; printed on a failure)
  *   SLUICE_SIMULATED_GPU_DELAY_US   longest delay before a piece of work (default 100; 0: none)
  *   SLUICE_SIMULATED_GPU_TOTAL_MB   the GPU's memory (default 2048)
  *   SLUICE_SIMULATED_GPU_SMS        its multiprocessors (default 4)
- *   SLUICE_SIMULATED_GPU_BUS        its bus (default 0x17): others are other GPUs, for several processes
+ *   SLUICE_SIMULATED_GPU_BUS        its bus (default 0x17): another number is another GPU, for
+ *                                   several processes
  *   SLUICE_SIMULATED_GPU_ABSENT     not empty: there is no GPU
  *
- * It is a GPU of compute capability 9.0 with an H100's limits. What it cannot show: races between
- * blocks of one grid, bank conflicts, registers, weak memory order, time. */
+ * It is a GPU of compute capability 9.0 with an H100's limits. It cannot show races between blocks
+ * of one grid, bank conflicts, registers, weak memory order, or time. */
 #ifndef SLUICE_TESTS_SIMULATED_GPU_H
 #define SLUICE_TESTS_SIMULATED_GPU_H
 

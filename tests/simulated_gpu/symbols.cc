@@ -1,8 +1,10 @@
-// This program's own symbol table: names of kernels, and where statically declared shared memory lies.
+// This program's own symbol table: names of kernels, and where statically declared shared memory
+// lies.
 //
-// `__shared__` is `static thread_local`, so each such array is a thread-local object that is named within
-// a C++ function (its mangled name begins with _ZZ), and nothing else of a test program is: this folder
-// has none. Where the program is stripped, kernels have no names and static shared memory is not refilled.
+// `__shared__` is `static thread_local`, so each such array is a thread-local object that is named
+// within a C++ function (its mangled name begins with _ZZ), and nothing else of a test program is:
+// this folder has none. Where the program is stripped, kernels have no names and static shared
+// memory is not refilled.
 #include <cxxabi.h>
 #include <elf.h>
 #include <fcntl.h>

@@ -65,7 +65,7 @@ static void draw_state(crash_case *out, uint64_t optimizer)
     say(out, ", moments %s%s", moments[which], is_split ? ", split" : "");
 }
 
-/* What the bits depend on. */
+/* Draws the settings that the bits depend on. */
 static void draw_bits(crash_draws *d, enum crash_kind kind, crash_case *out)
 {
     static const char *const optimizers[] = {
@@ -140,7 +140,7 @@ static void draw_places(crash_draws *d, crash_case *out)
     fixture_set(sets, "tiers.place.rules=%s]", rules);
 }
 
-/* What they do not depend on. */
+/* Draws the settings that the bits do not depend on. */
 static void draw_layout(crash_draws *d, const char *name, crash_case *out)
 {
     fixture_sets *sets = &out->sets;

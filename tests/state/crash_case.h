@@ -1,5 +1,5 @@
-/* Small jobs drawn by seed, for the tests of durability: what a run of one leaves behind, to be
- * compared with what the run that nothing happened to has left.
+/* Small jobs drawn by seed, for the tests of durability, and the trail that a run of such a job
+ * leaves, to compare it with the trail of the undisturbed run.
  *
  *   crash_draw(seed, layout)   the job: seed decides the bits, layout only where the state rests
  *   crash_trail_read           loss bits, norms, scales, evaluations, in the order of metrics.jsonl

@@ -1,6 +1,6 @@
-/* A committed run of several ranks, its manifest in memory and its slabs in files, as the tests
- * make it that look at such runs: units of known elements, cut over the ranks or whole on each.
- * Include after cmocka.h. Every function fails the test where it cannot do its part. */
+/* Makes a committed run of several ranks for tests: its manifest in memory and its slabs in files,
+ * with units of known elements that are cut over the ranks or whole on each rank. Include after
+ * cmocka.h. Every function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_FIXTURE_H
 #define SLUICE_TESTS_RANKS_FIXTURE_H
 
@@ -37,11 +37,11 @@ uint64_t ranks_rest_elems(const struct ranks_run *self, uint32_t unit);
  * unit's first, or from the rank's. */
 uint64_t ranks_lay_out(const struct ranks_run *self, uint32_t rank, bool begins_whole,
                        manifest_extent *out);
-/* What the tile must hold: the unit's elements, then zeros. */
+/* Fills `data` with the contents that the tile must have: the unit's elements, then zeros. */
 void ranks_fill_tile(const manifest_extent *tile, unsigned char *data);
 void ranks_open_rank(struct ranks_run *self, uint32_t rank, uint64_t total_bytes);
 io *ranks_open_io(slab *disk);
-/* The test's own directory, in which all drives are; the group's set-up makes it. */
+/* The test's own directory, which holds all drives. The group's set-up creates it. */
 int ranks_setup(void **state);
 int ranks_teardown(void **state);
 const char *ranks_directory(void);

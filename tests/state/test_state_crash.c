@@ -1,15 +1,17 @@
-/* Runs that are killed (SIGKILL) at random instants, with the same command again until they end:
- * each ends with the losses, evaluations and weights of the run that nobody killed, to the bit.
+/* Runs are killed (SIGKILL) at random instants and started again with the same command until they
+ * end. Each ends with the losses, evaluations and weights of the run that nobody killed, to the
+ * bit.
  *
- *   for each seed   a job drawn by it (crash_case.h), once undisturbed
- *                   then killed one to five times: by a timer over the length of the undisturbed run, at a
- *                   named point of base/failpoint.h, or by a timer while the process sleeps at one, so that
- *                   it falls inside commits
- *                   every fourth job comes back with other drives, tiles and placement after each kill, and
- *                   is killed while its extents are re-cut
+ * For each seed:
+ *   - a job is drawn from the seed (crash_case.h) and runs once undisturbed;
+ *   - then it is killed one to five times: by a timer over the length of the undisturbed run, at a
+ *     named point of base/failpoint.h, or by a timer while the process sleeps at such a point, so
+ *     that the kill falls inside commits;
+ *   - every fourth job comes back with other drives, tiles and placement after each kill, and is
+ *     killed while its extents are re-cut.
  *
- * Argument: FIRST-LAST or one seed, which runs that job again (its timers are drawn alike, but the
- * machine's pace is its own). "victim ..." is the process that dies. */
+ * Argument: FIRST-LAST, or one seed, which runs that job again. Its timers are drawn alike, but the
+ * machine's pace differs. With "victim ..." the program is the process that dies. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -227,7 +229,7 @@ static void aim_at(attempt *out, const char *point, uint64_t at)
              (unsigned long long)at);
 }
 
-/* Over the length of what is left to do. */
+/* Draws a timer over the length of the remaining steps. */
 static void aim_by_time(story *self, attempt *out)
 {
     double left = (double)(self->drawn.steps - self->committed) / self->drawn.steps;

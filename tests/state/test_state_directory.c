@@ -155,8 +155,8 @@ static void moved_directory_goes_on(void **state)
     fixture_remove("whole");
 }
 
-/* Drives that are mounted elsewhere now, all that a run has copied as a whole: the slabs that the
- * job names are taken where they are. */
+/* The drives are mounted elsewhere now, or the whole run was copied with its drives. The run uses
+ * the slabs in the places that the job names. */
 static void renamed_drives_go_on(void **state)
 {
     (void)state;
@@ -256,9 +256,9 @@ static void damage_newest(const char *name)
     close(fd);
 }
 
-/* A move that ends between its two last manifests leaves one that has old and new slabs the other
- * way round. Once the old ones are gone it must not be what a single flipped bit brings back: the
- * new ones, which it calls strays, would be removed. */
+/* A move may end between its two last manifests. The older of the two still has old and new slabs
+ * exchanged. Once the old slabs are removed, a single flipped bit must not make that manifest the
+ * newest one: it lists the new slabs as leftovers to remove. */
 static void no_manifest_names_what_is_gone(void **state)
 {
     (void)state;
@@ -267,7 +267,7 @@ static void no_manifest_names_what_is_gone(void **state)
     fixture_train_good("whole", &shape, &sets, &whole);
     fixture_set(&moved, "tiers.nvme=[{\"path\":\"%s/parts.nvme/b\"}]", fixture_dir);
     stop_at("parts", &sets, 4);
-    fails_at(&moved, "manifest.begin", 3); /* stray noted, the state switched, and again */
+    fails_at(&moved, "manifest.begin", 3); /* leftovers listed, state switched, again */
     fails_at(&moved, "commit.begin", 1);   /* the old slabs are removed at the start of this one */
     damage_newest("parts");
     goes_on(&moved, &whole);
@@ -275,7 +275,7 @@ static void no_manifest_names_what_is_gone(void **state)
     fixture_remove("parts");
 }
 
-/* Where the state's own slabs are not there, nothing is removed for being a stray. */
+/* While the state's own slabs are missing, no leftover slab is removed. */
 static void strays_stay_while_the_state_is_away(void **state)
 {
     (void)state;
@@ -293,7 +293,7 @@ static void strays_stay_while_the_state_is_away(void **state)
     find_one("far/sluice-*", slab);
     assert_int_equal(rename(fixture_path("away", NULL), fixture_path("parts", ".nvme")), 0);
     goes_on(&moved, &whole);
-    find_one("far/sluice-*", slab); /* one: the stray is gone */
+    find_one("far/sluice-*", slab); /* one: the leftover is gone */
     fixture_remove("whole");
     fixture_remove("parts");
     fixture_remove("far");

@@ -1,17 +1,18 @@
-/* Everything that can fail in a short run fails in turn: the run then ends with a typed error that
- * names what was moved, the file and the offset, and the last good commit, or it gives the bits of
- * the run without faults. Never wrong numbers, never a lost commit: the same job without faults
- * goes on from the last commit and ends with the right bits.
+/* Everything that can fail in a short run fails in turn. Either the run ends with a typed error
+ * that names the transfer, the file, the offset and the last good commit, or it gives the bits of
+ * the run without faults. There are never wrong numbers and never a lost commit: the same job
+ * without faults goes on from the last commit and ends with the right bits.
  *
  *   errors, harmless    each transfer with each fault, without a commit before the end
  *   commits             each transfer of a run that commits each step, then the run goes on
  *   resumes             each transfer of the call that goes on from a commit
- *   points              each sync and each step of writing a manifest, likewise
- *   recut, keep         the same where extents are re-cut and commits kept, on real drives
+ *   points              each sync and each step of writing a manifest, then the run goes on
+ *   recut, keep         the same while extents are re-cut and commits kept, on real drives
  *   pool, uring         transfers on real drives
  *
- * Argument: one of these. "all-commits" and so on: every fault at every place, where without it
- * every place meets one fault, or every third (resumes) or fifth (real drives) does. */
+ * Argument: one of these. With the prefix "all-" ("all-commits" and so on) every fault happens at
+ * every place. Without it every place meets one fault; with resumes every third place does, and on
+ * real drives every fifth. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,7 +54,7 @@ static void make_sets(fixture_sets *sets)
     fixture_set(sets, "model.seq_length=16");
 }
 
-/* The run with transfer `at` as bad as `kind` says; 0: none is. */
+/* Runs the job. Transfer `at` fails as `kind` says; with 0 no transfer fails. */
 static void run(enum io_fault_kind kind, uint64_t at, fixture_result *result)
 {
     static fixture_sets sets;
@@ -181,7 +182,7 @@ static const int error_codes[IO_FAULT_KIND_COUNT] = {
     [IO_FAULT_FLIP] = ERR_CORRUPT,
 };
 
-/* What fails, and in which job. */
+/* A group of faults and the job in which they happen. */
 struct trial {
     bool is_full;        /* every fault at every place */
     bool is_real;        /* real drives, not simulated ones */
@@ -270,7 +271,7 @@ static void forget_run(trial *self)
     fixture_remove(job_name);
 }
 
-/* "the last good commit is of step 2" and what else says so. */
+/* True if the error names the last commit, in one of the forms that messages have. */
 static bool names_commit(const char *error, uint64_t step)
 {
     static const char *const forms[] = {"last good commit is of step ", "last commit is of step ",

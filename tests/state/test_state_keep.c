@@ -514,7 +514,7 @@ static void what_cannot_be_copied(void **state)
     check_copy(0);
 }
 
-/* What somebody did with a copy is theirs. */
+/* A copy that somebody has changed belongs to them and is not touched. */
 static void others_are_left_alone(void **state)
 {
     (void)state;

@@ -91,7 +91,7 @@ static void goes_on(const char *dir, const fixture_sets *sets, int step,
     fclose(file);
 }
 
-/* The drive of a copy, by the only name that there is. */
+/* Finds the directory of a copy on the drive. Exactly one name may match. */
 static void find_drive(const char *name, int step, char out[2 * FIXTURE_PATH_BYTES])
 {
     char pattern[2 * FIXTURE_PATH_BYTES];

@@ -1,18 +1,18 @@
-/* Runs that lose their power at random instants, with the same command again until they end: each
- * ends with the losses, evaluations and weights of the run that lost none, to the bit, and no
- * commit that was durable is lost.
+/* Runs lose their power at random instants and are started again with the same command until they
+ * end. Each ends with the losses, evaluations and weights of the run that lost none, to the bit,
+ * and no commit that was durable is lost.
  *
- *   drives       simulated (tiers/sim.h), with a cache that a loss of power empties: of what was written since
- *                the last sync each sector is old or new
- *   files        manifests and metrics are real, and torn here in the same way (crash_image.h): what an fsync of
- *                the engine covered before the moment is whole, nothing else need be
- *   layouts      every fourth run comes back with other drives, tiles and placement, and loses power while its
- *                extents are re-cut
- *   the moment   at a named point of base/failpoint.h, between two steps, or at any transfer; after it every
- *                point fails, so nothing is made durable any more
+ *   drives      simulated (tiers/sim.h), with a cache that a loss of power empties: each sector
+ *               that was written since the last sync is old or new
+ *   files       manifests and metrics are real, and torn here in the same way (crash_image.h): what
+ *               an fsync of the engine covered before the moment is whole, all else may be torn
+ *   layouts     every fourth run comes back with other drives, tiles and placement, and loses power
+ *               while its extents are re-cut
+ *   the moment  at a named point of base/failpoint.h, between two steps, or at any transfer; after
+ *               it every point fails, so nothing is made durable any more
  *
- * A canary proves that this can fail: the same with a sync that does nothing must lose something.
- * Argument: FIRST-LAST, one seed, or "canary". */
+ * A canary proves that this test can fail: the same run with a sync that does nothing must lose
+ * something. Argument: FIRST-LAST, one seed, or "canary". */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,7 +62,7 @@ struct moment {
 };
 typedef struct moment moment;
 
-/* What the hook and the syncs know, on whichever thread. */
+/* State that the hook and the syncs share, on any thread. */
 struct power {
     pthread_mutex_t mutex;
     moment when;
@@ -72,7 +72,7 @@ struct power {
     const char *stage;     /* the point where they were */
     uint64_t durable_step; /* of a commit that was reported as durable */
     bool in_commit, in_recut;
-    sim_store *store; /* of the slabs that the run has; NULL: it is about to make some */
+    sim_store *store; /* the slabs; NULL: the run is about to make some */
     crash_disk disk;
     crash_files files; /* at the moment */
 };
@@ -146,7 +146,7 @@ void power_sync(sim_store *self)
         power_sync_real(self);
 }
 
-/* What is synced after the moment comes too late. */
+/* A sync after the moment comes too late and covers nothing. */
 static int note_sync(int fd, int rc)
 {
     pthread_mutex_lock(&grid.mutex);
@@ -192,7 +192,7 @@ int power_create(const slab *target, bool whole, sim_store **out)
     return sim_store_cache(*out);
 }
 
-/* What lies on a drive outlives those who use it. */
+/* Does nothing: the contents of a drive outlive the processes that use it. */
 void power_destroy(sim_store *self)
 {
     (void)self;

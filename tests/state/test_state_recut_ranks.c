@@ -168,7 +168,7 @@ static void a_slab_on_another_host_is_named(void **state)
     ranks_remove_old();
 }
 
-/* Where all had the whole, any that can be seen will do. */
+/* If every old rank had the whole state, any copy that is visible is enough. */
 static void any_copy_will_do(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* A clean stop and its resumption give the bits of an uninterrupted run; what cannot be resumed
- * is refused with a sentence that says what to do. Arguments "victim DIR": the run that kills
- * itself. */
+/* A clean stop and its resumption give the bits of an uninterrupted run. A run that cannot be
+ * resumed is refused with a sentence that says what to do. With the arguments "victim DIR" the
+ * program is the run that kills itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -125,7 +125,7 @@ static void completed_run_goes_on(void **state)
     fixture_train_good("parts", &shape, &shorter, &result);
     assert_int_equal(result.step_count, 6);
     uint64_t hash = result.summary.weights_hash;
-    /* Nothing left to do: nothing done, and the state stays. */
+    /* If no step is left, the run does nothing, and the state stays. */
     fixture_train_good("parts", &shape, &shorter, &result);
     assert_int_equal(result.summary.steps_done, 0);
     assert_int_equal(result.step_count, 6);
@@ -397,7 +397,7 @@ static void fresh_wants_an_empty_directory(void **state)
     fixture_remove("parts");
 }
 
-/* A new run begins with the commit of another, which stays as it is. */
+/* A new run begins with the commit of another run, which is not changed. */
 static void run_begins_with_another(void **state)
 {
     (void)state;
@@ -483,7 +483,7 @@ static void run_goes_on_on_other_drives(void **state)
         if (result.rc != (i < 3 ? ERR_STOPPED : 0))
             fail_msg("change %d: %s", i, result.error);
         assert_true(result.summary.was_resumed);
-        /* What the run has left is gone. */
+        /* Nothing of the run is left on the drives. */
         glob_t found;
         char pattern[FIXTURE_PATH_BYTES + 96];
         snprintf(pattern, sizeof pattern, "%s/*/sluice-*", base);

@@ -1,7 +1,7 @@
-/* The sweep of src/train/sweep.h on slabs made here: every extent's sum and the hash of the weights
- * are those of the bytes in memory, in the record's order, whatever tiles, drives, backends and
- * order of completions; a stop, a failed read and a broken queue end as told. SLUICE_TEST_SEED
- * draws the tiles. */
+/* The sweep of src/state/sweep.h on slabs made here. Every extent's sum and the hash of the weights
+ * are those of the bytes in memory, in the record's order, whatever the tiles, drives, backends and
+ * the order of completions. A stop, a failed read and a broken queue end the sweep with the right
+ * error. SLUICE_TEST_SEED draws the tiles. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ enum { DRIVES = 3, EXTENTS_MAX = 400 };
 static uint64_t seed = 42;
 static char directory[64];
 
-/* A slab with tiles in it, and what they are. */
+/* A slab with tiles in it, and their descriptions. */
 struct rig {
     slab disk;
     slab_drive drives[DRIVES];
@@ -120,7 +120,7 @@ static void destroy_rig(struct rig *self)
     mem_free(self);
 }
 
-/* What a sweep told. */
+/* Results that a sweep reported. */
 struct told {
     const struct rig *rig;
     uint64_t extent_count, error_count, wrong_count, done_bytes;

@@ -107,7 +107,7 @@ static fixture_sets make_sets(void)
     return sets;
 }
 
-/* What the run's newest manifest says, and its slabs. */
+/* The run's newest manifest and its slabs. */
 struct opened {
     manifest record;
     slab_drive drives[DRIVES_MAX];
@@ -175,8 +175,8 @@ static uint64_t train_run_of(const char *name, const fixture_sets *sets)
 
 /* ---- intact runs ---- */
 
-/* The hash is that of training, whatever tiles and drives there are: also where one tile is several
- * pieces, and where there are more tiles than the ring has room for. */
+/* The hash equals that of training for all tiles and drives, also if one tile is several pieces and
+ * if there are more tiles than the ring has room for. */
 static void intact_runs_are_intact(void **state)
 {
     (void)state;
@@ -491,7 +491,7 @@ static void runs_that_cannot_be_verified(void **state)
     close_run(run);
 }
 
-/* What inspect says is what the manifest and the files say. */
+/* The output of inspect agrees with the manifest and the files. */
 static void inspection_agrees(void **state)
 {
     (void)state;

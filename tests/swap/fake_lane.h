@@ -9,8 +9,8 @@
 
 #include "swap/lane.h"
 
-/* The executor's actions as its lanes see them. Only submit and poll write it, so one thread
- * does. */
+/* The executor's actions as its lanes see them. Only submit and poll write it, so one thread writes
+ * it. */
 struct fake_watch {
     const program *prog;
     lane *lanes[LANE_COUNT];

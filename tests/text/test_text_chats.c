@@ -268,7 +268,8 @@ static tokenizer *open_merging(void)
     return merging;
 }
 
-/* Text of a conversation: pieces that meet across the borders of messages. As JSON, or as it is. */
+/* Makes a conversation's text from pieces that meet across the borders of messages. With `is_json`
+ * the text is escaped as JSON. */
 static void make_content(uint64_t seed, char *text, bool is_json)
 {
     static const char *const some[] = {"\n", "\n\n",       " ", "a",       "hello",

@@ -98,7 +98,7 @@ static tokenizer *open_model(const char *name)
     return self;
 }
 
-/* What the tokens stand for, one after the other. */
+/* Joins the texts of the tokens. */
 static void join(const tokenizer *self, const token_list *ids, char *text)
 {
     size_t at = 0, bytes;

@@ -3,9 +3,9 @@
  *
  *   deny_uring ENOSYS|EPERM PROGRAM [ARGUMENT...]
  *
- * io_uring_setup, io_uring_enter and io_uring_register fail with that error; ENOSYS is also what an
- * old kernel says, EPERM what kernel.io_uring_disabled=2 does. Exit 77 where no filter can be
- * installed. */
+ * io_uring_setup, io_uring_enter and io_uring_register fail with that error. An old kernel also
+ * gives ENOSYS, and kernel.io_uring_disabled=2 gives EPERM. The exit status is 77 if no filter can
+ * be installed. */
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>

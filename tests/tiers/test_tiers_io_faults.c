@@ -349,8 +349,8 @@ static void a_stuck_transfer_ends_the_queue(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
-/* A transfer that comes back within the limit is late but no failure, however many warnings there
- * were. */
+/* A transfer that comes back within the limit is late, but it is not a failure, however many
+ * warnings were written. */
 static void late_is_not_lost(void **state)
 {
     (void)state;

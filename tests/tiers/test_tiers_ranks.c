@@ -1,5 +1,5 @@
-/* The cores and memory that ranks get when they divide a machine, for machines that we do not
- * have. */
+/* The cores and memory that ranks get when they divide a machine. The machines are described and
+ * need not be present. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -253,8 +253,8 @@ static void small_file_systems_are_filled(void **state)
     uint64_t seed = 20261124;
     print_message("seed %llu\n", (unsigned long long)seed);
     for (uint64_t trial = 0; trial < 30; trial++) {
-        /* Drives on one file system share it. Some have no budget, some more than the file system
-         * has. */
+        /* Drives on one file system share it. Some have no budget, some have a larger budget than
+         * the file system's size. */
         uint32_t count = 1 + (uint32_t)rng_below(seed, 1, trial, 6);
         for (uint32_t i = 0; i < count; i++) {
             uint64_t place = trial * DRIVES_MAX + i;

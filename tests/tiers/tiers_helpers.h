@@ -111,7 +111,7 @@ __attribute__((unused)) static int helper_count_fds(void)
     return helper_count_entries("/proc/self/fd");
 }
 
-/* What slab_open checks before it creates anything: configuration, paths, budgets and free
+/* Makes the checks of slab_open before it creates anything: configuration, paths, budgets and free
  * space. */
 __attribute__((unused)) static int helper_check_space(const slab_config *config)
 {

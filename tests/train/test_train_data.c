@@ -213,7 +213,7 @@ static void bad_data_makes_nothing(void **state)
             fail_msg("no \"%s\" in: %s", bad[i].word, result.error);
         assert_false(fixture_exists(fixture_path("bad", NULL)));
     }
-    /* What a later line has is found when tokens are made: nothing but the directory stays. */
+    /* A bad later line is found while tokens are made. Then only the directory is left. */
     FILE *file = create("bad.jsonl");
     for (int i = 0; i < 1000; i++)
         fputs(i == 700 ? "{\"text\": }\n" : "{\"text\": \"abc\"}\n", file);
@@ -236,8 +236,8 @@ static json_t *line_of(const char *name, size_t idx)
     return line;
 }
 
-/* The same windows as one micro-batch of four and as four of one: the step's mean is over the
- * targets of all of them, whatever each has. */
+/* The same windows as one micro-batch of four and as four of one. The step's mean is over the
+ * targets of all windows, however many each one has. */
 static void the_mean_is_over_the_step(void **state)
 {
     (void)state;

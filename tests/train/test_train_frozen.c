@@ -73,8 +73,8 @@ static void placements_give_equal_bits(void **state)
 /* ---- what is committed
  * ------------------------------------------------------------------------- */
 
-/* Frozen extents are what they were after one step, in as many bytes as a param has; all others
- * changed. */
+/* Frozen extents stay as they were after one step, in as many bytes as a param has. All others
+ * change. */
 static void frozen_params_never_change(void **state)
 {
     (void)state;
@@ -230,8 +230,8 @@ static void begin_with(const char *name, const char *from, const fixture_sets *s
         fail_msg("%s from %s: %s: %s", name, from, err_name(result->rc), result->error);
 }
 
-/* All learn, then one block, then all again: the params that did not learn are rounded, and else as
- * they were. */
+/* All units learn, then one block, then all again. The params that did not learn are rounded and
+ * otherwise unchanged. */
 static void others_may_learn_later(void **state)
 {
     (void)state;
@@ -260,7 +260,7 @@ static void others_may_learn_later(void **state)
     manifest_fini(&before);
     manifest_fini(&frozen);
     manifest_fini(&after);
-    /* Rounded once, they are what they were: frozen again, the sums are the same. */
+    /* Once rounded they do not change: when they are frozen again, the sums are the same. */
     begin_with("once", "again", &some, 0, &result);
     read_commit("some", &frozen);
     read_commit("once", &after);
@@ -322,8 +322,8 @@ static uint64_t train_ranks(uint32_t world, uint32_t stage, const char *tier, ui
     return all.told->weights_hash;
 }
 
-/* From one rank to two and back, through all stages: a move changes no weight, whoever holds
- * them. */
+/* From one rank to two and back, through all stages: moving extents between ranks changes no
+ * weight. */
 static void ranks_take_over(void **state)
 {
     (void)state;

@@ -220,8 +220,8 @@ static void check_kinds(void)
     assert_int_equal(access(path, F_OK), 0);
 }
 
-/* What an export without --adapters adds to the base is (alpha / rank) B A of what it writes with them; GPT-2's
- * matrices are stored transposed, its biases have no adapters. */
+/* An export without --adapters adds (alpha / rank) B A to the base, with the A and B of an export
+ * with --adapters. GPT-2's matrices are stored transposed; its biases have no adapters. */
 static void exports_agree(void **state)
 {
     (void)state;

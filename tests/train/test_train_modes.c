@@ -1,9 +1,10 @@
-/* Every mode of a step against the plainest one: precisions, orders, exact update modes, kept or
- * recomputed inner activations, units cut in parts, one to three drives, both I/O backends,
- * paranoid mode, split masters, placements, tiles, lookahead and budgets are drawn together, and
- * change no bit of a loss or
- * weight. Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8]; what it names is the
- * numeric fingerprint that a group shares. */
+/* Every mode of a step is compared with the plainest one. These are drawn together and change no
+ * bit of a loss or weight: precisions, orders, exact update modes, kept or recomputed inner
+ * activations, units cut in parts, one to three drives, both I/O backends, paranoid mode, split
+ * masters, placements, tiles, lookahead and budgets.
+ *
+ * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8]. It names the
+ * numeric fingerprint that all runs of a group share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +33,7 @@ static bool is_group(const char *word)
     return strstr(group, word) != NULL;
 }
 
-/* What all runs of the group share. */
+/* Sets what all runs of the group share. */
 static void set_group(fixture_sets *sets)
 {
     memset(sets, 0, sizeof *sets);

@@ -34,7 +34,7 @@ static uint64_t draw(struct draws *d, uint64_t bound)
     return rng_below(d->seed, DRAW_STREAM, d->counter++, bound);
 }
 
-/* What decides the bits: family, size, dtype, parts, optimizer, batch. */
+/* Draws the settings that decide the bits: family, size, dtype, parts, optimizer, batch. */
 static void draw_model(struct draws *d, fixture_model *shape, fixture_sets *sets, bool *is_exact)
 {
     static const char *const optimizers[] = {
@@ -91,7 +91,7 @@ static void draw_places(struct draws *d, fixture_sets *sets, uint64_t unit_count
     fixture_set(sets, "tiers.place.rules=%s]", rules);
 }
 
-/* What must not. */
+/* Draws the settings that must not change the bits. */
 static void draw_program(struct draws *d, fixture_sets *sets, uint64_t unit_count, bool is_exact)
 {
     static const char *const updates[] = {"after_backward", "in_next_forward", "in_backward"};

@@ -1,5 +1,5 @@
-/* What several ranks do alike or refuse together, as forked processes on one host: the start of a
- * run, and what becomes of it where a rank has other data or fails. */
+/* Cases that several ranks, as forked processes on one host, handle alike or refuse together: the
+ * start of a run, and a run in which one rank has other data or fails. */
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -25,7 +25,7 @@ enum { RANKS = 2, STEPS = 4 };
 
 static const fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
 
-/* What the test and the ranks share. */
+/* Memory that the test and the ranks share. */
 struct told {
     struct train_summary summary; /* rank 0's */
     char text[ERR_TEXT_BYTES];    /* of rank 0's train_run */

@@ -1,5 +1,5 @@
-/* What goes wrong beside the training itself costs nothing that was trained: files that cannot be
- * written, a loss that leaves the numbers. */
+/* Failures beside the training itself lose nothing that was trained: files that cannot be written,
+ * and a loss that is no longer finite. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

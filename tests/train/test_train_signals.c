@@ -90,7 +90,8 @@ static void await_commit(pid_t child, uint64_t step)
         ;
 }
 
-/* What the run is at its end, the weights by a run that has nothing left to do. */
+/* Reads the losses and weights at the run's end. A run that has no step left gives the hash of the
+ * weights. */
 static void read_end(crash_trail *out)
 {
     char why[CRASH_TEXT_BYTES];

@@ -85,7 +85,7 @@ static void a_backend_without_it_is_refused(void **state)
 
 /* ---- a whole life ---- */
 
-/* What a run has shown of itself. */
+/* The observed results of a run. */
 struct life {
     uint64_t hash;
     uint32_t loss_bits[STEPS];

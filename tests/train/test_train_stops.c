@@ -1,10 +1,12 @@
-/* A run that is stopped at random steps, or at random moments, and resumed each time under another
- * order, exact update mode, placement, lookahead, I/O backend and budget gives the bits of the run
- * that was never stopped; so does one that is stopped before its first step or within an
- * evaluation. Where a leg does not fit it says with what it does, and nothing is lost. Argument:
- * what the run is, as FAMILY-DTYPE and any of untied, cut, unclipped, delayed, tokens, lion,
- * adagrad, adam, m16, m8, split, onecycle, range. Of delayed_one_step it is asked only that it goes
- * on: a stop brings the weights up to date, so that what follows differs from the run that was
+/* A run is stopped at random steps, or at random moments, and resumed each time under another
+ * order, exact update mode, placement, lookahead, I/O backend and budget. It gives the bits of the
+ * run that was never stopped, and so does a run that is stopped before its first step or within an
+ * evaluation. If a leg does not fit, the refusal names budgets with which it does, and nothing is
+ * lost.
+ *
+ * Argument: the kind of run, as FAMILY-DTYPE and any of untied, cut, unclipped, delayed, tokens,
+ * lion, adagrad, adam, m16, m8, split, onecycle, range. A run with delayed_one_step only has to go
+ * on: a stop brings the weights up to date, so later results differ from those of the run that was
  * never stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -75,14 +77,14 @@ static void set_optimizer(fixture_sets *sets)
                           "\"lr_range_test_min_lr\":1e-4,\"lr_range_test_step_size\":3}}");
 }
 
-/* What all legs of the group share: their bits depend on it. */
+/* Sets what all legs of the group share. Their bits depend on it. */
 static void set_group(fixture_sets *sets)
 {
     memset(sets, 0, sizeof *sets);
     fixture_set(sets, "run.steps=%d", STEPS);
     fixture_set(sets, "gradient_accumulation_steps=3");
     fixture_set(sets, "model.tie_embeddings=%s", is_group("untied") ? "false" : "true");
-    if (overflows()) { /* overflows at first; then grows, falls, and is within a window at each stop */
+    if (overflows()) { /* overflows, grows, falls, is within a window at stops */
         fixture_set(sets, "fp16.enabled=true");
         fixture_set(sets, "fp16.initial_scale_power=19");
         fixture_set(sets, "fp16.loss_scale_window=3");
@@ -111,7 +113,7 @@ static uint64_t draw(struct draws *d, uint64_t bound)
     return rng_below(seed + d->trial, DRAW_STREAM, d->counter++, bound);
 }
 
-/* What no bit depends on. */
+/* Draws the settings that no bit depends on. */
 static void draw_leg(struct draws *d, fixture_sets *sets)
 {
     static const char *const updates[] = {"after_backward", "in_next_forward", "in_backward"};
@@ -156,8 +158,8 @@ static void train(const fixture_sets *sets, uint64_t stop_after, fixture_result 
     job_destroy(asked);
 }
 
-/* What a refusal leaves to do: the budgets that it names, and off a slab that is there and too
- * small. */
+/* Follows a refusal: raises the budgets that it names, and moves the state off a slab that exists
+ * and is too small. */
 static void make_it_fit(fixture_sets *sets, const char *error)
 {
     int changes = 0;
@@ -339,7 +341,7 @@ static void stops_within_evaluations(void **state)
         fixture_set(&sets, "run.eval_every=0");
         train(&sets, 0, &result);
         assert_int_equal(result.rc, 0);
-        /* Nothing may be left to do; then the weights are those on the slab. */
+        /* If no step is left, the weights are those on the slab. */
         assert_whole(&result);
         fixture_remove("stopped");
     }

@@ -1,7 +1,7 @@
-/* What the tests of src/train share: a directory of their own, a text, job files, and runs of them
- * through job_read and train_run, with the metrics lines that the run left.
+/* Fixtures that the tests of training share: a directory of their own, a text, job files, and runs
+ * of them through job_read and train_run, with the metrics lines that the run left.
  *
- * Include after cmocka.h. Every fixture function fails the test where it cannot do its part. */
+ * Include after cmocka.h. Every fixture function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_TRAIN_FIXTURE_H
 #define SLUICE_TESTS_TRAIN_FIXTURE_H
 
@@ -64,7 +64,7 @@ job *fixture_job(const char *name, const fixture_model *shape, const fixture_set
 job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixture_sets *sets,
                        uint32_t world);
 
-/* What one call of train_run gave. */
+/* Results of one call of train_run. */
 struct fixture_result {
     int rc;
     char error[ERR_TEXT_BYTES];
@@ -89,14 +89,14 @@ struct fixture_call {
     struct sim_store **store; /* as in train_options; or NULL */
     bool hashes_nothing;      /* the hash reads the slab past the lanes and their sums */
     struct comm *comm;        /* as in train_options; or NULL */
-    uint64_t norm_part_bytes; /* likewise */
+    uint64_t norm_part_bytes; /* as in train_options */
 };
 typedef struct fixture_call fixture_call;
 
 /* Runs the job (and hashes its weights); fills the result, errors included. Without a name no
  * metrics are read and nothing fails the test. */
 void fixture_train(const job *asked, const fixture_call *call, fixture_result *result);
-/* What the metrics of the run say. */
+/* Reads the figures of each step from the run's metrics. */
 void fixture_read_steps(const char *name, fixture_result *result);
 /* fixture_job and fixture_train in one, expecting success. */
 void fixture_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,

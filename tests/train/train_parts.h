@@ -1,5 +1,5 @@
-/* What test_train_frozen and test_train_split share: a small model of three blocks in bf16 whose
- * run "parts" is stopped, killed and damaged, beside runs that are not. */
+/* Fixtures that test_train_frozen and test_train_split share: a small model of three blocks in bf16
+ * whose run "parts" is stopped, killed and damaged, and undisturbed runs to compare it with. */
 #ifndef SLUICE_TESTS_TRAIN_PARTS_H
 #define SLUICE_TESTS_TRAIN_PARTS_H
 
@@ -56,8 +56,7 @@ static inline void read_commit(const char *name, manifest *found)
     assert_int_equal(found->state, MANIFEST_COMMITTED);
 }
 
-/* ---- killed
- * ------------------------------------------------------------------------------------ */
+/* ---- killed ---- */
 
 static inline void die(uint64_t step)
 {
@@ -100,8 +99,7 @@ static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets
     fixture_assert_same(whole, &result);
 }
 
-/* ---- rot
- * --------------------------------------------------------------------------------------- */
+/* ---- damaged bits ---- */
 
 /* One bit of a file. */
 static inline void flip(const char *path, uint64_t offset)

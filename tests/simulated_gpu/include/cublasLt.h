@@ -1,5 +1,5 @@
 /* The part of cuBLASLt's interface that kernels/cuda uses, for the simulated GPU: names and values
- * as NVIDIA documents them. What it computes and what it refuses: ../cublaslt.c. */
+ * as NVIDIA documents them. ../cublaslt.c says what it computes and what it refuses. */
 #ifndef SIMULATED_CUBLASLT_H
 #define SIMULATED_CUBLASLT_H
 

@@ -1,4 +1,5 @@
-// What a kernel file includes: the runtime's interface, and with C++ the language of kernels.
+// The header that kernel files include: the runtime's interface, and in C++ also the language of
+// kernels.
 #ifndef SIMULATED_CUDA_RUNTIME_H
 #define SIMULATED_CUDA_RUNTIME_H
 

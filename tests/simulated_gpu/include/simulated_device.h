@@ -1,9 +1,10 @@
 // The language of kernels for a host compiler: CUDA's keywords and intrinsics as they are used in
 // kernels/cuda. Each is exactly what CUDA documents, or its comment says what differs.
 //
-// A kernel's thread is a fiber (../fibers.cc) of the host thread that serves the stream. What waits for
-// other threads (barriers, shuffles, votes) goes through simulated_block_meet and simulated_warp_meet:
-// a thread that never comes ends the process with a message that names who waits where.
+// A kernel's thread is a fiber (../fibers.cc) of the host thread that serves the stream. What waits
+// for other threads (barriers, shuffles, votes) goes through simulated_block_meet and
+// simulated_warp_meet: a thread that never comes ends the process with a message that names who
+// waits where.
 #ifndef SIMULATED_DEVICE_H
 #define SIMULATED_DEVICE_H
 
@@ -70,8 +71,8 @@ static inline int __syncthreads_or(int predicate, const char *file = __builtin_F
     return simulated_block_meet(file, line, predicate, SIMULATED_OR);
 }
 
-// What one lane brings to an operation of its warp. The lane that comes last calls `complete` for all:
-// lanes[i] is lane i's request, NULL for lanes that do not take part.
+// The contribution of one lane to an operation of its warp. The lane that comes last calls
+// `complete` for all: lanes[i] is lane i's request, NULL for lanes that do not take part.
 struct simulated_request {
     uint32_t mask;    // lanes named by the caller
     const char *what; // the same pointer in all lanes, or the operation is mismatched

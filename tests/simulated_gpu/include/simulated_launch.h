@@ -67,7 +67,8 @@ static inline cudaError_t simulated_launch(void (*kernel)(P...), dim3 grid, dim3
     return simulated_enqueue_call(stream, call);
 }
 
-// This block's dynamic shared memory: as many bytes as launched, before a page that may not be touched.
+// This block's dynamic shared memory: as many bytes as launched, before a page that may not be
+// touched.
 void *simulated_dynamic_shared();
 
 // --- half precision ----------------------------------------------------------------------------
@@ -77,14 +78,14 @@ uint16_t simulated_narrow_fp16(float value);
 
 // --- matrix instructions, by the fragment layouts of the PTX ISA ---------------------------------
 
-// mma.sync.aligned.m16n8k16.row.col.f32.{f16,bf16}.{f16,bf16}.f32: d = a * b + c over the warp, all 32
-// lanes. fp32 sums in the order of k; a GPU's order and rounding are its own.
+// mma.sync.aligned.m16n8k16.row.col.f32.{f16,bf16}.{f16,bf16}.f32: d = a * b + c over the warp, all
+// 32 lanes. fp32 sums in the order of k; a GPU's order and rounding are its own.
 void simulated_mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4],
                             bool is_bf16, const char *file = __builtin_FILE(),
                             int line = __builtin_LINE());
 
-// ldmatrix.sync.aligned.m8n8.{x1,x2,x4}[.trans].shared.b16: lane i gives the address of 8 elements, row
-// i % 8 of matrix i / 8 (lanes beyond the last matrix give nothing); 16-byte aligned.
+// ldmatrix.sync.aligned.m8n8.{x1,x2,x4}[.trans].shared.b16: lane i gives the address of 8 elements,
+// row i % 8 of matrix i / 8 (lanes beyond the last matrix give nothing); 16-byte aligned.
 void simulated_ldmatrix_x1(uint32_t registers[1], const void *row,
                            const char *file = __builtin_FILE(), int line = __builtin_LINE());
 void simulated_ldmatrix_x1_trans(uint32_t registers[1], const void *row,

@@ -1,6 +1,6 @@
-// CUDA's arithmetic intrinsics. Compiled with -ffp-contract=off, so that a*b+c is two roundings, as the
-// _rn intrinsics promise. Functions that CUDA computes with an error of some units in the last place
-// (__expf, rsqrtf, ...) are computed by libm here: results differ in last bits from a GPU's.
+// CUDA's arithmetic intrinsics. Compiled with -ffp-contract=off, so that a*b+c is two roundings, as
+// the _rn intrinsics promise. Functions that CUDA computes with an error of some units in the last
+// place (__expf, rsqrtf, ...) are computed by libm here: results differ in last bits from a GPU's.
 #ifndef SIMULATED_MATH_H
 #define SIMULATED_MATH_H
 
@@ -113,7 +113,7 @@ SIMULATED_UNARY(__frsqrt_rn, float, float, static_cast<float>(1.0 / sqrt(static_
 SIMULATED_UNARY(__saturatef, float, float, a > 0.0f ? (a < 1.0f ? a : 1.0f) : 0.0f)
 SIMULATED_BINARY(__fdividef, float, a / b)
 
-// sin and cos of pi * a; exact at multiples of one half, as CUDA's are.
+// Sine and cosine of pi * a. They are exact at multiples of one half, as CUDA's.
 static inline void sincospi(double a, double *sine, double *cosine)
 {
     double turn = a - 2.0 * rint(a / 2.0); /* in [-1, 1], exact */
@@ -211,8 +211,8 @@ template <typename T> static inline void __stcg(T *target, T value)
     *target = value;
 }
 
-// Integer atomics alone: sums of floats in no fixed order have no place in Sluice. They return the old
-// value.
+// Integer atomics alone: sums of floats in no fixed order have no place in Sluice. They return the
+// old value.
 #define SIMULATED_ATOMICS(T)                                                                       \
     static inline T atomicAdd(T *target, T value)                                                  \
     {                                                                                              \
