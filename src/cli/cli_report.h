@@ -15,10 +15,12 @@
 /* Tables of at most 90 columns: the job; where each state rests, why, and how that adds up to the
  * peaks; the predicted step with its bound, lanes and resources; commits and wear. */
 void cli_print_plan(FILE *out, const struct setup_summary *plan);
-/* The same without the parts that a run measures itself: lanes, resources, commits, wear, reasons. */
+/* The same without the parts that a run measures itself: lanes, resources, commits, wear,
+ * reasons. */
 void cli_print_plan_brief(FILE *out, const struct setup_summary *plan);
 
-/* Prints the results of a run: steps and speed, held-out loss, GB moved per lane, peak memory per tier. */
+/* Prints the results of a run: steps and speed, held-out loss, GB moved per lane, peak memory per
+ * tier. */
 void cli_print_summary(FILE *out, const struct setup_summary *plan,
                        const struct train_summary *summary);
 

@@ -82,7 +82,7 @@ static void add_line(reporti_series *self, uint64_t step, bool skipped,
         add_value(&bin->values[m], values[m]);
 }
 
-/* What the file says is not trusted: no figure of a run is above 10^18, in bytes, seconds or
+/* The figures of the file are not trusted: no figure of a run is above 10^18, in bytes, seconds or
  * flops. */
 static double at_least_0(double value)
 {

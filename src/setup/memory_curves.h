@@ -1,6 +1,6 @@
 /* The curves and the timeline of plan.json: the memory that a program is predicted to hold in each
- * tier over time, and what its lanes do. Each is reduced to a few hundred entries. Called before the
- * run's memory is sealed, since it allocates for the time of the call. */
+ * tier over time, and what its lanes do. Each is reduced to a few hundred entries. Called before
+ * the run's memory is sealed, since it allocates for the time of the call. */
 #ifndef SLUICE_SETUP_MEMORY_CURVES_H
 #define SLUICE_SETUP_MEMORY_CURVES_H
 

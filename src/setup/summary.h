@@ -146,7 +146,7 @@ int setup_plan(const struct job *asked, uint32_t local_world, struct setup_summa
 struct setup_max_model {
     uint64_t layers, hidden, heads, max_part_bytes; /* max_part_bytes: 0: blocks are whole */
     uint64_t param_count;
-    /* Of one rank: the least that a placement takes, and what there is. */
+    /* Bytes of one rank: the least that a placement takes, and the budget. */
     uint64_t need_bytes[TIER_COUNT], budget_bytes[TIER_COUNT];
     uint32_t world_size, ranks_per_host, zero_stage;
     char machine_name[96];

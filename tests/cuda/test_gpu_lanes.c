@@ -1,7 +1,7 @@
 /* The lanes of a GPU (swap/lane_stream.h) under the real executor, beside worker lanes for the
  * host's ops. Random programs, also with conditional ops, give the values of serial execution,
- * whatever the timing of the streams. A run allocates nothing and no call in it blocks. Times are in
- * order. A failure ends the run with its text and never hangs. The simulated GPU's streams delay
+ * whatever the timing of the streams. A run allocates nothing and no call in it blocks. Times are
+ * in order. A failure ends the run with its text and never hangs. The simulated GPU's streams delay
  * each piece of work at random. Instances: order, refusals, clock, faults. */
 #include <errno.h>
 #include <poll.h>
