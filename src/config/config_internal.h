@@ -50,9 +50,6 @@ int configi_parse(const char *file, char *text, size_t text_bytes, bool any,
  * back as the same value. */
 int configi_dump(const json_t *doc, char **text) MUST_CHECK;
 
-/* Replaces in place the control characters that would damage a message. Returns `text`. */
-char *configi_on_one_line(char *text);
-
 /* Writes the value as messages show it, and cuts it if it is long. Returns `text`. */
 char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES]);
 

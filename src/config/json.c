@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "config/config_internal.h"
 
 /* The position of configi_strip. Output never overtakes input, so both share the buffer. */
@@ -151,7 +152,7 @@ int configi_parse(const char *file, char *text, size_t text_bytes, bool any, jso
     *doc = json_loadb(text, (size_t)stripped_bytes, flags, &error);
     if (!*doc) /* the library's message quotes the file as it is */
         return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column,
-                       configi_on_one_line(error.text));
+                       utf8_on_one_line(error.text));
     return 0;
 }
 
@@ -187,15 +188,6 @@ int configi_dump(const json_t *doc, char **text)
     return err_set(ERR_INTERNAL, "the job's numbers cannot be written exactly");
 }
 
-char *configi_on_one_line(char *text)
-{
-    for (char *byte = text; *byte != '\0'; byte++) {
-        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
-            *byte = '?';
-    }
-    return text;
-}
-
 /* Shows a string value in quotes, on one line, cut between characters. */
 static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
 {
@@ -205,7 +197,7 @@ static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
         shown--;
     snprintf(text, CONFIGI_VALUE_BYTES, "\"%.*s%s\"", (int)shown, value,
              shown < length ? "..." : "");
-    configi_on_one_line(text);
+    utf8_on_one_line(text);
 }
 
 char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES])

@@ -77,8 +77,5 @@ int setupi_place_and_compile(struct setup *self) MUST_CHECK;
 int setupi_share_inputs(struct setup *self) MUST_CHECK;
 /* ERR_INTERNAL, on all ranks, if their programs differ. */
 int setupi_compare_programs(const struct setup *self) MUST_CHECK;
-/* Predicted nanoseconds of a step: the mean over steps with and without a commit, as often as each
- * occurs in a run. */
-double setupi_mean_step_ns(const plan_job *plan, const plan_set *set);
 
 #endif

@@ -141,11 +141,6 @@ static double committed_ns(const plan_job *plan, const plan_set *set)
     return commits_apart(plan, set) ? ns + (double)set->programs[PROGRAM_SAVE].predicted_ns : ns;
 }
 
-double setupi_mean_step_ns(const plan_job *plan, const plan_set *set)
-{
-    return plan_mean_step_ns(plan, set);
-}
-
 /* Sums of what the ops of the mean step need. */
 struct step_sums {
     double lane_bytes[LANE_COUNT];
@@ -317,7 +312,7 @@ static void summarize_time(const struct setup *self, struct setup_summary *out)
     summarize_lanes(self, &sums, out);
     summarize_links(self, &sums, out);
     summarize_writes(self, &sums, out);
-    out->step_seconds = setupi_mean_step_ns(plan, &self->set) * 1e-9;
+    out->step_seconds = plan_mean_step_ns(plan, &self->set) * 1e-9;
     const plan_set *set = &self->set;
     out->bound_seconds =
         mean_ns(plan, (double)set->bound_ns, (double)set->uncommitted_bound_ns) * 1e-9;

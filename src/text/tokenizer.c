@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "text/tokenizer_internal.h"
 #include "text/tokenizer_sp.h"
 
@@ -120,10 +121,7 @@ static int clean_text(int rc)
 {
     char text[ERR_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", err_text());
-    for (char *at = text; *at; at++)
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            *at = '?';
-    return err_set(rc, "%s", text);
+    return err_set(rc, "%s", utf8_on_one_line(text));
 }
 
 int tokenizer_open(const char *name, tokenizer **out)
