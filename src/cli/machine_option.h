@@ -11,8 +11,8 @@
 
 /* The option's help, the same in all commands. */
 #define CLI_MACHINE_HELP                                                                           \
-    "figures of the machine: a file, a name in configs/clusters, or \"none\" for\nthe plan's "     \
-    "defaults (default: machine.json here, where it is of this host)"
+    "figures of the machine: a file, a name in configs/clusters.json, or \"none\"\nfor the "       \
+    "plan's defaults (default: machine.json here, where it is of this host)"
 
 struct cli_machine {
     const machine *figures; /* static storage, until the next call; NULL: the plan's own defaults */

@@ -46,6 +46,9 @@ int configi_read_file(const char *path, char **text, size_t *text_bytes) MUST_CH
 int configi_parse(const char *file, char *text, size_t text_bytes, bool any,
                   json_t **doc) MUST_CHECK;
 
+/* Reads and parses a whole file. The caller owns *doc. */
+int configi_read_json(const char *path, json_t **doc) MUST_CHECK;
+
 /* Writes the document as indented text from mem_alloc. Numbers have the fewest digits that read
  * back as the same value. */
 int configi_dump(const json_t *doc, char **text) MUST_CHECK;
@@ -106,15 +109,17 @@ int configi_check(const configi_reader *reader, const char *path, const json_t *
 
 /* --- named_files.c --- */
 
-/* True if a text can be the name of such a file: letters, digits and ._- */
+/* True if a text can be such a name: letters, digits and ._- */
 bool configi_is_name(const char *name);
 
-/* Finds the path of <name>.json. It looks in `folder` ("models", "clusters") of $SLUICE_CONFIG_DIR,
- * of the source tree and of the installation, then in the directory of the file `beside` (NULL:
- * nowhere else). Returns -ENOENT if there is none; then `advice` is a clause with the nearest name
- * and the places. */
-int configi_find_named(const char *folder, const char *name, const char *beside,
-                       char found[FILE_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;
+/* Reads what has the name `name` and the kind "models" or "clusters". In $SLUICE_CONFIG_DIR, then
+ * the source tree, then the installation, it is the file <kind>/<name>.json, or else a member of
+ * <kind>.json. Last it may be <name>.json in the directory of the file `beside` (NULL: nowhere
+ * else). `file`: where it was found. The caller owns *doc. Returns -ENOENT if there is none; then
+ * `advice` is a clause with the nearest name and the places. */
+int configi_read_named(const char *kind, const char *name, const char *beside,
+                       char file[FILE_PATH_BYTES], json_t **doc,
+                       char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;
 
 /* --- job_log.c --- */
 

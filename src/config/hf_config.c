@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/size.h"
 #include "config/config_internal.h"
 #include "config/hf_config_internal.h"
@@ -297,13 +296,7 @@ static int merge_block(const configi_reader *reader, const hfi_config *self)
 
 static int read_config(hfi_config *self)
 {
-    char *text;
-    size_t text_bytes;
-    TRY(configi_read_file(self->file, &text, &text_bytes));
-    int rc = configi_parse(self->file, text, text_bytes, false, &self->doc);
-    mem_free(text);
-    if (rc < 0)
-        return rc;
+    TRY(configi_read_json(self->file, &self->doc));
     if (!json_is_object(self->doc))
         return err_set(ERR_CONFIG, "%s: it is no object, { ... }", self->file);
     self->block = json_object();

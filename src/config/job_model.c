@@ -1,47 +1,30 @@
 /* The model block: presets, and what follows from the family. See config_internal.h. Called by
- * job_read; reads preset files. */
+ * job_read; reads presets. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "base/size.h"
 #include "config/config_internal.h"
 
-static int find_preset(const configi_reader *reader, const char *name, const char *job_path,
-                       char found[FILE_PATH_BYTES])
+/* Reads a preset and checks it as a model block. The caller owns *preset, also on failure. */
+static int read_preset(const configi_reader *reader, const char *name, const char *job_path,
+                       json_t **preset)
 {
-    char advice[CONFIGI_ADVICE_BYTES];
-    int rc = configi_find_named("models", name, job_path, found, advice);
+    char file[FILE_PATH_BYTES], advice[CONFIGI_ADVICE_BYTES];
+    int rc = configi_read_named("models", name, job_path, file, preset, advice);
     if (rc == -ENOENT)
-        rc = configi_error(reader, "model.preset", "there is no preset \"%s\"; %s", name, advice);
-    return rc;
-}
-
-/* Reads a preset and checks it as a model block. The caller owns *preset. */
-static int read_preset(const char *path, json_t **preset)
-{
-    char *text;
-    size_t text_bytes;
-    *preset = NULL;
-    TRY(configi_read_file(path, &text, &text_bytes));
-    int rc = configi_parse(path, text, text_bytes, false, preset);
-    mem_free(text);
-    if (rc < 0)
-        return rc;
-    const configi_reader reader = {.file = path};
-    rc = configi_check(&reader, "model", *preset);
-    if (rc == 0 && json_object_get(*preset, "preset"))
-        rc = configi_error(&reader, "model.preset", "a preset cannot name a preset");
-    if (rc == 0 && !json_is_string(json_object_get(*preset, "family")))
-        rc = configi_error(&reader, "model.family", "a preset must give it");
-    if (rc < 0) {
-        json_decref(*preset);
-        *preset = NULL;
-    }
-    return rc;
+        return configi_error(reader, "model.preset", "there is no preset \"%s\"; %s", name, advice);
+    TRY(rc);
+    const configi_reader found = {.file = file};
+    TRY(configi_check(&found, "model", *preset));
+    if (json_object_get(*preset, "preset"))
+        return configi_error(&found, "model.preset", "a preset cannot name a preset");
+    if (!json_is_string(json_object_get(*preset, "family")))
+        return configi_error(&found, "model.family", "a preset must give it");
+    return 0;
 }
 
 /* Adds the preset's keys that the job's block does not have, or has as null. */
@@ -66,15 +49,15 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     const json_t *name = configi_get(reader, "model.preset");
     if (!json_is_string(name) || configi_get(reader, "model.family"))
         return 0; /* not text: the check of the document reports it */
-    char shown[CONFIGI_VALUE_BYTES], path[FILE_PATH_BYTES];
+    char shown[CONFIGI_VALUE_BYTES];
     if (!configi_is_name(json_string_value(name)))
         return configi_error(reader, "model.preset",
                              "%s is not the name of a preset: at most %d letters, digits and ._-",
                              configi_show(name, shown), JOB_NAME_BYTES - 1);
-    TRY(find_preset(reader, json_string_value(name), job_path, path));
     json_t *preset;
-    TRY(read_preset(path, &preset));
-    int rc = merge_preset(reader, json_object_get(reader->doc, "model"), preset);
+    int rc = read_preset(reader, json_string_value(name), job_path, &preset);
+    if (rc == 0)
+        rc = merge_preset(reader, json_object_get(reader->doc, "model"), preset);
     json_decref(preset);
     return rc;
 }

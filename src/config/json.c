@@ -156,6 +156,17 @@ int configi_parse(const char *file, char *text, size_t text_bytes, bool any, jso
     return 0;
 }
 
+int configi_read_json(const char *path, json_t **doc)
+{
+    char *text;
+    size_t text_bytes;
+    *doc = NULL;
+    TRY(configi_read_file(path, &text, &text_bytes));
+    int rc = configi_parse(path, text, text_bytes, false, doc);
+    mem_free(text);
+    return rc;
+}
+
 /* True if the text reads back as the same document. */
 static bool reads_back(const json_t *doc, const char *text, size_t text_bytes)
 {

@@ -17,7 +17,7 @@ const configi_key configi_own_keys[] = {
 
     KEY("model.description", STRING, NOWHERE, NONE, NONE, NONE, FREE, "A remark for people."),
     KEY("model.preset", STRING, AT(model.preset), NONE, NONE, NONE, FREE,
-        "Name of a file in configs/models, without .json; other keys of the block override it. "
+        "Name of a model in configs/models.json; other keys of the block override it. "
         "Beside \"family\" it is only a label."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3), relative "

@@ -188,18 +188,14 @@ static int read_block(const configi_reader *reader, const char *path, const json
     return 0;
 }
 
-/* Takes ownership of `text`. */
-static int read_text_of(const char *name, char *text, size_t text_bytes, machine *out)
+/* Takes the reference to `doc`. */
+static int read_document(const char *name, json_t *doc, machine *out)
 {
-    configi_reader reader = {.file = name};
-    memset(out, 0, sizeof *out);
-    int rc = configi_parse(name, text, text_bytes, true, &reader.doc);
-    mem_free(text);
-    if (rc == 0 && !json_is_object(reader.doc))
-        rc = err_set(ERR_CONFIG, "%s: a machine must be an object, { ... }", name);
-    if (rc == 0)
-        rc = read_block(&reader, "", reader.doc, &machinei_top, (char *)out);
-    json_decref(reader.doc);
+    const configi_reader reader = {.file = name};
+    int rc = json_is_object(doc)
+                 ? read_block(&reader, "", doc, &machinei_top, (char *)out)
+                 : err_set(ERR_CONFIG, "%s: a machine must be an object, { ... }", name);
+    json_decref(doc);
     if (rc < 0)
         memset(out, 0, sizeof *out);
     return rc;
@@ -207,30 +203,30 @@ static int read_text_of(const char *name, char *text, size_t text_bytes, machine
 
 int machine_read_text(const char *name, const char *text, size_t text_bytes, machine *out)
 {
+    json_t *doc;
     memset(out, 0, sizeof *out);
     char *copy = mem_alloc(text_bytes + 1, 1, "machine file");
     if (!copy)
         return -ENOMEM;
     if (text_bytes > 0)
         memcpy(copy, text, text_bytes);
-    return read_text_of(name, copy, text_bytes, out);
+    int rc = configi_parse(name, copy, text_bytes, true, &doc);
+    mem_free(copy);
+    return rc < 0 ? rc : read_document(name, doc, out);
 }
 
-/* Replaces a name of configs/clusters by its file's path. */
-static int find_file(const char *path, char found[FILE_PATH_BYTES])
+int machine_read(const char *path, machine *out)
 {
-    char advice[CONFIGI_ADVICE_BYTES];
+    char file[FILE_PATH_BYTES], advice[CONFIGI_ADVICE_BYTES];
+    json_t *doc;
     size_t length = strlen(path);
-    bool is_path = strchr(path, '/') || (length >= 5 && strcmp(path + length - 5, ".json") == 0);
-    if (is_path) {
-        int written = snprintf(found, FILE_PATH_BYTES, "%s", path);
-        if (written < 0 || written >= FILE_PATH_BYTES)
-            return err_set(ERR_INPUT, "%.100s...: a path of more than %d bytes", path,
-                           FILE_PATH_BYTES - 1);
+    memset(out, 0, sizeof *out);
+    if (strchr(path, '/') || (length >= 5 && strcmp(path + length - 5, ".json") == 0)) {
         if (access(path, R_OK) != 0)
             return err_set(ERR_INPUT, "%s: cannot open the machine file: %s", path,
                            strerror(errno));
-        return 0;
+        TRY(configi_read_json(path, &doc));
+        return read_document(path, doc, out);
     }
     if (!configi_is_name(path))
         return err_set(
@@ -238,20 +234,10 @@ static int find_file(const char *path, char found[FILE_PATH_BYTES])
             "\"%.100s\" is not the name of a machine: at most %d letters, digits and ._-; "
             "the path of a file has a slash or ends in .json",
             path, JOB_NAME_BYTES - 1);
-    int rc = configi_find_named("clusters", path, NULL, found, advice);
+    int rc = configi_read_named("clusters", path, NULL, file, &doc, advice);
     if (rc == -ENOENT)
         return err_set(ERR_INPUT, "there is no machine \"%s\"; %s", path, advice);
-    return rc;
-}
-
-int machine_read(const char *path, machine *out)
-{
-    char found[FILE_PATH_BYTES], *text;
-    size_t text_bytes;
-    memset(out, 0, sizeof *out);
-    TRY(find_file(path, found));
-    TRY(configi_read_file(found, &text, &text_bytes));
-    return read_text_of(found, text, text_bytes, out);
+    return rc < 0 ? rc : read_document(file, doc, out);
 }
 
 /* ---- writing ---- */

@@ -1,6 +1,6 @@
 /* machine.json gives the speeds and sizes of a machine, or of a cluster of equal hosts. `sluice
  * probe` measures a machine and writes its file. Files of well-known clusters are written by hand
- * and lie in configs/clusters.
+ * and lie in configs/clusters.json.
  *
  *   host     one of `host_count` equal hosts; its `ranks_per_host` ranks share memory, cores, links
  *            and drives
@@ -137,7 +137,7 @@ struct machine {
 typedef struct machine machine;
 
 /* Reads and checks machine.json. `path` is a file. A name without a slash and without ".json"
- * stands for a file in configs/clusters. It is looked for like a model preset: in
+ * stands for a member of configs/clusters.json. It is looked for like a model preset: in
  * $SLUICE_CONFIG_DIR, the source tree, the installation. Comments, trailing commas and duplicate
  * keys are treated as in job files. Sizes in bytes may be texts such as "32GiB", and any object
  * may have a key "description" for people. Returns ERR_INPUT if the file cannot be read, and

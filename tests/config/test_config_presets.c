@@ -103,13 +103,13 @@ static void write_file(const char *path, const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-/* $SLUICE_CONFIG_DIR/models goes before the built-in place, the job's directory after it. */
+/* $SLUICE_CONFIG_DIR goes before the built-in place, the job's directory after it. */
 static void places_in_order(void **state)
 {
     (void)state;
     static const char preset[] = "{\"family\": \"gpt2\", \"num_layers\": 1, \"hidden_size\": 8, "
                                  "\"num_heads\": 1, \"seq_length\": 9, // mine\n}";
-    char models[96], first[128], beside[128];
+    char models[96], first[128], beside[128], all[128];
     snprintf(models, sizeof models, "%s/models", test_dir);
     snprintf(first, sizeof first, "%s/gpt2-124m.json", models);
     snprintf(beside, sizeof beside, "%s/mine.json", test_dir);
@@ -124,6 +124,19 @@ static void places_in_order(void **state)
     self = read_good(standard, NULL);
     assert_int_equal(self->model.hidden_size, 8);
     job_destroy(self);
+    /* a file of its own goes before a member of models.json */
+    snprintf(all, sizeof all, "%s/models.json", test_dir);
+    write_file(all, "{\"gpt2-124m\": {}, \"other\": {\"family\": \"llama\", \"num_layers\": 3, "
+                    "\"hidden_size\": 8, \"num_heads\": 1, \"seq_length\": 9}}");
+    self = read_good(standard, NULL);
+    assert_int_equal(self->model.hidden_size, 8);
+    job_destroy(self);
+    self = read_good("{\"model\": {\"preset\": \"other\"}, " SMALL_REST "}", NULL);
+    assert_int_equal(self->model.num_layers, 3);
+    job_destroy(self);
+    assert_int_equal(read_text("{\"model\": {\"preset\": \"othr\"}, " SMALL_REST "}", NULL, &self),
+                     ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "the nearest is \"other\""));
     unsetenv("SLUICE_CONFIG_DIR");
     self = read_good("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL);
     assert_int_equal(self->model.seq_length, 9);
@@ -133,7 +146,7 @@ static void places_in_order(void **state)
                      ERR_CONFIG);
     assert_non_null(strstr(err_text(), "mine.json: model.num_layer: "));
     assert_non_null(strstr(err_text(), "\"num_layers\""));
-    assert_int_equal(unlink(first) | unlink(beside) | rmdir(models), 0);
+    assert_int_equal(unlink(first) | unlink(beside) | unlink(all) | rmdir(models), 0);
 }
 
 /* The jobs finetune*.json leave the checkpoint to the user. */
