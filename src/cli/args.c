@@ -64,17 +64,19 @@ static void args_print_option(const char *name, const char *value, const char *h
     putchar('\n');
 }
 
-static void args_print_help(const cli_command *command, const cli_option *options, size_t count)
+static void args_print_help(const cli_command *command)
 {
-    bool is_optional = command->is_optional;
+    bool is_optional = command->operands_min == 0 && command->operand[0] != '\0';
     printf("sluice %s %s%s%s%s[options]\n\n%s\n", command->name, is_optional ? "[" : "",
            command->operand, is_optional ? "]" : "", command->operand[0] ? " " : "",
            command->summary);
     if (command->details)
         printf("\n%s\n", command->details);
     printf("\noptions:\n");
-    for (size_t i = 0; i < count; i++)
-        args_print_option(options[i].name, options[i].value, options[i].help);
+    for (size_t i = 0; i < command->option_count; i++) {
+        const cli_option *option = &command->options[i];
+        args_print_option(option->name, option->value, option->help);
+    }
     if (command->list_keys)
         args_print_option("keys", NULL,
                           "lists every key of a job file: type, range, unit, default, meaning");
@@ -123,10 +125,10 @@ static int args_assign(const cli_command *command, const cli_option *option, con
     return err_set(ERR_INTERNAL, "option --%s has no type", option->name);
 }
 
-static int args_unknown(const cli_command *command, const cli_option *options, size_t count,
-                        const char *argument, const char *name)
+static int args_unknown(const cli_command *command, const char *argument, const char *name)
 {
-    const char *nearest = cli_nearest(name, options, count, sizeof options[0]);
+    const char *nearest =
+        cli_nearest(name, command->options, command->option_count, sizeof command->options[0]);
     if (nearest)
         return err_set(ERR_USAGE, "%s: unknown option \"%s\"; nearest is --%s", command->name,
                        argument, nearest);
@@ -135,8 +137,7 @@ static int args_unknown(const cli_command *command, const cli_option *options, s
 }
 
 /* Reads the option at argv[*idx] and moves *idx to the last argument that belongs to it. */
-static int args_option(const cli_command *command, const cli_option *options, size_t count,
-                       int argc, char **argv, int *idx)
+static int args_option(const cli_command *command, int argc, char **argv, int *idx)
 {
     const char *argument = argv[*idx];
     char name[ARGS_NAME_MAX + 1];
@@ -147,11 +148,11 @@ static int args_option(const cli_command *command, const cli_option *options, si
              argument + dashes);
 
     const cli_option *found = NULL;
-    for (size_t i = 0; i < count && dashes == 2 && length < sizeof name; i++)
-        if (strcmp(options[i].name, name) == 0)
-            found = &options[i];
+    for (size_t i = 0; i < command->option_count && dashes == 2 && length < sizeof name; i++)
+        if (strcmp(command->options[i].name, name) == 0)
+            found = &command->options[i];
     if (!found)
-        return args_unknown(command, options, count, argument, name);
+        return args_unknown(command, argument, name);
     if (found->type == CLI_FLAG) {
         if (equals)
             return err_set(ERR_USAGE, "%s: --%s takes no value", command->name, found->name);
@@ -165,10 +166,9 @@ static int args_option(const cli_command *command, const cli_option *options, si
     return args_assign(command, found, argv[++*idx]);
 }
 
-/* Adds one operand; at most `most` are allowed. */
-static int args_operand(const cli_command *command, const char *value, uint32_t most,
-                        cli_texts *operands)
+static int args_operand(const cli_command *command, const char *value, cli_texts *operands)
 {
+    uint32_t most = command->operands_max;
     if (command->operand[0] == '\0')
         return err_set(ERR_USAGE, "%s: takes options alone, and was given \"%s\"", command->name,
                        value);
@@ -182,14 +182,13 @@ static int args_operand(const cli_command *command, const char *value, uint32_t 
     return 0;
 }
 
-static int args_parse(const cli_command *command, const cli_option *options, size_t option_count,
-                      int argc, char **argv, uint32_t most, cli_texts *operands)
+int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *operands)
 {
     operands->count = 0;
     /* --help is answered even if the rest of the line is wrong. */
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            args_print_help(command, options, option_count);
+            args_print_help(command);
             return CLI_HELP_SHOWN;
         }
         bool is_markdown = strcmp(argv[i], "--keys=markdown") == 0;
@@ -203,41 +202,16 @@ static int args_parse(const cli_command *command, const cli_option *options, siz
         if (!options_ended && strcmp(argv[i], "--") == 0) {
             options_ended = true;
         } else if (!options_ended && argv[i][0] == '-' && argv[i][1] != '\0') {
-            TRY(args_option(command, options, option_count, argc, argv, &i));
+            TRY(args_option(command, argc, argv, &i));
         } else {
-            TRY(args_operand(command, argv[i], most, operands));
+            TRY(args_operand(command, argv[i], operands));
         }
     }
-    return 0;
-}
-
-int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
-              char **argv, const char **positional)
-{
-    cli_texts operands;
-    *positional = NULL;
-    int rc = args_parse(command, options, option_count, argc, argv, 1, &operands);
-    if (rc != 0)
-        return rc;
-    *positional = operands.count ? operands.items[0] : NULL;
-    if (!*positional && !command->is_optional && command->operand[0] != '\0')
+    if (operands->count >= command->operands_min)
+        return 0;
+    if (operands->count == 0)
         return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
                        command->operand, command->name);
-    return 0;
-}
-
-int cli_parse_all(const cli_command *command, const cli_option *options, size_t option_count,
-                  int argc, char **argv, cli_texts *operands)
-{
-    int rc = args_parse(command, options, option_count, argc, argv, CLI_TEXTS_MAX, operands);
-    if (rc != 0)
-        return rc;
-    if (operands->count == 0 && command->operands_min > 0)
-        return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
-                       command->operand, command->name);
-    if (operands->count < command->operands_min)
-        return err_set(ERR_USAGE,
-                       "%s: takes %s, and was given %u of these; sluice %s --help says more",
-                       command->name, command->operand, operands->count, command->name);
-    return 0;
+    return err_set(ERR_USAGE, "%s: takes %s, and was given %u of these; sluice %s --help says more",
+                   command->name, command->operand, operands->count, command->name);
 }

@@ -13,7 +13,6 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "report/live.h"
 
 /* Exit statuses. 75 is EX_TEMPFAIL of sysexits.h: the same command, started again, continues. */
 enum cli_exit {
@@ -28,7 +27,7 @@ enum cli_exit {
 
 enum { CLI_TEXTS_MAX = 128, CLI_HELP_SHOWN = 1 };
 
-/* The values of an option that may be given several times. Borrowed from argv. */
+/* Operands, or the values of an option that may be given several times. Borrowed from argv. */
 struct cli_texts {
     const char *items[CLI_TEXTS_MAX];
     uint32_t count;
@@ -53,32 +52,39 @@ struct cli_option {
 };
 typedef struct cli_option cli_option;
 
+/* What a command does if a launcher such as mpirun starts it in several processes. */
+enum cli_launch {
+    CLI_ONE_PROCESS, /* it is refused */
+    CLI_EACH_ALONE,  /* each process runs it */
+    CLI_RANKS        /* the processes are the ranks of one job: see launched_ranks.h */
+};
+
 struct cli_command {
     const char *name;
-    const char *operand; /* the operand, such as "JOB"; "": the command takes none */
-    bool is_optional;    /* the operand may be missing; the command decides when */
-    /* for cli_parse_all: the least number of operands; `operand` names them together */
-    uint32_t operands_min;
+    const char *operand; /* names the operands together, such as "RUN FILE..."; "": takes none */
+    uint32_t operands_min, operands_max; /* min 0: the command decides when one is missing */
+    enum cli_launch launch;
+    bool computes; /* uses all cores for a long time */
     /* Not NULL if the operand is a job file: prints the list of its keys for --keys, and as KEYS.md
      * has them for --keys=markdown. */
     void (*list_keys)(FILE *out, bool is_markdown);
     const char *summary; /* one line */
     const char *details; /* more lines for --help, or NULL */
-    /* takes the arguments after the command's name; returns 0 or an error code */
-    int (*run)(int argc, char **argv);
+    const cli_option *options;
+    size_t option_count;
+    /* called when the options' targets hold their values; returns 0 or an error code */
+    int (*run)(const cli_texts *operands);
 };
 typedef struct cli_command cli_command;
 
-/* Reads the arguments into the options' targets. It accepts `--name value` and `--name=value`; `--`
- * ends the options. `--help` prints the help, and `--keys` of a command that takes a job prints the
- * keys of a job: both return CLI_HELP_SHOWN. Returns ERR_USAGE with one sentence (and the nearest
- * name) for anything else that is wrong. */
-int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
-              char **argv, const char **positional) MUST_CHECK;
+/* The options of a command, from a static array. */
+#define CLI_OPTIONS(table) .options = (table), .option_count = sizeof(table) / sizeof(table)[0]
 
-/* Does the same for a command with several operands, at most CLI_TEXTS_MAX. */
-int cli_parse_all(const cli_command *command, const cli_option *options, size_t option_count,
-                  int argc, char **argv, cli_texts *operands) MUST_CHECK;
+/* Reads the arguments after the command's name into the options' targets. It accepts `--name value`
+ * and `--name=value`; `--` ends the options. `--help` prints the help, and `--keys` of a command
+ * that takes a job prints the keys of a job: both return CLI_HELP_SHOWN. Returns ERR_USAGE with one
+ * sentence (and the nearest name) for anything else that is wrong. */
+int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *operands) MUST_CHECK;
 
 /* Returns the name nearest to `name` among `count` names. They lie `stride_bytes` apart; each is
  * the first member (const char *) of its element. NULL if none is near enough. */
@@ -122,6 +128,7 @@ void cli_threads_settle(char **argv);
 
 /* --- step_line.c --- */
 
+struct train_progress;
 enum { CLI_DURATION_BYTES = 32 };
 
 /* Writes a duration as "12s", "3m 20s", "2h 05m" or "3d 04h". Returns `text`. */
@@ -132,7 +139,7 @@ char *cli_duration(double seconds, char text[CLI_DURATION_BYTES]);
  * clear the live line first. `plain` asks for plain lines on a terminal too, because mpirun gives
  * its ranks a terminal even if its own output goes elsewhere. Allocates nothing later. */
 void cli_live_begin(uint64_t every, bool plain, bool quiet);
-void cli_live_step(const live_status *status);
+void cli_live_step(const struct train_progress *progress);
 
 /* Prints a line that stays, such as a held-out loss. */
 __attribute__((format(printf, 1, 2))) void cli_live_note(const char *format, ...);
@@ -141,19 +148,6 @@ __attribute__((format(printf, 1, 2))) void cli_live_note(const char *format, ...
 void cli_live_end(void);
 
 /* --- the commands --- */
-
-int cli_train(int argc, char **argv) MUST_CHECK;
-int cli_plan(int argc, char **argv) MUST_CHECK;
-int cli_generate(int argc, char **argv) MUST_CHECK;
-int cli_eval(int argc, char **argv) MUST_CHECK;
-int cli_data(int argc, char **argv) MUST_CHECK;
-int cli_import(int argc, char **argv) MUST_CHECK;
-int cli_export(int argc, char **argv) MUST_CHECK;
-int cli_verify(int argc, char **argv) MUST_CHECK;
-int cli_inspect(int argc, char **argv) MUST_CHECK;
-int cli_probe(int argc, char **argv) MUST_CHECK;
-int cli_profile(int argc, char **argv) MUST_CHECK;
-int cli_report(int argc, char **argv) MUST_CHECK;
 
 extern const cli_command cli_import_command, cli_export_command, cli_train_command,
     cli_plan_command, cli_generate_command, cli_eval_command, cli_data_command, cli_verify_command,

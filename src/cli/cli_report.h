@@ -1,4 +1,4 @@
-/* Prints plans and runs, for people and as JSON. Main thread; only before and after the steps. */
+/* Prints plans, runs and profiles, for people and as JSON. Main thread; only before and after the steps. */
 #ifndef SLUICE_CLI_CLI_REPORT_H
 #define SLUICE_CLI_CLI_REPORT_H
 
@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "base/error.h"
+#include "profile/profile.h"
 #include "setup/summary.h"
 #include "train/train.h"
 
@@ -47,6 +48,10 @@ int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
 /* Prints the result of plan --max-model, as text or as one JSON object. */
 int cli_print_max_model(FILE *out, const char *family, const struct setup_max_model *found,
                         bool json) MUST_CHECK;
+
+/* Print what `sluice profile` found, as tables or as one JSON object. */
+void cli_print_profile(FILE *out, const struct profile_summary *summary);
+int cli_profile_json(FILE *out, const struct profile_summary *summary) MUST_CHECK;
 
 /* How many ranks the summary holds: all of them, up to 8. */
 uint32_t cli_ranks_shown(const struct train_summary *summary);

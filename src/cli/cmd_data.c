@@ -8,83 +8,31 @@
 #include "base/size.h"
 #include "cli/cli.h"
 #include "cli/cli_report.h"
-#include "cli/launched_ranks.h"
 #include "train/tokenize.h"
 
-const cli_command cli_data_command = {
-    .name = "data",
-    .operand = "tokenize FILE...",
-    .operands_min = 2,
-    .summary = "makes token files of text and JSON lines, on all cores",
-    .details =
-        "Each text file is one document, and so is each line of a .jsonl file. The tokenizer's\n"
-        "end token follows each document, and the tokens that its own library puts before a\n"
-        "text come before each document. The ids are those of that library, for any number of\n"
-        "cores. Bytes that are not UTF-8 are replaced by U+FFFD. Files of any size need some\n"
-        "tens of MiB of memory if the tokenizer is one of the usual ones. Packing is left to\n"
-        "training: its windows cross the ends of documents.\n"
-        "The output gets its name when it is complete. data.train of a job takes it: NAME.bin\n"
-        "with NAME.idx beside it (--format megatron), or the other formats with data.format. A\n"
-        "progress line comes every 5 s.",
-    .run = cli_data,
-};
-
-struct data_request {
-    cli_texts operands;
+static struct {
     tokenize_request work;
     bool json, quiet;
-};
+} asked;
 
-static int data_parse(struct data_request *asked, int argc, char **argv)
-{
-    const cli_option options[] = {
-        {.name = "tokenizer",
-         .type = CLI_TEXT,
-         .value = "NAME",
-         .help = "a directory with tokenizer.json, such a file, or a SentencePiece .model",
-         .target = &asked->work.tokenizer},
-        {.name = "out",
-         .type = CLI_TEXT,
-         .value = "NAME",
-         .help = "the file to make; with megatron NAME.bin and NAME.idx",
-         .target = &asked->work.out},
-        {.name = "format",
-         .type = CLI_TEXT,
-         .value = "FORMAT",
-         .help = "megatron (keeps documents), llmc, u16, u32 (default: megatron)",
-         .target = &asked->work.format},
-        {.name = "field",
-         .type = CLI_TEXT,
-         .value = "NAME",
-         .help = "the member of a JSON line that holds the text (default: text)",
-         .target = &asked->work.field},
-        {.name = "no-document-end",
-         .type = CLI_FLAG,
-         .help = "no end token behind documents (default: the tokenizer's)",
-         .target = &asked->work.has_no_end},
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "one JSON object: bytes, tokens, documents, seconds (default: a table)",
-         .target = &asked->json},
-        {.name = "quiet",
-         .type = CLI_FLAG,
-         .help = "no log lines and no progress (default: with them)",
-         .target = &asked->quiet},
-    };
-    int rc = cli_parse_all(&cli_data_command, options, sizeof options / sizeof options[0], argc,
-                           argv, &asked->operands);
-    if (rc != 0)
-        return rc;
-    if (strcmp(asked->operands.items[0], "tokenize") != 0)
-        return err_set(ERR_USAGE, "data: \"%s\" is not known; tokenize is",
-                       asked->operands.items[0]);
-    if (!asked->work.tokenizer || !asked->work.out)
-        return err_set(ERR_USAGE, "data tokenize: --%s is missing",
-                       asked->work.tokenizer ? "out NAME" : "tokenizer NAME");
-    asked->work.paths = asked->operands.items + 1;
-    asked->work.path_count = asked->operands.count - 1;
-    return 0;
-}
+static const cli_option options[] = {
+    {"tokenizer", CLI_TEXT, "NAME",
+     "a directory with tokenizer.json, such a file, or a SentencePiece .model",
+     .target = &asked.work.tokenizer},
+    {"out", CLI_TEXT, "NAME", "the file to make; with megatron NAME.bin and NAME.idx",
+     .target = &asked.work.out},
+    {"format", CLI_TEXT, "FORMAT", "megatron (keeps documents), llmc, u16, u32 (default: megatron)",
+     .target = &asked.work.format},
+    {"field", CLI_TEXT, "NAME", "the member of a JSON line that holds the text (default: text)",
+     .target = &asked.work.field},
+    {"no-document-end", CLI_FLAG, NULL, "no end token behind documents (default: the tokenizer's)",
+     .target = &asked.work.has_no_end},
+    {"json", CLI_FLAG, NULL,
+     "one JSON object: bytes, tokens, documents, seconds (default: a table)",
+     .target = &asked.json},
+    {"quiet", CLI_FLAG, NULL, "no log lines and no progress (default: with them)",
+     .target = &asked.quiet},
+};
 
 static int data_print_json(const tokenize_result *result)
 {
@@ -97,17 +45,19 @@ static int data_print_json(const tokenize_result *result)
     return cli_print_json(stdout, object);
 }
 
-int cli_data(int argc, char **argv)
+static int data_run(const cli_texts *operands)
 {
-    static struct data_request asked; /* large */
     tokenize_result result;
     char read[SIZE_TEXT_BYTES];
-    int rc = data_parse(&asked, argc, argv);
-    if (rc != 0)
-        return rc;
-    TRY(cli_ranks_refuse("data"));
+    if (strcmp(operands->items[0], "tokenize") != 0)
+        return err_set(ERR_USAGE, "data: \"%s\" is not known; tokenize is", operands->items[0]);
+    if (!asked.work.tokenizer || !asked.work.out)
+        return err_set(ERR_USAGE, "data tokenize: --%s is missing",
+                       asked.work.tokenizer ? "out NAME" : "tokenizer NAME");
     if (asked.quiet)
         log_set_level(LOG_WARN);
+    asked.work.paths = operands->items + 1;
+    asked.work.path_count = operands->count - 1;
     asked.work.stop = cli_stop_install("stopping");
     TRY(tokenize_files(&asked.work, &result));
     if (asked.json)
@@ -120,3 +70,24 @@ int cli_data(int argc, char **argv)
            (double)result.bytes / 1e6 / result.seconds);
     return 0;
 }
+
+const cli_command cli_data_command = {
+    .name = "data",
+    .operand = "tokenize FILE...",
+    .operands_min = 2,
+    .operands_max = CLI_TEXTS_MAX,
+    .computes = true,
+    .summary = "makes token files of text and JSON lines, on all cores",
+    .details =
+        "Each text file is one document, and so is each line of a .jsonl file. The tokenizer's\n"
+        "end token follows each document, and the tokens that its own library puts before a\n"
+        "text come before each document. The ids are those of that library, for any number of\n"
+        "cores. Bytes that are not UTF-8 are replaced by U+FFFD. Files of any size need some\n"
+        "tens of MiB of memory if the tokenizer is one of the usual ones. Packing is left to\n"
+        "training: its windows cross the ends of documents.\n"
+        "The output gets its name when it is complete. data.train of a job takes it: NAME.bin\n"
+        "with NAME.idx beside it (--format megatron), or the other formats with data.format. A\n"
+        "progress line comes every 5 s.",
+    CLI_OPTIONS(options),
+    .run = data_run,
+};

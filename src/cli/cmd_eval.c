@@ -3,69 +3,25 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/cli_progress.h"
 #include "cli/cli_report.h"
-#include "cli/launched_ranks.h"
 #include "infer/infer.h"
-
-const cli_command cli_eval_command = {
-    .name = "eval",
-    .operand = "RUN|HF_DIR FILE...",
-    .operands_min = 2,
-    .summary = "prints the loss of a trained model on files",
-    .details =
-        "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
-        "HF_DIR is a checkpoint of Hugging Face. The files make one text, in order; each token\n"
-        "but the first is predicted once. The model's tokenizer cuts the text, and after each\n"
-        "document comes its end token, as in training, which is predicted too. Prints the mean\n"
-        "loss in nats per token, the perplexity (e^loss) and, if the tokens' bytes are known,\n"
-        "bits per byte.\n"
-        "The places of a run's states in training do not matter here. By default parameters lie\n"
-        "in memory; --set tiers.device.budget=... and tiers.host.budget=... limit it.\n"
-        "Parameters that do not fit are read from drives in each pass, as for `sluice\n"
-        "generate`. Exit status 3 if it does not fit.",
-    .run = cli_eval,
-};
-
-enum { PLAIN_EVERY_SECONDS = 10 };
-static const double redraw_seconds = 0.2;
-
-struct eval_screen {
-    bool shows, is_terminal, is_drawn;
-    double told_seconds;
-};
-
-/* It must not log. */
-static void eval_clear_line(void *user)
-{
-    struct eval_screen *screen = user;
-    if (screen->is_drawn)
-        fputs("\r\033[K", stderr);
-    screen->is_drawn = false;
-}
 
 static void eval_show_progress(void *user, const struct infer_evaluate_progress *now)
 {
-    struct eval_screen *screen = user;
+    cli_progress *progress = user;
     char left[CLI_DURATION_BYTES];
-    double pause = screen->is_terminal ? redraw_seconds : PLAIN_EVERY_SECONDS;
-    if (!screen->shows || now->seconds - screen->told_seconds < pause)
+    if (!cli_progress_is_due(progress, now->seconds))
         return;
-    screen->told_seconds = now->seconds;
     double speed = (double)now->tokens_done / now->seconds;
-    fprintf(stderr,
-            "%sevaluated %" PRIu64 " of %" PRIu64
-            " tokens (%.0f%%)  loss %.4f  %.0f tokens/s  left %s%s",
-            screen->is_terminal ? "\r\033[K" : "", now->tokens_done, now->tokens,
-            100 * (double)now->tokens_done / (double)now->tokens, now->loss, speed,
-            cli_duration((double)(now->tokens - now->tokens_done) / speed, left),
-            screen->is_terminal ? "" : "\n");
-    fflush(stderr);
-    screen->is_drawn = screen->is_terminal;
+    cli_progress_draw(
+        progress, now->seconds,
+        "evaluated %" PRIu64 " of %" PRIu64 " tokens (%.0f%%)  loss %.4f  %.0f tokens/s  left %s",
+        now->tokens_done, now->tokens, 100 * (double)now->tokens_done / (double)now->tokens,
+        now->loss, speed, cli_duration((double)(now->tokens - now->tokens_done) / speed, left));
 }
 
 static json_t *real_or_null(double value)
@@ -104,77 +60,44 @@ static void eval_print(const struct infer_evaluate_result *result)
            result->windows, result->context, result->stride, cli_duration(result->seconds, taken));
 }
 
-struct eval_request {
-    cli_texts operands, set;
+static struct {
+    cli_texts set;
     const char *format;
     struct infer_evaluate_options options;
     bool json, quiet;
+} asked;
+
+static const cli_option options[] = {
+    {"set", CLI_TEXTS, "KEY.PATH=VALUE",
+     "a key of the job, such as tiers.device.budget or bf16.enabled; JSON or a\n"
+     "bare word; repeatable",
+     .target = &asked.set},
+    {"data-format", CLI_TEXT, "FORMAT",
+     "format of the files, as data.format of a job (default: auto)", .target = &asked.format},
+    {"context", CLI_COUNT, "N",
+     "tokens of a window, from which its last token is predicted\n(default: "
+     "model.seq_length, which is the most)",
+     .target = &asked.options.context, .min = 1, .max = 0x1p31},
+    {"stride", CLI_COUNT, "N",
+     "tokens between windows; fewer than the context: windows overlap, and each\n"
+     "token has context - N before it, or more (default: the context)",
+     .target = &asked.options.stride, .min = 1, .max = 0x1p31},
+    {"batches", CLI_COUNT, "N",
+     "the largest number of micro-batches, from the beginning (default: all)",
+     .target = &asked.options.batches, .min = 1, .max = 0x1p53},
+    {"json", CLI_FLAG, NULL, "one JSON object: nats, bytes, seconds (default: a table)",
+     .target = &asked.json},
+    {"quiet", CLI_FLAG, NULL, "no log lines and no progress (default: with them)",
+     .target = &asked.quiet},
 };
 
-static int eval_parse(struct eval_request *asked, int argc, char **argv)
+static int eval_run(const cli_texts *operands)
 {
-    const cli_option options[] = {
-        {.name = "set",
-         .type = CLI_TEXTS,
-         .value = "KEY.PATH=VALUE",
-         .help = "a key of the job, such as tiers.device.budget or bf16.enabled; JSON or a\n"
-                 "bare word; repeatable",
-         .target = &asked->set},
-        {.name = "data-format",
-         .type = CLI_TEXT,
-         .value = "FORMAT",
-         .help = "format of the files, as data.format of a job (default: auto)",
-         .target = &asked->format},
-        {.name = "context",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "tokens of a window, from which its last token is predicted\n(default: "
-                 "model.seq_length, which is the most)",
-         .min = 1,
-         .max = 0x1p31,
-         .target = &asked->options.context},
-        {.name = "stride",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "tokens between windows; fewer than the context: windows overlap, and each\n"
-                 "token has context - N before it, or more (default: the context)",
-         .min = 1,
-         .max = 0x1p31,
-         .target = &asked->options.stride},
-        {.name = "batches",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "the largest number of micro-batches, from the beginning (default: all)",
-         .min = 1,
-         .max = 0x1p53,
-         .target = &asked->options.batches},
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "one JSON object: nats, bytes, seconds (default: a table)",
-         .target = &asked->json},
-        {.name = "quiet",
-         .type = CLI_FLAG,
-         .help = "no log lines and no progress (default: with them)",
-         .target = &asked->quiet},
-    };
-    return cli_parse_all(&cli_eval_command, options, sizeof options / sizeof options[0], argc, argv,
-                         &asked->operands);
-}
-
-int cli_eval(int argc, char **argv)
-{
-    static struct eval_request asked; /* large */
     static char format_set[64];
     struct infer_evaluate_result result;
-    int rc = eval_parse(&asked, argc, argv);
-    if (rc != 0)
-        return rc;
-    TRY(cli_ranks_refuse("eval"));
+    cli_progress progress;
     if (asked.quiet)
         log_set_level(LOG_WARN);
-    struct eval_screen screen = {.shows = !asked.quiet, .is_terminal = isatty(STDERR_FILENO) == 1};
-    if (screen.shows && screen.is_terminal)
-        log_set_hook(eval_clear_line, &screen);
     if (asked.format) {
         int length = snprintf(format_set, sizeof format_set, "data.format=%s", asked.format);
         if (length >= (int)sizeof format_set || asked.set.count == CLI_TEXTS_MAX)
@@ -182,20 +105,42 @@ int cli_eval(int argc, char **argv)
                            asked.format);
         asked.set.items[asked.set.count++] = format_set;
     }
-    asked.options.path = asked.operands.items[0];
-    asked.options.files = asked.operands.items + 1;
-    asked.options.file_count = asked.operands.count - 1;
+    asked.options.path = operands->items[0];
+    asked.options.files = operands->items + 1;
+    asked.options.file_count = operands->count - 1;
     asked.options.set = asked.set.items;
     asked.options.set_count = asked.set.count;
     asked.options.stop = cli_stop_install("stopping");
     asked.options.on_progress = eval_show_progress;
-    asked.options.user = &screen;
-    rc = infer_evaluate(&asked.options, &result);
-    eval_clear_line(&screen);
-    log_set_hook(NULL, NULL);
+    asked.options.user = &progress;
+    cli_progress_begin(&progress, "evaluated", !asked.quiet);
+    int rc = infer_evaluate(&asked.options, &result);
+    cli_progress_end(&progress);
     TRY(rc);
     if (asked.json)
         return eval_print_json(&result);
     eval_print(&result);
     return 0;
 }
+
+const cli_command cli_eval_command = {
+    .name = "eval",
+    .operand = "RUN|HF_DIR FILE...",
+    .operands_min = 2,
+    .operands_max = CLI_TEXTS_MAX,
+    .computes = true,
+    .summary = "prints the loss of a trained model on files",
+    .details =
+        "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
+        "HF_DIR is a checkpoint of Hugging Face. The files make one text, in order; each token\n"
+        "but the first is predicted once. The model's tokenizer cuts the text, and after each\n"
+        "document comes its end token, as in training, which is predicted too. Prints the mean\n"
+        "loss in nats per token, the perplexity (e^loss) and, if the tokens' bytes are known,\n"
+        "bits per byte.\n"
+        "The places of a run's states in training do not matter here. By default parameters lie\n"
+        "in memory; --set tiers.device.budget=... and tiers.host.budget=... limit it.\n"
+        "Parameters that do not fit are read from drives in each pass, as for `sluice\n"
+        "generate`. Exit status 3 if it does not fit.",
+    CLI_OPTIONS(options),
+    .run = eval_run,
+};

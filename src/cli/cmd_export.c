@@ -7,25 +7,7 @@
 #include "cli/cli.h"
 #include "cli/cli_progress.h"
 #include "cli/cli_report.h"
-#include "cli/launched_ranks.h"
 #include "hf/hf.h"
-
-const cli_command cli_export_command = {
-    .name = "export",
-    .operand = "RUN HF_DIR",
-    .operands_min = 2,
-    .summary = "writes a run's weights as a Hugging Face checkpoint",
-    .details =
-        "RUN is a run directory, or that of a kept commit (RUN/keep/step-...). Exports the\n"
-        "weights of its last commit, from any number of ranks, and compares every byte that it\n"
-        "reads with its checksum. Makes HF_DIR with model.safetensors (or, beyond --shard-size,\n"
-        "several files and model.safetensors.index.json) and config.json, which transformers\n"
-        "can load. Also copies the tokenizer's files and all other files of RUN/hf. Each file\n"
-        "is complete or not there under its name, and config.json comes last. Memory is limited\n"
-        "to one matrix of the model. Sizes are in bytes, speeds in GB/s (10^9 bytes). Exit\n"
-        "status 1 if the commit is damaged.",
-    .run = cli_export,
-};
 
 static int export_print_json(const char *run_dir, const char *hf_dir,
                              const struct hf_export_summary *sum)
@@ -74,79 +56,81 @@ static int export_shard_bytes(const char *text, uint64_t *bytes)
     return 0;
 }
 
-int cli_export(int argc, char **argv)
+static struct {
+    const char *type, *shard_size;
+    bool adapters, force, json, quiet;
+} asked;
+
+static const cli_option options[] = {
+    {"dtype", CLI_TEXT, "bf16|fp16|fp32",
+     "dtype of the tensors; bf16 is rounded as training rounds working copies,\n"
+     "fp16 to nearest even (default: the run's working dtype)",
+     .target = &asked.type},
+    {"shard-size", CLI_TEXT, "SIZE",
+     "most bytes of tensors in a file, above which there are several; one tensor is\n"
+     "never cut (default: 5GB, which is 5 * 10^9 bytes)",
+     .target = &asked.shard_size},
+    {"adapters", CLI_FLAG, NULL,
+     "for a run with train.lora: only the adapters, adapter_config.json and\n"
+     "adapter_model.safetensors, which PEFT loads (default: the base with the adapters "
+     "added)",
+     .target = &asked.adapters},
+    {"force", CLI_FLAG, NULL,
+     "writes into a directory that is not empty, replacing files of these names\n"
+     "(default: it must be new or empty)",
+     .target = &asked.force},
+    {"json", CLI_FLAG, NULL, "one JSON object, bytes and seconds, no progress (default: lines)",
+     .target = &asked.json},
+    {"quiet", CLI_FLAG, NULL, "warnings and errors alone (default: progress and a summary, too)",
+     .target = &asked.quiet},
+};
+
+static int export_run(const cli_texts *operands)
 {
-    cli_texts operands;
-    const char *type = NULL, *shard_size = NULL;
-    bool adapters = false, force = false, json = false, quiet = false;
-    const cli_option options[] = {
-        {.name = "dtype",
-         .type = CLI_TEXT,
-         .value = "bf16|fp16|fp32",
-         .help = "dtype of the tensors; bf16 is rounded as training rounds working copies,\n"
-                 "fp16 to nearest even (default: the run's working dtype)",
-         .target = &type},
-        {.name = "shard-size",
-         .type = CLI_TEXT,
-         .value = "SIZE",
-         .help = "most bytes of tensors in a file, above which there are several; one tensor is\n"
-                 "never cut (default: 5GB, which is 5 * 10^9 bytes)",
-         .target = &shard_size},
-        {.name = "adapters",
-         .type = CLI_FLAG,
-         .help = "for a run with train.lora: only the adapters, adapter_config.json and\n"
-                 "adapter_model.safetensors, which PEFT loads (default: the base with the adapters "
-                 "added)",
-         .target = &adapters},
-        {.name = "force",
-         .type = CLI_FLAG,
-         .help = "writes into a directory that is not empty, replacing files of these names\n"
-                 "(default: it must be new or empty)",
-         .target = &force},
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "one JSON object, bytes and seconds, no progress (default: lines)",
-         .target = &json},
-        {.name = "quiet",
-         .type = CLI_FLAG,
-         .help = "warnings and errors alone (default: progress and a summary, too)",
-         .target = &quiet},
-    };
     uint64_t shard_bytes;
-    int rc = cli_parse_all(&cli_export_command, options, sizeof options / sizeof options[0], argc,
-                           argv, &operands);
-    if (rc != 0)
-        return rc;
-    if (operands.count != 2)
-        return err_set(ERR_USAGE, "export: takes RUN and HF_DIR, and was given %u operands",
-                       operands.count);
-    TRY(export_shard_bytes(shard_size, &shard_bytes));
-    TRY(cli_ranks_refuse("export"));
-    if (json || quiet)
+    TRY(export_shard_bytes(asked.shard_size, &shard_bytes));
+    if (asked.json || asked.quiet)
         log_set_level(LOG_WARN);
     cli_progress progress;
     struct hf_export_summary sum;
-    const struct hf_export_options asked = {
-        .run_dir = operands.items[0],
-        .hf_dir = operands.items[1],
-        .type = type,
+    const struct hf_export_options work = {
+        .run_dir = operands->items[0],
+        .hf_dir = operands->items[1],
+        .type = asked.type,
         .shard_bytes = shard_bytes,
-        .adapters = adapters,
-        .force = force,
+        .adapters = asked.adapters,
+        .force = asked.force,
         .stop = cli_stop_install("stopping"),
         .on_progress = cli_progress_show,
         .user = &progress,
     };
-    cli_progress_begin(&progress, "exported", !json && !quiet);
-    rc = hf_export(&asked, &sum);
-    err_record first;
-    err_save(&first, rc);
+    cli_progress_begin(&progress, "exported", !asked.json && !asked.quiet);
+    int rc = hf_export(&work, &sum);
     cli_progress_end(&progress);
-    if (rc < 0)
-        return err_restore(&first);
-    if (json)
-        return export_print_json(asked.run_dir, asked.hf_dir, &sum);
-    if (!quiet)
+    TRY(rc);
+    if (asked.json)
+        return export_print_json(operands->items[0], operands->items[1], &sum);
+    if (!asked.quiet)
         export_print(&sum);
     return 0;
 }
+
+const cli_command cli_export_command = {
+    .name = "export",
+    .operand = "RUN HF_DIR",
+    .operands_min = 2,
+    .operands_max = 2,
+    .computes = true,
+    .summary = "writes a run's weights as a Hugging Face checkpoint",
+    .details =
+        "RUN is a run directory, or that of a kept commit (RUN/keep/step-...). Exports the\n"
+        "weights of its last commit, from any number of ranks, and compares every byte that it\n"
+        "reads with its checksum. Makes HF_DIR with model.safetensors (or, beyond --shard-size,\n"
+        "several files and model.safetensors.index.json) and config.json, which transformers\n"
+        "can load. Also copies the tokenizer's files and all other files of RUN/hf. Each file\n"
+        "is complete or not there under its name, and config.json comes last. Memory is limited\n"
+        "to one matrix of the model. Sizes are in bytes, speeds in GB/s (10^9 bytes). Exit\n"
+        "status 1 if the commit is damaged.",
+    CLI_OPTIONS(options),
+    .run = export_run,
+};

@@ -11,30 +11,7 @@
 #include "base/utf8.h"
 #include "cli/cli.h"
 #include "cli/cli_report.h"
-#include "cli/launched_ranks.h"
 #include "infer/infer.h"
-
-const cli_command cli_generate_command = {
-    .name = "generate",
-    .operand = "RUN|HF_DIR",
-    .summary = "continues a text with a trained model",
-    .details =
-        "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
-        "HF_DIR is a checkpoint of Hugging Face. Prints the prompt and then the text as it is\n"
-        "generated, until the model ends it. The output is valid UTF-8: other bytes become\n"
-        "U+FFFD. The same seed gives the same text on the same machine.\n"
-        "Keys and values of the positions so far are kept on the device. Parameters lie there\n"
-        "too, or are streamed to it if they do not fit: --set tiers.device.budget=... and\n"
-        "tiers.host.budget=... limit both. Parameters that do not fit in host memory either are\n"
-        "read from drives in each pass: the drives of tiers.nvme, else those of the run's\n"
-        "state; for a checkpoint, $TMPDIR or /var/tmp. No file stays there.\n"
-        "If the text becomes longer than the context, the older half of what the model sees is\n"
-        "dropped. The last line, on standard error, gives the speed of the prompt (prefill) and\n"
-        "of the generated text (decode).\n"
-        "Exit status 3 if it does not fit (with the longest context that does), 75 when\n"
-        "stopped.",
-    .run = cli_generate,
-};
 
 enum { PROMPT_BYTES_MAX = 64 << 20 };
 
@@ -210,117 +187,61 @@ static int finish(generate_request *self, int rc)
     return rc < 0 ? err_restore(&first) : 0;
 }
 
-static int generate_parse(generate_request *asked, int argc, char **argv)
-{
-    struct infer_generate_options *to = &asked->options;
-    const cli_option options[] = {
-        {.name = "prompt",
-         .type = CLI_TEXT,
-         .value = "TEXT",
-         .help = "what to continue (default: a line's beginning)",
-         .target = &to->prompt},
-        {.name = "prompt-file",
-         .type = CLI_TEXT,
-         .value = "FILE",
-         .help = "the same from a file; -: standard input",
-         .target = &asked->prompt_file},
-        {.name = "tokens",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "how many tokens to generate at most, 1 to 1000000 (default: 256)",
-         .min = 1,
-         .max = 1e6,
-         .target = &to->token_count},
-        {.name = "temperature",
-         .type = CLI_REAL,
-         .value = "X",
-         .help = "0 to 100; 0 takes the likeliest token (default: 0.8)",
-         .min = 0,
-         .max = 100,
-         .target = &to->temperature},
-        {.name = "top-k",
-         .type = CLI_COUNT,
-         .value = "K",
-         .help = "draws from the K likeliest tokens; 0: from all (default: 0)",
-         .min = 0,
-         .max = 0x1p32,
-         .target = &to->top_k},
-        {.name = "top-p",
-         .type = CLI_REAL,
-         .value = "P",
-         .help = "draws from the likeliest tokens that have P of the probability\n"
-                 "together, after --top-k; above 0, to 1: all (default: 1)",
-         .min = 1e-9,
-         .max = 1,
-         .target = &to->top_p},
-        {.name = "seed",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "of the draws, 0 to 2^53 (default: 1)",
-         .min = 0,
-         .max = 0x1p53,
-         .target = &to->seed},
-        {.name = "stop",
-         .type = CLI_TEXT,
-         .value = "TEXT",
-         .help = "stops before TEXT (at most 256 bytes), which is not printed",
-         .target = &to->stop_text},
-        {.name = "ignore-end",
-         .type = CLI_FLAG,
-         .help = "goes on after the token that ends a text (default: stops there)",
-         .target = &to->ignores_end},
-        {.name = "chat",
-         .type = CLI_FLAG,
-         .help = "takes the prompt as a user's message in a conversation, in the model's form\n"
-                 "(data.chat_template), and prints only the answer",
-         .target = &to->is_chat},
-        {.name = "system",
-         .type = CLI_TEXT,
-         .value = "TEXT",
-         .help = "with --chat: the system message",
-         .target = &to->system},
-        {.name = "context",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "the most positions that the model sees (default: as many as the text takes,\n"
-                 "at most model.seq_length)",
-         .min = 1,
-         .max = 0x1p31,
-         .target = &to->context},
-        {.name = "set",
-         .type = CLI_TEXTS,
-         .value = "KEY.PATH=VALUE",
-         .help = "a key of the job, such as tiers.device.budget or bf16.enabled; JSON or a\n"
-                 "bare word; repeatable",
-         .target = &asked->set},
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "one JSON object at the end: ids, text, seconds (default: the text)",
-         .target = &asked->json},
-        {.name = "quiet",
-         .type = CLI_FLAG,
-         .help = "the text alone, without log lines and speed (default: with them)",
-         .target = &asked->quiet},
-    };
-    return cli_parse(&cli_generate_command, options, sizeof options / sizeof options[0], argc, argv,
-                     &to->run_dir);
-}
+static generate_request asked = {
+    .options = {.token_count = 256, .seed = 1, .temperature = 0.8},
+};
 
-int cli_generate(int argc, char **argv)
+static const cli_option options[] = {
+    {"prompt", CLI_TEXT, "TEXT", "what to continue (default: a line's beginning)",
+     .target = &asked.options.prompt},
+    {"prompt-file", CLI_TEXT, "FILE", "the same from a file; -: standard input",
+     .target = &asked.prompt_file},
+    {"tokens", CLI_COUNT, "N", "how many tokens to generate at most, 1 to 1000000 (default: 256)",
+     .target = &asked.options.token_count, .min = 1, .max = 1e6},
+    {"temperature", CLI_REAL, "X", "0 to 100; 0 takes the likeliest token (default: 0.8)",
+     .target = &asked.options.temperature, .min = 0, .max = 100},
+    {"top-k", CLI_COUNT, "K", "draws from the K likeliest tokens; 0: from all (default: 0)",
+     .target = &asked.options.top_k, .min = 0, .max = 0x1p32},
+    {"top-p", CLI_REAL, "P",
+     "draws from the likeliest tokens that have P of the probability\n"
+     "together, after --top-k; above 0, to 1: all (default: 1)",
+     .target = &asked.options.top_p, .min = 1e-9, .max = 1},
+    {"seed", CLI_COUNT, "N", "of the draws, 0 to 2^53 (default: 1)", .target = &asked.options.seed,
+     .min = 0, .max = 0x1p53},
+    {"stop", CLI_TEXT, "TEXT", "stops before TEXT (at most 256 bytes), which is not printed",
+     .target = &asked.options.stop_text},
+    {"ignore-end", CLI_FLAG, NULL,
+     "goes on after the token that ends a text (default: stops there)",
+     .target = &asked.options.ignores_end},
+    {"chat", CLI_FLAG, NULL,
+     "takes the prompt as a user's message in a conversation, in the model's form\n"
+     "(data.chat_template), and prints only the answer",
+     .target = &asked.options.is_chat},
+    {"system", CLI_TEXT, "TEXT", "with --chat: the system message",
+     .target = &asked.options.system},
+    {"context", CLI_COUNT, "N",
+     "the most positions that the model sees (default: as many as the text takes,\n"
+     "at most model.seq_length)",
+     .target = &asked.options.context, .min = 1, .max = 0x1p31},
+    {"set", CLI_TEXTS, "KEY.PATH=VALUE",
+     "a key of the job, such as tiers.device.budget or bf16.enabled; JSON or a\n"
+     "bare word; repeatable",
+     .target = &asked.set},
+    {"json", CLI_FLAG, NULL, "one JSON object at the end: ids, text, seconds (default: the text)",
+     .target = &asked.json},
+    {"quiet", CLI_FLAG, NULL, "the text alone, without log lines and speed (default: with them)",
+     .target = &asked.quiet},
+};
+
+static int generate_run(const cli_texts *operands)
 {
-    static generate_request asked; /* large */
-    asked.options =
-        (struct infer_generate_options){.token_count = 256, .seed = 1, .temperature = 0.8};
-    int rc = generate_parse(&asked, argc, argv);
-    if (rc != 0)
-        return rc;
-    TRY(cli_ranks_refuse("generate"));
     if (asked.quiet)
         log_set_level(LOG_WARN);
-    rc = take_prompt(&asked);
+    int rc = take_prompt(&asked);
     if (rc == 0) {
         asked.ids = json_array();
         asked.prompt_ids = json_array();
+        asked.options.run_dir = operands->items[0];
         asked.options.set = asked.set.items;
         asked.options.set_count = asked.set.count;
         asked.options.stop = cli_stop_install("stopping");
@@ -336,3 +257,29 @@ int cli_generate(int argc, char **argv)
     mem_free(asked.file_text);
     return rc;
 }
+
+const cli_command cli_generate_command = {
+    .name = "generate",
+    .operand = "RUN|HF_DIR",
+    .operands_min = 1,
+    .operands_max = 1,
+    .computes = true,
+    .summary = "continues a text with a trained model",
+    .details =
+        "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
+        "HF_DIR is a checkpoint of Hugging Face. Prints the prompt and then the text as it is\n"
+        "generated, until the model ends it. The output is valid UTF-8: other bytes become\n"
+        "U+FFFD. The same seed gives the same text on the same machine.\n"
+        "Keys and values of the positions so far are kept on the device. Parameters lie there\n"
+        "too, or are streamed to it if they do not fit: --set tiers.device.budget=... and\n"
+        "tiers.host.budget=... limit both. Parameters that do not fit in host memory either are\n"
+        "read from drives in each pass: the drives of tiers.nvme, else those of the run's\n"
+        "state; for a checkpoint, $TMPDIR or /var/tmp. No file stays there.\n"
+        "If the text becomes longer than the context, the older half of what the model sees is\n"
+        "dropped. The last line, on standard error, gives the speed of the prompt (prefill) and\n"
+        "of the generated text (decode).\n"
+        "Exit status 3 if it does not fit (with the longest context that does), 75 when\n"
+        "stopped.",
+    CLI_OPTIONS(options),
+    .run = generate_run,
+};

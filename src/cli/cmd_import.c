@@ -7,28 +7,7 @@
 #include "cli/cli.h"
 #include "cli/cli_progress.h"
 #include "cli/cli_report.h"
-#include "cli/launched_ranks.h"
 #include "hf/hf.h"
-
-const cli_command cli_import_command = {
-    .name = "import",
-    .operand = "HF_DIR RUN",
-    .operands_min = 2,
-    .summary = "makes a run of a Hugging Face checkpoint",
-    .details =
-        "HF_DIR holds config.json and model.safetensors, or model.safetensors.index.json and\n"
-        "the files that it names, of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM in fp32,\n"
-        "bf16 or fp16. Makes RUN, a run directory whose commit of step 0 holds the weights as\n"
-        "fp32 masters and moments of zero. Any job of the same model can continue it, with\n"
-        "run.dir RUN or with train --from RUN; generate, eval and export can read it directly.\n"
-        "A job that names the checkpoint itself (model.hf) needs no import.\n"
-        "The state lies in RUN/state, or on the drives that the job names in tiers.nvme: 4\n"
-        "bytes per parameter; moments take no space. Files that belong to the model beside its\n"
-        "weights, such as the tokenizer, are copied to RUN/hf. A checkpoint of any size streams\n"
-        "through some 100 MiB of memory (GPT-2: up to 400). Sizes are in bytes, speeds in GB/s\n"
-        "(10^9 bytes) of fp32.",
-    .run = cli_import,
-};
 
 static int import_print_json(const char *hf_dir, const char *run_dir,
                              const struct hf_import_summary *sum)
@@ -61,66 +40,72 @@ static void import_print(const char *run_dir, const struct hf_import_summary *su
     printf("memory       %s at most\n", size_format(sum->resident_bytes_max, size));
 }
 
-int cli_import(int argc, char **argv)
+static struct {
+    cli_texts set;
+    const char *job_file;
+    bool json, quiet;
+} asked;
+
+static const cli_option options[] = {
+    {"job", CLI_TEXT, "JOB",
+     "the job that the run is for: its drives, optimizer and dtype, kept as RUN/job.json;\n"
+     "model.hf and run.dir become HF_DIR and RUN (default: one is made, in the dtype of\n"
+     "the checkpoint)",
+     .target = &asked.job_file},
+    {"set", CLI_TEXTS, "KEY.PATH=VALUE",
+     "overrides a key of that job; JSON or a bare word; repeatable", .target = &asked.set},
+    {"json", CLI_FLAG, NULL, "one JSON object, bytes and seconds, no progress (default: lines)",
+     .target = &asked.json},
+    {"quiet", CLI_FLAG, NULL, "warnings and errors alone (default: progress and a summary, too)",
+     .target = &asked.quiet},
+};
+
+static int import_run(const cli_texts *operands)
 {
-    cli_texts set = {.count = 0}, operands;
-    const char *job_file = NULL;
-    bool json = false, quiet = false;
-    const cli_option options[] = {
-        {.name = "job",
-         .type = CLI_TEXT,
-         .value = "JOB",
-         .help =
-             "the job that the run is for: its drives, optimizer and dtype, kept as RUN/job.json;\n"
-             "model.hf and run.dir become HF_DIR and RUN (default: one is made, in the dtype of\n"
-             "the checkpoint)",
-         .target = &job_file},
-        {.name = "set",
-         .type = CLI_TEXTS,
-         .value = "KEY.PATH=VALUE",
-         .help = "overrides a key of that job; JSON or a bare word; repeatable",
-         .target = &set},
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "one JSON object, bytes and seconds, no progress (default: lines)",
-         .target = &json},
-        {.name = "quiet",
-         .type = CLI_FLAG,
-         .help = "warnings and errors alone (default: progress and a summary, too)",
-         .target = &quiet},
-    };
-    int rc = cli_parse_all(&cli_import_command, options, sizeof options / sizeof options[0], argc,
-                           argv, &operands);
-    if (rc != 0)
-        return rc;
-    if (operands.count != 2)
-        return err_set(ERR_USAGE, "import: takes HF_DIR and RUN, and was given %u operands",
-                       operands.count);
-    TRY(cli_ranks_refuse("import"));
-    if (json || quiet)
+    if (asked.json || asked.quiet)
         log_set_level(LOG_WARN);
     cli_progress progress;
     struct hf_import_summary sum;
-    const struct hf_import_options asked = {
-        .hf_dir = operands.items[0],
-        .run_dir = operands.items[1],
-        .job_path = job_file,
-        .set = set.items,
-        .set_count = set.count,
+    const struct hf_import_options work = {
+        .hf_dir = operands->items[0],
+        .run_dir = operands->items[1],
+        .job_path = asked.job_file,
+        .set = asked.set.items,
+        .set_count = asked.set.count,
         .stop = cli_stop_install("stopping"),
         .on_progress = cli_progress_show,
         .user = &progress,
     };
-    cli_progress_begin(&progress, "imported", !json && !quiet);
-    rc = hf_import(&asked, &sum);
-    err_record first;
-    err_save(&first, rc);
+    cli_progress_begin(&progress, "imported", !asked.json && !asked.quiet);
+    int rc = hf_import(&work, &sum);
     cli_progress_end(&progress);
-    if (rc < 0)
-        return err_restore(&first);
-    if (json)
-        return import_print_json(asked.hf_dir, asked.run_dir, &sum);
-    if (!quiet)
-        import_print(asked.run_dir, &sum);
+    TRY(rc);
+    if (asked.json)
+        return import_print_json(operands->items[0], operands->items[1], &sum);
+    if (!asked.quiet)
+        import_print(operands->items[1], &sum);
     return 0;
 }
+
+const cli_command cli_import_command = {
+    .name = "import",
+    .operand = "HF_DIR RUN",
+    .operands_min = 2,
+    .operands_max = 2,
+    .computes = true,
+    .summary = "makes a run of a Hugging Face checkpoint",
+    .details =
+        "HF_DIR holds config.json and model.safetensors, or model.safetensors.index.json and\n"
+        "the files that it names, of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM in fp32,\n"
+        "bf16 or fp16. Makes RUN, a run directory whose commit of step 0 holds the weights as\n"
+        "fp32 masters and moments of zero. Any job of the same model can continue it, with\n"
+        "run.dir RUN or with train --from RUN; generate, eval and export can read it directly.\n"
+        "A job that names the checkpoint itself (model.hf) needs no import.\n"
+        "The state lies in RUN/state, or on the drives that the job names in tiers.nvme: 4\n"
+        "bytes per parameter; moments take no space. Files that belong to the model beside its\n"
+        "weights, such as the tokenizer, are copied to RUN/hf. A checkpoint of any size streams\n"
+        "through some 100 MiB of memory (GPT-2: up to 400). Sizes are in bytes, speeds in GB/s\n"
+        "(10^9 bytes) of fp32.",
+    CLI_OPTIONS(options),
+    .run = import_run,
+};

@@ -8,20 +8,7 @@
 #include "base/size.h"
 #include "cli/cli.h"
 #include "cli/cli_report.h"
-#include "cli/launched_ranks.h"
 #include "state/verify.h"
-
-const cli_command cli_inspect_command = {
-    .name = "inspect",
-    .operand = "RUN",
-    .summary = "says what a run directory holds: step, shapes, places, sizes",
-    .details =
-        "Reads only the manifests, not the state, and takes no lock, so it also works on a run\n"
-        "that is in use. RUN is a run directory, or that of a kept commit (RUN/keep/step-...).\n"
-        "Sizes are in bytes. A unit's place is that of its first tile in the address space of\n"
-        "the drives.",
-    .run = cli_inspect,
-};
 
 static void inspect_print_slots(const struct state_inspect_summary *sum)
 {
@@ -204,28 +191,39 @@ static int inspect_print_json(const char *run_dir, const struct state_inspect_su
     return cli_print_json(stdout, inspect_lists_json(object, sum));
 }
 
-int cli_inspect(int argc, char **argv)
+static bool asks_json;
+
+static const cli_option options[] = {
+    {"json", CLI_FLAG, NULL, "one JSON object, sizes in bytes (default: tables)",
+     .target = &asks_json},
+};
+
+static int inspect_run(const cli_texts *operands)
 {
-    bool json = false;
-    const cli_option options[] = {
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "one JSON object, sizes in bytes (default: tables)",
-         .target = &json},
-    };
-    const char *run_dir;
-    int rc = cli_parse(&cli_inspect_command, options, sizeof options / sizeof options[0], argc,
-                       argv, &run_dir);
-    if (rc != 0)
-        return rc;
-    TRY(cli_ranks_refuse("inspect"));
+    const char *run_dir = operands->items[0];
+    int rc = 0;
     log_set_level(LOG_QUIET);                /* the warnings of a job concern its training */
     static struct state_inspect_summary sum; /* large */
     TRY(state_inspect(run_dir, &sum));
-    if (json)
+    if (asks_json)
         rc = inspect_print_json(run_dir, &sum);
     else
         inspect_print(run_dir, &sum);
     state_inspect_fini(&sum);
     return rc;
 }
+
+const cli_command cli_inspect_command = {
+    .name = "inspect",
+    .operand = "RUN",
+    .operands_min = 1,
+    .operands_max = 1,
+    .summary = "says what a run directory holds: step, shapes, places, sizes",
+    .details =
+        "Reads only the manifests, not the state, and takes no lock, so it also works on a run\n"
+        "that is in use. RUN is a run directory, or that of a kept commit (RUN/keep/step-...).\n"
+        "Sizes are in bytes. A unit's place is that of its first tile in the address space of\n"
+        "the drives.",
+    CLI_OPTIONS(options),
+    .run = inspect_run,
+};

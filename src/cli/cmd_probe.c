@@ -8,76 +8,44 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "cli/launched_ranks.h"
+#include "cli/cli_progress.h"
 #include "probe/probe.h"
 
-const cli_command cli_probe_command = {
-    .name = "probe",
-    .operand = "",
-    .summary = "measures this machine and writes machine.json",
-    .details =
-        "Measures memory, the optimizer, matrix products, attention, copies, collectives and\n"
-        "each drive over block size and queue depth, on the cores that a run uses. Writes the\n"
-        "file that sluice plan --machine FILE reads. Takes under 3 minutes, with --quick under\n"
-        "30 s. Each figure is the median of several rounds, in which the compared variants\n"
-        "alternate; +- is half of the distance between its quartiles. Rates are in GB/s (10^9\n"
-        "bytes). The machine should have nothing else to do.\n"
-        "On each drive it uses a file without a name, of at most 2 GiB and half of the free\n"
-        "space. The file is gone at the end, however the command ends. Exit status 75 after\n"
-        "Ctrl-C: nothing was written.",
-    .run = cli_probe,
-};
-
-enum { PLAIN_EVERY_SECONDS = 10 };
+static struct {
+    const char *path, *backend;
+    cli_texts drives;
+    bool is_quick, shows_json, is_quiet;
+} asked = {.path = "machine.json", .backend = "auto"};
 
 struct probe_screen {
     FILE *stream; /* where results go: standard output, or standard error with --json */
-    bool is_terminal, is_quiet, is_shown;
-    double told_seconds;
+    cli_progress progress;
     uint64_t start_ns;
-    char step[64]; /* the step of the last plain line */
+    char step[64]; /* the step of the last line */
 };
 
-/* It must not log. */
-static void probe_clear_line(void *user)
-{
-    struct probe_screen *screen = user;
-    if (screen->is_shown)
-        fputs("\r\033[K", stderr);
-    screen->is_shown = false;
-}
-
-/* Shows "3/9 nvme /mnt/x: write 1 MiB x 8". Off a terminal this is a plain line at the beginning of
- * each step, and every 10 s. */
+/* Shows "probe 3/9 nvme /mnt/x: write 1 MiB x 8  20%, 5s left". Off a terminal it shows only the
+ * step, at its beginning and every 10 s. */
 static void probe_show_progress(void *user, const char *what, double done_share,
                                 double seconds_left)
 {
     struct probe_screen *screen = user;
     char left[CLI_DURATION_BYTES], step[sizeof screen->step];
-    if (screen->is_quiet)
-        return;
     double seconds = (double)(clock_ns() - screen->start_ns) * 1e-9;
     snprintf(step, sizeof step, "%.*s", (int)strcspn(what, " "), what);
     bool is_new = strcmp(step, screen->step) != 0;
-    if (!screen->is_terminal && !is_new && seconds - screen->told_seconds < PLAIN_EVERY_SECONDS)
+    if (!screen->progress.is_shown || (!is_new && !cli_progress_is_due(&screen->progress, seconds)))
         return;
-    if (screen->is_terminal && !is_new && seconds - screen->told_seconds < 0.1)
-        return;
-    screen->told_seconds = seconds;
-    snprintf(screen->step, sizeof screen->step, "%s", step);
-    cli_duration(seconds_left, left);
-    if (screen->is_terminal)
-        fprintf(stderr, "\r\033[Kprobe %.60s  %.0f%%, %s left", what, 100 * done_share, left);
-    else
-        fprintf(stderr, "probe %s  %.0f%%, %s left\n", what, 100 * done_share, left);
-    fflush(stderr);
-    screen->is_shown = screen->is_terminal;
+    memcpy(screen->step, step, sizeof step);
+    cli_progress_draw(&screen->progress, seconds, "probe %.60s  %.0f%%, %s left",
+                      screen->progress.is_terminal ? what : step, 100 * done_share,
+                      cli_duration(seconds_left, left));
 }
 
 static void probe_show_line(void *user, const char *text)
 {
     struct probe_screen *screen = user;
-    probe_clear_line(screen);
+    cli_progress_clear(&screen->progress);
     fprintf(screen->stream, "%s\n", text);
     fflush(screen->stream);
 }
@@ -138,85 +106,80 @@ static int probe_print_file(const char *path)
     return 0;
 }
 
-static int probe_measure(const struct probe_options *options, const char *path, bool shows_json)
+static int probe_measure(const struct probe_options *work, struct probe_screen *screen)
 {
-    struct probe_screen *screen = options->user;
     machine *found = mem_alloc(1, sizeof *found, "machine");
     if (!found)
         return -ENOMEM;
-    int rc = probe_run(options, found);
-    probe_clear_line(screen);
-    log_set_hook(NULL, NULL);
+    cli_progress_begin(&screen->progress, NULL, !asked.is_quiet);
+    int rc = probe_run(work, found);
+    cli_progress_end(&screen->progress);
     if (rc == 0)
-        rc = machine_write(found, path);
+        rc = machine_write(found, asked.path);
     if (rc == 0) {
         fprintf(screen->stream,
-                "%s written after %.0f s; sluice plan JOB --machine %s plans with it\n", path,
-                (double)(clock_ns() - screen->start_ns) * 1e-9, path);
-        if (shows_json)
-            rc = probe_print_file(path);
+                "%s written after %.0f s; sluice plan JOB --machine %s plans with it\n", asked.path,
+                (double)(clock_ns() - screen->start_ns) * 1e-9, asked.path);
+        if (asked.shows_json)
+            rc = probe_print_file(asked.path);
     }
     mem_free(found);
     return rc;
 }
 
-int cli_probe(int argc, char **argv)
+static const cli_option options[] = {
+    {"out", CLI_TEXT, "FILE", "where to write (default: machine.json)", .target = &asked.path},
+    {"drive", CLI_TEXTS, "DIR",
+     "measure the drive that holds DIR; several times for several\n"
+     "(default: the working directory)",
+     .target = &asked.drives},
+    {"quick", CLI_FLAG, NULL, "under 30 s: fewer settings, shapes and rounds",
+     .target = &asked.is_quick},
+    {"backend", CLI_TEXT, "NAME", "auto, cpu or cuda: what computes (default: auto)",
+     .target = &asked.backend},
+    {"json", CLI_FLAG, NULL,
+     "prints what was written on standard output, all else on\nstandard error",
+     .target = &asked.shows_json},
+    {"quiet", CLI_FLAG, NULL, "no progress", .target = &asked.is_quiet},
+};
+
+static int probe_start(const cli_texts *operands)
 {
-    const char *named, *path = "machine.json", *backend = "auto";
-    cli_texts drives = {.count = 0};
-    bool is_quick = false, shows_json = false, is_quiet = false;
-    const cli_option options[] = {
-        {.name = "out",
-         .type = CLI_TEXT,
-         .value = "FILE",
-         .help = "where to write (default: machine.json)",
-         .target = &path},
-        {.name = "drive",
-         .type = CLI_TEXTS,
-         .value = "DIR",
-         .help = "measure the drive that holds DIR; several times for several\n"
-                 "(default: the working directory)",
-         .target = &drives},
-        {.name = "quick",
-         .type = CLI_FLAG,
-         .help = "under 30 s: fewer settings, shapes and rounds",
-         .target = &is_quick},
-        {.name = "backend",
-         .type = CLI_TEXT,
-         .value = "NAME",
-         .help = "auto, cpu or cuda: what computes (default: auto)",
-         .target = &backend},
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "prints what was written on standard output, all else on\nstandard error",
-         .target = &shows_json},
-        {.name = "quiet", .type = CLI_FLAG, .help = "no progress", .target = &is_quiet},
-    };
-    int rc = cli_parse(&cli_probe_command, options, sizeof options / sizeof options[0], argc, argv,
-                       &named);
-    if (rc != 0)
-        return rc;
-    TRY(cli_ranks_refuse("probe"));
-    if (drives.count > DRIVES_MAX)
+    (void)operands; /* there are none */
+    if (asked.drives.count > DRIVES_MAX)
         return err_set(ERR_USAGE, "probe: --drive is given %u times; at most %d can be measured",
-                       drives.count, DRIVES_MAX);
-    TRY(probe_check_target(path));
-    TRY(probe_check_drives(&drives));
-    struct probe_screen screen = {.stream = shows_json ? stderr : stdout,
-                                  .is_terminal = isatty(STDERR_FILENO) == 1,
-                                  .is_quiet = is_quiet,
+                       asked.drives.count, DRIVES_MAX);
+    TRY(probe_check_target(asked.path));
+    TRY(probe_check_drives(&asked.drives));
+    struct probe_screen screen = {.stream = asked.shows_json ? stderr : stdout,
                                   .start_ns = clock_ns()};
-    struct probe_options asked = {.drives = {"."},
-                                  .drive_count = drives.count ? drives.count : 1,
-                                  .backend = backend,
-                                  .is_quick = is_quick,
-                                  .stop = cli_stop_install("stopping the probe"),
-                                  .on_progress = probe_show_progress,
-                                  .on_line = probe_show_line,
-                                  .user = &screen};
-    for (uint32_t d = 0; d < drives.count; d++)
-        asked.drives[d] = drives.items[d];
-    if (screen.is_terminal && !is_quiet)
-        log_set_hook(probe_clear_line, &screen);
-    return probe_measure(&asked, path, shows_json);
+    struct probe_options work = {.drives = {"."},
+                                 .drive_count = asked.drives.count ? asked.drives.count : 1,
+                                 .backend = asked.backend,
+                                 .is_quick = asked.is_quick,
+                                 .stop = cli_stop_install("stopping the probe"),
+                                 .on_progress = probe_show_progress,
+                                 .on_line = probe_show_line,
+                                 .user = &screen};
+    for (uint32_t d = 0; d < asked.drives.count; d++)
+        work.drives[d] = asked.drives.items[d];
+    return probe_measure(&work, &screen);
 }
+
+const cli_command cli_probe_command = {
+    .name = "probe",
+    .operand = "",
+    .summary = "measures this machine and writes machine.json",
+    .details =
+        "Measures memory, the optimizer, matrix products, attention, copies, collectives and\n"
+        "each drive over block size and queue depth, on the cores that a run uses. Writes the\n"
+        "file that sluice plan --machine FILE reads. Takes under 3 minutes, with --quick under\n"
+        "30 s. Each figure is the median of several rounds, in which the compared variants\n"
+        "alternate; +- is half of the distance between its quartiles. Rates are in GB/s (10^9\n"
+        "bytes). The machine should have nothing else to do.\n"
+        "On each drive it uses a file without a name, of at most 2 GiB and half of the free\n"
+        "space. The file is gone at the end, however the command ends. Exit status 75 after\n"
+        "Ctrl-C: nothing was written.",
+    CLI_OPTIONS(options),
+    .run = probe_start,
+};

@@ -2,9 +2,29 @@
 #include "cli/cli.h"
 #include "report/report.h"
 
+static const char *output;
+
+static const cli_option options[] = {
+    {"output", CLI_TEXT, "FILE", "where to write the page (default: report.html in RUN)",
+     .target = &output},
+};
+
+static int report_run(const cli_texts *operands)
+{
+    TRY(report_write(operands->items[0], output));
+    if (output)
+        printf("%s\n", output);
+    else
+        printf("%s/report.html\n", operands->items[0]);
+    return 0;
+}
+
 const cli_command cli_report_command = {
     .name = "report",
     .operand = "RUN",
+    .operands_min = 1,
+    .operands_max = 1,
+    .launch = CLI_EACH_ALONE,
     .summary = "writes a page about a run: loss, speed, timeline, memory",
     .details =
         "Writes one HTML file that needs no network: loss and learning rate, tokens per second,\n"
@@ -12,27 +32,6 @@ const cli_command cli_report_command = {
         "placement. Reads plan.json, metrics.jsonl and trace.json of the run directory RUN,\n"
         "also while the run goes on. The page names files that are missing. trace.json itself\n"
         "opens in Perfetto (ui.perfetto.dev) and chrome://tracing. Prints the path of the page.",
-    .run = cli_report,
+    CLI_OPTIONS(options),
+    .run = report_run,
 };
-
-int cli_report(int argc, char **argv)
-{
-    const char *named, *path = NULL;
-    const cli_option options[] = {
-        {.name = "output",
-         .type = CLI_TEXT,
-         .value = "FILE",
-         .help = "where to write the page (default: report.html in RUN)",
-         .target = &path},
-    };
-    int rc = cli_parse(&cli_report_command, options, sizeof options / sizeof options[0], argc, argv,
-                       &named);
-    if (rc != 0)
-        return rc;
-    TRY(report_write(named, path));
-    if (path)
-        printf("%s\n", path);
-    else
-        printf("%s/report.html\n", named);
-    return 0;
-}

@@ -8,58 +8,26 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
+#include "cli/cli_progress.h"
 #include "cli/cli_report.h"
-#include "cli/launched_ranks.h"
 #include "state/verify.h"
 
-const cli_command cli_verify_command = {
-    .name = "verify",
-    .operand = "RUN",
-    .summary = "compares all that a run has committed with its checksums",
-    .details =
-        "Reads both manifests, the slabs' headers and every tile of the newest commit, at the\n"
-        "speed of the drives, and changes nothing. RUN is a run directory, or that of a kept\n"
-        "commit (RUN/keep/step-...). Each damage is a line on standard output: unit, tile, the\n"
-        "damaged part, file, byte offset. Sizes are in bytes, speeds in GB/s (10^9 bytes). The\n"
-        "weights' hash is XXH3-64 of all master weights. Exit status 1 if anything is damaged;\n"
-        "2 if there is no run, if it is in use, or if slabs of ranks on other hosts cannot be\n"
-        "read from here.",
-    .run = cli_verify,
-};
+enum { SHOWN_TEXT_BYTES = 8192 };
 
-enum { PLAIN_EVERY_SECONDS = 10, SHOWN_TEXT_BYTES = 8192 };
+static struct {
+    bool json, quiet;
+} asked;
 
 struct verify_screen {
-    const char *run_dir;
-    bool shows_lines, shows_progress, is_terminal;
-    double told_seconds; /* when the last plain line was written */
-    json_t *damage;      /* with --json: an array of objects */
+    cli_progress progress;
+    json_t *damage; /* with --json: an array of objects */
 };
-
-/* It must not log. */
-static void verify_clear_line(void *user)
-{
-    (void)user;
-    fputs("\r\033[K", stderr);
-}
 
 static void verify_show_progress(void *user, uint64_t done_bytes, uint64_t total_bytes,
                                  double seconds)
 {
     struct verify_screen *screen = user;
-    char left[CLI_DURATION_BYTES];
-    if (!screen->shows_progress ||
-        (!screen->is_terminal && seconds - screen->told_seconds < PLAIN_EVERY_SECONDS))
-        return;
-    screen->told_seconds = seconds;
-    double speed = seconds > 0 ? (double)done_bytes / seconds : 0;
-    double left_seconds = speed > 0 ? (double)(total_bytes - done_bytes) / speed : -1;
-    fprintf(stderr, "%sverified %.2f of %.2f GB (%.0f%%)  %.2f GB/s  left %s%s",
-            screen->is_terminal ? "\r\033[K" : "", (double)done_bytes / 1e9,
-            (double)total_bytes / 1e9,
-            total_bytes ? 100 * (double)done_bytes / (double)total_bytes : 100, speed / 1e9,
-            cli_duration(left_seconds, left), screen->is_terminal ? "" : "\n");
-    fflush(stderr);
+    cli_progress_show(&screen->progress, done_bytes, total_bytes, seconds);
 }
 
 static json_t *verify_damage_json(const struct state_damage *damage)
@@ -102,7 +70,7 @@ static void verify_show_damage(void *user, const struct state_damage *damage)
     struct verify_screen *screen = user;
     if (screen->damage)
         json_array_append_new(screen->damage, verify_damage_json(damage));
-    if (!screen->shows_lines)
+    if (asked.json)
         return;
     char line[SHOWN_TEXT_BYTES], place[224] = "", sums[96] = "";
     if (damage->unit_name[0] != '\0')
@@ -113,8 +81,7 @@ static void verify_show_damage(void *user, const struct state_damage *damage)
                  damage->expected, damage->found);
     snprintf(line, sizeof line, "damage: %s%s at byte %" PRIu64 ", %" PRIu64 " bytes: %s%s", place,
              damage->path, damage->file_offset, damage->size_bytes, damage->reason, sums);
-    if (screen->is_terminal && screen->shows_progress)
-        verify_clear_line(NULL);
+    cli_progress_clear(&screen->progress);
     verify_print_line(line);
 }
 
@@ -170,62 +137,59 @@ static int verify_print_json(const char *run_dir, const struct state_verify_summ
     return cli_print_json(stdout, object);
 }
 
-static int verify_show(struct verify_screen *screen, bool json, bool quiet)
+static const cli_option options[] = {
+    {"json", CLI_FLAG, NULL, "one JSON object, bytes and seconds, no progress (default: lines)",
+     .target = &asked.json},
+    {"quiet", CLI_FLAG, NULL, "the lines of damage alone (default: progress and a summary, too)",
+     .target = &asked.quiet},
+};
+
+static int verify_run(const cli_texts *operands)
 {
+    const char *run_dir = operands->items[0];
+    struct verify_screen screen = {.damage = asked.json ? json_array() : NULL};
     struct state_verify_summary sum;
-    struct state_verify_options asked = {
-        .run_dir = screen->run_dir,
+    struct state_verify_options work = {
+        .run_dir = run_dir,
         .stop = cli_stop_install("stopping"),
         .on_progress = verify_show_progress,
         .on_damage = verify_show_damage,
-        .user = screen,
+        .user = &screen,
     };
-    if (screen->shows_progress && screen->is_terminal)
-        log_set_hook(verify_clear_line, NULL);
-    int rc = state_verify(&asked, &sum);
+    log_set_level(LOG_WARN);
+    if (asked.json && !screen.damage)
+        return err_set(-ENOMEM, "cannot print the result as JSON");
+    cli_progress_begin(&screen.progress, "verified", !asked.json && !asked.quiet);
+    int rc = state_verify(&work, &sum);
+    cli_progress_end(&screen.progress);
+    if (rc < 0 && rc != ERR_CORRUPT && sum.unseen_count == 0) {
+        json_decref(screen.damage);
+        return rc;
+    }
     err_record first;
     err_save(&first, rc);
-    log_set_hook(NULL, NULL);
-    if (screen->shows_progress && screen->is_terminal)
-        verify_clear_line(NULL);
-    if (rc < 0 && rc != ERR_CORRUPT && sum.unseen_count == 0)
-        return err_restore(&first);
     int printed = 0;
-    if (json) {
-        printed = verify_print_json(screen->run_dir, &sum, screen->damage);
-        screen->damage = NULL;
-    } else if (!quiet && sum.extent_count > 0) {
+    if (asked.json)
+        printed = verify_print_json(run_dir, &sum, screen.damage);
+    else if (!asked.quiet && sum.extent_count > 0)
         verify_print(&sum);
-    }
     return rc < 0 ? err_restore(&first) : printed;
 }
 
-int cli_verify(int argc, char **argv)
-{
-    bool json = false, quiet = false;
-    const cli_option options[] = {
-        {.name = "json",
-         .type = CLI_FLAG,
-         .help = "one JSON object, bytes and seconds, no progress (default: lines)",
-         .target = &json},
-        {.name = "quiet",
-         .type = CLI_FLAG,
-         .help = "the lines of damage alone (default: progress and a summary, too)",
-         .target = &quiet},
-    };
-    struct verify_screen screen = {.run_dir = NULL};
-    int rc = cli_parse(&cli_verify_command, options, sizeof options / sizeof options[0], argc, argv,
-                       &screen.run_dir);
-    if (rc != 0)
-        return rc;
-    TRY(cli_ranks_refuse("verify"));
-    log_set_level(LOG_WARN);
-    screen.shows_lines = !json;
-    screen.shows_progress = !json && !quiet;
-    screen.is_terminal = isatty(STDERR_FILENO) == 1;
-    if (json && !(screen.damage = json_array()))
-        return err_set(-ENOMEM, "cannot print the result as JSON");
-    rc = verify_show(&screen, json, quiet);
-    json_decref(screen.damage);
-    return rc;
-}
+const cli_command cli_verify_command = {
+    .name = "verify",
+    .operand = "RUN",
+    .operands_min = 1,
+    .operands_max = 1,
+    .summary = "compares all that a run has committed with its checksums",
+    .details =
+        "Reads both manifests, the slabs' headers and every tile of the newest commit, at the\n"
+        "speed of the drives, and changes nothing. RUN is a run directory, or that of a kept\n"
+        "commit (RUN/keep/step-...). Each damage is a line on standard output: unit, tile, the\n"
+        "damaged part, file, byte offset. Sizes are in bytes, speeds in GB/s (10^9 bytes). The\n"
+        "weights' hash is XXH3-64 of all master weights. Exit status 1 if anything is damaged;\n"
+        "2 if there is no run, if it is in use, or if slabs of ranks on other hosts cannot be\n"
+        "read from here.",
+    CLI_OPTIONS(options),
+    .run = verify_run,
+};

@@ -1,4 +1,4 @@
-/* Joins the ranks, reads the job for all of them, leaves. See launched_ranks.h. */
+/* Joins the ranks and leaves them. See launched_ranks.h. */
 #include "cli/launched_ranks.h"
 
 #include <errno.h>
@@ -6,36 +6,33 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "setup/summary.h"
+#include "cli/cli.h"
 
-int cli_ranks_join(comm **out)
+static comm *joined;
+
+int cli_ranks_join(void)
 {
     const comm_join_config config = {.is_given = false, .report = cli_print_error};
-    comm *ranks;
-    *out = NULL;
-    int rc = comm_join(&config, &ranks);
+    int rc = comm_join(&config, &joined);
     if (rc < 0) {
         cli_exit_as(comm_is_reporter(NULL), false);
         return rc;
     }
-    uint32_t rank = comm_get_rank(ranks);
-    if (rank == 0) {
-        *out = ranks;
+    uint32_t rank = comm_get_rank(joined);
+    if (rank == 0)
         return 0;
-    }
     char prefix[32];
     snprintf(prefix, sizeof prefix, "rank %u: ", rank);
     log_set_prefix(prefix);
     log_set_level(LOG_WARN);
     if (!freopen("/dev/null", "w", stdout))
-        return cli_ranks_leave(ranks, err_errno(errno, "cannot open /dev/null"), false);
-    *out = ranks;
+        return cli_ranks_leave(joined, err_errno(errno, "cannot open /dev/null"), false);
     return 0;
 }
 
-int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job **out, bool *fresh)
+comm *cli_ranks(void)
 {
-    return setup_read_job(ranks, path, set->items, set->count, out, fresh);
+    return joined;
 }
 
 /* Replaces this rank's error `mine` by the failure of the job, in two cases:
@@ -70,6 +67,7 @@ int cli_ranks_leave(comm *ranks, int rc, bool agreed)
 {
     if (!ranks)
         return rc;
+    joined = NULL;
     bool is_alone = comm_get_world(ranks) == 1;
     agreed = agreed && comm_check(ranks) == 0;
     if (rc >= 0) {
@@ -99,14 +97,13 @@ int cli_ranks_leave(comm *ranks, int rc, bool agreed)
 
 int cli_ranks_refuse(const char *command)
 {
-    comm *ranks;
-    TRY(cli_ranks_join(&ranks));
-    uint32_t world = comm_get_world(ranks);
+    TRY(cli_ranks_join());
+    uint32_t world = comm_get_world(joined);
     int rc = 0;
     if (world > 1)
         rc = err_set(ERR_USAGE,
                      "sluice %s is one process, and the launcher has started %u: run it without "
                      "mpirun or srun",
                      command, world);
-    return cli_ranks_leave(ranks, rc, true);
+    return cli_ranks_leave(joined, rc, true);
 }

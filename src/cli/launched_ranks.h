@@ -2,22 +2,19 @@
 #ifndef SLUICE_CLI_LAUNCHED_RANKS_H
 #define SLUICE_CLI_LAUNCHED_RANKS_H
 
-#include "config/job.h"
 #include <stdbool.h>
 
 #include "base/error.h"
-#include "cli/cli.h"
 #include "comm/comm.h"
 
 /* Calls comm_join. From here on, ranks other than 0:
  * - print nothing on standard output,
  * - log only warnings, with "rank 2: " before them,
  * - print an error message only if comm_is_reporter chooses them. */
-int cli_ranks_join(comm **out) MUST_CHECK;
+int cli_ranks_join(void) MUST_CHECK;
 
-/* Calls setup_read_job with the values of --set. */
-int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job **out,
-                       bool *fresh) MUST_CHECK;
+/* The ranks that this process has joined; NULL: none, or it has left them. */
+comm *cli_ranks(void);
 
 /* Leaves the ranks and returns the code that the command ends with: `rc`, or the failure of another
  * rank that did not come this far. `agreed`: all ranks have the same `rc`. NULL is allowed. */

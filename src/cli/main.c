@@ -8,6 +8,7 @@
 #include "base/cpu.h"
 #include "base/failpoint.h"
 #include "cli/cli.h"
+#include "cli/launched_ranks.h"
 
 static const cli_command *const main_commands[] = {
     &cli_train_command,   &cli_plan_command,   &cli_generate_command, &cli_eval_command,
@@ -41,6 +42,27 @@ static int main_unknown(const char *name)
     return err_set(ERR_USAGE, "unknown command \"%s\"; sluice help lists them", name);
 }
 
+static const cli_command *main_find(const char *name)
+{
+    for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
+        if (strcmp(main_commands[i]->name, name) == 0)
+            return main_commands[i];
+    return NULL;
+}
+
+static int main_run(const cli_command *command, int argc, char **argv)
+{
+    cli_texts operands;
+    if (command->launch == CLI_RANKS)
+        TRY(cli_ranks_join());
+    int rc = cli_parse(command, argc, argv, &operands);
+    if (rc == 0 && command->launch == CLI_ONE_PROCESS)
+        rc = cli_ranks_refuse(command->name);
+    if (rc == 0)
+        rc = command->run(&operands);
+    return cli_ranks_leave(cli_ranks(), rc, true); /* all ranks have the same arguments */
+}
+
 static int main_dispatch(int argc, char **argv)
 {
     if (argc < 2)
@@ -58,25 +80,10 @@ static int main_dispatch(int argc, char **argv)
     const char *wanted = asks_help ? argv[2] : name;
     char help_option[] = "--help";
     char *help_argv[] = {help_option, NULL};
-    for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++) {
-        if (strcmp(main_commands[i]->name, wanted) != 0)
-            continue;
-        return asks_help ? main_commands[i]->run(1, help_argv)
-                         : main_commands[i]->run(argc - 2, argv + 2);
-    }
-    return main_unknown(wanted);
-}
-
-/* True if the command uses all cores for a long time. */
-static bool main_computes(int argc, char **argv)
-{
-    return argc > 2 && (strcmp(argv[1], cli_train_command.name) == 0 ||
-                        strcmp(argv[1], cli_profile_command.name) == 0 ||
-                        strcmp(argv[1], cli_import_command.name) == 0 ||
-                        strcmp(argv[1], cli_export_command.name) == 0 ||
-                        strcmp(argv[1], cli_generate_command.name) == 0 ||
-                        strcmp(argv[1], cli_eval_command.name) == 0 ||
-                        strcmp(argv[1], cli_data_command.name) == 0);
+    const cli_command *command = main_find(wanted);
+    if (!command)
+        return main_unknown(wanted);
+    return asks_help ? main_run(command, 1, help_argv) : main_run(command, argc - 2, argv + 2);
 }
 
 /* If standard input, output or error is closed, the next file that is opened would get its number,
@@ -100,7 +107,8 @@ int main(int argc, char **argv)
         rc = cpu_isa_check();
     if (rc < 0)
         return cli_finish(rc);
-    if (main_computes(argc, argv))
+    const cli_command *command = argc > 2 ? main_find(argv[1]) : NULL;
+    if (command && command->computes)
         cli_threads_settle(argv);
     signal(SIGPIPE, SIG_IGN); /* a reader of the output that ends must not end a run */
     signal(SIGXFSZ, SIG_IGN); /* ulimit -f: returns an error with a sentence instead */

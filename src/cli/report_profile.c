@@ -1,5 +1,5 @@
-/* Prints a profile as tables and as JSON. See cli_profile.h. */
-#include "cli/cli_profile.h"
+/* Prints a profile as tables and as JSON. See cli_report.h. */
+#include "cli/cli_report.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -9,7 +9,6 @@
 
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/cli_report.h"
 #include "setup/summary.h"
 
 /* ---- text ---- */

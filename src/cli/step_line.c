@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "report/live.h"
+#include "train/train.h"
 
 enum { LIVE_REDRAW_NS = 100000000 };
 
@@ -84,18 +86,42 @@ static void live_draw(void)
     live.drawn_ns = clock_ns();
 }
 
-void cli_live_step(const live_status *status)
+/* The figures of a step as the line shows them. */
+static live_status live_status_of(const struct train_progress *progress)
+{
+    live_status status = {
+        .step = progress->step,
+        .steps = progress->steps,
+        .loss = progress->loss,
+        .grad_norm = progress->grad_norm,
+        .lr = progress->learning_rate,
+        .skipped = progress->skipped,
+        .step_seconds = progress->seconds,
+        .tokens_per_second = progress->tokens_per_second,
+        .seconds_left = progress->seconds_left,
+    };
+    double stall_seconds = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        status.lane_bytes[lane] = progress->lanes[lane].bytes;
+        stall_seconds += progress->lanes[lane].stall_seconds;
+    }
+    if (progress->seconds > 0)
+        status.stall_share = stall_seconds / progress->seconds;
+    return status;
+}
+
+void cli_live_step(const struct train_progress *progress)
 {
     if (live.quiet)
         return;
-    live.last = *status;
-    bool last = status->step == status->steps;
+    live.last = live_status_of(progress);
+    bool last = progress->step == progress->steps;
     if (live.terminal) {
         if (last || clock_ns() - live.drawn_ns >= LIVE_REDRAW_NS)
             live_draw();
-    } else if (last || status->step % live.every == 0) {
+    } else if (last || progress->step % live.every == 0) {
         char line[LIVE_LINE_BYTES + 1];
-        size_t length = live_format_plain(status, line, sizeof line - 1);
+        size_t length = live_format_plain(&live.last, line, sizeof line - 1);
         line[length] = '\n';
         line[length + 1] = '\0';
         live_write(line);

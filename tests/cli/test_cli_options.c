@@ -10,8 +10,6 @@
 
 #include "cli/cli.h"
 
-static const cli_command command = {.name = "train", .operand = "JOB", .summary = "trains"};
-
 struct values {
     bool fresh;
     const char *prompt;
@@ -21,36 +19,36 @@ struct values {
     const char *operand;
 };
 
+static struct values parsed;
+
+static const cli_option options[] = {
+    {"fresh", CLI_FLAG, NULL, "h", .target = &parsed.fresh},
+    {"prompt", CLI_TEXT, "TEXT", "h", .target = &parsed.prompt},
+    {"tokens", CLI_COUNT, "N", "h", .target = &parsed.tokens, .min = 1, .max = 100},
+    {"temperature", CLI_REAL, "X", "h", .target = &parsed.temperature, .min = 0, .max = 10},
+    {"set", CLI_TEXTS, "K=V", "h", .target = &parsed.set},
+};
+
+static const cli_command command = {.name = "train",
+                                    .operand = "JOB",
+                                    .operands_min = 1,
+                                    .operands_max = 1,
+                                    .summary = "trains",
+                                    CLI_OPTIONS(options)};
+
 /* Parses `line`, a NULL-ended list. */
 static int parse(struct values *out, const char *const *line)
 {
-    memset(out, 0, sizeof *out);
-    out->tokens = 7;
-    const cli_option options[] = {
-        {.name = "fresh", .type = CLI_FLAG, .help = "h", .target = &out->fresh},
-        {.name = "prompt", .type = CLI_TEXT, .value = "TEXT", .help = "h", .target = &out->prompt},
-        {.name = "tokens",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "h",
-         .min = 1,
-         .max = 100,
-         .target = &out->tokens},
-        {.name = "temperature",
-         .type = CLI_REAL,
-         .value = "X",
-         .help = "h",
-         .min = 0,
-         .max = 10,
-         .target = &out->temperature},
-        {.name = "set", .type = CLI_TEXTS, .value = "K=V", .help = "h", .target = &out->set},
-    };
+    cli_texts operands;
+    parsed = (struct values){.tokens = 7};
     char *argv[32];
     int argc = 0;
     for (; line[argc]; argc++)
         argv[argc] = (char *)(uintptr_t)line[argc];
-    return cli_parse(&command, options, sizeof options / sizeof options[0], argc, argv,
-                     &out->operand);
+    int rc = cli_parse(&command, argc, argv, &operands);
+    parsed.operand = operands.count > 0 ? operands.items[0] : NULL;
+    *out = parsed;
+    return rc;
 }
 
 #define PARSE(out, ...) parse(out, (const char *const[]){__VA_ARGS__, NULL})
@@ -112,15 +110,13 @@ static void too_many_texts(void **state)
     (void)state;
     static char set[] = "--set=a=1";
     char *argv[CLI_TEXTS_MAX + 2];
-    cli_texts texts = {.count = 0};
-    const cli_option option = {
-        .name = "set", .type = CLI_TEXTS, .value = "K=V", .help = "h", .target = &texts};
-    const char *job;
+    cli_texts operands;
+    parsed.set.count = 0;
     for (int i = 0; i < CLI_TEXTS_MAX + 1; i++)
         argv[i] = set;
     argv[CLI_TEXTS_MAX + 1] = NULL;
-    assert_int_equal(cli_parse(&command, &option, 1, CLI_TEXTS_MAX + 1, argv, &job), ERR_USAGE);
-    assert_int_equal(texts.count, CLI_TEXTS_MAX);
+    assert_int_equal(cli_parse(&command, CLI_TEXTS_MAX + 1, argv, &operands), ERR_USAGE);
+    assert_int_equal(parsed.set.count, CLI_TEXTS_MAX);
 }
 
 static void nearest_names(void **state)

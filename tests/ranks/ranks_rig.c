@@ -23,12 +23,13 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "cli/cli.h"
 #include "cli/launched_ranks.h"
-#include "tests/comm/comm_fixture.h"
-#include "tests/state/crash_process.h"
-#include "tests/ranks/ranks_rig.h"
 #include "setup/setup.h"
 #include "state/verify.h"
+#include "tests/comm/comm_fixture.h"
+#include "tests/ranks/ranks_rig.h"
+#include "tests/state/crash_process.h"
 #include "train/train.h"
 
 const char *const rig_points[RIG_POINT_COUNT] = {
@@ -115,12 +116,12 @@ static void note_eval(void *user, const struct train_eval *eval)
 
 static int train_as_rank(comm *ranks, uint32_t rank, const char *path)
 {
-    cli_texts set = {.count = 0};
+    const char *sets[sizeof in_rank->sets.text / sizeof in_rank->sets.text[0]];
     job *asked;
     bool is_fresh;
     for (uint32_t i = 0; i < in_rank->sets.count; i++)
-        set.items[set.count++] = in_rank->sets.text[i];
-    TRY(cli_ranks_read_job(ranks, path, &set, &asked, &is_fresh));
+        sets[i] = in_rank->sets.text[i];
+    TRY(setup_read_job(ranks, path, sets, in_rank->sets.count, &asked, &is_fresh));
     const struct setup_test test = {.faults =
                                         rank == in_rank->faulty_rank ? in_rank->faults : NULL};
     struct train_options options = {
