@@ -9,46 +9,10 @@
 
 enum { ARGS_NAME_MAX = 31 };
 
-/* Returns the number of edits (insert, delete, replace, swap of neighbours) that turn one name into
- * the other. Names longer than ARGS_NAME_MAX count as far away. */
-static size_t args_distance(const char *a, const char *b)
+void cli_nearest_offer(struct nearest *self, const char *wanted, const char *name)
 {
-    size_t rows[3][ARGS_NAME_MAX + 1];
-    size_t a_count = strlen(a), b_count = strlen(b);
-    if (a_count > ARGS_NAME_MAX || b_count > ARGS_NAME_MAX)
-        return ARGS_NAME_MAX;
-    for (size_t j = 0; j <= b_count; j++)
-        rows[0][j] = j;
-    for (size_t i = 1; i <= a_count; i++) {
-        size_t *now = rows[i % 3];
-        const size_t *before = rows[(i + 2) % 3], *two_before = rows[(i + 1) % 3];
-        now[0] = i;
-        for (size_t j = 1; j <= b_count; j++) {
-            size_t best = before[j - 1] + (a[i - 1] != b[j - 1]);
-            best = best < before[j] + 1 ? best : before[j] + 1;
-            best = best < now[j - 1] + 1 ? best : now[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                best = best < two_before[j - 2] + 1 ? best : two_before[j - 2] + 1;
-            now[j] = best;
-        }
-    }
-    return rows[a_count % 3][b_count];
-}
-
-const char *cli_nearest(const char *name, const void *names, size_t count, size_t stride_bytes)
-{
-    const char *nearest = NULL;
-    size_t nearest_distance = SIZE_MAX;
-    for (size_t i = 0; i < count; i++) {
-        const char *candidate;
-        memcpy(&candidate, (const char *)names + i * stride_bytes, sizeof candidate);
-        size_t distance = args_distance(name, candidate);
-        if (distance < nearest_distance && distance <= 1 + strlen(candidate) / 3) {
-            nearest = candidate;
-            nearest_distance = distance;
-        }
-    }
-    return nearest;
+    if (nearest_distance(wanted, name) <= 1 + strlen(name) / 3)
+        nearest_offer(self, wanted, name);
 }
 
 static void args_print_option(const char *name, const char *value, const char *help)
@@ -127,11 +91,12 @@ static int args_assign(const cli_command *command, const cli_option *option, con
 
 static int args_unknown(const cli_command *command, const char *argument, const char *name)
 {
-    const char *nearest =
-        cli_nearest(name, command->options, command->option_count, sizeof command->options[0]);
-    if (nearest)
+    struct nearest nearest = {0};
+    for (size_t i = 0; i < command->option_count; i++)
+        cli_nearest_offer(&nearest, name, command->options[i].name);
+    if (nearest.name[0] != '\0')
         return err_set(ERR_USAGE, "%s: unknown option \"%s\"; nearest is --%s", command->name,
-                       argument, nearest);
+                       argument, nearest.name);
     return err_set(ERR_USAGE, "%s: unknown option \"%s\"; sluice %s --help lists them",
                    command->name, argument, command->name);
 }

@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "base/nearest.h"
 
 /* Exit statuses. 75 is EX_TEMPFAIL of sysexits.h: the same command, started again, continues. */
 enum cli_exit {
@@ -86,9 +87,8 @@ typedef struct cli_command cli_command;
  * sentence (and the nearest name) for anything else that is wrong. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *operands) MUST_CHECK;
 
-/* Returns the name nearest to `name` among `count` names. They lie `stride_bytes` apart; each is
- * the first member (const char *) of its element. NULL if none is near enough. */
-const char *cli_nearest(const char *name, const void *names, size_t count, size_t stride_bytes);
+/* Offers a name for the one that was written, if it is near enough to be meant. */
+void cli_nearest_offer(struct nearest *self, const char *wanted, const char *name);
 
 /* --- exit.c --- */
 

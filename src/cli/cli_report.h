@@ -25,6 +25,10 @@ void cli_print_plan_brief(FILE *out, const struct setup_summary *plan);
 void cli_print_summary(FILE *out, const struct setup_summary *plan,
                        const struct train_summary *summary);
 
+/* Prints the peak and the budget of each tier, and the peak of the process. */
+void cli_print_peaks(FILE *out, const uint64_t peak_bytes[TIER_COUNT],
+                     const uint64_t budget_bytes[TIER_COUNT], uint64_t resident_bytes);
+
 /* Writes a count with a unit: "2048", "12.3K", "7.52M", "1.56B". Returns text. */
 enum { CLI_FIGURE_BYTES = 48 };
 const char *cli_count(double value, char text[CLI_FIGURE_BYTES]);
@@ -52,9 +56,6 @@ int cli_print_max_model(FILE *out, const char *family, const struct setup_max_mo
 /* Print what `sluice profile` found, as tables or as one JSON object. */
 void cli_print_profile(FILE *out, const struct profile_summary *summary);
 int cli_profile_json(FILE *out, const struct profile_summary *summary) MUST_CHECK;
-
-/* How many ranks the summary holds: all of them, up to 8. */
-uint32_t cli_ranks_shown(const struct train_summary *summary);
 
 /* Prints the object and a newline, and frees it. -ENOMEM if it could not be built (NULL) or
  * printed. */

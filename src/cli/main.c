@@ -33,12 +33,11 @@ static void main_print_help(void)
 
 static int main_unknown(const char *name)
 {
-    const char *names[MAIN_COMMAND_COUNT];
+    struct nearest nearest = {0};
     for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
-        names[i] = main_commands[i]->name;
-    const char *nearest = cli_nearest(name, names, MAIN_COMMAND_COUNT, sizeof names[0]);
-    if (nearest)
-        return err_set(ERR_USAGE, "unknown command \"%s\"; nearest is %s", name, nearest);
+        cli_nearest_offer(&nearest, name, main_commands[i]->name);
+    if (nearest.name[0] != '\0')
+        return err_set(ERR_USAGE, "unknown command \"%s\"; nearest is %s", name, nearest.name);
     return err_set(ERR_USAGE, "unknown command \"%s\"; sluice help lists them", name);
 }
 

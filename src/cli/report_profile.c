@@ -178,18 +178,6 @@ static void print_units(FILE *out, const struct profile_summary *summary)
     }
 }
 
-static void print_memory(FILE *out, const struct profile_summary *summary)
-{
-    char text[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES];
-    const struct setup_summary *plan = &summary->plan;
-    fprintf(out, "\n%-12s %14s %14s\n", "tier", "peak", "budget");
-    for (int arena = 0; arena < TIER_COUNT; arena++)
-        fprintf(out, "%-12s %14s %14s\n", tier_name((enum tier)arena),
-                size_format(summary->peak_bytes[arena], text),
-                plan->budget_bytes[arena] ? size_format(plan->budget_bytes[arena], budget) : "-");
-    fprintf(out, "%-12s %14s\n", "process", size_format(summary->resident_bytes_max, text));
-}
-
 static void print_advice(FILE *out, const struct profile_summary *summary)
 {
     if (summary->tried_count == 0)
@@ -216,7 +204,8 @@ void cli_print_profile(FILE *out, const struct profile_summary *summary)
     print_drives(out, summary);
     print_binding(out, summary);
     print_units(out, summary);
-    print_memory(out, summary);
+    cli_print_peaks(out, summary->peak_bytes, summary->plan.budget_bytes,
+                    summary->resident_bytes_max);
     print_advice(out, summary);
 }
 

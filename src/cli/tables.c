@@ -1,5 +1,5 @@
-/* Tables of `sluice plan`: ZeRO's tables, computed from the formulas alone, and a job's table by
- * number of ranks. See cli_report.h.
+/* Tables of `sluice plan`: ZeRO's tables, computed from the formulas alone, a job's table by number
+ * of ranks, and the largest model that fits. See cli_report.h.
  *
  * The rounding of ZeRO's tables was found from their cells. Table 1 has three figures; it rounds
  * half up below 100 and drops the fraction from there on. Table 2 drops all but one decimal of
@@ -220,5 +220,49 @@ int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
             fprintf(out, "\n%" PRIu32 " rank%s:\n", rows[i].ranks, rows[i].ranks == 1 ? "" : "s");
             cli_print_folded(out, rows[i].problem);
         }
+    return 0;
+}
+
+/* ---- the largest model ---- */
+
+static int max_model_json(FILE *out, const char *family, const struct setup_max_model *found)
+{
+    json_t *object = json_pack(
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "family", family,
+        "machine", found->machine_name, "num_layers", (json_int_t)found->layers, "hidden_size",
+        (json_int_t)found->hidden, "num_heads", (json_int_t)found->heads, "max_part_bytes",
+        (json_int_t)found->max_part_bytes, "param_count", (json_int_t)found->param_count,
+        "world_size", (json_int_t)found->world_size, "need_bytes",
+        cli_tiers_object(found->need_bytes), "budget_bytes", cli_tiers_object(found->budget_bytes),
+        "next_num_layers", (json_int_t)found->next_layers, "next_hidden_size",
+        (json_int_t)found->next_hidden, "next_problem", found->next_problem);
+    return cli_print_json(out, object);
+}
+
+int cli_print_max_model(FILE *out, const char *family, const struct setup_max_model *found,
+                        bool json)
+{
+    char need[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES];
+    if (json)
+        return max_model_json(out, family, found);
+    fprintf(out, "largest      %.4gB parameters: family %s, %llu layers of %llu, %llu heads\n",
+            (double)found->param_count * 1e-9, family, (unsigned long long)found->layers,
+            (unsigned long long)found->hidden, (unsigned long long)found->heads);
+    if (found->max_part_bytes)
+        fprintf(out, "             with model.max_part_bytes=%llu\n",
+                (unsigned long long)found->max_part_bytes);
+    fprintf(out, "machine      %s, ranks %u, %u a host, ZeRO stage %u; found in %u tries\n",
+            found->machine_name, found->world_size, found->ranks_per_host, found->zero_stage,
+            found->tries);
+    for (int a = 0; a < TIER_COUNT; a++)
+        fprintf(out, "%-12s takes at least %s of %s on each rank\n", tier_name((enum tier)a),
+                size_format(found->need_bytes[a], need),
+                size_format(found->budget_bytes[a], budget));
+    if (found->next_layers)
+        fprintf(out, "next         %llu layers of %llu: %s\n",
+                (unsigned long long)found->next_layers, (unsigned long long)found->next_hidden,
+                found->next_problem);
+    else
+        fprintf(out, "next         none: the family ends here\n");
     return 0;
 }

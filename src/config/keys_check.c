@@ -25,14 +25,14 @@ static bool key_below(const char *row_path, const char *parent, char key[CONFIGI
 }
 
 /* Finds the nearest key of a level. */
-static struct configi_nearest nearest_key(const char *parent, const char *key)
+static struct nearest nearest_key(const char *parent, const char *key)
 {
-    struct configi_nearest nearest = {0};
+    struct nearest nearest = {0};
     const configi_key *row;
     for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
         char other[CONFIGI_PATH_BYTES];
         if (!configi_key_is_hidden(row) && key_below(row->path, parent, other))
-            configi_nearest_offer(&nearest, key, other);
+            nearest_offer(&nearest, key, other);
     }
     return nearest;
 }
@@ -74,7 +74,7 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
     if (row && (row->type == CONFIGI_OBJECTS || row->type == CONFIGI_SOURCES))
         return configi_error(reader, path, "%s is a list: its entries are %s.0, %s.1, ...", parent,
                              parent, parent);
-    struct configi_nearest nearest = nearest_key(parent, key);
+    struct nearest nearest = nearest_key(parent, key);
     known_elsewhere(key, elsewhere);
     if ((uint64_t)nearest.distance * LETTERS_PER_SLIP > strlen(key) && elsewhere[0] != '\0')
         return configi_error(reader, path, "unknown key \"%s\" here; it belongs at %s", shown,
@@ -134,10 +134,10 @@ static int check_choice(const struct place *at, const char *text)
     if (configi_list_find(row->later, text) >= 0)
         return configi_error(at->reader, at->path, "\"%s\" is not built yet; supported: %s. %s",
                              text, row->allowed, row->help);
-    struct configi_nearest nearest = {0};
+    struct nearest nearest = {0};
     char entry[JOB_NAME_BYTES];
     for (int idx = 0; configi_list_entry(row->allowed, idx, entry, sizeof entry); idx++)
-        configi_nearest_offer(&nearest, text, entry);
+        nearest_offer(&nearest, text, entry);
     return configi_error(at->reader, at->path, "\"%.64s\" is none of %s; the nearest is \"%s\"",
                          text, row->allowed, nearest.name);
 }

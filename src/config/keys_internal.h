@@ -112,17 +112,6 @@ int configi_list_find(const char *list, const char *text);
 /* Copies entry `idx` of a list; false beyond its end. */
 bool configi_list_entry(const char *list, int idx, char *entry, size_t entry_bytes);
 
-/* Counts the edits (insert, delete, replace, swap of neighbours) between two names, in any case. */
-uint32_t configi_distance(const char *a, const char *b);
-
-/* Finds the nearest of several names to a wanted one. If several names are equally near, the
- * first one counts. Begins as {0}. */
-struct configi_nearest {
-    char name[JOB_NAME_BYTES]; /* "": none was offered */
-    uint32_t distance;
-};
-void configi_nearest_offer(struct configi_nearest *self, const char *wanted, const char *name);
-
 /* Other names that DeepSpeed has for its keys and blocks. */
 struct configi_alias {
     const char *path; /* as it may be written */

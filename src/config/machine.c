@@ -29,9 +29,9 @@ static int unknown_key(const configi_reader *reader, const char *parent, const c
                        const machinei_block *block)
 {
     char path[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
-    struct configi_nearest nearest = {0};
+    struct nearest nearest = {0};
     for (uint32_t i = 0; i < block->count; i++)
-        configi_nearest_offer(&nearest, key, block->rows[i].key);
+        nearest_offer(&nearest, key, block->rows[i].key);
     configi_join(path, parent, key);
     snprintf(shown, sizeof shown, "%.64s", path + (parent[0] ? strlen(parent) + 1 : 0));
     return configi_error(reader, path, "unknown key \"%s\"; the nearest known key is \"%s\"", shown,

@@ -29,14 +29,14 @@ static int read_file(const char *dir, const char *name, char file[FILE_PATH_BYTE
 /* Reads the member `name` of <dir>/<kind>.json. Returns -ENOENT if there is none; then `nearest`
  * knows the names of that file. */
 static int read_member(const char *dir, const char *kind, const char *name,
-                       char file[FILE_PATH_BYTES], json_t **doc, struct configi_nearest *nearest)
+                       char file[FILE_PATH_BYTES], json_t **doc, struct nearest *nearest)
 {
     json_t *all;
     const char *other;
     json_t *value;
     TRY(read_file(dir, kind, file, &all));
     *doc = json_incref(json_object_get(all, name));
-    json_object_foreach(all, other, value) configi_nearest_offer(nearest, name, other);
+    json_object_foreach(all, other, value) nearest_offer(nearest, name, other);
     json_decref(all);
     return *doc ? 0 : -ENOENT;
 }
@@ -46,7 +46,7 @@ int configi_read_named(const char *kind, const char *name, const char *beside,
 {
     const char *const places[] = {getenv("SLUICE_CONFIG_DIR"), SLUICE_SOURCE_CONFIG_DIR,
                                   SLUICE_DATA_DIR};
-    struct configi_nearest nearest = {0};
+    struct nearest nearest = {0};
     char dir[FILE_PATH_BYTES];
     int rc = -ENOENT;
     *doc = NULL;

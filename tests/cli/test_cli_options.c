@@ -123,11 +123,17 @@ static void nearest_names(void **state)
 {
     (void)state;
     static const char *const names[] = {"train", "plan", "generate"};
-    assert_string_equal(cli_nearest("trian", names, 3, sizeof names[0]), "train");
-    assert_string_equal(cli_nearest("plna", names, 3, sizeof names[0]), "plan");
-    assert_string_equal(cli_nearest("genrate", names, 3, sizeof names[0]), "generate");
-    assert_null(cli_nearest("frobnicate", names, 3, sizeof names[0]));
-    assert_null(cli_nearest("", names, 3, sizeof names[0]));
+    static const struct {
+        const char *wanted, *found;
+    } cases[] = {
+        {"trian", "train"}, {"plna", "plan"}, {"genrate", "generate"}, {"frobnicate", ""}, {"", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct nearest nearest = {0};
+        for (size_t n = 0; n < sizeof names / sizeof names[0]; n++)
+            cli_nearest_offer(&nearest, cases[i].wanted, names[n]);
+        assert_string_equal(nearest.name, cases[i].found);
+    }
 }
 
 static void exit_statuses(void **state)

@@ -1,0 +1,19 @@
+/* Finds the known name that somebody who wrote another one probably meant. Pure; any thread. */
+#ifndef SLUICE_BASE_NEAREST_H
+#define SLUICE_BASE_NEAREST_H
+
+#include <stdint.h>
+
+/* Counts the edits (insert, delete, replace, swap of neighbours) between two names, in any case.
+ * UINT32_MAX if a name is longer than 96 bytes. */
+uint32_t nearest_distance(const char *a, const char *b);
+
+/* The nearest of several names to a wanted one. If several names are equally near, the first one
+ * counts. Begins as {0}. */
+struct nearest {
+    char name[64]; /* "": none was offered */
+    uint32_t distance;
+};
+void nearest_offer(struct nearest *self, const char *wanted, const char *name);
+
+#endif
