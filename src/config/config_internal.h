@@ -108,6 +108,10 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
 /* Checks a value and everything below it against the table: names, types, ranges, refusals. */
 int configi_check(const configi_reader *reader, const char *path, const json_t *value) MUST_CHECK;
 
+/* Checks a value against a row, whose path may differ from the value's. */
+int configi_check_value(const configi_reader *reader, const configi_key *row, const char *path,
+                        const json_t *value) MUST_CHECK;
+
 /* --- named_files.c --- */
 
 /* True if a text can be such a name: letters, digits and ._- */

@@ -304,9 +304,11 @@ static int check_list(const struct place *at, const json_t *value)
 
 /* ---- any key ---- */
 
-static int check_row(const struct place *at, const json_t *value)
+int configi_check_value(const configi_reader *reader, const configi_key *row, const char *path,
+                        const json_t *value)
 {
-    switch (at->row->type) {
+    const struct place place = {reader, row, path}, *at = &place;
+    switch (row->type) {
     case CONFIGI_BOOL:
         return check_bool(at, value);
     case CONFIGI_INT:
@@ -318,12 +320,12 @@ static int check_row(const struct place *at, const json_t *value)
     case CONFIGI_STRING:
         if (!json_is_string(value))
             return wrong_type(at, value, "a string");
-        if (configi_key_is_own(at->row) && json_string_length(value) == 0)
+        if (configi_key_is_own(row) && json_string_length(value) == 0)
             return configi_error(at->reader, at->path, "\"\" is empty");
         return 0;
     case CONFIGI_ENUM:
         if (!json_is_string(value))
-            return wrong_type(at, value, at->row->allowed);
+            return wrong_type(at, value, row->allowed);
         return check_choice(at, json_string_value(value));
     case CONFIGI_CORES:
         return check_cores(at, value);
@@ -385,5 +387,5 @@ int configi_check(const configi_reader *reader, const char *path, const json_t *
         return configi_error(reader, path, "%s", row->help);
     if (row->effect == CONFIGI_REFUSED)
         return 0;
-    return check_row(&(struct place){reader, row, path}, value);
+    return configi_check_value(reader, row, path, value);
 }
