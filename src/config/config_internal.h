@@ -38,17 +38,21 @@ typedef struct configi_reader configi_reader;
  * end. */
 int64_t configi_strip(const char *file, char *text, size_t text_bytes) MUST_CHECK;
 
-/* Reads a whole file ("-": standard input) into *text, which the caller frees with mem_free.
- * Returns ERR_INPUT if it cannot be read. */
-int configi_read_file(const char *path, char **text, size_t *text_bytes) MUST_CHECK;
-
-/* Parses `text` and changes it. The caller owns *doc (json_decref). Returns ERR_CONFIG with
- * file:line:column. `any` also allows a value that is neither an object nor an array. */
-int configi_parse(const char *file, char *text, size_t text_bytes, bool any,
+/* Parses a text. The caller owns *doc (json_decref). Returns ERR_CONFIG with file:line:column.
+ * `any` also allows a value that is neither an object nor an array. */
+int configi_parse(const char *file, const char *text, size_t text_bytes, bool any,
                   json_t **doc) MUST_CHECK;
 
-/* Reads and parses a whole file. The caller owns *doc. */
+/* Reads and parses a whole file ("-": standard input). The caller owns *doc. Returns ERR_INPUT if
+ * it cannot be read. */
 int configi_read_json(const char *path, json_t **doc) MUST_CHECK;
+
+/* The name of a file in messages. */
+const char *configi_file_name(const char *path);
+
+/* Puts a member into an object of the document that is read from `file`. Takes the reference to
+ * `value`, also on failure. Returns -ENOMEM, also if `value` is NULL. */
+int configi_put(const char *file, json_t *object, const char *key, json_t *value) MUST_CHECK;
 
 /* Writes the document as indented text from mem_alloc. Numbers have the fewest digits that read
  * back as the same value. */

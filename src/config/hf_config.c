@@ -21,11 +21,15 @@ static int fill_gpt2(hfi_config *self)
 {
     static const char *const gelu[] = {"gelu_new", "gelu_fast", "gelu_pytorch_tanh", NULL};
     uint64_t channels, layers, heads, ffn;
-    TRY(hfi_uint(self, "n_embd", "hidden_size", HFI_REQUIRED, &channels));
-    TRY(hfi_uint(self, "n_layer", "num_hidden_layers", HFI_REQUIRED, &layers));
-    TRY(hfi_uint(self, "n_head", "num_attention_heads", HFI_REQUIRED, &heads));
-    TRY(hfi_uint(self, "n_positions", "max_position_embeddings", 1024, &self->positions));
-    TRY(hfi_uint(self, "n_inner", NULL, channels <= UINT32_MAX ? 4 * channels : 0, &ffn));
+    TRY(hfi_put(self, "family", json_string("gpt2")));
+    TRY(hfi_take_uint(self, "num_layers", "n_layer", "num_hidden_layers", HFI_REQUIRED, &layers));
+    TRY(hfi_take_uint(self, "hidden_size", "n_embd", "hidden_size", HFI_REQUIRED, &channels));
+    TRY(hfi_take_uint(self, "num_heads", "n_head", "num_attention_heads", HFI_REQUIRED, &heads));
+    TRY(hfi_put(self, "num_kv_heads", json_integer((json_int_t)heads)));
+    TRY(hfi_take_uint(self, "ffn_size", "n_inner", NULL, channels <= UINT32_MAX ? 4 * channels : 0,
+                      &ffn));
+    TRY(hfi_take_uint(self, "position_count", "n_positions", "max_position_embeddings", 1024,
+                      &self->positions));
     TRY(hfi_one_of(self, "activation_function", "gelu_new", gelu,
                    "the gpt2 family computes GELU in its tanh form"));
     TRY(hfi_refuse(self, "scale_attn_by_inverse_layer_idx", false,
@@ -37,13 +41,6 @@ static int fill_gpt2(hfi_config *self)
     TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
     /* reorder_and_upcast_attn asks for fp32 scores. Scores are always fp32 here. */
     hfi_say_dropout(self);
-    TRY(hfi_put(self, "family", json_string("gpt2")));
-    TRY(hfi_put_uint(self, "num_layers", layers));
-    TRY(hfi_put_uint(self, "hidden_size", channels));
-    TRY(hfi_put_uint(self, "num_heads", heads));
-    TRY(hfi_put_uint(self, "num_kv_heads", heads));
-    TRY(hfi_put_uint(self, "ffn_size", ffn));
-    TRY(hfi_put_uint(self, "position_count", self->positions));
     TRY(hfi_put_real(self, "norm_epsilon", "layer_norm_epsilon", 1e-5));
     return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
 }
@@ -133,28 +130,22 @@ static int refuse_of_llama(hfi_config *self, const struct variant *of)
 static int fill_llama(hfi_config *self, const struct variant *of)
 {
     uint64_t channels, layers, heads, kv_heads, ffn, head_dim;
-    TRY(hfi_uint(self, "hidden_size", NULL, HFI_REQUIRED, &channels));
-    TRY(hfi_uint(self, "num_hidden_layers", NULL, HFI_REQUIRED, &layers));
-    TRY(hfi_uint(self, "num_attention_heads", NULL, HFI_REQUIRED, &heads));
+    TRY(hfi_put(self, "family", json_string("llama")));
+    TRY(hfi_take_uint(self, "num_layers", "num_hidden_layers", NULL, HFI_REQUIRED, &layers));
+    TRY(hfi_take_uint(self, "hidden_size", "hidden_size", NULL, HFI_REQUIRED, &channels));
+    TRY(hfi_take_uint(self, "num_heads", "num_attention_heads", NULL, HFI_REQUIRED, &heads));
     bool is_null = json_is_null(json_object_get(self->doc, "num_key_value_heads"));
     uint64_t kv_default = of->kv_heads && !is_null ? of->kv_heads : heads;
-    TRY(hfi_uint(self, "num_key_value_heads", NULL, kv_default, &kv_heads));
-    TRY(hfi_uint(self, "intermediate_size", NULL, HFI_REQUIRED, &ffn));
-    TRY(hfi_uint(self, "max_position_embeddings", NULL, of->positions, &self->positions));
+    TRY(hfi_take_uint(self, "num_kv_heads", "num_key_value_heads", NULL, kv_default, &kv_heads));
     uint64_t dim_default = of->head_dim ? of->head_dim : size_max(channels / heads, 1);
-    TRY(hfi_uint(self, "head_dim", NULL, dim_default, &head_dim));
+    TRY(hfi_take_uint(self, "head_dim", "head_dim", NULL, dim_default, &head_dim));
+    TRY(hfi_take_uint(self, "ffn_size", "intermediate_size", NULL, HFI_REQUIRED, &ffn));
+    TRY(hfi_uint(self, "max_position_embeddings", NULL, of->positions, &self->positions));
     if (head_dim == dim_default && of->head_dim == 0 && channels % heads != 0)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
     TRY(find_window(self, of, layers));
     TRY(refuse_of_llama(self, of));
-    TRY(hfi_put(self, "family", json_string("llama")));
-    TRY(hfi_put_uint(self, "num_layers", layers));
-    TRY(hfi_put_uint(self, "hidden_size", channels));
-    TRY(hfi_put_uint(self, "num_heads", heads));
-    TRY(hfi_put_uint(self, "num_kv_heads", kv_heads));
-    TRY(hfi_put_uint(self, "head_dim", head_dim));
-    TRY(hfi_put_uint(self, "ffn_size", ffn));
     TRY(hfi_put(self, "qkv_bias", json_boolean(of->qkv_bias)));
     TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
     TRY(hfi_put_real(self, "norm_epsilon", "rms_norm_eps", 1e-6));
@@ -174,8 +165,7 @@ static int fill_block(hfi_config *self)
         return hfi_error(self, "quantization_config",
                          "weights that are quantized are not read; take the checkpoint in fp32, "
                          "bf16 or fp16");
-    TRY(hfi_uint(self, "vocab_size", NULL, HFI_REQUIRED, &vocab));
-    TRY(hfi_put_uint(self, "vocab_size", vocab));
+    TRY(hfi_take_uint(self, "vocab_size", "vocab_size", NULL, HFI_REQUIRED, &vocab));
     if (strcmp(name, "gpt2") == 0)
         return fill_gpt2(self);
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
@@ -214,11 +204,9 @@ static int merge_key(const configi_reader *reader, const hfi_config *self, const
     char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES], says[CONFIGI_VALUE_BYTES];
     configi_join(path, "model", key);
     const json_t *own = configi_get(reader, path);
-    if (!own) {
-        if (json_object_set(json_object_get(reader->doc, "model"), key, value) < 0)
-            return err_set(-ENOMEM, "no memory to read %s", reader->file);
-        return 0;
-    }
+    if (!own)
+        return configi_put(reader->file, json_object_get(reader->doc, "model"), key,
+                           json_incref(value));
     if (is_same(own, value))
         return 0;
     return configi_error(reader, path, "%s contradicts %s, which says %s: leave the key out",
@@ -235,10 +223,8 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
         uint64_t length = size_min(most, SEQ_LENGTH_DEFAULT);
         log_info("%s: %s is %" PRIu64 " because the job does not give it; %s allows up to %" PRIu64,
                  reader->file, path, length, self->file, most);
-        json_t *value = json_integer((json_int_t)length);
-        if (json_object_set_new(json_object_get(reader->doc, "model"), "seq_length", value) < 0)
-            return err_set(-ENOMEM, "no memory to read %s", reader->file);
-        return 0;
+        return configi_put(reader->file, json_object_get(reader->doc, "model"), "seq_length",
+                           json_integer((json_int_t)length));
     }
     if (!json_is_number(own) || !(json_number_value(own) > (double)most))
         return 0; /* not a number: the check of the document reports it */
@@ -276,12 +262,9 @@ static int mark_expanded(const configi_reader *reader)
     json_t *debug = json_object_get(reader->doc, "debug");
     if (!json_is_object(debug)) {
         debug = json_object();
-        if (json_object_set_new(reader->doc, "debug", debug) < 0) /* refuses NULL */
-            return err_set(-ENOMEM, "no memory to read %s", reader->file);
+        TRY(configi_put(reader->file, reader->doc, "debug", debug));
     }
-    if (json_object_set_new(debug, "hf_expanded", json_true()) < 0)
-        return err_set(-ENOMEM, "no memory to read %s", reader->file);
-    return 0;
+    return configi_put(reader->file, debug, "hf_expanded", json_true());
 }
 
 static int merge_block(const configi_reader *reader, const hfi_config *self)

@@ -49,10 +49,11 @@ int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char 
 /* Logs one line if the families' keys ask for dropout, because dropout is not built. */
 void hfi_say_dropout(const hfi_config *self);
 
-/* These write into the block. hfi_put takes the reference to `value`. hfi_put_real and hfi_put_bool
- * write the value of the key `from` of config.json. */
+/* These write into the block. hfi_put takes the reference to `value`. hfi_take_uint writes what
+ * hfi_uint finds in `from` or `other`; hfi_put_real and hfi_put_bool write the value of `from`. */
 int hfi_put(hfi_config *self, const char *key, json_t *value) MUST_CHECK;
-int hfi_put_uint(hfi_config *self, const char *key, uint64_t value) MUST_CHECK;
+int hfi_take_uint(hfi_config *self, const char *key, const char *from, const char *other,
+                  uint64_t fallback, uint64_t *value) MUST_CHECK;
 int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback) MUST_CHECK;
 int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallback) MUST_CHECK;
 

@@ -113,14 +113,14 @@ void hfi_say_dropout(const hfi_config *self)
 
 int hfi_put(hfi_config *self, const char *key, json_t *value)
 {
-    if (json_object_set_new(self->block, key, value) < 0)
-        return err_set(-ENOMEM, "no memory to read %s", self->file);
-    return 0;
+    return configi_put(self->file, self->block, key, value);
 }
 
-int hfi_put_uint(hfi_config *self, const char *key, uint64_t value)
+int hfi_take_uint(hfi_config *self, const char *key, const char *from, const char *other,
+                  uint64_t fallback, uint64_t *value)
 {
-    return hfi_put(self, key, json_integer((json_int_t)value));
+    TRY(hfi_uint(self, from, other, fallback, value));
+    return hfi_put(self, key, json_integer((json_int_t)*value));
 }
 
 int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback)

@@ -79,30 +79,22 @@ static int find_original(const hfi_config *self, const struct rope *rope, double
                     (double)self->positions, value);
 }
 
-static int put_number(const hfi_config *self, json_t *target, const char *key, double value)
-{
-    if (json_object_set_new(target, key, json_real(value)) < 0)
-        return hfi_error(self, key, "no memory");
-    return 0;
-}
-
 /* Writes into `scaling` our rope_scaling for this block. */
 static int fill_scaling(const hfi_config *self, const struct rope *rope, const char *type,
                         json_t *scaling)
 {
-    double factor, low, high, original;
-    if (json_object_set_new(scaling, "type", json_string(type)) < 0)
-        return hfi_error(self, rope->name, "no memory");
-    TRY(hfi_real(self, rope->block, rope->name, "factor", 0, &factor));
-    TRY(put_number(self, scaling, "factor", factor));
-    if (strcmp(type, "linear") == 0)
+    static const char *const keys[] = {"factor", "low_freq_factor", "high_freq_factor"};
+    bool is_linear = strcmp(type, "linear") == 0;
+    double value;
+    TRY(configi_put(self->file, scaling, "type", json_string(type)));
+    for (int i = 0; i < (is_linear ? 1 : 3); i++) {
+        TRY(hfi_real(self, rope->block, rope->name, keys[i], 0, &value));
+        TRY(configi_put(self->file, scaling, keys[i], json_real(value)));
+    }
+    if (is_linear)
         return 0;
-    TRY(hfi_real(self, rope->block, rope->name, "low_freq_factor", 0, &low));
-    TRY(hfi_real(self, rope->block, rope->name, "high_freq_factor", 0, &high));
-    TRY(find_original(self, rope, &original));
-    TRY(put_number(self, scaling, "low_freq_factor", low));
-    TRY(put_number(self, scaling, "high_freq_factor", high));
-    return put_number(self, scaling, "original_max_position_embeddings", original);
+    TRY(find_original(self, rope, &value));
+    return configi_put(self->file, scaling, "original_max_position_embeddings", json_real(value));
 }
 
 int hfi_put_rope(hfi_config *self)

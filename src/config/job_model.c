@@ -38,8 +38,7 @@ static int merge_preset(const configi_reader *reader, json_t *model, json_t *pre
         configi_join(path, "model", key);
         if (strcmp(key, "description") == 0 || configi_get(reader, path))
             continue;
-        if (json_object_set(model, key, value) < 0)
-            return err_set(-ENOMEM, "no memory to read %s", reader->file);
+        TRY(configi_put(reader->file, model, key, json_incref(value)));
     }
     return 0;
 }

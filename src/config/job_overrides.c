@@ -14,10 +14,8 @@ static int expand_zero_switch(const configi_reader *reader)
     const json_t *zero = json_object_get(reader->doc, "zero_optimization");
     if (!json_is_boolean(zero))
         return 0;
-    json_t *block = json_pack("{s:i}", "stage", json_is_true(zero) ? 1 : 0);
-    if (json_object_set_new(reader->doc, "zero_optimization", block) < 0) /* it refuses NULL */
-        return err_set(-ENOMEM, "no memory to read %s", reader->file);
-    return 0;
+    return configi_put(reader->file, reader->doc, "zero_optimization",
+                       json_pack("{s:i}", "stage", json_is_true(zero) ? 1 : 0));
 }
 
 int configi_rename_aliases(const configi_reader *reader)
@@ -43,8 +41,8 @@ int configi_rename_aliases(const configi_reader *reader)
             return configi_error(reader, configi_aliases[i].path,
                                  "given beside %s, which is the same; give one of them",
                                  configi_aliases[i].name);
-        if (json_object_set(block, name, value) < 0 || json_object_del(block, key) < 0)
-            return err_set(-ENOMEM, "no memory to read %s", reader->file);
+        TRY(configi_put(reader->file, block, name, json_incref(value)));
+        json_object_del(block, key);
     }
     return 0;
 }
@@ -95,15 +93,11 @@ static int parse_value(const configi_reader *reader, const char *path, const cha
     bool wants_text = row && (row->type == CONFIGI_STRING || row->type == CONFIGI_ENUM ||
                               row->type == CONFIGI_STRINGS || row->type == CONFIGI_CORES ||
                               row->type == CONFIGI_SOURCES);
-    char *copy = mem_string(text, "--set value");
-    if (!copy)
-        return -ENOMEM;
     const char *first = text + strspn(text, " \t\r\n");
     bool looks_json = *first == '{' || *first == '[' || *first == '"';
     int rc = 0;
     if (looks_json || !wants_text)
-        rc = configi_parse("--set", copy, strlen(copy), true, value);
-    mem_free(copy);
+        rc = configi_parse("--set", text, strlen(text), true, value);
     if (*value)
         return 0;
     if (rc < 0 && looks_json) {
@@ -145,14 +139,11 @@ static int get_child(const configi_reader *reader, const char *path, json_t *nod
 /* Takes the reference to `value`, also on failure. */
 static int put_child(const configi_reader *reader, json_t *node, const char *key, json_t *value)
 {
-    int rc;
-    if (json_is_object(node)) {
-        rc = json_object_set_new(node, key, value);
-    } else {
-        size_t idx = strtoul(key, NULL, 10);
-        rc = idx < json_array_size(node) ? json_array_set_new(node, idx, value)
+    if (json_is_object(node))
+        return configi_put(reader->file, node, key, value);
+    size_t idx = strtoul(key, NULL, 10);
+    int rc = idx < json_array_size(node) ? json_array_set_new(node, idx, value)
                                          : json_array_append_new(node, value);
-    }
     return rc < 0 ? err_set(-ENOMEM, "no memory to read %s", reader->file) : 0;
 }
 

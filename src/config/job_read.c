@@ -188,12 +188,11 @@ static int fill_job(const configi_reader *reader, job *target)
     return configi_dump(reader->doc, &target->text);
 }
 
-/* Makes the checked document of `text`, and changes `text`. `path` names the job file, beside which
- * a preset may lie. */
-static int read_document(configi_reader *reader, const char *path, char *text, size_t text_bytes,
-                         const char *const *set, uint32_t set_count)
+/* Applies everything to the document, and checks it. `path` names the job file, beside which a
+ * preset may lie. */
+static int complete_document(configi_reader *reader, const char *path, const char *const *set,
+                             uint32_t set_count)
 {
-    TRY(configi_parse(reader->file, text, text_bytes, false, &reader->doc));
     if (!json_is_object(reader->doc))
         return err_set(ERR_CONFIG, "%s: the job must be an object, { ... }", reader->file);
     TRY(configi_rename_aliases(reader));
@@ -204,15 +203,13 @@ static int read_document(configi_reader *reader, const char *path, char *text, s
     return configi_check(reader, "", reader->doc);
 }
 
-/* Takes `text`, also on failure. */
-static int make_job(const char *path, char *text, size_t text_bytes, const char *const *set,
-                    uint32_t set_count, uint32_t world, job **out)
+/* Takes the reference to `doc`. */
+static int make_job(const char *path, json_t *doc, const char *const *set, uint32_t set_count,
+                    uint32_t world, job **out)
 {
-    configi_reader reader = {.file = strcmp(path, "-") == 0 ? "standard input" : path,
-                             .world = world};
+    configi_reader reader = {.file = configi_file_name(path), .doc = doc, .world = world};
     job *self = NULL;
-    int rc = read_document(&reader, path, text, text_bytes, set, set_count);
-    mem_free(text);
+    int rc = complete_document(&reader, path, set, set_count);
     if (rc == 0) {
         self = mem_alloc(1, sizeof *self, "job");
         rc = self ? 0 : -ENOMEM;
@@ -236,11 +233,10 @@ static int make_job(const char *path, char *text, size_t text_bytes, const char 
 int job_read_ranks(const char *path, const char *const *set, uint32_t set_count, uint32_t world,
                    job **out)
 {
-    char *text;
-    size_t text_bytes;
+    json_t *doc;
     *out = NULL;
-    TRY(configi_read_file(path, &text, &text_bytes));
-    return make_job(path, text, text_bytes, set, set_count, world, out);
+    TRY(configi_read_json(path, &doc));
+    return make_job(path, doc, set, set_count, world, out);
 }
 
 int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
@@ -251,13 +247,10 @@ int job_read(const char *path, const char *const *set, uint32_t set_count, job *
 int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
                         const char *const *set, uint32_t set_count, uint32_t world, job **out)
 {
+    json_t *doc;
     *out = NULL;
-    char *copy = mem_alloc(text_bytes, 1, "job file");
-    if (!copy)
-        return -ENOMEM;
-    if (text_bytes > 0)
-        memcpy(copy, text, text_bytes);
-    return make_job(name, copy, text_bytes, set, set_count, world, out);
+    TRY(configi_parse(configi_file_name(name), text, text_bytes, false, &doc));
+    return make_job(name, doc, set, set_count, world, out);
 }
 
 int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,

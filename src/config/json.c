@@ -124,32 +124,41 @@ int64_t configi_strip(const char *file, char *text, size_t text_bytes)
     return (int64_t)self.out;
 }
 
-int configi_read_file(const char *path, char **text, size_t *text_bytes)
+const char *configi_file_name(const char *path)
 {
-    uint64_t bytes;
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+/* Reads a whole file into *text, which the caller frees with mem_free. */
+static int read_file(const char *path, char **text, uint64_t *text_bytes)
+{
     bool is_input = strcmp(path, "-") == 0;
     *text = NULL;
-    *text_bytes = 0;
     int fd = is_input ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC); /* it may be a pipe */
     if (fd < 0)
         return err_set(ERR_INPUT, "%s: cannot open the job file: %s", path, strerror(errno));
-    int rc =
-        file_read_fd(fd, is_input ? "standard input" : path, CONFIGI_FILE_BYTES_MAX, text, &bytes);
+    int rc = file_read_fd(fd, configi_file_name(path), CONFIGI_FILE_BYTES_MAX, text, text_bytes);
     if (!is_input)
         close(fd);
-    *text_bytes = bytes;
     return rc;
 }
 
-int configi_parse(const char *file, char *text, size_t text_bytes, bool any, json_t **doc)
+int configi_parse(const char *file, const char *text, size_t text_bytes, bool any, json_t **doc)
 {
     *doc = NULL;
-    int64_t stripped_bytes = configi_strip(file, text, text_bytes);
-    if (stripped_bytes < 0)
-        return (int)stripped_bytes;
+    char *copy = mem_alloc(text_bytes + 1, 1, "JSON text");
+    if (!copy)
+        return -ENOMEM;
+    if (text_bytes > 0)
+        memcpy(copy, text, text_bytes);
     json_error_t error;
     size_t flags = JSON_REJECT_DUPLICATES | (any ? JSON_DECODE_ANY : 0);
-    *doc = json_loadb(text, (size_t)stripped_bytes, flags, &error);
+    int64_t stripped_bytes = configi_strip(file, copy, text_bytes);
+    if (stripped_bytes >= 0)
+        *doc = json_loadb(copy, (size_t)stripped_bytes, flags, &error);
+    mem_free(copy);
+    if (stripped_bytes < 0)
+        return (int)stripped_bytes;
     if (!*doc) /* the library's message quotes the file as it is */
         return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column,
                        utf8_on_one_line(error.text));
@@ -159,12 +168,19 @@ int configi_parse(const char *file, char *text, size_t text_bytes, bool any, jso
 int configi_read_json(const char *path, json_t **doc)
 {
     char *text;
-    size_t text_bytes;
+    uint64_t text_bytes;
     *doc = NULL;
-    TRY(configi_read_file(path, &text, &text_bytes));
-    int rc = configi_parse(path, text, text_bytes, false, doc);
+    TRY(read_file(path, &text, &text_bytes));
+    int rc = configi_parse(configi_file_name(path), text, text_bytes, false, doc);
     mem_free(text);
     return rc;
+}
+
+int configi_put(const char *file, json_t *object, const char *key, json_t *value)
+{
+    if (json_object_set_new(object, key, value) < 0)
+        return err_set(-ENOMEM, "no memory to read %s", file);
+    return 0;
 }
 
 /* True if the text reads back as the same document. */

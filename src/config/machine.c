@@ -314,14 +314,8 @@ int machine_read_text(const char *name, const char *text, size_t text_bytes, mac
 {
     json_t *doc;
     memset(out, 0, sizeof *out);
-    char *copy = mem_alloc(text_bytes + 1, 1, "machine file");
-    if (!copy)
-        return -ENOMEM;
-    if (text_bytes > 0)
-        memcpy(copy, text, text_bytes);
-    int rc = configi_parse(name, copy, text_bytes, true, &doc);
-    mem_free(copy);
-    return rc < 0 ? rc : read_document(name, doc, out);
+    TRY(configi_parse(name, text, text_bytes, true, &doc));
+    return read_document(name, doc, out);
 }
 
 int machine_read(const char *path, machine *out)

@@ -146,7 +146,7 @@ static const struct {
 } wrong[] = {
     {"\"vocab_size\": 5", NULL, {"config.json", "model_type", "missing"}},
     {"\"model_type\": \"bloom\", \"vocab_size\": 5", NULL, {"\"bloom\"", "qwen3"}},
-    {"\"model_type\": \"gpt2\", \"vocab_size\": 5", NULL, {"n_embd", "missing"}},
+    {"\"model_type\": \"gpt2\", \"vocab_size\": 5", NULL, {"n_layer", "missing"}},
     {GPT2 ", \"vocab_size\": -3", NULL, {"duplicate"}},
     {"\"model_type\": \"llama\", \"vocab_size\": 1.5", NULL, {"vocab_size", "1.5", "whole number"}},
     {GPT2 ", \"activation_function\": \"gelu\"", NULL, {"activation_function", "\"gelu\"", "tanh"}},
