@@ -6,7 +6,6 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/cli_progress.h"
 #include "cli/cli_report.h"
 #include "infer/infer.h"
 

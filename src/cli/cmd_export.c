@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/cli_progress.h"
 #include "cli/cli_report.h"
 #include "hf/hf.h"
 

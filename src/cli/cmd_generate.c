@@ -15,181 +15,21 @@
 
 enum { PROMPT_BYTES_MAX = 64 << 20 };
 
-struct generate_request {
+static struct {
     cli_texts set;
     const char *prompt_file;
     struct infer_generate_options options;
-    struct infer_generate_result result;
     bool json, quiet;
-    char *file_text;    /* the content of --prompt-file */
+    char *file_text; /* the content of --prompt-file */
+} asked = {.options = {.token_count = 256, .seed = 1, .temperature = 0.8}};
+
+static struct {
+    struct infer_generate_result result;
     utf8_stream stream; /* checks the UTF-8 of what is printed */
     char *text;         /* with --json: all of it, UTF-8 */
     size_t text_bytes, text_capacity;
     json_t *ids, *prompt_ids;
-};
-typedef struct generate_request generate_request;
-
-/* ---- output ---- */
-
-static int generate_keep(generate_request *self, const char *bytes, size_t count)
-{
-    if (self->text_bytes + count > self->text_capacity) {
-        size_t capacity = 2 * (self->text_bytes + count);
-        char *text = mem_resize(self->text, capacity, 1, "text");
-        if (!text)
-            return -ENOMEM;
-        self->text = text;
-        self->text_capacity = capacity;
-    }
-    memcpy(self->text + self->text_bytes, bytes, count);
-    self->text_bytes += count;
-    return 0;
-}
-
-static int generate_put(generate_request *self, const char *bytes, size_t count)
-{
-    if (self->json)
-        return generate_keep(self, bytes, count);
-    /* If the reader of the output is gone, the text ends, because nobody would see the rest. */
-    if (fwrite(bytes, 1, count, stdout) == count && fflush(stdout) == 0)
-        return 0;
-    if (errno == EPIPE)
-        return err_set(ERR_STOPPED, "nobody reads the text any more");
-    return err_errno(errno, "cannot write to standard output");
-}
-
-static int generate_show(void *user, const char *bytes, uint64_t count)
-{
-    generate_request *self = user;
-    char out[1024];
-    const size_t piece = sizeof out / 3 - 4; /* utf8_stream_room */
-    for (uint64_t at = 0; at < count;) {
-        size_t taken = count - at < piece ? count - at : piece;
-        TRY(generate_put(self, out, utf8_stream_add(&self->stream, bytes + at, taken, out)));
-        at += taken;
-    }
-    return 0;
-}
-
-static void generate_note_id(void *user, int32_t id, bool is_prompt)
-{
-    generate_request *self = user;
-    json_array_append_new(is_prompt ? self->prompt_ids : self->ids, json_integer(id));
-}
-
-/* ---- the prompt ---- */
-
-static int read_prompt(generate_request *self)
-{
-    bool is_input = strcmp(self->prompt_file, "-") == 0;
-    uint64_t bytes;
-    int fd = is_input ? STDIN_FILENO : open(self->prompt_file, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return err_set(ERR_INPUT, "cannot open the prompt's file %s: %s", self->prompt_file,
-                       strerror(errno));
-    int rc = file_read_fd(fd, is_input ? "standard input" : self->prompt_file, PROMPT_BYTES_MAX,
-                          &self->file_text, &bytes);
-    if (!is_input)
-        close(fd);
-    self->options.prompt = self->file_text;
-    self->options.prompt_bytes = bytes;
-    return rc < 0 ? err_prefix(rc, "the prompt") : 0;
-}
-
-static int take_prompt(generate_request *self)
-{
-    if (self->options.stop_text && !self->options.stop_text[0])
-        return err_set(ERR_USAGE, "generate: --stop is empty: give the text to stop at");
-    if (self->options.prompt && self->prompt_file)
-        return err_set(ERR_USAGE, "generate: --prompt and --prompt-file are both given");
-    if (self->prompt_file)
-        return read_prompt(self);
-    if (self->options.system && !self->options.is_chat)
-        return err_set(ERR_USAGE, "generate: --system needs a conversation: give --chat too");
-    if (!self->options.prompt && self->options.is_chat)
-        return err_set(ERR_USAGE, "generate: --chat needs what the user says: --prompt TEXT");
-    if (!self->options.prompt)
-        self->options.prompt = "\n";
-    self->options.prompt_bytes = strlen(self->options.prompt);
-    return 0;
-}
-
-/* ---- results ---- */
-
-static double rate(uint64_t tokens, double seconds)
-{
-    return seconds > 0 ? (double)tokens / seconds : 0;
-}
-
-static uint64_t decoded(const struct infer_generate_result *result)
-{
-    return result->tokens > 0 ? result->tokens - 1 : 0;
-}
-
-static void print_speed(const struct infer_generate_result *result)
-{
-    uint64_t read =
-        result->prompt_tokens < result->context ? result->prompt_tokens : result->context;
-    fprintf(stderr,
-            "prefill %" PRIu64 " tokens, %.1f tokens/s; decode %" PRIu64
-            " tokens, %.1f tokens/s; context %" PRIu64,
-            read, rate(read, result->prefill_seconds), decoded(result),
-            rate(decoded(result), result->decode_seconds), result->context);
-    /* logged here, because a line in the middle of the text would cut it in two */
-    if (result->slides > 0)
-        fprintf(stderr, ", full %" PRIu64 "x: its older half was dropped", result->slides);
-    fputc('\n', stderr);
-}
-
-static int print_json(generate_request *self)
-{
-    static const char *const ends[] = {
-        [GENERATE_TOKENS] = "tokens",
-        [GENERATE_END] = "end",
-        [GENERATE_TEXT] = "stop_text",
-        [GENERATE_STOPPED] = "stopped",
-    };
-    const struct infer_generate_result *result = &self->result;
-    json_t *object = json_object();
-    json_object_set(object, "prompt_ids", self->prompt_ids);
-    json_object_set(object, "ids", self->ids);
-    json_object_set_new(object, "text",
-                        json_stringn(self->text ? self->text : "", self->text_bytes));
-    json_object_set_new(object, "ended_by", json_string(ends[result->ended]));
-    json_object_set_new(object, "context", json_integer((json_int_t)result->context));
-    json_object_set_new(object, "prefill_seconds", json_real(result->prefill_seconds));
-    json_object_set_new(object, "decode_seconds", json_real(result->decode_seconds));
-    json_object_set_new(object, "decode_tokens_per_second",
-                        json_real(rate(decoded(result), result->decode_seconds)));
-    return cli_print_json(stdout, object);
-}
-
-static int finish(generate_request *self, int rc)
-{
-    char rest[16];
-    err_record first;
-    err_save(&first, rc);
-    bool has_text = rc == 0 || rc == ERR_STOPPED;
-    if (has_text) {
-        int put = generate_put(self, rest, utf8_stream_end(&self->stream, rest));
-        if (rc == 0 && put < 0) {
-            rc = put;
-            err_save(&first, rc);
-        }
-    }
-    if (has_text && self->json && print_json(self) < 0 && rc == 0)
-        return -ENOMEM;
-    if (has_text && !self->json)
-        putchar('\n');
-    fflush(stdout);
-    if (has_text && !self->quiet && self->result.tokens > 0)
-        print_speed(&self->result);
-    return rc < 0 ? err_restore(&first) : 0;
-}
-
-static generate_request asked = {
-    .options = {.token_count = 256, .seed = 1, .temperature = 0.8},
-};
+} made;
 
 static const cli_option options[] = {
     {"prompt", CLI_TEXT, "TEXT", "what to continue (default: a line's beginning)",
@@ -233,27 +73,183 @@ static const cli_option options[] = {
      .target = &asked.quiet},
 };
 
+/* ---- output ---- */
+
+static int generate_keep(const char *bytes, size_t count)
+{
+    if (made.text_bytes + count > made.text_capacity) {
+        size_t capacity = 2 * (made.text_bytes + count);
+        char *text = mem_resize(made.text, capacity, 1, "text");
+        if (!text)
+            return -ENOMEM;
+        made.text = text;
+        made.text_capacity = capacity;
+    }
+    memcpy(made.text + made.text_bytes, bytes, count);
+    made.text_bytes += count;
+    return 0;
+}
+
+static int generate_put(const char *bytes, size_t count)
+{
+    if (asked.json)
+        return generate_keep(bytes, count);
+    /* If the reader of the output is gone, the text ends, because nobody would see the rest. */
+    if (fwrite(bytes, 1, count, stdout) == count && fflush(stdout) == 0)
+        return 0;
+    if (errno == EPIPE)
+        return err_set(ERR_STOPPED, "nobody reads the text any more");
+    return err_errno(errno, "cannot write to standard output");
+}
+
+static int generate_show(void *user, const char *bytes, uint64_t count)
+{
+    (void)user;
+    char out[1024];
+    const size_t piece = sizeof out / 3 - 4; /* utf8_stream_room */
+    for (uint64_t at = 0; at < count;) {
+        size_t taken = count - at < piece ? count - at : piece;
+        TRY(generate_put(out, utf8_stream_add(&made.stream, bytes + at, taken, out)));
+        at += taken;
+    }
+    return 0;
+}
+
+static void generate_note_id(void *user, int32_t id, bool is_prompt)
+{
+    (void)user;
+    json_array_append_new(is_prompt ? made.prompt_ids : made.ids, json_integer(id));
+}
+
+/* ---- the prompt ---- */
+
+static int read_prompt(void)
+{
+    bool is_input = strcmp(asked.prompt_file, "-") == 0;
+    uint64_t bytes;
+    int fd = is_input ? STDIN_FILENO : open(asked.prompt_file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_set(ERR_INPUT, "cannot open the prompt's file %s: %s", asked.prompt_file,
+                       strerror(errno));
+    int rc = file_read_fd(fd, is_input ? "standard input" : asked.prompt_file, PROMPT_BYTES_MAX,
+                          &asked.file_text, &bytes);
+    if (!is_input)
+        close(fd);
+    asked.options.prompt = asked.file_text;
+    asked.options.prompt_bytes = bytes;
+    return rc < 0 ? err_prefix(rc, "the prompt") : 0;
+}
+
+static int take_prompt(void)
+{
+    if (asked.options.stop_text && !asked.options.stop_text[0])
+        return err_set(ERR_USAGE, "generate: --stop is empty: give the text to stop at");
+    if (asked.options.prompt && asked.prompt_file)
+        return err_set(ERR_USAGE, "generate: --prompt and --prompt-file are both given");
+    if (asked.prompt_file)
+        return read_prompt();
+    if (asked.options.system && !asked.options.is_chat)
+        return err_set(ERR_USAGE, "generate: --system needs a conversation: give --chat too");
+    if (!asked.options.prompt && asked.options.is_chat)
+        return err_set(ERR_USAGE, "generate: --chat needs what the user says: --prompt TEXT");
+    if (!asked.options.prompt)
+        asked.options.prompt = "\n";
+    asked.options.prompt_bytes = strlen(asked.options.prompt);
+    return 0;
+}
+
+/* ---- results ---- */
+
+static double rate(uint64_t tokens, double seconds)
+{
+    return seconds > 0 ? (double)tokens / seconds : 0;
+}
+
+static uint64_t decoded(const struct infer_generate_result *result)
+{
+    return result->tokens > 0 ? result->tokens - 1 : 0;
+}
+
+static void print_speed(const struct infer_generate_result *result)
+{
+    uint64_t read =
+        result->prompt_tokens < result->context ? result->prompt_tokens : result->context;
+    fprintf(stderr,
+            "prefill %" PRIu64 " tokens, %.1f tokens/s; decode %" PRIu64
+            " tokens, %.1f tokens/s; context %" PRIu64,
+            read, rate(read, result->prefill_seconds), decoded(result),
+            rate(decoded(result), result->decode_seconds), result->context);
+    /* logged here, because a line in the middle of the text would cut it in two */
+    if (result->slides > 0)
+        fprintf(stderr, ", full %" PRIu64 "x: its older half was dropped", result->slides);
+    fputc('\n', stderr);
+}
+
+static int print_json(void)
+{
+    static const char *const ends[] = {
+        [GENERATE_TOKENS] = "tokens",
+        [GENERATE_END] = "end",
+        [GENERATE_TEXT] = "stop_text",
+        [GENERATE_STOPPED] = "stopped",
+    };
+    const struct infer_generate_result *result = &made.result;
+    json_t *object = json_object();
+    json_object_set(object, "prompt_ids", made.prompt_ids);
+    json_object_set(object, "ids", made.ids);
+    json_object_set_new(object, "text", json_stringn(made.text ? made.text : "", made.text_bytes));
+    json_object_set_new(object, "ended_by", json_string(ends[result->ended]));
+    json_object_set_new(object, "context", json_integer((json_int_t)result->context));
+    json_object_set_new(object, "prefill_seconds", json_real(result->prefill_seconds));
+    json_object_set_new(object, "decode_seconds", json_real(result->decode_seconds));
+    json_object_set_new(object, "decode_tokens_per_second",
+                        json_real(rate(decoded(result), result->decode_seconds)));
+    return cli_print_json(stdout, object);
+}
+
+static int finish(int rc)
+{
+    char rest[16];
+    err_record first;
+    err_save(&first, rc);
+    bool has_text = rc == 0 || rc == ERR_STOPPED;
+    if (has_text) {
+        int put = generate_put(rest, utf8_stream_end(&made.stream, rest));
+        if (rc == 0 && put < 0) {
+            rc = put;
+            err_save(&first, rc);
+        }
+    }
+    if (has_text && asked.json && print_json() < 0 && rc == 0)
+        return -ENOMEM;
+    if (has_text && !asked.json)
+        putchar('\n');
+    fflush(stdout);
+    if (has_text && !asked.quiet && made.result.tokens > 0)
+        print_speed(&made.result);
+    return rc < 0 ? err_restore(&first) : 0;
+}
+
 static int generate_run(const cli_texts *operands)
 {
     if (asked.quiet)
         log_set_level(LOG_WARN);
-    int rc = take_prompt(&asked);
+    int rc = take_prompt();
     if (rc == 0) {
-        asked.ids = json_array();
-        asked.prompt_ids = json_array();
+        made.ids = json_array();
+        made.prompt_ids = json_array();
         asked.options.run_dir = operands->items[0];
         asked.options.set = asked.set.items;
         asked.options.set_count = asked.set.count;
         asked.options.stop = cli_stop_install("stopping");
         asked.options.on_token = generate_show;
         asked.options.on_id = asked.json ? generate_note_id : NULL;
-        asked.options.user = &asked;
-        asked.options.result = &asked.result;
-        rc = finish(&asked, infer_generate(&asked.options));
+        asked.options.result = &made.result;
+        rc = finish(infer_generate(&asked.options));
     }
-    json_decref(asked.ids);
-    json_decref(asked.prompt_ids);
-    mem_free(asked.text);
+    json_decref(made.ids);
+    json_decref(made.prompt_ids);
+    mem_free(made.text);
     mem_free(asked.file_text);
     return rc;
 }

@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "cli/cli_progress.h"
 #include "probe/probe.h"
 
 static struct {

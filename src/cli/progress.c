@@ -1,12 +1,11 @@
-/* See cli_progress.h. */
-#include "cli/cli_progress.h"
+/* The line of progress. See cli.h. */
+#include "cli/cli.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "cli/cli.h"
 
 static const double redraw_seconds = 0.1, plain_seconds = 10;
 

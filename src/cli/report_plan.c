@@ -17,25 +17,23 @@
 #include "plan/plan.h"
 #include "setup/summary.h"
 
-enum { REPORT_TEXT_BYTES = CLI_FIGURE_BYTES };
-
 const char *cli_count(double value, char text[CLI_FIGURE_BYTES])
 {
     if (value >= 1e12)
-        snprintf(text, REPORT_TEXT_BYTES, "%.2fT", value / 1e12);
+        snprintf(text, CLI_FIGURE_BYTES, "%.2fT", value / 1e12);
     else if (value >= 1e9)
-        snprintf(text, REPORT_TEXT_BYTES, "%.2fB", value / 1e9);
+        snprintf(text, CLI_FIGURE_BYTES, "%.2fB", value / 1e9);
     else if (value >= 1e6)
-        snprintf(text, REPORT_TEXT_BYTES, "%.2fM", value / 1e6);
+        snprintf(text, CLI_FIGURE_BYTES, "%.2fM", value / 1e6);
     else if (value >= 1e4)
-        snprintf(text, REPORT_TEXT_BYTES, "%.1fK", value / 1e3);
+        snprintf(text, CLI_FIGURE_BYTES, "%.1fK", value / 1e3);
     else
-        snprintf(text, REPORT_TEXT_BYTES, "%.0f", value);
+        snprintf(text, CLI_FIGURE_BYTES, "%.0f", value);
     return text;
 }
 
 /* Decimal bytes, as drives are sold: "24.94 GB". */
-static const char *report_bytes(double value, char text[REPORT_TEXT_BYTES])
+static const char *report_bytes(double value, char text[CLI_FIGURE_BYTES])
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
     size_t unit = 0;
@@ -43,12 +41,11 @@ static const char *report_bytes(double value, char text[REPORT_TEXT_BYTES])
         value /= 1000;
         unit++;
     }
-    snprintf(text, REPORT_TEXT_BYTES, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
+    snprintf(text, CLI_FIGURE_BYTES, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
     return text;
 }
 
-/* ---- what it is
- * ------------------------------------------------------------------------------- */
+/* ---- what it is ---- */
 
 /* Where the rates come from. */
 static const char *report_origin(const struct setup_summary *plan)
@@ -60,7 +57,7 @@ static const char *report_origin(const struct setup_summary *plan)
 
 static void report_job(FILE *out, const struct setup_summary *plan)
 {
-    char text[REPORT_TEXT_BYTES];
+    char text[CLI_FIGURE_BYTES];
     fprintf(out, "model        %s, %s parameters in %" PRIu64 " units\n", plan->model_name,
             cli_count((double)plan->param_count, text), plan->unit_count);
     fprintf(out,
@@ -82,8 +79,7 @@ static void report_job(FILE *out, const struct setup_summary *plan)
                 report_bytes((double)plan->sent_bytes, text));
 }
 
-/* ---- memory
- * ----------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 /* A row of bytes by arena; `per_parameter` 0: without that column. A row of zeros is left out. */
 static void report_row(FILE *out, const char *label, const uint64_t bytes[TIER_COUNT],
@@ -168,13 +164,12 @@ static void report_reasons(FILE *out, const struct setup_summary *plan)
         cli_print_folded(out, plan->reasons[i]);
 }
 
-/* ---- speed
- * ------------------------------------------------------------------------------------ */
+/* ---- speed ---- */
 
 /* "0.00040", "70.285": three significant digits. */
-static const char *report_seconds(double seconds, char text[REPORT_TEXT_BYTES])
+static const char *report_seconds(double seconds, char text[CLI_FIGURE_BYTES])
 {
-    snprintf(text, REPORT_TEXT_BYTES, seconds < 0.0995 ? "%.5f" : "%.3f", seconds);
+    snprintf(text, CLI_FIGURE_BYTES, seconds < 0.0995 ? "%.5f" : "%.3f", seconds);
     return text;
 }
 
@@ -189,7 +184,7 @@ static void report_speed(FILE *out, const struct setup_summary *plan)
     for (int i = 0; i < LANE_COUNT; i++)
         if (strcmp(plan->bottleneck, lane_kind_name((enum lane_kind)i)) == 0)
             lane = plan->lane_seconds[i];
-    char seconds[REPORT_TEXT_BYTES];
+    char seconds[CLI_FIGURE_BYTES];
     double tokens = plan->tokens_per_second, steps = plan->steps_per_hour;
     fprintf(out, "\npredicted    %s s a step, %.*f tokens/s, %.*f steps an hour\n",
             report_seconds(step, seconds), tokens < 1000, tokens, steps < 1000, steps);
@@ -212,19 +207,18 @@ static void report_speed(FILE *out, const struct setup_summary *plan)
 }
 
 /* The scaled value, or "-" for 0. */
-static const char *report_scaled(double value, double unit, int digits,
-                                 char text[REPORT_TEXT_BYTES])
+static const char *report_scaled(double value, double unit, int digits, char text[CLI_FIGURE_BYTES])
 {
     if (value > 0)
-        snprintf(text, REPORT_TEXT_BYTES, "%.*f", digits, value / unit);
+        snprintf(text, CLI_FIGURE_BYTES, "%.*f", digits, value / unit);
     else
-        snprintf(text, REPORT_TEXT_BYTES, "-");
+        snprintf(text, CLI_FIGURE_BYTES, "-");
     return text;
 }
 
 static void report_lanes(FILE *out, const struct setup_summary *plan)
 {
-    char moved[REPORT_TEXT_BYTES], rate[REPORT_TEXT_BYTES], busy[REPORT_TEXT_BYTES];
+    char moved[CLI_FIGURE_BYTES], rate[CLI_FIGURE_BYTES], busy[CLI_FIGURE_BYTES];
     fprintf(out, "\n%-12s %12s %11s %12s %12s\n", "lane", "GB a step", "GB/s", "busy s",
             "of the step");
     for (int lane = 0; lane < LANE_COUNT; lane++) {
@@ -239,12 +233,12 @@ static void report_lanes(FILE *out, const struct setup_summary *plan)
 }
 
 /* The number of tokens from which the resource is hidden behind computing. */
-static const char *report_hidden(const struct setup_link *link, char text[REPORT_TEXT_BYTES])
+static const char *report_hidden(const struct setup_link *link, char text[CLI_FIGURE_BYTES])
 {
     if (link->is_computing)
-        snprintf(text, REPORT_TEXT_BYTES, "computes");
+        snprintf(text, CLI_FIGURE_BYTES, "computes");
     else if (isinf(link->hidden_tokens))
-        snprintf(text, REPORT_TEXT_BYTES, "never");
+        snprintf(text, CLI_FIGURE_BYTES, "never");
     else
         cli_count(ceil(link->hidden_tokens), text);
     return text;
@@ -252,8 +246,8 @@ static const char *report_hidden(const struct setup_link *link, char text[REPORT
 
 static void report_links(FILE *out, const struct setup_summary *plan)
 {
-    char moved[REPORT_TEXT_BYTES], rate[REPORT_TEXT_BYTES], work[REPORT_TEXT_BYTES];
-    char hidden[REPORT_TEXT_BYTES];
+    char moved[CLI_FIGURE_BYTES], rate[CLI_FIGURE_BYTES], work[CLI_FIGURE_BYTES];
+    char hidden[CLI_FIGURE_BYTES];
     uint64_t tokens = plan->world_size ? plan->tokens_per_step / plan->world_size : 0;
     fprintf(out, "\n%-12s %12s %11s %12s %12s %15s\n", "resource", "GB a step", "GB/s", "work s",
             "of the step", "hidden from T*");
@@ -280,8 +274,7 @@ static void report_links(FILE *out, const struct setup_summary *plan)
         moved);
 }
 
-/* ---- commits and wear
- * ------------------------------------------------------------------------- */
+/* ---- commits and wear ---- */
 
 /* Prints the bytes that the job takes on nvme, and below them those of the other setting of
  * run.commit_every. */
@@ -308,7 +301,7 @@ static void report_places(FILE *out, const struct setup_summary *plan)
 
 static void report_commits(FILE *out, const struct setup_summary *plan)
 {
-    char text[REPORT_TEXT_BYTES], longer[REPORT_TEXT_BYTES], every[64] = "after every step";
+    char text[CLI_FIGURE_BYTES], longer[CLI_FIGURE_BYTES], every[64] = "after every step";
     if (plan->commit_every > 1)
         snprintf(every, sizeof every, "every %" PRIu64 " steps", plan->commit_every);
     report_bytes((double)plan->commit_bytes, text);
@@ -338,7 +331,7 @@ static void report_traffic(FILE *out, const struct setup_summary *plan)
         double sum = 0;
         fprintf(out, "%-18s", row == 0 ? "read a step" : "written a step");
         for (int kind = 0; kind <= STATE_KIND_COUNT; kind++) {
-            char text[REPORT_TEXT_BYTES];
+            char text[CLI_FIGURE_BYTES];
             uint64_t commits = row == 0 ? 0 : plan->commit_share_bytes;
             double part = (double)(kind < STATE_KIND_COUNT ? bytes[kind] : commits) * each;
             sum += part;
@@ -351,7 +344,7 @@ static void report_traffic(FILE *out, const struct setup_summary *plan)
 
 static void report_wear(FILE *out, const struct setup_summary *plan)
 {
-    char day[REPORT_TEXT_BYTES], life[REPORT_TEXT_BYTES];
+    char day[CLI_FIGURE_BYTES], life[CLI_FIGURE_BYTES];
     if (plan->links[RESOURCE_DRIVE].bytes > 0)
         report_traffic(out, plan);
     if (plan->drive_written_bytes == 0)

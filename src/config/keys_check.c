@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/core_set.h"
 #include "base/size.h"
 #include "config/config_internal.h"
 
@@ -170,9 +171,7 @@ static int check_size(const struct place *at, const json_t *value)
     if (json_is_string(value)) {
         if (size_parse(json_string_value(value), &bytes) == 0)
             return 0;
-        err_record record;
-        err_save(&record, ERR_CONFIG);
-        return configi_error(at->reader, at->path, "%s", record.text);
+        return configi_error(at->reader, at->path, "%s", err_text());
     }
     TRY(check_int(at, value));
     if (json_number_value(value) < 0)
@@ -181,35 +180,25 @@ static int check_size(const struct place *at, const json_t *value)
     return 0;
 }
 
-/* Checks a core set: numbers and ranges, rising within a range, joined by commas, without blanks.
- * Whether the machine has these cores is checked at the place of use. */
+/* Checks a core set, in which no blanks are allowed. Whether the machine has these cores is checked
+ * at the place of use. */
 static int check_cores(const struct place *at, const json_t *value)
 {
-    enum { DIGITS_MAX = 5 };
-    static const char digits[] = "0123456789";
     char shown[CONFIGI_VALUE_BYTES];
+    core_set set;
     if (!json_is_string(value))
         return wrong_type(at, value, "a core set, as in \"0-7,16\"");
-    const char *text = json_string_value(value), *end = text;
+    const char *text = json_string_value(value);
     if (strlen(text) >= JOB_NAME_BYTES)
         return configi_error(at->reader, at->path, "%zu bytes long; at most %d", strlen(text),
                              JOB_NAME_BYTES - 1);
-    do {
-        const char *first = text, *last = first + strspn(first, digits);
-        last = *last == '-' ? last + 1 : first;
-        end = last + strspn(last, digits);
-        size_t first_digits = strspn(first, digits), last_digits = strspn(last, digits);
-        if (first_digits == 0 || first_digits > DIGITS_MAX || last_digits == 0 ||
-            last_digits > DIGITS_MAX || (*end != ',' && *end != '\0'))
-            return configi_error(at->reader, at->path, "%s is no core set: write \"0-7,16\"",
-                                 configi_show(value, shown));
-        if (strtoul(first, NULL, 10) > strtoul(last, NULL, 10))
-            return configi_error(
-                at->reader, at->path, "%s has a range that begins after its end, %lu-%lu",
-                configi_show(value, shown), strtoul(first, NULL, 10), strtoul(last, NULL, 10));
-        text = end + 1;
-    } while (*end != '\0');
-    return 0;
+    if (text[0] == '\0' || strpbrk(text, " \t\r\n\v\f"))
+        return configi_error(at->reader, at->path, "%s is no core set: write \"0-7,16\"",
+                             configi_show(value, shown));
+    if (core_set_parse(text, &set) == 0)
+        return 0;
+    return configi_error(at->reader, at->path, "%s is no core set: write \"0-7,16\" (%s)",
+                         configi_show(value, shown), err_text());
 }
 
 /* True if the block, or any block inside it that is not switched off, is enabled. */

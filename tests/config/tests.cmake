@@ -1,8 +1,8 @@
 # The job file: one program per behaviour. They touch nothing but the files that they write.
-foreach(behaviour changes deepspeed errors files fuzz hf job machine presets ranks schedule)
+foreach(behaviour changes deepspeed errors files fuzz hf job machine presets ranks schedule table)
     sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()
-foreach(behaviour files fuzz job machine presets schedule)
+foreach(behaviour files fuzz machine presets schedule table)
     target_compile_definitions(test_config_${behaviour} PRIVATE
         SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 endforeach()
