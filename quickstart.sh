@@ -88,11 +88,11 @@ if command -v ccache >/dev/null 2>&1; then
         CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 fi
 cmake --preset release >/dev/null
-cmake --build --preset release -j "$(nproc)" --target sluice sluice-bigram
+cmake --build --preset release -j "$(nproc)" --target sluice
 
 say "making the text"
 make_text
-bigram=$("$bin/sluice-bigram" "$text/train.txt" "$text/valid.txt")
+bigram=$(perf/training/bigram.sh "$text/train.txt" "$text/valid.txt")
 echo "a bigram model of bytes, fitted on train.txt: $bigram nats per byte on valid.txt"
 
 say "training on the CPU"

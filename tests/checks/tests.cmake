@@ -47,9 +47,9 @@ if(SLUICE_PERF)
 endif()
 
 sluice_test(test_cli_options LIBS sluice_cli LABELS cpu debug)
-add_test(NAME cli_bigram COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_bigram.sh
-         $<TARGET_FILE:sluice-bigram>)
-set_tests_properties(cli_bigram PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+add_test(NAME perf_bigram COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_bigram.sh
+         ${PROJECT_SOURCE_DIR}/perf/training/bigram.sh)
+set_tests_properties(perf_bigram PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
 if(TARGET sluice)
     sluice_test(test_cli_plan LIBS PkgConfig::JANSSON LABELS cpu debug)
     target_compile_definitions(test_cli_plan PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
