@@ -1,5 +1,4 @@
 /* sluice inspect RUN: what a run directory holds. See cli.h. */
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>

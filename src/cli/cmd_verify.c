@@ -2,11 +2,10 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
 #include "cli/cli_report.h"
 #include "state/verify.h"
@@ -17,17 +16,7 @@ static struct {
     bool json, quiet;
 } asked;
 
-struct verify_screen {
-    cli_progress progress;
-    json_t *damage; /* with --json: an array of objects */
-};
-
-static void verify_show_progress(void *user, uint64_t done_bytes, uint64_t total_bytes,
-                                 double seconds)
-{
-    struct verify_screen *screen = user;
-    cli_progress_show(&screen->progress, done_bytes, total_bytes, seconds);
-}
+static json_t *damage_list; /* with --json: an array of objects */
 
 static json_t *verify_damage_json(const struct state_damage *damage)
 {
@@ -54,23 +43,12 @@ static json_t *verify_damage_json(const struct state_damage *damage)
     return object;
 }
 
-/* Prints exactly one line, even if a path contains line breaks. */
-static void verify_print_line(char *line)
-{
-    for (char *at = line; *at; at++)
-        if ((unsigned char)*at < ' ')
-            *at = '?';
-    puts(line);
-    fflush(stdout);
-}
-
 static void verify_show_damage(void *user, const struct state_damage *damage)
 {
-    struct verify_screen *screen = user;
-    if (screen->damage)
-        json_array_append_new(screen->damage, verify_damage_json(damage));
-    if (asked.json)
+    if (asked.json) {
+        json_array_append_new(damage_list, verify_damage_json(damage));
         return;
+    }
     char line[SHOWN_TEXT_BYTES], place[224] = "", sums[96] = "";
     if (damage->unit_name[0] != '\0')
         snprintf(place, sizeof place, "%s (unit %u), tile %u, %s: ", damage->unit_name,
@@ -80,8 +58,9 @@ static void verify_show_damage(void *user, const struct state_damage *damage)
                  damage->expected, damage->found);
     snprintf(line, sizeof line, "damage: %s%s at byte %" PRIu64 ", %" PRIu64 " bytes: %s%s", place,
              damage->path, damage->file_offset, damage->size_bytes, damage->reason, sums);
-    cli_progress_clear(&screen->progress);
-    verify_print_line(line);
+    cli_progress_clear(user);
+    puts(utf8_on_one_line(line)); /* also if a path contains line breaks */
+    fflush(stdout);
 }
 
 static double verify_speed(const struct state_verify_summary *sum)
@@ -146,30 +125,30 @@ static const cli_option options[] = {
 static int verify_run(const cli_texts *operands)
 {
     const char *run_dir = operands->items[0];
-    struct verify_screen screen = {.damage = asked.json ? json_array() : NULL};
+    cli_progress progress;
     struct state_verify_summary sum;
     struct state_verify_options work = {
         .run_dir = run_dir,
         .stop = cli_stop_install("stopping"),
-        .on_progress = verify_show_progress,
+        .on_progress = cli_progress_show,
         .on_damage = verify_show_damage,
-        .user = &screen,
+        .user = &progress,
     };
     log_set_level(LOG_WARN);
-    if (asked.json && !screen.damage)
+    if (asked.json && !(damage_list = json_array()))
         return err_set(-ENOMEM, "cannot print the result as JSON");
-    cli_progress_begin(&screen.progress, "verified", !asked.json && !asked.quiet);
+    cli_progress_begin(&progress, "verified", !asked.json && !asked.quiet);
     int rc = state_verify(&work, &sum);
-    cli_progress_end(&screen.progress);
+    cli_progress_end(&progress);
     if (rc < 0 && rc != ERR_CORRUPT && sum.unseen_count == 0) {
-        json_decref(screen.damage);
+        json_decref(damage_list);
         return rc;
     }
     err_record first;
     err_save(&first, rc);
     int printed = 0;
     if (asked.json)
-        printed = verify_print_json(run_dir, &sum, screen.damage);
+        printed = verify_print_json(run_dir, &sum, damage_list);
     else if (!asked.quiet && sum.extent_count > 0)
         verify_print(&sum);
     return rc < 0 ? err_restore(&first) : printed;

@@ -10,7 +10,7 @@
 static machine cli_figures; /* large */
 
 /* Reads machine.json of the working directory, if it was measured on this host. */
-static const machine *find_own(const machine *here, bool checks_cores)
+static const machine *find_own(machine *here, bool checks_cores)
 {
     char why[320];
     if (access("machine.json", F_OK) != 0)
@@ -19,14 +19,10 @@ static const machine *find_own(const machine *here, bool checks_cores)
         log_warn("machine.json is not used: %s", err_text());
         return NULL;
     }
-    machine *compared = &cli_figures;
-    uint32_t cores = compared->host.core_count;
     if (!checks_cores)
-        compared->host.core_count = here->host.core_count;
-    bool is_here = machine_is_here(compared, here, why, sizeof why);
-    compared->host.core_count = cores;
-    if (is_here)
-        return compared;
+        here->host.core_count = cli_figures.host.core_count;
+    if (machine_is_here(&cli_figures, here, why, sizeof why))
+        return &cli_figures;
     log_warn("machine.json is not used: %s; sluice probe measures this machine, "
              "--machine machine.json takes the file as it is",
              why);
@@ -36,7 +32,6 @@ static const machine *find_own(const machine *here, bool checks_cores)
 int cli_machine_read(const char *asked, bool is_one_of_many, struct cli_machine *out)
 {
     static machine here;
-    char why[320];
     memset(out, 0, sizeof *out);
     if (asked && strcmp(asked, "none") == 0)
         return 0;
@@ -48,8 +43,7 @@ int cli_machine_read(const char *asked, bool is_one_of_many, struct cli_machine 
     }
     TRY(machine_read(asked, &cli_figures));
     out->figures = &cli_figures;
-    out->is_here = machine_is_here(&cli_figures, &here, why, sizeof why);
-    memcpy(out->why, why, sizeof out->why);
+    out->is_here = machine_is_here(&cli_figures, &here, out->why, sizeof out->why);
     return 0;
 }
 

@@ -8,7 +8,6 @@
 #include "cli/cli.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <unistd.h>
 

@@ -1,6 +1,4 @@
 /* Reads and checks single keys of a checkpoint's config.json. See hf_config_internal.h. */
-#include <errno.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -5,7 +5,6 @@
  *
  * As in transformers, rope_scaling goes before rope_parameters, and a key within the block goes
  * before the file's own key of that name. See hf_config_internal.h. */
-#include <inttypes.h>
 #include <string.h>
 
 #include "config/hf_config_internal.h"

@@ -1,6 +1,5 @@
 /* The data block: files and sources, the tokenizer, and the order of the samples. See
  * config_internal.h. Called by job_read. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

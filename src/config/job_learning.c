@@ -1,6 +1,5 @@
 /* The train block: which params learn. See config_internal.h. Called by job_read; pure. The model
  * checks whether it has the names that are given here. */
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
  *
  * Defaults are those of the classes that DeepSpeed uses if optimizer state is offloaded:
  * DeepSpeedCPUAdam, DeepSpeedCPUAdagrad and DeepSpeedCPULion. */
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 

@@ -23,7 +23,6 @@
  *   LRRangeTest          min (1 + step_rate (t + 1) / step_size), or the floor of the quotient */
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #include "base/log.h"
 #include "base/size.h"
