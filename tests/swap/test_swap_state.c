@@ -139,8 +139,7 @@ static void a_commit_runs_beside_reads(void **state)
     lane *commit_lane;
     assert_int_equal(lane_worker_create(&worker, &commit_lane), 0);
     executor_config config = {
-        .lanes =
-            {[LANE_READ] = r.read_lane, [LANE_WRITE] = r.write_lane, [LANE_COMMIT] = commit_lane},
+        .lanes = {[LANE_READ] = r.io_lane, [LANE_WRITE] = r.io_lane, [LANE_COMMIT] = commit_lane},
         .programs = &programs,
         .program_count = 1};
     executor *exec;
