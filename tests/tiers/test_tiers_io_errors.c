@@ -14,10 +14,10 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
-#include "tests/tiers/tiers_helpers.h"
 
 static enum io_backend backend = IO_POOL;
 static slab_drive drives[2];
@@ -26,8 +26,7 @@ static arena memory;
 
 static int setup(void **state)
 {
-    arena_config config = {
-        .name = "host", .size_bytes = 8 * MIB, .numa_node = -1, .touch_threads = 1};
+    arena_config config = {.name = "host", .size_bytes = 8 * MIB, .touch_threads = 1};
     if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);

@@ -16,10 +16,10 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
-#include "tests/tiers/tiers_helpers.h"
 
 enum { BLOCK = 4096, TRANSFERS = 8 };
 
@@ -33,8 +33,7 @@ static arena memory;
 
 static int setup(void **state)
 {
-    arena_config config = {
-        .name = "host", .size_bytes = 4 * MIB, .numa_node = -1, .touch_threads = 1};
+    arena_config config = {.name = "host", .size_bytes = 4 * MIB, .touch_threads = 1};
     if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);

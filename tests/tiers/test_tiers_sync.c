@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "base/failpoint.h"
-#include "tiers/arena.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tiers/arena.h"
 
 enum { BLOCK = 4096, BLOCKS = 400, SEED = 5 };
 
@@ -28,8 +28,7 @@ static io *transport;
 
 static int setup(void **state)
 {
-    arena_config config = {
-        .name = "host", .size_bytes = 4 * MIB, .numa_node = -1, .touch_threads = 1};
+    arena_config config = {.name = "host", .size_bytes = 4 * MIB, .touch_threads = 1};
     if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);
