@@ -18,7 +18,7 @@
 #include "base/size.h"
 #include "tiers/arena.h"
 #include "tiers/drive_bench.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 enum {
     SPEED_SLOTS = 8, /* requests in flight; reads saturate at 4 of this size */

@@ -1,4 +1,4 @@
-/* The simulated drive: its bytes, its cache, its queue, and a slab without files. See sim.h. One
+/* The simulated drive: its bytes, its cache and its queue. See sim.h. One
  * thread, except for sim_store_sync. Memory comes from base/mem: all of it at creation or piece by
  * piece at first writes, and more for the cache's log as it grows (a sync empties the log and keeps
  * its memory).
@@ -19,7 +19,6 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
-#include "tiers/slab_internal.h"
 
 #define SIM_CHUNK_BYTES (256 * KIB)
 
@@ -449,44 +448,3 @@ const tieri_backend tieri_sim_backend = {
     .reap = sim_reap,
     .close = sim_close,
 };
-
-/* ---- a slab without files ---- */
-
-int sim_slab_init(slab *out, const slab_config *config)
-{
-    memset(out, 0, sizeof *out);
-    uint64_t stripe_count, limits[DRIVES_MAX], limit_sum = 0;
-    double weights[DRIVES_MAX];
-    TRY(tieri_slab_check_config(config, &out->stripe_bytes, &stripe_count));
-    for (uint32_t i = 0; i < config->drive_count; i++) {
-        uint64_t budget_bytes = config->drives[i].budget_bytes;
-        weights[i] = config->drives[i].weight > 0 ? config->drives[i].weight : 1.0;
-        limits[i] = budget_bytes == 0 ? stripe_count
-                    : budget_bytes > SLAB_HEADER_BYTES
-                        ? (budget_bytes - SLAB_HEADER_BYTES) / out->stripe_bytes
-                        : 0;
-        limits[i] = size_min(limits[i], stripe_count);
-        limit_sum += limits[i];
-    }
-    if (limit_sum < stripe_count)
-        return err_set(
-            ERR_NO_FIT,
-            "simulated drives: needs %llu stripes, the budgets hold %llu; give them more",
-            (unsigned long long)stripe_count, (unsigned long long)limit_sum);
-    tieri_slab_share(config->drive_count, weights, limits, stripe_count, out->drive_stripes);
-    for (uint32_t i = 0; i < config->drive_count; i++) {
-        slab_file *file = &out->files[i];
-        *file = (slab_file){.fd = -1,
-                            /* cut transfers continue at whole blocks, as on a drive */
-                            .direct = true,
-                            .align_bytes = 4096,
-                            .file_bytes =
-                                SLAB_HEADER_BYTES + out->drive_stripes[i] * out->stripe_bytes};
-        TRY(tieri_slab_file_path(config, i, file->path));
-    }
-    out->drive_count = config->drive_count;
-    out->rank = config->rank;
-    out->total_bytes = stripe_count * out->stripe_bytes;
-    memcpy(out->uuid, config->uuid, sizeof out->uuid);
-    return tieri_slab_layout(out);
-}

@@ -9,9 +9,8 @@
  * with transfers in flight completes some of them, and io_event_fd stays readable until none is
  * left. To wait in real time use io_faults.latency_us_max and the stuck fault.
  *
- * The slab says where bytes lie. It may have real files (slab_open), which are then neither read
- * nor written, or none (sim_slab_init). The engine uses slabs with files and passes {.backend =
- * IO_SIM} to io_create. A run that is to be resumed needs a store that outlives the io. The io's
+ * The slab says where bytes lie; its files are neither read nor written. A run that is to be
+ * resumed needs a store that outlives the io. The io's
  * thread makes all calls; any thread may call sim_store_sync. */
 #ifndef SLUICE_TIERS_SIM_H
 #define SLUICE_TIERS_SIM_H
@@ -54,11 +53,5 @@ int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const vo
 int sim_store_cache(sim_store *self) MUST_CHECK;
 void sim_store_sync(sim_store *self);
 int sim_store_lose_power(sim_store *self, uint64_t seed) MUST_CHECK;
-
-/* A slab without files. The drives' paths are names only ("<path>/sluice-<uuid>/rank-..."). Budgets
- * and weights share the stripes as slab_open does with unlimited free space. It needs no
- * slab_close, and must not be used with slab_sync, slab_remove or backends other than IO_SIM.
- * -EINVAL, -ENAMETOOLONG; ERR_NO_FIT if the budgets do not hold total_bytes. */
-int sim_slab_init(slab *out, const slab_config *config) MUST_CHECK;
 
 #endif

@@ -33,7 +33,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "tiers/topology_internal.h"
+#include "tiers/tiers_internal.h"
 
 enum {
     THREADS_MAX = 65536,        /* more can only be a mistake */

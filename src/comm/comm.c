@@ -123,8 +123,8 @@ static void self_close(comm *self)
     (void)self;
 }
 
-static const commi_bulk_ops self_ops = {"self", self_all_gather, self_reduce_scatter, self_close,
-                                        NULL};
+static const commi_bulk_ops self_ops = {
+    .all_gather = self_all_gather, .reduce_scatter = self_reduce_scatter, .close = self_close};
 
 void comm_close(comm *self)
 {
@@ -196,9 +196,4 @@ uint64_t comm_sent_bytes(const comm *self)
 uint64_t comm_held_bytes(const comm *self)
 {
     return self ? atomic_load(&((comm *)self)->held_bytes) : 0;
-}
-
-const char *comm_backend_name(const comm *self)
-{
-    return self && self->bulk ? self->bulk->name : "self";
 }

@@ -205,7 +205,5 @@ int comm_nccl_check(void) MUST_CHECK;
 uint64_t comm_sent_bytes(const comm *self);
 /* Memory that the bulk plane of this rank holds. Segments of other ranks do not count. */
 uint64_t comm_held_bytes(const comm *self);
-/* "self", "mpi", "staged", "nccl" or "pretended". */
-const char *comm_backend_name(const comm *self);
 
 #endif

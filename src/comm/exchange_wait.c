@@ -1,7 +1,5 @@
 /* Waiting for other ranks, with a limit: asleep on a shared counter, or between tests of MPI's
  * requests. See exchange_internal.h. */
-#include <time.h>
-
 #include "base/size.h"
 #include "comm/exchange_internal.h"
 
@@ -44,12 +42,6 @@ static void end_wait(exchange *self, const patience *state)
         atomic_store(&self->group->waits, false);
 }
 
-static void nap(uint64_t sleep_ns)
-{
-    struct timespec left = {.tv_nsec = (long)sleep_ns};
-    (void)nanosleep(&left, NULL);
-}
-
 /* Calls MPI, which sends large messages only while it is called. Otherwise this rank could sleep
  * for a rank of its host while a rank of another host waits for this rank's message. */
 static int move_on(exchange *self)
@@ -90,7 +82,7 @@ static int wait_request(exchange *self, commi_request *request, uint32_t p, cons
             return 0;
         }
         TRY(go_on(self, &state, p, label));
-        nap(state.sleep_ns);
+        commi_sleep_ns((int64_t)state.sleep_ns);
     }
 }
 

@@ -61,10 +61,9 @@ static void io_rig_open_drive(io_rig *self)
                           .stripe_bytes = MIB};
     self->drive = mem_alloc(1, sizeof *self->drive, "test slab");
     assert_non_null(self->drive);
-    bool sim = self->backend == IO_SIM;
-    if ((sim ? sim_slab_init(self->drive, &config) : slab_open(self->drive, &config)) != 0)
+    if (slab_open(self->drive, &config) != 0)
         fail_msg("%s", err_text());
-    if (sim)
+    if (self->backend == IO_SIM)
         assert_int_equal(sim_store_create(self->drive, true, &self->bytes), 0);
 }
 
@@ -203,9 +202,9 @@ __attribute__((unused)) static void io_rig_fini(io_rig *self)
     io_destroy(self->transport);
     checksum_destroy(self->sums);
     sim_store_destroy(self->bytes);
-    if (self->backend != IO_SIM && self->keeps_files)
+    if (self->keeps_files)
         slab_close(self->drive);
-    else if (self->backend != IO_SIM)
+    else
         assert_int_equal(slab_remove(self->drive), 0);
     mem_free(self->drive);
     mem_free(self->host_block);

@@ -111,10 +111,9 @@ static void open_disk(state_rig *self)
                           .stripe_bytes = MIB};
     self->disk = mem_alloc(1, sizeof *self->disk, "test slab");
     assert_non_null(self->disk);
-    bool sim = self->backend == IO_SIM;
-    if ((sim ? sim_slab_init(self->disk, &config) : slab_open(self->disk, &config)) != 0)
+    if (slab_open(self->disk, &config) != 0)
         fail_msg("%s", err_text());
-    if (sim)
+    if (self->backend == IO_SIM)
         assert_int_equal(sim_store_create(self->disk, true, &self->bytes), 0);
 }
 
@@ -221,8 +220,7 @@ static void rig_close(state_rig *self)
     place_table_destroy(self->places);
     checksum_destroy(self->sums);
     sim_store_destroy(self->bytes);
-    if (self->backend != IO_SIM)
-        assert_int_equal(slab_remove(self->disk), 0);
+    assert_int_equal(slab_remove(self->disk), 0);
     for (uint32_t i = 0; i <= 2 * EXTENTS; i++)
         program_fini((program *)self->programs[i]);
     mem_free(self->disk);

@@ -39,11 +39,9 @@ static int setup(void **state)
     helper_drive(&drives[0], "x", 64 * MIB, 1);
     slab_config slab_settings = {
         .drives = drives, .drive_count = 1, .total_bytes = 4 * MIB, .stripe_bytes = MIB};
-    if (backend != IO_SIM)
-        return slab_open(&store, &slab_settings);
-    if (sim_slab_init(&store, &slab_settings) < 0)
+    if (slab_open(&store, &slab_settings) < 0)
         return -1;
-    return sim_store_create(&store, false, &bytes);
+    return backend == IO_SIM ? sim_store_create(&store, false, &bytes) : 0;
 }
 
 static int teardown(void **state)
@@ -51,7 +49,7 @@ static int teardown(void **state)
     arena_fini(&memory);
     sim_store_destroy(bytes);
     bytes = NULL;
-    if (backend != IO_SIM && slab_remove(&store) < 0)
+    if (slab_remove(&store) < 0)
         return -1;
     return helper_teardown(state);
 }

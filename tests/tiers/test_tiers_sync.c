@@ -35,11 +35,10 @@ static int setup(void **state)
     helper_drive(&drives[1], "y", 64 * MIB, 1);
     slab_config slab_settings = {
         .drives = drives, .drive_count = 2, .total_bytes = 4 * MIB, .stripe_bytes = MIB};
-    if (backend != IO_SIM && slab_open(&store, &slab_settings) < 0)
+    if (slab_open(&store, &slab_settings) < 0)
         return -1;
     if (backend == IO_SIM &&
-        (sim_slab_init(&store, &slab_settings) < 0 || sim_store_create(&store, false, &bytes) < 0 ||
-         sim_store_cache(bytes) < 0))
+        (sim_store_create(&store, false, &bytes) < 0 || sim_store_cache(bytes) < 0))
         return -1;
     const io_region region = {memory.base, memory.size_bytes};
     io_config io_settings = {.target = &store,
@@ -58,7 +57,7 @@ static int teardown(void **state)
     arena_fini(&memory);
     sim_store_destroy(bytes);
     bytes = NULL;
-    if (backend != IO_SIM && slab_remove(&store) < 0)
+    if (slab_remove(&store) < 0)
         return -1;
     return helper_teardown(state);
 }
