@@ -115,16 +115,6 @@ static void run_request(lane_worker *self, lane_request *request)
         request->result = 0;
 }
 
-static void signal_finished(lane_worker *self)
-{
-    uint64_t one = 1;
-    ssize_t written;
-    do
-        written = write(self->event_fd, &one, sizeof one);
-    while (written < 0 && errno == EINTR);
-    assert(written == (ssize_t)sizeof one); /* the counter stays far below its limit */
-}
-
 static void *worker_main(void *argument)
 {
     lane_worker *self = argument;
@@ -156,7 +146,7 @@ static void *worker_main(void *argument)
         bool was_empty = !self->finished.first;
         list_push(&self->finished, request);
         if (was_empty)
-            signal_finished(self);
+            (void)eventfd_write(self->event_fd, 1);
     }
     pthread_mutex_unlock(&self->mutex);
     return NULL;
@@ -192,9 +182,8 @@ static int worker_poll(lane *base, lane_request **done, size_t max)
     self->in_flight -= (uint32_t)count;
     if (count > 0 && !self->finished.first) {
         /* Under the mutex, so that it does not clear the signal of a request that finishes next. */
-        uint64_t news;
-        ssize_t got = read(self->event_fd, &news, sizeof news);
-        (void)got; /* EAGAIN: there was no signal to clear */
+        eventfd_t news;
+        (void)eventfd_read(self->event_fd, &news); /* EAGAIN: there was no signal to clear */
     }
     pthread_mutex_unlock(&self->mutex);
     return (int)count;

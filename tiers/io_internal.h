@@ -172,8 +172,6 @@ struct io {
     io_stats stats;
     io_latency *latencies; /* [drives][TIERI_DIRECTIONS] */
     err_record first_error;
-    const io_request *awaited; /* the request that io_transfer waits for */
-    err_record awaited_error;
 };
 
 /* io.c: makes event_fd unreadable. */

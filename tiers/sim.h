@@ -22,10 +22,9 @@
 
 typedef struct sim_store sim_store;
 
-/* Makes the bytes of the slab's drives, all zero. `whole`: takes all memory now, and nothing
- * allocates later; otherwise base/mem gives pieces of 256 KiB when they are first written. The
- * store does not keep `target`, which may be closed and reopened. -ENOMEM. */
-int sim_store_create(const slab *target, bool whole, sim_store **out) MUST_CHECK;
+/* Makes the bytes of the slab's drives, all zero. The store does not keep `target`, which may be
+ * closed and reopened. -ENOMEM. */
+int sim_store_create(const slab *target, sim_store **out) MUST_CHECK;
 void sim_store_destroy(sim_store *self); /* after the io that uses it; NULL is allowed */
 
 /* Cuts the drive's file to `size_bytes`, header included: reads beyond meet the end of the file,
@@ -33,12 +32,11 @@ void sim_store_destroy(sim_store *self); /* after the io that uses it; NULL is a
 void sim_store_cut(sim_store *self, uint32_t drive_idx, uint64_t size_bytes);
 
 /* Reads or changes bytes without the queue, to simulate data corruption: `size_bytes` from
- * `offset` of the drive's file, all within the slab's size. -ENOMEM for a sparse store that
- * cannot grow. */
+ * `offset` of the drive's file, all within the slab's size. */
 void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, void *data,
                    uint64_t size_bytes);
-int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
-                  uint64_t size_bytes) MUST_CHECK;
+void sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
+                   uint64_t size_bytes);
 
 /* Loss of power. After sim_store_cache, the queue's writes go to the drive's cache first: reads see
  * them, but only sim_store_sync makes them durable. sim_store_lose_power then decides, from `seed`,

@@ -157,7 +157,7 @@ static int make_store(struct engine *self, const struct engine_options *options,
         *store = *options->test->store;
         return 0;
     }
-    TRY(sim_store_create(self->disk, true, store));
+    TRY(sim_store_create(self->disk, store));
     if (options->test->store)
         *options->test->store = *store;
     else

@@ -127,7 +127,7 @@ static void open_side(struct side *side, const char *name, uint32_t drive_count)
     if (slab_open(&side->disk, &config) < 0)
         fail_msg("%s", err_text());
     if (backend == IO_SIM)
-        assert_int_equal(sim_store_create(&side->disk, false, &side->store), 0);
+        assert_int_equal(sim_store_create(&side->disk, &side->store), 0);
 }
 
 /* 4-byte words of stream `s` of so many elements, scales included. */

@@ -64,7 +64,7 @@ static void io_rig_open_drive(io_rig *self)
     if (slab_open(self->drive, &config) != 0)
         fail_msg("%s", err_text());
     if (self->backend == IO_SIM)
-        assert_int_equal(sim_store_create(self->drive, true, &self->bytes), 0);
+        assert_int_equal(sim_store_create(self->drive, &self->bytes), 0);
 }
 
 static void io_rig_open_transport(io_rig *self, const io_faults *faults)

@@ -114,7 +114,7 @@ static void open_disk(state_rig *self)
     if (slab_open(self->disk, &config) != 0)
         fail_msg("%s", err_text());
     if (self->backend == IO_SIM)
-        assert_int_equal(sim_store_create(self->disk, true, &self->bytes), 0);
+        assert_int_equal(sim_store_create(self->disk, &self->bytes), 0);
 }
 
 static io *open_io(state_rig *self, const io_faults *faults)

@@ -80,7 +80,7 @@ static void a_truncated_file_is_named(void **state)
 {
     (void)state;
     if (backend == IO_SIM)
-        assert_int_equal(sim_store_create(&store, false, &bytes), 0);
+        assert_int_equal(sim_store_create(&store, &bytes), 0);
     io *self = create(NULL);
     /* Drive 1 loses its third stripe and all after it, and a part of the second that is no
      * block. */

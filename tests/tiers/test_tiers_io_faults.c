@@ -41,7 +41,7 @@ static int setup(void **state)
         .drives = drives, .drive_count = 1, .total_bytes = 4 * MIB, .stripe_bytes = MIB};
     if (slab_open(&store, &slab_settings) < 0)
         return -1;
-    return backend == IO_SIM ? sim_store_create(&store, false, &bytes) : 0;
+    return backend == IO_SIM ? sim_store_create(&store, &bytes) : 0;
 }
 
 static int teardown(void **state)

@@ -1,4 +1,4 @@
-/* The simulated drive by itself: its bytes (sparse or whole, cut short, changed from outside), the
+/* The simulated drive by itself: its bytes (cut short, changed from outside), the
  * order of completions, which follows from the seed alone, and what a loss of power leaves of the
  * writes since the last sync. */
 #include <errno.h>
@@ -46,7 +46,7 @@ static void bytes_against_an_image(void **state)
     print_message("seed %d\n", SEED);
     open_slab(1, 5 * MIB);
     sim_store *bytes;
-    assert_int_equal(sim_store_create(&store, false, &bytes), 0);
+    assert_int_equal(sim_store_create(&store, &bytes), 0);
     mem_stats before, after;
     mem_get_stats(&before);
     memset(image, 0, sizeof image);
@@ -58,24 +58,16 @@ static void bytes_against_an_image(void **state)
         if (rng_below(SEED, 3, trial, 2)) {
             memset(piece, (int)trial, size);
             memcpy(image + at, piece, size);
-            assert_int_equal(sim_store_put(bytes, 0, at, piece, size), 0);
+            sim_store_put(bytes, 0, at, piece, size);
         } else {
             sim_store_get(bytes, 0, at, piece, size);
             assert_memory_equal(piece, image + at, size);
         }
-        if (trial == 99) { /* sparse: what is not written takes nothing */
-            mem_get_stats(&after);
-            assert_in_range(after.live_bytes - before.live_bytes, 1, 2 * MIB);
-        }
     }
+    mem_get_stats(&after);
+    assert_int_equal(after.call_count, before.call_count); /* nothing allocates later */
     sim_store_destroy(bytes);
     sim_store_destroy(NULL);
-    assert_int_equal(sim_store_create(&store, true, &bytes), 0);
-    mem_get_stats(&before);
-    assert_int_equal(sim_store_put(bytes, 0, end - 5, "bytes", 5), 0);
-    mem_get_stats(&after);
-    assert_int_equal(after.call_count, before.call_count); /* whole: nothing allocates later */
-    sim_store_destroy(bytes);
 }
 
 /* Two queues, one store: what the first wrote the second reads; a store for another slab is
@@ -85,7 +77,7 @@ static void a_store_outlives_its_queues(void **state)
     (void)state;
     open_slab(2, 4 * MIB);
     sim_store *bytes;
-    assert_int_equal(sim_store_create(&store, false, &bytes), 0);
+    assert_int_equal(sim_store_create(&store, &bytes), 0);
     io_config config = {.target = &store, .backend = IO_SIM, .store = bytes};
     for (int round = 0; round < 3; round++) {
         io *self;
@@ -254,7 +246,7 @@ static void lose_once(uint64_t seed, struct power_counts *counts)
     uint32_t found[FIELD_SECTORS];
     sim_store *bytes;
     memset(&field, 0, sizeof field);
-    assert_int_equal(sim_store_create(&store, false, &bytes), 0);
+    assert_int_equal(sim_store_create(&store, &bytes), 0);
     assert_int_equal(sim_store_cache(bytes), 0);
     assert_int_equal(sim_store_cache(bytes), 0); /* it stays the same cache */
     io_config config = {.target = &store, .backend = IO_SIM, .store = bytes};
@@ -337,8 +329,8 @@ static void power_is_lost(void **state)
     lose_once(SEED, &same);
     assert_memory_equal(&first, &same, sizeof first);
     sim_store *bytes;
-    assert_int_equal(sim_store_create(&store, false, &bytes), 0);
-    assert_int_equal(sim_store_put(bytes, 0, 0, "bytes", 5), 0);
+    assert_int_equal(sim_store_create(&store, &bytes), 0);
+    sim_store_put(bytes, 0, 0, "bytes", 5);
     sim_store_sync(bytes);
     assert_int_equal(sim_store_lose_power(bytes, 1), -EINVAL);
     char text[5];
@@ -355,7 +347,7 @@ static void the_log_is_bounded_by_syncs(void **state)
     open_slab(1, MIB);
     sim_store *bytes;
     mem_stats before, after;
-    assert_int_equal(sim_store_create(&store, true, &bytes), 0);
+    assert_int_equal(sim_store_create(&store, &bytes), 0);
     assert_int_equal(sim_store_cache(bytes), 0);
     io_config config = {.target = &store, .backend = IO_SIM, .store = bytes};
     io *self;
