@@ -139,31 +139,16 @@ void sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const v
 
 /* ---- the cache ---- */
 
-int sim_store_cache(sim_store *self)
+void sim_store_cache(sim_store *self)
 {
-    enum { FIRST_WRITES = 1024 };
-    if (self->cached)
-        return 0;
-    self->log_bytes = mem_alloc(MIB, 1, tag);
-    self->writes = mem_alloc(FIRST_WRITES, sizeof *self->writes, tag);
-    if (!self->log_bytes || !self->writes) {
-        mem_free(self->log_bytes);
-        mem_free(self->writes);
-        self->log_bytes = NULL;
-        self->writes = NULL;
-        return -ENOMEM;
-    }
-    self->log_capacity_bytes = MIB;
-    self->write_capacity = FIRST_WRITES;
     self->cached = true;
-    return 0;
 }
 
 /* Makes room for one more write of this size. */
 static int grow_log(sim_store *self, uint64_t size_bytes)
 {
     if (self->write_count == self->write_capacity) {
-        uint64_t capacity = 2 * self->write_capacity;
+        uint64_t capacity = size_max(2 * self->write_capacity, 1024);
         void *grown = mem_resize(self->writes, capacity, sizeof *self->writes, tag);
         if (!grown)
             return -ENOMEM;

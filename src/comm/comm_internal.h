@@ -38,7 +38,7 @@ struct commi_bulk_ops {
      * comm_fail for a failure of their own. */
     int (*all_gather)(comm *self, const comm_call *call);
     int (*reduce_scatter)(comm *self, const comm_call *call);
-    /* Frees everything. Waits for nobody after a failure. */
+    /* Frees everything. Waits for nobody after a failure. NULL: there is nothing to free. */
     void (*close)(comm *self);
     /* As comm_watch. NULL: comm_check. */
     int (*watch)(comm *self);
@@ -165,13 +165,13 @@ struct commi_request {
 };
 typedef struct commi_request commi_request;
 
-/* bytes <= INT_MAX, tag < 32768. `data` must not change until the request is done. A message goes
- * to the receive of the same rank, tag and order. A receive gets exactly the bytes that it asks
+/* bytes <= INT_MAX. `data` must not change until the request is done. A message goes
+ * to the receive of the same rank and order. A receive gets exactly the bytes that it asks
  * for. ERR_BACKEND. */
 int commi_mpi_send(comm *self, commi_request *request, const void *data, uint64_t bytes,
-                   uint32_t rank, int tag) MUST_CHECK;
-int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes, uint32_t rank,
-                      int tag) MUST_CHECK;
+                   uint32_t rank) MUST_CHECK;
+int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes,
+                      uint32_t rank) MUST_CHECK;
 /* Lets MPI make progress, and says whether the request is done. An inactive request is done. Never
  * blocks. */
 int commi_mpi_test(commi_request *request, bool *is_done) MUST_CHECK;

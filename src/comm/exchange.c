@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -198,7 +199,7 @@ static int share(exchange *self, offer *mine, offer *offers, bool by_name, bool 
     if (rc == 0 && by_name)
         rc = comm_agree(group, "mapping shared memory", mapped);
     if (by_name)
-        segment_unlink(mine->name);
+        (void)shm_unlink(mine->name);
     if (rc < 0)
         return rc;
     *is_mapped = comm_agree(group, "mapping shared memory", mapped) == 0;

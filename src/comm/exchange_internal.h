@@ -62,10 +62,6 @@ int exchangei_wait_published(exchange *self, uint32_t p, uint32_t round,
 /* Waits until the half of this round may be written: all ranks of this host have read it, and its
  * messages to other hosts have left. */
 int exchangei_wait_free(exchange *self, uint32_t round, const char *label) MUST_CHECK;
-/* Sends a slot to rank p of another host; receives one from it. */
-int exchangei_post(exchange *self, uint32_t p, uint32_t round, const void *slot,
-                   uint64_t bytes) MUST_CHECK;
-int exchangei_expect(exchange *self, uint32_t p, uint32_t round, uint64_t bytes) MUST_CHECK;
 
 /* staged.c: copies between the GPU and pinned host memory. `chunk_bytes`: the longest chunk. */
 int stagedi_open(exchange *owner, struct device *gpu, uint64_t chunk_bytes,

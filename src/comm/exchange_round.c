@@ -142,7 +142,7 @@ static int send_slots(passage *way, uint32_t round, uint64_t count)
             continue;
         unsigned char *slot = half_data(self, rank, round) + slot_offset(way, rank, p);
         memcpy(slot, &way->head, sizeof way->head);
-        TRY(exchangei_post(self, p, round, slot, bytes));
+        TRY(commi_mpi_send(self->group, &self->peers[p].sends[round & 1], slot, bytes, p));
     }
     return 0;
 }
@@ -156,8 +156,10 @@ static int publish(passage *way, uint64_t index)
     TRY(exchangei_wait_free(self, round, way->call->label));
     for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
         /* room for the longest slot: a rank with another call sends another length */
-        if (self->peers[p].is_remote)
-            TRY(exchangei_expect(self, p, round, self->gather_slot_bytes));
+        exchange_peer *peer = &self->peers[p];
+        if (peer->is_remote)
+            TRY(commi_mpi_receive(self->group, &peer->receives[round & 1], peer->inbox[round & 1],
+                                  self->gather_slot_bytes, p));
     }
     way->head.round = round;
     page->heads[round & 1] = way->head;

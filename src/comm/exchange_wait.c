@@ -4,7 +4,6 @@
 #include "comm/exchange_internal.h"
 
 enum {
-    WAIT_TAG = 77,
     WAIT_ASLEEP_NS = 500000000, /* then it checks whether another rank has failed */
     WAIT_POLL_NS_MIN = 50000,   /* MPI makes progress only while it is called */
     WAIT_POLL_NS_MAX = 1000000,
@@ -106,16 +105,4 @@ int exchangei_wait_free(exchange *self, uint32_t round, const char *label)
             TRY(wait_word(self, &peer->shared.page->consumed, round - 2, p, label));
     }
     return 0;
-}
-
-int exchangei_post(exchange *self, uint32_t p, uint32_t round, const void *slot, uint64_t bytes)
-{
-    return commi_mpi_send(self->group, &self->peers[p].sends[round & 1], slot, bytes, p, WAIT_TAG);
-}
-
-int exchangei_expect(exchange *self, uint32_t p, uint32_t round, uint64_t bytes)
-{
-    exchange_peer *peer = &self->peers[p];
-    return commi_mpi_receive(self->group, &peer->receives[round & 1], peer->inbox[round & 1], bytes,
-                             p, WAIT_TAG);
 }

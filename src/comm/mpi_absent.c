@@ -33,15 +33,14 @@ const char *commi_mpi_version(void)
 }
 
 int commi_mpi_send(comm *self, commi_request *request, const void *data, uint64_t bytes,
-                   uint32_t rank, int tag)
+                   uint32_t rank)
 {
     return absent();
 }
 
-int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes, uint32_t rank,
-                      int tag)
+int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes, uint32_t rank)
 {
-    return commi_mpi_send(self, request, data, bytes, rank, tag);
+    return commi_mpi_send(self, request, data, bytes, rank);
 }
 
 int commi_mpi_test(commi_request *request, bool *is_done)
