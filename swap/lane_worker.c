@@ -37,7 +37,6 @@ struct lane_worker {
     /* Under the mutex: */
     request_list queues[LANE_COUNT];
     request_list finished;
-    uint32_t in_flight; /* submitted and not yet polled */
     bool ready, stop;
     int start_result;
     err_record error; /* written once, by the worker, before the failed request is finished */
@@ -155,20 +154,11 @@ static void *worker_main(void *argument)
 static int worker_submit(lane *base, lane_request *request)
 {
     lane_worker *self = (lane_worker *)base;
-    int rc = 0;
     pthread_mutex_lock(&self->mutex);
-    if (self->in_flight >= self->config.request_capacity) {
-        rc = -EAGAIN;
-    } else {
-        self->in_flight++;
-        list_push(&self->queues[request->item->lane], request);
-        pthread_cond_signal(&self->work);
-    }
+    list_push(&self->queues[request->item->lane], request);
+    pthread_cond_signal(&self->work);
     pthread_mutex_unlock(&self->mutex);
-    if (rc < 0)
-        err_set(rc, "lane %s: all %u requests are in flight", self->config.name,
-                self->config.request_capacity);
-    return rc;
+    return 0;
 }
 
 static int worker_poll(lane *base, lane_request **done, size_t max)
@@ -178,8 +168,6 @@ static int worker_poll(lane *base, lane_request **done, size_t max)
     pthread_mutex_lock(&self->mutex);
     while (count < max && self->finished.first)
         done[count++] = list_pop(&self->finished);
-    assert(count <= self->in_flight);
-    self->in_flight -= (uint32_t)count;
     if (count > 0 && !self->finished.first) {
         /* Under the mutex, so that it does not clear the signal of a request that finishes next. */
         eventfd_t news;
@@ -252,9 +240,8 @@ static int start_worker(lane_worker *self)
 int lane_worker_create(const lane_worker_config *config, lane **out)
 {
     *out = NULL;
-    if (!config->run || config->depth == 0 || config->request_capacity < config->depth ||
-        (unsigned)config->priority_lane >= LANE_COUNT)
-        return err_set(-EINVAL, "lane %s: needs a callback, a depth and at least as many requests",
+    if (!config->run || config->depth == 0 || (unsigned)config->priority_lane >= LANE_COUNT)
+        return err_set(-EINVAL, "lane %s: needs a callback and a depth",
                        config->name ? config->name : "worker");
     lane_worker *self = mem_alloc(1, sizeof *self, "lane worker");
     if (!self)

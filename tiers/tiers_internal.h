@@ -96,17 +96,17 @@ enum {
 };
 
 /* The index of the node with this id; -1: there is none. */
-static inline int tieri_node_index(const topology *machine, int id)
+static inline int tieri_node_index(const topology *self, int id)
 {
-    for (uint32_t n = 0; n < machine->node_count; n++)
-        if (machine->nodes[n].id == id)
+    for (uint32_t n = 0; n < self->node_count; n++)
+        if (self->nodes[n].id == id)
             return (int)n;
     return -1;
 }
 
-static inline uint32_t tieri_node_distance(const topology *machine, uint32_t from, uint32_t to)
+static inline uint32_t tieri_node_distance(const topology *self, uint32_t from, uint32_t to)
 {
-    uint8_t known = machine->nodes[from].distance[to];
+    uint8_t known = self->nodes[from].distance[to];
     return known ? known : from == to ? 10 : TIERI_DISTANCE_UNKNOWN;
 }
 

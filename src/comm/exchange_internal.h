@@ -23,9 +23,9 @@
 #include "comm/comm_internal.h"
 #include "comm/segment.h"
 #include "comm/sum.h"
+#include "tiers/device.h"
 
 enum exchange_kind { EXCHANGE_GATHER, EXCHANGE_REDUCE };
-enum exchange_way { EXCHANGE_TO_HOST, EXCHANGE_FROM_HOST, EXCHANGE_WITHIN };
 
 struct exchange_peer {
     segment shared;          /* mapped if the rank is on this host */
@@ -69,7 +69,7 @@ int stagedi_open(exchange *owner, struct device *gpu, uint64_t chunk_bytes,
 void stagedi_close(struct staged *self);
 int stagedi_attach(struct staged *self) MUST_CHECK; /* once per collective */
 int stagedi_copy(struct staged *self, void *target, const void *source, uint64_t bytes,
-                 enum exchange_way way) MUST_CHECK;
+                 enum device_direction way) MUST_CHECK;
 int stagedi_finish(struct staged *self) MUST_CHECK;          /* waits for all copies */
 float *stagedi_outgoing(struct staged *self, uint32_t slot); /* [chunk], one per reader */
 float *stagedi_own(struct staged *self, uint32_t round);     /* [chunk], one per round */

@@ -78,8 +78,7 @@ static int make_worker(struct engine *self, const struct worker_plan *plan, lane
                                  .start_user = plan->group,
                                  .owner = plan->owner,
                                  .depth = LANE_DEPTH,
-                                 .priority_lane = plan->priority,
-                                 .request_capacity = 4 * LANE_DEPTH};
+                                 .priority_lane = plan->priority};
     if (self->setup->job->run.paranoid) {
         const program *programs[PROGRAM_KIND_COUNT];
         enginei_list_programs(self, programs);
@@ -189,8 +188,7 @@ static int make_commit_lane(struct engine *self)
                                  .start_user = &self->setup->cores.io,
                                  .owner = OWNER_COMMITS,
                                  .depth = 1,
-                                 .priority_lane = LANE_COMMIT,
-                                 .request_capacity = LANE_DEPTH};
+                                 .priority_lane = LANE_COMMIT};
     return lane_worker_create(&config, &self->commit_lane);
 }
 

@@ -110,8 +110,7 @@ static lane *io_rig_worker(io_rig *self, const char *name, uint32_t owner)
                                  .user = &self->arenas,
                                  .owner = owner,
                                  .depth = 3,
-                                 .priority_lane = LANE_COMPUTE,
-                                 .request_capacity = 8};
+                                 .priority_lane = LANE_COMPUTE};
     lane *worker;
     assert_int_equal(lane_worker_create(&config, &worker), 0);
     return worker;
