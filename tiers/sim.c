@@ -332,12 +332,7 @@ static tieri_transfer *sim_reap(void *state)
             best = at;
             before_best = before;
         }
-    if (before_best)
-        before_best->next = best->next;
-    else
-        self->flying.first = best->next;
-    if (self->flying.last == best)
-        self->flying.last = before_best;
+    tieri_list_take(&self->flying, before_best);
     assert(self->flying_count > 0);
     self->flying_count--;
     self->ready_count--;

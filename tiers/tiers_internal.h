@@ -110,6 +110,9 @@ static inline uint32_t tieri_node_distance(const topology *self, uint32_t from, 
     return known ? known : from == to ? 10 : TIERI_DISTANCE_UNKNOWN;
 }
 
+/* topology_place.c: one core of each physical core in `cores`, the lowest. */
+core_set tieri_physical(const topology *machine, const core_set *cores);
+
 /* Rule 7 of topology_place, for plan->share. `kept`: the cores that io.cores names; may be
  * empty. */
 void tieri_share(const topology *machine, const core_request *asked, const core_set *kept,

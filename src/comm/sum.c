@@ -1,6 +1,6 @@
 /* The loops of sum.h. CMake compiles this file once for every CPU and, on x86-64, once more per
- * instruction set, with SUM_LOOPS (the symbol of the table) and SUM_NAME. The loops have no
- * branches, so that the compiler can vectorize them. */
+ * instruction set, with SUM_LOOPS, the symbol of the table. The loops have no branches, so that the
+ * compiler can vectorize them. */
 #include "comm/sum.h"
 
 #include <string.h>
@@ -10,7 +10,6 @@ extern const sum_loops sumi_base, sumi_avx2, sumi_avx512;
 
 #ifndef SUM_LOOPS
 #define SUM_LOOPS sumi_base
-#define SUM_NAME  "base"
 
 const sum_loops *sum_loops_of(enum cpu_isa isa)
 {
@@ -124,4 +123,4 @@ static void add_own(float *restrict total, const float *restrict values, enum dt
     }
 }
 
-const sum_loops SUM_LOOPS = {.name = SUM_NAME, .pack = pack, .add = add, .add_own = add_own};
+const sum_loops SUM_LOOPS = {.pack = pack, .add = add, .add_own = add_own};

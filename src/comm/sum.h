@@ -14,7 +14,6 @@
 enum { SUM_BLOCK_ELEMS = 4096 }; /* a block of one call stays in the first-level cache */
 
 struct sum_loops {
-    const char *name; /* "base", "avx2", "avx512" */
     /* Rounds source [count] fp32 to nearest even into target [count] of `wire`. No overlap. */
     void (*pack)(const float *source, void *target, enum dtype wire, size_t count);
     /* total [count] fp32 = values [count] of `wire` if is_first, otherwise total + values. */
