@@ -1,66 +1,29 @@
 /* The table of sums: the distinct ranges that programs write, sorted, with a flag and a sum each.
- * See checksum.h. Only creation allocates.
- *
- *   extents by offset, then size; reach[i] = the furthest end of extents 0 .. i, so a walk backward
- *   from a place stops as soon as no earlier extent can overlap */
+ * See checksum.h. Only creation and checksum_add allocate. */
 #include "swap/checksum.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#define XXH_STATIC_LINKING_ONLY
-#include <xxhash.h>
 
-#include "base/cpu.h"
 #include "base/mem.h"
-#include "base/tile.h"
-#include "swap/checksum_internal.h"
+#include "base/size.h"
 
-#include "swap/checksum_body.h"
+struct entry {
+    checksum_extent extent;
+    /* The furthest end of this and all earlier extents: a walk backward from a place stops as soon
+     * as no earlier extent can overlap. */
+    uint64_t reach;
+    bool known; /* has a sum */
+};
+typedef struct entry entry;
 
 struct checksum_table {
-    uint64_t extent_count;
-    checksum_extent *extents; /* [extent_count] by offset, then size */
-    uint64_t *reach;          /* [extent_count] */
-    uint8_t *known;           /* [extent_count] 1: has a sum */
+    uint64_t count;
+    entry *entries; /* [count] by offset, then size */
 };
 
-/* Measured from DRAM on one Zen 4 core: 18.8 GB/s with the library's SSE2, 32 with AVX2, 31 with
- * AVX-512. */
-static uint64_t sum_streams(const void *data, const struct swapi_stream *streams,
-                            uint32_t stream_count)
-{
-#if defined(__x86_64__)
-    if (cpu_isa() >= CPU_AVX2)
-        return swapi_checksum_avx2(data, streams, stream_count);
-#endif
-    return checksum_streams(data, streams, stream_count);
-}
-
-uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count, uint32_t streams)
-{
-    struct swapi_stream list[TILE_STREAMS_MAX] = {{0, size_bytes}};
-    uint32_t count = tile_stream_count(streams);
-    if (elem_count == 0 || count == 0 || count > TILE_STREAMS_MAX ||
-        tile_bytes(elem_count, streams) != size_bytes)
-        return sum_streams(data, list, 1);
-    for (uint32_t i = 0; i < count; i++)
-        list[i] = (struct swapi_stream){tile_stream_offset(streams, elem_count, i),
-                                        tile_stream_bytes(streams, elem_count, i)};
-    return sum_streams(data, list, count);
-}
-
-uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t streams)
-{
-    static const unsigned char zeros[16384]; /* half of a first-level cache */
-    uint64_t master_bytes = tile_stream_bytes(streams, elem_count, 0);
-    uint64_t others_bytes = tile_state_bytes(streams, elem_count) - master_bytes;
-#if defined(__x86_64__)
-    if (cpu_isa() >= CPU_AVX2)
-        return swapi_checksum_zeros_avx2(master, master_bytes, others_bytes, zeros, sizeof zeros);
-#endif
-    return checksum_stream_and_zeros(master, master_bytes, others_bytes, zeros, sizeof zeros);
-}
+static const char tag[] = "checksums";
 
 /* ---- creation ---- */
 
@@ -77,16 +40,20 @@ static uint64_t end_of(const checksum_extent *extent)
     return extent->offset + extent->size_bytes;
 }
 
-/* Sorts the extents and drops duplicates. Returns how many are left. */
-static uint64_t sort_extents(checksum_extent *list, uint64_t count)
+/* Sorts the first `count` entries, drops duplicates and finds what each reaches. */
+static void sort_entries(checksum_table *self, uint64_t count)
 {
-    uint64_t kept = 0;
+    entry *list = self->entries;
+    uint64_t reach = 0;
     if (count > 0)
         qsort(list, count, sizeof *list, compare_extents);
-    for (uint64_t i = 0; i < count; i++)
-        if (i == 0 || compare_extents(&list[i], &list[kept - 1]) != 0)
-            list[kept++] = list[i];
-    return kept;
+    self->count = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (self->count > 0 && compare_extents(&list[i], &list[self->count - 1]) == 0)
+            continue;
+        reach = size_max(reach, end_of(&list[i].extent));
+        list[self->count++] = (entry){.extent = list[i].extent, .reach = reach};
+    }
 }
 
 /* The range of the nvme arena that a write op fills; false for any other op. */
@@ -102,87 +69,45 @@ static bool extent_range(const program *prog, const op *item, checksum_extent *e
     return true;
 }
 
-/* Collects all ranges, sorted and without duplicates. The caller frees *extents. */
-static int collect_extents(const program *const *programs, uint32_t program_count,
-                           checksum_extent **extents, uint64_t *count)
-{
-    *extents = NULL;
-    *count = 0;
-    checksum_extent one;
-    uint64_t all = 0;
-    for (uint32_t p = 0; p < program_count; p++)
-        for (uint64_t i = 0; i < programs[p]->op_count; i++)
-            all += extent_range(programs[p], &programs[p]->ops[i], &one);
-    checksum_extent *list = mem_alloc(all, sizeof *list, "checksums");
-    if (!list)
-        return -ENOMEM;
-    uint64_t used = 0;
-    for (uint32_t p = 0; p < program_count; p++)
-        for (uint64_t i = 0; i < programs[p]->op_count; i++)
-            if (extent_range(programs[p], &programs[p]->ops[i], &one))
-                list[used++] = one;
-    *extents = list;
-    *count = sort_extents(list, all);
-    return 0;
-}
-
-static void fill_reach(checksum_table *self)
-{
-    uint64_t reach = 0;
-    for (uint64_t i = 0; i < self->extent_count; i++) {
-        reach = size_max(reach, end_of(&self->extents[i]));
-        self->reach[i] = reach;
-    }
-}
-
 int checksum_create(const program *const *programs, uint32_t program_count, checksum_table **out)
 {
     *out = NULL;
-    checksum_table *self = mem_alloc(1, sizeof *self, "checksums");
+    checksum_table *self = mem_alloc(1, sizeof *self, tag);
     if (!self)
         return -ENOMEM;
-    checksum_extent *all;
-    int rc = collect_extents(programs, program_count, &all, &self->extent_count);
-    if (rc == 0) { /* shrinks the list, which had one entry per op */
-        self->extents = mem_resize(all, self->extent_count, sizeof *all, "checksums");
-        if (!self->extents)
-            mem_free(all);
-    }
-    self->reach = mem_alloc(self->extent_count, sizeof *self->reach, "checksums");
-    self->known = mem_alloc(self->extent_count, sizeof *self->known, "checksums");
-    if (!self->extents || !self->reach || !self->known) {
+    checksum_extent one;
+    uint64_t all = 0, used = 0;
+    for (uint32_t p = 0; p < program_count; p++)
+        for (uint64_t i = 0; i < programs[p]->op_count; i++)
+            all += extent_range(programs[p], &programs[p]->ops[i], &one);
+    self->entries = mem_alloc(all, sizeof *self->entries, tag);
+    if (!self->entries) {
         checksum_destroy(self);
         return -ENOMEM;
     }
-    fill_reach(self);
+    for (uint32_t p = 0; p < program_count; p++)
+        for (uint64_t i = 0; i < programs[p]->op_count; i++)
+            if (extent_range(programs[p], &programs[p]->ops[i], &one))
+                self->entries[used++].extent = one;
+    sort_entries(self, all);
+    entry *shrunk = mem_resize(self->entries, self->count, sizeof *shrunk, tag);
+    if (shrunk)
+        self->entries = shrunk;
     *out = self;
     return 0;
 }
 
 int checksum_add(checksum_table *self, const checksum_extent *extents, uint64_t count)
 {
-    uint64_t before = self->extent_count, all = before + count;
     if (checksum_count(self) > 0)
         return err_set(-EINVAL, "checksums: ranges are added to a table that has sums");
-    checksum_extent *list = mem_alloc(all, sizeof *list, "checksums");
-    uint64_t *reach = mem_alloc(all, sizeof *reach, "checksums");
-    uint8_t *known = mem_alloc(all, sizeof *known, "checksums");
-    if (!list || !reach || !known) {
-        mem_free(list);
-        mem_free(reach);
-        mem_free(known);
+    entry *grown = mem_resize(self->entries, self->count + count, sizeof *grown, tag);
+    if (!grown)
         return -ENOMEM;
-    }
-    for (uint64_t i = 0; i < all; i++)
-        list[i] = i < before ? self->extents[i] : extents[i - before];
-    mem_free(self->extents);
-    mem_free(self->reach);
-    mem_free(self->known);
-    self->extents = list;
-    self->reach = reach;
-    self->known = known;
-    self->extent_count = sort_extents(list, all);
-    fill_reach(self);
+    self->entries = grown;
+    for (uint64_t i = 0; i < count; i++)
+        grown[self->count + i] = (entry){.extent = extents[i]};
+    sort_entries(self, self->count + count);
     return 0;
 }
 
@@ -190,9 +115,7 @@ void checksum_destroy(checksum_table *self)
 {
     if (!self)
         return;
-    mem_free(self->extents);
-    mem_free(self->reach);
-    mem_free(self->known);
+    mem_free(self->entries);
     mem_free(self);
 }
 
@@ -201,10 +124,10 @@ void checksum_destroy(checksum_table *self)
 /* How many extents begin before `offset`. */
 static uint64_t count_before(const checksum_table *self, uint64_t offset)
 {
-    uint64_t low = 0, high = self->extent_count;
+    uint64_t low = 0, high = self->count;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
-        if (self->extents[middle].offset < offset)
+        if (self->entries[middle].extent.offset < offset)
             low = middle + 1;
         else
             high = middle;
@@ -212,36 +135,34 @@ static uint64_t count_before(const checksum_table *self, uint64_t offset)
     return low;
 }
 
-uint64_t checksum_capacity(const checksum_table *self)
-{
-    return self->extent_count;
-}
-
 uint64_t checksum_count(const checksum_table *self)
 {
     uint64_t count = 0;
-    for (uint64_t i = 0; i < self->extent_count; i++)
-        count += self->known[i];
+    for (uint64_t i = 0; i < self->count; i++)
+        count += self->entries[i].known;
     return count;
 }
 
 void checksum_forget(checksum_table *self, uint64_t offset, uint64_t size_bytes)
 {
     assert(size_bytes <= UINT64_MAX - offset);
-    for (uint64_t i = count_before(self, offset + size_bytes); i-- > 0 && self->reach[i] > offset;)
-        if (end_of(&self->extents[i]) > offset)
-            self->known[i] = 0;
+    for (uint64_t i = count_before(self, offset + size_bytes);
+         i-- > 0 && self->entries[i].reach > offset;)
+        if (end_of(&self->entries[i].extent) > offset)
+            self->entries[i].known = false;
 }
 
 int checksum_put(checksum_table *self, const checksum_extent *extent)
 {
     checksum_forget(self, extent->offset, extent->size_bytes);
-    for (uint64_t i = count_before(self, extent->offset);
-         i < self->extent_count && self->extents[i].offset == extent->offset; i++) {
-        if (self->extents[i].size_bytes != extent->size_bytes)
+    for (uint64_t i = count_before(self, extent->offset); i < self->count; i++) {
+        entry *item = &self->entries[i];
+        if (item->extent.offset != extent->offset)
+            break;
+        if (item->extent.size_bytes != extent->size_bytes)
             continue;
-        self->extents[i].sum = extent->sum;
-        self->known[i] = 1;
+        item->extent.sum = extent->sum;
+        item->known = true;
         return 0;
     }
     return err_set(-ENOENT, "checksums: no program writes %llu bytes at %llu of the nvme tier",
@@ -251,10 +172,11 @@ int checksum_put(checksum_table *self, const checksum_extent *extent)
 int checksum_verify(const checksum_table *self, uint64_t offset, uint64_t size_bytes,
                     const void *data, checksum_extent *expected, uint64_t *found)
 {
-    for (uint64_t i = count_before(self, offset);
-         i < self->extent_count && self->extents[i].offset < offset + size_bytes; i++) {
-        const checksum_extent *extent = &self->extents[i];
-        if (end_of(extent) > offset + size_bytes || !self->known[i])
+    for (uint64_t i = count_before(self, offset); i < self->count; i++) {
+        const checksum_extent *extent = &self->entries[i].extent;
+        if (extent->offset >= offset + size_bytes)
+            break;
+        if (end_of(extent) > offset + size_bytes || !self->entries[i].known)
             continue;
         *found = checksum_sum((const unsigned char *)data + (extent->offset - offset),
                               extent->size_bytes, 0, 0);

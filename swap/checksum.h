@@ -51,8 +51,7 @@ void checksum_destroy(checksum_table *self); /* NULL is allowed */
  * table is unchanged. */
 int checksum_add(checksum_table *self, const checksum_extent *extents, uint64_t count) MUST_CHECK;
 
-/* The number of extents that the table has room for, and of those that have a sum. */
-uint64_t checksum_capacity(const checksum_table *self);
+/* The number of extents that have a sum. */
 uint64_t checksum_count(const checksum_table *self);
 
 /* Forgets the sums of all extents that overlap the range, for a caller that writes without the

@@ -1,6 +1,6 @@
 /* Shared by the files of the executor: the executor and its per-program tables. executor.c calls
- * executor_prepare.c, which makes the tables at creation, and executor_paranoid.c, which overwrites
- * memory in paranoid mode. */
+ * executor_prepare.c, which makes the tables at creation, and paranoid.c, which overwrites memory in
+ * paranoid mode. */
 #ifndef SLUICE_SWAP_EXECUTOR_INTERNAL_H
 #define SLUICE_SWAP_EXECUTOR_INTERNAL_H
 
@@ -85,7 +85,7 @@ static inline bool swapi_same_worker(const executor *self, uint8_t one, uint8_t 
     return a->in_order && b->in_order && (a == b || a->owner == b->owner);
 }
 
-/* executor_paranoid.c. All but _create do nothing unless the executor is paranoid. */
+/* paranoid.c. All but _create do nothing unless the executor is paranoid. */
 int swapi_paranoid_create(executor *self, const executor_config *config) MUST_CHECK; /* -ENOMEM */
 void swapi_paranoid_begin(executor *self);
 void swapi_paranoid_issue(executor *self, const op *item); /* before it is submitted */

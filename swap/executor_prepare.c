@@ -21,33 +21,16 @@ void swapi_prepared_fini(swapi_prepared *self)
     memset(self, 0, sizeof *self);
 }
 
-/* Checks what the loop relies on; program_check proves the rest. */
-static int check_usable(const executor *self, const program *prog)
+/* program_check proves the rest that the loop relies on. */
+static int check_lanes(const executor *self, const program *prog)
 {
-    if (prog->op_count >= PROGRAM_NONE)
-        return err_set(ERR_INTERNAL, "executor: a program of %llu ops is too long",
-                       (unsigned long long)prog->op_count);
-    for (uint64_t i = 0; i < prog->op_count; i++) {
-        const op *item = &prog->ops[i];
-        if (item->lane >= LANE_COUNT || !self->lanes[item->lane])
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        if (!self->lanes[prog->ops[i].lane])
             return err_set(ERR_INTERNAL,
                            "executor: op %llu of the %s program needs lane %s, which "
                            "was not given",
                            (unsigned long long)i, program_kind_name(prog->kind),
-                           lane_kind_name((enum lane_kind)item->lane));
-        if (item->dep_begin > prog->dep_count ||
-            item->dep_count > prog->dep_count - item->dep_begin)
-            return err_set(ERR_INTERNAL, "executor: op %llu's dependencies lie outside of the list",
-                           (unsigned long long)i);
-        for (uint32_t k = 0; k < item->dep_count; k++)
-            if (prog->deps[item->dep_begin + k] >= prog->op_count)
-                return err_set(ERR_INTERNAL, "executor: op %llu depends on op %u of %llu",
-                               (unsigned long long)i, prog->deps[item->dep_begin + k],
-                               (unsigned long long)prog->op_count);
-        if (item->behind != PROGRAM_NONE && item->behind >= prog->op_count)
-            return err_set(ERR_INTERNAL, "executor: op %llu is behind op %u of %llu",
-                           (unsigned long long)i, item->behind, (unsigned long long)prog->op_count);
-    }
+                           lane_kind_name((enum lane_kind)prog->ops[i].lane));
     return 0;
 }
 
@@ -190,7 +173,7 @@ static int list_homes(swapi_prepared *out)
 
 int swapi_prepare(const executor *self, const program *prog, swapi_prepared *out)
 {
-    TRY(check_usable(self, prog));
+    TRY(check_lanes(self, prog));
     out->prog = prog;
     int rc = sort_ops(prog, out);
     if (rc == 0)

@@ -96,7 +96,6 @@ struct lane_worker_config {
     uint32_t owner;
     uint32_t depth;
     enum lane_kind priority_lane;
-    uint32_t request_capacity; /* most requests in flight, over all kinds; >= depth */
 };
 typedef struct lane_worker_config lane_worker_config;
 

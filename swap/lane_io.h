@@ -1,6 +1,6 @@
-/* The read and write lanes: they run ops between the nvme address space and the host arena, through
- * tiers/io. Both lanes share one io object and its queue; each has its own requests. Owner thread:
- * the executor's. */
+/* The lane of reads and writes: it runs ops between the nvme address space and the host arena,
+ * through tiers/io. The same object stands in the executor's slots of both kinds, since both share
+ * the queue of one io object. Owner thread: the executor's. */
 #ifndef SLUICE_SWAP_LANE_IO_H
 #define SLUICE_SWAP_LANE_IO_H
 
@@ -10,14 +10,13 @@
 #include "tiers/io.h"
 
 struct lane_io_config {
-    io *transport;             /* borrowed */
-    unsigned char *host_base;  /* start of the host arena */
-    uint32_t depth;            /* ops in flight per lane */
-    uint32_t request_capacity; /* requests kept ready per lane, >= depth */
-    /* Borrowed, made for the programs that will run, outlives the lanes. NULL: only ops with a
+    io *transport;            /* borrowed */
+    unsigned char *host_base; /* start of the host arena */
+    uint32_t depth;           /* ops in flight of each kind */
+    /* Borrowed, made for the programs that will run, outlives the lane. NULL: only ops with a
      * place are summed. */
     checksum_table *verify;
-    /* Borrowed, outlives the lanes: where the optimizer state of the programs lies. NULL: ops of
+    /* Borrowed, outlives the lane: where the optimizer state of the programs lies. NULL: ops of
      * optimizer state are like any others. */
     place_table *places;
     /* Do not compare reads (io.verify_reads false), except those of PROGRAM_LOAD from places.
@@ -29,9 +28,8 @@ struct lane_io_config {
 };
 typedef struct lane_io_config lane_io_config;
 
-/* Creates both lanes. Offsets of buffers in the nvme arena are addresses of the slab, except for
- * state with places. One op is one io_request. submit returns -EAGAIN if the transport is full. The
- * descriptor of each lane is also readable for completions that the other lane's poll has found.
+/* Creates the lane. Offsets of buffers in the nvme arena are addresses of the slab, except for state
+ * with places. One op is one io_request. submit returns -EAGAIN if the transport is full.
  *
  * An op with op.behind may be submitted while that op is in flight. Its transfers wait in the queue
  * until all transfers of the other op are with the kernel (io_request.behind); a write is summed
@@ -53,17 +51,16 @@ typedef struct lane_io_config lane_io_config;
  * thread that sums has copies (swap/place_table.h says what the commit may read meanwhile).
  *
  * A read that differs fails with ERR_CORRUPT; the text names the state, bytes, offset and path of
- * the file, both sums and what to do. A thread of the pair ("sluice-sums") sums, so that the
+ * the file, both sums and what to do. A thread of the lane ("sluice-sums") sums, so that the
  * drives' queues stay full meanwhile: 0.03 s of a core per GB with AVX2. It exists only if there is
  * something to sum or compare.
  *
  * Errors of requests name direction, file and offset; the executor adds the op. A transfer that the
  * transport reports as stuck is named by its op.
  *
- * Destroy both lanes, in any order, before the transport, when no request is in flight or a poll of
- * either lane has failed. After a failed poll nothing in flight comes back, and the arena must live
- * until io_destroy has returned. -EINVAL for a bad config, -ENOMEM, or the system's error for
- * descriptors. */
-int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_lane) MUST_CHECK;
+ * Destroy the lane before the transport, when no request is in flight or poll has failed. After a
+ * failed poll nothing in flight comes back, and the arena must live until io_destroy has returned.
+ * -EINVAL for a bad config, -ENOMEM, or the system's error for descriptors. */
+int lane_io_create(const lane_io_config *config, lane **out) MUST_CHECK;
 
 #endif

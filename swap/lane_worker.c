@@ -37,7 +37,6 @@ struct lane_worker {
     /* Under the mutex: */
     request_list queues[LANE_COUNT];
     request_list finished;
-    uint32_t in_flight; /* submitted and not yet polled */
     bool ready, stop;
     int start_result;
     err_record error; /* written once, by the worker, before the failed request is finished */
@@ -115,16 +114,6 @@ static void run_request(lane_worker *self, lane_request *request)
         request->result = 0;
 }
 
-static void signal_finished(lane_worker *self)
-{
-    uint64_t one = 1;
-    ssize_t written;
-    do
-        written = write(self->event_fd, &one, sizeof one);
-    while (written < 0 && errno == EINTR);
-    assert(written == (ssize_t)sizeof one); /* the counter stays far below its limit */
-}
-
 static void *worker_main(void *argument)
 {
     lane_worker *self = argument;
@@ -156,7 +145,7 @@ static void *worker_main(void *argument)
         bool was_empty = !self->finished.first;
         list_push(&self->finished, request);
         if (was_empty)
-            signal_finished(self);
+            (void)eventfd_write(self->event_fd, 1);
     }
     pthread_mutex_unlock(&self->mutex);
     return NULL;
@@ -165,20 +154,11 @@ static void *worker_main(void *argument)
 static int worker_submit(lane *base, lane_request *request)
 {
     lane_worker *self = (lane_worker *)base;
-    int rc = 0;
     pthread_mutex_lock(&self->mutex);
-    if (self->in_flight >= self->config.request_capacity) {
-        rc = -EAGAIN;
-    } else {
-        self->in_flight++;
-        list_push(&self->queues[request->item->lane], request);
-        pthread_cond_signal(&self->work);
-    }
+    list_push(&self->queues[request->item->lane], request);
+    pthread_cond_signal(&self->work);
     pthread_mutex_unlock(&self->mutex);
-    if (rc < 0)
-        err_set(rc, "lane %s: all %u requests are in flight", self->config.name,
-                self->config.request_capacity);
-    return rc;
+    return 0;
 }
 
 static int worker_poll(lane *base, lane_request **done, size_t max)
@@ -188,13 +168,10 @@ static int worker_poll(lane *base, lane_request **done, size_t max)
     pthread_mutex_lock(&self->mutex);
     while (count < max && self->finished.first)
         done[count++] = list_pop(&self->finished);
-    assert(count <= self->in_flight);
-    self->in_flight -= (uint32_t)count;
     if (count > 0 && !self->finished.first) {
         /* Under the mutex, so that it does not clear the signal of a request that finishes next. */
-        uint64_t news;
-        ssize_t got = read(self->event_fd, &news, sizeof news);
-        (void)got; /* EAGAIN: there was no signal to clear */
+        eventfd_t news;
+        (void)eventfd_read(self->event_fd, &news); /* EAGAIN: there was no signal to clear */
     }
     pthread_mutex_unlock(&self->mutex);
     return (int)count;
@@ -263,9 +240,8 @@ static int start_worker(lane_worker *self)
 int lane_worker_create(const lane_worker_config *config, lane **out)
 {
     *out = NULL;
-    if (!config->run || config->depth == 0 || config->request_capacity < config->depth ||
-        (unsigned)config->priority_lane >= LANE_COUNT)
-        return err_set(-EINVAL, "lane %s: needs a callback, a depth and at least as many requests",
+    if (!config->run || config->depth == 0 || (unsigned)config->priority_lane >= LANE_COUNT)
+        return err_set(-EINVAL, "lane %s: needs a callback and a depth",
                        config->name ? config->name : "worker");
     lane_worker *self = mem_alloc(1, sizeof *self, "lane worker");
     if (!self)

@@ -8,7 +8,6 @@
 #include "swap/program_internal.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -34,12 +33,6 @@ struct access_walk {
 };
 typedef struct access_walk access_walk;
 
-static int compare_u64(const void *left, const void *right)
-{
-    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return (a > b) - (a < b);
-}
-
 static const operand *use_operand(const access_walk *self, const swapi_use *use)
 {
     return &self->check->prog->ops[use->op_idx].operands[use->operand_idx];
@@ -51,19 +44,6 @@ static bool ignores_content(const op *item, const operand *part)
 {
     return part->access == ACCESS_UPDATE &&
            (part->role == ROLE_WORKSPACE || swapi_is_zeroed_first(item, part));
-}
-
-static uint64_t find_segment(const access_walk *self, uint64_t offset)
-{
-    uint64_t low = 0, high = self->bound_count;
-    while (high - low > 1) {
-        uint64_t middle = low + (high - low) / 2;
-        if (self->bounds[middle] <= offset)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
 }
 
 static int unordered(const access_walk *self, uint64_t segment, uint32_t first,
@@ -122,7 +102,8 @@ static int walk_read(access_walk *self, const swapi_use *use)
     const buffer *item = &prog->buffers[self->buffer_idx];
     uint64_t end = part->offset_bytes + part->size_bytes;
     bool needs_write = !item->is_home && !ignores_content(&prog->ops[use->op_idx], part);
-    for (uint64_t s = find_segment(self, part->offset_bytes); self->bounds[s] < end; s++) {
+    for (uint64_t s = swapi_last_upto(self->bounds, self->bound_count, part->offset_bytes);
+         self->bounds[s] < end; s++) {
         uint32_t writer = self->writers[s];
         if (writer == PROGRAM_NONE && needs_write) {
             char text[SWAPI_OP_TEXT_BYTES];
@@ -145,7 +126,8 @@ static int walk_write(access_walk *self, const swapi_use *use)
 {
     const operand *part = use_operand(self, use);
     uint64_t end = part->offset_bytes + part->size_bytes;
-    for (uint64_t s = find_segment(self, part->offset_bytes); self->bounds[s] < end; s++) {
+    for (uint64_t s = swapi_last_upto(self->bounds, self->bound_count, part->offset_bytes);
+         self->bounds[s] < end; s++) {
         uint32_t writer = self->writers[s];
         if (writer != PROGRAM_NONE && writer != use->op_idx &&
             !swapi_order_before(&self->check->order, writer, use->op_idx))
@@ -174,14 +156,9 @@ static void cut_segments(access_walk *self, const swapi_use *uses, uint64_t coun
         self->bounds[bound_count++] = part->offset_bytes;
         self->bounds[bound_count++] = part->offset_bytes + part->size_bytes;
     }
-    qsort(self->bounds, bound_count, sizeof *self->bounds, compare_u64);
-    uint64_t kept = 0;
-    for (uint64_t i = 0; i < bound_count; i++)
-        if (kept == 0 || self->bounds[i] != self->bounds[kept - 1])
-            self->bounds[kept++] = self->bounds[i];
-    self->bound_count = kept;
-    memset(self->writers, 0xff, kept * sizeof *self->writers);
-    memset(self->readers, 0xff, kept * sizeof *self->readers);
+    self->bound_count = swapi_sort_distinct(self->bounds, bound_count);
+    memset(self->writers, 0xff, self->bound_count * sizeof *self->writers);
+    memset(self->readers, 0xff, self->bound_count * sizeof *self->readers);
     self->node_count = 0;
     self->free_node = PROGRAM_NONE;
 }

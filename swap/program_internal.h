@@ -5,7 +5,7 @@
  *   program_check (program_check.c)
  *     ├─► structure: each buffer and op by itself (program_structure.c)
  *     ├─► lifetimes, conditions, commits (program_check.c)
- *     └─► order: which op comes before which (program_order.c)
+ *     └─► order: which op comes before which (program_check.c)
  *           ├─► the bytes within a buffer (program_access.c)
  *           └─► the buffers within an arena (program_space.c) */
 #ifndef SLUICE_SWAP_PROGRAM_INTERNAL_H
@@ -44,7 +44,7 @@ char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEX
 /* program_structure.c: checks each buffer and each op by itself. 0 or ERR_INTERNAL. */
 int swapi_check_structure(const program *prog) MUST_CHECK;
 
-/* program_order.c: happens-before, the closure of dependencies and of the order of chain lanes. */
+/* Happens-before: the closure of dependencies and of the order of chain lanes. */
 struct swapi_order {
     const program *prog;
     /* [op_count][SWAPI_CHAIN_LANES]: 1 + the latest op of the chain that is, or comes before, this
@@ -58,9 +58,6 @@ struct swapi_order {
     uint32_t stamp;
 };
 typedef struct swapi_order swapi_order;
-
-int swapi_order_init(swapi_order *self, const program *prog) MUST_CHECK; /* -ENOMEM */
-void swapi_order_fini(swapi_order *self);
 
 /* True iff op `first` is complete before op `second` starts under any timing. first < second. */
 bool swapi_order_before(swapi_order *self, uint32_t first, uint32_t second);
@@ -79,6 +76,12 @@ struct swapi_check {
     swapi_use *uses;     /* by buffer, then in issue order */
 };
 typedef struct swapi_check swapi_check;
+
+/* Sorts the values and drops duplicates. Returns how many are left. */
+uint64_t swapi_sort_distinct(uint64_t *values, uint64_t count);
+
+/* The index of the last of the sorted values that is at most `most`; values[0] is. */
+uint64_t swapi_last_upto(const uint64_t *values, uint64_t count, uint64_t most);
 
 /* program_access.c: proves for each buffer that reads of transients follow writes of the same
  * bytes, and that two ops that touch the same bytes are ordered if one of them writes. 0, -ENOMEM

@@ -43,12 +43,6 @@ struct space_walk {
 };
 typedef struct space_walk space_walk;
 
-static int compare_u64(const void *left, const void *right)
-{
-    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return (a > b) - (a < b);
-}
-
 static void set_start(space_map *map, uint64_t c)
 {
     map->starts[c / 64] |= (uint64_t)1 << (c % 64);
@@ -93,10 +87,9 @@ static void split_at(space_map *map, uint64_t c)
 
 static uint64_t coord_of(const space_map *map, uint64_t offset)
 {
-    const uint64_t *at =
-        bsearch(&offset, map->coords, map->coord_count, sizeof *map->coords, compare_u64);
-    assert(at != NULL);
-    return (uint64_t)(at - map->coords);
+    uint64_t at = swapi_last_upto(map->coords, map->coord_count, offset);
+    assert(map->coords[at] == offset);
+    return at;
 }
 
 /* Fills the coordinates from the arena's buffers, with all space free. */
@@ -108,12 +101,7 @@ static void map_reset(space_map *map, const program *prog, const uint32_t *membe
         map->coords[coord_count++] = item->offset_bytes;
         map->coords[coord_count++] = item->offset_bytes + item->size_bytes;
     }
-    qsort(map->coords, coord_count, sizeof *map->coords, compare_u64);
-    uint64_t kept = 0;
-    for (uint64_t i = 0; i < coord_count; i++)
-        if (kept == 0 || map->coords[i] != map->coords[kept - 1])
-            map->coords[kept++] = map->coords[i];
-    map->coord_count = kept;
+    uint64_t kept = map->coord_count = swapi_sort_distinct(map->coords, coord_count);
     memset(map->starts, 0, (kept / 64 + 1) * sizeof *map->starts);
     memset(map->summary, 0, (kept / 4096 + 1) * sizeof *map->summary);
     map->owner[0] = PROGRAM_NONE;

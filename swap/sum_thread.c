@@ -66,13 +66,6 @@ static void do_job(swapi_sum_job *job)
     job->result = sum == extent->sum ? 0 : ERR_CORRUPT;
 }
 
-static void signal_done(const swapi_sum_thread *self)
-{
-    uint64_t one = 1;
-    while (write(self->event_fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
-}
-
 static void *run_thread(void *argument)
 {
     swapi_sum_thread *self = argument;
@@ -97,7 +90,7 @@ static void *run_thread(void *argument)
         if (!first)
             continue;
         pthread_mutex_unlock(&self->mutex);
-        signal_done(self);
+        (void)eventfd_write(self->event_fd, 1);
         pthread_mutex_lock(&self->mutex);
     }
     pthread_mutex_unlock(&self->mutex);
@@ -170,17 +163,23 @@ void swapi_sum_thread_push(swapi_sum_thread *self, swapi_sum_job *job)
         pthread_cond_signal(&self->wake);
 }
 
+static void take_done(swapi_sum_thread *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    self->taken = self->done;
+    self->done = (job_list){NULL, NULL};
+    pthread_mutex_unlock(&self->mutex);
+}
+
 swapi_sum_job *swapi_sum_thread_take(swapi_sum_thread *self)
 {
+    if (!self->taken.first)
+        take_done(self);
     if (!self->taken.first) {
-        /* drained before the look: a job that finishes later makes it readable again */
-        uint64_t count;
-        while (read(self->event_fd, &count, sizeof count) < 0 && errno == EINTR)
-            ;
-        pthread_mutex_lock(&self->mutex);
-        self->taken = self->done;
-        self->done = (job_list){NULL, NULL};
-        pthread_mutex_unlock(&self->mutex);
+        /* drained before the second look: a job that finishes later makes it readable again */
+        eventfd_t count;
+        (void)eventfd_read(self->event_fd, &count);
+        take_done(self);
     }
     return list_pop(&self->taken);
 }

@@ -1,4 +1,4 @@
-/* The thread behind the nvme lanes that computes checksums of writes and compares those of reads.
+/* The thread of the nvme lane that computes checksums of writes and compares those of reads.
  * So the executor's thread only hands work over, and the drives' queues stay full.
  *
  *   owner: push ─► todo ─(thread: sum or compare)─► done, event fd readable ─► take: owner
@@ -52,8 +52,8 @@ void swapi_sum_thread_destroy(swapi_sum_thread *self);
 
 void swapi_sum_thread_push(swapi_sum_thread *self, swapi_sum_job *job);
 
-/* Returns the next finished job, or NULL: then the descriptor is not readable until another
- * finishes. */
+/* Returns the next finished job. NULL: there is none, and the descriptor is not readable until
+ * another one finishes. */
 swapi_sum_job *swapi_sum_thread_take(swapi_sum_thread *self);
 
 /* Readable when `take` has something. */

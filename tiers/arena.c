@@ -28,27 +28,6 @@ enum { ARENA_PAGE_BYTES = 4096, ARENA_TOUCH_THREADS_MAX = 256 };
 /* No warning for smaller arenas: there a few small pages at the end exceed 10% and cost nothing. */
 #define ARENA_WARN_BYTES (64 * MIB)
 
-enum { ARENA_NODE_NONE = -1, ARENA_NODE_ALL = -2 };
-
-/* The nodes that either form of the configuration asks for. Node -2 leaves the set empty if this
- * kernel has no NUMA. */
-static arena_nodes nodes_of(const arena_config *config)
-{
-    if (config->nodes)
-        return *config->nodes;
-    arena_nodes wanted = {.spread = ARENA_ANYWHERE};
-    if (config->numa_node >= 0 && config->numa_node < CORE_SET_MAX) {
-        wanted.spread = ARENA_BIND;
-        core_set_add(&wanted.nodes, config->numa_node);
-    } else if (config->numa_node == ARENA_NODE_ALL && numa_available() >= 0) {
-        wanted.spread = ARENA_INTERLEAVE;
-        for (int node = 0; node <= numa_max_node() && node < CORE_SET_MAX; node++)
-            if (numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)node))
-                core_set_add(&wanted.nodes, node);
-    }
-    return wanted;
-}
-
 /* Refuses sizes that the machine or the control group cannot give, before the OOM killer acts
  * later. */
 static int check_available(const arena_config *config, const arena_nodes *wanted,
@@ -87,15 +66,10 @@ static int check_available(const arena_config *config, const arena_nodes *wanted
 static int check_nodes(const arena_config *config, const arena_nodes *wanted)
 {
     bool has_numa = numa_available() >= 0;
-    if (config->nodes) {
-        bool is_empty = core_set_next(&wanted->nodes, 0) < 0;
-        if (is_empty != (wanted->spread == ARENA_ANYWHERE))
-            return err_set(-EINVAL, "arena %s: nodes are for memory that is bound or interleaved",
-                           config->name);
-    } else if (config->numa_node < ARENA_NODE_ALL || config->numa_node >= CORE_SET_MAX) {
-        return err_set(-EINVAL, "arena %s: NUMA node %d: give a node, -1 (any) or -2 (all)",
-                       config->name, config->numa_node);
-    }
+    bool is_empty = core_set_next(&wanted->nodes, 0) < 0;
+    if (is_empty != (wanted->spread == ARENA_ANYWHERE))
+        return err_set(-EINVAL, "arena %s: nodes are for memory that is bound or interleaved",
+                       config->name);
     for (int n = core_set_next(&wanted->nodes, 0); n >= 0;
          n = core_set_next(&wanted->nodes, n + 1)) {
         if (!has_numa && n > 0)
@@ -152,7 +126,6 @@ static int map_exact(const arena_config *config, uint64_t size_bytes, unsigned c
  * works unbound. */
 static void bind_nodes(arena *self, const arena_nodes *wanted)
 {
-    uint32_t count = core_set_count(&wanted->nodes);
     if (wanted->spread == ARENA_ANYWHERE || numa_available() < 0)
         return;
     if (wanted->spread == ARENA_INTERLEAVE && numa_max_node() == 0)
@@ -164,8 +137,6 @@ static void bind_nodes(arena *self, const arena_nodes *wanted)
     /* The kernel reads one bit less than maxnode says. */
     if (mbind(self->base, self->size_bytes, mode, mask, CORE_SET_MAX + 1, 0) == 0) {
         self->nodes = wanted->nodes;
-        if (count == 1)
-            self->numa_node = core_set_next(&wanted->nodes, 0);
     } else if (numa_max_node() > 0) {
         char nodes[CORE_SET_TEXT_BYTES];
         log_warn("the %s arena cannot be bound to NUMA node %s (%s): transfers may cross nodes, "
@@ -252,12 +223,12 @@ static void warn_small_pages(const arena *self)
 int arena_init(arena *out, const arena_config *config)
 {
     memset(out, 0, sizeof *out);
-    out->numa_node = ARENA_NODE_NONE;
+    static const arena_nodes anywhere = {.spread = ARENA_ANYWHERE};
+    const arena_nodes *wanted = config->nodes ? config->nodes : &anywhere;
     uint64_t size_bytes;
     TRY(check_config(config, &size_bytes));
-    const arena_nodes wanted = nodes_of(config);
-    TRY(check_nodes(config, &wanted));
-    TRY(check_available(config, &wanted, size_bytes));
+    TRY(check_nodes(config, wanted));
+    TRY(check_available(config, wanted, size_bytes));
 
     unsigned char *base = NULL;
     TRY(map_exact(config, size_bytes, &base));
@@ -272,8 +243,8 @@ int arena_init(arena *out, const arena_config *config)
     (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, size_bytes, label);
 #endif
     (void)madvise(base, size_bytes, MADV_HUGEPAGE);
-    bind_nodes(out, &wanted);
-    touch_all(out, config->touch_threads, &wanted.touch_cores);
+    bind_nodes(out, wanted);
+    touch_all(out, config->touch_threads, &wanted->touch_cores);
     out->huge_bytes = tieri_huge_bytes(base, size_bytes);
     warn_small_pages(out);
     return 0;
@@ -281,11 +252,8 @@ int arena_init(arena *out, const arena_config *config)
 
 void arena_fini(arena *self)
 {
-    if (self->base) {
-        int rc = munmap(self->base, self->size_bytes);
-        assert(rc == 0); /* it was mapped as one piece */
-        (void)rc;
-    }
+    int rc = self->base ? munmap(self->base, self->size_bytes) : 0;
+    assert(rc == 0); /* it was mapped as one piece */
+    (void)rc;
     memset(self, 0, sizeof *self);
-    self->numa_node = ARENA_NODE_NONE;
 }

@@ -33,9 +33,8 @@ typedef struct arena_nodes arena_nodes;
 struct arena_config {
     const char *name;         /* "device", "host": for messages */
     uint64_t size_bytes;      /* > 0; the mapped size is rounded up to 4 KiB */
-    int numa_node;            /* bind to this node; -1: no binding; -2: interleave over all nodes */
     int touch_threads;        /* threads that touch the memory, > 0 */
-    const arena_nodes *nodes; /* if not NULL, replaces numa_node */
+    const arena_nodes *nodes; /* NULL: no binding */
 };
 typedef struct arena_config arena_config;
 
@@ -43,7 +42,6 @@ struct arena {
     unsigned char *base; /* aligned to 2 MiB if the size allows */
     uint64_t size_bytes;
     uint64_t huge_bytes; /* bytes on huge pages after the touch, by smaps */
-    int numa_node;       /* the node it is bound to, or -1 */
     node_set nodes;      /* the nodes it is bound to or interleaved over; empty: none */
     char name[16];
 };

@@ -1,4 +1,5 @@
-/* The GPU tier of a build without CUDA: each function says how to build with it. */
+/* The GPU tier of a build without CUDA: each function says how to build with it. Compiled without
+ * the warning about unused parameters. */
 #include <errno.h>
 #include <stdio.h>
 
@@ -18,136 +19,114 @@ uint32_t device_count(char text[DEVICE_TEXT_BYTES])
 
 int device_open(uint32_t device_idx, device **out)
 {
-    (void)device_idx;
     *out = NULL;
     return absent();
 }
 
 int device_attach(device *self)
 {
-    (void)self;
     return absent();
 }
 
 void device_close(device *self)
 {
-    (void)self;
 }
 
 const device_info *device_get_info(const device *self)
 {
-    (void)self;
     return NULL;
 }
 
 int device_free_bytes(device *self, uint64_t *free_bytes)
 {
-    (void)self;
     *free_bytes = 0;
     return absent();
 }
 
 int device_reserve(device *self, uint64_t size_bytes, unsigned char **base)
 {
-    (void)self, (void)size_bytes;
     *base = NULL;
     return absent();
 }
 
 int device_release(device *self)
 {
-    (void)self;
     return absent();
 }
 
 int device_pin(device *self, void *base, uint64_t size_bytes)
 {
-    (void)self, (void)base, (void)size_bytes;
     return absent();
 }
 
 int device_unpin(device *self, void *base)
 {
-    (void)self, (void)base;
     return absent();
 }
 
 int device_alloc_pinned(device *self, uint64_t size_bytes, void **out)
 {
-    (void)self, (void)size_bytes;
     *out = NULL;
     return absent();
 }
 
 int device_stream_create(device *self, bool high_priority, device_stream **out)
 {
-    (void)self, (void)high_priority;
     *out = NULL;
     return absent();
 }
 
 int device_event_create(device *self, bool is_timed, device_event **out)
 {
-    (void)self, (void)is_timed;
     *out = NULL;
     return absent();
 }
 
 int device_record(device *self, device_event *event, device_stream *stream)
 {
-    (void)self, (void)event, (void)stream;
     return absent();
 }
 
 int device_wait(device *self, device_stream *stream, device_event *event)
 {
-    (void)self, (void)stream, (void)event;
     return absent();
 }
 
 int device_event_done(device *self, device_event *event)
 {
-    (void)self, (void)event;
     return absent();
 }
 
 int device_elapsed_ns(device *self, device_event *from, device_event *to, int64_t *elapsed_ns)
 {
-    (void)self, (void)from, (void)to;
     *elapsed_ns = 0;
     return absent();
 }
 
 int device_synchronize(device *self, device_stream *stream)
 {
-    (void)self, (void)stream;
     return absent();
 }
 
 int device_copy(device *self, device_stream *stream, void *target, const void *source,
                 uint64_t size_bytes, enum device_direction direction)
 {
-    (void)self, (void)stream, (void)target, (void)source, (void)size_bytes, (void)direction;
     return absent();
 }
 
 int device_gather_rows(device *self, device_stream *stream, void *target, const void *source,
                        uint64_t source_pitch_bytes, uint64_t row_bytes, uint64_t rows)
 {
-    (void)self, (void)stream, (void)target, (void)source, (void)source_pitch_bytes, (void)row_bytes;
-    (void)rows;
     return absent();
 }
 
 int device_fill(device *self, device_stream *stream, void *target, uint8_t value,
                 uint64_t size_bytes)
 {
-    (void)self, (void)stream, (void)target, (void)value, (void)size_bytes;
     return absent();
 }
 
 int device_call(device *self, device_stream *stream, void (*function)(void *user), void *user)
 {
-    (void)self, (void)stream, (void)function, (void)user;
     return absent();
 }

@@ -18,7 +18,7 @@
 #include "base/size.h"
 #include "tiers/arena.h"
 #include "tiers/drive_bench.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 enum {
     SPEED_SLOTS = 8, /* requests in flight; reads saturate at 4 of this size */
@@ -123,10 +123,8 @@ int drive_speed_measure(const char *path, uint64_t bytes_max, enum io_backend ba
     TRY(tieri_slab_existing(path, directory, &status));
     TRY(choose_bytes(directory, bytes_max, &bytes));
     arena memory;
-    arena_config memory_config = {.name = "speed",
-                                  .size_bytes = 2 * SPEED_SLOTS * SPEED_BLOCK_BYTES,
-                                  .numa_node = -1,
-                                  .touch_threads = 1};
+    arena_config memory_config = {
+        .name = "speed", .size_bytes = 2 * SPEED_SLOTS * SPEED_BLOCK_BYTES, .touch_threads = 1};
     TRY(arena_init(&memory, &memory_config));
     uint64_t *words = (uint64_t *)(void *)memory.base;
     for (uint64_t i = 0; i < memory.size_bytes / sizeof *words; i++)

@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -75,17 +76,14 @@ static void event_signal(io *self)
 {
     if (self->signalled)
         return;
-    uint64_t one = 1;
-    while (write(self->event_fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    (void)eventfd_write(self->event_fd, 1);
     self->signalled = true;
 }
 
 void tieri_event_drain(io *self)
 {
-    uint64_t count;
-    while (read(self->event_fd, &count, sizeof count) < 0 && errno == EINTR)
-        ;
+    eventfd_t count;
+    (void)eventfd_read(self->event_fd, &count);
     self->signalled = false;
 }
 
@@ -179,9 +177,10 @@ static uint32_t issue_all(io *self)
     return count;
 }
 
-/* Makes the text of a failed request this thread's error; returns its result. */
-static int request_error(const io *self, const io_request *request)
+int io_request_error(const io *self, const io_request *request)
 {
+    if (request->result == 0)
+        return 0;
     const char *path = self->target->files[request->failed_drive_idx].path;
     const char *verb = request->direction == IO_READ ? "read" : "write";
     unsigned long long size = request->failed_bytes, offset = request->failed_offset;
@@ -212,11 +211,9 @@ static void fail_request(io *self, const tieri_transfer *item, int code)
     request->failed_result = item->result;
     if (self->queue[item->direction].first == request)
         list_pop(&self->queue[item->direction]); /* the rest of it stays unissued */
-    request_error(self, request);
+    io_request_error(self, request);
     if (self->first_error.code == 0)
         err_save(&self->first_error, code);
-    if (request == self->awaited)
-        err_save(&self->awaited_error, code);
 }
 
 /* The bytes that are usable: from there the transfer can continue. */
@@ -550,30 +547,23 @@ int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *da
     io_request request = {
         .direction = direction, .offset = offset, .data = data, .size_bytes = size_bytes};
     TRY(io_submit(self, &request));
-    self->awaited = &request;
     int rc = progress(self);
     while (rc == 0 && request.end_ns == 0) {
         event_wait(self);
         rc = progress(self);
     }
-    self->awaited = NULL;
     if (rc < 0)
         return rc; /* poisoned: nobody reads the request again */
     list_remove(&self->done, &request);
     self->taken_count--;
     if (self->done.first)
         event_signal(self);
-    return request.result < 0 ? err_restore(&self->awaited_error) : 0;
+    return io_request_error(self, &request);
 }
 
 const err_record *io_error(const io *self)
 {
     return &self->first_error;
-}
-
-int io_request_error(const io *self, const io_request *request)
-{
-    return request->result < 0 ? request_error(self, request) : 0;
 }
 
 const slab *io_target(const io *self)

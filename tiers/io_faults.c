@@ -130,17 +130,9 @@ tieri_transfer *tieri_faults_release(tieri_faults *self)
 {
     uint64_t now_ns = clock_ns();
     tieri_transfer *before = NULL;
-    for (tieri_transfer *at = self->held.first; at; before = at, at = at->next) {
-        if (at->release_ns > now_ns)
-            continue;
-        if (before)
-            before->next = at->next;
-        else
-            self->held.first = at->next;
-        if (self->held.last == at)
-            self->held.last = before;
-        return at;
-    }
+    for (tieri_transfer *at = self->held.first; at; before = at, at = at->next)
+        if (at->release_ns <= now_ns)
+            return tieri_list_take(&self->held, before);
     return NULL;
 }
 

@@ -52,15 +52,21 @@ static inline void tieri_list_push(tieri_list *list, tieri_transfer *item)
     list->last = item;
 }
 
+/* Takes out the transfer after `before`; NULL: the first one. NULL if there is none. */
+static inline tieri_transfer *tieri_list_take(tieri_list *list, tieri_transfer *before)
+{
+    tieri_transfer **link = before ? &before->next : &list->first, *item = *link;
+    if (!item)
+        return NULL;
+    *link = item->next;
+    if (list->last == item)
+        list->last = before;
+    return item;
+}
+
 static inline tieri_transfer *tieri_list_pop(tieri_list *list)
 {
-    tieri_transfer *item = list->first;
-    if (item) {
-        list->first = item->next;
-        if (!list->first)
-            list->last = NULL;
-    }
-    return item;
+    return tieri_list_take(list, NULL);
 }
 
 /* The configuration of a backend. All pointers are borrowed until close. */
@@ -172,8 +178,6 @@ struct io {
     io_stats stats;
     io_latency *latencies; /* [drives][TIERI_DIRECTIONS] */
     err_record first_error;
-    const io_request *awaited; /* the request that io_transfer waits for */
-    err_record awaited_error;
 };
 
 /* io.c: makes event_fd unreadable. */

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -124,9 +125,7 @@ static void *pool_run(void *argument)
         if (!first || self->stop)
             continue;
         pthread_mutex_unlock(&self->mutex);
-        uint64_t one = 1;
-        while (write(self->event_fd, &one, sizeof one) < 0 && errno == EINTR)
-            ;
+        (void)eventfd_write(self->event_fd, 1);
         pthread_mutex_lock(&self->mutex);
     }
     self->running_count--;

@@ -132,19 +132,14 @@ static int uring_flush(void *state)
 static tieri_transfer *uring_reap(void *state)
 {
     uring_state *self = state;
-    unsigned head, seen = 0;
     struct io_uring_cqe *cqe;
-    tieri_transfer *item = NULL;
-    io_uring_for_each_cqe(&self->ring, head, cqe)
-    {
-        item = io_uring_cqe_get_data(cqe);
-        item->result = cqe->res;
-        assert(self->in_kernel_count > 0);
-        self->in_kernel_count--;
-        seen = 1;
-        break;
-    }
-    io_uring_cq_advance(&self->ring, seen);
+    if (io_uring_peek_cqe(&self->ring, &cqe) != 0)
+        return NULL;
+    tieri_transfer *item = io_uring_cqe_get_data(cqe);
+    item->result = cqe->res;
+    assert(self->in_kernel_count > 0);
+    self->in_kernel_count--;
+    io_uring_cqe_seen(&self->ring, cqe);
     return item;
 }
 

@@ -1,11 +1,10 @@
-/* The simulated drive: its bytes, its cache, its queue, and a slab without files. See sim.h. One
- * thread, except for sim_store_sync. Memory comes from base/mem: all of it at creation or piece by
- * piece at first writes, and more for the cache's log as it grows (a sync empties the log and keeps
- * its memory).
+/* The simulated drive: its bytes, its cache and its queue. See sim.h. One
+ * thread, except for sim_store_sync. Memory comes from base/mem at creation, and more for the cache's
+ * log as it grows (a sync empties the log and keeps its memory).
  *
- * The cache is a log of replaced bytes. The chunks hold what reads see, and each write since the
+ * The cache is a log of replaced bytes. The drives' bytes are what reads see, and each write since the
  * last sync saves the bytes that it replaced. Undoing the log from the newest write to the oldest
- * gives the chunks as at the sync, and leaves the written bytes in the log. A loss of power then
+ * gives the bytes as at the sync, and leaves the written bytes in the log. A loss of power then
  * applies some of these writes again, in an order of its own. */
 #include "tiers/sim.h"
 
@@ -13,15 +12,15 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
-#include "tiers/slab_internal.h"
 
-#define SIM_CHUNK_BYTES (256 * KIB)
+static const char tag[] = "simulated drive";
 
 enum { SIM_SECTOR_BYTES = 512 }; /* the unit that a drive writes completely or not at all */
 
@@ -38,12 +37,11 @@ enum power_stream {
 
 enum { POWER_QUARTERS = 4, POWER_TORN_OF = 8, POWER_TORN = 2 };
 
-/* One drive. Chunks that nobody wrote yet are NULL and read as zeros. */
+/* One drive. */
 struct sim_drive {
-    uint64_t file_bytes; /* of the slab's file */
-    uint64_t end_bytes;  /* its present end, <= file_bytes */
-    uint64_t chunk_count;
-    unsigned char **chunks; /* [chunk_count] SIM_CHUNK_BYTES each */
+    uint64_t file_bytes;  /* of the slab's file */
+    uint64_t end_bytes;   /* its present end, <= file_bytes */
+    unsigned char *bytes; /* [file_bytes] */
 };
 typedef struct sim_drive sim_drive;
 
@@ -59,7 +57,7 @@ struct sim_store {
     uint32_t drive_count;
     sim_drive drives[DRIVES_MAX];
     bool cached;
-    /* guards the members below; held while a cached write changes the chunks */
+    /* guards the members below; held while a cached write changes the bytes */
     pthread_mutex_t mutex;
     sim_write *writes; /* [write_capacity] the first write_count since the last sync, in order */
     uint64_t write_count, write_capacity;
@@ -67,38 +65,21 @@ struct sim_store {
     uint64_t log_used_bytes, log_capacity_bytes;
 };
 
-static int make_chunk(sim_drive *drive, uint64_t chunk_idx)
-{
-    if (!drive->chunks[chunk_idx])
-        drive->chunks[chunk_idx] = mem_alloc(SIM_CHUNK_BYTES, 1, "simulated drive");
-    return drive->chunks[chunk_idx] ? 0 : -ENOMEM;
-}
-
-static int make_drive(sim_drive *drive, uint64_t file_bytes, bool whole)
-{
-    drive->file_bytes = drive->end_bytes = file_bytes;
-    drive->chunk_count = size_div_up(file_bytes, SIM_CHUNK_BYTES);
-    drive->chunks = mem_alloc(drive->chunk_count, sizeof *drive->chunks, "simulated drive");
-    if (!drive->chunks)
-        return -ENOMEM;
-    for (uint64_t i = 0; whole && i < drive->chunk_count; i++)
-        TRY(make_chunk(drive, i));
-    return 0;
-}
-
-int sim_store_create(const slab *target, bool whole, sim_store **out)
+int sim_store_create(const slab *target, sim_store **out)
 {
     *out = NULL;
-    sim_store *self = mem_alloc(1, sizeof *self, "simulated drive");
+    sim_store *self = mem_alloc(1, sizeof *self, tag);
     if (!self)
         return -ENOMEM;
     pthread_mutex_init(&self->mutex, NULL);
     self->drive_count = target->drive_count;
     for (uint32_t i = 0; i < self->drive_count; i++) {
-        int rc = make_drive(&self->drives[i], target->files[i].file_bytes, whole);
-        if (rc < 0) {
+        sim_drive *drive = &self->drives[i];
+        drive->file_bytes = drive->end_bytes = target->files[i].file_bytes;
+        drive->bytes = mem_alloc(drive->file_bytes, 1, tag);
+        if (!drive->bytes) {
             sim_store_destroy(self);
-            return rc;
+            return -ENOMEM;
         }
     }
     *out = self;
@@ -109,12 +90,8 @@ void sim_store_destroy(sim_store *self)
 {
     if (!self)
         return;
-    for (uint32_t i = 0; i < self->drive_count; i++) {
-        sim_drive *drive = &self->drives[i];
-        for (uint64_t k = 0; drive->chunks && k < drive->chunk_count; k++)
-            mem_free(drive->chunks[k]);
-        mem_free(drive->chunks);
-    }
+    for (uint32_t i = 0; i < self->drive_count; i++)
+        mem_free(self->drives[i].bytes);
     mem_free(self->writes);
     mem_free(self->log_bytes);
     pthread_mutex_destroy(&self->mutex);
@@ -137,75 +114,42 @@ void sim_store_cut(sim_store *self, uint32_t drive_idx, uint64_t size_bytes)
     drive->end_bytes = size_min(size_bytes, drive->file_bytes);
 }
 
-/* The part of [offset, offset + size) that lies in the chunk of `offset`. */
-static uint64_t within_chunk(uint64_t offset, uint64_t size_bytes)
-{
-    return size_min(size_bytes, SIM_CHUNK_BYTES - offset % SIM_CHUNK_BYTES);
-}
-
-void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, void *data,
-                   uint64_t size_bytes)
+/* The drive's bytes from `offset` on. */
+static unsigned char *bytes_at(const sim_store *self, uint32_t drive_idx, uint64_t offset,
+                               uint64_t size_bytes)
 {
     assert(drive_idx < self->drive_count);
     const sim_drive *drive = &self->drives[drive_idx];
     assert(offset <= drive->file_bytes);
     assert(size_bytes <= drive->file_bytes - offset);
-    unsigned char *to = data;
-    for (uint64_t part; size_bytes > 0; offset += part, to += part, size_bytes -= part) {
-        part = within_chunk(offset, size_bytes);
-        const unsigned char *chunk = drive->chunks[offset / SIM_CHUNK_BYTES];
-        if (chunk)
-            memcpy(to, chunk + offset % SIM_CHUNK_BYTES, part);
-        else
-            memset(to, 0, part);
-    }
+    return drive->bytes + offset;
 }
 
-int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
-                  uint64_t size_bytes)
+void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, void *data,
+                   uint64_t size_bytes)
 {
-    assert(drive_idx < self->drive_count);
-    sim_drive *drive = &self->drives[drive_idx];
-    assert(offset <= drive->file_bytes);
-    assert(size_bytes <= drive->file_bytes - offset);
-    const unsigned char *from = data;
-    for (uint64_t part; size_bytes > 0; offset += part, from += part, size_bytes -= part) {
-        part = within_chunk(offset, size_bytes);
-        TRY(make_chunk(drive, offset / SIM_CHUNK_BYTES));
-        memcpy(drive->chunks[offset / SIM_CHUNK_BYTES] + offset % SIM_CHUNK_BYTES, from, part);
-    }
-    return 0;
+    memcpy(data, bytes_at(self, drive_idx, offset, size_bytes), size_bytes);
+}
+
+void sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
+                   uint64_t size_bytes)
+{
+    memcpy(bytes_at(self, drive_idx, offset, size_bytes), data, size_bytes);
 }
 
 /* ---- the cache ---- */
 
-int sim_store_cache(sim_store *self)
+void sim_store_cache(sim_store *self)
 {
-    enum { FIRST_WRITES = 1024 };
-    if (self->cached)
-        return 0;
-    self->log_bytes = mem_alloc(MIB, 1, "simulated drive's cache");
-    self->writes = mem_alloc(FIRST_WRITES, sizeof *self->writes, "simulated drive's cache");
-    if (!self->log_bytes || !self->writes) {
-        mem_free(self->log_bytes);
-        mem_free(self->writes);
-        self->log_bytes = NULL;
-        self->writes = NULL;
-        return -ENOMEM;
-    }
-    self->log_capacity_bytes = MIB;
-    self->write_capacity = FIRST_WRITES;
     self->cached = true;
-    return 0;
 }
 
 /* Makes room for one more write of this size. */
 static int grow_log(sim_store *self, uint64_t size_bytes)
 {
     if (self->write_count == self->write_capacity) {
-        uint64_t capacity = 2 * self->write_capacity;
-        void *grown =
-            mem_resize(self->writes, capacity, sizeof *self->writes, "simulated drive's cache");
+        uint64_t capacity = size_max(2 * self->write_capacity, 1024);
+        void *grown = mem_resize(self->writes, capacity, sizeof *self->writes, tag);
         if (!grown)
             return -ENOMEM;
         self->writes = grown;
@@ -214,7 +158,7 @@ static int grow_log(sim_store *self, uint64_t size_bytes)
     if (size_bytes > self->log_capacity_bytes - self->log_used_bytes) {
         uint64_t capacity =
             size_max(2 * self->log_capacity_bytes, self->log_used_bytes + size_bytes);
-        void *grown = mem_resize(self->log_bytes, capacity, 1, "simulated drive's cache");
+        void *grown = mem_resize(self->log_bytes, capacity, 1, tag);
         if (!grown)
             return -ENOMEM;
         self->log_bytes = grown;
@@ -235,7 +179,8 @@ static int put_cached(sim_store *self, uint32_t drive_idx, uint64_t offset, cons
                                                     .size_bytes = size_bytes,
                                                     .at_bytes = self->log_used_bytes};
     self->log_used_bytes += size_bytes;
-    return sim_store_put(self, drive_idx, offset, data, size_bytes);
+    sim_store_put(self, drive_idx, offset, data, size_bytes);
+    return 0;
 }
 
 void sim_store_sync(sim_store *self)
@@ -251,35 +196,31 @@ static uint64_t sector_bytes(const sim_write *write, uint64_t at)
     return size_min(SIM_SECTOR_BYTES, write->size_bytes - at);
 }
 
-/* Swaps the bytes in the chunks and in the log, for one write. */
-static int swap_write(sim_store *self, const sim_write *write)
+/* Swaps the bytes of the drive and of the log, for one write. */
+static void swap_write(sim_store *self, const sim_write *write)
 {
     unsigned char present[SIM_SECTOR_BYTES], *logged = self->log_bytes + write->at_bytes;
     for (uint64_t at = 0; at < write->size_bytes; at += SIM_SECTOR_BYTES) {
         uint64_t size_bytes = sector_bytes(write, at);
         sim_store_get(self, write->drive_idx, write->offset + at, present, size_bytes);
-        TRY(sim_store_put(self, write->drive_idx, write->offset + at, logged + at, size_bytes));
+        sim_store_put(self, write->drive_idx, write->offset + at, logged + at, size_bytes);
         memcpy(logged + at, present, size_bytes);
     }
-    return 0;
 }
 
 /* Applies what survives of one write; *sector_idx counts the sectors of torn writes. */
-static int put_survivors(sim_store *self, const sim_write *write, uint64_t seed, uint64_t write_idx,
-                         uint64_t survivors, uint64_t *sector_idx)
+static void put_survivors(sim_store *self, const sim_write *write, uint64_t seed,
+                          uint64_t write_idx, uint64_t survivors, uint64_t *sector_idx)
 {
     bool torn = rng_below(seed, STREAM_TORN, write_idx, POWER_TORN_OF) < POWER_TORN;
     bool whole = rng_below(seed, STREAM_WRITE, write_idx, POWER_QUARTERS) < survivors;
     const unsigned char *logged = self->log_bytes + write->at_bytes;
-    if (!torn)
-        return whole
-                   ? sim_store_put(self, write->drive_idx, write->offset, logged, write->size_bytes)
-                   : 0;
-    for (uint64_t at = 0; at < write->size_bytes; at += SIM_SECTOR_BYTES)
+    if (!torn && whole)
+        sim_store_put(self, write->drive_idx, write->offset, logged, write->size_bytes);
+    for (uint64_t at = 0; torn && at < write->size_bytes; at += SIM_SECTOR_BYTES)
         if (rng_below(seed, STREAM_SECTOR, (*sector_idx)++, POWER_QUARTERS) < survivors)
-            TRY(sim_store_put(self, write->drive_idx, write->offset + at, logged + at,
-                              sector_bytes(write, at)));
-    return 0;
+            sim_store_put(self, write->drive_idx, write->offset + at, logged + at,
+                          sector_bytes(write, at));
 }
 
 int sim_store_lose_power(sim_store *self, uint64_t seed)
@@ -287,14 +228,14 @@ int sim_store_lose_power(sim_store *self, uint64_t seed)
     if (!self->cached)
         return err_set(-EINVAL, "simulated drive: it has no cache to lose (sim_store_cache)");
     for (uint64_t i = self->write_count; i-- > 0;)
-        TRY(swap_write(self, &self->writes[i]));
+        swap_write(self, &self->writes[i]);
     uint64_t survivors = rng_below(seed, STREAM_SURVIVORS, 0, POWER_QUARTERS + 1), sector_idx = 0;
     /* any of the remaining writes may be the next */
     for (uint64_t i = self->write_count; i > 0; i--) {
         uint64_t chosen = rng_below(seed, STREAM_ORDER, i, i);
         sim_write write = self->writes[chosen];
         self->writes[chosen] = self->writes[i - 1];
-        TRY(put_survivors(self, &write, seed, i, survivors, &sector_idx));
+        put_survivors(self, &write, seed, i, survivors, &sector_idx);
     }
     sim_store_sync(self);
     return 0;
@@ -314,13 +255,13 @@ static int64_t move_bytes(sim_store *self, const tieri_transfer *item)
     }
     if (size_bytes == 0)
         return -ENOSPC;
-    int rc;
+    int rc = 0;
     if (self->cached) { /* a sync comes either before or after this write */
         pthread_mutex_lock(&self->mutex);
         rc = put_cached(self, item->drive_idx, item->file_offset, item->data, size_bytes);
         pthread_mutex_unlock(&self->mutex);
     } else {
-        rc = sim_store_put(self, item->drive_idx, item->file_offset, item->data, size_bytes);
+        sim_store_put(self, item->drive_idx, item->file_offset, item->data, size_bytes);
     }
     return rc < 0 ? rc : (int64_t)size_bytes;
 }
@@ -376,9 +317,7 @@ static int sim_flush(void *state)
         return 0;
     self->ready_count =
         1 + rng_below(self->seed, SIM_STREAM_BUDGET, self->round++, self->flying_count);
-    uint64_t one = 1;
-    while (write(self->event_fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    (void)eventfd_write(self->event_fd, 1);
     return 0;
 }
 
@@ -393,12 +332,7 @@ static tieri_transfer *sim_reap(void *state)
             best = at;
             before_best = before;
         }
-    if (before_best)
-        before_best->next = best->next;
-    else
-        self->flying.first = best->next;
-    if (self->flying.last == best)
-        self->flying.last = before_best;
+    tieri_list_take(&self->flying, before_best);
     assert(self->flying_count > 0);
     self->flying_count--;
     self->ready_count--;
@@ -430,7 +364,7 @@ int tieri_sim_open(const tieri_backend_config *config, io_stats *stats, void **s
     sim_state *self = mem_alloc(1, sizeof *self, "io simulated");
     if (!self)
         return -ENOMEM;
-    int rc = config->store ? 0 : sim_store_create(config->target, true, &self->own_store);
+    int rc = config->store ? 0 : sim_store_create(config->target, &self->own_store);
     if (rc < 0) {
         mem_free(self);
         return rc;
@@ -449,44 +383,3 @@ const tieri_backend tieri_sim_backend = {
     .reap = sim_reap,
     .close = sim_close,
 };
-
-/* ---- a slab without files ---- */
-
-int sim_slab_init(slab *out, const slab_config *config)
-{
-    memset(out, 0, sizeof *out);
-    uint64_t stripe_count, limits[DRIVES_MAX], limit_sum = 0;
-    double weights[DRIVES_MAX];
-    TRY(tieri_slab_check_config(config, &out->stripe_bytes, &stripe_count));
-    for (uint32_t i = 0; i < config->drive_count; i++) {
-        uint64_t budget_bytes = config->drives[i].budget_bytes;
-        weights[i] = config->drives[i].weight > 0 ? config->drives[i].weight : 1.0;
-        limits[i] = budget_bytes == 0 ? stripe_count
-                    : budget_bytes > SLAB_HEADER_BYTES
-                        ? (budget_bytes - SLAB_HEADER_BYTES) / out->stripe_bytes
-                        : 0;
-        limits[i] = size_min(limits[i], stripe_count);
-        limit_sum += limits[i];
-    }
-    if (limit_sum < stripe_count)
-        return err_set(
-            ERR_NO_FIT,
-            "simulated drives: needs %llu stripes, the budgets hold %llu; give them more",
-            (unsigned long long)stripe_count, (unsigned long long)limit_sum);
-    tieri_slab_share(config->drive_count, weights, limits, stripe_count, out->drive_stripes);
-    for (uint32_t i = 0; i < config->drive_count; i++) {
-        slab_file *file = &out->files[i];
-        *file = (slab_file){.fd = -1,
-                            /* cut transfers continue at whole blocks, as on a drive */
-                            .direct = true,
-                            .align_bytes = 4096,
-                            .file_bytes =
-                                SLAB_HEADER_BYTES + out->drive_stripes[i] * out->stripe_bytes};
-        TRY(tieri_slab_file_path(config, i, file->path));
-    }
-    out->drive_count = config->drive_count;
-    out->rank = config->rank;
-    out->total_bytes = stripe_count * out->stripe_bytes;
-    memcpy(out->uuid, config->uuid, sizeof out->uuid);
-    return tieri_slab_layout(out);
-}

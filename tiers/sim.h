@@ -9,9 +9,8 @@
  * with transfers in flight completes some of them, and io_event_fd stays readable until none is
  * left. To wait in real time use io_faults.latency_us_max and the stuck fault.
  *
- * The slab says where bytes lie. It may have real files (slab_open), which are then neither read
- * nor written, or none (sim_slab_init). The engine uses slabs with files and passes {.backend =
- * IO_SIM} to io_create. A run that is to be resumed needs a store that outlives the io. The io's
+ * The slab says where bytes lie; its files are neither read nor written. A run that is to be
+ * resumed needs a store that outlives the io. The io's
  * thread makes all calls; any thread may call sim_store_sync. */
 #ifndef SLUICE_TIERS_SIM_H
 #define SLUICE_TIERS_SIM_H
@@ -23,10 +22,9 @@
 
 typedef struct sim_store sim_store;
 
-/* Makes the bytes of the slab's drives, all zero. `whole`: takes all memory now, and nothing
- * allocates later; otherwise base/mem gives pieces of 256 KiB when they are first written. The
- * store does not keep `target`, which may be closed and reopened. -ENOMEM. */
-int sim_store_create(const slab *target, bool whole, sim_store **out) MUST_CHECK;
+/* Makes the bytes of the slab's drives, all zero. The store does not keep `target`, which may be
+ * closed and reopened. -ENOMEM. */
+int sim_store_create(const slab *target, sim_store **out) MUST_CHECK;
 void sim_store_destroy(sim_store *self); /* after the io that uses it; NULL is allowed */
 
 /* Cuts the drive's file to `size_bytes`, header included: reads beyond meet the end of the file,
@@ -34,12 +32,11 @@ void sim_store_destroy(sim_store *self); /* after the io that uses it; NULL is a
 void sim_store_cut(sim_store *self, uint32_t drive_idx, uint64_t size_bytes);
 
 /* Reads or changes bytes without the queue, to simulate data corruption: `size_bytes` from
- * `offset` of the drive's file, all within the slab's size. -ENOMEM for a sparse store that
- * cannot grow. */
+ * `offset` of the drive's file, all within the slab's size. */
 void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, void *data,
                    uint64_t size_bytes);
-int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
-                  uint64_t size_bytes) MUST_CHECK;
+void sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
+                   uint64_t size_bytes);
 
 /* Loss of power. After sim_store_cache, the queue's writes go to the drive's cache first: reads see
  * them, but only sim_store_sync makes them durable. sim_store_lose_power then decides, from `seed`,
@@ -51,14 +48,8 @@ int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const vo
  * Another thread may sync while the owner moves bytes; without a cache a sync does nothing. Power
  * is lost on the owner's thread, while no sync runs. -ENOMEM for the log, which grows with the
  * writes between two syncs; -EINVAL for a loss without a cache. */
-int sim_store_cache(sim_store *self) MUST_CHECK;
+void sim_store_cache(sim_store *self);
 void sim_store_sync(sim_store *self);
 int sim_store_lose_power(sim_store *self, uint64_t seed) MUST_CHECK;
-
-/* A slab without files. The drives' paths are names only ("<path>/sluice-<uuid>/rank-..."). Budgets
- * and weights share the stripes as slab_open does with unlimited free space. It needs no
- * slab_close, and must not be used with slab_sync, slab_remove or backends other than IO_SIM.
- * -EINVAL, -ENAMETOOLONG; ERR_NO_FIT if the budgets do not hold total_bytes. */
-int sim_slab_init(slab *out, const slab_config *config) MUST_CHECK;
 
 #endif

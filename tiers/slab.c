@@ -24,7 +24,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/size.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 enum { SLAB_VERSION = 1, SLAB_ALIGN_DEFAULT_BYTES = 4096 };
 

@@ -18,7 +18,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "base/size.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 enum { COPY_BUFFER_BYTES = 64 * 1024, COPY_ALIGN_BYTES = 4096 };
 

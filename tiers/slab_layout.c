@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 static_assert(DRIVES_MAX <= 255, "a drive index fits a byte of the pattern");
 static_assert(SLAB_PATTERN_MAX >= 2 * DRIVES_MAX, "the first zone takes most of the stripes");

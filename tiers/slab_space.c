@@ -10,7 +10,7 @@
 
 #include "base/file.h"
 #include "base/size.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 static_assert(SLAB_HEADER_BYTES % 4096 == 0, "data begins on a block");
 
@@ -83,25 +83,31 @@ int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx, char pat
     return 0;
 }
 
-int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES], struct stat *status)
+int tieri_nearest(const char *path, char existing[FILE_PATH_BYTES], struct stat *status)
 {
     snprintf(existing, FILE_PATH_BYTES, "%s", path);
+    while (stat(existing, status) != 0) {
+        char *slash = strrchr(existing, '/');
+        if (errno != ENOENT || strcmp(existing, ".") == 0)
+            return -errno;
+        if (!slash)
+            strcpy(existing, ".");
+        else
+            slash[slash == existing] = 0; /* "/a" becomes "/" */
+    }
+    return 0;
+}
+
+int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES], struct stat *status)
+{
     if (path[0] == 0)
         return err_set(ERR_INPUT, "a drive of the nvme tier has an empty path");
-    while (stat(existing, status) != 0) {
-        if (errno != ENOENT)
-            return err_set(ERR_INPUT,
-                           "the drive directory %s cannot be used (%s: %s); name a "
-                           "directory that this user can write",
-                           path, existing, strerror(errno));
-        char *slash = strrchr(existing, '/');
-        if (!slash)
-            snprintf(existing, FILE_PATH_BYTES, ".");
-        else if (slash == existing)
-            existing[1] = 0;
-        else
-            *slash = 0;
-    }
+    int rc = tieri_nearest(path, existing, status);
+    if (rc < 0)
+        return err_set(ERR_INPUT,
+                       "the drive directory %s cannot be used (%s: %s); name a directory that this "
+                       "user can write",
+                       path, existing, strerror(-rc));
     if (!S_ISDIR(status->st_mode))
         return err_set(ERR_INPUT, "the drive directory %s cannot be used: %s is not a directory",
                        path, existing);

@@ -33,7 +33,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "tiers/topology_internal.h"
+#include "tiers/tiers_internal.h"
 
 enum {
     THREADS_MAX = 65536,        /* more can only be a mistake */
@@ -51,8 +51,7 @@ __attribute__((format(printf, 2, 3))) static void add_note(core_plan *plan, cons
     va_end(arguments);
 }
 
-/* One core of each physical core in `cores`: the lowest. */
-static core_set physical_of(const topology *machine, const core_set *cores)
+core_set tieri_physical(const topology *machine, const core_set *cores)
 {
     core_set seen = {0}, result = {0};
     for (int c = core_set_next(cores, 0); c >= 0; c = core_set_next(cores, c + 1)) {
@@ -216,7 +215,7 @@ static core_set gather(const topology *machine, const uint32_t *order, uint32_t 
     for (uint32_t i = 0; i < machine->node_count; i++) {
         core_set_or(&gathered, &gathered, &machine->nodes[order[i]].cores);
         core_set_and(&gathered, &gathered, &machine->allowed);
-        core_set physical = physical_of(machine, &gathered);
+        core_set physical = tieri_physical(machine, &gathered);
         uint32_t count = core_set_count(&physical);
         if (count > 0 && count >= wanted)
             break;
@@ -227,7 +226,7 @@ static core_set gather(const topology *machine, const uint32_t *order, uint32_t 
 /* One thread per physical core; hyperthreads too if more are asked for. */
 static core_set spread(const topology *machine, const core_set *cores, uint32_t thread_count)
 {
-    core_set physical = physical_of(machine, cores);
+    core_set physical = tieri_physical(machine, cores);
     return thread_count > core_set_count(&physical) ? *cores : physical;
 }
 
@@ -268,7 +267,7 @@ static core_group automatic(const topology *machine, const core_set *candidates,
                             const core_set *io_cores, uint64_t asked, uint32_t limit,
                             core_plan *plan)
 {
-    core_group group = {.cores = physical_of(machine, candidates)};
+    core_group group = {.cores = tieri_physical(machine, candidates)};
     uint32_t count = core_set_count(&group.cores);
     if (asked || (limit && limit <= count)) {
         group.thread_count = asked ? (uint32_t)asked : limit;
@@ -286,7 +285,7 @@ static core_group automatic(const topology *machine, const core_set *candidates,
 static core_group named(const topology *machine, const core_set *cores, uint64_t asked,
                         uint32_t limit, const core_share *share)
 {
-    core_set physical = physical_of(machine, cores);
+    core_set physical = tieri_physical(machine, cores);
     uint32_t count = core_set_count(&physical);
     if (share->is_dealt)
         count = (uint32_t)size_max(count / share->world, 1);

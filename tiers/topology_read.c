@@ -232,20 +232,10 @@ int tieri_block_node(const char *root, unsigned device_major, unsigned device_mi
  * Partitions, device mapper and RAID are followed while all parts agree. -1: not known. */
 static int drive_node(const char *path)
 {
-    char directory[PATH_BYTES];
-    int length = snprintf(directory, sizeof directory, "%s", path);
+    char directory[FILE_PATH_BYTES];
     struct stat status;
-    if (length <= 0 || (size_t)length >= sizeof directory)
+    if (path[0] == 0 || tieri_nearest(path, directory, &status) < 0)
         return -1;
-    while (stat(directory, &status) != 0) {
-        char *slash = strrchr(directory, '/');
-        if (errno != ENOENT || strcmp(directory, ".") == 0)
-            return -1;
-        if (!slash)
-            strcpy(directory, ".");
-        else
-            slash[slash == directory] = 0; /* "/a" becomes "/" */
-    }
     dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
     return tieri_block_node("", major(device), minor(device));
 }

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "tiers/topology_internal.h"
+#include "tiers/tiers_internal.h"
 
 /* The allowed physical cores, numbered as in topology.physical, node after node. */
 struct core_deck {

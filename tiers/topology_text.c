@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "base/size.h"
-#include "tiers/topology.h"
+#include "tiers/tiers_internal.h"
 
 /* A line of text that grows; the rest is cut when it is full. */
 struct line {
@@ -22,20 +22,13 @@ __attribute__((format(printf, 2, 3))) static void say(struct line *self, const c
         self->used = size_min(self->used + (size_t)length, TOPOLOGY_TEXT_BYTES - 1);
 }
 
-static uint32_t physical_count(const topology *self, const core_set *cores)
-{
-    core_set seen = {0};
-    for (int c = core_set_next(cores, 0); c >= 0; c = core_set_next(cores, c + 1))
-        core_set_add(&seen, self->physical[c]);
-    return core_set_count(&seen);
-}
-
 char *topology_describe(const topology *self, char text[TOPOLOGY_TEXT_BYTES])
 {
     struct line line = {.text = text};
     char set[CORE_SET_TEXT_BYTES], bytes[SIZE_TEXT_BYTES];
-    uint32_t allowed = core_set_count(&self->allowed),
-             physical = physical_count(self, &self->allowed);
+    core_set physical_cores = tieri_physical(self, &self->allowed);
+    uint32_t allowed = core_set_count(&self->allowed);
+    uint32_t physical = core_set_count(&physical_cores);
     text[0] = 0;
     say(&line, "machine: %u core%s (%s)", allowed, allowed == 1 ? "" : "s",
         core_set_format(&self->allowed, set));

@@ -23,10 +23,8 @@ struct bench_drive {
 static inline void bench_drive_open(struct bench_drive *self, const char *directory, uint64_t bytes)
 {
     self->bytes = size_round_up(bytes, BENCH_PIECE_BYTES);
-    arena_config settings = {.name = "host",
-                             .size_bytes = 2 * BENCH_PIECES * BENCH_PIECE_BYTES,
-                             .numa_node = -1,
-                             .touch_threads = 2};
+    arena_config settings = {
+        .name = "host", .size_bytes = 2 * BENCH_PIECES * BENCH_PIECE_BYTES, .touch_threads = 2};
     bench_require(arena_init(&self->memory, &settings));
     drive_bench_config config = {.path = directory,
                                  .file_bytes = self->bytes,

@@ -501,8 +501,7 @@ static int run(int argc, char **argv)
         .drives = drives, .drive_count = (uint32_t)drive_count, .total_bytes = total_bytes};
     for (int i = 0; i < SLAB_UUID_BYTES; i++)
         slab_settings.uuid[i] = (uint8_t)rng_u64((uint64_t)getpid(), clock_ns(), (uint64_t)i);
-    arena_config arena_settings = {
-        .name = "host", .size_bytes = ARENA_BYTES, .numa_node = -1, .touch_threads = 2};
+    arena_config arena_settings = {.name = "host", .size_bytes = ARENA_BYTES, .touch_threads = 2};
     if (options.rows && !(rows_file = fopen(options.rows, "we")))
         return err_set(ERR_INPUT, "cannot write %s", options.rows);
     if (rows_file)

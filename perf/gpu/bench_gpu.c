@@ -301,10 +301,8 @@ static int measure_ceilings(void)
 {
     struct lab lab = {0};
     uint64_t bytes = asked.quick ? 4 * MIB : 512 * MIB;
-    arena_config config = {.name = "host",
-                           .size_bytes = size_max(2 * bytes, SLOTS * SLOT_BYTES),
-                           .numa_node = -1,
-                           .touch_threads = 4};
+    arena_config config = {
+        .name = "host", .size_bytes = size_max(2 * bytes, SLOTS * SLOT_BYTES), .touch_threads = 4};
     arena host;
     TRY(arena_init(&host, &config));
     int rc = lab_open(&lab, host.base, bytes);

@@ -86,8 +86,7 @@ void comm_leave(comm *self, int code)
     int rc = comm_check(self);
     if (rc == 0)
         rc = comm_barrier(self, "leaving");
-    if (self->bulk)
-        self->bulk->close(self);
+    comm_close(self);
     if (self->control)
         commi_control_close(self);
     if (self->mpi)
@@ -118,19 +117,15 @@ static int self_reduce_scatter(comm *self, const comm_call *call)
     return 0;
 }
 
-static void self_close(comm *self)
-{
-    (void)self;
-}
-
-static const commi_bulk_ops self_ops = {"self", self_all_gather, self_reduce_scatter, self_close,
-                                        NULL};
+static const commi_bulk_ops self_ops = {.all_gather = self_all_gather,
+                                        .reduce_scatter = self_reduce_scatter};
 
 void comm_close(comm *self)
 {
     if (!self || !self->bulk)
         return;
-    self->bulk->close(self);
+    if (self->bulk->close)
+        self->bulk->close(self);
     self->bulk = NULL;
     self->bulk_state = NULL;
     atomic_store(&self->held_bytes, 0);
@@ -196,9 +191,4 @@ uint64_t comm_sent_bytes(const comm *self)
 uint64_t comm_held_bytes(const comm *self)
 {
     return self ? atomic_load(&((comm *)self)->held_bytes) : 0;
-}
-
-const char *comm_backend_name(const comm *self)
-{
-    return self && self->bulk ? self->bulk->name : "self";
 }

@@ -29,11 +29,8 @@
  *   - The control thread ends its process with _exit(1) exit_seconds after it learned of a failure,
  *     so a hung drive or GPU cannot keep a job alive.
  *
- * How the hub tells a hanging rank from a slow one: heartbeats carry a count of the work done
- * (base/progress.h) and whether the rank waits for others. A rank that has waited for
- * timeout_seconds reports that to the hub. The hub ends the job only if no rank at all has made
- * progress for timeout_seconds; it blames a rank that waits for nobody. So a slow start or a long
- * copy of a commit is waited for.
+ * A rank that works is waited for, however long it takes: only if no rank at all makes progress for
+ * timeout_seconds does the hub end the job (README.md).
  *
  * Threads: call join, open and leave on the thread that owns the comm. Control calls come from one
  * thread at a time. Bulk calls come from one thread at a time, which may be another one. Any thread
@@ -205,7 +202,5 @@ int comm_nccl_check(void) MUST_CHECK;
 uint64_t comm_sent_bytes(const comm *self);
 /* Memory that the bulk plane of this rank holds. Segments of other ranks do not count. */
 uint64_t comm_held_bytes(const comm *self);
-/* "self", "mpi", "staged", "nccl" or "pretended". */
-const char *comm_backend_name(const comm *self);
 
 #endif

@@ -17,7 +17,7 @@
  *     |                  |
  *     |                control_meet.c   the address at which the ranks meet
  *     |                  |
- *   member.c   launch.c   mpi.c         this rank; the launcher's environment; MPI
+ *   member.c   mpi.c                    this rank, by the launcher's environment; MPI
  *   segment.c  sum.c                    memory that ranks of a host share; loops of sums */
 #ifndef SLUICE_COMM_INTERNAL_H
 #define SLUICE_COMM_INTERNAL_H
@@ -26,18 +26,19 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
+#include "base/log.h"
 #include "comm/comm.h"
 
 /* A backend of the bulk plane. Its state hangs on comm.bulk_state. */
 struct commi_bulk_ops {
-    const char *name; /* as comm_backend_name returns it */
     /* As comm_all_gather and comm_reduce_scatter, after comm_check and with checked arguments.
      * After a failure of the job (commi_is_aborted) they return commi_abort_error. They call
      * comm_fail for a failure of their own. */
     int (*all_gather)(comm *self, const comm_call *call);
     int (*reduce_scatter)(comm *self, const comm_call *call);
-    /* Frees everything. Waits for nobody after a failure. */
+    /* Frees everything. Waits for nobody after a failure. NULL: there is nothing to free. */
     void (*close)(comm *self);
     /* As comm_watch. NULL: comm_check. */
     int (*watch)(comm *self);
@@ -77,7 +78,16 @@ int commi_member_set_ranks(comm *self, uint32_t rank, uint32_t world) MUST_CHECK
 /* 0 or less: the default. */
 void commi_member_set_timeouts(comm *self, double timeout_seconds, double exit_seconds);
 
-int64_t commi_now_ns(void); /* CLOCK_MONOTONIC */
+static inline int64_t commi_now_ns(void)
+{
+    return (int64_t)clock_ns();
+}
+
+static inline void commi_sleep_ns(int64_t ns)
+{
+    struct timespec left = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    (void)nanosleep(&left, NULL);
+}
 
 static inline int64_t commi_timeout_ns(const comm *self)
 {
@@ -110,7 +120,7 @@ int commi_open_exchange(comm *self, const comm_open_config *config) MUST_CHECK;
 int commi_open_nccl(comm *self, const comm_open_config *config) MUST_CHECK;
 int commi_open_pretended(comm *self, const comm_open_config *config) MUST_CHECK;
 
-/* ---- launch.c: who this rank is, by the launcher's environment ---- */
+/* ---- member.c: who this rank is, by the launcher's environment ---- */
 
 enum { COMMI_MACHINE_BYTES = COMM_HOST_BYTES + 48 };
 
@@ -155,13 +165,13 @@ struct commi_request {
 };
 typedef struct commi_request commi_request;
 
-/* bytes <= INT_MAX, tag < 32768. `data` must not change until the request is done. A message goes
- * to the receive of the same rank, tag and order. A receive gets exactly the bytes that it asks
+/* bytes <= INT_MAX. `data` must not change until the request is done. A message goes
+ * to the receive of the same rank and order. A receive gets exactly the bytes that it asks
  * for. ERR_BACKEND. */
 int commi_mpi_send(comm *self, commi_request *request, const void *data, uint64_t bytes,
-                   uint32_t rank, int tag) MUST_CHECK;
-int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes, uint32_t rank,
-                      int tag) MUST_CHECK;
+                   uint32_t rank) MUST_CHECK;
+int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes,
+                      uint32_t rank) MUST_CHECK;
 /* Lets MPI make progress, and says whether the request is done. An inactive request is done. Never
  * blocks. */
 int commi_mpi_test(commi_request *request, bool *is_done) MUST_CHECK;

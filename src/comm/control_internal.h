@@ -7,7 +7,12 @@
  * Each rank has two connections to the hub, so a large payload never stands before a heartbeat and
  * the thread never blocks. A call goes up: each rank sends what it calls, and its payload. Every
  * call but gather then goes down: rank 0's payload. So rank 0 knows who has come and that all ranks
- * make the same call. Nothing allocates after commi_control_open. */
+ * make the same call. Nothing allocates after commi_control_open.
+ *
+ * How the hub tells a hanging rank from a slow one: heartbeats carry a count of the work done
+ * (base/progress.h) and whether the rank waits for others. A rank that has waited for
+ * timeout_seconds reports that to the hub. The hub ends the job only if no rank has made progress
+ * for so long, and it blames a rank that waits for nobody. */
 #ifndef SLUICE_COMM_CONTROL_INTERNAL_H
 #define SLUICE_COMM_CONTROL_INTERNAL_H
 

@@ -18,7 +18,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -119,12 +118,6 @@ static void set_options(int fd)
     int on = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-}
-
-static void sleep_ns(int64_t ns)
-{
-    struct timespec time = {.tv_sec = ns / SECOND_NS, .tv_nsec = ns % SECOND_NS};
-    nanosleep(&time, NULL);
 }
 
 /* ---- the hub's side ---- */
@@ -436,7 +429,7 @@ static int reach_hub(const struct commi_meeting *meeting, struct hello *hello, b
                 return 0;
             close(fds[0]);
         }
-        sleep_ns(RETRY_NS);
+        commi_sleep_ns(RETRY_NS);
     }
     return rc;
 }
@@ -462,7 +455,7 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
     rc = receive_all(link->data_fd, &welcome, sizeof welcome, end_ns);
     if (rc == 0 && welcome.code < 0) {
         is_reported_by_another = true;
-        sleep_ns(REPORTER_NS);
+        commi_sleep_ns(REPORTER_NS);
         welcome.text[ERR_TEXT_BYTES - 1] = '\0';
         return err_set(welcome.code, "%s", welcome.text);
     }

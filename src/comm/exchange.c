@@ -7,8 +7,8 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -34,20 +34,16 @@ struct offer {
 };
 typedef struct offer offer;
 
-static int run_call(comm *group, enum exchange_kind kind, const comm_call *call)
+static int exchange_all_gather(comm *group, const comm_call *call)
 {
     exchange *self = group->bulk_state;
-    return exchangei_run(self, self->gpu, kind, call);
+    return exchangei_run(self, self->gpu, EXCHANGE_GATHER, call);
 }
 
-static int mpi_all_gather(comm *group, const comm_call *call)
+static int exchange_reduce_scatter(comm *group, const comm_call *call)
 {
-    return run_call(group, EXCHANGE_GATHER, call);
-}
-
-static int mpi_reduce_scatter(comm *group, const comm_call *call)
-{
-    return run_call(group, EXCHANGE_REDUCE, call);
+    exchange *self = group->bulk_state;
+    return exchangei_run(self, self->gpu, EXCHANGE_REDUCE, call);
 }
 
 /* Ends a request in flight. After a collective these are only sends that have arrived and that MPI
@@ -60,7 +56,7 @@ static bool end_request(comm *group, commi_request *request)
             break;
         if (is_done)
             return false;
-        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        commi_sleep_ns(1000000);
     }
     if (!request->is_active)
         return false;
@@ -99,10 +95,9 @@ static void close_exchange(comm *group)
     destroy(self);
 }
 
-static const commi_bulk_ops mpi_ops = {"mpi", mpi_all_gather, mpi_reduce_scatter, close_exchange,
-                                       NULL};
-static const commi_bulk_ops staged_ops = {"staged", mpi_all_gather, mpi_reduce_scatter,
-                                          close_exchange, NULL};
+static const commi_bulk_ops exchange_ops = {.all_gather = exchange_all_gather,
+                                            .reduce_scatter = exchange_reduce_scatter,
+                                            .close = close_exchange};
 
 /* ---- sizes ---- */
 
@@ -204,7 +199,7 @@ static int share(exchange *self, offer *mine, offer *offers, bool by_name, bool 
     if (rc == 0 && by_name)
         rc = comm_agree(group, "mapping shared memory", mapped);
     if (by_name)
-        segment_unlink(mine->name);
+        (void)shm_unlink(mine->name);
     if (rc < 0)
         return rc;
     *is_mapped = comm_agree(group, "mapping shared memory", mapped) == 0;
@@ -293,7 +288,7 @@ int commi_open_exchange(comm *group, const comm_open_config *config)
         atomic_store(&group->held_bytes, 0);
         return err_restore(&first);
     }
-    group->bulk = config->backend == COMM_STAGED ? &staged_ops : &mpi_ops;
+    group->bulk = &exchange_ops;
     group->bulk_state = self;
     return 0;
 }

@@ -23,9 +23,9 @@
 #include "comm/comm_internal.h"
 #include "comm/segment.h"
 #include "comm/sum.h"
+#include "tiers/device.h"
 
 enum exchange_kind { EXCHANGE_GATHER, EXCHANGE_REDUCE };
-enum exchange_way { EXCHANGE_TO_HOST, EXCHANGE_FROM_HOST, EXCHANGE_WITHIN };
 
 struct exchange_peer {
     segment shared;          /* mapped if the rank is on this host */
@@ -62,10 +62,6 @@ int exchangei_wait_published(exchange *self, uint32_t p, uint32_t round,
 /* Waits until the half of this round may be written: all ranks of this host have read it, and its
  * messages to other hosts have left. */
 int exchangei_wait_free(exchange *self, uint32_t round, const char *label) MUST_CHECK;
-/* Sends a slot to rank p of another host; receives one from it. */
-int exchangei_post(exchange *self, uint32_t p, uint32_t round, const void *slot,
-                   uint64_t bytes) MUST_CHECK;
-int exchangei_expect(exchange *self, uint32_t p, uint32_t round, uint64_t bytes) MUST_CHECK;
 
 /* staged.c: copies between the GPU and pinned host memory. `chunk_bytes`: the longest chunk. */
 int stagedi_open(exchange *owner, struct device *gpu, uint64_t chunk_bytes,
@@ -73,7 +69,7 @@ int stagedi_open(exchange *owner, struct device *gpu, uint64_t chunk_bytes,
 void stagedi_close(struct staged *self);
 int stagedi_attach(struct staged *self) MUST_CHECK; /* once per collective */
 int stagedi_copy(struct staged *self, void *target, const void *source, uint64_t bytes,
-                 enum exchange_way way) MUST_CHECK;
+                 enum device_direction way) MUST_CHECK;
 int stagedi_finish(struct staged *self) MUST_CHECK;          /* waits for all copies */
 float *stagedi_outgoing(struct staged *self, uint32_t slot); /* [chunk], one per reader */
 float *stagedi_own(struct staged *self, uint32_t round);     /* [chunk], one per round */

@@ -73,7 +73,7 @@ static void begin(passage *way, exchange *self, struct staged *gpu, enum exchang
 }
 
 static int copy(passage *way, void *target, const void *source, uint64_t bytes,
-                enum exchange_way direction)
+                enum device_direction direction)
 {
     if (way->gpu != NULL)
         return stagedi_copy(way->gpu, target, source, bytes, direction);
@@ -123,7 +123,7 @@ static int fill_slots(passage *way, uint32_t round, uint64_t at, uint64_t count)
             bool is_direct = p != rank && !is_packed;
             if (pass == 0 && way->gpu != NULL)
                 TRY(copy(way, is_direct ? (void *)slot : bounce, from, count * sizeof(float),
-                         EXCHANGE_TO_HOST));
+                         DEVICE_TO_HOST));
             if (pass == 1 && p != rank && (way->gpu == NULL || is_packed))
                 self->loops->pack(way->gpu != NULL ? bounce : from, slot, call->wire, count);
         }
@@ -142,7 +142,7 @@ static int send_slots(passage *way, uint32_t round, uint64_t count)
             continue;
         unsigned char *slot = half_data(self, rank, round) + slot_offset(way, rank, p);
         memcpy(slot, &way->head, sizeof way->head);
-        TRY(exchangei_post(self, p, round, slot, bytes));
+        TRY(commi_mpi_send(self->group, &self->peers[p].sends[round & 1], slot, bytes, p));
     }
     return 0;
 }
@@ -156,8 +156,10 @@ static int publish(passage *way, uint64_t index)
     TRY(exchangei_wait_free(self, round, way->call->label));
     for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
         /* room for the longest slot: a rank with another call sends another length */
-        if (self->peers[p].is_remote)
-            TRY(exchangei_expect(self, p, round, self->gather_slot_bytes));
+        exchange_peer *peer = &self->peers[p];
+        if (peer->is_remote)
+            TRY(commi_mpi_receive(self->group, &peer->receives[round & 1], peer->inbox[round & 1],
+                                  self->gather_slot_bytes, p));
     }
     way->head.round = round;
     page->heads[round & 1] = way->head;
@@ -165,8 +167,7 @@ static int publish(passage *way, uint64_t index)
         TRY(fill_slots(way, round, at, count));
     } else {
         unsigned char *slot = half_data(self, rank, round) + sizeof(segment_head);
-        TRY(copy(way, slot, (const unsigned char *)way->call->source + at, count,
-                 EXCHANGE_TO_HOST));
+        TRY(copy(way, slot, (const unsigned char *)way->call->source + at, count, DEVICE_TO_HOST));
         TRY(finish(way));
     }
     self->round = round;
@@ -224,8 +225,7 @@ static int read_gather(passage *way, uint32_t round, uint64_t at, uint64_t count
         const unsigned char *chunk = (const unsigned char *)way->call->source + at;
         if (p != group->rank)
             TRY(come_in(way, p, round, &chunk));
-        TRY(copy(way, target, chunk, count,
-                 p == group->rank ? EXCHANGE_WITHIN : EXCHANGE_FROM_HOST));
+        TRY(copy(way, target, chunk, count, p == group->rank ? DEVICE_WITHIN : DEVICE_FROM_HOST));
     }
     return finish(way);
 }
@@ -256,7 +256,7 @@ static int read_reduce(passage *way, uint32_t round, uint64_t at, uint64_t count
         }
     }
     if (way->gpu != NULL)
-        TRY(copy(way, target, total, count * sizeof(float), EXCHANGE_FROM_HOST));
+        TRY(copy(way, target, total, count * sizeof(float), DEVICE_FROM_HOST));
     return finish(way);
 }
 
@@ -299,7 +299,7 @@ static int run_alone(struct staged *gpu, enum exchange_kind kind, const comm_cal
         return 0;
     }
     TRY(stagedi_attach(gpu));
-    TRY(stagedi_copy(gpu, call->target, call->source, bytes, EXCHANGE_WITHIN));
+    TRY(stagedi_copy(gpu, call->target, call->source, bytes, DEVICE_WITHIN));
     return stagedi_finish(gpu);
 }
 

@@ -1,12 +1,9 @@
 /* Waiting for other ranks, with a limit: asleep on a shared counter, or between tests of MPI's
  * requests. See exchange_internal.h. */
-#include <time.h>
-
 #include "base/size.h"
 #include "comm/exchange_internal.h"
 
 enum {
-    WAIT_TAG = 77,
     WAIT_ASLEEP_NS = 500000000, /* then it checks whether another rank has failed */
     WAIT_POLL_NS_MIN = 50000,   /* MPI makes progress only while it is called */
     WAIT_POLL_NS_MAX = 1000000,
@@ -42,12 +39,6 @@ static void end_wait(exchange *self, const patience *state)
 {
     if (state->start_ns != 0)
         atomic_store(&self->group->waits, false);
-}
-
-static void nap(uint64_t sleep_ns)
-{
-    struct timespec left = {.tv_nsec = (long)sleep_ns};
-    (void)nanosleep(&left, NULL);
 }
 
 /* Calls MPI, which sends large messages only while it is called. Otherwise this rank could sleep
@@ -90,7 +81,7 @@ static int wait_request(exchange *self, commi_request *request, uint32_t p, cons
             return 0;
         }
         TRY(go_on(self, &state, p, label));
-        nap(state.sleep_ns);
+        commi_sleep_ns((int64_t)state.sleep_ns);
     }
 }
 
@@ -114,16 +105,4 @@ int exchangei_wait_free(exchange *self, uint32_t round, const char *label)
             TRY(wait_word(self, &peer->shared.page->consumed, round - 2, p, label));
     }
     return 0;
-}
-
-int exchangei_post(exchange *self, uint32_t p, uint32_t round, const void *slot, uint64_t bytes)
-{
-    return commi_mpi_send(self->group, &self->peers[p].sends[round & 1], slot, bytes, p, WAIT_TAG);
-}
-
-int exchangei_expect(exchange *self, uint32_t p, uint32_t round, uint64_t bytes)
-{
-    exchange_peer *peer = &self->peers[p];
-    return commi_mpi_receive(self->group, &peer->receives[round & 1], peer->inbox[round & 1], bytes,
-                             p, WAIT_TAG);
 }

@@ -16,6 +16,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+enum { TAG = 77 }; /* of all messages: their order tells them apart */
+
 struct commi_mpi {
     /* a duplicate, so messages of other users of MPI in this process cannot meet ours */
     MPI_Comm world;
@@ -160,23 +162,22 @@ static void keep_handle(commi_request *request, MPI_Request handle)
 }
 
 int commi_mpi_send(comm *self, commi_request *request, const void *data, uint64_t bytes,
-                   uint32_t rank, int tag)
+                   uint32_t rank)
 {
     assert(!request->is_active && bytes <= INT_MAX);
     MPI_Request handle;
-    int rc = MPI_Isend(data, (int)bytes, MPI_BYTE, (int)rank, tag, self->mpi->world, &handle);
+    int rc = MPI_Isend(data, (int)bytes, MPI_BYTE, (int)rank, TAG, self->mpi->world, &handle);
     if (rc != MPI_SUCCESS)
         return mpi_error(rc, "MPI_Isend");
     keep_handle(request, handle);
     return 0;
 }
 
-int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes, uint32_t rank,
-                      int tag)
+int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes, uint32_t rank)
 {
     assert(!request->is_active && bytes <= INT_MAX);
     MPI_Request handle;
-    int rc = MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)rank, tag, self->mpi->world, &handle);
+    int rc = MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)rank, TAG, self->mpi->world, &handle);
     if (rc != MPI_SUCCESS)
         return mpi_error(rc, "MPI_Irecv");
     keep_handle(request, handle);

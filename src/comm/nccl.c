@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/mem.h"
 #include "base/size.h"
@@ -71,11 +70,6 @@ static int fail_with_job(comm *self, nccl_state *state)
     return commi_abort_error(self);
 }
 
-static void rest(int64_t nanoseconds)
-{
-    nanosleep(&(struct timespec){.tv_nsec = (long)nanoseconds}, NULL);
-}
-
 /* NCCL refused or failed. A rank that is gone shows here first, as an error of the network; the hub
  * knows the reason a moment later, so this waits for the hub. */
 static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t result)
@@ -91,7 +85,7 @@ static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t
          waited += SLEEP_NS_MAX) {
         if (commi_is_aborted(self))
             return fail_with_job(self, state);
-        rest(SLEEP_NS_MAX);
+        commi_sleep_ns(SLEEP_NS_MAX);
     }
     return fail_here(self, state, err_restore(&first));
 }
@@ -127,7 +121,7 @@ static int settle(comm *self, nccl_state *state, const char *what, ncclResult_t 
         atomic_store(&self->waits, waited_ns > commi_timeout_ns(self) / 2);
         if (waited_ns > commi_timeout_ns(self))
             TRY(overdue(self, state, what));
-        rest(sleep_ns);
+        commi_sleep_ns(sleep_ns);
         sleep_ns = sleep_ns < SLEEP_NS_MAX / 2 ? 2 * sleep_ns : SLEEP_NS_MAX;
         ncclResult_t asked = state->api.get_async_error(state->handle, &result);
         if (asked != ncclSuccess)
@@ -172,7 +166,7 @@ static int await_stream(comm *self, nccl_state *state)
         TRY(nccl_watch(self));
         is_done = device_event_done(state->config.gpu, state->end);
         if (is_done == 0)
-            rest(SLEEP_NS_MAX);
+            commi_sleep_ns(SLEEP_NS_MAX);
     }
     return is_done < 0 ? fail_here(self, state, is_done) : 0;
 }
@@ -259,7 +253,6 @@ static void nccl_close(comm *self)
 }
 
 static const commi_bulk_ops nccl_ops = {
-    .name = "nccl",
     .all_gather = nccl_all_gather,
     .reduce_scatter = nccl_reduce_scatter,
     .close = nccl_close,

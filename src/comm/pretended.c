@@ -106,8 +106,9 @@ static void pretended_close(comm *self)
     mem_free(self->bulk_state); /* the device frees the stream */
 }
 
-static const commi_bulk_ops pretended_ops = {"pretended", pretended_all_gather,
-                                             pretended_reduce_scatter, pretended_close, NULL};
+static const commi_bulk_ops pretended_ops = {.all_gather = pretended_all_gather,
+                                             .reduce_scatter = pretended_reduce_scatter,
+                                             .close = pretended_close};
 
 int commi_open_pretended(comm *self, const comm_open_config *config)
 {

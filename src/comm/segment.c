@@ -65,7 +65,7 @@ int segment_create(uint64_t data_bytes, uint64_t token, const char *name, segmen
     if (rc < 0) {
         segment_fini(self);
         if (name != NULL)
-            segment_unlink(name);
+            (void)shm_unlink(name);
     }
     return rc;
 }
@@ -99,11 +99,6 @@ int segment_open(uint64_t data_bytes, uint64_t token, int64_t pid, int fd, const
     close(self->fd); /* the mapping stays */
     self->fd = -1;
     return 0;
-}
-
-void segment_unlink(const char *name)
-{
-    (void)shm_unlink(name);
 }
 
 void segment_fini(segment *self)

@@ -13,7 +13,6 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "comm/exchange_internal.h"
-#include "tiers/device.h"
 
 struct staged {
     device *gpu;
@@ -92,16 +91,11 @@ int stagedi_attach(struct staged *self)
 }
 
 int stagedi_copy(struct staged *self, void *target, const void *source, uint64_t bytes,
-                 enum exchange_way way)
+                 enum device_direction way)
 {
-    static const enum device_direction directions[] = {
-        [EXCHANGE_TO_HOST] = DEVICE_TO_HOST,
-        [EXCHANGE_FROM_HOST] = DEVICE_FROM_HOST,
-        [EXCHANGE_WITHIN] = DEVICE_WITHIN,
-    };
     if (bytes == 0 || target == source)
         return 0;
-    return device_copy(self->gpu, self->stream, target, source, bytes, directions[way]);
+    return device_copy(self->gpu, self->stream, target, source, bytes, way);
 }
 
 int stagedi_finish(struct staged *self)

@@ -1,9 +1,8 @@
 /* The loops of the exchange: rounding to the wire type, and sums in rank order.
  *
- * One body (sum_body.h) is compiled per instruction set. All of them give the same bits:
- * conversions use integer arithmetic (as src/base/dtype.h), and each element and rank takes one
- * IEEE addition. Pure; any thread; nothing is allocated. `wire` is the type in which a contribution
- * travels. */
+ * One body (sum.c) is compiled per instruction set. All of them give the same bits: conversions use
+ * integer arithmetic (as src/base/dtype.h), and each element and rank takes one IEEE addition. Pure;
+ * any thread; nothing is allocated. `wire` is the type in which a contribution travels. */
 #ifndef SLUICE_COMM_SUM_H
 #define SLUICE_COMM_SUM_H
 
@@ -14,22 +13,14 @@
 
 enum { SUM_BLOCK_ELEMS = 4096 }; /* a block of one call stays in the first-level cache */
 
-/* Rounds source [count] fp32 to nearest even into target [count] of `wire`. No overlap. */
-typedef void sum_pack_function(const float *source, void *target, enum dtype wire, size_t count);
-
-/* total [count] fp32 = values [count] of `wire` if is_first, otherwise total + values. */
-typedef void sum_add_function(float *total, const void *values, enum dtype wire, size_t count,
-                              int is_first);
-
-/* The same as pack followed by add: a rank's own contribution is rounded as if it had travelled. */
-typedef void sum_add_own_function(float *total, const float *values, enum dtype wire, size_t count,
-                                  int is_first);
-
 struct sum_loops {
-    const char *name; /* "base", "avx2", "avx512" */
-    sum_pack_function *pack;
-    sum_add_function *add;
-    sum_add_own_function *add_own;
+    /* Rounds source [count] fp32 to nearest even into target [count] of `wire`. No overlap. */
+    void (*pack)(const float *source, void *target, enum dtype wire, size_t count);
+    /* total [count] fp32 = values [count] of `wire` if is_first, otherwise total + values. */
+    void (*add)(float *total, const void *values, enum dtype wire, size_t count, int is_first);
+    /* The same as pack followed by add: a rank's own contribution is rounded as if it had
+     * travelled. */
+    void (*add_own)(float *total, const float *values, enum dtype wire, size_t count, int is_first);
 };
 typedef struct sum_loops sum_loops;
 

@@ -157,7 +157,7 @@ static int make_store(struct engine *self, const struct engine_options *options,
         *store = *options->test->store;
         return 0;
     }
-    TRY(sim_store_create(self->disk, true, store));
+    TRY(sim_store_create(self->disk, store));
     if (options->test->store)
         *options->test->store = *store;
     else
@@ -228,16 +228,15 @@ static int make_io(struct engine *self, const struct engine_options *options)
     const program *programs[PROGRAM_KIND_COUNT];
     enginei_list_programs(self, programs);
     TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));
-    lane_io_config io_lanes = {.transport = self->transport,
-                               .host_base = self->arenas[TIER_HOST].base,
-                               .depth = io_lane_depth(queue_depth, self->disk->drive_count),
-                               .request_capacity = IO_LANE_DEPTH_MAX,
-                               .verify = self->sums,
-                               .places = self->places,
-                               .compares_not = !asked->io.verify_reads,
-                               .start_thread = enginei_start_io_thread,
-                               .user = &self->setup->cores.io};
-    return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
+    lane_io_config io_lane = {.transport = self->transport,
+                              .host_base = self->arenas[TIER_HOST].base,
+                              .depth = io_lane_depth(queue_depth, self->disk->drive_count),
+                              .verify = self->sums,
+                              .places = self->places,
+                              .compares_not = !asked->io.verify_reads,
+                              .start_thread = enginei_start_io_thread,
+                              .user = &self->setup->cores.io};
+    return lane_io_create(&io_lane, &self->io_lane);
 }
 
 int engine_create(struct setup *setup, const struct engine_options *options, struct engine **out)

@@ -94,7 +94,7 @@ struct engine {
     bool borrows_host;               /* the host arena is an engine_memory's */
     void *results[2];                /* memory of engine_result_memory if there is no GPU */
     sim_store *store; /* simulated drives' memory if the engine must free it; else NULL */
-    lane *read_lane, *write_lane, *commit_lane;
+    lane *io_lane, *commit_lane;
     /* with several ranks, unless a GPU's stream serves it; else NULL */
     lane *comm_lane;
     lane *core_lane, *copy_lane;    /* NULL with a GPU */

@@ -78,8 +78,7 @@ static int make_worker(struct engine *self, const struct worker_plan *plan, lane
                                  .start_user = plan->group,
                                  .owner = plan->owner,
                                  .depth = LANE_DEPTH,
-                                 .priority_lane = plan->priority,
-                                 .request_capacity = 4 * LANE_DEPTH};
+                                 .priority_lane = plan->priority};
     if (self->setup->job->run.paranoid) {
         const program *programs[PROGRAM_KIND_COUNT];
         enginei_list_programs(self, programs);
@@ -189,8 +188,7 @@ static int make_commit_lane(struct engine *self)
                                  .start_user = &self->setup->cores.io,
                                  .owner = OWNER_COMMITS,
                                  .depth = 1,
-                                 .priority_lane = LANE_COMMIT,
-                                 .request_capacity = LANE_DEPTH};
+                                 .priority_lane = LANE_COMMIT};
     return lane_worker_create(&config, &self->commit_lane);
 }
 
@@ -249,8 +247,7 @@ int enginei_wrap_lanes(struct engine *self, const struct setup_lanes *test)
     enginei_list_programs(self, programs);
     TRY(test->begin(test->user, programs, PROGRAM_KIND_COUNT));
     self->test = test;
-    TRY(test->wrap(test->user, LANE_READ, &self->read_lane));
-    TRY(test->wrap(test->user, LANE_WRITE, &self->write_lane));
+    TRY(test->wrap(test->user, LANE_READ, &self->io_lane));
     TRY(test->wrap(test->user, LANE_H2D, &self->copy_lane));
     if (self->comm_lane)
         TRY(test->wrap(test->user, LANE_COMM, &self->comm_lane));
@@ -263,8 +260,8 @@ int enginei_make_executor(struct engine *self)
     enginei_list_programs(self, programs);
     lane *gpu = self->gpu_lane, *copies = gpu ? gpu : self->copy_lane;
     executor_config config = {
-        .lanes = {[LANE_READ] = self->read_lane,
-                  [LANE_WRITE] = self->write_lane,
+        .lanes = {[LANE_READ] = self->io_lane,
+                  [LANE_WRITE] = self->io_lane,
                   [LANE_H2D] = copies,
                   [LANE_D2H] = copies,
                   [LANE_COMM] = self->comm_lane ? self->comm_lane : gpu,
@@ -289,8 +286,7 @@ int enginei_make_executor(struct engine *self)
 
 void enginei_destroy_lanes(struct engine *self)
 {
-    destroy(self->read_lane);
-    destroy(self->write_lane);
+    destroy(self->io_lane);
     destroy(self->core_lane);
     destroy(self->update_lane);
     destroy(self->copy_lane);

@@ -199,7 +199,6 @@ static int make_lanes(struct shared *self)
         return 0;
     const arena_config config = {.name = "import",
                                  .size_bytes = self->lane_count * self->lane_bytes,
-                                 .numa_node = -1,
                                  .touch_threads = IMPORT_LANES};
     TRY(arena_init(&self->memory, &config));
     for (uint32_t i = 0; i < self->lane_count; i++)

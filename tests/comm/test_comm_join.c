@@ -263,9 +263,9 @@ static int be_launched(void)
     uint32_t sent = rank, got = 99;
     bool is_done = false;
     if (rc == 0)
-        rc = commi_mpi_send(self, &requests[0], &sent, sizeof sent, (rank + 1) % world, 7);
+        rc = commi_mpi_send(self, &requests[0], &sent, sizeof sent, (rank + 1) % world);
     if (rc == 0)
-        rc = commi_mpi_receive(self, &requests[1], &got, sizeof got, (rank + world - 1) % world, 7);
+        rc = commi_mpi_receive(self, &requests[1], &got, sizeof got, (rank + world - 1) % world);
     for (int i = 0; i < 2 && rc == 0; i++)
         for (is_done = false; rc == 0 && !is_done;)
             rc = commi_mpi_test(&requests[i], &is_done);

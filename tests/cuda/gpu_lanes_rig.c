@@ -118,12 +118,8 @@ static int finish_op(void *user, const program *prog, const op *item)
 
 static lane *make_worker(gpu_rig *self, const char *name, uint32_t owner)
 {
-    lane_worker_config config = {.name = name,
-                                 .run = fixture_execute,
-                                 .user = &self->arenas,
-                                 .owner = owner,
-                                 .depth = 3,
-                                 .request_capacity = 3};
+    lane_worker_config config = {
+        .name = name, .run = fixture_execute, .user = &self->arenas, .owner = owner, .depth = 3};
     lane *made;
     assert_int_equal(lane_worker_create(&config, &made), 0);
     return made;
@@ -166,8 +162,7 @@ void gpu_rig_init_staged(gpu_rig *self, uint32_t depth)
                                  .start_thread = comm_start,
                                  .user = self,
                                  .owner = OWNER_COMM,
-                                 .depth = depth,
-                                 .request_capacity = depth};
+                                 .depth = depth};
     assert_int_equal(lane_worker_create(&config, &self->lanes[LANE_COMM]), 0);
 }
 

@@ -30,10 +30,10 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/trace.h"
-#include "tests/state/crash_case.h"
-#include "tests/state/crash_image.h"
 #include "setup/setup.h"
 #include "state/verify.h"
+#include "tests/state/crash_case.h"
+#include "tests/state/crash_image.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
@@ -177,19 +177,19 @@ static struct {
 } drives[DRIVES_MOST];
 static uint32_t drives_count;
 
-int power_create(const slab *target, bool whole, sim_store **out) asm("__wrap_sim_store_create");
-extern int power_create_real(const slab *target, bool whole,
-                             sim_store **out) asm("__real_sim_store_create");
+int power_create(const slab *target, sim_store **out) asm("__wrap_sim_store_create");
+extern int power_create_real(const slab *target, sim_store **out) asm("__real_sim_store_create");
 void power_destroy(sim_store *self) asm("__wrap_sim_store_destroy");
 extern void power_destroy_real(sim_store *self) asm("__real_sim_store_destroy");
 
-int power_create(const slab *target, bool whole, sim_store **out)
+int power_create(const slab *target, sim_store **out)
 {
-    TRY(power_create_real(target, whole, out));
+    TRY(power_create_real(target, out));
     assert_true(drives_count < DRIVES_MOST);
     memcpy(drives[drives_count].uuid, target->uuid, sizeof drives[0].uuid);
     drives[drives_count++].store = *out;
-    return sim_store_cache(*out);
+    sim_store_cache(*out);
+    return 0;
 }
 
 /* Does nothing: the contents of a drive outlive the processes that use it. */

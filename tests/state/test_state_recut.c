@@ -20,8 +20,8 @@
 #include "base/tile.h"
 #include "state/state_internal.h"
 #include "swap/checksum.h"
-#include "tiers/io_faults.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tiers/io_faults.h"
 
 enum { SEED = 20261121, UNITS_MAX = 4, DRIVES_TESTED = 3, CASES = 10, STREAM_DRAWS = 7 };
 
@@ -124,11 +124,10 @@ static void open_side(struct side *side, const char *name, uint32_t drive_count)
                           .total_bytes = side->total_bytes,
                           .uuid = {(uint8_t)name[0], 2, 3},
                           .stripe_bytes = MIB};
-    bool sim = backend == IO_SIM;
-    if ((sim ? sim_slab_init(&side->disk, &config) : slab_open(&side->disk, &config)) < 0)
+    if (slab_open(&side->disk, &config) < 0)
         fail_msg("%s", err_text());
-    if (sim)
-        assert_int_equal(sim_store_create(&side->disk, false, &side->store), 0);
+    if (backend == IO_SIM)
+        assert_int_equal(sim_store_create(&side->disk, &side->store), 0);
 }
 
 /* 4-byte words of stream `s` of so many elements, scales included. */
@@ -202,8 +201,7 @@ static void start(uint32_t old_drives, uint32_t new_drives)
 
 static void end_side(struct side *side)
 {
-    if (backend != IO_SIM)
-        assert_int_equal(slab_remove(&side->disk), 0);
+    assert_int_equal(slab_remove(&side->disk), 0);
     sim_store_destroy(side->store);
     mem_free(side->extents);
 }

@@ -9,16 +9,16 @@
 
 #include "base/mem.h"
 #include "base/tile.h"
-#include "tests/swap/lane_pace.h"
 #include "swap/checksum.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
+#include "tests/swap/lane_pace.h"
 #include "tests/swap/swap_fixture.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"
-#include "tests/tiers/tiers_helpers.h"
 
 enum {
     IO_RIG_PAGE = 4096,
@@ -45,7 +45,7 @@ struct io_rig {
     io *transport;
     checksum_table *sums;
     lane_pace *pace;
-    lane *lanes[LANE_COUNT]; /* each worker in its own slot, update shares compute's */
+    lane *lanes[LANE_COUNT]; /* update shares compute's, write shares read's */
     executor *exec;
 };
 typedef struct io_rig io_rig;
@@ -61,11 +61,10 @@ static void io_rig_open_drive(io_rig *self)
                           .stripe_bytes = MIB};
     self->drive = mem_alloc(1, sizeof *self->drive, "test slab");
     assert_non_null(self->drive);
-    bool sim = self->backend == IO_SIM;
-    if ((sim ? sim_slab_init(self->drive, &config) : slab_open(self->drive, &config)) != 0)
+    if (slab_open(self->drive, &config) != 0)
         fail_msg("%s", err_text());
-    if (sim)
-        assert_int_equal(sim_store_create(self->drive, true, &self->bytes), 0);
+    if (self->backend == IO_SIM)
+        assert_int_equal(sim_store_create(self->drive, &self->bytes), 0);
 }
 
 static void io_rig_open_transport(io_rig *self, const io_faults *faults)
@@ -111,8 +110,7 @@ static lane *io_rig_worker(io_rig *self, const char *name, uint32_t owner)
                                  .user = &self->arenas,
                                  .owner = owner,
                                  .depth = 3,
-                                 .priority_lane = LANE_COMPUTE,
-                                 .request_capacity = 8};
+                                 .priority_lane = LANE_COMPUTE};
     lane *worker;
     assert_int_equal(lane_worker_create(&config, &worker), 0);
     return worker;
@@ -124,7 +122,8 @@ static void io_rig_pace(io_rig *self)
         .rates = {.op_seconds = 2e-4}, .programs = &self->prog, .program_count = 1};
     assert_int_equal(lane_pace_create(&config, &self->pace), 0);
     for (int kind = LANE_READ; kind <= LANE_COMPUTE; kind++)
-        assert_int_equal(lane_pace_wrap(self->pace, self->lanes[kind], &self->lanes[kind]), 0);
+        if (kind != LANE_WRITE)
+            assert_int_equal(lane_pace_wrap(self->pace, self->lanes[kind], &self->lanes[kind]), 0);
 }
 
 __attribute__((unused)) static void io_rig_init(io_rig *self, const char *transport_name,
@@ -158,15 +157,15 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     lane_io_config config = {.transport = self->transport,
                              .host_base = self->arenas.base[TIER_HOST],
                              .depth = IO_RIG_DEPTH,
-                             .request_capacity = IO_RIG_DEPTH,
                              .verify = self->sums};
-    assert_int_equal(lane_io_create(&config, &self->lanes[LANE_READ], &self->lanes[LANE_WRITE]), 0);
+    assert_int_equal(lane_io_create(&config, &self->lanes[LANE_READ]), 0);
     self->lanes[LANE_H2D] = io_rig_worker(self, "h2d", 11);
     self->lanes[LANE_D2H] = io_rig_worker(self, "d2h", 12);
     self->lanes[LANE_COMM] = io_rig_worker(self, "comm", 13);
     self->lanes[LANE_COMPUTE] = io_rig_worker(self, "cores", 14);
     if (self->is_paced)
         io_rig_pace(self);
+    self->lanes[LANE_WRITE] = self->lanes[LANE_READ];
     self->lanes[LANE_UPDATE] = self->lanes[LANE_COMPUTE];
     executor_config exec = {.programs = &self->prog, .program_count = 1};
     memcpy(exec.lanes, self->lanes, sizeof exec.lanes);
@@ -195,15 +194,16 @@ __attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
 __attribute__((unused)) static void io_rig_fini(io_rig *self)
 {
     executor_destroy(self->exec);
-    for (int kind = LANE_COMPUTE; kind >= 0; kind--) /* write before read, as the header allows */
-        self->lanes[kind]->ops->destroy(self->lanes[kind]);
+    for (int kind = LANE_READ; kind <= LANE_COMPUTE; kind++)
+        if (kind != LANE_WRITE)
+            self->lanes[kind]->ops->destroy(self->lanes[kind]);
     lane_pace_destroy(self->pace);
     io_destroy(self->transport);
     checksum_destroy(self->sums);
     sim_store_destroy(self->bytes);
-    if (self->backend != IO_SIM && self->keeps_files)
+    if (self->keeps_files)
         slab_close(self->drive);
-    else if (self->backend != IO_SIM)
+    else
         assert_int_equal(slab_remove(self->drive), 0);
     mem_free(self->drive);
     mem_free(self->host_block);

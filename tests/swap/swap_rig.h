@@ -7,9 +7,9 @@
 #include <stdint.h>
 
 #include "base/trace.h"
-#include "tests/swap/fake_lane.h"
 #include "swap/executor.h"
 #include "swap/paranoid.h"
+#include "tests/swap/fake_lane.h"
 #include "tests/swap/swap_fixture.h"
 
 /* The mode of all rigs that are made from here on. */

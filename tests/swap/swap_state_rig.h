@@ -13,8 +13,8 @@
 #include "swap/executor.h"
 #include "swap/lane_io.h"
 #include "tests/swap/swap_fixture.h"
-#include "tiers/io_faults.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tiers/io_faults.h"
 
 enum {
     SEED = 20261123,
@@ -51,7 +51,7 @@ struct state_rig {
     checksum_table *sums;
 
     io *transport;
-    lane *read_lane, *write_lane;
+    lane *io_lane;
     executor *exec;
 };
 typedef struct state_rig state_rig;
@@ -111,11 +111,10 @@ static void open_disk(state_rig *self)
                           .stripe_bytes = MIB};
     self->disk = mem_alloc(1, sizeof *self->disk, "test slab");
     assert_non_null(self->disk);
-    bool sim = self->backend == IO_SIM;
-    if ((sim ? sim_slab_init(self->disk, &config) : slab_open(self->disk, &config)) != 0)
+    if (slab_open(self->disk, &config) != 0)
         fail_msg("%s", err_text());
-    if (sim)
-        assert_int_equal(sim_store_create(self->disk, true, &self->bytes), 0);
+    if (self->backend == IO_SIM)
+        assert_int_equal(sim_store_create(self->disk, &self->bytes), 0);
 }
 
 static io *open_io(state_rig *self, const io_faults *faults)
@@ -188,13 +187,11 @@ struct lanes_config {
 static void lanes_close(state_rig *self)
 {
     executor_destroy(self->exec);
-    if (self->read_lane)
-        self->read_lane->ops->destroy(self->read_lane);
-    if (self->write_lane)
-        self->write_lane->ops->destroy(self->write_lane);
+    if (self->io_lane)
+        self->io_lane->ops->destroy(self->io_lane);
     io_destroy(self->transport);
     self->exec = NULL;
-    self->read_lane = self->write_lane = NULL;
+    self->io_lane = NULL;
     self->transport = NULL;
 }
 
@@ -206,12 +203,11 @@ static void lanes_open(state_rig *self, struct lanes_config wanted)
     lane_io_config config = {.transport = self->transport,
                              .host_base = self->host,
                              .depth = 4,
-                             .request_capacity = 4,
                              .verify = wanted.no_sums ? NULL : self->sums,
                              .places = wanted.no_places ? NULL : self->places,
                              .compares_not = wanted.compares_not};
-    assert_int_equal(lane_io_create(&config, &self->read_lane, &self->write_lane), 0);
-    executor_config exec = {.lanes = {self->read_lane, self->write_lane},
+    assert_int_equal(lane_io_create(&config, &self->io_lane), 0);
+    executor_config exec = {.lanes = {self->io_lane, self->io_lane},
                             .programs = self->programs,
                             .program_count = 2 * EXTENTS + 1};
     assert_int_equal(executor_create(&exec, &self->exec), 0);
@@ -224,8 +220,7 @@ static void rig_close(state_rig *self)
     place_table_destroy(self->places);
     checksum_destroy(self->sums);
     sim_store_destroy(self->bytes);
-    if (self->backend != IO_SIM)
-        assert_int_equal(slab_remove(self->disk), 0);
+    assert_int_equal(slab_remove(self->disk), 0);
     for (uint32_t i = 0; i <= 2 * EXTENTS; i++)
         program_fini((program *)self->programs[i]);
     mem_free(self->disk);

@@ -136,7 +136,6 @@ static void the_table_knows_the_programs_writes(void **state)
     assert_int_equal(checksum_create(list, 3, &table), 0);
     mem_stats before, after;
     mem_get_stats(&before);
-    assert_int_equal(checksum_capacity(table), 5); /* 0+2, 0+4, 2+2, 8+4, 20+1 */
     assert_int_equal(checksum_count(table), 0);
     for (uint32_t i = 0; i < sizeof data; i++)
         data[i] = (unsigned char)(i * 31 + i / 4096);
@@ -183,7 +182,6 @@ static void ranges_that_no_program_writes(void **state)
                                     extent_of(0, 1, data)};
     assert_int_equal(checksum_put(table, &more[0]), -ENOENT);
     assert_int_equal(checksum_add(table, more, 3), 0);
-    assert_int_equal(checksum_capacity(table), 4);
     assert_int_equal(checksum_count(table), 0);
     for (int i = 0; i < 3; i++)
         assert_int_equal(checksum_put(table, &more[i]), 0);

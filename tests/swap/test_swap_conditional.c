@@ -175,8 +175,7 @@ static void real_worker(void **state)
                                     .user = &arenas,
                                     .owner = 1,
                                     .depth = 1 + (uint32_t)(seed % 4),
-                                    .priority_lane = seed % 2 ? LANE_COMPUTE : LANE_UPDATE,
-                                    .request_capacity = 4 + (uint32_t)(seed % 5)};
+                                    .priority_lane = seed % 2 ? LANE_COMPUTE : LANE_UPDATE};
         paranoid *checked = NULL;
         if (rig_is_paranoid) {
             paranoid_config all = {.programs = &programs,
@@ -380,8 +379,7 @@ static int run_slow_commit(bool is_broken, uint64_t stuck_ns, char *text, size_t
                                      .user = is_broken ? &prog : NULL,
                                      .owner = (uint32_t)kind,
                                      .depth = 1,
-                                     .priority_lane = (enum lane_kind)kind,
-                                     .request_capacity = 1};
+                                     .priority_lane = (enum lane_kind)kind};
         assert_int_equal(lane_worker_create(&worker, &config.lanes[kind]), 0);
     }
     executor *exec;

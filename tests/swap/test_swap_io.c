@@ -105,8 +105,8 @@ static void drive_errors_stop_the_run(void **state)
     assert_true(failed >= 6);
 }
 
-/* The queue itself breaks with requests of both lanes in flight: the run ends with an error, and
- * all can be taken down, in the order that the engine uses. */
+/* The queue itself breaks with reads and writes in flight: the run ends with an error, and all
+ * can be taken down, in the order that the engine uses. */
 static void a_broken_queue_ends_the_run(void **state)
 {
     (void)state;
@@ -131,10 +131,9 @@ static void a_broken_queue_ends_the_run(void **state)
     }
 }
 
-/* One lane's poll may collect the other's completions: its descriptor must then wake the
- * executor. */
-/* With and without the thread that sums between the transport and the lanes. */
-static void wake_own_lane(bool verify)
+/* The descriptor is readable while poll has more than it was asked for, and quiet afterwards. With
+ * and without the thread that sums between the transport and the lane. */
+static void wake_for_the_rest(enum op_kind kind, bool verify)
 {
     program prog;
     random_program(400, 160, &prog);
@@ -142,40 +141,40 @@ static void wake_own_lane(bool verify)
     io_rig_init(&r, transport_name, &prog, 400);
     r.verify = verify;
     io_rig_start(&r, NULL);
-    uint32_t first[2] = {PROGRAM_NONE, PROGRAM_NONE};
-    for (uint32_t i = 0; i < prog.op_count; i++)
-        if (prog.ops[i].lane <= LANE_WRITE && first[prog.ops[i].lane] == PROGRAM_NONE)
-            first[prog.ops[i].lane] = i;
-    for (int kind = LANE_READ; kind <= LANE_WRITE; kind++) {
-        lane *mine = r.lanes[kind], *other = r.lanes[LANE_WRITE - kind];
-        lane_request request = {
-            .prog = &prog, .item = &prog.ops[first[kind]], .op_idx = first[kind]};
-        lane_request *done[4];
-        assert_int_equal(mine->ops->submit(mine, &request), 0);
-        while (request.end_ns == 0) /* only the other lane polls, and collects what is ours */
-            assert_int_equal(other->ops->poll(other, done, 4), 0);
-        /* One more, which finds nothing: the transport's own descriptor is quiet from here on. */
-        assert_int_equal(other->ops->poll(other, done, 4), 0);
-        struct pollfd fd = {.fd = mine->ops->event_fd(mine), .events = POLLIN};
+    lane *one = r.lanes[LANE_READ];
+    lane_request requests[4], *done[4];
+    uint32_t count = 0;
+    for (uint32_t i = 0; count < 4; i++)
+        if (prog.ops[i].kind == kind) {
+            requests[count] = (lane_request){.prog = &prog, .item = &prog.ops[i], .op_idx = i};
+            assert_int_equal(one->ops->submit(one, &requests[count]), 0);
+            count++;
+        }
+    struct pollfd fd = {.fd = one->ops->event_fd(one), .events = POLLIN};
+    for (uint32_t taken = 0; taken < count;) {
         assert_int_equal(poll(&fd, 1, 20000), 1);
-        assert_int_equal(mine->ops->poll(mine, done, 4), 1);
-        assert_ptr_equal(done[0], &request);
-        assert_int_equal(request.result, 0);
-        assert_int_equal(mine->ops->poll(mine, done, 4), 0);
-        assert_int_equal(other->ops->poll(other, done, 4), 0);
-        assert_int_equal(poll(&fd, 1, 0), 0); /* and it is quiet again */
+        int more = one->ops->poll(one, done, 1);
+        assert_in_range(more, 0, 1);
+        if (more == 1)
+            assert_int_equal(done[0]->result, 0);
+        taken += (uint32_t)more;
     }
-    lane_request wrong = {.prog = &prog, .item = &prog.ops[first[LANE_READ]]};
-    assert_int_equal(r.lanes[LANE_WRITE]->ops->submit(r.lanes[LANE_WRITE], &wrong), ERR_INTERNAL);
+    assert_int_equal(one->ops->poll(one, done, 4), 0);
+    assert_int_equal(poll(&fd, 1, 0), 0);
+    uint32_t other = 0;
+    while (prog.ops[other].lane <= LANE_WRITE)
+        other++;
+    lane_request wrong = {.prog = &prog, .item = &prog.ops[other]};
+    assert_int_equal(one->ops->submit(one, &wrong), ERR_INTERNAL);
     io_rig_fini(&r);
     program_fini(&prog);
 }
 
-static void completions_wake_their_own_lane(void **state)
+static void what_is_left_wakes_again(void **state)
 {
     (void)state;
-    wake_own_lane(false);
-    wake_own_lane(true);
+    for (int i = 0; i < 4; i++)
+        wake_for_the_rest(i % 2 ? OP_WRITE : OP_READ, i >= 2);
 }
 
 /* The first op of the lane that takes two transfers or more. */
@@ -265,13 +264,12 @@ static void a_thread_that_cannot_start(void **state)
     lane_io_config config = {.transport = r.transport,
                              .host_base = r.arenas.base[TIER_HOST],
                              .depth = 1,
-                             .request_capacity = 1,
                              .verify = r.sums,
                              .start_thread = refuse,
                              .user = &calls};
-    lane *read_lane, *write_lane;
-    assert_int_equal(lane_io_create(&config, &read_lane, &write_lane), -EPERM);
-    assert_null(read_lane);
+    lane *made;
+    assert_int_equal(lane_io_create(&config, &made), -EPERM);
+    assert_null(made);
     assert_string_equal(err_text(), "cores cannot be bound");
     assert_int_equal(calls, 1);
     assert_int_equal(helper_count_fds(), fds);
@@ -289,12 +287,9 @@ int main(int argc, char **argv)
     if (skip)
         return skip;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_over_a_real_drive),
-        cmocka_unit_test(values_over_a_bad_drive),
-        cmocka_unit_test(drive_errors_stop_the_run),
-        cmocka_unit_test(a_broken_queue_ends_the_run),
-        cmocka_unit_test(completions_wake_their_own_lane),
-        cmocka_unit_test(lanes_keep_behind),
+        cmocka_unit_test(values_over_a_real_drive),   cmocka_unit_test(values_over_a_bad_drive),
+        cmocka_unit_test(drive_errors_stop_the_run),  cmocka_unit_test(a_broken_queue_ends_the_run),
+        cmocka_unit_test(what_is_left_wakes_again),   cmocka_unit_test(lanes_keep_behind),
         cmocka_unit_test(a_thread_that_cannot_start),
     };
     return cmocka_run_group_tests(tests, helper_setup, helper_teardown);

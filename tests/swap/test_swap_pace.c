@@ -416,8 +416,7 @@ static void work_that_takes_longer_counts(void **state)
                                  .run = sleep_or_fail,
                                  .user = &fails,
                                  .depth = 4,
-                                 .priority_lane = LANE_COMM,
-                                 .request_capacity = 8};
+                                 .priority_lane = LANE_COMM};
     lane_pace *pace;
     executor_config run = {.programs = &programs, .program_count = 1};
     assert_int_equal(lane_pace_create(&config, &pace), 0);

@@ -491,12 +491,8 @@ static void nothing_outlives_its_users(void **state)
         const program *programs = &prog;
         executor_config config = {.programs = &programs, .program_count = 1, .paranoid = mode};
         memcpy(config.arena_base, seen.arenas.base, sizeof config.arena_base);
-        lane_worker_config cores = {.run = run_spy,
-                                    .user = &seen,
-                                    .owner = 1,
-                                    .depth = 4,
-                                    .priority_lane = LANE_COMPUTE,
-                                    .request_capacity = 8};
+        lane_worker_config cores = {
+            .run = run_spy, .user = &seen, .owner = 1, .depth = 4, .priority_lane = LANE_COMPUTE};
         assert_int_equal(lane_worker_create(&cores, &config.lanes[LANE_COMPUTE]), 0);
         cores.run = run_short_read;
         cores.owner = 2;

@@ -134,13 +134,11 @@ static void a_commit_runs_beside_reads(void **state)
                                  .user = &view,
                                  .owner = 9,
                                  .depth = 1,
-                                 .priority_lane = LANE_COMMIT,
-                                 .request_capacity = 1};
+                                 .priority_lane = LANE_COMMIT};
     lane *commit_lane;
     assert_int_equal(lane_worker_create(&worker, &commit_lane), 0);
     executor_config config = {
-        .lanes =
-            {[LANE_READ] = r.read_lane, [LANE_WRITE] = r.write_lane, [LANE_COMMIT] = commit_lane},
+        .lanes = {[LANE_READ] = r.io_lane, [LANE_WRITE] = r.io_lane, [LANE_COMMIT] = commit_lane},
         .programs = &programs,
         .program_count = 1};
     executor *exec;

@@ -13,8 +13,8 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "tests/swap/fake_lane.h"
 #include "swap/executor.h"
+#include "tests/swap/fake_lane.h"
 #include "tests/swap/swap_fixture.h"
 
 enum { OPS_MAX = 16 };
@@ -51,7 +51,7 @@ static int start_script(void *user)
     return self->start_code < 0 ? err_set(self->start_code, "no such core") : 0;
 }
 
-static lane *create_worker(script *self, uint32_t capacity)
+static lane *create_worker(script *self)
 {
     lane_worker_config config = {.name = "cores",
                                  .run = run_script,
@@ -59,8 +59,7 @@ static lane *create_worker(script *self, uint32_t capacity)
                                  .user = self,
                                  .owner = 3,
                                  .depth = 2,
-                                 .priority_lane = LANE_COMPUTE,
-                                 .request_capacity = capacity};
+                                 .priority_lane = LANE_COMPUTE};
     lane *worker;
     assert_int_equal(lane_worker_create(&config, &worker), 0);
     assert_int_equal(worker->owner, 3);
@@ -118,7 +117,7 @@ static void priority_within_dependencies(void **state)
     build_mixed(&prog);
     script plan = {.gated = true, .fail_op_idx = PROGRAM_NONE};
     sem_init(&plan.gate, 0, 0);
-    lane *worker = create_worker(&plan, OPS_MAX);
+    lane *worker = create_worker(&plan);
     lane_request requests[OPS_MAX], *done[OPS_MAX];
     mem_stats before, after;
     mem_get_stats(&before);
@@ -151,7 +150,7 @@ static void failure_stops_the_worker(void **state)
     build_mixed(&prog);
     script plan = {.gated = true, .fail_op_idx = 1};
     sem_init(&plan.gate, 0, 0);
-    lane *worker = create_worker(&plan, OPS_MAX);
+    lane *worker = create_worker(&plan);
     lane_request requests[OPS_MAX], *done[OPS_MAX];
     submit_all(worker, &prog, requests);
     sem_post(&plan.gate);
@@ -168,32 +167,19 @@ static void failure_stops_the_worker(void **state)
     program_fini(&prog);
 }
 
-static void capacity_and_configuration(void **state)
+static void configuration(void **state)
 {
     (void)state;
-    program prog;
-    build_mixed(&prog);
-    script plan = {.gated = true, .fail_op_idx = PROGRAM_NONE};
-    sem_init(&plan.gate, 0, 0);
-    lane *worker = create_worker(&plan, 2);
-    lane_request requests[3] = {{0}}, *done[2];
-    for (uint32_t i = 0; i < 3; i++) {
-        requests[i] = (lane_request){.prog = &prog, .item = &prog.ops[i], .op_idx = i};
-        assert_int_equal(worker->ops->submit(worker, &requests[i]), i < 2 ? 0 : -EAGAIN);
-    }
-    sem_post(&plan.gate);
-    await(worker, 2, done);
-    worker->ops->destroy(worker);
-
+    lane *worker;
+    script plan = {.fail_op_idx = PROGRAM_NONE};
     lane_worker_config config = {.name = "cores",
                                  .run = run_script,
                                  .start_thread = start_script,
                                  .user = &plan,
-                                 .depth = 2,
-                                 .request_capacity = 1};
+                                 .depth = 0};
     assert_int_equal(lane_worker_create(&config, &worker), -EINVAL);
     assert_null(worker);
-    config.request_capacity = 4;
+    config.depth = 2;
     plan.start_code = -ENODEV;
     assert_int_equal(lane_worker_create(&config, &worker), -ENODEV);
     assert_null(worker);
@@ -202,8 +188,6 @@ static void capacity_and_configuration(void **state)
     config.start_thread = NULL;
     assert_int_equal(lane_worker_create(&config, &worker), 0);
     worker->ops->destroy(worker); /* idle: returns at once */
-    sem_destroy(&plan.gate);
-    program_fini(&prog);
 }
 
 /* Random programs with compute and update on one real worker, the other lanes random threads. */
@@ -223,8 +207,7 @@ static void values_under_the_executor(void **state)
                                     .user = &arenas,
                                     .owner = 1,
                                     .depth = 1 + (uint32_t)(seed % 4),
-                                    .priority_lane = seed % 2 ? LANE_COMPUTE : LANE_UPDATE,
-                                    .request_capacity = 4 + (uint32_t)(seed % 5)};
+                                    .priority_lane = seed % 2 ? LANE_COMPUTE : LANE_UPDATE};
         const program *programs = &prog;
         executor_config config = {.programs = &programs, .program_count = 1};
         for (int kind = 0; kind < LANE_COMPUTE; kind++)
@@ -270,7 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(priority_within_dependencies),
         cmocka_unit_test(failure_stops_the_worker),
-        cmocka_unit_test(capacity_and_configuration),
+        cmocka_unit_test(configuration),
         cmocka_unit_test(values_under_the_executor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,8 +18,7 @@
 
 static arena_config config_of(uint64_t size_bytes)
 {
-    return (arena_config){
-        .name = "host", .size_bytes = size_bytes, .numa_node = -1, .touch_threads = 2};
+    return (arena_config){.name = "host", .size_bytes = size_bytes, .touch_threads = 2};
 }
 
 static int is_mapped(const unsigned char *page)
@@ -41,7 +40,6 @@ static void exact_size_and_alignment(void **state)
         assert_int_equal(host.size_bytes, size_round_up(sizes[i], 4096));
         assert_int_equal((uintptr_t)host.base % (sizes[i] >= 2 * MIB ? 2 * MIB : 4096), 0);
         assert_string_equal(host.name, "host");
-        assert_int_equal(host.numa_node, -1);
         assert_true(host.huge_bytes <= host.size_bytes);
         for (uint64_t at = 0; at < host.size_bytes; at += 4096)
             assert_true(host.base[at] == 0 && is_mapped(host.base + at));
@@ -99,26 +97,6 @@ static void too_much_is_refused(void **state)
     arena_fini(&host); /* harmless for an arena that was never made */
 }
 
-static void nodes(void **state)
-{
-    (void)state;
-    arena host;
-    arena_config config = config_of(4 * MIB);
-    config.numa_node = 100000;
-    assert_int_equal(arena_init(&host, &config), -EINVAL);
-    assert_non_null(strstr(err_text(), "100000"));
-    config.numa_node = -3;
-    assert_int_equal(arena_init(&host, &config), -EINVAL);
-    config.numa_node = -2;
-    assert_int_equal(arena_init(&host, &config), 0);
-    assert_int_equal(host.numa_node, -1);
-    arena_fini(&host);
-    config.numa_node = 0; /* every machine has it; a container may forbid the binding */
-    assert_int_equal(arena_init(&host, &config), 0);
-    assert_true(host.numa_node == 0 || host.numa_node == -1);
-    arena_fini(&host);
-}
-
 static void two_arenas_are_counted_apart(void **state)
 {
     (void)state;
@@ -154,7 +132,6 @@ int main(void)
         cmocka_unit_test(exact_size_and_alignment),
         cmocka_unit_test(every_page_is_resident),
         cmocka_unit_test(too_much_is_refused),
-        cmocka_unit_test(nodes),
         cmocka_unit_test(two_arenas_are_counted_apart),
         cmocka_unit_test(process_memory_allocates_nothing),
     };

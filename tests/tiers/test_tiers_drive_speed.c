@@ -18,9 +18,9 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "tiers/drive_speed.h"
-#include "tiers/slab_internal.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tiers/drive_speed.h"
+#include "tiers/tiers_internal.h"
 
 static enum io_backend backend = IO_AUTO;
 static slab_drive drives[DRIVES_MAX];

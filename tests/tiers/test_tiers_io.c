@@ -18,10 +18,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
-#include "tests/tiers/tiers_helpers.h"
 
 enum { BLOCK = 4096, SLOTS = 24, SLOT_BLOCKS = 512, SLAB_BLOCKS = 6144, SEED = 20261121 };
 
@@ -71,10 +71,8 @@ static int setup(void **state)
     memset(version, 0, sizeof version);
     memset(block_busy, 0, sizeof block_busy);
     memset(slots, 0, sizeof slots);
-    arena_config config = {.name = "host",
-                           .size_bytes = (uint64_t)SLOTS * SLOT_BLOCKS * BLOCK,
-                           .numa_node = -1,
-                           .touch_threads = 1};
+    arena_config config = {
+        .name = "host", .size_bytes = (uint64_t)SLOTS * SLOT_BLOCKS * BLOCK, .touch_threads = 1};
     return helper_setup(state) == 0 ? arena_init(&memory, &config) : -1;
 }
 

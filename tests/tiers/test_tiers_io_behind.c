@@ -14,10 +14,10 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
-#include "tests/tiers/tiers_helpers.h"
 
 enum { PIECE_BYTES = 256 * KIB, BLOCK_BYTES = 16 * KIB, REQUESTS = 24, SEED = 20261123 };
 
@@ -28,10 +28,8 @@ static arena memory;
 
 static int setup(void **state)
 {
-    arena_config config = {.name = "host",
-                           .size_bytes = (uint64_t)REQUESTS * PIECE_BYTES,
-                           .numa_node = -1,
-                           .touch_threads = 1};
+    arena_config config = {
+        .name = "host", .size_bytes = (uint64_t)REQUESTS * PIECE_BYTES, .touch_threads = 1};
     if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drive, "x", 64 * MIB, 1);

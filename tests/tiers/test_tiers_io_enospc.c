@@ -13,9 +13,9 @@
 
 #include <cmocka.h>
 
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
-#include "tests/tiers/tiers_helpers.h"
 
 static enum io_backend backend = IO_POOL;
 static slab_drive drives[1];
@@ -114,8 +114,7 @@ int main(int argc, char **argv)
         helper_teardown(NULL);
         return 77;
     }
-    arena_config config = {
-        .name = "host", .size_bytes = 4 * MIB, .numa_node = -1, .touch_threads = 1};
+    arena_config config = {.name = "host", .size_bytes = 4 * MIB, .touch_threads = 1};
     if (arena_init(&memory, &config) < 0)
         return 1;
     int rc = 0;

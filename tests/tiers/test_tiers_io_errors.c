@@ -14,10 +14,10 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
-#include "tests/tiers/tiers_helpers.h"
 
 static enum io_backend backend = IO_POOL;
 static slab_drive drives[2];
@@ -26,8 +26,7 @@ static arena memory;
 
 static int setup(void **state)
 {
-    arena_config config = {
-        .name = "host", .size_bytes = 8 * MIB, .numa_node = -1, .touch_threads = 1};
+    arena_config config = {.name = "host", .size_bytes = 8 * MIB, .touch_threads = 1};
     if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);
@@ -81,7 +80,7 @@ static void a_truncated_file_is_named(void **state)
 {
     (void)state;
     if (backend == IO_SIM)
-        assert_int_equal(sim_store_create(&store, false, &bytes), 0);
+        assert_int_equal(sim_store_create(&store, &bytes), 0);
     io *self = create(NULL);
     /* Drive 1 loses its third stripe and all after it, and a part of the second that is no
      * block. */

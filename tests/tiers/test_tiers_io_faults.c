@@ -16,10 +16,10 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
-#include "tests/tiers/tiers_helpers.h"
 
 enum { BLOCK = 4096, TRANSFERS = 8 };
 
@@ -33,18 +33,15 @@ static arena memory;
 
 static int setup(void **state)
 {
-    arena_config config = {
-        .name = "host", .size_bytes = 4 * MIB, .numa_node = -1, .touch_threads = 1};
+    arena_config config = {.name = "host", .size_bytes = 4 * MIB, .touch_threads = 1};
     if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);
     slab_config slab_settings = {
         .drives = drives, .drive_count = 1, .total_bytes = 4 * MIB, .stripe_bytes = MIB};
-    if (backend != IO_SIM)
-        return slab_open(&store, &slab_settings);
-    if (sim_slab_init(&store, &slab_settings) < 0)
+    if (slab_open(&store, &slab_settings) < 0)
         return -1;
-    return sim_store_create(&store, false, &bytes);
+    return backend == IO_SIM ? sim_store_create(&store, &bytes) : 0;
 }
 
 static int teardown(void **state)
@@ -52,7 +49,7 @@ static int teardown(void **state)
     arena_fini(&memory);
     sim_store_destroy(bytes);
     bytes = NULL;
-    if (backend != IO_SIM && slab_remove(&store) < 0)
+    if (slab_remove(&store) < 0)
         return -1;
     return helper_teardown(state);
 }

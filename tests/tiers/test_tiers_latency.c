@@ -13,10 +13,10 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "tests/tiers/tiers_helpers.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
-#include "tests/tiers/tiers_helpers.h"
 
 enum { SEED = 20261122, BLOCK_BYTES = 256 * 1024, SLAB_BLOCKS = 48, VALUES = 5000 };
 
@@ -175,10 +175,8 @@ static void parts_count_once_and_failures_never(void **state)
 
 static int setup(void **state)
 {
-    arena_config memory_config = {.name = "host",
-                                  .size_bytes = (uint64_t)SLAB_BLOCKS * BLOCK_BYTES,
-                                  .numa_node = -1,
-                                  .touch_threads = 1};
+    arena_config memory_config = {
+        .name = "host", .size_bytes = (uint64_t)SLAB_BLOCKS * BLOCK_BYTES, .touch_threads = 1};
     if (helper_setup(state) != 0 || arena_init(&memory, &memory_config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 2.0);

@@ -16,8 +16,8 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "tiers/slab_internal.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tiers/tiers_internal.h"
 
 #define STRIPE (8 * MIB) /* what a config without one gets: plan counts on it */
 

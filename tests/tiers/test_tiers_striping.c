@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 static slab *make(uint32_t drive_count, const uint64_t *stripes, uint64_t stripe_bytes)
 {

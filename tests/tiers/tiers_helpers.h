@@ -15,7 +15,7 @@
 #include "tiers/io.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"
-#include "tiers/slab_internal.h"
+#include "tiers/tiers_internal.h"
 
 static char helper_directory[256];
 
