@@ -1,4 +1,4 @@
-/* A vector of LANES floats for attention_rows_body.h: AVX-512, AVX2 with FMA and F16C, or the
+/* A vector of LANES floats for attention_rows.c: AVX-512, AVX2 with FMA and F16C, or the
  * portable vectors of GCC. The compiler flags of the including file decide. Loads and stores need
  * no alignment and may alias any type. */
 #ifndef SLUICE_KERNELS_CPU_ATTENTION_LANES_H

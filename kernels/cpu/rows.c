@@ -1,6 +1,6 @@
 /* The row ops of the CPU backend. This file chooses the table of an instruction set, checks the
  * values in a caller's data that could do harm (token ids, targets), and calls the table.
- * rows_body.h has the arithmetic.
+ * rows_variant.c has the arithmetic.
  *
  * Every op here gives the same bits on every instruction set and with every number of threads.
  * rope_table and cross-entropy (the loss and the gradient of the target) call libm in double and

@@ -1,4 +1,4 @@
-/* RMSNorm of single heads within rows, forward and backward. Part of rows_body.h.
+/* RMSNorm of single heads within rows, forward and backward. Part of rows_variant.c.
  *
  * A head has at most ROWS_BLOCK elements. Statistics and sums are computed as in rows_norm.h. */
 

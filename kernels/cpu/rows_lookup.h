@@ -1,7 +1,7 @@
 /* Activations of bf16 by lookup. bf16 has only 65536 values, so the results of GELU and SwiGLU are
  * looked up instead of computed. rows_lookup.c fills the tables with the computing ops, so the bits
  * are the same. The values of a layer use some 10 to 20 KiB of a table, which stay in the
- * first-level cache. Part of rows_body.h. */
+ * first-level cache. Part of rows_variant.c. */
 
 /* out[i] = table[index[i]] for i < n, n <= ROWS_BLOCK. */
 static inline void look_up(const float *table, const uint16_t *index, float *out, size_t n)

@@ -1,4 +1,4 @@
-/* LayerNorm and RMSNorm, and column sums over rows. Part of rows_body.h.
+/* LayerNorm and RMSNorm, and column sums over rows. Part of rows_variant.c.
  *
  * Statistics take two passes: the mean, then the squared distances from it. They use fp32 lanes
  * that are summed up in double. RMSNorm is the same arithmetic with a mean of 0.

@@ -1,5 +1,5 @@
 /* Ops that map elements to elements: activations, rotary positions, addition, conversion, and the
- * embedding. Part of rows_body.h. */
+ * embedding. Part of rows_variant.c. */
 
 /* u = sqrt(2/pi) (x + 0.044715 x^3); GELU(x) = x (1 + tanh u) / 2 = x sigmoid(2u). */
 #define GELU_TWICE_ROOT  1.5957691216057308f   /* 2 sqrt(2/pi) */
