@@ -56,7 +56,7 @@ endif()
 # oneDNN matrix products, our own products, attention, and the ops table.
 cpu_objects(kernels_products plain SOURCES
     cpu/cpu_backend.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
-    cpu/attention_cached.c cpu/attention_amx.c cpu/product_amx.c cpu/product_fp32.c)
+    cpu/attention_amx.c cpu/product_amx.c cpu/product_fp32.c)
 target_include_directories(kernels_products_plain PRIVATE ${DNNL_INCLUDE_DIR})
 target_link_libraries(kernels_products INTERFACE ${DNNL_LIBRARY})
 set(source cpu/attention_rows.c)
@@ -80,5 +80,5 @@ endif()
 # What the backends are tested against. Plans of described machines ask it for sizes.
 add_library(sluice_kernels_reference STATIC
     reference/reference.c reference/reference_rows.c reference/reference_products.c
-    reference/reference_optimizer.c reference/reference_state.c)
+    reference/reference_optimizer.c)
 target_link_libraries(sluice_kernels_reference PUBLIC sluice_options sluice_base)

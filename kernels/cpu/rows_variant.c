@@ -2,6 +2,8 @@
  * name of the table) and VARIANT_NAME (its text) defined. The table is its only external name. Threads are those of OpenMP. No result depends on the number of
  * threads: the threads divide up rows or columns whose results are independent, or fixed blocks of
  * rows that are summed in order. */
+#include <assert.h>
+
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 
@@ -11,8 +13,6 @@
 #include "kernels/cpu/rows_point.h"
 
 #include "kernels/cpu/rows_lookup.h" /* activations of bf16 by lookup */
-
-#include "kernels/cpu/rows_head_norm.h" /* after rows_norm.h, because it uses its sums */
 
 const rows_table VARIANT_TABLE = {
     .name = VARIANT_NAME,
