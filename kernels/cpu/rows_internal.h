@@ -58,13 +58,10 @@ struct rows_table {
     void (*head_norm_forward)(int threads, const head_norm_args *args);
     void (*head_norm_backward)(int threads, const head_norm_args *args);
     void (*rope)(int threads, const rope_args *args);
-    void (*activation_forward)(int threads, const activation_args *args);
-    void (*activation_backward)(int threads, const activation_args *args);
-    /* These give the same bits for bf16, from the tables. */
-    void (*activation_forward_lookup)(int threads, const activation_args *args,
-                                      const rows_lookup *lookup);
-    void (*activation_backward_lookup)(int threads, const activation_args *args,
-                                       const rows_lookup *lookup);
+    /* lookup: NULL, or for bf16 alone the tables, which give the same bits */
+    void (*activation_forward)(int threads, const activation_args *args, const rows_lookup *lookup);
+    void (*activation_backward)(int threads, const activation_args *args,
+                                const rows_lookup *lookup);
     void (*add)(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
                 void *out);
     void (*scale_rows)(int threads, const scale_rows_args *args);

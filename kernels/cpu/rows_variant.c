@@ -1,7 +1,8 @@
 /* The row ops. cpu.cmake compiles this file once for each instruction set, with VARIANT_TABLE (the
- * name of the table) and VARIANT_NAME (its text) defined. The table is its only external name. Threads are those of OpenMP. No result depends on the number of
- * threads: the threads divide up rows or columns whose results are independent, or fixed blocks of
- * rows that are summed in order. */
+ * name of the table) and VARIANT_NAME (its text) defined. The table is its only external name.
+ * Threads are those of OpenMP. No result depends on the number of threads: the threads divide up
+ * rows or columns whose results are independent, or fixed blocks of rows that are summed in
+ * order. */
 #include <assert.h>
 
 #include "kernels/cpu/rows_internal.h"
@@ -11,8 +12,6 @@
 #include "kernels/cpu/rows_loss.h"
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
-
-#include "kernels/cpu/rows_lookup.h" /* activations of bf16 by lookup */
 
 const rows_table VARIANT_TABLE = {
     .name = VARIANT_NAME,
@@ -25,8 +24,6 @@ const rows_table VARIANT_TABLE = {
     .rope = rope,
     .activation_forward = activation_forward,
     .activation_backward = activation_backward,
-    .activation_forward_lookup = activation_forward_lookup,
-    .activation_backward_lookup = activation_backward_lookup,
     .add = add,
     .scale_rows = scale_rows,
     .bias_backward = bias_backward,
