@@ -130,24 +130,12 @@ static double code_value(bool is_signed, uint32_t code)
     return ldexp(ldexp(1.0 + (code & 7) / 8.0, (int)(code >> 3)) - 1.0, is_signed ? -16 : -32);
 }
 
-static uint8_t *codes_at(void *stream, uint64_t i)
-{
-    return (uint8_t *)stream + i / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES +
-           i % TILE_CODE_BLOCK_ELEMS;
-}
-
-static float *scale_at(void *stream, uint64_t i)
-{
-    uint8_t *codes = codes_at(stream, i - i % TILE_CODE_BLOCK_ELEMS);
-    return (float *)(codes + TILE_CODE_BLOCK_ELEMS) + i % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
-}
-
 static double load_moment(void *stream, enum tile_format format, bool is_signed, uint64_t i)
 {
     if (format != TILE_INT8)
         return refi_load(format == TILE_FP32 ? DTYPE_FP32 : DTYPE_BF16, stream, i);
-    uint32_t code = *codes_at(stream, i);
-    double scale = (double)*scale_at(stream, i);
+    uint32_t code = *adami_codes_at(stream, i);
+    double scale = (double)*adami_scale_at(stream, i);
     if (!is_signed)
         return code_value(false, code) * scale;
     return code_value(true, code & 127) * (code & 128 ? -scale : scale);
@@ -178,9 +166,9 @@ static void store_codes(void *stream, bool is_signed, uint64_t block, uint64_t c
         scale = NAN;
     else if (largest < 0x1p-126)
         scale = 0;
-    *scale_at(stream, block) = scale;
+    *adami_scale_at(stream, block) = scale;
     for (uint64_t n = 0; n < count; n++) {
-        uint8_t *code = codes_at(stream, block + n);
+        uint8_t *code = adami_codes_at(stream, block + n);
         *code = 0;
         if (!(scale > 0))
             continue;

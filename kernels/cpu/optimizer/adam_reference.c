@@ -127,26 +127,14 @@ static void reference_close(const grad_close_args *args, uint64_t block_idx,
 
 /* ---- packed state ---- */
 
-static uint8_t *codes_at(void *stream, uint64_t i)
-{
-    return (uint8_t *)stream + i / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES +
-           i % TILE_CODE_BLOCK_ELEMS;
-}
-
-static float *scale_at(void *stream, uint64_t i)
-{
-    return (float *)(codes_at(stream, i) - i % TILE_CODE_BLOCK_ELEMS + TILE_CODE_BLOCK_ELEMS) +
-           i % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
-}
-
 static float load_moment(void *stream, enum tile_format format, bool is_signed, uint64_t i)
 {
     if (format == TILE_FP32)
         return ((float *)stream)[i];
     if (format == TILE_BF16)
         return fp32_from_bf16(((uint16_t *)stream)[i]);
-    uint32_t code = *codes_at(stream, i);
-    float scale = *scale_at(stream, i);
+    uint32_t code = *adami_codes_at(stream, i);
+    float scale = *adami_scale_at(stream, i);
     if (!is_signed)
         return adami_decode(code, scale, ADAMI_CODE_V_BASE);
     float magnitude = adami_decode(code & ADAMI_CODE_M_TOP, scale, ADAMI_CODE_M_BASE);
@@ -164,8 +152,8 @@ static void store_codes(void *stream, bool is_signed, uint64_t i, const float *v
         largest = magnitude > largest ? magnitude : largest;
     }
     float scale = adami_block_scale(largest, is_signed ? ADAMI_CODE_M_SCALE : ADAMI_CODE_V_SCALE);
-    uint8_t *codes = codes_at(stream, i);
-    *scale_at(stream, i) = scale;
+    uint8_t *codes = adami_codes_at(stream, i);
+    *adami_scale_at(stream, i) = scale;
     if (!(scale > 0)) {
         memset(codes, 0, count);
         return;

@@ -73,20 +73,6 @@ ADAM_INLINE vec_pair pair_load_as(const void *source, enum dtype type, uint64_t 
     return pair;
 }
 
-/* The address of the codes of the block at element `at`; block_scale gives that of its scale. */
-ADAM_INLINE uint8_t *block_codes(void *stream, uint64_t at)
-{
-    return (uint8_t *)stream + at / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES +
-           at % TILE_CODE_BLOCK_ELEMS;
-}
-
-ADAM_INLINE float *block_scale(void *stream, uint64_t at)
-{
-    char *scales =
-        (char *)stream + at / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES + TILE_CODE_BLOCK_ELEMS;
-    return (float *)scales + at % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
-}
-
 /* Decodes the even or the odd elements. codes: one number of 16 bits for each element, with the
  * code in its lower eight bits; even elements are the lower halves of the 32-bit lanes. */
 ADAM_INLINE vec decode_vector(vecu codes, bool is_odd, bool is_signed, vec scale)
@@ -111,8 +97,8 @@ ADAM_INLINE vec_pair load_moment(void *stream, enum tile_format format, bool is_
     if (format == TILE_BF16)
         return pair_of_words(vecu_load((const uint16_t *)stream + i));
     vec_bytes bytes;
-    memcpy(&bytes, block_codes(stream, block) + (i - block), sizeof bytes);
-    vecu codes = (vecu)__builtin_convertvector(bytes, vec_words);
+    memcpy(&bytes, adami_codes_at(stream, block) + (i - block), sizeof bytes);
+    vecu codes = (vecu) __builtin_convertvector(bytes, vec_words);
     vec_pair pair = {decode_vector(codes, false, is_signed, scale),
                      decode_vector(codes, true, is_signed, scale)};
     return pair;
@@ -206,7 +192,7 @@ ADAM_INLINE float close_scale(void *stream, bool is_signed, uint64_t block,
 {
     float scale = adami_block_scale(vecu_largest(waiting->largest),
                                     is_signed ? ADAMI_CODE_M_SCALE : ADAMI_CODE_V_SCALE);
-    *block_scale(stream, block) = scale;
+    *adami_scale_at(stream, block) = scale;
     return scale;
 }
 
@@ -226,8 +212,8 @@ ADAM_INLINE void close_codes(const adam_packed_args *args, uint64_t block, const
 {
     float m_scale = new_m ? close_scale(args->m, true, block, new_m) : 0;
     float v_scale = new_v ? close_scale(args->v, false, block, new_v) : 0;
-    uint8_t *m_codes = new_m ? block_codes(args->m, block) : NULL;
-    uint8_t *v_codes = new_v ? block_codes(args->v, block) : NULL;
+    uint8_t *m_codes = new_m ? adami_codes_at(args->m, block) : NULL;
+    uint8_t *v_codes = new_v ? adami_codes_at(args->v, block) : NULL;
     vec m_inverse = vec_set(m_scale > 0 ? 1.0f / m_scale : 0);
     vec v_inverse = vec_set(v_scale > 0 ? 1.0f / v_scale : 0);
     for (int n = 0; n < TILE_SCALE_ELEMS; n += STATE_STEP) {
@@ -285,9 +271,9 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
     vec m_scale = s->decay, v_scale = s->decay; /* used only for codes */
     new_m.largest = new_v.largest = vecu_set(0);
     if (format.m == TILE_INT8)
-        m_scale = vec_set(*block_scale(args->m, block));
+        m_scale = vec_set(*adami_scale_at(args->m, block));
     if (format.v == TILE_INT8)
-        v_scale = vec_set(*block_scale(args->v, block));
+        v_scale = vec_set(*adami_scale_at(args->v, block));
     const vecu second = vecu_set(rounding->second);
     const vecu start = vecu_even_numbers() + (rounding->elem + rounding->first + (uint32_t)block);
     const uint64_t grad_bytes = dtype_bytes(args->grad_type);
