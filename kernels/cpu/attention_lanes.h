@@ -1,13 +1,13 @@
 /* A vector of LANES floats for attention_rows.c: AVX-512, AVX2 with FMA and F16C, or the portable
- * vectors of GCC. The compiler flags of the including file decide. C's operators work on them lane by
- * lane. Loads and stores need no alignment and may alias any type. The first part of this file is what
- * the sets differ in, the second part is the same for all:
+ * vectors of GCC. The compiler flags of the including file decide. C's operators work on them lane
+ * by lane. Loads and stores need no alignment and may alias any type. The first part of this file
+ * is what the sets differ in, the second part is the same for all:
  *
- *   lanes_fma(a, b, c)          a*b + c, rounded once; twice in the base set, which may have no fused
- *                               operation
- *   lanes_max, lanes_min        the larger (or smaller) of a and b; b if either is NaN
- *   lanes_to_fp16, lanes_of_fp16     narrows to fp16, ties to even, a result above 65504 becomes infinity;
- *                               widens */
+ *   lanes_fma(a, b, c)            a*b + c, rounded once; twice in the base set, which may have no
+ *                                 fused operation
+ *   lanes_max, lanes_min          the larger (or smaller) of a and b; b if either is NaN
+ *   lanes_to_fp16, lanes_of_fp16  narrows to fp16, ties to even, a result above 65504 becomes
+ *                                 infinity; widens */
 #ifndef SLUICE_KERNELS_CPU_ATTENTION_LANES_H
 #define SLUICE_KERNELS_CPU_ATTENTION_LANES_H
 

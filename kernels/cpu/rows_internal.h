@@ -1,7 +1,7 @@
 /* The table of row ops for one instruction set. rows.c chooses a table and checks arguments. The
- * bodies (rows_variant.c) are compiled once per instruction set. All tables compute the same bits: the bodies say which multiply-adds are fused,
- * and the order of a sum does not depend on the vector width. Names that begin with rowsi_ belong
- * to these files. */
+ * bodies (rows_variant.c) are compiled once per instruction set. All tables compute the same bits:
+ * the bodies say which multiply-adds are fused, and the order of a sum does not depend on the
+ * vector width. Names that begin with rowsi_ belong to these files. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 

@@ -53,10 +53,10 @@ static void swiglu_backward_block(const float *gate, const float *up, const floa
     }
 }
 
-/* bf16 has only 65536 values, so GELU and SwiGLU of bf16 look up their results, where the context has the
- * tables (`lookup` is not NULL). rows_lookup.c fills the tables with the computing ops, so the bits are
- * the same. The values of a layer use some 10 to 20 KiB of a table, which stay in the first-level
- * cache. */
+/* bf16 has only 65536 values, so GELU and SwiGLU of bf16 look up their results, where the context
+ * has the tables (`lookup` is not NULL). rows_lookup.c fills the tables with the computing ops, so
+ * the bits are the same. The values of a layer use some 10 to 20 KiB of a table, which stay in the
+ * first-level cache. */
 
 /* out[i] = table[index[i]] for i < n, n <= ROWS_BLOCK. */
 static inline void look_up(const float *table, const uint16_t *index, float *out, size_t n)

@@ -58,11 +58,11 @@ KERNEL_OP(matmul_destroy) cudai_matmul_destroy;
 KERNEL_OP(matmul_scratch_bytes) cudai_matmul_scratch_bytes;
 KERNEL_OP(matmul) cudai_matmul MUST_CHECK;
 
-/* Enqueues our own matrix product. It takes any shape, stride, type and alignment that kernels/ops.h
- * allows and needs no scratch, but it reaches only a small share of the tensor cores' rate. The caller
- * has checked the description. `bias` is read only if desc->has_bias. Each element is one fp32 fma chain
- * over k in ascending order, then + bias, then + C, then rounded once to C's type, so its bits depend
- * only on the operands. Returns the cudaError_t of the launch. */
+/* Enqueues our own matrix product. It takes any shape, stride, type and alignment that
+ * kernels/ops.h allows and needs no scratch, but it reaches only a small share of the tensor cores'
+ * rate. The caller has checked the description. `bias` is read only if desc->has_bias. Each element
+ * is one fp32 fma chain over k in ascending order, then + bias, then + C, then rounded once to C's
+ * type, so its bits depend only on the operands. Returns the cudaError_t of the launch. */
 int cudai_matmul_plain_launch(const matmul_desc *desc, void *stream, const void *a, const void *b,
                               const void *bias, void *c);
 

@@ -1,8 +1,8 @@
-/* Launchers of the row kernels, for rows_ops.c and rows_sparse.c. Each enqueues kernels on `stream` (a
- * cudaStream_t) and returns CUDA's error of the launch, 0 for success. The caller has checked the
- * arguments, and no count may be 0. Pointers may have any alignment that their element types allow,
- * without effect on the results; 16 bytes, and rows of whole packs, are fast. Valid as C and as
- * C++. */
+/* Launchers of the row kernels, for rows_ops.c and rows_sparse.c. Each enqueues kernels on `stream`
+ * (a cudaStream_t) and returns CUDA's error of the launch, 0 for success. The caller has checked
+ * the arguments, and no count may be 0. Pointers may have any alignment that their element types
+ * allow, without effect on the results; 16 bytes, and rows of whole packs, are fast. Valid as C and
+ * as C++. */
 #ifndef SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 
@@ -54,8 +54,8 @@ int cudai_launch_activation_backward(void *stream, int sm_count, const activatio
 int cudai_launch_rope(void *stream, const rope_args *args);
 int cudai_launch_rope_table(void *stream, int sm_count, const rope_table_args *args);
 
-/* The embedding and the loss, for rows_sparse.c. Rows and channels (vocab, columns) are above 0. One
- * exception: softmax_part also takes a part without columns, and initializes its stats. */
+/* The embedding and the loss, for rows_sparse.c. Rows and channels (vocab, columns) are above 0.
+ * One exception: softmax_part also takes a part without columns, and initializes its stats. */
 int cudai_launch_embedding_forward(const embedding_args *args, int sm_count, void *stream);
 
 /* Writes keys[rows], one for each row of token_ids. The upper half of a key is the token's table

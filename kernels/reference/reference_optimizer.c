@@ -3,10 +3,11 @@
  * Adagrad (Duchi et al. 2011) are the textbook forms in double: the backends are compared with them
  * within a tolerance. kernels/cpu/optimizer has the bit-exact definitions.
  *
- * Adam on packed state is the same step on the widened values. The formats of base/tile.h are computed in
- * real numbers, after the definitions in kernels/cpu/optimizer/adam_state.c: a code is found by searching
- * for the values on both sides. The random bits are the same as in the other backends. Results differ only
- * where the rounding to fp32 decides: rarely, and then a code differs by one. */
+ * Adam on packed state is the same step on the widened values. The formats of base/tile.h are
+ * computed in real numbers, after the definitions in kernels/cpu/optimizer/adam_state.c: a code is
+ * found by searching for the values on both sides. The random bits are the same as in the other
+ * backends. Results differ only where the rounding to fp32 decides: rarely, and then a code differs
+ * by one. */
 #include <math.h>
 
 #include "base/tile.h"

@@ -531,8 +531,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 
 /* ---- kernels/cuda/library.c on the simulated GPU ----
  *
- * cuBLASLt is the stand-in above, every other library is absent. With SLUICE_SIMULATED_NO_LIBRARIES in
- * the environment all libraries are absent. */
+ * cuBLASLt is the stand-in above, every other library is absent. With SLUICE_SIMULATED_NO_LIBRARIES
+ * in the environment all libraries are absent. */
 
 typedef void (*entry_point)(void);
 

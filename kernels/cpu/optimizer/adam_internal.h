@@ -25,8 +25,8 @@ enum {
  * of a NaN. */
 #define ADAMI_QUIET_NAN_BITS 0x7fc00000u
 
-/* The scalars of a step in the form that the loops use: all fp32, each computed by correctly rounded
- * operations. Lion and Adagrad leave those that they do not use at 0. */
+/* The scalars of a step in the form that the loops use: all fp32, each computed by correctly
+ * rounded operations. Lion and Adagrad leave those that they do not use at 0. */
 struct adami_scalars {
     float grad_scale;
     float beta1, one_minus_beta1; /* 1 - beta1 */

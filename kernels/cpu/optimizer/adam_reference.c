@@ -1,7 +1,7 @@
 /* Adam, Lion and Adagrad in plain C, one element after another: the definitions of adam.c and
  * adam_state.c as code. The vector variants also call it for the last elements of a range, which do
- * not fill a group of vectors, or a block of TILE_SCALE_ELEMS. Any thread may run it; it allocates nothing. It is compiled without contraction, so only
- * fmaf is fused. */
+ * not fill a group of vectors, or a block of TILE_SCALE_ELEMS. Any thread may run it; it allocates
+ * nothing. It is compiled without contraction, so only fmaf is fused. */
 #include <math.h>
 
 #include "kernels/cpu/optimizer/adam_state_internal.h"

@@ -1,4 +1,5 @@
-/* The loops of Adam on packed state, over the vectors of adam_vectors.h. adam_variant.c includes it.
+/* The loops of Adam on packed state, over the vectors of adam_vectors.h. adam_variant.c includes
+ * it.
  *
  * A step takes 2 * VEC_ELEMS elements, with the even and the odd elements in one vector each. Then
  * widening 16-bit streams and packing them again only needs shifts and masks; elements in order
