@@ -520,6 +520,10 @@ struct kernel_ops {
 };
 typedef struct kernel_ops kernel_ops;
 
+/* The type of a function of the table: `KERNEL_OP(rope) cpui_rope MUST_CHECK;` declares
+ * a backend's rope. */
+#define KERNEL_OP(name) __typeof__(*((const kernel_ops *)NULL)->name)
+
 /* The CPU backend: matrix products by oneDNN or our own, and our own loops, compiled once per
  * instruction set. */
 extern const kernel_ops kernels_cpu;

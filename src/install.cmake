@@ -9,10 +9,9 @@ foreach(module base tiers program executor swap config model plan comm text data
         list(APPEND sluice_objects $<TARGET_OBJECTS:sluice_${module}>)
     endif()
 endforeach()
-foreach(part kernels_adam kernels_rows kernels_products ${KERNELS_GPU}) # sluice_kernels has no objects of its own
-    if(TARGET ${part})
-        list(APPEND sluice_objects $<TARGET_OBJECTS:${part}>)
-    endif()
+get_property(kernels_objects GLOBAL PROPERTY SLUICE_KERNELS_OBJECTS) # of sluice_kernels, which has none of its own
+foreach(objects ${kernels_objects})
+    list(APPEND sluice_objects $<TARGET_OBJECTS:${objects}>)
 endforeach()
 add_library(sluice_api STATIC src/sluice.c) # for tests, which link the modules
 target_link_libraries(sluice_api PRIVATE sluice_options PUBLIC sluice_profile)

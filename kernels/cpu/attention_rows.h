@@ -1,7 +1,6 @@
 /* The row operations of attention between its matrix products: the softmax of a block of scores and
- * its gradient, in fp32, with our own exponential. attention_rows_body.h is the only loop body;
- * each of attention_rows_base.c, _avx2.c and _avx512.c compiles it into a table for one instruction
- * set.
+ * its gradient, in fp32, with our own exponential. attention_rows.c is compiled into one table for
+ * each instruction set.
  *
  * The functions are pure, work on the scratch of the calling thread, and do not allocate. The
  * result of a table depends on its arguments alone. The tables agree with each other within

@@ -58,29 +58,20 @@ int cpui_product_failed(const cpui_product *product, int status);
 
 /* matmul.c */
 int cpui_matmul_check(const matmul_desc *desc) MUST_CHECK; /* ERR_BACKEND for impossible shapes */
-int cpui_matmul_create(kernel_context *context, const matmul_desc *desc,
-                       kernel_matmul **product) MUST_CHECK;
-void cpui_matmul_destroy(kernel_matmul *product);
-size_t cpui_matmul_scratch_bytes(const kernel_matmul *product);
-int cpui_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
-                const void *bias, void *c, void *scratch) MUST_CHECK;
+KERNEL_OP(matmul_create) cpui_matmul_create MUST_CHECK;
+KERNEL_OP(matmul_destroy) cpui_matmul_destroy;
+KERNEL_OP(matmul_scratch_bytes) cpui_matmul_scratch_bytes;
+KERNEL_OP(matmul) cpui_matmul MUST_CHECK;
 
 /* attention.c */
-int cpui_attention_create(kernel_context *context, const attention_desc *desc,
-                          kernel_attention **attention) MUST_CHECK;
-void cpui_attention_destroy(kernel_attention *attention);
-size_t cpui_attention_forward_scratch_bytes(const kernel_attention *attention);
-size_t cpui_attention_backward_scratch_bytes(const kernel_attention *attention);
-int cpui_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
-                           const void *v, void *output, float *lse, void *scratch) MUST_CHECK;
-int cpui_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,
-                            const void *v, const void *output, const float *lse,
-                            const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
-                            void *scratch) MUST_CHECK;
+KERNEL_OP(attention_create) cpui_attention_create MUST_CHECK;
+KERNEL_OP(attention_destroy) cpui_attention_destroy;
+KERNEL_OP(attention_forward_scratch_bytes) cpui_attention_forward_scratch_bytes;
+KERNEL_OP(attention_backward_scratch_bytes) cpui_attention_backward_scratch_bytes;
+KERNEL_OP(attention_forward) cpui_attention_forward MUST_CHECK;
+KERNEL_OP(attention_backward) cpui_attention_backward MUST_CHECK;
 
-/* attention_cached.c */
-int cpui_attention_cached(kernel_context *context, void *stream,
-                          const attention_cached_args *args) MUST_CHECK;
+KERNEL_OP(attention_cached) cpui_attention_cached MUST_CHECK;
 
 /* rows.c. Chooses the table for the context's isa; the row ops call through it. */
 void cpui_rows_select(kernel_context *context);
@@ -88,58 +79,39 @@ void cpui_rows_select(kernel_context *context);
  * cpui_rows_select. */
 int cpui_rows_lookup_create(kernel_context *context) MUST_CHECK;
 void cpui_rows_lookup_destroy(kernel_context *context);
-int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
-size_t cpui_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels);
-int cpui_norm_backward(kernel_context *context, void *stream,
-                       const norm_grad_args *args) MUST_CHECK;
-int cpui_embedding_forward(kernel_context *context, void *stream,
-                           const embedding_args *args) MUST_CHECK;
-size_t cpui_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab);
-int cpui_embedding_backward(kernel_context *context, void *stream,
-                            const embedding_grad_args *args) MUST_CHECK;
-int cpui_head_norm_forward(kernel_context *context, void *stream,
-                           const head_norm_args *args) MUST_CHECK;
-size_t cpui_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
-                                         uint64_t head_dim);
-int cpui_head_norm_backward(kernel_context *context, void *stream,
-                            const head_norm_args *args) MUST_CHECK;
-int cpui_rope_table(kernel_context *context, void *stream, const rope_table_args *args) MUST_CHECK;
-int cpui_rope(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
-int cpui_activation_forward(kernel_context *context, void *stream,
-                            const activation_args *args) MUST_CHECK;
-int cpui_activation_backward(kernel_context *context, void *stream,
-                             const activation_args *args) MUST_CHECK;
-int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args) MUST_CHECK;
-int cpui_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
-             const void *b, void *out) MUST_CHECK;
-int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                       uint64_t n, const void *output_grad, float *bias_grad,
-                       void *scratch) MUST_CHECK;
-size_t cpui_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n);
-int cpui_cross_entropy(kernel_context *context, void *stream,
-                       const cross_entropy_args *args) MUST_CHECK;
-int cpui_softmax_part(kernel_context *context, void *stream,
-                      const softmax_part_args *args) MUST_CHECK;
-int cpui_softmax_losses(kernel_context *context, void *stream,
-                        const softmax_part_args *args) MUST_CHECK;
-int cpui_cross_entropy_part(kernel_context *context, void *stream,
-                            const softmax_part_args *args) MUST_CHECK;
-int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
-int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
-                 void *target, enum dtype target_type, uint64_t count) MUST_CHECK;
+KERNEL_OP(norm_forward) cpui_norm_forward MUST_CHECK;
+KERNEL_OP(norm_grad_scratch_bytes) cpui_norm_grad_scratch_bytes;
+KERNEL_OP(norm_backward) cpui_norm_backward MUST_CHECK;
+KERNEL_OP(embedding_forward) cpui_embedding_forward MUST_CHECK;
+KERNEL_OP(embedding_grad_scratch_bytes) cpui_embedding_grad_scratch_bytes;
+KERNEL_OP(embedding_backward) cpui_embedding_backward MUST_CHECK;
+KERNEL_OP(head_norm_forward) cpui_head_norm_forward MUST_CHECK;
+KERNEL_OP(head_norm_grad_scratch_bytes) cpui_head_norm_grad_scratch_bytes;
+KERNEL_OP(head_norm_backward) cpui_head_norm_backward MUST_CHECK;
+KERNEL_OP(rope_table) cpui_rope_table MUST_CHECK;
+KERNEL_OP(rope) cpui_rope MUST_CHECK;
+KERNEL_OP(activation_forward) cpui_activation_forward MUST_CHECK;
+KERNEL_OP(activation_backward) cpui_activation_backward MUST_CHECK;
+KERNEL_OP(scale_rows) cpui_scale_rows MUST_CHECK;
+KERNEL_OP(add) cpui_add MUST_CHECK;
+KERNEL_OP(bias_backward) cpui_bias_backward MUST_CHECK;
+KERNEL_OP(bias_backward_scratch_bytes) cpui_bias_backward_scratch_bytes;
+KERNEL_OP(cross_entropy) cpui_cross_entropy MUST_CHECK;
+KERNEL_OP(softmax_part) cpui_softmax_part MUST_CHECK;
+KERNEL_OP(softmax_losses) cpui_softmax_losses MUST_CHECK;
+KERNEL_OP(cross_entropy_part) cpui_cross_entropy_part MUST_CHECK;
+KERNEL_OP(zero) cpui_zero MUST_CHECK;
+KERNEL_OP(convert) cpui_convert MUST_CHECK;
 
 /* adam.c. Chooses the variant for the context's isa. */
 void cpui_adam_select(kernel_context *context);
 const char *cpui_adam_name(const kernel_context *context);
-int cpui_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
-int cpui_adam_packed(kernel_context *context, void *stream,
-                     const adam_packed_args *args) MUST_CHECK; /* adam_state.c */
-int cpui_lion(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
-int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
-int cpui_working_copy(kernel_context *context, void *stream, const float *master, void *params,
-                      enum dtype param_type, uint64_t count) MUST_CHECK;
-int cpui_grad_close(kernel_context *context, void *stream, const grad_close_args *args) MUST_CHECK;
-int cpui_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
-                     double *total) MUST_CHECK;
+KERNEL_OP(adam) cpui_adam MUST_CHECK;
+KERNEL_OP(adam_packed) cpui_adam_packed MUST_CHECK; /* adam_state.c */
+KERNEL_OP(lion) cpui_lion MUST_CHECK;
+KERNEL_OP(adagrad) cpui_adagrad MUST_CHECK;
+KERNEL_OP(working_copy) cpui_working_copy MUST_CHECK;
+KERNEL_OP(grad_close) cpui_grad_close MUST_CHECK;
+KERNEL_OP(norm_reduce) cpui_norm_reduce MUST_CHECK;
 
 #endif

@@ -1,7 +1,7 @@
 /* The matrix products of the ops table. There are three kinds, chosen at create by shape, dtype and
  * CPU:
- *   bf16 on AMX tiles    our own (product_amx.h), if no side is too short
- *   fp32 with AVX-512    our own (product_fp32.h), if no side is too short
+ *   bf16 on AMX tiles    our own (product_own.h), if no side is too short
+ *   fp32 with AVX-512    our own (product_own.h), if no side is too short
  *   oneDNN               one product on all threads of the context, in all other cases
  *
  * If oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), the
@@ -27,8 +27,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "kernels/cpu/product_amx.h"
-#include "kernels/cpu/product_fp32.h"
+#include "kernels/cpu/product_own.h"
 #include "kernels/cpu/rows_internal.h"
 
 enum {

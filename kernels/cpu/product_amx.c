@@ -1,4 +1,4 @@
-/* Products of bf16 operands on AMX tiles; see product_amx.h. Compiled with AMX and AVX-512.
+/* Products of bf16 operands on AMX tiles; see product_own.h. Compiled with AMX and AVX-512.
  *
  *   tile     1 KiB: 16 rows of 32 bf16 along k (A); 16 pairs of k by 16 columns (B);
  *            or 16 x 16 fp32 (C)
@@ -12,7 +12,7 @@
  * packed by all threads together, SHARED_BYTES at a time; each thread goes through them and
  * prefetches the next one. k is cut into slices of at most SLICE_ELEMS. The sums continue from
  * slice to slice in fp32 memory: in C, or in scratch if C has 16 bits. */
-#include "kernels/cpu/product_amx.h"
+#include "kernels/cpu/product_own.h"
 
 #if defined(__AMX_BF16__)
 

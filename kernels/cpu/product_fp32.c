@@ -1,4 +1,4 @@
-/* Products of fp32 operands with AVX-512; see product_fp32.h. Compiled with AVX-512.
+/* Products of fp32 operands with AVX-512; see product_own.h. Compiled with AVX-512.
  *
  *   strip   up to 14 rows of A, [k][rows], or 32 columns of B, [k][32], over a slice of k; the
  *           strips lie one after the other; missing columns are zero
@@ -10,7 +10,7 @@
  * threads together, and each thread goes through its strips and prefetches the next one. The rows
  * of a block are divided evenly among its strips, so that no strip is short: a strip with few rows
  * would wait for its own sums. */
-#include "kernels/cpu/product_fp32.h"
+#include "kernels/cpu/product_own.h"
 
 #if defined(__AVX512F__)
 

@@ -1,6 +1,6 @@
 /* The row ops of the CPU backend. This file chooses the table of an instruction set, checks the
  * values in a caller's data that could do harm (token ids, targets), and calls the table.
- * rows_body.h has the arithmetic.
+ * rows_variant.c has the arithmetic.
  *
  * Every op here gives the same bits on every instruction set and with every number of threads.
  * rope_table and cross-entropy (the loss and the gradient of the target) call libm in double and
@@ -142,23 +142,23 @@ int cpui_rope(kernel_context *context, void *stream, const rope_args *args)
     return 0;
 }
 
+/* The tables for the activations of `args`; NULL if there are none. */
+static const rows_lookup *lookup_of(const kernel_context *context, const activation_args *args)
+{
+    return args->type == DTYPE_BF16 ? context->lookup : NULL;
+}
+
 int cpui_activation_forward(kernel_context *context, void *stream, const activation_args *args)
 {
     (void)stream;
-    if (context->lookup && args->type == DTYPE_BF16)
-        context->rows->activation_forward_lookup(context->thread_count, args, context->lookup);
-    else
-        context->rows->activation_forward(context->thread_count, args);
+    context->rows->activation_forward(context->thread_count, args, lookup_of(context, args));
     return 0;
 }
 
 int cpui_activation_backward(kernel_context *context, void *stream, const activation_args *args)
 {
     (void)stream;
-    if (context->lookup && args->type == DTYPE_BF16)
-        context->rows->activation_backward_lookup(context->thread_count, args, context->lookup);
-    else
-        context->rows->activation_backward(context->thread_count, args);
+    context->rows->activation_backward(context->thread_count, args, lookup_of(context, args));
     return 0;
 }
 

@@ -1,8 +1,7 @@
 /* The table of row ops for one instruction set. rows.c chooses a table and checks arguments. The
- * bodies (rows_body.h) are compiled once per instruction set, in rows_baseline.c, rows_avx2.c and
- * rows_avx512.c. All tables compute the same bits: the bodies say which multiply-adds are fused,
- * and the order of a sum does not depend on the vector width. Names that begin with rowsi_ belong
- * to these files. */
+ * bodies (rows_variant.c) are compiled once per instruction set. All tables compute the same bits:
+ * the bodies say which multiply-adds are fused, and the order of a sum does not depend on the
+ * vector width. Names that begin with rowsi_ belong to these files. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 
@@ -59,13 +58,10 @@ struct rows_table {
     void (*head_norm_forward)(int threads, const head_norm_args *args);
     void (*head_norm_backward)(int threads, const head_norm_args *args);
     void (*rope)(int threads, const rope_args *args);
-    void (*activation_forward)(int threads, const activation_args *args);
-    void (*activation_backward)(int threads, const activation_args *args);
-    /* These give the same bits for bf16, from the tables. */
-    void (*activation_forward_lookup)(int threads, const activation_args *args,
-                                      const rows_lookup *lookup);
-    void (*activation_backward_lookup)(int threads, const activation_args *args,
-                                       const rows_lookup *lookup);
+    /* lookup: NULL, or for bf16 alone the tables, which give the same bits */
+    void (*activation_forward)(int threads, const activation_args *args, const rows_lookup *lookup);
+    void (*activation_backward)(int threads, const activation_args *args,
+                                const rows_lookup *lookup);
     void (*add)(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
                 void *out);
     void (*scale_rows)(int threads, const scale_rows_args *args);

@@ -31,8 +31,8 @@ static void fill(const rows_table *rows, const struct filling *filling, rows_loo
                             .output = lookup->gelu,
                             .output_grad = filling->grad,
                             .input_grad = lookup->gelu_slope};
-    rows->activation_forward(threads, &gelu);
-    rows->activation_backward(threads, &gelu);
+    rows->activation_forward(threads, &gelu, NULL);
+    rows->activation_backward(threads, &gelu, NULL);
     for (uint32_t i = 0; i < VALUES; i++) /* rounded here: the pass only keeps the upper half */
         lookup->gelu[i] = fp32_from_bf16(bf16_from_fp32(lookup->gelu[i]));
     activation_args swiglu = {.kind = ACTIVATION_SWIGLU,
@@ -43,8 +43,8 @@ static void fill(const rows_table *rows, const struct filling *filling, rows_loo
                               .output = lookup->silu,
                               .output_grad = filling->grad,
                               .input_grad = filling->pair_grads};
-    rows->activation_forward(threads, &swiglu);
-    rows->activation_backward(threads, &swiglu);
+    rows->activation_forward(threads, &swiglu, NULL);
+    rows->activation_backward(threads, &swiglu, NULL);
     for (uint32_t i = 0; i < VALUES; i++) {
         lookup->silu_slope[i] = filling->pair_grads[2 * i];
         lookup->silu_backward[i] = filling->pair_grads[2 * i + 1];

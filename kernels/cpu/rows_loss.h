@@ -1,5 +1,5 @@
 /* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or over parts of its
- * columns. Part of rows_body.h.
+ * columns. Part of rows_variant.c.
  *
  * There are two passes over a row. The first finds its largest logit and the sum of the
  * exponentials, the second computes the gradient. A row of 256K logits is 1 MiB, so the second pass

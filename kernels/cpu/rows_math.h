@@ -6,8 +6,8 @@
  * place are vectorized too, although input and output may be the same memory.
  *
  * Multiply-adds are fused only where the code calls `fused`, and the order of a sum does not depend
- * on the vector width, so every instruction set gives the same bits. Only rows_body.h includes this
- * file. Its functions are pure, may run on any thread, and allocate nothing. */
+ * on the vector width, so every instruction set gives the same bits. Only rows_variant.c includes
+ * this file. Its functions are pure, may run on any thread, and allocate nothing. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_MATH_H
 #define SLUICE_KERNELS_CPU_ROWS_MATH_H
 

@@ -1,5 +1,5 @@
 /* Ops that map elements to elements: activations, rotary positions, addition, conversion, and the
- * embedding. Part of rows_body.h. */
+ * embedding. Part of rows_variant.c. */
 
 /* u = sqrt(2/pi) (x + 0.044715 x^3); GELU(x) = x (1 + tanh u) / 2 = x sigmoid(2u). */
 #define GELU_TWICE_ROOT  1.5957691216057308f   /* 2 sqrt(2/pi) */
@@ -53,13 +53,58 @@ static void swiglu_backward_block(const float *gate, const float *up, const floa
     }
 }
 
-static void gelu_forward(int threads, const activation_args *args)
+/* bf16 has only 65536 values, so GELU and SwiGLU of bf16 look up their results, where the context
+ * has the tables (`lookup` is not NULL). rows_lookup.c fills the tables with the computing ops, so
+ * the bits are the same. The values of a layer use some 10 to 20 KiB of a table, which stay in the
+ * first-level cache. */
+
+/* out[i] = table[index[i]] for i < n, n <= ROWS_BLOCK. */
+static inline void look_up(const float *table, const uint16_t *index, float *out, size_t n)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_i32gather_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
+                                                          (const __m256i *)(index + i))),
+                                                      table, 4));
+#elif defined(__AVX2__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(
+            out + i,
+            _mm256_i32gather_ps(
+                table, _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(index + i))), 4));
+#endif
+    for (; i < n; i++)
+        out[i] = table[index[i]];
+}
+
+/* half[i] = the upper half of x[i], whose value is already a bf16. */
+static inline void keep_upper(const float *x, uint16_t *half, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++)
+        half[i] = (uint16_t)(fp32_bits(x[i]) >> 16);
+}
+
+static inline void multiply_block(const float *a, const float *b, float *out, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++)
+        out[i] = a[i] * b[i];
+}
+
+static void gelu_forward(int threads, const activation_args *args, const rows_lookup *lookup)
 {
     uint64_t count = args->rows * args->features;
 #pragma omp parallel for schedule(static) num_threads(team(threads, count))
     for (uint64_t at = 0; at < count; at += ROWS_BLOCK) {
         float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
         size_t n = block_elems(count, at);
+        if (lookup) {
+            look_up(lookup->gelu, (const uint16_t *)args->input + at, y_buffer, n);
+            keep_upper(y_buffer, (uint16_t *)args->output + at, n);
+            continue;
+        }
         const float *x = load_block(args->type, args->input, at, n, x_buffer);
         float *y = store_place(args->type, args->output, at, y_buffer);
         gelu_forward_block(x, y, n);
@@ -67,22 +112,27 @@ static void gelu_forward(int threads, const activation_args *args)
     }
 }
 
-static void gelu_backward(int threads, const activation_args *args)
+static void gelu_backward(int threads, const activation_args *args, const rows_lookup *lookup)
 {
     uint64_t count = args->rows * args->features;
 #pragma omp parallel for schedule(static) num_threads(team(threads, count))
     for (uint64_t at = 0; at < count; at += ROWS_BLOCK) {
         float x_buffer[ROWS_BLOCK], dy_buffer[ROWS_BLOCK], dx_buffer[ROWS_BLOCK];
         size_t n = block_elems(count, at);
-        const float *x = load_block(args->type, args->input, at, n, x_buffer);
         const float *dy = load_block(args->type, args->output_grad, at, n, dy_buffer);
         float *dx = store_place(args->type, args->input_grad, at, dx_buffer);
-        gelu_backward_block(x, dy, dx, n);
+        if (lookup) {
+            look_up(lookup->gelu_slope, (const uint16_t *)args->input + at, x_buffer, n);
+            multiply_block(dy, x_buffer, dx, n);
+        } else {
+            const float *x = load_block(args->type, args->input, at, n, x_buffer);
+            gelu_backward_block(x, dy, dx, n);
+        }
         store_block(args->type, args->input_grad, at, n, dx);
     }
 }
 
-static void swiglu_forward(int threads, const activation_args *args)
+static void swiglu_forward(int threads, const activation_args *args, const rows_lookup *lookup)
 {
     uint64_t features = args->features;
 #pragma omp parallel for schedule(static) num_threads(team(threads, args->rows *features))
@@ -92,15 +142,20 @@ static void swiglu_forward(int threads, const activation_args *args)
             size_t n = block_elems(features, f);
             uint64_t gate_at = row * 2 * features + f, up_at = gate_at + features;
             uint64_t out_at = row * features + f;
-            const float *gate = load_block(args->type, args->input, gate_at, n, gate_buffer);
             const float *up = load_block(args->type, args->input, up_at, n, up_buffer);
             float *y = store_place(args->type, args->output, out_at, y_buffer);
-            swiglu_forward_block(gate, up, y, n);
+            if (lookup) {
+                look_up(lookup->silu, (const uint16_t *)args->input + gate_at, gate_buffer, n);
+                multiply_block(gate_buffer, up, y, n);
+            } else {
+                const float *gate = load_block(args->type, args->input, gate_at, n, gate_buffer);
+                swiglu_forward_block(gate, up, y, n);
+            }
             store_block(args->type, args->output, out_at, n, y);
         }
 }
 
-static void swiglu_backward(int threads, const activation_args *args)
+static void swiglu_backward(int threads, const activation_args *args, const rows_lookup *lookup)
 {
     uint64_t features = args->features;
 #pragma omp parallel for schedule(static) num_threads(team(threads, args->rows *features))
@@ -110,32 +165,44 @@ static void swiglu_backward(int threads, const activation_args *args)
             float dgate_buffer[ROWS_BLOCK], dup_buffer[ROWS_BLOCK];
             size_t n = block_elems(features, f);
             uint64_t gate_at = row * 2 * features + f, up_at = gate_at + features;
-            const float *gate = load_block(args->type, args->input, gate_at, n, gate_buffer);
             const float *up = load_block(args->type, args->input, up_at, n, up_buffer);
             const float *dy =
                 load_block(args->type, args->output_grad, row * features + f, n, dy_buffer);
             float *dgate = store_place(args->type, args->input_grad, gate_at, dgate_buffer);
             float *dup = store_place(args->type, args->input_grad, up_at, dup_buffer);
-            swiglu_backward_block(gate, up, dy, dgate, dup, n);
+            if (lookup) {
+                const uint16_t *gate = (const uint16_t *)args->input + gate_at;
+                float silu[ROWS_BLOCK];
+                look_up(lookup->silu_backward, gate, silu, n);
+                look_up(lookup->silu_slope, gate, gate_buffer, n);
+#pragma omp simd
+                for (size_t i = 0; i < n; i++) {
+                    dgate[i] = dy[i] * up[i] * gate_buffer[i];
+                    dup[i] = dy[i] * silu[i];
+                }
+            } else {
+                const float *gate = load_block(args->type, args->input, gate_at, n, gate_buffer);
+                swiglu_backward_block(gate, up, dy, dgate, dup, n);
+            }
             store_block(args->type, args->input_grad, gate_at, n, dgate);
             store_block(args->type, args->input_grad, up_at, n, dup);
         }
 }
 
-static void activation_forward(int threads, const activation_args *args)
+static void activation_forward(int threads, const activation_args *args, const rows_lookup *lookup)
 {
     if (args->kind == ACTIVATION_GELU)
-        gelu_forward(threads, args);
+        gelu_forward(threads, args, lookup);
     else
-        swiglu_forward(threads, args);
+        swiglu_forward(threads, args, lookup);
 }
 
-static void activation_backward(int threads, const activation_args *args)
+static void activation_backward(int threads, const activation_args *args, const rows_lookup *lookup)
 {
     if (args->kind == ACTIVATION_GELU)
-        gelu_backward(threads, args);
+        gelu_backward(threads, args, lookup);
     else
-        swiglu_backward(threads, args);
+        swiglu_backward(threads, args, lookup);
 }
 
 /* Rotates the pairs [first, first + n) of all heads of one row. cosine and sine: [n], for the

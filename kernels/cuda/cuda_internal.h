@@ -53,25 +53,26 @@ void *cudai_library_symbol(void *library, const char *name);
 int cudai_cublas_create(kernel_context *context) MUST_CHECK;
 void cudai_cublas_destroy(kernel_context *context);
 const char *cudai_cublas_version(const kernel_context *context); /* "cuBLASLt 13.1.0" */
-int cudai_matmul_create(kernel_context *context, const matmul_desc *desc,
-                        kernel_matmul **product) MUST_CHECK;
-void cudai_matmul_destroy(kernel_matmul *product);
-size_t cudai_matmul_scratch_bytes(const kernel_matmul *product);
-int cudai_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
-                 const void *bias, void *c, void *scratch) MUST_CHECK;
+KERNEL_OP(matmul_create) cudai_matmul_create MUST_CHECK;
+KERNEL_OP(matmul_destroy) cudai_matmul_destroy;
+KERNEL_OP(matmul_scratch_bytes) cudai_matmul_scratch_bytes;
+KERNEL_OP(matmul) cudai_matmul MUST_CHECK;
+
+/* Enqueues our own matrix product. It takes any shape, stride, type and alignment that
+ * kernels/ops.h allows and needs no scratch, but it reaches only a small share of the tensor cores'
+ * rate. The caller has checked the description. `bias` is read only if desc->has_bias. Each element
+ * is one fp32 fma chain over k in ascending order, then + bias, then + C, then rounded once to C's
+ * type, so its bits depend only on the operands. Returns the cudaError_t of the launch. */
+int cudai_matmul_plain_launch(const matmul_desc *desc, void *stream, const void *a, const void *b,
+                              const void *bias, void *c);
 
 /* --- attention: the ops of the table --- */
-int cudai_attention_create(kernel_context *context, const attention_desc *desc,
-                           kernel_attention **attention) MUST_CHECK;
-void cudai_attention_destroy(kernel_attention *attention);
-size_t cudai_attention_forward_scratch_bytes(const kernel_attention *attention);
-size_t cudai_attention_backward_scratch_bytes(const kernel_attention *attention);
-int cudai_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
-                            const void *v, void *output, float *lse, void *scratch) MUST_CHECK;
-int cudai_attention_backward(kernel_attention *attention, void *stream, const void *q,
-                             const void *k, const void *v, const void *output, const float *lse,
-                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
-                             void *scratch) MUST_CHECK;
+KERNEL_OP(attention_create) cudai_attention_create MUST_CHECK;
+KERNEL_OP(attention_destroy) cudai_attention_destroy;
+KERNEL_OP(attention_forward_scratch_bytes) cudai_attention_forward_scratch_bytes;
+KERNEL_OP(attention_backward_scratch_bytes) cudai_attention_backward_scratch_bytes;
+KERNEL_OP(attention_forward) cudai_attention_forward MUST_CHECK;
+KERNEL_OP(attention_backward) cudai_attention_backward MUST_CHECK;
 
 /* Our own fused attention kernels. They have the same contract and take every shape of
  * attention_desc. Only the backward pass needs scratch. The results are deterministic. */
@@ -86,8 +87,7 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
                                  void *q_grad, void *k_grad, void *v_grad,
                                  void *scratch) MUST_CHECK;
 
-int cudai_attention_cached(kernel_context *context, void *stream,
-                           const attention_cached_args *args) MUST_CHECK;
+KERNEL_OP(attention_cached) cudai_attention_cached MUST_CHECK;
 
 /* cuDNN's fused attention. cudai_cudnn_create also returns 0 if cuDNN is absent: context->cudnn
  * stays NULL and cudnn_absence holds the reason. A plan covers the forward and backward pass of one
@@ -114,56 +114,37 @@ int cudai_cudnn_backward(cudai_cudnn_plan *plan, void *stream, const void *q, co
                          void *scratch) MUST_CHECK;
 
 /* --- ops on rows --- */
-int cudai_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
-size_t cudai_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels);
-int cudai_norm_backward(kernel_context *context, void *stream,
-                        const norm_grad_args *args) MUST_CHECK;
-int cudai_embedding_forward(kernel_context *context, void *stream,
-                            const embedding_args *args) MUST_CHECK;
-size_t cudai_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab);
-int cudai_embedding_backward(kernel_context *context, void *stream,
-                             const embedding_grad_args *args) MUST_CHECK;
-int cudai_head_norm_forward(kernel_context *context, void *stream,
-                            const head_norm_args *args) MUST_CHECK;
-size_t cudai_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
-                                          uint64_t head_dim);
-int cudai_head_norm_backward(kernel_context *context, void *stream,
-                             const head_norm_args *args) MUST_CHECK;
-int cudai_rope_table(kernel_context *context, void *stream, const rope_table_args *args) MUST_CHECK;
-int cudai_rope(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
-int cudai_activation_forward(kernel_context *context, void *stream,
-                             const activation_args *args) MUST_CHECK;
-int cudai_activation_backward(kernel_context *context, void *stream,
-                              const activation_args *args) MUST_CHECK;
-int cudai_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args) MUST_CHECK;
-int cudai_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
-              const void *b, void *out) MUST_CHECK;
-int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                        uint64_t n, const void *output_grad, float *bias_grad,
-                        void *scratch) MUST_CHECK;
-size_t cudai_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n);
-int cudai_cross_entropy(kernel_context *context, void *stream,
-                        const cross_entropy_args *args) MUST_CHECK;
-int cudai_softmax_part(kernel_context *context, void *stream,
-                       const softmax_part_args *args) MUST_CHECK;
-int cudai_softmax_losses(kernel_context *context, void *stream,
-                         const softmax_part_args *args) MUST_CHECK;
-int cudai_cross_entropy_part(kernel_context *context, void *stream,
-                             const softmax_part_args *args) MUST_CHECK;
-int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
-int cudai_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
-                  void *target, enum dtype target_type, uint64_t count) MUST_CHECK;
+KERNEL_OP(norm_forward) cudai_norm_forward MUST_CHECK;
+KERNEL_OP(norm_grad_scratch_bytes) cudai_norm_grad_scratch_bytes;
+KERNEL_OP(norm_backward) cudai_norm_backward MUST_CHECK;
+KERNEL_OP(embedding_forward) cudai_embedding_forward MUST_CHECK;
+KERNEL_OP(embedding_grad_scratch_bytes) cudai_embedding_grad_scratch_bytes;
+KERNEL_OP(embedding_backward) cudai_embedding_backward MUST_CHECK;
+KERNEL_OP(head_norm_forward) cudai_head_norm_forward MUST_CHECK;
+KERNEL_OP(head_norm_grad_scratch_bytes) cudai_head_norm_grad_scratch_bytes;
+KERNEL_OP(head_norm_backward) cudai_head_norm_backward MUST_CHECK;
+KERNEL_OP(rope_table) cudai_rope_table MUST_CHECK;
+KERNEL_OP(rope) cudai_rope MUST_CHECK;
+KERNEL_OP(activation_forward) cudai_activation_forward MUST_CHECK;
+KERNEL_OP(activation_backward) cudai_activation_backward MUST_CHECK;
+KERNEL_OP(scale_rows) cudai_scale_rows MUST_CHECK;
+KERNEL_OP(add) cudai_add MUST_CHECK;
+KERNEL_OP(bias_backward) cudai_bias_backward MUST_CHECK;
+KERNEL_OP(bias_backward_scratch_bytes) cudai_bias_backward_scratch_bytes;
+KERNEL_OP(cross_entropy) cudai_cross_entropy MUST_CHECK;
+KERNEL_OP(softmax_part) cudai_softmax_part MUST_CHECK;
+KERNEL_OP(softmax_losses) cudai_softmax_losses MUST_CHECK;
+KERNEL_OP(cross_entropy_part) cudai_cross_entropy_part MUST_CHECK;
+KERNEL_OP(zero) cudai_zero MUST_CHECK;
+KERNEL_OP(convert) cudai_convert MUST_CHECK;
 
 /* --- optimizers and gradients; the same bits as the CPU's variants --- */
-int cudai_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
-int cudai_adam_packed(kernel_context *context, void *stream,
-                      const adam_packed_args *args) MUST_CHECK;
-int cudai_lion(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
-int cudai_adagrad(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
-int cudai_working_copy(kernel_context *context, void *stream, const float *master, void *params,
-                       enum dtype param_type, uint64_t count) MUST_CHECK;
-int cudai_grad_close(kernel_context *context, void *stream, const grad_close_args *args) MUST_CHECK;
-int cudai_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
-                      double *total) MUST_CHECK;
+KERNEL_OP(adam) cudai_adam MUST_CHECK;
+KERNEL_OP(adam_packed) cudai_adam_packed MUST_CHECK;
+KERNEL_OP(lion) cudai_lion MUST_CHECK;
+KERNEL_OP(adagrad) cudai_adagrad MUST_CHECK;
+KERNEL_OP(working_copy) cudai_working_copy MUST_CHECK;
+KERNEL_OP(grad_close) cudai_grad_close MUST_CHECK;
+KERNEL_OP(norm_reduce) cudai_norm_reduce MUST_CHECK;
 
 #endif

@@ -5,7 +5,7 @@
  * cache, the system's directories), then where toolkits are installed: $CUDA_HOME/lib64,
  * $CUDA_PATH/lib64, /usr/local/cuda/lib64. The functions are called when a context is created. They
  * keep no state and never unload a library. Tests with the simulated GPU replace this file by
- * tests/simulated_gpu/cublaslt_library.c. */
+ * tests/simulated_gpu/cublaslt.c. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -10,7 +10,6 @@
 
 #include "base/mem.h"
 #include "kernels/cuda/matmul_internal.h"
-#include "kernels/cuda/matmul_plain.h"
 
 enum { PLAIN_WARM_BYTES = 1024 };
 

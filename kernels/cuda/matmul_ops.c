@@ -48,7 +48,6 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "kernels/cuda/matmul_internal.h"
-#include "kernels/cuda/matmul_plain.h"
 
 enum {
     /* of every matrix and of scratch; cuBLASLt requires it for a workspace */

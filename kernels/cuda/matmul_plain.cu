@@ -16,7 +16,7 @@
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
-#include "kernels/cuda/matmul_plain.h"
+#include "kernels/cuda/cuda_internal.h"
 }
 
 enum {

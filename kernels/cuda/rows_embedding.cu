@@ -16,7 +16,7 @@
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
-#include "kernels/cuda/rows_launch_loss.h"
+#include "kernels/cuda/rows_launch.h"
 }
 
 enum {

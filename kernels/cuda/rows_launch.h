@@ -1,8 +1,8 @@
-/* Launchers of the dense row kernels, for cuda_rows.c. Each enqueues kernels on `stream` (a
- * cudaStream_t) and returns CUDA's error of the launch, 0 for success. The caller has checked the
- * arguments, and no count may be 0. Pointers may have any alignment that their element types allow,
- * without effect on the results; 16 bytes, and rows of whole packs, are fast. Valid as C and as
- * C++. */
+/* Launchers of the row kernels, for rows_ops.c and rows_sparse.c. Each enqueues kernels on `stream`
+ * (a cudaStream_t) and returns CUDA's error of the launch, 0 for success. The caller has checked
+ * the arguments, and no count may be 0. Pointers may have any alignment that their element types
+ * allow, without effect on the results; 16 bytes, and rows of whole packs, are fast. Valid as C and
+ * as C++. */
 #ifndef SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 
@@ -15,6 +15,10 @@ struct cudai_row_blocks {
     uint64_t rows_per_block, count;
 };
 typedef struct cudai_row_blocks cudai_row_blocks;
+
+/* One block sorts the keys of CUDAI_SORT_KEYS rows in shared memory. Longer lists are merged, 4
+ * runs at a time. */
+enum { CUDAI_SORT_KEYS = 4096, CUDAI_MERGE_WAYS = 4 };
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,6 +53,32 @@ int cudai_launch_activation_forward(void *stream, int sm_count, const activation
 int cudai_launch_activation_backward(void *stream, int sm_count, const activation_args *args);
 int cudai_launch_rope(void *stream, const rope_args *args);
 int cudai_launch_rope_table(void *stream, int sm_count, const rope_table_args *args);
+
+/* The embedding and the loss, for rows_sparse.c. Rows and channels (vocab, columns) are above 0.
+ * One exception: softmax_part also takes a part without columns, and initializes its stats. */
+int cudai_launch_embedding_forward(const embedding_args *args, int sm_count, void *stream);
+
+/* Writes keys[rows], one for each row of token_ids. The upper half of a key is the token's table
+ * row within this part (all ones if the token lies in another part); the lower half is the row's
+ * own number. Each run of CUDAI_SORT_KEYS keys is sorted. */
+int cudai_launch_embedding_keys(const embedding_grad_args *args, uint64_t *keys, void *stream);
+
+/* target[rows] = source[rows], with each CUDAI_MERGE_WAYS neighbouring sorted runs merged into one.
+ * A run has `run_keys` keys, a power of two. All keys differ. */
+int cudai_launch_embedding_merge(const uint64_t *source, uint64_t *target, uint64_t rows,
+                                 uint64_t run_keys, int sm_count, void *stream);
+
+/* token_table_grad += the rows of output_grad, token by token in the order of the sorted keys. */
+int cudai_launch_embedding_tokens(const embedding_grad_args *args, const uint64_t *keys,
+                                  int sm_count, void *stream);
+
+/* position_table_grad += the rows of output_grad, in order of the batch. */
+int cudai_launch_embedding_positions(const embedding_grad_args *args, int sm_count, void *stream);
+
+int cudai_launch_cross_entropy(const cross_entropy_args *args, int sm_count, void *stream);
+int cudai_launch_softmax_part(const softmax_part_args *args, int sm_count, void *stream);
+int cudai_launch_softmax_losses(const softmax_part_args *args, int sm_count, void *stream);
+int cudai_launch_cross_entropy_part(const softmax_part_args *args, int sm_count, void *stream);
 
 #ifdef __cplusplus
 }

@@ -23,7 +23,7 @@
 #include "kernels/cuda/device.cuh"
 
 extern "C" {
-#include "kernels/cuda/rows_launch_loss.h"
+#include "kernels/cuda/rows_launch.h"
 }
 
 enum {

@@ -17,7 +17,7 @@
 
 #include "base/size.h"
 #include "kernels/cuda/cuda_internal.h"
-#include "kernels/cuda/rows_launch_loss.h"
+#include "kernels/cuda/rows_launch.h"
 
 enum { SCRATCH_ALIGNMENT = 256 };
 

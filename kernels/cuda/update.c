@@ -32,32 +32,37 @@ static bool is_wide_as(const void *data, enum dtype type)
     return lies_on(data, dtype_bytes(type), CUDAI_UPDATE_PACK);
 }
 
-static void look_at_tile(cudai_update_tile *tile)
+/* Launches an optimizer on fp32 state; `what` names its kernel. */
+static int launch_update(const kernel_context *context, void *stream, enum cudai_update_rule rule,
+                         const adami_work *work, const char *what)
 {
+    if (work->count == 0)
+        return 0;
     /* All are evaluated, since each asserts its own alignment. */
-    bool master = is_wide_fp32(tile->master), first = is_wide_fp32(tile->state[0]);
-    bool second = is_wide_fp32(tile->state[1]); /* true for NULL */
-    bool grads = is_wide_as(tile->grads, tile->grad_type);
-    bool params = is_wide_as(tile->params, tile->param_type);
-    tile->is_wide = master && first && second && grads && params;
+    bool master = is_wide_fp32(work->master), first = is_wide_fp32(work->state[0]);
+    bool second = is_wide_fp32(work->state[1]); /* true for NULL */
+    bool grads = is_wide_as(work->grads, work->grad_type);
+    bool params = is_wide_as(work->params, work->param_type);
+    bool is_wide = master && first && second && grads && params;
+    return cudai_check(cudai_launch_update(context, stream, rule, work, is_wide), what);
 }
 
 int cudai_adam(kernel_context *context, void *stream, const adam_args *args)
 {
-    if (args->count == 0)
-        return 0;
-    cudai_update_tile tile = {
-        .count = args->count,
-        .master = args->master,
-        .state = {args->m, args->v},
-        .grads = args->grads,
-        .params = args->params,
-        .grad_type = args->grad_type,
-        .param_type = args->param_type,
-    };
-    look_at_tile(&tile);
-    adami_scalars scalars = adami_prepare(args->scalars);
-    return cudai_check(cudai_launch_adam(context, stream, &tile, &scalars), "the Adam kernel");
+    adami_work work = adami_work_of_adam(args);
+    return launch_update(context, stream, CUDAI_RULE_ADAM, &work, "the Adam kernel");
+}
+
+int cudai_lion(kernel_context *context, void *stream, const lion_args *args)
+{
+    adami_work work = adami_work_of_lion(args);
+    return launch_update(context, stream, CUDAI_RULE_LION, &work, "the Lion kernel");
+}
+
+int cudai_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
+{
+    adami_work work = adami_work_of_adagrad(args);
+    return launch_update(context, stream, CUDAI_RULE_ADAGRAD, &work, "the Adagrad kernel");
 }
 
 /* Makes one launch. All elements' numbers have the same upper half. */
@@ -99,43 +104,6 @@ int cudai_adam_packed(kernel_context *context, void *stream, const adam_packed_a
         left = adami_packed_part(&left, part.count, left.count - part.count);
     }
     return 0;
-}
-
-int cudai_lion(kernel_context *context, void *stream, const lion_args *args)
-{
-    if (args->count == 0)
-        return 0;
-    cudai_update_tile tile = {
-        .count = args->count,
-        .master = args->master,
-        .state = {args->m, NULL},
-        .grads = args->grads,
-        .params = args->params,
-        .grad_type = args->grad_type,
-        .param_type = args->param_type,
-    };
-    look_at_tile(&tile);
-    adami_lion_scalars scalars = adami_prepare_lion(args->scalars);
-    return cudai_check(cudai_launch_lion(context, stream, &tile, &scalars), "the Lion kernel");
-}
-
-int cudai_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
-{
-    if (args->count == 0)
-        return 0;
-    cudai_update_tile tile = {
-        .count = args->count,
-        .master = args->master,
-        .state = {args->v, NULL},
-        .grads = args->grads,
-        .params = args->params,
-        .grad_type = args->grad_type,
-        .param_type = args->param_type,
-    };
-    look_at_tile(&tile);
-    adami_adagrad_scalars scalars = adami_prepare_adagrad(args->scalars);
-    return cudai_check(cudai_launch_adagrad(context, stream, &tile, &scalars),
-                       "the Adagrad kernel");
 }
 
 int cudai_working_copy(kernel_context *context, void *stream, const float *master, void *params,

@@ -21,7 +21,7 @@ enum { COPY_DEPTH = 4 };
 // As adam_rule, the other rules return the new master weight and update the element's state.
 struct lion_rule {
     enum { STATE_COUNT = 1 };
-    adami_lion_scalars s;
+    adami_scalars s;
 
     __device__ __forceinline__ float update(float grad, float weight, float *state) const
     {
@@ -29,9 +29,9 @@ struct lion_rule {
         float direction = __fmaf_rn(s.beta1, state[0], __fmul_rn(s.one_minus_beta1, grad));
         float step = direction; // a NaN stays
         if (direction > 0.0f)
-            step = -s.learning_rate;
+            step = s.minus_step;
         else if (direction < 0.0f)
-            step = s.learning_rate;
+            step = -s.minus_step;
         else if (direction == 0.0f)
             step = 0.0f; // for either zero
         state[0] = one_nan(__fmaf_rn(s.beta2, state[0], __fmul_rn(s.one_minus_beta2, grad)));
@@ -41,7 +41,7 @@ struct lion_rule {
 
 struct adagrad_rule {
     enum { STATE_COUNT = 1 };
-    adami_adagrad_scalars s;
+    adami_scalars s;
 
     __device__ __forceinline__ float update(float grad, float weight, float *state) const
     {
@@ -51,7 +51,7 @@ struct adagrad_rule {
         float v = __fmaf_rn(grad, grad, state[0]);
         float denominator = __fadd_rn(__fsqrt_rn(v), s.epsilon);
         state[0] = one_nan(v);
-        return one_nan(__fmaf_rn(s.minus_rate, __fdiv_rn(grad, denominator), weight));
+        return one_nan(__fmaf_rn(s.minus_step, __fdiv_rn(grad, denominator), weight));
     }
 };
 
@@ -62,7 +62,7 @@ template <typename Rule, typename G, typename P, int N> struct update_pack {
     cudai_pack<float, N> weight, state[Rule::STATE_COUNT];
     cudai_pack<G, N> grad;
 
-    __device__ __forceinline__ void load(const cudai_update_tile &tile, uint64_t at)
+    __device__ __forceinline__ void load(const adami_work &tile, uint64_t at)
     {
         grad = cudai_load<G, N>(static_cast<const G *>(tile.grads) + at);
         weight = cudai_load<float, N>(tile.master + at);
@@ -70,8 +70,8 @@ template <typename Rule, typename G, typename P, int N> struct update_pack {
             state[i] = cudai_load<float, N>(tile.state[i] + at);
     }
 
-    __device__ __forceinline__ void update_and_store(const Rule &rule,
-                                                     const cudai_update_tile &tile, uint64_t at)
+    __device__ __forceinline__ void update_and_store(const Rule &rule, const adami_work &tile,
+                                                     uint64_t at)
     {
         cudai_pack<P, N> copy;
         for (int n = 0; n < N; n++) {
@@ -93,7 +93,7 @@ template <typename Rule, typename G, typename P, int N> struct update_pack {
 // Any grid of one dimension. N is 1 if a pointer is not aligned to a pack.
 template <typename Rule, typename G, typename P, int N>
 static __global__ void __launch_bounds__(UPDATE_THREADS)
-    update_kernel(const Rule rule, const cudai_update_tile tile)
+    update_kernel(const Rule rule, const adami_work tile)
 {
     uint64_t pack_count = tile.count / N, stride = cudai_thread_count();
     uint64_t pack = cudai_thread_idx();
@@ -121,13 +121,13 @@ static __global__ void __launch_bounds__(UPDATE_THREADS)
 
 template <typename Rule, typename G, typename P>
 static cudaError_t launch_update(const kernel_context *context, void *stream,
-                                 const cudai_update_tile &tile, const Rule &rule)
+                                 const adami_work &tile, const Rule &rule, bool is_wide)
 {
     cudaStream_t queue = static_cast<cudaStream_t>(stream);
-    uint64_t each = tile.is_wide ? 2 * CUDAI_UPDATE_PACK : 2;
+    uint64_t each = is_wide ? 2 * CUDAI_UPDATE_PACK : 2;
     unsigned blocks =
         cudai_blocks(size_div_up(tile.count, each), UPDATE_THREADS, context->sm_count);
-    if (tile.is_wide)
+    if (is_wide)
         return cudai_launch(update_kernel<Rule, G, P, CUDAI_UPDATE_PACK>, dim3(blocks),
                             dim3(UPDATE_THREADS), 0, queue, rule, tile);
     return cudai_launch(update_kernel<Rule, G, P, 1>, dim3(blocks), dim3(UPDATE_THREADS), 0, queue,
@@ -135,31 +135,24 @@ static cudaError_t launch_update(const kernel_context *context, void *stream,
 }
 
 template <typename Rule>
-static cudaError_t launch_rule(const kernel_context *context, void *stream,
-                               const cudai_update_tile &tile, const Rule &rule)
+static cudaError_t launch_rule(const kernel_context *context, void *stream, const adami_work &tile,
+                               const Rule &rule, bool is_wide)
 {
-    CUDAI_BY_TYPE(tile.grad_type, G,
-                  CUDAI_BY_TYPE(tile.param_type, P,
-                                return launch_update<Rule, G, P>(context, stream, tile, rule)));
+    CUDAI_BY_TYPE(
+        tile.grad_type, G,
+        CUDAI_BY_TYPE(tile.param_type, P,
+                      return launch_update<Rule, G, P>(context, stream, tile, rule, is_wide)));
 }
 
-extern "C" int cudai_launch_adam(const kernel_context *context, void *stream,
-                                 const cudai_update_tile *tile, const adami_scalars *scalars)
+extern "C" int cudai_launch_update(const kernel_context *context, void *stream,
+                                   enum cudai_update_rule rule, const adami_work *work,
+                                   bool is_wide)
 {
-    return launch_rule(context, stream, *tile, adam_rule{*scalars});
-}
-
-extern "C" int cudai_launch_lion(const kernel_context *context, void *stream,
-                                 const cudai_update_tile *tile, const adami_lion_scalars *scalars)
-{
-    return launch_rule(context, stream, *tile, lion_rule{*scalars});
-}
-
-extern "C" int cudai_launch_adagrad(const kernel_context *context, void *stream,
-                                    const cudai_update_tile *tile,
-                                    const adami_adagrad_scalars *scalars)
-{
-    return launch_rule(context, stream, *tile, adagrad_rule{*scalars});
+    if (rule == CUDAI_RULE_ADAM)
+        return launch_rule(context, stream, *work, adam_rule{work->scalars}, is_wide);
+    if (rule == CUDAI_RULE_LION)
+        return launch_rule(context, stream, *work, lion_rule{work->scalars}, is_wide);
+    return launch_rule(context, stream, *work, adagrad_rule{work->scalars}, is_wide);
 }
 
 // --- working copies ----------------------------------------------------------------------------

@@ -22,18 +22,8 @@ enum {
     CUDAI_NORM_BLOCKS_MAX = 1024,
 };
 
-/* One tile of Adam (two streams of state), or of Lion or Adagrad (one stream). */
-struct cudai_update_tile {
-    uint64_t count;
-    float *master; /* [count] */
-    /* [count] each: m and v (Adam); m (Lion); v (Adagrad). [1] is NULL if there is only one */
-    float *state[2];
-    const void *grads; /* [count] grad_type */
-    void *params;      /* [count] param_type; may be `grads` if both types have the same width */
-    enum dtype grad_type, param_type;
-    bool is_wide;
-};
-typedef struct cudai_update_tile cudai_update_tile;
+/* Adam has two streams of state, the others have one. */
+enum cudai_update_rule { CUDAI_RULE_ADAM, CUDAI_RULE_LION, CUDAI_RULE_ADAGRAD };
 
 /* One tile of Adam on packed state. All its elements' numbers have the same upper half. */
 struct cudai_packed_tile {
@@ -51,12 +41,8 @@ typedef struct cudai_packed_tile cudai_packed_tile;
 int cudai_launch_adam_packed(const kernel_context *context, void *stream,
                              const cudai_packed_tile *tile, const adami_scalars *scalars);
 
-int cudai_launch_adam(const kernel_context *context, void *stream, const cudai_update_tile *tile,
-                      const adami_scalars *scalars);
-int cudai_launch_lion(const kernel_context *context, void *stream, const cudai_update_tile *tile,
-                      const adami_lion_scalars *scalars);
-int cudai_launch_adagrad(const kernel_context *context, void *stream, const cudai_update_tile *tile,
-                         const adami_adagrad_scalars *scalars);
+int cudai_launch_update(const kernel_context *context, void *stream, enum cudai_update_rule rule,
+                        const adami_work *work, bool is_wide);
 int cudai_launch_working_copy(const kernel_context *context, void *stream, const float *master,
                               void *params, enum dtype param_type, uint64_t count, bool is_wide);
 

@@ -25,77 +25,49 @@ static inline void refi_store(enum dtype type, void *target, uint64_t at, double
 }
 
 /* reference_products.c */
-int refi_matmul_create(kernel_context *context, const matmul_desc *desc,
-                       kernel_matmul **product) MUST_CHECK;
-void refi_matmul_destroy(kernel_matmul *product);
-size_t refi_matmul_scratch_bytes(const kernel_matmul *product);
-int refi_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
-                const void *bias, void *c, void *scratch) MUST_CHECK;
-int refi_attention_create(kernel_context *context, const attention_desc *desc,
-                          kernel_attention **attention) MUST_CHECK;
-void refi_attention_destroy(kernel_attention *attention);
-size_t refi_attention_forward_scratch_bytes(const kernel_attention *attention);
-size_t refi_attention_backward_scratch_bytes(const kernel_attention *attention);
-int refi_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
-                           const void *v, void *output, float *lse, void *scratch) MUST_CHECK;
-int refi_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,
-                            const void *v, const void *output, const float *lse,
-                            const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
-                            void *scratch) MUST_CHECK;
+KERNEL_OP(matmul_create) refi_matmul_create MUST_CHECK;
+KERNEL_OP(matmul_destroy) refi_matmul_destroy;
+KERNEL_OP(matmul_scratch_bytes) refi_matmul_scratch_bytes;
+KERNEL_OP(matmul) refi_matmul MUST_CHECK;
+KERNEL_OP(attention_create) refi_attention_create MUST_CHECK;
+KERNEL_OP(attention_destroy) refi_attention_destroy;
+KERNEL_OP(attention_forward_scratch_bytes) refi_attention_forward_scratch_bytes;
+KERNEL_OP(attention_backward_scratch_bytes) refi_attention_backward_scratch_bytes;
+KERNEL_OP(attention_forward) refi_attention_forward MUST_CHECK;
+KERNEL_OP(attention_backward) refi_attention_backward MUST_CHECK;
 
-int refi_attention_cached(kernel_context *context, void *stream,
-                          const attention_cached_args *args) MUST_CHECK;
+KERNEL_OP(attention_cached) refi_attention_cached MUST_CHECK;
 
 /* reference_rows.c */
-int refi_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
-size_t refi_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels);
-int refi_norm_backward(kernel_context *context, void *stream,
-                       const norm_grad_args *args) MUST_CHECK;
-int refi_embedding_forward(kernel_context *context, void *stream,
-                           const embedding_args *args) MUST_CHECK;
-size_t refi_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab);
-int refi_embedding_backward(kernel_context *context, void *stream,
-                            const embedding_grad_args *args) MUST_CHECK;
-int refi_head_norm_forward(kernel_context *context, void *stream,
-                           const head_norm_args *args) MUST_CHECK;
-size_t refi_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
-                                         uint64_t head_dim);
-int refi_head_norm_backward(kernel_context *context, void *stream,
-                            const head_norm_args *args) MUST_CHECK;
-int refi_rope_table(kernel_context *context, void *stream, const rope_table_args *args) MUST_CHECK;
-int refi_rope(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
-int refi_activation_forward(kernel_context *context, void *stream,
-                            const activation_args *args) MUST_CHECK;
-int refi_activation_backward(kernel_context *context, void *stream,
-                             const activation_args *args) MUST_CHECK;
-int refi_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args) MUST_CHECK;
-int refi_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
-             const void *b, void *out) MUST_CHECK;
-int refi_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                       uint64_t n, const void *output_grad, float *bias_grad,
-                       void *scratch) MUST_CHECK;
-size_t refi_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n);
-int refi_cross_entropy(kernel_context *context, void *stream,
-                       const cross_entropy_args *args) MUST_CHECK;
-int refi_softmax_part(kernel_context *context, void *stream,
-                      const softmax_part_args *args) MUST_CHECK;
-int refi_softmax_losses(kernel_context *context, void *stream,
-                        const softmax_part_args *args) MUST_CHECK;
-int refi_cross_entropy_part(kernel_context *context, void *stream,
-                            const softmax_part_args *args) MUST_CHECK;
+KERNEL_OP(norm_forward) refi_norm_forward MUST_CHECK;
+KERNEL_OP(norm_grad_scratch_bytes) refi_norm_grad_scratch_bytes;
+KERNEL_OP(norm_backward) refi_norm_backward MUST_CHECK;
+KERNEL_OP(embedding_forward) refi_embedding_forward MUST_CHECK;
+KERNEL_OP(embedding_grad_scratch_bytes) refi_embedding_grad_scratch_bytes;
+KERNEL_OP(embedding_backward) refi_embedding_backward MUST_CHECK;
+KERNEL_OP(head_norm_forward) refi_head_norm_forward MUST_CHECK;
+KERNEL_OP(head_norm_grad_scratch_bytes) refi_head_norm_grad_scratch_bytes;
+KERNEL_OP(head_norm_backward) refi_head_norm_backward MUST_CHECK;
+KERNEL_OP(rope_table) refi_rope_table MUST_CHECK;
+KERNEL_OP(rope) refi_rope MUST_CHECK;
+KERNEL_OP(activation_forward) refi_activation_forward MUST_CHECK;
+KERNEL_OP(activation_backward) refi_activation_backward MUST_CHECK;
+KERNEL_OP(scale_rows) refi_scale_rows MUST_CHECK;
+KERNEL_OP(add) refi_add MUST_CHECK;
+KERNEL_OP(bias_backward) refi_bias_backward MUST_CHECK;
+KERNEL_OP(bias_backward_scratch_bytes) refi_bias_backward_scratch_bytes;
+KERNEL_OP(cross_entropy) refi_cross_entropy MUST_CHECK;
+KERNEL_OP(softmax_part) refi_softmax_part MUST_CHECK;
+KERNEL_OP(softmax_losses) refi_softmax_losses MUST_CHECK;
+KERNEL_OP(cross_entropy_part) refi_cross_entropy_part MUST_CHECK;
 
 /* reference_optimizer.c */
-int refi_grad_close(kernel_context *context, void *stream, const grad_close_args *args) MUST_CHECK;
-int refi_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
-                     double *total) MUST_CHECK;
-int refi_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
-int refi_lion(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
-int refi_adagrad(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
-int refi_working_copy(kernel_context *context, void *stream, const float *master, void *params,
-                      enum dtype param_type, uint64_t count) MUST_CHECK;
-
-/* reference_state.c */
-int refi_adam_packed(kernel_context *context, void *stream,
-                     const adam_packed_args *args) MUST_CHECK;
+KERNEL_OP(grad_close) refi_grad_close MUST_CHECK;
+KERNEL_OP(norm_reduce) refi_norm_reduce MUST_CHECK;
+KERNEL_OP(adam) refi_adam MUST_CHECK;
+KERNEL_OP(lion) refi_lion MUST_CHECK;
+KERNEL_OP(adagrad) refi_adagrad MUST_CHECK;
+KERNEL_OP(working_copy) refi_working_copy MUST_CHECK;
+KERNEL_OP(adam_packed) refi_adam_packed MUST_CHECK;
 
 #endif

@@ -15,15 +15,15 @@ command -v "$compiler" >/dev/null || skip "there is no $compiler"
 [ -n "$emulator" ] || skip "there is no qemu-aarch64-static or qemu-aarch64"
 make_scratch sluice-neon "${TMPDIR:-/tmp}"
 cd "$source_dir"
-sources="kernels/cpu/optimizer/adam.c kernels/cpu/optimizer/adam_neon.c kernels/cpu/optimizer/adam_reference.c kernels/cpu/optimizer/adam_state.c
-         kernels/cpu/optimizer/adam_state_reference.c kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c
+sources="kernels/cpu/optimizer/*.c
+         kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c
          src/base/mem.c src/base/rng.c src/base/size.c"
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose
 for file in $sources tests/kernels/test_kernels_adam.c tests/kernels/test_kernels_lion.c; do
     object=$scratch/$(basename "$file" .c).o
     "$compiler" -std=gnu17 -O2 -fopenmp -D_GNU_SOURCE -Wall -Wextra -Wshadow -Werror -ffp-contract=off \
-        -fno-math-errno -fno-trapping-math -Itests/cross -I. -Isrc -c -o "$object" "$file"
+        -fno-math-errno -fno-trapping-math -DVARIANT_TABLE=adami_neon '-DVARIANT_NAME="neon"' -Itests/cross -I. -Isrc -c -o "$object" "$file"
     case $file in tests/*) ;; *) objects="$objects $object" ;; esac
 done
 for test in test_kernels_adam test_kernels_lion; do

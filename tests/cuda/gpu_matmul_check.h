@@ -13,7 +13,7 @@
 
 #include "base/mem.h"
 #include "tests/cuda/gpu_fixture.h"
-#include "kernels/cuda/matmul_plain.h"
+#include "kernels/cuda/cuda_internal.h"
 
 /* Elements before the first one of an operand. */
 struct product_offsets {

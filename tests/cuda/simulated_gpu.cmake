@@ -48,7 +48,7 @@ function(simulated_part NAME KIND)
     target_link_libraries(${NAME} PUBLIC simulated_options ${ARG_DEPENDS} sluice_base)
 endfunction()
 
-# cublaslt_library.c finds cuBLASLt's stand-in, in the place of dlopen.
+# cublaslt.c also finds cuBLASLt's stand-in, in the place of dlopen.
 file(GLOB simulated_sources CONFIGURE_DEPENDS ${simulated_dir}/*.cc)
 file(GLOB simulated_cublaslt CONFIGURE_DEPENDS ${simulated_dir}/*.c ${simulated_dir}/cublaslt*.cc)
 list(FILTER simulated_sources EXCLUDE REGEX "/cublaslt[^/]*$")

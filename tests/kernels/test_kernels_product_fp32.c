@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "kernels/cpu/product_fp32.h"
+#include "kernels/cpu/product_own.h"
 #include "tests/kernels/kernels_isa.h"
 
 enum {
@@ -74,7 +74,7 @@ static void free_operands(struct operands *operands)
     mem_free(operands->c);
 }
 
-/* Element (i, j) as product_fp32.h says it is summed. */
+/* Element (i, j) as product_own.h says it is summed. */
 static float expected(const matmul_desc *desc, const struct operands *operands, uint64_t slice,
                       uint64_t i, uint64_t j)
 {

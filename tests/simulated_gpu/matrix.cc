@@ -8,6 +8,18 @@ extern "C" {
 #include "base/dtype.h"
 }
 
+// --- half precision, by the host's own conversions ----------------------------------------------
+
+float simulated_widen_fp16(uint16_t half)
+{
+    return fp32_from_fp16(half);
+}
+
+uint16_t simulated_narrow_fp16(float value)
+{
+    return fp16_from_fp32(value);
+}
+
 static const char mma_name[] = "mma.m16n8k16";
 static const char ldmatrix_name[] = "ldmatrix";
 

@@ -137,14 +137,7 @@ void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
 {
     (void)stream;
-    adami_work work = {.count = args->count,
-                       .master = args->master,
-                       .state = {args->m, args->v},
-                       .grads = args->grads,
-                       .params = args->params,
-                       .grad_type = args->grad_type,
-                       .param_type = args->param_type,
-                       .scalars.adam = adami_prepare(args->scalars)};
+    adami_work work = adami_work_of_adam(args);
     adami_over_ranges(context, args->count, context->adam->update, &work);
     return 0;
 }
@@ -152,14 +145,7 @@ int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
 int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
 {
     (void)stream;
-    adami_work work = {.count = args->count,
-                       .master = args->master,
-                       .state = {args->m},
-                       .grads = args->grads,
-                       .params = args->params,
-                       .grad_type = args->grad_type,
-                       .param_type = args->param_type,
-                       .scalars.lion = adami_prepare_lion(args->scalars)};
+    adami_work work = adami_work_of_lion(args);
     adami_over_ranges(context, args->count, context->adam->lion, &work);
     return 0;
 }
@@ -167,14 +153,7 @@ int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
 int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
 {
     (void)stream;
-    adami_work work = {.count = args->count,
-                       .master = args->master,
-                       .state = {args->v},
-                       .grads = args->grads,
-                       .params = args->params,
-                       .grad_type = args->grad_type,
-                       .param_type = args->param_type,
-                       .scalars.adagrad = adami_prepare_adagrad(args->scalars)};
+    adami_work work = adami_work_of_adagrad(args);
     adami_over_ranges(context, args->count, context->adam->adagrad, &work);
     return 0;
 }

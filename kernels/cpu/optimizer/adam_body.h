@@ -1,24 +1,5 @@
-/* The loops of Adam over vectors: one body, which the files of the instruction sets include after
- * they have defined
- *
- *   vec, VEC_ELEMS                     a vector of fp32, and the number of its elements
- *   GROUP_VECS                         number of vectors of one turn of a loop; even
- *   vec_set, vec_load, vec_store       fp32; no alignment needed
- *   vec_load_bf16, vec_load_fp16       load and widen
- *   vec_bf16_away, vec_bf16_even       round to bf16, still as fp32: ties away from zero, as
- *                                      bf16_working_copy does, or to nearest even
- *   vec_store_bf16                     stores two such vectors, one after the other
- *   vec_halves                         a vector narrowed to fp16 by vec_fp16_even;
- *                                      vec_widen_fp16 widens it
- *   vec_store_halves                   stores two of them
- *   VEC_STREAMS                        1 if there are non-temporal stores: vec_stream,
- *                                      vec_stream_bf16, vec_stream_halves, to addresses that are
- *                                      multiples of a vector's bytes; not called if it is 0
- *   vec_mul, vec_add, vec_div, vec_sqrt   correctly rounded
- *   vec_step_against(d, r)             -r where d > 0, r where d < 0, +0 where d is 0, else NaN
- *   vec_fma(a, b, c)                   a * b + c, rounded once
- *   vec_one_nan                        every NaN becomes ADAMI_QUIET_NAN_BITS
- *   vec_sums, vec_sums_add, vec_sums_store   16 fp64 lanes, as for adam_variant.close
+/* The loops of the optimizers on fp32 state, over the vectors of adam_vectors.h. adam_variant.c
+ * includes it.
  *
  * Element types are arguments that are constants at each call, so the compiler makes one loop for
  * each combination. All loads of an element come before its stores: `params` may lie on `grads` if
@@ -43,11 +24,12 @@
 
 #include <assert.h>
 
-#include "kernels/cpu/optimizer/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_vectors.h"
 
 #define ADAM_INLINE static inline __attribute__((always_inline))
 
 enum {
+    GROUP_VECS = 4, /* vectors of one turn of a loop; even */
     GROUP_ELEMS = GROUP_VECS * VEC_ELEMS,
     AHEAD_ELEMS = 512,
     /* for a pass that reads one stream: the same number of lines in flight */
@@ -88,16 +70,21 @@ ADAM_INLINE vec load_as(const void *source, enum dtype type, uint64_t i)
     return type == DTYPE_BF16 ? vec_load_bf16(halves + i) : vec_load_fp16(halves + i);
 }
 
+ADAM_INLINE void store_vector(void *target, vecu value, bool is_streamed)
+{
+    if (is_streamed)
+        vecu_stream(target, value);
+    else
+        vecu_store(target, value);
+}
+
 /* Stores a group at target[i] as fp16. Afterwards `values` has the stored numbers, widened. */
 ADAM_INLINE void store_fp16(uint16_t *target, uint64_t i, vec values[GROUP_VECS], bool is_streamed)
 {
     for (int k = 0; k < GROUP_VECS; k += 2) {
         uint16_t *at = target + i + (uint64_t)k * VEC_ELEMS;
         vec_halves low = vec_fp16_even(values[k]), high = vec_fp16_even(values[k + 1]);
-        if (is_streamed)
-            vec_stream_halves(at, low, high);
-        else
-            vec_store_halves(at, low, high);
+        store_vector(at, join_halves(low, high), is_streamed);
         values[k] = vec_widen_fp16(low);
         values[k + 1] = vec_widen_fp16(high);
     }
@@ -109,23 +96,15 @@ ADAM_INLINE void store_bf16(uint16_t *target, uint64_t i, const vec values[GROUP
 {
     for (int k = 0; k < GROUP_VECS; k += 2) {
         uint16_t *at = target + i + (uint64_t)k * VEC_ELEMS;
-        if (is_streamed)
-            vec_stream_bf16(at, values[k], values[k + 1]);
-        else
-            vec_store_bf16(at, values[k], values[k + 1]);
+        store_vector(at, pack_bf16(values[k], values[k + 1]), is_streamed);
     }
 }
 
 ADAM_INLINE void store_floats(float *target, uint64_t i, const vec values[GROUP_VECS],
                               bool is_streamed)
 {
-    for (int k = 0; k < GROUP_VECS; k++) {
-        float *at = target + i + (uint64_t)k * VEC_ELEMS;
-        if (is_streamed)
-            vec_stream(at, values[k]);
-        else
-            vec_store(at, values[k]);
-    }
+    for (int k = 0; k < GROUP_VECS; k++)
+        store_vector(target + i + (uint64_t)k * VEC_ELEMS, (vecu)values[k], is_streamed);
 }
 
 ADAM_INLINE void store_working_copy(void *params, enum dtype type, uint64_t i,
@@ -173,48 +152,68 @@ static inline bool may_stream(const void *target, uint64_t elem_bytes, const voi
            ((uintptr_t)target + begin * elem_bytes) % (4 * VEC_ELEMS) == 0;
 }
 
-/* The end of the whole groups of [begin, end); the reference computes the rest. */
-static inline uint64_t groups_end(uint64_t begin, uint64_t end)
+enum vector_rule { RULE_ADAM, RULE_LION, RULE_ADAGRAD, RULE_COPY };
+
+/* Updates the weight and the state of one vector of elements; RULE_ADAM has two streams of state,
+ * the others have one. The state may be left with any NaN. */
+ADAM_INLINE void update_vector(enum vector_rule rule, const struct vec_scalars *s, bool has_l2,
+                               vec *weight, vec *first, vec *second, vec grad)
 {
-    return begin + (end - begin) / GROUP_ELEMS * GROUP_ELEMS;
+    vec g = grad * s->grad_scale;
+    if (rule == RULE_LION) {
+        vec direction = vec_fma(s->beta1, *first, s->one_minus_beta1 * g);
+        *first = vec_fma(s->beta2, *first, s->one_minus_beta2 * g);
+        *weight = vec_fma(*weight, s->decay, vec_step_against(direction, s->minus_step));
+        return;
+    }
+    if (has_l2)
+        g = vec_fma(s->l2, *weight, g);
+    if (rule == RULE_ADAGRAD) {
+        *first = vec_fma(g, g, *first);
+        vec denominator = vec_sqrt(*first) + s->epsilon;
+        *weight = vec_fma(s->minus_step, g / denominator, *weight);
+        return;
+    }
+    *first = vec_fma(s->beta1, *first, s->one_minus_beta1 * g);
+    *second = vec_fma(s->beta2, *second, s->one_minus_beta2 * g * g);
+    vec denominator = vec_fma(vec_sqrt(*second), s->correction2, s->epsilon);
+    *weight = vec_fma(s->minus_step, *first / denominator, *weight * s->decay);
 }
 
-ADAM_INLINE void update_loop(const adami_work *work, uint64_t begin, uint64_t end,
-                             enum dtype grad_type, enum dtype param_type)
+/* Updates elements [begin, end); end - begin is a multiple of GROUP_ELEMS. */
+ADAM_INLINE void update_loop(enum vector_rule rule, const adami_work *work, uint64_t begin,
+                             uint64_t end, enum dtype grad_type, enum dtype param_type)
 {
-    const struct vec_scalars s = broadcast_scalars(&work->scalars.adam);
-    float *master = work->master, *m_stream = work->state[0], *v_stream = work->state[1];
+    const struct vec_scalars s = broadcast_scalars(&work->scalars);
+    float *master = work->master, *first_stream = work->state[0], *second_stream = work->state[1];
     const void *grads = work->grads;
     void *params = work->params;
-    const bool has_l2 = work->scalars.adam.l2 != 0;
+    const bool has_l2 = work->scalars.l2 != 0;
     const uint64_t param_bytes = dtype_bytes(param_type);
     const bool is_streamed = may_stream(params, param_bytes, grads, master, begin, work->count);
     for (uint64_t i = begin; i < end; i += GROUP_ELEMS) {
         fetch_ahead(master, 4, i);
-        fetch_ahead(m_stream, 4, i);
-        fetch_ahead(v_stream, 4, i);
+        fetch_ahead(first_stream, 4, i);
+        if (rule == RULE_ADAM)
+            fetch_ahead(second_stream, 4, i);
         fetch_ahead(grads, dtype_bytes(grad_type), i);
         if (!is_streamed)
             fetch_ahead(params, param_bytes, i);
-        vec weight[GROUP_VECS], m[GROUP_VECS], v[GROUP_VECS], grad[GROUP_VECS];
+        vec weight[GROUP_VECS], first[GROUP_VECS], second[GROUP_VECS] = {{0}}, grad[GROUP_VECS];
         load_group(master, DTYPE_FP32, i, weight);
-        load_group(m_stream, DTYPE_FP32, i, m);
-        load_group(v_stream, DTYPE_FP32, i, v);
+        load_group(first_stream, DTYPE_FP32, i, first);
+        if (rule == RULE_ADAM)
+            load_group(second_stream, DTYPE_FP32, i, second);
         load_group(grads, grad_type, i, grad);
         for (int k = 0; k < GROUP_VECS; k++) {
-            vec g = vec_mul(grad[k], s.grad_scale);
-            if (has_l2)
-                g = vec_fma(s.l2, weight[k], g);
-            m[k] = vec_fma(s.beta1, m[k], vec_mul(s.one_minus_beta1, g));
-            v[k] = vec_fma(s.beta2, v[k], vec_mul(vec_mul(s.one_minus_beta2, g), g));
-            vec denominator = vec_fma(vec_sqrt(v[k]), s.correction2, s.epsilon);
-            weight[k] = vec_one_nan(
-                vec_fma(s.minus_step, vec_div(m[k], denominator), vec_mul(weight[k], s.decay)));
-            m[k] = vec_one_nan(m[k]);
-            v[k] = vec_one_nan(v[k]);
+            update_vector(rule, &s, has_l2, &weight[k], &first[k], &second[k], grad[k]);
+            weight[k] = vec_one_nan(weight[k]);
+            first[k] = vec_one_nan(first[k]);
+            second[k] = vec_one_nan(second[k]);
         }
-        store_floats(m_stream, i, m, false);
-        store_floats(v_stream, i, v, false);
+        store_floats(first_stream, i, first, false);
+        if (rule == RULE_ADAM)
+            store_floats(second_stream, i, second, false);
         store_floats(master, i, weight, false);
         store_working_copy(params, param_type, i, weight, is_streamed);
     }
@@ -271,7 +270,7 @@ ADAM_INLINE void close_loop(const grad_close_args *args, enum dtype grad_type, u
         for (int k = 0; k < GROUP_VECS; k += ADAMI_SUM_LANES / VEC_ELEMS)
             vec_sums_add(&sums, values + k);
     }
-    vec_sums_store(&sums, lanes);
+    memcpy(lanes, sums.parts, sizeof sums.parts);
 }
 
 static void vector_close(const grad_close_args *args, uint64_t block_idx,
@@ -284,6 +283,64 @@ static void vector_close(const grad_close_args *args, uint64_t block_idx,
         close_loop(args, DTYPE_BF16, begin, lanes);
     else
         close_loop(args, DTYPE_FP16, begin, lanes);
+}
+
+/* ---- choice of the loop ---- */
+
+/* All arguments except begin and end are constants at each call. */
+ADAM_INLINE void loop_of(enum vector_rule rule, const adami_work *work, uint64_t begin,
+                         uint64_t end, enum dtype grad_type, enum dtype param_type)
+{
+    if (rule == RULE_COPY)
+        copy_loop(work, begin, end, param_type);
+    else
+        update_loop(rule, work, begin, end, grad_type, param_type);
+}
+
+ADAM_INLINE void loop_of_grads(enum vector_rule rule, const adami_work *work, uint64_t begin,
+                               uint64_t end, enum dtype grad_type)
+{
+    if (work->param_type == DTYPE_FP32)
+        loop_of(rule, work, begin, end, grad_type, DTYPE_FP32);
+    else if (work->param_type == DTYPE_BF16)
+        loop_of(rule, work, begin, end, grad_type, DTYPE_BF16);
+    else
+        loop_of(rule, work, begin, end, grad_type, DTYPE_FP16);
+}
+
+/* Runs the loop for the types of `work` over the whole groups of [begin, end). Returns the end of
+ * those groups; the reference computes the rest. */
+ADAM_INLINE uint64_t vector_groups(enum vector_rule rule, const adami_work *work, uint64_t begin,
+                                   uint64_t end)
+{
+    uint64_t whole_end = begin + (end - begin) / GROUP_ELEMS * GROUP_ELEMS;
+    if (rule == RULE_COPY || work->grad_type == DTYPE_FP32)
+        loop_of_grads(rule, work, begin, whole_end, DTYPE_FP32);
+    else if (work->grad_type == DTYPE_BF16)
+        loop_of_grads(rule, work, begin, whole_end, DTYPE_BF16);
+    else
+        loop_of_grads(rule, work, begin, whole_end, DTYPE_FP16);
+    return whole_end;
+}
+
+static void vector_update(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.update(work, vector_groups(RULE_ADAM, work, begin, end), end);
+}
+
+static void vector_lion(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.lion(work, vector_groups(RULE_LION, work, begin, end), end);
+}
+
+static void vector_adagrad(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.adagrad(work, vector_groups(RULE_ADAGRAD, work, begin, end), end);
+}
+
+static void vector_copy(const adami_work *work, uint64_t begin, uint64_t end)
+{
+    adami_reference.copy(work, vector_groups(RULE_COPY, work, begin, end), end);
 }
 
 #endif

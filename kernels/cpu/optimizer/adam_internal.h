@@ -25,37 +25,37 @@ enum {
  * of a NaN. */
 #define ADAMI_QUIET_NAN_BITS 0x7fc00000u
 
-/* The scalars of a step in the form that the loop uses: all fp32, each computed by correctly
- * rounded operations. */
+/* The scalars of a step in the form that the loops use: all fp32, each computed by correctly
+ * rounded operations. Lion and Adagrad leave those that they do not use at 0. */
 struct adami_scalars {
     float grad_scale;
     float beta1, one_minus_beta1; /* 1 - beta1 */
     float beta2, one_minus_beta2; /* 1 - beta2 */
-    float l2;                     /* weight_decay if not decoupled; 0: no L2 term */
+    float l2;                     /* weight_decay as an L2 term; 0: no such term */
     float decay;                  /* fma(-learning_rate, weight_decay, 1) if decoupled, else 1 */
     float correction2;            /* 1 / bias_correction2_sqrt */
     float epsilon;
-    float minus_step; /* -(learning_rate / bias_correction1) */
+    float minus_step; /* -(learning_rate / bias_correction1); without the division but for Adam */
 };
 typedef struct adami_scalars adami_scalars;
 
-/* The same for Lion and for Adagrad. */
-struct adami_lion_scalars {
-    float grad_scale;
-    float beta1, one_minus_beta1;
-    float beta2, one_minus_beta2;
-    float decay; /* fma(-learning_rate, weight_decay, 1) */
-    float learning_rate;
-};
-typedef struct adami_lion_scalars adami_lion_scalars;
+struct adami_rounding; /* adam_state_internal.h */
 
-struct adami_adagrad_scalars {
-    float grad_scale;
-    float l2; /* weight_decay; 0: no L2 term */
-    float epsilon;
-    float minus_rate; /* -learning_rate */
+/* The operands of the loops of all optimizers. */
+struct adami_work {
+    uint64_t count;    /* elements of the call */
+    float *master;     /* [count] */
+    float *state[2];   /* [count] each: Adam's m and v, Lion's m, Adagrad's v */
+    const void *grads; /* [count] grad_type */
+    void *params;      /* [count] param_type */
+    enum dtype grad_type, param_type;
+    adami_scalars scalars;
+    /* Only for packed state: `packed` replaces the streams above, and `rounding` holds for all
+     * elements of the tile. */
+    const adam_packed_args *packed;
+    const struct adami_rounding *rounding;
 };
-typedef struct adami_adagrad_scalars adami_adagrad_scalars;
+typedef struct adami_work adami_work;
 
 #ifndef __cplusplus
 /* Orders the non-temporal stores of this thread before whatever it stores next. */
@@ -82,51 +82,58 @@ static inline adami_scalars adami_prepare(const adam_scalars *s)
     };
 }
 
-static inline adami_lion_scalars adami_prepare_lion(const lion_scalars *s)
+/* The work of a call of an op on fp32 state. */
+static inline adami_work adami_work_of_adam(const adam_args *args)
 {
-    return (adami_lion_scalars){
-        .grad_scale = s->grad_scale,
-        .beta1 = s->beta1,
-        .one_minus_beta1 = 1.0f - s->beta1,
-        .beta2 = s->beta2,
-        .one_minus_beta2 = 1.0f - s->beta2,
-        .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
-        .learning_rate = s->learning_rate,
+    return (adami_work){.count = args->count,
+                        .master = args->master,
+                        .state = {args->m, args->v},
+                        .grads = args->grads,
+                        .params = args->params,
+                        .grad_type = args->grad_type,
+                        .param_type = args->param_type,
+                        .scalars = adami_prepare(args->scalars)};
+}
+
+static inline adami_work adami_work_of_lion(const lion_args *args)
+{
+    const lion_scalars *s = args->scalars;
+    return (adami_work){
+        .count = args->count,
+        .master = args->master,
+        .state = {args->m},
+        .grads = args->grads,
+        .params = args->params,
+        .grad_type = args->grad_type,
+        .param_type = args->param_type,
+        .scalars = {.grad_scale = s->grad_scale,
+                    .beta1 = s->beta1,
+                    .one_minus_beta1 = 1.0f - s->beta1,
+                    .beta2 = s->beta2,
+                    .one_minus_beta2 = 1.0f - s->beta2,
+                    .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
+                    .minus_step = -s->learning_rate},
     };
 }
 
-static inline adami_adagrad_scalars adami_prepare_adagrad(const adagrad_scalars *s)
+static inline adami_work adami_work_of_adagrad(const adagrad_args *args)
 {
-    return (adami_adagrad_scalars){
-        .grad_scale = s->grad_scale,
-        .l2 = s->weight_decay,
-        .epsilon = s->epsilon,
-        .minus_rate = -s->learning_rate,
+    const adagrad_scalars *s = args->scalars;
+    return (adami_work){
+        .count = args->count,
+        .master = args->master,
+        .state = {args->v},
+        .grads = args->grads,
+        .params = args->params,
+        .grad_type = args->grad_type,
+        .param_type = args->param_type,
+        .scalars = {.grad_scale = s->grad_scale,
+                    .l2 = s->weight_decay,
+                    .epsilon = s->epsilon,
+                    .minus_step = -s->learning_rate},
     };
 }
 #endif
-
-struct adami_rounding; /* adam_state_internal.h */
-
-/* The operands of the loops of all optimizers. */
-struct adami_work {
-    uint64_t count;    /* elements of the call */
-    float *master;     /* [count] */
-    float *state[2];   /* [count] each: Adam's m and v, Lion's m, Adagrad's v */
-    const void *grads; /* [count] grad_type */
-    void *params;      /* [count] param_type */
-    enum dtype grad_type, param_type;
-    union {
-        adami_scalars adam;
-        adami_lion_scalars lion;
-        adami_adagrad_scalars adagrad;
-    } scalars;
-    /* Only for packed state: `packed` replaces the streams above, and `rounding` holds for all
-     * elements of the tile. */
-    const adam_packed_args *packed;
-    const struct adami_rounding *rounding;
-};
-typedef struct adami_work adami_work;
 
 /* Works on elements [begin, end) of a tile. For packed state, begin is a multiple of
  * ADAMI_BLOCK_ELEMS. */
@@ -147,7 +154,7 @@ struct adam_variant {
 
     /* loops over elements [begin, end) of a tile */
     adami_loop *update;
-    adami_loop *update_packed; /* NULL: use adami_update_packed */
+    adami_loop *update_packed;
     adami_loop *lion;
     adami_loop *adagrad;
     adami_loop *copy;
@@ -156,9 +163,6 @@ struct adam_variant {
      * the sum over the elements j, j + 16, j + 32, ... in that order. */
     void (*close)(const grad_close_args *args, uint64_t block_idx, double lanes[ADAMI_SUM_LANES]);
 };
-
-/* adam_state_reference.c. update_packed in plain C. */
-adami_loop adami_update_packed;
 
 /* adam.c. Runs `loop` over [0, count) in whole blocks of ADAMI_BLOCK_ELEMS, which the threads of
  * the context divide among themselves. */

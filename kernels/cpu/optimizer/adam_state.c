@@ -68,18 +68,16 @@ int cpui_adam_packed(kernel_context *context, void *stream, const adam_packed_ar
 {
     (void)stream;
     TRY(adami_packed_check(args));
-    adami_loop *loop =
-        context->adam->update_packed ? context->adam->update_packed : adami_update_packed;
     adam_packed_args left = *args;
     while (left.count > 0) {
         adam_packed_args part = left;
         part.count = adami_packed_run(&left);
         adami_rounding rounding = adami_rounding_at(args->rounding_key, part.first_elem);
         adami_work work = {.count = part.count,
-                           .scalars.adam = adami_prepare(args->scalars),
+                           .scalars = adami_prepare(args->scalars),
                            .packed = &part,
                            .rounding = &rounding};
-        adami_over_ranges(context, part.count, loop, &work);
+        adami_over_ranges(context, part.count, context->adam->update_packed, &work);
         left = adami_packed_part(&left, part.count, left.count - part.count);
     }
     return 0;

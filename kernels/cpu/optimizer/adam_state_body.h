@@ -1,15 +1,5 @@
-/* The loops of Adam on packed state over vectors. The files of the instruction sets include it
- * after adam_body.h and after adam_state_avx2.h or adam_state_avx512.h. In addition to the list in
- * adam_body.h, these define
- *
- *   vecu                               VEC_ELEMS numbers of 32 bits: vecu_add, vecu_mul, ...
- *   vecu_load, vecu_store              the same bytes; no alignment needed
- *   vecu_load_bytes, vecu_store_bytes  2 * VEC_ELEMS bytes, widened to 16 bits each and back
- *   vecu_select(mask, a, b)            bits of a where mask is 1, else bits of b
- *   vecu_flip(mask, a, b)              (mask and a) exclusive-or b
- *   vecu_largest                       the largest of the numbers, unsigned
- *   vec_part, vec_join                 split two vectors into even and odd elements; join them
- *   vec_any_nan(a, b)                  true if an element of either is NaN
+/* The loops of Adam on packed state, over the vectors of adam_vectors.h. adam_variant.c includes
+ * it.
  *
  * A step takes 2 * VEC_ELEMS elements, with the even and the odd elements in one vector each. Then
  * widening 16-bit streams and packing them again only needs shifts and masks; elements in order
@@ -22,8 +12,6 @@
  * stack (2 KiB, in the cache) until the end of the block. */
 #ifndef SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_BODY_H
 #define SLUICE_KERNELS_CPU_OPTIMIZER_ADAM_STATE_BODY_H
-
-#include <assert.h>
 
 #include "kernels/cpu/optimizer/adam_body.h"
 #include "kernels/cpu/optimizer/adam_state_internal.h"
@@ -49,15 +37,14 @@ typedef struct vec_waiting vec_waiting;
 
 ADAM_INLINE vec_pair pair_of_words(vecu words)
 {
-    vec_pair pair = {vecu_as_fp32(vecu_left(words, 16)),
-                     vecu_as_fp32(vecu_and(words, vecu_set(0xffff0000u)))};
+    vec_pair pair = {(vec)(words << 16), (vec)(words & 0xffff0000u)};
     return pair;
 }
 
 /* The lower 16 bits of `low` combined with the upper 16 bits of `high`. */
 ADAM_INLINE vecu words_of(vecu low, vecu high)
 {
-    return vecu_select(vecu_set(0xffff0000u), high, low);
+    return (low & 0x0000ffffu) | (high & 0xffff0000u);
 }
 
 ADAM_INLINE vec_pair pair_load_fp32(const float *source)
@@ -87,34 +74,19 @@ ADAM_INLINE vec_pair pair_load_as(const void *source, enum dtype type, uint64_t 
     return pair;
 }
 
-/* The address of the codes of the block at element `at`; block_scale gives that of its scale. */
-ADAM_INLINE uint8_t *block_codes(void *stream, uint64_t at)
-{
-    return (uint8_t *)stream + at / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES +
-           at % TILE_CODE_BLOCK_ELEMS;
-}
-
-ADAM_INLINE float *block_scale(void *stream, uint64_t at)
-{
-    char *scales =
-        (char *)stream + at / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES + TILE_CODE_BLOCK_ELEMS;
-    return (float *)scales + at % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
-}
-
 /* Decodes the even or the odd elements. codes: one number of 16 bits for each element, with the
  * code in its lower eight bits; even elements are the lower halves of the 32-bit lanes. */
 ADAM_INLINE vec decode_vector(vecu codes, bool is_odd, bool is_signed, vec scale)
 {
     uint32_t top = is_signed ? ADAMI_CODE_M_TOP : ADAMI_CODE_V_TOP;
     uint32_t base = is_signed ? ADAMI_CODE_M_BASE : ADAMI_CODE_V_BASE;
-    vecu code = vecu_and(vecu_left(codes, is_odd ? ADAMI_CODE_SHIFT - 16 : ADAMI_CODE_SHIFT),
-                         vecu_set(top << ADAMI_CODE_SHIFT));
-    vec shifted = vecu_as_fp32(vecu_add(code, vecu_set(base)));
-    vec value = vec_mul(vec_add(shifted, vecu_as_fp32(vecu_set(base ^ 0x80000000u))), scale);
+    vecu code = codes << (is_odd ? ADAMI_CODE_SHIFT - 16 : ADAMI_CODE_SHIFT);
+    vec shifted = (vec)((code & top << ADAMI_CODE_SHIFT) + base);
+    vec value = (shifted - fp32_from_bits(base)) * scale;
     if (!is_signed)
         return value;
-    vecu sign = vecu_left(codes, is_odd ? 8 : 24);
-    return vecu_as_fp32(vecu_flip(vecu_set(0x80000000u), sign, vecu_of(value)));
+    vecu sign = codes << (is_odd ? 8 : 24) & 0x80000000u;
+    return (vec)((vecu)value ^ sign);
 }
 
 /* Loads the elements of a step of a moment, from i on; the block begins at `block`. */
@@ -125,7 +97,9 @@ ADAM_INLINE vec_pair load_moment(void *stream, enum tile_format format, bool is_
         return pair_load_fp32((const float *)stream + i);
     if (format == TILE_BF16)
         return pair_of_words(vecu_load((const uint16_t *)stream + i));
-    vecu codes = vecu_load_bytes(block_codes(stream, block) + (i - block));
+    vec_bytes bytes;
+    memcpy(&bytes, adami_codes_at(stream, block) + (i - block), sizeof bytes);
+    vecu codes = (vecu) __builtin_convertvector(bytes, vec_words);
     vec_pair pair = {decode_vector(codes, false, is_signed, scale),
                      decode_vector(codes, true, is_signed, scale)};
     return pair;
@@ -140,13 +114,10 @@ ADAM_INLINE void store_moment(void *stream, enum tile_format format, uint64_t bl
     if (format == TILE_FP32) {
         pair_store_fp32((float *)stream + i, pair);
     } else if (format == TILE_BF16) {
-        vecu even = vecu_right(vecu_add(vecu_of(pair.even), even_random), 16);
-        vecu odd = vecu_add(vecu_of(pair.odd), odd_random);
+        vecu even = ((vecu)pair.even + even_random) >> 16, odd = (vecu)pair.odd + odd_random;
         vecu_store((uint16_t *)stream + i, words_of(even, odd));
     } else {
-        vecu magnitude = vecu_set(0x7fffffffu);
-        vecu largest = vecu_max(vecu_and(vecu_of(pair.even), magnitude),
-                                vecu_and(vecu_of(pair.odd), magnitude));
+        vecu largest = vecu_max((vecu)pair.even & 0x7fffffffu, (vecu)pair.odd & 0x7fffffffu);
         waiting->largest = vecu_max(waiting->largest, largest);
         vec_store(waiting->values + (i - block), pair.even);
         vec_store(waiting->values + (i - block) + VEC_ELEMS, pair.odd);
@@ -160,9 +131,9 @@ ADAM_INLINE vec_pair load_master(const adam_packed_args *args, bool is_split, ui
     vecu low = vecu_load((const uint16_t *)args->master + i);
     vecu copy = vecu_load((const uint16_t *)args->params + i);
     /* master_join: the upper half is one less if the lower half counts as negative. */
-    vecu high = vecu_add_halves(copy, vecu_sign_halves(low));
-    vec_pair pair = {vecu_as_fp32(words_of(low, vecu_left(high, 16))),
-                     vecu_as_fp32(words_of(vecu_right(low, 16), high))};
+    vec_words sign = (vec_words)((vec_signed_words)low >> 15);
+    vecu high = (vecu)((vec_words)copy + sign);
+    vec_pair pair = {(vec)words_of(low, high << 16), (vec)words_of(low >> 16, high)};
     return pair;
 }
 
@@ -172,24 +143,20 @@ ADAM_INLINE void store_master(const adam_packed_args *args, bool is_split, enum 
                               bool is_streamed, uint64_t i, vec_pair pair)
 {
     if (is_split)
-        vecu_store((uint16_t *)args->master + i,
-                   words_of(vecu_of(pair.even), vecu_left(vecu_of(pair.odd), 16)));
+        vecu_store((uint16_t *)args->master + i, words_of((vecu)pair.even, (vecu)pair.odd << 16));
     else
         pair_store_fp32((float *)args->master + i, pair);
     if (param_type == DTYPE_BF16) {
-        vecu half = vecu_set(0x8000);
-        vecu even = vecu_right(vecu_add(vecu_of(pair.even), half), 16);
-        vecu words = words_of(even, vecu_add(vecu_of(pair.odd), half));
-        if (is_streamed)
-            vecu_stream((uint16_t *)args->params + i, words);
-        else
-            vecu_store((uint16_t *)args->params + i, words);
+        vecu even = ((vecu)pair.even + 0x8000u) >> 16;
+        vecu words = words_of(even, (vecu)pair.odd + 0x8000u);
+        store_vector((uint16_t *)args->params + i, words, is_streamed);
     } else if (param_type == DTYPE_FP32) {
         pair_store_fp32((float *)args->params + i, pair);
     } else {
         vec low, high;
         vec_join(pair.even, pair.odd, &low, &high);
-        vec_store_halves((uint16_t *)args->params + i, vec_fp16_even(low), vec_fp16_even(high));
+        vecu_store((uint16_t *)args->params + i,
+                   join_halves(vec_fp16_even(low), vec_fp16_even(high)));
     }
 }
 
@@ -198,9 +165,9 @@ ADAM_INLINE void store_master(const adam_packed_args *args, bool is_split, enum 
 /* Mixes the random bits. x: the number of the element plus the first word of the rounding. */
 ADAM_INLINE vecu mix_vector(vecu x, vecu second)
 {
-    x = vecu_mul(vecu_xor(x, vecu_right(x, 16)), vecu_set(ADAMI_MIX_FIRST));
-    x = vecu_mul(vecu_xor3(x, vecu_right(x, 15), second), vecu_set(ADAMI_MIX_SECOND));
-    return vecu_xor(x, vecu_right(x, 16));
+    x = (x ^ x >> 16) * ADAMI_MIX_FIRST;
+    x = (x ^ x >> 15 ^ second) * ADAMI_MIX_SECOND;
+    return x ^ x >> 16;
 }
 
 /* Codes as numbers of 32 bits. A code of v may be one above the top; it is cut off when it is
@@ -208,16 +175,16 @@ ADAM_INLINE vecu mix_vector(vecu x, vecu second)
 ADAM_INLINE vecu encode_vector(vec value, vec inverse, bool is_signed, vecu random)
 {
     uint32_t base = is_signed ? ADAMI_CODE_M_BASE : ADAMI_CODE_V_BASE;
-    vecu bits = vecu_of(value), magnitude = vecu_and(bits, vecu_set(0x7fffffffu));
-    vec scaled = vec_fma(vecu_as_fp32(magnitude), inverse, vecu_as_fp32(vecu_set(base)));
+    vecu bits = (vecu)value, magnitude = bits & 0x7fffffffu;
+    vec scaled = vec_fma((vec)magnitude, inverse, (vec)vecu_set(base));
     /* r << 4; the other bits hold the 8 and subtract the base, which a code does not contain */
-    vecu r = is_signed ? vecu_left(random, 4) : vecu_right(random, 12);
-    vecu added = vecu_select(vecu_set(0x000ffff0u), r, vecu_set(8 + (0u - base)));
-    vecu code = vecu_right(vecu_add(vecu_of(scaled), added), ADAMI_CODE_SHIFT);
+    vecu r = is_signed ? random << 4 : random >> 12;
+    vecu added = (r & 0x000ffff0u) | ((8 + (0u - base)) & ~0x000ffff0u);
+    vecu code = ((vecu)scaled + added) >> ADAMI_CODE_SHIFT;
     if (!is_signed)
         return vecu_max(code, vecu_min(magnitude, vecu_set(1)));
     code = vecu_min(code, vecu_set(ADAMI_CODE_M_TOP));
-    return vecu_select(vecu_set(ADAMI_CODE_SIGN), vecu_right(bits, 24), code);
+    return code | (bits >> 24 & ADAMI_CODE_SIGN);
 }
 
 /* Computes and stores the scale of the values that wait. */
@@ -226,7 +193,7 @@ ADAM_INLINE float close_scale(void *stream, bool is_signed, uint64_t block,
 {
     float scale = adami_block_scale(vecu_largest(waiting->largest),
                                     is_signed ? ADAMI_CODE_M_SCALE : ADAMI_CODE_V_SCALE);
-    *block_scale(stream, block) = scale;
+    *adami_scale_at(stream, block) = scale;
     return scale;
 }
 
@@ -236,7 +203,7 @@ ADAM_INLINE void store_codes(uint8_t *codes, bool is_signed, int n, const vec_wa
     vec even = vec_load(waiting->values + n), odd = vec_load(waiting->values + n + VEC_ELEMS);
     vecu even_code = encode_vector(even, inverse, is_signed, even_random);
     vecu odd_code = encode_vector(odd, inverse, is_signed, odd_random);
-    vecu_store_bytes(codes + n, vecu_or(even_code, vecu_left(odd_code, 16)));
+    vecu_store_bytes(codes + n, even_code | odd_code << 16);
 }
 
 /* Computes and stores the scales of the block and the codes of the values that wait. NULL: that
@@ -246,17 +213,17 @@ ADAM_INLINE void close_codes(const adam_packed_args *args, uint64_t block, const
 {
     float m_scale = new_m ? close_scale(args->m, true, block, new_m) : 0;
     float v_scale = new_v ? close_scale(args->v, false, block, new_v) : 0;
-    uint8_t *m_codes = new_m ? block_codes(args->m, block) : NULL;
-    uint8_t *v_codes = new_v ? block_codes(args->v, block) : NULL;
+    uint8_t *m_codes = new_m ? adami_codes_at(args->m, block) : NULL;
+    uint8_t *v_codes = new_v ? adami_codes_at(args->v, block) : NULL;
     vec m_inverse = vec_set(m_scale > 0 ? 1.0f / m_scale : 0);
     vec v_inverse = vec_set(v_scale > 0 ? 1.0f / v_scale : 0);
     for (int n = 0; n < TILE_SCALE_ELEMS; n += STATE_STEP) {
-        vecu even = mix_vector(x, second), odd = mix_vector(vecu_add(x, vecu_set(1)), second);
+        vecu even = mix_vector(x, second), odd = mix_vector(x + 1u, second);
         if (new_m)
             store_codes(m_codes, true, n, new_m, m_inverse, even, odd);
         if (new_v)
             store_codes(v_codes, false, n, new_v, v_inverse, even, odd);
-        x = vecu_add(x, vecu_set(STATE_STEP));
+        x += STATE_STEP;
     }
     if (new_m && !(m_scale > 0))
         memset(m_codes, 0, TILE_SCALE_ELEMS);
@@ -284,19 +251,6 @@ ADAM_INLINE void fetch_moment(const void *stream, enum tile_format format, uint6
         __builtin_prefetch((const char *)stream + i + i / TILE_CODE_BLOCK_ELEMS * 64 + AHEAD_ELEMS);
 }
 
-/* Updates m and v of one vector and returns the new weight. */
-ADAM_INLINE vec update_vector(const struct vec_scalars *s, bool has_l2, vec weight, vec grad,
-                              vec *m, vec *v)
-{
-    grad = vec_mul(grad, s->grad_scale);
-    if (has_l2)
-        grad = vec_fma(s->l2, weight, grad);
-    *m = vec_fma(s->beta1, *m, vec_mul(s->one_minus_beta1, grad));
-    *v = vec_fma(s->beta2, *v, vec_mul(vec_mul(s->one_minus_beta2, grad), grad));
-    vec denominator = vec_fma(vec_sqrt(*v), s->correction2, s->epsilon);
-    return vec_fma(s->minus_step, vec_div(*m, denominator), vec_mul(weight, s->decay));
-}
-
 ADAM_INLINE void pair_one_nan(vec_pair *pair)
 {
     pair->even = vec_one_nan(pair->even);
@@ -318,12 +272,11 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
     vec m_scale = s->decay, v_scale = s->decay; /* used only for codes */
     new_m.largest = new_v.largest = vecu_set(0);
     if (format.m == TILE_INT8)
-        m_scale = vec_set(*block_scale(args->m, block));
+        m_scale = vec_set(*adami_scale_at(args->m, block));
     if (format.v == TILE_INT8)
-        v_scale = vec_set(*block_scale(args->v, block));
+        v_scale = vec_set(*adami_scale_at(args->v, block));
     const vecu second = vecu_set(rounding->second);
-    const vecu start =
-        vecu_add(vecu_set(rounding->elem + rounding->first + (uint32_t)block), vecu_even_numbers());
+    const vecu start = vecu_even_numbers() + (rounding->elem + rounding->first + (uint32_t)block);
     const uint64_t grad_bytes = dtype_bytes(args->grad_type);
     vecu x = start;
     for (uint64_t i = block; i < block + TILE_SCALE_ELEMS; i += STATE_STEP) {
@@ -337,8 +290,8 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
         vec_pair grad = pair_load_as(args->grads, args->grad_type, i);
         vec_pair m = load_moment(args->m, format.m, true, block, i, m_scale);
         vec_pair v = load_moment(args->v, format.v, false, block, i, v_scale);
-        weight.even = update_vector(s, has_l2, weight.even, grad.even, &m.even, &v.even);
-        weight.odd = update_vector(s, has_l2, weight.odd, grad.odd, &m.odd, &v.odd);
+        update_vector(RULE_ADAM, s, has_l2, &weight.even, &m.even, &v.even, grad.even);
+        update_vector(RULE_ADAM, s, has_l2, &weight.odd, &m.odd, &v.odd, grad.odd);
         /* A NaN in m or v makes the weight NaN, too. */
         if (__builtin_expect(vec_any_nan(weight.even, weight.odd), 0)) {
             pair_one_nan(&weight);
@@ -348,13 +301,11 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
         vecu even = vecu_set(0), odd = vecu_set(0);
         if (format.m == TILE_BF16 || format.v == TILE_BF16) {
             even = mix_vector(x, second);
-            odd = mix_vector(vecu_add(x, vecu_set(1)), second);
-            x = vecu_add(x, vecu_set(STATE_STEP));
+            odd = mix_vector(x + 1u, second);
+            x += STATE_STEP;
         }
-        store_moment(args->m, format.m, block, i, m, vecu_and(even, vecu_set(0xffff)),
-                     vecu_and(odd, vecu_set(0xffff)), &new_m);
-        store_moment(args->v, format.v, block, i, v, vecu_right(even, 16), vecu_right(odd, 16),
-                     &new_v);
+        store_moment(args->m, format.m, block, i, m, even & 0xffffu, odd & 0xffffu, &new_m);
+        store_moment(args->v, format.v, block, i, v, even >> 16, odd >> 16, &new_v);
         store_master(args, format.is_split, format.param_type, is_streamed, i, weight);
     }
     if (format.m == TILE_INT8 || format.v == TILE_INT8)
@@ -411,7 +362,7 @@ ADAM_INLINE void packed_second(const adam_packed_args *args, const adami_scalars
 static void vector_update_packed(const adami_work *work, uint64_t begin, uint64_t end)
 {
     const adam_packed_args *args = work->packed;
-    const adami_scalars *scalars = &work->scalars.adam;
+    const adami_scalars *scalars = &work->scalars;
     const adami_rounding *rounding = work->rounding;
     uint64_t whole_end = begin + (end - begin) / TILE_SCALE_ELEMS * TILE_SCALE_ELEMS;
     enum tile_format m = tile_stream_format(args->streams, 1);
@@ -421,7 +372,7 @@ static void vector_update_packed(const adami_work *work, uint64_t begin, uint64_
         packed_second(args, scalars, rounding, begin, whole_end, TILE_BF16);
     else
         packed_second(args, scalars, rounding, begin, whole_end, TILE_INT8);
-    adami_update_packed(work, whole_end, end);
+    adami_reference.update_packed(work, whole_end, end);
 }
 
 #endif

@@ -54,6 +54,19 @@ static inline void *adami_stream_at(const adam_packed_args *args, uint32_t idx, 
     return (char *)streams[idx] + tile_format_bytes(tile_stream_format(args->streams, idx), elem);
 }
 
+/* The address of the code of element i, and that of the scale of its block. */
+static inline uint8_t *adami_codes_at(void *stream, uint64_t i)
+{
+    return (uint8_t *)stream + i / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES +
+           i % TILE_CODE_BLOCK_ELEMS;
+}
+
+static inline float *adami_scale_at(void *stream, uint64_t i)
+{
+    uint8_t *codes = adami_codes_at(stream, i - i % TILE_CODE_BLOCK_ELEMS);
+    return (float *)(codes + TILE_CODE_BLOCK_ELEMS) + i % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
+}
+
 /* The part of a call for elements [begin, begin + count); begin is a multiple of
  * TILE_CODE_BLOCK_ELEMS. */
 static inline adam_packed_args adami_packed_part(const adam_packed_args *args, uint64_t begin,

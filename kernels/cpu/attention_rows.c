@@ -1,6 +1,5 @@
-/* The loop body of attention_rows.h. The including file defines ATTENTION_ROWS_TABLE (the name of
- * the table) and ATTENTION_ROWS_NAME (its text) and is compiled with the flags of its instruction
- * set.
+/* The loops of attention_rows.h. cpu.cmake compiles this file once for each instruction set, with
+ * VARIANT_TABLE (the name of the table) and VARIANT_NAME (its text) defined.
  *
  * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 q(r). q has degree 4 and is
  * fitted by Remez exchange to a relative error of 3.1e-9 (0.05 units in the last place). 2^n is
@@ -299,8 +298,8 @@ static void attend(const cached_row *row)
         attend_typed(row, DTYPE_FP32);
 }
 
-const attention_rows ATTENTION_ROWS_TABLE = {
-    .name = ATTENTION_ROWS_NAME,
+const attention_rows VARIANT_TABLE = {
+    .name = VARIANT_NAME,
     .attend = attend,
     .softmax = softmax,
     .softmax_grad = softmax_grad,

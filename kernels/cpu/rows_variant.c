@@ -1,8 +1,10 @@
-/* The row ops. A file for one instruction set defines ROWS_TABLE (the name of the table) and
- * ROWS_NAME (its text) and includes this file once. All functions here are static to that file; the
- * table is its only external name. Threads are those of OpenMP. No result depends on the number of
- * threads: the threads divide up rows or columns whose results are independent, or fixed blocks of
- * rows that are summed in order. */
+/* The row ops. cpu.cmake compiles this file once for each instruction set, with VARIANT_TABLE (the
+ * name of the table) and VARIANT_NAME (its text) defined. The table is its only external name.
+ * Threads are those of OpenMP. No result depends on the number of threads: the threads divide up
+ * rows or columns whose results are independent, or fixed blocks of rows that are summed in
+ * order. */
+#include <assert.h>
+
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 
@@ -11,12 +13,8 @@
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
 
-#include "kernels/cpu/rows_lookup.h" /* activations of bf16 by lookup */
-
-#include "kernels/cpu/rows_head_norm.h" /* after rows_norm.h, because it uses its sums */
-
-const rows_table ROWS_TABLE = {
-    .name = ROWS_NAME,
+const rows_table VARIANT_TABLE = {
+    .name = VARIANT_NAME,
     .norm_forward = norm_forward,
     .norm_backward = norm_backward,
     .embedding_forward = embedding_forward,
@@ -26,8 +24,6 @@ const rows_table ROWS_TABLE = {
     .rope = rope,
     .activation_forward = activation_forward,
     .activation_backward = activation_backward,
-    .activation_forward_lookup = activation_forward_lookup,
-    .activation_backward_lookup = activation_backward_lookup,
     .add = add,
     .scale_rows = scale_rows,
     .bias_backward = bias_backward,
