@@ -111,8 +111,8 @@ static int head_chunk(model *self, void *stream, const model_call *call,
     const kernel_ops *ops = self->ops;
     modeli_chunk_layout chunk;
     modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk);
-    kernel_matmul **products =
-        &self->products->matmul[rows == self->chunk_rows ? MODELI_LOGITS : MODELI_LAST_LOGITS];
+    kernel_matmul *const *products =
+        self->products->logits[rows == self->chunk_rows ? 0 : 1].matmul;
     uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
     const void *matrix = output_matrix(self, call);
     const void *normed = modeli_at(call->saved, at->normed + row * row_bytes);
@@ -120,7 +120,7 @@ static int head_chunk(model *self, void *stream, const model_call *call,
     void *scratch =
         modeli_at(call->temp, backward ? chunk.backward_scratch : chunk.forward_scratch);
 
-    TRY(ops->matmul(products[0], stream, normed, matrix, NULL, logits, scratch));
+    TRY(ops->matmul(products[MODELI_FORWARD], stream, normed, matrix, NULL, logits, scratch));
     cross_entropy_args args = {
         .type = self->type,
         .rows = rows,
@@ -137,13 +137,13 @@ static int head_chunk(model *self, void *stream, const model_call *call,
         return 0;
     float *matrix_grad = modeli_grad(call->grads[shape->output_unit], shape->output_matrix);
     if (grad != NULL)
-        TRY(ops->matmul(products[1], stream, args.logits_grad, matrix, NULL,
+        TRY(ops->matmul(products[MODELI_INPUT], stream, args.logits_grad, matrix, NULL,
                         modeli_at(grad, row * row_bytes), scratch));
     if (matrix_grad == NULL)
         return 0;
     bool begins = call->fresh[shape->output_unit] && row == 0;
-    return ops->matmul(begins ? products[3] : products[2], stream, args.logits_grad, normed, NULL,
-                       matrix_grad, scratch);
+    return ops->matmul(products[begins ? MODELI_FIRST : MODELI_WEIGHT], stream, args.logits_grad,
+                       normed, NULL, matrix_grad, scratch);
 }
 
 /* The buffer for the gradient of the normed rows, and then for that of the input. It is in temp if
@@ -198,7 +198,7 @@ int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_
     void *normed = modeli_at(call->temp, at.row_normed);
     TRY(modeli_final_norm(self, stream, call, 1, input, normed, modeli_at(call->temp, at.row_mean),
                           modeli_at(call->temp, at.row_rstd)));
-    return self->ops->matmul(self->products->matmul[MODELI_ROW_LOGITS], stream, normed,
+    return self->ops->matmul(self->products->row_logits.matmul[MODELI_FORWARD], stream, normed,
                              output_matrix(self, call), NULL, logits,
                              modeli_at(call->temp, at.forward_scratch));
 }

@@ -349,4 +349,40 @@ static inline double harness_finite_difference(harness *h, uint32_t unit, uint64
     return (4 * slope[1] - slope[0]) / 3;
 }
 
+/* A backend whose nth product cannot be made. */
+static int harness_products_left;
+
+static inline int harness_failing_create(kernel_context *context, const matmul_desc *desc,
+                                         kernel_matmul **product)
+{
+    if (harness_products_left-- == 0)
+        return err_set(ERR_BACKEND, "no product for this shape");
+    return kernels_reference.matmul_create(context, desc, product);
+}
+
+/* A model_prepare that fails leaves the model unchanged: nothing leaks, and another backend works
+ * afterwards. Returns the number of products. */
+static inline int harness_failed_prepares(const model_spec *spec)
+{
+    kernel_ops failing = kernels_reference;
+    failing.matmul_create = harness_failing_create;
+    kernel_context_config config = {.thread_count = 1};
+    kernel_context *context;
+    mem_stats before, after;
+    model *self;
+    int made = 0;
+    assert_int_equal(failing.context_create(&config, &context), 0);
+    mem_get_stats(&before);
+    assert_int_equal(model_create(spec, DTYPE_FP32, 2, &self), 0);
+    for (harness_products_left = 0; model_prepare(self, &failing, context) != 0;
+         harness_products_left = ++made)
+        assert_null(self->ops);
+    assert_int_equal(model_prepare(self, &kernels_reference, context), ERR_INTERNAL);
+    model_destroy(self);
+    mem_get_stats(&after);
+    assert_int_equal(before.live_bytes, after.live_bytes);
+    failing.context_destroy(context);
+    return made;
+}
+
 #endif
