@@ -1,5 +1,10 @@
 /* The work of a pass: the products, attention and row-wise kernels of the block's and the head's
- * code, counted from the same shapes. Pure; allocates nothing. */
+ * code, counted from the same shapes. Pure; allocates nothing.
+ *
+ * FLOPs. A product [m,k] x [k,n] counts 2 m n k. Causal attention counts half of the T x T scores:
+ * - forward: 2 products (Q K^T, P V), so 2 B T T H D;
+ * - backward: 5 products (scores again, and the gradients of P, V, Q, K), so 5 B T T H D. Norms,
+ *   activations and softmax are not counted. */
 #include <assert.h>
 #include <string.h>
 
@@ -53,7 +58,6 @@ static void add_columns(const model *self, model_costs *costs, enum model_row_ki
 
 /* ---- steps of a block, as in block_steps.c ---- */
 
-/* Counts half of the T x T scores, as shapes.c does. */
 static double attention_flops(const model *self)
 {
     return 2 * (double)self->products->shape.rows * (double)self->tokens *

@@ -65,23 +65,14 @@ uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes)
     return self->products->adapter_count == 0 ? scratch_bytes : temp_from(self, scratch_bytes).end;
 }
 
-void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage)
+uint64_t modeli_lora_dram_bytes(const model *self)
 {
-    double rows = (double)self->products->shape.rows, rank = (double)self->spec.lora.rank;
     uint64_t columns = 0;
     for (uint32_t i = 0; i < self->products->adapter_count; i++) {
         const modeli_adapter *adapter = &self->products->adapters[i];
-        double a = 2 * rows * (double)adapter->in * rank;
-        double b = 2 * rows * (double)adapter->out * rank;
-        bool has_input = adapter->layer != MODELI_LAYER_QKV || work->inner;
-        stage->forward_flops += a + b;
-        stage->recompute_flops += adapter->layer == MODELI_LAYER_DOWN ? a : a + b;
-        stage->backward_flops += a + 2 * b + (has_input ? a : 0);
         columns += adapter->in + 4 * adapter->out + 4 * self->spec.lora.rank;
     }
-    uint64_t bytes = self->products->shape.rows * columns * dtype_bytes(self->type);
-    stage->forward_dram_bytes += bytes;
-    stage->backward_dram_bytes += 3 * bytes;
+    return self->products->shape.rows * columns * dtype_bytes(self->type);
 }
 
 /* ---- products ---- */

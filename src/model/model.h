@@ -68,7 +68,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "base/words.h"
+#include "base/stage.h"
 #include "kernels/ops.h"
 
 enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
@@ -158,54 +158,6 @@ struct model_unit {
 };
 typedef struct model_unit model_unit;
 
-enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
-
-/* One pass of a stage: the work that runs for each micro-batch while the params of its units are
- * there.
- *
- * All passes of a phase run in order, for every micro-batch. A backward follows its own recompute,
- * or directly its forward if `saved` was kept. What a pass wrote to a buffer must stay until the
- * last pass of the phase that uses the buffer, also through passes that do not use it
- * (ACCESS_NONE). No pass reads a part of a buffer that no pass has written yet. */
-struct model_pass {
-    uint32_t units[2];
-    uint32_t unit_count;
-    bool reads_params[2]; /* true if params[i] is needed */
-    bool adds_grads[2];   /* true if the pass adds to grads[i]; never for a frozen unit */
-    /* bytes of grads[i] that a fresh call fills with zeros (model_call.fresh) */
-    uint64_t zeroed_bytes[2];
-    uint8_t input, output, output_grad, input_grad, losses; /* enum operand_access */
-    /* The same for `saved`. NONE in an uncut stage, where the caller decides whether to keep it;
-     * the pass needs the memory all the same. */
-    uint8_t saved;
-    /* backward of an uncut stage: includes recompute_flops, which a kept `saved` avoids */
-    double flops;
-    uint64_t dram_bytes, temp_bytes; /* temp: scratch of this pass only */
-};
-typedef struct model_pass model_pass;
-
-/* All bytes and flops are for one micro-batch of B x T tokens. */
-struct model_stage {
-    enum stage_kind kind;
-    /* the stage's own unit first; unit_count 1 or 2. Cut: only its first unit here; the passes name
-     * all */
-    uint32_t units[2];
-    uint32_t unit_count;
-    bool is_cut; /* a phase has more than one pass; `saved` goes from pass to pass */
-    model_pass *passes[PHASE_COUNT];  /* owned by the model; final after model_prepare */
-    uint32_t pass_count[PHASE_COUNT]; /* uncut: 1, 0, 1; before first_learning: 1, 0, 0 */
-    uint64_t saved_bytes;             /* inner activations that the backward needs */
-    uint64_t forward_temp_bytes;      /* more scratch for the forward */
-    uint64_t backward_temp_bytes;     /* more scratch for recompute and backward */
-    double forward_flops;             /* matrix products and attention */
-    double backward_flops;            /* without recomputation (head: the backward only) */
-    double recompute_flops;           /* recomputation within the backward (0 for embed) */
-    /* estimates for the simulator; shapes.c has the rules */
-    uint64_t forward_dram_bytes;
-    uint64_t backward_dram_bytes; /* includes the recomputation */
-};
-typedef struct model_stage model_stage;
-
 typedef struct model_products model_products; /* internal: offsets, and what model_prepare makes */
 
 struct model {
@@ -217,7 +169,9 @@ struct model {
     uint64_t cache_bytes;
     uint32_t unit_count, stage_count;
     model_unit *units;
-    model_stage *stages;
+    struct stage *stages; /* final after model_prepare */
+    struct pass *passes;  /* of all stages, one stage after the other, phase by phase */
+    uint64_t pass_count;
     uint64_t param_count;     /* true parameters of the whole model; a tied embedding counts once */
     uint64_t learning_count;  /* parameters that learn */
     uint32_t first_learning;  /* the first stage with a unit that learns */
@@ -266,7 +220,7 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
                       uint64_t count, float *master);
 
 /* The memory of one call: one pass of a stage, one micro-batch. A buffer that the pass does not use
- * (model_pass) may be NULL. All buffers are device memory and no two overlap. output and input_grad
+ * (struct pass) may be NULL. All buffers are device memory and no two overlap. output and input_grad
  * serve as scratch before their value is written. */
 struct model_call {
     const void *params[2]; /* whole flat vectors of the pass's units, in `type` */
@@ -279,7 +233,7 @@ struct model_call {
     const void *input;       /* [B,T,C]; NULL for embed */
     void *output;            /* forward of embed and blocks */
     const void *output_grad; /* backward of embed and blocks */
-    /* backward of blocks and head; NULL: not wanted (see model_pass.input_grad) */
+    /* backward of blocks and head; NULL: not wanted (see pass.input_grad) */
     void *input_grad;
     float *losses;    /* [B*T] fp32 nats per token: head */
     float grad_scale; /* head backward: loss scale / tokens of the whole step */
@@ -310,12 +264,8 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation, for generation.
- * temp is that of the head's forward. Only for a head that is not cut. */
-int model_logits(model *self, void *stream, const model_call *call, uint64_t row,
-                 float *logits) MUST_CHECK;
-
-/* The same for any head: runs pass `pass` of the head's forward. Call it for all passes in order
- * with the same `saved`. Each pass of a cut head fills its own part of the logits. */
+ * Runs pass `pass` of the head's forward, with its temp: call it for all passes in order with the
+ * same `saved`. Each pass of a cut head fills its own part of the logits. */
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits) MUST_CHECK;
 
@@ -356,7 +306,7 @@ struct model_costs {
 typedef struct model_costs model_costs;
 
 /* The work of one pass of one micro-batch. For the backward of an uncut block it includes the
- * recomputation. Its flops equal model_pass.flops. */
+ * recomputation. */
 void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
                       model_costs *out);
 
@@ -364,7 +314,7 @@ void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint3
  * stages. */
 void model_kept_costs(const model *self, uint32_t stage, model_costs *out);
 
-/* FLOPs of the products and of attention, counted as in model_stage. */
+/* FLOPs of the products and of attention. */
 double model_costs_flops(const model_costs *costs);
 
 /* The name of target `idx` of a family's linear layers, as in PEFT's target_modules ("q_proj";

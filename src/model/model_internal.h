@@ -95,7 +95,7 @@ typedef struct modeli_block_layout modeli_block_layout;
 
 /* `saved` of the head: mean, rstd [N] fp32, normed [N,C]. A head in parts also has the statistics
  * of the softmax, [N] fp32 each, and the gradient of normed, [N,C] fp32, summed over the parts. In
- * parts, model_logits puts its row at the beginning of mean, rstd and normed. */
+ * parts, model_logits_pass puts its row at the beginning of mean, rstd and normed. */
 struct modeli_head_layout {
     uint64_t mean, rstd, normed;
     uint64_t largest, sum, target_logit, normed_grad; /* 0 unless the head is in parts */
@@ -109,7 +109,7 @@ typedef struct modeli_head_layout modeli_head_layout;
  *   logits_grad   [chunk,columns]        backward; at the place of logits if the type is fp32
  *   scratch       of the backend's library
  *
- * model_logits of a whole head puts its one row in temp instead: mean, rstd, normed [C],
+ * model_logits_pass of a whole head puts its one row in temp instead: mean, rstd, normed [C],
  * scratch. */
 struct modeli_chunk_layout {
     uint64_t logits, logits_grad, forward_scratch, backward_scratch;
@@ -297,8 +297,9 @@ uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes);
 /* The shapes of an adapter's A and B. */
 modeli_linear modeli_inner_linear(const model *self, const modeli_adapter *adapter);
 modeli_linear modeli_outer_linear(const model *self, const modeli_adapter *adapter);
-/* Adds a block's adapters to the flops and DRAM bytes that shapes.c has computed for the stage. */
-void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage);
+/* What the adapters of a block add to the DRAM bytes of a forward, and three times to those of a
+ * backward. */
+uint64_t modeli_lora_dram_bytes(const model *self);
 
 /* ---- parts: parts.c ----
  *
@@ -347,19 +348,21 @@ void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_la
 /* If nobody wants input_grad, the backward of an uncut stage puts that gradient [N,C] into temp.
  * This is its offset there, in bytes. */
 uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind);
-/* bytes and flops of all stages, from the scratch sizes known so far */
-void modeli_size_stages(model *self);
 
-/* Sets the rows of a chunk of logits, for tests of the chunk boundary. Call before
- * model_prepare. */
-void modeli_set_chunk_rows(model *self, uint64_t rows);
+/* Bytes of the passes of an uncut stage; the backward includes the recomputation. */
+struct modeli_sizes {
+    uint64_t forward_dram_bytes, backward_dram_bytes;
+    uint64_t forward_temp_bytes, backward_temp_bytes; /* from the scratch sizes known so far */
+};
+typedef struct modeli_sizes modeli_sizes;
+
+modeli_sizes modeli_uncut_sizes(const model *self, const struct stage *stage,
+                                const modeli_work *work);
 
 /* ---- passes of all stages: passes.c ---- */
 int modeli_create_passes(model *self) MUST_CHECK;
-void modeli_size_passes(
-    /* Call after the stages' bytes and flops are known. It sums the passes of cut stages. */
-    model *self);
-void modeli_destroy_passes(model *self);
+/* Fills all passes, from the scratch sizes known so far. */
+void modeli_size_stages(model *self);
 /* The part that a pass of a cut stage works on. *backward says whether the pass makes gradients:
  * all passes of a backward do, except the first half of the head's. */
 const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_t stage,

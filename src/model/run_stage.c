@@ -57,12 +57,6 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
     return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
 }
 
-int model_logits(model *self, void *stream, const model_call *call, uint64_t row, float *logits)
-{
-    assert(!self->stages[self->stage_count - 1].is_cut);
-    return model_logits_pass(self, 0, stream, call, row, logits);
-}
-
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits)
 {

@@ -348,9 +348,8 @@ static void add_activations(const plan_job *job, plan_set *set, plani_layout *la
 {
     bool trains = !job->only_eval;
     for (uint32_t s = 0; s < job->stage_count; s++) {
-        const plan_stage *stage = &job->stages[s];
-        bool rests =
-            trains && stage->has_input && s + 1 < job->stage_count && plani_goes_back(job, s);
+        const struct stage *stage = &job->stages[s];
+        bool rests = trains && s > 0 && s + 1 < job->stage_count && plani_goes_back(job, s);
         add_slots(job, set, layout, s, STATE_ACTIVATIONS, rests ? job->boundary_bytes : 0,
                   set->homes.activations);
         uint8_t inner = job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, s)];
@@ -375,7 +374,7 @@ bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_
     memset(uses, 0, job->unit_count * sizeof *uses);
     for (uint32_t s = job->stage_count; s-- > 0;)
         for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_BACKWARD]; p++) {
-            const plan_pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
+            const struct pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 if (!pass->adds_grads[i])
                     continue;

@@ -54,9 +54,7 @@ struct setup {
     /* The same model for calls of one token, if there is a cache of keys and values; else NULL. */
     model *single;
     plan_job plan;
-    plan_stage *stages;
-    plan_pass *passes; /* [pass_count] the passes of all stages, one stage after the other */
-    uint64_t pass_count;
+    struct stage *stages;
     uint64_t *unit_elems;    /* [unit_count] */
     uint8_t *stays_gathered; /* [unit_count] plan_job.stays_gathered */
     /* [unit_count] 1: the unit does not learn, so its params are part of the state. All 0 with

@@ -50,8 +50,8 @@ static void copy_times(struct setup *self, double *list, bool to_list)
         *(to_list ? list : own) = *(to_list ? own : list);
         list++;
     }
-    for (uint64_t p = 0; p < self->pass_count; p++) {
-        double *own = &self->passes[p].seconds;
+    for (uint64_t p = 0; p < self->net->pass_count; p++) {
+        double *own = &self->net->passes[p].seconds;
         *(to_list ? list : own) = *(to_list ? own : list);
         list++;
     }
@@ -61,7 +61,7 @@ static void copy_times(struct setup *self, double *list, bool to_list)
  * another math library have others. */
 static int share_times(struct setup *self)
 {
-    uint64_t count = self->plan.stage_count + self->pass_count;
+    uint64_t count = self->plan.stage_count + self->net->pass_count;
     double *list = mem_alloc(count, sizeof *list, "times of the passes");
     int rc = comm_agree(self->ranks.comm, "times of the passes", list ? 0 : -ENOMEM);
     if (rc == 0) {
@@ -89,7 +89,7 @@ int setupi_share_inputs(struct setup *self)
     own.machine = self->plan.machine;
     own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
     own.stage_count = self->plan.stage_count;
-    own.pass_count = self->pass_count;
+    own.pass_count = self->net->pass_count;
     int rc = comm_exchange(ranks->comm, "budgets", &own, sizeof own, all);
     if (rc == 0) {
         join_inputs(all, ranks->world, &self->plan);

@@ -8,18 +8,17 @@
  * flops, so that they take no time at all. */
 static void thin_passes(struct setup *self, bool has_flops)
 {
-    uint64_t next = 0;
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
-        plan_stage *stage = &self->stages[s];
+        struct stage *stage = &self->stages[s];
         stage->recompute_seconds = 0;
         stage->recompute_dram_bytes = 0;
         stage->recompute_flops = has_flops ? stage->recompute_flops : 0;
-        for (int phase = 0; phase < PHASE_COUNT; phase++)
-            for (uint32_t p = 0; p < stage->pass_count[phase]; p++, next++) {
-                self->passes[next].seconds = 0;
-                self->passes[next].dram_bytes = 0;
-                self->passes[next].flops = has_flops ? self->passes[next].flops : 0;
-            }
+    }
+    for (uint64_t p = 0; p < self->net->pass_count; p++) {
+        struct pass *pass = &self->net->passes[p];
+        pass->seconds = 0;
+        pass->dram_bytes = 0;
+        pass->flops = has_flops ? pass->flops : 0;
     }
 }
 

@@ -7,6 +7,7 @@
 #ifndef SLUICE_TESTS_MODEL_HARNESS_H
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -89,8 +90,10 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     kernel_context_config config = {.thread_count = 1};
     assert_int_equal(ops->context_create(&config, &h->context), 0);
     assert_int_equal(model_create(spec, type, micro_batch, &h->self), 0);
-    if (chunk_rows != 0)
-        modeli_set_chunk_rows(h->self, chunk_rows);
+    if (chunk_rows != 0) {
+        h->self->chunk_rows = size_min(chunk_rows, micro_batch * h->self->tokens);
+        modeli_size_stages(h->self);
+    }
     assert_int_equal(model_prepare(h->self, ops, h->context), 0);
     const model *self = h->self;
     h->masters = harness_alloc(self->unit_count * sizeof(void *));
@@ -185,30 +188,6 @@ static inline void *harness_fresh(harness *h, void **block, uint64_t bytes)
     return fresh;
 }
 
-/* The memory of one call, with a fresh `saved` and, of temp_bytes, `temp`. */
-static inline model_call harness_call(harness *h, uint32_t stage, uint64_t temp_bytes,
-                                      float grad_scale)
-{
-    const model_stage *source = &h->self->stages[stage];
-    uint32_t last = h->self->stage_count - 1;
-    model_call call = {
-        .tokens = h->tokens,
-        .targets = h->targets,
-        .input = stage > 0 ? h->boundary[stage - 1] : NULL,
-        .output = stage < last ? h->boundary[stage] : NULL,
-        .losses = h->losses,
-        .grad_scale = grad_scale,
-        .saved = harness_fresh(h, &h->saved, source->saved_bytes),
-        .temp = harness_fresh(h, &h->temp, temp_bytes),
-        .constants = h->constants,
-    };
-    for (uint32_t i = 0; i < source->unit_count; i++) {
-        call.params[i] = h->params[source->units[i]];
-        call.grads[i] = h->grads[source->units[i]];
-    }
-    return call;
-}
-
 /* A buffer as a pass may use it: NULL if the pass does not use it, poisoned if it only writes it.
  * If it only reads it, a copy is kept for harness_check_read. */
 struct harness_use {
@@ -242,8 +221,8 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
                                 float grad_scale, bool saved_is_valid)
 {
     const model *self = h->self;
-    const model_stage *source = &self->stages[stage];
-    const model_pass *of = &source->passes[phase][pass];
+    const struct stage *source = &self->stages[stage];
+    const struct pass *of = &source->passes[phase][pass];
     uint64_t bytes = self->boundary_bytes;
     bool scratch = of->saved == ACCESS_NONE; /* an uncut stage's own affair */
     void *before = stage > 0 ? h->boundary[stage - 1] : NULL;
@@ -304,7 +283,7 @@ static inline void harness_forward(harness *h, bool with_head)
 static inline void harness_backward(harness *h, float grad_scale, bool keep_saved)
 {
     for (uint32_t i = h->self->stage_count; i-- > 0;) {
-        const model_stage *stage = &h->self->stages[i];
+        const struct stage *stage = &h->self->stages[i];
         bool is_block = stage->kind == STAGE_BLOCK;
         harness_fresh(h, &h->saved, stage->saved_bytes);
         if (is_block && keep_saved)
@@ -347,6 +326,39 @@ static inline double harness_finite_difference(harness *h, uint32_t unit, uint64
                    ((double)up - (double)down);
     }
     return (4 * slope[1] - slope[0]) / 3;
+}
+
+/* The logits [vocab_size] of a row, after a forward. */
+static inline void harness_row_logits(harness *h, uint64_t row, float *logits)
+{
+    uint32_t head = h->self->stage_count - 1;
+    const struct stage *stage = &h->self->stages[head];
+    harness_fresh(h, &h->saved, stage->saved_bytes);
+    for (uint32_t i = 0; i < stage->pass_count[PHASE_FORWARD]; i++) {
+        const struct pass *pass = &stage->passes[PHASE_FORWARD][i];
+        model_call call = {
+            .input = pass->input != ACCESS_NONE ? h->boundary[head - 1] : NULL,
+            .saved = stage->is_cut ? h->saved : NULL,
+            .temp = harness_fresh(h, &h->temp, pass->temp_bytes),
+        };
+        for (uint32_t u = 0; u < pass->unit_count; u++)
+            call.params[u] = h->params[pass->units[u]];
+        assert_int_equal(model_logits_pass(h->self, i, NULL, &call, row, logits), 0);
+    }
+}
+
+/* They give that row's loss, if the forward was with the head. */
+static inline void harness_check_row_logits(harness *h, uint64_t row)
+{
+    uint64_t vocab = h->self->spec.vocab_size;
+    float *logits = harness_alloc(vocab * sizeof *logits);
+    memset(logits, 0xff, vocab * sizeof *logits);
+    harness_row_logits(h, row, logits);
+    double sum = 0;
+    for (uint64_t v = 0; v < vocab; v++)
+        sum += exp((double)logits[v]);
+    assert_true(fabs(log(sum) - (double)logits[h->targets[row]] - (double)h->losses[row]) < 1e-5);
+    mem_free(logits);
 }
 
 /* A backend whose nth product cannot be made. */

@@ -137,7 +137,7 @@ static void compare(const harness *all, const harness *some, const model_learn *
 
 static bool stage_learns(const model *self, uint32_t stage)
 {
-    const model_stage *of = &self->stages[stage];
+    const struct stage *of = &self->stages[stage];
     for (uint32_t p = 0; p < of->pass_count[PHASE_FORWARD]; p++)
         for (uint32_t i = 0; i < of->passes[PHASE_FORWARD][p].unit_count; i++)
             if (!self->units[of->passes[PHASE_FORWARD][p].units[i]].is_frozen)
@@ -152,14 +152,14 @@ static void check_passes(const model *self)
         first++;
     assert_int_equal(self->first_learning, first);
     for (uint32_t s = 0; s < self->stage_count; s++) {
-        const model_stage *of = &self->stages[s];
+        const struct stage *of = &self->stages[s];
         assert_int_equal(of->pass_count[PHASE_BACKWARD] > 0, s >= first);
         if (s < first)
             assert_int_equal(of->pass_count[PHASE_RECOMPUTE], 0);
         if (s == first && !of->is_cut)
             assert_int_equal(of->passes[PHASE_BACKWARD][0].input_grad, ACCESS_NONE);
         for (uint32_t p = 0; p < of->pass_count[PHASE_BACKWARD]; p++) {
-            const model_pass *pass = &of->passes[PHASE_BACKWARD][p];
+            const struct pass *pass = &of->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 assert_false(pass->adds_grads[i] && self->units[pass->units[i]].is_frozen);
         }

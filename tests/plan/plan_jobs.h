@@ -19,8 +19,8 @@ enum { JOB_UNITS_MAX = 40 };
 struct family_job {
     plan_job job;
     uint64_t elems[JOB_UNITS_MAX];
-    plan_stage stages[JOB_UNITS_MAX];
-    plan_pass passes[JOB_UNITS_MAX][2];
+    struct stage stages[JOB_UNITS_MAX];
+    struct pass passes[JOB_UNITS_MAX][2];
     uint8_t homes[STATE_KIND_COUNT][JOB_UNITS_MAX];
     uint8_t stays_gathered[JOB_UNITS_MAX];
     uint64_t hidden, tokens, vocabulary; /* tokens of a micro-batch */
@@ -52,17 +52,17 @@ static inline void job_stage(family_job *f, uint32_t s, bool is_llama)
     double products = is_head ? 2.0 * (double)table * tokens : 2.0 * (double)block * tokens;
     double forward = is_embed ? 0 : products + (is_head ? 0 : 4.0 * 1024 * (double)c * tokens);
     uint64_t row_bytes = f->tokens * c * 4;
-    plan_pass *there = &f->passes[s][0], *back = &f->passes[s][1];
+    struct pass *there = &f->passes[s][0], *back = &f->passes[s][1];
     f->elems[s] = size_round_up(elems, SHARD_ELEMS_STEP);
     bool both = is_head && f->tied;
-    *there = (plan_pass){.units = {s, 0},
-                         .unit_count = both ? 2 : 1,
-                         .reads_params = {true, both},
-                         .input = is_embed ? 0 : ACCESS_READ,
-                         .output = is_head ? 0 : ACCESS_WRITE,
-                         .losses = is_head ? ACCESS_WRITE : 0,
-                         .flops = forward,
-                         .dram_bytes = (is_embed ? 0 : 2 * elems) + 6 * row_bytes};
+    *there = (struct pass){.units = {s, 0},
+                           .unit_count = both ? 2 : 1,
+                           .reads_params = {true, both},
+                           .input = is_embed ? 0 : ACCESS_READ,
+                           .output = is_head ? 0 : ACCESS_WRITE,
+                           .losses = is_head ? ACCESS_WRITE : 0,
+                           .flops = forward,
+                           .dram_bytes = (is_embed ? 0 : 2 * elems) + 6 * row_bytes};
     *back = *there;
     back->reads_params[0] = !is_embed;
     back->adds_grads[0] = true;
@@ -72,10 +72,7 @@ static inline void job_stage(family_job *f, uint32_t s, bool is_llama)
     back->input_grad = is_embed ? 0 : ACCESS_WRITE;
     back->flops = 3 * forward;
     back->dram_bytes = 3 * there->dram_bytes;
-    f->stages[s] = (plan_stage){.passes = {there, NULL, back},
-                                .pass_count = {1, 0, 1},
-                                .has_input = !is_embed,
-                                .has_output = !is_head};
+    f->stages[s] = (struct stage){.passes = {there, NULL, back}, .pass_count = {1, 0, 1}};
     if (is_embed || is_head)
         return;
     f->stages[s].saved_bytes = size_round_up(row_bytes * 7, TILE_BLOCK_BYTES);

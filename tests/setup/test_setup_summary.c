@@ -79,7 +79,7 @@ static double pass_flops(const struct planned *self)
     const model *net = self->setup->net;
     double flops = 0;
     for (uint32_t s = 0; s < net->stage_count; s++) {
-        const model_stage *stage = &net->stages[s];
+        const struct stage *stage = &net->stages[s];
         assert_int_equal(stage->pass_count[PHASE_BACKWARD], 1);
         if (s + 1 < net->stage_count)
             flops += stage->passes[PHASE_FORWARD][0].flops;
