@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "model/costs.h"
 #include "model/model_internal.h"
 
 /* ---- counting ---- */

@@ -31,23 +31,25 @@ embedding_grad_args modeli_embedding_grad(const model *self, const model_call *c
     };
 }
 
-int modeli_embed_forward(model *self, void *stream, const model_call *call)
-{
-    const modeli_shape *shape = &self->products->shape;
-    embedding_args args = modeli_embedding(self, call);
-    args.token_table = modeli_param(self, call->params[0], shape->token_table);
-    args.position_table =
-        modeli_param(self, call->params[0], modeli_position_row(self, call, shape->position_table));
-    return self->ops->embedding_forward(self->context, stream, &args);
-}
-
-int modeli_embed_backward(model *self, void *stream, const model_call *call)
+static int embed_backward(model *self, void *stream, const model_call *call)
 {
     const modeli_shape *shape = &self->products->shape;
     embedding_grad_args args = modeli_embedding_grad(self, call);
     args.token_table_grad = modeli_grad(call->grads[0], shape->token_table);
     args.position_table_grad = modeli_grad(call->grads[0], shape->position_table);
     return self->ops->embedding_backward(self->context, stream, &args);
+}
+
+int modeli_embed(model *self, void *stream, const model_call *call, bool backward)
+{
+    const modeli_shape *shape = &self->products->shape;
+    if (backward)
+        return embed_backward(self, stream, call);
+    embedding_args args = modeli_embedding(self, call);
+    args.token_table = modeli_param(self, call->params[0], shape->token_table);
+    args.position_table =
+        modeli_param(self, call->params[0], modeli_position_row(self, call, shape->position_table));
+    return self->ops->embedding_forward(self->context, stream, &args);
 }
 
 int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
@@ -157,7 +159,7 @@ static void *normed_grad(const model *self, const model_call *call)
     return modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_HEAD));
 }
 
-static int head(model *self, void *stream, const model_call *call, bool backward)
+int modeli_head(model *self, void *stream, const model_call *call, bool backward)
 {
     void *grad = backward ? normed_grad(self, call) : NULL;
     modeli_head_layout at;
@@ -176,16 +178,6 @@ static int head(model *self, void *stream, const model_call *call, bool backward
         return 0;
     return modeli_final_norm_grad(self, stream, call, grad, mean, rstd,
                                   modeli_at(call->temp, chunk_at.backward_scratch));
-}
-
-int modeli_head_forward(model *self, void *stream, const model_call *call)
-{
-    return head(self, stream, call, false);
-}
-
-int modeli_head_backward(model *self, void *stream, const model_call *call)
-{
-    return head(self, stream, call, true);
 }
 
 int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,

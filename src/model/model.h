@@ -250,16 +250,12 @@ struct model_call {
 };
 typedef struct model_call model_call;
 
-/* Forward. Embed and blocks write output; the head writes only losses (evaluation). `saved` is
- * scratch unless the caller keeps it for the backward. */
-int model_forward(model *self, uint32_t stage, void *stream, const model_call *call) MUST_CHECK;
-
-/* One pass of one phase; model_forward does the forward of a whole stage that is not cut. In the
- * backward, blocks first recompute `saved` from input unless `saved_is_valid`; the head does
- * forward, losses and backward; gradients are added to grads, or begin them (model_call.fresh). For
- * a cut stage `saved` holds what its passes leave for each other. `saved_is_valid` means, for the
- * backward of an uncut stage, that the caller kept `saved` from the forward. For a cut stage it has
- * no effect: its `saved` is always filled. */
+/* One pass of one phase. The forward of embed and blocks writes output, that of the head only losses
+ * (evaluation). In the backward, blocks first recompute `saved` from input unless `saved_is_valid`;
+ * the head does forward, losses and backward; gradients are added to grads, or begin them
+ * (model_call.fresh). For a cut stage `saved` holds what its passes leave for each other.
+ * `saved_is_valid` means, for the backward of an uncut stage, that the caller kept `saved` from the
+ * forward. For a cut stage it has no effect: its `saved` is always filled. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 
@@ -268,54 +264,6 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
  * same `saved`. Each pass of a cut head fills its own part of the logits. */
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits) MUST_CHECK;
-
-/* The work of a pass, for callers that know the speed of each kind of work. */
-enum { MODEL_COST_PRODUCTS_MAX = 64 };
-
-/* `count` products [m,k] x [k,n] of operands of `type`. */
-struct model_cost_product {
-    enum dtype type, result; /* result: type of the product's result */
-    bool accumulates;        /* the result is added to what is there */
-    bool b_transposed;       /* the second operand is stored [n,k] */
-    uint64_t m, n, k, count;
-};
-typedef struct model_cost_product model_cost_product;
-
-/* Row-wise kernels, grouped by how much they compute for each byte. */
-enum model_row_kind {
-    MODEL_ROWS_NORM,
-    MODEL_ROWS_NORM_GRAD,
-    MODEL_ROWS_GELU,
-    MODEL_ROWS_GELU_GRAD,
-    MODEL_ROWS_SWIGLU,
-    MODEL_ROWS_SWIGLU_GRAD,
-    MODEL_ROWS_PLAIN,      /* sums, rotary positions, conversions, gradients of biases */
-    MODEL_ROWS_TABLE,      /* gathers rows of the embedding */
-    MODEL_ROWS_TABLE_GRAD, /* adds rows of the embedding's gradient, in order */
-    MODEL_ROWS_LOSS,       /* softmax and losses from logits, and their gradient */
-    MODEL_ROW_KIND_COUNT
-};
-
-struct model_costs {
-    uint32_t product_count;
-    model_cost_product products[MODEL_COST_PRODUCTS_MAX];
-    double attention_forward_flops, attention_backward_flops;
-    double row_bytes[MODEL_ROW_KIND_COUNT]; /* read and written together */
-    uint64_t call_count;                    /* number of kernel calls */
-};
-typedef struct model_costs model_costs;
-
-/* The work of one pass of one micro-batch. For the backward of an uncut block it includes the
- * recomputation. */
-void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
-                      model_costs *out);
-
-/* The part of an uncut block's backward that need not run if `saved` is kept. Empty for other
- * stages. */
-void model_kept_costs(const model *self, uint32_t stage, model_costs *out);
-
-/* FLOPs of the products and of attention. */
-double model_costs_flops(const model_costs *costs);
 
 /* The name of target `idx` of a family's linear layers, as in PEFT's target_modules ("q_proj";
  * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"). NULL if `idx` is not below the number of

@@ -224,31 +224,9 @@ struct modeli_lister {
 };
 typedef struct modeli_lister modeli_lister;
 
-struct modeli_row {
-    const char *name; /* may hold one %llu for the layer */
-    uint64_t rows, columns;
-    enum tensor_init init;
-    bool with_previous;
-};
-typedef struct modeli_row modeli_row;
-
-/* Adds a tensor and returns its offset. row->with_previous puts it directly after the tensor
- * before, without alignment, so that both are rows of one matrix. */
-uint64_t modeli_add(modeli_lister *list, const modeli_row *row);
 /* Appends a tensor. The caller fills in its name and its initial weights. */
 model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
                             bool with_previous);
-
-/* A family: each function lists the tensors of one kind of unit and notes their offsets. */
-struct modeli_family {
-    const char *name;
-    void (*embed)(const model_spec *spec, modeli_lister *list, modeli_shape *shape);
-    void (*block)(const model_spec *spec, modeli_lister *list, modeli_shape *shape);
-    void (*head)(const model_spec *spec, modeli_lister *list, modeli_shape *shape);
-};
-typedef struct modeli_family modeli_family;
-
-extern const modeli_family modeli_gpt2, modeli_llama;
 
 /* The whole units, one of each kind. */
 struct modeli_whole {
@@ -260,7 +238,7 @@ typedef struct modeli_whole modeli_whole;
 /* Begins a unit without tensors. */
 int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
                      modeli_lister *list) MUST_CHECK;
-/* The families' tensors of one layer. */
+/* The family's tensors, with those of one block. */
 void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole);
 /* Lists all units and their origins. Call after modeli_cut. */
 int modeli_list_units(model *self) MUST_CHECK;
@@ -393,13 +371,11 @@ uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, u
  * not set. */
 embedding_args modeli_embedding(const model *self, const model_call *call);
 embedding_grad_args modeli_embedding_grad(const model *self, const model_call *call);
-int modeli_embed_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
-int modeli_embed_backward(model *self, void *stream, const model_call *call) MUST_CHECK;
+int modeli_embed(model *self, void *stream, const model_call *call, bool backward) MUST_CHECK;
 int modeli_block_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
 int modeli_block_backward(model *self, void *stream, const model_call *call,
                           bool saved_is_valid) MUST_CHECK;
-int modeli_head_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
-int modeli_head_backward(model *self, void *stream, const model_call *call) MUST_CHECK;
+int modeli_head(model *self, void *stream, const model_call *call, bool backward) MUST_CHECK;
 int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,
                       float *logits) MUST_CHECK;
 

@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "model/costs.h"
 #include "model/model_internal.h"
 
 /* ---- stages of one pass in each direction ---- */

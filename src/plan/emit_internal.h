@@ -207,6 +207,12 @@ plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
                              uint32_t buffer_idx);
 plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t,
                               uint32_t buffer_idx);
+/* A transient for the tile's share of params, gradients or optimizer state. */
+plani_range plani_tile_transient(plani_builder *b, const struct plani_tile *t, enum tier arena,
+                                 uint64_t size_bytes, enum state_kind kind);
+/* plani_op for work on the tile. */
+uint32_t plani_tile_op(plani_builder *b, enum op_kind kind, enum lane_kind lane,
+                       const struct plani_tile *t);
 /* Transfers the tile's share of a state. */
 void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_range source,
                          plani_range target, enum state_kind kind);

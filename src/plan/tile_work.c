@@ -153,6 +153,30 @@ void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_ran
     }
 }
 
+uint32_t plani_tile_op(plani_builder *b, enum op_kind kind, enum lane_kind lane,
+                       const struct plani_tile *t)
+{
+    uint32_t idx = plani_op(b, kind, lane);
+    if (b->error < 0)
+        return idx;
+    op *item = &b->ops[idx];
+    item->unit = t->unit;
+    item->tile = t->tile;
+    item->elem_begin = t->begin;
+    item->elem_count = t->count;
+    return idx;
+}
+
+plani_range plani_tile_transient(plani_builder *b, const struct plani_tile *t, enum tier arena,
+                                 uint64_t size_bytes, enum state_kind kind)
+{
+    static const uint64_t residues[] = {[STATE_PARAMS] = TILE_RESIDUE_PARAMS,
+                                        [STATE_GRADS] = TILE_RESIDUE_GRADS,
+                                        [STATE_OPTIMIZER] = TILE_RESIDUE_STATE};
+    return (plani_range){plani_transient(b, arena, size_bytes, residues[kind], kind, t->unit), 0,
+                         size_bytes};
+}
+
 /* The tile's copy that stays on the host; of size 0 where there is none. */
 static plani_range tile_copy(const plani_builder *b, const struct plani_tile *t)
 {
@@ -195,9 +219,7 @@ static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
             plani_tile_transfer(b, t, plani_tile_state(b, t, save), at_home, STATE_OPTIMIZER);
         return at_home;
     }
-    plani_range staged = {plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_STATE,
-                                          STATE_OPTIMIZER, t->unit),
-                          0, at_home.size_bytes};
+    plani_range staged = plani_tile_transient(b, t, t->where, at_home.size_bytes, STATE_OPTIMIZER);
     if (t->work != PLANI_WORK_INIT)
         plani_tile_transfer(b, t, at_home, staged, STATE_OPTIMIZER);
     return staged;
@@ -210,18 +232,9 @@ static plani_range tile_grads(plani_builder *b, const struct plani_tile *t)
         found = plani_elems(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
     if (arena_of(b, found) == t->where)
         return found;
-    plani_range staged = {
-        plani_transient(b, t->where, found.size_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, t->unit), 0,
-        found.size_bytes};
+    plani_range staged = plani_tile_transient(b, t, t->where, found.size_bytes, STATE_GRADS);
     plani_tile_transfer(b, t, found, staged, STATE_GRADS);
     return staged;
-}
-
-static plani_range params_transient(plani_builder *b, const struct plani_tile *t)
-{
-    uint64_t bytes = t->count * b->job->param_bytes;
-    return (plani_range){
-        plani_transient(b, t->where, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, t->unit), 0, bytes};
 }
 
 /* The working copy that is the high half of the master, where the work has it: its home, or brought
@@ -234,7 +247,7 @@ static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
     if (t->where == TIER_DEVICE && t->device_params != PROGRAM_NONE)
         staged = plani_tile_params(b, t, t->device_params);
     else
-        staged = params_transient(b, t);
+        staged = plani_tile_transient(b, t, t->where, at_home.size_bytes, STATE_PARAMS);
     if (t->work == PLANI_WORK_UPDATE)
         plani_tile_transfer(b, t, at_home, staged, STATE_PARAMS);
     return staged;
@@ -251,7 +264,7 @@ static plani_range tile_params(plani_builder *b, const struct plani_tile *t)
         return at_home;
     if (t->where == TIER_DEVICE && t->device_params != PROGRAM_NONE)
         return plani_tile_params(b, t, t->device_params);
-    return params_transient(b, t);
+    return plani_tile_transient(b, t, t->where, at_home.size_bytes, STATE_PARAMS);
 }
 
 static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
@@ -331,13 +344,8 @@ static void emit_tile(plani_builder *b, const struct plani_tile *t)
     if (t->work == PLANI_WORK_UPDATE)
         grads = tile_grads(b, t);
     plani_range params = tile_params(b, t);
-    uint32_t idx = plani_op(b, works[t->work].kind, runs_on_gpu(b, t) ? LANE_COMPUTE : LANE_UPDATE);
-    if (b->error >= 0) {
-        b->ops[idx].unit = t->unit;
-        b->ops[idx].tile = t->tile;
-        b->ops[idx].elem_begin = t->begin;
-        b->ops[idx].elem_count = t->count;
-    }
+    enum lane_kind lane = runs_on_gpu(b, t) ? LANE_COMPUTE : LANE_UPDATE;
+    uint32_t idx = plani_tile_op(b, works[t->work].kind, lane, t);
     plani_use(b, idx, state, ROLE_STATE, works[t->work].state);
     if (t->work == PLANI_WORK_UPDATE)
         plani_use(b, idx, grads, ROLE_SOURCE, ACCESS_READ);
@@ -468,14 +476,10 @@ void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, ui
 static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t accumulator,
                        plani_range closed)
 {
-    uint32_t idx = plani_op(b, OP_GRAD_CLOSE, LANE_COMPUTE);
+    uint32_t idx = plani_tile_op(b, OP_GRAD_CLOSE, LANE_COMPUTE, t);
     if (b->error < 0)
         return;
     op *item = &b->ops[idx];
-    item->unit = t->unit;
-    item->tile = t->tile;
-    item->elem_begin = t->begin;
-    item->elem_count = t->count;
     plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
     if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
         item->demand.core_seconds = (double)t->count * 0.5e-9;
@@ -502,9 +506,7 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
         plani_range at_home = plani_elems(home, t.begin, t.count, b->job->grad_bytes);
         plani_range closed = at_home;
         if (home == PROGRAM_NONE || arena_of(b, at_home) != TIER_DEVICE)
-            closed = (plani_range){plani_transient(b, TIER_DEVICE, at_home.size_bytes,
-                                                   TILE_RESIDUE_GRADS, STATE_GRADS, unit),
-                                   0, at_home.size_bytes};
+            closed = plani_tile_transient(b, &t, TIER_DEVICE, at_home.size_bytes, STATE_GRADS);
         close_tile(b, &t, sums, closed);
         if (b->error < 0)
             return;

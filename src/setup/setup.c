@@ -123,7 +123,8 @@ static int make_identity(struct setup *self)
     if (length < 0 || (size_t)length >= room)
         return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
                        length, room - 1);
-    length += (int)setupi_name_learning(self->net, text + length, room - (size_t)length);
+    length += setupi_name_learning(self->net, text + length, room - (size_t)length);
+    length = (int)size_min((uint64_t)length, room - 1); /* a long list of what learns is cut */
     self->fingerprint = XXH3_64bits(self->identity, (size_t)length);
     return 0;
 }

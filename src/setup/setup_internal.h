@@ -14,8 +14,9 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 /* Writes the lines of state formats; none if all state is fp32. Returns the length like
  * snprintf. */
 int setupi_state_identity(const struct job *asked, char *text, size_t capacity);
-/* Writes the lines that say what learns; none if everything learns. Returns their length. */
-size_t setupi_name_learning(const model *net, char *text, size_t capacity);
+/* Writes the lines that say what learns; none if everything learns. Returns the length like
+ * snprintf. */
+int setupi_name_learning(const model *net, char *text, size_t capacity);
 /* Writes the part of an identity that an imported checkpoint keeps. */
 void setupi_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES]);
 /* ERR_INPUT, which names what differs, if a job of this identity cannot continue from the

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "model/costs.h"
 #include "tests/model/model_harness.h"
 
 enum { SEED = 7, MADE_MAX = 256 };
