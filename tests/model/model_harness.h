@@ -22,14 +22,21 @@ static inline enum model_family harness_family(const char *instance)
     return strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
 }
 
-/* Adds features to a family's base model, all of an instance's features at once:
+/* Completes the spec of a small model: two layers where none are given, four heads, and an
+ * instance's features, all at once:
  *
  *   "gpt2-long"   more positions than a sequence has tokens
  *   "qwen2"       biases, and frequencies that are divided
  *   "qwen3"       norms of heads, heads that are wider together than the residual stream, and
  *                 frequencies stretched as Llama 3 does it, with frequencies of each kind */
-static inline void harness_vary(const char *instance, model_spec *spec)
+static inline void harness_complete(const char *instance, model_spec *spec)
 {
+    spec->family = harness_family(instance);
+    spec->num_layers = spec->num_layers ? spec->num_layers : 2;
+    spec->num_heads = 4;
+    spec->num_kv_heads = spec->family == MODEL_LLAMA ? 2 : 4;
+    spec->rope_theta = 10000;
+    spec->norm_epsilon = 1e-5;
     if (strcmp(instance, "gpt2-long") == 0)
         spec->position_count = spec->seq_length + 70;
     if (strcmp(instance, "qwen2") == 0) {
@@ -326,6 +333,52 @@ static inline double harness_finite_difference(harness *h, uint32_t unit, uint64
                    ((double)up - (double)down);
     }
     return (4 * slope[1] - slope[0]) / 3;
+}
+
+/* Biases and norm weights that are neither 0 nor 1, or their gradients could hide mistakes: a
+ * function of the tensor's name and element, so that cut models get the same. */
+static inline void harness_roughen(harness *h, uint64_t seed)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++)
+        for (uint32_t i = 0; i < h->self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &h->self->units[u].tensors[i];
+            uint64_t hash = 0;
+            if (tensor->rows != 1 && tensor->columns != 1)
+                continue;
+            for (const char *c = tensor->name; *c != 0; c++)
+                hash = hash * 31 + (unsigned char)*c;
+            for (uint64_t k = 0; k < tensor->rows * tensor->columns; k++)
+                h->masters[u][tensor->offset_elems + k] +=
+                    0.2f * rng_normal(seed + 1, hash, tensor->row_begin * tensor->columns + k);
+        }
+}
+
+/* A model that is ready for a step, and without gradients. */
+static inline void harness_start(harness *h, const kernel_ops *ops, const model_spec *spec,
+                                 enum dtype type, uint64_t chunk_rows, uint64_t seed,
+                                 bool with_ignored)
+{
+    harness_create(h, ops, spec, type, 2, chunk_rows);
+    harness_init_weights(h, seed);
+    harness_roughen(h, seed);
+    harness_copy_params(h);
+    harness_random_tokens(h, seed, with_ignored);
+    harness_forget_grads(h);
+}
+
+/* A step whose gradients begin anew. */
+static inline void harness_step(harness *h, float grad_scale, bool keep_saved)
+{
+    harness_forget_grads(h);
+    harness_forward(h, false);
+    harness_backward(h, grad_scale, keep_saved);
+}
+
+static inline void harness_expect_same_bits(const harness *a, const harness *b)
+{
+    assert_memory_equal(a->losses, b->losses, a->self->micro_batch * a->self->tokens * 4);
+    for (uint32_t u = 0; u < a->self->unit_count; u++)
+        assert_memory_equal(a->grads[u], b->grads[u], a->self->units[u].elems * 4);
 }
 
 /* The logits [vocab_size] of a row, after a forward. */

@@ -364,23 +364,18 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
-        .family = family,
         .num_layers = 1,
         .hidden_size = 64,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = is_llama ? 88 : 160,
         .vocab_size = 157,
         .seq_length = 20,
         .tie_embeddings = tied,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
         .init_std = 0.1,
         .max_part_bytes = max_part_bytes,
         .learn = *learn,
         .lora = *lora,
     };
-    harness_vary(instance, &spec);
+    harness_complete(instance, &spec);
     harness h;
     make_spy();
     harness_create(&h, &spy, &spec, type, 2, chunk_rows);

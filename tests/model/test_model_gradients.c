@@ -22,47 +22,21 @@ static model_spec tiny(bool tied)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
-        .family = family,
-        .num_layers = 2,
         .hidden_size = 24,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = is_llama ? 10 : 40, /* Llama: small, so that attention's gradients are larger */
         .vocab_size = 37,
         .seq_length = 9,
         .tie_embeddings = tied,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
         .init_std = 0.3, /* large, so that every gradient stands above the noise */
     };
-    harness_vary(instance, &spec);
+    harness_complete(instance, &spec);
     return spec;
-}
-
-/* Biases and norm weights that are neither 0 nor 1, or their gradients could hide mistakes. */
-static void roughen(harness *h)
-{
-    for (uint32_t u = 0; u < h->self->unit_count; u++) {
-        const model_unit *unit = &h->self->units[u];
-        for (uint32_t i = 0; i < unit->tensor_count; i++) {
-            const model_tensor *tensor = &unit->tensors[i];
-            if (tensor->rows != 1)
-                continue;
-            for (uint64_t k = 0; k < tensor->columns; k++)
-                h->masters[u][tensor->offset_elems + k] +=
-                    0.2f * rng_normal(SEED + 1, (uint64_t)u << 32 | i, k);
-        }
-    }
 }
 
 static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enum dtype type,
                   uint64_t chunk_rows, bool with_ignored)
 {
-    harness_create(h, ops, spec, type, 2, chunk_rows);
-    harness_init_weights(h, SEED);
-    roughen(h);
-    harness_copy_params(h);
-    harness_random_tokens(h, SEED, with_ignored);
+    harness_start(h, ops, spec, type, chunk_rows, SEED, with_ignored);
 }
 
 static void check_finite_differences(bool tied)
@@ -70,9 +44,7 @@ static void check_finite_differences(bool tied)
     harness h;
     model_spec spec = tiny(tied);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5, true); /* 18 rows: 5, 5, 5, 3 */
-    harness_forget_grads(&h);
-    harness_forward(&h, false);
-    harness_backward(&h, 1.0f, false);
+    harness_step(&h, 1.0f, false);
     double worst = 0;
     for (uint32_t u = 0; u < h.self->unit_count; u++) {
         const model_unit *unit = &h.self->units[u];
@@ -128,9 +100,7 @@ static double distance_to_reference(const kernel_ops *ops, enum dtype type, uint
     start(&b, ops, &spec, type, chunk_rows, true);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
-        harness_forget_grads(both[i]);
-        harness_forward(both[i], false);
-        harness_backward(both[i], 0.25f, i == 1 && keep_saved);
+        harness_step(both[i], 0.25f, i == 1 && keep_saved);
     }
     double distance = relative_distance(&a, &b);
     *loss_error = fabs(harness_loss_sum(&b) / harness_loss_sum(&a) - 1);
@@ -184,14 +154,10 @@ static void same_bits(const kernel_ops *ops, enum dtype type)
     harness_random_tokens(&b, SEED, false);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
-        harness_forget_grads(both[i]);
-        harness_forward(both[i], false);
-        harness_backward(both[i], 1.0f, i == 1);
+        harness_step(both[i], 1.0f, i == 1);
     }
     uint64_t rows = a.self->micro_batch * a.self->tokens;
-    assert_memory_equal(a.losses, b.losses, rows * 4);
-    for (uint32_t u = 0; u < a.self->unit_count; u++)
-        assert_memory_equal(a.grads[u], b.grads[u], a.self->units[u].elems * 4);
+    harness_expect_same_bits(&a, &b);
     for (uint64_t i = 0; i < rows; i++)
         assert_true(isfinite(a.losses[i]));
 
@@ -257,9 +223,7 @@ static void ignored_targets(void **state)
     uint64_t rows = h.self->micro_batch * h.self->tokens;
     for (uint64_t i = 0; i < rows; i++)
         h.targets[i] = -1;
-    harness_forget_grads(&h);
-    harness_forward(&h, false);
-    harness_backward(&h, 1.0f, false);
+    harness_step(&h, 1.0f, false);
     for (uint64_t i = 0; i < rows; i++)
         assert_true(h.losses[i] == 0);
     for (uint32_t u = 0; u < h.self->unit_count; u++)

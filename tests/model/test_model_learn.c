@@ -24,21 +24,16 @@ static model_spec small(bool tied, uint64_t max_part_bytes)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
-        .family = family,
         .num_layers = LAYERS,
         .hidden_size = 48,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = is_llama ? 88 : 160,
         .vocab_size = 101,
         .seq_length = 12,
         .tie_embeddings = tied,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
         .init_std = 0.15,
         .max_part_bytes = max_part_bytes,
     };
-    harness_vary(instance, &spec);
+    harness_complete(instance, &spec);
     return spec;
 }
 
@@ -89,12 +84,6 @@ static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enu
     harness_copy_params(h);
     harness_random_tokens(h, SEED, true);
     harness_forget_grads(h);
-}
-
-static void run_step(harness *h, bool keep_saved)
-{
-    harness_forward(h, false);
-    harness_backward(h, 0.05f, keep_saved);
 }
 
 static const model_tensor *find_tensor(const model *self, const model_tensor *like, uint32_t *unit)
@@ -174,8 +163,8 @@ static void check_selection(const kernel_ops *ops, bool tied, enum dtype type,
     start(&all, ops, &spec, type);
     spec.learn = *learn;
     start(&some, ops, &spec, type);
-    run_step(&all, keep_saved);
-    run_step(&some, keep_saved);
+    harness_step(&all, 0.05f, keep_saved);
+    harness_step(&some, 0.05f, keep_saved);
     compare(&all, &some, learn);
     check_passes(some.self);
     harness_destroy(&all);
