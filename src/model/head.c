@@ -31,6 +31,14 @@ embedding_grad_args modeli_embedding_grad(const model *self, const model_call *c
     };
 }
 
+/* Offset of the first row that a call needs from the position table at `table`. For MODELI_ABSENT
+ * it returns MODELI_ABSENT. */
+static uint64_t position_row(const model *self, const model_call *call, uint64_t table)
+{
+    bool moves = self->cache_positions > 0 && table != MODELI_ABSENT;
+    return moves ? table + call->position * self->spec.hidden_size : table;
+}
+
 static int embed_backward(model *self, void *stream, const model_call *call)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -48,7 +56,7 @@ int modeli_embed(model *self, void *stream, const model_call *call, bool backwar
     embedding_args args = modeli_embedding(self, call);
     args.token_table = modeli_param(self, call->params[0], shape->token_table);
     args.position_table =
-        modeli_param(self, call->params[0], modeli_position_row(self, call, shape->position_table));
+        modeli_param(self, call->params[0], position_row(self, call, shape->position_table));
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 

@@ -21,15 +21,15 @@
 
 /* ---- shapes ---- */
 
-uint64_t modeli_rank_stride(const model *self)
+/* Elements from row to row of u. */
+static uint64_t rank_stride(const model *self)
 {
     return size_round_up(self->spec.lora.rank, MODELI_RANK_STEP);
 }
 
 static uint64_t small_bytes(const model *self)
 {
-    uint64_t bytes =
-        self->products->shape.rows * modeli_rank_stride(self) * dtype_bytes(self->type);
+    uint64_t bytes = self->products->shape.rows * rank_stride(self) * dtype_bytes(self->type);
     return size_round_up(bytes, MODELI_ALIGN_BYTES);
 }
 
@@ -81,7 +81,7 @@ modeli_linear modeli_inner_linear(const model *self, const modeli_adapter *adapt
 {
     modeli_linear made =
         modeli_linear_of(self, self->products->shape.rows, adapter->in, self->spec.lora.rank);
-    made.out_stride = modeli_rank_stride(self);
+    made.out_stride = rank_stride(self);
     return made;
 }
 
@@ -89,7 +89,7 @@ modeli_linear modeli_outer_linear(const model *self, const modeli_adapter *adapt
 {
     modeli_linear made =
         modeli_linear_of(self, self->products->shape.rows, self->spec.lora.rank, adapter->out);
-    made.in_stride = modeli_rank_stride(self);
+    made.in_stride = rank_stride(self);
     return made;
 }
 
@@ -153,7 +153,7 @@ static int scale_small(const struct lora_run *of, void *small)
 {
     const model *self = of->run->self;
     float by = (float)(self->spec.lora.alpha / (double)self->spec.lora.rank);
-    uint64_t stride = modeli_rank_stride(self);
+    uint64_t stride = rank_stride(self);
     if (by == 1.0f)
         return 0;
     return scale(of, self->spec.lora.rank, by, false, small, stride, small, stride);

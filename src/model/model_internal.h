@@ -268,7 +268,6 @@ void modeli_note_learning(model *self);
 modeli_work modeli_work_of(const model *self, uint32_t stage);
 
 /* ---- adapters: lora.c ---- */
-uint64_t modeli_rank_stride(const model *self);      /* elements from row to row of u */
 uint64_t modeli_lora_saved_bytes(const model *self); /* of one adapter's inner activations */
 /* Bytes of temp for a block's pass with adapters; scratch_bytes is the library's scratch. */
 uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes);
@@ -394,21 +393,6 @@ int modeli_head_part(model *self, void *stream, const model_call *call, const mo
                      bool backward) MUST_CHECK;
 int modeli_row_logits_part(model *self, void *stream, const model_call *call,
                            const modeli_part *part, uint64_t row, float *logits) MUST_CHECK;
-
-/* Offset of the first row that a call needs from the position table at `table`. For MODELI_ABSENT
- * it returns MODELI_ABSENT. */
-static inline uint64_t modeli_position_row(const model *self, const model_call *call,
-                                           uint64_t table)
-{
-    bool moves = self->cache_positions > 0 && table != MODELI_ABSENT;
-    return moves ? table + call->position * self->spec.hidden_size : table;
-}
-
-/* True if the layer has a bias; layers of embedding and head have none. */
-static inline bool modeli_has_bias(const model *self, enum modeli_layer layer)
-{
-    return modeli_layer_whole(&self->products->shape, layer).bias != MODELI_ABSENT;
-}
 
 static inline bool modeli_has_head_norms(const model *self)
 {

@@ -12,6 +12,12 @@
 
 /* ---- shapes of products ---- */
 
+/* True if the layer has a bias; layers of embedding and head have none. */
+static bool has_bias(const model *self, enum modeli_layer layer)
+{
+    return modeli_layer_whole(&self->products->shape, layer).bias != MODELI_ABSENT;
+}
+
 modeli_linear modeli_linear_of(const model *self, uint64_t rows, uint64_t in, uint64_t out)
 {
     return (modeli_linear){
@@ -31,7 +37,7 @@ modeli_linear modeli_layer_linear(const model *self, enum modeli_layer layer)
     modeli_linear made =
         modeli_linear_of(self, self->products->shape.rows, modeli_layer_columns(self, layer),
                          modeli_layer_rows(self, layer));
-    made.has_bias = modeli_has_bias(self, layer);
+    made.has_bias = has_bias(self, layer);
     return made;
 }
 
@@ -199,7 +205,7 @@ static void add_scratch(const model *self, const modeli_linear *of, uint64_t *fo
 
 static uint64_t bias_scratch(const model *self, enum modeli_layer layer)
 {
-    if (!modeli_has_bias(self, layer))
+    if (!has_bias(self, layer))
         return 0;
     return self->ops->bias_backward_scratch_bytes(self->context, self->products->shape.rows,
                                                   modeli_layer_rows(self, layer));

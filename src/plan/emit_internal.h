@@ -200,8 +200,6 @@ struct plani_new_params {
 struct plani_tile plani_tile_at(const plani_builder *b, uint32_t unit, uint64_t elems,
                                 uint64_t tile);
 uint64_t plani_tiles_of(const plani_builder *b, uint64_t elems);
-/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
-plani_range plani_elems(uint32_t buffer_idx, uint64_t begin, uint64_t count, uint64_t elem_bytes);
 /* The tile's place in a buffer of the unit's optimizer state; its share of a buffer of params. */
 plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
                              uint32_t buffer_idx);

@@ -100,7 +100,9 @@ void plani_transfer(plani_builder *b, plani_range source, plani_range target, en
         plani_depend(b, (uint32_t)(b->op_count - 1), b->commit_op);
 }
 
-plani_range plani_elems(uint32_t buffer_idx, uint64_t begin, uint64_t count, uint64_t elem_bytes)
+/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
+static plani_range elems_of(uint32_t buffer_idx, uint64_t begin, uint64_t count,
+                            uint64_t elem_bytes)
 {
     return (plani_range){buffer_idx, begin * elem_bytes, count * elem_bytes};
 }
@@ -131,7 +133,7 @@ uint64_t plani_tiles_of(const plani_builder *b, uint64_t elems)
 plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t,
                               uint32_t buffer_idx)
 {
-    return plani_elems(buffer_idx, t->begin, t->count, b->job->param_bytes);
+    return elems_of(buffer_idx, t->begin, t->count, b->job->param_bytes);
 }
 
 plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
@@ -229,7 +231,7 @@ static plani_range tile_grads(plani_builder *b, const struct plani_tile *t)
 {
     plani_range found = t->closed;
     if (found.size_bytes == 0)
-        found = plani_elems(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
+        found = elems_of(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
     if (arena_of(b, found) == t->where)
         return found;
     plani_range staged = plani_tile_transient(b, t, t->where, found.size_bytes, STATE_GRADS);
@@ -363,8 +365,8 @@ static void move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t
 {
     for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, elems, k);
-        plani_tile_transfer(b, &t, plani_elems(source, t.begin, t.count, elem_bytes),
-                            plani_elems(target, t.begin, t.count, elem_bytes), kind);
+        plani_tile_transfer(b, &t, elems_of(source, t.begin, t.count, elem_bytes),
+                            elems_of(target, t.begin, t.count, elem_bytes), kind);
     }
 }
 
@@ -383,8 +385,8 @@ static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
 static void gather_params(plani_builder *b, uint32_t unit, uint32_t shard, uint32_t whole)
 {
     uint64_t bytes = b->job->param_bytes;
-    plani_all_gather(b, plani_elems(shard, 0, plani_shard_elems(b->job, unit), bytes),
-                     plani_elems(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
+    plani_all_gather(b, elems_of(shard, 0, plani_shard_elems(b->job, unit), bytes),
+                     elems_of(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
                      unit);
 }
 
@@ -483,13 +485,13 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
     plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
     if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
         item->demand.core_seconds = (double)t->count * 0.5e-9;
-    plani_use(b, idx, plani_elems(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
+    plani_use(b, idx, elems_of(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
     plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
     uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
-    plani_use(b, idx,
-              plani_elems(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,
-                          sizeof(double)),
-              ROLE_NORM_SUMS, ACCESS_WRITE);
+    plani_use(
+        b, idx,
+        elems_of(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP, sizeof(double)),
+        ROLE_NORM_SUMS, ACCESS_WRITE);
 }
 
 /* Closes a gradient of which `sums` has everything that rests on this rank: tile by tile, to its
@@ -503,7 +505,7 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
         made = plani_begin_params(b, unit, PROGRAM_NONE);
     for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, elems, k);
-        plani_range at_home = plani_elems(home, t.begin, t.count, b->job->grad_bytes);
+        plani_range at_home = elems_of(home, t.begin, t.count, b->job->grad_bytes);
         plani_range closed = at_home;
         if (home == PROGRAM_NONE || arena_of(b, at_home) != TIER_DEVICE)
             closed = plani_tile_transient(b, &t, TIER_DEVICE, at_home.size_bytes, STATE_GRADS);
@@ -534,20 +536,20 @@ static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
         plani_transient(b, TIER_DEVICE, own * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     for (uint64_t k = 0; k < plani_tiles_of(b, own) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, own, k);
-        close_tile(b, &t, sums, plani_elems(shard, t.begin, t.count, bytes));
+        close_tile(b, &t, sums, elems_of(shard, t.begin, t.count, bytes));
     }
     uint32_t whole = home;
     if (home == PROGRAM_NONE || !is_on_device(b, home))
         whole = plani_transient(b, TIER_DEVICE, all * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     if (b->error < 0)
         return;
-    plani_all_gather(b, plani_elems(shard, 0, own, bytes), plani_elems(whole, 0, all, bytes),
-                     STATE_GRADS, unit);
+    plani_all_gather(b, elems_of(shard, 0, own, bytes), elems_of(whole, 0, all, bytes), STATE_GRADS,
+                     unit);
     if (home != PROGRAM_NONE && whole != home)
         move_elems(b, unit, all, whole, home, bytes, STATE_GRADS);
     for (uint64_t k = 0; home == PROGRAM_NONE && k < plani_tiles_of(b, all) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, all, k);
-        t.closed = plani_elems(whole, t.begin, t.count, bytes);
+        t.closed = elems_of(whole, t.begin, t.count, bytes);
         t.work = PLANI_WORK_UPDATE;
         emit_tile(b, &t);
     }

@@ -197,7 +197,7 @@ int setupi_name_learning(const model *net, char *text, size_t capacity)
  * weights. */
 enum { ROUNDING_STREAM = 0x526f756e };
 
-uint32_t setup_state_streams(const struct job *asked, bool params_alone)
+uint32_t setupi_state_streams(const struct job *asked, bool params_alone)
 {
     if (asked->optimizer.type != JOB_ADAM)
         return 2; /* two streams of fp32 */

@@ -190,7 +190,7 @@ static int check_identity(const struct setup *self, const manifest *found, const
         return 0;
     if (setup_is_imported(found))
         return setupi_check_import(found, self->identity, run_dir);
-    setup_list_differences(found->identity, self->identity, differences, sizeof differences);
+    setupi_list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
                    "%s",
@@ -310,7 +310,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
         .order =
             self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR : ORDER_LAYER_MAJOR,
-        .state_streams = setup_state_streams(self->job, options->params_alone),
+        .state_streams = setupi_state_streams(self->job, options->params_alone),
         .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
                                                             : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
