@@ -93,7 +93,7 @@ static int zero_padding(struct engine *self, const program *prog, const op *item
 {
     static const enum operand_role roles[2] = {ROLE_GRADS0, ROLE_GRADS1};
     const struct setup *setup = self->setup;
-    const model_pass *pass = &setup->net->stages[item->stage].passes[PHASE_BACKWARD][item->pass];
+    const struct pass *pass = &setup->net->stages[item->stage].passes[PHASE_BACKWARD][item->pass];
     const operand *grads = op_operand(item, roles[i]);
     uint64_t unit_bytes = setup->net->units[pass->units[i]].elems * sizeof(float);
     if (grads->size_bytes == unit_bytes)

@@ -19,18 +19,6 @@ typedef struct modeli_block_run modeli_block_run;
 
 modeli_block_run modeli_block_start(model *self, void *stream, const model_call *call);
 
-/* A norm's tensors, and their gradients, which are NULL if they do not learn. */
-static inline const void *modeli_block_norm_param(const modeli_block_run *run,
-                                                  uint64_t offset_elems)
-{
-    return modeli_param(run->self, run->call->params[run->shape->norm_unit], offset_elems);
-}
-
-static inline float *modeli_block_norm_grad(const modeli_block_run *run, uint64_t offset_elems)
-{
-    return modeli_grad(run->call->grads[run->shape->norm_unit], offset_elems);
-}
-
 static inline const void *modeli_block_param(const modeli_block_run *run, uint64_t offset_elems)
 {
     return modeli_param(run->self, run->call->params[0], offset_elems);

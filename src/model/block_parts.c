@@ -68,7 +68,7 @@ static int forward(const modeli_block_run *run, const modeli_part *part)
     if (part->is_first && part->layer == MODELI_LAYER_UP)
         TRY(modeli_block_norm2(run, part->norm, modeli_block_saved(run, run->at.projected)));
     TRY(self->ops->matmul(
-        part->products[0].forward, run->stream, of.input,
+        part->products[0].matmul[MODELI_FORWARD], run->stream, of.input,
         modeli_block_param(run, part->weights.weight), modeli_block_param(run, part->weights.bias),
         modeli_at(of.output, part->row_begin * dtype_bytes(self->type)), run->call->temp));
     if (!part->is_last)
@@ -110,13 +110,12 @@ static int backward(const modeli_block_run *run, const modeli_part *part)
     if (part->q_norm != MODELI_ABSENT)
         TRY(modeli_block_head_norm_grad(run, part->q_norm, part->k_norm));
     if (run->call->grads[0] != NULL) {
-        kernel_matmul *product =
-            run->call->fresh[0] ? part->products[0].first : part->products[0].weight;
-        TRY(ops->matmul(product, run->stream, output_grad, of.input, NULL,
-                        modeli_block_grad(run, part->weights.weight), run->call->temp));
+        enum modeli_product gradient = run->call->fresh[0] ? MODELI_FIRST : MODELI_WEIGHT;
+        TRY(ops->matmul(part->products[0].matmul[gradient], run->stream, output_grad, of.input,
+                        NULL, modeli_block_grad(run, part->weights.weight), run->call->temp));
         TRY(bias_grad(run, part, &of));
     }
-    TRY(ops->matmul(part->products[0].input, run->stream, output_grad,
+    TRY(ops->matmul(part->products[0].matmul[MODELI_INPUT], run->stream, output_grad,
                     modeli_block_param(run, part->weights.weight), NULL, input_sum,
                     run->call->temp));
     if (!part->is_first)

@@ -10,6 +10,17 @@ modeli_block_run modeli_block_start(model *self, void *stream, const model_call 
     return run;
 }
 
+/* A norm's tensors, and their gradients, which are NULL if they do not learn. */
+static const void *norm_param(const modeli_block_run *run, uint64_t offset_elems)
+{
+    return modeli_param(run->self, run->call->params[run->shape->norm_unit], offset_elems);
+}
+
+static float *norm_weight_grad(const modeli_block_run *run, uint64_t offset_elems)
+{
+    return modeli_grad(run->call->grads[run->shape->norm_unit], offset_elems);
+}
+
 /* The fp32 means of a norm, or NULL for RMSNorm, which has none. */
 static float *mean_of(const modeli_block_run *run, uint64_t offset_bytes)
 {
@@ -27,8 +38,8 @@ static norm_args norm(const modeli_block_run *run, modeli_pair weights)
         .channels = run->self->spec.hidden_size,
         .epsilon = (float)run->self->spec.norm_epsilon,
         .input = run->call->input,
-        .weight = modeli_block_norm_param(run, weights.weight),
-        .bias = modeli_block_norm_param(run, weights.bias),
+        .weight = norm_param(run, weights.weight),
+        .bias = norm_param(run, weights.bias),
     };
     return args;
 }
@@ -40,10 +51,10 @@ static norm_grad_args norm_grad(const modeli_block_run *run, modeli_pair weights
         .type = run->self->type,
         .rows = run->shape->rows,
         .channels = run->self->spec.hidden_size,
-        .weight = modeli_block_norm_param(run, weights.weight),
+        .weight = norm_param(run, weights.weight),
         .input_grad = run->grad,
-        .weight_grad = modeli_block_norm_grad(run, weights.weight),
-        .bias_grad = modeli_block_norm_grad(run, weights.bias),
+        .weight_grad = norm_weight_grad(run, weights.weight),
+        .bias_grad = norm_weight_grad(run, weights.bias),
         .scratch = run->call->temp,
     };
     return args;
@@ -137,7 +148,7 @@ static head_norm_args head_norm(const modeli_block_run *run, bool is_k, uint64_t
         .head_dim = run->shape->head_dim,
         .stride = run->shape->qkv_columns,
         .epsilon = (float)self->spec.norm_epsilon,
-        .weight = modeli_block_norm_param(run, weight),
+        .weight = norm_param(run, weight),
         .data = head_of(run, data, is_k ? heads : 0),
         .before = head_of(run, kept, before),
         .rstd = rstd + before,
@@ -212,7 +223,7 @@ int modeli_block_head_norm_grad(const modeli_block_run *run, uint64_t q_norm, ui
     for (int i = 0; i < 2 && q_norm != MODELI_ABSENT; i++) {
         uint64_t weight = i == 1 ? k_norm : q_norm;
         head_norm_args args = head_norm(run, i == 1, weight, qkv_grad);
-        args.weight_grad = modeli_block_norm_grad(run, weight);
+        args.weight_grad = norm_weight_grad(run, weight);
         args.scratch = run->call->temp;
         TRY(self->ops->head_norm_backward(self->context, run->stream, &args));
     }

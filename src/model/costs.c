@@ -1,23 +1,31 @@
 /* The work of a pass: the products, attention and row-wise kernels of the block's and the head's
- * code, counted from the same shapes. Pure; allocates nothing. */
+ * code, counted from the same shapes. Pure; allocates nothing.
+ *
+ * FLOPs. A product [m,k] x [k,n] counts 2 m n k. Causal attention counts half of the T x T scores:
+ * - forward: 2 products (Q K^T, P V), so 2 B T T H D;
+ * - backward: 5 products (scores again, and the gradients of P, V, Q, K), so 5 B T T H D. Norms,
+ *   activations and softmax are not counted. */
 #include <assert.h>
 #include <string.h>
 
 #include "base/size.h"
+#include "model/costs.h"
 #include "model/model_internal.h"
 
 /* ---- counting ---- */
 
-static void add_product(model_costs *costs, const matmul_desc *desc, uint64_t count)
+static void add_product(const model *self, const modeli_linear *of, enum modeli_product which,
+                        uint64_t count, model_costs *costs)
 {
+    matmul_desc desc = modeli_product_desc(self, of, which);
     model_cost_product product = {
-        .type = desc->ab_type,
-        .result = desc->c_type,
-        .accumulates = desc->accumulate,
-        .b_transposed = desc->b_transposed,
-        .m = desc->m,
-        .n = desc->n,
-        .k = desc->k,
+        .type = desc.ab_type,
+        .result = desc.c_type,
+        .accumulates = desc.accumulate,
+        .b_transposed = desc.b_transposed,
+        .m = desc.m,
+        .n = desc.n,
+        .k = desc.k,
         .count = count,
     };
     costs->call_count += count;
@@ -51,7 +59,6 @@ static void add_columns(const model *self, model_costs *costs, enum model_row_ki
 
 /* ---- steps of a block, as in block_steps.c ---- */
 
-/* Counts half of the T x T scores, as shapes.c does. */
 static double attention_flops(const model *self)
 {
     return 2 * (double)self->products->shape.rows * (double)self->tokens *
@@ -143,34 +150,32 @@ static void scale_small(const model *self, model_costs *costs)
 
 static void lora_inner(const model *self, const modeli_adapter *adapter, model_costs *costs)
 {
-    matmul_desc descs[MODELI_LORA_PRODUCTS];
-    modeli_lora_descs(self, adapter, descs);
-    add_product(costs, &descs[MODELI_LORA_A], 1);
+    modeli_linear inner = modeli_inner_linear(self, adapter);
+    add_product(self, &inner, MODELI_FORWARD, 1, costs);
     scale_small(self, costs);
 }
 
 static void lora_outer(const model *self, const modeli_adapter *adapter, model_costs *costs)
 {
-    matmul_desc descs[MODELI_LORA_PRODUCTS];
-    modeli_lora_descs(self, adapter, descs);
-    add_product(costs, &descs[MODELI_LORA_B], 1);
+    modeli_linear outer = modeli_outer_linear(self, adapter);
+    add_product(self, &outer, MODELI_FORWARD, 1, costs);
     scale(self, costs, adapter->out, true);
 }
 
-static void lora_grad(const model *self, const modeli_adapter *adapter, bool inner,
+static void lora_grad(const model *self, const modeli_adapter *adapter, bool wants_input,
                       model_costs *costs)
 {
-    matmul_desc descs[MODELI_LORA_PRODUCTS];
-    modeli_lora_descs(self, adapter, descs);
+    modeli_linear inner = modeli_inner_linear(self, adapter);
+    modeli_linear outer = modeli_outer_linear(self, adapter);
     if (adapter->out != modeli_layer_rows(self, adapter->layer))
         scale(self, costs, adapter->out, false);
-    add_product(costs, &descs[MODELI_LORA_B_WEIGHT], 1);
-    add_product(costs, &descs[MODELI_LORA_B_INPUT], 1);
+    add_product(self, &outer, MODELI_WEIGHT, 1, costs);
+    add_product(self, &outer, MODELI_INPUT, 1, costs);
     scale_small(self, costs);
-    add_product(costs, &descs[MODELI_LORA_A_WEIGHT], 1);
-    if (!inner)
+    add_product(self, &inner, MODELI_WEIGHT, 1, costs);
+    if (!wants_input)
         return;
-    add_product(costs, &descs[MODELI_LORA_A_INPUT], 1);
+    add_product(self, &inner, MODELI_INPUT, 1, costs);
     scale(self, costs, adapter->in, true);
 }
 
@@ -192,29 +197,24 @@ static void lora(const model *self, enum modeli_layer layer, bool begins, bool e
 
 static void linear(const model *self, enum modeli_layer layer, model_costs *costs)
 {
+    modeli_linear whole = modeli_layer_linear(self, layer);
     lora(self, layer, layer != MODELI_LAYER_DOWN, true, costs);
-    matmul_desc desc =
-        modeli_forward_desc(self, self->products->shape.rows, modeli_layer_columns(self, layer),
-                            modeli_layer_rows(self, layer));
-    add_product(costs, &desc, 1);
+    add_product(self, &whole, MODELI_FORWARD, 1, costs);
 }
 
 static void linear_grad(const model *self, enum modeli_layer layer, bool weights, bool inner,
                         model_costs *costs)
 {
-    uint64_t rows = self->products->shape.rows, out = modeli_layer_rows(self, layer);
-    uint64_t in = modeli_layer_columns(self, layer);
-    matmul_desc weight = modeli_weight_desc(self, rows, in, out);
-    matmul_desc input = modeli_input_desc(self, rows, in, out);
+    modeli_linear whole = modeli_layer_linear(self, layer);
     for (uint32_t i = 0; i < self->products->adapter_count; i++)
         if (self->products->adapters[i].layer == layer)
             lora_grad(self, &self->products->adapters[i], inner, costs);
     if (weights)
-        add_product(costs, &weight, 1);
+        add_product(self, &whole, MODELI_WEIGHT, 1, costs);
     if (inner)
-        add_product(costs, &input, 1);
-    if (weights && modeli_has_bias(self, layer))
-        add_columns(self, costs, MODEL_ROWS_PLAIN, out);
+        add_product(self, &whole, MODELI_INPUT, 1, costs);
+    if (weights && whole.has_bias)
+        add_columns(self, costs, MODEL_ROWS_PLAIN, whole.out);
 }
 
 static void block_saved(const model *self, model_costs *costs)
@@ -254,13 +254,12 @@ static void block(const model *self, uint32_t stage, bool backward, model_costs 
 
 static void part_forward(const model *self, const modeli_part *part, model_costs *costs)
 {
-    matmul_desc desc = modeli_forward_desc(self, self->products->shape.rows,
-                                           modeli_layer_columns(self, part->layer), part->rows);
+    modeli_linear of = modeli_part_linear(self, part);
     if (part->is_first && part->layer == MODELI_LAYER_QKV)
         norm1(self, costs);
     if (part->is_first && part->layer == MODELI_LAYER_UP)
         norm2(self, costs);
-    add_product(costs, &desc, 1);
+    add_product(self, &of, MODELI_FORWARD, 1, costs);
     if (!part->is_last)
         return;
     if (part->layer == MODELI_LAYER_QKV)
@@ -274,21 +273,17 @@ static void part_forward(const model *self, const modeli_part *part, model_costs
 static void part_backward(const model *self, const modeli_part *part, bool learns,
                           model_costs *costs)
 {
-    uint64_t rows = self->products->shape.rows, in = modeli_layer_columns(self, part->layer);
-    matmul_desc weight = modeli_weight_desc(self, rows, in, part->rows);
-    matmul_desc input = modeli_input_desc(self, rows, in, part->rows);
-    input.c_type = DTYPE_FP32;
-    input.accumulate = !part->is_last;
+    modeli_linear of = modeli_part_linear(self, part);
     if (part->q_norm != MODELI_ABSENT)
         head_norms(self, MODEL_ROWS_NORM_GRAD, costs);
     if (learns)
-        add_product(costs, &weight, 1);
-    if (learns && modeli_has_bias(self, part->layer) && part->is_last)
+        add_product(self, &of, MODELI_WEIGHT, 1, costs);
+    if (learns && of.has_bias && part->is_last)
         add_columns(self, costs, MODEL_ROWS_PLAIN, modeli_layer_rows(self, part->layer));
-    add_product(costs, &input, 1);
+    add_product(self, &of, MODELI_INPUT, 1, costs);
     if (!part->is_first)
         return;
-    add_rows(costs, MODEL_ROWS_PLAIN, rows, in, sizeof(float) + dtype_bytes(self->type));
+    add_rows(costs, MODEL_ROWS_PLAIN, of.rows, of.in, sizeof(float) + dtype_bytes(self->type));
     if (part->layer == MODELI_LAYER_QKV || part->layer == MODELI_LAYER_UP)
         norm_grad(self, costs);
     else if (part->layer == MODELI_LAYER_PROJ)
@@ -318,38 +313,23 @@ static void final_norm(const model *self, bool backward, model_costs *costs)
                 (backward ? 3 : 2) * self->spec.hidden_size);
 }
 
-/* How a call makes logits. in_parts: gradients are summed in fp32 over parts, and the first part
- * that runs does not add. weights, inner: these gradients are wanted; both false in a forward. */
-struct logits_run {
-    bool in_parts, begins, backward, weights, inner;
-};
-
-/* Counts the logits of `columns` of the vocabulary, chunk by chunk of rows, and the work on
- * them. */
-static void logits(const model *self, uint64_t columns, struct logits_run run, model_costs *costs)
+/* Counts the logits of a whole head (`part` NULL) or of one of its parts, chunk by chunk of rows,
+ * and the work on them. weights, inner: these gradients are wanted; both false in a forward. */
+static void logits(const model *self, const modeli_part *part, bool backward, bool weights,
+                   bool inner, model_costs *costs)
 {
-    uint64_t rows = self->products->shape.rows, channels = self->spec.hidden_size;
-    uint64_t elem_bytes = dtype_bytes(self->type);
-    for (int i = 0; i < 2; i++) {
-        uint64_t chunk = i == 0 ? self->chunk_rows : rows % self->chunk_rows;
-        uint64_t count = i == 0 ? rows / self->chunk_rows : 1;
-        if (chunk == 0 || count == 0)
+    for (int last = 0; last < 2; last++) {
+        modeli_linear chunk = modeli_logits_linear(self, part, last);
+        uint64_t count = last ? 1 : self->products->shape.rows / self->chunk_rows;
+        if (chunk.rows == 0 || count == 0)
             continue;
-        matmul_desc made = modeli_forward_desc(self, chunk, channels, columns);
-        made.c_type = DTYPE_FP32;
-        add_product(costs, &made, count);
-        add_rows(costs, MODEL_ROWS_LOSS, chunk * count, columns,
-                 sizeof(float) + (run.backward ? elem_bytes : 0));
-        matmul_desc input = modeli_input_desc(self, chunk, channels, columns);
-        if (run.in_parts) {
-            input.c_type = DTYPE_FP32;
-            input.accumulate = !run.begins;
-        }
-        matmul_desc weight = modeli_weight_desc(self, chunk, channels, columns);
-        if (run.inner)
-            add_product(costs, &input, count);
-        if (run.weights)
-            add_product(costs, &weight, count);
+        add_product(self, &chunk, MODELI_FORWARD, count, costs);
+        add_rows(costs, MODEL_ROWS_LOSS, chunk.rows * count, chunk.out,
+                 sizeof(float) + (backward ? dtype_bytes(self->type) : 0));
+        if (inner)
+            add_product(self, &chunk, MODELI_INPUT, count, costs);
+        if (weights)
+            add_product(self, &chunk, MODELI_WEIGHT, count, costs);
     }
 }
 
@@ -365,8 +345,7 @@ static void head_part(const model *self, const modeli_part *part, bool backward,
                       model_costs *costs)
 {
     if (part->layer != MODELI_LAYER_NORM) {
-        struct logits_run run = {true, part->is_last, backward, backward && learns, backward};
-        logits(self, part->rows, run, costs);
+        logits(self, part, backward, backward && learns, backward, costs);
         return;
     }
     if (backward)
@@ -380,13 +359,10 @@ static void head_part(const model *self, const modeli_part *part, bool backward,
 static void whole_head(const model *self, uint32_t stage, bool backward, model_costs *costs)
 {
     modeli_work work = modeli_work_of(self, stage);
-    struct logits_run run = {.begins = true,
-                             .backward = backward,
-                             .weights = backward && work.weights,
-                             .inner = backward && work.inner};
+    bool inner = backward && work.inner;
     final_norm(self, false, costs);
-    logits(self, self->spec.vocab_size, run, costs);
-    if (run.inner)
+    logits(self, NULL, backward, backward && work.weights, inner, costs);
+    if (inner)
         final_norm(self, true, costs);
 }
 

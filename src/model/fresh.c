@@ -66,7 +66,7 @@ static struct ranges written_of(const model *self, uint32_t stage, uint32_t pass
 
 uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, uint32_t i)
 {
-    const model_pass *of = &self->stages[stage].passes[PHASE_BACKWARD][pass];
+    const struct pass *of = &self->stages[stage].passes[PHASE_BACKWARD][pass];
     struct ranges written = written_of(self, stage, pass, i);
     uint64_t elems = self->units[of->units[i]].elems;
     for (uint32_t r = 0; r < written.count; r++)
@@ -77,7 +77,7 @@ uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, u
 int modeli_begin_grads(model *self, uint32_t stage, uint32_t pass, void *stream,
                        const model_call *call)
 {
-    const model_pass *of = &self->stages[stage].passes[PHASE_BACKWARD][pass];
+    const struct pass *of = &self->stages[stage].passes[PHASE_BACKWARD][pass];
     for (uint32_t i = 0; i < of->unit_count; i++) {
         if (!call->fresh[i] || call->grads[i] == NULL)
             continue;

@@ -31,23 +31,33 @@ embedding_grad_args modeli_embedding_grad(const model *self, const model_call *c
     };
 }
 
-int modeli_embed_forward(model *self, void *stream, const model_call *call)
+/* Offset of the first row that a call needs from the position table at `table`. For MODELI_ABSENT
+ * it returns MODELI_ABSENT. */
+static uint64_t position_row(const model *self, const model_call *call, uint64_t table)
 {
-    const modeli_shape *shape = &self->products->shape;
-    embedding_args args = modeli_embedding(self, call);
-    args.token_table = modeli_param(self, call->params[0], shape->token_table);
-    args.position_table =
-        modeli_param(self, call->params[0], modeli_position_row(self, call, shape->position_table));
-    return self->ops->embedding_forward(self->context, stream, &args);
+    bool moves = self->cache_positions > 0 && table != MODELI_ABSENT;
+    return moves ? table + call->position * self->spec.hidden_size : table;
 }
 
-int modeli_embed_backward(model *self, void *stream, const model_call *call)
+static int embed_backward(model *self, void *stream, const model_call *call)
 {
     const modeli_shape *shape = &self->products->shape;
     embedding_grad_args args = modeli_embedding_grad(self, call);
     args.token_table_grad = modeli_grad(call->grads[0], shape->token_table);
     args.position_table_grad = modeli_grad(call->grads[0], shape->position_table);
     return self->ops->embedding_backward(self->context, stream, &args);
+}
+
+int modeli_embed(model *self, void *stream, const model_call *call, bool backward)
+{
+    const modeli_shape *shape = &self->products->shape;
+    if (backward)
+        return embed_backward(self, stream, call);
+    embedding_args args = modeli_embedding(self, call);
+    args.token_table = modeli_param(self, call->params[0], shape->token_table);
+    args.position_table =
+        modeli_param(self, call->params[0], position_row(self, call, shape->position_table));
+    return self->ops->embedding_forward(self->context, stream, &args);
 }
 
 int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
@@ -111,8 +121,8 @@ static int head_chunk(model *self, void *stream, const model_call *call,
     const kernel_ops *ops = self->ops;
     modeli_chunk_layout chunk;
     modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk);
-    kernel_matmul **products =
-        &self->products->matmul[rows == self->chunk_rows ? MODELI_LOGITS : MODELI_LAST_LOGITS];
+    kernel_matmul *const *products =
+        self->products->logits[rows == self->chunk_rows ? 0 : 1].matmul;
     uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
     const void *matrix = output_matrix(self, call);
     const void *normed = modeli_at(call->saved, at->normed + row * row_bytes);
@@ -120,7 +130,7 @@ static int head_chunk(model *self, void *stream, const model_call *call,
     void *scratch =
         modeli_at(call->temp, backward ? chunk.backward_scratch : chunk.forward_scratch);
 
-    TRY(ops->matmul(products[0], stream, normed, matrix, NULL, logits, scratch));
+    TRY(ops->matmul(products[MODELI_FORWARD], stream, normed, matrix, NULL, logits, scratch));
     cross_entropy_args args = {
         .type = self->type,
         .rows = rows,
@@ -137,13 +147,13 @@ static int head_chunk(model *self, void *stream, const model_call *call,
         return 0;
     float *matrix_grad = modeli_grad(call->grads[shape->output_unit], shape->output_matrix);
     if (grad != NULL)
-        TRY(ops->matmul(products[1], stream, args.logits_grad, matrix, NULL,
+        TRY(ops->matmul(products[MODELI_INPUT], stream, args.logits_grad, matrix, NULL,
                         modeli_at(grad, row * row_bytes), scratch));
     if (matrix_grad == NULL)
         return 0;
     bool begins = call->fresh[shape->output_unit] && row == 0;
-    return ops->matmul(begins ? products[3] : products[2], stream, args.logits_grad, normed, NULL,
-                       matrix_grad, scratch);
+    return ops->matmul(products[begins ? MODELI_FIRST : MODELI_WEIGHT], stream, args.logits_grad,
+                       normed, NULL, matrix_grad, scratch);
 }
 
 /* The buffer for the gradient of the normed rows, and then for that of the input. It is in temp if
@@ -157,7 +167,7 @@ static void *normed_grad(const model *self, const model_call *call)
     return modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_HEAD));
 }
 
-static int head(model *self, void *stream, const model_call *call, bool backward)
+int modeli_head(model *self, void *stream, const model_call *call, bool backward)
 {
     void *grad = backward ? normed_grad(self, call) : NULL;
     modeli_head_layout at;
@@ -178,16 +188,6 @@ static int head(model *self, void *stream, const model_call *call, bool backward
                                   modeli_at(call->temp, chunk_at.backward_scratch));
 }
 
-int modeli_head_forward(model *self, void *stream, const model_call *call)
-{
-    return head(self, stream, call, false);
-}
-
-int modeli_head_backward(model *self, void *stream, const model_call *call)
-{
-    return head(self, stream, call, true);
-}
-
 int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,
                       float *logits)
 {
@@ -198,7 +198,7 @@ int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_
     void *normed = modeli_at(call->temp, at.row_normed);
     TRY(modeli_final_norm(self, stream, call, 1, input, normed, modeli_at(call->temp, at.row_mean),
                           modeli_at(call->temp, at.row_rstd)));
-    return self->ops->matmul(self->products->matmul[MODELI_ROW_LOGITS], stream, normed,
+    return self->ops->matmul(self->products->row_logits.matmul[MODELI_FORWARD], stream, normed,
                              output_matrix(self, call), NULL, logits,
                              modeli_at(call->temp, at.forward_scratch));
 }

@@ -89,7 +89,7 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
     modeli_chunk_layout chunk;
     modeli_head_layout_of(self, &at);
     modeli_chunk_layout_of(self, part->rows, &chunk);
-    const modeli_part_products *products = &part->products[rows == self->chunk_rows ? 0 : 1];
+    kernel_matmul *const *products = part->products[rows == self->chunk_rows ? 0 : 1].matmul;
     uint64_t channels = self->spec.hidden_size;
     const void *matrix = modeli_param(self, call->params[0], part->weights.weight);
     const void *normed =
@@ -98,7 +98,7 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
     void *scratch =
         modeli_at(call->temp, backward ? chunk.backward_scratch : chunk.forward_scratch);
 
-    TRY(ops->matmul(products->forward, stream, normed, matrix, NULL, logits, scratch));
+    TRY(ops->matmul(products[MODELI_FORWARD], stream, normed, matrix, NULL, logits, scratch));
     softmax_part_args args = {
         .type = self->type,
         .rows = rows,
@@ -118,11 +118,12 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
         return ops->softmax_part(self->context, stream, &args);
     float *normed_grad = (float *)modeli_at(call->saved, at.normed_grad) + row * channels;
     TRY(ops->cross_entropy_part(self->context, stream, &args));
-    TRY(ops->matmul(products->input, stream, args.logits_grad, matrix, NULL, normed_grad, scratch));
+    TRY(ops->matmul(products[MODELI_INPUT], stream, args.logits_grad, matrix, NULL, normed_grad,
+                    scratch));
     if (call->grads[0] == NULL)
         return 0;
     bool begins = call->fresh[0] && row == 0;
-    return ops->matmul(begins ? products->first : products->weight, stream, args.logits_grad,
+    return ops->matmul(products[begins ? MODELI_FIRST : MODELI_WEIGHT], stream, args.logits_grad,
                        normed, NULL, modeli_grad(call->grads[0], part->weights.weight), scratch);
 }
 
@@ -183,7 +184,8 @@ int modeli_row_logits_part(model *self, void *stream, const model_call *call,
                                  normed, modeli_at(call->saved, at.mean),
                                  modeli_at(call->saved, at.rstd));
     modeli_chunk_layout_of(self, part->rows, &chunk);
-    return self->ops->matmul(
-        part->row_logits, stream, normed, modeli_param(self, call->params[0], part->weights.weight),
-        NULL, logits + part->row_begin, modeli_at(call->temp, chunk.forward_scratch));
+    return self->ops->matmul(part->row_logits.matmul[MODELI_FORWARD], stream, normed,
+                             modeli_param(self, call->params[0], part->weights.weight), NULL,
+                             logits + part->row_begin,
+                             modeli_at(call->temp, chunk.forward_scratch));
 }

@@ -403,7 +403,7 @@ void modeli_note_learning(model *self)
 
 modeli_work modeli_work_of(const model *self, uint32_t stage)
 {
-    const model_stage *source = &self->stages[stage];
+    const struct stage *source = &self->stages[stage];
     const model_spec *spec = &self->spec;
     modeli_work work = {.input = stage > self->first_learning};
     switch (source->kind) {

@@ -14,24 +14,22 @@
  *   delta   the largest term added to y or dx; or dy's columns of an adapter without gaps
  *   small   du of each of the layer's adapters
  *
- * Allocates only products, in model_prepare. */
+ * Allocates nothing. */
 #include <assert.h>
-#include <string.h>
 
-#include "base/mem.h"
 #include "model/block_internal.h"
 
 /* ---- shapes ---- */
 
-uint64_t modeli_rank_stride(const model *self)
+/* Elements from row to row of u. */
+static uint64_t rank_stride(const model *self)
 {
     return size_round_up(self->spec.lora.rank, MODELI_RANK_STEP);
 }
 
 static uint64_t small_bytes(const model *self)
 {
-    uint64_t bytes =
-        self->products->shape.rows * modeli_rank_stride(self) * dtype_bytes(self->type);
+    uint64_t bytes = self->products->shape.rows * rank_stride(self) * dtype_bytes(self->type);
     return size_round_up(bytes, MODELI_ALIGN_BYTES);
 }
 
@@ -67,85 +65,32 @@ uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes)
     return self->products->adapter_count == 0 ? scratch_bytes : temp_from(self, scratch_bytes).end;
 }
 
-void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage)
+uint64_t modeli_lora_dram_bytes(const model *self)
 {
-    double rows = (double)self->products->shape.rows, rank = (double)self->spec.lora.rank;
     uint64_t columns = 0;
     for (uint32_t i = 0; i < self->products->adapter_count; i++) {
         const modeli_adapter *adapter = &self->products->adapters[i];
-        double a = 2 * rows * (double)adapter->in * rank;
-        double b = 2 * rows * (double)adapter->out * rank;
-        bool has_input = adapter->layer != MODELI_LAYER_QKV || work->inner;
-        stage->forward_flops += a + b;
-        stage->recompute_flops += adapter->layer == MODELI_LAYER_DOWN ? a : a + b;
-        stage->backward_flops += a + 2 * b + (has_input ? a : 0);
         columns += adapter->in + 4 * adapter->out + 4 * self->spec.lora.rank;
     }
-    uint64_t bytes = self->products->shape.rows * columns * dtype_bytes(self->type);
-    stage->forward_dram_bytes += bytes;
-    stage->backward_dram_bytes += 3 * bytes;
+    return self->products->shape.rows * columns * dtype_bytes(self->type);
 }
 
 /* ---- products ---- */
 
-void modeli_lora_descs(const model *self, const modeli_adapter *adapter,
-                       matmul_desc descs[MODELI_LORA_PRODUCTS])
+modeli_linear modeli_inner_linear(const model *self, const modeli_adapter *adapter)
 {
-    uint64_t rows = self->products->shape.rows, rank = self->spec.lora.rank;
-    uint64_t stride = modeli_rank_stride(self);
-    matmul_desc *a = &descs[MODELI_LORA_A], *b = &descs[MODELI_LORA_B];
-    *a = modeli_forward_desc(self, rows, adapter->in, rank);
-    a->c_stride = stride;
-    *b = modeli_forward_desc(self, rows, rank, adapter->out);
-    b->a_stride = stride;
-    a->has_bias = b->has_bias = false;
-    descs[MODELI_LORA_A_INPUT] = modeli_input_desc(self, rows, adapter->in, rank);
-    descs[MODELI_LORA_A_INPUT].a_stride = stride;
-    descs[MODELI_LORA_B_INPUT] = modeli_input_desc(self, rows, rank, adapter->out);
-    descs[MODELI_LORA_B_INPUT].c_stride = stride;
-    descs[MODELI_LORA_A_WEIGHT] = modeli_weight_desc(self, rows, adapter->in, rank);
-    descs[MODELI_LORA_A_WEIGHT].a_stride = stride;
-    descs[MODELI_LORA_B_WEIGHT] = modeli_weight_desc(self, rows, rank, adapter->out);
-    descs[MODELI_LORA_B_WEIGHT].b_stride = stride;
-    for (int p = MODELI_LORA_A_WEIGHT; p <= MODELI_LORA_B_WEIGHT; p++) {
-        matmul_desc *first = &descs[p - MODELI_LORA_A_WEIGHT + MODELI_LORA_A_FIRST];
-        *first = descs[p];
-        first->accumulate = false;
-    }
+    modeli_linear made =
+        modeli_linear_of(self, self->products->shape.rows, adapter->in, self->spec.lora.rank);
+    made.out_stride = rank_stride(self);
+    return made;
 }
 
-int modeli_make_lora(model *self)
+modeli_linear modeli_outer_linear(const model *self, const modeli_adapter *adapter)
 {
-    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
-        modeli_adapter *adapter = &self->products->adapters[i];
-        matmul_desc descs[MODELI_LORA_PRODUCTS];
-        modeli_lora_descs(self, adapter, descs);
-        for (int p = 0; p < MODELI_LORA_PRODUCTS; p++)
-            TRY(self->ops->matmul_create(self->context, &descs[p], &adapter->matmul[p]));
-    }
-    return 0;
-}
-
-void modeli_release_lora(model *self)
-{
-    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
-        modeli_adapter *adapter = &self->products->adapters[i];
-        for (int p = 0; p < MODELI_LORA_PRODUCTS; p++)
-            if (adapter->matmul[p] != NULL)
-                self->ops->matmul_destroy(adapter->matmul[p]);
-        memset(adapter->matmul, 0, sizeof adapter->matmul);
-    }
-}
-
-void modeli_lora_scratch(const model *self, uint64_t *forward, uint64_t *backward)
-{
-    for (uint32_t i = 0; i < self->products->adapter_count; i++)
-        for (int p = 0; p < MODELI_LORA_PRODUCTS; p++) {
-            uint64_t bytes = self->ops->matmul_scratch_bytes(self->products->adapters[i].matmul[p]);
-            *backward = size_max(*backward, bytes);
-            if (p == MODELI_LORA_A || p == MODELI_LORA_B)
-                *forward = size_max(*forward, bytes);
-        }
+    modeli_linear made =
+        modeli_linear_of(self, self->products->shape.rows, self->spec.lora.rank, adapter->out);
+    made.in_stride = rank_stride(self);
+    return made;
 }
 
 /* ---- running ---- */
@@ -177,12 +122,11 @@ static struct lora_run start(const modeli_block_run *run, uint32_t idx, bool bac
     };
 }
 
-static int multiply(const struct lora_run *of, enum modeli_lora_product which, const void *a,
-                    const void *b, void *c)
+static int multiply(const struct lora_run *of, const modeli_linear *by, enum modeli_product which,
+                    const void *a, const void *b, void *c)
 {
     const modeli_block_run *run = of->run;
-    return run->self->ops->matmul(of->adapter->matmul[which], run->stream, a, b, NULL, c,
-                                  run->call->temp);
+    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, NULL, c, run->call->temp);
 }
 
 /* target = scale * source, or += if `accumulates`; [N, columns]. */
@@ -209,7 +153,7 @@ static int scale_small(const struct lora_run *of, void *small)
 {
     const model *self = of->run->self;
     float by = (float)(self->spec.lora.alpha / (double)self->spec.lora.rank);
-    uint64_t stride = modeli_rank_stride(self);
+    uint64_t stride = rank_stride(self);
     if (by == 1.0f)
         return 0;
     return scale(of, self->spec.lora.rank, by, false, small, stride, small, stride);
@@ -221,7 +165,7 @@ int modeli_lora_inner(const modeli_block_run *run, enum modeli_layer layer, cons
         struct lora_run of = start(run, i, false);
         if (of.adapter->layer != layer)
             continue;
-        TRY(multiply(&of, MODELI_LORA_A, source, of.a, of.u));
+        TRY(multiply(&of, &of.adapter->inner, MODELI_FORWARD, source, of.a, of.u));
         TRY(scale_small(&of, of.u));
     }
     return 0;
@@ -235,7 +179,7 @@ int modeli_lora_outer(const modeli_block_run *run, enum modeli_layer layer, void
             continue;
         void *delta = modeli_at(run->call->temp, of.at.delta);
         void *columns = modeli_at(target, of.adapter->column * dtype_bytes(run->self->type));
-        TRY(multiply(&of, MODELI_LORA_B, of.u, of.b, delta));
+        TRY(multiply(&of, &of.adapter->outer, MODELI_FORWARD, of.u, of.b, delta));
         TRY(scale(&of, of.adapter->out, 1, true, delta, of.adapter->out, columns,
                   of.layer_columns));
     }
@@ -261,9 +205,7 @@ static int own_columns(const struct lora_run *of, const void *output_grad, const
 int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer layer,
                              const void *output_grad, const void *source)
 {
-    bool begins = run->call->fresh[1];
-    enum modeli_lora_product a_grad = begins ? MODELI_LORA_A_FIRST : MODELI_LORA_A_WEIGHT;
-    enum modeli_lora_product b_grad = begins ? MODELI_LORA_B_FIRST : MODELI_LORA_B_WEIGHT;
+    enum modeli_product gradient = run->call->fresh[1] ? MODELI_FIRST : MODELI_WEIGHT;
     uint32_t place = 0;
     for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
         struct lora_run of = start(run, i, true);
@@ -273,10 +215,12 @@ int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer laye
         void *small = modeli_at(run->call->temp, of.at.small[place++]);
         float *grads = run->call->grads[1];
         TRY(own_columns(&of, output_grad, &own));
-        TRY(multiply(&of, b_grad, own, of.u, modeli_grad(grads, of.adapter->b)));
-        TRY(multiply(&of, MODELI_LORA_B_INPUT, own, of.b, small));
+        TRY(multiply(&of, &of.adapter->outer, gradient, own, of.u,
+                     modeli_grad(grads, of.adapter->b)));
+        TRY(multiply(&of, &of.adapter->outer, MODELI_INPUT, own, of.b, small));
         TRY(scale_small(&of, small));
-        TRY(multiply(&of, a_grad, small, source, modeli_grad(grads, of.adapter->a)));
+        TRY(multiply(&of, &of.adapter->inner, gradient, small, source,
+                     modeli_grad(grads, of.adapter->a)));
     }
     return 0;
 }
@@ -291,7 +235,7 @@ int modeli_lora_input_grads(const modeli_block_run *run, enum modeli_layer layer
         void *small = modeli_at(run->call->temp, of.at.small[place++]);
         void *delta = modeli_at(run->call->temp, of.at.delta);
         uint64_t in = of.adapter->in;
-        TRY(multiply(&of, MODELI_LORA_A_INPUT, small, of.a, delta));
+        TRY(multiply(&of, &of.adapter->inner, MODELI_INPUT, small, of.a, delta));
         TRY(scale(&of, in, 1, true, delta, in, input_grad, in));
     }
     return 0;

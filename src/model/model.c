@@ -199,7 +199,7 @@ static void list_stages(model *self)
 {
     uint32_t last = self->stage_count - 1;
     for (uint32_t i = 0; i <= last; i++) {
-        model_stage *stage = &self->stages[i];
+        struct stage *stage = &self->stages[i];
         stage->kind = i == 0 ? STAGE_EMBED : i == last ? STAGE_HEAD : STAGE_BLOCK;
         stage->units[0] = modeli_stage_unit(self, i);
         stage->unit_count = 1;
@@ -210,7 +210,7 @@ static void list_stages(model *self)
         self->stages[last].unit_count = 2;
     }
     for (uint32_t i = 1; i <= last; i++) {
-        model_stage *stage = &self->stages[i];
+        struct stage *stage = &self->stages[i];
         if (i == last ? self->products->splits_head : self->products->splits_block) {
             stage->units[1] = stage->units[0] + 1;
             stage->unit_count = 2;
@@ -320,8 +320,7 @@ void model_destroy(model *self)
     for (uint32_t i = 0; i < self->unit_count; i++)
         mem_free(self->units[i].tensors);
     mem_free(self->units);
-    if (self->stages != NULL)
-        modeli_destroy_passes(self);
+    mem_free(self->passes);
     mem_free(self->stages);
     mem_free(self->products);
     mem_free(self);

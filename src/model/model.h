@@ -68,7 +68,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "base/words.h"
+#include "base/stage.h"
 #include "kernels/ops.h"
 
 enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
@@ -158,54 +158,6 @@ struct model_unit {
 };
 typedef struct model_unit model_unit;
 
-enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
-
-/* One pass of a stage: the work that runs for each micro-batch while the params of its units are
- * there.
- *
- * All passes of a phase run in order, for every micro-batch. A backward follows its own recompute,
- * or directly its forward if `saved` was kept. What a pass wrote to a buffer must stay until the
- * last pass of the phase that uses the buffer, also through passes that do not use it
- * (ACCESS_NONE). No pass reads a part of a buffer that no pass has written yet. */
-struct model_pass {
-    uint32_t units[2];
-    uint32_t unit_count;
-    bool reads_params[2]; /* true if params[i] is needed */
-    bool adds_grads[2];   /* true if the pass adds to grads[i]; never for a frozen unit */
-    /* bytes of grads[i] that a fresh call fills with zeros (model_call.fresh) */
-    uint64_t zeroed_bytes[2];
-    uint8_t input, output, output_grad, input_grad, losses; /* enum operand_access */
-    /* The same for `saved`. NONE in an uncut stage, where the caller decides whether to keep it;
-     * the pass needs the memory all the same. */
-    uint8_t saved;
-    /* backward of an uncut stage: includes recompute_flops, which a kept `saved` avoids */
-    double flops;
-    uint64_t dram_bytes, temp_bytes; /* temp: scratch of this pass only */
-};
-typedef struct model_pass model_pass;
-
-/* All bytes and flops are for one micro-batch of B x T tokens. */
-struct model_stage {
-    enum stage_kind kind;
-    /* the stage's own unit first; unit_count 1 or 2. Cut: only its first unit here; the passes name
-     * all */
-    uint32_t units[2];
-    uint32_t unit_count;
-    bool is_cut; /* a phase has more than one pass; `saved` goes from pass to pass */
-    model_pass *passes[PHASE_COUNT];  /* owned by the model; final after model_prepare */
-    uint32_t pass_count[PHASE_COUNT]; /* uncut: 1, 0, 1; before first_learning: 1, 0, 0 */
-    uint64_t saved_bytes;             /* inner activations that the backward needs */
-    uint64_t forward_temp_bytes;      /* more scratch for the forward */
-    uint64_t backward_temp_bytes;     /* more scratch for recompute and backward */
-    double forward_flops;             /* matrix products and attention */
-    double backward_flops;            /* without recomputation (head: the backward only) */
-    double recompute_flops;           /* recomputation within the backward (0 for embed) */
-    /* estimates for the simulator; shapes.c has the rules */
-    uint64_t forward_dram_bytes;
-    uint64_t backward_dram_bytes; /* includes the recomputation */
-};
-typedef struct model_stage model_stage;
-
 typedef struct model_products model_products; /* internal: offsets, and what model_prepare makes */
 
 struct model {
@@ -217,7 +169,9 @@ struct model {
     uint64_t cache_bytes;
     uint32_t unit_count, stage_count;
     model_unit *units;
-    model_stage *stages;
+    struct stage *stages; /* final after model_prepare */
+    struct pass *passes;  /* of all stages, one stage after the other, phase by phase */
+    uint64_t pass_count;
     uint64_t param_count;     /* true parameters of the whole model; a tied embedding counts once */
     uint64_t learning_count;  /* parameters that learn */
     uint32_t first_learning;  /* the first stage with a unit that learns */
@@ -266,7 +220,7 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
                       uint64_t count, float *master);
 
 /* The memory of one call: one pass of a stage, one micro-batch. A buffer that the pass does not use
- * (model_pass) may be NULL. All buffers are device memory and no two overlap. output and input_grad
+ * (struct pass) may be NULL. All buffers are device memory and no two overlap. output and input_grad
  * serve as scratch before their value is written. */
 struct model_call {
     const void *params[2]; /* whole flat vectors of the pass's units, in `type` */
@@ -279,7 +233,7 @@ struct model_call {
     const void *input;       /* [B,T,C]; NULL for embed */
     void *output;            /* forward of embed and blocks */
     const void *output_grad; /* backward of embed and blocks */
-    /* backward of blocks and head; NULL: not wanted (see model_pass.input_grad) */
+    /* backward of blocks and head; NULL: not wanted (see pass.input_grad) */
     void *input_grad;
     float *losses;    /* [B*T] fp32 nats per token: head */
     float grad_scale; /* head backward: loss scale / tokens of the whole step */
@@ -296,76 +250,20 @@ struct model_call {
 };
 typedef struct model_call model_call;
 
-/* Forward. Embed and blocks write output; the head writes only losses (evaluation). `saved` is
- * scratch unless the caller keeps it for the backward. */
-int model_forward(model *self, uint32_t stage, void *stream, const model_call *call) MUST_CHECK;
-
-/* One pass of one phase; model_forward does the forward of a whole stage that is not cut. In the
- * backward, blocks first recompute `saved` from input unless `saved_is_valid`; the head does
- * forward, losses and backward; gradients are added to grads, or begin them (model_call.fresh). For
- * a cut stage `saved` holds what its passes leave for each other. `saved_is_valid` means, for the
- * backward of an uncut stage, that the caller kept `saved` from the forward. For a cut stage it has
- * no effect: its `saved` is always filled. */
+/* One pass of one phase. The forward of embed and blocks writes output, that of the head only losses
+ * (evaluation). In the backward, blocks first recompute `saved` from input unless `saved_is_valid`;
+ * the head does forward, losses and backward; gradients are added to grads, or begin them
+ * (model_call.fresh). For a cut stage `saved` holds what its passes leave for each other.
+ * `saved_is_valid` means, for the backward of an uncut stage, that the caller kept `saved` from the
+ * forward. For a cut stage it has no effect: its `saved` is always filled. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation, for generation.
- * temp is that of the head's forward. Only for a head that is not cut. */
-int model_logits(model *self, void *stream, const model_call *call, uint64_t row,
-                 float *logits) MUST_CHECK;
-
-/* The same for any head: runs pass `pass` of the head's forward. Call it for all passes in order
- * with the same `saved`. Each pass of a cut head fills its own part of the logits. */
+ * Runs pass `pass` of the head's forward, with its temp: call it for all passes in order with the
+ * same `saved`. Each pass of a cut head fills its own part of the logits. */
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits) MUST_CHECK;
-
-/* The work of a pass, for callers that know the speed of each kind of work. */
-enum { MODEL_COST_PRODUCTS_MAX = 64 };
-
-/* `count` products [m,k] x [k,n] of operands of `type`. */
-struct model_cost_product {
-    enum dtype type, result; /* result: type of the product's result */
-    bool accumulates;        /* the result is added to what is there */
-    bool b_transposed;       /* the second operand is stored [n,k] */
-    uint64_t m, n, k, count;
-};
-typedef struct model_cost_product model_cost_product;
-
-/* Row-wise kernels, grouped by how much they compute for each byte. */
-enum model_row_kind {
-    MODEL_ROWS_NORM,
-    MODEL_ROWS_NORM_GRAD,
-    MODEL_ROWS_GELU,
-    MODEL_ROWS_GELU_GRAD,
-    MODEL_ROWS_SWIGLU,
-    MODEL_ROWS_SWIGLU_GRAD,
-    MODEL_ROWS_PLAIN,      /* sums, rotary positions, conversions, gradients of biases */
-    MODEL_ROWS_TABLE,      /* gathers rows of the embedding */
-    MODEL_ROWS_TABLE_GRAD, /* adds rows of the embedding's gradient, in order */
-    MODEL_ROWS_LOSS,       /* softmax and losses from logits, and their gradient */
-    MODEL_ROW_KIND_COUNT
-};
-
-struct model_costs {
-    uint32_t product_count;
-    model_cost_product products[MODEL_COST_PRODUCTS_MAX];
-    double attention_forward_flops, attention_backward_flops;
-    double row_bytes[MODEL_ROW_KIND_COUNT]; /* read and written together */
-    uint64_t call_count;                    /* number of kernel calls */
-};
-typedef struct model_costs model_costs;
-
-/* The work of one pass of one micro-batch. For the backward of an uncut block it includes the
- * recomputation. Its flops equal model_pass.flops. */
-void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
-                      model_costs *out);
-
-/* The part of an uncut block's backward that need not run if `saved` is kept. Empty for other
- * stages. */
-void model_kept_costs(const model *self, uint32_t stage, model_costs *out);
-
-/* FLOPs of the products and of attention, counted as in model_stage. */
-double model_costs_flops(const model_costs *costs);
 
 /* The name of target `idx` of a family's linear layers, as in PEFT's target_modules ("q_proj";
  * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"). NULL if `idx` is not below the number of

@@ -95,7 +95,7 @@ typedef struct modeli_block_layout modeli_block_layout;
 
 /* `saved` of the head: mean, rstd [N] fp32, normed [N,C]. A head in parts also has the statistics
  * of the softmax, [N] fp32 each, and the gradient of normed, [N,C] fp32, summed over the parts. In
- * parts, model_logits puts its row at the beginning of mean, rstd and normed. */
+ * parts, model_logits_pass puts its row at the beginning of mean, rstd and normed. */
 struct modeli_head_layout {
     uint64_t mean, rstd, normed;
     uint64_t largest, sum, target_logit, normed_grad; /* 0 unless the head is in parts */
@@ -109,7 +109,7 @@ typedef struct modeli_head_layout modeli_head_layout;
  *   logits_grad   [chunk,columns]        backward; at the place of logits if the type is fp32
  *   scratch       of the backend's library
  *
- * model_logits of a whole head puts its one row in temp instead: mean, rstd, normed [C],
+ * model_logits_pass of a whole head puts its one row in temp instead: mean, rstd, normed [C],
  * scratch. */
 struct modeli_chunk_layout {
     uint64_t logits, logits_grad, forward_scratch, backward_scratch;
@@ -117,35 +117,7 @@ struct modeli_chunk_layout {
 };
 typedef struct modeli_chunk_layout modeli_chunk_layout;
 
-enum modeli_product {
-    MODELI_QKV,       /* [N,P] = normed1 Wqkv^T + b */
-    MODELI_PROJ,      /* [N,C] = attention [N,A] Wproj^T + b */
-    MODELI_UP,        /* [N,E] = normed2 Wup^T + b */
-    MODELI_DOWN,      /* [N,C] = ffn_output Wdown^T + b */
-    MODELI_QKV_INPUT, /* gradient of the input: [N,C] = dY Wqkv */
-    MODELI_PROJ_INPUT,
-    MODELI_UP_INPUT,
-    MODELI_DOWN_INPUT,
-    MODELI_QKV_WEIGHT, /* gradient of the weight: [P,C] += dY^T X */
-    MODELI_PROJ_WEIGHT,
-    MODELI_UP_WEIGHT,
-    MODELI_DOWN_WEIGHT,
-    MODELI_QKV_FIRST, /* the same for a fresh gradient: [P,C] = dY^T X */
-    MODELI_PROJ_FIRST,
-    MODELI_UP_FIRST,
-    MODELI_DOWN_FIRST,
-    MODELI_LOGITS, /* [chunk,V] fp32 = normed Wout^T */
-    MODELI_LOGITS_INPUT,
-    MODELI_LOGITS_WEIGHT,
-    MODELI_LOGITS_FIRST, /* for the chunk that begins a fresh gradient of the weight */
-    MODELI_LAST_LOGITS,  /* the same for the last, shorter chunk; absent if all chunks are equal */
-    MODELI_LAST_LOGITS_INPUT,
-    MODELI_LAST_LOGITS_WEIGHT,
-    MODELI_ROW_LOGITS, /* one row, for model_logits */
-    MODELI_PRODUCT_COUNT
-};
-
-/* The layers that are cut by rows. */
+/* The layers with a matrix, which may be cut by rows; and the final norm. */
 enum modeli_layer {
     MODELI_LAYER_QKV, /* of a block, in the order of the forward */
     MODELI_LAYER_PROJ,
@@ -157,16 +129,27 @@ enum modeli_layer {
     MODELI_LAYER_OUTPUT
 };
 
-/* The products of one part. */
-struct modeli_part_products {
-    kernel_matmul *forward; /* its columns of the layer's output */
-    /* Gradient of the layer's input in fp32. The layer's last part, which runs first in the
-     * backward, writes it; the other parts add to it. */
-    kernel_matmul *input;
-    kernel_matmul *weight; /* gradient of its rows of the weight, added to what is there */
-    kernel_matmul *first;  /* the same, but written; NULL if another chunk always comes before */
+enum modeli_product {
+    MODELI_FORWARD, /* Y = X W^T + b; W is stored [out,in] */
+    MODELI_INPUT,   /* dX = dY W */
+    MODELI_WEIGHT,  /* dW += dY^T X, in fp32 */
+    MODELI_FIRST,   /* dW = dY^T X: begins a fresh gradient */
+    MODELI_PRODUCTS
 };
-typedef struct modeli_part_products modeli_part_products;
+
+/* A matrix at work: Y [rows,out] from X [rows,in]. */
+struct modeli_linear {
+    uint64_t rows, in, out;
+    uint64_t in_stride, out_stride; /* elements from row to row of X and of Y */
+    bool has_bias;
+    /* dX of a part is summed in fp32: the layer's last part, which runs first in the backward,
+     * writes it; the other parts add to it. */
+    bool adds_in_grad;
+    bool begins; /* false: another chunk of rows always begins a fresh gradient */
+    enum dtype out_type, in_grad_type;
+    kernel_matmul *matmul[MODELI_PRODUCTS]; /* after model_prepare; NULL if never needed */
+};
+typedef struct modeli_linear modeli_linear;
 
 /* One part of a cut unit: rows [row_begin, row_begin + rows) of one layer. All blocks have the same
  * parts, with the same offsets. */
@@ -180,8 +163,8 @@ struct modeli_part {
     modeli_pair norm, weights;
     uint64_t q_norm, k_norm; /* the same; only in the last part of qkv, if heads have norms */
     /* [0] over all rows. For OUTPUT: [0] over a chunk of rows, [1] over the last, shorter chunk. */
-    modeli_part_products products[2];
-    kernel_matmul *row_logits; /* for OUTPUT: one row, for model_logits */
+    modeli_linear products[2];
+    modeli_linear row_logits; /* for OUTPUT: one row, for model_logits_pass */
     uint64_t forward_scratch_bytes, backward_scratch_bytes;
 };
 typedef struct modeli_part modeli_part;
@@ -201,25 +184,13 @@ struct modeli_origin {
 };
 typedef struct modeli_origin modeli_origin;
 
-enum modeli_lora_product {
-    MODELI_LORA_A,        /* [N,rank] = x A^T */
-    MODELI_LORA_B,        /* [N,out] = u B^T */
-    MODELI_LORA_A_INPUT,  /* [N,in] = du A */
-    MODELI_LORA_B_INPUT,  /* [N,rank] = dy B */
-    MODELI_LORA_A_WEIGHT, /* [rank,in] += du^T x */
-    MODELI_LORA_B_WEIGHT, /* [out,rank] += dy^T u */
-    MODELI_LORA_A_FIRST,  /* A and B for a fresh gradient: written */
-    MODELI_LORA_B_FIRST,
-    MODELI_LORA_PRODUCTS
-};
-
 /* An adapter, the same in every block. */
 struct modeli_adapter {
     enum modeli_layer layer;
     uint64_t in, out;
-    uint64_t column; /* its first column of the layer's output; it has `out` columns */
-    uint64_t a, b;   /* offsets in the second unit: [rank,in], [out,rank] */
-    kernel_matmul *matmul[MODELI_LORA_PRODUCTS]; /* after model_prepare */
+    uint64_t column;            /* its first column of the layer's output; it has `out` columns */
+    uint64_t a, b;              /* offsets in the second unit: [rank,in], [out,rank] */
+    modeli_linear inner, outer; /* u = x A^T, y = u B^T; after model_prepare */
 };
 typedef struct modeli_adapter modeli_adapter;
 
@@ -231,12 +202,15 @@ struct model_products {
     modeli_parts embed, block, head;
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
-    modeli_origin *origins;                      /* [unit_count] */
-    kernel_matmul *matmul[MODELI_PRODUCT_COUNT]; /* NULL if absent or not prepared */
-    kernel_attention *attention;
-    matmul_desc *part_descs;      /* [part_matmul_count]: the parts' products, one for each shape */
-    kernel_matmul **part_matmuls; /* [part_matmul_count] */
-    uint32_t part_matmul_count;
+    modeli_origin *origins; /* [unit_count] */
+    /* Of a whole block and a whole head, by enum modeli_layer; a chunk of rows, and the last,
+     * shorter chunk. */
+    modeli_linear layers[MODELI_LAYER_DOWN + 1], logits[2], row_logits;
+    kernel_attention *attention; /* NULL before model_prepare */
+    /* All products, one for each shape. */
+    matmul_desc *descs;      /* [matmul_count] */
+    kernel_matmul **matmuls; /* [matmul_count] */
+    uint32_t matmul_count;
     uint64_t embed_backward_scratch_bytes;
     uint64_t block_forward_scratch_bytes, block_backward_scratch_bytes;
     uint64_t head_forward_scratch_bytes, head_backward_scratch_bytes;
@@ -250,31 +224,9 @@ struct modeli_lister {
 };
 typedef struct modeli_lister modeli_lister;
 
-struct modeli_row {
-    const char *name; /* may hold one %llu for the layer */
-    uint64_t rows, columns;
-    enum tensor_init init;
-    bool with_previous;
-};
-typedef struct modeli_row modeli_row;
-
-/* Adds a tensor and returns its offset. row->with_previous puts it directly after the tensor
- * before, without alignment, so that both are rows of one matrix. */
-uint64_t modeli_add(modeli_lister *list, const modeli_row *row);
 /* Appends a tensor. The caller fills in its name and its initial weights. */
 model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
                             bool with_previous);
-
-/* A family: each function lists the tensors of one kind of unit and notes their offsets. */
-struct modeli_family {
-    const char *name;
-    void (*embed)(const model_spec *spec, modeli_lister *list, modeli_shape *shape);
-    void (*block)(const model_spec *spec, modeli_lister *list, modeli_shape *shape);
-    void (*head)(const model_spec *spec, modeli_lister *list, modeli_shape *shape);
-};
-typedef struct modeli_family modeli_family;
-
-extern const modeli_family modeli_gpt2, modeli_llama;
 
 /* The whole units, one of each kind. */
 struct modeli_whole {
@@ -286,7 +238,7 @@ typedef struct modeli_whole modeli_whole;
 /* Begins a unit without tensors. */
 int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
                      modeli_lister *list) MUST_CHECK;
-/* The families' tensors of one layer. */
+/* The family's tensors, with those of one block. */
 void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole);
 /* Lists all units and their origins. Call after modeli_cut. */
 int modeli_list_units(model *self) MUST_CHECK;
@@ -316,17 +268,15 @@ void modeli_note_learning(model *self);
 modeli_work modeli_work_of(const model *self, uint32_t stage);
 
 /* ---- adapters: lora.c ---- */
-uint64_t modeli_rank_stride(const model *self);      /* elements from row to row of u */
 uint64_t modeli_lora_saved_bytes(const model *self); /* of one adapter's inner activations */
 /* Bytes of temp for a block's pass with adapters; scratch_bytes is the library's scratch. */
 uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes);
-void modeli_lora_descs(const model *self, const modeli_adapter *adapter,
-                       matmul_desc descs[MODELI_LORA_PRODUCTS]);
-int modeli_make_lora(model *self) MUST_CHECK;
-void modeli_release_lora(model *self);
-/* Adds a block's adapters to the flops and DRAM bytes that shapes.c has computed for the stage. */
-void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage);
-void modeli_lora_scratch(const model *self, uint64_t *forward, uint64_t *backward);
+/* The shapes of an adapter's A and B. */
+modeli_linear modeli_inner_linear(const model *self, const modeli_adapter *adapter);
+modeli_linear modeli_outer_linear(const model *self, const modeli_adapter *adapter);
+/* What the adapters of a block add to the DRAM bytes of a forward, and three times to those of a
+ * backward. */
+uint64_t modeli_lora_dram_bytes(const model *self);
 
 /* ---- parts: parts.c ----
  *
@@ -375,34 +325,36 @@ void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_la
 /* If nobody wants input_grad, the backward of an uncut stage puts that gradient [N,C] into temp.
  * This is its offset there, in bytes. */
 uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind);
-/* bytes and flops of all stages, from the scratch sizes known so far */
-void modeli_size_stages(model *self);
 
-/* Sets the rows of a chunk of logits, for tests of the chunk boundary. Call before
- * model_prepare. */
-void modeli_set_chunk_rows(model *self, uint64_t rows);
+/* Bytes of the passes of an uncut stage; the backward includes the recomputation. */
+struct modeli_sizes {
+    uint64_t forward_dram_bytes, backward_dram_bytes;
+    uint64_t forward_temp_bytes, backward_temp_bytes; /* from the scratch sizes known so far */
+};
+typedef struct modeli_sizes modeli_sizes;
+
+modeli_sizes modeli_uncut_sizes(const model *self, const struct stage *stage,
+                                const modeli_work *work);
 
 /* ---- passes of all stages: passes.c ---- */
 int modeli_create_passes(model *self) MUST_CHECK;
-void modeli_size_passes(
-    /* Call after the stages' bytes and flops are known. It sums the passes of cut stages. */
-    model *self);
-void modeli_destroy_passes(model *self);
+/* Fills all passes, from the scratch sizes known so far. */
+void modeli_size_stages(model *self);
 /* The part that a pass of a cut stage works on. *backward says whether the pass makes gradients:
  * all passes of a backward do, except the first half of the head's. */
 const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_t stage,
                                     uint32_t pass, bool *backward);
 
-/* ---- products: products.c, part_products.c ----
- *
- * The description of a forward product. It has no bias; the caller adds it. */
-matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
-matmul_desc modeli_input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
-/* A gradient of a weight that adds to what is there. With `accumulate` set to false it begins a
- * fresh gradient. */
-matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
-int modeli_make_part_products(model *self) MUST_CHECK;
-void modeli_release_part_products(model *self);
+/* ---- products: products.c ---- */
+/* The shape of a layer without bias, of a layer of a whole block, of a part of a layer, and of a
+ * chunk of logits: of a whole head (`part` NULL) or of one part. is_last: the last, shorter chunk;
+ * it has 0 rows if all chunks are equal. */
+modeli_linear modeli_linear_of(const model *self, uint64_t rows, uint64_t in, uint64_t out);
+modeli_linear modeli_layer_linear(const model *self, enum modeli_layer layer);
+modeli_linear modeli_part_linear(const model *self, const modeli_part *part);
+modeli_linear modeli_logits_linear(const model *self, const modeli_part *part, bool is_last);
+matmul_desc modeli_product_desc(const model *self, const modeli_linear *of,
+                                enum modeli_product which);
 void modeli_release_products(model *self);
 
 /* ---- how gradients begin: fresh.c ----
@@ -418,13 +370,11 @@ uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, u
  * not set. */
 embedding_args modeli_embedding(const model *self, const model_call *call);
 embedding_grad_args modeli_embedding_grad(const model *self, const model_call *call);
-int modeli_embed_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
-int modeli_embed_backward(model *self, void *stream, const model_call *call) MUST_CHECK;
+int modeli_embed(model *self, void *stream, const model_call *call, bool backward) MUST_CHECK;
 int modeli_block_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
 int modeli_block_backward(model *self, void *stream, const model_call *call,
                           bool saved_is_valid) MUST_CHECK;
-int modeli_head_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
-int modeli_head_backward(model *self, void *stream, const model_call *call) MUST_CHECK;
+int modeli_head(model *self, void *stream, const model_call *call, bool backward) MUST_CHECK;
 int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,
                       float *logits) MUST_CHECK;
 
@@ -443,21 +393,6 @@ int modeli_head_part(model *self, void *stream, const model_call *call, const mo
                      bool backward) MUST_CHECK;
 int modeli_row_logits_part(model *self, void *stream, const model_call *call,
                            const modeli_part *part, uint64_t row, float *logits) MUST_CHECK;
-
-/* Offset of the first row that a call needs from the position table at `table`. For MODELI_ABSENT
- * it returns MODELI_ABSENT. */
-static inline uint64_t modeli_position_row(const model *self, const model_call *call,
-                                           uint64_t table)
-{
-    bool moves = self->cache_positions > 0 && table != MODELI_ABSENT;
-    return moves ? table + call->position * self->spec.hidden_size : table;
-}
-
-/* True if the layer has a bias; layers of embedding and head have none. */
-static inline bool modeli_has_bias(const model *self, enum modeli_layer layer)
-{
-    return modeli_layer_whole(&self->products->shape, layer).bias != MODELI_ABSENT;
-}
 
 static inline bool modeli_has_head_norms(const model *self)
 {

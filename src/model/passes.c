@@ -1,34 +1,35 @@
 /* The passes of every stage: which parameters each needs, what it reads and writes, and what it
- * costs. modeli_create_passes makes the lists (model_create). modeli_size_passes fills them each
- * time the bytes or flops of the stages change. See model.h for the order of passes. */
+ * costs. modeli_create_passes makes the lists (model_create). modeli_size_stages fills them each
+ * time the scratch of the library changes. See model.h for the order of passes. */
 #include <errno.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "model/costs.h"
 #include "model/model_internal.h"
 
 /* ---- stages of one pass in each direction ---- */
 
 /* The pass adds to the gradients of all its units that learn. */
-static void add_grads(const model *self, model_pass *pass)
+static void add_grads(const model *self, struct pass *pass)
 {
     for (uint32_t i = 0; i < pass->unit_count; i++)
         pass->adds_grads[i] = !self->units[pass->units[i]].is_frozen;
 }
 
-static void fill_embed(const model_stage *stage)
+static void fill_embed(const struct stage *stage)
 {
-    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
+    struct pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     forward->reads_params[0] = true;
     forward->output = ACCESS_WRITE;
     if (stage->pass_count[PHASE_BACKWARD] > 0)
         backward->output_grad = ACCESS_READ;
 }
 
-static void fill_block(const model_stage *stage, bool wants_input_grad)
+static void fill_block(const struct stage *stage, bool wants_input_grad)
 {
-    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
+    struct pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     forward->reads_params[0] = true;
     forward->reads_params[1] = stage->unit_count > 1;
     forward->input = ACCESS_READ;
@@ -40,9 +41,9 @@ static void fill_block(const model_stage *stage, bool wants_input_grad)
     backward->input_grad = wants_input_grad ? ACCESS_WRITE : ACCESS_NONE;
 }
 
-static void fill_head(const model_stage *stage, bool wants_input_grad)
+static void fill_head(const struct stage *stage, bool wants_input_grad)
 {
-    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
+    struct pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     for (uint32_t i = 0; i < stage->unit_count; i++)
         forward->reads_params[i] = backward->reads_params[i] = true;
     forward->input = backward->input = ACCESS_READ;
@@ -52,28 +53,33 @@ static void fill_head(const model_stage *stage, bool wants_input_grad)
 
 static void fill_uncut(const model *self, uint32_t stage_idx)
 {
-    const model_stage *stage = &self->stages[stage_idx];
-    model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
-    bool wants_input_grad = modeli_work_of(self, stage_idx).input;
-    model_pass common = {.unit_count = stage->unit_count};
+    struct stage *stage = &self->stages[stage_idx];
+    struct pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
+    modeli_work work = modeli_work_of(self, stage_idx);
+    modeli_sizes sizes = modeli_uncut_sizes(self, stage, &work);
+    struct pass common = {.unit_count = stage->unit_count};
     memcpy(common.units, stage->units, sizeof common.units);
     *forward = common;
-    forward->flops = stage->forward_flops;
-    forward->dram_bytes = stage->forward_dram_bytes;
-    forward->temp_bytes = stage->forward_temp_bytes;
+    forward->dram_bytes = sizes.forward_dram_bytes;
+    forward->temp_bytes = sizes.forward_temp_bytes;
     if (stage->pass_count[PHASE_BACKWARD] > 0) {
         *backward = common;
         add_grads(self, backward);
-        backward->flops = stage->backward_flops + stage->recompute_flops;
-        backward->dram_bytes = stage->backward_dram_bytes;
-        backward->temp_bytes = stage->backward_temp_bytes;
+        backward->dram_bytes = sizes.backward_dram_bytes;
+        backward->temp_bytes = sizes.backward_temp_bytes;
     }
     if (stage->kind == STAGE_EMBED)
         fill_embed(stage);
     else if (stage->kind == STAGE_BLOCK)
-        fill_block(stage, wants_input_grad);
+        fill_block(stage, work.input);
     else
-        fill_head(stage, wants_input_grad);
+        fill_head(stage, work.input);
+    if (stage->kind != STAGE_BLOCK)
+        return;
+    model_costs kept;
+    model_kept_costs(self, stage_idx, &kept);
+    stage->recompute_flops = model_costs_flops(&kept);
+    stage->recompute_dram_bytes = forward->dram_bytes;
 }
 
 /* ---- stages in parts ---- */
@@ -95,7 +101,7 @@ const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_
 
 static void count_passes(const model *self, uint32_t stage_idx)
 {
-    model_stage *stage = &self->stages[stage_idx];
+    struct stage *stage = &self->stages[stage_idx];
     const modeli_parts *parts = modeli_parts_of(self, stage_idx);
     uint32_t count = parts == NULL ? 1 : parts->count;
     stage->pass_count[PHASE_FORWARD] = stage->pass_count[PHASE_BACKWARD] = count;
@@ -111,7 +117,7 @@ static void count_passes(const model *self, uint32_t stage_idx)
             stage->pass_count[PHASE_RECOMPUTE]++;
 }
 
-static void embed_access(uint32_t pass_idx, bool backward, model_pass *pass)
+static void embed_access(uint32_t pass_idx, bool backward, struct pass *pass)
 {
     if (backward)
         pass->output_grad = ACCESS_READ;
@@ -121,7 +127,7 @@ static void embed_access(uint32_t pass_idx, bool backward, model_pass *pass)
 
 /* The layers of block_parts.c and the buffers that each touches. */
 static void block_access(const modeli_part *part, uint32_t pass_idx, bool backward,
-                         model_pass *pass)
+                         struct pass *pass)
 {
     bool is_first = part->is_first;
     pass->saved = pass_idx == 0 && !backward ? ACCESS_WRITE : ACCESS_UPDATE;
@@ -149,7 +155,8 @@ static void block_access(const modeli_part *part, uint32_t pass_idx, bool backwa
     }
 }
 
-static void head_access(const modeli_part *part, uint32_t pass_idx, bool backward, model_pass *pass)
+static void head_access(const modeli_part *part, uint32_t pass_idx, bool backward,
+                        struct pass *pass)
 {
     pass->saved = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
     if (part->layer != MODELI_LAYER_NORM) {
@@ -163,8 +170,9 @@ static void head_access(const modeli_part *part, uint32_t pass_idx, bool backwar
     }
 }
 
-/* FLOPs, and DRAM bytes by the rules of shapes.c. */
-static void embed_costs(const model *self, const modeli_part *part, bool backward, model_pass *pass)
+/* DRAM bytes by the rules of shapes.c, and scratch. */
+static void embed_costs(const model *self, const modeli_part *part, bool backward,
+                        struct pass *pass)
 {
     uint64_t elems = self->boundary_bytes / dtype_bytes(self->type);
     double share = part->layer == MODELI_LAYER_TABLE
@@ -208,19 +216,13 @@ static uint64_t side_columns(const model *self, const modeli_part *part, bool ba
     return columns;
 }
 
-static void block_costs(const model *self, const modeli_part *part, bool backward, model_pass *pass)
+static void block_costs(const model *self, const modeli_part *part, bool backward,
+                        struct pass *pass)
 {
     uint64_t rows = self->products->shape.rows, elem_bytes = dtype_bytes(self->type);
     uint64_t in = modeli_layer_columns(self, part->layer), columns = in + part->rows;
     uint64_t unit_elems = self->units[pass->units[0]].elems;
-    double product = 2 * (double)rows * (double)in * (double)part->rows;
-    double attention =
-        2 * (double)rows * (double)self->tokens * (double)self->products->shape.attention_columns;
-    bool attends = part->layer == MODELI_LAYER_QKV && part->is_last && !backward;
-    bool attends_back = part->layer == MODELI_LAYER_PROJ && part->is_first && backward;
-    bool learns = !self->units[pass->units[0]].is_frozen;
-    pass->flops = (backward && learns ? 2 * product : product) + (attends ? attention : 0) +
-                  (attends_back ? 2.5 * attention : 0);
+    bool learns = pass->adds_grads[0];
     columns += side_columns(self, part, backward) + (backward ? part->rows : 0);
     pass->dram_bytes = rows * columns * elem_bytes + unit_elems * elem_bytes;
     if (backward) /* all passes but the one that begins the sum of input gradients also read it */
@@ -229,7 +231,7 @@ static void block_costs(const model *self, const modeli_part *part, bool backwar
     pass->temp_bytes = backward ? part->backward_scratch_bytes : part->forward_scratch_bytes;
 }
 
-static void head_costs(const model *self, const modeli_part *part, bool backward, model_pass *pass)
+static void head_costs(const model *self, const modeli_part *part, bool backward, struct pass *pass)
 {
     uint64_t rows = self->products->shape.rows, elem_bytes = dtype_bytes(self->type);
     uint64_t channels = self->spec.hidden_size;
@@ -242,9 +244,7 @@ static void head_costs(const model *self, const modeli_part *part, bool backward
     modeli_chunk_layout_of(self, part->rows, &chunk);
     uint64_t chunks = size_div_up(rows, self->chunk_rows);
     uint64_t matrix = part->rows * channels, logits = rows * part->rows;
-    double product = 2 * (double)rows * (double)channels * (double)part->rows;
-    bool learns = !self->units[pass->units[0]].is_frozen;
-    pass->flops = backward ? (learns ? 3 : 2) * product : product;
+    bool learns = pass->adds_grads[0];
     pass->dram_bytes =
         self->boundary_bytes + chunks * matrix * elem_bytes + 2 * logits * sizeof(float);
     pass->temp_bytes = chunk.forward_scratch + part->forward_scratch_bytes;
@@ -258,11 +258,11 @@ static void head_costs(const model *self, const modeli_part *part, bool backward
 
 static void fill_cut(const model *self, uint32_t stage_idx, enum phase phase, uint32_t pass_idx)
 {
-    const model_stage *stage = &self->stages[stage_idx];
-    model_pass *pass = &stage->passes[phase][pass_idx];
+    const struct stage *stage = &self->stages[stage_idx];
+    struct pass *pass = &stage->passes[phase][pass_idx];
     bool backward;
     const modeli_part *part = modeli_pass_part(self, phase, stage_idx, pass_idx, &backward);
-    *pass = (model_pass){.unit_count = 1};
+    *pass = (struct pass){.unit_count = 1};
     pass->units[0] = part->unit + (stage->kind == STAGE_BLOCK ? stage->units[0] : 0);
     pass->reads_params[0] = stage->kind != STAGE_EMBED || !backward;
     pass->adds_grads[0] = backward && !self->units[pass->units[0]].is_frozen;
@@ -278,90 +278,57 @@ static void fill_cut(const model *self, uint32_t stage_idx, enum phase phase, ui
     }
 }
 
-/* Computes bytes and flops of a cut stage from those of its passes. */
-static void sum_cut(const model *self, model_stage *stage)
-{
-    double flops[PHASE_COUNT] = {0};
-    uint64_t dram_bytes[PHASE_COUNT] = {0}, temp_bytes[PHASE_COUNT] = {0};
-    for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
-        for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
-            const model_pass *pass = &stage->passes[phase][i];
-            flops[phase] += pass->flops;
-            dram_bytes[phase] += pass->dram_bytes;
-            temp_bytes[phase] = size_max(temp_bytes[phase], pass->temp_bytes);
-        }
-    stage->forward_flops = flops[PHASE_FORWARD];
-    stage->recompute_flops = flops[PHASE_RECOMPUTE];
-    stage->backward_flops = flops[PHASE_BACKWARD];
-    if (stage->kind == STAGE_HEAD) { /* its backward makes the logits twice */
-        stage->recompute_flops = 2 * flops[PHASE_FORWARD];
-        stage->backward_flops -= stage->recompute_flops;
-    }
-    stage->forward_dram_bytes = dram_bytes[PHASE_FORWARD];
-    stage->backward_dram_bytes = dram_bytes[PHASE_BACKWARD] + dram_bytes[PHASE_RECOMPUTE];
-    stage->forward_temp_bytes = temp_bytes[PHASE_FORWARD];
-    stage->backward_temp_bytes = size_max(temp_bytes[PHASE_BACKWARD], temp_bytes[PHASE_RECOMPUTE]);
-    modeli_block_layout block;
-    modeli_head_layout head;
-    modeli_block_layout_of(self, &block);
-    modeli_head_layout_of(self, &head);
-    stage->saved_bytes = stage->kind == STAGE_BLOCK  ? block.total_bytes
-                         : stage->kind == STAGE_HEAD ? head.saved_total_bytes
-                                                     : 0;
-}
-
 /* ---- all stages ---- */
 
 int modeli_create_passes(model *self)
 {
     for (uint32_t i = 0; i < self->stage_count; i++) {
-        model_stage *stage = &self->stages[i];
         count_passes(self, i);
-        uint32_t total = 0;
         for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
-            total += stage->pass_count[phase];
-        model_pass *passes = mem_alloc(total, sizeof *passes, "model.passes");
-        if (passes == NULL)
-            return -ENOMEM;
-        for (uint32_t phase = 0; phase < PHASE_COUNT; phase++) {
-            stage->passes[phase] = passes;
-            passes += stage->pass_count[phase];
-        }
+            self->pass_count += self->stages[i].pass_count[phase];
     }
+    self->passes = mem_alloc(self->pass_count, sizeof *self->passes, "model.passes");
+    if (self->passes == NULL)
+        return -ENOMEM;
+    struct pass *next = self->passes;
+    for (uint32_t i = 0; i < self->stage_count; i++)
+        for (uint32_t phase = 0; phase < PHASE_COUNT; phase++) {
+            self->stages[i].passes[phase] = next;
+            next += self->stages[i].pass_count[phase];
+        }
     return 0;
 }
 
-/* Sets zeroed_bytes of a stage's passes. Call when the units of all passes are known. */
-static void size_zeroed(const model *self, uint32_t stage_idx)
+/* What follows from all other members of a pass. */
+static void finish_pass(const model *self, enum phase phase, uint32_t stage_idx, uint32_t pass_idx)
 {
-    const model_stage *stage = &self->stages[stage_idx];
-    for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
-        model_pass *pass = &stage->passes[PHASE_BACKWARD][p];
-        for (uint32_t i = 0; i < pass->unit_count; i++)
-            if (pass->adds_grads[i])
-                pass->zeroed_bytes[i] = modeli_zeroed_bytes(self, stage_idx, p, i);
-    }
+    struct pass *pass = &self->stages[stage_idx].passes[phase][pass_idx];
+    model_costs costs;
+    model_pass_costs(self, phase, stage_idx, pass_idx, &costs);
+    pass->flops = model_costs_flops(&costs);
+    for (uint32_t i = 0; i < pass->unit_count; i++)
+        if (pass->adds_grads[i])
+            pass->zeroed_bytes[i] = modeli_zeroed_bytes(self, stage_idx, pass_idx, i);
 }
 
-void modeli_size_passes(model *self)
+void modeli_size_stages(model *self)
 {
+    modeli_block_layout block;
+    modeli_head_layout head;
+    modeli_block_layout_of(self, &block);
+    modeli_head_layout_of(self, &head);
     for (uint32_t i = 0; i < self->stage_count; i++) {
-        model_stage *stage = &self->stages[i];
-        if (!stage->is_cut) {
+        struct stage *stage = &self->stages[i];
+        stage->saved_bytes = stage->kind == STAGE_BLOCK  ? block.total_bytes
+                             : stage->kind == STAGE_HEAD ? head.saved_total_bytes
+                                                         : 0;
+        if (!stage->is_cut)
             fill_uncut(self, i);
-            size_zeroed(self, i);
-            continue;
-        }
         for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
-            for (uint32_t pass = 0; pass < stage->pass_count[phase]; pass++)
-                fill_cut(self, i, (enum phase)phase, pass);
-        size_zeroed(self, i);
-        sum_cut(self, stage);
+            for (uint32_t pass = 0; pass < stage->pass_count[phase]; pass++) {
+                if (stage->is_cut)
+                    fill_cut(self, i, (enum phase)phase, pass);
+                finish_pass(self, (enum phase)phase, i, pass);
+            }
     }
-}
-
-void modeli_destroy_passes(model *self)
-{
-    for (uint32_t i = 0; i < self->stage_count; i++)
-        mem_free(self->stages[i].passes[0]); /* the passes of all phases are one block of memory */
 }

@@ -1,106 +1,177 @@
 /* model_prepare: makes every matrix product and the attention of a model on one backend, one for
  * each shape, and finds the scratch that the backend's library needs. All blocks share the
- * products. Allocates through the backend; nothing allocates later. */
+ * products, and so do layers and parts of the same shape. Allocates through the backend; nothing
+ * allocates later. */
+#include <errno.h>
 #include <math.h>
+#include <string.h>
 
+#include "base/mem.h"
 #include "base/size.h"
 #include "model/model_internal.h"
 
-/* Y[rows, out] = X[rows, in] W^T, the weight stored [out, in]. */
-matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+/* ---- shapes of products ---- */
+
+/* True if the layer has a bias; layers of embedding and head have none. */
+static bool has_bias(const model *self, enum modeli_layer layer)
 {
-    matmul_desc desc = {
-        .m = rows,
-        .n = out,
-        .k = in,
-        .b_transposed = true,
-        .a_stride = in,
-        .b_stride = in,
-        .c_stride = out,
-        .ab_type = self->type,
-        .c_type = self->type,
+    return modeli_layer_whole(&self->products->shape, layer).bias != MODELI_ABSENT;
+}
+
+modeli_linear modeli_linear_of(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+{
+    return (modeli_linear){
+        .rows = rows,
+        .in = in,
+        .out = out,
+        .in_stride = in,
+        .out_stride = out,
+        .out_type = self->type,
+        .in_grad_type = self->type,
+        .begins = true,
     };
-    return desc;
 }
 
-/* dX[rows, in] = dY[rows, out] W. */
-matmul_desc modeli_input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+modeli_linear modeli_layer_linear(const model *self, enum modeli_layer layer)
 {
-    matmul_desc desc = {
-        .m = rows,
-        .n = in,
-        .k = out,
-        .a_stride = out,
-        .b_stride = in,
-        .c_stride = in,
-        .ab_type = self->type,
-        .c_type = self->type,
-    };
-    return desc;
+    modeli_linear made =
+        modeli_linear_of(self, self->products->shape.rows, modeli_layer_columns(self, layer),
+                         modeli_layer_rows(self, layer));
+    made.has_bias = has_bias(self, layer);
+    return made;
 }
 
-/* dW[out, in] += dY^T X, in fp32. */
-matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+modeli_linear modeli_part_linear(const model *self, const modeli_part *part)
 {
-    matmul_desc desc = {
-        .m = out,
-        .n = in,
-        .k = rows,
-        .a_transposed = true,
-        .a_stride = out,
-        .b_stride = in,
-        .c_stride = in,
-        .ab_type = self->type,
-        .c_type = DTYPE_FP32,
-        .accumulate = true,
-    };
-    return desc;
+    modeli_linear made = modeli_layer_linear(self, part->layer);
+    made.out = part->rows;
+    made.in_grad_type = DTYPE_FP32;
+    made.adds_in_grad = !part->is_last;
+    return made;
 }
 
-static int make(model *self, enum modeli_product which, matmul_desc desc)
+modeli_linear modeli_logits_linear(const model *self, const modeli_part *part, bool is_last)
 {
-    return self->ops->matmul_create(self->context, &desc, &self->products->matmul[which]);
+    modeli_linear made =
+        part ? modeli_part_linear(self, part) : modeli_layer_linear(self, MODELI_LAYER_OUTPUT);
+    made.rows = is_last ? made.rows % self->chunk_rows : self->chunk_rows;
+    made.out_stride = modeli_logits_stride(made.out);
+    made.out_type = DTYPE_FP32;
+    made.begins = !is_last;
+    return made;
 }
 
-/* Makes the products of one linear layer of a block. */
-static int make_linear(model *self, enum modeli_product forward, enum modeli_layer layer)
+matmul_desc modeli_product_desc(const model *self, const modeli_linear *of,
+                                enum modeli_product which)
 {
-    uint64_t rows = self->products->shape.rows;
-    uint64_t in = modeli_layer_columns(self, layer), out = modeli_layer_rows(self, layer);
-    uint32_t input = MODELI_QKV_INPUT - MODELI_QKV, weight = MODELI_QKV_WEIGHT - MODELI_QKV;
-    uint32_t first = MODELI_QKV_FIRST - MODELI_QKV;
-    matmul_desc desc = modeli_forward_desc(self, rows, in, out);
-    desc.has_bias = modeli_has_bias(self, layer);
-    TRY(make(self, forward, desc));
-    TRY(make(self, forward + input, modeli_input_desc(self, rows, in, out)));
-    desc = modeli_weight_desc(self, rows, in, out);
-    TRY(make(self, forward + weight, desc));
-    desc.accumulate = false;
-    return make(self, forward + first, desc);
+    switch (which) {
+    case MODELI_FORWARD:
+        return (matmul_desc){
+            .m = of->rows,
+            .n = of->out,
+            .k = of->in,
+            .b_transposed = true,
+            .a_stride = of->in_stride,
+            .b_stride = of->in,
+            .c_stride = of->out_stride,
+            .ab_type = self->type,
+            .c_type = of->out_type,
+            .has_bias = of->has_bias,
+        };
+    case MODELI_INPUT:
+        return (matmul_desc){
+            .m = of->rows,
+            .n = of->in,
+            .k = of->out,
+            .a_stride = of->out_stride,
+            .b_stride = of->in,
+            .c_stride = of->in_stride,
+            .ab_type = self->type,
+            .c_type = of->in_grad_type,
+            .accumulate = of->adds_in_grad,
+        };
+    default: /* the gradient of the weight */
+        return (matmul_desc){
+            .m = of->out,
+            .n = of->in,
+            .k = of->rows,
+            .a_transposed = true,
+            .a_stride = of->out_stride,
+            .b_stride = of->in_stride,
+            .c_stride = of->in,
+            .ab_type = self->type,
+            .c_type = DTYPE_FP32,
+            .accumulate = which == MODELI_WEIGHT,
+        };
+    }
 }
 
-/* Makes the products of a chunk of logits, which are fp32 and have no bias. A fresh gradient of the
- * matrix begins with the first chunk, which is never the shorter one. */
-static int make_logits(model *self, enum modeli_product first, uint64_t rows)
+/* ---- making them ---- */
+
+static bool is_same(const matmul_desc *a, const matmul_desc *b)
 {
-    uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
-    uint64_t stride = modeli_logits_stride(vocab);
-    matmul_desc logits = modeli_forward_desc(self, rows, channels, vocab);
-    logits.c_type = DTYPE_FP32;
-    if (first == MODELI_ROW_LOGITS)
-        return make(self, first, logits);
-    logits.c_stride = stride;
-    TRY(make(self, first, logits));
-    matmul_desc input = modeli_input_desc(self, rows, channels, vocab);
-    input.a_stride = stride;
-    TRY(make(self, first + 1, input));
-    matmul_desc weight = modeli_weight_desc(self, rows, channels, vocab);
-    weight.a_stride = stride;
-    TRY(make(self, first + 2, weight));
-    if (first == MODELI_LAST_LOGITS)
-        return 0;
-    weight.accumulate = false;
-    return make(self, MODELI_LOGITS_FIRST, weight);
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->a_transposed == b->a_transposed &&
+           a->b_transposed == b->b_transposed && a->a_stride == b->a_stride &&
+           a->b_stride == b->b_stride && a->c_stride == b->c_stride && a->ab_type == b->ab_type &&
+           a->c_type == b->c_type && a->has_bias == b->has_bias && a->accumulate == b->accumulate;
+}
+
+/* Finds the product of a shape, or makes it. */
+static int make_product(model *self, modeli_linear *of, enum modeli_product which)
+{
+    model_products *products = self->products;
+    uint32_t count = products->matmul_count;
+    matmul_desc desc = modeli_product_desc(self, of, which);
+    for (uint32_t i = 0; i < count; i++)
+        if (is_same(&products->descs[i], &desc)) {
+            of->matmul[which] = products->matmuls[i];
+            return 0;
+        }
+    matmul_desc *descs = mem_resize(products->descs, count + 1, sizeof *descs, "model.descs");
+    if (descs == NULL)
+        return -ENOMEM;
+    products->descs = descs;
+    kernel_matmul **matmuls =
+        mem_resize(products->matmuls, count + 1, sizeof *matmuls, "model.matmuls");
+    if (matmuls == NULL)
+        return -ENOMEM;
+    products->matmuls = matmuls;
+    TRY(self->ops->matmul_create(self->context, &desc, &matmuls[count]));
+    descs[count] = desc;
+    products->matmul_count = count + 1;
+    of->matmul[which] = matmuls[count];
+    return 0;
+}
+
+static int make_linear(model *self, modeli_linear *target, modeli_linear made)
+{
+    *target = made;
+    for (int which = MODELI_FORWARD; which < MODELI_PRODUCTS; which++)
+        if (which != MODELI_FIRST || made.begins)
+            TRY(make_product(self, target, (enum modeli_product)which));
+    return 0;
+}
+
+/* Makes the products of the logits of a whole head, or of one of its parts. */
+static int make_logits(model *self, const modeli_part *part, modeli_linear chunks[2],
+                       modeli_linear *row)
+{
+    TRY(make_linear(self, &chunks[0], modeli_logits_linear(self, part, false)));
+    modeli_linear last = modeli_logits_linear(self, part, true);
+    if (last.rows != 0)
+        TRY(make_linear(self, &chunks[1], last));
+    *row = modeli_linear_of(self, 1, last.in, last.out);
+    row->out_type = DTYPE_FP32;
+    return make_product(self, row, MODELI_FORWARD);
+}
+
+static int make_part(model *self, modeli_part *part)
+{
+    if (part->layer <= MODELI_LAYER_DOWN)
+        return make_linear(self, &part->products[0], modeli_part_linear(self, part));
+    if (part->layer == MODELI_LAYER_OUTPUT)
+        return make_logits(self, part, part->products, &part->row_logits);
+    return 0;
 }
 
 static int make_attention(model *self)
@@ -119,49 +190,25 @@ static int make_attention(model *self)
     return self->ops->attention_create(self->context, &desc, &self->products->attention);
 }
 
-static int make_all(model *self)
+/* ---- scratch ---- */
+
+/* The largest scratch of the products that were made; gradients run in a backward. */
+static void add_scratch(const model *self, const modeli_linear *of, uint64_t *forward,
+                        uint64_t *backward)
 {
-    const modeli_shape *shape = &self->products->shape;
-    TRY(make_attention(self));
-    TRY(modeli_make_part_products(self));
-    if (self->products->block.count == 0) {
-        TRY(make_linear(self, MODELI_QKV, MODELI_LAYER_QKV));
-        TRY(make_linear(self, MODELI_PROJ, MODELI_LAYER_PROJ));
-        TRY(make_linear(self, MODELI_UP, MODELI_LAYER_UP));
-        TRY(make_linear(self, MODELI_DOWN, MODELI_LAYER_DOWN));
-        TRY(modeli_make_lora(self));
+    for (int which = MODELI_FORWARD; which < MODELI_PRODUCTS; which++) {
+        uint64_t *most = which == MODELI_FORWARD ? forward : backward;
+        if (of->matmul[which] != NULL)
+            *most = size_max(*most, self->ops->matmul_scratch_bytes(of->matmul[which]));
     }
-    if (self->products->head.count > 0)
+}
+
+static uint64_t bias_scratch(const model *self, enum modeli_layer layer)
+{
+    if (!has_bias(self, layer))
         return 0;
-    TRY(make_logits(self, MODELI_LOGITS, self->chunk_rows));
-    uint64_t last_rows = shape->rows % self->chunk_rows;
-    if (last_rows != 0)
-        TRY(make_logits(self, MODELI_LAST_LOGITS, last_rows));
-    return make_logits(self, MODELI_ROW_LOGITS, 1);
-}
-
-/* The largest scratch of the products [first, end) that exist. */
-static uint64_t scratch_of(const model *self, uint32_t first, uint32_t end)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = first; i < end; i++) {
-        const kernel_matmul *product = self->products->matmul[i];
-        if (product != NULL)
-            bytes = size_max(bytes, self->ops->matmul_scratch_bytes(product));
-    }
-    return bytes;
-}
-
-static uint64_t bias_scratch(const model *self)
-{
-    uint64_t rows = self->products->shape.rows, bytes = 0;
-    for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_DOWN; i++) {
-        enum modeli_layer layer = (enum modeli_layer)i;
-        if (modeli_has_bias(self, layer))
-            bytes = size_max(bytes, self->ops->bias_backward_scratch_bytes(
-                                        self->context, rows, modeli_layer_rows(self, layer)));
-    }
-    return bytes;
+    return self->ops->bias_backward_scratch_bytes(self->context, self->products->shape.rows,
+                                                  modeli_layer_rows(self, layer));
 }
 
 /* Scratch for the norms of q's heads; those of k's need no more. */
@@ -174,31 +221,100 @@ static uint64_t head_norm_scratch(const model *self)
                                                    shape->head_dim);
 }
 
-static void find_scratch(model *self)
+static uint64_t norm_scratch(const model *self)
+{
+    return self->ops->norm_grad_scratch_bytes(self->context, self->products->shape.rows,
+                                              self->spec.hidden_size);
+}
+
+static uint64_t embedding_scratch(const model *self)
+{
+    return self->ops->embedding_grad_scratch_bytes(self->context, self->products->shape.rows,
+                                                   self->spec.vocab_size);
+}
+
+/* Makes the products of a whole block and finds its scratch. */
+static int make_block(model *self)
 {
     model_products *products = self->products;
     const kernel_ops *ops = self->ops;
-    uint64_t rows = products->shape.rows;
-    uint64_t norm = ops->norm_grad_scratch_bytes(self->context, rows, self->spec.hidden_size);
-    products->embed_backward_scratch_bytes =
-        ops->embedding_grad_scratch_bytes(self->context, rows, self->spec.vocab_size);
-
-    uint64_t forward = scratch_of(self, MODELI_QKV, MODELI_DOWN + 1);
-    forward = size_max(forward, ops->attention_forward_scratch_bytes(products->attention));
-    uint64_t backward = scratch_of(self, MODELI_QKV_INPUT, MODELI_DOWN_FIRST + 1);
-    backward = size_max(backward, ops->attention_backward_scratch_bytes(products->attention));
-    backward = size_max(backward, size_max(norm, bias_scratch(self)));
-    backward = size_max(backward, head_norm_scratch(self));
-    modeli_lora_scratch(self, &forward, &backward);
+    uint64_t forward = ops->attention_forward_scratch_bytes(products->attention);
+    uint64_t backward = ops->attention_backward_scratch_bytes(products->attention);
+    backward = size_max(backward, size_max(norm_scratch(self), head_norm_scratch(self)));
+    for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_DOWN; i++) {
+        enum modeli_layer layer = (enum modeli_layer)i;
+        modeli_linear *made = &products->layers[layer];
+        TRY(make_linear(self, made, modeli_layer_linear(self, layer)));
+        add_scratch(self, made, &forward, &backward);
+        backward = size_max(backward, bias_scratch(self, layer));
+    }
+    for (uint32_t i = 0; i < products->adapter_count; i++) {
+        modeli_adapter *adapter = &products->adapters[i];
+        TRY(make_linear(self, &adapter->inner, modeli_inner_linear(self, adapter)));
+        TRY(make_linear(self, &adapter->outer, modeli_outer_linear(self, adapter)));
+        add_scratch(self, &adapter->inner, &forward, &backward);
+        add_scratch(self, &adapter->outer, &forward, &backward);
+    }
     products->block_forward_scratch_bytes = forward;
     products->block_backward_scratch_bytes = size_max(forward, backward);
+    return 0;
+}
 
-    products->head_backward_scratch_bytes =
-        size_max(scratch_of(self, MODELI_LOGITS, MODELI_PRODUCT_COUNT), norm);
-    forward = scratch_of(self, MODELI_LOGITS, MODELI_LOGITS + 1);
-    forward = size_max(forward, scratch_of(self, MODELI_LAST_LOGITS, MODELI_LAST_LOGITS + 1));
-    forward = size_max(forward, scratch_of(self, MODELI_ROW_LOGITS, MODELI_ROW_LOGITS + 1));
+/* The same for a whole head. */
+static int make_head(model *self)
+{
+    model_products *products = self->products;
+    uint64_t forward = 0, backward = norm_scratch(self);
+    TRY(make_logits(self, NULL, products->logits, &products->row_logits));
+    add_scratch(self, &products->logits[0], &forward, &backward);
+    add_scratch(self, &products->logits[1], &forward, &backward);
+    add_scratch(self, &products->row_logits, &forward, &backward);
     products->head_forward_scratch_bytes = forward;
+    products->head_backward_scratch_bytes = size_max(forward, backward);
+    return 0;
+}
+
+/* Finds the scratch that a part needs for block_parts.c and head_parts.c, its products included. */
+static void find_part_scratch(const model *self, modeli_part *part)
+{
+    const kernel_ops *ops = self->ops;
+    const kernel_attention *attention = self->products->attention;
+    uint64_t forward = 0, backward = 0;
+    add_scratch(self, &part->products[0], &forward, &backward);
+    add_scratch(self, &part->products[1], &forward, &backward);
+    if (part->layer == MODELI_LAYER_OUTPUT) /* its backward makes the logits again */
+        backward = size_max(backward, forward);
+    add_scratch(self, &part->row_logits, &forward, &backward);
+    if (part->norm.weight != MODELI_ABSENT)
+        backward = size_max(backward, norm_scratch(self));
+    if (part->layer == MODELI_LAYER_TABLE || part->layer == MODELI_LAYER_POSITIONS)
+        backward = size_max(backward, embedding_scratch(self));
+    if (part->layer <= MODELI_LAYER_DOWN && part->is_last)
+        backward = size_max(backward, bias_scratch(self, part->layer));
+    if (part->layer == MODELI_LAYER_PROJ && part->is_first)
+        backward = size_max(backward, ops->attention_backward_scratch_bytes(attention));
+    if (part->q_norm != MODELI_ABSENT)
+        backward = size_max(backward, head_norm_scratch(self));
+    if (part->layer == MODELI_LAYER_QKV && part->is_last)
+        forward = size_max(forward, ops->attention_forward_scratch_bytes(attention));
+    part->forward_scratch_bytes = forward;
+    part->backward_scratch_bytes = backward;
+}
+
+static int make_all(model *self)
+{
+    model_products *products = self->products;
+    modeli_parts *lists[] = {&products->embed, &products->block, &products->head};
+    TRY(make_attention(self));
+    products->embed_backward_scratch_bytes = embedding_scratch(self);
+    for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
+        for (uint32_t i = 0; i < lists[k]->count; i++) {
+            TRY(make_part(self, &lists[k]->items[i]));
+            find_part_scratch(self, &lists[k]->items[i]);
+        }
+    if (products->block.count == 0)
+        TRY(make_block(self));
+    return products->head.count == 0 ? make_head(self) : 0;
 }
 
 int model_prepare(model *self, const kernel_ops *ops, kernel_context *context)
@@ -212,7 +328,6 @@ int model_prepare(model *self, const kernel_ops *ops, kernel_context *context)
         modeli_release_products(self);
         return rc;
     }
-    find_scratch(self);
     modeli_size_stages(self);
     return 0;
 }
@@ -220,13 +335,13 @@ int model_prepare(model *self, const kernel_ops *ops, kernel_context *context)
 void modeli_release_products(model *self)
 {
     model_products *products = self->products;
-    for (uint32_t i = 0; i < MODELI_PRODUCT_COUNT; i++) {
-        if (products->matmul[i] != NULL)
-            self->ops->matmul_destroy(products->matmul[i]);
-        products->matmul[i] = NULL;
-    }
-    modeli_release_part_products(self);
-    modeli_release_lora(self);
+    for (uint32_t i = 0; i < products->matmul_count; i++)
+        self->ops->matmul_destroy(products->matmuls[i]);
+    mem_free(products->matmuls);
+    mem_free(products->descs);
+    products->matmuls = NULL;
+    products->descs = NULL;
+    products->matmul_count = 0;
     if (products->attention != NULL)
         self->ops->attention_destroy(products->attention);
     products->attention = NULL;

@@ -3,64 +3,32 @@
 
 #include "model/model_internal.h"
 
-int model_forward(model *self, uint32_t stage, void *stream, const model_call *call)
-{
-    assert(self->ops != NULL);
-    assert(stage < self->stage_count);
-    assert(!self->stages[stage].is_cut);
-    switch (self->stages[stage].kind) {
-    case STAGE_EMBED:
-        return modeli_embed_forward(self, stream, call);
-    case STAGE_BLOCK:
-        return modeli_block_forward(self, stream, call);
-    case STAGE_HEAD:
-        return modeli_head_forward(self, stream, call);
-    }
-    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
-}
-
-static int backward(model *self, uint32_t stage, void *stream, const model_call *call,
-                    bool saved_is_valid)
-{
-    switch (self->stages[stage].kind) {
-    case STAGE_EMBED:
-        return modeli_embed_backward(self, stream, call);
-    case STAGE_BLOCK:
-        return modeli_block_backward(self, stream, call, saved_is_valid);
-    case STAGE_HEAD:
-        return modeli_head_backward(self, stream, call);
-    }
-    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
-}
-
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid)
 {
+    const modeli_part *part = NULL;
+    bool backward = phase == PHASE_BACKWARD;
     assert(self->ops != NULL);
     assert(stage < self->stage_count);
     assert(pass < self->stages[stage].pass_count[phase]);
-    if (phase == PHASE_BACKWARD)
+    if (backward)
         TRY(modeli_begin_grads(self, stage, pass, stream, call));
-    if (!self->stages[stage].is_cut)
-        return phase == PHASE_FORWARD ? model_forward(self, stage, stream, call)
-                                      : backward(self, stage, stream, call, saved_is_valid);
-    bool is_backward;
-    const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &is_backward);
+    if (self->stages[stage].is_cut)
+        part = modeli_pass_part(self, phase, stage, pass, &backward);
     switch (self->stages[stage].kind) {
     case STAGE_EMBED:
-        return modeli_embed_part(self, stream, call, part, is_backward);
+        return part ? modeli_embed_part(self, stream, call, part, backward)
+                    : modeli_embed(self, stream, call, backward);
     case STAGE_BLOCK:
-        return modeli_block_part(self, stream, call, part, is_backward);
+        if (part)
+            return modeli_block_part(self, stream, call, part, backward);
+        return backward ? modeli_block_backward(self, stream, call, saved_is_valid)
+                        : modeli_block_forward(self, stream, call);
     case STAGE_HEAD:
-        return modeli_head_part(self, stream, call, part, is_backward);
+        return part ? modeli_head_part(self, stream, call, part, backward)
+                    : modeli_head(self, stream, call, backward);
     }
     return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
-}
-
-int model_logits(model *self, void *stream, const model_call *call, uint64_t row, float *logits)
-{
-    assert(!self->stages[self->stage_count - 1].is_cut);
-    return model_logits_pass(self, 0, stream, call, row, logits);
 }
 
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,

@@ -1,16 +1,9 @@
-/* Bytes and flops of the stages, and the layouts of `saved` and `temp`. Pure functions of the model
- * and of the library's scratch sizes, which are 0 before model_prepare.
- *
- * FLOPs. A product [m,k] x [k,n] counts 2 m n k. Causal attention counts half of the T x T scores:
- * - forward: 2 products (Q K^T, P V), so 2 B T T H D;
- * - backward: 5 products (scores again, and the gradients of P, V, Q, K), so 5 B T T H D. Norms,
- *   activations and softmax are not counted.
+/* Bytes of uncut stages, and the layouts of `saved` and `temp`. Pure functions of the model and of
+ * the library's scratch sizes, which are 0 before model_prepare.
  *
  * DRAM bytes. The rules: every activation is written once and read by each of its readers; weights
  * are read once per product; fp32 gradients are read and written once. This is an upper estimate,
  * since small activations stay in the cache. Those of a backward include its recomputation. */
-#include <assert.h>
-
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -120,16 +113,15 @@ static bool has_unwanted_grad(const modeli_work *work, enum stage_kind kind)
     return !work->input && (kind == STAGE_BLOCK || work->norms);
 }
 
-static void size_embed(const model *self, model_stage *stage)
+static modeli_sizes embed_sizes(const model *self)
 {
-    uint64_t boundary = self->boundary_bytes, elem_bytes = dtype_bytes(self->type);
-    uint64_t boundary_elems = boundary / elem_bytes;
-    stage->saved_bytes = 0;
-    stage->forward_temp_bytes = 0;
-    stage->backward_temp_bytes = self->products->embed_backward_scratch_bytes;
-    stage->forward_flops = stage->backward_flops = stage->recompute_flops = 0;
-    stage->forward_dram_bytes = 3 * boundary;
-    stage->backward_dram_bytes = 2 * boundary + 2 * 2 * sizeof(float) * boundary_elems;
+    uint64_t boundary = self->boundary_bytes;
+    uint64_t boundary_elems = boundary / dtype_bytes(self->type);
+    return (modeli_sizes){
+        .backward_temp_bytes = self->products->embed_backward_scratch_bytes,
+        .forward_dram_bytes = 3 * boundary,
+        .backward_dram_bytes = 2 * boundary + 2 * 2 * sizeof(float) * boundary_elems,
+    };
 }
 
 /* Pairs of columns that the unneeded products would read or write: those of weight gradients, and
@@ -146,32 +138,17 @@ static uint64_t unneeded_columns(const model *self, const modeli_work *work)
     return columns;
 }
 
-static void size_block(const model *self, model_stage *stage, const modeli_work *work)
+static modeli_sizes block_sizes(const model *self, const struct stage *stage,
+                                const modeli_work *work)
 {
     const modeli_shape *shape = &self->products->shape;
     const model_spec *spec = &self->spec;
-    modeli_block_layout layout;
-    modeli_block_layout_of(self, &layout);
-    stage->saved_bytes = layout.total_bytes;
-    stage->forward_temp_bytes =
-        modeli_lora_temp_bytes(self, self->products->block_forward_scratch_bytes);
-    stage->backward_temp_bytes =
-        modeli_lora_temp_bytes(self, self->products->block_backward_scratch_bytes);
-
-    double rows = (double)shape->rows, channels = (double)spec->hidden_size;
-    double down = 2 * rows * channels * (double)spec->ffn_size;
-    double attended = (double)shape->attention_columns;
-    double products =
-        2 * rows * channels * ((double)shape->qkv_columns + attended + (double)shape->ffn_columns) +
-        down;
-    double attention = 2 * rows * (double)self->tokens * attended;
-    stage->forward_flops = products + attention;
-    double qkv = 2 * rows * channels * (double)shape->qkv_columns;
-    stage->backward_flops = (work->weights ? 2 : 1) * products + 2.5 * attention;
-    if (!work->inner)
-        stage->backward_flops -= qkv;
-    stage->recompute_flops = products + attention - down; /* the product of `down` is not needed */
-
+    modeli_sizes made = {
+        .forward_temp_bytes =
+            modeli_lora_temp_bytes(self, self->products->block_forward_scratch_bytes),
+        .backward_temp_bytes =
+            modeli_lora_temp_bytes(self, self->products->block_backward_scratch_bytes),
+    };
     uint64_t elem_bytes = dtype_bytes(self->type), unit_elems = self->units[stage->units[0]].elems;
     if (stage->unit_count > 1)
         unit_elems += self->units[stage->units[1]].elems;
@@ -183,76 +160,50 @@ static void size_block(const model *self, model_stage *stage, const modeli_work 
     if (modeli_has_head_norms(self))
         columns += 3 * turned;
     uint64_t activations = shape->rows * columns * elem_bytes;
-    stage->forward_dram_bytes = activations + unit_elems * elem_bytes;
-    stage->backward_dram_bytes = 3 * activations + 2 * unit_elems * elem_bytes -
-                                 shape->rows * unneeded_columns(self, work) * elem_bytes;
+    made.forward_dram_bytes = activations + unit_elems * elem_bytes;
+    made.backward_dram_bytes = 3 * activations + 2 * unit_elems * elem_bytes -
+                               shape->rows * unneeded_columns(self, work) * elem_bytes;
     for (uint32_t i = 0; i < stage->unit_count; i++)
         if (!self->units[stage->units[i]].is_frozen)
-            stage->backward_dram_bytes += 2 * sizeof(float) * self->units[stage->units[i]].elems;
-    modeli_size_lora(self, work, stage);
+            made.backward_dram_bytes += 2 * sizeof(float) * self->units[stage->units[i]].elems;
+    made.forward_dram_bytes += modeli_lora_dram_bytes(self);
+    made.backward_dram_bytes += 3 * modeli_lora_dram_bytes(self);
     if (has_unwanted_grad(work, STAGE_BLOCK))
-        stage->backward_temp_bytes = modeli_unwanted_grad(self, STAGE_BLOCK) + self->boundary_bytes;
+        made.backward_temp_bytes = modeli_unwanted_grad(self, STAGE_BLOCK) + self->boundary_bytes;
+    return made;
 }
 
-static void size_head(const model *self, model_stage *stage, const modeli_work *work)
+static modeli_sizes head_sizes(const model *self, const modeli_work *work)
 {
     const modeli_shape *shape = &self->products->shape;
     uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
     uint64_t elem_bytes = dtype_bytes(self->type);
-    modeli_head_layout layout;
-    modeli_head_layout_of(self, &layout);
-    modeli_chunk_layout chunk_layout;
-    modeli_chunk_layout_of(self, vocab, &chunk_layout);
-    stage->saved_bytes = layout.saved_total_bytes;
-    stage->forward_temp_bytes =
-        chunk_layout.forward_scratch + self->products->head_forward_scratch_bytes;
-    stage->backward_temp_bytes =
-        chunk_layout.backward_scratch + self->products->head_backward_scratch_bytes;
-
-    double product = 2 * (double)shape->rows * (double)channels * (double)vocab;
-    stage->forward_flops = product;
-    stage->backward_flops = ((work->weights ? 1 : 0) + (work->inner ? 1 : 0)) * product;
-    stage->recompute_flops = product;
-
+    modeli_chunk_layout chunk;
+    modeli_chunk_layout_of(self, vocab, &chunk);
+    modeli_sizes made = {
+        .forward_temp_bytes = chunk.forward_scratch + self->products->head_forward_scratch_bytes,
+        .backward_temp_bytes = chunk.backward_scratch + self->products->head_backward_scratch_bytes,
+    };
     uint64_t chunks = size_div_up(shape->rows, self->chunk_rows);
     uint64_t matrix = vocab * channels, logits = shape->rows * vocab;
-    stage->forward_dram_bytes =
+    made.forward_dram_bytes =
         3 * self->boundary_bytes + chunks * matrix * elem_bytes + 3 * logits * sizeof(float);
-    stage->backward_dram_bytes = stage->forward_dram_bytes + logits * elem_bytes;
+    made.backward_dram_bytes = made.forward_dram_bytes + logits * elem_bytes;
     if (work->inner) /* the input's gradient, and the norm's */
-        stage->backward_dram_bytes +=
+        made.backward_dram_bytes +=
             4 * self->boundary_bytes + chunks * matrix * elem_bytes + logits * elem_bytes;
     if (work->weights)
-        stage->backward_dram_bytes +=
+        made.backward_dram_bytes +=
             self->boundary_bytes + chunks * matrix * 2 * sizeof(float) + logits * elem_bytes;
     if (has_unwanted_grad(work, STAGE_HEAD))
-        stage->backward_temp_bytes = modeli_unwanted_grad(self, STAGE_HEAD) + self->boundary_bytes;
+        made.backward_temp_bytes = modeli_unwanted_grad(self, STAGE_HEAD) + self->boundary_bytes;
+    return made;
 }
 
-void modeli_size_stages(model *self)
+modeli_sizes modeli_uncut_sizes(const model *self, const struct stage *stage,
+                                const modeli_work *work)
 {
-    for (uint32_t i = 0; i < self->stage_count; i++) {
-        model_stage *stage = &self->stages[i];
-        if (stage->is_cut)
-            continue; /* modeli_size_passes sums over its passes */
-        modeli_work work = modeli_work_of(self, i);
-        if (stage->kind == STAGE_EMBED)
-            size_embed(self, stage);
-        else if (stage->kind == STAGE_BLOCK)
-            size_block(self, stage, &work);
-        else
-            size_head(self, stage, &work);
-        if (i < self->first_learning) {
-            stage->backward_flops = stage->recompute_flops = 0;
-            stage->backward_dram_bytes = stage->backward_temp_bytes = 0;
-        }
-    }
-    modeli_size_passes(self);
-}
-
-void modeli_set_chunk_rows(model *self, uint64_t rows)
-{
-    assert(rows > 0 && self->ops == NULL);
-    self->chunk_rows = size_min(rows, self->products->shape.rows);
-    modeli_size_stages(self);
+    return stage->kind == STAGE_EMBED   ? embed_sizes(self)
+           : stage->kind == STAGE_BLOCK ? block_sizes(self, stage, work)
+                                        : head_sizes(self, work);
 }

@@ -1,19 +1,17 @@
 /* The units of a model and their tensors. The families list whole units; if a unit is cut, its
- * tensors go to the parts by rows. Allocates the lists. Only model_create calls it. */
+ * tensors go to the parts by rows. model_create calls this, and it allocates the lists. Then the
+ * initial weights. */
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "model/model_internal.h"
-
-static const modeli_family *const families[MODEL_FAMILY_COUNT] = {
-    [MODEL_GPT2] = &modeli_gpt2,
-    [MODEL_LLAMA] = &modeli_llama,
-};
 
 model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
                             bool with_previous)
@@ -29,30 +27,6 @@ model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns
     unit->param_count += rows * columns;
     unit->elems = size_round_up(list->end_elems, SHARD_ELEMS_STEP);
     return tensor;
-}
-
-uint64_t modeli_add(modeli_lister *list, const modeli_row *row)
-{
-    model_tensor *tensor = modeli_append(list, row->rows, row->columns, row->with_previous);
-    snprintf(tensor->name, sizeof tensor->name, row->name, (unsigned long long)list->layer);
-    tensor->init = row->init;
-    return tensor->offset_elems;
-}
-
-void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole)
-{
-    const modeli_family *family = families[self->spec.family];
-    modeli_shape *shape = &self->products->shape;
-    memset(whole, 0, sizeof *whole);
-    whole->embed.tensors = whole->tensors[0];
-    whole->block.tensors = whole->tensors[1];
-    whole->head.tensors = whole->tensors[2];
-    modeli_lister embed = {.unit = &whole->embed}, block = {.unit = &whole->block, .layer = layer};
-    modeli_lister head = {.unit = &whole->head};
-    family->embed(&self->spec, &embed, shape);
-    family->block(&self->spec, &block, shape);
-    family->head(&self->spec, &head, shape);
-    assert(shape->token_table == 0);
 }
 
 int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli_lister *list)
@@ -262,4 +236,65 @@ int modeli_list_units(model *self)
     modeli_note_split(self, &whole);
     modeli_note_learning(self);
     return 0;
+}
+
+/* ---- initial weights ----
+ *
+ * They depend only on (seed, unit, element), so any rank can make any range. Unit and element are
+ * those of the model that is not cut, so parts get the weights of the whole. Parallel over elements
+ * on the caller's OpenMP team. */
+
+/* Fills elements [begin, end) of one tensor, counted from the tensor's start. */
+static void fill_normal(uint64_t seed, uint64_t stream, float std, uint64_t begin, uint64_t end,
+                        float *target)
+{
+#pragma omp parallel for schedule(static)
+    for (uint64_t i = begin; i < end; i++)
+        target[i - begin] = rng_normal(seed, stream, i) * std;
+}
+
+static void fill_uniform(uint64_t seed, uint64_t stream, double bound, uint64_t begin, uint64_t end,
+                         float *target)
+{
+#pragma omp parallel for schedule(static)
+    for (uint64_t i = begin; i < end; i++)
+        target[i - begin] = (float)((2 * rng_uniform(seed, stream, i) - 1) * bound);
+}
+
+static void fill_value(float value, uint64_t count, float *target)
+{
+    for (uint64_t i = 0; i < count; i++)
+        target[i] = value;
+}
+
+void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
+                      uint64_t count, float *master)
+{
+    const model_unit *source = &self->units[unit];
+    const modeli_origin *origin = &self->products->origins[unit];
+    float std = (float)self->spec.init_std;
+    float std_residual = (float)(self->spec.init_std / sqrt(2.0 * (double)self->spec.num_layers));
+    fill_value(0.0f, count, master); /* padding, and tensors whose initial value is zero */
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        const model_tensor *tensor = &source->tensors[i];
+        uint64_t first = tensor->offset_elems;
+        uint64_t low = size_max(begin, first);
+        uint64_t high = size_min(begin + count, first + tensor->rows * tensor->columns);
+        uint64_t stream = (uint64_t)origin->unit << 32 | origin->tensors[i];
+        /* elements in the parts before this one */
+        uint64_t skipped = tensor->row_begin * tensor->columns;
+        if (low >= high)
+            continue;
+        float *target = master + (low - begin);
+        if (tensor->init == TENSOR_INIT_NORMAL)
+            fill_normal(seed, stream, std, skipped + low - first, skipped + high - first, target);
+        else if (tensor->init == TENSOR_INIT_NORMAL_RESIDUAL)
+            fill_normal(seed, stream, std_residual, skipped + low - first, skipped + high - first,
+                        target);
+        else if (tensor->init == TENSOR_INIT_UNIFORM)
+            fill_uniform(seed, stream, 1 / sqrt((double)tensor->columns), low - first, high - first,
+                         target);
+        else if (tensor->init == TENSOR_INIT_ONE)
+            fill_value(1.0f, high - low, target);
+    }
 }

@@ -30,8 +30,6 @@ static int grow32(void **array, uint32_t count, uint32_t *capacity, size_t elem_
                   const char *tag)
 {
     uint64_t wide = *capacity;
-    if (count == 0 && *capacity == 0)
-        wide = 0;
     TRY(grow(array, count, &wide, elem_bytes, tag));
     *capacity = (uint32_t)wide;
     return 0;

@@ -18,16 +18,10 @@ static void init_frozen_tile(plani_builder *b, const struct plani_tile *t, uint3
     uint32_t values =
         plani_transient(b, t->where, values_bytes, TILE_RESIDUE_STATE, STATE_KIND_COUNT, t->unit);
     if (b->error >= 0 && b->buffers[at_home.buffer_idx].base.arena != t->where)
-        made = (plani_range){plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_PARAMS,
-                                             STATE_PARAMS, t->unit),
-                             0, at_home.size_bytes};
-    uint32_t idx = plani_op(b, OP_INIT, LANE_UPDATE);
+        made = plani_tile_transient(b, t, t->where, at_home.size_bytes, STATE_PARAMS);
+    uint32_t idx = plani_tile_op(b, OP_INIT, LANE_UPDATE, t);
     if (b->error < 0)
         return;
-    b->ops[idx].unit = t->unit;
-    b->ops[idx].tile = t->tile;
-    b->ops[idx].elem_begin = t->begin;
-    b->ops[idx].elem_count = t->count;
     plani_use(b, idx, (plani_range){values, 0, values_bytes}, ROLE_STATE, ACCESS_WRITE);
     plani_use(b, idx, made, ROLE_TARGET, ACCESS_WRITE);
     plani_work_demand(b, idx, t);

@@ -200,13 +200,17 @@ struct plani_new_params {
 struct plani_tile plani_tile_at(const plani_builder *b, uint32_t unit, uint64_t elems,
                                 uint64_t tile);
 uint64_t plani_tiles_of(const plani_builder *b, uint64_t elems);
-/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
-plani_range plani_elems(uint32_t buffer_idx, uint64_t begin, uint64_t count, uint64_t elem_bytes);
 /* The tile's place in a buffer of the unit's optimizer state; its share of a buffer of params. */
 plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
                              uint32_t buffer_idx);
 plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t,
                               uint32_t buffer_idx);
+/* A transient for the tile's share of params, gradients or optimizer state. */
+plani_range plani_tile_transient(plani_builder *b, const struct plani_tile *t, enum tier arena,
+                                 uint64_t size_bytes, enum state_kind kind);
+/* plani_op for work on the tile. */
+uint32_t plani_tile_op(plani_builder *b, enum op_kind kind, enum lane_kind lane,
+                       const struct plani_tile *t);
 /* Transfers the tile's share of a state. */
 void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_range source,
                          plani_range target, enum state_kind kind);

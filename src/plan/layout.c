@@ -237,12 +237,6 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     bool trains = !job->only_eval;
     plan_homes *homes = &set->homes;
-    for (uint32_t u = 0; u < job->unit_count; u++) {
-        homes->params[u] = homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
-        homes->accumulators[u] = homes->twins[u] = PROGRAM_NONE;
-        homes->highs[u] = homes->high_saves[u] = homes->high_twins[u] = PROGRAM_NONE;
-        homes->copies[u] = PROGRAM_NONE;
-    }
     add_states_on_slab(job, set, layout);
     for (uint32_t u = 0; u < job->unit_count; u++)
         if (rests_on(job, STATE_PARAMS, u, true) && homes->params[u] == PROGRAM_NONE)
@@ -294,12 +288,11 @@ static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, 
 {
     enum tier home = job->homes[kind][plani_stage_unit(job, stage)];
     bool shares = job->order == ORDER_BATCH_MAJOR;
-    for (uint32_t mb = 0; mb < job->micro_batch_count; mb++) {
+    for (uint32_t mb = 0; mb < job->micro_batch_count && size_bytes > 0; mb++) {
         uint32_t *slot = &slots[(uint64_t)stage * job->micro_batch_count + mb];
-        *slot = size_bytes == 0    ? PROGRAM_NONE
-                : shares && mb > 0 ? slot[-1]
-                                   : add_state(layout, set, home, size_bytes, PLANI_ANY, kind,
-                                               plani_stage_unit(job, stage));
+        *slot = shares && mb > 0 ? slot[-1]
+                                 : add_state(layout, set, home, size_bytes, PLANI_ANY, kind,
+                                             plani_stage_unit(job, stage));
     }
 }
 
@@ -348,9 +341,8 @@ static void add_activations(const plan_job *job, plan_set *set, plani_layout *la
 {
     bool trains = !job->only_eval;
     for (uint32_t s = 0; s < job->stage_count; s++) {
-        const plan_stage *stage = &job->stages[s];
-        bool rests =
-            trains && stage->has_input && s + 1 < job->stage_count && plani_goes_back(job, s);
+        const struct stage *stage = &job->stages[s];
+        bool rests = trains && s > 0 && s + 1 < job->stage_count && plani_goes_back(job, s);
         add_slots(job, set, layout, s, STATE_ACTIVATIONS, rests ? job->boundary_bytes : 0,
                   set->homes.activations);
         uint8_t inner = job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, s)];
@@ -359,13 +351,11 @@ static void add_activations(const plan_job *job, plan_set *set, plani_layout *la
                   set->homes.saved);
     }
     add_parked(job, set, layout);
-    for (uint32_t mb = 0; mb < job->micro_batch_count; mb++)
+    uint32_t first = plani_stage_unit(job, 1);
+    for (uint32_t mb = 0; mb < job->micro_batch_count && trains && layout->defers_first; mb++)
         set->homes.deferred[mb] =
-            trains && layout->defers_first
-                ? add_state(layout, set, job->homes[STATE_ACTIVATIONS][plani_stage_unit(job, 1)],
-                            job->boundary_bytes, PLANI_ANY, STATE_ACTIVATIONS,
-                            plani_stage_unit(job, 1))
-                : PROGRAM_NONE;
+            add_state(layout, set, job->homes[STATE_ACTIVATIONS][first], job->boundary_bytes,
+                      PLANI_ANY, STATE_ACTIVATIONS, first);
 }
 
 bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_rounds,
@@ -375,7 +365,7 @@ bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_
     memset(uses, 0, job->unit_count * sizeof *uses);
     for (uint32_t s = job->stage_count; s-- > 0;)
         for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_BACKWARD]; p++) {
-            const plan_pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
+            const struct pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 if (!pass->adds_grads[i])
                     continue;
@@ -398,29 +388,28 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint64_t slots = (uint64_t)job->stage_count * job->micro_batch_count;
     uint64_t units = job->unit_count;
-    layout->capacity = 16 + 10 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
+    plan_homes *homes = &set->homes;
+    uint32_t **by_unit[] = {
+        &homes->params, &homes->grads, &homes->optimizer,  &homes->saves,      &homes->accumulators,
+        &homes->twins,  &homes->highs, &homes->high_saves, &homes->high_twins, &homes->copies};
+    uint64_t kinds = sizeof by_unit / sizeof by_unit[0];
+    uint64_t count = kinds * units + 2 * slots + job->micro_batch_count;
+    layout->capacity = 16 + count + job->micro_batch_count;
     layout->buffers = mem_alloc(layout->capacity, sizeof *layout->buffers, "plan layout");
     layout->residues = mem_alloc(layout->capacity, sizeof *layout->residues, "plan layout");
     layout->grad_uses = mem_alloc(units, sizeof *layout->grad_uses, "plan layout");
-    plan_homes *homes = &set->homes;
-    uint32_t *tables =
-        mem_alloc(10 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
+    uint32_t *tables = mem_alloc(count, sizeof *tables, "plan homes");
     set->norm_block_begin = mem_alloc(units + 1, sizeof *set->norm_block_begin, "plan norm blocks");
     set->norm_part_begin = mem_alloc(units + 1, sizeof *set->norm_part_begin, "plan norm parts");
     homes->params = tables; /* one allocation, owned through params */
     if (!layout->buffers || !layout->residues || !layout->grad_uses || !tables ||
         !set->norm_block_begin || !set->norm_part_begin)
         return -ENOMEM;
-    homes->grads = tables + units;
-    homes->optimizer = tables + 2 * units;
-    homes->saves = tables + 3 * units;
-    homes->accumulators = tables + 4 * units;
-    homes->twins = tables + 5 * units;
-    homes->highs = tables + 6 * units;
-    homes->high_saves = tables + 7 * units;
-    homes->high_twins = tables + 8 * units;
-    homes->copies = tables + 9 * units;
-    homes->activations = tables + 10 * units;
+    for (uint64_t i = 0; i < count; i++)
+        tables[i] = PROGRAM_NONE;
+    for (uint64_t i = 0; i < kinds; i++)
+        *by_unit[i] = tables + i * units;
+    homes->activations = tables + kinds * units;
     homes->saved = homes->activations + slots;
     homes->deferred = homes->saved + slots;
     return 0;

@@ -63,7 +63,7 @@ static void add_waiting(const plan_job *job, uint64_t bytes[TIER_COUNT])
         uint32_t unit = plani_stage_unit(job, s);
         if (!plani_goes_back(job, s))
             continue;
-        if (job->stages[s].has_input && s + 1 < job->stage_count)
+        if (s > 0 && s + 1 < job->stage_count)
             bytes[job->homes[STATE_ACTIVATIONS][unit]] += slots * job->boundary_bytes;
         if (job->homes[STATE_INNER_ACTIVATIONS][unit] < TIER_COUNT)
             bytes[job->homes[STATE_INNER_ACTIVATIONS][unit]] += slots * job->stages[s].saved_bytes;

@@ -34,10 +34,7 @@
 #ifndef SLUICE_PLAN_PLAN_JOB_H
 #define SLUICE_PLAN_PLAN_JOB_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "base/words.h"
+#include "base/stage.h"
 #include "swap/program.h"
 
 /* The machine as the simulator knows it: rates of one rank with all its drives. */
@@ -75,49 +72,12 @@ void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool b
 void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
                               double memory_bytes_per_second);
 
-/* The work that each micro-batch does while the params of the pass's units are on the device. */
-struct plan_pass {
-    uint32_t units[2];
-    uint32_t unit_count;
-    bool reads_params[2], adds_grads[2];
-    /* Bytes of the unit's accumulator that are zeroed where this pass is the first that adds to
-     * it. */
-    uint64_t zeroed_bytes[2];
-    /* enum operand_access each; 0: unused. WRITE: nothing of what was there is needed. */
-    uint8_t input, output, output_grad, input_grad, saved, losses;
-    double flops; /* of one micro-batch */
-    /* Time of one micro-batch on the device alone, memory included, where the machine's kernels
-     * were measured: counts in place of flops. 0: not known. */
-    double seconds;
-    uint64_t dram_bytes;
-};
-typedef struct plan_pass plan_pass;
-
-/* The stage's own unit is the first of its first pass; homes of its activations go by that unit.
- * The last stage is the head: its BACKWARD does forward, loss and backward, its FORWARD the losses
- * alone. */
-struct plan_stage {
-    const plan_pass *passes[PHASE_COUNT];
-    uint32_t pass_count[PHASE_COUNT]; /* forward, and the head's backward: at least 1 */
-    bool has_input, has_output;       /* a boundary activation before and after */
-    /* True: `saved` goes from pass to pass. False: only the one backward pass uses it, and makes
-     * it itself unless it is kept. */
-    bool is_cut;
-    uint64_t saved_bytes; /* of one micro-batch; 0: there is nothing to keep */
-    /* Uncut: what the backward pass is spared where `saved` is kept; seconds where they are
-     * known. */
-    double recompute_flops;
-    double recompute_seconds;
-    uint64_t recompute_dram_bytes;
-};
-typedef struct plan_stage plan_stage;
-
 /* Borrows all its arrays. */
 struct plan_job {
     /* ---- the model -------------------------------------------------------------------------- */
     uint32_t unit_count, stage_count;
     const uint64_t *unit_elems; /* [unit_count] multiples of SHARD_ELEMS_STEP */
-    const plan_stage *stages;   /* [stage_count] in forward order; the last is the head */
+    const struct stage *stages; /* [stage_count] in forward order; the last is the head */
     const uint8_t *is_frozen;   /* [unit_count] 1: it does not learn; NULL: all units learn */
 
     /* ---- the placement ---------------------------------------------------------------------- */

@@ -27,14 +27,14 @@ static uint64_t activation_bytes(const plan_job *job, int kind, uint32_t unit)
 {
     uint64_t bytes = 0, slots = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
     for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
-        const plan_stage *stage = &job->stages[s];
+        const struct stage *stage = &job->stages[s];
         if (plani_stage_unit(job, s) != unit)
             continue;
         if (!plani_goes_back(job, s))
             bytes += kind == STATE_ACTIVATIONS && s == 1 ? parked_bytes(job) : 0;
         else if (kind == STATE_INNER_ACTIVATIONS)
             bytes += slots * stage->saved_bytes;
-        else if (stage->has_input && s + 1 < job->stage_count)
+        else if (s > 0 && s + 1 < job->stage_count)
             bytes += slots * job->boundary_bytes;
     }
     return bytes;

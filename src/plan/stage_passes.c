@@ -57,8 +57,8 @@ static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum 
 struct pass_run {
     uint32_t s, pass_idx, mb_begin, mb_end;
     enum phase phase;
-    const plan_stage *stage;
-    const plan_pass *pass;
+    const struct stage *stage;
+    const struct pass *pass;
     uint32_t unit; /* whose placement the stage's activations follow */
     bool trains;
     uint32_t params[2], grads[2];
@@ -193,7 +193,7 @@ static void leave_saved(plani_builder *b, struct plani_step *st, const struct pa
 static uint32_t output_buffer(plani_builder *b, struct plani_step *st, const struct pass_run *run,
                               uint32_t mb)
 {
-    if (run->pass->output == 0 || !run->stage->has_output)
+    if (run->pass->output == 0 || is_head(b, run->s))
         return PROGRAM_NONE;
     uint32_t *output = &st->inputs[slot_of(b, run->s + 1, mb)];
     if (run->pass->output != ACCESS_WRITE)
@@ -210,7 +210,7 @@ static void leave_output(plani_builder *b, const struct plani_step *st, const st
                          uint32_t mb)
 {
     bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
-    if (run->phase != PHASE_FORWARD || !run->trains || !is_last || !run->stage->has_output)
+    if (run->phase != PHASE_FORWARD || !run->trains || !is_last || is_head(b, run->s))
         return;
     uint32_t output = st->inputs[slot_of(b, run->s + 1, mb)];
     uint32_t home = b->set->homes.activations[slot_of(b, run->s + 1, mb)];
@@ -311,7 +311,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
 static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
                             uint32_t mb)
 {
-    const plan_pass *pass = run->pass;
+    const struct pass *pass = run->pass;
     uint8_t access = saved_access(b, run);
     uint32_t input = bring_input(b, st, run, mb);
     uint32_t saved = bring_saved(b, st, run, mb, access);
@@ -346,7 +346,7 @@ static void run_micro_batch(plani_builder *b, struct plani_step *st, const struc
 
 static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *run)
 {
-    const plan_pass *pass = run->pass;
+    const struct pass *pass = run->pass;
     for (uint32_t i = 0; i < 2; i++) {
         run->params[i] = run->grads[i] = PROGRAM_NONE;
         run->fresh[i] = false;

@@ -100,7 +100,9 @@ void plani_transfer(plani_builder *b, plani_range source, plani_range target, en
         plani_depend(b, (uint32_t)(b->op_count - 1), b->commit_op);
 }
 
-plani_range plani_elems(uint32_t buffer_idx, uint64_t begin, uint64_t count, uint64_t elem_bytes)
+/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
+static plani_range elems_of(uint32_t buffer_idx, uint64_t begin, uint64_t count,
+                            uint64_t elem_bytes)
 {
     return (plani_range){buffer_idx, begin * elem_bytes, count * elem_bytes};
 }
@@ -131,7 +133,7 @@ uint64_t plani_tiles_of(const plani_builder *b, uint64_t elems)
 plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t,
                               uint32_t buffer_idx)
 {
-    return plani_elems(buffer_idx, t->begin, t->count, b->job->param_bytes);
+    return elems_of(buffer_idx, t->begin, t->count, b->job->param_bytes);
 }
 
 plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
@@ -151,6 +153,30 @@ void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_ran
         b->ops[i].elem_begin = t->begin;
         b->ops[i].elem_count = t->count;
     }
+}
+
+uint32_t plani_tile_op(plani_builder *b, enum op_kind kind, enum lane_kind lane,
+                       const struct plani_tile *t)
+{
+    uint32_t idx = plani_op(b, kind, lane);
+    if (b->error < 0)
+        return idx;
+    op *item = &b->ops[idx];
+    item->unit = t->unit;
+    item->tile = t->tile;
+    item->elem_begin = t->begin;
+    item->elem_count = t->count;
+    return idx;
+}
+
+plani_range plani_tile_transient(plani_builder *b, const struct plani_tile *t, enum tier arena,
+                                 uint64_t size_bytes, enum state_kind kind)
+{
+    static const uint64_t residues[] = {[STATE_PARAMS] = TILE_RESIDUE_PARAMS,
+                                        [STATE_GRADS] = TILE_RESIDUE_GRADS,
+                                        [STATE_OPTIMIZER] = TILE_RESIDUE_STATE};
+    return (plani_range){plani_transient(b, arena, size_bytes, residues[kind], kind, t->unit), 0,
+                         size_bytes};
 }
 
 /* The tile's copy that stays on the host; of size 0 where there is none. */
@@ -195,9 +221,7 @@ static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
             plani_tile_transfer(b, t, plani_tile_state(b, t, save), at_home, STATE_OPTIMIZER);
         return at_home;
     }
-    plani_range staged = {plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_STATE,
-                                          STATE_OPTIMIZER, t->unit),
-                          0, at_home.size_bytes};
+    plani_range staged = plani_tile_transient(b, t, t->where, at_home.size_bytes, STATE_OPTIMIZER);
     if (t->work != PLANI_WORK_INIT)
         plani_tile_transfer(b, t, at_home, staged, STATE_OPTIMIZER);
     return staged;
@@ -207,21 +231,12 @@ static plani_range tile_grads(plani_builder *b, const struct plani_tile *t)
 {
     plani_range found = t->closed;
     if (found.size_bytes == 0)
-        found = plani_elems(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
+        found = elems_of(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
     if (arena_of(b, found) == t->where)
         return found;
-    plani_range staged = {
-        plani_transient(b, t->where, found.size_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, t->unit), 0,
-        found.size_bytes};
+    plani_range staged = plani_tile_transient(b, t, t->where, found.size_bytes, STATE_GRADS);
     plani_tile_transfer(b, t, found, staged, STATE_GRADS);
     return staged;
-}
-
-static plani_range params_transient(plani_builder *b, const struct plani_tile *t)
-{
-    uint64_t bytes = t->count * b->job->param_bytes;
-    return (plani_range){
-        plani_transient(b, t->where, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, t->unit), 0, bytes};
 }
 
 /* The working copy that is the high half of the master, where the work has it: its home, or brought
@@ -234,7 +249,7 @@ static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
     if (t->where == TIER_DEVICE && t->device_params != PROGRAM_NONE)
         staged = plani_tile_params(b, t, t->device_params);
     else
-        staged = params_transient(b, t);
+        staged = plani_tile_transient(b, t, t->where, at_home.size_bytes, STATE_PARAMS);
     if (t->work == PLANI_WORK_UPDATE)
         plani_tile_transfer(b, t, at_home, staged, STATE_PARAMS);
     return staged;
@@ -251,7 +266,7 @@ static plani_range tile_params(plani_builder *b, const struct plani_tile *t)
         return at_home;
     if (t->where == TIER_DEVICE && t->device_params != PROGRAM_NONE)
         return plani_tile_params(b, t, t->device_params);
-    return params_transient(b, t);
+    return plani_tile_transient(b, t, t->where, at_home.size_bytes, STATE_PARAMS);
 }
 
 static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
@@ -331,13 +346,8 @@ static void emit_tile(plani_builder *b, const struct plani_tile *t)
     if (t->work == PLANI_WORK_UPDATE)
         grads = tile_grads(b, t);
     plani_range params = tile_params(b, t);
-    uint32_t idx = plani_op(b, works[t->work].kind, runs_on_gpu(b, t) ? LANE_COMPUTE : LANE_UPDATE);
-    if (b->error >= 0) {
-        b->ops[idx].unit = t->unit;
-        b->ops[idx].tile = t->tile;
-        b->ops[idx].elem_begin = t->begin;
-        b->ops[idx].elem_count = t->count;
-    }
+    enum lane_kind lane = runs_on_gpu(b, t) ? LANE_COMPUTE : LANE_UPDATE;
+    uint32_t idx = plani_tile_op(b, works[t->work].kind, lane, t);
     plani_use(b, idx, state, ROLE_STATE, works[t->work].state);
     if (t->work == PLANI_WORK_UPDATE)
         plani_use(b, idx, grads, ROLE_SOURCE, ACCESS_READ);
@@ -355,8 +365,8 @@ static void move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t
 {
     for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, elems, k);
-        plani_tile_transfer(b, &t, plani_elems(source, t.begin, t.count, elem_bytes),
-                            plani_elems(target, t.begin, t.count, elem_bytes), kind);
+        plani_tile_transfer(b, &t, elems_of(source, t.begin, t.count, elem_bytes),
+                            elems_of(target, t.begin, t.count, elem_bytes), kind);
     }
 }
 
@@ -375,8 +385,8 @@ static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
 static void gather_params(plani_builder *b, uint32_t unit, uint32_t shard, uint32_t whole)
 {
     uint64_t bytes = b->job->param_bytes;
-    plani_all_gather(b, plani_elems(shard, 0, plani_shard_elems(b->job, unit), bytes),
-                     plani_elems(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
+    plani_all_gather(b, elems_of(shard, 0, plani_shard_elems(b->job, unit), bytes),
+                     elems_of(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
                      unit);
 }
 
@@ -468,24 +478,20 @@ void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, ui
 static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t accumulator,
                        plani_range closed)
 {
-    uint32_t idx = plani_op(b, OP_GRAD_CLOSE, LANE_COMPUTE);
+    uint32_t idx = plani_tile_op(b, OP_GRAD_CLOSE, LANE_COMPUTE, t);
     if (b->error < 0)
         return;
     op *item = &b->ops[idx];
-    item->unit = t->unit;
-    item->tile = t->tile;
-    item->elem_begin = t->begin;
-    item->elem_count = t->count;
     plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
     if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
         item->demand.core_seconds = (double)t->count * 0.5e-9;
-    plani_use(b, idx, plani_elems(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
+    plani_use(b, idx, elems_of(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
     plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
     uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
-    plani_use(b, idx,
-              plani_elems(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,
-                          sizeof(double)),
-              ROLE_NORM_SUMS, ACCESS_WRITE);
+    plani_use(
+        b, idx,
+        elems_of(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP, sizeof(double)),
+        ROLE_NORM_SUMS, ACCESS_WRITE);
 }
 
 /* Closes a gradient of which `sums` has everything that rests on this rank: tile by tile, to its
@@ -499,12 +505,10 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
         made = plani_begin_params(b, unit, PROGRAM_NONE);
     for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, elems, k);
-        plani_range at_home = plani_elems(home, t.begin, t.count, b->job->grad_bytes);
+        plani_range at_home = elems_of(home, t.begin, t.count, b->job->grad_bytes);
         plani_range closed = at_home;
         if (home == PROGRAM_NONE || arena_of(b, at_home) != TIER_DEVICE)
-            closed = (plani_range){plani_transient(b, TIER_DEVICE, at_home.size_bytes,
-                                                   TILE_RESIDUE_GRADS, STATE_GRADS, unit),
-                                   0, at_home.size_bytes};
+            closed = plani_tile_transient(b, &t, TIER_DEVICE, at_home.size_bytes, STATE_GRADS);
         close_tile(b, &t, sums, closed);
         if (b->error < 0)
             return;
@@ -532,20 +536,20 @@ static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
         plani_transient(b, TIER_DEVICE, own * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     for (uint64_t k = 0; k < plani_tiles_of(b, own) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, own, k);
-        close_tile(b, &t, sums, plani_elems(shard, t.begin, t.count, bytes));
+        close_tile(b, &t, sums, elems_of(shard, t.begin, t.count, bytes));
     }
     uint32_t whole = home;
     if (home == PROGRAM_NONE || !is_on_device(b, home))
         whole = plani_transient(b, TIER_DEVICE, all * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     if (b->error < 0)
         return;
-    plani_all_gather(b, plani_elems(shard, 0, own, bytes), plani_elems(whole, 0, all, bytes),
-                     STATE_GRADS, unit);
+    plani_all_gather(b, elems_of(shard, 0, own, bytes), elems_of(whole, 0, all, bytes), STATE_GRADS,
+                     unit);
     if (home != PROGRAM_NONE && whole != home)
         move_elems(b, unit, all, whole, home, bytes, STATE_GRADS);
     for (uint64_t k = 0; home == PROGRAM_NONE && k < plani_tiles_of(b, all) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, all, k);
-        t.closed = plani_elems(whole, t.begin, t.count, bytes);
+        t.closed = elems_of(whole, t.begin, t.count, bytes);
         t.work = PLANI_WORK_UPDATE;
         emit_tile(b, &t);
     }

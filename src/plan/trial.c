@@ -64,7 +64,7 @@ enum plan_commit plani_decisive_commit(const plan_job *job)
 /* ---- held stages ---------------------------------------------------------------------------- */
 
 /* True if a pass before this one, of the same phase of the stage, uses the unit as well. */
-static bool is_seen(const plan_stage *stage, enum phase phase, uint32_t pass_idx, uint32_t unit)
+static bool is_seen(const struct stage *stage, enum phase phase, uint32_t pass_idx, uint32_t unit)
 {
     for (uint32_t p = 0; p < pass_idx; p++)
         for (uint32_t i = 0; i < stage->passes[phase][p].unit_count; i++)
@@ -76,10 +76,10 @@ static bool is_seen(const plan_stage *stage, enum phase phase, uint32_t pass_idx
 /* Elements of the units of a stage's backward; or only of those whose params are gathered. */
 static uint64_t stage_elems(const plan_job *job, uint32_t s, bool gathered_only)
 {
-    const plan_stage *stage = &job->stages[s];
+    const struct stage *stage = &job->stages[s];
     uint64_t elems = 0;
     for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
-        const plan_pass *pass = &stage->passes[PHASE_BACKWARD][p];
+        const struct pass *pass = &stage->passes[PHASE_BACKWARD][p];
         for (uint32_t i = 0; i < pass->unit_count; i++)
             if ((!gathered_only || plan_is_sharded(job, STATE_PARAMS, pass->units[i])) &&
                 !is_seen(stage, PHASE_BACKWARD, p, pass->units[i]))

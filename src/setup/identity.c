@@ -54,7 +54,7 @@ static void list_lines(const char *lines, const char *other, bool only_absent, c
     }
 }
 
-void setup_list_differences(const char *was, const char *is, char *text, size_t capacity)
+void setupi_list_differences(const char *was, const char *is, char *text, size_t capacity)
 {
     size_t used = 0;
     text[0] = '\0';
@@ -105,7 +105,7 @@ int setupi_check_import(const manifest *found, const char *identity, const char 
     setupi_import_identity(identity, own);
     if (strcmp(own, found->identity) == 0)
         return 0;
-    setup_list_differences(found->identity, own, differences, sizeof differences);
+    setupi_list_differences(found->identity, own, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the weights in %s were imported for another model: %s; import them for this "
                    "job (sluice import --job), or name another run.dir",

@@ -1,16 +1,39 @@
-/* Translates the job's model block for src/model, and makes the identity's lines for settings that
- * most models leave at their defaults. */
+/* From the job's words to the numbers that other rooms take: the model, what of it learns, and how
+ * optimizer state is stored (base/tile.h). And the lines of a run's identity that say so. Pure. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/rng.h"
+#include "base/shard.h"
+#include "base/tile.h"
 #include "setup/setup_internal.h"
+
+/* Appends text. Like snprintf, it leaves out text without room but counts it in *used. */
+__attribute__((format(printf, 4, 5))) static void append(char *text, size_t capacity, int *used,
+                                                         const char *format, ...)
+{
+    va_list args;
+    size_t at = (size_t)*used < capacity ? (size_t)*used : capacity;
+    va_start(args, format);
+    int length = vsnprintf(text + at, capacity - at, format, args);
+    va_end(args);
+    *used += length > 0 ? length : 0;
+}
+
+/* ---- the model ---- */
+
+static enum model_family family_of(const struct job_model *from)
+{
+    return strcmp(from->family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+}
 
 model_spec setup_model_spec(const struct job_model *from)
 {
     return (model_spec){
-        .family = strcmp(from->family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2,
+        .family = family_of(from),
         .num_layers = from->num_layers,
         .hidden_size = from->hidden_size,
         .num_heads = from->num_heads,
@@ -33,18 +56,6 @@ model_spec setup_model_spec(const struct job_model *from)
         .init_std = from->init_std,
         .max_part_bytes = from->max_part_bytes,
     };
-}
-
-/* Appends text. Like snprintf, it leaves out text without room but counts it in *used. */
-__attribute__((format(printf, 4, 5))) static void append(char *text, size_t capacity, int *used,
-                                                         const char *format, ...)
-{
-    va_list args;
-    size_t at = (size_t)*used < capacity ? (size_t)*used : capacity;
-    va_start(args, format);
-    int length = vsnprintf(text + at, capacity - at, format, args);
-    va_end(args);
-    *used += length > 0 ? length : 0;
 }
 
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
@@ -71,4 +82,159 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
                spec->rope_low_freq_factor, spec->rope_high_freq_factor,
                spec->rope_original_positions);
     return used;
+}
+
+/* ---- what learns ---- */
+
+/* As PEFT's target_modules: `asked` matches a module's whole name or its last part. So "c_proj"
+ * matches both modules of that name in gpt2. */
+static bool matches(const char *target, const char *asked)
+{
+    size_t target_bytes = strlen(target), asked_bytes = strlen(asked);
+    if (asked_bytes > target_bytes || strcmp(target + target_bytes - asked_bytes, asked) != 0)
+        return false;
+    return asked_bytes == target_bytes || target[target_bytes - asked_bytes - 1] == '.';
+}
+
+static int find_target(enum model_family family, const char *asked, uint32_t *targets)
+{
+    char known[256] = "";
+    bool found = false;
+    const char *name;
+    for (uint32_t i = 0; (name = model_lora_target(family, i)) != NULL; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", name);
+        if (!matches(name, asked))
+            continue;
+        *targets |= 1u << i;
+        found = true;
+    }
+    if (found)
+        return 0;
+    return err_set(
+        ERR_CONFIG,
+        "train.lora.targets: \"%s\" is not a linear layer of this model family, which has %s",
+        asked, known);
+}
+
+/* PEFT's own choice if no list is given. */
+static void default_targets(struct job_train *train, enum model_family family)
+{
+    static const char *const names[MODEL_FAMILY_COUNT][2] = {
+        [MODEL_GPT2] = {"c_attn", NULL},
+        [MODEL_LLAMA] = {"q_proj", "v_proj"},
+    };
+    for (int i = 0; i < 2 && names[family][i]; i++)
+        strcpy(train->lora_targets[train->lora_target_count++], names[family][i]);
+}
+
+int setup_fill_learning(const struct job *asked, model_spec *spec)
+{
+    struct job_train train = asked->train;
+    model_learn *learn = &spec->learn;
+    *learn = (model_learn){.is_given = train.is_given,
+                           .embed = train.embed || train.all,
+                           .head = train.head || train.all,
+                           .norms = train.norms || train.all};
+    static_assert((int)JOB_BLOCKS_MAX < (int)MODEL_RANGES_MAX, "and one for all");
+    for (uint32_t i = 0; i < train.range_count; i++)
+        learn->blocks[learn->range_count++] =
+            (model_range){train.blocks[i].first, train.blocks[i].last};
+    if (train.all)
+        learn->blocks[learn->range_count++] = (model_range){0, spec->num_layers - 1};
+    spec->lora = (model_lora){.rank = train.lora_rank, .alpha = train.lora_alpha};
+    if (train.lora_rank > 0 && train.lora_target_count == 0)
+        default_targets(&train, family_of(&asked->model));
+    for (uint32_t i = 0; i < train.lora_target_count; i++)
+        TRY(find_target(family_of(&asked->model), train.lora_targets[i], &spec->lora.targets));
+    return 0;
+}
+
+static void append_only(const model_learn *learn, char *text, size_t capacity, int *used)
+{
+    static const char *const names[] = {"embed", "head", "norms"};
+    const bool named[] = {learn->embed, learn->head, learn->norms};
+    const char *between = "";
+    append(text, capacity, used, "train.only=");
+    for (int i = 0; i < 3; i++)
+        if (named[i]) {
+            append(text, capacity, used, "%s%s", between, names[i]);
+            between = ",";
+        }
+    for (uint32_t i = 0; i < learn->range_count; i++) {
+        append(text, capacity, used, "%sblocks.%" PRIu64 "-%" PRIu64, between,
+               learn->blocks[i].first, learn->blocks[i].last);
+        between = ",";
+    }
+    append(text, capacity, used, "\n");
+}
+
+int setupi_name_learning(const model *net, char *text, size_t capacity)
+{
+    const model_lora *lora = &net->spec.lora;
+    const char *name, *between = "";
+    int used = 0;
+    text[0] = '\0';
+    if (net->spec.learn.is_given)
+        append_only(&net->spec.learn, text, capacity, &used);
+    if (lora->rank == 0)
+        return used;
+    append(text, capacity, &used,
+           "train.lora.rank=%" PRIu64 "\ntrain.lora.alpha=%.17g\ntrain.lora.targets=", lora->rank,
+           lora->alpha);
+    for (uint32_t i = 0; (name = model_lora_target(net->spec.family, i)) != NULL; i++)
+        if (lora->targets >> i & 1) {
+            append(text, capacity, &used, "%s%s", between, name);
+            between = ",";
+        }
+    append(text, capacity, &used, "\n");
+    return used;
+}
+
+/* ---- optimizer state ---- */
+
+/* Upper half of the random key; the lower half is the unit. It differs from the streams of initial
+ * weights. */
+enum { ROUNDING_STREAM = 0x526f756e };
+
+uint32_t setupi_state_streams(const struct job *asked, bool params_alone)
+{
+    if (asked->optimizer.type != JOB_ADAM)
+        return 2; /* two streams of fp32 */
+    if (params_alone)
+        return 3;
+    enum tile_format moments = asked->state.moments;
+    return tile_streams_code(3, asked->state.master, moments, moments);
+}
+
+int setupi_state_identity(const struct job *asked, char *text, size_t capacity)
+{
+    static const char *const moments[] = {[TILE_FP32] = "",
+                                          [TILE_BF16] = "state.moments=bf16\n",
+                                          [TILE_INT8] = "state.moments=8bit\n"};
+    return snprintf(text, capacity, "%s%s",
+                    asked->state.master == TILE_LOW16 ? "state.master=split\n" : "",
+                    moments[asked->state.moments]);
+}
+
+const char *setup_formats_text(uint32_t streams, char text[SETUP_FORMATS_BYTES])
+{
+    uint32_t used = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < tile_stream_count(streams); i++)
+        used += (uint32_t)snprintf(text + used, SETUP_FORMATS_BYTES - used, "%s%s", i ? ", " : "",
+                                   tile_format_name(tile_stream_format(streams, i)));
+    return text;
+}
+
+uint64_t setup_rounding_key(uint64_t seed, uint64_t update, uint32_t unit)
+{
+    return rng_u64(seed, (uint64_t)ROUNDING_STREAM << 32 | unit, update);
+}
+
+uint64_t setup_state_begin(const struct setup *self, uint32_t unit)
+{
+    return plan_is_sharded(&self->plan, STATE_OPTIMIZER, unit)
+               ? shard_begin(self->unit_elems[unit], self->ranks.world, self->ranks.rank)
+               : 0;
 }

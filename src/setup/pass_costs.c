@@ -229,7 +229,7 @@ void setupi_price_passes(struct setup *self, const machine *from)
     costs known;
     model_costs kernels;
     const model *net = self->net;
-    plan_pass *pass = self->passes;
+    struct pass *pass = net->passes;
     if (!from || from->device.is_gpu == self->plan.machine.device_is_cpu)
         return;
     costs_learn(from, net->type, &known);

@@ -17,7 +17,7 @@
 #include <stdbool.h>
 
 #include "config/machine.h"
-#include "model/model.h"
+#include "model/costs.h"
 
 enum { COSTS_TERMS = 3 };
 

@@ -42,9 +42,9 @@ static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUN
 static bool has_activations(const struct setup *self, uint32_t unit, enum state_kind kind)
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
-        const plan_stage *stage = &self->plan.stages[s];
+        const struct stage *stage = &self->plan.stages[s];
         if (stage->passes[PHASE_FORWARD][0].units[0] == unit)
-            return kind == STATE_ACTIVATIONS ? stage->has_input && stage->has_output
+            return kind == STATE_ACTIVATIONS ? s > 0 && s + 1 < self->plan.stage_count
                                              : stage->saved_bytes > 0;
     }
     return false;

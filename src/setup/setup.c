@@ -123,7 +123,8 @@ static int make_identity(struct setup *self)
     if (length < 0 || (size_t)length >= room)
         return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
                        length, room - 1);
-    length += (int)setupi_name_learning(self->net, text + length, room - (size_t)length);
+    length += setupi_name_learning(self->net, text + length, room - (size_t)length);
+    length = (int)size_min((uint64_t)length, room - 1); /* a long list of what learns is cut */
     self->fingerprint = XXH3_64bits(self->identity, (size_t)length);
     return 0;
 }
@@ -189,7 +190,7 @@ static int check_identity(const struct setup *self, const manifest *found, const
         return 0;
     if (setup_is_imported(found))
         return setupi_check_import(found, self->identity, run_dir);
-    setup_list_differences(found->identity, self->identity, differences, sizeof differences);
+    setupi_list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
                    "%s",
@@ -197,63 +198,21 @@ static int check_identity(const struct setup *self, const manifest *found, const
                    borrows ? "from an export of that run (model.hf)" : "in another run.dir");
 }
 
-static void fill_pass(const model_pass *from, plan_pass *to)
-{
-    *to = (plan_pass){
-        .units = {from->units[0], from->units[1]},
-        .unit_count = from->unit_count,
-        .reads_params = {from->reads_params[0], from->reads_params[1]},
-        .adds_grads = {from->adds_grads[0], from->adds_grads[1]},
-        .zeroed_bytes = {from->zeroed_bytes[0], from->zeroed_bytes[1]},
-        .input = from->input,
-        .output = from->output,
-        .output_grad = from->output_grad,
-        .input_grad = from->input_grad,
-        .saved = from->saved,
-        .losses = from->losses,
-        .flops = from->flops,
-        .dram_bytes = from->dram_bytes,
-    };
-}
-
-/* If there is also a model for calls of one token: the larger of both. */
-static uint64_t saved_bytes_of(const struct setup *self, uint32_t stage)
-{
-    uint64_t bytes = self->net->stages[stage].saved_bytes;
-    return self->single ? size_max(bytes, self->single->stages[stage].saved_bytes) : bytes;
-}
-
-/* Makes the model's stages and passes as the plan takes them. */
+/* The model's stages as the plan takes them: `saved_bytes` is what may be kept. An uncut head has
+ * its own as scratch, in the workspace. With a model for calls of one token: the larger of both. */
 static int make_stages(struct setup *self)
 {
     const model *net = self->net;
-    uint64_t count = 0, next = 0;
-    for (uint32_t i = 0; i < net->stage_count; i++)
-        for (int phase = 0; phase < PHASE_COUNT; phase++)
-            count += net->stages[i].pass_count[phase];
     self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
-    self->passes = mem_alloc(count, sizeof *self->passes, "plan passes");
-    self->pass_count = count;
-    if (!self->stages || !self->passes)
+    if (!self->stages)
         return -ENOMEM;
     for (uint32_t i = 0; i < net->stage_count; i++) {
-        const model_stage *from = &net->stages[i];
-        plan_stage *to = &self->stages[i];
-        bool can_keep = from->is_cut || from->kind == STAGE_BLOCK;
-        *to = (plan_stage){
-            .has_input = from->kind != STAGE_EMBED,
-            .has_output = from->kind != STAGE_HEAD,
-            .is_cut = from->is_cut,
-            .saved_bytes = can_keep ? saved_bytes_of(self, i) : 0,
-            .recompute_flops = from->recompute_flops,
-            .recompute_dram_bytes = from->forward_dram_bytes,
-        };
-        for (int phase = 0; phase < PHASE_COUNT; phase++) {
-            to->passes[phase] = self->passes + next;
-            to->pass_count[phase] = from->pass_count[phase];
-            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
-                fill_pass(&from->passes[phase][p], &self->passes[next++]);
-        }
+        struct stage *made = &self->stages[i];
+        *made = net->stages[i];
+        if (self->single)
+            made->saved_bytes = size_max(made->saved_bytes, self->single->stages[i].saved_bytes);
+        if (!made->is_cut && made->kind != STAGE_BLOCK)
+            made->saved_bytes = 0;
     }
     return 0;
 }
@@ -301,7 +260,7 @@ static void size_workspace(const model *net, bool only_eval, uint64_t *saved, ui
 {
     int phase_end = only_eval ? PHASE_FORWARD + 1 : PHASE_COUNT;
     for (uint32_t i = 0; i < net->stage_count; i++) {
-        const model_stage *from = &net->stages[i];
+        const struct stage *from = &net->stages[i];
         if (!from->is_cut) /* `saved` of a cut stage is a buffer of its own */
             *saved = size_max(*saved, from->saved_bytes);
         for (int phase = 0; phase < phase_end; phase++)
@@ -351,7 +310,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
         .order =
             self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR : ORDER_LAYER_MAJOR,
-        .state_streams = setup_state_streams(self->job, options->params_alone),
+        .state_streams = setupi_state_streams(self->job, options->params_alone),
         .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
                                                             : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
@@ -472,7 +431,6 @@ void setup_destroy(struct setup *self)
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         mem_free(self->homes[kind]);
     mem_free(self->stages);
-    mem_free(self->passes);
     mem_free(self->unit_elems);
     mem_free(self->is_frozen);
     mem_free(self->stays_gathered);

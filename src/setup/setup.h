@@ -54,9 +54,7 @@ struct setup {
     /* The same model for calls of one token, if there is a cache of keys and values; else NULL. */
     model *single;
     plan_job plan;
-    plan_stage *stages;
-    plan_pass *passes; /* [pass_count] the passes of all stages, one stage after the other */
-    uint64_t pass_count;
+    struct stage *stages;
     uint64_t *unit_elems;    /* [unit_count] */
     uint8_t *stays_gathered; /* [unit_count] plan_job.stays_gathered */
     /* [unit_count] 1: the unit does not learn, so its params are part of the state. All 0 with
@@ -155,9 +153,6 @@ model_spec setup_model_spec(const struct job_model *from);
 /* Fills spec->learn and spec->lora from the job's train block. The other members must be filled
  * already. ERR_CONFIG for a layer that does not exist in the model family. */
 int setup_fill_learning(const struct job *asked, model_spec *spec) MUST_CHECK;
-/* The streams code (base/tile.h) of the job's optimizer state. All streams are fp32 with
- * params_alone. */
-uint32_t setup_state_streams(const struct job *asked, bool params_alone);
 /* Writes a streams code as text, such as "fp32, bf16, bf16". Returns `text`. */
 const char *setup_formats_text(uint32_t streams, char text[SETUP_FORMATS_BYTES]);
 /* The key of the random numbers with which update number `update` of a unit rounds stochastically
@@ -176,10 +171,6 @@ int setup_gpu_used(const struct setup *self, uint64_t *used_bytes) MUST_CHECK;
 int setup_name_import(const struct job *asked, const model *net, manifest *record) MUST_CHECK;
 /* True if the identity in the manifest is that of an import. */
 bool setup_is_imported(const manifest *found);
-/* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;
- * ...". */
-void setup_list_differences(const char *was, const char *is, char *text, size_t capacity);
-
 /* The directories of the job's slabs, as absolute paths. Placeholders of ranks are kept. */
 int setup_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX],
                      uint32_t *count) MUST_CHECK;

@@ -14,14 +14,22 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 /* Writes the lines of state formats; none if all state is fp32. Returns the length like
  * snprintf. */
 int setupi_state_identity(const struct job *asked, char *text, size_t capacity);
-/* Writes the lines that say what learns; none if everything learns. Returns their length. */
-size_t setupi_name_learning(const model *net, char *text, size_t capacity);
+/* Writes the lines that say what learns; none if everything learns. Returns the length like
+ * snprintf. */
+int setupi_name_learning(const model *net, char *text, size_t capacity);
+/* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;
+ * ...". */
+void setupi_list_differences(const char *was, const char *is, char *text, size_t capacity);
 /* Writes the part of an identity that an imported checkpoint keeps. */
 void setupi_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES]);
 /* ERR_INPUT, which names what differs, if a job of this identity cannot continue from the
  * import. */
 int setupi_check_import(const manifest *found, const char *identity,
                         const char *run_dir) MUST_CHECK;
+
+/* The streams code (base/tile.h) of the job's optimizer state. All streams are fp32 with
+ * params_alone. */
+uint32_t setupi_state_streams(const struct job *asked, bool params_alone);
 
 /* ---- device, drives, machine ---- */
 

@@ -1,5 +1,6 @@
-/* Makes all ranks plan alike: they exchange the inputs of the plan, and later compare the compiled
- * programs. Collective, on the thread that sets up. */
+/* Makes all ranks plan alike: rank 0 reads the job and the others get its text, they exchange the
+ * inputs of the plan, and later compare the compiled programs. Collective, on the thread that sets
+ * up. */
 #include <errno.h>
 #include <string.h>
 
@@ -8,7 +9,65 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "config/config.h"
 #include "setup/setup_internal.h"
+
+/* ---- the job ---- */
+
+/* Rank 0 sends this before the job's text. */
+struct job_head {
+    uint64_t text_bytes;
+    uint64_t fresh; /* 0 or 1: run.fresh, which is not part of the text */
+};
+
+/* Sends rank 0's text to all ranks; the others read the job from it. */
+static int share_text(comm *ranks, const char *path, uint64_t text_bytes, char *text, job **out)
+{
+    bool is_first = comm_get_rank(ranks) == 0;
+    TRY(comm_broadcast(ranks, "the job", text, text_bytes));
+    int rc = 0;
+    if (!is_first) {
+        enum log_level level = log_get_level();
+        log_set_level(LOG_QUIET); /* rank 0 has already logged the warnings */
+        rc = job_read_text_ranks(path, text, text_bytes, NULL, 0, comm_get_world(ranks), out);
+        log_set_level(level);
+    }
+    return comm_agree(ranks, "reading the job", rc);
+}
+
+int setup_read_job(comm *ranks, const char *path, const char *const *set, uint32_t set_count,
+                   job **out, bool *fresh)
+{
+    bool is_first = comm_get_rank(ranks) == 0;
+    struct job_head head = {.text_bytes = 0};
+    job *asked = NULL;
+    int rc = 0;
+    *out = NULL;
+    *fresh = false;
+    if (is_first)
+        rc = job_read_ranks(path, set, set_count, comm_get_world(ranks), &asked);
+    TRY(comm_agree(ranks, "reading the job", rc));
+    if (is_first)
+        head = (struct job_head){.text_bytes = strlen(asked->text), .fresh = asked->run.fresh};
+    char *text = NULL;
+    TRY_GOTO(rc, comm_broadcast(ranks, "the job", &head, sizeof head), failed);
+    text = mem_alloc(head.text_bytes + 1, 1, "job text");
+    TRY_GOTO(rc, comm_agree(ranks, "reading the job", text ? 0 : -ENOMEM), failed);
+    if (is_first)
+        memcpy(text, asked->text, head.text_bytes);
+    TRY_GOTO(rc, share_text(ranks, path, head.text_bytes, text, &asked), failed);
+    mem_free(text);
+    comm_set_timeouts(ranks, asked->comm.timeout_seconds, asked->comm.exit_seconds);
+    *fresh = head.fresh != 0;
+    *out = asked;
+    return 0;
+failed:
+    mem_free(text);
+    job_destroy(asked);
+    return rc;
+}
+
+/* ---- the inputs of the plan ---- */
 
 struct plan_inputs {
     uint64_t budget_bytes[TIER_COUNT];
@@ -50,8 +109,8 @@ static void copy_times(struct setup *self, double *list, bool to_list)
         *(to_list ? list : own) = *(to_list ? own : list);
         list++;
     }
-    for (uint64_t p = 0; p < self->pass_count; p++) {
-        double *own = &self->passes[p].seconds;
+    for (uint64_t p = 0; p < self->net->pass_count; p++) {
+        double *own = &self->net->passes[p].seconds;
         *(to_list ? list : own) = *(to_list ? own : list);
         list++;
     }
@@ -61,7 +120,7 @@ static void copy_times(struct setup *self, double *list, bool to_list)
  * another math library have others. */
 static int share_times(struct setup *self)
 {
-    uint64_t count = self->plan.stage_count + self->pass_count;
+    uint64_t count = self->plan.stage_count + self->net->pass_count;
     double *list = mem_alloc(count, sizeof *list, "times of the passes");
     int rc = comm_agree(self->ranks.comm, "times of the passes", list ? 0 : -ENOMEM);
     if (rc == 0) {
@@ -89,7 +148,7 @@ int setupi_share_inputs(struct setup *self)
     own.machine = self->plan.machine;
     own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
     own.stage_count = self->plan.stage_count;
-    own.pass_count = self->pass_count;
+    own.pass_count = self->net->pass_count;
     int rc = comm_exchange(ranks->comm, "budgets", &own, sizeof own, all);
     if (rc == 0) {
         join_inputs(all, ranks->world, &self->plan);

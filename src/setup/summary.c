@@ -442,9 +442,3 @@ int setup_plan_on(const struct job *asked, const struct setup_plan_options *opti
     setup_destroy(setup);
     return 0;
 }
-
-int setup_plan(const struct job *asked, uint32_t local_world, struct setup_summary *out)
-{
-    struct setup_plan_options options = {.local_world = local_world};
-    return setup_plan_on(asked, &options, out);
-}

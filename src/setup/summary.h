@@ -138,9 +138,6 @@ struct setup_plan_options {
 int setup_plan_on(const struct job *asked, const struct setup_plan_options *options,
                   struct setup_summary *out) MUST_CHECK;
 
-/* The same with the defaults of this machine. local_world: ranks that share a host; 0: all. */
-int setup_plan(const struct job *asked, uint32_t local_world, struct setup_summary *out) MUST_CHECK;
-
 /* The largest model of a family that fits a job's machine and budgets, and what stops the next
  * one. */
 struct setup_max_model {

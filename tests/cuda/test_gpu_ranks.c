@@ -364,10 +364,10 @@ static int plan_body(comm *self, void *user)
     struct setup_summary plan;
     (void)self;
     for (uint32_t world = 1; world <= GPU_RANKS_MAX; world *= 2) {
-        TRY(setup_plan(jobs[world], 0, &plan));
+        TRY(setup_plan_on(jobs[world], &(struct setup_plan_options){0}, &plan));
         gpu_ranks_shared->budgets[world] = plan.budget_bytes[TIER_DEVICE];
     }
-    int rc = setup_plan(jobs[0], 0, &plan);
+    int rc = setup_plan_on(jobs[0], &(struct setup_plan_options){0}, &plan);
     snprintf(gpu_ranks_shared->reason, sizeof gpu_ranks_shared->reason, "%s",
              rc < 0 ? err_text() : "");
     return rc == ERR_NO_FIT ? 0

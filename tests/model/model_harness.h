@@ -7,6 +7,7 @@
 #ifndef SLUICE_TESTS_MODEL_HARNESS_H
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -21,14 +22,21 @@ static inline enum model_family harness_family(const char *instance)
     return strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
 }
 
-/* Adds features to a family's base model, all of an instance's features at once:
+/* Completes the spec of a small model: two layers where none are given, four heads, and an
+ * instance's features, all at once:
  *
  *   "gpt2-long"   more positions than a sequence has tokens
  *   "qwen2"       biases, and frequencies that are divided
  *   "qwen3"       norms of heads, heads that are wider together than the residual stream, and
  *                 frequencies stretched as Llama 3 does it, with frequencies of each kind */
-static inline void harness_vary(const char *instance, model_spec *spec)
+static inline void harness_complete(const char *instance, model_spec *spec)
 {
+    spec->family = harness_family(instance);
+    spec->num_layers = spec->num_layers ? spec->num_layers : 2;
+    spec->num_heads = 4;
+    spec->num_kv_heads = spec->family == MODEL_LLAMA ? 2 : 4;
+    spec->rope_theta = 10000;
+    spec->norm_epsilon = 1e-5;
     if (strcmp(instance, "gpt2-long") == 0)
         spec->position_count = spec->seq_length + 70;
     if (strcmp(instance, "qwen2") == 0) {
@@ -89,8 +97,10 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     kernel_context_config config = {.thread_count = 1};
     assert_int_equal(ops->context_create(&config, &h->context), 0);
     assert_int_equal(model_create(spec, type, micro_batch, &h->self), 0);
-    if (chunk_rows != 0)
-        modeli_set_chunk_rows(h->self, chunk_rows);
+    if (chunk_rows != 0) {
+        h->self->chunk_rows = size_min(chunk_rows, micro_batch * h->self->tokens);
+        modeli_size_stages(h->self);
+    }
     assert_int_equal(model_prepare(h->self, ops, h->context), 0);
     const model *self = h->self;
     h->masters = harness_alloc(self->unit_count * sizeof(void *));
@@ -185,30 +195,6 @@ static inline void *harness_fresh(harness *h, void **block, uint64_t bytes)
     return fresh;
 }
 
-/* The memory of one call, with a fresh `saved` and, of temp_bytes, `temp`. */
-static inline model_call harness_call(harness *h, uint32_t stage, uint64_t temp_bytes,
-                                      float grad_scale)
-{
-    const model_stage *source = &h->self->stages[stage];
-    uint32_t last = h->self->stage_count - 1;
-    model_call call = {
-        .tokens = h->tokens,
-        .targets = h->targets,
-        .input = stage > 0 ? h->boundary[stage - 1] : NULL,
-        .output = stage < last ? h->boundary[stage] : NULL,
-        .losses = h->losses,
-        .grad_scale = grad_scale,
-        .saved = harness_fresh(h, &h->saved, source->saved_bytes),
-        .temp = harness_fresh(h, &h->temp, temp_bytes),
-        .constants = h->constants,
-    };
-    for (uint32_t i = 0; i < source->unit_count; i++) {
-        call.params[i] = h->params[source->units[i]];
-        call.grads[i] = h->grads[source->units[i]];
-    }
-    return call;
-}
-
 /* A buffer as a pass may use it: NULL if the pass does not use it, poisoned if it only writes it.
  * If it only reads it, a copy is kept for harness_check_read. */
 struct harness_use {
@@ -242,8 +228,8 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
                                 float grad_scale, bool saved_is_valid)
 {
     const model *self = h->self;
-    const model_stage *source = &self->stages[stage];
-    const model_pass *of = &source->passes[phase][pass];
+    const struct stage *source = &self->stages[stage];
+    const struct pass *of = &source->passes[phase][pass];
     uint64_t bytes = self->boundary_bytes;
     bool scratch = of->saved == ACCESS_NONE; /* an uncut stage's own affair */
     void *before = stage > 0 ? h->boundary[stage - 1] : NULL;
@@ -304,7 +290,7 @@ static inline void harness_forward(harness *h, bool with_head)
 static inline void harness_backward(harness *h, float grad_scale, bool keep_saved)
 {
     for (uint32_t i = h->self->stage_count; i-- > 0;) {
-        const model_stage *stage = &h->self->stages[i];
+        const struct stage *stage = &h->self->stages[i];
         bool is_block = stage->kind == STAGE_BLOCK;
         harness_fresh(h, &h->saved, stage->saved_bytes);
         if (is_block && keep_saved)
@@ -347,6 +333,121 @@ static inline double harness_finite_difference(harness *h, uint32_t unit, uint64
                    ((double)up - (double)down);
     }
     return (4 * slope[1] - slope[0]) / 3;
+}
+
+/* Biases and norm weights that are neither 0 nor 1, or their gradients could hide mistakes: a
+ * function of the tensor's name and element, so that cut models get the same. */
+static inline void harness_roughen(harness *h, uint64_t seed)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++)
+        for (uint32_t i = 0; i < h->self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &h->self->units[u].tensors[i];
+            uint64_t hash = 0;
+            if (tensor->rows != 1 && tensor->columns != 1)
+                continue;
+            for (const char *c = tensor->name; *c != 0; c++)
+                hash = hash * 31 + (unsigned char)*c;
+            for (uint64_t k = 0; k < tensor->rows * tensor->columns; k++)
+                h->masters[u][tensor->offset_elems + k] +=
+                    0.2f * rng_normal(seed + 1, hash, tensor->row_begin * tensor->columns + k);
+        }
+}
+
+/* A model that is ready for a step, and without gradients. */
+static inline void harness_start(harness *h, const kernel_ops *ops, const model_spec *spec,
+                                 enum dtype type, uint64_t chunk_rows, uint64_t seed,
+                                 bool with_ignored)
+{
+    harness_create(h, ops, spec, type, 2, chunk_rows);
+    harness_init_weights(h, seed);
+    harness_roughen(h, seed);
+    harness_copy_params(h);
+    harness_random_tokens(h, seed, with_ignored);
+    harness_forget_grads(h);
+}
+
+/* A step whose gradients begin anew. */
+static inline void harness_step(harness *h, float grad_scale, bool keep_saved)
+{
+    harness_forget_grads(h);
+    harness_forward(h, false);
+    harness_backward(h, grad_scale, keep_saved);
+}
+
+static inline void harness_expect_same_bits(const harness *a, const harness *b)
+{
+    assert_memory_equal(a->losses, b->losses, a->self->micro_batch * a->self->tokens * 4);
+    for (uint32_t u = 0; u < a->self->unit_count; u++)
+        assert_memory_equal(a->grads[u], b->grads[u], a->self->units[u].elems * 4);
+}
+
+/* The logits [vocab_size] of a row, after a forward. */
+static inline void harness_row_logits(harness *h, uint64_t row, float *logits)
+{
+    uint32_t head = h->self->stage_count - 1;
+    const struct stage *stage = &h->self->stages[head];
+    harness_fresh(h, &h->saved, stage->saved_bytes);
+    for (uint32_t i = 0; i < stage->pass_count[PHASE_FORWARD]; i++) {
+        const struct pass *pass = &stage->passes[PHASE_FORWARD][i];
+        model_call call = {
+            .input = pass->input != ACCESS_NONE ? h->boundary[head - 1] : NULL,
+            .saved = stage->is_cut ? h->saved : NULL,
+            .temp = harness_fresh(h, &h->temp, pass->temp_bytes),
+        };
+        for (uint32_t u = 0; u < pass->unit_count; u++)
+            call.params[u] = h->params[pass->units[u]];
+        assert_int_equal(model_logits_pass(h->self, i, NULL, &call, row, logits), 0);
+    }
+}
+
+/* They give that row's loss, if the forward was with the head. */
+static inline void harness_check_row_logits(harness *h, uint64_t row)
+{
+    uint64_t vocab = h->self->spec.vocab_size;
+    float *logits = harness_alloc(vocab * sizeof *logits);
+    memset(logits, 0xff, vocab * sizeof *logits);
+    harness_row_logits(h, row, logits);
+    double sum = 0;
+    for (uint64_t v = 0; v < vocab; v++)
+        sum += exp((double)logits[v]);
+    assert_true(fabs(log(sum) - (double)logits[h->targets[row]] - (double)h->losses[row]) < 1e-5);
+    mem_free(logits);
+}
+
+/* A backend whose nth product cannot be made. */
+static int harness_products_left;
+
+static inline int harness_failing_create(kernel_context *context, const matmul_desc *desc,
+                                         kernel_matmul **product)
+{
+    if (harness_products_left-- == 0)
+        return err_set(ERR_BACKEND, "no product for this shape");
+    return kernels_reference.matmul_create(context, desc, product);
+}
+
+/* A model_prepare that fails leaves the model unchanged: nothing leaks, and another backend works
+ * afterwards. Returns the number of products. */
+static inline int harness_failed_prepares(const model_spec *spec)
+{
+    kernel_ops failing = kernels_reference;
+    failing.matmul_create = harness_failing_create;
+    kernel_context_config config = {.thread_count = 1};
+    kernel_context *context;
+    mem_stats before, after;
+    model *self;
+    int made = 0;
+    assert_int_equal(failing.context_create(&config, &context), 0);
+    mem_get_stats(&before);
+    assert_int_equal(model_create(spec, DTYPE_FP32, 2, &self), 0);
+    for (harness_products_left = 0; model_prepare(self, &failing, context) != 0;
+         harness_products_left = ++made)
+        assert_null(self->ops);
+    assert_int_equal(model_prepare(self, &kernels_reference, context), ERR_INTERNAL);
+    model_destroy(self);
+    mem_get_stats(&after);
+    assert_int_equal(before.live_bytes, after.live_bytes);
+    failing.context_destroy(context);
+    return made;
 }
 
 #endif

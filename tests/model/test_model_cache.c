@@ -97,7 +97,7 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
     model *self = run->self;
     for (uint32_t s = 0; s < self->stage_count; s++)
         for (uint32_t p = 0; p < self->stages[s].pass_count[PHASE_FORWARD]; p++) {
-            const model_pass *pass = &self->stages[s].passes[PHASE_FORWARD][p];
+            const struct pass *pass = &self->stages[s].passes[PHASE_FORWARD][p];
             model_call call = {
                 .tokens = run->h->tokens + position,
                 .targets = run->h->targets,
@@ -124,23 +124,9 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
 /* Logits of every row of the whole text at once. */
 static void whole_logits(harness *h, float logits[TOKENS][VOCAB])
 {
-    model *self = h->self;
-    uint32_t head = self->stage_count - 1;
     harness_forward(h, false);
     for (uint64_t row = 0; row < TOKENS; row++)
-        for (uint32_t p = 0; p < self->stages[head].pass_count[PHASE_FORWARD]; p++) {
-            const model_pass *pass = &self->stages[head].passes[PHASE_FORWARD][p];
-            uint64_t saved = self->stages[head].saved_bytes;
-            if (p == 0)
-                harness_fresh(h, &h->saved, saved);
-            model_call call = {.input = h->boundary[head - 1],
-                               .saved = h->saved,
-                               .temp = harness_fresh(h, &h->temp, pass->temp_bytes),
-                               .constants = h->constants};
-            for (uint32_t i = 0; i < pass->unit_count; i++)
-                call.params[i] = h->params[pass->units[i]];
-            assert_int_equal(model_logits_pass(self, p, NULL, &call, row, logits[row]), 0);
-        }
+        harness_row_logits(h, row, logits[row]);
 }
 
 static void check_row(const float *whole, const float *cached, double bound, uint64_t row)

@@ -25,57 +25,22 @@ static model_spec small(bool tied, uint64_t seq_length, uint64_t max_part_bytes)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
-        .family = family,
-        .num_layers = 2,
         .hidden_size = 64,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = is_llama ? 88 : 160,
         .vocab_size = 157,
         .seq_length = seq_length,
         .tie_embeddings = tied,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
         .init_std = 0.15,
         .max_part_bytes = max_part_bytes,
     };
-    harness_vary(instance, &spec);
+    harness_complete(instance, &spec);
     return spec;
-}
-
-/* Biases and norm weights that are neither 0 nor 1, or their gradients could hide mistakes: a
- * function of the tensor's name and element, so that cut models get the same. */
-static void roughen(harness *h)
-{
-    for (uint32_t u = 0; u < h->self->unit_count; u++)
-        for (uint32_t i = 0; i < h->self->units[u].tensor_count; i++) {
-            const model_tensor *tensor = &h->self->units[u].tensors[i];
-            uint64_t hash = 0;
-            if (tensor->rows != 1 && tensor->columns != 1)
-                continue;
-            for (const char *c = tensor->name; *c != 0; c++)
-                hash = hash * 31 + (unsigned char)*c;
-            for (uint64_t k = 0; k < tensor->rows * tensor->columns; k++)
-                h->masters[u][tensor->offset_elems + k] +=
-                    0.2f * rng_normal(SEED + 1, hash, tensor->row_begin * tensor->columns + k);
-        }
 }
 
 static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enum dtype type,
                   uint64_t chunk_rows)
 {
-    harness_create(h, ops, spec, type, 2, chunk_rows);
-    harness_init_weights(h, SEED);
-    roughen(h);
-    harness_copy_params(h);
-    harness_random_tokens(h, SEED, true);
-}
-
-static void run_step(harness *h, float grad_scale, bool keep_saved)
-{
-    harness_forget_grads(h);
-    harness_forward(h, false);
-    harness_backward(h, grad_scale, keep_saved);
+    harness_start(h, ops, spec, type, chunk_rows, SEED, true);
 }
 
 /* The unit and tensor of a whole model that a part's tensor belongs to. */
@@ -143,8 +108,8 @@ static void compare(const kernel_ops *ops, enum dtype type, bool tied, uint64_t 
     start(&whole, reference_ops, &spec, reference_type, 0);
     spec.max_part_bytes = max_part_bytes;
     start(&cut, ops, &spec, type, 48); /* 160 rows: the last chunk is shorter */
-    run_step(&whole, 0.5f, false);
-    run_step(&cut, 0.5f, false);
+    harness_step(&whole, 0.5f, false);
+    harness_step(&cut, 0.5f, false);
     double distance = relative_distance(&whole, &cut), losses = loss_distance(&whole, &cut);
     printf("%s %s tied %d, parts of %llu, %u units: gradients differ by %.2g, a loss by %.2g\n",
            ops->name, dtype_name(type), tied, (unsigned long long)max_part_bytes,
@@ -212,7 +177,7 @@ static void finite_differences(void **state)
     model_spec spec = small(true, 7, 40000);
     spec.num_layers = 1;
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5);
-    run_step(&h, 1.0f, false);
+    harness_step(&h, 1.0f, false);
     double worst = 0;
     for (uint32_t u = 0; u < h.self->unit_count; u++)
         for (uint32_t i = 0; i < h.self->units[u].tensor_count; i++) {
@@ -236,14 +201,6 @@ static void finite_differences(void **state)
 
 /* ---- bits ---- */
 
-static void expect_same_bits(const harness *a, const harness *b)
-{
-    uint64_t rows = a->self->micro_batch * a->self->tokens;
-    assert_memory_equal(a->losses, b->losses, rows * 4);
-    for (uint32_t u = 0; u < a->self->unit_count; u++)
-        assert_memory_equal(a->grads[u], b->grads[u], a->self->units[u].elems * 4);
-}
-
 /* `saved` that was kept from the forward, what scratch held and earlier calls change no bit. */
 static void same_bits(const kernel_ops *ops, enum dtype type, uint64_t max_part_bytes)
 {
@@ -253,11 +210,11 @@ static void same_bits(const kernel_ops *ops, enum dtype type, uint64_t max_part_
     start(&b, ops, &spec, type, 10);
     b.poison = 0x3d; /* a small ordinary number */
     harness_random_tokens(&b, SEED + 9, false);
-    run_step(&b, 2.0f, false);
+    harness_step(&b, 2.0f, false);
     harness_random_tokens(&b, SEED, true);
-    run_step(&a, 1.0f, false);
-    run_step(&b, 1.0f, true);
-    expect_same_bits(&a, &b);
+    harness_step(&a, 1.0f, false);
+    harness_step(&b, 1.0f, true);
+    harness_expect_same_bits(&a, &b);
     for (uint64_t i = 0; i < a.self->micro_batch * a.self->tokens; i++)
         assert_true(isfinite(a.losses[i]));
     harness_destroy(&a);
@@ -321,7 +278,7 @@ static void micro_batches_pass_by_pass(void **state)
             harness_phase(&h[i], PHASE_BACKWARD, stage, 1.0f, false);
         }
     for (int i = 0; i < 2; i++)
-        expect_same_bits(&h[i], &together[i]);
+        harness_expect_same_bits(&h[i], &together[i]);
     h[1].grads = own_grads[0];
     together[1].grads = own_grads[1];
     h[1].begun = own_begun[0];
@@ -332,44 +289,13 @@ static void micro_batches_pass_by_pass(void **state)
     }
 }
 
-/* A backend whose nth product cannot be made. */
-static int products_left;
-
-static int failing_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
-{
-    if (products_left-- == 0)
-        return err_set(ERR_BACKEND, "no product for this shape");
-    return kernels_reference.matmul_create(context, desc, product);
-}
-
-/* A model_prepare that fails leaves the model unchanged: nothing leaks, and another backend works
- * afterwards. */
 static void failed_prepare_can_be_repeated(void **state)
 {
     (void)state;
-    kernel_ops failing = kernels_reference;
-    failing.matmul_create = failing_create;
-    kernel_context_config config = {.thread_count = 1};
-    kernel_context *context;
-    mem_stats before, after;
-    mem_get_stats(&before);
-    assert_int_equal(failing.context_create(&config, &context), 0);
     model_spec spec = small(false, 10, 16384);
-    model *self;
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &self), 0);
-    int made = 0;
-    for (;; made++) {
-        products_left = made;
-        if (model_prepare(self, &failing, context) == 0)
-            break;
-        assert_null(self->ops);
-    }
+    int made = harness_failed_prepares(&spec);
     printf("%d products\n", made);
     assert_true(made > 20 && made < 60);
-    model_destroy(self);
-    kernels_reference.context_destroy(context);
-    mem_get_stats(&after);
-    assert_int_equal(before.live_bytes, after.live_bytes);
 }
 
 /* ---- logits ---- */
@@ -382,32 +308,10 @@ static void logits_come_part_by_part(void **state)
         model_spec spec = small(tied, 9, 16384);
         start(&h, &kernels_reference, &spec, DTYPE_FP32, 4);
         harness_forward(&h, true);
-        uint32_t head = h.self->stage_count - 1;
-        const model_stage *stage = &h.self->stages[head];
-        assert_true(stage->is_cut);
-        float *logits = harness_alloc(spec.vocab_size * sizeof *logits);
-        for (uint64_t row = 0; row < 18; row += 4) {
-            if (h.targets[row] < 0)
-                continue;
-            memset(logits, 0xff, spec.vocab_size * sizeof *logits);
-            harness_fresh(&h, &h.saved, stage->saved_bytes);
-            for (uint32_t i = 0; i < stage->pass_count[PHASE_FORWARD]; i++) {
-                const model_pass *pass = &stage->passes[PHASE_FORWARD][i];
-                model_call call = {
-                    .params = {h.params[pass->units[0]]},
-                    .input = pass->input != ACCESS_NONE ? h.boundary[head - 1] : NULL,
-                    .saved = h.saved,
-                    .temp = harness_fresh(&h, &h.temp, pass->temp_bytes),
-                };
-                assert_int_equal(model_logits_pass(h.self, i, NULL, &call, row, logits), 0);
-            }
-            double sum = 0;
-            for (uint64_t v = 0; v < spec.vocab_size; v++)
-                sum += exp((double)logits[v]);
-            double loss = log(sum) - (double)logits[h.targets[row]];
-            assert_true(fabs(loss - (double)h.losses[row]) < 1e-5);
-        }
-        mem_free(logits);
+        assert_true(h.self->stages[h.self->stage_count - 1].is_cut);
+        for (uint64_t row = 0; row < 18; row += 4)
+            if (h.targets[row] >= 0)
+                harness_check_row_logits(&h, row);
         harness_destroy(&h);
     }
 }
@@ -424,8 +328,8 @@ static void check_loss_scale(const kernel_ops *ops, uint64_t max_part_bytes)
     spec.max_part_bytes = max_part_bytes;
     start(&half, ops, &spec, DTYPE_FP16, 10);
     float scale = 1.0f / 24, loss_scale = 1024;
-    run_step(&whole, scale, false);
-    run_step(&half, scale * loss_scale, false);
+    harness_step(&whole, scale, false);
+    harness_step(&half, scale * loss_scale, false);
     uint64_t rows = half.self->micro_batch * half.self->tokens;
     for (uint32_t u = 0; u < half.self->unit_count; u++)
         for (uint64_t i = 0; i < half.self->units[u].elems; i++)
@@ -435,7 +339,7 @@ static void check_loss_scale(const kernel_ops *ops, uint64_t max_part_bytes)
            (unsigned long long)max_part_bytes, loss_scale, distance);
     assert_true(distance < 0.006);
 
-    run_step(&half, scale * 0x1p24f, false);
+    harness_step(&half, scale * 0x1p24f, false);
     bool overflow = false;
     for (uint32_t u = 0; u < half.self->unit_count; u++)
         for (uint64_t i = 0; i < half.self->units[u].elems; i++)
@@ -485,7 +389,7 @@ static void fp16_sums_do_not_overflow(void **state)
                         h.masters[u][tensor->offset_elems + k] *= factor;
                 }
             harness_copy_params(&h);
-            run_step(&h, 0x1p-14f, false);
+            harness_step(&h, 0x1p-14f, false);
             double largest = 0;
             const uint16_t *first = h.boundary[0];
             for (uint64_t i = 0; i < h.self->boundary_bytes / 2; i++)

@@ -22,47 +22,21 @@ static model_spec tiny(bool tied)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
-        .family = family,
-        .num_layers = 2,
         .hidden_size = 24,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = is_llama ? 10 : 40, /* Llama: small, so that attention's gradients are larger */
         .vocab_size = 37,
         .seq_length = 9,
         .tie_embeddings = tied,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
         .init_std = 0.3, /* large, so that every gradient stands above the noise */
     };
-    harness_vary(instance, &spec);
+    harness_complete(instance, &spec);
     return spec;
-}
-
-/* Biases and norm weights that are neither 0 nor 1, or their gradients could hide mistakes. */
-static void roughen(harness *h)
-{
-    for (uint32_t u = 0; u < h->self->unit_count; u++) {
-        const model_unit *unit = &h->self->units[u];
-        for (uint32_t i = 0; i < unit->tensor_count; i++) {
-            const model_tensor *tensor = &unit->tensors[i];
-            if (tensor->rows != 1)
-                continue;
-            for (uint64_t k = 0; k < tensor->columns; k++)
-                h->masters[u][tensor->offset_elems + k] +=
-                    0.2f * rng_normal(SEED + 1, (uint64_t)u << 32 | i, k);
-        }
-    }
 }
 
 static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enum dtype type,
                   uint64_t chunk_rows, bool with_ignored)
 {
-    harness_create(h, ops, spec, type, 2, chunk_rows);
-    harness_init_weights(h, SEED);
-    roughen(h);
-    harness_copy_params(h);
-    harness_random_tokens(h, SEED, with_ignored);
+    harness_start(h, ops, spec, type, chunk_rows, SEED, with_ignored);
 }
 
 static void check_finite_differences(bool tied)
@@ -70,9 +44,7 @@ static void check_finite_differences(bool tied)
     harness h;
     model_spec spec = tiny(tied);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5, true); /* 18 rows: 5, 5, 5, 3 */
-    harness_forget_grads(&h);
-    harness_forward(&h, false);
-    harness_backward(&h, 1.0f, false);
+    harness_step(&h, 1.0f, false);
     double worst = 0;
     for (uint32_t u = 0; u < h.self->unit_count; u++) {
         const model_unit *unit = &h.self->units[u];
@@ -128,9 +100,7 @@ static double distance_to_reference(const kernel_ops *ops, enum dtype type, uint
     start(&b, ops, &spec, type, chunk_rows, true);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
-        harness_forget_grads(both[i]);
-        harness_forward(both[i], false);
-        harness_backward(both[i], 0.25f, i == 1 && keep_saved);
+        harness_step(both[i], 0.25f, i == 1 && keep_saved);
     }
     double distance = relative_distance(&a, &b);
     *loss_error = fabs(harness_loss_sum(&b) / harness_loss_sum(&a) - 1);
@@ -184,14 +154,10 @@ static void same_bits(const kernel_ops *ops, enum dtype type)
     harness_random_tokens(&b, SEED, false);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
-        harness_forget_grads(both[i]);
-        harness_forward(both[i], false);
-        harness_backward(both[i], 1.0f, i == 1);
+        harness_step(both[i], 1.0f, i == 1);
     }
     uint64_t rows = a.self->micro_batch * a.self->tokens;
-    assert_memory_equal(a.losses, b.losses, rows * 4);
-    for (uint32_t u = 0; u < a.self->unit_count; u++)
-        assert_memory_equal(a.grads[u], b.grads[u], a.self->units[u].elems * 4);
+    harness_expect_same_bits(&a, &b);
     for (uint64_t i = 0; i < rows; i++)
         assert_true(isfinite(a.losses[i]));
 
@@ -257,9 +223,7 @@ static void ignored_targets(void **state)
     uint64_t rows = h.self->micro_batch * h.self->tokens;
     for (uint64_t i = 0; i < rows; i++)
         h.targets[i] = -1;
-    harness_forget_grads(&h);
-    harness_forward(&h, false);
-    harness_backward(&h, 1.0f, false);
+    harness_step(&h, 1.0f, false);
     for (uint64_t i = 0; i < rows; i++)
         assert_true(h.losses[i] == 0);
     for (uint32_t u = 0; u < h.self->unit_count; u++)
@@ -268,7 +232,7 @@ static void ignored_targets(void **state)
     harness_destroy(&h);
 }
 
-/* model_logits of a row gives that row's loss. */
+/* The logits of a row give that row's loss. */
 static void logits_of_a_row(void **state)
 {
     (void)state;
@@ -276,57 +240,16 @@ static void logits_of_a_row(void **state)
     model_spec spec = tiny(false);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 1, false);
     harness_forward(&h, true);
-    uint32_t head = h.self->stage_count - 1;
-    float *logits = harness_alloc(spec.vocab_size * sizeof *logits);
-    for (uint64_t row = 0; row < 18; row += 5) {
-        model_call call = harness_call(&h, head, h.self->stages[head].forward_temp_bytes, 0);
-        call.saved = NULL;
-        assert_int_equal(model_logits(h.self, NULL, &call, row, logits), 0);
-        double sum = 0;
-        for (uint64_t v = 0; v < spec.vocab_size; v++)
-            sum += exp((double)logits[v]);
-        double loss = log(sum) - (double)logits[h.targets[row]];
-        assert_true(fabs(loss - (double)h.losses[row]) < 1e-5);
-    }
-    mem_free(logits);
+    for (uint64_t row = 0; row < 18; row += 5)
+        harness_check_row_logits(&h, row);
     harness_destroy(&h);
 }
 
-/* A backend whose nth product cannot be made. */
-static int products_left;
-
-static int failing_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
-{
-    if (products_left-- == 0)
-        return err_set(ERR_BACKEND, "no product for this shape");
-    return kernels_reference.matmul_create(context, desc, product);
-}
-
-/* A model_prepare that fails leaves the model unchanged: nothing leaks, and another backend works
- * afterwards. */
 static void failed_prepare_can_be_repeated(void **state)
 {
     (void)state;
-    kernel_ops failing = kernels_reference;
-    failing.matmul_create = failing_create;
-    kernel_context_config config = {.thread_count = 1};
-    kernel_context *context;
-    mem_stats before, after;
-    assert_int_equal(failing.context_create(&config, &context), 0);
-    mem_get_stats(&before);
     model_spec spec = tiny(true);
-    model *self;
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &self), 0);
-    for (int count = 0; count < MODELI_ROW_LOGITS - 3; count++) {
-        products_left = count;
-        assert_int_equal(model_prepare(self, &failing, context), ERR_BACKEND);
-    }
-    assert_int_equal(model_prepare(self, &kernels_reference, context), 0);
-    assert_int_equal(model_prepare(self, &kernels_reference, context), ERR_INTERNAL);
-    model_destroy(self);
-    mem_get_stats(&after);
-    assert_int_equal(before.live_bytes, after.live_bytes);
-    failing.context_destroy(context);
+    assert_true(harness_failed_prepares(&spec) >= 20);
 }
 
 /* Attention and positions look back only: a later token changes no earlier loss. */

@@ -24,21 +24,16 @@ static model_spec small(bool tied, uint64_t max_part_bytes)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
-        .family = family,
         .num_layers = LAYERS,
         .hidden_size = 48,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = is_llama ? 88 : 160,
         .vocab_size = 101,
         .seq_length = 12,
         .tie_embeddings = tied,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
         .init_std = 0.15,
         .max_part_bytes = max_part_bytes,
     };
-    harness_vary(instance, &spec);
+    harness_complete(instance, &spec);
     return spec;
 }
 
@@ -91,12 +86,6 @@ static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enu
     harness_forget_grads(h);
 }
 
-static void run_step(harness *h, bool keep_saved)
-{
-    harness_forward(h, false);
-    harness_backward(h, 0.05f, keep_saved);
-}
-
 static const model_tensor *find_tensor(const model *self, const model_tensor *like, uint32_t *unit)
 {
     for (*unit = 0; *unit < self->unit_count; (*unit)++)
@@ -137,7 +126,7 @@ static void compare(const harness *all, const harness *some, const model_learn *
 
 static bool stage_learns(const model *self, uint32_t stage)
 {
-    const model_stage *of = &self->stages[stage];
+    const struct stage *of = &self->stages[stage];
     for (uint32_t p = 0; p < of->pass_count[PHASE_FORWARD]; p++)
         for (uint32_t i = 0; i < of->passes[PHASE_FORWARD][p].unit_count; i++)
             if (!self->units[of->passes[PHASE_FORWARD][p].units[i]].is_frozen)
@@ -152,14 +141,14 @@ static void check_passes(const model *self)
         first++;
     assert_int_equal(self->first_learning, first);
     for (uint32_t s = 0; s < self->stage_count; s++) {
-        const model_stage *of = &self->stages[s];
+        const struct stage *of = &self->stages[s];
         assert_int_equal(of->pass_count[PHASE_BACKWARD] > 0, s >= first);
         if (s < first)
             assert_int_equal(of->pass_count[PHASE_RECOMPUTE], 0);
         if (s == first && !of->is_cut)
             assert_int_equal(of->passes[PHASE_BACKWARD][0].input_grad, ACCESS_NONE);
         for (uint32_t p = 0; p < of->pass_count[PHASE_BACKWARD]; p++) {
-            const model_pass *pass = &of->passes[PHASE_BACKWARD][p];
+            const struct pass *pass = &of->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 assert_false(pass->adds_grads[i] && self->units[pass->units[i]].is_frozen);
         }
@@ -174,8 +163,8 @@ static void check_selection(const kernel_ops *ops, bool tied, enum dtype type,
     start(&all, ops, &spec, type);
     spec.learn = *learn;
     start(&some, ops, &spec, type);
-    run_step(&all, keep_saved);
-    run_step(&some, keep_saved);
+    harness_step(&all, 0.05f, keep_saved);
+    harness_step(&some, 0.05f, keep_saved);
     compare(&all, &some, learn);
     check_passes(some.self);
     harness_destroy(&all);

@@ -34,21 +34,15 @@ static model_spec small(bool tied)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
-        .family = family,
-        .num_layers = 2,
         .hidden_size = 48,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = is_llama ? 88 : 160,
         .vocab_size = 101,
         .seq_length = 12,
         .tie_embeddings = tied,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
         .init_std = 0.15,
         .lora = {.rank = RANK, .alpha = alpha, .targets = all_targets()},
     };
-    harness_vary(instance, &spec);
+    harness_complete(instance, &spec);
     return spec;
 }
 
@@ -101,12 +95,6 @@ static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enu
     harness_copy_params(h);
     harness_random_tokens(h, SEED, true);
     harness_forget_grads(h);
-}
-
-static void run_step(harness *h, bool keep_saved)
-{
-    harness_forward(h, false);
-    harness_backward(h, 0.05f, keep_saved);
 }
 
 /* ---- against the dense model ---- */
@@ -182,8 +170,8 @@ static void check_dense(const kernel_ops *ops, bool tied, enum dtype type, const
     start(&dense, ops, &spec, type);
     merge(&with, &dense);
     harness_copy_params(&dense);
-    run_step(&with, false);
-    run_step(&dense, false);
+    harness_step(&with, 0.05f, false);
+    harness_step(&dense, 0.05f, false);
     assert_true(fabs(harness_loss_sum(&with) - harness_loss_sum(&dense)) <=
                 tolerance * harness_loss_sum(&dense));
     for (uint32_t u = 0; u < dense.self->unit_count; u++)
@@ -250,8 +238,8 @@ static void test_kept(void **state)
     model_spec spec = small(true);
     start(&kept, &kernels_reference, &spec, DTYPE_BF16);
     start(&made, &kernels_reference, &spec, DTYPE_BF16);
-    run_step(&kept, true);
-    run_step(&made, false);
+    harness_step(&kept, 0.05f, true);
+    harness_step(&made, 0.05f, false);
     for (uint32_t u = 0; u < made.self->unit_count; u++)
         assert_memory_equal(kept.grads[u], made.grads[u], made.self->units[u].elems * 4);
     harness_destroy(&kept);

@@ -139,28 +139,38 @@ static void expect_near(double got, double expected)
     assert_true(got >= expected * (1 - 1e-12) && got <= expected * (1 + 1e-12));
 }
 
+static double flops_of(const struct stage *stage, enum phase phase)
+{
+    double flops = 0;
+    for (uint32_t i = 0; i < stage->pass_count[phase]; i++)
+        flops += stage->passes[phase][i].flops;
+    return flops;
+}
+
 /* Flops do not depend on the cut, but that a cut head makes its logits twice in the backward. */
 static void check_flops(const model *whole, const model *cut)
 {
     assert_int_equal(whole->stage_count, cut->stage_count);
     for (uint32_t i = 0; i < cut->stage_count; i++) {
-        const model_stage *a = &whole->stages[i], *b = &cut->stages[i];
+        const struct stage *a = &whole->stages[i], *b = &cut->stages[i];
         bool is_cut_head = b->kind == STAGE_HEAD && b->is_cut;
         assert_int_equal(a->kind, b->kind);
-        expect_near(b->forward_flops, a->forward_flops);
-        expect_near(b->backward_flops, a->backward_flops);
-        expect_near(b->recompute_flops, a->recompute_flops * (is_cut_head ? 2 : 1));
+        double forward = flops_of(b, PHASE_FORWARD), again = flops_of(b, PHASE_RECOMPUTE);
+        expect_near(forward, flops_of(a, PHASE_FORWARD));
+        expect_near(again, b->is_cut ? a->recompute_flops : 0);
+        expect_near(again + flops_of(b, PHASE_BACKWARD),
+                    flops_of(a, PHASE_BACKWARD) + (is_cut_head ? forward : 0));
     }
     expect_near(model_step_flops(cut, 100), model_step_flops(whole, 100));
 }
 
 /* Reads of a buffer come after a pass that wrote it, in every phase; `saved` of a backward is
  * filled. */
-static void check_order(const model_stage *stage, const size_t offset, bool is_result,
+static void check_order(const struct stage *stage, const size_t offset, bool is_result,
                         bool is_given)
 {
     for (uint32_t phase = 0; phase < PHASE_COUNT; phase++) {
-        bool is_saved = offset == offsetof(model_pass, saved);
+        bool is_saved = offset == offsetof(struct pass, saved);
         bool written =
             is_given || (is_saved && phase == PHASE_BACKWARD && stage->kind == STAGE_BLOCK);
         for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
@@ -182,12 +192,12 @@ static void check_passes(const model *self)
 {
     uint8_t *seen = mem_alloc(self->unit_count, 1, "test"); /* bits: forward, backward, grads */
     for (uint32_t s = 0; s < self->stage_count; s++) {
-        const model_stage *stage = &self->stages[s];
+        const struct stage *stage = &self->stages[s];
         uint32_t forward = stage->pass_count[PHASE_FORWARD];
         assert_int_equal(stage->is_cut, forward > 1);
         for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
-                const model_pass *pass = &stage->passes[phase][i];
+                const struct pass *pass = &stage->passes[phase][i];
                 assert_true(pass->dram_bytes > 0);
                 for (uint32_t k = 0; k < pass->unit_count; k++) {
                     assert_true(pass->units[k] < self->unit_count);
@@ -199,12 +209,12 @@ static void check_passes(const model *self)
                     assert_true(backward || !pass->adds_grads[k]);
                 }
             }
-        check_order(stage, offsetof(model_pass, input), false, true);
-        check_order(stage, offsetof(model_pass, output_grad), false, true);
-        check_order(stage, offsetof(model_pass, output), true, false);
-        check_order(stage, offsetof(model_pass, input_grad), true, false);
-        check_order(stage, offsetof(model_pass, losses), true, false);
-        check_order(stage, offsetof(model_pass, saved), true, false);
+        check_order(stage, offsetof(struct pass, input), false, true);
+        check_order(stage, offsetof(struct pass, output_grad), false, true);
+        check_order(stage, offsetof(struct pass, output), true, false);
+        check_order(stage, offsetof(struct pass, input_grad), true, false);
+        check_order(stage, offsetof(struct pass, losses), true, false);
+        check_order(stage, offsetof(struct pass, saved), true, false);
         assert_int_equal(stage->units[0], stage->passes[PHASE_FORWARD][0].units[0]);
     }
     for (uint32_t u = 0; u < self->unit_count; u++) {
@@ -304,7 +314,7 @@ static void names_and_sizes(void **state)
     assert_int_equal(self->unit_count, 9 + 3 * block_units);
 
     /* The tied head: norm, the 7 table parts, and back. */
-    const model_stage *head = &self->stages[self->stage_count - 1];
+    const struct stage *head = &self->stages[self->stage_count - 1];
     assert_int_equal(head->pass_count[PHASE_FORWARD], 8);
     assert_int_equal(head->pass_count[PHASE_BACKWARD], 16);
     assert_int_equal(head->passes[PHASE_BACKWARD][7].units[0], 6);
@@ -316,8 +326,8 @@ static void names_and_sizes(void **state)
 
     /* A block: its recomputation leaves `down` out, its backward goes from the last part to the
      * first. */
-    const model_stage *block = &self->stages[1];
-    const model_pass *back = block->passes[PHASE_BACKWARD];
+    const struct stage *block = &self->stages[1];
+    const struct pass *back = block->passes[PHASE_BACKWARD];
     assert_int_equal(block->pass_count[PHASE_FORWARD], block_units);
     assert_int_equal(block->pass_count[PHASE_RECOMPUTE], unit_named(self, "block.0.down.0") - 8);
     assert_int_equal(block->pass_count[PHASE_BACKWARD], block_units);

@@ -175,18 +175,22 @@ static void flops_and_bytes(void **state)
     assert_int_equal(model_create(&gpt2_small, DTYPE_BF16, 2, &self), 0);
     double rows = 2048, products = 2 * rows * 12 * 768 * 768, down = 2 * rows * 4 * 768 * 768;
     double attention = 2 * 2.0 * 1024 * 1024 * 768;
-    const model_stage *block = &self->stages[1], *head = &self->stages[13];
-    assert_true(block->forward_flops == products + attention);
+    const struct stage *block = &self->stages[1];
+    const struct pass *forward = block->passes[PHASE_FORWARD];
+    const struct pass *backward = block->passes[PHASE_BACKWARD];
+    assert_true(forward->flops == products + attention);
     assert_true(block->recompute_flops == products + attention - down);
-    assert_true(block->backward_flops == 2 * products + 2.5 * attention);
-    assert_true(head->forward_flops == 2 * rows * 768 * 50257);
-    assert_true(head->recompute_flops == head->forward_flops);
-    assert_true(self->stages[0].forward_flops == 0);
+    assert_true(backward->flops == block->recompute_flops + 2 * products + 2.5 * attention);
+    forward = self->stages[13].passes[PHASE_FORWARD];
+    backward = self->stages[13].passes[PHASE_BACKWARD];
+    assert_true(forward->flops == 2 * rows * 768 * 50257);
+    assert_true(backward->flops == 3 * forward->flops);
+    assert_true(self->stages[0].passes[PHASE_FORWARD]->flops == 0);
     uint64_t stats = (4 + 12) * 2048 * 4; /* two means, two rstds, lse of 12 heads */
     assert_int_equal(block->saved_bytes, stats + 2048ull * 768 * 2 * (1 + 3 + 1 + 1 + 1 + 4 + 4));
     assert_int_equal(self->chunk_rows, 768);
-    assert_true(head->forward_temp_bytes >= 768ull * 50257 * 4);
-    assert_true(head->backward_temp_bytes >= 768ull * 50257 * 6);
+    assert_true(forward->temp_bytes >= 768ull * 50257 * 4);
+    assert_true(backward->temp_bytes >= 768ull * 50257 * 6);
     double matrices = 12 * 12.0 * 768 * 768 + 768.0 * 50257;
     assert_true(
         fabs(model_step_flops(self, 4096) / (4096 * (6 * matrices + 12 * 12.0 * 768 * 1024 / 2)) -

@@ -15,8 +15,8 @@ enum { FIXTURE_STAGES_MAX = 8, FIXTURE_PARTS_MAX = 3, FIXTURE_UNITS_MAX = 40 };
 struct random_job {
     plan_job job;
     uint64_t elems[FIXTURE_UNITS_MAX];
-    plan_stage stages[FIXTURE_STAGES_MAX];
-    plan_pass passes[FIXTURE_STAGES_MAX * 4 * (FIXTURE_PARTS_MAX + 1)];
+    struct stage stages[FIXTURE_STAGES_MAX];
+    struct pass passes[FIXTURE_STAGES_MAX * 4 * (FIXTURE_PARTS_MAX + 1)];
     uint32_t pass_count;
     uint8_t homes[STATE_KIND_COUNT][FIXTURE_UNITS_MAX];
     uint8_t stays_gathered[FIXTURE_UNITS_MAX];
@@ -30,10 +30,10 @@ static inline uint64_t draw(random_job *r, uint64_t bound)
     return rng_below(r->seed, 77, r->counter++, bound);
 }
 
-static inline plan_pass *fixture_pass(random_job *r, plan_stage *stage, enum phase phase,
-                                      uint32_t unit)
+static inline struct pass *fixture_pass(random_job *r, struct stage *stage, enum phase phase,
+                                        uint32_t unit)
 {
-    plan_pass *fresh = &r->passes[r->pass_count++];
+    struct pass *fresh = &r->passes[r->pass_count++];
     if (stage->pass_count[phase]++ == 0)
         stage->passes[phase] = fresh;
     fresh->units[0] = unit;
@@ -56,44 +56,42 @@ static inline uint8_t fixture_made(uint32_t idx)
     return idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
 }
 
-static inline void fixture_embed(random_job *r, plan_stage *stage, uint32_t parts)
+static inline void fixture_embed(random_job *r, struct stage *stage, uint32_t parts)
 {
-    stage->has_output = true;
     stage->is_cut = parts > 1;
     uint32_t first = r->job.unit_count;
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 90));
+        struct pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 90));
         pass->reads_params[0] = true;
         pass->output = fixture_made(i);
     }
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + i);
+        struct pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + i);
         pass->adds_grads[0] = true;
         pass->output_grad = ACCESS_READ;
     }
 }
 
-static inline void fixture_block(random_job *r, plan_stage *stage, uint32_t parts)
+static inline void fixture_block(random_job *r, struct stage *stage, uint32_t parts)
 {
-    stage->has_input = stage->has_output = true;
     stage->is_cut = parts > 1;
     stage->saved_bytes = 4096 * (1 + draw(r, 80));
     uint32_t first = r->job.unit_count;
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 60));
+        struct pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 60));
         pass->reads_params[0] = true;
         pass->input = i == 0 || draw(r, 2) ? ACCESS_READ : 0;
         pass->saved = parts > 1 ? fixture_made(i) : 0;
         pass->output = i + 1 == parts ? ACCESS_WRITE : 0;
     }
     for (uint32_t i = 0; parts > 1 && i + 1 < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PHASE_RECOMPUTE, first + i);
+        struct pass *pass = fixture_pass(r, stage, PHASE_RECOMPUTE, first + i);
         pass->reads_params[0] = true;
         pass->input = ACCESS_READ;
         pass->saved = fixture_made(i);
     }
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + parts - 1 - i);
+        struct pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + parts - 1 - i);
         pass->reads_params[0] = pass->adds_grads[0] = true;
         pass->input = i + 1 == parts || draw(r, 2) ? ACCESS_READ : 0;
         pass->saved = parts > 1 ? ACCESS_UPDATE : 0;
@@ -107,9 +105,8 @@ static inline void fixture_block(random_job *r, plan_stage *stage, uint32_t part
 }
 
 /* A norm of its own, and the output matrix: the embedding's parts where `tied`, else its own. */
-static inline void fixture_head(random_job *r, plan_stage *stage, uint32_t parts, bool tied)
+static inline void fixture_head(random_job *r, struct stage *stage, uint32_t parts, bool tied)
 {
-    stage->has_input = true;
     stage->is_cut = parts > 1;
     stage->saved_bytes = parts > 1 ? 4096 * (1 + draw(r, 20)) : 0;
     uint32_t norm = fixture_unit(r, 1), matrix = tied ? 0 : r->job.unit_count;
@@ -119,7 +116,7 @@ static inline void fixture_head(random_job *r, plan_stage *stage, uint32_t parts
          phase += PHASE_BACKWARD - PHASE_FORWARD) {
         bool trains = phase == PHASE_BACKWARD;
         for (uint32_t i = 0; i < parts; i++) {
-            plan_pass *pass = fixture_pass(r, stage, (enum phase)phase, norm);
+            struct pass *pass = fixture_pass(r, stage, (enum phase)phase, norm);
             pass->unit_count = 2;
             pass->units[1] = matrix + i;
             pass->reads_params[0] = i == 0;
@@ -141,7 +138,7 @@ static inline void fixture_model(random_job *r)
     bool tied = draw(r, 2), cuts = draw(r, 3) == 0;
     uint32_t vocabulary_parts = cuts ? 1 + (uint32_t)draw(r, FIXTURE_PARTS_MAX) : 1;
     for (uint32_t s = 0; s < job->stage_count; s++) {
-        plan_stage *stage = &r->stages[s];
+        struct stage *stage = &r->stages[s];
         if (s == 0)
             fixture_embed(r, stage, vocabulary_parts);
         else if (s + 1 < job->stage_count)
@@ -192,22 +189,22 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
 /* Passes of a model of which some units do not learn (plan.h): no gradients of theirs, no backward
  * of stages before the first that learns, and no input_grad of that one. `stages` and their passes
  * are the caller's. */
-static inline void fixture_cut_passes(plan_stage *stages, uint32_t stage_count,
+static inline void fixture_cut_passes(struct stage *stages, uint32_t stage_count,
                                       const uint8_t *is_frozen)
 {
     bool learns = false;
     for (uint32_t s = 0; s < stage_count; s++) {
-        plan_stage *stage = &stages[s];
+        struct stage *stage = &stages[s];
         bool learned = learns, is_head = s + 1 == stage_count;
         for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
-            plan_pass *pass = (plan_pass *)&stage->passes[PHASE_BACKWARD][p];
+            struct pass *pass = &stage->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 pass->adds_grads[i] = pass->adds_grads[i] && !is_frozen[pass->units[i]];
                 learns = learns || pass->adds_grads[i];
             }
         }
         for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD] && !learned; p++)
-            ((plan_pass *)&stage->passes[PHASE_BACKWARD][p])->input_grad = 0;
+            (&stage->passes[PHASE_BACKWARD][p])->input_grad = 0;
         if (!learns && !is_head)
             stage->pass_count[PHASE_RECOMPUTE] = stage->pass_count[PHASE_BACKWARD] = 0;
     }

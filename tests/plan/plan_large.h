@@ -14,7 +14,7 @@ enum { LARGE_UNITS_MAX = 130, LARGE_TOKENS = 1024 };
 /* Forward and backward of one stage: the embedding, a block, or the head, which ties the
  * embedding. */
 static inline void large_stage(plan_job *job, uint32_t u, uint64_t hidden, uint64_t *all_elems,
-                               plan_stage *stage, plan_pass passes[2])
+                               struct stage *stage, struct pass passes[2])
 {
     bool head = u + 1 == job->unit_count, block = u > 0 && !head;
     uint64_t elems = u == 0 ? (50257 + LARGE_TOKENS) * hidden
@@ -22,15 +22,15 @@ static inline void large_stage(plan_job *job, uint32_t u, uint64_t hidden, uint6
                             : (12 * hidden + 13) * hidden;
     double products = u == 0 ? 0 : (double)(head ? all_elems[0] : elems);
     all_elems[u] = size_round_up(elems, SHARD_ELEMS_STEP);
-    plan_pass *forward = &passes[0], *backward = &passes[1];
-    *forward = (plan_pass){.units = {u, 0},
-                           .unit_count = head ? 2 : 1,
-                           .reads_params = {true, head},
-                           .input = u > 0 ? ACCESS_READ : 0,
-                           .output = head ? 0 : ACCESS_WRITE,
-                           .losses = head ? ACCESS_WRITE : 0,
-                           .flops = 2.0 * LARGE_TOKENS * products,
-                           .dram_bytes = 2 * elems};
+    struct pass *forward = &passes[0], *backward = &passes[1];
+    *forward = (struct pass){.units = {u, 0},
+                             .unit_count = head ? 2 : 1,
+                             .reads_params = {true, head},
+                             .input = u > 0 ? ACCESS_READ : 0,
+                             .output = head ? 0 : ACCESS_WRITE,
+                             .losses = head ? ACCESS_WRITE : 0,
+                             .flops = 2.0 * LARGE_TOKENS * products,
+                             .dram_bytes = 2 * elems};
     *backward = *forward;
     backward->reads_params[0] = u > 0;
     backward->adds_grads[0] = true;
@@ -40,18 +40,16 @@ static inline void large_stage(plan_job *job, uint32_t u, uint64_t hidden, uint6
     backward->input_grad = u > 0 ? ACCESS_WRITE : 0;
     backward->flops = (block ? 8.0 : 6.0) * LARGE_TOKENS * products;
     backward->dram_bytes = 6 * elems;
-    *stage = (plan_stage){.passes = {forward, NULL, backward},
-                          .pass_count = {1, 0, 1},
-                          .has_input = u > 0,
-                          .has_output = !head,
-                          .saved_bytes = block ? LARGE_TOKENS * hidden * 34 : 0,
-                          .recompute_flops = block ? 2.0 * LARGE_TOKENS * products : 0,
-                          .recompute_dram_bytes = block ? 2 * elems : 0};
+    *stage = (struct stage){.passes = {forward, NULL, backward},
+                            .pass_count = {1, 0, 1},
+                            .saved_bytes = block ? LARGE_TOKENS * hidden * 34 : 0,
+                            .recompute_flops = block ? 2.0 * LARGE_TOKENS * products : 0,
+                            .recompute_dram_bytes = block ? 2 * elems : 0};
 }
 
 /* Arrays of LARGE_UNITS_MAX, the caller's; they outlive the job. */
-static inline void large_job_make(plan_job *job, uint64_t *elems, plan_stage *stages,
-                                  plan_pass (*passes)[2], uint32_t layers, uint64_t hidden)
+static inline void large_job_make(plan_job *job, uint64_t *elems, struct stage *stages,
+                                  struct pass (*passes)[2], uint32_t layers, uint64_t hidden)
 {
     job->unit_count = job->stage_count = layers + 2;
     assert(job->unit_count <= LARGE_UNITS_MAX);

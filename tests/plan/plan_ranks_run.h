@@ -63,7 +63,7 @@ static inline void run_expect_grads(ranks_run *run, uint32_t t)
     const plan_job *job = &run->r->job;
     for (uint32_t s = 0; s < job->stage_count; s++)
         for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_BACKWARD]; p++) {
-            const plan_pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
+            const struct pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 for (uint64_t k = 0; pass->adds_grads[i] && k < run_blocks(run, pass->units[i]);
                      k++)

@@ -151,8 +151,8 @@ static void copies_make_the_step_shorter(void **state)
 static uint64_t compile_large(uint64_t host_bytes, uint64_t tile_elems, plan_set *set)
 {
     static uint64_t elems[LARGE_UNITS_MAX];
-    static plan_stage stages[LARGE_UNITS_MAX];
-    static plan_pass passes[LARGE_UNITS_MAX][2];
+    static struct stage stages[LARGE_UNITS_MAX];
+    static struct pass passes[LARGE_UNITS_MAX][2];
     static uint8_t homes[LARGE_UNITS_MAX];
     memset(homes, TIER_NVME, sizeof homes);
     plan_job job = {.update = UPDATE_IN_NEXT_FORWARD, .tile_elems = tile_elems};

@@ -27,8 +27,8 @@ static uint64_t job_count = 2, draw_count = 50;
 struct placed {
     plan_job job;
     uint64_t elems[UNITS_MAX];
-    plan_stage stages[UNITS_MAX];
-    plan_pass passes[UNITS_MAX][2];
+    struct stage stages[UNITS_MAX];
+    struct pass passes[UNITS_MAX][2];
     uint8_t wanted[STATE_KIND_COUNT][UNITS_MAX], homes[STATE_KIND_COUNT][UNITS_MAX];
     struct plan_place_asked asked;
     struct plan_place_found found;

@@ -132,7 +132,7 @@ static uint64_t fetched_elems(const random_job *r)
                 continue;
             for (uint32_t p = 0; p < job->stages[s].pass_count[phase]; p++)
                 for (uint32_t i = 0; i < job->stages[s].passes[phase][p].unit_count; i++) {
-                    const plan_pass *pass = &job->stages[s].passes[phase][p];
+                    const struct pass *pass = &job->stages[s].passes[phase][p];
                     if (pass->reads_params[i] && gathers_for(r, pass->units[i]))
                         total += rounds * shard_whole_elems(r->elems[pass->units[i]], job->world);
                 }

@@ -25,8 +25,8 @@ enum { UNITS_MAX = LARGE_UNITS_MAX };
 struct large_job {
     plan_job job;
     uint64_t elems[UNITS_MAX];
-    plan_stage stages[UNITS_MAX];
-    plan_pass passes[UNITS_MAX][2];
+    struct stage stages[UNITS_MAX];
+    struct pass passes[UNITS_MAX][2];
     uint8_t homes[STATE_KIND_COUNT][UNITS_MAX];
 };
 

@@ -137,7 +137,7 @@ void mpi_tighten(const char *name, const fixture_model *shape, fixture_sets *set
         fixture_set(&small, "%s=%d", keys[i], NO_FIT_BYTES);
     job *asked = mpi_job(name, shape, &small);
     struct setup_summary plan;
-    assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
+    assert_int_equal(setup_plan_on(asked, &(struct setup_plan_options){0}, &plan), ERR_NO_FIT);
     job_destroy(asked);
     for (int i = 0; i < 2; i++) {
         uint64_t bytes = fixture_budget_named(err_text(), keys[i]);

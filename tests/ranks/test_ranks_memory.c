@@ -241,7 +241,7 @@ static void check_run(const struct placement *place, unsigned stage, const uint6
         fail_msg("%s", err_text());
     struct setup_summary plan;
     if (mpi_rank == 0) {
-        if (setup_plan(asked, 0, &plan) < 0)
+        if (setup_plan_on(asked, &(struct setup_plan_options){0}, &plan) < 0)
             fail_msg("%s", err_text());
         expect(what, "the plan of a run",
                memcmp(plan.peak_bytes, result.run.plan.peak_bytes, sizeof plan.peak_bytes), 0);

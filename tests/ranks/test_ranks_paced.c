@@ -172,7 +172,7 @@ static int find_least(comm *ranks, void *user)
     job *asked;
     struct setup_summary plan;
     TRY(read_job(run->asked, 65536, &asked));
-    int rc = setup_plan(asked, RANKS, &plan);
+    int rc = setup_plan_on(asked, &(struct setup_plan_options){.local_world = RANKS}, &plan);
     job_destroy(asked);
     if (comm_get_rank(ranks) == 0)
         run->result->least_bytes = fixture_budget_named(err_text(), "tiers.device.budget");

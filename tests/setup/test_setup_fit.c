@@ -16,8 +16,8 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "setup/summary.h"
-#include "tiers/arena.h"
 #include "tests/train/train_fixture.h"
+#include "tiers/arena.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 3, .hidden = 128};
 
@@ -238,7 +238,7 @@ static void plan_steps(const char *update, uint64_t commit_every, struct setup_s
     fixture_set(&sets, "schedule.update=%s", update);
     fixture_set(&sets, "run.commit_every=%llu", (unsigned long long)commit_every);
     job *asked = fixture_job("mean", &shape, &sets);
-    if (setup_plan(asked, 0, plan) < 0)
+    if (setup_plan_on(asked, &(struct setup_plan_options){0}, plan) < 0)
         fail_msg("%s", err_text());
     job_destroy(asked);
 }
@@ -278,7 +278,7 @@ static double ordered_seconds(const char *order, uint64_t device_bytes)
     fixture_set(&sets, "tiers.place.activations=device");
     fixture_set(&sets, "tiers.device.budget=%llu", (unsigned long long)device_bytes);
     job *asked = fixture_job("ordered", &shape, &sets);
-    int rc = setup_plan(asked, 0, &plan);
+    int rc = setup_plan_on(asked, &(struct setup_plan_options){0}, &plan);
     job_destroy(asked);
     if (rc < 0)
         assert_int_equal(rc, ERR_NO_FIT);
@@ -318,7 +318,7 @@ static void a_plan_for_many_ranks_has_their_budgets(void **state)
         struct setup_summary plan;
         job *asked = fixture_job("many", &shape, &sets);
         asked->world = worlds[i];
-        if (setup_plan(asked, 1, &plan) < 0)
+        if (setup_plan_on(asked, &(struct setup_plan_options){.local_world = 1}, &plan) < 0)
             fail_msg("%u ranks: %s", worlds[i], err_text());
         assert_int_equal(plan.world_size, worlds[i]);
         assert_int_equal(plan.budget_bytes[TIER_DEVICE], 268435456);
@@ -346,7 +346,8 @@ static void the_budget_named_is_that_of_all_ranks_of_a_host(void **state)
                         paths[i], too_little ? 65536ull : (unsigned long long)named);
             job *asked = fixture_job("divided", &shape, &sets);
             asked->world = 3;
-            assert_int_equal(setup_plan(asked, 0, &plan), too_little ? ERR_NO_FIT : 0);
+            assert_int_equal(setup_plan_on(asked, &(struct setup_plan_options){0}, &plan),
+                             too_little ? ERR_NO_FIT : 0);
             named = too_little ? fixture_budget_named(err_text(), "tiers.nvme[].budget") : named;
             job_destroy(asked);
             alone = i == 1 ? named : alone;

@@ -79,7 +79,7 @@ static double pass_flops(const struct planned *self)
     const model *net = self->setup->net;
     double flops = 0;
     for (uint32_t s = 0; s < net->stage_count; s++) {
-        const model_stage *stage = &net->stages[s];
+        const struct stage *stage = &net->stages[s];
         assert_int_equal(stage->pass_count[PHASE_BACKWARD], 1);
         if (s + 1 < net->stage_count)
             flops += stage->passes[PHASE_FORWARD][0].flops;
@@ -334,7 +334,7 @@ static void figures_of_a_machine(void **state)
     assert_int_equal(setup_plan_on(asked, &options, &sum), 0);
     near("endurance", sum.drive_endurance_bytes, 0);
     near("capacity", (double)sum.drive_capacity_bytes, 10e12);
-    assert_int_equal(setup_plan(asked, 0, &sum), 0);
+    assert_int_equal(setup_plan_on(asked, &(struct setup_plan_options){0}, &sum), 0);
     assert_string_equal(sum.machine_name, "defaults");
     near("peak", sum.peak_tflops_per_rank, 0);
     job_destroy(asked);

@@ -130,7 +130,7 @@ static void check_refusal(const char *name, const fixture_model *shape, fixture_
                     (unsigned long long)bytes[i] - TILE_BLOCK_BYTES);
         job *asked = fixture_job(name, shape, &less);
         struct setup_summary plan;
-        assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
+        assert_int_equal(setup_plan_on(asked, &(struct setup_plan_options){0}, &plan), ERR_NO_FIT);
         job_destroy(asked);
     }
     fixture_train_good(name, shape, sets, result);

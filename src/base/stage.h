@@ -1,0 +1,60 @@
+/* What a step computes, as numbers: the stages in the order of the forward, and their passes.
+ * src/model makes them (model/model.h says how a model is cut into stages), src/setup adds what a
+ * machine needs for them, and src/plan plans with them. All figures are of one micro-batch. */
+#ifndef SLUICE_BASE_STAGE_H
+#define SLUICE_BASE_STAGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/words.h"
+
+/* The work that each micro-batch does while the params of the pass's units are on the device.
+ *
+ * All passes of a phase run in order, for every micro-batch. A backward follows its own recompute,
+ * or directly its forward if `saved` was kept. What a pass wrote to a buffer must stay until the
+ * last pass of the phase that uses the buffer, also through passes that do not use it
+ * (ACCESS_NONE). No pass reads a part of a buffer that no pass has written yet. */
+struct pass {
+    uint32_t units[2];
+    uint32_t unit_count;
+    bool reads_params[2];
+    bool adds_grads[2]; /* never for a frozen unit */
+    /* Bytes of the unit's accumulator that are filled with zeros if this pass is the first that
+     * adds to it. */
+    uint64_t zeroed_bytes[2];
+    /* enum operand_access each. `saved` is NONE in an uncut stage, where the caller decides whether
+     * to keep it; the pass needs the memory all the same. */
+    uint8_t input, output, output_grad, input_grad, losses, saved;
+    /* Products and attention. The backward of an uncut stage includes stage.recompute_flops. */
+    double flops;
+    /* Time on the device alone, memory included, where the machine's kernels were measured: counts
+     * in place of flops. 0: not known. */
+    double seconds;
+    uint64_t dram_bytes; /* an estimate; model/shapes.c has the rules */
+    uint64_t temp_bytes; /* scratch of this pass only */
+};
+
+enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
+
+/* One step of the forward order. The first stage has no input and the last one, the head, no
+ * output: boundary activations lie between neighbours. The head's BACKWARD does forward, loss and
+ * backward, its FORWARD the losses alone. */
+struct stage {
+    enum stage_kind kind;
+    /* The stage's own unit first; homes of its activations go by that unit. Cut: only its first
+     * unit here; the passes name all. */
+    uint32_t units[2];
+    uint32_t unit_count;
+    /* A phase has more than one pass, and `saved` goes from pass to pass. Otherwise only the one
+     * backward pass uses it, and makes it itself unless it is kept. */
+    bool is_cut;
+    struct pass *passes[PHASE_COUNT];
+    uint32_t pass_count[PHASE_COUNT]; /* uncut: 1, 0, 1; if it learns nothing: 1, 0, 0 */
+    uint64_t saved_bytes;             /* inner activations that the backward needs */
+    /* Uncut block: what the backward is spared if `saved` is kept; seconds where they are known. */
+    double recompute_flops, recompute_seconds;
+    uint64_t recompute_dram_bytes;
+};
+
+#endif
