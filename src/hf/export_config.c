@@ -1,6 +1,6 @@
 /* Writes the files beside an export's weights. config.json is that of the checkpoint that the run
  * began with, in the export's dtype, or a new one for the run's model. generation_config.json and
- * the tokenizer's files are copied unchanged. See export_internal.h. */
+ * the tokenizer's files are copied unchanged. See hf_internal.h. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,8 +13,8 @@
 #include "base/mem.h"
 #include "format/format_json.h"
 #include "format/hf_checkpoint.h"
-#include "hf/export_internal.h"
 #include "hf/hf.h"
+#include "hf/hf_internal.h"
 #include "state/run_dir.h"
 
 static const format_json_limits config_limits = {

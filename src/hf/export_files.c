@@ -1,4 +1,4 @@
-/* The files of an exported checkpoint: which tensor lies in which file. See export_internal.h. */
+/* The files of an exported checkpoint: which tensor lies in which file. See hf_internal.h. */
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -11,8 +11,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "hf/export_internal.h"
 #include "hf/hf.h"
+#include "hf/hf_internal.h"
 #include "hf/weights.h"
 
 static const char whole_name[] = "model.safetensors";

@@ -1,5 +1,5 @@
 /* Reads the adapters of a run into memory, and writes them in the format of PEFT or adds them to
- * the weights that an export writes. See export_internal.h.
+ * the weights that an export writes. See hf_internal.h.
  *
  * Memory: the adapters in fp32. One thread calls; for a merge it is the sweep's. It uses the
  * caller's OpenMP team. */
@@ -14,8 +14,8 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "hf/export_internal.h"
 #include "hf/hf.h"
+#include "hf/hf_internal.h"
 #include "state/sweep.h"
 
 static const char config_name[] = "adapter_config.json",

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "hf/weights_internal.h"
+#include "hf/hf_internal.h"
 
 enum {
     TEAM_ELEMS = 1 << 16, /* fewer are converted before a team is awake */

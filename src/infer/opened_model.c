@@ -1,7 +1,4 @@
-/* Opens a trained model, from a run or a checkpoint; see opened_model.h. */
-#include "infer/opened_model.h"
-#include "config/config.h"
-
+/* Opens a trained model, from a run or a checkpoint; see infer_internal.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -14,6 +11,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "config/config.h"
+#include "infer/infer_internal.h"
 #include "state/rank_slabs.h"
 
 enum {

@@ -1,5 +1,7 @@
-/* Resumes from the state of an earlier process: on the slabs where it lies, or moved to new ones.
+/* Gives a run its engine: with new slabs, or with the state of an earlier process, on the slabs
+ * where it lies or moved to new ones.
  *
+ * - New: the manifest names the slabs before they are made.
  * - As it lies: the job's drives are those of the manifest, tile size and places are what the job
  *   wants, and the programs fit on the slabs. The slabs are opened and nothing is written.
  * - Moved ("re-cut"): in all other cases. New slabs are made as the job asks, all extents are
@@ -24,6 +26,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/failpoint.h"
@@ -33,6 +36,91 @@
 #include "base/tile.h"
 #include "state/rank_slabs.h"
 #include "state/state_internal.h"
+
+/* ---- the manifest and the engine, of a new or a resumed run ---- */
+
+int state_share_manifest(const struct ranks *self, manifest *found, bool *exists)
+{
+    if (self->world == 1)
+        return 0;
+    uint8_t there = *exists;
+    TRY(comm_broadcast(self->comm, "whether there is a run", &there, sizeof there));
+    *exists = there;
+    if (!there)
+        return 0;
+    manifest_extent *own = self->rank == 0 ? found->extents : NULL;
+    int rc = comm_broadcast(self->comm, "manifest", found, sizeof *found);
+    /* The broadcast brought rank 0's pointer, also if it was cut short. */
+    found->extents = own;
+    TRY(rc);
+    if (!own)
+        found->extents = mem_alloc(found->extent_count, sizeof *own, "manifest extents");
+    TRY(ranks_agree(self, "manifest", found->extents ? 0 : -ENOMEM));
+    return comm_broadcast(self->comm, "manifest extents", found->extents,
+                          found->extent_count * sizeof *found->extents);
+}
+
+int state_draw_uuid(const struct ranks *ranks, uint8_t uuid[SLAB_UUID_BYTES])
+{
+    int rc = 0;
+    if (getrandom(uuid, SLAB_UUID_BYTES, 0) != SLAB_UUID_BYTES)
+        rc = err_errno(errno, "cannot draw an id for the slabs");
+    TRY(ranks_agree(ranks, "id of the slabs", rc));
+    return ranks_from_rank0(ranks, "id of the slabs", uuid, SLAB_UUID_BYTES);
+}
+
+int state_name_new_slabs(struct state_run *self, const uint8_t uuid[SLAB_UUID_BYTES])
+{
+    manifest *record = &self->record;
+    state_name_slabs(self->setup, uuid, &record->slabs);
+    state_name_run(self->setup, record);
+    self->has_named_slabs = true;
+    record->state = MANIFEST_BEGUN;
+    record->generation++;
+    int rc = self->ranks.rank == 0 ? manifest_write(self->dir.state, record) : 0;
+    TRY(ranks_agree(&self->ranks, "the run's first manifest", rc));
+    return failpoint("slab.create");
+}
+
+int state_start_engine(struct state_run *self, const manifest *found,
+                       const uint8_t uuid[SLAB_UUID_BYTES])
+{
+    const struct state_run_options *asked = &self->options;
+    const struct setup_watch *watch = asked->watch;
+    if (asked->on_setup)
+        asked->on_setup(asked->user, self->setup);
+    if (watch && watch->on_setup)
+        TRY(watch->on_setup(watch->user, self->setup));
+    state_commit *commit = &self->commit;
+    struct engine_options options = {
+        .memory = asked->memory,
+        .watch = watch,
+        .test = asked->test,
+        .first_elems = asked->first_elems,
+        .first_user = asked->first_user,
+        .run_commit = state_run_commit,
+        .commit_user = commit,
+        .open_existing = found != NULL,
+        .slab_bytes = found ? found->total_bytes : 0,
+        .stripe_bytes = found ? found->stripe_bytes : 0,
+        .found = found,
+    };
+    memcpy(options.uuid, uuid, sizeof options.uuid);
+    TRY(engine_create(self->setup, &options, &self->engine));
+    commit->engine = self->engine;
+    commit->state_dir = self->dir.state;
+    commit->job = self->job;
+    commit->metrics_fd = -1;
+    if (asked->is_trial) /* a killed trial leaves no file on the drives */
+        return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
+    TRY(state_record_init(commit));
+    if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)
+        TRY(state_keeper_create(self->ranks.rank == 0 ? self->dir.path : NULL, self->job,
+                                commit->record.extent_count, &commit->keeper));
+    return self->ranks.rank == 0 ? state_claim_slabs(self->dir.state, &commit->record.slabs) : 0;
+}
+
+/* ---- on the slabs as they lie ---- */
 
 /* True if the job's drive is the directory where this rank's slab lies. */
 static bool is_same_drive(const struct ranks *ranks, const char *path, const manifest *found,

@@ -2,7 +2,7 @@
  * and the lock. See run_dir.h. */
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "format/hf_checkpoint.h"
 #include "state/state_internal.h"
 
 bool state_is_same_directory(const char *one, const char *other)
@@ -183,6 +184,34 @@ int state_find_renamed(manifest *found, const struct job *asked)
     return rc;
 }
 
+/* ---- RUN/hf: src/hf fills it ---- */
+
+/* True if the directory is RUN/keep/step-...: a kept commit. */
+static bool is_kept(const char *path)
+{
+    char parent[FILE_PATH_BYTES], whole[PATH_MAX];
+    if (file_join(parent, sizeof parent, path, "..") < 0 || !realpath(parent, whole))
+        return false;
+    const char *slash = strrchr(whole, '/');
+    return slash && strcmp(slash, "/keep") == 0;
+}
+
+int state_hf_dir(const char *run_dir, char out[FILE_PATH_BYTES])
+{
+    TRY(file_join(out, FILE_PATH_BYTES, run_dir, "hf"));
+    if (access(out, F_OK) == 0)
+        return 1;
+    if (!is_kept(run_dir))
+        return 0;
+    char above[FILE_PATH_BYTES];
+    TRY(file_join(above, sizeof above, run_dir, "../../hf"));
+    if (access(above, F_OK) != 0)
+        return 0;
+    return file_join(out, FILE_PATH_BYTES, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
+}
+
+/* ---- removal ---- */
+
 int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
 {
     if (found && (state_remove_slabs(&found->slabs) < 0 || state_remove_slabs(&found->stray) < 0))
@@ -195,5 +224,7 @@ int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
         if (unlink(path) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot remove %s", path);
     }
-    return state_remove_hf_dir(self->path);
+    char side_files[FILE_PATH_BYTES];
+    TRY(file_join(side_files, sizeof side_files, self->path, "hf"));
+    return hf_remove_side_files(side_files);
 }

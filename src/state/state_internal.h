@@ -25,9 +25,6 @@ int state_fill_extents(state_commit *self) MUST_CHECK;
 /* Removes the note of state_claim_slabs. Call it before the slabs are removed. */
 void state_release_slabs(const manifest_slabs *slabs);
 
-/* Removes the side files in RUN/hf, and the directory. */
-int state_remove_hf_dir(const char *run_dir) MUST_CHECK;
-
 /* ---- kept_commits.c ---- */
 
 /* A kept commit is a copy of a commit beside the run: the run directory "<run>/keep/step-<9

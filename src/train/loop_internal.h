@@ -63,12 +63,6 @@ int loop_start(struct loop *self, manifest *found) MUST_CHECK;
 /* Makes the state of step 0, or loads the state of the step where the run stopped. */
 int loop_make_state(struct loop *self) MUST_CHECK;
 
-/* ---- changed_settings.c ---- */
-
-/* Warns once about settings that differ from those of the process before, and about settings that
- * no longer have an effect. Call it before job.json and plan.json are written again. */
-void loop_tell_changes(const struct loop *self, const manifest *found);
-
 /* ---- run_data.c: all ranks together ---- */
 
 /* Refuses unusable data before anything is made. Opens the data, unless tokens must be made
@@ -81,7 +75,7 @@ int loop_make_data(struct loop *self) MUST_CHECK;
 int loop_check_borrowed_tokenizer(const struct loop *self) MUST_CHECK;
 void loop_close_data(struct loop *self);
 
-/* ---- windows.c ---- */
+/* ---- loop.c ---- */
 
 uint64_t loop_step_windows(const struct loop *self); /* windows of a step, of all ranks */
 /* Puts the tokens and targets of this rank's windows into the host buffer. The step's windows, of
@@ -89,8 +83,6 @@ uint64_t loop_step_windows(const struct loop *self); /* windows of a step, of al
  * step.target_count to the targets of all ranks; they exchange their counts if some tokens do not
  * count as targets. */
 int loop_load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t first) MUST_CHECK;
-
-/* ---- loop.c ---- */
 
 /* Evaluates data.valid, writes the result to the metrics and calls on_eval. Does nothing without
  * data.valid. If a stop is requested the evaluation is left, unless `is_last`. */
