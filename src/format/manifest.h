@@ -183,15 +183,18 @@ int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
  * nothing. */
 int manifest_remove(const char *state_dir) MUST_CHECK;
 
-/* Reads both slots for commands that examine a run. Changes nothing and logs no warning. Returns
- * ERR_INPUT for a slot of another version, as manifest_read does, and -ENOMEM. */
+/* The result of reading one slot. */
 struct manifest_slot {
     enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
     char reason[MANIFEST_REASON_BYTES]; /* if damaged */
+    uint32_t other_version;             /* if whole and of a version that is not read; else 0 */
     uint64_t generation, step;          /* if valid */
 };
 typedef struct manifest_slot manifest_slot;
-int manifest_examine(const char *state_dir, manifest_slot slots[2]) MUST_CHECK;
+/* Reads both slots for commands that examine a run. Changes nothing and logs no warning. *newest
+ * (NULL is allowed) is the record of the newest valid slot, all zero if there is none. Returns
+ * ERR_INPUT for a slot of another version, as manifest_read does, and -ENOMEM. */
+int manifest_examine(const char *state_dir, manifest_slot slots[2], manifest *newest) MUST_CHECK;
 
 /* Decodes one slot from memory, as manifest_read does it from a file; `slot` is 0 or 1. ERR_CORRUPT
  * with the reason, and *out cleared. For tests, with bytes of any kind: it allocates no more than

@@ -190,7 +190,7 @@ static void other_versions_are_refused(void **state)
         assert_non_null(strstr(err_text(), "go on with the sluice that wrote it, or begin in"));
         /* verify and inspect refuse it in the same way: it is not damaged */
         manifest_slot slots[2];
-        assert_int_equal(manifest_examine(format_directory(), slots), ERR_INPUT);
+        assert_int_equal(manifest_examine(format_directory(), slots, NULL), ERR_INPUT);
         assert_non_null(strstr(err_text(), expected));
         bytes[count - 1] ^= 1; /* of another version, or not: damaged */
         expect_corrupt(bytes, count, "checksum");

@@ -416,7 +416,7 @@ static void check_file(size_t size, unsigned slot, bool is_valid)
     int found;
     snprintf(name, sizeof name, "manifest-%u", slot);
     fuzz_write_file(name, slot_bytes, size, path);
-    int examined = manifest_examine(fuzz_directory(), slots);
+    int examined = manifest_examine(fuzz_directory(), slots, NULL);
     FUZZ_CHECK(examined == 0 || (examined == ERR_INPUT && !is_valid), "%s", err_text());
     if (examined == 0) {
         FUZZ_CHECK(slots[1 - slot].outcome == MANIFEST_SLOT_ABSENT, "the other slot");

@@ -11,8 +11,8 @@
 
 #include "base/rng.h"
 #include "base/tile.h"
-#include "tests/state/crash_case.h"
 #include "format/manifest.h"
+#include "tests/state/crash_case.h"
 
 enum { STREAM_BITS = 501, STREAM_LAYOUT = 502, KINDS = 5 };
 
@@ -250,7 +250,7 @@ uint64_t crash_committed_step(const char *name)
 {
     manifest_slot slots[2];
     uint64_t step = 0;
-    if (manifest_examine(fixture_path(name, "state"), slots) < 0)
+    if (manifest_examine(fixture_path(name, "state"), slots, NULL) < 0)
         fail_msg("%s", err_text());
     for (int i = 0; i < 2; i++)
         if (slots[i].outcome == MANIFEST_SLOT_VALID && slots[i].step > step)

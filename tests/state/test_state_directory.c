@@ -246,7 +246,7 @@ static void fails_at(const fixture_sets *sets, const char *point, int at)
 static void damage_newest(const char *name)
 {
     manifest_slot slots[2];
-    assert_int_equal(manifest_examine(fixture_path(name, "state"), slots), 0);
+    assert_int_equal(manifest_examine(fixture_path(name, "state"), slots, NULL), 0);
     bool second = slots[1].generation > slots[0].generation;
     int fd = open(fixture_path(name, second ? "state/manifest-1" : "state/manifest-0"), O_RDWR);
     char byte;

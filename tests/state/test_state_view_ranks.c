@@ -18,12 +18,12 @@
 #include "base/rng.h"
 #include "base/shard.h"
 #include "base/tile.h"
-#include "tests/state/ranks_fixture.h"
 #include "state/run_dir.h"
 #include "state/state_internal.h"
 #include "state/sweep.h"
 #include "state/verify.h"
 #include "swap/checksum.h"
+#include "tests/state/ranks_fixture.h"
 
 #include <xxhash.h>
 
@@ -208,10 +208,10 @@ static void inspection_lists_ranks(void **state)
     write_run();
     if (state_inspect(run_dir(), &sum) < 0)
         fail_msg("%s", err_text());
-    assert_int_equal(sum.world_size, 3);
-    assert_false(sum.is_replicated);
+    assert_int_equal(sum.record.world_size, 3);
+    assert_false(sum.record.is_replicated);
     assert_int_equal(sum.file_count, 3 * RANKS_DRIVES);
-    assert_string_equal(sum.ranks[2].host, "host-1");
+    assert_string_equal(sum.record.slabs.ranks[2].host, "host-1");
     for (uint32_t i = 0; i < sum.file_count; i++) {
         assert_int_equal(sum.files[i].rank, i / RANKS_DRIVES);
         assert_true(sum.files[i].size_bytes > 0);
