@@ -108,7 +108,7 @@ static int make_results(struct engine *self)
     return setup->gpu ? device_synchronize(setup->gpu, NULL) : 0;
 }
 
-static enum io_backend io_backend_of(const struct job *asked)
+enum io_backend engine_io_backend(const struct job *asked)
 {
     if (strcmp(asked->io.backend, "pool") == 0)
         return IO_POOL;
@@ -124,7 +124,7 @@ static int make_disk(struct engine *self, const struct engine_options *options)
     if (!self->disk)
         return -ENOMEM;
     if (!options->open_existing) /* the headers of an existing slab have the drives' shares */
-        TRY(slab_weigh_drives_by(setup->drives, setup->drive_count, io_backend_of(setup->job)));
+        TRY(slab_weigh_drives_by(setup->drives, setup->drive_count, engine_io_backend(setup->job)));
     slab_config config = {
         .drives = setup->drives,
         .drive_count = setup->drive_count,
@@ -209,7 +209,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
     io_config config = {
         .target = self->disk,
         .store = store,
-        .backend = simulates_drives(options) ? IO_SIM : io_backend_of(asked),
+        .backend = simulates_drives(options) ? IO_SIM : engine_io_backend(asked),
         .queue_depth = queue_depth,
         .block_bytes = block_bytes,
         .pool_threads = self->setup->cores.io.thread_count,
@@ -256,7 +256,7 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
     self->first_user = options->first_user;
     self->run_commit = options->run_commit;
     self->commit_user = options->commit_user;
-    self->io_kind = io_backend_of(setup->job);
+    self->io_kind = engine_io_backend(setup->job);
     int rc = make_disk(self, options); /* first, because it can refuse before memory is touched */
     if (rc == 0)
         rc = make_arenas(self, options->memory);

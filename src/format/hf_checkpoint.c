@@ -259,22 +259,18 @@ void hf_close(hf_checkpoint *self)
 
 /* ---- access to tensors ---- */
 
+static int compare_name(const void *name, const void *item)
+{
+    return strcmp(name, ((const hf_tensor *)item)->tensor->name);
+}
+
 bool hf_find(const hf_checkpoint *self, const char *name, hf_tensor *out)
 {
-    uint64_t low = 0, high = self->tensor_count;
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        int order = strcmp(name, self->by_name[middle].tensor->name);
-        if (order == 0) {
-            *out = self->by_name[middle];
-            return true;
-        }
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return false;
+    const hf_tensor *found =
+        bsearch(name, self->by_name, self->tensor_count, sizeof *self->by_name, compare_name);
+    if (found)
+        *out = *found;
+    return found != NULL;
 }
 
 uint64_t hf_count(const hf_checkpoint *self)

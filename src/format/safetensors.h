@@ -108,7 +108,4 @@ int safetensors_write(safetensors_writer *self, uint32_t row, uint64_t begin, ui
 int safetensors_finish(safetensors_writer *self) MUST_CHECK;
 void safetensors_abandon(safetensors_writer *self); /* leaves no file; NULL is allowed */
 
-/* Computes the size of the file that such rows make. */
-int safetensors_file_bytes(const safetensors_row *rows, uint32_t count, uint64_t *bytes) MUST_CHECK;
-
 #endif

@@ -30,10 +30,9 @@
 #include "state/run_dir.h"
 #include "state/sweep.h"
 
-enum { PIECE_ELEMS = 1 << 20, TURN_BLOCK = 32 };
+enum { PIECE_ELEMS = 1 << 20 };
 
 #define SHARD_BYTES 5000000000u
-#define STRIP_BYTES WEIGHTS_STRIP_BYTES
 
 /* Rows of a matrix that is written transposed. data is [columns, capacity]: the rows lie side by
  * side. */
@@ -148,15 +147,11 @@ static int check_record(exporter *self)
         return err_set(ERR_CORRUPT,
                        "the commit in %s has %" PRIu64 " units, and the model of its job.json %u",
                        self->asked->run_dir, unit, net->unit_count);
-    int rc = rank_slabs_look(record, 0);
-    for (uint32_t r = 1; rc >= 0 && !record->is_replicated && r < rank_slabs_world(record); r++)
-        rc = rank_slabs_look(record, r);
-    for (uint32_t r = 1; rc < 0 && record->is_replicated && r < rank_slabs_world(record); r++)
-        if (rank_slabs_look(record, r) == 0) {
-            self->copy_rank = r;
-            rc = 0;
-        }
-    return rc;
+    if (record->is_replicated)
+        return rank_slabs_choose(record, 0, &self->copy_rank);
+    for (uint32_t r = 0; r < rank_slabs_world(record); r++)
+        TRY(rank_slabs_look(record, r));
+    return 0;
 }
 
 static int make_context(exporter *self)
@@ -174,7 +169,7 @@ static int reserve(exporter *self)
         if (self->list.tensors[i].is_transposed)
             self->strip.data_bytes =
                 size_max(self->strip.data_bytes, self->list.tensors[i].size_bytes);
-    self->strip.data_bytes = size_min(self->strip.data_bytes, STRIP_BYTES);
+    self->strip.data_bytes = size_min(self->strip.data_bytes, WEIGHTS_STRIP_BYTES);
     self->strip.tensor = PROGRAM_NONE;
     self->strip.data = mem_alloc(self->strip.data_bytes, 1, "strip of weights");
     self->rounded = mem_alloc(PIECE_ELEMS, width, "rounded weights");
@@ -365,7 +360,7 @@ static void compare_extent(void *user, const struct state_swept *swept)
     exporter *self = user;
     const manifest *record = self->swept;
     const manifest_extent *extent = &record->extents[swept->extent_idx];
-    uint32_t rank = record->is_replicated ? self->copy_rank : extent->rank;
+    uint32_t rank = rank_slabs_rank_of(record, extent, self->copy_rank);
     char path[FILE_PATH_BYTES];
     uint64_t file_offset;
     if (!swept->error && swept->sum == extent->checksum)
@@ -400,18 +395,12 @@ static int stream(exporter *self, const manifest *record,
                   int (*on_weights)(void *user, uint64_t extent_idx, uint64_t begin_bytes,
                                     const void *data, uint64_t size_bytes))
 {
-    uint64_t hash, *unit_elems;
-    const model *net = self->view.net;
+    uint64_t hash;
     const struct job *was = self->view.asked;
-    unit_elems = mem_alloc(net->unit_count, sizeof *unit_elems, "elements of units");
-    if (!unit_elems)
-        return -ENOMEM;
-    for (uint32_t u = 0; u < net->unit_count; u++)
-        unit_elems[u] = net->units[u].elems;
     const struct state_sweep_options options = {
         .record = record,
         .copy_rank = self->copy_rank,
-        .unit_elems = unit_elems,
+        .net = self->view.net,
         .stuck_ns = (uint64_t)(was->io.stuck_seconds * 1e9),
         .stop_ns = (uint64_t)(was->io.stop_seconds * 1e9),
         .stop = self->asked->stop,
@@ -422,9 +411,7 @@ static int stream(exporter *self, const manifest *record,
         .user = self,
     };
     self->swept = record;
-    int rc = state_sweep(&options, &hash);
-    mem_free(unit_elems);
-    TRY(rc);
+    TRY(state_sweep(&options, &hash));
     self->before_seconds = self->out->seconds;
     if (self->damage_count == 0)
         return 0;

@@ -61,6 +61,9 @@ int hfi_remove_whole(const char *dir, const char *base) MUST_CHECK;
 int hfi_remove_adapters(const char *dir) MUST_CHECK;
 /* Makes the directory and those above it. ERR_INPUT if it is not empty, unless `force`. */
 int hfi_take_directory(const char *dir, bool force) MUST_CHECK;
+/* Writes the document to DIR/NAME with flags of json_dumps, and releases it. NULL: there was no
+ * memory to make it; returns -ENOMEM. */
+int hfi_write_json(const char *dir, const char *name, json_t *doc, size_t flags) MUST_CHECK;
 
 /* ---- export_peft.c ----
  *

@@ -213,25 +213,6 @@ int infer_model_tokenizer(infer_model *self, const tokenizer **out)
 
 /* ---- start ---- */
 
-/* Chooses the rank whose slab is read. If each rank has the whole state: the first whose slab can
- * be seen; else 0. */
-static int choose_rank(const manifest *record, uint32_t *out)
-{
-    *out = 0;
-    int rc = rank_slabs_look(record, 0);
-    if (!record->is_replicated)
-        return rc;
-    for (uint32_t r = 1; rc == ERR_INPUT && r < rank_slabs_world(record); r++) {
-        err_record first;
-        err_save(&first, rc);
-        rc = rank_slabs_look(record, r);
-        *out = r;
-        if (rc < 0)
-            rc = err_restore(&first);
-    }
-    return rc;
-}
-
 static int fill_from_checkpoint(infer_model *self, hf_weights *from,
                                 const volatile sig_atomic_t *stop)
 {
@@ -326,7 +307,8 @@ int infer_model_start(infer_model *self, const model_window *window,
     uint32_t rank = 0;
     hf_weights *from = NULL;
     if (self->is_run)
-        TRY(choose_rank(&self->record, &rank));
+        TRY(self->record.is_replicated ? rank_slabs_choose(&self->record, 0, &rank)
+                                       : rank_slabs_look(&self->record, 0));
     TRY(make_setup(self, &asked));
     if (!self->is_run) /* its errors should come before memory is reserved */
         TRY(hf_weights_open(self->path, self->setup->net, &from));

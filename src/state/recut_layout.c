@@ -51,24 +51,7 @@ static uint64_t needed_end(const struct state_recut *work, const manifest_extent
 int recut_choose_copy(const struct state_recut *work, uint32_t world, uint32_t *out)
 {
     *out = work->rank < world ? work->rank : 0;
-    if (work->from && work->from[*out])
-        return 0;
-    int rc = rank_slabs_look(work->found, *out);
-    for (uint32_t r = 0; r < world && rc == ERR_INPUT; r++) {
-        err_record first;
-        err_save(&first, rc);
-        rc = rank_slabs_look(work->found, r);
-        if (rc == 0)
-            *out = r;
-        else
-            rc = err_restore(&first);
-    }
-    return rc;
-}
-
-static uint32_t rank_of(const recut *self, const manifest_extent *extent)
-{
-    return self->work->found->is_replicated ? self->copy_rank : extent->rank;
+    return work->from && work->from[*out] ? 0 : rank_slabs_choose(work->found, *out, out);
 }
 
 /* True if the new layout has tiles of the unit's params (is_of_state 0) or state (1). */
@@ -107,17 +90,18 @@ int recut_list_old(recut *self)
         const manifest_extent *from = &found->extents[i / 2];
         uint64_t use_end = needed_end(self->work, from);
         if (use_end > 0 && is_read_for(self->work, i / 2, i % 2))
-            old->tiles[old->tile_count++] = (recut_tile){.unit = from->unit,
-                                                         .tile = from->tile,
-                                                         .is_of_state = i % 2,
-                                                         .rank = rank_of(self, from),
-                                                         .elem_begin = from->elem_begin,
-                                                         .elem_count = from->elem_count,
-                                                         .use_end = use_end,
-                                                         .offset = from->offset_bytes,
-                                                         .size_bytes = from->size_bytes,
-                                                         .param_bytes = from->param_bytes,
-                                                         .checksum = from->checksum};
+            old->tiles[old->tile_count++] =
+                (recut_tile){.unit = from->unit,
+                             .tile = from->tile,
+                             .is_of_state = i % 2,
+                             .rank = rank_slabs_rank_of(found, from, self->copy_rank),
+                             .elem_begin = from->elem_begin,
+                             .elem_count = from->elem_count,
+                             .use_end = use_end,
+                             .offset = from->offset_bytes,
+                             .size_bytes = from->size_bytes,
+                             .param_bytes = from->param_bytes,
+                             .checksum = from->checksum};
     }
     if (old->tile_count > 0)
         qsort(old->tiles, old->tile_count, sizeof *old->tiles, compare_tiles);

@@ -69,22 +69,14 @@ int state_run_dir_sync(const struct state_run_dir *self)
     return file_sync_directory(self->path);
 }
 
-int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
-                      slab_drive **drives)
+int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_drive drives[DRIVES_MAX],
+                      slab_config *config)
 {
-    *drives = mem_alloc(DRIVES_MAX, sizeof **drives, "slab drives");
-    if (!*drives)
-        return -ENOMEM;
-    for (uint32_t d = 0; d < from->drive_count; d++)
-        if (!manifest_expand_path(from->drives[d], rank, from->ranks[rank].local_rank,
-                                  from->ranks[rank].host, (*drives)[d].path,
-                                  sizeof(*drives)[d].path)) {
-            mem_free(*drives);
-            *drives = NULL;
-            return err_set(ERR_INPUT, "the path of a slab, %.100s..., is longer than %d bytes",
-                           from->drives[d], FILE_PATH_BYTES - 1);
-        }
-    *config = (slab_config){.drives = *drives, .drive_count = from->drive_count, .rank = rank};
+    for (uint32_t d = 0; d < from->drive_count; d++) {
+        drives[d] = (slab_drive){.budget_bytes = 0};
+        TRY(state_drive_of_rank(from, rank, d, drives[d].path));
+    }
+    *config = (slab_config){.drives = drives, .drive_count = from->drive_count, .rank = rank};
     memcpy(config->uuid, from->uuid, sizeof config->uuid);
     return 0;
 }
@@ -92,16 +84,16 @@ int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *co
 int state_remove_slabs(const manifest_slabs *slabs)
 {
     slab_config config;
-    slab_drive *drives;
     if (slabs->drive_count == 0)
         return 0;
-    int rc = 0;
+    slab_drive *drives = mem_alloc(DRIVES_MAX, sizeof *drives, "slab drives");
+    int rc = drives ? 0 : -ENOMEM;
     state_release_slabs(slabs);
-    for (uint32_t r = 0; r < size_max(slabs->rank_count, 1); r++) {
-        TRY(state_slab_config(slabs, r, &config, &drives));
-        TRY_KEEP(rc, slab_remove_files(&config)); /* missing files are no error */
-        mem_free(drives);
+    for (uint32_t r = 0; drives && r < size_max(slabs->rank_count, 1); r++) {
+        int removed = state_slab_config(slabs, r, drives, &config);
+        TRY_KEEP(rc, removed < 0 ? removed : slab_remove_files(&config)); /* missing: no error */
     }
+    mem_free(drives);
     return rc;
 }
 

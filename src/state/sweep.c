@@ -97,7 +97,7 @@ uint32_t state_extent_streams(const manifest *record, const manifest_extent *ext
 /* The rank whose slab the extent is read from. */
 static uint32_t rank_of(const sweep *self, const manifest_extent *extent)
 {
-    return self->record->is_replicated ? self->asked->copy_rank : extent->rank;
+    return rank_slabs_rank_of(self->record, extent, self->asked->copy_rank);
 }
 
 static uint64_t pieces_of(const sweep *self, uint64_t extent_idx)
@@ -181,9 +181,9 @@ static void *sum_extents(void *user)
 /* Elements of the extent without padding. */
 static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
 {
-    const uint64_t *unit_elems = self->asked->unit_elems;
-    return unit_elems
-               ? shard_real_elems(unit_elems[extent->unit], extent->elem_begin, extent->elem_count)
+    const model *net = self->asked->net;
+    return net ? shard_real_elems(net->units[extent->unit].elems, extent->elem_begin,
+                                  extent->elem_count)
                : extent->elem_count;
 }
 

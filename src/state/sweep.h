@@ -14,6 +14,7 @@
 #include <signal.h>
 
 #include "format/manifest.h"
+#include "model/model.h"
 #include "tiers/io.h"
 
 enum { SWEEP_PIECE_BYTES = 4 << 20 };
@@ -30,9 +31,9 @@ struct state_sweep_options {
     uint32_t copy_rank;     /* if the record is_replicated: the rank whose slab is read */
     /* [ranks] true for ranks whose extents are skipped; NULL: none is skipped. */
     const bool *is_absent;
-    /* [units] elements of the model's units. All further elements are padding, which the hash of
+    /* The model of the record's units. Elements beyond a unit's end are padding, which the hash of
      * the weights leaves out. NULL: there is no padding. */
-    const uint64_t *unit_elems;
+    const model *net;
     enum io_backend backend;
     uint32_t pool_threads;
     uint64_t stuck_ns, stop_ns; /* as in io_config */

@@ -221,6 +221,8 @@ static int teardown(void **state)
     return helper_teardown(state);
 }
 
+static const struct ranks alone = {.world = 1};
+
 static state_keeper *make_keeper(void)
 {
     state_keeper *self;
@@ -234,7 +236,7 @@ static void keep(void)
     state_keeper *self = make_keeper();
     mem_stats before, after;
     mem_get_stats(&before);
-    assert_int_equal(state_keep(self, &rig.disk, &rig.record), 0);
+    assert_int_equal(state_keep(self, &alone, &rig.disk, &rig.record), 0);
     mem_get_stats(&after);
     assert_int_equal(after.call_count, before.call_count);
     state_keeper_destroy(self);
@@ -362,7 +364,7 @@ static bool keep_killed(const char *name, int at)
         state_keeper *self;
         int rc = state_keeper_create(rig.dir, &rig.asked, EXTENTS, &self);
         if (rc == 0)
-            rc = state_keep(self, &rig.disk, &rig.record);
+            rc = state_keep(self, &alone, &rig.disk, &rig.record);
         _exit(rc == 0 ? 0 : 1);
     }
     int status;
@@ -435,7 +437,7 @@ static void keep_failing(void)
     state_keeper *self = make_keeper();
     dup2(fd, STDERR_FILENO);
     log_set_level(LOG_INFO);
-    int rc = state_keep(self, &rig.disk, &rig.record);
+    int rc = state_keep(self, &alone, &rig.disk, &rig.record);
     log_set_level(LOG_QUIET);
     dup2(saved, STDERR_FILENO);
     close(saved);
