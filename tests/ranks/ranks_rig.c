@@ -24,11 +24,10 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "cli/launched_ranks.h"
-#include "tests/comm/comm_fixture.h"
-#include "tests/state/crash_process.h"
-#include "tests/ranks/ranks_rig.h"
 #include "setup/setup.h"
 #include "state/verify.h"
+#include "tests/comm/comm_fixture.h"
+#include "tests/ranks/ranks_rig.h"
 #include "train/train.h"
 
 const char *const rig_points[RIG_POINT_COUNT] = {

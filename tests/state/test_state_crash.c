@@ -36,7 +36,6 @@
 #include "format/manifest.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"
-#include "tests/state/crash_process.h"
 #include "train/train.h"
 
 enum {
