@@ -305,8 +305,8 @@ static int check_kinship(const char *state_dir, const manifest *one, const manif
     size_t bytes = sizeof one->slabs.uuid;
     if (one->slabs.drive_count == 0 || other->slabs.drive_count == 0 ||
         memcmp(one->slabs.uuid, other->slabs.uuid, bytes) == 0 ||
-        (one->stray.drive_count && memcmp(one->stray.uuid, other->slabs.uuid, bytes) == 0) ||
-        (other->stray.drive_count && memcmp(other->stray.uuid, one->slabs.uuid, bytes) == 0))
+        (one->leftover.drive_count && memcmp(one->leftover.uuid, other->slabs.uuid, bytes) == 0) ||
+        (other->leftover.drive_count && memcmp(other->leftover.uuid, one->slabs.uuid, bytes) == 0))
         return 0;
     return err_set(ERR_CORRUPT,
                    "the manifests in %s are of two runs: manifest-%u of step %" PRIu64

@@ -116,7 +116,7 @@ struct manifest {
     manifest_slabs slabs;
     /* Slabs that are no longer in use, or not yet in use: the reader of this record removes their
      * files before the run continues. drive_count 0: there are none. */
-    manifest_slabs stray;
+    manifest_slabs leftover;
     uint64_t fingerprint;  /* XXH3-64 of `identity` */
     uint64_t step;         /* optimizer steps completed */
     uint64_t window_count; /* sampler position */
@@ -157,9 +157,6 @@ static inline bool manifest_is_high(const manifest *self, uint64_t idx)
     return self->extents[idx].param_bytes && idx + 1 < self->extent_count &&
            manifest_is_low(self, idx + 1);
 }
-
-/* Copies all fields except for the extents. The target keeps its own extents. */
-void manifest_copy_header(manifest *target, const manifest *source);
 
 /* Writes the slot generation mod 2 in `state_dir`, then calls fsync on the file and the directory.
  * It allocates nothing and does not change the other slot. -EINVAL for a record that manifest_read

@@ -16,7 +16,7 @@
 
 enum { HEADER_STEP = 8 }; /* the data begins at a multiple of this */
 
-/* After this many bytes the drive is told to begin writing, so that the sync at the end has little
+/* After this many bytes the kernel is asked to begin writing, so that the sync at the end has little
  * left. */
 #define WRITE_BEHIND_BYTES (32 * MIB)
 
@@ -31,7 +31,7 @@ struct safetensors_writer {
     int fd;
     uint32_t count;
     struct writer_row *rows;
-    uint64_t behind_bytes; /* written since the drive was told */
+    uint64_t behind_bytes; /* written since the last hint to write */
 };
 
 static const char *const type_names[DTYPE_COUNT] = {

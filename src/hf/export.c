@@ -81,13 +81,7 @@ static int read_run(exporter *self)
     if (!self->view.has_record)
         return err_set(ERR_CORRUPT, "%s: no manifest is valid: nothing says what was committed",
                        path);
-    if (record->state == MANIFEST_BEGUN)
-        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", path);
-    if (record->state == MANIFEST_RUNNING)
-        return err_set(ERR_INPUT,
-                       "the run in %s has one place per extent (run.commit_every 0) and was not "
-                       "stopped cleanly: its state was changed in place after step %" PRIu64,
-                       path, record->step);
+    TRY(state_check_committed(record, path));
     if (self->view.net)
         return 0;
     snprintf(job_path, sizeof job_path, "%s/job.json", path);

@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "infer/infer_internal.h"
 #include "state/rank_slabs.h"
+#include "state/run_view.h"
 
 enum {
     SETS_MAX = 160,           /* the caller's keys and ours */
@@ -57,13 +58,7 @@ static int begin_run(infer_model *self, const char *const *set, uint32_t set_cou
                        &self->asked));
     if (!found)
         return err_set(ERR_INPUT, "%s has no committed state: train it first", self->path);
-    if (self->record.state == MANIFEST_BEGUN)
-        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", self->path);
-    if (self->record.state == MANIFEST_RUNNING)
-        return err_set(ERR_INPUT,
-                       "the run in %s has one place per extent (run.commit_every 0) and was not "
-                       "stopped cleanly: its state was changed in place after step %" PRIu64,
-                       self->path, self->record.step);
+    TRY(state_check_committed(&self->record, self->path));
     return state_find_moved(&self->record, self->dir.state);
 }
 

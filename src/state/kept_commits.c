@@ -55,7 +55,7 @@ struct state_keeper {
     uint64_t extent_capacity;
     unsigned char piece[KEEP_PIECE_BYTES]; /* of a file being copied */
     uint64_t copied_bytes;                 /* by this rank */
-    bool has_told_size;
+    bool has_logged_size;
 };
 
 bool state_is_kept(const struct job *asked, uint64_t step)
@@ -371,7 +371,7 @@ static int prepare(state_keeper *self, const manifest *record)
                        record->extent_count, self->extent_capacity);
     TRY(name_step(self, record->step));
     self->record = *record;
-    memset(&self->record.stray, 0, sizeof self->record.stray);
+    memset(&self->record.leftover, 0, sizeof self->record.leftover);
     self->record.slabs.drive_count = 0; /* until name_drives has named them */
     TRY(name_drives(self, record));
     self->record.slabs.drive_count = record->slabs.drive_count;
@@ -439,15 +439,15 @@ static void warn(const manifest *record, const err_record *failure)
              record->step, failure->text, size_format(extents_bytes(record), size), space, rest);
 }
 
-static void tell(state_keeper *self, uint64_t copied_bytes)
+static void log_copy(state_keeper *self, uint64_t copied_bytes)
 {
     char size[SIZE_TEXT_BYTES];
     size_format(copied_bytes, size);
     log_debug("the commit of step %" PRIu64 " is kept in %s: %s copied", self->record.step,
               self->step_dir, size);
-    if (copied_bytes == 0 || self->has_told_size)
+    if (copied_bytes == 0 || self->has_logged_size)
         return;
-    self->has_told_size = true;
+    self->has_logged_size = true;
     log_info(
         "each commit that is kept (run.keep) takes %s of the drives and the time to copy them: "
         "their file system cannot share blocks between files, as XFS and Btrfs can (reflink)",
@@ -525,7 +525,7 @@ int state_keep_record(state_keeper *self, const manifest *record, int outcome)
     if (rc == 0)
         rc = finish(self);
     if (rc == 0)
-        tell(self, self->copied_bytes);
+        log_copy(self, self->copied_bytes);
     else if (rc != ERR_INTERNAL)
         give_up(self, record, rc);
     forget(self);

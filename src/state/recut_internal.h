@@ -61,7 +61,7 @@ struct recut {
     /* If each old rank has the whole state: the rank whose copy is read. */
     uint32_t copy_rank;
     uint64_t total_bytes, done_bytes; /* bytes of the new tiles */
-    uint64_t begin_ns, told_ns;
+    uint64_t begin_ns, reported_ns;
 };
 typedef struct recut recut;
 

@@ -8,7 +8,7 @@
  *   streamed over (recut.c), and then the old slabs are removed.
  *
  * A move can be killed at any instant. The manifest names the leftover slabs that the next start
- * removes (its field `stray`). OLD and NEW are the slabs before and after the move:
+ * removes (its field `leftover`). OLD and NEW are the slabs before and after the move:
  *
  *   1  slot: state OLD, leftover NEW
  *   2  make NEW, copy, sync
@@ -230,30 +230,28 @@ static int secure_state(const struct state_run *self, manifest *found)
 
 /* Removes leftover slabs. If they cannot be removed, the run continues, and the next start tries
  * again. */
-static void remove_strays(struct state_run *self, manifest *found)
+static void remove_leftovers(struct state_run *self, manifest *found)
 {
-    if (found->stray.drive_count == 0)
+    if (found->leftover.drive_count == 0)
         return;
     int rc = secure_state(self, found);
     if (rc == 0)
-        rc = ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->stray));
+        rc = ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->leftover));
     if (rc == 0)
         return;
     log_warn("slabs that are of no use any more could not be removed: %s", err_text());
-    memcpy(&self->record.stray, &found->stray, sizeof found->stray);
+    memcpy(&self->record.leftover, &found->leftover, sizeof found->leftover);
 }
 
 /* Writes a slot with the slabs and extents of `state`; its leftover slabs are those of the last
  * argument. */
 static int write_slot(const struct state_run *self, manifest *record, const manifest *state,
-                      const manifest_slabs *stray)
+                      const manifest_slabs *leftover)
 {
     uint64_t generation = record->generation + 1;
-    manifest_copy_header(record, state);
-    record->extents = state->extents;
-    record->extent_count = state->extent_count;
+    *record = *state;
     record->generation = generation;
-    memcpy(&record->stray, stray, sizeof record->stray);
+    memcpy(&record->leftover, leftover, sizeof record->leftover);
     int rc = self->ranks.rank == 0 ? manifest_write(self->dir.state, record) : 0;
     return ranks_agree(&self->ranks, "manifest", rc);
 }
@@ -331,7 +329,7 @@ static int move_state(struct state_run *self, const manifest *found, manifest *s
         return 0;
     if (ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->slabs)) < 0) {
         log_warn("the slabs that the run has left could not be removed: %s", err_text());
-        memcpy(&self->commit.record.stray, &found->slabs, sizeof found->slabs);
+        memcpy(&self->commit.record.leftover, &found->slabs, sizeof found->slabs);
     }
     return failpoint("recut.removed");
 }
@@ -461,14 +459,14 @@ int state_resume(struct state_run *self, manifest *found)
 {
     int lies = 0;
     if (!self->is_borrowed) {
-        remove_strays(self, found);
+        remove_leftovers(self, found);
         lies = setup_as_it_lies(self, found);
         TRY(lies);
     }
     if (lies) {
         TRY(state_start_engine(self, found, found->slabs.uuid));
         self->commit.record.generation = found->generation;
-        memcpy(&self->commit.record.stray, &self->record.stray, sizeof self->record.stray);
+        memcpy(&self->commit.record.leftover, &self->record.leftover, sizeof self->record.leftover);
         return 0;
     }
     manifest *scratch = mem_alloc(1, sizeof *scratch, "manifest");

@@ -206,7 +206,8 @@ int state_hf_dir(const char *run_dir, char out[FILE_PATH_BYTES])
 
 int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
 {
-    if (found && (state_remove_slabs(&found->slabs) < 0 || state_remove_slabs(&found->stray) < 0))
+    if (found &&
+        (state_remove_slabs(&found->slabs) < 0 || state_remove_slabs(&found->leftover) < 0))
         log_warn("the slabs of the former run could not be removed: %s", err_text());
     TRY(manifest_remove(self->state));
     static const char *const names[] = {"metrics.jsonl", "trace.json", "plan.json", "job.json"};

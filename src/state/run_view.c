@@ -4,6 +4,7 @@
 #include "config/config.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -21,11 +22,16 @@ enum {
     LOOK_PAUSE_NS = 20000000,
 };
 
-void state_view_slot_path(const state_view *self, uint32_t slot, char path[FILE_PATH_BYTES])
+int state_check_committed(const manifest *record, const char *run_dir)
 {
-    int length = snprintf(path, FILE_PATH_BYTES, "%s/manifest-%u", self->state_path, slot);
-    if (length >= FILE_PATH_BYTES) /* then it could not be read either */
-        path[FILE_PATH_BYTES - 1] = '\0';
+    if (record->state == MANIFEST_BEGUN)
+        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", run_dir);
+    if (record->state == MANIFEST_RUNNING)
+        return err_set(ERR_INPUT,
+                       "the run in %s has one place per extent (run.commit_every 0) and was not "
+                       "stopped cleanly: its state was changed in place after step %" PRIu64,
+                       run_dir, record->step);
+    return 0;
 }
 
 void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE_UNIT_NAME_BYTES])

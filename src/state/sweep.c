@@ -371,7 +371,7 @@ static void await_events(sweep *self)
 static int run_sweep(sweep *self)
 {
     const struct state_sweep_options *asked = self->asked;
-    uint64_t begin_ns = clock_ns(), told_ns = begin_ns;
+    uint64_t begin_ns = clock_ns(), reported_ns = begin_ns;
     while (self->tail < self->piece_count) {
         if (asked->stop && *asked->stop)
             return err_set(ERR_STOPPED, "stopped on request, before all was read");
@@ -388,9 +388,9 @@ static int run_sweep(sweep *self)
             return found;
         found += retire_all(self);
         uint64_t now_ns = clock_ns();
-        if (asked->on_progress && now_ns - told_ns >= PROGRESS_NS) {
+        if (asked->on_progress && now_ns - reported_ns >= PROGRESS_NS) {
             asked->on_progress(asked->user, self->done_bytes, (double)(now_ns - begin_ns) * 1e-9);
-            told_ns = now_ns;
+            reported_ns = now_ns;
         }
         if (found == 0)
             await_events(self);

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/tile.h"
@@ -56,14 +57,16 @@ static void tell(verifier *self)
 
 static void look_at_slots(verifier *self)
 {
+    static const char *const slot_names[2] = {"state/manifest-0", "state/manifest-1"};
     for (uint32_t i = 0; i < 2; i++) {
         const manifest_slot *slot = &self->view.slots[i];
         struct stat status;
         if (slot->outcome != MANIFEST_SLOT_DAMAGED)
             continue;
         self->damage = (struct state_damage){.unit = PROGRAM_NONE, .tile = PROGRAM_NONE};
-        state_view_slot_path(&self->view, i, self->damage.path);
-        if (stat(self->damage.path, &status) == 0)
+        if (file_join(self->damage.path, sizeof self->damage.path, self->asked->run_dir,
+                      slot_names[i]) == 0 &&
+            stat(self->damage.path, &status) == 0)
             self->damage.size_bytes = (uint64_t)status.st_size;
         snprintf(self->damage.reason, sizeof self->damage.reason,
                  "damaged manifest, or one whose writing was cut short: %s", slot->reason);
@@ -84,15 +87,7 @@ static int check_record(const verifier *self)
         return err_set(ERR_CORRUPT,
                        "%s: the manifest of its commit is damaged, and the other one has no commit",
                        self->asked->run_dir);
-    if (record->state == MANIFEST_BEGUN)
-        return err_set(ERR_INPUT, "%s has no commit yet", self->asked->run_dir);
-    if (record->state == MANIFEST_RUNNING)
-        return err_set(
-            ERR_INPUT,
-            "%s has no commit: its state was being changed in place (run.commit_every 0) "
-            "after step %" PRIu64,
-            self->asked->run_dir, record->step);
-    return 0;
+    return state_check_committed(record, self->asked->run_dir);
 }
 
 /* ---- slabs ---- */

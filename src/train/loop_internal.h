@@ -77,13 +77,6 @@ void loop_close_data(struct loop *self);
 
 /* ---- loop.c ---- */
 
-uint64_t loop_step_windows(const struct loop *self); /* windows of a step, of all ranks */
-/* Puts the tokens and targets of this rank's windows into the host buffer. The step's windows, of
- * all ranks in rank order, begin with window `first`. `from` NULL: random tokens. Sets the engine's
- * step.target_count to the targets of all ranks; they exchange their counts if some tokens do not
- * count as targets. */
-int loop_load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t first) MUST_CHECK;
-
 /* Evaluates data.valid, writes the result to the metrics and calls on_eval. Does nothing without
  * data.valid. If a stop is requested the evaluation is left, unless `is_last`. */
 int loop_evaluate(struct loop *self, bool is_last) MUST_CHECK;

@@ -47,7 +47,7 @@ int loop_clear(struct loop *self, const manifest *found)
     if (self->run.ranks.rank == 0)
         return state_run_dir_clear(&self->run.dir, found);
     TRY(state_remove_slabs(&found->slabs));
-    return state_remove_slabs(&found->stray);
+    return state_remove_slabs(&found->leftover);
 }
 
 /* A run that was killed before its first commit has nothing to continue from: it is removed. */

@@ -426,7 +426,7 @@ static void what_counts_is_synced(void **state)
 }
 
 /* If the slots hold manifests of two runs, neither counts. While a run moves to new slabs, one
- * manifest names the other's slabs as `stray`, and both belong to one run. */
+ * manifest names the other's slabs as `leftover`, and both belong to one run. */
 static void two_runs_are_not_one(void **state)
 {
     (void)state;
@@ -436,10 +436,10 @@ static void two_runs_are_not_one(void **state)
         format_write_two(10);
         format_commit(&record, 12);
         if (is_move == 1) {
-            record.stray = record.slabs;
+            record.leftover = record.slabs;
         } else if (is_move == 2) {
-            record.stray = record.slabs;
-            record.stray.uuid[3] ^= 2;
+            record.leftover = record.slabs;
+            record.leftover.uuid[3] ^= 2;
         }
         record.slabs.uuid[3] ^= 1;
         assert_int_equal(manifest_write(format_directory(), &record), 0);

@@ -276,7 +276,7 @@ static void no_manifest_names_what_is_gone(void **state)
 }
 
 /* While the state's own slabs are missing, no leftover slab is removed. */
-static void strays_stay_while_the_state_is_away(void **state)
+static void leftovers_stay_while_the_state_is_away(void **state)
 {
     (void)state;
     static fixture_result whole, result;
@@ -402,7 +402,7 @@ int main(void)
         cmocka_unit_test(renamed_drives_go_on),
         cmocka_unit_test(other_names_move_nothing),
         cmocka_unit_test(no_manifest_names_what_is_gone),
-        cmocka_unit_test(strays_stay_while_the_state_is_away),
+        cmocka_unit_test(leftovers_stay_while_the_state_is_away),
         cmocka_unit_test(commits_are_kept_though_updates_follow),
         cmocka_unit_test(first_commit_of_a_branch_is_kept),
         cmocka_unit_test(failure_with_one_place_says_so),

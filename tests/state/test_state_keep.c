@@ -177,9 +177,9 @@ static void make_record(void)
     record->slabs.drive_count = DRIVES;
     for (uint32_t d = 0; d < DRIVES; d++)
         memcpy(record->slabs.drives[d], rig.drives[d].path, sizeof record->slabs.drives[d]);
-    record->stray.drive_count = 1; /* of the run, not of the copy */
-    record->stray.uuid[0] = 99;
-    snprintf(record->stray.drives[0], sizeof record->stray.drives[0], "/nowhere");
+    record->leftover.drive_count = 1; /* of the run, not of the copy */
+    record->leftover.uuid[0] = 99;
+    snprintf(record->leftover.drives[0], sizeof record->leftover.drives[0], "/nowhere");
 }
 
 /* A run that committed step 50, on drives "<name>0" and "<name>1". */
@@ -276,7 +276,7 @@ static void check_copy(int turn)
     assert_int_equal(read->generation, GENERATION);
     assert_int_equal(read->step, STEP);
     assert_int_equal(read->fingerprint, rig.record.fingerprint);
-    assert_int_equal(read->stray.drive_count, 0);
+    assert_int_equal(read->leftover.drive_count, 0);
     assert_int_equal(read->slabs.drive_count, DRIVES);
     assert_int_equal(read->extent_count, EXTENTS);
     assert_memory_equal(read->extents, rig.extents, sizeof rig.extents);
@@ -522,7 +522,7 @@ static void others_are_left_alone(void **state)
     (void)state;
     keep();
     manifest gone_on = rig.record; /* trained on in the copy */
-    gone_on.stray.drive_count = 0;
+    gone_on.leftover.drive_count = 0;
     gone_on.generation++;
     gone_on.step = 60;
     assert_int_equal(manifest_write(path_of("run/keep/step-000000050/state"), &gone_on), 0);
