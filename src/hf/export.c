@@ -110,37 +110,24 @@ static int check_record(exporter *self)
 {
     const manifest *record = &self->view.record;
     const model *net = self->view.net;
-    uint64_t done = 0, unit = 0;
-    for (uint64_t i = 0; i <= record->extent_count; i++) {
+    uint64_t unit_count = 0;
+    for (uint64_t i = 0; i < record->extent_count; i++) {
         const manifest_extent *extent = &record->extents[i];
-        bool is_end = i == record->extent_count;
-        if (is_end || extent->unit != unit) {
-            if (unit >= net->unit_count || done < net->units[unit].elems)
-                return err_set(ERR_CORRUPT,
-                               "unit %" PRIu64 " of the commit in %s has %" PRIu64
-                               " elements, which does not fit the model of its job.json",
-                               unit, self->asked->run_dir, done);
-            done = 0;
-            unit++;
-        }
-        if (is_end)
-            break;
-        if (manifest_is_low(record, i)) { /* of the same tile as the extent before it */
-            self->extent_bytes += extent->size_bytes;
-            continue;
-        }
-        if (extent->elem_begin != done)
-            return err_set(ERR_CORRUPT,
-                           "unit %u, tile %u of rank %u in %s does not follow the one "
-                           "before",
-                           extent->unit, extent->tile, extent->rank, self->asked->run_dir);
-        done += extent->elem_count;
+        uint64_t end = extent->elem_begin + extent->elem_count;
         self->extent_bytes += extent->size_bytes;
+        if (i + 1 < record->extent_count && extent[1].unit == extent->unit)
+            continue;
+        unit_count++;
+        if (extent->unit >= net->unit_count || end < net->units[extent->unit].elems)
+            return err_set(ERR_CORRUPT,
+                           "unit %u of the commit in %s has %" PRIu64
+                           " elements, which does not fit the model of its job.json",
+                           extent->unit, self->asked->run_dir, end);
     }
-    if (unit != net->unit_count)
+    if (unit_count != net->unit_count)
         return err_set(ERR_CORRUPT,
                        "the commit in %s has %" PRIu64 " units, and the model of its job.json %u",
-                       self->asked->run_dir, unit, net->unit_count);
+                       self->asked->run_dir, unit_count, net->unit_count);
     if (record->is_replicated)
         return rank_slabs_choose(record, 0, &self->copy_rank);
     for (uint32_t r = 0; r < rank_slabs_world(record); r++)

@@ -272,33 +272,39 @@ static int name_new_slabs(struct state_run *self, const manifest *found, manifes
     return rc < 0 ? rc : failpoint("recut.begin");
 }
 
+/* What a move copies to this rank, without the drives. */
+static struct state_recut moved_part(const struct state_run *self, const manifest *found)
+{
+    return (struct state_recut){
+        .found = found,
+        .unit_elems = self->setup->unit_elems,
+        .unit_count = self->setup->net->unit_count,
+        .rank = self->ranks.rank,
+        .world = self->ranks.world,
+        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
+    };
+}
+
 /* Copies all extents into the places of the engine. Then the engine's record describes them. */
 static int copy_extents(struct state_run *self, const manifest *found, slab *old,
                         sim_store *old_store)
 {
     const struct engine *engine = self->engine;
     const struct setup_test *test = self->options.test;
-    struct state_recut work = {
-        .found = found,
-        .from = old ? &old : NULL,
-        .to = engine->disk,
-        .places = engine->places,
-        .unit_elems = self->setup->unit_elems,
-        .unit_count = self->setup->net->unit_count,
-        .rank = self->ranks.rank,
-        .world = self->ranks.world,
-        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
-        .state_streams = self->setup->plan.state_streams,
-        .is_frozen = self->setup->is_frozen,
-        .param_type = self->setup->net->type,
-        .backend = engine->io_kind,
-        .from_store = old ? &old_store : NULL,
-        .to_store = test && test->store ? *test->store : NULL,
-        .stop = self->options.stop,
-        .faults = test ? test->faults : NULL,
-        .stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9),
-        .stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9),
-    };
+    struct state_recut work = moved_part(self, found);
+    work.to = engine->disk;
+    work.places = engine->places;
+    work.state_streams = self->setup->plan.state_streams;
+    work.is_frozen = self->setup->is_frozen;
+    work.param_type = self->setup->net->type;
+    work.backend = engine->io_kind;
+    work.from = old ? &old : NULL;
+    work.from_store = old ? &old_store : NULL;
+    work.to_store = test && test->store ? *test->store : NULL;
+    work.stop = self->options.stop;
+    work.faults = test ? test->faults : NULL;
+    work.stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9);
+    work.stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9);
     TRY(ranks_agree(&self->ranks, "move of the commit", state_recut_copy(&work)));
     place_table_commit(engine->places);
     manifest *record = &self->commit.record;
@@ -346,20 +352,6 @@ static void set_store_aside(struct state_run *self)
     }
 }
 
-/* Checks that this rank can see all slabs that hold its part. */
-static int check_sources(const struct state_run *self, const manifest *found)
-{
-    struct state_recut work = {
-        .found = found,
-        .unit_elems = self->setup->unit_elems,
-        .unit_count = self->setup->net->unit_count,
-        .rank = self->ranks.rank,
-        .world = self->ranks.world,
-        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
-    };
-    return state_recut_check(&work);
-}
-
 /* True if a run's selection of what learns (train.only) splits off the norms of its blocks. The
  * identity has the selected ranges sorted and joined. */
 static bool splits_norms(const char *identity, uint64_t layers)
@@ -382,9 +374,7 @@ static bool splits_norms(const char *identity, uint64_t layers)
 static int check_units(const struct state_run *self, const manifest *found)
 {
     const model *net = self->setup->net;
-    uint32_t count = 0;
-    for (uint64_t i = 0; i < found->extent_count; i++)
-        count = (uint32_t)size_max(count, (uint64_t)found->extents[i].unit + 1);
+    uint32_t count = found->extents[found->extent_count - 1].unit + 1; /* of a commit: sorted */
     if (count == net->unit_count && splits_norms(found->identity, net->spec.num_layers) ==
                                         splits_norms(self->setup->identity, net->spec.num_layers))
         return 0;
@@ -423,10 +413,11 @@ static int recut(struct state_run *self, const manifest *found, manifest *scratc
     TRY(rc);
     if (self->is_borrowed || setup_is_imported(found))
         TRY(check_units(self, found));
+    struct state_recut part = moved_part(self, found);
     if (old)
         TRY(rank_slabs_open(found, 0, old));
     else
-        TRY(ranks_agree(&self->ranks, "slabs of the commit", check_sources(self, found)));
+        TRY(ranks_agree(&self->ranks, "slabs of the commit", state_recut_check(&part)));
     if (self->is_borrowed) {
         if (self->ranks.rank == 0)
             log_info("the commit of step %" PRIu64 " in %s is copied", found->step,
