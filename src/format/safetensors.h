@@ -50,8 +50,8 @@ typedef struct safetensors_tensor safetensors_tensor;
 /* The tensors of one file. */
 struct safetensors_table {
     char *path;
-    safetensors_tensor *tensors; /* [count] in the order of their data; from mem_alloc */
-    uint32_t *by_name;           /* [count] indices, sorted by name */
+    safetensors_tensor *tensors;        /* [count] in the order of their data; from mem_alloc */
+    const safetensors_tensor **by_name; /* [count] sorted by name */
     uint32_t count;
     uint64_t file_bytes;
 };

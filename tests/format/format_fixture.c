@@ -275,3 +275,11 @@ void format_sign(unsigned char *bytes, size_t count)
     uint64_t checksum = XXH3_64bits(bytes, count);
     memcpy(bytes + 24, &checksum, 8);
 }
+
+void format_expect_reason(int rc, int code, const char *reason)
+{
+    assert_int_equal(rc, code);
+    if (!strstr(err_text(), reason))
+        print_error("expected \"%s\" in \"%s\"\n", reason, err_text());
+    assert_non_null(strstr(err_text(), reason));
+}

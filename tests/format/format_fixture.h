@@ -60,4 +60,7 @@ struct format_syncs {
 extern struct format_syncs format_syncs;
 void format_reset_syncs(int fail_at, int fail_errno);
 
+/* Fails the test unless rc is `code` and the error text contains the reason. */
+void format_expect_reason(int rc, int code, const char *reason);
+
 #endif

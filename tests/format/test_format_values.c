@@ -44,14 +44,6 @@ static uint64_t bits_of(double value)
     return bits;
 }
 
-static void expect_reason(int rc, int code, const char *reason)
-{
-    assert_int_equal(rc, code);
-    if (!strstr(err_text(), reason))
-        print_error("expected \"%s\" in \"%s\"\n", reason, err_text());
-    assert_non_null(strstr(err_text(), reason));
-}
-
 struct broken_value {
     size_t offset, width;
     uint64_t value;
@@ -66,7 +58,8 @@ static void expect_broken(const struct broken_value *values, size_t value_count,
         memcpy(damaged, bytes, count);
         put(damaged, base + values[i].offset, values[i].width, values[i].value);
         format_sign(damaged, count);
-        expect_reason(manifest_decode(damaged, count, 0, &out), ERR_CORRUPT, values[i].reason);
+        format_expect_reason(manifest_decode(damaged, count, 0, &out), ERR_CORRUPT,
+                             values[i].reason);
         assert_null(out.extents);
     }
 }
@@ -275,7 +268,8 @@ static void a_path_without_end_is_found(void **state)
     memcpy(exact, bytes, count);
     exact[232 + 7] = 'x';
     format_sign(exact, count);
-    expect_reason(manifest_decode(exact, count, 0, &out), ERR_CORRUPT, "drives are not whole");
+    format_expect_reason(manifest_decode(exact, count, 0, &out), ERR_CORRUPT,
+                         "drives are not whole");
     free(exact);
     manifest_fini(&record);
     format_remove_slots();
@@ -288,20 +282,21 @@ static void impossible_records_are_not_written(void **state)
     static manifest record;
     format_commit(&record, 8);
     record.extents[0].size_bytes += 4096;
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "cannot have");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "cannot have");
     record.extents[0].size_bytes -= 4096;
     record.fingerprint ^= 1;
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "fingerprint");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "fingerprint");
     record.fingerprint ^= 1;
     memset(record.identity, 'x', sizeof record.identity);
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "does not end");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "does not end");
     record.identity[0] = '\0';
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "identity text is empty");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL,
+                         "identity text is empty");
     record.identity[0] = 'x';
     record.identity[1] = '\0';
     record.fingerprint = XXH3_64bits(record.identity, 1);
     record.leftover = record.slabs;
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "its own slab");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "its own slab");
     record.leftover.uuid[3] ^= 1;
     assert_int_equal(manifest_write(format_directory(), &record), 0);
     manifest_fini(&record);
