@@ -144,6 +144,12 @@ typedef struct manifest manifest;
 
 void manifest_fini(manifest *self);
 
+/* The streams code (base/tile.h) of the extent; 0 if it holds only params. */
+static inline uint32_t manifest_streams_of(const manifest *self, const manifest_extent *extent)
+{
+    return extent->param_bytes ? 0 : self->state_streams;
+}
+
 /* True if the extent holds the low halves of split masters. The extent before it holds the high
  * ones. */
 static inline bool manifest_is_low(const manifest *self, uint64_t idx)

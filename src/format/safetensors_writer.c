@@ -16,8 +16,8 @@
 
 enum { HEADER_STEP = 8 }; /* the data begins at a multiple of this */
 
-/* After this many bytes the kernel is asked to begin writing, so that the sync at the end has little
- * left. */
+/* After this many bytes the kernel is asked to begin writing, so that the sync at the end has
+ * little left. */
 #define WRITE_BEHIND_BYTES (32 * MIB)
 
 struct writer_row {

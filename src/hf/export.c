@@ -17,15 +17,12 @@
 #include <string.h>
 
 #include "base/core_set.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/shard.h"
 #include "base/size.h"
 #include "base/thread.h"
 #include "config/config.h"
-#include "hf/hf.h"
 #include "hf/hf_internal.h"
-#include "hf/weights.h"
 #include "state/rank_slabs.h"
 #include "state/run_dir.h"
 #include "state/sweep.h"

@@ -13,7 +13,6 @@
 #include "base/mem.h"
 #include "format/format_json.h"
 #include "format/hf_checkpoint.h"
-#include "hf/hf.h"
 #include "hf/hf_internal.h"
 #include "state/run_dir.h"
 

@@ -1,8 +1,6 @@
 /* The files of an exported checkpoint: which tensor lies in which file. See hf_internal.h. */
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +8,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "hf/hf.h"
 #include "hf/hf_internal.h"
-#include "hf/weights.h"
 #include "state/run_dir.h"
 
 static const char whole_name[] = "model.safetensors";

@@ -14,7 +14,6 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "hf/hf.h"
 #include "hf/hf_internal.h"
 #include "state/sweep.h"
 

@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "hf/hf.h"
-#include "hf/weights.h"
 
 static const uint64_t report_ns = 5000000000;
 

@@ -1,5 +1,5 @@
-/* Declarations that files of src/hf share: those of an export (hf_export in hf.h), of the weights of
- * a checkpoint, and of an import. */
+/* Declarations that files of src/hf share: those of an export (hf_export in hf.h), of the weights
+ * of a checkpoint, and of an import. */
 #ifndef SLUICE_HF_INTERNAL_H
 #define SLUICE_HF_INTERNAL_H
 

@@ -16,7 +16,6 @@
 #include "base/tile.h"
 #include "infer/infer_internal.h"
 #include "state/rank_slabs.h"
-#include "state/sweep.h"
 #include "swap/checksum.h"
 
 enum { LOAD_DEPTH = 32, LOAD_PATIENCE_MS = 1000 };
@@ -66,7 +65,7 @@ static int read_tile(loader *self, const manifest_extent *extent)
     if (rc < 0)
         return err_prefix(rc, "unit %u, tile %u of rank %u", extent->unit, extent->tile, rank);
     uint64_t sum = checksum_sum(self->tile, extent->size_bytes, extent->elem_count,
-                                state_extent_streams(self->record, extent));
+                                manifest_streams_of(self->record, extent));
     if (sum == extent->checksum)
         return 0;
     char path[FILE_PATH_BYTES];

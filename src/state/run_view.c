@@ -12,8 +12,6 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "state/rank_slabs.h"
 #include "state/state_internal.h"
 

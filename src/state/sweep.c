@@ -89,11 +89,6 @@ struct sweep {
     atomic_bool is_refused; /* hand_error is set */
 };
 
-uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent)
-{
-    return extent->param_bytes ? 0 : record->state_streams;
-}
-
 /* The rank whose slab the extent is read from. */
 static uint32_t rank_of(const sweep *self, const manifest_extent *extent)
 {
@@ -145,7 +140,7 @@ static void add_range(XXH3_state_t *hash, const piece *item, uint64_t begin, uin
 static void add_streams(const sweep *self, XXH3_state_t *hash, const manifest_extent *extent,
                         const piece *item)
 {
-    uint32_t streams = state_extent_streams(self->record, extent);
+    uint32_t streams = manifest_streams_of(self->record, extent);
     uint64_t elems = extent->elem_count;
     if (streams == 0)
         add_range(hash, item, 0, extent->size_bytes);

@@ -54,9 +54,6 @@ struct state_sweep_options {
     void *user;
 };
 
-/* The streams code (base/tile.h) of the extent; 0 if it holds only params. */
-uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent);
-
 /* Blocks; calls on_extent and on_progress on the caller's thread. *weights_hash is over the master
  * streams of all extents, one after the other; frozen units count with their params. It means
  * nothing if an extent failed. Returns 0, ERR_STOPPED, or the error of a queue that broke. */

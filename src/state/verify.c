@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/tile.h"
 #include "state/rank_slabs.h"
