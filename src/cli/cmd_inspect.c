@@ -12,11 +12,11 @@
 static void inspect_print_slots(const struct state_inspect_summary *sum)
 {
     for (int i = 0; i < 2; i++) {
-        const struct state_inspect_slot *slot = &sum->slots[i];
+        const manifest_slot *slot = &sum->slots[i];
         printf("manifest-%d   ", i);
-        if (!slot->is_present)
+        if (slot->outcome == MANIFEST_SLOT_ABSENT)
             printf("absent\n");
-        else if (slot->is_valid)
+        else if (slot->outcome == MANIFEST_SLOT_VALID)
             printf("generation %" PRIu64 ", step %" PRIu64 "\n", slot->generation, slot->step);
         else
             printf("damaged: %s\n", slot->reason);
@@ -43,8 +43,8 @@ static void inspect_print_lists(const struct state_inspect_summary *sum)
                unit->tile_count, size_format(unit->size_bytes, size), unit->offset_bytes,
                unit->is_frozen ? "  frozen: params alone" : "");
     }
-    for (uint32_t r = 0; sum->world_size > 1 && r < sum->world_size; r++)
-        printf("%srank %-6u host %s\n", r ? "" : "\n", r, sum->ranks[r].host);
+    for (uint32_t r = 0; sum->record.world_size > 1 && r < sum->record.world_size; r++)
+        printf("%srank %-6u host %s\n", r ? "" : "\n", r, sum->record.slabs.ranks[r].host);
     printf("\n%14s %14s  %s\n", "size", "allocated", "slab");
     for (uint32_t i = 0; i < sum->file_count; i++) {
         const struct state_inspect_file *file = &sum->files[i];
@@ -64,43 +64,47 @@ static void inspect_print(const char *run_dir, const struct state_inspect_summar
 {
     char size[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES], extents[SIZE_TEXT_BYTES];
     printf("run          %s\n", run_dir);
-    printf("state        %s, step %" PRIu64 ", generation %" PRIu64 "\n", sum->state, sum->step,
-           sum->generation);
+    printf("state        %s, step %" PRIu64 ", generation %" PRIu64 "\n", sum->state,
+           sum->record.step, sum->record.generation);
     inspect_print_slots(sum);
     if (strcmp(sum->state, "damaged") != 0) {
         printf("uuid         %s\n", sum->uuid);
         printf("samples      %" PRIu64 " windows; seed of the weights %" PRIu64 "\n",
-               sum->window_count, sum->seed);
-        printf("loss scale   %g; %" PRIu64 " steps skipped\n", sum->loss_scale, sum->skipped_count);
-        printf("tiles        %" PRIu64 ", %s; up to %" PRIu64 " elements of ", sum->extent_count,
-               size_format(sum->extents_bytes, extents), sum->tile_elems);
+               sum->record.window_count, sum->record.seed);
+        printf("loss scale   %g; %" PRIu64 " steps skipped\n", sum->record.loss_scale,
+               sum->record.skipped_count);
+        printf("tiles        %" PRIu64 ", %s; up to %" PRIu64 " elements of ",
+               sum->record.extent_count, size_format(sum->extents_bytes, extents),
+               sum->record.tile_elems);
         if (sum->state_streams > 0)
             printf("%" PRIu64 " streams: %s\n", sum->state_streams, sum->state_formats);
         else
             printf("an unknown number of streams\n");
-        if (sum->world_size > 1)
-            printf("ranks        %u, ZeRO stage %u; %s\n", sum->world_size, sum->zero_stage,
-                   sum->is_replicated ? "each has the whole state: places are those of each"
-                                      : "each has its part of every unit");
-        printf("drives       %u%s; %s in stripes of %s\n", sum->file_count / sum->world_size,
-               sum->world_size > 1 ? " of each rank" : "", size_format(sum->total_bytes, size),
-               size_format(sum->stripe_bytes, stripe));
-        inspect_print_identity(sum->identity);
+        if (sum->record.world_size > 1)
+            printf("ranks        %u, ZeRO stage %u; %s\n", sum->record.world_size,
+                   sum->record.zero_stage,
+                   sum->record.is_replicated ? "each has the whole state: places are those of each"
+                                             : "each has its part of every unit");
+        printf("drives       %u%s; %s in stripes of %s\n", sum->file_count / sum->record.world_size,
+               sum->record.world_size > 1 ? " of each rank" : "",
+               size_format(sum->record.total_bytes, size),
+               size_format(sum->record.stripe_bytes, stripe));
+        inspect_print_identity(sum->record.identity);
         inspect_print_lists(sum);
     }
 }
 
 /* ---- JSON ---- */
 
-static json_t *inspect_slot_json(const struct state_inspect_slot *slot)
+static json_t *inspect_slot_json(const manifest_slot *slot)
 {
     json_t *object = json_object();
-    json_object_set_new(object, "present", json_boolean(slot->is_present));
-    json_object_set_new(object, "valid", json_boolean(slot->is_valid));
-    if (slot->is_valid) {
+    json_object_set_new(object, "present", json_boolean(slot->outcome != MANIFEST_SLOT_ABSENT));
+    json_object_set_new(object, "valid", json_boolean(slot->outcome == MANIFEST_SLOT_VALID));
+    if (slot->outcome == MANIFEST_SLOT_VALID) {
         json_object_set_new(object, "generation", json_integer((json_int_t)slot->generation));
         json_object_set_new(object, "step", json_integer((json_int_t)slot->step));
-    } else if (slot->is_present) {
+    } else if (slot->outcome == MANIFEST_SLOT_DAMAGED) {
         json_object_set_new(object, "reason", json_string(slot->reason));
     }
     return object;
@@ -141,9 +145,10 @@ static json_t *inspect_lists_json(json_t *object, const struct state_inspect_sum
             files, json_pack("{s:I, s:s, s:I, s:I}", "rank", (json_int_t)sum->files[i].rank, "path",
                              sum->files[i].path, "bytes", (json_int_t)sum->files[i].size_bytes,
                              "allocated_bytes", (json_int_t)sum->files[i].allocated_bytes));
-    for (uint32_t r = 0; r < sum->world_size; r++)
-        json_array_append_new(ranks, json_pack("{s:s, s:I}", "host", sum->ranks[r].host,
-                                               "local_rank", (json_int_t)sum->ranks[r].local_rank));
+    for (uint32_t r = 0; r < sum->record.world_size; r++)
+        json_array_append_new(ranks, json_pack("{s:s, s:I}", "host",
+                                               sum->record.slabs.ranks[r].host, "local_rank",
+                                               (json_int_t)sum->record.slabs.ranks[r].local_rank));
     for (uint32_t i = 0; i < sum->kept_count; i++)
         json_array_append_new(kept, json_pack("{s:I, s:s}", "step", (json_int_t)sum->kept[i].step,
                                               "path", sum->kept[i].path));
@@ -160,19 +165,19 @@ static int inspect_print_json(const char *run_dir, const struct state_inspect_su
         const char *key;
         uint64_t value;
     } numbers[] = {
-        {"step", sum->step},
-        {"world_size", sum->world_size},
-        {"zero_stage", sum->zero_stage},
-        {"generation", sum->generation},
-        {"window_count", sum->window_count},
-        {"skipped_count", sum->skipped_count},
-        {"seed", sum->seed},
+        {"step", sum->record.step},
+        {"world_size", sum->record.world_size},
+        {"zero_stage", sum->record.zero_stage},
+        {"generation", sum->record.generation},
+        {"window_count", sum->record.window_count},
+        {"skipped_count", sum->record.skipped_count},
+        {"seed", sum->record.seed},
         {"state_streams", sum->state_streams},
-        {"tile_elems", sum->tile_elems},
-        {"extents", sum->extent_count},
+        {"tile_elems", sum->record.tile_elems},
+        {"extents", sum->record.extent_count},
         {"extents_bytes", sum->extents_bytes},
-        {"total_bytes", sum->total_bytes},
-        {"stripe_bytes", sum->stripe_bytes},
+        {"total_bytes", sum->record.total_bytes},
+        {"stripe_bytes", sum->record.stripe_bytes},
     };
     json_t *object = json_object();
     json_object_set_new(object, "run", json_string(run_dir));
@@ -181,12 +186,12 @@ static int inspect_print_json(const char *run_dir, const struct state_inspect_su
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         json_object_set_new(object, numbers[i].key, json_integer((json_int_t)numbers[i].value));
     json_object_set_new(object, "state_formats", json_string(sum->state_formats));
-    json_object_set_new(object, "replicated", json_boolean(sum->is_replicated));
-    json_object_set_new(object, "loss_scale", json_real(sum->loss_scale));
+    json_object_set_new(object, "replicated", json_boolean(sum->record.is_replicated));
+    json_object_set_new(object, "loss_scale", json_real(sum->record.loss_scale));
     json_object_set_new(
         object, "slots",
         json_pack("[o, o]", inspect_slot_json(&sum->slots[0]), inspect_slot_json(&sum->slots[1])));
-    json_object_set_new(object, "identity", inspect_identity_json(sum->identity));
+    json_object_set_new(object, "identity", inspect_identity_json(sum->record.identity));
     return cli_print_json(stdout, inspect_lists_json(object, sum));
 }
 

@@ -370,8 +370,9 @@ static void name_collective(const struct engine *self, const op *item, char labe
                  (unsigned long long)self->step.step, kind);
 }
 
-static int run_collective(struct engine *self, const program *prog, const op *item)
+int enginei_run_collective(void *user, const program *prog, const op *item)
 {
+    struct engine *self = user;
     char label[COMM_LABEL_BYTES];
     comm *members = self->setup->ranks.comm;
     name_collective(self, item, label);
@@ -387,11 +388,6 @@ static int run_collective(struct engine *self, const program *prog, const op *it
     }
     call.count = op_operand(item, ROLE_TARGET)->size_bytes / sizeof(float);
     return comm_reduce_scatter(members, &call);
-}
-
-int enginei_run_collective(void *user, const program *prog, const op *item)
-{
-    return run_collective(user, prog, item);
 }
 
 static bool is_computing(const op *item)
@@ -435,7 +431,7 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
         return run_working_copy(self, prog, item, stream);
     case OP_ALL_GATHER:
     case OP_REDUCE_SCATTER:
-        return run_collective(self, prog, item);
+        return enginei_run_collective(self, prog, item);
     default:
         return err_set(ERR_INTERNAL, "a worker that computes was given an op of kind %s",
                        op_kind_name((enum op_kind)item->kind));

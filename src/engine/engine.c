@@ -22,6 +22,7 @@
 #include "base/thread.h"
 #include "base/tile.h"
 #include "engine/engine_internal.h"
+#include "report/chrome_trace.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io_faults.h"
 
@@ -107,7 +108,7 @@ static int make_results(struct engine *self)
     return setup->gpu ? device_synchronize(setup->gpu, NULL) : 0;
 }
 
-static enum io_backend io_backend_of(const struct job *asked)
+enum io_backend engine_io_backend(const struct job *asked)
 {
     if (strcmp(asked->io.backend, "pool") == 0)
         return IO_POOL;
@@ -123,7 +124,7 @@ static int make_disk(struct engine *self, const struct engine_options *options)
     if (!self->disk)
         return -ENOMEM;
     if (!options->open_existing) /* the headers of an existing slab have the drives' shares */
-        TRY(slab_weigh_drives_by(setup->drives, setup->drive_count, io_backend_of(setup->job)));
+        TRY(slab_weigh_drives_by(setup->drives, setup->drive_count, engine_io_backend(setup->job)));
     slab_config config = {
         .drives = setup->drives,
         .drive_count = setup->drive_count,
@@ -208,7 +209,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
     io_config config = {
         .target = self->disk,
         .store = store,
-        .backend = simulates_drives(options) ? IO_SIM : io_backend_of(asked),
+        .backend = simulates_drives(options) ? IO_SIM : engine_io_backend(asked),
         .queue_depth = queue_depth,
         .block_bytes = block_bytes,
         .pool_threads = self->setup->cores.io.thread_count,
@@ -254,7 +255,7 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
     self->first_user = options->first_user;
     self->run_commit = options->run_commit;
     self->commit_user = options->commit_user;
-    self->io_kind = io_backend_of(setup->job);
+    self->io_kind = engine_io_backend(setup->job);
     int rc = make_disk(self, options); /* first, because it can refuse before memory is touched */
     if (rc == 0)
         rc = make_arenas(self, options->memory);
@@ -366,4 +367,24 @@ int engine_run(struct engine *self, enum program_kind kind, uint64_t step, run_t
     if (run)
         *run = totals;
     return rc;
+}
+
+void engine_trace_drives(const struct engine *engine, chrome_trace_names *names)
+{
+    if (!engine->transport)
+        return;
+    names->drive_count = engine->disk->drive_count;
+    for (uint32_t d = 0; d < names->drive_count; d++) {
+        names->drives[d].path = engine->setup->drives[d].path;
+        for (int way = 0; way < 2; way++) {
+            const io_latency *latency =
+                io_get_latency(engine->transport, d, (enum io_direction)way);
+            names->drives[d].ways[way] =
+                (chrome_trace_times){.count = latency->count,
+                                     .p50_ns = io_latency_quantile_ns(latency, 0.50),
+                                     .p95_ns = io_latency_quantile_ns(latency, 0.95),
+                                     .p99_ns = io_latency_quantile_ns(latency, 0.99),
+                                     .max_ns = latency->max_ns};
+        }
+    }
 }

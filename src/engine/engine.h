@@ -134,6 +134,8 @@ void engine_destroy(struct engine *self); /* NULL is allowed; the setup is not d
 int engine_run(struct engine *self, enum program_kind kind, uint64_t step,
                run_totals *run) MUST_CHECK;
 
+/* The backend that the job's io.backend names. */
+enum io_backend engine_io_backend(const struct job *asked);
 /* The address of a home buffer in device or host memory. */
 unsigned char *engine_home(const struct engine *self, uint32_t buffer_idx);
 /* Allocates zeroed host memory that the device can write results to. The engine owns it. */

@@ -1,4 +1,6 @@
-/* The global norm: the sum of all blocks' sums of squares, added as a fixed binary tree over the
+/* The global norm, and the scalars of an update, which are made from it.
+ *
+ * The norm is the sum of all blocks' sums of squares, added as a fixed binary tree over the
  * blocks of the model (kernels/ops.h, norm_reduce), in one go or in parts.
  *
  *   tree(n)   The left subtree has the largest power of two below n. So each aligned range of 2^k
@@ -10,13 +12,15 @@
  *
  * So the bits are those of the whole tree, wherever the parts begin. The ops run on the worker that
  * computes, or are enqueued on a GPU's stream and write to pinned memory. enginei_norm_total is
- * called when the norm is complete. */
+ * called when the norm is complete. Scalars are made once a step: when the norm is known or, if the
+ * update does not wait for it, before the step. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/shard.h"
 #include "base/size.h"
+#include "config/config.h"
 #include "engine/engine_internal.h"
 
 enum { NODES_MAX = 128 }; /* at most two of each size of 64 bits */
@@ -133,4 +137,46 @@ double enginei_norm_total(const struct engine *self)
     for (; depth > 1; depth--)
         sums[depth - 2] += sums[depth - 1];
     return isnan(sums[0]) ? (double)NAN : sums[0];
+}
+
+/* ---- the scalars of an update ---- */
+
+bool engine_leaves_update(const struct setup *setup)
+{
+    return setup->plan.update == UPDATE_IN_NEXT_FORWARD ||
+           setup->plan.update == UPDATE_DELAYED_ONE_STEP;
+}
+
+/* Fills the scalars of update number step->applied. */
+static void fill_scalars(const struct job *asked, struct engine_step *step)
+{
+    adam_scalars *s = &step->scalars;
+    s->learning_rate = (float)job_learning_rate(asked, step->applied);
+    s->beta1 = (float)job_momentum(asked, step->applied);
+    s->beta2 = (float)asked->optimizer.beta2;
+    s->epsilon = (float)asked->optimizer.epsilon;
+    s->weight_decay = (float)asked->optimizer.weight_decay;
+    s->decoupled = asked->optimizer.decoupled;
+    s->bias_correction1 = 1.0f;
+    s->bias_correction2_sqrt = 1.0f;
+    if (asked->optimizer.bias_correction) {
+        double t = (double)step->applied;
+        s->bias_correction1 = (float)(1.0 - pow((double)s->beta1, t));
+        s->bias_correction2_sqrt = (float)sqrt(1.0 - pow((double)s->beta2, t));
+    }
+}
+
+void engine_make_scalars(struct engine *self)
+{
+    const struct job *asked = self->setup->job;
+    struct engine_step *step = &self->step;
+    step->skip = !isfinite(step->grad_norm);
+    if (step->skip)
+        return;
+    step->applied++;
+    fill_scalars(asked, step);
+    /* As torch.nn.utils.clip_grad_norm_: a norm below the limit does not change the gradient. */
+    double clip = asked->gradient_clipping;
+    double factor = clip > 0 ? fmin(1.0, clip / (step->grad_norm + 1e-6)) : 1.0;
+    step->scalars.grad_scale = (float)(factor / step->loss_scale);
 }

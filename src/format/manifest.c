@@ -201,13 +201,6 @@ int manifest_remove(const char *state_dir)
 
 /* ---- reading ---- */
 
-/* The result of reading one slot. */
-struct slot_view {
-    enum { SLOT_ABSENT, SLOT_DAMAGED, SLOT_VALID } outcome;
-    manifesti_reason reason; /* if damaged */
-};
-typedef struct slot_view slot_view;
-
 /* Reads `bytes`, or up to the end of the file. Returns the number of bytes read, or -errno without
  * a message. */
 static int64_t read_fully(int fd, char *target, uint64_t bytes)
@@ -255,10 +248,11 @@ static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *rea
 
 /* Reads one slot. `out` is cleared unless the slot is valid. The result is negative only if the
  * machine failed. */
-static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_view *view)
+static int read_slot(const char *state_dir, unsigned slot, manifest *out, manifest_slot *view)
 {
     char path[PATH_MAX];
-    *view = (slot_view){.outcome = SLOT_ABSENT};
+    manifesti_reason reason = {.other_version = 0};
+    *view = (manifest_slot){.outcome = MANIFEST_SLOT_ABSENT};
     memset(out, 0, sizeof *out);
     TRY(slot_path(path, state_dir, slot, ""));
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -266,11 +260,15 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_v
         return 0;
     if (fd < 0) /* not the slot's fault: using the other slot would lose a commit */
         return err_errno(errno, "cannot open the manifest %s", path);
-    int rc = read_open(fd, slot, out, &view->reason);
+    int rc = read_open(fd, slot, out, &reason);
     close(fd);
-    if (rc >= 0)
-        view->outcome = rc ? SLOT_VALID : SLOT_DAMAGED;
-    return rc < 0 ? rc : 0;
+    TRY(rc);
+    view->outcome = rc ? MANIFEST_SLOT_VALID : MANIFEST_SLOT_DAMAGED;
+    view->generation = out->generation;
+    view->step = out->step;
+    view->other_version = reason.other_version;
+    memcpy(view->reason, reason.text, sizeof view->reason);
+    return 0;
 }
 
 /* Makes both slots durable as they were read, for two reasons:
@@ -279,11 +277,11 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_v
  * - A damaged slot may be damaged in the page cache alone, where its writer made it invalid after a
  *   failed fsync. After a loss of power it would be whole again, and name places that have since
  *   been changed. */
-static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
+static int settle(const char *state_dir, const manifest_slot views[MANIFESTI_SLOTS])
 {
     for (unsigned slot = 0; slot < MANIFESTI_SLOTS; slot++) {
         char path[PATH_MAX];
-        if (views[slot].outcome == SLOT_ABSENT)
+        if (views[slot].outcome == MANIFEST_SLOT_ABSENT)
             continue;
         TRY(slot_path(path, state_dir, slot, ""));
         int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -307,8 +305,8 @@ static int check_kinship(const char *state_dir, const manifest *one, const manif
     size_t bytes = sizeof one->slabs.uuid;
     if (one->slabs.drive_count == 0 || other->slabs.drive_count == 0 ||
         memcmp(one->slabs.uuid, other->slabs.uuid, bytes) == 0 ||
-        (one->stray.drive_count && memcmp(one->stray.uuid, other->slabs.uuid, bytes) == 0) ||
-        (other->stray.drive_count && memcmp(other->stray.uuid, one->slabs.uuid, bytes) == 0))
+        (one->leftover.drive_count && memcmp(one->leftover.uuid, other->slabs.uuid, bytes) == 0) ||
+        (other->leftover.drive_count && memcmp(other->leftover.uuid, one->slabs.uuid, bytes) == 0))
         return 0;
     return err_set(ERR_CORRUPT,
                    "the manifests in %s are of two runs: manifest-%u of step %" PRIu64
@@ -319,13 +317,13 @@ static int check_kinship(const char *state_dir, const manifest *one, const manif
                    other->step, other->slabs.drives[0]);
 }
 
-static const char *view_text(const slot_view *view)
+static const char *view_text(const manifest_slot *view)
 {
-    return view->outcome == SLOT_ABSENT ? "it is missing" : view->reason.text;
+    return view->outcome == MANIFEST_SLOT_ABSENT ? "it is missing" : view->reason;
 }
 
 /* Decides whether the valid slot may be used although the other one is damaged. */
-static int pass_over(const char *state_dir, unsigned damaged, const slot_view *view,
+static int pass_over(const char *state_dir, unsigned damaged, const manifest_slot *view,
                      const manifest *used)
 {
     if (used->state == MANIFEST_BEGUN)
@@ -333,22 +331,22 @@ static int pass_over(const char *state_dir, unsigned damaged, const slot_view *v
                        "the only commit of the run, %s/manifest-%u, is damaged: %s; manifest-%u "
                        "says no more than that the run had begun, so its state cannot be resumed: "
                        "restore the file, or begin again in another run.dir",
-                       state_dir, damaged, view->reason.text, 1 - damaged);
+                       state_dir, damaged, view->reason, 1 - damaged);
     log_warn("%s/manifest-%u does not count: %s (normal where the process was killed or the power "
              "lost while it was written); manifest-%u is used, the %s of step %" PRIu64
              " (generation %" PRIu64 "). If the damaged one was whole once, the run may have "
              "overwritten extents of this one since then: their checksums will show it",
-             state_dir, damaged, view->reason.text, 1 - damaged,
+             state_dir, damaged, view->reason, 1 - damaged,
              used->state == MANIFEST_COMMITTED ? "commit" : "record", used->step, used->generation);
     return 0;
 }
 
 /* A slot of another version is not damaged. This program must not go back to the commit before it,
  * and must not overwrite it. */
-static int refuse_other_version(const char *state_dir, unsigned slot, const slot_view *view)
+static int refuse_other_version(const char *state_dir, unsigned slot, const manifest_slot *view)
 {
-    uint32_t version = view->reason.other_version;
-    if (view->outcome != SLOT_DAMAGED || version == 0)
+    uint32_t version = view->other_version;
+    if (view->outcome != MANIFEST_SLOT_DAMAGED || version == 0)
         return 0;
     return err_set(ERR_INPUT,
                    "%s/manifest-%u was written by %s sluice: it has version %" PRIu32
@@ -359,20 +357,21 @@ static int refuse_other_version(const char *state_dir, unsigned slot, const slot
 }
 
 /* Chooses the slot that counts. Its record is in *out; the other record is freed. */
-static int choose(const char *state_dir, const slot_view views[MANIFESTI_SLOTS], manifest *out,
+static int choose(const char *state_dir, const manifest_slot views[MANIFESTI_SLOTS], manifest *out,
                   manifest *second)
 {
-    bool first_counts = views[0].outcome == SLOT_VALID &&
-                        (views[1].outcome != SLOT_VALID || out->generation > second->generation);
-    if (!first_counts && views[1].outcome != SLOT_VALID) {
-        if (views[0].outcome == SLOT_ABSENT && views[1].outcome == SLOT_ABSENT)
+    bool first_counts =
+        views[0].outcome == MANIFEST_SLOT_VALID &&
+        (views[1].outcome != MANIFEST_SLOT_VALID || out->generation > second->generation);
+    if (!first_counts && views[1].outcome != MANIFEST_SLOT_VALID) {
+        if (views[0].outcome == MANIFEST_SLOT_ABSENT && views[1].outcome == MANIFEST_SLOT_ABSENT)
             return 0;
         return err_set(ERR_CORRUPT,
                        "no manifest in %s is valid, so its state cannot be resumed: manifest-0: "
                        "%s; manifest-1: %s",
                        state_dir, view_text(&views[0]), view_text(&views[1]));
     }
-    if (views[0].outcome == SLOT_VALID && views[1].outcome == SLOT_VALID)
+    if (views[0].outcome == MANIFEST_SLOT_VALID && views[1].outcome == MANIFEST_SLOT_VALID)
         TRY(check_kinship(state_dir, out, second));
     if (first_counts) {
         manifest_fini(second);
@@ -382,7 +381,7 @@ static int choose(const char *state_dir, const slot_view views[MANIFESTI_SLOTS],
         second->extents = NULL;
     }
     unsigned used = first_counts ? 0 : 1;
-    if (views[1 - used].outcome == SLOT_DAMAGED)
+    if (views[1 - used].outcome == MANIFEST_SLOT_DAMAGED)
         TRY(pass_over(state_dir, 1 - used, &views[1 - used], out));
     TRY(settle(state_dir, views));
     return 1;
@@ -390,7 +389,7 @@ static int choose(const char *state_dir, const slot_view views[MANIFESTI_SLOTS],
 
 int manifest_read(const char *state_dir, manifest *out, int *found)
 {
-    slot_view views[MANIFESTI_SLOTS];
+    manifest_slot views[MANIFESTI_SLOTS];
     *found = 0;
     memset(out, 0, sizeof *out);
     manifest *second = mem_alloc(1, sizeof *second, "manifest");
@@ -413,38 +412,29 @@ done:
     return rc;
 }
 
-static int examine(const char *state_dir, unsigned slot, manifest *scratch, manifest_slot *out)
-{
-    slot_view view;
-    *out = (manifest_slot){.outcome = MANIFEST_SLOT_ABSENT};
-    int rc = read_slot(state_dir, slot, scratch, &view);
-    if (rc == -ENOMEM)
-        return rc;
-    TRY(rc < 0 ? 0 : refuse_other_version(state_dir, slot, &view));
-    if (rc < 0) { /* it exists and cannot be opened */
-        out->outcome = MANIFEST_SLOT_DAMAGED;
-        snprintf(out->reason, sizeof out->reason, "%.*s", MANIFEST_REASON_BYTES - 1, err_text());
-    } else if (view.outcome == SLOT_DAMAGED) {
-        out->outcome = MANIFEST_SLOT_DAMAGED;
-        memcpy(out->reason, view.reason.text, sizeof out->reason);
-    } else if (view.outcome == SLOT_VALID) {
-        out->outcome = MANIFEST_SLOT_VALID;
-        out->generation = scratch->generation;
-        out->step = scratch->step;
-    }
-    manifest_fini(scratch);
-    return 0;
-}
-
-int manifest_examine(const char *state_dir, manifest_slot slots[2])
+int manifest_examine(const char *state_dir, manifest_slot slots[2], manifest *newest)
 {
     memset(slots, 0, MANIFESTI_SLOTS * sizeof *slots);
-    manifest *scratch = mem_alloc(1, sizeof *scratch, "manifest");
-    if (!scratch)
-        return -ENOMEM;
-    int rc = 0;
-    for (unsigned slot = 0; slot < MANIFESTI_SLOTS && rc == 0; slot++)
-        rc = examine(state_dir, slot, scratch, &slots[slot]);
-    mem_free(scratch);
+    if (newest)
+        memset(newest, 0, sizeof *newest);
+    manifest *record = mem_alloc(1, sizeof *record, "manifest");
+    int rc = record ? 0 : -ENOMEM;
+    for (unsigned i = 0; i < MANIFESTI_SLOTS && rc == 0; i++) {
+        rc = read_slot(state_dir, i, record, &slots[i]);
+        if (rc < 0 && rc != -ENOMEM) { /* it exists and cannot be opened */
+            slots[i].outcome = MANIFEST_SLOT_DAMAGED;
+            snprintf(slots[i].reason, sizeof slots[i].reason, "%.*s", MANIFEST_REASON_BYTES - 1,
+                     err_text());
+            rc = 0;
+        }
+        if (rc == 0)
+            rc = refuse_other_version(state_dir, i, &slots[i]);
+        bool is_newest = slots[i].outcome == MANIFEST_SLOT_VALID &&
+                         (i == 0 || slots[1].generation > slots[0].generation);
+        manifest_fini(newest && is_newest ? newest : record);
+        if (newest && is_newest)
+            *newest = *record;
+    }
+    mem_free(record);
     return rc;
 }

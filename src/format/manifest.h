@@ -116,7 +116,7 @@ struct manifest {
     manifest_slabs slabs;
     /* Slabs that are no longer in use, or not yet in use: the reader of this record removes their
      * files before the run continues. drive_count 0: there are none. */
-    manifest_slabs stray;
+    manifest_slabs leftover;
     uint64_t fingerprint;  /* XXH3-64 of `identity` */
     uint64_t step;         /* optimizer steps completed */
     uint64_t window_count; /* sampler position */
@@ -144,6 +144,12 @@ typedef struct manifest manifest;
 
 void manifest_fini(manifest *self);
 
+/* The streams code (base/tile.h) of the extent; 0 if it holds only params. */
+static inline uint32_t manifest_streams_of(const manifest *self, const manifest_extent *extent)
+{
+    return extent->param_bytes ? 0 : self->state_streams;
+}
+
 /* True if the extent holds the low halves of split masters. The extent before it holds the high
  * ones. */
 static inline bool manifest_is_low(const manifest *self, uint64_t idx)
@@ -157,9 +163,6 @@ static inline bool manifest_is_high(const manifest *self, uint64_t idx)
     return self->extents[idx].param_bytes && idx + 1 < self->extent_count &&
            manifest_is_low(self, idx + 1);
 }
-
-/* Copies all fields except for the extents. The target keeps its own extents. */
-void manifest_copy_header(manifest *target, const manifest *source);
 
 /* Writes the slot generation mod 2 in `state_dir`, then calls fsync on the file and the directory.
  * It allocates nothing and does not change the other slot. -EINVAL for a record that manifest_read
@@ -183,15 +186,18 @@ int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
  * nothing. */
 int manifest_remove(const char *state_dir) MUST_CHECK;
 
-/* Reads both slots for commands that examine a run. Changes nothing and logs no warning. Returns
- * ERR_INPUT for a slot of another version, as manifest_read does, and -ENOMEM. */
+/* The result of reading one slot. */
 struct manifest_slot {
     enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
     char reason[MANIFEST_REASON_BYTES]; /* if damaged */
+    uint32_t other_version;             /* if whole and of a version that is not read; else 0 */
     uint64_t generation, step;          /* if valid */
 };
 typedef struct manifest_slot manifest_slot;
-int manifest_examine(const char *state_dir, manifest_slot slots[2]) MUST_CHECK;
+/* Reads both slots for commands that examine a run. Changes nothing and logs no warning. *newest
+ * (NULL is allowed) is the record of the newest valid slot, all zero if there is none. Returns
+ * ERR_INPUT for a slot of another version, as manifest_read does, and -ENOMEM. */
+int manifest_examine(const char *state_dir, manifest_slot slots[2], manifest *newest) MUST_CHECK;
 
 /* Decodes one slot from memory, as manifest_read does it from a file; `slot` is 0 or 1. ERR_CORRUPT
  * with the reason, and *out cleared. For tests, with bytes of any kind: it allocates no more than

@@ -94,14 +94,14 @@ static bool world_is_possible(const manifest *self, manifesti_reason *reason)
 }
 
 /* Slabs to remove and slabs in use never share a file. */
-static bool stray_is_foreign(const manifest *self, manifesti_reason *reason)
+static bool leftover_is_foreign(const manifest *self, manifesti_reason *reason)
 {
-    if (self->stray.drive_count == 0 ||
-        memcmp(self->stray.uuid, self->slabs.uuid, sizeof self->slabs.uuid) != 0)
+    if (self->leftover.drive_count == 0 ||
+        memcmp(self->leftover.uuid, self->slabs.uuid, sizeof self->slabs.uuid) != 0)
         return true;
-    for (uint32_t i = 0; i < self->stray.drive_count; i++)
+    for (uint32_t i = 0; i < self->leftover.drive_count; i++)
         for (uint32_t k = 0; k < self->slabs.drive_count; k++)
-            if (strcmp(self->stray.drives[i], self->slabs.drives[k]) == 0)
+            if (strcmp(self->leftover.drives[i], self->slabs.drives[k]) == 0)
                 return manifesti_wrong(
                     reason, "it names its own slab on drive %" PRIu32 " as one to be removed", k);
     return true;
@@ -373,10 +373,10 @@ bool manifesti_is_possible(const manifest *self, manifesti_reason *reason)
         return manifesti_wrong(
             reason, "a run that has not committed cannot have done %" PRIu64 " steps", self->step);
     return slabs_are_possible(&self->slabs, "drives", reason) &&
-           slabs_are_possible(&self->stray, "stray slabs", reason) &&
+           slabs_are_possible(&self->leftover, "leftover slabs", reason) &&
            ranks_are_possible(&self->slabs, "slabs", reason) &&
-           ranks_are_possible(&self->stray, "stray slabs", reason) &&
-           world_is_possible(self, reason) && stray_is_foreign(self, reason) &&
+           ranks_are_possible(&self->leftover, "leftover slabs", reason) &&
+           world_is_possible(self, reason) && leftover_is_foreign(self, reason) &&
            identity_is_possible(self, reason) && scaler_is_possible(self, reason) &&
            space_is_possible(self, reason) && extents_are_possible(self, reason);
 }

@@ -42,15 +42,15 @@ struct manifesti_header {
     uint64_t scale_iteration;
     int64_t scale_last_overflow;
     uint64_t scale_hysteresis_left;
-    uint64_t stray_bytes;    /* as drives_bytes */
+    uint64_t leftover_bytes; /* as drives_bytes */
     uint64_t identity_bytes; /* of the text, padding included */
-    uint8_t stray_uuid[MANIFEST_UUID_BYTES];
-    uint32_t stray_count;
+    uint8_t leftover_uuid[MANIFEST_UUID_BYTES];
+    uint32_t leftover_count;
     uint32_t reserved;   /* always 0 */
     uint32_t world_size; /* also the number of ranks of the slabs */
     uint32_t zero_stage;
-    uint32_t is_replicated;    /* 0 or 1 */
-    uint32_t stray_rank_count; /* 0 if there are no slabs to remove */
+    uint32_t is_replicated;       /* 0 or 1 */
+    uint32_t leftover_rank_count; /* 0 if there are no slabs to remove */
 };
 typedef struct manifesti_header manifesti_header;
 
@@ -79,15 +79,15 @@ static_assert(offsetof(manifesti_header, state_streams) == 148, "FORMAT.md");
 static_assert(offsetof(manifesti_header, scale_iteration) == 152, "FORMAT.md");
 static_assert(offsetof(manifesti_header, scale_last_overflow) == 160, "FORMAT.md");
 static_assert(offsetof(manifesti_header, scale_hysteresis_left) == 168, "FORMAT.md");
-static_assert(offsetof(manifesti_header, stray_bytes) == 176, "FORMAT.md");
+static_assert(offsetof(manifesti_header, leftover_bytes) == 176, "FORMAT.md");
 static_assert(offsetof(manifesti_header, identity_bytes) == 184, "FORMAT.md");
-static_assert(offsetof(manifesti_header, stray_uuid) == 192, "FORMAT.md");
-static_assert(offsetof(manifesti_header, stray_count) == 208, "FORMAT.md");
+static_assert(offsetof(manifesti_header, leftover_uuid) == 192, "FORMAT.md");
+static_assert(offsetof(manifesti_header, leftover_count) == 208, "FORMAT.md");
 static_assert(offsetof(manifesti_header, reserved) == 212, "FORMAT.md");
 static_assert(offsetof(manifesti_header, world_size) == 216, "FORMAT.md");
 static_assert(offsetof(manifesti_header, zero_stage) == 220, "FORMAT.md");
 static_assert(offsetof(manifesti_header, is_replicated) == 224, "FORMAT.md");
-static_assert(offsetof(manifesti_header, stray_rank_count) == 228, "FORMAT.md");
+static_assert(offsetof(manifesti_header, leftover_rank_count) == 228, "FORMAT.md");
 /* Ranks and extents are stored as they lie in memory. */
 static_assert(sizeof(manifest_rank) == 68, "FORMAT.md");
 static_assert(offsetof(manifest_rank, host) == 0, "FORMAT.md");

@@ -76,15 +76,6 @@ void manifest_fini(manifest *self)
     self->extent_count = 0;
 }
 
-void manifest_copy_header(manifest *target, const manifest *source)
-{
-    manifest_extent *extents = target->extents;
-    uint64_t extent_count = target->extent_count;
-    *target = *source;
-    target->extents = extents;
-    target->extent_count = extent_count;
-}
-
 /* ---- from a record to bytes ---- */
 
 static void add_part(manifesti_parts *self, const void *data, uint64_t bytes)
@@ -159,29 +150,29 @@ int manifesti_collect(const manifest *self, manifesti_parts *out)
         .scale_iteration = self->scale_iteration,
         .scale_last_overflow = self->scale_last_overflow,
         .scale_hysteresis_left = self->scale_hysteresis_left,
-        .stray_count = self->stray.drive_count,
+        .leftover_count = self->leftover.drive_count,
         .world_size = manifesti_ranks(self->world_size),
         .zero_stage = self->zero_stage,
         .is_replicated = self->is_replicated,
     };
     memcpy(header->uuid, self->slabs.uuid, sizeof header->uuid);
-    if (self->stray.drive_count) {
-        memcpy(header->stray_uuid, self->stray.uuid, sizeof header->stray_uuid);
-        header->stray_rank_count = manifesti_ranks(self->stray.rank_count);
+    if (self->leftover.drive_count) {
+        memcpy(header->leftover_uuid, self->leftover.uuid, sizeof header->leftover_uuid);
+        header->leftover_rank_count = manifesti_ranks(self->leftover.rank_count);
     }
     out->count = 0;
     add_part(out, header, sizeof *header);
     header->drives_bytes = add_slabs(out, &self->slabs);
-    header->stray_bytes = add_slabs(out, &self->stray);
+    header->leftover_bytes = add_slabs(out, &self->leftover);
     uint64_t both_bytes = add_ranks(out, &self->slabs);
-    if (self->stray.drive_count)
-        both_bytes += add_ranks(out, &self->stray);
+    if (self->leftover.drive_count)
+        both_bytes += add_ranks(out, &self->leftover);
     uint64_t identity_bytes = strlen(self->identity), extents_bytes;
     add_part(out, self->identity, identity_bytes);
     header->identity_bytes = add_padding(out, identity_bytes);
     TRY(size_mul(self->extent_count, sizeof(manifest_extent), &extents_bytes));
     add_part(out, self->extents, extents_bytes);
-    TRY(size_add(sizeof *header + header->drives_bytes + header->stray_bytes + both_bytes +
+    TRY(size_add(sizeof *header + header->drives_bytes + header->leftover_bytes + both_bytes +
                      header->identity_bytes,
                  extents_bytes, &header->file_bytes));
     header->checksum = parts_checksum(out); /* the field is 0 until here */
@@ -193,9 +184,9 @@ int manifesti_collect(const manifest *self, manifesti_parts *out)
 /* True if the lengths of all parts add up to the length of the file. */
 static bool lengths_agree(const manifesti_header *header, uint64_t file_bytes)
 {
-    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes,
+    const uint64_t texts[] = {header->drives_bytes, header->leftover_bytes,
                               ranks_bytes(header->world_size),
-                              ranks_bytes(header->stray_rank_count), header->identity_bytes};
+                              ranks_bytes(header->leftover_rank_count), header->identity_bytes};
     uint64_t rest = file_bytes - sizeof *header;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (texts[i] > rest || texts[i] % MANIFESTI_PAD != 0)
@@ -251,9 +242,9 @@ static uint64_t bytes_checksum(const unsigned char *bytes, uint64_t size_bytes)
 static bool unused_is_zero(const manifesti_header *header)
 {
     uint64_t unused = header->reserved;
-    if (header->stray_count == 0)
+    if (header->leftover_count == 0)
         for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-            unused |= header->stray_uuid[i] | header->stray_rank_count;
+            unused |= header->leftover_uuid[i] | header->leftover_rank_count;
     return unused == 0 && header->is_replicated <= 1;
 }
 
@@ -297,10 +288,11 @@ static bool read_ranks(const char *text, uint32_t count, manifest_slabs *out)
 /* Reads the ranks of the run and those of the slabs to remove. They follow the paths of both. */
 static bool read_both_ranks(const char *text, const manifesti_header *header, manifest *out)
 {
-    return header->world_size > 0 && (header->stray_rank_count > 0) == (header->stray_count > 0) &&
+    return header->world_size > 0 &&
+           (header->leftover_rank_count > 0) == (header->leftover_count > 0) &&
            read_ranks(text, header->world_size, &out->slabs) &&
-           read_ranks(text + ranks_bytes(header->world_size), header->stray_rank_count,
-                      &out->stray);
+           read_ranks(text + ranks_bytes(header->world_size), header->leftover_rank_count,
+                      &out->leftover);
 }
 
 static bool read_identity(const char *text, uint64_t bytes, manifest *out)
@@ -318,7 +310,7 @@ static void read_values(const manifesti_header *header, manifest *out)
     out->state = header->state <= INT32_MAX ? (enum manifest_state)header->state : 0;
     out->generation = header->generation;
     memcpy(out->slabs.uuid, header->uuid, sizeof out->slabs.uuid);
-    memcpy(out->stray.uuid, header->stray_uuid, sizeof out->stray.uuid);
+    memcpy(out->leftover.uuid, header->leftover_uuid, sizeof out->leftover.uuid);
     out->fingerprint = header->fingerprint;
     out->step = header->step;
     out->window_count = header->window_count;
@@ -358,16 +350,17 @@ static int read_parts(const unsigned char *bytes, const manifesti_header *header
         return manifesti_wrong(reason, "the paths of its %" PRIu32 " drives are not whole",
                                header->drive_count);
     text += header->drives_bytes;
-    if (!read_slabs(text, header->stray_bytes, header->stray_count, &out->stray))
-        return manifesti_wrong(reason, "the paths of its %" PRIu32 " stray slabs are not whole",
-                               header->stray_count);
-    text += header->stray_bytes;
+    if (!read_slabs(text, header->leftover_bytes, header->leftover_count, &out->leftover))
+        return manifesti_wrong(reason, "the paths of its %" PRIu32 " leftover slabs are not whole",
+                               header->leftover_count);
+    text += header->leftover_bytes;
     if (!read_both_ranks(text, header, out))
         return manifesti_wrong(reason,
-                               "its %" PRIu32 " ranks and the %" PRIu32 " of its stray slabs are "
+                               "its %" PRIu32 " ranks and the %" PRIu32
+                               " of its leftover slabs are "
                                "not whole",
-                               header->world_size, header->stray_rank_count);
-    text += ranks_bytes(header->world_size) + ranks_bytes(header->stray_rank_count);
+                               header->world_size, header->leftover_rank_count);
+    text += ranks_bytes(header->world_size) + ranks_bytes(header->leftover_rank_count);
     if (!read_identity(text, header->identity_bytes, out))
         return manifesti_wrong(reason, "its identity text is not whole");
     text += header->identity_bytes;

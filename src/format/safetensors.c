@@ -184,10 +184,10 @@ static int check_places(const safetensors_table *self, uint64_t data_begin)
     return 0;
 }
 
-static int compare_names(const void *left, const void *right, void *tensors)
+static int compare_names(const void *left, const void *right)
 {
-    const safetensors_tensor *all = tensors;
-    return strcmp(all[*(const uint32_t *)left].name, all[*(const uint32_t *)right].name);
+    return strcmp((*(const safetensors_tensor *const *)left)->name,
+                  (*(const safetensors_tensor *const *)right)->name);
 }
 
 static int check_metadata(const char *path, const json_t *metadata)
@@ -244,8 +244,8 @@ static int fill(safetensors_table *self, const json_t *doc, uint64_t data_begin)
     }
     qsort(self->tensors, self->count, sizeof *self->tensors, compare_offsets);
     for (uint32_t i = 0; i < self->count; i++)
-        self->by_name[i] = i;
-    qsort_r(self->by_name, self->count, sizeof *self->by_name, compare_names, self->tensors);
+        self->by_name[i] = &self->tensors[i];
+    qsort(self->by_name, self->count, sizeof *self->by_name, compare_names);
     return check_places(self, data_begin);
 }
 
@@ -338,21 +338,16 @@ void safetensors_close(safetensors_table *self)
     memset(self, 0, sizeof *self);
 }
 
+static int compare_name(const void *name, const void *item)
+{
+    return strcmp(name, (*(const safetensors_tensor *const *)item)->name);
+}
+
 const safetensors_tensor *safetensors_find(const safetensors_table *self, const char *name)
 {
-    uint32_t low = 0, high = self->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        const safetensors_tensor *tensor = &self->tensors[self->by_name[middle]];
-        int order = strcmp(name, tensor->name);
-        if (order == 0)
-            return tensor;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return NULL;
+    const safetensors_tensor *const *found =
+        self->count ? bsearch(name, self->by_name, self->count, sizeof *found, compare_name) : NULL;
+    return found ? *found : NULL;
 }
 
 char *safetensors_shape(const safetensors_tensor *tensor, char text[SAFETENSORS_SHAPE_BYTES])

@@ -50,8 +50,8 @@ typedef struct safetensors_tensor safetensors_tensor;
 /* The tensors of one file. */
 struct safetensors_table {
     char *path;
-    safetensors_tensor *tensors; /* [count] in the order of their data; from mem_alloc */
-    uint32_t *by_name;           /* [count] indices, sorted by name */
+    safetensors_tensor *tensors;        /* [count] in the order of their data; from mem_alloc */
+    const safetensors_tensor **by_name; /* [count] sorted by name */
     uint32_t count;
     uint64_t file_bytes;
 };
@@ -107,8 +107,5 @@ int safetensors_write(safetensors_writer *self, uint32_t row, uint64_t begin, ui
  * partial file is left. */
 int safetensors_finish(safetensors_writer *self) MUST_CHECK;
 void safetensors_abandon(safetensors_writer *self); /* leaves no file; NULL is allowed */
-
-/* Computes the size of the file that such rows make. */
-int safetensors_file_bytes(const safetensors_row *rows, uint32_t count, uint64_t *bytes) MUST_CHECK;
 
 #endif

@@ -16,8 +16,8 @@
 
 enum { HEADER_STEP = 8 }; /* the data begins at a multiple of this */
 
-/* After this many bytes the drive is told to begin writing, so that the sync at the end has little
- * left. */
+/* After this many bytes the kernel is asked to begin writing, so that the sync at the end has
+ * little left. */
 #define WRITE_BEHIND_BYTES (32 * MIB)
 
 struct writer_row {
@@ -31,7 +31,7 @@ struct safetensors_writer {
     int fd;
     uint32_t count;
     struct writer_row *rows;
-    uint64_t behind_bytes; /* written since the drive was told */
+    uint64_t behind_bytes; /* written since the last hint to write */
 };
 
 static const char *const type_names[DTYPE_COUNT] = {
@@ -92,22 +92,6 @@ static int stored_bytes(const char *text, uint64_t *bytes)
                    *bytes, SAFETENSORS_HEADER_MAX_BYTES);
 }
 
-int safetensors_file_bytes(const safetensors_row *rows, uint32_t count, uint64_t *bytes)
-{
-    char *text = NULL;
-    uint64_t data_bytes, header_bytes = 0;
-    *bytes = 0;
-    struct writer_row *places = mem_alloc(count, sizeof *places, "tensors to write");
-    int rc = places ? make_header(rows, count, places, &text, &data_bytes) : -ENOMEM;
-    if (rc == 0)
-        rc = stored_bytes(text, &header_bytes);
-    if (rc == 0)
-        rc = size_add(SAFETENSORS_LENGTH_BYTES + header_bytes, data_bytes, bytes);
-    free(text);
-    mem_free(places);
-    return rc;
-}
-
 static int write_at(const safetensors_writer *self, uint64_t offset, uint64_t size_bytes,
                     const void *source)
 {
@@ -139,7 +123,7 @@ static int reserve(const safetensors_writer *self, uint64_t file_bytes)
 static int begin_file(safetensors_writer *self, const safetensors_row *rows)
 {
     char *text = NULL;
-    uint64_t data_bytes, header_bytes = 0;
+    uint64_t data_bytes = 0, header_bytes = 0;
     int rc = make_header(rows, self->count, self->rows, &text, &data_bytes);
     if (rc == 0)
         rc = stored_bytes(text, &header_bytes);

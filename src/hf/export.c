@@ -17,23 +17,19 @@
 #include <string.h>
 
 #include "base/core_set.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/shard.h"
 #include "base/size.h"
 #include "base/thread.h"
 #include "config/config.h"
-#include "hf/export_internal.h"
-#include "hf/hf.h"
-#include "hf/weights.h"
+#include "hf/hf_internal.h"
 #include "state/rank_slabs.h"
 #include "state/run_dir.h"
 #include "state/sweep.h"
 
-enum { PIECE_ELEMS = 1 << 20, TURN_BLOCK = 32 };
+enum { PIECE_ELEMS = 1 << 20 };
 
 #define SHARD_BYTES 5000000000u
-#define STRIP_BYTES WEIGHTS_STRIP_BYTES
 
 /* Rows of a matrix that is written transposed. data is [columns, capacity]: the rows lie side by
  * side. */
@@ -82,13 +78,7 @@ static int read_run(exporter *self)
     if (!self->view.has_record)
         return err_set(ERR_CORRUPT, "%s: no manifest is valid: nothing says what was committed",
                        path);
-    if (record->state == MANIFEST_BEGUN)
-        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", path);
-    if (record->state == MANIFEST_RUNNING)
-        return err_set(ERR_INPUT,
-                       "the run in %s has one place per extent (run.commit_every 0) and was not "
-                       "stopped cleanly: its state was changed in place after step %" PRIu64,
-                       path, record->step);
+    TRY(state_check_committed(record, path));
     if (self->view.net)
         return 0;
     snprintf(job_path, sizeof job_path, "%s/job.json", path);
@@ -117,46 +107,29 @@ static int check_record(exporter *self)
 {
     const manifest *record = &self->view.record;
     const model *net = self->view.net;
-    uint64_t done = 0, unit = 0;
-    for (uint64_t i = 0; i <= record->extent_count; i++) {
+    uint64_t unit_count = 0;
+    for (uint64_t i = 0; i < record->extent_count; i++) {
         const manifest_extent *extent = &record->extents[i];
-        bool is_end = i == record->extent_count;
-        if (is_end || extent->unit != unit) {
-            if (unit >= net->unit_count || done < net->units[unit].elems)
-                return err_set(ERR_CORRUPT,
-                               "unit %" PRIu64 " of the commit in %s has %" PRIu64
-                               " elements, which does not fit the model of its job.json",
-                               unit, self->asked->run_dir, done);
-            done = 0;
-            unit++;
-        }
-        if (is_end)
-            break;
-        if (manifest_is_low(record, i)) { /* of the same tile as the extent before it */
-            self->extent_bytes += extent->size_bytes;
-            continue;
-        }
-        if (extent->elem_begin != done)
-            return err_set(ERR_CORRUPT,
-                           "unit %u, tile %u of rank %u in %s does not follow the one "
-                           "before",
-                           extent->unit, extent->tile, extent->rank, self->asked->run_dir);
-        done += extent->elem_count;
+        uint64_t end = extent->elem_begin + extent->elem_count;
         self->extent_bytes += extent->size_bytes;
+        if (i + 1 < record->extent_count && extent[1].unit == extent->unit)
+            continue;
+        unit_count++;
+        if (extent->unit >= net->unit_count || end < net->units[extent->unit].elems)
+            return err_set(ERR_CORRUPT,
+                           "unit %u of the commit in %s has %" PRIu64
+                           " elements, which does not fit the model of its job.json",
+                           extent->unit, self->asked->run_dir, end);
     }
-    if (unit != net->unit_count)
+    if (unit_count != net->unit_count)
         return err_set(ERR_CORRUPT,
                        "the commit in %s has %" PRIu64 " units, and the model of its job.json %u",
-                       self->asked->run_dir, unit, net->unit_count);
-    int rc = rank_slabs_look(record, 0);
-    for (uint32_t r = 1; rc >= 0 && !record->is_replicated && r < rank_slabs_world(record); r++)
-        rc = rank_slabs_look(record, r);
-    for (uint32_t r = 1; rc < 0 && record->is_replicated && r < rank_slabs_world(record); r++)
-        if (rank_slabs_look(record, r) == 0) {
-            self->copy_rank = r;
-            rc = 0;
-        }
-    return rc;
+                       self->asked->run_dir, unit_count, net->unit_count);
+    if (record->is_replicated)
+        return rank_slabs_choose(record, 0, &self->copy_rank);
+    for (uint32_t r = 0; r < rank_slabs_world(record); r++)
+        TRY(rank_slabs_look(record, r));
+    return 0;
 }
 
 static int make_context(exporter *self)
@@ -174,7 +147,7 @@ static int reserve(exporter *self)
         if (self->list.tensors[i].is_transposed)
             self->strip.data_bytes =
                 size_max(self->strip.data_bytes, self->list.tensors[i].size_bytes);
-    self->strip.data_bytes = size_min(self->strip.data_bytes, STRIP_BYTES);
+    self->strip.data_bytes = size_min(self->strip.data_bytes, WEIGHTS_STRIP_BYTES);
     self->strip.tensor = PROGRAM_NONE;
     self->strip.data = mem_alloc(self->strip.data_bytes, 1, "strip of weights");
     self->rounded = mem_alloc(PIECE_ELEMS, width, "rounded weights");
@@ -365,7 +338,7 @@ static void compare_extent(void *user, const struct state_swept *swept)
     exporter *self = user;
     const manifest *record = self->swept;
     const manifest_extent *extent = &record->extents[swept->extent_idx];
-    uint32_t rank = record->is_replicated ? self->copy_rank : extent->rank;
+    uint32_t rank = rank_slabs_rank_of(record, extent, self->copy_rank);
     char path[FILE_PATH_BYTES];
     uint64_t file_offset;
     if (!swept->error && swept->sum == extent->checksum)
@@ -400,18 +373,12 @@ static int stream(exporter *self, const manifest *record,
                   int (*on_weights)(void *user, uint64_t extent_idx, uint64_t begin_bytes,
                                     const void *data, uint64_t size_bytes))
 {
-    uint64_t hash, *unit_elems;
-    const model *net = self->view.net;
+    uint64_t hash;
     const struct job *was = self->view.asked;
-    unit_elems = mem_alloc(net->unit_count, sizeof *unit_elems, "elements of units");
-    if (!unit_elems)
-        return -ENOMEM;
-    for (uint32_t u = 0; u < net->unit_count; u++)
-        unit_elems[u] = net->units[u].elems;
     const struct state_sweep_options options = {
         .record = record,
         .copy_rank = self->copy_rank,
-        .unit_elems = unit_elems,
+        .net = self->view.net,
         .stuck_ns = (uint64_t)(was->io.stuck_seconds * 1e9),
         .stop_ns = (uint64_t)(was->io.stop_seconds * 1e9),
         .stop = self->asked->stop,
@@ -422,9 +389,7 @@ static int stream(exporter *self, const manifest *record,
         .user = self,
     };
     self->swept = record;
-    int rc = state_sweep(&options, &hash);
-    mem_free(unit_elems);
-    TRY(rc);
+    TRY(state_sweep(&options, &hash));
     self->before_seconds = self->out->seconds;
     if (self->damage_count == 0)
         return 0;

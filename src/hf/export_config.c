@@ -1,6 +1,6 @@
 /* Writes the files beside an export's weights. config.json is that of the checkpoint that the run
  * began with, in the export's dtype, or a new one for the run's model. generation_config.json and
- * the tokenizer's files are copied unchanged. See export_internal.h. */
+ * the tokenizer's files are copied unchanged. See hf_internal.h. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,8 +13,7 @@
 #include "base/mem.h"
 #include "format/format_json.h"
 #include "format/hf_checkpoint.h"
-#include "hf/export_internal.h"
-#include "hf/hf.h"
+#include "hf/hf_internal.h"
 #include "state/run_dir.h"
 
 static const format_json_limits config_limits = {
@@ -171,50 +170,37 @@ static int write_json(const char *path, const json_t *doc)
     return rc;
 }
 
-static int put(json_t *config, const char *key, json_t *value)
+/* Adds the keys of `more` to those of the object and releases it; NULL: there is no memory. */
+static int add_keys(json_t *config, json_t *more)
 {
-    return json_object_set_new(config, key, value) < 0 ? -ENOMEM : 0;
+    int rc = more && json_object_update(config, more) == 0 ? 0 : -ENOMEM;
+    json_decref(more);
+    return rc;
 }
 
-static int put_uint(json_t *config, const char *key, uint64_t value)
-{
-    return put(config, key, json_integer((json_int_t)value));
-}
-
-static int put_text(json_t *config, const char *key, const char *text)
-{
-    return put(config, key, json_string(text));
-}
-
-/* Fills in the keys of config.json that are common to both families. */
+/* Fills in the keys of config.json that are common to both families. Without the last two the
+ * defaults would be those of another vocabulary. */
 static int fill_common(json_t *config, const struct job_model *from, const char *class_name,
                        const char *type_name)
 {
-    TRY(put(config, "architectures", json_pack("[s]", class_name)));
-    TRY(put_text(config, "model_type", type_name));
-    TRY(put_uint(config, "vocab_size", from->vocab_size));
-    TRY(put(config, "tie_word_embeddings", json_boolean(from->tie_embeddings)));
-    TRY(put(config, "initializer_range", json_real(from->init_std)));
-    TRY(put(config, "use_cache", json_true()));
-    /* Without these keys the defaults would be those of another vocabulary. */
-    TRY(put(config, "bos_token_id", json_null()));
-    return put(config, "eos_token_id", json_null());
+    return add_keys(
+        config, json_pack("{s:[s], s:s, s:I, s:b, s:f, s:b, s:n, s:n}", "architectures", class_name,
+                          "model_type", type_name, "vocab_size", (json_int_t)from->vocab_size,
+                          "tie_word_embeddings", (int)from->tie_embeddings, "initializer_range",
+                          from->init_std, "use_cache", 1, "bos_token_id", "eos_token_id"));
 }
 
 static int fill_gpt2(json_t *config, const struct job_model *from)
 {
     uint64_t positions = from->position_count ? from->position_count : from->seq_length;
     TRY(fill_common(config, from, "GPT2LMHeadModel", "gpt2"));
-    TRY(put_uint(config, "n_layer", from->num_layers));
-    TRY(put_uint(config, "n_embd", from->hidden_size));
-    TRY(put_uint(config, "n_head", from->num_heads));
-    TRY(put_uint(config, "n_inner", from->ffn_size));
-    TRY(put_uint(config, "n_positions", positions));
-    TRY(put_text(config, "activation_function", "gelu_new"));
-    TRY(put(config, "layer_norm_epsilon", json_real(from->norm_epsilon)));
-    TRY(put(config, "attn_pdrop", json_real(0)));
-    TRY(put(config, "embd_pdrop", json_real(0)));
-    return put(config, "resid_pdrop", json_real(0));
+    return add_keys(
+        config,
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "n_layer",
+                  (json_int_t)from->num_layers, "n_embd", (json_int_t)from->hidden_size, "n_head",
+                  (json_int_t)from->num_heads, "n_inner", (json_int_t)from->ffn_size, "n_positions",
+                  (json_int_t)positions, "activation_function", "gelu_new", "layer_norm_epsilon",
+                  from->norm_epsilon, "attn_pdrop", 0.0, "embd_pdrop", 0.0, "resid_pdrop", 0.0));
 }
 
 static json_t *rope_scaling(const struct job_model *from)
@@ -247,22 +233,21 @@ static int fill_llama(json_t *config, const struct job_model *from)
                                    "model.qkv_bias: the run cannot be exported");
     uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
     TRY(fill_common(config, from, class_name, type_name));
-    TRY(put_uint(config, "num_hidden_layers", from->num_layers));
-    TRY(put_uint(config, "hidden_size", from->hidden_size));
-    TRY(put_uint(config, "num_attention_heads", from->num_heads));
-    TRY(put_uint(config, "num_key_value_heads", from->num_kv_heads));
-    TRY(put_uint(config, "head_dim", head_dim));
-    TRY(put_uint(config, "intermediate_size", from->ffn_size));
-    TRY(put_uint(config, "max_position_embeddings", from->seq_length));
-    TRY(put_text(config, "hidden_act", "silu"));
-    TRY(put(config, "rms_norm_eps", json_real(from->norm_epsilon)));
-    TRY(put(config, "rope_theta", json_real(from->rope_theta)));
-    TRY(put(config, "rope_scaling", rope_scaling(from)));
+    TRY(add_keys(config,
+                 json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:o}",
+                           "num_hidden_layers", (json_int_t)from->num_layers, "hidden_size",
+                           (json_int_t)from->hidden_size, "num_attention_heads",
+                           (json_int_t)from->num_heads, "num_key_value_heads",
+                           (json_int_t)from->num_kv_heads, "head_dim", (json_int_t)head_dim,
+                           "intermediate_size", (json_int_t)from->ffn_size,
+                           "max_position_embeddings", (json_int_t)from->seq_length, "hidden_act",
+                           "silu", "rms_norm_eps", from->norm_epsilon, "rope_theta",
+                           from->rope_theta, "rope_scaling", rope_scaling(from))));
     if (from->qk_norm || !from->qkv_bias)
-        TRY(put(config, "attention_bias", json_false()));
+        TRY(add_keys(config, json_pack("{s:b}", "attention_bias", 0)));
     if (!from->qk_norm && !from->qkv_bias)
-        TRY(put(config, "mlp_bias", json_false()));
-    return put(config, "attention_dropout", json_real(0));
+        TRY(add_keys(config, json_pack("{s:b}", "mlp_bias", 0)));
+    return add_keys(config, json_pack("{s:f}", "attention_dropout", 0.0));
 }
 
 /* ---- all files ---- */
@@ -281,7 +266,7 @@ static int write_config(const state_view *run, const char *side_dir, const char 
              : strcmp(from->family, "llama") == 0 ? fill_llama(config, from)
                                                   : fill_gpt2(config, from);
     if (rc == 0)
-        rc = put_text(config, "torch_dtype", torch_names[type]);
+        rc = add_keys(config, json_pack("{s:s}", "torch_dtype", torch_names[type]));
     if (rc == 0)
         rc = write_json(target, config);
     json_decref(config);

@@ -1,19 +1,15 @@
-/* The files of an exported checkpoint: which tensor lies in which file. See export_internal.h. */
-#include <ctype.h>
+/* The files of an exported checkpoint: which tensor lies in which file. See hf_internal.h. */
 #include <dirent.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "hf/export_internal.h"
-#include "hf/hf.h"
-#include "hf/weights.h"
+#include "hf/hf_internal.h"
+#include "state/run_dir.h"
 
 static const char whole_name[] = "model.safetensors";
 static const char index_name[] = "model.safetensors.index.json";
@@ -199,26 +195,31 @@ static int remove_others(const export_list *self, const char *dir)
     return rc;
 }
 
-static int write_index(const export_list *self, const char *dir)
+int hfi_write_json(const char *dir, const char *name, json_t *doc, size_t flags)
 {
     char path[PATH_MAX];
-    json_t *map = json_object();
-    json_t *doc = json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters",
-                            (json_int_t)self->elem_count, "total_size",
-                            (json_int_t)self->total_bytes, "weight_map", map);
-    int rc = doc ? file_join(path, sizeof path, dir, index_name) : -ENOMEM;
-    for (uint32_t i = 0; rc == 0 && i < self->count; i++)
-        if (json_object_set_new(map, self->tensors[i].name,
-                                json_string(self->files[self->tensors[i].file_idx].name)) < 0)
-            rc = -ENOMEM;
-    char *text = rc == 0 ? json_dumps(doc, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
-    if (rc == 0 && !text)
-        rc = -ENOMEM;
+    char *text = doc ? json_dumps(doc, flags) : NULL;
+    int rc = text ? file_join(path, sizeof path, dir, name) : -ENOMEM;
     if (rc == 0)
         rc = file_write(path, text, strlen(text));
     free(text);
     json_decref(doc);
-    return rc == -ENOMEM ? err_set(rc, "no memory for the index of %u tensors", self->count) : rc;
+    return rc == -ENOMEM ? err_set(rc, "no memory for %s", name) : rc;
+}
+
+static int write_index(const export_list *self, const char *dir)
+{
+    json_t *map = json_object();
+    json_t *doc = json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters",
+                            (json_int_t)self->elem_count, "total_size",
+                            (json_int_t)self->total_bytes, "weight_map", map);
+    for (uint32_t i = 0; doc && i < self->count; i++)
+        if (json_object_set_new(map, self->tensors[i].name,
+                                json_string(self->files[self->tensors[i].file_idx].name)) < 0) {
+            json_decref(doc);
+            doc = NULL;
+        }
+    return hfi_write_json(dir, index_name, doc, JSON_INDENT(2) | JSON_SORT_KEYS);
 }
 
 int hfi_finish(export_list *self, const char *dir)
@@ -240,17 +241,10 @@ int hfi_finish(export_list *self, const char *dir)
 
 /* ---- files that an export of the other kind left ---- */
 
-static bool is_same_directory(const char *a, const char *b)
-{
-    struct stat first, second;
-    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev &&
-           first.st_ino == second.st_ino;
-}
-
 int hfi_remove_whole(const char *dir, const char *base)
 {
     const export_list none = {.file_count = 0};
-    if (base && is_same_directory(dir, base))
+    if (base && state_is_same_directory(dir, base))
         return 0; /* the checkpoint that they adapt */
     TRY(remove_file(dir, "config.json"));
     TRY(remove_file(dir, index_name));

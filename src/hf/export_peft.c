@@ -1,5 +1,5 @@
 /* Reads the adapters of a run into memory, and writes them in the format of PEFT or adds them to
- * the weights that an export writes. See export_internal.h.
+ * the weights that an export writes. See hf_internal.h.
  *
  * Memory: the adapters in fp32. One thread calls; for a merge it is the sweep's. It uses the
  * caller's OpenMP team. */
@@ -14,8 +14,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "hf/export_internal.h"
-#include "hf/hf.h"
+#include "hf/hf_internal.h"
 #include "state/sweep.h"
 
 static const char config_name[] = "adapter_config.json",
@@ -179,7 +178,6 @@ int hfi_check_adapters(const model *net)
 static int write_config(const export_adapters *self, const char *base, const char *dir)
 {
     const model_spec *spec = &self->net->spec;
-    char path[PATH_MAX];
     const char *name;
     json_t *targets = json_array();
     for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
@@ -195,15 +193,7 @@ static int write_config(const export_adapters *self, const char *base, const cha
                   targets, "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out",
                   spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",
                   "init_lora_weights", 1, "use_rslora", 0, "use_dora", 0);
-    int rc = doc ? file_join(path, sizeof path, dir, config_name) : -ENOMEM;
-    char *text = rc == 0 ? json_dumps(doc, JSON_INDENT(2)) : NULL;
-    if (rc == 0 && !text)
-        rc = -ENOMEM;
-    if (rc == 0)
-        rc = file_write(path, text, strlen(text));
-    free(text);
-    json_decref(doc);
-    return rc == -ENOMEM ? err_set(rc, "no memory for %s", config_name) : rc;
+    return hfi_write_json(dir, config_name, doc, JSON_INDENT(2));
 }
 
 /* The stored name, such as "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". */

@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "hf/hf.h"
-#include "hf/weights.h"
 
 static const uint64_t report_ns = 5000000000;
 
@@ -41,9 +40,9 @@ int hf_first_open(struct hf_first_weights *self, const struct ranks *ranks, cons
 static void report(struct hf_first_weights *self, bool is_end)
 {
     uint64_t now_ns = clock_ns();
-    if (!self->logs_progress || (!is_end && now_ns - self->told_ns < report_ns))
+    if (!self->logs_progress || (!is_end && now_ns - self->reported_ns < report_ns))
         return;
-    self->told_ns = now_ns;
+    self->reported_ns = now_ns;
     char done[SIZE_TEXT_BYTES], total[SIZE_TEXT_BYTES];
     double seconds = (double)(now_ns - self->begin_ns) * 1e-9;
     double rate = seconds > 0 ? (double)self->done_bytes * 1e-9 / seconds : 0;
@@ -59,7 +58,7 @@ void hf_first_begin(struct hf_first_weights *self, const struct setup *setup, bo
 {
     self->setup = setup;
     self->logs_progress = logs_progress;
-    self->begin_ns = self->told_ns = clock_ns();
+    self->begin_ns = self->reported_ns = clock_ns();
     self->done_bytes = self->total_bytes = 0;
     for (uint32_t u = 0; u < setup->net->unit_count; u++)
         self->total_bytes += sizeof(float) * plan_rest_elems(&setup->plan, STATE_OPTIMIZER, u);

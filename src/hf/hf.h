@@ -33,7 +33,7 @@ struct hf_first_weights {
     const struct setup *setup; /* borrowed, from begin to end */
     bool logs_progress;
     uint64_t done_bytes, total_bytes; /* as fp32, of this rank */
-    uint64_t begin_ns, told_ns;
+    uint64_t begin_ns, reported_ns;
 };
 /* Opens the checkpoint of model.hf and compares it with the model. Does nothing if the job names
  * none, or it is open already. Collective: ERR_INPUT on all ranks if one of them sees another

@@ -22,9 +22,7 @@
 #include "base/tile.h"
 #include "config/config.h"
 #include "format/hf_checkpoint.h"
-#include "hf/hf.h"
-#include "hf/import_stream.h"
-#include "hf/weights.h"
+#include "hf/hf_internal.h"
 #include "setup/loss_scale.h"
 #include "state/state.h"
 

@@ -1,5 +1,5 @@
-/* See import_stream.h. The caller's thread starts the lanes, reports progress and waits. */
-#include "hf/import_stream.h"
+/* See hf_internal.h. The caller's thread starts the lanes, reports progress and waits. */
+#include "hf/hf_internal.h"
 
 #include <errno.h>
 #include <poll.h>

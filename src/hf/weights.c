@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "hf/weights_internal.h"
+#include "hf/hf_internal.h"
 
 enum { THREADS_MAX = 16 };
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "hf/weights_internal.h"
+#include "hf/hf_internal.h"
 
 enum {
     TEAM_ELEMS = 1 << 16, /* fewer are converted before a team is awake */
@@ -19,23 +19,14 @@ enum {
 /* The drive reads this far ahead while earlier bytes are converted. */
 #define AHEAD_BYTES (32 * MIB)
 
-/* The first failure of a team's threads. */
-struct team_error {
-    err_record record;
-};
-
-static void keep_error(struct team_error *self, int rc)
+/* Keeps the first failure of a team's threads. */
+static void keep_error(err_record *first, int rc)
 {
     if (rc < 0) {
 #pragma omp critical(weights_error)
-        if (self->record.code == 0)
-            err_save(&self->record, rc);
+        if (first->code == 0)
+            err_save(first, rc);
     }
-}
-
-static int team_result(const struct team_error *self)
-{
-    return self->record.code < 0 ? err_restore(&self->record) : 0;
 }
 
 static int team_size(const hf_weights *self, uint64_t piece_count)
@@ -85,7 +76,7 @@ static int read_plain(hf_weights *self, const hf_tensor *at, uint64_t begin, uin
     uint64_t part = size_div_up(count, (uint64_t)team_size(self, count / TEAM_ELEMS + 1));
     uint64_t step = size_max(1, size_min(self->piece_bytes / width, part));
     uint64_t piece_count = size_div_up(count, step);
-    struct team_error failed = {.record.code = 0};
+    err_record failed = {.code = 0};
     hf_read_ahead(self->files, at, begin * width, count * width + AHEAD_BYTES);
 #pragma omp parallel for schedule(dynamic) num_threads(team_size(self, piece_count))
     for (uint64_t i = 0; i < piece_count; i++) {
@@ -94,7 +85,7 @@ static int read_plain(hf_weights *self, const hf_tensor *at, uint64_t begin, uin
         keep_error(&failed, read_piece(self, at, begin + from, held,
                                        self->pieces + thread * self->piece_bytes, master + from));
     }
-    return team_result(&failed);
+    return failed.code < 0 ? err_restore(&failed) : 0;
 }
 
 /* The same on this thread alone, without the page cache, through `room`. */
@@ -194,14 +185,15 @@ static int load_strip(hf_weights *self, const hf_tensor *at, uint64_t whole_rows
     if (cut.rows == 0)
         return err_set(ERR_INPUT, "%s: tensor %s has rows of more than %" PRIu64 " bytes",
                        self->dir, at->tensor->name, strip->capacity_bytes);
-    struct team_error failed = {.record.code = 0};
+    err_record failed = {.code = 0};
     strip->of = NULL;
 #pragma omp parallel for schedule(dynamic) num_threads(team_size(self, cut.piece_count))
     for (uint64_t i = 0; i < cut.piece_count; i++) {
         uint64_t thread = (uint64_t)omp_get_thread_num();
         keep_error(&failed, turn_piece(self, &cut, i, self->pieces + thread * self->piece_bytes));
     }
-    TRY(team_result(&failed));
+    if (failed.code < 0)
+        return err_restore(&failed);
     strip->of = at->tensor;
     strip->row_begin = row;
     strip->rows = cut.rows;

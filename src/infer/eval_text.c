@@ -1,13 +1,13 @@
-/* See eval_text.h. */
-#include "infer/eval_text.h"
-
+/* The tokens and the windows of an evaluation; see infer_internal.h. */
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/size.h"
 #include "data/made.h"
 #include "data/prepare.h"
+#include "infer/infer_internal.h"
 
 enum { PIECE_TOKENS = 1 << 16 };
 
@@ -158,4 +158,36 @@ uint64_t eval_tokens_bytes(const eval_tokens *self, const int32_t *targets, uint
         total += bytes;
     }
     return total;
+}
+
+/* ---- windows ---- */
+
+static const double ln2 = 0.693147180559945309;
+
+uint64_t eval_window_count(const eval_text *text)
+{
+    uint64_t predicted = text->token_count - 1;
+    if (predicted <= text->window)
+        return 1;
+    return 1 + size_div_up(predicted - text->window, text->stride);
+}
+
+eval_window eval_window_at(const eval_text *text, uint64_t idx)
+{
+    uint64_t begin = idx * text->stride, predicted = text->token_count - 1;
+    return (eval_window){
+        .begin = begin,
+        .input_count = size_min(text->window, predicted - begin),
+        .first_counted = idx == 0 ? 0 : text->window - text->stride,
+    };
+}
+
+double eval_perplexity(double loss)
+{
+    return exp(loss);
+}
+
+double eval_bits_per_byte(double nats, uint64_t bytes)
+{
+    return nats / ln2 / (double)bytes;
 }

@@ -1,6 +1,6 @@
 /* The loss of a trained model on files:
  *
- *   files ─► tokens (of text: by the model's tokenizer) ─► windows (eval_windows.h) ─► EVAL
+ *   files ─► tokens (of text: by the model's tokenizer) ─► windows (infer_internal.h) ─► EVAL
  *         ─► losses ─► sums
  *
  * Windows fill micro-batches. The last micro-batch is filled up with padding, whose targets do not
@@ -13,9 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "infer/eval_text.h"
-#include "infer/eval_windows.h"
-#include "infer/opened_model.h"
+#include "infer/infer_internal.h"
 
 struct evaluator {
     const struct infer_evaluate_options *asked;

@@ -95,7 +95,7 @@ struct infer_evaluate_result {
     double seconds; /* time of computing */
 };
 
-/* Computes the loss of a trained model on files, in order, each token once (eval_windows.h). The
+/* Computes the loss of a trained model on files, in order, each token once (infer_internal.h). The
  * files form one text, as in training. ERR_INPUT for files with fewer than two tokens; ERR_NO_FIT;
  * ERR_STOPPED. */
 int infer_evaluate(const struct infer_evaluate_options *options,

@@ -16,7 +16,6 @@
 #include "base/tile.h"
 #include "infer/infer_internal.h"
 #include "state/rank_slabs.h"
-#include "state/sweep.h"
 #include "swap/checksum.h"
 
 enum { LOAD_DEPTH = 32, LOAD_PATIENCE_MS = 1000 };
@@ -34,11 +33,6 @@ struct loader {
     uint32_t copy_rank; /* if each rank has the whole state: the rank whose copy is read */
 };
 typedef struct loader loader;
-
-static uint32_t rank_of(const loader *self, const manifest_extent *extent)
-{
-    return self->record->is_replicated ? self->copy_rank : extent->rank;
-}
 
 static int await_request(loader *self)
 {
@@ -62,28 +56,27 @@ static int read_tile(loader *self, const manifest_extent *extent)
                           .offset = extent->offset_bytes,
                           .data = self->tile,
                           .size_bytes = extent->size_bytes};
-    int begun = rank_slabs_submit(self->slabs, rank_of(self, extent), &request);
+    uint32_t rank = rank_slabs_rank_of(self->record, extent, self->copy_rank);
+    int begun = rank_slabs_submit(self->slabs, rank, &request);
     TRY(begun);
     if (begun == 0)
         return err_set(ERR_INTERNAL, "no request is in flight, but no slab can be opened");
     int rc = await_request(self);
     if (rc < 0)
-        return err_prefix(rc, "unit %u, tile %u of rank %u", extent->unit, extent->tile,
-                          rank_of(self, extent));
+        return err_prefix(rc, "unit %u, tile %u of rank %u", extent->unit, extent->tile, rank);
     uint64_t sum = checksum_sum(self->tile, extent->size_bytes, extent->elem_count,
-                                state_extent_streams(self->record, extent));
+                                manifest_streams_of(self->record, extent));
     if (sum == extent->checksum)
         return 0;
     char path[FILE_PATH_BYTES];
     uint64_t file_offset;
-    rank_slabs_locate(self->record, rank_of(self, extent), NULL, extent->offset_bytes, path,
-                      &file_offset);
+    rank_slabs_locate(self->record, rank, NULL, extent->offset_bytes, path, &file_offset);
     return err_set(ERR_CORRUPT,
                    "unit %u, tile %u of rank %u: %" PRIu64 " bytes at offset %" PRIu64
                    " of %s have checksum %016" PRIx64 ", but %016" PRIx64
                    " was written; sluice verify lists all that is damaged",
-                   extent->unit, extent->tile, rank_of(self, extent), extent->size_bytes,
-                   file_offset, path, sum, extent->checksum);
+                   extent->unit, extent->tile, rank, extent->size_bytes, file_offset, path, sum,
+                   extent->checksum);
 }
 
 /* Gets fp32 masters of the tile. Params that are frozen, or the high halves of split masters, are

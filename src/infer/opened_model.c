@@ -1,7 +1,4 @@
-/* Opens a trained model, from a run or a checkpoint; see opened_model.h. */
-#include "infer/opened_model.h"
-#include "config/config.h"
-
+/* Opens a trained model, from a run or a checkpoint; see infer_internal.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -14,7 +11,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "config/config.h"
+#include "infer/infer_internal.h"
 #include "state/rank_slabs.h"
+#include "state/run_view.h"
 
 enum {
     SETS_MAX = 160,           /* the caller's keys and ours */
@@ -58,13 +58,7 @@ static int begin_run(infer_model *self, const char *const *set, uint32_t set_cou
                        &self->asked));
     if (!found)
         return err_set(ERR_INPUT, "%s has no committed state: train it first", self->path);
-    if (self->record.state == MANIFEST_BEGUN)
-        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", self->path);
-    if (self->record.state == MANIFEST_RUNNING)
-        return err_set(ERR_INPUT,
-                       "the run in %s has one place per extent (run.commit_every 0) and was not "
-                       "stopped cleanly: its state was changed in place after step %" PRIu64,
-                       self->path, self->record.step);
+    TRY(state_check_committed(&self->record, self->path));
     return state_find_moved(&self->record, self->dir.state);
 }
 
@@ -78,9 +72,15 @@ static bool is_set(const char *block, const char *const *set, uint32_t set_count
     return false;
 }
 
-/* Returns the key that sets the dtype that the checkpoint was saved in, which is then used to
- * compute; "" if it is fp32 or not known. */
-static const char *type_set(const char *path)
+/* What config.json of a checkpoint says. */
+struct stated {
+    /* The key that sets the dtype in which it was saved, which is then used to compute; "" if that
+     * is fp32 or not known. */
+    const char *type_set;
+    uint64_t positions; /* of the model; 0: not known */
+};
+
+static struct stated read_config(const char *path)
 {
     char name[FILE_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/config.json", path);
@@ -88,26 +88,16 @@ static const char *type_set(const char *path)
     const char *type = json_string_value(json_object_get(config, "dtype"));
     if (!type)
         type = json_string_value(json_object_get(config, "torch_dtype"));
-    const char *found = "";
-    if (type && strcmp(type, "bfloat16") == 0)
-        found = "bf16.enabled=true";
-    if (type && strcmp(type, "float16") == 0)
-        found = "fp16.enabled=true";
-    json_decref(config);
-    return found;
-}
-
-/* The number of positions of the checkpoint's model; 0 if config.json does not state it. */
-static uint64_t most_positions(const char *path)
-{
-    char name[FILE_PATH_BYTES + 16];
-    snprintf(name, sizeof name, "%s/config.json", path);
-    json_t *config = json_load_file(name, 0, NULL);
     json_int_t most = json_integer_value(json_object_get(config, "max_position_embeddings"));
     if (most <= 0)
         most = json_integer_value(json_object_get(config, "n_positions"));
+    struct stated found = {.type_set = "", .positions = most > 0 ? (uint64_t)most : 0};
+    if (type && strcmp(type, "bfloat16") == 0)
+        found.type_set = "bf16.enabled=true";
+    if (type && strcmp(type, "float16") == 0)
+        found.type_set = "fp16.enabled=true";
     json_decref(config);
-    return most > 0 ? (uint64_t)most : 0;
+    return found;
 }
 
 /* Makes the job for a checkpoint. seq_length 0: the job's default. */
@@ -117,7 +107,7 @@ static int begin_checkpoint(infer_model *self, const char *const *set, uint32_t 
     const char *all[SETS_MAX];
     char model_set[FILE_PATH_BYTES + 16];
     bool has_type = is_set("bf16", set, set_count) || is_set("fp16", set, set_count);
-    const char *type = has_type ? "" : type_set(self->path);
+    const char *type = has_type ? "" : read_config(self->path).type_set;
     char *path = realpath(self->path, NULL);
     if (!path)
         return err_errno(errno, "cannot read %s", self->path);
@@ -175,7 +165,7 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
 int infer_model_lengthen(infer_model *self, const char *const *set, uint32_t set_count,
                          uint64_t positions)
 {
-    uint64_t most = self->is_run ? 0 : size_min(positions, most_positions(self->path));
+    uint64_t most = self->is_run ? 0 : size_min(positions, read_config(self->path).positions);
     if (most <= self->asked->model.seq_length || is_set("model.seq_length", set, set_count))
         return 0;
     job *before = self->asked;
@@ -213,25 +203,6 @@ int infer_model_tokenizer(infer_model *self, const tokenizer **out)
 }
 
 /* ---- start ---- */
-
-/* Chooses the rank whose slab is read. If each rank has the whole state: the first whose slab can
- * be seen; else 0. */
-static int choose_rank(const manifest *record, uint32_t *out)
-{
-    *out = 0;
-    int rc = rank_slabs_look(record, 0);
-    if (!record->is_replicated)
-        return rc;
-    for (uint32_t r = 1; rc == ERR_INPUT && r < rank_slabs_world(record); r++) {
-        err_record first;
-        err_save(&first, rc);
-        rc = rank_slabs_look(record, r);
-        *out = r;
-        if (rc < 0)
-            rc = err_restore(&first);
-    }
-    return rc;
-}
 
 static int fill_from_checkpoint(infer_model *self, hf_weights *from,
                                 const volatile sig_atomic_t *stop)
@@ -327,7 +298,8 @@ int infer_model_start(infer_model *self, const model_window *window,
     uint32_t rank = 0;
     hf_weights *from = NULL;
     if (self->is_run)
-        TRY(choose_rank(&self->record, &rank));
+        TRY(self->record.is_replicated ? rank_slabs_choose(&self->record, 0, &rank)
+                                       : rank_slabs_look(&self->record, 0));
     TRY(make_setup(self, &asked));
     if (!self->is_run) /* its errors should come before memory is reserved */
         TRY(hf_weights_open(self->path, self->setup->net, &from));

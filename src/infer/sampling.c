@@ -1,11 +1,10 @@
-/* See sampling.h. */
-#include "infer/sampling.h"
-
+/* Chooses the next token; see infer_internal.h. */
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "base/rng.h"
+#include "infer/infer_internal.h"
 
 enum { SAMPLING_STREAM = 0x67656e }; /* stream of the counter-based generator: "gen" */
 

@@ -2,6 +2,7 @@
  * thread between steps; the memory that they need was allocated when the plan was made. */
 #include "profile/profile.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -13,6 +14,8 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "profile/profile_internal.h"
+
+static_assert(IO_READ == 0 && IO_WRITE == 1, "directions index the times");
 
 enum {
     STEPS_LEAST = 3,
@@ -136,6 +139,23 @@ static void note_step(profile *self, const struct engine *engine,
     }
 }
 
+/* Adds the transfers of each drive since the last call if the step counts, else drops them. */
+static void note_drives(profile *self, const struct engine *engine, bool counts)
+{
+    if (!engine->transport)
+        return;
+    struct profile_summary *out = self->out;
+    out->drive_count = counts ? engine->disk->drive_count : out->drive_count;
+    for (uint32_t d = 0; counts && d < out->drive_count; d++) {
+        snprintf(out->drives[d].path, sizeof out->drives[d].path, "%s",
+                 engine->setup->drives[d].path);
+        for (int way = 0; way < 2; way++)
+            io_latency_merge(&self->latencies[d][way],
+                             io_get_latency(engine->transport, d, (enum io_direction)way));
+    }
+    io_clear_latencies(engine->transport);
+}
+
 /* Decides how many steps to measure when the first one is known, and sets the job's last step,
  * which the loop and the live line use. */
 static void decide_end(profile *self)
@@ -155,7 +175,7 @@ static int on_step(void *user, const struct engine *engine, const struct setup_w
     /* The first steady step does not count, because it touches memory and files for the first
      * time. */
     bool counts = is_steady && !step->skipped && self->taken_count++ > 0;
-    profilei_note_drives(self, engine, counts);
+    note_drives(self, engine, counts);
     if (counts) {
         note_step(self, engine, step);
         decide_end(self);
@@ -239,6 +259,38 @@ static int on_setup(void *user, const struct setup *setup)
 
 /* ---- the run ---- */
 
+/* Changes the job to what the rank runs, and checks the options for ranks that are not there. */
+static int scale_job(profile *self)
+{
+    const struct profile_options *options = self->options;
+    struct job_model *own = &self->own->model;
+    uint64_t divisor = options->scale_down ? options->scale_down : 1;
+    self->out->block_count = self->out->block_count_asked = own->num_layers;
+    if (options->of_ranks == 0) {
+        if (divisor > 1 || options->only_transfers || options->comm_bytes_per_second > 0)
+            return err_set(ERR_USAGE, "a scale-down, transfers alone and a speed of collectives "
+                                      "are for one rank of several (--as-rank R --of N)");
+        return 0;
+    }
+    if (options->as_rank >= options->of_ranks)
+        return err_set(ERR_USAGE, "there is no rank %u of %u: they count from 0", options->as_rank,
+                       options->of_ranks);
+    if (self->own->world != options->of_ranks)
+        return err_set(ERR_INTERNAL, "the job was read for %u ranks, not for %u", self->own->world,
+                       options->of_ranks);
+    if (divisor > own->num_layers || own->num_layers % divisor != 0)
+        return err_set(ERR_USAGE,
+                       "a scale-down of %" PRIu64 " does not divide the model's %" PRIu64 " blocks",
+                       divisor, own->num_layers);
+    own->num_layers /= divisor;
+    self->out->block_count = own->num_layers;
+    self->out->as_rank = options->as_rank;
+    self->out->of_ranks = options->of_ranks;
+    self->out->scale_down = (uint32_t)divisor;
+    self->out->only_transfers = options->only_transfers;
+    return 0;
+}
+
 /* Makes the trial's job: it only makes steps. */
 static int prepare_job(profile *self)
 {
@@ -248,7 +300,7 @@ static int prepare_job(profile *self)
         return -ENOMEM;
     job *own = self->own;
     *own = *self->options->job;
-    TRY(profilei_scale(self));
+    TRY(scale_job(self));
     own->run.eval_every = own->run.commit_every = own->run.keep_every = 0;
     own->run.keep_count = 0;
     own->data.valid.count = 0;
@@ -349,6 +401,28 @@ static void sum_units(profile *self)
     }
 }
 
+static double seconds_of(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static struct profile_times times_of(const io_latency *latency)
+{
+    return (struct profile_times){.count = latency->count,
+                                  .p50 = seconds_of(io_latency_quantile_ns(latency, 0.50)),
+                                  .p95 = seconds_of(io_latency_quantile_ns(latency, 0.95)),
+                                  .p99 = seconds_of(io_latency_quantile_ns(latency, 0.99)),
+                                  .max = seconds_of(latency->max_ns)};
+}
+
+static void sum_drives(profile *self)
+{
+    struct profile_summary *out = self->out;
+    for (uint32_t d = 0; d < out->drive_count; d++)
+        for (int way = 0; way < 2; way++)
+            out->drives[d].times[way] = times_of(&self->latencies[d][way]);
+}
+
 static int sum_up(profile *self)
 {
     struct profile_summary *out = self->out;
@@ -373,7 +447,7 @@ static int sum_up(profile *self)
     out->measured_binding = setup_busiest_lane(lanes);
     out->measured_resource = busiest_resource(out->measured_resource_seconds);
     sum_units(self);
-    profilei_sum_drives(self);
+    sum_drives(self);
     mem_free(scratch);
     return 0;
 }

@@ -58,15 +58,6 @@ typedef struct profile profile;
 void profilei_predict(const program *prog, bool device_is_cpu, struct profilei_span *spans,
                       double lanes[LANE_COUNT], double resources[PROFILE_RESOURCE_COUNT]);
 
-/* Adds the transfers since the last call if the step counts, else drops them; and makes the sums
- * that are shown. */
-void profilei_note_drives(profile *self, const struct engine *engine, bool counts);
-void profilei_sum_drives(profile *self);
-
-/* Changes the job to what the rank runs, and checks the options for ranks that are not there.
- * ERR_USAGE. */
-int profilei_scale(profile *self) MUST_CHECK;
-
 /* Makes the trial's run directory; and removes it, with those directories of drives that did not
  * exist before. */
 int profilei_make_places(profile *self) MUST_CHECK;

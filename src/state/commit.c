@@ -273,35 +273,10 @@ static int commit_record(state_commit *commit)
     return failpoint("commit.durable");
 }
 
-/* Rank 0 decides whether there is something to copy; all ranks copy; rank 0 records the result. */
-static int keep_of_ranks(state_commit *commit, const manifest *record)
-{
-    const struct engine *self = commit->engine;
-    const struct ranks *ranks = &self->setup->ranks;
-    state_keeper *keeper = commit->keeper;
-    int begins = ranks->rank == 0 ? state_keep_begin(keeper, record) : 0;
-    TRY(ranks_agree(ranks, "keeping of the commit", begins < 0 ? begins : 0));
-    uint8_t is_to_copy = begins > 0;
-    TRY(ranks_from_rank0(ranks, "keeping of the commit", &is_to_copy, sizeof is_to_copy));
-    if (!is_to_copy)
-        return 0;
-    int rc = state_keep_drop(keeper, self->disk, record); /* what an attempt without a note left */
-    rc = ranks_agree(ranks, "room for the copies of the slabs", rc);
-    int copied = rc < 0 ? rc : state_keep_slabs(keeper, self->disk, record);
-    int outcome = ranks_agree(ranks, "copies of the slabs", copied);
-    if (outcome < 0 && ranks->rank != 0 && state_keep_drop(keeper, self->disk, record) < 0)
-        log_warn("the copied slabs of a commit that is not kept could not be removed: %s",
-                 err_text());
-    return ranks->rank == 0 ? state_keep_record(keeper, record, outcome) : 0;
-}
-
 int state_keep_commit(state_commit *commit, const manifest *record)
 {
-    if (!commit->keeper || !state_is_kept(commit->job, record->step))
-        return 0;
-    return commit->engine->setup->ranks.world > 1
-               ? keep_of_ranks(commit, record)
-               : state_keep(commit->keeper, commit->engine->disk, record);
+    const struct engine *self = commit->engine;
+    return commit->keeper ? state_keep(commit->keeper, &self->setup->ranks, self->disk, record) : 0;
 }
 
 int state_run_commit(void *user, const program *prog, const op *item)

@@ -3,7 +3,6 @@
  * may or may not be seen. */
 #include <dirent.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,22 +14,6 @@
 #include "state/run_view.h"
 #include "state/state_internal.h"
 #include "state/verify.h"
-
-static void copy_slots(const state_view *view, struct state_inspect_summary *out)
-{
-    for (int i = 0; i < 2; i++) {
-        const manifest_slot *from = &view->slots[i];
-        struct state_inspect_slot *to = &out->slots[i];
-        to->is_present = from->outcome != MANIFEST_SLOT_ABSENT;
-        to->is_valid = from->outcome == MANIFEST_SLOT_VALID;
-        if (to->is_present && !to->is_valid)
-            snprintf(to->reason, sizeof to->reason, "%s", from->reason);
-        if (to->is_valid) {
-            to->generation = from->generation;
-            to->step = from->step;
-        }
-    }
-}
 
 static const char *state_name(const state_view *view)
 {
@@ -47,46 +30,10 @@ static const char *state_name(const state_view *view)
     return "begun";
 }
 
-static void copy_record(const manifest *record, struct state_inspect_summary *out)
-{
-    out->step = record->step;
-    out->window_count = record->window_count;
-    out->skipped_count = record->skipped_count;
-    out->seed = record->seed;
-    out->generation = record->generation;
-    out->loss_scale = record->loss_scale;
-    manifest_uuid_text(&record->slabs, out->uuid);
-    snprintf(out->identity, sizeof out->identity, "%s", record->identity);
-    out->state_streams = tile_stream_count(record->state_streams);
-    setup_formats_text(record->state_streams, out->state_formats);
-    out->tile_elems = record->tile_elems;
-    out->extent_count = record->extent_count;
-    out->total_bytes = record->total_bytes;
-    out->stripe_bytes = record->stripe_bytes;
-    out->world_size = rank_slabs_world(record);
-    out->zero_stage = record->zero_stage;
-    out->is_replicated = record->is_replicated;
-    for (uint64_t i = 0; i < record->extent_count; i++)
-        out->extents_bytes += record->extents[i].size_bytes;
-}
-
-static int list_ranks(const state_view *view, struct state_inspect_summary *out)
-{
-    const manifest_slabs *slabs = &view->record.slabs;
-    out->ranks = mem_alloc(out->world_size, sizeof *out->ranks, "ranks of a run");
-    if (!out->ranks)
-        return -ENOMEM;
-    for (uint32_t r = 0; r < slabs->rank_count && r < out->world_size; r++) {
-        snprintf(out->ranks[r].host, sizeof out->ranks[r].host, "%s", slabs->ranks[r].host);
-        out->ranks[r].local_rank = slabs->ranks[r].local_rank;
-    }
-    return 0;
-}
-
 static int list_files(const state_view *view, struct state_inspect_summary *out)
 {
     const manifest_slabs *slabs = &view->record.slabs;
-    uint32_t count = out->world_size * slabs->drive_count;
+    uint32_t count = rank_slabs_world(&view->record) * slabs->drive_count;
     out->files = mem_alloc(count, sizeof *out->files, "slab files");
     if (!out->files)
         return -ENOMEM;
@@ -191,16 +138,21 @@ static int inspect_all(const char *run_dir, state_view *view, struct state_inspe
 {
     int rc = state_view_open(view, run_dir, true);
     if (rc == 0) {
-        copy_slots(view, out);
+        memcpy(out->slots, view->slots, sizeof out->slots);
         out->state = state_name(view);
     }
     if (rc == 0 && view->has_record) {
-        copy_record(&view->record, out);
-        rc = list_ranks(view, out);
-        if (rc == 0)
-            rc = list_files(view, out);
+        const manifest *record = &view->record;
+        manifest_uuid_text(&record->slabs, out->uuid);
+        out->state_streams = tile_stream_count(record->state_streams);
+        setup_formats_text(record->state_streams, out->state_formats);
+        for (uint64_t i = 0; i < record->extent_count; i++)
+            out->extents_bytes += record->extents[i].size_bytes;
+        rc = list_files(view, out);
         if (rc == 0)
             rc = list_units(view, out);
+        out->record = *record;
+        view->record.extents = NULL; /* they are the summary's now */
     }
     err_record first;
     err_save(&first, rc);
@@ -223,7 +175,7 @@ int state_inspect(const char *run_dir, struct state_inspect_summary *out)
 
 void state_inspect_fini(struct state_inspect_summary *self)
 {
-    mem_free(self->ranks);
+    manifest_fini(&self->record);
     mem_free(self->files);
     mem_free(self->units);
     mem_free(self->kept);

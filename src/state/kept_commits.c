@@ -55,7 +55,7 @@ struct state_keeper {
     uint64_t extent_capacity;
     unsigned char piece[KEEP_PIECE_BYTES]; /* of a file being copied */
     uint64_t copied_bytes;                 /* by this rank */
-    bool has_told_size;
+    bool has_logged_size;
 };
 
 bool state_is_kept(const struct job *asked, uint64_t step)
@@ -90,23 +90,6 @@ static int name_drives(state_keeper *self, const manifest *record)
     return 0;
 }
 
-/* The configuration of a rank's slabs of the copy, from self->record. */
-static int config_of(state_keeper *self, uint32_t rank, slab_config *config)
-{
-    const manifest *record = &self->record;
-    *config = (slab_config){.drives = self->drives,
-                            .drive_count = record->slabs.drive_count,
-                            .total_bytes = record->total_bytes,
-                            .rank = rank,
-                            .stripe_bytes = record->stripe_bytes};
-    memcpy(config->uuid, record->slabs.uuid, sizeof config->uuid);
-    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
-        memset(&self->drives[d], 0, sizeof self->drives[d]);
-        TRY(state_drive_of_rank(&record->slabs, rank, d, self->drives[d].path));
-    }
-    return 0;
-}
-
 /* ---- removing ---- */
 
 /* Cuts the last name off the path; false if there is none. */
@@ -137,7 +120,7 @@ static int discard_slabs(state_keeper *self, uint32_t rank)
     slab_config config;
     if (self->record.slabs.drive_count == 0)
         return 0;
-    TRY(config_of(self, rank, &config));
+    TRY(state_slab_config(&self->record.slabs, rank, self->drives, &config));
     TRY(slab_remove_files(&config));
     for (uint32_t d = 0; d < config.drive_count; d++)
         /* The second directory stays while it has another copy. */
@@ -388,7 +371,7 @@ static int prepare(state_keeper *self, const manifest *record)
                        record->extent_count, self->extent_capacity);
     TRY(name_step(self, record->step));
     self->record = *record;
-    memset(&self->record.stray, 0, sizeof self->record.stray);
+    memset(&self->record.leftover, 0, sizeof self->record.leftover);
     self->record.slabs.drive_count = 0; /* until name_drives has named them */
     TRY(name_drives(self, record));
     self->record.slabs.drive_count = record->slabs.drive_count;
@@ -456,15 +439,15 @@ static void warn(const manifest *record, const err_record *failure)
              record->step, failure->text, size_format(extents_bytes(record), size), space, rest);
 }
 
-static void tell(state_keeper *self, uint64_t copied_bytes)
+static void log_copy(state_keeper *self, uint64_t copied_bytes)
 {
     char size[SIZE_TEXT_BYTES];
     size_format(copied_bytes, size);
     log_debug("the commit of step %" PRIu64 " is kept in %s: %s copied", self->record.step,
               self->step_dir, size);
-    if (copied_bytes == 0 || self->has_told_size)
+    if (copied_bytes == 0 || self->has_logged_size)
         return;
-    self->has_told_size = true;
+    self->has_logged_size = true;
     log_info(
         "each commit that is kept (run.keep) takes %s of the drives and the time to copy them: "
         "their file system cannot share blocks between files, as XFS and Btrfs can (reflink)",
@@ -503,10 +486,12 @@ int state_keep_begin(state_keeper *self, const manifest *record)
 
 int state_keep_slabs(state_keeper *self, const slab *disk, const manifest *record)
 {
-    slab_config config;
+    slab_config config = {.drives = NULL};
     int rc = prepare(self, record);
     if (rc == 0)
-        rc = config_of(self, disk->rank, &config);
+        rc = state_slab_config(&self->record.slabs, disk->rank, self->drives, &config);
+    config.total_bytes = record->total_bytes;
+    config.stripe_bytes = record->stripe_bytes;
     if (rc == 0)
         rc = slab_copy(disk, &config, self->ranges, list_ranges(self, disk), &self->copied_bytes);
     if (rc == 0 && self->copied_bytes == 0)
@@ -540,20 +525,30 @@ int state_keep_record(state_keeper *self, const manifest *record, int outcome)
     if (rc == 0)
         rc = finish(self);
     if (rc == 0)
-        tell(self, self->copied_bytes);
+        log_copy(self, self->copied_bytes);
     else if (rc != ERR_INTERNAL)
         give_up(self, record, rc);
     forget(self);
     return rc == ERR_INTERNAL ? rc : 0;
 }
 
-int state_keep(state_keeper *self, const slab *disk, const manifest *record)
+int state_keep(state_keeper *self, const struct ranks *ranks, const slab *disk,
+               const manifest *record)
 {
     if (!state_is_kept(self->asked, record->step))
         return 0;
-    int is_wanted = state_keep_begin(self, record);
-    if (is_wanted <= 0)
-        return is_wanted;
+    int begins = ranks->rank == 0 ? state_keep_begin(self, record) : 0;
+    TRY(ranks_agree(ranks, "keeping of the commit", begins < 0 ? begins : 0));
+    uint8_t is_to_copy = begins > 0;
+    TRY(ranks_from_rank0(ranks, "keeping of the commit", &is_to_copy, sizeof is_to_copy));
+    if (!is_to_copy)
+        return 0;
     int rc = state_keep_drop(self, disk, record); /* what an attempt without a note left */
-    return state_keep_record(self, record, rc < 0 ? rc : state_keep_slabs(self, disk, record));
+    rc = ranks_agree(ranks, "room for the copies of the slabs", rc);
+    int copied = rc < 0 ? rc : state_keep_slabs(self, disk, record);
+    int outcome = ranks_agree(ranks, "copies of the slabs", copied);
+    if (outcome < 0 && ranks->rank != 0 && state_keep_drop(self, disk, record) < 0)
+        log_warn("the copied slabs of a commit that is not kept could not be removed: %s",
+                 err_text());
+    return ranks->rank == 0 ? state_keep_record(self, record, outcome) : 0;
 }

@@ -100,17 +100,35 @@ int rank_slabs_look(const manifest *record, uint32_t rank)
     return 0;
 }
 
+int rank_slabs_choose(const manifest *record, uint32_t first, uint32_t *out)
+{
+    *out = first;
+    int rc = rank_slabs_look(record, first);
+    for (uint32_t r = 0; r < rank_slabs_world(record) && rc == ERR_INPUT; r++) {
+        err_record why;
+        err_save(&why, rc);
+        rc = rank_slabs_look(record, r);
+        if (rc == 0)
+            *out = r;
+        else
+            rc = err_restore(&why);
+    }
+    return rc;
+}
+
 /* ---- opening ---- */
 
 int rank_slabs_open(const manifest *record, uint32_t rank, slab *out)
 {
     slab_config config;
-    slab_drive *drives;
-    TRY(state_slab_config(&record->slabs, rank, &config, &drives));
-    config.total_bytes = record->total_bytes;
-    config.stripe_bytes = record->stripe_bytes;
-    config.open_existing = config.only_reads = true;
-    int rc = slab_open(out, &config);
+    slab_drive *drives = mem_alloc(DRIVES_MAX, sizeof *drives, "slab drives");
+    int rc = drives ? state_slab_config(&record->slabs, rank, drives, &config) : -ENOMEM;
+    if (rc == 0) {
+        config.total_bytes = record->total_bytes;
+        config.stripe_bytes = record->stripe_bytes;
+        config.open_existing = config.only_reads = true;
+        rc = slab_open(out, &config);
+    }
     mem_free(drives);
     return rc;
 }

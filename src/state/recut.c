@@ -403,9 +403,9 @@ static int fill_tile(recut *self, const recut_tile *tile, unsigned char *data)
 static void report(recut *self, bool is_end)
 {
     uint64_t now_ns = clock_ns();
-    if (!is_end && now_ns - self->told_ns < report_ns)
+    if (!is_end && now_ns - self->reported_ns < report_ns)
         return;
-    self->told_ns = now_ns;
+    self->reported_ns = now_ns;
     char done[SIZE_TEXT_BYTES], total[SIZE_TEXT_BYTES];
     double seconds = (double)(now_ns - self->begin_ns) / 1e9;
     double rate = seconds > 0 ? (double)self->done_bytes / 1e9 / seconds : 0;
@@ -469,7 +469,7 @@ static int copy_all(recut *self)
     TRY(make_ring(&self->fresh));
     TRY(open_old(self));
     TRY(open_fresh(self));
-    self->begin_ns = self->told_ns = clock_ns();
+    self->begin_ns = self->reported_ns = clock_ns();
     TRY(stream(self));
     report(self, true);
     return failpoint("recut.copied");

@@ -61,14 +61,14 @@ struct recut {
     /* If each old rank has the whole state: the rank whose copy is read. */
     uint32_t copy_rank;
     uint64_t total_bytes, done_bytes; /* bytes of the new tiles */
-    uint64_t begin_ns, told_ns;
+    uint64_t begin_ns, reported_ns;
 };
 typedef struct recut recut;
 
 /* List the tiles that are read and those that are written: tiles and tile_count of each side. */
 int recut_list_old(recut *self) MUST_CHECK;
 int recut_list_fresh(recut *self) MUST_CHECK;
-/* Checks that both lists have the same whole units, and that all tiles lie on their slabs. */
+/* Checks that both lists have the same whole units, and that the new tiles lie on their slab. */
 int recut_check_work(const recut *self) MUST_CHECK;
 /* For old ranks that each have the whole state: chooses this rank's own slab, else the first one
  * that can be seen from here. */

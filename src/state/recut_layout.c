@@ -1,5 +1,7 @@
 /* Lists the tiles that a recut reads and those that it writes, in the order of (unit, params or
- * state, element), and checks them. See recut.c. The only I/O is to look which files exist. */
+ * state, element), and checks them: the old ones against the model (manifest_read has checked them
+ * among themselves), the new ones also among themselves. See recut.c. The only I/O is to look which
+ * files exist. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -39,8 +41,8 @@ static void own_range(const struct state_recut *work, uint32_t unit, uint64_t *b
 static uint64_t needed_end(const struct state_recut *work, const manifest_extent *extent)
 {
     uint64_t begin, end;
-    if (extent->unit >= work->unit_count || extent->elem_count > UINT64_MAX - extent->elem_begin)
-        return 0; /* check_units or check_covered reports it */
+    if (extent->unit >= work->unit_count)
+        return 0; /* check_units reports it */
     own_range(work, extent->unit, &begin, &end);
     end = size_min(end, extent->elem_begin + extent->elem_count);
     begin = size_max(begin, extent->elem_begin);
@@ -51,24 +53,7 @@ static uint64_t needed_end(const struct state_recut *work, const manifest_extent
 int recut_choose_copy(const struct state_recut *work, uint32_t world, uint32_t *out)
 {
     *out = work->rank < world ? work->rank : 0;
-    if (work->from && work->from[*out])
-        return 0;
-    int rc = rank_slabs_look(work->found, *out);
-    for (uint32_t r = 0; r < world && rc == ERR_INPUT; r++) {
-        err_record first;
-        err_save(&first, rc);
-        rc = rank_slabs_look(work->found, r);
-        if (rc == 0)
-            *out = r;
-        else
-            rc = err_restore(&first);
-    }
-    return rc;
-}
-
-static uint32_t rank_of(const recut *self, const manifest_extent *extent)
-{
-    return self->work->found->is_replicated ? self->copy_rank : extent->rank;
+    return work->from && work->from[*out] ? 0 : rank_slabs_choose(work->found, *out, out);
 }
 
 /* True if the new layout has tiles of the unit's params (is_of_state 0) or state (1). */
@@ -107,17 +92,18 @@ int recut_list_old(recut *self)
         const manifest_extent *from = &found->extents[i / 2];
         uint64_t use_end = needed_end(self->work, from);
         if (use_end > 0 && is_read_for(self->work, i / 2, i % 2))
-            old->tiles[old->tile_count++] = (recut_tile){.unit = from->unit,
-                                                         .tile = from->tile,
-                                                         .is_of_state = i % 2,
-                                                         .rank = rank_of(self, from),
-                                                         .elem_begin = from->elem_begin,
-                                                         .elem_count = from->elem_count,
-                                                         .use_end = use_end,
-                                                         .offset = from->offset_bytes,
-                                                         .size_bytes = from->size_bytes,
-                                                         .param_bytes = from->param_bytes,
-                                                         .checksum = from->checksum};
+            old->tiles[old->tile_count++] =
+                (recut_tile){.unit = from->unit,
+                             .tile = from->tile,
+                             .is_of_state = i % 2,
+                             .rank = rank_slabs_rank_of(found, from, self->copy_rank),
+                             .elem_begin = from->elem_begin,
+                             .elem_count = from->elem_count,
+                             .use_end = use_end,
+                             .offset = from->offset_bytes,
+                             .size_bytes = from->size_bytes,
+                             .param_bytes = from->param_bytes,
+                             .checksum = from->checksum};
     }
     if (old->tile_count > 0)
         qsort(old->tiles, old->tile_count, sizeof *old->tiles, compare_tiles);
@@ -161,59 +147,6 @@ int recut_list_fresh(recut *self)
     return 0;
 }
 
-/* Checks that the tile's size fits its elements, and that it lies on the slab. */
-static int check_tile(const recut_tile *tile, const char *layout, uint64_t total_bytes,
-                      uint32_t streams, int code)
-{
-    uint64_t width = tile->param_bytes ? tile->param_bytes : sizeof(float);
-    if (tile->elem_count == 0 || tile->elem_count > total_bytes / width ||
-        tile->size_bytes !=
-            (tile->param_bytes ? tile->elem_count * width : tile_bytes(tile->elem_count, streams)))
-        return err_set(code,
-                       "%s: unit %u, tile %u with %" PRIu64 " elements of %u values has %" PRIu64
-                       " bytes, which is not their size",
-                       layout, tile->unit, tile->tile, tile->elem_count,
-                       tile->param_bytes ? 1 : tile_stream_count(streams), tile->size_bytes);
-    if (tile->offset % TILE_BLOCK_BYTES || tile->offset > total_bytes ||
-        tile->size_bytes > total_bytes - tile->offset)
-        return err_set(code,
-                       "%s: unit %u, tile %u lies at byte %" PRIu64 " of a slab of %" PRIu64
-                       ", and has %" PRIu64,
-                       layout, tile->unit, tile->tile, tile->offset, total_bytes, tile->size_bytes);
-    return 0;
-}
-
-static int check_gap(const char *layout, uint32_t unit, uint32_t tile, uint64_t elem_begin,
-                     uint64_t expected, int code)
-{
-    if (elem_begin == expected)
-        return 0;
-    return err_set(code,
-                   "%s: unit %u, tile %u begins at element %" PRIu64 " and not at %" PRIu64
-                   ", where the one before it ends",
-                   layout, unit, tile, elem_begin, expected);
-}
-
-/* Checks that the old tiles of each unit follow each other without a gap. */
-static int check_old(const recut *self)
-{
-    const struct state_recut *work = self->work;
-    const recut_side *old = &self->old;
-    for (uint64_t i = 0; i < old->tile_count; i++) {
-        const recut_tile *tile = &old->tiles[i], *before = tile - 1;
-        uint64_t begin, end;
-        if (i == 0 || before->unit != tile->unit || before->is_of_state != tile->is_of_state) {
-            own_range(work, tile->unit, &begin, &end);
-            begin = size_min(begin, tile->elem_begin);
-        } else {
-            begin = before->elem_begin + before->elem_count;
-        }
-        TRY(check_gap(old->name, tile->unit, tile->tile, tile->elem_begin, begin, ERR_CORRUPT));
-        TRY(check_tile(tile, old->name, work->found->total_bytes, self->old_streams, ERR_CORRUPT));
-    }
-    return 0;
-}
-
 /* Checks that the old tiles cover all of this rank's elements. */
 static int check_covered(const recut *self)
 {
@@ -239,11 +172,12 @@ static int check_covered(const recut *self)
 }
 
 /* Checks that the new tiles of each unit follow each other, from the unit's or the shard's first
- * element. */
+ * element, and that each lies on the slab with the size of its elements. */
 static int check_fresh(const recut *self)
 {
     const struct state_recut *work = self->work;
     const recut_side *fresh = &self->fresh;
+    uint64_t total_bytes = work->to->total_bytes;
     for (uint64_t i = 0; i < fresh->tile_count; i++) {
         const recut_tile *tile = &fresh->tiles[i], *before = tile - 1;
         bool is_first =
@@ -251,9 +185,16 @@ static int check_fresh(const recut *self)
         uint64_t begin = is_first ? 0 : before->elem_begin + before->elem_count;
         if (is_first && work->is_sharded)
             begin = shard_begin(work->unit_elems[tile->unit], self->world, work->rank);
-        TRY(check_gap(fresh->name, tile->unit, tile->tile, tile->elem_begin, begin, ERR_INTERNAL));
-        TRY(check_tile(tile, fresh->name, work->to->total_bytes, work->state_streams,
-                       ERR_INTERNAL));
+        uint64_t size_bytes = tile->param_bytes ? tile->elem_count * tile->param_bytes
+                                                : tile_bytes(tile->elem_count, work->state_streams);
+        if (tile->elem_begin != begin || tile->size_bytes != size_bytes ||
+            tile->offset % TILE_BLOCK_BYTES || tile->offset > total_bytes ||
+            tile->size_bytes > total_bytes - tile->offset)
+            return err_set(ERR_INTERNAL,
+                           "%s: unit %u, tile %u cannot have %" PRIu64 " elements from %" PRIu64
+                           " in %" PRIu64 " bytes at byte %" PRIu64 " of a slab of %" PRIu64,
+                           fresh->name, tile->unit, tile->tile, tile->elem_count, tile->elem_begin,
+                           tile->size_bytes, tile->offset, total_bytes);
     }
     return 0;
 }
@@ -323,7 +264,6 @@ int recut_check_work(const recut *self)
                            "run's are %s: its manifest is of another dtype",
                            work->found->step, self->old.tiles[i].param_bytes,
                            dtype_name(work->param_type));
-    TRY(check_old(self));
     TRY(check_fresh(self));
     TRY(check_units(self));
     return check_covered(self);

@@ -1,12 +1,14 @@
-/* Resumes from the state of an earlier process: on the slabs where it lies, or moved to new ones.
+/* Gives a run its engine: with new slabs, or with the state of an earlier process, on the slabs
+ * where it lies or moved to new ones.
  *
+ * - New: the manifest names the slabs before they are made.
  * - As it lies: the job's drives are those of the manifest, tile size and places are what the job
  *   wants, and the programs fit on the slabs. The slabs are opened and nothing is written.
  * - Moved ("re-cut"): in all other cases. New slabs are made as the job asks, all extents are
  *   streamed over (recut.c), and then the old slabs are removed.
  *
  * A move can be killed at any instant. The manifest names the leftover slabs that the next start
- * removes (its field `stray`). OLD and NEW are the slabs before and after the move:
+ * removes (its field `leftover`). OLD and NEW are the slabs before and after the move:
  *
  *   1  slot: state OLD, leftover NEW
  *   2  make NEW, copy, sync
@@ -24,6 +26,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/failpoint.h"
@@ -33,6 +36,91 @@
 #include "base/tile.h"
 #include "state/rank_slabs.h"
 #include "state/state_internal.h"
+
+/* ---- the manifest and the engine, of a new or a resumed run ---- */
+
+int state_share_manifest(const struct ranks *self, manifest *found, bool *exists)
+{
+    if (self->world == 1)
+        return 0;
+    uint8_t there = *exists;
+    TRY(comm_broadcast(self->comm, "whether there is a run", &there, sizeof there));
+    *exists = there;
+    if (!there)
+        return 0;
+    manifest_extent *own = self->rank == 0 ? found->extents : NULL;
+    int rc = comm_broadcast(self->comm, "manifest", found, sizeof *found);
+    /* The broadcast brought rank 0's pointer, also if it was cut short. */
+    found->extents = own;
+    TRY(rc);
+    if (!own)
+        found->extents = mem_alloc(found->extent_count, sizeof *own, "manifest extents");
+    TRY(ranks_agree(self, "manifest", found->extents ? 0 : -ENOMEM));
+    return comm_broadcast(self->comm, "manifest extents", found->extents,
+                          found->extent_count * sizeof *found->extents);
+}
+
+int state_draw_uuid(const struct ranks *ranks, uint8_t uuid[SLAB_UUID_BYTES])
+{
+    int rc = 0;
+    if (getrandom(uuid, SLAB_UUID_BYTES, 0) != SLAB_UUID_BYTES)
+        rc = err_errno(errno, "cannot draw an id for the slabs");
+    TRY(ranks_agree(ranks, "id of the slabs", rc));
+    return ranks_from_rank0(ranks, "id of the slabs", uuid, SLAB_UUID_BYTES);
+}
+
+int state_name_new_slabs(struct state_run *self, const uint8_t uuid[SLAB_UUID_BYTES])
+{
+    manifest *record = &self->record;
+    state_name_slabs(self->setup, uuid, &record->slabs);
+    state_name_run(self->setup, record);
+    self->has_named_slabs = true;
+    record->state = MANIFEST_BEGUN;
+    record->generation++;
+    int rc = self->ranks.rank == 0 ? manifest_write(self->dir.state, record) : 0;
+    TRY(ranks_agree(&self->ranks, "the run's first manifest", rc));
+    return failpoint("slab.create");
+}
+
+int state_start_engine(struct state_run *self, const manifest *found,
+                       const uint8_t uuid[SLAB_UUID_BYTES])
+{
+    const struct state_run_options *asked = &self->options;
+    const struct setup_watch *watch = asked->watch;
+    if (asked->on_setup)
+        asked->on_setup(asked->user, self->setup);
+    if (watch && watch->on_setup)
+        TRY(watch->on_setup(watch->user, self->setup));
+    state_commit *commit = &self->commit;
+    struct engine_options options = {
+        .memory = asked->memory,
+        .watch = watch,
+        .test = asked->test,
+        .first_elems = asked->first_elems,
+        .first_user = asked->first_user,
+        .run_commit = state_run_commit,
+        .commit_user = commit,
+        .open_existing = found != NULL,
+        .slab_bytes = found ? found->total_bytes : 0,
+        .stripe_bytes = found ? found->stripe_bytes : 0,
+        .found = found,
+    };
+    memcpy(options.uuid, uuid, sizeof options.uuid);
+    TRY(engine_create(self->setup, &options, &self->engine));
+    commit->engine = self->engine;
+    commit->state_dir = self->dir.state;
+    commit->job = self->job;
+    commit->metrics_fd = -1;
+    if (asked->is_trial) /* a killed trial leaves no file on the drives */
+        return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
+    TRY(state_record_init(commit));
+    if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)
+        TRY(state_keeper_create(self->ranks.rank == 0 ? self->dir.path : NULL, self->job,
+                                commit->record.extent_count, &commit->keeper));
+    return self->ranks.rank == 0 ? state_claim_slabs(self->dir.state, &commit->record.slabs) : 0;
+}
+
+/* ---- on the slabs as they lie ---- */
 
 /* True if the job's drive is the directory where this rank's slab lies. */
 static bool is_same_drive(const struct ranks *ranks, const char *path, const manifest *found,
@@ -142,30 +230,28 @@ static int secure_state(const struct state_run *self, manifest *found)
 
 /* Removes leftover slabs. If they cannot be removed, the run continues, and the next start tries
  * again. */
-static void remove_strays(struct state_run *self, manifest *found)
+static void remove_leftovers(struct state_run *self, manifest *found)
 {
-    if (found->stray.drive_count == 0)
+    if (found->leftover.drive_count == 0)
         return;
     int rc = secure_state(self, found);
     if (rc == 0)
-        rc = ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->stray));
+        rc = ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->leftover));
     if (rc == 0)
         return;
     log_warn("slabs that are of no use any more could not be removed: %s", err_text());
-    memcpy(&self->record.stray, &found->stray, sizeof found->stray);
+    memcpy(&self->record.leftover, &found->leftover, sizeof found->leftover);
 }
 
 /* Writes a slot with the slabs and extents of `state`; its leftover slabs are those of the last
  * argument. */
 static int write_slot(const struct state_run *self, manifest *record, const manifest *state,
-                      const manifest_slabs *stray)
+                      const manifest_slabs *leftover)
 {
     uint64_t generation = record->generation + 1;
-    manifest_copy_header(record, state);
-    record->extents = state->extents;
-    record->extent_count = state->extent_count;
+    *record = *state;
     record->generation = generation;
-    memcpy(&record->stray, stray, sizeof record->stray);
+    memcpy(&record->leftover, leftover, sizeof record->leftover);
     int rc = self->ranks.rank == 0 ? manifest_write(self->dir.state, record) : 0;
     return ranks_agree(&self->ranks, "manifest", rc);
 }
@@ -186,33 +272,39 @@ static int name_new_slabs(struct state_run *self, const manifest *found, manifes
     return rc < 0 ? rc : failpoint("recut.begin");
 }
 
+/* What a move copies to this rank, without the drives. */
+static struct state_recut moved_part(const struct state_run *self, const manifest *found)
+{
+    return (struct state_recut){
+        .found = found,
+        .unit_elems = self->setup->unit_elems,
+        .unit_count = self->setup->net->unit_count,
+        .rank = self->ranks.rank,
+        .world = self->ranks.world,
+        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
+    };
+}
+
 /* Copies all extents into the places of the engine. Then the engine's record describes them. */
 static int copy_extents(struct state_run *self, const manifest *found, slab *old,
                         sim_store *old_store)
 {
     const struct engine *engine = self->engine;
     const struct setup_test *test = self->options.test;
-    struct state_recut work = {
-        .found = found,
-        .from = old ? &old : NULL,
-        .to = engine->disk,
-        .places = engine->places,
-        .unit_elems = self->setup->unit_elems,
-        .unit_count = self->setup->net->unit_count,
-        .rank = self->ranks.rank,
-        .world = self->ranks.world,
-        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
-        .state_streams = self->setup->plan.state_streams,
-        .is_frozen = self->setup->is_frozen,
-        .param_type = self->setup->net->type,
-        .backend = engine->io_kind,
-        .from_store = old ? &old_store : NULL,
-        .to_store = test && test->store ? *test->store : NULL,
-        .stop = self->options.stop,
-        .faults = test ? test->faults : NULL,
-        .stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9),
-        .stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9),
-    };
+    struct state_recut work = moved_part(self, found);
+    work.to = engine->disk;
+    work.places = engine->places;
+    work.state_streams = self->setup->plan.state_streams;
+    work.is_frozen = self->setup->is_frozen;
+    work.param_type = self->setup->net->type;
+    work.backend = engine->io_kind;
+    work.from = old ? &old : NULL;
+    work.from_store = old ? &old_store : NULL;
+    work.to_store = test && test->store ? *test->store : NULL;
+    work.stop = self->options.stop;
+    work.faults = test ? test->faults : NULL;
+    work.stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9);
+    work.stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9);
     TRY(ranks_agree(&self->ranks, "move of the commit", state_recut_copy(&work)));
     place_table_commit(engine->places);
     manifest *record = &self->commit.record;
@@ -243,7 +335,7 @@ static int move_state(struct state_run *self, const manifest *found, manifest *s
         return 0;
     if (ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->slabs)) < 0) {
         log_warn("the slabs that the run has left could not be removed: %s", err_text());
-        memcpy(&self->commit.record.stray, &found->slabs, sizeof found->slabs);
+        memcpy(&self->commit.record.leftover, &found->slabs, sizeof found->slabs);
     }
     return failpoint("recut.removed");
 }
@@ -258,20 +350,6 @@ static void set_store_aside(struct state_run *self)
         self->moved_store = *store;
         *store = NULL;
     }
-}
-
-/* Checks that this rank can see all slabs that hold its part. */
-static int check_sources(const struct state_run *self, const manifest *found)
-{
-    struct state_recut work = {
-        .found = found,
-        .unit_elems = self->setup->unit_elems,
-        .unit_count = self->setup->net->unit_count,
-        .rank = self->ranks.rank,
-        .world = self->ranks.world,
-        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
-    };
-    return state_recut_check(&work);
 }
 
 /* True if a run's selection of what learns (train.only) splits off the norms of its blocks. The
@@ -296,9 +374,7 @@ static bool splits_norms(const char *identity, uint64_t layers)
 static int check_units(const struct state_run *self, const manifest *found)
 {
     const model *net = self->setup->net;
-    uint32_t count = 0;
-    for (uint64_t i = 0; i < found->extent_count; i++)
-        count = (uint32_t)size_max(count, (uint64_t)found->extents[i].unit + 1);
+    uint32_t count = found->extents[found->extent_count - 1].unit + 1; /* of a commit: sorted */
     if (count == net->unit_count && splits_norms(found->identity, net->spec.num_layers) ==
                                         splits_norms(self->setup->identity, net->spec.num_layers))
         return 0;
@@ -337,10 +413,11 @@ static int recut(struct state_run *self, const manifest *found, manifest *scratc
     TRY(rc);
     if (self->is_borrowed || setup_is_imported(found))
         TRY(check_units(self, found));
+    struct state_recut part = moved_part(self, found);
     if (old)
         TRY(rank_slabs_open(found, 0, old));
     else
-        TRY(ranks_agree(&self->ranks, "slabs of the commit", check_sources(self, found)));
+        TRY(ranks_agree(&self->ranks, "slabs of the commit", state_recut_check(&part)));
     if (self->is_borrowed) {
         if (self->ranks.rank == 0)
             log_info("the commit of step %" PRIu64 " in %s is copied", found->step,
@@ -373,14 +450,14 @@ int state_resume(struct state_run *self, manifest *found)
 {
     int lies = 0;
     if (!self->is_borrowed) {
-        remove_strays(self, found);
+        remove_leftovers(self, found);
         lies = setup_as_it_lies(self, found);
         TRY(lies);
     }
     if (lies) {
         TRY(state_start_engine(self, found, found->slabs.uuid));
         self->commit.record.generation = found->generation;
-        memcpy(&self->commit.record.stray, &self->record.stray, sizeof self->record.stray);
+        memcpy(&self->commit.record.leftover, &self->record.leftover, sizeof self->record.leftover);
         return 0;
     }
     manifest *scratch = mem_alloc(1, sizeof *scratch, "manifest");

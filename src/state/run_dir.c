@@ -2,7 +2,7 @@
  * and the lock. See run_dir.h. */
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "format/hf_checkpoint.h"
 #include "state/state_internal.h"
 
 bool state_is_same_directory(const char *one, const char *other)
@@ -68,22 +69,14 @@ int state_run_dir_sync(const struct state_run_dir *self)
     return file_sync_directory(self->path);
 }
 
-int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
-                      slab_drive **drives)
+int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_drive drives[DRIVES_MAX],
+                      slab_config *config)
 {
-    *drives = mem_alloc(DRIVES_MAX, sizeof **drives, "slab drives");
-    if (!*drives)
-        return -ENOMEM;
-    for (uint32_t d = 0; d < from->drive_count; d++)
-        if (!manifest_expand_path(from->drives[d], rank, from->ranks[rank].local_rank,
-                                  from->ranks[rank].host, (*drives)[d].path,
-                                  sizeof(*drives)[d].path)) {
-            mem_free(*drives);
-            *drives = NULL;
-            return err_set(ERR_INPUT, "the path of a slab, %.100s..., is longer than %d bytes",
-                           from->drives[d], FILE_PATH_BYTES - 1);
-        }
-    *config = (slab_config){.drives = *drives, .drive_count = from->drive_count, .rank = rank};
+    for (uint32_t d = 0; d < from->drive_count; d++) {
+        drives[d] = (slab_drive){.budget_bytes = 0};
+        TRY(state_drive_of_rank(from, rank, d, drives[d].path));
+    }
+    *config = (slab_config){.drives = drives, .drive_count = from->drive_count, .rank = rank};
     memcpy(config->uuid, from->uuid, sizeof config->uuid);
     return 0;
 }
@@ -91,16 +84,16 @@ int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *co
 int state_remove_slabs(const manifest_slabs *slabs)
 {
     slab_config config;
-    slab_drive *drives;
     if (slabs->drive_count == 0)
         return 0;
-    int rc = 0;
+    slab_drive *drives = mem_alloc(DRIVES_MAX, sizeof *drives, "slab drives");
+    int rc = drives ? 0 : -ENOMEM;
     state_release_slabs(slabs);
-    for (uint32_t r = 0; r < size_max(slabs->rank_count, 1); r++) {
-        TRY(state_slab_config(slabs, r, &config, &drives));
-        TRY_KEEP(rc, slab_remove_files(&config)); /* missing files are no error */
-        mem_free(drives);
+    for (uint32_t r = 0; drives && r < size_max(slabs->rank_count, 1); r++) {
+        int removed = state_slab_config(slabs, r, drives, &config);
+        TRY_KEEP(rc, removed < 0 ? removed : slab_remove_files(&config)); /* missing: no error */
     }
+    mem_free(drives);
     return rc;
 }
 
@@ -183,9 +176,38 @@ int state_find_renamed(manifest *found, const struct job *asked)
     return rc;
 }
 
+/* ---- RUN/hf: src/hf fills it ---- */
+
+/* True if the directory is RUN/keep/step-...: a kept commit. */
+static bool is_kept(const char *path)
+{
+    char parent[FILE_PATH_BYTES], whole[PATH_MAX];
+    if (file_join(parent, sizeof parent, path, "..") < 0 || !realpath(parent, whole))
+        return false;
+    const char *slash = strrchr(whole, '/');
+    return slash && strcmp(slash, "/keep") == 0;
+}
+
+int state_hf_dir(const char *run_dir, char out[FILE_PATH_BYTES])
+{
+    TRY(file_join(out, FILE_PATH_BYTES, run_dir, "hf"));
+    if (access(out, F_OK) == 0)
+        return 1;
+    if (!is_kept(run_dir))
+        return 0;
+    char above[FILE_PATH_BYTES];
+    TRY(file_join(above, sizeof above, run_dir, "../../hf"));
+    if (access(above, F_OK) != 0)
+        return 0;
+    return file_join(out, FILE_PATH_BYTES, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
+}
+
+/* ---- removal ---- */
+
 int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
 {
-    if (found && (state_remove_slabs(&found->slabs) < 0 || state_remove_slabs(&found->stray) < 0))
+    if (found &&
+        (state_remove_slabs(&found->slabs) < 0 || state_remove_slabs(&found->leftover) < 0))
         log_warn("the slabs of the former run could not be removed: %s", err_text());
     TRY(manifest_remove(self->state));
     static const char *const names[] = {"metrics.jsonl", "trace.json", "plan.json", "job.json"};
@@ -195,5 +217,7 @@ int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
         if (unlink(path) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot remove %s", path);
     }
-    return state_remove_hf_dir(self->path);
+    char side_files[FILE_PATH_BYTES];
+    TRY(file_join(side_files, sizeof side_files, self->path, "hf"));
+    return hf_remove_side_files(side_files);
 }

@@ -49,9 +49,10 @@ int state_hf_dir(const char *run_dir, char out[FILE_PATH_BYTES]) MUST_CHECK;
 
 /* ---- slabs that a manifest names ---- */
 
-/* Fills the configuration for slab_open and slab_remove_files. The caller frees *drives. */
-int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
-                      slab_drive **drives) MUST_CHECK;
+/* Fills the configuration of a rank's slab for slab_open and slab_remove_files, with the caller's
+ * memory for its drives. Sizes are not set. */
+int state_slab_config(const manifest_slabs *from, uint32_t rank, slab_drive drives[DRIVES_MAX],
+                      slab_config *config) MUST_CHECK;
 /* Removes the slabs of all ranks, as far as this host sees them. Missing ones are no error. */
 int state_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
 /* True if all files of rank 0 exist. */

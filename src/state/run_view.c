@@ -4,6 +4,7 @@
 #include "config/config.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,22 +12,24 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "state/rank_slabs.h"
 #include "state/state_internal.h"
 
 enum {
-    SLOT_COUNT = 2,
     LOOKS_MAX = 5, /* reads of a slot that a run may be writing at that moment */
     LOOK_PAUSE_NS = 20000000,
 };
 
-void state_view_slot_path(const state_view *self, uint32_t slot, char path[FILE_PATH_BYTES])
+int state_check_committed(const manifest *record, const char *run_dir)
 {
-    int length = snprintf(path, FILE_PATH_BYTES, "%s/manifest-%u", self->state_path, slot);
-    if (length >= FILE_PATH_BYTES) /* then it could not be read either */
-        path[FILE_PATH_BYTES - 1] = '\0';
+    if (record->state == MANIFEST_BEGUN)
+        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", run_dir);
+    if (record->state == MANIFEST_RUNNING)
+        return err_set(ERR_INPUT,
+                       "the run in %s has one place per extent (run.commit_every 0) and was not "
+                       "stopped cleanly: its state was changed in place after step %" PRIu64,
+                       run_dir, record->step);
+    return 0;
 }
 
 void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE_UNIT_NAME_BYTES])
@@ -38,42 +41,21 @@ void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE
         snprintf(name, STATE_UNIT_NAME_BYTES, "unit %u", unit);
 }
 
-/* Returns the newest valid slot, or SLOT_COUNT if there is none. */
-static uint32_t newest_slot(const state_view *self)
-{
-    uint32_t newest = SLOT_COUNT;
-    for (uint32_t i = 0; i < SLOT_COUNT; i++)
-        if (self->slots[i].outcome == MANIFEST_SLOT_VALID &&
-            (newest == SLOT_COUNT || self->slots[i].generation > self->slots[newest].generation))
-            newest = i;
-    return newest;
-}
-
 /* Reads both slots and the newest record. Returns 1, or 0 if a slot looks damaged and may just be
  * changing. */
 static int look_at_slots(state_view *self)
 {
-    TRY(manifest_examine(self->state_path, self->slots));
-    uint32_t newest = newest_slot(self);
-    bool is_damaged = self->slots[0].outcome == MANIFEST_SLOT_DAMAGED ||
-                      self->slots[1].outcome == MANIFEST_SLOT_DAMAGED;
-    if (newest == SLOT_COUNT)
-        return !is_damaged;
-    char path[FILE_PATH_BYTES];
-    char *bytes;
-    uint64_t size_bytes;
-    state_view_slot_path(self, newest, path);
-    TRY(file_read(path, UINT64_MAX - 1, &bytes, &size_bytes));
+    bool is_damaged = false;
     manifest_fini(&self->record);
-    memset(&self->record, 0, sizeof self->record);
-    int rc = manifest_decode(bytes, size_bytes, newest, &self->record);
-    mem_free(bytes);
-    if (rc == -ENOMEM)
-        return rc;
-    if (rc >= 0)
+    TRY(manifest_examine(self->state_path, self->slots, &self->record));
+    self->has_record = false;
+    for (int i = 0; i < 2; i++) {
+        self->has_record |= self->slots[i].outcome == MANIFEST_SLOT_VALID;
+        is_damaged |= self->slots[i].outcome == MANIFEST_SLOT_DAMAGED;
+    }
+    if (self->has_record)
         TRY(state_find_moved(&self->record, self->state_path));
-    self->has_record = rc >= 0;
-    return self->has_record && !is_damaged;
+    return !is_damaged;
 }
 
 /* A run that is in use may be writing a slot, which then looks damaged for a moment. */

@@ -33,8 +33,9 @@ int state_view_exists(const char *run_dir) MUST_CHECK;
 int state_view_open(state_view *self, const char *run_dir, bool with_names) MUST_CHECK;
 void state_view_close(state_view *self);
 
-/* The path of state/manifest-<slot>. */
-void state_view_slot_path(const state_view *self, uint32_t slot, char path[FILE_PATH_BYTES]);
+/* ERR_INPUT if the record is not of a commit: the run has only begun, or was changing its state in
+ * place. */
+int state_check_committed(const manifest *record, const char *run_dir) MUST_CHECK;
 
 /* The name of a unit, such as "block.3"; "unit 3" if the model is not known. */
 void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE_UNIT_NAME_BYTES]);

@@ -11,7 +11,7 @@
  * - BEGUN: the manifest names slabs but no state; a start that was killed may have left them.
  * - RUNNING: the state is being changed in place. Only a clean stop makes it a commit again.
  * - Borrowed state: a new run begins with a copy of another run's state (state_run_options.from).
- * - Leftover slabs (the manifest's field `stray`): slabs that a manifest names so that the next
+ * - Leftover slabs (the manifest's field `leftover`): slabs that a manifest names so that the next
  *   start removes them.
  * - A kept commit: a copy of a commit in a run directory of its own (run.keep).
  *

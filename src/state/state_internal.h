@@ -25,9 +25,6 @@ int state_fill_extents(state_commit *self) MUST_CHECK;
 /* Removes the note of state_claim_slabs. Call it before the slabs are removed. */
 void state_release_slabs(const manifest_slabs *slabs);
 
-/* Removes the side files in RUN/hf, and the directory. */
-int state_remove_hf_dir(const char *run_dir) MUST_CHECK;
-
 /* ---- kept_commits.c ---- */
 
 /* A kept commit is a copy of a commit beside the run: the run directory "<run>/keep/step-<9
@@ -64,8 +61,9 @@ int state_keep_slabs(state_keeper *self, const slab *disk, const manifest *recor
 /* Finishes the copy if `outcome` is 0. Else `outcome` is the error of the slabs, with this thread's
  * message: the copy is removed, with a warning. The only error is ERR_INTERNAL. */
 int state_keep_record(state_keeper *self, const manifest *record, int outcome) MUST_CHECK;
-/* All of the above, for a run of one rank. */
-int state_keep(state_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
+/* All of the above, if the job keeps this commit. Collective. */
+int state_keep(state_keeper *self, const struct ranks *ranks, const slab *disk,
+               const manifest *record) MUST_CHECK;
 
 /* ---- recut.c: the committed state in another layout ---- */
 

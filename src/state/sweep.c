@@ -89,15 +89,10 @@ struct sweep {
     atomic_bool is_refused; /* hand_error is set */
 };
 
-uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent)
-{
-    return extent->param_bytes ? 0 : record->state_streams;
-}
-
 /* The rank whose slab the extent is read from. */
 static uint32_t rank_of(const sweep *self, const manifest_extent *extent)
 {
-    return self->record->is_replicated ? self->asked->copy_rank : extent->rank;
+    return rank_slabs_rank_of(self->record, extent, self->asked->copy_rank);
 }
 
 static uint64_t pieces_of(const sweep *self, uint64_t extent_idx)
@@ -145,7 +140,7 @@ static void add_range(XXH3_state_t *hash, const piece *item, uint64_t begin, uin
 static void add_streams(const sweep *self, XXH3_state_t *hash, const manifest_extent *extent,
                         const piece *item)
 {
-    uint32_t streams = state_extent_streams(self->record, extent);
+    uint32_t streams = manifest_streams_of(self->record, extent);
     uint64_t elems = extent->elem_count;
     if (streams == 0)
         add_range(hash, item, 0, extent->size_bytes);
@@ -181,9 +176,9 @@ static void *sum_extents(void *user)
 /* Elements of the extent without padding. */
 static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
 {
-    const uint64_t *unit_elems = self->asked->unit_elems;
-    return unit_elems
-               ? shard_real_elems(unit_elems[extent->unit], extent->elem_begin, extent->elem_count)
+    const model *net = self->asked->net;
+    return net ? shard_real_elems(net->units[extent->unit].elems, extent->elem_begin,
+                                  extent->elem_count)
                : extent->elem_count;
 }
 
@@ -371,7 +366,7 @@ static void await_events(sweep *self)
 static int run_sweep(sweep *self)
 {
     const struct state_sweep_options *asked = self->asked;
-    uint64_t begin_ns = clock_ns(), told_ns = begin_ns;
+    uint64_t begin_ns = clock_ns(), reported_ns = begin_ns;
     while (self->tail < self->piece_count) {
         if (asked->stop && *asked->stop)
             return err_set(ERR_STOPPED, "stopped on request, before all was read");
@@ -388,9 +383,9 @@ static int run_sweep(sweep *self)
             return found;
         found += retire_all(self);
         uint64_t now_ns = clock_ns();
-        if (asked->on_progress && now_ns - told_ns >= PROGRESS_NS) {
+        if (asked->on_progress && now_ns - reported_ns >= PROGRESS_NS) {
             asked->on_progress(asked->user, self->done_bytes, (double)(now_ns - begin_ns) * 1e-9);
-            told_ns = now_ns;
+            reported_ns = now_ns;
         }
         if (found == 0)
             await_events(self);

@@ -14,6 +14,7 @@
 #include <signal.h>
 
 #include "format/manifest.h"
+#include "model/model.h"
 #include "tiers/io.h"
 
 enum { SWEEP_PIECE_BYTES = 4 << 20 };
@@ -30,9 +31,9 @@ struct state_sweep_options {
     uint32_t copy_rank;     /* if the record is_replicated: the rank whose slab is read */
     /* [ranks] true for ranks whose extents are skipped; NULL: none is skipped. */
     const bool *is_absent;
-    /* [units] elements of the model's units. All further elements are padding, which the hash of
+    /* The model of the record's units. Elements beyond a unit's end are padding, which the hash of
      * the weights leaves out. NULL: there is no padding. */
-    const uint64_t *unit_elems;
+    const model *net;
     enum io_backend backend;
     uint32_t pool_threads;
     uint64_t stuck_ns, stop_ns; /* as in io_config */
@@ -52,9 +53,6 @@ struct state_sweep_options {
     void (*on_progress)(void *user, uint64_t done_bytes, double seconds);
     void *user;
 };
-
-/* The streams code (base/tile.h) of the extent; 0 if it holds only params. */
-uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent);
 
 /* Blocks; calls on_extent and on_progress on the caller's thread. *weights_hash is over the master
  * streams of all extents, one after the other; frozen units count with their params. It means

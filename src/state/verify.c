@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/log.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/tile.h"
 #include "state/rank_slabs.h"
@@ -35,7 +35,7 @@ struct verifier {
     bool *is_absent;            /* [world] ranks whose slabs cannot be read or are not visible */
     uint32_t open_count;        /* ranks whose slabs can be read */
     uint32_t unseen_rank;       /* the first that is not visible */
-    uint64_t *unit_elems;       /* of the model; NULL: not known, or not needed */
+    const model *net;           /* NULL: not known, or not needed: one rank has no padding */
     uint32_t copy_rank;         /* the rank whose copy of the state is being read */
     uint64_t sound_bytes;       /* of the extents that are read, in each copy */
     uint64_t done_bytes;        /* of the copies read before */
@@ -56,14 +56,16 @@ static void tell(verifier *self)
 
 static void look_at_slots(verifier *self)
 {
+    static const char *const slot_names[2] = {"state/manifest-0", "state/manifest-1"};
     for (uint32_t i = 0; i < 2; i++) {
         const manifest_slot *slot = &self->view.slots[i];
         struct stat status;
         if (slot->outcome != MANIFEST_SLOT_DAMAGED)
             continue;
         self->damage = (struct state_damage){.unit = PROGRAM_NONE, .tile = PROGRAM_NONE};
-        state_view_slot_path(&self->view, i, self->damage.path);
-        if (stat(self->damage.path, &status) == 0)
+        if (file_join(self->damage.path, sizeof self->damage.path, self->asked->run_dir,
+                      slot_names[i]) == 0 &&
+            stat(self->damage.path, &status) == 0)
             self->damage.size_bytes = (uint64_t)status.st_size;
         snprintf(self->damage.reason, sizeof self->damage.reason,
                  "damaged manifest, or one whose writing was cut short: %s", slot->reason);
@@ -84,15 +86,7 @@ static int check_record(const verifier *self)
         return err_set(ERR_CORRUPT,
                        "%s: the manifest of its commit is damaged, and the other one has no commit",
                        self->asked->run_dir);
-    if (record->state == MANIFEST_BEGUN)
-        return err_set(ERR_INPUT, "%s has no commit yet", self->asked->run_dir);
-    if (record->state == MANIFEST_RUNNING)
-        return err_set(
-            ERR_INPUT,
-            "%s has no commit: its state was being changed in place (run.commit_every 0) "
-            "after step %" PRIu64,
-            self->asked->run_dir, record->step);
-    return 0;
+    return state_check_committed(record, self->asked->run_dir);
 }
 
 /* ---- slabs ---- */
@@ -198,11 +192,6 @@ static int look_at_slabs(verifier *self)
 
 /* ---- extents ---- */
 
-static uint32_t rank_of(const verifier *self, const manifest_extent *extent)
-{
-    return self->view.record.is_replicated ? self->copy_rank : extent->rank;
-}
-
 /* The part of its elements that the extent holds. One sum covers the low halves and the moments of
  * a tile. */
 static const char *part_of(const manifest *record, const manifest_extent *extent)
@@ -218,7 +207,7 @@ static const char *part_of(const manifest *record, const manifest_extent *extent
 static void tell_of_extent(verifier *self, const manifest_extent *extent, uint64_t found,
                            const char *reason)
 {
-    uint32_t rank = rank_of(self, extent);
+    uint32_t rank = rank_slabs_rank_of(&self->view.record, extent, self->copy_rank);
     self->damage = (struct state_damage){
         .unit = extent->unit,
         .tile = extent->tile,
@@ -267,22 +256,15 @@ static void show_progress(void *user, uint64_t done_bytes, double seconds)
                                  self->out->seconds);
 }
 
-/* Lists the elements of the model's units, if there can be padding after them. */
-static int list_units(verifier *self)
+/* The model of the record's units; NULL if it is not known. */
+static const model *model_of(const verifier *self)
 {
     const manifest *record = &self->view.record;
     const model *net = self->view.net;
-    if (self->world == 1 || !net)
-        return 0;
-    for (uint64_t i = 0; i < record->extent_count; i++)
+    for (uint64_t i = 0; net && i < record->extent_count; i++)
         if (record->extents[i].unit >= net->unit_count)
-            return 0; /* another model's job.json */
-    self->unit_elems = mem_alloc(net->unit_count, sizeof *self->unit_elems, "units");
-    if (!self->unit_elems)
-        return -ENOMEM;
-    for (uint32_t u = 0; u < net->unit_count; u++)
-        self->unit_elems[u] = net->units[u].elems;
-    return 0;
+            return NULL; /* another model's job.json */
+    return net;
 }
 
 /* Sweeps once over the extents of all ranks, or once over each rank's copy. */
@@ -308,7 +290,6 @@ static int sweep_copies(verifier *self, struct state_sweep_options *sweep)
 
 static int read_extents(verifier *self)
 {
-    static const char *const backends[] = {"auto", "uring", "pool"};
     const struct job *asked = self->view.asked;
     struct state_sweep_options sweep = {
         .record = &self->view.record,
@@ -323,15 +304,12 @@ static int read_extents(verifier *self)
         .user = self,
     };
     if (asked) {
-        for (int i = IO_AUTO; i <= IO_POOL; i++)
-            if (strcmp(asked->io.backend, backends[i]) == 0)
-                sweep.backend = (enum io_backend)i;
+        sweep.backend = engine_io_backend(asked);
         sweep.pool_threads = (uint32_t)asked->io.threads;
         sweep.stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9);
         sweep.stop_ns = (uint64_t)(asked->io.stop_seconds * 1e9);
     }
-    TRY(list_units(self));
-    sweep.unit_elems = self->unit_elems;
+    sweep.net = self->net;
     count_extents(self);
     return sweep_copies(self, &sweep);
 }
@@ -374,11 +352,12 @@ static int verify_all(verifier *self)
     self->out->step = record->step;
     self->out->extent_count = record->extent_count;
     self->out->world_size = self->world = rank_slabs_world(record);
+    self->net = self->world > 1 ? model_of(self) : NULL;
     TRY(look_at_slabs(self));
     if (self->open_count > 0)
         TRY(read_extents(self));
     if (self->out->damage_count > self->slot_damage_count || self->out->unseen_count > 0 ||
-        (self->world > 1 && !self->unit_elems))
+        (self->world > 1 && !self->net))
         self->out->weights_hash = 0;
     return verdict(self);
 }
@@ -396,7 +375,6 @@ int state_verify(const struct state_verify_options *options, struct state_verify
     err_record first;
     err_save(&first, rc);
     mem_free(self->is_absent);
-    mem_free(self->unit_elems);
     state_view_close(&self->view);
     state_run_dir_close(&self->dir);
     mem_free(self);

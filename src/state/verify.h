@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "format/manifest.h"
 
 struct io_faults;
 
@@ -61,21 +62,10 @@ struct state_verify_summary {
 int state_verify(const struct state_verify_options *options,
                  struct state_verify_summary *summary) MUST_CHECK;
 
-struct state_inspect_slot {
-    bool is_present, is_valid;
-    char reason[256]; /* why it is damaged, if present and not valid */
-    uint64_t generation, step;
-};
-
 struct state_inspect_file {
     char path[4096];
     uint32_t rank;
     uint64_t size_bytes, allocated_bytes; /* both 0: the file does not exist */
-};
-
-struct state_inspect_rank {
-    char host[64]; /* the host that it ran on; "": not known (one rank) */
-    uint32_t local_rank;
 };
 
 struct state_inspect_unit {
@@ -92,23 +82,17 @@ struct state_inspect_kept {
     char path[4096];
 };
 
-/* Reads only manifests, slab headers and job.json. Free it with state_inspect_fini. */
+/* Reads only manifests, slab headers and job.json. Free it with state_inspect_fini. About 300
+ * KiB. */
 struct state_inspect_summary {
     /* "committed", "running", "begun" or "damaged". Damaged: no manifest is valid, and all members
      * but slots and kept are 0. */
     const char *state;
-    uint64_t step, window_count, skipped_count, seed, generation;
-    double loss_scale;
-    char uuid[33];
-    /* "key=value" lines: the settings that the results depend on, bit by bit. */
-    char identity[4096];
-    char state_formats[64]; /* of each stream, as "fp32, bf16, bf16"; "": not known */
-    uint64_t state_streams, tile_elems, extent_count, extents_bytes, total_bytes, stripe_bytes;
-    struct state_inspect_slot slots[2];
-    uint32_t world_size, zero_stage;
-    /* Each rank has the whole state; the manifest lists the extents of one. */
-    bool is_replicated;
-    struct state_inspect_rank *ranks; /* [world_size] */
+    manifest record; /* of the newest valid slot */
+    char uuid[MANIFEST_UUID_TEXT_BYTES];
+    char state_formats[64];                /* of each stream, as "fp32, bf16, bf16" */
+    uint64_t state_streams, extents_bytes; /* the number of streams; of all extents */
+    manifest_slot slots[2];
     struct state_inspect_file *files; /* [file_count] slabs, sorted by rank */
     uint32_t file_count;
     struct state_inspect_unit *units; /* [unit_count] */

@@ -63,12 +63,6 @@ int loop_start(struct loop *self, manifest *found) MUST_CHECK;
 /* Makes the state of step 0, or loads the state of the step where the run stopped. */
 int loop_make_state(struct loop *self) MUST_CHECK;
 
-/* ---- changed_settings.c ---- */
-
-/* Warns once about settings that differ from those of the process before, and about settings that
- * no longer have an effect. Call it before job.json and plan.json are written again. */
-void loop_tell_changes(const struct loop *self, const manifest *found);
-
 /* ---- run_data.c: all ranks together ---- */
 
 /* Refuses unusable data before anything is made. Opens the data, unless tokens must be made
@@ -80,15 +74,6 @@ int loop_make_data(struct loop *self) MUST_CHECK;
  * would cut text into bytes without having asked for it. */
 int loop_check_borrowed_tokenizer(const struct loop *self) MUST_CHECK;
 void loop_close_data(struct loop *self);
-
-/* ---- windows.c ---- */
-
-uint64_t loop_step_windows(const struct loop *self); /* windows of a step, of all ranks */
-/* Puts the tokens and targets of this rank's windows into the host buffer. The step's windows, of
- * all ranks in rank order, begin with window `first`. `from` NULL: random tokens. Sets the engine's
- * step.target_count to the targets of all ranks; they exchange their counts if some tokens do not
- * count as targets. */
-int loop_load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t first) MUST_CHECK;
 
 /* ---- loop.c ---- */
 

@@ -350,9 +350,9 @@ int loop_make_data(struct loop *self)
         TRY(loop_compare_data(self));
     }
     const mixture *data = self->train_data;
-    bool is_told = data && (self->data || mixture_source_count(data) > 1 ||
-                            self->run.job->data.shuffle == SHUFFLE_DOCUMENTS);
-    if (is_told && ranks->rank == 0 && !self->options->is_trial)
+    bool is_logged = data && (self->data || mixture_source_count(data) > 1 ||
+                              self->run.job->data.shuffle == SHUFFLE_DOCUMENTS);
+    if (is_logged && ranks->rank == 0 && !self->options->is_trial)
         tell_sources(self);
     return 0;
 }

@@ -20,16 +20,16 @@
 #include <cmocka.h>
 
 #include "base/size.h"
-#include "tests/cuda/gpu_ranks_rig.h"
 #include "infer/infer.h"
 #include "setup/summary.h"
 #include "state/verify.h"
+#include "tests/cuda/gpu_ranks_rig.h"
 #include "tiers/device.h"
 
 #ifdef GPU_RANKS_FAKE_NCCL
-#include "tests/fake_nccl/fake_nccl.h"
 #include "setup/summary.h"
 #include "state/verify.h"
+#include "tests/fake_nccl/fake_nccl.h"
 #endif
 
 static void expect_near(const char *what, const fixture_result *got, const fixture_result *want,
@@ -322,7 +322,7 @@ static void sample(const char *name, uint32_t world, char text[GPU_RANKS_TEXT_BY
     static struct state_inspect_summary seen;
     snprintf(dir, sizeof dir, "%s", fixture_path(name, NULL));
     assert_int_equal(state_inspect(dir, &seen), 0);
-    assert_int_equal(seen.world_size, world);
+    assert_int_equal(seen.record.world_size, world);
     state_inspect_fini(&seen);
     comm_fixture one = {.world = 1};
     comm_fixture_run(&one, sample_body, dir);

@@ -88,7 +88,7 @@ bool format_exists(const char *name)
 }
 
 /* Draws `count` drives. `role` chooses the uuid: 0 for the run's own slabs, in every record of the
- * run; 1 for its old slabs (manifest.stray). */
+ * run; 1 for its old slabs (manifest.leftover). */
 static void draw_slabs(manifest_slabs *self, uint64_t seed, uint64_t stream, uint64_t role,
                        uint32_t count)
 {
@@ -175,13 +175,13 @@ void format_draw(manifest *out, uint64_t seed, uint64_t generation,
     out->tile_elems = TILE_ELEMS_STEP * (1 + rng_below(seed, stream, 8, 3));
     out->stripe_bytes = MIB * (1 + rng_below(seed, stream, 9, 8));
     draw_slabs(&out->slabs, seed, stream + 1, 0, shape->drives);
-    draw_slabs(&out->stray, seed, stream + 2, 1, shape->strays);
+    draw_slabs(&out->leftover, seed, stream + 2, 1, shape->leftovers);
     out->world_size = shape->ranks ? shape->ranks : 1;
     out->zero_stage = shape->stage;
     out->is_replicated = out->world_size > 1 && shape->stage == 0;
     draw_ranks(&out->slabs, out->world_size);
-    uint32_t stray_ranks = out->world_size > 1 ? 1 + (out->world_size + 1) / 2 : 1;
-    draw_ranks(&out->stray, shape->strays ? stray_ranks : 0);
+    uint32_t leftover_ranks = out->world_size > 1 ? 1 + (out->world_size + 1) / 2 : 1;
+    draw_ranks(&out->leftover, shape->leftovers ? leftover_ranks : 0);
     snprintf(out->identity, sizeof out->identity, "model=gpt2\nlayers=%d\nkernels=%.*s\n",
              (int)(generation % 100), (int)rng_below(seed, stream, 10, 9), "avx512-vnni");
     out->fingerprint = XXH3_64bits(out->identity, strlen(out->identity));
@@ -209,7 +209,7 @@ void format_assert_same(const manifest *a, const manifest *b)
     assert_int_equal(a->state, b->state);
     assert_int_equal(a->generation, b->generation);
     assert_same_slabs(&a->slabs, &b->slabs);
-    assert_same_slabs(&a->stray, &b->stray);
+    assert_same_slabs(&a->leftover, &b->leftover);
     assert_int_equal(a->fingerprint, b->fingerprint);
     assert_int_equal(a->step, b->step);
     assert_int_equal(a->window_count, b->window_count);
@@ -274,4 +274,12 @@ void format_sign(unsigned char *bytes, size_t count)
     memset(bytes + 24, 0, 8);
     uint64_t checksum = XXH3_64bits(bytes, count);
     memcpy(bytes + 24, &checksum, 8);
+}
+
+void format_expect_reason(int rc, int code, const char *reason)
+{
+    assert_int_equal(rc, code);
+    if (!strstr(err_text(), reason))
+        print_error("expected \"%s\" in \"%s\"\n", reason, err_text());
+    assert_non_null(strstr(err_text(), reason));
 }

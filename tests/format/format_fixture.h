@@ -25,7 +25,7 @@ bool format_exists(const char *name); /* in the directory */
 /* The properties of a drawn record. The rest follows from the seed and the generation. */
 struct format_shape {
     enum manifest_state state;
-    uint32_t drives, strays, units;
+    uint32_t drives, leftovers, units;
     uint32_t ranks; /* 0 acts as 1 */
     uint32_t stage; /* 0: each of several ranks has the whole state */
 };
@@ -59,5 +59,8 @@ struct format_syncs {
 };
 extern struct format_syncs format_syncs;
 void format_reset_syncs(int fail_at, int fail_errno);
+
+/* Fails the test unless rc is `code` and the error text contains the reason. */
+void format_expect_reason(int rc, int code, const char *reason);
 
 #endif

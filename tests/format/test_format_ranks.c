@@ -17,17 +17,9 @@
 
 enum { SEED = 4711 };
 
-static void expect_reason(int rc, int code, const char *reason)
-{
-    assert_int_equal(rc, code);
-    if (!strstr(err_text(), reason))
-        print_error("expected \"%s\" in \"%s\"\n", reason, err_text());
-    assert_non_null(strstr(err_text(), reason));
-}
-
 static void expect_refused(const manifest *record, const char *reason)
 {
-    expect_reason(manifest_write(format_directory(), record), -EINVAL, reason);
+    format_expect_reason(manifest_write(format_directory(), record), -EINVAL, reason);
 }
 
 /* One tile a shard: the extents of two units and three ranks are extents[3 * unit + rank]. */
@@ -84,8 +76,8 @@ static void shards_are_equal(void **state)
     record.world_size = record.slabs.rank_count = 3;
     extents[4].offset_bytes = extents[1].offset_bytes; /* found by who reads */
     assert_int_equal(manifest_write(format_directory(), &record), 0);
-    expect_reason(manifest_read(format_directory(), &out, &found), ERR_CORRUPT,
-                  "overlap on the slab of rank 1");
+    format_expect_reason(manifest_read(format_directory(), &out, &found), ERR_CORRUPT,
+                         "overlap on the slab of rank 1");
     manifest_fini(&record);
     format_remove_slots();
 }

@@ -256,8 +256,6 @@ static void written_files_are_read_again(void **state)
         last[i] = (float)i / 3;
     safetensors_writer *writer;
     safetensors_table table;
-    uint64_t file_bytes;
-    assert_int_equal(safetensors_file_bytes(rows, 3, &file_bytes), 0);
     assert_int_equal(safetensors_create(path, rows, 3, &writer), 0);
     assert_int_equal(safetensors_write(writer, 2, 3, 4, last + 3), 0); /* in any order */
     assert_int_equal(safetensors_write(writer, 0, 0, 15, first), 0);
@@ -265,7 +263,9 @@ static void written_files_are_read_again(void **state)
     assert_true(access(path, F_OK) != 0); /* not before it is whole */
     assert_int_equal(safetensors_finish(writer), 0);
     assert_int_equal(safetensors_open(path, &table), 0);
-    assert_int_equal(table.file_bytes, file_bytes);
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(table.file_bytes, info.st_size);
     assert_int_equal(table.count, 3);
     const safetensors_tensor *tensor = safetensors_find(&table, "first");
     assert_int_equal(tensor->file_offset % 8, 0);

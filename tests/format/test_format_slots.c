@@ -114,14 +114,14 @@ static void a_damaged_slot_is_told_of(void **state)
     expect_text(text, "their checksums will show it");
     manifest_fini(&out);
     manifest_slot slots[2];
-    assert_int_equal(manifest_examine(format_directory(), slots), 0);
+    assert_int_equal(manifest_examine(format_directory(), slots, NULL), 0);
     assert_int_equal(slots[0].outcome, MANIFEST_SLOT_VALID);
     assert_int_equal(slots[0].generation, 10);
     assert_int_equal(slots[0].step, 10);
     assert_int_equal(slots[1].outcome, MANIFEST_SLOT_DAMAGED);
     expect_text(slots[1].reason, "checksum");
     unlink(format_slot(0));
-    assert_int_equal(manifest_examine(format_directory(), slots), 0);
+    assert_int_equal(manifest_examine(format_directory(), slots, NULL), 0);
     assert_int_equal(slots[0].outcome, MANIFEST_SLOT_ABSENT);
     format_remove_slots();
 }
@@ -158,7 +158,7 @@ static void damage_of_both_is_named(void **state)
     assert_int_equal(symlink("manifest-1", format_slot(1)), 0);
     assert_int_equal(manifest_read(format_directory(), &out, &found), -ELOOP);
     manifest_slot slots[2];
-    assert_int_equal(manifest_examine(format_directory(), slots), 0);
+    assert_int_equal(manifest_examine(format_directory(), slots, NULL), 0);
     assert_int_equal(slots[1].outcome, MANIFEST_SLOT_DAMAGED);
     expect_text(slots[1].reason, "cannot open");
     format_remove_slots();
@@ -420,13 +420,13 @@ static void what_counts_is_synced(void **state)
     }
     format_reset_syncs(-1, 0);
     manifest_slot slots[2];
-    assert_int_equal(manifest_examine(format_directory(), slots), 0);
+    assert_int_equal(manifest_examine(format_directory(), slots, NULL), 0);
     assert_int_equal(format_syncs.count, 0);
     format_remove_slots();
 }
 
 /* If the slots hold manifests of two runs, neither counts. While a run moves to new slabs, one
- * manifest names the other's slabs as `stray`, and both belong to one run. */
+ * manifest names the other's slabs as `leftover`, and both belong to one run. */
 static void two_runs_are_not_one(void **state)
 {
     (void)state;
@@ -436,10 +436,10 @@ static void two_runs_are_not_one(void **state)
         format_write_two(10);
         format_commit(&record, 12);
         if (is_move == 1) {
-            record.stray = record.slabs;
+            record.leftover = record.slabs;
         } else if (is_move == 2) {
-            record.stray = record.slabs;
-            record.stray.uuid[3] ^= 2;
+            record.leftover = record.slabs;
+            record.leftover.uuid[3] ^= 2;
         }
         record.slabs.uuid[3] ^= 1;
         assert_int_equal(manifest_write(format_directory(), &record), 0);

@@ -44,14 +44,6 @@ static uint64_t bits_of(double value)
     return bits;
 }
 
-static void expect_reason(int rc, int code, const char *reason)
-{
-    assert_int_equal(rc, code);
-    if (!strstr(err_text(), reason))
-        print_error("expected \"%s\" in \"%s\"\n", reason, err_text());
-    assert_non_null(strstr(err_text(), reason));
-}
-
 struct broken_value {
     size_t offset, width;
     uint64_t value;
@@ -66,7 +58,8 @@ static void expect_broken(const struct broken_value *values, size_t value_count,
         memcpy(damaged, bytes, count);
         put(damaged, base + values[i].offset, values[i].width, values[i].value);
         format_sign(damaged, count);
-        expect_reason(manifest_decode(damaged, count, 0, &out), ERR_CORRUPT, values[i].reason);
+        format_expect_reason(manifest_decode(damaged, count, 0, &out), ERR_CORRUPT,
+                             values[i].reason);
         assert_null(out.extents);
     }
 }
@@ -130,8 +123,8 @@ static void impossible_headers_are_found(void **state)
         {176, 8, UINT64_MAX - 7, "lengths"},
         {184, 8, 8, "lengths"},
         {208, 4, 0, "not 0"},
-        {208, 4, 2, "stray slabs are not whole"},
-        {208, 4, 17, "stray slabs are not whole"},
+        {208, 4, 2, "leftover slabs are not whole"},
+        {208, 4, 17, "leftover slabs are not whole"},
         {212, 4, 1, "not 0"},
     };
     if (record.skipped_count == 0)
@@ -198,7 +191,7 @@ static void impossible_ranks_are_found(void **state)
     static manifest record;
     format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 2, 3, 1});
     snprintf(record.slabs.drives[0], MANIFEST_TEXT_BYTES, "/drive0");
-    snprintf(record.stray.drives[0], MANIFEST_TEXT_BYTES, "/stray0");
+    snprintf(record.leftover.drives[0], MANIFEST_TEXT_BYTES, "/stray0");
     size_t count = slot_bytes(&record);
     enum { RANKS = 232 + 8 + 8, RANKS_BYTES = 208 };
     assert_string_equal((char *)bytes + RANKS, "node-0");
@@ -209,7 +202,7 @@ static void impossible_ranks_are_found(void **state)
         {68 + 64, 4, 3, "cannot be local rank 3 of 3"},
         {68 + 64, 4, UINT32_MAX, "cannot be local rank"},
         {3 * 68, 1, 1, "ranks"},
-        {RANKS_BYTES + 7, 1, 'x', "host of rank 0 of its stray slabs"},
+        {RANKS_BYTES + 7, 1, 'x', "host of rank 0 of its leftover slabs"},
         {RANKS_BYTES + 3 * 68 + 3, 1, 1, "ranks"},
     };
     expect_broken(ranks, sizeof ranks / sizeof ranks[0], RANKS, count);
@@ -247,7 +240,7 @@ static void broken_texts_are_found(void **state)
     const struct broken_value values[] = {
         {232, 1, 0, "drives are not whole"},
         {232 + length, 1, 'x', "drives are not whole"},
-        {232 + drives, 1, 0, "stray slabs are not whole"},
+        {232 + drives, 1, 0, "leftover slabs are not whole"},
         {identity, 1, 0, "identity text is not whole"},
         {identity, 1, 'M', "fingerprint"},
         {identity + 10, 1, 'x', "fingerprint"},
@@ -275,7 +268,8 @@ static void a_path_without_end_is_found(void **state)
     memcpy(exact, bytes, count);
     exact[232 + 7] = 'x';
     format_sign(exact, count);
-    expect_reason(manifest_decode(exact, count, 0, &out), ERR_CORRUPT, "drives are not whole");
+    format_expect_reason(manifest_decode(exact, count, 0, &out), ERR_CORRUPT,
+                         "drives are not whole");
     free(exact);
     manifest_fini(&record);
     format_remove_slots();
@@ -288,21 +282,22 @@ static void impossible_records_are_not_written(void **state)
     static manifest record;
     format_commit(&record, 8);
     record.extents[0].size_bytes += 4096;
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "cannot have");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "cannot have");
     record.extents[0].size_bytes -= 4096;
     record.fingerprint ^= 1;
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "fingerprint");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "fingerprint");
     record.fingerprint ^= 1;
     memset(record.identity, 'x', sizeof record.identity);
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "does not end");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "does not end");
     record.identity[0] = '\0';
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "identity text is empty");
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL,
+                         "identity text is empty");
     record.identity[0] = 'x';
     record.identity[1] = '\0';
     record.fingerprint = XXH3_64bits(record.identity, 1);
-    record.stray = record.slabs;
-    expect_reason(manifest_write(format_directory(), &record), -EINVAL, "its own slab");
-    record.stray.uuid[3] ^= 1;
+    record.leftover = record.slabs;
+    format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "its own slab");
+    record.leftover.uuid[3] ^= 1;
     assert_int_equal(manifest_write(format_directory(), &record), 0);
     manifest_fini(&record);
     format_remove_slots();
@@ -335,8 +330,8 @@ static void assert_world_possible(const manifest *record)
     assert_int_equal(record->slabs.rank_count, record->world_size);
     assert_true(record->zero_stage <= 3);
     assert_true(!record->is_replicated || record->zero_stage == 0);
-    assert_int_equal(record->stray.rank_count > 0, record->stray.drive_count > 0);
-    const manifest_slabs *both[] = {&record->slabs, &record->stray};
+    assert_int_equal(record->leftover.rank_count > 0, record->leftover.drive_count > 0);
+    const manifest_slabs *both[] = {&record->slabs, &record->leftover};
     for (int i = 0; i < 2; i++)
         for (uint32_t r = 0; r < both[i]->rank_count; r++) {
             assert_true(both[i]->ranks[r].local_rank < both[i]->rank_count);
@@ -349,7 +344,7 @@ static void assert_possible(const manifest *record)
 {
     assert_true(record->state >= MANIFEST_COMMITTED && record->state <= MANIFEST_BEGUN);
     assert_slabs_possible(&record->slabs);
-    assert_slabs_possible(&record->stray);
+    assert_slabs_possible(&record->leftover);
     assert_true(text_is_whole(record->identity, 0));
     if (record->identity[0])
         assert_int_equal(record->fingerprint,

@@ -54,10 +54,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 static size_t extents_begin(const manifesti_header *header, size_t size)
 {
     uint64_t at = sizeof *header;
-    uint64_t ranks[] = {header->world_size, header->stray_rank_count};
+    uint64_t ranks[] = {header->world_size, header->leftover_rank_count};
     for (size_t i = 0; i < 2; i++)
         ranks[i] = size_round_up(ranks[i] * sizeof(manifest_rank), 8);
-    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes, ranks[0], ranks[1],
+    const uint64_t texts[] = {header->drives_bytes, header->leftover_bytes, ranks[0], ranks[1],
                               header->identity_bytes};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         at += size_min(texts[i], size);
@@ -329,7 +329,7 @@ static void check_record(const manifest *self, unsigned slot)
                "state %d", (int)self->state);
     FUZZ_CHECK(self->generation % 2 == slot, "generation");
     check_slabs(&self->slabs);
-    check_slabs(&self->stray);
+    check_slabs(&self->leftover);
     size_t length = strnlen(self->identity, MANIFEST_TEXT_BYTES);
     FUZZ_CHECK(length > 0 && length < MANIFEST_TEXT_BYTES, "the identity's length");
     FUZZ_CHECK(XXH3_64bits(self->identity, length) == self->fingerprint, "fingerprint");
@@ -347,7 +347,8 @@ static void check_record(const manifest *self, unsigned slot)
                "the scaler");
     FUZZ_CHECK(tile_streams_is_valid(self->state_streams), "streams %08x", self->state_streams);
     FUZZ_CHECK(self->world_size > 0 && self->slabs.rank_count == self->world_size, "world");
-    FUZZ_CHECK((self->stray.rank_count > 0) == (self->stray.drive_count > 0), "ranks of strays");
+    FUZZ_CHECK((self->leftover.rank_count > 0) == (self->leftover.drive_count > 0),
+               "ranks of leftovers");
     FUZZ_CHECK(self->zero_stage <= 3 && (!self->is_replicated || self->zero_stage == 0), "stage");
     check_extents(self);
 }
@@ -380,7 +381,7 @@ static void check_same(const manifest *a, const manifest *b)
                "values");
     FUZZ_CHECK(strcmp(a->identity, b->identity) == 0, "identity");
     check_same_slabs(&a->slabs, &b->slabs);
-    check_same_slabs(&a->stray, &b->stray);
+    check_same_slabs(&a->leftover, &b->leftover);
     FUZZ_CHECK(a->extent_count == 0 ||
                    memcmp(a->extents, b->extents, a->extent_count * sizeof *a->extents) == 0,
                "extents");
@@ -416,7 +417,7 @@ static void check_file(size_t size, unsigned slot, bool is_valid)
     int found;
     snprintf(name, sizeof name, "manifest-%u", slot);
     fuzz_write_file(name, slot_bytes, size, path);
-    int examined = manifest_examine(fuzz_directory(), slots);
+    int examined = manifest_examine(fuzz_directory(), slots, NULL);
     FUZZ_CHECK(examined == 0 || (examined == ERR_INPUT && !is_valid), "%s", err_text());
     if (examined == 0) {
         FUZZ_CHECK(slots[1 - slot].outcome == MANIFEST_SLOT_ABSENT, "the other slot");
@@ -447,13 +448,14 @@ static void check_foreign(unsigned where)
     other.generation++;
     other.slabs.uuid[where % bytes] ^= 0x40;
     int rc = manifest_write(fuzz_directory(), &other);
-    if (rc == -EINVAL) /* its `stray` now names its own slabs */
+    if (rc == -EINVAL) /* its `leftover` now names its own slabs */
         return;
     FUZZ_CHECK(rc == 0, "%s", err_text());
-    const manifest_slabs *stray = &record.stray;
-    bool is_kin = record.slabs.drive_count == 0 ||
-                  (stray->drive_count > 0 && (memcmp(stray->uuid, other.slabs.uuid, bytes) == 0 ||
-                                              memcmp(stray->uuid, record.slabs.uuid, bytes) == 0));
+    const manifest_slabs *leftover = &record.leftover;
+    bool is_kin =
+        record.slabs.drive_count == 0 ||
+        (leftover->drive_count > 0 && (memcmp(leftover->uuid, other.slabs.uuid, bytes) == 0 ||
+                                       memcmp(leftover->uuid, record.slabs.uuid, bytes) == 0));
     rc = manifest_read(fuzz_directory(), &again, &found);
     FUZZ_CHECK(rc == (is_kin ? 1 : ERR_CORRUPT), "%d: %s", rc, err_text());
     manifest_fini(&again);

@@ -11,8 +11,8 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "infer/eval_windows.h"
 #include "infer/infer.h"
+#include "infer/infer_internal.h"
 #include "tests/train/train_fixture.h"
 
 enum { TEXT_MOST = 64 };

@@ -12,8 +12,7 @@
 
 #include "base/rng.h"
 #include "base/utf8.h"
-#include "infer/sampling.h"
-#include "infer/stop_text.h"
+#include "infer/infer_internal.h"
 
 enum { VOCAB = 6, DRAWS = 40000 };
 

@@ -15,7 +15,7 @@
 #include "engine/engine.h"
 #include "hf/hf.h"
 #include "infer/infer.h"
-#include "infer/opened_model.h"
+#include "infer/infer_internal.h"
 #include "setup/setup.h"
 #include "tests/train/train_fixture.h"
 

@@ -29,7 +29,6 @@
 #include "state/verify.h"
 #include "tests/comm/comm_fixture.h"
 #include "tests/ranks/ranks_rig.h"
-#include "tests/state/crash_process.h"
 #include "train/train.h"
 
 const char *const rig_points[RIG_POINT_COUNT] = {

@@ -17,9 +17,9 @@
 
 #include "base/failpoint.h"
 #include "base/size.h"
-#include "tests/ranks/mpi_fixture.h"
 #include "setup/summary.h"
 #include "state/verify.h"
+#include "tests/ranks/mpi_fixture.h"
 #include "train/train.h"
 
 enum {
@@ -169,10 +169,10 @@ static void check_drive(const char *what, const char *name, const struct setup_s
     static struct state_inspect_summary found;
     if (state_inspect(fixture_path(name, NULL), &found) < 0)
         fail_msg("%s", err_text());
-    expect(what, "extents", found.extent_count, must_be->extent_count);
+    expect(what, "extents", found.record.extent_count, must_be->extent_count);
     expect(what, "bytes of extents", found.extents_bytes, must_be->extents_bytes);
-    expect(what, "replicated", found.is_replicated, stage == 0 && mpi_world > 1);
-    expect(what, "tile elements", found.tile_elems, plan->tile_elems);
+    expect(what, "replicated", found.record.is_replicated, stage == 0 && mpi_world > 1);
+    expect(what, "tile elements", found.record.tile_elems, plan->tile_elems);
     expect(what, "files", found.file_count, mpi_world);
     uint64_t elems = 0;
     for (uint32_t u = 0; u < found.unit_count; u++)

@@ -8,11 +8,17 @@
 
 #include <cmocka.h>
 #include <glob.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/rng.h"
 #include "base/tile.h"
-#include "tests/state/crash_case.h"
 #include "format/manifest.h"
+#include "tests/state/crash_case.h"
 
 enum { STREAM_BITS = 501, STREAM_LAYOUT = 502, KINDS = 5 };
 
@@ -250,7 +256,7 @@ uint64_t crash_committed_step(const char *name)
 {
     manifest_slot slots[2];
     uint64_t step = 0;
-    if (manifest_examine(fixture_path(name, "state"), slots) < 0)
+    if (manifest_examine(fixture_path(name, "state"), slots, NULL) < 0)
         fail_msg("%s", err_text());
     for (int i = 0; i < 2; i++)
         if (slots[i].outcome == MANIFEST_SLOT_VALID && slots[i].step > step)
@@ -270,4 +276,29 @@ uint64_t crash_slab_dirs(const char *name)
         globfree(&found);
     }
     return count;
+}
+
+bool crash_ends_within(pid_t child, uint64_t ns)
+{
+    int fd = (int)syscall(SYS_pidfd_open, child, 0);
+    assert_true(fd >= 0);
+    struct pollfd end = {.fd = fd, .events = POLLIN};
+    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000),
+                            .tv_nsec = (long)(ns % 1000000000)};
+    int rc = ppoll(&end, 1, &time, NULL);
+    close(fd);
+    assert_true(rc >= 0);
+    return rc == 1;
+}
+
+int crash_wait(pid_t child)
+{
+    int status;
+    bool ended = crash_ends_within(child, CRASH_HANG_SECONDS * 1000000000ull);
+    if (!ended)
+        kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!ended)
+        fail_msg("the process did not end");
+    return status;
 }

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "tests/train/train_fixture.h"
 
@@ -70,5 +71,16 @@ uint64_t crash_committed_step(const char *name);
 
 /* How many slab directories the run has on its drives, copies of kept commits not counted. */
 uint64_t crash_slab_dirs(const char *name);
+
+/* ---- waiting for processes that are to end, or to be ended, in time ---- */
+
+enum { CRASH_HANG_SECONDS = 120 }; /* no process of these tests takes a tenth of it */
+
+/* Whether the child ended, or ends, within the time. It is left to be waited for. */
+bool crash_ends_within(pid_t child, uint64_t ns);
+
+/* Waits for the child; its status as waitpid has it. One that does not end is killed and fails the
+ * test. */
+int crash_wait(pid_t child);
 
 #endif

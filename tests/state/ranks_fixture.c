@@ -16,9 +16,9 @@
 #include "base/rng.h"
 #include "base/shard.h"
 #include "base/tile.h"
-#include "tests/state/ranks_fixture.h"
 #include "state/run_dir.h"
 #include "swap/checksum.h"
+#include "tests/state/ranks_fixture.h"
 #include "tests/tiers/tiers_helpers.h"
 
 uint64_t ranks_seed = 20261122;
@@ -104,14 +104,13 @@ void ranks_fill_tile(const manifest_extent *tile, unsigned char *data)
 
 void ranks_open_rank(struct ranks_run *self, uint32_t rank, uint64_t total_bytes)
 {
-    slab_drive *drives;
+    static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&self->record.slabs, rank, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&self->record.slabs, rank, drives, &config), 0);
     config.total_bytes = total_bytes;
     config.stripe_bytes = MIB;
     if (slab_open(&self->disks[rank], &config) < 0)
         fail_msg("%s", err_text());
-    mem_free(drives);
 }
 
 io *ranks_open_io(slab *disk)
@@ -198,11 +197,10 @@ void ranks_make_old(uint32_t world, bool is_sharded, uint64_t tile_elems)
 void ranks_remove_old(void)
 {
     for (uint32_t r = 0; r < ranks_old.world; r++) {
-        slab_drive *drives;
+        static slab_drive drives[DRIVES_MAX];
         slab_config config;
-        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, &config, &drives), 0);
+        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, drives, &config), 0);
         assert_int_equal(slab_remove_files(&config), 0);
-        mem_free(drives);
     }
     mem_free(ranks_old.record.extents);
 }

@@ -33,10 +33,9 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/trace.h"
-#include "tests/state/crash_case.h"
-#include "tests/state/crash_process.h"
 #include "format/manifest.h"
 #include "state/verify.h"
+#include "tests/state/crash_case.h"
 #include "train/train.h"
 
 enum {
@@ -345,7 +344,7 @@ static bool has_torn_slot(const char *dir)
     char state[2 * FIXTURE_PATH_BYTES];
     manifest_slot slots[2];
     snprintf(state, sizeof state, "%s/state", dir);
-    assert_int_equal(manifest_examine(state, slots), 0);
+    assert_int_equal(manifest_examine(state, slots, NULL), 0);
     return slots[0].outcome == MANIFEST_SLOT_DAMAGED || slots[1].outcome == MANIFEST_SLOT_DAMAGED;
 }
 

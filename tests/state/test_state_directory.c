@@ -246,7 +246,7 @@ static void fails_at(const fixture_sets *sets, const char *point, int at)
 static void damage_newest(const char *name)
 {
     manifest_slot slots[2];
-    assert_int_equal(manifest_examine(fixture_path(name, "state"), slots), 0);
+    assert_int_equal(manifest_examine(fixture_path(name, "state"), slots, NULL), 0);
     bool second = slots[1].generation > slots[0].generation;
     int fd = open(fixture_path(name, second ? "state/manifest-1" : "state/manifest-0"), O_RDWR);
     char byte;
@@ -276,7 +276,7 @@ static void no_manifest_names_what_is_gone(void **state)
 }
 
 /* While the state's own slabs are missing, no leftover slab is removed. */
-static void strays_stay_while_the_state_is_away(void **state)
+static void leftovers_stay_while_the_state_is_away(void **state)
 {
     (void)state;
     static fixture_result whole, result;
@@ -402,7 +402,7 @@ int main(void)
         cmocka_unit_test(renamed_drives_go_on),
         cmocka_unit_test(other_names_move_nothing),
         cmocka_unit_test(no_manifest_names_what_is_gone),
-        cmocka_unit_test(strays_stay_while_the_state_is_away),
+        cmocka_unit_test(leftovers_stay_while_the_state_is_away),
         cmocka_unit_test(commits_are_kept_though_updates_follow),
         cmocka_unit_test(first_commit_of_a_branch_is_kept),
         cmocka_unit_test(failure_with_one_place_says_so),

@@ -177,9 +177,9 @@ static void make_record(void)
     record->slabs.drive_count = DRIVES;
     for (uint32_t d = 0; d < DRIVES; d++)
         memcpy(record->slabs.drives[d], rig.drives[d].path, sizeof record->slabs.drives[d]);
-    record->stray.drive_count = 1; /* of the run, not of the copy */
-    record->stray.uuid[0] = 99;
-    snprintf(record->stray.drives[0], sizeof record->stray.drives[0], "/nowhere");
+    record->leftover.drive_count = 1; /* of the run, not of the copy */
+    record->leftover.uuid[0] = 99;
+    snprintf(record->leftover.drives[0], sizeof record->leftover.drives[0], "/nowhere");
 }
 
 /* A run that committed step 50, on drives "<name>0" and "<name>1". */
@@ -221,6 +221,8 @@ static int teardown(void **state)
     return helper_teardown(state);
 }
 
+static const struct ranks alone = {.world = 1};
+
 static state_keeper *make_keeper(void)
 {
     state_keeper *self;
@@ -234,7 +236,7 @@ static void keep(void)
     state_keeper *self = make_keeper();
     mem_stats before, after;
     mem_get_stats(&before);
-    assert_int_equal(state_keep(self, &rig.disk, &rig.record), 0);
+    assert_int_equal(state_keep(self, &alone, &rig.disk, &rig.record), 0);
     mem_get_stats(&after);
     assert_int_equal(after.call_count, before.call_count);
     state_keeper_destroy(self);
@@ -274,7 +276,7 @@ static void check_copy(int turn)
     assert_int_equal(read->generation, GENERATION);
     assert_int_equal(read->step, STEP);
     assert_int_equal(read->fingerprint, rig.record.fingerprint);
-    assert_int_equal(read->stray.drive_count, 0);
+    assert_int_equal(read->leftover.drive_count, 0);
     assert_int_equal(read->slabs.drive_count, DRIVES);
     assert_int_equal(read->extent_count, EXTENTS);
     assert_memory_equal(read->extents, rig.extents, sizeof rig.extents);
@@ -362,7 +364,7 @@ static bool keep_killed(const char *name, int at)
         state_keeper *self;
         int rc = state_keeper_create(rig.dir, &rig.asked, EXTENTS, &self);
         if (rc == 0)
-            rc = state_keep(self, &rig.disk, &rig.record);
+            rc = state_keep(self, &alone, &rig.disk, &rig.record);
         _exit(rc == 0 ? 0 : 1);
     }
     int status;
@@ -435,7 +437,7 @@ static void keep_failing(void)
     state_keeper *self = make_keeper();
     dup2(fd, STDERR_FILENO);
     log_set_level(LOG_INFO);
-    int rc = state_keep(self, &rig.disk, &rig.record);
+    int rc = state_keep(self, &alone, &rig.disk, &rig.record);
     log_set_level(LOG_QUIET);
     dup2(saved, STDERR_FILENO);
     close(saved);
@@ -520,7 +522,7 @@ static void others_are_left_alone(void **state)
     (void)state;
     keep();
     manifest gone_on = rig.record; /* trained on in the copy */
-    gone_on.stray.drive_count = 0;
+    gone_on.leftover.drive_count = 0;
     gone_on.generation++;
     gone_on.step = 60;
     assert_int_equal(manifest_write(path_of("run/keep/step-000000050/state"), &gone_on), 0);

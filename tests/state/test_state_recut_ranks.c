@@ -19,10 +19,10 @@
 #include "base/rng.h"
 #include "base/shard.h"
 #include "base/tile.h"
-#include "tests/state/ranks_fixture.h"
 #include "state/run_dir.h"
 #include "state/state_internal.h"
 #include "swap/checksum.h"
+#include "tests/state/ranks_fixture.h"
 
 static struct ranks_run fresh;
 
@@ -145,11 +145,10 @@ static void a_slab_on_another_host_is_named(void **state)
 {
     (void)state;
     ranks_make_old(4, true, TILE_ELEMS_STEP);
-    slab_drive *drives;
+    static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, drives, &config), 0);
     assert_int_equal(slab_remove_files(&config), 0);
-    mem_free(drives);
     fresh = (struct ranks_run){.world = 4, .is_sharded = true, .tile_elems = TILE_ELEMS_STEP};
     ranks_name_slabs(&fresh, "new");
     for (uint32_t r = 0; r < 3; r++)
@@ -174,11 +173,10 @@ static void any_copy_will_do(void **state)
     (void)state;
     ranks_make_old(3, false, TILE_ELEMS_STEP);
     for (uint32_t r = 0; r < 2; r++) {
-        slab_drive *drives;
+        static slab_drive drives[DRIVES_MAX];
         slab_config config;
-        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, &config, &drives), 0);
+        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, drives, &config), 0);
         assert_int_equal(slab_remove_files(&config), 0);
-        mem_free(drives);
         fresh = (struct ranks_run){.world = 2, .is_sharded = true, .tile_elems = TILE_ELEMS_STEP};
         ranks_name_slabs(&fresh, "new");
         move_rank(0);

@@ -121,7 +121,7 @@ static void destroy_rig(struct rig *self)
 }
 
 /* Results that a sweep reported. */
-struct told {
+struct seen {
     const struct rig *rig;
     uint64_t extent_count, error_count, wrong_count, done_bytes;
     volatile sig_atomic_t stop;
@@ -130,51 +130,51 @@ struct told {
 
 static void take_extent(void *user, const struct state_swept *swept)
 {
-    struct told *told = user;
-    assert_int_equal(swept->extent_idx, told->extent_count);
-    told->extent_count++;
+    struct seen *seen = user;
+    assert_int_equal(swept->extent_idx, seen->extent_count);
+    seen->extent_count++;
     if (swept->error)
-        told->error_count++;
-    else if (swept->sum != told->rig->extents[swept->extent_idx].checksum)
-        told->wrong_count++;
-    if (told->extent_count == told->stop_after)
-        told->stop = 1;
+        seen->error_count++;
+    else if (swept->sum != seen->rig->extents[swept->extent_idx].checksum)
+        seen->wrong_count++;
+    if (seen->extent_count == seen->stop_after)
+        seen->stop = 1;
 }
 
 static void take_progress(void *user, uint64_t done_bytes, double seconds)
 {
-    struct told *told = user;
-    assert_true(done_bytes >= told->done_bytes && seconds >= 0);
-    told->done_bytes = done_bytes;
+    struct seen *seen = user;
+    assert_true(done_bytes >= seen->done_bytes && seconds >= 0);
+    seen->done_bytes = done_bytes;
 }
 
 static int run_sweep(const struct rig *rig, enum io_backend backend, const io_faults *faults,
-                     struct told *told, uint64_t *hash)
+                     struct seen *seen, uint64_t *hash)
 {
     const struct state_sweep_options asked = {.record = &rig->record,
                                               .backend = backend,
                                               .faults = faults,
-                                              .stop = &told->stop,
+                                              .stop = &seen->stop,
                                               .on_extent = take_extent,
                                               .on_progress = take_progress,
-                                              .user = told};
-    told->rig = rig;
+                                              .user = seen};
+    seen->rig = rig;
     return state_sweep(&asked, hash);
 }
 
 static void assert_whole(const struct rig *rig, enum io_backend backend, const io_faults *faults)
 {
-    struct told told = {.stop = 0};
+    struct seen seen = {.stop = 0};
     uint64_t hash, bytes = 0;
-    int rc = run_sweep(rig, backend, faults, &told, &hash);
+    int rc = run_sweep(rig, backend, faults, &seen, &hash);
     if (rc < 0)
         fail_msg("%s", err_text());
     for (uint64_t i = 0; i < rig->record.extent_count; i++)
         bytes += rig->extents[i].size_bytes;
-    assert_int_equal(told.extent_count, rig->record.extent_count);
-    assert_int_equal(told.wrong_count, 0);
-    assert_int_equal(told.error_count, 0);
-    assert_int_equal(told.done_bytes, bytes);
+    assert_int_equal(seen.extent_count, rig->record.extent_count);
+    assert_int_equal(seen.wrong_count, 0);
+    assert_int_equal(seen.error_count, 0);
+    assert_int_equal(seen.done_bytes, bytes);
     assert_true(hash == rig->weights_hash);
 }
 
@@ -203,10 +203,10 @@ static void nothing_to_read_is_no_error(void **state)
 {
     (void)state;
     struct rig *rig = make_rig(1, 1, 4096, 3);
-    struct told told = {.stop = 0};
+    struct seen seen = {.stop = 0};
     uint64_t hash;
     rig->record.extent_count = 0;
-    assert_int_equal(run_sweep(rig, IO_AUTO, NULL, &told, &hash), 0);
+    assert_int_equal(run_sweep(rig, IO_AUTO, NULL, &seen, &hash), 0);
     assert_true(hash == XXH3_64bits(NULL, 0));
     destroy_rig(rig);
 }
@@ -217,27 +217,27 @@ static void ends_are_as_told(void **state)
     struct rig *rig = make_rig(2, 120, 16384, 3);
     uint64_t hash;
     for (uint64_t after = 1; after < 100; after += 23) {
-        struct told told = {.stop_after = after};
-        int rc = run_sweep(rig, IO_AUTO, NULL, &told, &hash);
-        bool is_late = told.extent_count == rig->record.extent_count; /* all was read already */
+        struct seen seen = {.stop_after = after};
+        int rc = run_sweep(rig, IO_AUTO, NULL, &seen, &hash);
+        bool is_late = seen.extent_count == rig->record.extent_count; /* all was read already */
         assert_true(is_late ? rc == 0 : rc == ERR_STOPPED && hash == 0);
-        assert_true(told.extent_count >= after);
+        assert_true(seen.extent_count >= after);
     }
     static const uint64_t transfers[] = {1, 60, 119};
     for (size_t i = 0; i < sizeof transfers / sizeof transfers[0]; i++) {
         /* A read that fails is told of once, and the others are compared all the same. */
-        struct told told = {.stop = 0};
+        struct seen seen = {.stop = 0};
         io_faults faults = {.seed = seed, .at_transfer = transfers[i], .at_kind = IO_FAULT_EIO};
-        assert_int_equal(run_sweep(rig, IO_AUTO, &faults, &told, &hash), 0);
-        assert_int_equal(told.extent_count, rig->record.extent_count);
-        assert_int_equal(told.error_count, 1);
-        assert_int_equal(told.wrong_count, 0);
+        assert_int_equal(run_sweep(rig, IO_AUTO, &faults, &seen, &hash), 0);
+        assert_int_equal(seen.extent_count, rig->record.extent_count);
+        assert_int_equal(seen.error_count, 1);
+        assert_int_equal(seen.wrong_count, 0);
         /* The queue breaks. */
-        told = (struct told){.stop = 0};
+        seen = (struct seen){.stop = 0};
         faults = (io_faults){.seed = seed, .break_after = transfers[i]};
-        int rc = run_sweep(rig, IO_AUTO, &faults, &told, &hash);
+        int rc = run_sweep(rig, IO_AUTO, &faults, &seen, &hash);
         assert_true(rc < 0 && rc != ERR_STOPPED);
-        assert_true(told.extent_count < rig->record.extent_count && hash == 0);
+        assert_true(seen.extent_count < rig->record.extent_count && hash == 0);
     }
     assert_whole(rig, IO_AUTO, NULL);
     destroy_rig(rig);

@@ -20,10 +20,10 @@
 #include "base/tile.h"
 #include "format/manifest.h"
 #include "state/verify.h"
+#include "tests/train/train_fixture.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/slab.h"
-#include "tests/train/train_fixture.h"
 
 enum { DAMAGES_MAX = 8, STEPS = 6, FLIPS = 12 };
 
@@ -385,10 +385,12 @@ static void flips_in_manifests_are_found(void **state)
     struct state_inspect_summary sum;
     assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
     assert_string_equal(sum.state, "committed");
-    assert_int_equal(sum.step, STEPS);
+    assert_int_equal(sum.record.step, STEPS);
     int newer = sum.slots[1].generation > sum.slots[0].generation;
     uint64_t older_step = sum.slots[!newer].step;
-    assert_true(sum.slots[0].is_valid && sum.slots[1].is_valid && older_step < STEPS);
+    assert_int_equal(sum.slots[0].outcome, MANIFEST_SLOT_VALID);
+    assert_int_equal(sum.slots[1].outcome, MANIFEST_SLOT_VALID);
+    assert_true(older_step < STEPS);
     state_inspect_fini(&sum);
     for (uint64_t round = 0; round < FLIPS; round++) {
         bool is_newer = round % 2 != 0;
@@ -404,8 +406,8 @@ static void flips_in_manifests_are_found(void **state)
         assert_int_equal(report->sum.weights_hash == hash, !is_newer);
         assert_non_null(strstr(report->error, "is whole"));
         assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
-        assert_int_equal(sum.step, is_newer ? older_step : STEPS);
-        assert_false(sum.slots[is_newer ? newer : !newer].is_valid);
+        assert_int_equal(sum.record.step, is_newer ? older_step : STEPS);
+        assert_int_equal(sum.slots[is_newer ? newer : !newer].outcome, MANIFEST_SLOT_DAMAGED);
         assert_true(sum.slots[is_newer ? newer : !newer].reason[0] != '\0');
         state_inspect_fini(&sum);
         flip(path, at, (unsigned)(round % 8));
@@ -501,11 +503,11 @@ static void inspection_agrees(void **state)
     const manifest *record = &run->record;
     struct state_inspect_summary sum;
     assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
-    assert_int_equal(sum.step, STEPS);
-    assert_int_equal(sum.generation, record->generation);
-    assert_int_equal(sum.seed, 7);
-    assert_int_equal(sum.tile_elems, record->tile_elems);
-    assert_int_equal(sum.extent_count, record->extent_count);
+    assert_int_equal(sum.record.step, STEPS);
+    assert_int_equal(sum.record.generation, record->generation);
+    assert_int_equal(sum.record.seed, 7);
+    assert_int_equal(sum.record.tile_elems, record->tile_elems);
+    assert_int_equal(sum.record.extent_count, record->extent_count);
     assert_int_equal(sum.file_count, 2);
     for (uint32_t d = 0; d < 2; d++) {
         assert_string_equal(sum.files[d].path, run->disk.files[d].path);
@@ -524,7 +526,7 @@ static void inspection_agrees(void **state)
     }
     assert_int_equal(tiles, record->extent_count);
     assert_int_equal(bytes, sum.extents_bytes);
-    assert_non_null(strstr(sum.identity, "model.num_layers=2\n"));
+    assert_non_null(strstr(sum.record.identity, "model.num_layers=2\n"));
     assert_int_equal(sum.state_streams, 3);
     assert_int_equal(sum.kept_count, 0);
     state_inspect_fini(&sum);
@@ -550,7 +552,7 @@ static void kept_commits_are_runs(void **state)
         assert_int_equal(report->sum.step, step);
         assert_true(report->sum.weights_hash != 0 && report->sum.weights_hash != hash);
         assert_int_equal(state_inspect(sum.kept[i].path, &copy), 0);
-        assert_int_equal(copy.step, step);
+        assert_int_equal(copy.record.step, step);
         assert_string_equal(copy.units[0].name, "embed");
         state_inspect_fini(&copy);
     }

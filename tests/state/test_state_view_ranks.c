@@ -18,12 +18,12 @@
 #include "base/rng.h"
 #include "base/shard.h"
 #include "base/tile.h"
-#include "tests/state/ranks_fixture.h"
 #include "state/run_dir.h"
 #include "state/state_internal.h"
 #include "state/sweep.h"
 #include "state/verify.h"
 #include "swap/checksum.h"
+#include "tests/state/ranks_fixture.h"
 
 #include <xxhash.h>
 
@@ -57,6 +57,10 @@ static void the_hash_is_that_of_one_rank(void **state)
     (void)state;
     uint64_t expected = expected_hash();
     static const uint32_t worlds[] = {1, 2, 3, 4, RANKS_MANY};
+    model_unit units[RANKS_UNITS] = {0};
+    const model net = {.units = units, .unit_count = RANKS_UNITS};
+    for (uint32_t u = 0; u < RANKS_UNITS; u++)
+        units[u].elems = ranks_unit_elems[u];
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++)
         for (int cut = 0; cut < 2; cut++) {
             ranks_make_old(worlds[i], cut, (1 + i % 2) * TILE_ELEMS_STEP);
@@ -64,7 +68,7 @@ static void the_hash_is_that_of_one_rank(void **state)
                                                       .backend = IO_POOL,
                                                       .pool_threads = 1,
                                                       .copy_rank = worlds[i] - 1,
-                                                      .unit_elems = ranks_unit_elems,
+                                                      .net = &net,
                                                       .on_extent = take_extent};
             uint64_t hash;
             wrong_count = 0;
@@ -134,14 +138,13 @@ static void flip_byte(uint32_t rank, const manifest_extent *extent)
     void *block;
     unsigned char *data = ranks_aligned(TILE_BLOCK_BYTES, &block);
     static slab disk;
-    slab_drive *drives;
+    static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&ranks_old.record.slabs, rank, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&ranks_old.record.slabs, rank, drives, &config), 0);
     config.total_bytes = ranks_old.record.total_bytes;
     config.stripe_bytes = MIB;
     config.open_existing = true;
     assert_int_equal(slab_open(&disk, &config), 0);
-    mem_free(drives);
     io *transport = ranks_open_io(&disk);
     assert_int_equal(io_transfer(transport, IO_READ, extent->offset_bytes, data, TILE_BLOCK_BYTES),
                      0);
@@ -186,11 +189,10 @@ static void what_is_not_seen_is_counted(void **state)
     struct state_verify_summary sum;
     ranks_make_old(4, true, TILE_ELEMS_STEP);
     write_run();
-    slab_drive *drives;
+    static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, drives, &config), 0);
     assert_int_equal(slab_remove_files(&config), 0);
-    mem_free(drives);
     assert_int_equal(verify(run_dir(), &sum), ERR_INPUT);
     assert_int_equal(sum.unseen_count, 1);
     assert_int_equal(sum.damage_count, 0);
@@ -208,10 +210,10 @@ static void inspection_lists_ranks(void **state)
     write_run();
     if (state_inspect(run_dir(), &sum) < 0)
         fail_msg("%s", err_text());
-    assert_int_equal(sum.world_size, 3);
-    assert_false(sum.is_replicated);
+    assert_int_equal(sum.record.world_size, 3);
+    assert_false(sum.record.is_replicated);
     assert_int_equal(sum.file_count, 3 * RANKS_DRIVES);
-    assert_string_equal(sum.ranks[2].host, "host-1");
+    assert_string_equal(sum.record.slabs.ranks[2].host, "host-1");
     for (uint32_t i = 0; i < sum.file_count; i++) {
         assert_int_equal(sum.files[i].rank, i / RANKS_DRIVES);
         assert_true(sum.files[i].size_bytes > 0);

@@ -14,7 +14,7 @@ if(TARGET sluice_profile)
     target_link_options(test_state_directory PRIVATE -Wl,--wrap=plan_machine_default_cpu)
 
     # Proofs of durability. Arguments are seeds; those of CI are few, the rest is labelled slow.
-    add_library(crash_case STATIC state/crash_case.c state/crash_image.c state/crash_process.c)
+    add_library(crash_case STATIC state/crash_case.c state/crash_image.c)
     target_link_libraries(crash_case PUBLIC train_fixture)
     # seeds_test(BINARY FIRST-LAST...): further CTest lines of a program, under --all only.
     function(seeds_test binary)

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "tests/train/train_curve.h"
+#include "tests/train/train_fixture.h"
 
 /* Both sides round activations to fp16 (2^-11 each), at places that differ a little: measured are
  * 6e-5 and 5e-4. */

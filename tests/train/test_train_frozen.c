@@ -12,10 +12,9 @@
 
 #include <cmocka.h>
 
-#include "tests/comm/comm_fixture.h"
 #include "state/verify.h"
-#include "train/train.h"
 #include "tests/train/train_parts.h"
+#include "train/train.h"
 
 /* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the
  * embedding. */
@@ -120,29 +119,18 @@ static void frozen_params_never_change(void **state)
 /* ---- a later process
  * --------------------------------------------------------------------------- */
 
+static fixture_sets make_middle(const char *tier, const char *update)
+{
+    return make_sets(middle, tier, update);
+}
+
 static void stopped_and_moved_runs_go_on(void **state)
 {
     (void)state;
-    static const char *const tiers[] = {"nvme", "host", "device"};
-    static const uint64_t stops[] = {1, 3, 4, 6, 0};
-    static fixture_result whole, result;
-    fixture_sets near = make_sets(middle, "device", "after_backward");
+    static fixture_result whole;
+    fixture_sets near = make_middle("device", "after_backward");
     fixture_train_good("whole", &shape, &near, &whole);
-    for (int t = 0; t < 3; t++) {
-        for (int i = 0; i < 5; i++) { /* the same again; elsewhere; in other tiles; back */
-            fixture_sets sets = make_sets(middle, tiers[i == 2 ? (t + 1) % 3 : t],
-                                          i % 2 ? "after_backward" : "in_next_forward");
-            if (i >= 3)
-                fixture_set(&sets, "schedule.tile_elems=32768");
-            fixture_call call = {.name = "parts", .stop_after = stops[i]};
-            int rc = run("parts", &sets, &call, &result);
-            if (rc != (stops[i] ? ERR_STOPPED : 0))
-                fail_msg("part %d: %s: %s", i, err_name(rc), result.error);
-            assert_int_equal(result.summary.was_resumed, i > 0);
-        }
-        fixture_assert_same(&whole, &result);
-        fixture_remove("parts");
-    }
+    parts_stop_and_move(make_middle, false, &whole);
     fixture_remove("whole");
 }
 
@@ -282,68 +270,22 @@ static void others_may_learn_later(void **state)
 /* ---- ranks
  * ------------------------------------------------------------------------------------- */
 
-struct ranks_run {
-    job *jobs[RANKS];
-    struct train_summary *told;
-};
-
-static int train_rank(comm *self, void *user)
-{
-    struct ranks_run *all = user;
-    static struct train_summary summary;
-    struct train_options options = {
-        .job = all->jobs[comm_get_rank(self)], .comm = self, .hash_weights = true};
-    int rc = train_run(&options, &summary);
-    if (comm_get_rank(self) == 0)
-        *all->told = summary;
-    return rc;
-}
-
-/* The run "ranks" in `world` processes until this step; the hash of its weights. */
-static uint64_t train_ranks(uint32_t world, uint32_t stage, const char *tier, uint32_t steps)
-{
-    struct ranks_run all = {.told = comm_fixture_shared(sizeof *all.told)};
-    for (uint32_t r = 0; r < world; r++) {
-        fixture_sets sets = make_sets(middle, tier, "in_next_forward");
-        fixture_set(&sets, "zero_optimization.stage=%u", stage);
-        fixture_set(&sets, "device.threads=1");
-        fixture_set(&sets, "run.steps=%u", steps);
-        all.jobs[r] = fixture_job("ranks", &shape, &sets);
-        all.jobs[r]->world = world;
-    }
-    static comm_fixture ranks;
-    memset(&ranks, 0, sizeof ranks);
-    ranks.world = world;
-    comm_fixture_run(&ranks, train_rank, &all);
-    for (uint32_t r = 0; r < world; r++)
-        job_destroy(all.jobs[r]);
-    comm_fixture_expect_ok(&ranks);
-    assert_int_equal(all.told->step, steps);
-    return all.told->weights_hash;
-}
-
 /* From one rank to two and back, through all stages: moving extents between ranks changes no
  * weight. */
 static void ranks_take_over(void **state)
 {
     (void)state;
-    static const struct {
-        uint32_t world, stage, steps;
-        const char *tier;
-    } parts[] = {{1, 0, 2, "nvme"}, {2, 3, 2, "nvme"}, {2, 3, 4, "host"}, {2, 1, 4, "nvme"},
-                 {2, 2, 5, "host"}, {2, 0, 5, "nvme"}, {2, 0, 6, "host"}, {1, 0, 6, "host"}};
+    static const struct parts_row rows[] = {{1, 0, 2, "nvme"}, {2, 3, 2, "nvme"}, {2, 3, 4, "host"},
+                                            {2, 1, 4, "nvme"}, {2, 2, 5, "host"}, {2, 0, 5, "nvme"},
+                                            {2, 0, 6, "host"}, {1, 0, 6, "host"}};
     uint64_t before = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        uint64_t hash = train_ranks(parts[i].world, parts[i].stage, parts[i].tier, parts[i].steps);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint64_t hash = parts_train_ranks("ranks", make_middle, &rows[i]);
         assert_true(hash != 0);
         if (i > 0)
-            assert_int_equal(hash == before, parts[i].steps == parts[i - 1].steps);
+            assert_int_equal(hash == before, rows[i].steps == rows[i - 1].steps);
         before = hash;
-        struct state_verify_options asked = {.run_dir = fixture_path("ranks", NULL)};
-        struct state_verify_summary sum;
-        if (state_verify(&asked, &sum) != 0)
-            fail_msg("part %d: %s", (int)i, err_text());
-        assert_true(sum.weights_hash == hash);
+        parts_verify("ranks", hash);
     }
     fixture_remove("ranks");
 }

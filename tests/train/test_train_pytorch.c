@@ -12,7 +12,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "tests/train/train_curve.h"
+#include "tests/train/train_fixture.h"
 
 static const char *fixture_name = "gpt2-tied";
 

@@ -14,17 +14,26 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include "tests/comm/comm_fixture.h"
 #include "hf/hf.h"
 #include "state/verify.h"
-#include "train/train.h"
 #include "tests/train/train_parts.h"
+#include "train/train.h"
 
 static fixture_sets make_sets(const char *master, const char *tier, const char *update)
 {
     fixture_sets sets = parts_sets(tier, update);
     fixture_set(&sets, "state.master=%s", master);
     return sets;
+}
+
+static fixture_sets make_split(const char *tier, const char *update)
+{
+    return make_sets("split", tier, update);
+}
+
+static fixture_sets make_whole(const char *tier, const char *update)
+{
+    return make_sets("fp32", tier, update);
 }
 
 /* ---- bits
@@ -228,28 +237,10 @@ static void exports_are_the_same(void **state)
 static void stopped_and_moved_runs_go_on(void **state)
 {
     (void)state;
-    static const char *const tiers[] = {"nvme", "host", "device"};
-    static const uint64_t stops[] = {1, 3, 4, 6, 0};
-    static fixture_result whole, result;
-    fixture_sets near = make_sets("fp32", "device", "after_backward");
+    static fixture_result whole;
+    fixture_sets near = make_whole("device", "after_backward");
     fixture_train_good("whole", &shape, &near, &whole);
-    for (int t = 0; t < 3; t++) {
-        for (int i = 0; i < 5; i++) { /* the same again; elsewhere; in other tiles; back */
-            fixture_sets sets = make_sets("split", tiers[i == 2 ? (t + 1) % 3 : t],
-                                          i % 2 ? "after_backward" : "in_next_forward");
-            if (i == 1) /* halves apart */
-                fixture_set(&sets, "tiers.place.params=%s", tiers[(t + 2) % 3]);
-            if (i >= 3)
-                fixture_set(&sets, "schedule.tile_elems=32768");
-            fixture_call call = {.name = "parts", .stop_after = stops[i]};
-            int rc = run("parts", &sets, &call, &result);
-            if (rc != (stops[i] ? ERR_STOPPED : 0))
-                fail_msg("part %d: %s: %s", i, err_name(rc), result.error);
-            assert_int_equal(result.summary.was_resumed, i > 0);
-        }
-        fixture_assert_same(&whole, &result);
-        fixture_remove("parts");
-    }
+    parts_stop_and_move(make_split, true, &whole);
     fixture_remove("whole");
 }
 
@@ -339,70 +330,19 @@ static void rot_of_either_half_is_found(void **state)
 /* ---- ranks
  * ------------------------------------------------------------------------------------- */
 
-struct ranks_run {
-    job *jobs[RANKS];
-    struct train_summary *told;
-};
-
-static int train_rank(comm *self, void *user)
-{
-    struct ranks_run *all = user;
-    static struct train_summary summary;
-    struct train_options options = {
-        .job = all->jobs[comm_get_rank(self)], .comm = self, .hash_weights = true};
-    int rc = train_run(&options, &summary);
-    if (comm_get_rank(self) == 0)
-        *all->told = summary;
-    return rc;
-}
-
-/* A run in `world` processes until this step; the hash of its weights. */
-static uint64_t train_ranks(const char *name, const char *master, uint32_t world, uint32_t stage,
-                            const char *tier, uint32_t steps)
-{
-    struct ranks_run all = {.told = comm_fixture_shared(sizeof *all.told)};
-    for (uint32_t r = 0; r < world; r++) {
-        fixture_sets sets = make_sets(master, tier, "in_next_forward");
-        fixture_set(&sets, "zero_optimization.stage=%u", stage);
-        fixture_set(&sets, "device.threads=1");
-        fixture_set(&sets, "run.steps=%u", steps);
-        all.jobs[r] = fixture_job(name, &shape, &sets);
-        all.jobs[r]->world = world;
-    }
-    static comm_fixture ranks;
-    memset(&ranks, 0, sizeof ranks);
-    ranks.world = world;
-    comm_fixture_run(&ranks, train_rank, &all);
-    for (uint32_t r = 0; r < world; r++)
-        job_destroy(all.jobs[r]);
-    comm_fixture_expect_ok(&ranks);
-    assert_int_equal(all.told->step, steps);
-    return all.told->weights_hash;
-}
-
 /* From one rank to two and back, through all stages, beside a run with whole masters: the same
  * weights. */
 static void ranks_take_over(void **state)
 {
     (void)state;
-    static const struct {
-        uint32_t world, stage, steps;
-        const char *tier;
-    } parts[] = {{1, 0, 2, "nvme"}, {2, 3, 2, "nvme"}, {2, 3, 4, "host"}, {2, 1, 4, "nvme"},
-                 {2, 2, 5, "host"}, {2, 0, 5, "nvme"}, {2, 1, 6, "host"}, {1, 0, 6, "host"}};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        uint64_t hashes[2];
-        for (int m = 0; m < 2; m++) {
-            const char *name = m ? "split" : "fp32";
-            hashes[m] = train_ranks(name, name, parts[i].world, parts[i].stage, parts[i].tier,
-                                    parts[i].steps);
-        }
-        assert_true(hashes[0] != 0 && hashes[0] == hashes[1]);
-        struct state_verify_options asked = {.run_dir = fixture_path("split", NULL)};
-        struct state_verify_summary sum;
-        if (state_verify(&asked, &sum) != 0)
-            fail_msg("part %d: %s", (int)i, err_text());
-        assert_true(sum.weights_hash == hashes[1]);
+    static const struct parts_row rows[] = {{1, 0, 2, "nvme"}, {2, 3, 2, "nvme"}, {2, 3, 4, "host"},
+                                            {2, 1, 4, "nvme"}, {2, 2, 5, "host"}, {2, 0, 5, "nvme"},
+                                            {2, 1, 6, "host"}, {1, 0, 6, "host"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint64_t whole = parts_train_ranks("fp32", make_whole, &rows[i]);
+        uint64_t split = parts_train_ranks("split", make_split, &rows[i]);
+        assert_true(whole != 0 && whole == split);
+        parts_verify("split", split);
     }
     fixture_remove("fp32");
     fixture_remove("split");

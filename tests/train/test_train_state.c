@@ -15,11 +15,11 @@
 
 #include "base/log.h"
 #include "hf/hf.h"
-#include "tests/hf/hf_fixture.h"
 #include "infer/infer.h"
 #include "kernels/ops.h"
 #include "setup/setup.h"
 #include "state/verify.h"
+#include "tests/hf/hf_fixture.h"
 #include "tests/train/train_fixture.h"
 
 enum { STEPS = 6, STOP_STEP = 3, TOKENS = 12, PATH_BYTES = FIXTURE_PATH_BYTES * 2 };
@@ -154,7 +154,7 @@ static void look_at(const char *name, const char *formats, struct life *out)
     struct state_inspect_summary seen;
     assert_int_equal(state_inspect(run, &seen), 0);
     assert_string_equal(seen.state, "committed");
-    assert_int_equal(seen.step, STEPS);
+    assert_int_equal(seen.record.step, STEPS);
     assert_string_equal(seen.state_formats, formats);
     state_inspect_fini(&seen);
     struct state_verify_options asked = {.run_dir = run};

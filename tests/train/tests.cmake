@@ -1,6 +1,6 @@
 # The engine as a whole, through train_run. Idle OpenMP threads sleep: tests share the machine.
 if(TARGET sluice_profile)
-    add_library(train_fixture STATIC train/train_fixture.c train/train_curve.c)
+    add_library(train_fixture STATIC train/train_fixture.c)
     target_link_libraries(train_fixture PUBLIC sluice_profile PkgConfig::JANSSON PkgConfig::CMOCKA)
 
     set(train_shapes gpt2-bf16 gpt2-fp32 llama-bf16 llama-fp32)

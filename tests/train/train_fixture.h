@@ -120,4 +120,19 @@ void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets 
 /* The budget that a refusal names for a key such as "tiers.host.budget"; 0 where it names none. */
 uint64_t fixture_budget_named(const char *error, const char *key);
 
+/* ---- the reference curves of tests/reference as jobs ---- */
+
+/* Members that must be there. */
+json_t *curve_member(const json_t *object, const char *key);
+double curve_number(const json_t *object, const char *key);
+uint64_t curve_integer(const json_t *object, const char *key);
+
+/* The text of the fixture's "corpus" (and "spikes") as a file. */
+void curve_write_corpus(const json_t *fixture, const char *path);
+
+/* Reads the job NAME of the fixture's keys, with states spread over host memory and the drive, and
+ * overrides. The caller destroys it. */
+job *curve_job(json_t *fixture, const char *corpus, const char *name, const char *const *sets,
+               uint32_t set_count);
+
 #endif

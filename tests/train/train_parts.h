@@ -12,8 +12,10 @@
 #include "base/log.h"
 #include "format/manifest.h"
 #include "state/verify.h"
-#include "tiers/slab.h"
+#include "tests/comm/comm_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tiers/slab.h"
+#include "train/train.h"
 
 enum { STEPS = 8, KILL_STEP = 5, RANKS = 2 };
 enum { PARTS_SLAB_PATH_BYTES = FIXTURE_PATH_BYTES * 2 + 80 };
@@ -124,6 +126,97 @@ static inline void parts_slab(const manifest *found, char path[PARTS_SLAB_PATH_B
     char uuid[MANIFEST_UUID_TEXT_BYTES];
     snprintf(path, PARTS_SLAB_PATH_BYTES, "%s/sluice-%s/rank-0-drive-0.slab",
              fixture_path("parts", ".nvme"), manifest_uuid_text(&found->slabs, uuid));
+}
+
+/* ---- stopped and moved ---- */
+
+/* Sets of a test for this tier and update. */
+typedef fixture_sets parts_make(const char *tier, const char *update);
+
+/* "parts" is stopped and goes on four times: elsewhere, in other tiles, and back; it ends as
+ * `whole`. moves_params: once its params rest on another tier than its state. */
+static inline void parts_stop_and_move(parts_make *make, bool moves_params,
+                                       const fixture_result *whole)
+{
+    static const char *const tiers[] = {"nvme", "host", "device"};
+    static const uint64_t stops[] = {1, 3, 4, 6, 0};
+    static fixture_result result;
+    for (int t = 0; t < 3; t++) {
+        for (int i = 0; i < 5; i++) { /* the same again; elsewhere; in other tiles; back */
+            fixture_sets sets =
+                make(tiers[i == 2 ? (t + 1) % 3 : t], i % 2 ? "after_backward" : "in_next_forward");
+            if (i == 1 && moves_params)
+                fixture_set(&sets, "tiers.place.params=%s", tiers[(t + 2) % 3]);
+            if (i >= 3)
+                fixture_set(&sets, "schedule.tile_elems=32768");
+            fixture_call call = {.name = "parts", .stop_after = stops[i]};
+            int rc = run("parts", &sets, &call, &result);
+            if (rc != (stops[i] ? ERR_STOPPED : 0))
+                fail_msg("part %d: %s: %s", i, err_name(rc), result.error);
+            assert_int_equal(result.summary.was_resumed, i > 0);
+        }
+        fixture_assert_same(whole, &result);
+        fixture_remove("parts");
+    }
+}
+
+/* ---- ranks ---- */
+
+struct parts_ranks {
+    job *jobs[RANKS];
+    struct train_summary *summary;
+};
+
+static inline int parts_train_rank(comm *self, void *user)
+{
+    struct parts_ranks *all = user;
+    static struct train_summary summary;
+    struct train_options options = {
+        .job = all->jobs[comm_get_rank(self)], .comm = self, .hash_weights = true};
+    int rc = train_run(&options, &summary);
+    if (comm_get_rank(self) == 0)
+        *all->summary = summary;
+    return rc;
+}
+
+/* One row of a run's life: so many ranks, at this stage, until this step. */
+struct parts_row {
+    uint32_t world, stage, steps;
+    const char *tier;
+};
+
+/* A run in row->world processes until row->steps; the hash of its weights. */
+static inline uint64_t parts_train_ranks(const char *name, parts_make *make,
+                                         const struct parts_row *row)
+{
+    struct parts_ranks all = {.summary = comm_fixture_shared(sizeof *all.summary)};
+    for (uint32_t r = 0; r < row->world; r++) {
+        fixture_sets sets = make(row->tier, "in_next_forward");
+        fixture_set(&sets, "zero_optimization.stage=%u", row->stage);
+        fixture_set(&sets, "device.threads=1");
+        fixture_set(&sets, "run.steps=%u", row->steps);
+        all.jobs[r] = fixture_job(name, &shape, &sets);
+        all.jobs[r]->world = row->world;
+    }
+    static comm_fixture ranks;
+    memset(&ranks, 0, sizeof ranks);
+    ranks.world = row->world;
+    comm_fixture_run(&ranks, parts_train_rank, &all);
+    for (uint32_t r = 0; r < row->world; r++)
+        job_destroy(all.jobs[r]);
+    comm_fixture_expect_ok(&ranks);
+    assert_int_equal(all.summary->step, row->steps);
+    return all.summary->weights_hash;
+}
+
+/* The run is as it was committed, and has these weights. */
+static inline void parts_verify(const char *name, uint64_t hash)
+{
+    struct state_verify_options asked = {.run_dir = fixture_path(name, NULL)};
+    struct state_verify_summary sum;
+    if (state_verify(&asked, &sum) != 0)
+        fail_msg("%s: %s", name, err_text());
+    assert_true(sum.weights_hash == hash);
 }
 
 #endif

@@ -1,11 +1,13 @@
-/* Declarations that the files of an export share (hf_export in hf.h). One thread. */
-#ifndef SLUICE_HF_EXPORT_INTERNAL_H
-#define SLUICE_HF_EXPORT_INTERNAL_H
+/* Declarations that files of src/hf share: those of an export (hf_export in hf.h), of the weights
+ * of a checkpoint, and of an import. */
+#ifndef SLUICE_HF_INTERNAL_H
+#define SLUICE_HF_INTERNAL_H
 
 #include <jansson.h>
 #include <limits.h>
+#include <signal.h>
 
-#include "format/safetensors.h"
+#include "format/hf_checkpoint.h"
 #include "hf/hf.h"
 #include "kernels/ops.h"
 #include "state/run_view.h"
@@ -59,6 +61,9 @@ int hfi_remove_whole(const char *dir, const char *base) MUST_CHECK;
 int hfi_remove_adapters(const char *dir) MUST_CHECK;
 /* Makes the directory and those above it. ERR_INPUT if it is not empty, unless `force`. */
 int hfi_take_directory(const char *dir, bool force) MUST_CHECK;
+/* Writes the document to DIR/NAME with flags of json_dumps, and releases it. NULL: there was no
+ * memory to make it; returns -ENOMEM. */
+int hfi_write_json(const char *dir, const char *name, json_t *doc, size_t flags) MUST_CHECK;
 
 /* ---- export_peft.c ----
  *
@@ -100,5 +105,78 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
  * there and from the run's tokenizer. *count: files copied, without config.json. */
 int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type,
                          uint64_t *count) MUST_CHECK;
+
+/* ---- weights.c opens a checkpoint and compares it with the model; weights_read.c reads it ---- */
+
+/* The place in the checkpoint of a tensor of a unit. */
+struct weights_source {
+    hf_tensor at;       /* tensor NULL: an adapter, which is not in the checkpoint */
+    bool is_transposed; /* stored [columns, whole_rows] */
+};
+
+/* Rows [row_begin, row_begin + rows) of a transposed matrix, in its own dtype, stored as [rows,
+ * columns]. */
+struct weights_strip {
+    const safetensors_tensor *of; /* the matrix that it is of; NULL: none yet */
+    uint64_t row_begin, rows;
+    unsigned char *data; /* [capacity_bytes] */
+    uint64_t capacity_bytes;
+};
+
+struct hf_weights {
+    const model *net; /* borrowed */
+    hf_checkpoint *files;
+    char dir[PATH_MAX];
+    struct weights_source *sources; /* one for each tensor of all units, in order */
+    struct weights_source **units;  /* [unit_count] first entry of a unit in sources */
+    /* Prefix that the checkpoint's names have and the model's lack; and the reverse. */
+    const char *added, *dropped;
+    struct weights_strip strip;
+    unsigned char *pieces; /* [thread_count][piece_bytes] */
+    uint64_t piece_bytes;
+    int thread_count;
+    uint64_t total_bytes;
+    bool has_type[DTYPE_COUNT];
+};
+
+/* ---- import_stream.c ----
+ *
+ * Streams an import's tiles from the checkpoint to the slab, at the drive's speed.
+ *
+ *   lane 0   [ read | convert | sum ][ read | convert | sum ] ...
+ *            write -----------------> write ---------------->
+ *   lane 1   ...                                    each takes the next tile that no lane has taken
+ *
+ * A lane is a thread with its own tiles and its own queue of writes. So reads, arithmetic and
+ * writes of several tiles overlap, and lanes share only the number of the next tile. Matrices that
+ * are stored transposed pass through one strip: with such a checkpoint tiles are read one after the
+ * other, in order, and only sums and writes overlap with that.
+ *
+ * Memory: IMPORT_LANES * (IMPORT_SLOTS tiles of masters + WEIGHTS_ROOM_BYTES), on huge pages, and
+ * what weights.h says. */
+enum {
+    IMPORT_LANES = 4,
+    IMPORT_SLOTS = 3, /* tiles of a lane: one is filled while the others are written */
+};
+
+struct import_stream {
+    hf_weights *from;
+    const model *net;
+    slab *disk;
+    /* Its extents' sums are filled in; state_streams and seed are read. */
+    manifest *record;
+    const volatile sig_atomic_t *stop; /* may be NULL */
+    /* Called on the caller's thread, a few times a second and at the end; or NULL. The bytes are
+     * those of masters. */
+    void (*on_progress)(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
+    void *user;
+};
+typedef struct import_stream import_stream;
+
+/* Fills the slab and syncs it. Blocks. Returns the bytes written and the time that it took. Errors:
+ * ERR_STOPPED, or the first failure of a lane, as in weights.h and tiers/io.h. All lanes have ended
+ * when this returns. */
+int import_stream_run(const import_stream *self, uint64_t *written_bytes,
+                      double *seconds) MUST_CHECK;
 
 #endif
