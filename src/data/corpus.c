@@ -70,9 +70,9 @@ static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t cou
         TRY(datai_pread(file->fd, file->path, offset, part * file->type.bytes, raw));
         for (uint64_t i = 0; i < part; i++) {
             int64_t token = token_at(raw, file->type, i);
-            bool is_marked = file->has_marks && token & DATAI_MARK;
+            bool is_marked = file->has_marks && token & TOKEN_UNCOUNTED;
             if (is_marked)
-                token &= ~(int64_t)DATAI_MARK;
+                token &= ~(int64_t)TOKEN_UNCOUNTED;
             if ((uint64_t)token >= vocab_size) /* a negative token too */
                 return refuse_token(file, begin + done + i, token, vocab_size);
             if (tokens)

@@ -45,6 +45,9 @@
 #include "base/error.h"
 #include "base/words.h"
 
+/* Bit of a token, where tokens are uint32_t: it does not count as a target. */
+#define TOKEN_UNCOUNTED ((uint32_t)1 << 31)
+
 typedef struct corpus corpus;
 
 /* Opens token files of the given format (data.format). vocab_size is the model's; 0 allows any

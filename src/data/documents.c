@@ -5,7 +5,7 @@
 #include "base/size.h"
 #include "data/data_internal.h"
 
-/* A file of made.h: reads the end of the document before and its own end. */
+/* A file of DATA_MADE: reads the end of the document before and its own end. */
 static int document_by_ends(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end)
 {
     uint64_t ends[2] = {0, 0};

@@ -17,23 +17,14 @@
 #include "base/size.h"
 #include "data/data_internal.h"
 
-enum {
-    LLMC_HEADER_INTS = 256,
-    LLMC_HEADER_BYTES = 4 * LLMC_HEADER_INTS,
-    BEGIN_BYTES = 16, /* first bytes of a file, enough for every magic */
-};
+enum { BEGIN_BYTES = 16 }; /* first bytes of a file, enough for every magic */
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are little-endian");
 
-/* llm.c's token files: dev/data/data_common.py, HEADERS_INFO. */
-static const struct llmc_kind {
-    uint32_t magic, version;
-    datai_type type;
-} llmc_kinds[] = {
+const datai_llmc_kind datai_llmc_kinds[2] = {
     {20240520, 1, {.bytes = 2}},
     {20240801, 7, {.bytes = 4}},
 };
-enum { LLMC_KIND_COUNT = sizeof llmc_kinds / sizeof llmc_kinds[0] };
 
 /* Files of other programs that are often given instead of token files. */
 static const struct foreign {
@@ -101,31 +92,31 @@ int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void 
 
 /* ---- llm.c ---- */
 
-static const struct llmc_kind *llmc_kind_of(const unsigned char *begin)
+static const datai_llmc_kind *llmc_kind_of(const unsigned char *begin)
 {
     uint32_t magic;
     memcpy(&magic, begin, sizeof magic);
-    for (int i = 0; i < LLMC_KIND_COUNT; i++)
-        if (llmc_kinds[i].magic == magic)
-            return &llmc_kinds[i];
+    for (int i = 0; i < 2; i++)
+        if (datai_llmc_kinds[i].magic == magic)
+            return &datai_llmc_kinds[i];
     return NULL;
 }
 
 static int read_llmc(datai_file *self, const unsigned char *begin)
 {
-    const struct llmc_kind *kind = llmc_kind_of(begin);
-    uint32_t header[LLMC_HEADER_INTS];
+    const datai_llmc_kind *kind = llmc_kind_of(begin);
+    uint32_t header[DATAI_LLMC_HEADER_BYTES / 4];
     memcpy(header, begin, BEGIN_BYTES);
     if (!kind)
         return err_set(ERR_INPUT,
                        "%s begins with %u and not with a magic of llm.c's token files, %u or %u; "
                        "where it holds token ids alone, set data.format to u16 or u32",
-                       self->path, header[0], llmc_kinds[0].magic, llmc_kinds[1].magic);
-    if (self->file_bytes < LLMC_HEADER_BYTES)
+                       self->path, header[0], datai_llmc_kinds[0].magic, datai_llmc_kinds[1].magic);
+    if (self->file_bytes < DATAI_LLMC_HEADER_BYTES)
         return err_set(ERR_INPUT,
                        "%s has %llu bytes, fewer than the %d of the header of an llm.c token file; "
                        "it is truncated",
-                       self->path, (unsigned long long)self->file_bytes, LLMC_HEADER_BYTES);
+                       self->path, (unsigned long long)self->file_bytes, DATAI_LLMC_HEADER_BYTES);
     TRY(datai_pread(self->fd, self->path, 0, sizeof header, header));
     if (header[1] != kind->version)
         return err_set(ERR_INPUT,
@@ -135,7 +126,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
     uint64_t token_count = header[2];
     if (token_count == 0)
         return err_set(ERR_INPUT, "%s is an llm.c token file without tokens", self->path);
-    uint64_t expected = LLMC_HEADER_BYTES + token_count * kind->type.bytes;
+    uint64_t expected = DATAI_LLMC_HEADER_BYTES + token_count * kind->type.bytes;
     if (self->file_bytes != expected)
         return err_set(ERR_INPUT,
                        "%s says that %llu tokens of %u bytes follow its header, which makes %llu "
@@ -144,7 +135,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
                        (unsigned long long)expected, (unsigned long long)self->file_bytes,
                        self->file_bytes < expected ? "truncated" : "no whole llm.c token file");
     self->type = kind->type;
-    self->data_begin = LLMC_HEADER_BYTES;
+    self->data_begin = DATAI_LLMC_HEADER_BYTES;
     self->token_count = token_count;
     return 0;
 }
@@ -153,7 +144,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
 
 static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token_bytes)
 {
-    const struct llmc_kind *kind = self->file_bytes >= BEGIN_BYTES ? llmc_kind_of(begin) : NULL;
+    const datai_llmc_kind *kind = self->file_bytes >= BEGIN_BYTES ? llmc_kind_of(begin) : NULL;
     uint32_t version;
     memcpy(&version, begin + 4, sizeof version);
     if (kind && version == kind->version)

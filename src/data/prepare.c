@@ -1,7 +1,7 @@
 /* Converts text and JSON lines to token files. See prepare.h.
  *
  *   file ── read ──► a batch: whole lines, or text up to a safe cut
- *        ──► pieces ── all threads encode ──► tokens, in order ──► made.c
+ *        ──► pieces ── all threads encode ──► tokens, in order ──► sink
  *
  * The caller's thread reads and writes. In between, all threads encode the pieces of the batch. */
 #include "data/prepare.h"
@@ -24,8 +24,8 @@
 #include "base/size.h"
 #include "base/utf8.h"
 #include "data/data_internal.h"
-#include "data/made.h"
 #include "data/prepare_internal.h"
+#include "data/token_file.h"
 
 enum {
     PIECE_COUNT = 128,       /* of a batch */
@@ -300,34 +300,38 @@ int prepare_run(const prepare_work *work, const prepare_options *options, const 
     return rc;
 }
 
-static int made_sink_add(void *user, const uint32_t *tokens, uint64_t count)
+static int add_to_file(void *user, const uint32_t *tokens, uint64_t count)
 {
-    return made_add(user, tokens, count);
+    return token_file_add(user, tokens, count);
 }
 
-static int made_sink_end(void *user)
+static int end_in_file(void *user)
 {
-    return made_end_document(user);
+    return token_file_end_document(user);
+}
+
+prepare_sink prepare_to_file(struct token_file *out)
+{
+    return (prepare_sink){.user = out, .add = add_to_file, .end_document = end_in_file};
 }
 
 int prepare_make(const prepare_work *work, const prepare_options *options, const char *path)
 {
-    const made_options made = {.key = work->key,
-                               .vocab_size = tokenizer_vocab(options->words),
-                               .has_marks = work->is_chat,
-                               .is_bytes = strcmp(options->tokenizer_name, "bytes") == 0};
-    made_writer *out;
-    TRY(made_create(path, &made, &out));
-    const prepare_sink sink = {.user = out, .add = made_sink_add, .end_document = made_sink_end};
+    const token_file_options made = {.format = DATA_MADE,
+                                     .key = work->key,
+                                     .vocab_size = tokenizer_vocab(options->words),
+                                     .has_marks = work->is_chat,
+                                     .is_bytes = strcmp(options->tokenizer_name, "bytes") == 0};
+    token_file *out;
+    TRY(token_file_create(path, &made, &out));
+    const prepare_sink sink = prepare_to_file(out);
     int rc = prepare_run(work, options, &sink);
-    if (rc == 0) {
-        rc = made_finish(out);
-        return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s gives not one token", work->path) : rc;
+    if (rc < 0) {
+        token_file_abandon(out);
+        return rc;
     }
-    err_record first;
-    err_save(&first, rc);
-    made_abandon(out);
-    return err_restore(&first);
+    rc = token_file_finish(out);
+    return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s gives not one token", work->path) : rc;
 }
 
 /* ---- looking ---- */

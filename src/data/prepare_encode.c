@@ -15,7 +15,6 @@
 #include "base/size.h"
 #include "base/utf8.h"
 #include "data/data_internal.h"
-#include "data/made.h"
 #include "data/prepare_internal.h"
 
 void prepi_piece_fini(prepi_piece *self)
@@ -57,7 +56,8 @@ static int add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *
                 "tokenizer's vocabulary, %llu, or more",
                 (int)ids[i], (unsigned long long)rules->options->vocab_size,
                 (unsigned long long)tokenizer_vocab(rules->options->words));
-        piece->tokens[piece->token_count++] = (uint32_t)ids[i] | (i < counted ? MADE_UNCOUNTED : 0);
+        piece->tokens[piece->token_count++] =
+            (uint32_t)ids[i] | (i < counted ? TOKEN_UNCOUNTED : 0);
     }
     return 0;
 }

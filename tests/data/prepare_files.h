@@ -5,8 +5,8 @@
 
 #include "tests/data/token_files.h"
 
-#include "data/made.h"
 #include "data/prepare.h"
+#include "data/token_file.h"
 #include "text/chat.h"
 
 static tokenizer *words;

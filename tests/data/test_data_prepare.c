@@ -21,8 +21,8 @@ static corpus *make(const char *path, const prepare_options *options)
         assert_int_not_equal(access(in_directory("made.tokens.part"), F_OK), 0);
         return NULL;
     }
-    assert_true(made_is_there(made, work.key));
-    assert_false(made_is_there(made, work.key + 1));
+    assert_true(token_file_is_made(made, work.key));
+    assert_false(token_file_is_made(made, work.key + 1));
     if (corpus_open_as(&made, 1, DATA_AUTO, 256, &source) < 0)
         fail_msg("%s", err_text());
     return source;
@@ -256,7 +256,7 @@ static void damage_is_refused(void **state)
     for (size_t i = 1; i < bytes; i++) {
         write_text("made.tokens", (const char *)whole, i);
         assert_int_equal(corpus_open_as(&path, 1, DATA_MADE, 256, &source), ERR_INPUT);
-        assert_false(made_is_there(path, 1));
+        assert_false(token_file_is_made(path, 1));
     }
 }
 
