@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "report/report_internal.h"
 
 enum { LINE_BYTES = 1 << 16, PATH_PART_BYTES = 64 };
@@ -114,27 +115,11 @@ const char *reporti_text(const json_t *root, const char *path)
     return text ? text : "";
 }
 
-/* Returns the bytes of the UTF-8 character at `at`; 0 if there is none. */
-static int letter_bytes(const unsigned char *at)
-{
-    int count = at[0] < 0x80                    ? 1
-                : at[0] >= 0xc2 && at[0] < 0xe0 ? 2
-                : (at[0] & 0xf0) == 0xe0        ? 3
-                : at[0] >= 0xf0 && at[0] < 0xf5 ? 4
-                                                : 0;
-    for (int i = 1; i < count; i++)
-        if ((at[i] & 0xc0) != 0x80)
-            return 0;
-    if ((count == 3 && ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f))) ||
-        (count == 4 && ((at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f))))
-        return 0;
-    return count;
-}
-
 void reporti_html(FILE *out, const char *text)
 {
-    for (const unsigned char *at = (const unsigned char *)text; *at;) {
-        int count = letter_bytes(at);
+    for (const char *at = text; *at;) {
+        int count = utf8_character(at, strnlen(at, 4));
+        unsigned char first = (unsigned char)*at;
         if (*at == '&')
             fputs("&amp;", out);
         else if (*at == '<')
@@ -143,7 +128,7 @@ void reporti_html(FILE *out, const char *text)
             fputs("&gt;", out);
         else if (*at == '"')
             fputs("&quot;", out);
-        else if (count == 0 || (*at < 0x20 && *at != '\n' && *at != '\t') || *at == 0x7f)
+        else if (count <= 0 || (first < 0x20 && first != '\n' && first != '\t') || first == 0x7f)
             fputs("&#xfffd;", out);
         else
             fwrite(at, 1, (size_t)count, out);

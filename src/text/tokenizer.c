@@ -11,7 +11,6 @@
 #include "base/size.h"
 #include "base/utf8.h"
 #include "text/tokenizer_internal.h"
-#include "text/tokenizer_sp.h"
 
 enum { JIT_STACK_FIRST = 32768, JIT_STACK_MOST = 8 << 20, PATH_BYTES = 4096 };
 
@@ -162,8 +161,8 @@ void tokenizer_close(tokenizer *self)
     mem_free(self->by_bytes.ids);
     mem_free(self->merges);
     mem_free(self->steady);
-    mem_free(self->prefix);
-    mem_free(self->suffix);
+    token_list_fini(&self->prefix);
+    token_list_fini(&self->suffix);
     pthread_mutex_destroy(&self->lock);
     mem_free(self);
 }
@@ -234,12 +233,12 @@ int toki_list_reserve(token_list *self, size_t more)
     return 0;
 }
 
-static int append_ids(token_list *out, const int32_t *ids, uint32_t count)
+static int append_ids(token_list *out, const token_list *more)
 {
-    TRY(toki_list_reserve(out, count));
-    if (count)
-        memcpy(out->ids + out->count, ids, count * sizeof *ids);
-    out->count += count;
+    TRY(toki_list_reserve(out, more->count));
+    if (more->count)
+        memcpy(out->ids + out->count, more->ids, more->count * sizeof *more->ids);
+    out->count += more->count;
     return 0;
 }
 
@@ -271,9 +270,9 @@ int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
                      const tokenize_options *options, token_list *out)
 {
     if (options->adds_special)
-        TRY(append_ids(out, self->prefix, self->prefix_count));
+        TRY(append_ids(out, &self->prefix));
     TRY(encode_middle(self, text, bytes, options->plain_text, out));
     if (options->adds_special)
-        TRY(append_ids(out, self->suffix, self->suffix_count));
+        TRY(append_ids(out, &self->suffix));
     return 0;
 }

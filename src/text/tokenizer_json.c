@@ -139,13 +139,13 @@ static int read_normalizer(const toki_reader *self, const json_t *part, int dept
 
 /* --- pre-tokenizers --- */
 
+/* Adds a stage; its fields are zeros. */
 static int next_stage(const toki_reader *self, toki_stage **out)
 {
     if (self->self->stage_count == TOKI_STAGES_MAX)
         return err_set(ERR_CONFIG, "%s: more than %d pre-tokenizers", self->path,
                        (int)TOKI_STAGES_MAX);
-    *out = &self->self->stages[self->self->stage_count];
-    **out = (toki_stage){0};
+    *out = &self->self->stages[self->self->stage_count++];
     return 0;
 }
 
@@ -187,12 +187,10 @@ static int read_split(const toki_reader *self, const json_t *part)
     if (!regex == !literal)
         return err_set(ERR_INPUT, "%s: a Split of pre_tokenizer needs a pattern: Regex or String",
                        self->path);
-    TRY(regex ? toki_pattern_compile(where, json_string_value(regex), json_string_length(regex),
-                                     stage)
-              : toki_pattern_literal(where, json_string_value(literal), json_string_length(literal),
-                                     stage));
-    self->self->stage_count++;
-    return 0;
+    return regex ? toki_pattern_compile(where, json_string_value(regex), json_string_length(regex),
+                                        stage)
+                 : toki_pattern_literal(where, json_string_value(literal),
+                                        json_string_length(literal), stage);
 }
 
 static int read_digits(const toki_reader *self, const json_t *part)
@@ -201,9 +199,7 @@ static int read_digits(const toki_reader *self, const json_t *part)
     toki_stage *stage = NULL;
     TRY(next_stage(self, &stage));
     TRY(toki_member_bool(self, "pre_tokenizer", part, "individual_digits", false, &individual));
-    TRY(toki_pattern_digits(individual, stage));
-    self->self->stage_count++;
-    return 0;
+    return toki_pattern_digits(individual, stage);
 }
 
 static int read_byte_level(const toki_reader *self, const json_t *part)
@@ -215,12 +211,11 @@ static int read_byte_level(const toki_reader *self, const json_t *part)
     if (adds_space) {
         TRY(next_stage(self, &stage));
         stage->adds_space = true;
-        self->self->stage_count++;
     }
     if (uses_regex) {
         TRY(next_stage(self, &stage));
-        TRY(toki_pattern_compile("ByteLevel", toki_gpt2_pattern, strlen(toki_gpt2_pattern), stage));
-        self->self->stage_count++;
+        return toki_pattern_compile("ByteLevel", toki_gpt2_pattern, strlen(toki_gpt2_pattern),
+                                    stage);
     }
     return 0;
 }

@@ -205,7 +205,7 @@ int toki_read_model(const toki_reader *self)
     const json_t *dropout = json_object_get(model, "dropout");
     if (dropout && !json_is_null(dropout) &&
         !(json_is_number(dropout) && json_number_value(dropout) == 0))
-        return err_set(ERR_CONFIG, "%s: model.dropout is not supported: ids would be drawn by lot",
+        return err_set(ERR_CONFIG, "%s: model.dropout is not supported: it would give random ids",
                        self->path);
     TRY(refuse_affix(self, model, "continuing_subword_prefix"));
     TRY(refuse_affix(self, model, "end_of_word_suffix"));
@@ -275,36 +275,29 @@ static int read_added_token(const toki_reader *self, const json_t *entry, added 
 static int make_set(tokenizer *owner, const added *entries, bool normalized)
 {
     uint32_t count = 0, most = 0;
-    toki_bytes copies = {0};
     for (uint64_t id = 0; id < owner->token_count; id++)
         most += entries[id].entry && entries[id].is_normalized == normalized;
     if (most == 0)
         return 0;
-    const char **texts = mem_alloc(most, sizeof *texts, "tokenizer added tokens");
-    size_t *bytes = mem_alloc(most, sizeof *bytes, "tokenizer added tokens");
     toki_added_token *tokens = mem_alloc(most, sizeof *tokens, "tokenizer added tokens");
-    char **owned = mem_alloc(most, sizeof *owned, "tokenizer added tokens");
-    int rc = texts && bytes && tokens && owned ? 0 : -ENOMEM;
+    toki_bytes *copies = mem_alloc(most, sizeof *copies, "tokenizer added tokens");
+    int rc = tokens && copies ? 0 : -ENOMEM;
     for (uint64_t id = 0; rc == 0 && id < owner->token_count; id++) {
         if (!entries[id].entry || entries[id].is_normalized != normalized)
             continue;
-        tokens[count] = entries[id].token;
-        texts[count] = content_of(entries[id].entry, &bytes[count]);
-        if (normalized && owner->form) {
-            rc = toki_text_normal(owner->form, owner->steady, texts[count], bytes[count], &copies,
-                                  &texts[count], &bytes[count]);
-            owned[count] = copies.data;
-            copies = (toki_bytes){0};
-        }
+        toki_added_token *token = &tokens[count];
+        *token = entries[id].token;
+        token->text = content_of(entries[id].entry, &token->text_bytes);
+        if (normalized && owner->form)
+            rc = toki_text_normal(owner->form, owner->steady, token->text, token->text_bytes,
+                                  &copies[count], &token->text, &token->text_bytes);
         count++;
     }
     if (rc == 0)
-        rc = toki_added_make(&owner->added[normalized], count, texts, bytes, tokens);
-    for (uint32_t i = 0; owned && i < count; i++)
-        mem_free(owned[i]);
-    mem_free(owned);
-    mem_free(texts);
-    mem_free(bytes);
+        rc = toki_added_make(&owner->added[normalized], count, tokens);
+    for (uint32_t i = 0; copies && i < count; i++)
+        mem_free(copies[i].data);
+    mem_free(copies);
     mem_free(tokens);
     return rc;
 }
@@ -336,34 +329,13 @@ int toki_read_added(const toki_reader *self)
 
 /* --- the post-processor --- */
 
-/* A list may have millions of ids, so room is made once for each list. */
-static int make_room(const toki_reader *self, int32_t **ids, uint32_t count, size_t more)
+static int add_id_around(const toki_reader *self, token_list *out, const json_t *id)
 {
-    if (more == 0)
-        return 0;
-    if (more > (size_t)TOKI_ID_MAX || count > TOKI_ID_MAX - more)
+    if (out->count == TOKI_ID_MAX)
         return err_set(ERR_INPUT, "%s: post_processor puts more than %d ids around a text",
                        self->path, (int)TOKI_ID_MAX);
-    int32_t *larger = mem_resize(*ids, count + more, sizeof **ids, "tokenizer post-processor");
-    if (!larger)
-        return -ENOMEM;
-    *ids = larger;
-    return 0;
-}
-
-/* Appends all ids of a list. */
-static int add_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *list)
-{
-    TRY(make_room(self, ids, *count, json_array_size(list)));
-    for (size_t i = 0; i < json_array_size(list); i++)
-        TRY(toki_id(self, "post_processor", json_array_get(list, i), &(*ids)[(*count)++]));
-    return 0;
-}
-
-static int add_id_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *id)
-{
-    TRY(make_room(self, ids, *count, 1));
-    return toki_id(self, "post_processor", id, &(*ids)[(*count)++]);
+    TRY(toki_list_reserve(out, 1));
+    return toki_id(self, "post_processor", id, &out->ids[out->count++]);
 }
 
 /* Reads one piece of a template: the place of the text, or a special token with its ids. */
@@ -392,8 +364,10 @@ static int read_piece(const toki_reader *self, const json_t *post, const json_t 
     if (!ids)
         return err_set(ERR_INPUT, "%s: post_processor.special_tokens has no ids of \"%.*s\"",
                        self->path, SHOWN, json_string_value(name));
-    return *has_text ? add_around(self, &owner->suffix, &owner->suffix_count, ids)
-                     : add_around(self, &owner->prefix, &owner->prefix_count, ids);
+    for (size_t i = 0; i < json_array_size(ids); i++)
+        TRY(add_id_around(self, *has_text ? &owner->suffix : &owner->prefix,
+                          json_array_get(ids, i)));
+    return 0;
 }
 
 static int read_template(const toki_reader *self, const json_t *post)
@@ -415,8 +389,8 @@ static int read_pair(const toki_reader *self, const json_t *post)
     json_t *cls, *sep;
     TRY(toki_member_array(self, "post_processor", post, "cls", &cls));
     TRY(toki_member_array(self, "post_processor", post, "sep", &sep));
-    TRY(add_id_around(self, &owner->prefix, &owner->prefix_count, json_array_get(cls, 1)));
-    return add_id_around(self, &owner->suffix, &owner->suffix_count, json_array_get(sep, 1));
+    TRY(add_id_around(self, &owner->prefix, json_array_get(cls, 1)));
+    return add_id_around(self, &owner->suffix, json_array_get(sep, 1));
 }
 
 static int read_post(const toki_reader *self, const json_t *post, bool is_inner, bool *adds)
@@ -450,12 +424,11 @@ int toki_read_post_processor(const toki_reader *self)
     tokenizer *owner = self->self;
     if (post && !json_is_null(post))
         TRY(read_post(self, post, false, &adds));
-    for (uint32_t i = 0; i < owner->prefix_count + owner->suffix_count; i++) {
-        int32_t id =
-            i < owner->prefix_count ? owner->prefix[i] : owner->suffix[i - owner->prefix_count];
-        if ((uint64_t)id >= owner->token_count)
-            return err_set(ERR_INPUT, "%s: post_processor adds the id %d; the highest is %lld",
-                           self->path, id, (long long)owner->token_count - 1);
-    }
+    const token_list *around[] = {&owner->prefix, &owner->suffix};
+    for (size_t side = 0; side < 2; side++)
+        for (size_t i = 0; i < around[side]->count; i++)
+            if ((uint64_t)around[side]->ids[i] >= owner->token_count)
+                return err_set(ERR_INPUT, "%s: post_processor adds the id %d; the highest is %lld",
+                               self->path, around[side]->ids[i], (long long)owner->token_count - 1);
     return 0;
 }

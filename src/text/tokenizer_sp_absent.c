@@ -1,5 +1,5 @@
 /* Replaces tokenizer_sp.c if libsentencepiece was not found when this program was built. */
-#include "text/tokenizer_sp.h"
+#include "text/tokenizer_internal.h"
 
 int toki_sp_open(tokenizer *self, const char *path)
 {
