@@ -176,6 +176,10 @@ const json_t *reporti_at(const json_t *root, const char *path);
 double reporti_number(const json_t *root, const char *path);
 const char *reporti_text(const json_t *root, const char *path);
 
+/* The names of a lane and of a kind of op; "unknown" and "other" for a number beyond the last. */
+const char *reporti_lane_name(int lane);
+const char *reporti_op_name(int kind);
+
 /* Writes text into the page: escapes & < > " and replaces bytes that are not UTF-8. */
 void reporti_html(FILE *out, const char *text);
 /* These write a number with its unit into text[REPORT_TEXT_BYTES] and return `text`. They write "-"
@@ -185,6 +189,15 @@ char *reporti_rate(double bytes_per_second, char *text);
 char *reporti_seconds(double seconds, char *text);
 char *reporti_count(double count, char *text); /* such as 7.52 M */
 char *reporti_plain(double value, char *text); /* as %.4g */
+
+/* Begins a table, whose rows follow; reporti_end_table ends it. `label` names it for screen readers,
+ * and is its caption unless it has a CSS class. `columns` are titles with | between them; a title
+ * "class:title" gives its cell a class. */
+void reporti_begin_table(FILE *out, const char *label, const char *css_class, const char *columns);
+void reporti_end_table(FILE *out);
+void reporti_put_cell(FILE *out, const char *text); /* one cell with a text */
+/* Sorts the values and returns the median; NAN if there are none. */
+double reporti_median(double *values, uint32_t count);
 
 /* These write the parts of the page to `out`. */
 void reporti_put_summary(FILE *out, const reporti_run *run);

@@ -3,7 +3,6 @@
  * report_internal.h. */
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -166,12 +165,6 @@ static const char *read_line(struct reader *self, const reporti_lines *lines, js
     return wrong;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double one = *(const double *)a, other = *(const double *)b;
-    return (one > other) - (one < other);
-}
-
 static void sum_recent(struct reader *self)
 {
     reporti_recent *out = &self->out->recent;
@@ -195,8 +188,7 @@ static void sum_recent(struct reader *self)
             out->lanes[k].stall_seconds += share * step->stall[k];
         }
     }
-    qsort(seconds, out->count, sizeof seconds[0], by_size);
-    out->seconds_median = out->count > 0 ? seconds[out->count / 2] : NAN;
+    out->seconds_median = reporti_median(seconds, out->count);
 }
 
 int reporti_read_metrics(const char *path, reporti_notes *notes, reporti_metrics *out)

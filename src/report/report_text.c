@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -115,6 +116,16 @@ const char *reporti_text(const json_t *root, const char *path)
     return text ? text : "";
 }
 
+const char *reporti_lane_name(int lane)
+{
+    return lane < LANE_COUNT ? lane_kind_name((enum lane_kind)lane) : "unknown";
+}
+
+const char *reporti_op_name(int kind)
+{
+    return kind < OP_KIND_COUNT ? op_kind_name((enum op_kind)kind) : "other";
+}
+
 void reporti_html(FILE *out, const char *text)
 {
     for (const char *at = text; *at;) {
@@ -134,6 +145,52 @@ void reporti_html(FILE *out, const char *text)
             fwrite(at, 1, (size_t)count, out);
         at += count > 0 ? count : 1;
     }
+}
+
+void reporti_begin_table(FILE *out, const char *label, const char *css_class, const char *columns)
+{
+    fprintf(out, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"%s\">", label);
+    if (css_class)
+        fprintf(out, "<table class=\"%s\">", css_class);
+    else
+        fprintf(out, "<table><caption>%s</caption>", label);
+    fputs("<thead><tr>", out);
+    for (const char *at = columns; *at; at += *at == '|') {
+        size_t length = strcspn(at, "|"), prefix = strcspn(at, ":|");
+        fputs("<th scope=\"col\"", out);
+        if (prefix < length) {
+            fprintf(out, " class=\"%.*s\"", (int)prefix, at);
+            at += prefix + 1;
+            length -= prefix + 1;
+        }
+        fprintf(out, ">%.*s</th>", (int)length, at);
+        at += length;
+    }
+    fputs("</tr></thead><tbody>\n", out);
+}
+
+void reporti_end_table(FILE *out)
+{
+    fputs("</tbody></table></div>\n", out);
+}
+
+void reporti_put_cell(FILE *out, const char *text)
+{
+    fputs("<td>", out);
+    reporti_html(out, text);
+    fputs("</td>", out);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double one = *(const double *)a, other = *(const double *)b;
+    return (one > other) - (one < other);
+}
+
+double reporti_median(double *values, uint32_t count)
+{
+    qsort(values, count, sizeof *values, by_size);
+    return count > 0 ? values[count / 2] : NAN;
 }
 
 /* Writes three significant digits, with the unit that fits. */
