@@ -96,9 +96,6 @@ int datai_npy(datai_file *self) MUST_CHECK;
 bool datai_is_made(const unsigned char *begin, uint64_t bytes);
 int datai_made(datai_file *self) MUST_CHECK;
 
-/* Document `idx` of a file: its tokens [*begin, *end) within the file. */
-int datai_document(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end) MUST_CHECK;
-
 /* A bijection of [0, count) for each seed, stream and epoch: returns the value at `position`.
  * `stream` is the first of six consecutive streams of rng.h that it uses. */
 uint64_t datai_permute(uint64_t seed, uint64_t stream, uint64_t epoch, uint64_t count,

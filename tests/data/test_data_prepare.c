@@ -1,7 +1,7 @@
 /* Text, JSON lines and conversations made into token files: which tokens there are, where documents
  * end, what counts as a target; what is wrong is named with its line; a damaged file is refused.
  * The tokenizer is "bytes", so that each token can be seen. */
-#include "tests/data/prepare_files.h"
+#include "tests/data/token_files.h"
 
 #include <sys/stat.h>
 #include <utime.h>
@@ -269,5 +269,5 @@ int main(void)
         cmocka_unit_test(long_texts_are_cut), cmocka_unit_test(bytes_are_read_as_they_are),
         cmocka_unit_test(keys_and_stops),     cmocka_unit_test(damage_is_refused),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, prepare_setup, prepare_teardown);
 }

@@ -12,10 +12,10 @@
 
 #include <cmocka.h>
 
-#include "tests/comm/comm_fixture.h"
 #include "state/verify.h"
-#include "train/train.h"
+#include "tests/comm/comm_fixture.h"
 #include "tests/train/train_parts.h"
+#include "train/train.h"
 
 /* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the
  * embedding. */

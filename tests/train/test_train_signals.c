@@ -18,9 +18,9 @@
 
 #include "base/log.h"
 #include "base/trace.h"
+#include "state/verify.h"
 #include "tests/state/crash_case.h"
 #include "tests/state/crash_process.h"
-#include "state/verify.h"
 #include "train/train.h"
 
 enum { STREAM_SIGNALS = 540, CASES = 3, EXIT_STOPPED = 75, EXIT_REFUSED = 2, POLL_NS = 2000000 };

@@ -14,11 +14,11 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include "tests/comm/comm_fixture.h"
 #include "hf/hf.h"
 #include "state/verify.h"
-#include "train/train.h"
+#include "tests/comm/comm_fixture.h"
 #include "tests/train/train_parts.h"
+#include "train/train.h"
 
 static fixture_sets make_sets(const char *master, const char *tier, const char *update)
 {

@@ -15,11 +15,11 @@
 
 #include "base/log.h"
 #include "hf/hf.h"
-#include "tests/hf/hf_fixture.h"
 #include "infer/infer.h"
 #include "kernels/ops.h"
 #include "setup/setup.h"
 #include "state/verify.h"
+#include "tests/hf/hf_fixture.h"
 #include "tests/train/train_fixture.h"
 
 enum { STEPS = 6, STOP_STEP = 3, TOKENS = 12, PATH_BYTES = FIXTURE_PATH_BYTES * 2 };

@@ -14,6 +14,14 @@
 
 #define STREAM_CORPUS 0x636f7270757300u
 
+json_t *curve_open(const char *name)
+{
+    json_t *curves = fixture_json(FIXTURE_DIR "/curves.json");
+    json_t *curve = json_incref(curve_member(curves, name));
+    json_decref(curves);
+    return curve;
+}
+
 json_t *curve_member(const json_t *object, const char *key)
 {
     json_t *value = json_object_get(object, key);

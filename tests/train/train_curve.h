@@ -5,6 +5,9 @@
 
 #include "tests/train/train_fixture.h"
 
+/* Opens a curve of tests/reference/curves.json by its name; the caller frees it with json_decref. */
+json_t *curve_open(const char *name);
+
 /* Members that must be there. */
 json_t *curve_member(const json_t *object, const char *key);
 double curve_number(const json_t *object, const char *key);

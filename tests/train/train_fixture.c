@@ -16,9 +16,9 @@
 #include "base/rng.h"
 #include "setup/setup.h"
 #include "setup/summary.h"
+#include "tests/train/train_fixture.h"
 #include "tiers/device.h"
 #include "train/train.h"
-#include "tests/train/train_fixture.h"
 
 #define STREAM_TEXT 0x74657874u
 

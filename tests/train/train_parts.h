@@ -12,8 +12,8 @@
 #include "base/log.h"
 #include "format/manifest.h"
 #include "state/verify.h"
-#include "tiers/slab.h"
 #include "tests/train/train_fixture.h"
+#include "tiers/slab.h"
 
 enum { STEPS = 8, KILL_STEP = 5, RANKS = 2 };
 enum { PARTS_SLAB_PATH_BYTES = FIXTURE_PATH_BYTES * 2 + 80 };
