@@ -1,7 +1,6 @@
 /* Finds the form of chat.h for a tokenizer: by name, by the template beside the tokenizer, or by
  * the tokenizer's tokens. */
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -68,19 +67,12 @@ static const chat_form *form_named(const char *name)
 /* Reads a file in the tokenizer's directory as text; *out is NULL if there is none. */
 static int read_beside(const char *tokenizer_name, const char *file_name, char **out)
 {
-    char path[PATH_MAX];
+    char path[FILE_PATH_BYTES];
     struct stat info;
     uint64_t bytes;
     *out = NULL;
-    bool is_directory = stat(tokenizer_name, &info) == 0 && S_ISDIR(info.st_mode);
-    const char *slash = strrchr(tokenizer_name, '/');
-    int directory = is_directory ? (int)strlen(tokenizer_name)
-                    : slash      ? (int)(slash - tokenizer_name)
-                                 : 0;
-    int length = snprintf(path, sizeof path, "%.*s%s%s", directory, tokenizer_name,
-                          directory > 0 ? "/" : "", file_name);
-    if (length < 0 || (size_t)length >= sizeof path || stat(path, &info) != 0 ||
-        !S_ISREG(info.st_mode))
+    TRY(tokenizer_beside(tokenizer_name, file_name, path));
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode))
         return 0;
     return file_read(path, FILE_MAX_BYTES, out, &bytes);
 }

@@ -239,7 +239,7 @@ int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, si
  *
  * The types of the JSON library stay out of this header. */
 int toki_json_open(tokenizer *self, const char *path) MUST_CHECK;
-int toki_config_read(tokenizer *self, const char *folder) MUST_CHECK;
+int toki_config_read(tokenizer *self, const char *name) MUST_CHECK;
 
 int toki_list_reserve(token_list *self, size_t more) MUST_CHECK;
 

@@ -153,7 +153,7 @@ static int read_merges(const toki_reader *self, const json_t *merges)
 static int refuse_affix(const toki_reader *self, const json_t *model, const char *name)
 {
     json_t *affix;
-    TRY(toki_member_string(self, "model", model, name, &affix));
+    TRY(toki_member(self, "model", model, name, JSON_STRING, &affix));
     if (affix && json_string_length(affix))
         return err_set(ERR_CONFIG, "%s: model.%s is not supported", self->path, name);
     return 0;
@@ -168,7 +168,7 @@ static int read_unknown(const toki_reader *self, const json_t *model)
     bool falls_back, is_complete = true;
     TRY(toki_member_bool(self, "model", model, "fuse_unk", false, &owner->fuses_unknown));
     TRY(toki_member_bool(self, "model", model, "byte_fallback", false, &falls_back));
-    TRY(toki_member_string(self, "model", model, "unk_token", &unknown));
+    TRY(toki_member(self, "model", model, "unk_token", JSON_STRING, &unknown));
     for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++)
         is_complete &= owner->byte_ids[b] >= 0;
     if (is_complete)
@@ -190,15 +190,15 @@ static int read_unknown(const toki_reader *self, const json_t *model)
 int toki_read_model(const toki_reader *self)
 {
     json_t *model, *vocab, *merges, *added, *type;
-    TRY(toki_member_object(self, "the document", self->root, "model", &model));
+    TRY(toki_member(self, "the document", self->root, "model", JSON_OBJECT, &model));
     if (!model)
         return err_set(ERR_INPUT, "%s has no model: this is no tokenizer.json", self->path);
-    TRY(toki_member_string(self, "model", model, "type", &type));
+    TRY(toki_member(self, "model", model, "type", JSON_STRING, &type));
     if (type && strcmp(json_string_value(type), "BPE") != 0)
         return err_set(ERR_CONFIG, "%s: a model of type %s is not supported; BPE is", self->path,
                        json_string_value(type));
-    TRY(toki_member_object(self, "model", model, "vocab", &vocab));
-    TRY(toki_member_array(self, "model", model, "merges", &merges));
+    TRY(toki_member(self, "model", model, "vocab", JSON_OBJECT, &vocab));
+    TRY(toki_member(self, "model", model, "merges", JSON_ARRAY, &merges));
     if (!vocab || !merges)
         return err_set(ERR_INPUT, "%s: model.%s is missing", self->path,
                        vocab ? "merges" : "vocab");
@@ -211,7 +211,7 @@ int toki_read_model(const toki_reader *self)
     TRY(refuse_affix(self, model, "end_of_word_suffix"));
     TRY(toki_member_bool(self, "model", model, "ignore_merges", false,
                          &self->self->ignores_merges));
-    TRY(toki_member_array(self, "the document", self->root, "added_tokens", &added));
+    TRY(toki_member(self, "the document", self->root, "added_tokens", JSON_ARRAY, &added));
     TRY(reserve_tokens(self, vocab, added));
     TRY(read_vocab(self, vocab));
     TRY(read_merges(self, merges));
@@ -308,7 +308,7 @@ int toki_read_added(const toki_reader *self)
     json_t *list, *model = json_object_get(self->root, "model");
     int32_t next_id = (int32_t)json_object_size(json_object_get(model, "vocab"));
     uint32_t moved = 0;
-    TRY(toki_member_array(self, "the document", self->root, "added_tokens", &list));
+    TRY(toki_member(self, "the document", self->root, "added_tokens", JSON_ARRAY, &list));
     added *entries = mem_alloc(owner->token_count, sizeof *entries, "tokenizer added tokens");
     int rc = entries ? 0 : -ENOMEM;
     for (size_t i = 0; rc == 0 && i < json_array_size(list); i++)
@@ -344,23 +344,23 @@ static int read_piece(const toki_reader *self, const json_t *post, const json_t 
 {
     tokenizer *owner = self->self;
     json_t *text, *special, *name, *all, *named, *ids;
-    TRY(toki_member_object(self, "post_processor.single", piece, "Sequence", &text));
-    TRY(toki_member_object(self, "post_processor.single", piece, "SpecialToken", &special));
+    TRY(toki_member(self, "post_processor.single", piece, "Sequence", JSON_OBJECT, &text));
+    TRY(toki_member(self, "post_processor.single", piece, "SpecialToken", JSON_OBJECT, &special));
     if (text) {
-        TRY(toki_member_string(self, "post_processor.single", text, "id", &name));
+        TRY(toki_member(self, "post_processor.single", text, "id", JSON_STRING, &name));
         if (*has_text || !name || strcmp(json_string_value(name), "A") != 0)
             return err_set(ERR_CONFIG, "%s: post_processor.single has not just one text, A",
                            self->path);
         *has_text = true;
         return 0;
     }
-    TRY(toki_member_string(self, "post_processor.single", special, "id", &name));
-    TRY(toki_member_object(self, "post_processor", post, "special_tokens", &all));
+    TRY(toki_member(self, "post_processor.single", special, "id", JSON_STRING, &name));
+    TRY(toki_member(self, "post_processor", post, "special_tokens", JSON_OBJECT, &all));
     if (!name)
         return err_set(ERR_INPUT, "%s: a piece of post_processor.single has no id", self->path);
-    TRY(toki_member_object(self, "post_processor.special_tokens", all, json_string_value(name),
-                           &named));
-    TRY(toki_member_array(self, "post_processor.special_tokens", named, "ids", &ids));
+    TRY(toki_member(self, "post_processor.special_tokens", all, json_string_value(name),
+                    JSON_OBJECT, &named));
+    TRY(toki_member(self, "post_processor.special_tokens", named, "ids", JSON_ARRAY, &ids));
     if (!ids)
         return err_set(ERR_INPUT, "%s: post_processor.special_tokens has no ids of \"%.*s\"",
                        self->path, SHOWN, json_string_value(name));
@@ -374,7 +374,7 @@ static int read_template(const toki_reader *self, const json_t *post)
 {
     json_t *single;
     bool has_text = false;
-    TRY(toki_member_array(self, "post_processor", post, "single", &single));
+    TRY(toki_member(self, "post_processor", post, "single", JSON_ARRAY, &single));
     for (size_t i = 0; i < json_array_size(single); i++)
         TRY(read_piece(self, post, json_array_get(single, i), &has_text));
     if (!has_text)
@@ -387,8 +387,8 @@ static int read_pair(const toki_reader *self, const json_t *post)
 {
     tokenizer *owner = self->self;
     json_t *cls, *sep;
-    TRY(toki_member_array(self, "post_processor", post, "cls", &cls));
-    TRY(toki_member_array(self, "post_processor", post, "sep", &sep));
+    TRY(toki_member(self, "post_processor", post, "cls", JSON_ARRAY, &cls));
+    TRY(toki_member(self, "post_processor", post, "sep", JSON_ARRAY, &sep));
     TRY(add_id_around(self, &owner->prefix, json_array_get(cls, 1)));
     return add_id_around(self, &owner->suffix, json_array_get(sep, 1));
 }
@@ -401,7 +401,7 @@ static int read_post(const toki_reader *self, const json_t *post, bool is_inner,
     if (strcmp(type, "ByteLevel") == 0)
         return 0; /* it changes only offsets */
     if (strcmp(type, "Sequence") == 0 && !is_inner) {
-        TRY(toki_member_array(self, "post_processor", post, "processors", &list));
+        TRY(toki_member(self, "post_processor", post, "processors", JSON_ARRAY, &list));
         for (size_t i = 0; i < json_array_size(list); i++)
             TRY(read_post(self, json_array_get(list, i), true, adds));
         return 0;

@@ -106,11 +106,9 @@ static int put_around(const char *path, const json_t *config, const char *name, 
 /* Reads the settings of tokenizer_config.json beside the model. */
 static int read_config(tokenizer *self, const char *model_path)
 {
-    char path[TOKI_WHERE_BYTES];
-    const char *slash = strrchr(model_path, '/');
-    int length = slash ? (int)(slash - model_path) + 1 : 0;
+    char path[FILE_PATH_BYTES];
     json_t *config;
-    snprintf(path, sizeof path, "%.*stokenizer_config.json", length, model_path);
+    TRY(tokenizer_beside(model_path, "tokenizer_config.json", path));
     if (access(path, F_OK) != 0)
         return 0;
     TRY(toki_json_read(path, &config, NULL));
