@@ -91,9 +91,9 @@ static void put_lane(FILE *out, const reporti_run *run, int lane)
     char path[64], text[REPORT_TEXT_BYTES];
     const char *name = lane_kind_name((enum lane_kind)lane);
     snprintf(path, sizeof path, "ceilings.%s", name);
-    double ceiling = reporti_number(run->plan, path), bytes = recent->lanes[lane].bytes;
-    double busy = recent->lanes[lane].busy_seconds;
-    double mean = bytes / fmax(recent->seconds_mean, 1e-12), peak = busy > 0 ? bytes / busy : 0;
+    double ceiling = reporti_number(run->plan, path), bytes = recent->mean.lanes[lane].bytes;
+    double busy = recent->mean.lanes[lane].busy_seconds;
+    double mean = bytes / fmax(recent->mean.seconds, 1e-12), peak = busy > 0 ? bytes / busy : 0;
     double whole = ceiling > 0 ? ceiling : fmax(peak, mean);
     fprintf(out, "<tr><th scope=\"row\">%s</th>", name);
     fprintf(
@@ -112,13 +112,13 @@ static void put_lane(FILE *out, const reporti_run *run, int lane)
     snprintf(path, sizeof path, "lanes.%s.bytes", name);
     reporti_put_cell(out, reporti_bytes(reporti_number(run->plan, path), text));
     reporti_put_cell(out, reporti_seconds(busy, text));
-    reporti_put_cell(out, reporti_seconds(recent->lanes[lane].stall_seconds, text));
+    reporti_put_cell(out, reporti_seconds(recent->mean.lanes[lane].stall_seconds, text));
     fputs("</tr>\n", out);
 }
 
 static void put_products(FILE *out, const reporti_run *run)
 {
-    double reached = run->metrics.recent.tflops * 1e12;
+    double reached = run->metrics.recent.mean.tflops * 1e12;
     double world = fmax(1, reporti_number(run->plan, "world_size"));
     double ceiling = reporti_number(run->plan, "ceilings.flops") * world;
     if (!(reached > 0))
@@ -153,7 +153,7 @@ void reporti_put_lanes(FILE *out, const reporti_run *run)
                         "moved a step|predicted|busy|waited for");
     int shown = 0;
     for (int lane = 0; lane < LANE_COUNT; lane++)
-        if (recent->lanes[lane].bytes > 0) {
+        if (recent->mean.lanes[lane].bytes > 0) {
             put_lane(out, run, lane);
             shown++;
         }

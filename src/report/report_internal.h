@@ -69,7 +69,7 @@ enum reporti_measure {
 
 /* A bin summarizes consecutive lines. */
 struct reporti_bin {
-    uint64_t step_first, step_last, line_count, skipped_count;
+    uint64_t step_first, step_last, line_count;
     reporti_value values[MEASURE_COUNT];
 };
 typedef struct reporti_bin reporti_bin;
@@ -81,26 +81,30 @@ struct reporti_series {
 };
 typedef struct reporti_series reporti_series;
 
-/* Means over the last steps. */
+/* The figures of one step, or their means. */
+struct reporti_step {
+    double seconds, tokens_per_second, tflops;
+    struct {
+        double bytes, busy_seconds, stall_seconds;
+    } lanes[LANE_COUNT];
+};
+typedef struct reporti_step reporti_step;
+
+/* The last steps. */
 struct reporti_recent {
     uint32_t count;
-    double seconds_median, seconds_mean;
-    double tokens_per_second, tflops;
-    struct {
-        double bytes, busy_seconds, stall_seconds; /* per step */
-    } lanes[LANE_COUNT];
+    double seconds_median;
+    reporti_step mean;
 };
 typedef struct reporti_recent reporti_recent;
 
 struct reporti_metrics {
     bool is_present;
     reporti_series steps, evals; /* evals: MEASURE_LOSS is the held-out loss */
-    uint64_t step_lines, eval_lines, damaged_lines, skipped_steps, nonfinite_losses;
+    uint64_t step_lines, damaged_lines, skipped_steps, nonfinite_losses;
     uint64_t step_last;
     double loss_last, valid_last; /* NAN: none */
     uint64_t valid_step;
-    uint64_t tokens;
-    double seconds;
     uint64_t peak_bytes[TIER_COUNT];
     reporti_recent recent;
 };

@@ -64,7 +64,8 @@ static void put_step_tiles(FILE *out, const reporti_run *run)
     if (m->recent.count == 0)
         return;
     snprintf(note, sizeof note, "mean of the last %u steps", m->recent.count);
-    put_tile(out, "Tokens per second", reporti_count(m->recent.tokens_per_second, value), note);
+    put_tile(out, "Tokens per second", reporti_count(m->recent.mean.tokens_per_second, value),
+             note);
     double predicted = reporti_number(run->plan, "step_seconds");
     snprintf(note, sizeof note, "median of the last %u steps", m->recent.count);
     if (predicted > 0)
@@ -82,8 +83,9 @@ static void put_binding_tile(FILE *out, const reporti_run *run)
     const reporti_recent *recent = &run->metrics.recent;
     int busiest = -1;
     for (int i = 0; i < LANE_COUNT && recent->count > 0; i++)
-        if (recent->lanes[i].busy_seconds > 0 &&
-            (busiest < 0 || recent->lanes[i].busy_seconds > recent->lanes[busiest].busy_seconds))
+        if (recent->mean.lanes[i].busy_seconds > 0 &&
+            (busiest < 0 ||
+             recent->mean.lanes[i].busy_seconds > recent->mean.lanes[busiest].busy_seconds))
             busiest = i;
     if (busiest < 0 && !*planned)
         return;
@@ -92,9 +94,9 @@ static void put_binding_tile(FILE *out, const reporti_run *run)
         return;
     }
     snprintf(value, sizeof value, "%s", lane_kind_name((enum lane_kind)busiest));
-    int used =
-        snprintf(note, sizeof note, "busy %.0f%% of the step",
-                 100 * recent->lanes[busiest].busy_seconds / fmax(recent->seconds_mean, 1e-12));
+    int used = snprintf(note, sizeof note, "busy %.0f%% of the step",
+                        100 * recent->mean.lanes[busiest].busy_seconds /
+                            fmax(recent->mean.seconds, 1e-12));
     if (*planned)
         snprintf(note + used, sizeof note - (size_t)used, "; predicted: %.32s", planned);
     put_tile(out, "Binding lane", value, note);
