@@ -1,8 +1,8 @@
 /* UTF-8: one character of a text, and streams of text.
  *
- * A stream turns bytes that arrive in pieces into UTF-8 that is valid after each piece. A sequence that is
- * incomplete at the end of a piece is held back until the next piece completes it. Each byte that
- * belongs to no sequence becomes U+FFFD. Pure; nothing is allocated. */
+ * A stream turns bytes that arrive in pieces into UTF-8 that is valid after each piece. A sequence
+ * that is incomplete at the end of a piece is held back until the next piece completes it. Each
+ * byte that belongs to no sequence becomes U+FFFD. Pure; nothing is allocated. */
 #ifndef SLUICE_BASE_UTF8_H
 #define SLUICE_BASE_UTF8_H
 

@@ -222,7 +222,7 @@ static int read_tokens(const corpus *self, uint64_t begin, uint64_t count, bool 
     if (count == 0)
         return 0;
     if (begin > self->token_count || count > self->token_count - begin)
-        return err_set(-EINVAL, "tokens %llu to %llu were asked of a corpus of %llu",
+        return err_set(-EINVAL, "tokens %llu to %llu were requested from a corpus of %llu",
                        (unsigned long long)begin, (unsigned long long)(begin + count),
                        (unsigned long long)self->token_count);
     uint64_t done = 0;
@@ -288,7 +288,7 @@ int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count
 {
     *begin = *count = 0;
     if (idx >= self->document_count)
-        return err_set(-EINVAL, "document %llu was asked of a corpus of %llu",
+        return err_set(-EINVAL, "document %llu was requested from a corpus of %llu",
                        (unsigned long long)idx, (unsigned long long)self->document_count);
     const datai_file *file = &self->files[file_of(self, idx, true)];
     uint64_t end;

@@ -51,9 +51,9 @@
 typedef struct corpus corpus;
 
 /* Opens token files of the given format (data.format). vocab_size is the model's; 0 allows any
- * token up to 2^31 - 1. Tokens of text are below 256 in any case. Headers and indices are checked completely. Among the tokens, the first of
- * each file are checked against vocab_size now, 64 MiB over all files together; every token is
- * checked when it is read.
+ * token up to 2^31 - 1. Tokens of text are below 256 in any case. Headers and indices are checked
+ * completely. Among the tokens, the first of each file are checked against vocab_size now, 64 MiB
+ * over all files together; every token is checked when it is read.
  *
  * ERR_INPUT with the path for:
  * - a missing, unreadable, empty or truncated file, a directory, a file of another program;

@@ -39,7 +39,7 @@ static const struct foreign {
     {"\xc7\xd7\x34\x01", 4, "an llm.c optimizer state (magic 20240327); give a token file"},
     {"\x93NUMPY", 6, "a NumPy array with a header; set data.format to npy or auto"},
     {"TNTIDX\0\0", 8,
-     "an index of the oldest Megatron format (TNTIDX), which is not supported; make it anew with "
+     "an index of the oldest Megatron format (TNTIDX), which is not supported; make it again with "
      "Megatron's preprocess_data.py"},
 };
 
@@ -109,8 +109,8 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
     memcpy(header, begin, BEGIN_BYTES);
     if (!kind)
         return err_set(ERR_INPUT,
-                       "%s begins with %u and not with a magic of llm.c's token files, %u or %u; "
-                       "where it holds token ids alone, set data.format to u16 or u32",
+                       "%s begins with %u, which is no magic number of llm.c's token files (%u or "
+                       "%u); if it holds only token ids, set data.format to u16 or u32",
                        self->path, header[0], datai_llmc_kinds[0].magic, datai_llmc_kinds[1].magic);
     if (self->file_bytes < DATAI_LLMC_HEADER_BYTES)
         return err_set(ERR_INPUT,
@@ -153,11 +153,11 @@ static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token
                        "to llmc or auto",
                        self->path, 8 * token_bytes);
     if (self->file_bytes % token_bytes != 0)
-        return err_set(ERR_INPUT,
-                       "%s has %llu bytes, which is no multiple of %u: it is truncated, or it is "
-                       "not in the format u%u",
-                       self->path, (unsigned long long)self->file_bytes, token_bytes,
-                       8 * token_bytes);
+        return err_set(
+            ERR_INPUT,
+            "%s has %llu bytes, which is not a multiple of %u: it is truncated, or it is "
+            "not in the format u%u",
+            self->path, (unsigned long long)self->file_bytes, token_bytes, 8 * token_bytes);
     self->type = (datai_type){.bytes = token_bytes};
     self->token_count = self->file_bytes / token_bytes;
     return 0;
@@ -263,9 +263,9 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
                        self->path);
     if (ends_with(self->path, ".bin"))
         return err_set(ERR_INPUT,
-                       "the format of %s cannot be told: it has no header of llm.c and no .idx of "
-                       "Megatron beside it; set data.format to u16 or u32 for token ids alone, or "
-                       "to text for bytes",
+                       "the format of %s is unknown: it has no header of llm.c, and no .idx of "
+                       "Megatron lies beside it; set data.format to u16 or u32 if it holds only "
+                       "token ids, or to text if it holds bytes",
                        self->path);
     *format = is_jsonl(self->path) ? DATA_JSONL : DATA_TEXT;
     return 0;
@@ -286,7 +286,7 @@ static int open_as(datai_file *self, const unsigned char begin[BEGIN_BYTES])
     case DATA_MADE:
         return datai_made(self);
     case DATA_JSONL:
-        return err_set(ERR_INPUT, "%s holds JSON lines, which are made into tokens first",
+        return err_set(ERR_INPUT, "%s holds JSON lines, which must be converted to tokens first",
                        self->path);
     default:
         TRY(refuse_foreign(self, begin, 4));

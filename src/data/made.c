@@ -51,7 +51,7 @@ static int check_ends(const datai_file *self)
             if (ends[i] <= last || ends[i] > self->token_count)
                 return err_set(ERR_INPUT,
                                "%s is damaged: document %llu ends at token %llu, the one before at "
-                               "%llu, of %llu; remove it, and it is made anew",
+                               "%llu, of %llu; remove it, and it will be made again",
                                self->path, (unsigned long long)(done + i),
                                (unsigned long long)ends[i], (unsigned long long)last,
                                (unsigned long long)self->token_count);
@@ -73,7 +73,7 @@ int datai_made(datai_file *self)
     if (!agrees(&header, self->file_bytes))
         return err_set(
             ERR_INPUT,
-            "%s is no whole token file of Sluice's own (SLUICETK): it is truncated, damaged "
+            "%s is not a complete token file of Sluice (SLUICETK): it is truncated, damaged "
             "or of another version",
             self->path);
     self->type = (datai_type){.bytes = header.token_bytes};

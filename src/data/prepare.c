@@ -128,8 +128,8 @@ static int grow_text(struct maker *self)
         return err_set(ERR_INPUT,
                        self->work->is_json ? "%s:%" PRIu64 ": the line has more than %d bytes"
                                            : "%s: from line %" PRIu64
-                                             " on there are %d bytes that this tokenizer must "
-                                             "see at once; cut the file into several",
+                                             " on there are %d bytes that this tokenizer must read "
+                                             "at once; cut the file into smaller ones",
                        self->work->path, self->line, (int)LINE_MAX_BYTES);
     char *grown = mem_resize(self->text, capacity, 1, "text to be tokenized");
     if (!grown)
@@ -226,7 +226,7 @@ static int make_all(struct maker *self)
             return 0;
         if (self->options->stop && *self->options->stop)
             return err_set(ERR_STOPPED,
-                           "stopped on request while %s was tokenized; nothing is kept of it",
+                           "stopped on request while %s was tokenized; no part of it is kept",
                            self->work->path);
         cut_batch(self, bytes);
 #pragma omp parallel for schedule(dynamic, 1)
@@ -274,7 +274,7 @@ static int start(struct maker *self)
     TRY(datai_open(self->work->path, &self->fd, &bytes));
     if (bytes != self->work->bytes)
         return err_set(ERR_INPUT,
-                       "%s has changed since it was looked at: it had %" PRIu64
+                       "%s has changed since it was examined: it had %" PRIu64
                        " bytes and has %" PRIu64,
                        self->work->path, self->work->bytes, bytes);
     TRY(find_before(self));
@@ -331,7 +331,7 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
         return rc;
     }
     rc = token_file_finish(out);
-    return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s gives not one token", work->path) : rc;
+    return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s holds no tokens", work->path) : rc;
 }
 
 /* ---- looking ---- */
@@ -373,8 +373,8 @@ static int look_at_lines(prepare_work *self, int fd, const prepare_options *opti
         json_t *line = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
         if (!json_is_object(line))
             rc = err_set(ERR_INPUT,
-                         "%s: the first line is no JSON object (%s); data.format text takes "
-                         "the file as text",
+                         "%s: the first line is not a JSON object (%s); to read the file as text, "
+                         "set data.format to text",
                          self->path, line ? "another value" : utf8_on_one_line(error.text));
         else
             self->is_chat = json_object_get(line, "messages") != NULL;

@@ -78,7 +78,7 @@ int sampler_init(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_p
 {
     uint64_t token_count = corpus_token_count(source);
     if (tokens_per_window == 0)
-        return err_set(ERR_INPUT, "a window of 0 tokens was asked of the sampler");
+        return err_set(ERR_INPUT, "the sampler cannot make windows of 0 tokens");
     if (token_count < 2 || token_count - 2 < tokens_per_window)
         return err_set(ERR_INPUT,
                        "the data has %llu tokens, but a sequence of %llu needs at least %llu; "

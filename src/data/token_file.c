@@ -1,6 +1,6 @@
-/* Writes token files. See token_file.h. Tokens go through a buffer of 1 MiB. The ends of documents go
- * to a file without a name, since there may be billions, and from there to where the format wants
- * them. */
+/* Writes token files. See token_file.h. Tokens go through a buffer of 1 MiB. The ends of documents
+ * go to a file without a name, since there may be billions, and from there to where the format
+ * wants them. */
 #include "data/token_file.h"
 
 #include <assert.h>
@@ -220,7 +220,8 @@ uint64_t token_file_documents(const token_file *self)
 
 /* --- the end --- */
 
-/* What is computed from the ends of documents and appended to a file. */
+/* A list that is made from the ends of documents: the ends, the lengths of the documents, or the
+ * places of their first bytes. */
 enum part { ENDS, LENGTHS, PLACES };
 
 static int append_part(token_file *self, struct output *out, enum part part)
@@ -309,7 +310,7 @@ static int publish(token_file *self)
 {
     bool is_pair = self->options.format == DATA_MEGATRON;
     if (self->token_count == 0)
-        return err_set(ERR_INPUT, "the input gives not one token");
+        return err_set(ERR_INPUT, "the input holds no tokens");
     TRY(token_file_end_document(self));
     if (self->options.format == DATA_LLMC)
         TRY(write_llmc_header(self));

@@ -93,8 +93,8 @@ struct probei_work {
     bool is_checked;
     uint64_t loose;
     int (*run)(void *user, uint32_t variant, double *value) MUST_CHECK;
-    /* The variants' names, for the progress line: a list, or a function that writes a name. Both may
-     * be NULL. */
+    /* The variants' names, for the progress line: a list, or a function that writes a name. Both
+     * may be NULL. */
     const char *const *names;
     void (*name)(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES]);
     void *user;

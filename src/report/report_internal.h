@@ -194,9 +194,9 @@ char *reporti_seconds(double seconds, char *text);
 char *reporti_count(double count, char *text); /* such as 7.52 M */
 char *reporti_plain(double value, char *text); /* as %.4g */
 
-/* Begins a table, whose rows follow; reporti_end_table ends it. `label` names it for screen readers,
- * and is its caption unless it has a CSS class. `columns` are titles with | between them; a title
- * "class:title" gives its cell a class. */
+/* Begins a table, whose rows follow; reporti_end_table ends it. `label` names it for screen
+ * readers, and is its caption unless it has a CSS class. `columns` are titles with | between them;
+ * a title "class:title" gives its cell a class. */
 void reporti_begin_table(FILE *out, const char *label, const char *css_class, const char *columns);
 void reporti_end_table(FILE *out);
 void reporti_put_cell(FILE *out, const char *text); /* one cell with a text */

@@ -258,11 +258,10 @@ static int form_of_template(const char *text, chat_form *out)
             found = form_named(signatures[i].form);
     mem_free(normal);
     if (!found)
-        return err_set(
-            ERR_CONFIG,
-            "data.chat_template: the tokenizer's own template is none of those known here; "
-            "name the one that its model was trained with, if it is among %s",
-            CHAT_NAMES);
+        return err_set(ERR_CONFIG,
+                       "data.chat_template: the tokenizer's own template is not one that Sluice "
+                       "knows; set the one that its model was trained with, if it is among %s",
+                       CHAT_NAMES);
     *out = *found;
     if (out->kind == CHAT_CHATML)
         out->adds_system = find_system(text, out->system);
@@ -278,8 +277,8 @@ static int form_of_tokens(const tokenizer *words, chat_form *out)
         found = form_named("llama3");
     if (!found)
         return err_set(ERR_CONFIG,
-                       "data.chat_template: nothing beside the tokenizer says how it writes "
-                       "conversations; name one of %s",
+                       "data.chat_template: neither files nor tokens of the tokenizer tell how it "
+                       "writes conversations; set one of %s",
                        CHAT_NAMES);
     *out = *found;
     return 0;

@@ -29,12 +29,12 @@ int toki_json_read(const char *path, json_t **out, uint64_t *hash)
         *hash = XXH3_64bits(text, bytes);
     mem_free(text);
     if (!*out)
-        return err_set(ERR_INPUT, "%s:%d:%d: this is no JSON: %s", path, error.line, error.column,
+        return err_set(ERR_INPUT, "%s:%d:%d: this is not JSON: %s", path, error.line, error.column,
                        error.text);
     if (!json_is_object(*out)) {
         json_decref(*out);
         *out = NULL;
-        return err_set(ERR_INPUT, "%s holds no JSON object", path);
+        return err_set(ERR_INPUT, "%s is not a JSON object", path);
     }
     return 0;
 }
@@ -48,10 +48,10 @@ int toki_member(const toki_reader *self, const char *where, const json_t *object
     if (json_is_null(*out))
         *out = NULL;
     if (*out && json_typeof(*out) != type)
-        return err_set(ERR_INPUT, "%s: %s.%s is no %s", self->path, where, name,
-                       type == JSON_STRING  ? "string"
-                       : type == JSON_ARRAY ? "list"
-                                            : "object");
+        return err_set(ERR_INPUT, "%s: %s.%s is not %s", self->path, where, name,
+                       type == JSON_STRING  ? "a string"
+                       : type == JSON_ARRAY ? "a list"
+                                            : "an object");
     return 0;
 }
 
@@ -73,7 +73,7 @@ int toki_type(const toki_reader *self, const char *where, const json_t *object, 
     json_t *type;
     *out = "";
     if (!json_is_object(object))
-        return err_set(ERR_INPUT, "%s: %s is no object", self->path, where);
+        return err_set(ERR_INPUT, "%s: %s is not an object", self->path, where);
     TRY(toki_member(self, where, object, "type", JSON_STRING, &type));
     if (!type)
         return err_set(ERR_INPUT, "%s: %s has no \"type\"", self->path, where);
@@ -84,7 +84,7 @@ int toki_type(const toki_reader *self, const char *where, const json_t *object, 
 int toki_id(const toki_reader *self, const char *where, const json_t *value, int32_t *out)
 {
     if (!json_is_integer(value))
-        return err_set(ERR_INPUT, "%s: an id in %s is no integer", self->path, where);
+        return err_set(ERR_INPUT, "%s: an id in %s is not an integer", self->path, where);
     json_int_t id = json_integer_value(value);
     if (id < 0 || id > TOKI_ID_MAX)
         return err_set(ERR_INPUT, "%s: %s has the id %lld; ids are 0 to %d", self->path, where,

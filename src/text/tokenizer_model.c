@@ -84,8 +84,8 @@ static int merge_sides(const toki_reader *self, const json_t *entry, size_t i, s
         for (size_t s = 0; s < 2; s++) {
             const json_t *text = json_array_get(entry, s);
             if (!json_is_string(text))
-                return err_set(ERR_INPUT, "%s: model.merges[%zu] holds no two strings", self->path,
-                               i);
+                return err_set(ERR_INPUT, "%s: model.merges[%zu] does not hold two strings",
+                               self->path, i);
             sides[s] = (struct side){json_string_value(text), json_string_length(text)};
         }
         return 0;
@@ -138,7 +138,8 @@ static int read_merges(const toki_reader *self, const json_t *merges)
     for (size_t i = 0; rc == 0 && i < json_array_size(merges); i++) {
         const json_t *entry = json_array_get(merges, i);
         if (json_is_array(entry) != has_pairs)
-            rc = err_set(ERR_INPUT, "%s: model.merges[%zu] is written unlike the entries before it",
+            rc = err_set(ERR_INPUT,
+                         "%s: model.merges[%zu] has another form than the entries before it",
                          self->path, i);
         else if (has_pairs || !json_is_string(entry) ||
                  strncmp(json_string_value(entry), "#version", strlen("#version")) != 0)
@@ -192,7 +193,7 @@ int toki_read_model(const toki_reader *self)
     json_t *model, *vocab, *merges, *added, *type;
     TRY(toki_member(self, "the document", self->root, "model", JSON_OBJECT, &model));
     if (!model)
-        return err_set(ERR_INPUT, "%s has no model: this is no tokenizer.json", self->path);
+        return err_set(ERR_INPUT, "%s has no model: this is not a tokenizer.json", self->path);
     TRY(toki_member(self, "model", model, "type", JSON_STRING, &type));
     if (type && strcmp(json_string_value(type), "BPE") != 0)
         return err_set(ERR_CONFIG, "%s: a model of type %s is not supported; BPE is", self->path,
@@ -237,7 +238,7 @@ static int read_added_token(const toki_reader *self, const json_t *entry, added 
     size_t bytes;
     int32_t written;
     if (!json_is_object(entry))
-        return err_set(ERR_INPUT, "%s: an entry of added_tokens is no object", self->path);
+        return err_set(ERR_INPUT, "%s: an entry of added_tokens is not an object", self->path);
     const char *text = content_of(entry, &bytes);
     if (!text)
         return err_set(ERR_INPUT, "%s: an entry of added_tokens has no content", self->path);
@@ -349,7 +350,7 @@ static int read_piece(const toki_reader *self, const json_t *post, const json_t 
     if (text) {
         TRY(toki_member(self, "post_processor.single", text, "id", JSON_STRING, &name));
         if (*has_text || !name || strcmp(json_string_value(name), "A") != 0)
-            return err_set(ERR_CONFIG, "%s: post_processor.single has not just one text, A",
+            return err_set(ERR_CONFIG, "%s: post_processor.single must have exactly one text, A",
                            self->path);
         *has_text = true;
         return 0;

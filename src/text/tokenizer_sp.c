@@ -133,8 +133,7 @@ int toki_sp_open(tokenizer *self, const char *path)
     if (rc == NO_MEMORY)
         return err_set(-ENOMEM, "no memory for the SentencePiece model %s", path);
     if (rc < 0)
-        return err_set(ERR_INPUT, "%s is no SentencePiece model that can be read: %s", path,
-                       message);
+        return err_set(ERR_INPUT, "%s cannot be read as a SentencePiece model: %s", path, message);
     self->pieces = pieces;
     TRY(read_vocab(self, path));
     self->begin_id = sp_library_begin_id(pieces);

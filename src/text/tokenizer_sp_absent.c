@@ -23,5 +23,5 @@ int toki_sp_encode(const tokenizer *self, const char *text, size_t bytes, token_
     (void)text;
     (void)bytes;
     (void)out;
-    return err_set(ERR_INTERNAL, "SentencePiece is not there");
+    return err_set(ERR_INTERNAL, "this build has no SentencePiece");
 }

@@ -191,8 +191,8 @@ static int append_bytes(toki_bytes *copy, const void *text, size_t bytes)
     return 0;
 }
 
-/* Ends a copy that has the changed text up to byte `taken`. If nothing was taken, the text itself is
- * the result. */
+/* Ends a copy that has the changed text up to byte `taken`. If nothing was taken, the text itself
+ * is the result. */
 static int end_copy(const char *text, size_t bytes, size_t taken, toki_bytes *copy,
                     const char **out, size_t *out_bytes)
 {

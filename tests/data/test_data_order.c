@@ -80,9 +80,9 @@ static void bad_arrays_are_refused(void **state)
         unsigned major;
         const char *header, *word;
     } bad[] = {
-        {1, "{'descr': '<f4', 'fortran_order': False, 'shape': (10,), }\n", "no tokens"},
-        {1, "{'descr': '<c8', 'fortran_order': False, 'shape': (10,), }\n", "no tokens"},
-        {1, "{'descr': '|O', 'fortran_order': False, 'shape': (10,), }\n", "no tokens"},
+        {1, "{'descr': '<f4', 'fortran_order': False, 'shape': (10,), }\n", "not tokens"},
+        {1, "{'descr': '<c8', 'fortran_order': False, 'shape': (10,), }\n", "not tokens"},
+        {1, "{'descr': '|O', 'fortran_order': False, 'shape': (10,), }\n", "not tokens"},
         {1, "{'descr': '>u2', 'fortran_order': False, 'shape': (10,), }\n", "big-endian"},
         {1, "{'descr': [('a', '<u2')], 'fortran_order': False, 'shape': (10,), }\n", "structures"},
         {1, "{'descr': '<u2', 'fortran_order': False, 'shape': (11,), }\n", "truncated or damaged"},

@@ -1,8 +1,8 @@
 /* Runs stored inputs through a harness, without libFuzzer:
  *
  *   replay FILE            one input
- *   replay ARCHIVE WHAT    the inputs in the folder WHAT of an archive, as tests/fuzz/run.sh makes it:
- *                          the format ustar, regular files alone
+ *   replay ARCHIVE WHAT    the inputs in the folder WHAT of an archive that tests/fuzz/run.sh
+ *                          made: the format ustar, regular files alone
  *
  * An archive that is missing, cut short, or has no such input is a failure: a test that tests
  * nothing must not pass. */
