@@ -317,24 +317,18 @@ int datai_format_of(const char *path, enum data_format asked, enum data_format *
 
 int datai_file_open(datai_file *self, const char *path, enum data_format format)
 {
-    bool megatron = format == DATA_MEGATRON;
+    unsigned char begin[BEGIN_BYTES] = {0};
     self->index_fd = -1;
     self->document_count = 1;
-    if (format == DATA_AUTO)
-        TRY(is_megatron(path, &megatron));
-    if (megatron) {
-        self->format = DATA_MEGATRON;
+    TRY(datai_format_of(path, format, &self->format));
+    if (self->format == DATA_MEGATRON) {
         TRY(open_megatron(self, path));
     } else {
         self->path = mem_string(path, "corpus path");
         if (!self->path)
             return -ENOMEM;
         TRY(datai_open(path, &self->fd, &self->file_bytes));
-        unsigned char begin[BEGIN_BYTES] = {0};
         TRY(datai_pread(self->fd, path, 0, size_min(self->file_bytes, sizeof begin), begin));
-        if (format == DATA_AUTO)
-            TRY(recognize(self, begin, &format));
-        self->format = format;
         TRY(open_as(self, begin));
     }
     if (!self->has_marks)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes curves of curves.json: loss curves of tiny models, trained by plain PyTorch modules.
+"""Makes the fp32 curves of curves.json: tiny models, trained by plain PyTorch modules.
 
 Needs numpy and torch (CPU). Usage: python3 make_fixtures.py [TARGET_DIR]
 README.md describes them. Weights, text and order of windows are not stored: both sides draw
