@@ -1,6 +1,6 @@
-/* fp16 with a dynamic loss scale against PyTorch's GradScaler (reference/README.md, fp16-* in curves.json):
- * the same steps skipped at the same scales, the same losses; and a run that is stopped in the
- * middle of a window of the scaler goes on as if it had not been. Argument: the fixture's name. */
+/* fp16 with a dynamic loss scale against PyTorch's GradScaler (reference/README.md, the curves
+ * fp16-*): the same steps skipped at the same scales, the same losses; and a run that is stopped in
+ * the middle of a window of the scaler resumes with the same results. Argument: the curve's name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -5,7 +5,7 @@
 
 #include "tests/train/train_fixture.h"
 
-/* Opens a curve of tests/reference/curves.json by its name; the caller frees it with json_decref. */
+/* Opens a curve of tests/reference/curves.json by its name. Free it with json_decref. */
 json_t *curve_open(const char *name);
 
 /* Members that must be there. */
