@@ -15,7 +15,7 @@
 #   --quick         tiny sizes, to try the script itself
 #
 # The tests run first, since the speed of wrong results is worth nothing. Then bench_gpu measures the limits
-# and trains the jobs of perf/gpu one after the other in one process. Then, if python3 has torch, PyTorch
+# and trains the jobs of perf/gpu/jobs.txt one after the other in one process. Then, if python3 has torch, PyTorch
 # trains the same 1B model in device memory (perf/gpu/pytorch_gpu.py). Compare speeds only within one run on
 # one machine.
 #
@@ -204,9 +204,10 @@ available=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
 host=$((available - 8 < 106 ? available - 8 : 106))
 [ -z "$quick" ] || host=1
 [ "$host" -gt 0 ] || { echo "gpu.sh: only $available GiB of memory are available" >&2; exit 1; }
-job_files=(perf/gpu/llama-1b-resident.json perf/gpu/llama-8b-12-layers-resident.json
-    perf/gpu/llama-8b-optimizer-on-host.json perf/gpu/llama-7b-all-on-host.json
-    perf/gpu/llama-7b-half-on-nvme.json)
+mkdir "$work/jobs"
+mapfile -t job_files < <(awk -v folder="$work/jobs/" '
+    /^==> .* <==$/ { file = folder $2; print file; next }
+    file { print >file }' perf/gpu/jobs.txt)
 [ -z "$quick" ] || job_files=(perf/gpu/quick.json)
 left=$((total_seconds - pytorch_seconds - (SECONDS - begin)))
 status=0

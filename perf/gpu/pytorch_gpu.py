@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch on the job of perf/gpu/llama-1b-resident.json, for comparison in perf/gpu/gpu.sh.
+"""PyTorch on the job llama-1b-resident of perf/gpu/jobs.txt, for comparison in perf/gpu/gpu.sh.
 
 The shape of Llama 3.2 1B, every state in device memory, 64K tokens per step in 4 micro-batches of 4
 sequences, bf16 weights, gradients and moments, fused AdamW, scaled_dot_product_attention, each block

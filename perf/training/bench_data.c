@@ -120,7 +120,7 @@ static void bench_order(const char *path, enum data_format format, enum shuffle 
     struct bench *b = &state;
     corpus *source;
     bench_require(corpus_open_as(&path, 1, format, VOCAB, &source));
-    bench_require(sampler_init_as(&b->windows, source, SEED, tokens, order));
+    bench_require(sampler_init(&b->windows, source, SEED, tokens, order));
     b->header_bytes = format == DATA_NPY ? HEADER_BYTES : 0;
     b->fd = open(path, O_RDONLY | O_CLOEXEC);
     b->next = 0;

@@ -1,13 +1,21 @@
-/* Turns bytes that arrive in pieces into UTF-8 that is valid after each piece. A sequence that is
- * incomplete at the end of a piece is held back until the next piece completes it. Each byte that
- * belongs to no sequence becomes U+FFFD. Pure; nothing is allocated. */
+/* UTF-8: one character of a text, and streams of text.
+ *
+ * A stream turns bytes that arrive in pieces into UTF-8 that is valid after each piece. A sequence
+ * that is incomplete at the end of a piece is held back until the next piece completes it. Each
+ * byte that belongs to no sequence becomes U+FFFD. Pure; nothing is allocated. */
 #ifndef SLUICE_BASE_UTF8_H
 #define SLUICE_BASE_UTF8_H
 
 #include <stddef.h>
 
+/* Examines the character at `at`, of which `left` > 0 bytes are there. Returns its length, 1 to 4.
+ * 0: the bytes are the beginning of a character whose rest is missing. Below 0: there is no
+ * character; one U+FFFD should replace that many bytes, which are the longest beginning of a valid
+ * character, or one byte (Unicode 15, section 3.9). */
+int utf8_character(const char *at, size_t left);
+
 struct utf8_stream {
-    unsigned char held[4];
+    char held[4];
     size_t held_bytes;
 };
 typedef struct utf8_stream utf8_stream; /* all zeros at the beginning */

@@ -1,8 +1,6 @@
 /* The names of the shared words. See words.h. */
 #include "base/words.h"
 
-#include <string.h>
-
 static const char *name_at(const char *const *names, unsigned count, unsigned value)
 {
     return value < count ? names[value] : "unknown";
@@ -58,14 +56,6 @@ const char *update_name(enum update update)
     return NAME_OF(names, update);
 }
 
-enum update update_named(const char *name)
-{
-    unsigned update = UPDATE_AFTER_BACKWARD;
-    while (update < UPDATE_AUTO && strcmp(update_name((enum update)update), name) != 0)
-        update++;
-    return (enum update)update;
-}
-
 const char *rope_scaling_name(enum rope_scaling scaling)
 {
     static const char *const names[ROPE_SCALING_COUNT] = {
@@ -84,14 +74,4 @@ const char *data_format_name(enum data_format format)
         [DATA_NPY] = "npy",   [DATA_JSONL] = "jsonl", [DATA_MADE] = "made",
     };
     return NAME_OF(names, format);
-}
-
-const char *shuffle_name(enum shuffle shuffle)
-{
-    static const char *const names[] = {
-        [SHUFFLE_WINDOWS] = "windows",
-        [SHUFFLE_DOCUMENTS] = "documents",
-        [SHUFFLE_NONE] = "none",
-    };
-    return NAME_OF(names, shuffle);
 }

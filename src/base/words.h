@@ -80,9 +80,6 @@ enum update {
 
 const char *update_name(enum update update); /* "after_backward", ..., "auto" */
 
-/* The update with that name; UPDATE_AUTO for every other text. */
-enum update update_named(const char *name);
-
 /* How the frequency f of a pair of a rotary embedding is scaled. The kinds are Hugging Face's rope
  * types with these names. A wave is 2 pi / f positions long.
  *   PLAIN    f
@@ -119,7 +116,5 @@ enum shuffle {
     SHUFFLE_DOCUMENTS,
     SHUFFLE_NONE /* windows in the order of the sequence */
 };
-
-const char *shuffle_name(enum shuffle shuffle); /* "windows", "documents", "none" */
 
 #endif

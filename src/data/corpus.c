@@ -1,7 +1,8 @@
 /* Files as one sequence of tokens. See corpus.h.
  *
  * One thread. Only opening allocates. A read allocates nothing: pread fills a buffer on the stack,
- * where tokens are widened and checked against the vocabulary. */
+ * where tokens are widened and checked against the vocabulary. Lists of documents, too, stay in the
+ * files: they are checked at opening, and read again for one document at a time. */
 #include "data/corpus.h"
 
 #include <errno.h>
@@ -70,9 +71,9 @@ static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t cou
         TRY(datai_pread(file->fd, file->path, offset, part * file->type.bytes, raw));
         for (uint64_t i = 0; i < part; i++) {
             int64_t token = token_at(raw, file->type, i);
-            bool is_marked = file->has_marks && token & DATAI_MARK;
+            bool is_marked = file->has_marks && token & TOKEN_UNCOUNTED;
             if (is_marked)
-                token &= ~(int64_t)DATAI_MARK;
+                token &= ~(int64_t)TOKEN_UNCOUNTED;
             if ((uint64_t)token >= vocab_size) /* a negative token too */
                 return refuse_token(file, begin + done + i, token, vocab_size);
             if (tokens)
@@ -164,11 +165,6 @@ int corpus_open_as(const char *const *paths, uint32_t path_count, enum data_form
     return rc;
 }
 
-int corpus_open(const char *const *paths, uint32_t path_count, corpus **out)
-{
-    return corpus_open_as(paths, path_count, DATA_TEXT, 0, out);
-}
-
 void corpus_close(corpus *self)
 {
     if (!self)
@@ -182,11 +178,6 @@ void corpus_close(corpus *self)
 uint64_t corpus_token_count(const corpus *self)
 {
     return self->token_count;
-}
-
-uint64_t corpus_vocab(const corpus *self)
-{
-    return self->vocab_size;
 }
 
 bool corpus_is_text(const corpus *self)
@@ -209,13 +200,15 @@ uint64_t corpus_document_count(const corpus *self)
     return self->document_count;
 }
 
-/* The file that holds a token. Binary search, because a corpus may have thousands of files. */
-static uint32_t file_of(const corpus *self, uint64_t token)
+/* The file that holds a token, or a document. Binary search, because a corpus may have thousands of
+ * files. */
+static uint32_t file_of(const corpus *self, uint64_t idx, bool is_document)
 {
     uint32_t low = 0, high = self->file_count - 1;
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
-        if (self->files[middle].token_begin <= token)
+        const datai_file *file = &self->files[middle];
+        if ((is_document ? file->document_begin : file->token_begin) <= idx)
             low = middle;
         else
             high = middle - 1;
@@ -229,11 +222,11 @@ static int read_tokens(const corpus *self, uint64_t begin, uint64_t count, bool 
     if (count == 0)
         return 0;
     if (begin > self->token_count || count > self->token_count - begin)
-        return err_set(-EINVAL, "tokens %llu to %llu were asked of a corpus of %llu",
+        return err_set(-EINVAL, "tokens %llu to %llu were requested from a corpus of %llu",
                        (unsigned long long)begin, (unsigned long long)(begin + count),
                        (unsigned long long)self->token_count);
     uint64_t done = 0;
-    for (uint32_t i = file_of(self, begin); done < count; i++) {
+    for (uint32_t i = file_of(self, begin, false); done < count; i++) {
         const datai_file *file = &self->files[i];
         uint64_t file_begin = begin + done - file->token_begin;
         uint64_t part = size_min(count - done, file->token_count - file_begin);
@@ -253,23 +246,53 @@ int corpus_read_targets(corpus *self, uint64_t begin, uint64_t count, int32_t *t
     return read_tokens(self, begin, count, true, tokens);
 }
 
+/* ---- documents ---- */
+
+/* A file of DATA_MADE: reads the end of the document before and its own end. */
+static int document_by_ends(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end)
+{
+    uint64_t ends[2] = {0, 0};
+    uint64_t from = idx ? idx - 1 : 0, count = idx ? 2 : 1;
+    TRY(datai_pread(self->fd, self->path, self->index_at + 8 * from, 8 * count, ends + 2 - count));
+    *begin = ends[0];
+    *end = ends[1];
+    if (*begin <= *end && *end <= self->token_count)
+        return 0;
+    return err_set(ERR_INPUT,
+                   "%s has changed since it was opened: document %llu ends at token %llu of %llu",
+                   self->path, (unsigned long long)idx, (unsigned long long)*end,
+                   (unsigned long long)self->token_count);
+}
+
+/* Document `idx` of a file: its tokens [*begin, *end) within the file. */
+static int file_document(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end)
+{
+    switch (self->documents) {
+    case DATAI_ROWS:
+        *begin = idx * self->row_tokens;
+        *end = *begin + self->row_tokens;
+        return 0;
+    case DATAI_MEGATRON:
+        return datai_megatron_document(self, idx, begin, end);
+    case DATAI_ENDS:
+        return document_by_ends(self, idx, begin, end);
+    case DATAI_ONE:
+        break;
+    }
+    *begin = 0;
+    *end = self->token_count;
+    return 0;
+}
+
 int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count)
 {
     *begin = *count = 0;
     if (idx >= self->document_count)
-        return err_set(-EINVAL, "document %llu was asked of a corpus of %llu",
+        return err_set(-EINVAL, "document %llu was requested from a corpus of %llu",
                        (unsigned long long)idx, (unsigned long long)self->document_count);
-    uint32_t low = 0, high = self->file_count - 1;
-    while (low < high) {
-        uint32_t middle = low + (high - low + 1) / 2;
-        if (self->files[middle].document_begin <= idx)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    const datai_file *file = &self->files[low];
+    const datai_file *file = &self->files[file_of(self, idx, true)];
     uint64_t end;
-    TRY(datai_document(file, idx - file->document_begin, begin, &end));
+    TRY(file_document(file, idx - file->document_begin, begin, &end));
     *count = end - *begin;
     *begin += file->token_begin;
     return 0;

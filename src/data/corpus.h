@@ -45,12 +45,15 @@
 #include "base/error.h"
 #include "base/words.h"
 
+/* Bit of a token, where tokens are uint32_t: it does not count as a target. */
+#define TOKEN_UNCOUNTED ((uint32_t)1 << 31)
+
 typedef struct corpus corpus;
 
 /* Opens token files of the given format (data.format). vocab_size is the model's; 0 allows any
- * token up to 2^31 - 1. Headers and indices are checked completely. Among the tokens, the first of
- * each file are checked against vocab_size now, 64 MiB over all files together; every token is
- * checked when it is read.
+ * token up to 2^31 - 1. Tokens of text are below 256 in any case. Headers and indices are checked
+ * completely. Among the tokens, the first of each file are checked against vocab_size now, 64 MiB
+ * over all files together; every token is checked when it is read.
  *
  * ERR_INPUT with the path for:
  * - a missing, unreadable, empty or truncated file, a directory, a file of another program;
@@ -64,13 +67,8 @@ int corpus_open_as(const char *const *paths, uint32_t path_count, enum data_form
 int corpus_open_each(const char *const *paths, const enum data_format *formats, uint32_t path_count,
                      uint64_t vocab_size, corpus **out) MUST_CHECK;
 
-/* As corpus_open_as with DATA_TEXT: bytes, vocabulary 256, whatever bytes the files begin
- * with. */
-int corpus_open(const char *const *paths, uint32_t path_count, corpus **out) MUST_CHECK;
 void corpus_close(corpus *self);
 uint64_t corpus_token_count(const corpus *self);
-/* Every token is below this number: 256 for text, else the given vocab_size (2^31 for 0). */
-uint64_t corpus_vocab(const corpus *self);
 bool corpus_is_text(const corpus *self);
 
 /* Reads tokens [begin, begin + count) of the whole sequence into tokens[count]. ERR_INPUT if a
@@ -102,17 +100,13 @@ struct sampler {
 };
 typedef struct sampler sampler;
 
-/* Windows in SHUFFLE_WINDOWS order. ERR_INPUT if the corpus has fewer than T + 2 tokens. `source`
- * is borrowed until sampler_fini. */
-int sampler_init(sampler *self, corpus *source, uint64_t seed,
-                 uint64_t tokens_per_window) MUST_CHECK;
-/* The same with any order. End both kinds with sampler_fini.
+/* ERR_INPUT if the corpus has fewer than T + 2 tokens. `source` is borrowed until sampler_fini.
  *
  * SHUFFLE_DOCUMENTS allocates at most 512 KiB, whatever the number of documents. At the first
  * window of an epoch it reads the place of each document, which takes about a microsecond per
  * document. Each window then takes a search, and up to documents / 65536 more such reads. */
-int sampler_init_as(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
-                    enum shuffle shuffle) MUST_CHECK;
+int sampler_init(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
+                 enum shuffle shuffle) MUST_CHECK;
 void sampler_fini(sampler *self);
 
 /* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T], which are the

@@ -3,10 +3,10 @@
 #ifndef SLUICE_DATA_INTERNAL_H
 #define SLUICE_DATA_INTERNAL_H
 
-#include "data/corpus.h"
+#include <assert.h>
+#include <stddef.h>
 
-/* Bit of a stored token, in a file with marks: it does not count as a target. */
-#define DATAI_MARK ((uint32_t)1 << 31)
+#include "data/corpus.h"
 
 /* How a token is stored. */
 struct datai_type {
@@ -14,6 +14,29 @@ struct datai_type {
     bool is_signed;
 };
 typedef struct datai_type datai_type;
+
+/* llm.c's token files: dev/data/data_common.py, HEADERS_INFO. The header is 256 uint32: magic,
+ * version, count of tokens, zeros. */
+enum { DATAI_LLMC_HEADER_BYTES = 1024 };
+struct datai_llmc_kind {
+    uint32_t magic, version;
+    datai_type type;
+};
+typedef struct datai_llmc_kind datai_llmc_kind;
+extern const datai_llmc_kind datai_llmc_kinds[2]; /* tokens of 2 bytes, of 4 bytes */
+
+/* The header of Sluice's own format; token_file.h has the table. */
+#define DATAI_MADE_MAGIC "SLUICETK"
+enum { DATAI_MADE_VERSION = 1, DATAI_MADE_MARKS = 1, DATAI_MADE_BYTES = 2 };
+struct datai_made_header {
+    char magic[8];
+    uint32_t version, token_bytes, flags, zero;
+    uint64_t key, token_count, document_count, counted, sum;
+};
+static_assert(sizeof(struct datai_made_header) == 64 &&
+                  offsetof(struct datai_made_header, key) == 24 &&
+                  offsetof(struct datai_made_header, sum) == 56,
+              "token_file.h");
 
 /* How a file stores its documents. */
 enum datai_documents {
@@ -69,12 +92,9 @@ bool datai_megatron_is_index(const char *path);
 bool datai_is_npy(const unsigned char *begin, uint64_t bytes);
 int datai_npy(datai_file *self) MUST_CHECK;
 
-/* Files of made.h: sets the same. */
+/* Files of DATA_MADE: sets the same. */
 bool datai_is_made(const unsigned char *begin, uint64_t bytes);
 int datai_made(datai_file *self) MUST_CHECK;
-
-/* Document `idx` of a file: its tokens [*begin, *end) within the file. */
-int datai_document(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end) MUST_CHECK;
 
 /* A bijection of [0, count) for each seed, stream and epoch: returns the value at `position`.
  * `stream` is the first of six consecutive streams of rng.h that it uses. */

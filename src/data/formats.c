@@ -17,23 +17,14 @@
 #include "base/size.h"
 #include "data/data_internal.h"
 
-enum {
-    LLMC_HEADER_INTS = 256,
-    LLMC_HEADER_BYTES = 4 * LLMC_HEADER_INTS,
-    BEGIN_BYTES = 16, /* first bytes of a file, enough for every magic */
-};
+enum { BEGIN_BYTES = 16 }; /* first bytes of a file, enough for every magic */
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are little-endian");
 
-/* llm.c's token files: dev/data/data_common.py, HEADERS_INFO. */
-static const struct llmc_kind {
-    uint32_t magic, version;
-    datai_type type;
-} llmc_kinds[] = {
+const datai_llmc_kind datai_llmc_kinds[2] = {
     {20240520, 1, {.bytes = 2}},
     {20240801, 7, {.bytes = 4}},
 };
-enum { LLMC_KIND_COUNT = sizeof llmc_kinds / sizeof llmc_kinds[0] };
 
 /* Files of other programs that are often given instead of token files. */
 static const struct foreign {
@@ -48,7 +39,7 @@ static const struct foreign {
     {"\xc7\xd7\x34\x01", 4, "an llm.c optimizer state (magic 20240327); give a token file"},
     {"\x93NUMPY", 6, "a NumPy array with a header; set data.format to npy or auto"},
     {"TNTIDX\0\0", 8,
-     "an index of the oldest Megatron format (TNTIDX), which is not supported; make it anew with "
+     "an index of the oldest Megatron format (TNTIDX), which is not supported; make it again with "
      "Megatron's preprocess_data.py"},
 };
 
@@ -101,31 +92,31 @@ int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void 
 
 /* ---- llm.c ---- */
 
-static const struct llmc_kind *llmc_kind_of(const unsigned char *begin)
+static const datai_llmc_kind *llmc_kind_of(const unsigned char *begin)
 {
     uint32_t magic;
     memcpy(&magic, begin, sizeof magic);
-    for (int i = 0; i < LLMC_KIND_COUNT; i++)
-        if (llmc_kinds[i].magic == magic)
-            return &llmc_kinds[i];
+    for (int i = 0; i < 2; i++)
+        if (datai_llmc_kinds[i].magic == magic)
+            return &datai_llmc_kinds[i];
     return NULL;
 }
 
 static int read_llmc(datai_file *self, const unsigned char *begin)
 {
-    const struct llmc_kind *kind = llmc_kind_of(begin);
-    uint32_t header[LLMC_HEADER_INTS];
+    const datai_llmc_kind *kind = llmc_kind_of(begin);
+    uint32_t header[DATAI_LLMC_HEADER_BYTES / 4];
     memcpy(header, begin, BEGIN_BYTES);
     if (!kind)
         return err_set(ERR_INPUT,
-                       "%s begins with %u and not with a magic of llm.c's token files, %u or %u; "
-                       "where it holds token ids alone, set data.format to u16 or u32",
-                       self->path, header[0], llmc_kinds[0].magic, llmc_kinds[1].magic);
-    if (self->file_bytes < LLMC_HEADER_BYTES)
+                       "%s begins with %u, which is no magic number of llm.c's token files (%u or "
+                       "%u); if it holds only token ids, set data.format to u16 or u32",
+                       self->path, header[0], datai_llmc_kinds[0].magic, datai_llmc_kinds[1].magic);
+    if (self->file_bytes < DATAI_LLMC_HEADER_BYTES)
         return err_set(ERR_INPUT,
                        "%s has %llu bytes, fewer than the %d of the header of an llm.c token file; "
                        "it is truncated",
-                       self->path, (unsigned long long)self->file_bytes, LLMC_HEADER_BYTES);
+                       self->path, (unsigned long long)self->file_bytes, DATAI_LLMC_HEADER_BYTES);
     TRY(datai_pread(self->fd, self->path, 0, sizeof header, header));
     if (header[1] != kind->version)
         return err_set(ERR_INPUT,
@@ -135,7 +126,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
     uint64_t token_count = header[2];
     if (token_count == 0)
         return err_set(ERR_INPUT, "%s is an llm.c token file without tokens", self->path);
-    uint64_t expected = LLMC_HEADER_BYTES + token_count * kind->type.bytes;
+    uint64_t expected = DATAI_LLMC_HEADER_BYTES + token_count * kind->type.bytes;
     if (self->file_bytes != expected)
         return err_set(ERR_INPUT,
                        "%s says that %llu tokens of %u bytes follow its header, which makes %llu "
@@ -144,7 +135,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
                        (unsigned long long)expected, (unsigned long long)self->file_bytes,
                        self->file_bytes < expected ? "truncated" : "no whole llm.c token file");
     self->type = kind->type;
-    self->data_begin = LLMC_HEADER_BYTES;
+    self->data_begin = DATAI_LLMC_HEADER_BYTES;
     self->token_count = token_count;
     return 0;
 }
@@ -153,7 +144,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
 
 static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token_bytes)
 {
-    const struct llmc_kind *kind = self->file_bytes >= BEGIN_BYTES ? llmc_kind_of(begin) : NULL;
+    const datai_llmc_kind *kind = self->file_bytes >= BEGIN_BYTES ? llmc_kind_of(begin) : NULL;
     uint32_t version;
     memcpy(&version, begin + 4, sizeof version);
     if (kind && version == kind->version)
@@ -162,11 +153,11 @@ static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token
                        "to llmc or auto",
                        self->path, 8 * token_bytes);
     if (self->file_bytes % token_bytes != 0)
-        return err_set(ERR_INPUT,
-                       "%s has %llu bytes, which is no multiple of %u: it is truncated, or it is "
-                       "not in the format u%u",
-                       self->path, (unsigned long long)self->file_bytes, token_bytes,
-                       8 * token_bytes);
+        return err_set(
+            ERR_INPUT,
+            "%s has %llu bytes, which is not a multiple of %u: it is truncated, or it is "
+            "not in the format u%u",
+            self->path, (unsigned long long)self->file_bytes, token_bytes, 8 * token_bytes);
     self->type = (datai_type){.bytes = token_bytes};
     self->token_count = self->file_bytes / token_bytes;
     return 0;
@@ -272,9 +263,9 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
                        self->path);
     if (ends_with(self->path, ".bin"))
         return err_set(ERR_INPUT,
-                       "the format of %s cannot be told: it has no header of llm.c and no .idx of "
-                       "Megatron beside it; set data.format to u16 or u32 for token ids alone, or "
-                       "to text for bytes",
+                       "the format of %s is unknown: it has no header of llm.c, and no .idx of "
+                       "Megatron lies beside it; set data.format to u16 or u32 if it holds only "
+                       "token ids, or to text if it holds bytes",
                        self->path);
     *format = is_jsonl(self->path) ? DATA_JSONL : DATA_TEXT;
     return 0;
@@ -295,7 +286,7 @@ static int open_as(datai_file *self, const unsigned char begin[BEGIN_BYTES])
     case DATA_MADE:
         return datai_made(self);
     case DATA_JSONL:
-        return err_set(ERR_INPUT, "%s holds JSON lines, which are made into tokens first",
+        return err_set(ERR_INPUT, "%s holds JSON lines, which must be converted to tokens first",
                        self->path);
     default:
         TRY(refuse_foreign(self, begin, 4));
@@ -326,24 +317,18 @@ int datai_format_of(const char *path, enum data_format asked, enum data_format *
 
 int datai_file_open(datai_file *self, const char *path, enum data_format format)
 {
-    bool megatron = format == DATA_MEGATRON;
+    unsigned char begin[BEGIN_BYTES] = {0};
     self->index_fd = -1;
     self->document_count = 1;
-    if (format == DATA_AUTO)
-        TRY(is_megatron(path, &megatron));
-    if (megatron) {
-        self->format = DATA_MEGATRON;
+    TRY(datai_format_of(path, format, &self->format));
+    if (self->format == DATA_MEGATRON) {
         TRY(open_megatron(self, path));
     } else {
         self->path = mem_string(path, "corpus path");
         if (!self->path)
             return -ENOMEM;
         TRY(datai_open(path, &self->fd, &self->file_bytes));
-        unsigned char begin[BEGIN_BYTES] = {0};
         TRY(datai_pread(self->fd, path, 0, size_min(self->file_bytes, sizeof begin), begin));
-        if (format == DATA_AUTO)
-            TRY(recognize(self, begin, &format));
-        self->format = format;
         TRY(open_as(self, begin));
     }
     if (!self->has_marks)

@@ -118,7 +118,7 @@ static int read_header(struct index *self, datai_type *type)
                        self->path, (unsigned long long)version);
     unsigned code = header[TYPE_AT];
     if (code == 0 || code >= STORED_TYPE_COUNT)
-        return err_set(ERR_INPUT, "the index %s names a type of tokens of number %u; 1 to %d exist",
+        return err_set(ERR_INPUT, "the index %s names the token type %u; 1 to %d are known",
                        self->path, code, STORED_TYPE_COUNT - 1);
     if (stored_types[code].type.bytes == 0)
         return err_set(ERR_INPUT, "the index %s is of %s numbers, which are not tokens", self->path,
@@ -129,12 +129,13 @@ static int read_header(struct index *self, datai_type *type)
     if (length_agrees(self, 0))
         return 0;
     if (length_agrees(self, 1))
-        return err_set(ERR_INPUT,
-                       "the index %s has a mode for each sequence: multimodal files cannot be used",
-                       self->path);
+        return err_set(
+            ERR_INPUT,
+            "the index %s has a mode for each sequence: multimodal files are not supported",
+            self->path);
     return err_set(ERR_INPUT,
                    "the index %s says that it has %llu sequences and %llu entries of documents, "
-                   "but its %llu bytes do not fit to that: it is truncated or damaged",
+                   "but its %llu bytes do not match that: it is truncated or damaged",
                    self->path, (unsigned long long)self->sequence_count,
                    (unsigned long long)self->document_count, (unsigned long long)self->bytes);
 }
@@ -158,7 +159,7 @@ static int check_sequences(struct index *self, uint32_t token_bytes, uint64_t li
                     ERR_INPUT,
                     "the index %s puts sequence %llu at byte %lld of the .bin, but the "
                     "one before ends at %llu; only sequences that follow one another "
-                    "can be read: make the files anew with Megatron's preprocess_data.py",
+                    "can be read: make the files again with Megatron's preprocess_data.py",
                     self->path, (unsigned long long)(done + i), (long long)self->places[i],
                     (unsigned long long)*end);
             *end += (uint64_t)self->lengths[i] * token_bytes;
@@ -181,8 +182,8 @@ static int check_documents(struct index *self)
         for (uint64_t i = 0; i < part; i++) {
             if (self->places[i] < last || (uint64_t)self->places[i] > self->sequence_count)
                 return err_set(ERR_INPUT,
-                               "the index %s lets document %llu begin with sequence %lld, after "
-                               "one that begins with %lld, of %llu sequences: it is damaged",
+                               "the index %s lets document %llu begin with sequence %lld, and the "
+                               "one before it with %lld, of %llu sequences: it is damaged",
                                self->path, (unsigned long long)(done + i),
                                (long long)self->places[i], (long long)last,
                                (unsigned long long)self->sequence_count);

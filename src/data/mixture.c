@@ -86,8 +86,7 @@ int mixture_create(corpus *const *sources, const double *weights, uint32_t sourc
             err_set(-EINVAL, "%u sources; 1 to %d are possible", source_count, MIXTURE_SOURCES_MAX);
     for (; rc == 0 && taken < source_count; taken++) {
         uint64_t own = taken == 0 ? seed : rng_u64(seed, STREAM_SEEDS, taken);
-        rc =
-            sampler_init_as(&self->sources[taken], sources[taken], own, tokens_per_window, shuffle);
+        rc = sampler_init(&self->sources[taken], sources[taken], own, tokens_per_window, shuffle);
         if (rc < 0)
             break;
         self->source_count++;

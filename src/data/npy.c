@@ -143,7 +143,7 @@ static int take_entry(struct header *self)
         skip_blanks(self);
         if (self->at < self->end && *self->at == '[')
             return err_set(ERR_INPUT,
-                           "the NumPy file %s has an array of structures, which are no tokens",
+                           "the NumPy file %s has an array of structures, which are not tokens",
                            self->path);
         return take_text(self, self->descr, sizeof self->descr);
     }
@@ -188,11 +188,10 @@ static int find_type(struct header *self, datai_type *type)
     bool is_known = strlen(descr) == 3 && (descr[1] == 'u' || descr[1] == 'i') &&
                     strchr("1248", descr[2]) != NULL;
     if (!is_known)
-        return err_set(
-            ERR_INPUT,
-            "the NumPy file %s holds elements of type %s, which are no tokens; store whole "
-            "numbers, such as uint16, int32, uint32 or int64",
-            self->path, utf8_on_one_line(self->descr));
+        return err_set(ERR_INPUT,
+                       "the NumPy file %s holds elements of type %s, which are not tokens; store "
+                       "integers, such as uint16, int32, uint32 or int64",
+                       self->path, utf8_on_one_line(self->descr));
     *type = (datai_type){.bytes = (uint32_t)(descr[2] - '0'), .is_signed = descr[1] == 'i'};
     if (type->bytes == 1 || strchr(orders, descr[0]))
         return 0;
@@ -266,11 +265,10 @@ int datai_npy(datai_file *self)
             "it is truncated or damaged",
             self->path, (unsigned long long)length, (unsigned long long)self->file_bytes);
     if (length > HEADER_MAX)
-        return err_set(
-            ERR_INPUT,
-            "the header of the NumPy file %s has %llu bytes, and up to %d are read: save "
-            "the array anew as whole numbers alone",
-            self->path, (unsigned long long)length, (int)HEADER_MAX);
+        return err_set(ERR_INPUT,
+                       "the header of the NumPy file %s has %llu bytes, and up to %d are read: "
+                       "save the array again as integers",
+                       self->path, (unsigned long long)length, (int)HEADER_MAX);
     char *text = mem_alloc(length, 1, "header of a NumPy file");
     if (!text)
         return -ENOMEM;

@@ -1,7 +1,7 @@
 /* Converts text and JSON lines to token files. See prepare.h.
  *
  *   file ── read ──► a batch: whole lines, or text up to a safe cut
- *        ──► pieces ── all threads encode ──► tokens, in order ──► made.c
+ *        ──► pieces ── all threads encode ──► tokens, in order ──► sink
  *
  * The caller's thread reads and writes. In between, all threads encode the pieces of the batch. */
 #include "data/prepare.h"
@@ -24,8 +24,8 @@
 #include "base/size.h"
 #include "base/utf8.h"
 #include "data/data_internal.h"
-#include "data/made.h"
 #include "data/prepare_internal.h"
+#include "data/token_file.h"
 
 enum {
     PIECE_COUNT = 128,       /* of a batch */
@@ -128,8 +128,8 @@ static int grow_text(struct maker *self)
         return err_set(ERR_INPUT,
                        self->work->is_json ? "%s:%" PRIu64 ": the line has more than %d bytes"
                                            : "%s: from line %" PRIu64
-                                             " on there are %d bytes that this tokenizer must "
-                                             "see at once; cut the file into several",
+                                             " on there are %d bytes that this tokenizer must read "
+                                             "at once; cut the file into smaller ones",
                        self->work->path, self->line, (int)LINE_MAX_BYTES);
     char *grown = mem_resize(self->text, capacity, 1, "text to be tokenized");
     if (!grown)
@@ -226,7 +226,7 @@ static int make_all(struct maker *self)
             return 0;
         if (self->options->stop && *self->options->stop)
             return err_set(ERR_STOPPED,
-                           "stopped on request while %s was tokenized; nothing is kept of it",
+                           "stopped on request while %s was tokenized; no part of it is kept",
                            self->work->path);
         cut_batch(self, bytes);
 #pragma omp parallel for schedule(dynamic, 1)
@@ -274,7 +274,7 @@ static int start(struct maker *self)
     TRY(datai_open(self->work->path, &self->fd, &bytes));
     if (bytes != self->work->bytes)
         return err_set(ERR_INPUT,
-                       "%s has changed since it was looked at: it had %" PRIu64
+                       "%s has changed since it was examined: it had %" PRIu64
                        " bytes and has %" PRIu64,
                        self->work->path, self->work->bytes, bytes);
     TRY(find_before(self));
@@ -300,34 +300,38 @@ int prepare_run(const prepare_work *work, const prepare_options *options, const 
     return rc;
 }
 
-static int made_sink_add(void *user, const uint32_t *tokens, uint64_t count)
+static int add_to_file(void *user, const uint32_t *tokens, uint64_t count)
 {
-    return made_add(user, tokens, count);
+    return token_file_add(user, tokens, count);
 }
 
-static int made_sink_end(void *user)
+static int end_in_file(void *user)
 {
-    return made_end_document(user);
+    return token_file_end_document(user);
+}
+
+prepare_sink prepare_to_file(struct token_file *out)
+{
+    return (prepare_sink){.user = out, .add = add_to_file, .end_document = end_in_file};
 }
 
 int prepare_make(const prepare_work *work, const prepare_options *options, const char *path)
 {
-    const made_options made = {.key = work->key,
-                               .vocab_size = tokenizer_vocab(options->words),
-                               .has_marks = work->is_chat,
-                               .is_bytes = strcmp(options->tokenizer_name, "bytes") == 0};
-    made_writer *out;
-    TRY(made_create(path, &made, &out));
-    const prepare_sink sink = {.user = out, .add = made_sink_add, .end_document = made_sink_end};
+    const token_file_options made = {.format = DATA_MADE,
+                                     .key = work->key,
+                                     .vocab_size = tokenizer_vocab(options->words),
+                                     .has_marks = work->is_chat,
+                                     .is_bytes = strcmp(options->tokenizer_name, "bytes") == 0};
+    token_file *out;
+    TRY(token_file_create(path, &made, &out));
+    const prepare_sink sink = prepare_to_file(out);
     int rc = prepare_run(work, options, &sink);
-    if (rc == 0) {
-        rc = made_finish(out);
-        return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s gives not one token", work->path) : rc;
+    if (rc < 0) {
+        token_file_abandon(out);
+        return rc;
     }
-    err_record first;
-    err_save(&first, rc);
-    made_abandon(out);
-    return err_restore(&first);
+    rc = token_file_finish(out);
+    return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s holds no tokens", work->path) : rc;
 }
 
 /* ---- looking ---- */
@@ -369,8 +373,8 @@ static int look_at_lines(prepare_work *self, int fd, const prepare_options *opti
         json_t *line = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
         if (!json_is_object(line))
             rc = err_set(ERR_INPUT,
-                         "%s: the first line is no JSON object (%s); data.format text takes "
-                         "the file as text",
+                         "%s: the first line is not a JSON object (%s); to read the file as text, "
+                         "set data.format to text",
                          self->path, line ? "another value" : utf8_on_one_line(error.text));
         else
             self->is_chat = json_object_get(line, "messages") != NULL;

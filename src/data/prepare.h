@@ -1,4 +1,4 @@
-/* Converts text and JSON lines to token files (made.h), once, before training reads them.
+/* Converts text and JSON lines to token files (token_file.h), once, before training reads them.
  *
  *   input         documents
  *   text file     One document, followed by the tokenizer's end token. An end token within the
@@ -69,11 +69,15 @@ int prepare_look(const char *path, enum data_format format, const prepare_option
  * functions return 0 or an error, which ends the work. */
 struct prepare_sink {
     void *user;
-    /* tokens may have MADE_UNCOUNTED */
+    /* tokens may have TOKEN_UNCOUNTED */
     int (*add)(void *user, const uint32_t *tokens, uint64_t count);
     int (*end_document)(void *user); /* may be called when no document has begun */
 };
 typedef struct prepare_sink prepare_sink;
+
+/* The sink that writes a file of token_file.h. */
+struct token_file;
+prepare_sink prepare_to_file(struct token_file *out);
 
 /* Gives all tokens of a file to the sink, with a log line from time to time. ERR_INPUT names file
  * and line; ERR_STOPPED. */

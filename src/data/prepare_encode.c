@@ -15,7 +15,6 @@
 #include "base/size.h"
 #include "base/utf8.h"
 #include "data/data_internal.h"
-#include "data/made.h"
 #include "data/prepare_internal.h"
 
 void prepi_piece_fini(prepi_piece *self)
@@ -57,7 +56,8 @@ static int add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *
                 "tokenizer's vocabulary, %llu, or more",
                 (int)ids[i], (unsigned long long)rules->options->vocab_size,
                 (unsigned long long)tokenizer_vocab(rules->options->words));
-        piece->tokens[piece->token_count++] = (uint32_t)ids[i] | (i < counted ? MADE_UNCOUNTED : 0);
+        piece->tokens[piece->token_count++] =
+            (uint32_t)ids[i] | (i < counted ? TOKEN_UNCOUNTED : 0);
     }
     return 0;
 }
@@ -190,8 +190,9 @@ static int take_messages(const prepi_rules *rules, prepi_piece *piece, const jso
     size_t count = json_array_size(messages), idx;
     json_t *item;
     if (!json_is_array(messages))
-        return err_set(ERR_INPUT, "no \"messages\" that is a list, but the file begins with a "
-                                  "conversation");
+        return err_set(
+            ERR_INPUT,
+            "the line has no list \"messages\", but the file begins with a conversation");
     void *list = piece->messages;
     TRY(make_room(&list, &piece->message_capacity, 0, count, sizeof *piece->messages));
     piece->messages = list;
@@ -205,12 +206,11 @@ static int take_document(const prepi_rules *rules, prepi_piece *piece, const jso
 {
     const json_t *text = json_object_get(line, rules->field);
     if (!json_is_string(text) && json_object_get(line, "messages"))
-        return err_set(ERR_INPUT,
-                       "a conversation, but the file begins with lines of text: give each "
-                       "kind a file of its own");
+        return err_set(ERR_INPUT, "the line is a conversation, but the file begins with lines of "
+                                  "text: put each kind into its own file");
     if (!json_is_string(text))
         return err_set(ERR_INPUT,
-                       "no \"%s\" that is a text; name the field that holds it, as in "
+                       "the line has no text in \"%s\"; name the field that holds it, as in "
                        "{\"path\": ..., \"field\": \"content\"}",
                        rules->field);
     TRY(add_ids(rules, piece, rules->before, rules->before_count, 0));
@@ -226,7 +226,7 @@ static int take_line(const prepi_rules *rules, prepi_piece *piece, const char *t
         return err_set(ERR_INPUT, "column %d: %s", error.column, error.text);
     int rc;
     if (!json_is_object(line))
-        rc = err_set(ERR_INPUT, "the line is no object, { ... }");
+        rc = err_set(ERR_INPUT, "the line is not an object, { ... }");
     else if (rules->work->is_chat)
         rc = take_messages(rules, piece, json_object_get(line, "messages"));
     else

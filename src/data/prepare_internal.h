@@ -14,7 +14,7 @@ struct prepi_piece {
     bool ends;         /* a text: the document ends in this piece */
     err_record failed; /* code 0: no error */
     /* results: */
-    uint32_t *tokens; /* with MADE_UNCOUNTED */
+    uint32_t *tokens; /* with TOKEN_UNCOUNTED */
     size_t token_count, token_capacity;
     size_t *ends_at; /* [end_count] ends of documents, in tokens of this piece */
     size_t end_count, end_capacity;

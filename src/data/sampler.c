@@ -40,24 +40,6 @@ struct sampleri_documents {
 #define STREAM_SHIFT     (STREAM_SAMPLER + 0xff)
 #define STREAM_DOCUMENTS (STREAM_SAMPLER + 0x40)
 
-int sampler_init(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window)
-{
-    uint64_t token_count = corpus_token_count(source);
-    if (tokens_per_window == 0)
-        return err_set(ERR_INPUT, "a window of 0 tokens was asked of the sampler");
-    if (token_count < 2 || token_count - 2 < tokens_per_window)
-        return err_set(ERR_INPUT,
-                       "the data has %llu tokens, but a sequence of %llu needs at least %llu; "
-                       "add data or shorten model.seq_length",
-                       (unsigned long long)token_count, (unsigned long long)tokens_per_window,
-                       (unsigned long long)tokens_per_window + 2);
-    *self = (sampler){.source = source,
-                      .seed = seed,
-                      .tokens_per_window = tokens_per_window,
-                      .windows_per_epoch = (token_count - 2) / tokens_per_window};
-    return 0;
-}
-
 uint64_t datai_permute(uint64_t seed, uint64_t stream, uint64_t epoch, uint64_t count,
                        uint64_t position)
 {
@@ -91,11 +73,23 @@ static int read_window(sampler *self, uint64_t begin, int32_t *inputs, int32_t *
 
 /* ---- documents ---- */
 
-int sampler_init_as(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
-                    enum shuffle shuffle)
+int sampler_init(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
+                 enum shuffle shuffle)
 {
-    TRY(sampler_init(self, source, seed, tokens_per_window));
-    self->shuffle = shuffle;
+    uint64_t token_count = corpus_token_count(source);
+    if (tokens_per_window == 0)
+        return err_set(ERR_INPUT, "the sampler cannot make windows of 0 tokens");
+    if (token_count < 2 || token_count - 2 < tokens_per_window)
+        return err_set(ERR_INPUT,
+                       "the data has %llu tokens, but a sequence of %llu needs at least %llu; "
+                       "add data or shorten model.seq_length",
+                       (unsigned long long)token_count, (unsigned long long)tokens_per_window,
+                       (unsigned long long)tokens_per_window + 2);
+    *self = (sampler){.source = source,
+                      .seed = seed,
+                      .tokens_per_window = tokens_per_window,
+                      .shuffle = shuffle,
+                      .windows_per_epoch = (token_count - 2) / tokens_per_window};
     if (shuffle != SHUFFLE_DOCUMENTS)
         return 0;
     uint64_t count = corpus_document_count(source), stride = size_div_up(count, CHECKPOINTS);

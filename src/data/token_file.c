@@ -1,14 +1,17 @@
-/* Writes token files in the formats of other programs. See token_file.h. Tokens go through a buffer
- * of 1 MiB. Lengths of documents go to a file without a name, since there may be billions, and from
- * there to the index. */
+/* Writes token files. See token_file.h. Tokens go through a buffer of 1 MiB. The ends of documents
+ * go to a file without a name, since there may be billions, and from there to where the format
+ * wants them. */
 #include "data/token_file.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <xxhash.h>
 
 #include "base/file.h"
 #include "base/mem.h"
@@ -19,15 +22,9 @@
 enum {
     BUFFER_BYTES = 1 << 20,
     VOCAB_OF_2_BYTES = 65536,
-    LLMC_HEADER_INTS = 256,
-    LLMC_HEADER_BYTES = 4 * LLMC_HEADER_INTS,
-    LLMC_MAGIC_2 = 20240520,
-    LLMC_MAGIC_4 = 20240801,
-    LLMC_VERSION_2 = 1,
-    LLMC_VERSION_4 = 7,
     MEGATRON_INT32 = 4,
     MEGATRON_UINT16 = 8,
-    LENGTHS_AT_ONCE = 8192,
+    ENDS_AT_ONCE = 8192,
 };
 
 /* A file to which data is only appended. */
@@ -40,10 +37,12 @@ struct output {
 
 struct token_file {
     char name[PATH_MAX], index_name[PATH_MAX]; /* the final names */
-    enum data_format format;
+    token_file_options options;
     uint32_t token_bytes;
-    struct output tokens, index, lengths;
-    uint64_t token_count, document_count, document_begin;
+    struct output tokens;
+    struct output index; /* of Megatron's */
+    struct output ends;  /* ends of documents in tokens, uint64; for megatron and made */
+    uint64_t token_count, counted, document_count, document_end;
 };
 
 static int output_open(struct output *self, bool is_nameless)
@@ -53,7 +52,7 @@ static int output_open(struct output *self, bool is_nameless)
         return -ENOMEM;
     self->fd = open(self->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (self->fd < 0)
-        return err_errno(errno, "cannot make %s", self->path);
+        return err_errno(errno, "cannot make the token file %s", self->path);
     if (is_nameless)
         unlink(self->path);
     return 0;
@@ -104,7 +103,7 @@ void token_file_abandon(token_file *self)
         unlink(self->index.path);
     output_close(&self->tokens);
     output_close(&self->index);
-    output_close(&self->lengths);
+    output_close(&self->ends);
     mem_free(self);
 }
 
@@ -113,10 +112,10 @@ void token_file_abandon(token_file *self)
 static int make_names(token_file *self, const char *name)
 {
     size_t length = strlen(name);
-    bool is_pair = self->format == DATA_MEGATRON;
+    bool is_pair = self->options.format == DATA_MEGATRON;
     if (length == 0 || name[length - 1] == '/')
         return err_set(ERR_INPUT, "\"%s\" names no file to write", name);
-    if (length + sizeof ".bin.part.lengths" > PATH_MAX)
+    if (length + sizeof ".bin.part.ends" > PATH_MAX)
         return err_set(ERR_INPUT, "the path of the token file %.100s... is too long", name);
     if (is_pair && length > 4 && strcmp(name + length - 4, ".bin") == 0)
         length -= 4;
@@ -127,7 +126,7 @@ static int make_names(token_file *self, const char *name)
         const char *of, *suffix;
     } parts[] = {{&self->tokens, self->name, ".part"},
                  {&self->index, self->index_name, ".part"},
-                 {&self->lengths, self->index_name, ".part.lengths"}};
+                 {&self->ends, self->name, ".part.ends"}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         char *path = parts[i].file->path;
         memcpy(path, parts[i].of, strlen(parts[i].of) + 1);
@@ -136,39 +135,40 @@ static int make_names(token_file *self, const char *name)
     return 0;
 }
 
-static int begin(token_file *self, const char *name, uint64_t vocab_size)
+static int begin(token_file *self, const char *name)
 {
-    bool is_short =
-        self->format == DATA_U16 || (self->format != DATA_U32 && vocab_size <= VOCAB_OF_2_BYTES);
-    if (self->format != DATA_MEGATRON && self->format != DATA_LLMC && self->format != DATA_U16 &&
-        self->format != DATA_U32)
+    static const unsigned char no_header[DATAI_LLMC_HEADER_BYTES];
+    enum data_format format = self->options.format;
+    uint64_t vocab_size = self->options.vocab_size;
+    bool is_short = format == DATA_U16 || (format != DATA_U32 && vocab_size <= VOCAB_OF_2_BYTES &&
+                                           !self->options.has_marks);
+    if (format != DATA_MEGATRON && format != DATA_LLMC && format != DATA_U16 &&
+        format != DATA_U32 && format != DATA_MADE)
         return err_set(ERR_INPUT, "tokens are written as megatron, llmc, u16 or u32 alone");
-    if (self->format == DATA_U16 && vocab_size > VOCAB_OF_2_BYTES)
+    if (format == DATA_U16 && vocab_size > VOCAB_OF_2_BYTES)
         return err_set(ERR_INPUT, "u16 cannot hold a vocabulary of %llu tokens: take u32",
                        (unsigned long long)vocab_size);
     self->token_bytes = is_short ? 2 : 4;
     TRY(make_names(self, name));
     TRY(output_open(&self->tokens, false));
-    if (self->format == DATA_LLMC) {
-        static const unsigned char header[LLMC_HEADER_BYTES];
-        TRY(output_add(&self->tokens, header, sizeof header));
-    }
-    if (self->format != DATA_MEGATRON)
-        return 0;
-    TRY(output_open(&self->index, false));
-    return output_open(&self->lengths, true);
+    if (format == DATA_LLMC)
+        TRY(output_add(&self->tokens, no_header, DATAI_LLMC_HEADER_BYTES));
+    if (format == DATA_MADE)
+        TRY(output_add(&self->tokens, no_header, sizeof(struct datai_made_header)));
+    if (format == DATA_MEGATRON)
+        TRY(output_open(&self->index, false));
+    return format == DATA_MEGATRON || format == DATA_MADE ? output_open(&self->ends, true) : 0;
 }
 
-int token_file_create(const char *name, enum data_format format, uint64_t vocab_size,
-                      token_file **out)
+int token_file_create(const char *name, const token_file_options *options, token_file **out)
 {
     *out = NULL;
     token_file *self = mem_alloc(1, sizeof *self, "token file");
     if (!self)
         return -ENOMEM;
-    self->tokens.fd = self->index.fd = self->lengths.fd = -1;
-    self->format = format == DATA_AUTO ? DATA_MEGATRON : format;
-    int rc = begin(self, name, vocab_size);
+    self->tokens.fd = self->index.fd = self->ends.fd = -1;
+    self->options = *options;
+    int rc = begin(self, name);
     if (rc < 0)
         token_file_abandon(self);
     else
@@ -182,6 +182,8 @@ int token_file_add(token_file *self, const uint32_t *tokens, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++) {
         uint16_t narrow = (uint16_t)tokens[i];
+        assert(self->token_bytes == 4 || tokens[i] == narrow);
+        self->counted += !(tokens[i] & TOKEN_UNCOUNTED);
         TRY(output_add(&self->tokens, self->token_bytes == 2 ? (const void *)&narrow : &tokens[i],
                        self->token_bytes));
     }
@@ -191,21 +193,19 @@ int token_file_add(token_file *self, const uint32_t *tokens, uint64_t count)
 
 int token_file_end_document(token_file *self)
 {
-    uint64_t length = self->token_count - self->document_begin;
+    uint64_t length = self->token_count - self->document_end;
     if (length == 0)
         return 0;
-    if (self->format == DATA_MEGATRON) {
-        int32_t stored = (int32_t)length;
-        if (length > INT32_MAX)
-            return err_set(ERR_INPUT,
-                           "a document of %llu tokens: an index of Megatron's holds up to %d of "
-                           "one; cut it, or take u32",
-                           (unsigned long long)length, INT32_MAX);
-        TRY(output_add(&self->lengths, &stored, sizeof stored));
-    }
-    self->document_begin = self->token_count;
+    if (self->options.format == DATA_MEGATRON && length > INT32_MAX)
+        return err_set(ERR_INPUT,
+                       "a document of %llu tokens: an index of Megatron's holds up to %d of one; "
+                       "cut it, or take u32",
+                       (unsigned long long)length, INT32_MAX);
+    self->document_end = self->token_count;
     self->document_count++;
-    return 0;
+    return self->ends.fd < 0
+               ? 0
+               : output_add(&self->ends, &self->document_end, sizeof self->document_end);
 }
 
 uint64_t token_file_tokens(const token_file *self)
@@ -220,22 +220,27 @@ uint64_t token_file_documents(const token_file *self)
 
 /* --- the end --- */
 
-/* Appends the lengths to the index, or the places of sequences computed from them. */
-static int copy_lengths(token_file *self, bool as_places)
+/* A list that is made from the ends of documents: the ends, the lengths of the documents, or the
+ * places of their first bytes. */
+enum part { ENDS, LENGTHS, PLACES };
+
+static int append_part(token_file *self, struct output *out, enum part part)
 {
-    static const uint64_t length_bytes = sizeof(int32_t);
-    int32_t lengths[LENGTHS_AT_ONCE];
-    int64_t place = 0;
+    uint64_t ends[ENDS_AT_ONCE], last = 0;
+    TRY(output_flush(&self->ends));
     for (uint64_t done = 0; done < self->document_count;) {
-        uint64_t part = size_min(self->document_count - done, LENGTHS_AT_ONCE);
-        TRY(datai_pread(self->lengths.fd, self->lengths.path, done * length_bytes,
-                        part * length_bytes, lengths));
-        for (uint64_t i = 0; i < part; i++) {
-            TRY(as_places ? output_add(&self->index, &place, sizeof place)
-                          : output_add(&self->index, &lengths[i], sizeof lengths[i]));
-            place += (int64_t)lengths[i] * self->token_bytes;
+        uint64_t count = size_min(self->document_count - done, ENDS_AT_ONCE);
+        TRY(datai_pread(self->ends.fd, self->ends.path, done * sizeof *ends, count * sizeof *ends,
+                        ends));
+        for (uint64_t i = 0; i < count; i++) {
+            int32_t length = (int32_t)(ends[i] - last);
+            uint64_t place = last * self->token_bytes;
+            last = ends[i];
+            TRY(part == ENDS      ? output_add(out, &ends[i], sizeof ends[i])
+                : part == LENGTHS ? output_add(out, &length, sizeof length)
+                                  : output_add(out, &place, sizeof place));
         }
-        done += part;
+        done += count;
     }
     return 0;
 }
@@ -246,45 +251,71 @@ static int write_index(token_file *self)
     static const char magic[9] = "MMIDIDX"; /* with its two zeros */
     uint64_t version = 1, sequences = self->document_count, ends = sequences + 1;
     uint8_t type = self->token_bytes == 2 ? MEGATRON_UINT16 : MEGATRON_INT32;
-    TRY(output_flush(&self->lengths));
     TRY(output_add(&self->index, magic, sizeof magic));
     TRY(output_add(&self->index, &version, sizeof version));
     TRY(output_add(&self->index, &type, sizeof type));
     TRY(output_add(&self->index, &sequences, sizeof sequences));
     TRY(output_add(&self->index, &ends, sizeof ends));
-    TRY(copy_lengths(self, false));
-    TRY(copy_lengths(self, true));
+    TRY(append_part(self, &self->index, LENGTHS));
+    TRY(append_part(self, &self->index, PLACES));
     for (uint64_t document = 0; document < ends; document++)
         TRY(output_add(&self->index, &document, sizeof document));
     return output_flush(&self->index);
 }
 
-static int write_llmc_header(token_file *self)
+/* Fills the room that was left for the header. */
+static int put_header(token_file *self, const void *header, size_t bytes)
 {
-    int32_t header[LLMC_HEADER_INTS] = {LLMC_MAGIC_2, LLMC_VERSION_2};
-    if (self->token_count > INT32_MAX)
-        return err_set(ERR_INPUT,
-                       "%llu tokens: a file of llm.c's holds up to %d; take megatron or u32",
-                       (unsigned long long)self->token_count, INT32_MAX);
-    if (self->token_bytes == 4) {
-        header[0] = LLMC_MAGIC_4;
-        header[1] = LLMC_VERSION_4;
-    }
-    header[2] = (int32_t)self->token_count;
     TRY(output_flush(&self->tokens));
-    if (pwrite(self->tokens.fd, header, sizeof header, 0) != (ssize_t)sizeof header)
+    if (pwrite(self->tokens.fd, header, bytes, 0) != (ssize_t)bytes)
         return err_errno(errno, "cannot write the header of %s", self->tokens.path);
     return 0;
 }
 
+static int write_llmc_header(token_file *self)
+{
+    const datai_llmc_kind *kind = &datai_llmc_kinds[self->token_bytes == 4];
+    if (self->token_count > INT32_MAX)
+        return err_set(ERR_INPUT,
+                       "%llu tokens: a file of llm.c's holds up to %d; take megatron or u32",
+                       (unsigned long long)self->token_count, INT32_MAX);
+    uint32_t header[DATAI_LLMC_HEADER_BYTES / 4] = {kind->magic, kind->version,
+                                                    (uint32_t)self->token_count};
+    return put_header(self, header, sizeof header);
+}
+
+/* Appends the ends, after the tokens are padded to a multiple of 8, and writes the header. */
+static int finish_made(token_file *self)
+{
+    static const unsigned char zeros[8];
+    bool has_marks = self->counted < self->token_count;
+    struct datai_made_header header = {
+        .version = DATAI_MADE_VERSION,
+        .token_bytes = self->token_bytes,
+        .flags =
+            (has_marks ? DATAI_MADE_MARKS : 0u) | (self->options.is_bytes ? DATAI_MADE_BYTES : 0u),
+        .key = self->options.key,
+        .token_count = self->token_count,
+        .document_count = self->document_count,
+        .counted = self->counted,
+    };
+    memcpy(header.magic, DATAI_MADE_MAGIC, sizeof header.magic);
+    header.sum = XXH3_64bits(&header, offsetof(struct datai_made_header, sum));
+    TRY(output_add(&self->tokens, zeros, -(self->token_count * self->token_bytes) % 8));
+    TRY(append_part(self, &self->tokens, ENDS));
+    return put_header(self, &header, sizeof header);
+}
+
 static int publish(token_file *self)
 {
-    bool is_pair = self->format == DATA_MEGATRON;
+    bool is_pair = self->options.format == DATA_MEGATRON;
     if (self->token_count == 0)
-        return err_set(ERR_INPUT, "the input gives not one token");
+        return err_set(ERR_INPUT, "the input holds no tokens");
     TRY(token_file_end_document(self));
-    if (self->format == DATA_LLMC)
+    if (self->options.format == DATA_LLMC)
         TRY(write_llmc_header(self));
+    if (self->options.format == DATA_MADE)
+        TRY(finish_made(self));
     TRY(output_flush(&self->tokens));
     if (is_pair) {
         TRY(write_index(self));
@@ -299,15 +330,6 @@ static int publish(token_file *self)
 int token_file_finish(token_file *self)
 {
     int rc = publish(self);
-    if (rc < 0) {
-        err_record first;
-        err_save(&first, rc);
-        token_file_abandon(self);
-        return err_restore(&first);
-    }
-    output_close(&self->tokens);
-    output_close(&self->index);
-    output_close(&self->lengths);
-    mem_free(self);
-    return 0;
+    token_file_abandon(self); /* removes only what was not published */
+    return rc;
 }

@@ -5,7 +5,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "data/made.h"
 #include "data/prepare.h"
 #include "infer/infer_internal.h"
 
@@ -56,7 +55,7 @@ static int add_file(eval_tokens *self, const char *path, enum data_format format
         if (rc == 0)
             rc = reserve(self, count);
         for (uint64_t i = 0; rc == 0 && i < count; i++)
-            self->list[self->count++] = (uint32_t)piece[i] | (marks[i] < 0 ? MADE_UNCOUNTED : 0);
+            self->list[self->count++] = (uint32_t)piece[i] | (marks[i] < 0 ? TOKEN_UNCOUNTED : 0);
     }
     mem_free(piece);
     corpus_close(file);
@@ -133,7 +132,7 @@ int eval_tokens_read(eval_tokens *self, uint64_t begin, uint64_t count, int32_t 
     if (self->files)
         return corpus_read(self->files, begin, count, tokens);
     for (uint64_t i = 0; i < count; i++)
-        tokens[i] = (int32_t)(self->list[begin + i] & ~MADE_UNCOUNTED);
+        tokens[i] = (int32_t)(self->list[begin + i] & ~TOKEN_UNCOUNTED);
     return 0;
 }
 
@@ -142,7 +141,7 @@ int eval_tokens_targets(eval_tokens *self, uint64_t begin, uint64_t count, int32
     if (self->files)
         return corpus_read_targets(self->files, begin, count, targets);
     for (uint64_t i = 0; i < count; i++)
-        targets[i] = self->list[begin + i] & MADE_UNCOUNTED ? -1 : (int32_t)self->list[begin + i];
+        targets[i] = self->list[begin + i] & TOKEN_UNCOUNTED ? -1 : (int32_t)self->list[begin + i];
     return 0;
 }
 

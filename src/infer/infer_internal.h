@@ -105,7 +105,7 @@ struct eval_tokens {
     uint64_t count;
     /* token files, or text for a model of bytes; NULL: the tokens are in `list` */
     corpus *files;
-    uint32_t *list;    /* [capacity] tokens of text and JSON lines, with MADE_UNCOUNTED */
+    uint32_t *list;    /* [capacity] tokens of text and JSON lines, with TOKEN_UNCOUNTED */
     uint64_t capacity; /* elements of list, of which `count` are used */
     uint64_t vocab;    /* the model's vocabulary size */
     /* the model's tokenizer; NULL: it has none, and the files hold tokens */

@@ -198,9 +198,8 @@ static void report(probei *self, struct plan *plan)
 
 /* A failure is no error of the probe: the figures of the collectives stay unknown, and the other
  * measurements go on. */
-int probei_ranks(probei *self, uint32_t unused)
+int probei_ranks(probei *self)
 {
-    (void)unused;
     core_set allowed;
     pid_t pids[RANKS_MAX] = {0};
     TRY(probei_check(self, ""));

@@ -37,6 +37,9 @@ enum beside {
     PRODUCTS,        /* products alone */
     BESIDE_COUNT
 };
+static const char *const beside_names[BESIDE_COUNT] = {"mixed alone",           "mixed beside Adam",
+                                                       "mixed beside copies",   "fdatasync",
+                                                       "mixed beside products", "products alone"};
 
 struct curve {
     probei *owner;
@@ -172,22 +175,15 @@ static int measure_curve(struct curve *self)
 
 /* --- beside other work --- */
 
-static double cpu_seconds(void)
-{
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
-}
-
 /* Runs the chosen setting, mixed, and records the CPU time of all threads per byte. */
 static int run_alone(struct curve *self, double *rate)
 {
-    double cpu = cpu_seconds();
+    double cpu = probei_cpu_seconds(RUSAGE_SELF);
     uint64_t moved = self->bench->moved_bytes;
     TRY(run_setting(self, self->chosen, MACHINE_IO_MIXED, rate));
     moved = self->bench->moved_bytes - moved;
-    probei_figure_add(&self->cpu, (cpu_seconds() - cpu) / (double)size_max(moved, 1));
+    probei_figure_add(&self->cpu,
+                      (probei_cpu_seconds(RUSAGE_SELF) - cpu) / (double)size_max(moved, 1));
     return 0;
 }
 
@@ -238,27 +234,13 @@ static int run_one_beside(void *user, uint32_t variant, double *value)
     case BESIDE_PRODUCTS:
         return run_beside(self, probei_product_once, &self->product, PROBEI_COMPUTE,
                           &self->product_rate, value);
-    case PRODUCTS: {
-        probei_load load = {.owner = self->owner,
-                            .where = PROBEI_COMPUTE,
-                            .once = probei_product_once,
-                            .user = &self->product};
-        return probei_load_for(&load, self->pass_seconds, value);
-    }
+    case PRODUCTS:
+        return probei_product_alone(&self->product, self->pass_seconds, value);
     case SYNC:
     case BESIDE_COUNT:
         break;
     }
     return run_sync(self, value);
-}
-
-static void name_beside(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
-{
-    static const char *const names[BESIDE_COUNT] = {"mixed alone",           "mixed beside Adam",
-                                                    "mixed beside copies",   "fdatasync",
-                                                    "mixed beside products", "products alone"};
-    (void)user;
-    snprintf(text, PROBEI_TEXT_BYTES, "%s", names[variant]);
 }
 
 static int measure_beside(struct curve *self)
@@ -272,7 +254,7 @@ static int measure_beside(struct curve *self)
     probei_work work = {.count = self->product.product ? BESIDE_COUNT : BESIDE_PRODUCTS,
                         .seconds = 0.5 * beside_share * self->total_seconds,
                         .run = run_one_beside,
-                        .name = name_beside,
+                        .names = beside_names,
                         .user = self};
     /* Run twice: copies go in one direction in one round and in the other in the next. */
     for (int half = 0; half < 2; half++)
@@ -360,8 +342,9 @@ static int measure(struct curve *self, uint32_t drive_idx)
     return 0;
 }
 
-int probei_drive(probei *self, uint32_t drive_idx)
+int probei_drive(probei *self)
 {
+    uint32_t drive_idx = self->steps[self->step_idx].drive_idx;
     const probei_drive_extent *size = &probei_drive_extents[self->extent];
     const machine_drive *drive = &self->out->drives[drive_idx];
     uint64_t file_bytes = size_min(size->file_bytes, drive->capacity_bytes / 2 / MIB * MIB);

@@ -163,12 +163,6 @@ static int run_together(void *user, uint32_t variant, double *value)
     return drive_bench_run(self->benches, self->count, &pass, value);
 }
 
-static void name_together(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
-{
-    (void)user;
-    snprintf(text, PROBEI_TEXT_BYTES, "%s", probei_kind_names[variant]);
-}
-
 static int open_together(struct together *self)
 {
     probei *owner = self->owner;
@@ -195,9 +189,8 @@ static int open_together(struct together *self)
     return self->depth > 0 ? 0 : err_set(ERR_INTERNAL, "no memory for %u drives", self->count);
 }
 
-int probei_all_drives(probei *self, uint32_t unused)
+int probei_all_drives(probei *self)
 {
-    (void)unused;
     machine *out = self->out;
     probei_figure figures[PROBEI_IO_KINDS] = {{.count = 0}};
     struct together together = {
@@ -206,7 +199,7 @@ int probei_all_drives(probei *self, uint32_t unused)
     probei_work work = {.count = PROBEI_IO_KINDS,
                         .seconds = probei_step_left(self),
                         .run = run_together,
-                        .name = name_together,
+                        .names = probei_kind_names,
                         .user = &together};
     if (rc == 0)
         rc = probei_rounds(self, &work, figures);

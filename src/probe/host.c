@@ -34,17 +34,17 @@ static void read_cpu_time(double *used, double *stolen)
     *stolen = count == 8 ? fields[7] * tick : 0;
 }
 
+double probei_cpu_seconds(int who)
+{
+    struct rusage usage;
+    getrusage(who, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
 static double own_cpu_time(void)
 {
-    double sum = 0;
-    static const int who[] = {RUSAGE_SELF, RUSAGE_CHILDREN};
-    for (int i = 0; i < 2; i++) {
-        struct rusage usage;
-        getrusage(who[i], &usage);
-        sum += (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-               1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
-    }
-    return sum;
+    return probei_cpu_seconds(RUSAGE_SELF) + probei_cpu_seconds(RUSAGE_CHILDREN);
 }
 
 void probei_begin_watch(probei *self)

@@ -217,12 +217,6 @@ static int run_variant(void *user, uint32_t variant, double *value)
     return b->owner->gpu ? probei_time(b->owner, zero_little, b, value) : time_hand_over(b, value);
 }
 
-static void name_variant(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
-{
-    (void)user;
-    snprintf(text, PROBEI_TEXT_BYTES, "%s", variant_names[variant]);
-}
-
 /* Places the operands of all kernels in parts of one size, followed by the scratch memory. */
 static int place(struct bench *b)
 {
@@ -286,9 +280,8 @@ static void report(probei *self, const struct bench *b, const probei_figure *f)
                  out->device.op_seconds * 1e6, "us", &f[HAND_OVER], "%s", "");
 }
 
-int probei_kernels(probei *self, uint32_t unused)
+int probei_kernels(probei *self)
 {
-    (void)unused;
     struct bench bench = {.owner = self};
     probei_figure figures[VARIANT_COUNT] = {{.count = 0}};
     TRY(probei_fill_operands(self));
@@ -299,7 +292,7 @@ int probei_kernels(probei *self, uint32_t unused)
                         .is_checked = true,
                         .loose = 1U << HAND_OVER, /* varies by nature: see mean */
                         .run = run_variant,
-                        .name = name_variant,
+                        .names = variant_names,
                         .user = &bench};
     if (rc == 0)
         rc = probei_rounds(self, &work, figures);

@@ -82,12 +82,6 @@ static int run_variant(void *user, uint32_t variant, double *value)
     return 0;
 }
 
-static void name_variant(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
-{
-    (void)user;
-    snprintf(text, PROBEI_TEXT_BYTES, "%s", variant_names[variant]);
-}
-
 static void report(probei *self, const probei_figure *f)
 {
     machine *out = self->out;
@@ -118,7 +112,7 @@ static int measure(probei *self, struct bench *bench, uint32_t count)
                         .warms_up = true,
                         .is_checked = true,
                         .run = run_variant,
-                        .name = name_variant,
+                        .names = variant_names,
                         .user = bench};
     TRY(probei_rounds(self, &work, figures));
     report(self, figures);
@@ -127,6 +121,7 @@ static int measure(probei *self, struct bench *bench, uint32_t count)
 
 /* Copies beside a CPU's products, and the share of their rate that the products keep. */
 enum beside { BESIDE_PRODUCTS, PRODUCTS, BESIDE_COUNT };
+static const char *const beside_names[BESIDE_COUNT] = {"copies beside products", "products alone"};
 
 struct beside_bench {
     probei *owner;
@@ -139,12 +134,12 @@ struct beside_bench {
 static int run_beside(void *user, uint32_t variant, double *value)
 {
     struct beside_bench *b = user;
+    if (variant == PRODUCTS)
+        return probei_product_alone(&b->product, b->seconds, value);
     probei_load load = {.owner = b->owner,
                         .where = PROBEI_COMPUTE,
                         .once = probei_product_once,
                         .user = &b->product};
-    if (variant == PRODUCTS)
-        return probei_load_for(&load, b->seconds, value);
     double rate, spent = 0;
     uint64_t bytes = 0;
     TRY(probei_load_begin(&load));
@@ -157,13 +152,6 @@ static int run_beside(void *user, uint32_t variant, double *value)
     probei_figure_add(&b->product_rate, rate);
     *value = (double)bytes / spent;
     return 0;
-}
-
-static void name_beside(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
-{
-    (void)user;
-    snprintf(text, PROBEI_TEXT_BYTES, "%s",
-             variant == PRODUCTS ? "products alone" : "copies beside products");
 }
 
 static int measure_beside(probei *self)
@@ -181,7 +169,7 @@ static int measure_beside(probei *self)
                         .warms_up = true,
                         .is_checked = true,
                         .run = run_beside,
-                        .name = name_beside,
+                        .names = beside_names,
                         .user = &bench};
     int rc = probei_rounds(self, &work, figures);
     probei_figure_close(&bench.product_rate);
@@ -224,9 +212,8 @@ static int measure_device(probei *self)
     return 0;
 }
 
-int probei_link(probei *self, uint32_t unused)
+int probei_link(probei *self)
 {
-    (void)unused;
     struct bench bench = {.owner = self};
     for (uint32_t v = 0; v < VARIANT_COUNT; v++) {
         probei_copies_place(self, 0, &bench.copies[v]);

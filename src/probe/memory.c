@@ -204,12 +204,6 @@ static int run_variant(void *user, uint32_t variant, double *value)
     return 0;
 }
 
-static void name_variant(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
-{
-    (void)user;
-    snprintf(text, PROBEI_TEXT_BYTES, "%s", variant_names[variant]);
-}
-
 static void report(probei *self, const probei_figure *f)
 {
     machine *out = self->out;
@@ -237,9 +231,8 @@ static void report(probei *self, const probei_figure *f)
                  100 * f[ADAM_CACHED].median * f[ADAM_ALL].median / cores);
 }
 
-int probei_memory(probei *self, uint32_t unused)
+int probei_memory(probei *self)
 {
-    (void)unused;
     probei_figure figures[VARIANT_COUNT] = {{.count = 0}};
     struct bench bench = {.owner = self};
     TRY(probei_check(self, "filling memory"));
@@ -257,7 +250,7 @@ int probei_memory(probei *self, uint32_t unused)
                         /* only shown to the user */
                         .loose = 1U << READ_ONE | 1U << COPY_ONE | 1U << ADAM_ONE,
                         .run = run_variant,
-                        .name = name_variant,
+                        .names = variant_names,
                         .user = &bench};
     TRY(probei_rounds(self, &work, figures));
     report(self, figures);

@@ -161,9 +161,8 @@ static int choose_memory(const probei *self, uint64_t *size_bytes)
                    size_format(available, free_text), size_format(least, least_text));
 }
 
-static int take_memory(probei *self, uint32_t unused)
+static int take_memory(probei *self)
 {
-    (void)unused;
     uint64_t size_bytes;
     TRY(probei_check(self, ""));
     TRY(probei_open_device(self));
@@ -191,12 +190,12 @@ static int take_memory(probei *self, uint32_t unused)
     return kernels_cpu.context_create(&threads, &self->context);
 }
 
-static void add_step(probei *self, const char *name, enum probei_where where,
-                     int (*run)(probei *, uint32_t), uint32_t arg, double quick, double full)
+static void add_step(probei *self, const char *name, enum probei_where where, int (*run)(probei *),
+                     double quick, double full)
 {
     assert(self->step_count < PROBEI_STEPS_MAX);
     struct probei_step *step = &self->steps[self->step_count++];
-    *step = (struct probei_step){.where = where, .run = run, .arg = arg};
+    *step = (struct probei_step){.where = where, .run = run};
     step->seconds = self->extent == PROBEI_FULL ? full : self->extent == PROBEI_QUICK ? quick : 0;
     snprintf(step->name, sizeof step->name, "%s", name);
 }
@@ -207,19 +206,20 @@ static void plan_steps(probei *self)
 {
     const struct probe_options *options = self->options;
     double drives = options->drive_count;
-    add_step(self, "ranks", PROBEI_HERE, probei_ranks, 0, 1.5, 6);
-    add_step(self, "taking memory", PROBEI_HERE, take_memory, 0, 1, 3);
-    add_step(self, "memory and Adam", PROBEI_UPDATE, probei_memory, 0, 3, 14);
-    add_step(self, "products", PROBEI_COMPUTE, probei_products, 0, 5.5, 38);
-    add_step(self, "kernels", PROBEI_COMPUTE, probei_kernels, 0, 1.5, 8);
-    add_step(self, "link", PROBEI_IO, probei_link, 0, 2, 7);
+    add_step(self, "ranks", PROBEI_HERE, probei_ranks, 1.5, 6);
+    add_step(self, "taking memory", PROBEI_HERE, take_memory, 1, 3);
+    add_step(self, "memory and Adam", PROBEI_UPDATE, probei_memory, 3, 14);
+    add_step(self, "products", PROBEI_COMPUTE, probei_products, 5.5, 38);
+    add_step(self, "kernels", PROBEI_COMPUTE, probei_kernels, 1.5, 8);
+    add_step(self, "link", PROBEI_IO, probei_link, 2, 7);
     for (uint32_t d = 0; d < options->drive_count; d++) {
         char name[PROBEI_TEXT_BYTES];
         snprintf(name, sizeof name, "nvme %.100s", options->drives[d]);
-        add_step(self, name, PROBEI_IO, probei_drive, d, 11 / drives, 84 / drives);
+        add_step(self, name, PROBEI_IO, probei_drive, 11 / drives, 84 / drives);
+        self->steps[self->step_count - 1].drive_idx = d;
     }
     if (options->drive_count > 1)
-        add_step(self, "all drives", PROBEI_IO, probei_all_drives, 0, 1.5, 5);
+        add_step(self, "all drives", PROBEI_IO, probei_all_drives, 1.5, 5);
 }
 
 struct step_thread {
@@ -235,7 +235,7 @@ static void *run_on_thread(void *user)
     const struct probei_step *step = &self->steps[self->step_idx];
     int rc = probei_bind(self, step->where);
     if (rc == 0)
-        rc = step->run(self, step->arg);
+        rc = step->run(self);
     thread->result = rc;
     err_save(&thread->error, rc);
     return NULL;
@@ -247,7 +247,7 @@ static int run_step(probei *self)
 {
     const struct probei_step *step = &self->steps[self->step_idx];
     if (step->where == PROBEI_HERE)
-        return step->run(self, step->arg);
+        return step->run(self);
     struct step_thread thread = {.owner = self};
     pthread_t id;
     int rc = pthread_create(&id, NULL, run_on_thread, &thread);

@@ -39,9 +39,9 @@ enum probei_where {
 struct probei_step {
     char name[PROBEI_TEXT_BYTES];
     enum probei_where where;
-    int (*run)(probei *self, uint32_t arg);
-    uint32_t arg;
-    double seconds; /* planned time */
+    int (*run)(probei *self);
+    uint32_t drive_idx; /* for probei_drive */
+    double seconds;     /* planned time */
 };
 
 struct probei {
@@ -93,7 +93,9 @@ struct probei_work {
     bool is_checked;
     uint64_t loose;
     int (*run)(void *user, uint32_t variant, double *value) MUST_CHECK;
-    /* Writes the variant's name, for the progress line; may be NULL. */
+    /* The variants' names, for the progress line: a list, or a function that writes a name. Both
+     * may be NULL. */
+    const char *const *names;
     void (*name)(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES]);
     void *user;
 };
@@ -152,18 +154,16 @@ int probei_load_begin(probei_load *self) MUST_CHECK;
 /* Stops the load. *rate is the amount per second; `rate` may be NULL. Returns the load's own error,
  * if it had one. */
 int probei_load_end(probei_load *self, double *rate) MUST_CHECK;
-/* Runs the load alone for this many seconds. */
-int probei_load_for(probei_load *self, double seconds, double *rate) MUST_CHECK;
 
 /* --- the measurements --- */
 
-int probei_ranks(probei *self, uint32_t unused) MUST_CHECK;
-int probei_memory(probei *self, uint32_t unused) MUST_CHECK;
-int probei_products(probei *self, uint32_t unused) MUST_CHECK;
-int probei_kernels(probei *self, uint32_t unused) MUST_CHECK;
-int probei_link(probei *self, uint32_t unused) MUST_CHECK;
-int probei_drive(probei *self, uint32_t drive_idx) MUST_CHECK;
-int probei_all_drives(probei *self, uint32_t unused) MUST_CHECK;
+int probei_ranks(probei *self) MUST_CHECK;
+int probei_memory(probei *self) MUST_CHECK;
+int probei_products(probei *self) MUST_CHECK;
+int probei_kernels(probei *self) MUST_CHECK;
+int probei_link(probei *self) MUST_CHECK;
+int probei_drive(probei *self) MUST_CHECK;
+int probei_all_drives(probei *self) MUST_CHECK;
 
 /* Choose the device, open the GPU if there is one, and close it. probei_products and probei_kernels
  * compute on that device. */
@@ -175,6 +175,8 @@ int probei_try_backend(const probei *self) MUST_CHECK;
 /* Watch how much CPU time other processes used during the probe, and report it at the end. */
 void probei_begin_watch(probei *self);
 void probei_end_watch(probei *self);
+/* CPU time of RUSAGE_SELF or RUSAGE_CHILDREN in seconds. */
+double probei_cpu_seconds(int who);
 /* Fills the operands with the numbers of probei_fill. */
 int probei_fill_operands(probei *self) MUST_CHECK;
 /* Returns the number of physical cores that this process may use, within the quota of its control
@@ -225,6 +227,8 @@ struct probei_product {
 typedef struct probei_product probei_product;
 int probei_product_open(probei *self, uint64_t begin, uint64_t end, probei_product *out) MUST_CHECK;
 int probei_product_once(void *user, uint64_t *count) MUST_CHECK;
+/* *rate: products per second when nothing runs beside them. */
+int probei_product_alone(probei_product *self, double seconds, double *rate) MUST_CHECK;
 void probei_product_close(probei_product *self);
 /* Returns the core-seconds that products lose per byte moved beside them. `alone` and `beside` are
  * the products' rates without and with the other work; `rate` is the other work in bytes/s. Never

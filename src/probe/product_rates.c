@@ -222,9 +222,8 @@ static void report(probei *self, struct bench *bench, const probei_figure *figur
                 report_layer(self, bench, figures, i, best[is_fp32]);
 }
 
-int probei_products(probei *self, uint32_t unused)
+int probei_products(probei *self)
 {
-    (void)unused;
     struct bench *bench = mem_alloc(1, sizeof *bench, "probe products");
     probei_figure *figures = mem_alloc(MACHINE_PRODUCTS_MAX, sizeof *figures, "probe figures");
     int rc = bench && figures ? 0 : -ENOMEM;

@@ -63,6 +63,22 @@ static bool swings(const probei_work *work, uint32_t variant, const probei_figur
            probei_figure_spread(&figures[variant]) > 0.01 * PROBEI_SPREAD_PERCENT;
 }
 
+static void name_variant(const probei_work *work, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    if (work->names)
+        snprintf(text, PROBEI_TEXT_BYTES, "%s", work->names[variant]);
+    else if (work->name)
+        work->name(work->user, variant, text);
+}
+
+static int run_variant(probei *self, const probei_work *work, uint32_t variant, double *value)
+{
+    char text[PROBEI_TEXT_BYTES] = "";
+    name_variant(work, variant, text);
+    TRY(probei_check(self, text));
+    return work->run(work->user, variant, value);
+}
+
 /* Measures figures with a large spread again, in turns, until no spread is large, their samples are
  * full, or the time is over. Records the figures that remain. */
 static int settle(probei *self, const probei_work *work, probei_figure *figures)
@@ -71,15 +87,11 @@ static int settle(probei *self, const probei_work *work, probei_figure *figures)
     for (bool any = true; any && (double)(clock_ns() - begin_ns) * 1e-9 < 0.5 * work->seconds;) {
         any = false;
         for (uint32_t i = 0; i < work->count; i++) {
-            char text[PROBEI_TEXT_BYTES] = "";
             double value = 0;
             if (!swings(work, i, figures) || figures[i].count == PROBEI_ROUNDS_MAX)
                 continue;
             any = true;
-            if (work->name)
-                work->name(work->user, i, text);
-            TRY(probei_check(self, text));
-            TRY(work->run(work->user, i, &value));
+            TRY(run_variant(self, work, i, &value));
             probei_figure_add(&figures[i], value);
             probei_figure_close(&figures[i]);
         }
@@ -88,8 +100,7 @@ static int settle(probei *self, const probei_work *work, probei_figure *figures)
         char text[PROBEI_TEXT_BYTES] = "a figure";
         if (!swings(work, i, figures))
             continue;
-        if (work->name)
-            work->name(work->user, i, text);
+        name_variant(work, i, text);
         note_disturbed(self, text, probei_figure_spread(&figures[i]));
     }
     return 0;
@@ -101,12 +112,8 @@ static int one_round(probei *self, const probei_work *work, uint32_t round, bool
 {
     for (uint32_t i = 0; i < work->count; i++) {
         uint32_t variant = round % 2 ? work->count - 1 - i : i;
-        char text[PROBEI_TEXT_BYTES] = "";
         double value = 0;
-        if (work->name)
-            work->name(work->user, variant, text);
-        TRY(probei_check(self, text));
-        TRY(work->run(work->user, variant, &value));
+        TRY(run_variant(self, work, variant, &value));
         if (counts)
             probei_figure_add(&figures[variant], value);
     }

@@ -93,26 +93,33 @@ int metrics_format(const metrics_line *line, char *text, size_t text_bytes)
     return (int)out.length;
 }
 
-/* Called for each whole line with its first bytes (NUL-ended, cut to the buffer). Returning false
- * stops the walk. */
-typedef bool line_visitor(const char *line, void *user);
-
-/* Walks the lines of an open file from its start. *end_bytes: the end of the last accepted line. */
-static int walk_lines(int fd, const char *path, line_visitor *visit, void *user,
-                      uint64_t *end_bytes)
+/* True if the line has a step that is not above the last one. */
+static bool is_within(const char *line, uint64_t last_step)
 {
-    char chunk[CHUNK_BYTES], line[128];
+    static const char name[] = "\"step\":";
+    const char *field = strstr(line, name);
+    if (!field)
+        return false;
+    char *end;
+    unsigned long long step = strtoull(field + strlen(name), &end, 10);
+    return end != field + strlen(name) && step <= last_step;
+}
+
+/* Finds the end of the leading whole lines whose step is not above the last one. */
+static int find_end(int fd, const char *path, uint64_t last_step, uint64_t *end_bytes)
+{
+    char chunk[CHUNK_BYTES], line[128]; /* the first bytes of a line */
     size_t line_length = 0;
     uint64_t offset = 0;
     *end_bytes = 0;
-    for (;;) {
+    while (last_step > 0) {
         ssize_t got = pread(fd, chunk, sizeof chunk, (off_t)offset);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
             return err_errno(errno, "cannot read the metrics file %s", path);
         if (got == 0)
-            return 0;
+            break;
         for (ssize_t i = 0; i < got; i++) {
             if (chunk[i] != '\n') {
                 if (line_length < sizeof line - 1)
@@ -121,24 +128,13 @@ static int walk_lines(int fd, const char *path, line_visitor *visit, void *user,
             }
             line[line_length] = '\0';
             line_length = 0;
-            if (!visit(line, user))
+            if (!is_within(line, last_step))
                 return 0;
             *end_bytes = offset + (uint64_t)i + 1;
         }
         offset += (uint64_t)got;
     }
-}
-
-/* Accepts lines as long as there are lines to keep. */
-static bool keep_line(const char *line, void *user)
-{
-    (void)line;
-    uint64_t *left = user;
-    if (*left == 0)
-        return false;
-    if (*left != METRICS_KEEP_ALL)
-        (*left)--;
-    return true;
+    return 0;
 }
 
 /* A device may never end, a pipe may never begin, and neither can be cut. */
@@ -152,7 +148,7 @@ static int check_regular(int fd, const char *path)
     return 0;
 }
 
-int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines)
+int metrics_file_open(metrics_file *self, const char *path, uint64_t last_step)
 {
     self->fd = -1;
     int length = snprintf(self->path, sizeof self->path, "%s", path);
@@ -161,13 +157,10 @@ int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines)
     int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0)
         return err_errno(errno, "cannot open the metrics file %s", path);
-    uint64_t left = keep_lines, end_bytes = 0;
+    uint64_t end_bytes = 0;
     int rc = check_regular(fd, path);
     if (rc == 0)
-        rc = walk_lines(fd, path, keep_line, &left, &end_bytes);
-    if (rc == 0 && left != 0 && left != METRICS_KEEP_ALL)
-        rc = err_set(-EINVAL, "the metrics file %s has %llu lines, and %llu should be kept", path,
-                     (unsigned long long)(keep_lines - left), (unsigned long long)keep_lines);
+        rc = find_end(fd, path, last_step, &end_bytes);
     if (rc == 0 && ftruncate(fd, (off_t)end_bytes) < 0)
         rc = err_errno(errno, "cannot cut the metrics file %s to %llu bytes", path,
                        (unsigned long long)end_bytes);
@@ -177,44 +170,6 @@ int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines)
     }
     self->fd = fd;
     return 0;
-}
-
-struct step_limit {
-    uint64_t step, lines;
-};
-
-/* Accepts lines whose step is not above the limit. A line without a step ends the walk. */
-static bool line_within(const char *line, void *user)
-{
-    struct step_limit *limit = user;
-    const char *field = strstr(line, "\"step\":");
-    if (!field)
-        return false;
-    char *end;
-    unsigned long long step = strtoull(field + strlen("\"step\":"), &end, 10);
-    if (end == field + strlen("\"step\":") || step > limit->step)
-        return false;
-    limit->lines++;
-    return true;
-}
-
-int metrics_lines_through(const char *path, uint64_t step, uint64_t *lines)
-{
-    *lines = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo would wait for a writer */
-    if (fd < 0 && errno == ENOENT)
-        return 0;
-    if (fd < 0)
-        return err_errno(errno, "cannot open the metrics file %s", path);
-    struct step_limit limit = {.step = step};
-    uint64_t end_bytes;
-    int rc = check_regular(fd, path);
-    if (rc == 0)
-        rc = walk_lines(fd, path, line_within, &limit, &end_bytes);
-    close(fd);
-    if (rc == 0)
-        *lines = limit.lines;
-    return rc;
 }
 
 int metrics_file_write(metrics_file *self, const metrics_line *line)

@@ -25,8 +25,6 @@
 
 enum { METRICS_LINE_BYTES = 4096 }; /* enough for any line with its newline and NUL */
 
-#define METRICS_KEEP_ALL UINT64_MAX
-
 struct metrics_lane {
     uint64_t bytes; /* moved in the step */
     double busy_seconds;
@@ -65,16 +63,11 @@ struct metrics_file {
 };
 typedef struct metrics_file metrics_file;
 
-/* Opens or creates the file for appending after its first `keep_lines` lines, and cuts off all
- * after them, also a last line without its newline (METRICS_KEEP_ALL: only that). 0 empties the
- * file. Blocks on the file. Returns -errno, or -EINVAL if it is not a regular file or has fewer
- * lines than `keep_lines` (other than METRICS_KEEP_ALL); the file is then unchanged. */
-int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines) MUST_CHECK;
-
-/* For a run that resumes after `step`: *lines is the number of leading lines whose "step" is not
- * above it. Pass that number to metrics_file_open. It is 0 if the file does not exist. Returns
- * -errno, or -EINVAL without reading if it is not a regular file (a link to a device, a fifo). */
-int metrics_lines_through(const char *path, uint64_t step, uint64_t *lines) MUST_CHECK;
+/* Opens or creates the file, keeps its leading lines whose "step" is not above `last_step`, and
+ * cuts off all after them, also a last line without its newline. 0 empties the file. Blocks on the
+ * file. Returns -errno, or -EINVAL if it is not a regular file (a device, a fifo); the file is then
+ * unchanged. */
+int metrics_file_open(metrics_file *self, const char *path, uint64_t last_step) MUST_CHECK;
 
 /* Appends one line with one write. Returns -errno if it fails; the file is then cut back to its
  * last whole line if that is possible. */

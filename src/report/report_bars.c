@@ -1,22 +1,11 @@
 /* Tables that are also pictures: stalls, lanes against their ceilings, the placement. They need no
  * script. See report_internal.h. */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "report/report_internal.h"
-
-static void put_text(FILE *out, const char *element, const char *text)
-{
-    fprintf(out, "<%s>", element);
-    reporti_html(out, text);
-    fprintf(out, "</%s>", element);
-}
-
-static const char *lane_name(int lane)
-{
-    return lane < LANE_COUNT ? lane_kind_name((enum lane_kind)lane) : "unknown";
-}
 
 /* Writes one bar of a unit, divided by the lane that it waited for. longest_us fills the width. */
 static void put_stall(FILE *out, const reporti_trace *t, const reporti_stall *stall,
@@ -29,15 +18,15 @@ static void put_stall(FILE *out, const reporti_trace *t, const reporti_stall *st
     fputs("</th><td class=\"bar\"><div class=\"track\">", out);
     for (int lane = 0; lane <= LANE_COUNT; lane++)
         if (stall->us[lane] > 0)
-            fprintf(out, "<i class=\"lane-%s\" style=\"width:%.2f%%\"></i>", lane_name(lane),
-                    100 * stall->us[lane] / longest_us);
+            fprintf(out, "<i class=\"lane-%s\" style=\"width:%.2f%%\"></i>",
+                    reporti_lane_name(lane), 100 * stall->us[lane] / longest_us);
     fprintf(out, "</div></td><td>%s</td><td class=\"left\">",
             reporti_seconds(stall->total_us * 1e-6, text));
     bool is_first = true;
     for (int lane = 0; lane <= LANE_COUNT; lane++) {
         if (stall->us[lane] < 0.005 * stall->total_us)
             continue;
-        fprintf(out, "%s%s %s", is_first ? "" : ", ", lane_name(lane),
+        fprintf(out, "%s%s %s", is_first ? "" : ", ", reporti_lane_name(lane),
                 reporti_seconds(stall->us[lane] * 1e-6, text));
         is_first = false;
     }
@@ -53,8 +42,8 @@ static void put_lane_legend(FILE *out, const reporti_trace *t)
     fputs("<p class=\"legend\">waited for: ", out);
     for (int lane = 0; lane <= LANE_COUNT; lane++)
         if (sums[lane] > 0)
-            fprintf(out, "<span><i class=\"lane-%s\"></i>%s</span> ", lane_name(lane),
-                    lane_name(lane));
+            fprintf(out, "<span><i class=\"lane-%s\"></i>%s</span> ", reporti_lane_name(lane),
+                    reporti_lane_name(lane));
     fputs("</p>\n", out);
 }
 
@@ -84,12 +73,8 @@ void reporti_put_stalls(FILE *out, const reporti_run *run)
             fprintf(out, "</tbody></table></div><details><summary>%u more units</summary>",
                     rows - i);
         if (i == 0 || i == ROWS_SHOWN)
-            fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Stall by "
-                  "unit\"><table class=\"bars\"><thead><tr><th scope=\"col\">unit"
-                  "</th><th scope=\"col\" class=\"bar\">stall</th><th scope=\"col\">time</th><th "
-                  "scope=\"col\" "
-                  "class=\"left\">waited for</th></tr></thead><tbody>\n",
-                  out);
+            reporti_begin_table(out, "Stall by unit", "bars",
+                                "unit|bar:stall|time|left:waited for");
         put_stall(out, t, &t->stalls[i], fmax(t->stalls[0].total_us, 1e-9));
     }
     fprintf(out, "</tbody></table></div>%s\n", rows > ROWS_SHOWN ? "</details>" : "");
@@ -106,9 +91,9 @@ static void put_lane(FILE *out, const reporti_run *run, int lane)
     char path[64], text[REPORT_TEXT_BYTES];
     const char *name = lane_kind_name((enum lane_kind)lane);
     snprintf(path, sizeof path, "ceilings.%s", name);
-    double ceiling = reporti_number(run->plan, path), bytes = recent->lanes[lane].bytes;
-    double busy = recent->lanes[lane].busy_seconds;
-    double mean = bytes / fmax(recent->seconds_mean, 1e-12), peak = busy > 0 ? bytes / busy : 0;
+    double ceiling = reporti_number(run->plan, path), bytes = recent->mean.lanes[lane].bytes;
+    double busy = recent->mean.lanes[lane].busy_seconds;
+    double mean = bytes / fmax(recent->mean.seconds, 1e-12), peak = busy > 0 ? bytes / busy : 0;
     double whole = ceiling > 0 ? ceiling : fmax(peak, mean);
     fprintf(out, "<tr><th scope=\"row\">%s</th>", name);
     fprintf(
@@ -116,24 +101,24 @@ static void put_lane(FILE *out, const reporti_run *run, int lane)
         "<td class=\"bar\"><div class=\"track over\"><i class=\"busy\" style=\"width:%.2f%%\"></i>"
         "<i class=\"mean\" style=\"width:%.2f%%\"></i></div></td>",
         fmin(100, 100 * peak / whole), fmin(100, 100 * mean / whole));
-    put_text(out, "td", reporti_rate(mean, text));
-    put_text(out, "td", reporti_rate(peak, text));
-    put_text(out, "td", reporti_rate(ceiling > 0 ? ceiling : NAN, text));
+    reporti_put_cell(out, reporti_rate(mean, text));
+    reporti_put_cell(out, reporti_rate(peak, text));
+    reporti_put_cell(out, reporti_rate(ceiling > 0 ? ceiling : NAN, text));
     if (ceiling > 0)
         fprintf(out, "<td>%.0f%%</td>", 100 * peak / ceiling);
     else
         fputs("<td>\xe2\x80\x93</td>", out);
-    put_text(out, "td", reporti_bytes(bytes, text));
+    reporti_put_cell(out, reporti_bytes(bytes, text));
     snprintf(path, sizeof path, "lanes.%s.bytes", name);
-    put_text(out, "td", reporti_bytes(reporti_number(run->plan, path), text));
-    put_text(out, "td", reporti_seconds(busy, text));
-    put_text(out, "td", reporti_seconds(recent->lanes[lane].stall_seconds, text));
+    reporti_put_cell(out, reporti_bytes(reporti_number(run->plan, path), text));
+    reporti_put_cell(out, reporti_seconds(busy, text));
+    reporti_put_cell(out, reporti_seconds(recent->mean.lanes[lane].stall_seconds, text));
     fputs("</tr>\n", out);
 }
 
 static void put_products(FILE *out, const reporti_run *run)
 {
-    double reached = run->metrics.recent.tflops * 1e12;
+    double reached = run->metrics.recent.mean.tflops * 1e12;
     double world = fmax(1, reporti_number(run->plan, "world_size"));
     double ceiling = reporti_number(run->plan, "ceilings.flops") * world;
     if (!(reached > 0))
@@ -163,35 +148,20 @@ void reporti_put_lanes(FILE *out, const reporti_run *run)
             json_is_true(is_measured)    ? ", as measured on this machine"
             : json_is_false(is_measured) ? ", a stated default"
                                          : "");
-    fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Lanes\"><table "
-          "class=\"bars\"><thead><tr><th scope=\"col\">lane</th><th "
-          "scope=\"col\" class=\"bar\">share of the ceiling</th><th scope=\"col\">over the "
-          "step</th><th "
-          "scope=\"col\">while busy</th><th scope=\"col\">ceiling</th><th "
-          "scope=\"col\">reached</th><th "
-          "scope=\"col\">moved a step</th><th scope=\"col\">predicted</th><th "
-          "scope=\"col\">busy</th><th "
-          "scope=\"col\">waited for</th></tr></thead><tbody>\n",
-          out);
+    reporti_begin_table(out, "Lanes", "bars",
+                        "lane|bar:share of the ceiling|over the step|while busy|ceiling|reached|"
+                        "moved a step|predicted|busy|waited for");
     int shown = 0;
     for (int lane = 0; lane < LANE_COUNT; lane++)
-        if (recent->lanes[lane].bytes > 0) {
+        if (recent->mean.lanes[lane].bytes > 0) {
             put_lane(out, run, lane);
             shown++;
         }
     if (shown == 0)
         fputs("<tr><td colspan=\"10\" class=\"left\">No lane moved a byte.</td></tr>", out);
-    fputs("</tbody></table></div>\n", out);
+    reporti_end_table(out);
     put_products(out, run);
 }
-
-static const char *const kind_titles[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = "parameters",
-    [STATE_GRADS] = "gradients",
-    [STATE_OPTIMIZER] = "optimizer",
-    [STATE_ACTIVATIONS] = "activations",
-    [STATE_INNER_ACTIVATIONS] = "inner activations",
-};
 
 static const char *home_of(const json_t *unit, size_t kind)
 {
@@ -264,14 +234,11 @@ void reporti_put_placement(FILE *out, const reporti_run *run)
     fputs("<p class=\"legend\"><span><i class=\"device\"></i>device</span> <span><i "
           "class=\"host\"></i>host</span> "
           "<span><i class=\"nvme\"></i>nvme</span> <span><i class=\"recompute\"></i>computed "
-          "again</span></p>\n"
-          "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Placement\"><table "
-          "class=\"map\"><thead><tr><th scope=\"col\">unit</th><th "
-          "scope=\"col\">size</th>",
+          "again</span></p>\n",
           out);
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        fprintf(out, "<th scope=\"col\">%s</th>", kind_titles[kind]);
-    fputs("</tr></thead><tbody>\n", out);
+    static_assert(STATE_KIND_COUNT == 5, "each kind has a column");
+    reporti_begin_table(out, "Placement", "map",
+                        "unit|size|parameters|gradients|optimizer|activations|inner activations");
     for (size_t first = 0; first < count;) {
         size_t end = first + 1;
         while (end < count &&
@@ -280,7 +247,8 @@ void reporti_put_placement(FILE *out, const reporti_run *run)
         put_placement_row(out, list, first, end);
         first = end;
     }
-    fputs("</tbody></table></div>\n<p class=\"quiet\">Bytes at rest on each rank. Neighbours with "
+    reporti_end_table(out);
+    fputs("<p class=\"quiet\">Bytes at rest on each rank. Neighbours with "
           "equal homes share a row.</p>\n",
           out);
 }

@@ -53,16 +53,6 @@ static json_t *names(int how_many, const char *(*name_of)(int))
     return out;
 }
 
-static const char *lane_of(int i)
-{
-    return lane_kind_name((enum lane_kind)i);
-}
-
-static const char *kind_of(int i)
-{
-    return i < OP_KIND_COUNT ? op_kind_name((enum op_kind)i) : "other";
-}
-
 static int64_t index_or_none(uint32_t value)
 {
     return value == PROGRAM_NONE ? -1 : (int64_t)value;
@@ -142,8 +132,8 @@ static void put_escaped(FILE *out, const char *text)
 int reporti_put_data(FILE *out, const reporti_run *run)
 {
     json_t *data = json_object();
-    json_object_set_new(data, "lanes", names(LANE_COUNT, lane_of));
-    json_object_set_new(data, "kinds", names(OP_KIND_COUNT + 1, kind_of));
+    json_object_set_new(data, "lanes", names(LANE_COUNT, reporti_lane_name));
+    json_object_set_new(data, "kinds", names(OP_KIND_COUNT + 1, reporti_op_name));
     json_object_set_new(data, "steps", series(&run->metrics.steps, false));
     json_object_set_new(data, "evals", series(&run->metrics.evals, true));
     json_object_set_new(data, "timeline", timeline(&run->trace));

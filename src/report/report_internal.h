@@ -69,7 +69,7 @@ enum reporti_measure {
 
 /* A bin summarizes consecutive lines. */
 struct reporti_bin {
-    uint64_t step_first, step_last, line_count, skipped_count;
+    uint64_t step_first, step_last, line_count;
     reporti_value values[MEASURE_COUNT];
 };
 typedef struct reporti_bin reporti_bin;
@@ -81,26 +81,30 @@ struct reporti_series {
 };
 typedef struct reporti_series reporti_series;
 
-/* Means over the last steps. */
+/* The figures of one step, or their means. */
+struct reporti_step {
+    double seconds, tokens_per_second, tflops;
+    struct {
+        double bytes, busy_seconds, stall_seconds;
+    } lanes[LANE_COUNT];
+};
+typedef struct reporti_step reporti_step;
+
+/* The last steps. */
 struct reporti_recent {
     uint32_t count;
-    double seconds_median, seconds_mean;
-    double tokens_per_second, tflops;
-    struct {
-        double bytes, busy_seconds, stall_seconds; /* per step */
-    } lanes[LANE_COUNT];
+    double seconds_median;
+    reporti_step mean;
 };
 typedef struct reporti_recent reporti_recent;
 
 struct reporti_metrics {
     bool is_present;
     reporti_series steps, evals; /* evals: MEASURE_LOSS is the held-out loss */
-    uint64_t step_lines, eval_lines, damaged_lines, skipped_steps, nonfinite_losses;
+    uint64_t step_lines, damaged_lines, skipped_steps, nonfinite_losses;
     uint64_t step_last;
     double loss_last, valid_last; /* NAN: none */
     uint64_t valid_step;
-    uint64_t tokens;
-    double seconds;
     uint64_t peak_bytes[TIER_COUNT];
     reporti_recent recent;
 };
@@ -176,6 +180,10 @@ const json_t *reporti_at(const json_t *root, const char *path);
 double reporti_number(const json_t *root, const char *path);
 const char *reporti_text(const json_t *root, const char *path);
 
+/* The names of a lane and of a kind of op; "unknown" and "other" for a number beyond the last. */
+const char *reporti_lane_name(int lane);
+const char *reporti_op_name(int kind);
+
 /* Writes text into the page: escapes & < > " and replaces bytes that are not UTF-8. */
 void reporti_html(FILE *out, const char *text);
 /* These write a number with its unit into text[REPORT_TEXT_BYTES] and return `text`. They write "-"
@@ -185,6 +193,15 @@ char *reporti_rate(double bytes_per_second, char *text);
 char *reporti_seconds(double seconds, char *text);
 char *reporti_count(double count, char *text); /* such as 7.52 M */
 char *reporti_plain(double value, char *text); /* as %.4g */
+
+/* Begins a table, whose rows follow; reporti_end_table ends it. `label` names it for screen
+ * readers, and is its caption unless it has a CSS class. `columns` are titles with | between them;
+ * a title "class:title" gives its cell a class. */
+void reporti_begin_table(FILE *out, const char *label, const char *css_class, const char *columns);
+void reporti_end_table(FILE *out);
+void reporti_put_cell(FILE *out, const char *text); /* one cell with a text */
+/* Sorts the values and returns the median; NAN if there are none. */
+double reporti_median(double *values, uint32_t count);
 
 /* These write the parts of the page to `out`. */
 void reporti_put_summary(FILE *out, const reporti_run *run);

@@ -3,21 +3,14 @@
  * report_internal.h. */
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "report/report_internal.h"
 
-/* The last steps, in a ring. */
-struct recent_step {
-    double seconds, tokens_per_second, tflops;
-    double bytes[LANE_COUNT], busy[LANE_COUNT], stall[LANE_COUNT];
-};
-
 struct reader {
     reporti_metrics *out;
-    struct recent_step *ring; /* [REPORT_RECENT_STEPS] */
+    reporti_step *ring; /* [REPORT_RECENT_STEPS] the last steps */
     uint64_t seen;
 };
 
@@ -54,7 +47,6 @@ static void halve(reporti_series *self)
         const reporti_bin *next = &self->bins[2 * i + 1];
         joined.step_last = next->step_last;
         joined.line_count += next->line_count;
-        joined.skipped_count += next->skipped_count;
         for (int m = 0; m < MEASURE_COUNT; m++)
             join_value(&joined.values[m], &next->values[m]);
         self->bins[i] = joined;
@@ -63,8 +55,7 @@ static void halve(reporti_series *self)
     self->lines_per_bin *= 2;
 }
 
-static void add_line(reporti_series *self, uint64_t step, bool skipped,
-                     const double values[MEASURE_COUNT])
+static void add_line(reporti_series *self, uint64_t step, const double values[MEASURE_COUNT])
 {
     if (self->lines_per_bin == 0)
         self->lines_per_bin = 1;
@@ -77,7 +68,6 @@ static void add_line(reporti_series *self, uint64_t step, bool skipped,
     reporti_bin *bin = &self->bins[self->count - 1];
     bin->step_last = step;
     bin->line_count++;
-    bin->skipped_count += skipped;
     for (int m = 0; m < MEASURE_COUNT; m++)
         add_value(&bin->values[m], values[m]);
 }
@@ -89,14 +79,14 @@ static double at_least_0(double value)
     return isfinite(value) && value > 0 ? fmin(value, 1e18) : 0;
 }
 
-static void read_lanes(const json_t *line, struct recent_step *step)
+static void read_lanes(const json_t *line, reporti_step *step)
 {
     const json_t *lanes = json_object_get(line, "lanes");
     for (int i = 0; i < LANE_COUNT; i++) {
         const json_t *one = json_object_get(lanes, lane_kind_name((enum lane_kind)i));
-        step->bytes[i] = at_least_0(reporti_number(one, "bytes"));
-        step->busy[i] = at_least_0(reporti_number(one, "busy_seconds"));
-        step->stall[i] = at_least_0(reporti_number(one, "stall_seconds"));
+        step->lanes[i].bytes = at_least_0(reporti_number(one, "bytes"));
+        step->lanes[i].busy_seconds = at_least_0(reporti_number(one, "busy_seconds"));
+        step->lanes[i].stall_seconds = at_least_0(reporti_number(one, "stall_seconds"));
     }
 }
 
@@ -110,22 +100,19 @@ static void read_step(struct reader *self, const json_t *line, uint64_t step)
         [MEASURE_SECONDS] = reporti_number(line, "seconds"),
         [MEASURE_NORM] = reporti_number(line, "grad_norm"),
     };
-    bool skipped = json_is_true(json_object_get(line, "skipped"));
-    add_line(&out->steps, step, skipped, values);
+    add_line(&out->steps, step, values);
     out->step_lines++;
-    out->skipped_steps += skipped;
+    out->skipped_steps += json_is_true(json_object_get(line, "skipped"));
     out->nonfinite_losses += !isfinite(values[MEASURE_LOSS]);
     out->step_last = step;
     out->loss_last = values[MEASURE_LOSS];
-    out->tokens += (uint64_t)fmin(at_least_0(reporti_number(line, "tokens")), 1e15);
-    out->seconds += at_least_0(values[MEASURE_SECONDS]);
     for (int a = 0; a < TIER_COUNT; a++) {
         const json_t *peaks = json_object_get(line, "peak_bytes");
         double bytes = at_least_0(reporti_number(peaks, tier_name((enum tier)a)));
         if (bytes < 1e18 && (uint64_t)bytes > out->peak_bytes[a])
             out->peak_bytes[a] = (uint64_t)bytes;
     }
-    struct recent_step *recent = &self->ring[self->seen++ % REPORT_RECENT_STEPS];
+    reporti_step *recent = &self->ring[self->seen++ % REPORT_RECENT_STEPS];
     recent->seconds = at_least_0(values[MEASURE_SECONDS]);
     recent->tokens_per_second = at_least_0(values[MEASURE_SPEED]);
     recent->tflops = at_least_0(reporti_number(line, "model_tflops"));
@@ -136,8 +123,7 @@ static void read_eval(struct reader *self, const json_t *line, uint64_t step)
 {
     double values[MEASURE_COUNT] = {reporti_number(line, "valid_loss"), NAN, NAN,
                                     reporti_number(line, "seconds"), NAN};
-    add_line(&self->out->evals, step, false, values);
-    self->out->eval_lines++;
+    add_line(&self->out->evals, step, values);
     self->out->valid_last = values[MEASURE_LOSS];
     self->out->valid_step = step;
 }
@@ -166,12 +152,6 @@ static const char *read_line(struct reader *self, const reporti_lines *lines, js
     return wrong;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double one = *(const double *)a, other = *(const double *)b;
-    return (one > other) - (one < other);
-}
-
 static void sum_recent(struct reader *self)
 {
     reporti_recent *out = &self->out->recent;
@@ -183,20 +163,19 @@ static void sum_recent(struct reader *self)
         out->count--;
     }
     for (uint32_t i = 0; i < out->count; i++) {
-        const struct recent_step *step = &self->ring[i];
+        const reporti_step *step = &self->ring[i];
         seconds[i] = step->seconds;
         double share = 1 / (double)out->count;
-        out->seconds_mean += share * step->seconds;
-        out->tokens_per_second += share * step->tokens_per_second;
-        out->tflops += share * step->tflops;
+        out->mean.seconds += share * step->seconds;
+        out->mean.tokens_per_second += share * step->tokens_per_second;
+        out->mean.tflops += share * step->tflops;
         for (int k = 0; k < LANE_COUNT; k++) {
-            out->lanes[k].bytes += share * step->bytes[k];
-            out->lanes[k].busy_seconds += share * step->busy[k];
-            out->lanes[k].stall_seconds += share * step->stall[k];
+            out->mean.lanes[k].bytes += share * step->lanes[k].bytes;
+            out->mean.lanes[k].busy_seconds += share * step->lanes[k].busy_seconds;
+            out->mean.lanes[k].stall_seconds += share * step->lanes[k].stall_seconds;
         }
     }
-    qsort(seconds, out->count, sizeof seconds[0], by_size);
-    out->seconds_median = out->count > 0 ? seconds[out->count / 2] : NAN;
+    out->seconds_median = reporti_median(seconds, out->count);
 }
 
 int reporti_read_metrics(const char *path, reporti_notes *notes, reporti_metrics *out)
@@ -210,7 +189,7 @@ int reporti_read_metrics(const char *path, reporti_notes *notes, reporti_metrics
         reporti_note(notes, "metrics.jsonl is not there: no step was done yet, or it was removed.");
         return 0;
     }
-    struct recent_step *ring = mem_alloc(REPORT_RECENT_STEPS, sizeof *ring, "last steps");
+    reporti_step *ring = mem_alloc(REPORT_RECENT_STEPS, sizeof *ring, "last steps");
     if (!ring) {
         reporti_lines_close(&lines);
         return err_set(-ENOMEM, "no memory to read %s", path);

@@ -4,19 +4,6 @@
 
 #include "report/report_internal.h"
 
-static void begin_table(FILE *out, const char *caption)
-{
-    fprintf(out,
-            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
-            "aria-label=\"%s\"><table><caption>%s</caption>",
-            caption, caption);
-}
-
-static void end_table(FILE *out)
-{
-    fputs("</tbody></table></div>\n", out);
-}
-
 /* Writes a figure of the summary; `note` may be NULL. */
 static void put_tile(FILE *out, const char *name, const char *value, const char *note)
 {
@@ -77,7 +64,8 @@ static void put_step_tiles(FILE *out, const reporti_run *run)
     if (m->recent.count == 0)
         return;
     snprintf(note, sizeof note, "mean of the last %u steps", m->recent.count);
-    put_tile(out, "Tokens per second", reporti_count(m->recent.tokens_per_second, value), note);
+    put_tile(out, "Tokens per second", reporti_count(m->recent.mean.tokens_per_second, value),
+             note);
     double predicted = reporti_number(run->plan, "step_seconds");
     snprintf(note, sizeof note, "median of the last %u steps", m->recent.count);
     if (predicted > 0)
@@ -95,8 +83,9 @@ static void put_binding_tile(FILE *out, const reporti_run *run)
     const reporti_recent *recent = &run->metrics.recent;
     int busiest = -1;
     for (int i = 0; i < LANE_COUNT && recent->count > 0; i++)
-        if (recent->lanes[i].busy_seconds > 0 &&
-            (busiest < 0 || recent->lanes[i].busy_seconds > recent->lanes[busiest].busy_seconds))
+        if (recent->mean.lanes[i].busy_seconds > 0 &&
+            (busiest < 0 ||
+             recent->mean.lanes[i].busy_seconds > recent->mean.lanes[busiest].busy_seconds))
             busiest = i;
     if (busiest < 0 && !*planned)
         return;
@@ -105,9 +94,9 @@ static void put_binding_tile(FILE *out, const reporti_run *run)
         return;
     }
     snprintf(value, sizeof value, "%s", lane_kind_name((enum lane_kind)busiest));
-    int used =
-        snprintf(note, sizeof note, "busy %.0f%% of the step",
-                 100 * recent->lanes[busiest].busy_seconds / fmax(recent->seconds_mean, 1e-12));
+    int used = snprintf(note, sizeof note, "busy %.0f%% of the step",
+                        100 * recent->mean.lanes[busiest].busy_seconds /
+                            fmax(recent->mean.seconds, 1e-12));
     if (*planned)
         snprintf(note + used, sizeof note - (size_t)used, "; predicted: %.32s", planned);
     put_tile(out, "Binding lane", value, note);
@@ -143,13 +132,6 @@ void reporti_put_notes(FILE *out, const reporti_run *run)
     fputs("</ul></section>\n", out);
 }
 
-static void put_cell(FILE *out, const char *text)
-{
-    fputs("<td>", out);
-    reporti_html(out, text);
-    fputs("</td>", out);
-}
-
 static void put_bin_row(FILE *out, const reporti_bin *bin)
 {
     char text[REPORT_TEXT_BYTES];
@@ -166,12 +148,12 @@ static void put_bin_row(FILE *out, const reporti_bin *bin)
             snprintf(text, sizeof text, "%.4f", cells[i]);
         else
             snprintf(text, sizeof text, "not finite");
-        put_cell(out, text);
+        reporti_put_cell(out, text);
     }
-    put_cell(out, reporti_plain(reporti_mean(&bin->values[MEASURE_LR]), text));
-    put_cell(out, reporti_plain(reporti_mean(&bin->values[MEASURE_NORM]), text));
-    put_cell(out, reporti_count(reporti_mean(&bin->values[MEASURE_SPEED]), text));
-    put_cell(out, reporti_seconds(reporti_mean(&bin->values[MEASURE_SECONDS]), text));
+    reporti_put_cell(out, reporti_plain(reporti_mean(&bin->values[MEASURE_LR]), text));
+    reporti_put_cell(out, reporti_plain(reporti_mean(&bin->values[MEASURE_NORM]), text));
+    reporti_put_cell(out, reporti_count(reporti_mean(&bin->values[MEASURE_SPEED]), text));
+    reporti_put_cell(out, reporti_seconds(reporti_mean(&bin->values[MEASURE_SECONDS]), text));
     fputs("</tr>\n", out);
 }
 
@@ -180,10 +162,7 @@ static void put_evals(FILE *out, const reporti_series *evals)
     enum { ROWS_MAX = 24 };
     if (evals->count == 0)
         return;
-    begin_table(out, "Held-out loss, nats per token");
-    fputs("<thead><tr><th scope=\"col\">step</th><th scope=\"col\">held-out "
-          "loss</th></tr></thead><tbody>\n",
-          out);
+    reporti_begin_table(out, "Held-out loss, nats per token", NULL, "step|held-out loss");
     uint32_t rows = evals->count < ROWS_MAX ? evals->count : ROWS_MAX;
     for (uint32_t i = 0; i < rows; i++) {
         const reporti_bin *bin =
@@ -195,7 +174,7 @@ static void put_evals(FILE *out, const reporti_series *evals)
         else
             fprintf(out, "<td>not finite</td></tr>\n");
     }
-    end_table(out);
+    reporti_end_table(out);
 }
 
 /* Joins bins to groups of about equal length, so that the whole run takes few rows. */
@@ -223,18 +202,13 @@ void reporti_put_steps(FILE *out, const reporti_run *run)
     if (steps->count > ROWS_MAX)
         fprintf(out, "<p class=\"quiet\">%d of %u rows, evenly chosen.</p>\n", ROWS_MAX,
                 steps->count);
-    begin_table(out, "Steps: loss in nats per token");
-    fputs("<thead><tr><th scope=\"col\">step</th><th scope=\"col\">loss</th><th "
-          "scope=\"col\">lowest</th>"
-          "<th scope=\"col\">highest</th><th scope=\"col\">learning rate</th><th "
-          "scope=\"col\">gradient norm</th>"
-          "<th scope=\"col\">tokens/s</th><th scope=\"col\">time</th></tr></thead><tbody>\n",
-          out);
+    reporti_begin_table(out, "Steps: loss in nats per token", NULL,
+                        "step|loss|lowest|highest|learning rate|gradient norm|tokens/s|time");
     uint32_t rows = steps->count < ROWS_MAX ? steps->count : ROWS_MAX;
     for (uint32_t i = 0; i < rows; i++)
         put_bin_row(out,
                     &steps->bins[rows > 1 ? (uint64_t)i * (steps->count - 1) / (rows - 1) : 0]);
-    end_table(out);
+    reporti_end_table(out);
     put_evals(out, &run->metrics.evals);
     fputs("</details>\n", out);
 }
@@ -247,12 +221,12 @@ static void put_lane_of_step(FILE *out, const reporti_run *run, int lane)
     snprintf(path, sizeof path, "lanes.%s.busy_seconds", name);
     fprintf(out, "<tr><th scope=\"row\">%s</th><td>%llu</td>", name,
             (unsigned long long)t->lane_ops[lane]);
-    put_cell(out, t->lane_bytes[lane] ? reporti_bytes((double)t->lane_bytes[lane], text)
-                                      : "\xe2\x80\x93");
-    put_cell(out, reporti_seconds(t->lane_busy_us[lane] * 1e-6, text));
+    reporti_put_cell(out, t->lane_bytes[lane] ? reporti_bytes((double)t->lane_bytes[lane], text)
+                                              : "\xe2\x80\x93");
+    reporti_put_cell(out, reporti_seconds(t->lane_busy_us[lane] * 1e-6, text));
     double length = t->end_us - t->begin_us;
     fprintf(out, "<td>%.0f%%</td>", length > 0 ? 100 * t->lane_busy_us[lane] / length : 0);
-    put_cell(out, reporti_seconds(reporti_number(run->plan, path), text));
+    reporti_put_cell(out, reporti_seconds(reporti_number(run->plan, path), text));
     fputs("</tr>\n", out);
 }
 
@@ -281,17 +255,12 @@ void reporti_put_timeline(FILE *out, const reporti_run *run)
         fprintf(out, " %llu requests share the last row of their lane with others.",
                 (unsigned long long)t->rows_shared);
     fputs("</p>\n<details><summary>Table of lanes in this step</summary>\n", out);
-    begin_table(out, "Lanes of the step");
-    fputs("<thead><tr><th scope=\"col\">lane</th><th scope=\"col\">ops</th><th "
-          "scope=\"col\">moved</th>"
-          "<th scope=\"col\">busy</th><th scope=\"col\">of the step</th><th scope=\"col\">work "
-          "predicted</th></tr>"
-          "</thead><tbody>\n",
-          out);
+    reporti_begin_table(out, "Lanes of the step", NULL,
+                        "lane|ops|moved|busy|of the step|work predicted");
     for (int lane = 0; lane < LANE_COUNT; lane++)
         if (t->lane_ops[lane] > 0)
             put_lane_of_step(out, run, lane);
-    end_table(out);
+    reporti_end_table(out);
     fputs("</details>\n", out);
 }
 
@@ -304,12 +273,12 @@ static void put_tier(FILE *out, const reporti_run *run, int which)
     fprintf(out, "<tr><th scope=\"row\">%s</th>", name);
     for (int i = 0; i < 3; i++) {
         snprintf(path, sizeof path, fields[i], name);
-        put_cell(out, reporti_bytes(reporti_number(run->plan, path), text));
+        reporti_put_cell(out, reporti_bytes(reporti_number(run->plan, path), text));
     }
     double measured = (double)run->metrics.peak_bytes[which];
-    put_cell(out, measured > 0 ? reporti_bytes(measured, text) : "\xe2\x80\x93");
+    reporti_put_cell(out, measured > 0 ? reporti_bytes(measured, text) : "\xe2\x80\x93");
     snprintf(path, sizeof path, "memory.%s.at_peak", name);
-    put_cell(out, reporti_text(run->plan, path));
+    reporti_put_cell(out, reporti_text(run->plan, path));
     fputs("</tr>\n", out);
 }
 
@@ -319,16 +288,12 @@ void reporti_put_memory(FILE *out, const reporti_run *run)
         fputs("<p class=\"none\">No plan.</p>\n", out);
         return;
     }
-    begin_table(out, "Memory of each rank, by tier");
-    fputs("<thead><tr><th scope=\"col\">tier</th><th scope=\"col\">budget</th><th "
-          "scope=\"col\">reserved</th>"
-          "<th scope=\"col\">most in use</th><th scope=\"col\">reserved by the run</th><th "
-          "scope=\"col\">buffer that "
-          "reaches the top</th></tr></thead><tbody>\n",
-          out);
+    reporti_begin_table(
+        out, "Memory of each rank, by tier", NULL,
+        "tier|budget|reserved|most in use|reserved by the run|buffer that reaches the top");
     for (int a = 0; a < TIER_COUNT; a++)
         put_tier(out, run, a);
-    end_table(out);
+    reporti_end_table(out);
     fputs("<p class=\"quiet\">Reserved is the end of the highest byte that any program uses; "
           "buffers have fixed "
           "addresses, so more is reserved than is in use at a time.</p>\n",

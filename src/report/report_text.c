@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "report/report_internal.h"
 
 enum { LINE_BYTES = 1 << 16, PATH_PART_BYTES = 64 };
@@ -114,27 +116,21 @@ const char *reporti_text(const json_t *root, const char *path)
     return text ? text : "";
 }
 
-/* Returns the bytes of the UTF-8 character at `at`; 0 if there is none. */
-static int letter_bytes(const unsigned char *at)
+const char *reporti_lane_name(int lane)
 {
-    int count = at[0] < 0x80                    ? 1
-                : at[0] >= 0xc2 && at[0] < 0xe0 ? 2
-                : (at[0] & 0xf0) == 0xe0        ? 3
-                : at[0] >= 0xf0 && at[0] < 0xf5 ? 4
-                                                : 0;
-    for (int i = 1; i < count; i++)
-        if ((at[i] & 0xc0) != 0x80)
-            return 0;
-    if ((count == 3 && ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f))) ||
-        (count == 4 && ((at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f))))
-        return 0;
-    return count;
+    return lane < LANE_COUNT ? lane_kind_name((enum lane_kind)lane) : "unknown";
+}
+
+const char *reporti_op_name(int kind)
+{
+    return kind < OP_KIND_COUNT ? op_kind_name((enum op_kind)kind) : "other";
 }
 
 void reporti_html(FILE *out, const char *text)
 {
-    for (const unsigned char *at = (const unsigned char *)text; *at;) {
-        int count = letter_bytes(at);
+    for (const char *at = text; *at;) {
+        int count = utf8_character(at, strnlen(at, 4));
+        unsigned char first = (unsigned char)*at;
         if (*at == '&')
             fputs("&amp;", out);
         else if (*at == '<')
@@ -143,12 +139,58 @@ void reporti_html(FILE *out, const char *text)
             fputs("&gt;", out);
         else if (*at == '"')
             fputs("&quot;", out);
-        else if (count == 0 || (*at < 0x20 && *at != '\n' && *at != '\t') || *at == 0x7f)
+        else if (count <= 0 || (first < 0x20 && first != '\n' && first != '\t') || first == 0x7f)
             fputs("&#xfffd;", out);
         else
             fwrite(at, 1, (size_t)count, out);
         at += count > 0 ? count : 1;
     }
+}
+
+void reporti_begin_table(FILE *out, const char *label, const char *css_class, const char *columns)
+{
+    fprintf(out, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"%s\">", label);
+    if (css_class)
+        fprintf(out, "<table class=\"%s\">", css_class);
+    else
+        fprintf(out, "<table><caption>%s</caption>", label);
+    fputs("<thead><tr>", out);
+    for (const char *at = columns; *at; at += *at == '|') {
+        size_t length = strcspn(at, "|"), prefix = strcspn(at, ":|");
+        fputs("<th scope=\"col\"", out);
+        if (prefix < length) {
+            fprintf(out, " class=\"%.*s\"", (int)prefix, at);
+            at += prefix + 1;
+            length -= prefix + 1;
+        }
+        fprintf(out, ">%.*s</th>", (int)length, at);
+        at += length;
+    }
+    fputs("</tr></thead><tbody>\n", out);
+}
+
+void reporti_end_table(FILE *out)
+{
+    fputs("</tbody></table></div>\n", out);
+}
+
+void reporti_put_cell(FILE *out, const char *text)
+{
+    fputs("<td>", out);
+    reporti_html(out, text);
+    fputs("</td>", out);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double one = *(const double *)a, other = *(const double *)b;
+    return (one > other) - (one < other);
+}
+
+double reporti_median(double *values, uint32_t count)
+{
+    qsort(values, count, sizeof *values, by_size);
+    return count > 0 ? values[count / 2] : NAN;
 }
 
 /* Writes three significant digits, with the unit that fits. */

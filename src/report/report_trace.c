@@ -24,19 +24,9 @@ static int find_name(const char *name, const char *(*name_of)(int), int count)
     return count;
 }
 
-static const char *lane_of(int i)
-{
-    return lane_kind_name((enum lane_kind)i);
-}
-
 static const char *program_of(int i)
 {
     return program_kind_name((enum program_kind)i);
-}
-
-static const char *kind_of(int i)
-{
-    return op_kind_name((enum op_kind)i);
 }
 
 /* Returns the index of a unit's name, and adds the name if it is new. PROGRAM_NONE if there is no
@@ -68,7 +58,7 @@ static void read_name(reporti_trace *self, const char *name, reporti_event *even
     char *rest = text + strcspn(text, " "); /* " block.3 mb 1" */
     bool has_rest = *rest != '\0';
     *rest = '\0';
-    event->kind = (uint8_t)find_name(text, kind_of, OP_KIND_COUNT);
+    event->kind = (uint8_t)find_name(text, reporti_op_name, OP_KIND_COUNT);
     event->unit = event->index = PROGRAM_NONE;
     if (!has_rest)
         return;
@@ -116,7 +106,7 @@ static int read_event(reporti_trace *self, const json_t *line, const char **wron
         return 1;
     reporti_event event = {.op_count = 1};
     double start = reporti_number(line, "ts"), length = reporti_number(line, "dur");
-    event.lane = (uint8_t)find_name(reporti_text(line, "cat"), lane_of, LANE_COUNT);
+    event.lane = (uint8_t)find_name(reporti_text(line, "cat"), reporti_lane_name, LANE_COUNT);
     event.program =
         (uint8_t)find_name(reporti_text(line, "args.program"), program_of, PROGRAM_KIND_COUNT);
     *wrong = "it has no time";
@@ -131,7 +121,7 @@ static int read_event(reporti_trace *self, const json_t *line, const char **wron
     event.bytes = (uint64_t)not_negative(reporti_number(line, "args.bytes"), 1e18);
     event.stall_us = not_negative(reporti_number(line, "args.stall_us"), 1e15);
     event.stall_lane =
-        (uint8_t)find_name(reporti_text(line, "args.stall_lane"), lane_of, LANE_COUNT);
+        (uint8_t)find_name(reporti_text(line, "args.stall_lane"), reporti_lane_name, LANE_COUNT);
     read_name(self, reporti_text(line, "name"), &event);
     return keep_event(self, &event) < 0 ? -ENOMEM : 1;
 }
@@ -323,12 +313,6 @@ static double step_length(const reporti_trace *self, uint64_t at)
     return end_us - self->events[at].start_us;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double one = *(const double *)a, other = *(const double *)b;
-    return (one > other) - (one < other);
-}
-
 /* Finds the last step in [first, end) whose length is the median. */
 static int find_typical(const reporti_trace *self, uint64_t first, uint64_t end, uint32_t steps,
                         uint64_t *chosen)
@@ -341,8 +325,7 @@ static int find_typical(const reporti_trace *self, uint64_t first, uint64_t end,
     for (uint64_t at = first; at < end; at = step_end(self, at))
         lengths[count++] = step_length(self, at);
     memcpy(sorted, lengths, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, by_size);
-    double median = sorted[count / 2];
+    double median = reporti_median(sorted, count);
     *chosen = first;
     count = 0;
     for (uint64_t at = first; at < end; at = step_end(self, at))

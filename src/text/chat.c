@@ -279,11 +279,10 @@ static int render_mistral(const chat_form *form, const chat_message *messages, s
     for (size_t i = first; i < count; i++) {
         bool is_user = is_role(&messages[i], "user");
         if (is_user != ((i - first) % 2 == 0))
-            return err_set(
-                ERR_INPUT,
-                "message %zu is of \"%s\": the chat template %s wants user and assistant "
-                "in turn, after at most one system message",
-                i, messages[i].role, form->name);
+            return err_set(ERR_INPUT,
+                           "message %zu is of \"%s\": the chat template %s needs user and "
+                           "assistant in turn, after at most one system message",
+                           i, messages[i].role, form->name);
         if (is_user && !form->is_first)
             taker = i;
     }
@@ -352,13 +351,13 @@ int chat_render(const chat_form *form, const chat_message *messages, size_t coun
 {
     out->length = out->answer_count = 0;
     if (count == 0)
-        return err_set(ERR_INPUT, "a conversation without messages");
+        return err_set(ERR_INPUT, "a conversation has no messages");
     for (size_t i = 0; i < count; i++)
         if (!is_role(&messages[i], "system") && !is_role(&messages[i], "user") &&
             !is_role(&messages[i], "assistant"))
             return err_set(ERR_INPUT,
-                           "message %zu has the role \"%.32s\"; system, user and assistant can be "
-                           "written",
+                           "message %zu has the role \"%.32s\"; the known roles are system, user "
+                           "and assistant",
                            i, messages[i].role);
     int rc = 0;
     switch (form->kind) {

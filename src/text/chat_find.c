@@ -1,7 +1,6 @@
 /* Finds the form of chat.h for a tokenizer: by name, by the template beside the tokenizer, or by
  * the tokenizer's tokens. */
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,69 +15,48 @@
 
 enum { FILE_MAX_BYTES = 16 << 20 };
 
-enum form {
-    FORM_CHATML,
-    FORM_QWEN2,
-    FORM_QWEN2_5,
-    FORM_QWEN3,
-    FORM_SMOLLM2,
-    FORM_LLAMA3,
-    FORM_LLAMA3_1,
-    FORM_MISTRAL,
-    FORM_MISTRAL_V1,
-    FORM_MISTRAL_TEKKEN,
-    FORM_ZEPHYR,
-    FORM_PLAIN,
-    FORM_COUNT
-};
-
 /* The forms, with the parts that all their models share. */
-static const chat_form forms[FORM_COUNT] = {
-    [FORM_CHATML] = {.kind = CHAT_CHATML, .name = "chatml"},
-    [FORM_QWEN2] = {.kind = CHAT_CHATML,
-                    .name = "qwen2",
-                    .adds_system = true,
-                    .system = "You are a helpful assistant."},
-    [FORM_QWEN2_5] = {.kind = CHAT_CHATML,
-                      .name = "qwen2.5",
-                      .adds_system = true,
-                      .system =
-                          "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-    [FORM_QWEN3] = {.kind = CHAT_QWEN3, .name = "qwen3"},
-    [FORM_SMOLLM2] = {.kind = CHAT_CHATML,
-                      .name = "smollm2",
-                      .adds_system = true,
-                      .system =
-                          "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
-    [FORM_LLAMA3] = {.kind = CHAT_LLAMA3, .name = "llama3", .begin = "<|begin_of_text|>"},
-    [FORM_LLAMA3_1] = {.kind = CHAT_LLAMA3,
-                       .name = "llama3.1",
-                       .begin = "<|begin_of_text|>",
-                       .has_dates = true},
-    [FORM_MISTRAL] = {.kind = CHAT_MISTRAL,
-                      .name = "mistral",
-                      .strips_answers = true,
-                      .user_before = "[INST] ",
-                      .user_after = "[/INST]",
-                      .answer_before = " "},
-    [FORM_MISTRAL_V1] = {.kind = CHAT_MISTRAL,
-                         .name = "mistral-v1",
-                         .is_first = true,
-                         .user_before = " [INST] ",
-                         .user_after = " [/INST]",
-                         .answer_before = " "},
-    [FORM_MISTRAL_TEKKEN] = {.kind = CHAT_MISTRAL,
-                             .name = "mistral-tekken",
-                             .user_before = "[INST]",
-                             .user_after = "[/INST]",
-                             .answer_before = ""},
-    [FORM_ZEPHYR] = {.kind = CHAT_ZEPHYR, .name = "zephyr"},
-    [FORM_PLAIN] = {.kind = CHAT_PLAIN, .name = "plain"},
+static const chat_form forms[] = {
+    {.kind = CHAT_CHATML, .name = "chatml"},
+    {.kind = CHAT_CHATML,
+     .name = "qwen2",
+     .adds_system = true,
+     .system = "You are a helpful assistant."},
+    {.kind = CHAT_CHATML,
+     .name = "qwen2.5",
+     .adds_system = true,
+     .system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+    {.kind = CHAT_QWEN3, .name = "qwen3"},
+    {.kind = CHAT_CHATML,
+     .name = "smollm2",
+     .adds_system = true,
+     .system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
+    {.kind = CHAT_LLAMA3, .name = "llama3", .begin = "<|begin_of_text|>"},
+    {.kind = CHAT_LLAMA3, .name = "llama3.1", .begin = "<|begin_of_text|>", .has_dates = true},
+    {.kind = CHAT_MISTRAL,
+     .name = "mistral",
+     .strips_answers = true,
+     .user_before = "[INST] ",
+     .user_after = "[/INST]",
+     .answer_before = " "},
+    {.kind = CHAT_MISTRAL,
+     .name = "mistral-v1",
+     .is_first = true,
+     .user_before = " [INST] ",
+     .user_after = " [/INST]",
+     .answer_before = " "},
+    {.kind = CHAT_MISTRAL,
+     .name = "mistral-tekken",
+     .user_before = "[INST]",
+     .user_after = "[/INST]",
+     .answer_before = ""},
+    {.kind = CHAT_ZEPHYR, .name = "zephyr"},
+    {.kind = CHAT_PLAIN, .name = "plain"},
 };
 
 static const chat_form *form_named(const char *name)
 {
-    for (int i = 0; i < FORM_COUNT; i++)
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
         if (strcmp(forms[i].name, name) == 0)
             return &forms[i];
     return NULL;
@@ -89,19 +67,12 @@ static const chat_form *form_named(const char *name)
 /* Reads a file in the tokenizer's directory as text; *out is NULL if there is none. */
 static int read_beside(const char *tokenizer_name, const char *file_name, char **out)
 {
-    char path[PATH_MAX];
+    char path[FILE_PATH_BYTES];
     struct stat info;
     uint64_t bytes;
     *out = NULL;
-    bool is_directory = stat(tokenizer_name, &info) == 0 && S_ISDIR(info.st_mode);
-    const char *slash = strrchr(tokenizer_name, '/');
-    int directory = is_directory ? (int)strlen(tokenizer_name)
-                    : slash      ? (int)(slash - tokenizer_name)
-                                 : 0;
-    int length = snprintf(path, sizeof path, "%.*s%s%s", directory, tokenizer_name,
-                          directory > 0 ? "/" : "", file_name);
-    if (length < 0 || (size_t)length >= sizeof path || stat(path, &info) != 0 ||
-        !S_ISREG(info.st_mode))
+    TRY(tokenizer_beside(tokenizer_name, file_name, path));
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode))
         return 0;
     return file_read(path, FILE_MAX_BYTES, out, &bytes);
 }
@@ -208,45 +179,45 @@ static char *normalize(const char *text)
  * are any, and none of `none`. `spaced` must stand in quotes in the original template, spaces
  * included. */
 static const struct signature {
-    enum form form;
+    const char *form; /* its name */
     const char *all[3], *one[2], *none[9], *spaced;
 } signatures[] = {
-    {.form = FORM_CHATML,
+    {.form = "chatml",
      .one = {"'<|im_start|>'+message['role']+''+message['content']+'<|im_end|>",
              "'<|im_start|>'+message['role']+''+content+'<|im_end|>"},
      .none = {"bos_token", "eos_token", "|trim", "strip(", "<|im_sep|>", "think>", "reasoning"}},
-    {.form = FORM_QWEN3,
+    {.form = "qwen3",
      .all = {"loop.index0>ns.last_query_index",
              "'<think>'+reasoning_content.strip('')+'</think>'+content.lstrip('')",
              "loop.lastor(notloop.lastandreasoning_content)"},
      .one = {"'<|im_start|>'+message['role']+''+message['content']+'<|im_end|>",
              "'<|im_start|>'+message['role']+''+content+'<|im_end|>"},
      .none = {"bos_token", "eos_token", "|trim"}},
-    {.form = FORM_LLAMA3_1,
+    {.form = "llama3.1",
      .all = {"'<|start_header_id|>'+message['role']+'<|end_header_id|>'+message['content']|trim+'<|"
              "eot_id|>'",
              "CuttingKnowledgeDate:December2023", "bos_token"}},
-    {.form = FORM_LLAMA3,
+    {.form = "llama3",
      .all = {"'<|start_header_id|>'+message['role']+'<|end_header_id|>'+message['content']|trim+'<|"
              "eot_id|>'",
              "bos_token"},
      .none = {"Date", "system_message", "tools"}},
-    {.form = FORM_MISTRAL_V1,
+    {.form = "mistral-v1",
      .all = {"{{bos_token}}"},
      .one = {"{{''+content+eos_token}}", "{{''+message['content']+eos_token}}"},
      .none = {"[SYSTEM_PROMPT]", "<<SYS>>"},
      .spaced = " [INST] "},
-    {.form = FORM_MISTRAL,
+    {.form = "mistral",
      .all = {"{{bos_token}}"},
      .one = {"{{''+content|trim+eos_token}}", "{{''+message['content']|trim+eos_token}}"},
      .none = {"[SYSTEM_PROMPT]", "<<SYS>>"},
      .spaced = "[INST] "},
-    {.form = FORM_MISTRAL_TEKKEN,
+    {.form = "mistral-tekken",
      .all = {"{{bos_token}}"},
      .one = {"{{content+eos_token}}", "{{message['content']+eos_token}}"},
      .none = {"[SYSTEM_PROMPT]", "<<SYS>>"},
      .spaced = "[INST]"},
-    {.form = FORM_ZEPHYR,
+    {.form = "zephyr",
      .all = {"'<|user|>'+message['content']+eos_token", "'<|system|>'+message['content']+eos_token",
              "'<|assistant|>'+message['content']+eos_token"},
      .none = {"bos_token"}},
@@ -284,14 +255,13 @@ static int form_of_template(const char *text, chat_form *out)
         return -ENOMEM;
     for (size_t i = 0; !found && i < sizeof signatures / sizeof signatures[0]; i++)
         if (has_signature(&signatures[i], normal, text))
-            found = &forms[signatures[i].form];
+            found = form_named(signatures[i].form);
     mem_free(normal);
     if (!found)
-        return err_set(
-            ERR_CONFIG,
-            "data.chat_template: the tokenizer's own template is none of those known here; "
-            "name the one that its model was trained with, if it is among %s",
-            CHAT_NAMES);
+        return err_set(ERR_CONFIG,
+                       "data.chat_template: the tokenizer's own template is not one that Sluice "
+                       "knows; set the one that its model was trained with, if it is among %s",
+                       CHAT_NAMES);
     *out = *found;
     if (out->kind == CHAT_CHATML)
         out->adds_system = find_system(text, out->system);
@@ -302,13 +272,13 @@ static int form_of_tokens(const tokenizer *words, chat_form *out)
 {
     const chat_form *found = NULL;
     if (tokenizer_find(words, "<|im_start|>") >= 0 && tokenizer_find(words, "<|im_end|>") >= 0)
-        found = &forms[FORM_CHATML];
+        found = form_named("chatml");
     else if (tokenizer_find(words, "<|start_header_id|>") >= 0)
-        found = &forms[FORM_LLAMA3];
+        found = form_named("llama3");
     if (!found)
         return err_set(ERR_CONFIG,
-                       "data.chat_template: nothing beside the tokenizer says how it writes "
-                       "conversations; name one of %s",
+                       "data.chat_template: neither files nor tokens of the tokenizer tell how it "
+                       "writes conversations; set one of %s",
                        CHAT_NAMES);
     *out = *found;
     return 0;

@@ -11,9 +11,8 @@
 #include "base/size.h"
 #include "base/utf8.h"
 #include "text/tokenizer_internal.h"
-#include "text/tokenizer_sp.h"
 
-enum { JIT_STACK_FIRST = 32768, JIT_STACK_MOST = 8 << 20, PATH_BYTES = 4096 };
+enum { JIT_STACK_FIRST = 32768, JIT_STACK_MOST = 8 << 20 };
 
 static void worker_destroy(toki_worker *self)
 {
@@ -83,37 +82,42 @@ static int open_bytes(tokenizer *self)
     return 0;
 }
 
+int tokenizer_beside(const char *name, const char *file_name, char out[FILE_PATH_BYTES])
+{
+    struct stat status;
+    char folder[FILE_PATH_BYTES];
+    bool is_folder = stat(name, &status) == 0 && S_ISDIR(status.st_mode);
+    const char *slash = strrchr(name, '/');
+    if (is_folder)
+        return file_join(out, FILE_PATH_BYTES, name, file_name);
+    int length = !slash ? 1 : slash == name ? 1 : (int)(slash - name);
+    if (length >= FILE_PATH_BYTES)
+        return err_set(ERR_INPUT, "tokenizer: a path of %zu bytes is too long", strlen(name));
+    snprintf(folder, sizeof folder, "%.*s", length, slash ? name : ".");
+    return file_join(out, FILE_PATH_BYTES, folder, file_name);
+}
+
 static int open_file(tokenizer *self, const char *name)
 {
     struct stat status;
-    char path[PATH_BYTES], folder[PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     if (strlen(name) + sizeof "/tokenizer.json" > sizeof path)
         return err_set(ERR_INPUT, "tokenizer: a path of %zu bytes is too long", strlen(name));
     if (stat(name, &status) != 0)
         return err_set(ERR_INPUT, "cannot open the tokenizer %s: %s", name, strerror(errno));
-    snprintf(folder, sizeof folder, "%s", name);
+    snprintf(path, sizeof path, "%s", name);
     if (S_ISDIR(status.st_mode)) {
-        snprintf(path, sizeof path, "%s/tokenizer.json", name);
+        TRY(tokenizer_beside(name, "tokenizer.json", path));
         if (stat(path, &status) != 0)
-            snprintf(path, sizeof path, "%s/tokenizer.model", name);
+            TRY(tokenizer_beside(name, "tokenizer.model", path));
         if (stat(path, &status) != 0)
             return err_set(ERR_INPUT, "%s has no tokenizer.json and no tokenizer.model", name);
-    } else {
-        snprintf(path, sizeof path, "%s", name);
-        char *slash = strrchr(folder, '/');
-        snprintf(slash ? slash : folder, 2, "%s", slash ? "" : ".");
-        if (slash == folder)
-            snprintf(folder, sizeof folder, "/");
     }
     const char *suffix = strrchr(path, '.');
-    if (suffix && strcmp(suffix, ".model") == 0) {
-        self->kind = TOKI_SENTENCEPIECE;
-        TRY(toki_sp_open(self, path));
-    } else {
-        self->kind = TOKI_BPE;
-        TRY(toki_json_open(self, path));
-    }
-    return toki_config_read(self, folder);
+    bool is_pieces = suffix && strcmp(suffix, ".model") == 0;
+    self->kind = is_pieces ? TOKI_SENTENCEPIECE : TOKI_BPE;
+    TRY(is_pieces ? toki_sp_open(self, path) : toki_json_open(self, path));
+    return toki_config_read(self, name);
 }
 
 /* Messages quote files from unknown sources: removes the bytes that could control a terminal. */
@@ -162,8 +166,8 @@ void tokenizer_close(tokenizer *self)
     mem_free(self->by_bytes.ids);
     mem_free(self->merges);
     mem_free(self->steady);
-    mem_free(self->prefix);
-    mem_free(self->suffix);
+    token_list_fini(&self->prefix);
+    token_list_fini(&self->suffix);
     pthread_mutex_destroy(&self->lock);
     mem_free(self);
 }
@@ -234,12 +238,12 @@ int toki_list_reserve(token_list *self, size_t more)
     return 0;
 }
 
-static int append_ids(token_list *out, const int32_t *ids, uint32_t count)
+static int append_ids(token_list *out, const token_list *more)
 {
-    TRY(toki_list_reserve(out, count));
-    if (count)
-        memcpy(out->ids + out->count, ids, count * sizeof *ids);
-    out->count += count;
+    TRY(toki_list_reserve(out, more->count));
+    if (more->count)
+        memcpy(out->ids + out->count, more->ids, more->count * sizeof *more->ids);
+    out->count += more->count;
     return 0;
 }
 
@@ -271,9 +275,9 @@ int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
                      const tokenize_options *options, token_list *out)
 {
     if (options->adds_special)
-        TRY(append_ids(out, self->prefix, self->prefix_count));
+        TRY(append_ids(out, &self->prefix));
     TRY(encode_middle(self, text, bytes, options->plain_text, out));
     if (options->adds_special)
-        TRY(append_ids(out, self->suffix, self->suffix_count));
+        TRY(append_ids(out, &self->suffix));
     return 0;
 }

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/file.h"
 
 typedef struct tokenizer tokenizer;
 
@@ -31,6 +32,8 @@ typedef struct tokenizer tokenizer;
  * ERR_CONFIG for an unsupported kind of tokenizer; the text names the part of the file. */
 int tokenizer_open(const char *name, tokenizer **out) MUST_CHECK;
 void tokenizer_close(tokenizer *self); /* NULL is allowed */
+/* The path of a file beside the files of a tokenizer of this name. ERR_INPUT if it is too long. */
+int tokenizer_beside(const char *name, const char *file_name, char out[FILE_PATH_BYTES]) MUST_CHECK;
 
 /* All ids are below this number (highest id + 1, added tokens included). */
 uint64_t tokenizer_vocab(const tokenizer *self);

@@ -36,30 +36,29 @@ static void put_edge(toki_added *self, uint32_t node, uint8_t byte, uint32_t nex
     self->edges[place] = (uint64_t)node << NODE_BITS | (uint64_t)byte << BYTE_BITS | next;
 }
 
-static void put(toki_added *self, const char *text, size_t bytes, int32_t token)
+static void put(toki_added *self, const toki_added_token *token, int32_t idx)
 {
     uint32_t node = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        uint32_t next = follow(self, node, (uint8_t)text[i]);
+    for (size_t i = 0; i < token->text_bytes; i++) {
+        uint32_t next = follow(self, node, (uint8_t)token->text[i]);
         if (!next) {
             next = self->node_count++;
-            put_edge(self, node, (uint8_t)text[i], next);
+            put_edge(self, node, (uint8_t)token->text[i], next);
         }
         node = next;
     }
-    self->token_of_node[node] = token;
-    uint8_t first = (uint8_t)text[0];
+    self->token_of_node[node] = idx;
+    uint8_t first = (uint8_t)token->text[0];
     for (unsigned second = 0; second < 256; second++)
-        if (bytes == 1 || second == (uint8_t)text[1])
+        if (token->text_bytes == 1 || second == (uint8_t)token->text[1])
             self->pairs[(first << 8 | second) / 8] |= (uint8_t)(1u << (second % 8));
 }
 
-int toki_added_make(toki_added *self, uint32_t count, const char *const *texts,
-                    const size_t *text_bytes, const toki_added_token *tokens)
+int toki_added_make(toki_added *self, uint32_t count, const toki_added_token *tokens)
 {
     size_t nodes = 1;
     for (uint32_t i = 0; i < count; i++)
-        nodes += text_bytes[i];
+        nodes += tokens[i].text_bytes;
     if (nodes > NODES_MAX)
         return err_set(ERR_INPUT, "added_tokens: texts of %zu bytes in all; at most %d are read",
                        nodes - 1, NODES_MAX);
@@ -73,13 +72,14 @@ int toki_added_make(toki_added *self, uint32_t count, const char *const *texts,
         return -ENOMEM;
     memset(self->token_of_node, 0xff, nodes * sizeof *self->token_of_node);
     self->node_count = 1;
-    self->first_byte = count ? (uint8_t)texts[0][0] : -1;
+    self->first_byte = count ? (uint8_t)tokens[0].text[0] : -1;
     for (uint32_t i = 0; i < count; i++) {
-        self->tokens[i] = tokens[i];
         self->has_single_word |= tokens[i].single_word;
-        if ((uint8_t)texts[i][0] != self->first_byte)
+        if ((uint8_t)tokens[i].text[0] != self->first_byte)
             self->first_byte = -1;
-        put(self, texts[i], text_bytes[i], (int32_t)i);
+        put(self, &tokens[i], (int32_t)i);
+        self->tokens[i] = tokens[i];
+        self->tokens[i].text = NULL; /* it is in the trie now */
     }
     self->count = count;
     return 0;

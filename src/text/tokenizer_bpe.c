@@ -48,37 +48,37 @@ static int append(token_list *out, int32_t id)
     return 0;
 }
 
-/* The first id for a byte; -1: the byte is dropped. *fused: the byte belongs to the unknown token
- * before it. */
-static int32_t byte_id(const tokenizer *self, char byte, bool *was_unknown, bool *fused)
+/* The first id for a byte. -1: the byte has none, or belongs to the unknown token before it. */
+static int32_t byte_id(const tokenizer *self, char byte, bool *was_unknown)
 {
     int32_t id = self->byte_ids[(unsigned char)byte];
-    *fused = false;
-    if (id >= 0) {
-        *was_unknown = false;
-        return id;
-    }
-    *fused = *was_unknown && self->fuses_unknown;
-    if (self->unknown_id >= 0)
-        *was_unknown = true;
-    return self->unknown_id;
+    if (id < 0 && *was_unknown && self->fuses_unknown)
+        return -1;
+    if (id >= 0 || self->unknown_id >= 0)
+        *was_unknown = id < 0;
+    return id >= 0 ? id : self->unknown_id;
+}
+
+/* The rank of a pair, and the id that it merges to; RANK_NONE and 0 if it does not merge. */
+static uint32_t find_rank(const tokenizer *self, const uint32_t pair[2], uint32_t *merged)
+{
+    const toki_merge *merge = toki_merge_find(self, pair[0], pair[1]);
+    *merged = merge ? merge->id : 0;
+    return merge ? merge->rank : RANK_NONE;
 }
 
 static int short_word(const tokenizer *self, const char *word, size_t bytes, token_list *out)
 {
     uint32_t ids[SHORT_SYMBOLS + 1], merged[SHORT_SYMBOLS + 1], ranks[SHORT_SYMBOLS + 1];
     size_t count = 0;
-    bool was_unknown = false, fused;
+    bool was_unknown = false;
     for (size_t i = 0; i < bytes; i++) {
-        int32_t id = byte_id(self, word[i], &was_unknown, &fused);
-        if (id >= 0 && !fused)
+        int32_t id = byte_id(self, word[i], &was_unknown);
+        if (id >= 0)
             ids[count++] = (uint32_t)id;
     }
-    for (size_t i = 0; i + 1 < count; i++) {
-        const toki_merge *merge = toki_merge_find(self, ids[i], ids[i + 1]);
-        ranks[i] = merge ? merge->rank : RANK_NONE;
-        merged[i] = merge ? merge->id : 0;
-    }
+    for (size_t i = 0; i + 1 < count; i++)
+        ranks[i] = find_rank(self, &ids[i], &merged[i]);
     while (count > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < count; i++)
@@ -93,15 +93,10 @@ static int short_word(const tokenizer *self, const char *word, size_t bytes, tok
         if (moved) {
             memmove(&ranks[best + 1], &ranks[best + 2], (moved - 1) * sizeof *ranks);
             memmove(&merged[best + 1], &merged[best + 2], (moved - 1) * sizeof *merged);
-            const toki_merge *merge = toki_merge_find(self, ids[best], ids[best + 1]);
-            ranks[best] = merge ? merge->rank : RANK_NONE;
-            merged[best] = merge ? merge->id : 0;
+            ranks[best] = find_rank(self, &ids[best], &merged[best]);
         }
-        if (best) {
-            const toki_merge *merge = toki_merge_find(self, ids[best - 1], ids[best]);
-            ranks[best - 1] = merge ? merge->rank : RANK_NONE;
-            merged[best - 1] = merge ? merge->id : 0;
-        }
+        if (best)
+            ranks[best - 1] = find_rank(self, &ids[best - 1], &merged[best - 1]);
     }
     TRY(toki_list_reserve(out, count));
     for (size_t i = 0; i < count; i++)
@@ -144,12 +139,10 @@ static void rank_pair(const tokenizer *self, long_word *word, int64_t place)
     left->rank = RANK_NONE;
     if (left->right < 0)
         return;
-    const toki_merge *merge = toki_merge_find(self, left->id, word->symbols[left->right].id);
-    if (!merge)
-        return;
-    left->rank = merge->rank;
-    left->merged_id = merge->id;
-    heap_put(word, (uint64_t)merge->rank << 32 | (uint64_t)place);
+    const uint32_t pair[2] = {left->id, word->symbols[left->right].id};
+    left->rank = find_rank(self, pair, &left->merged_id);
+    if (left->rank != RANK_NONE)
+        heap_put(word, (uint64_t)left->rank << 32 | (uint64_t)place);
 }
 
 static int long_tables(toki_worker *worker, size_t count, long_word *out)
@@ -176,11 +169,11 @@ static int merge_long_word(const tokenizer *self, toki_worker *worker, const cha
 {
     long_word word = {0};
     int64_t count = 0;
-    bool was_unknown = false, fused;
+    bool was_unknown = false;
     TRY(long_tables(worker, bytes, &word));
     for (size_t i = 0; i < bytes; i++) {
-        int32_t id = byte_id(self, bytes_at[i], &was_unknown, &fused);
-        if (id < 0 || fused)
+        int32_t id = byte_id(self, bytes_at[i], &was_unknown);
+        if (id < 0)
             continue;
         word.symbols[count] = (symbol){.id = (uint32_t)id, .left = count - 1, .right = -1};
         if (count)

@@ -13,7 +13,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "base/file.h"
 #include "text/tokenizer_json.h"
 
 /* One of the two tokens: the names of its members, and where its id goes. */
@@ -48,16 +47,16 @@ static void by_id(const tokenizer *self, const json_t *object, wanted *what)
         *what->id = (int32_t)json_integer_value(value);
 }
 
-int toki_config_read(tokenizer *self, const char *folder)
+int toki_config_read(tokenizer *self, const char *name)
 {
     static const char *const names[] = {"tokenizer_config.json", "config.json",
                                         "generation_config.json"};
     wanted both[] = {{"bos_token", "bos_token_id", usual_begins, &self->begin_id},
                      {"eos_token", "eos_token_id", usual_ends, &self->end_id}};
-    char path[TOKI_WHERE_BYTES];
+    char path[FILE_PATH_BYTES];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         json_t *object;
-        TRY(file_join(path, sizeof path, folder, names[i]));
+        TRY(tokenizer_beside(name, names[i], path));
         if (access(path, F_OK) != 0)
             continue;
         TRY(toki_json_read(path, &object, NULL));

@@ -69,6 +69,8 @@ typedef struct toki_merge toki_merge;
 struct toki_added_token {
     int32_t id;
     bool single_word, lstrip, rstrip;
+    const char *text; /* as the matcher will see it; only for toki_added_make */
+    size_t text_bytes;
 };
 typedef struct toki_added_token toki_added_token;
 
@@ -155,8 +157,7 @@ struct tokenizer {
     toki_stage stages[TOKI_STAGES_MAX];
     uint32_t stage_count;
     pcre2_code *word_character; /* NULL unless a single_word token needs it */
-    int32_t *prefix, *suffix;   /* what adds_special puts around a text */
-    uint32_t prefix_count, suffix_count;
+    token_list prefix, suffix;  /* what adds_special puts around a text */
 
     int32_t begin_id, end_id;
     bool cuts_lines;
@@ -183,9 +184,8 @@ const toki_merge *toki_merge_find(const tokenizer *self, uint32_t left, uint32_t
 
 /* ---- tokenizer_added.c ----
  *
- * `texts` are as the matcher will see them. If texts are equal, the last one stays. */
-int toki_added_make(toki_added *self, uint32_t count, const char *const *texts,
-                    const size_t *text_bytes, const toki_added_token *tokens) MUST_CHECK;
+ * If texts are equal, the last token stays. */
+int toki_added_make(toki_added *self, uint32_t count, const toki_added_token *tokens) MUST_CHECK;
 void toki_added_fini(toki_added *self);
 /* The next token at or after `at`, or NULL. *begin and *end (bytes) include the spaces
  * that the token strips; *begin is not before `from`, the end of the token before. The caller
@@ -239,8 +239,18 @@ int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, si
  *
  * The types of the JSON library stay out of this header. */
 int toki_json_open(tokenizer *self, const char *path) MUST_CHECK;
-int toki_config_read(tokenizer *self, const char *folder) MUST_CHECK;
+int toki_config_read(tokenizer *self, const char *name) MUST_CHECK;
 
 int toki_list_reserve(token_list *self, size_t more) MUST_CHECK;
+
+/* ---- tokenizer_sp.c; tokenizer_sp_absent.c if libsentencepiece was not there at build time ----
+ *
+ * Fills tokens, begin_id, end_id, prefix, suffix and hash of *self. ERR_INPUT if the file is not a
+ * SentencePiece model; ERR_CONFIG, with what to install, in a build without the library. */
+int toki_sp_open(tokenizer *self, const char *path) MUST_CHECK;
+void toki_sp_close(tokenizer *self); /* allowed also if nothing was opened */
+/* Appends the ids of a text. -ENOMEM; ERR_BACKEND with the library's message. */
+int toki_sp_encode(const tokenizer *self, const char *text, size_t bytes,
+                   token_list *out) MUST_CHECK;
 
 #endif

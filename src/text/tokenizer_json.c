@@ -29,45 +29,30 @@ int toki_json_read(const char *path, json_t **out, uint64_t *hash)
         *hash = XXH3_64bits(text, bytes);
     mem_free(text);
     if (!*out)
-        return err_set(ERR_INPUT, "%s:%d:%d: this is no JSON: %s", path, error.line, error.column,
+        return err_set(ERR_INPUT, "%s:%d:%d: this is not JSON: %s", path, error.line, error.column,
                        error.text);
     if (!json_is_object(*out)) {
         json_decref(*out);
         *out = NULL;
-        return err_set(ERR_INPUT, "%s holds no JSON object", path);
+        return err_set(ERR_INPUT, "%s is not a JSON object", path);
     }
     return 0;
 }
 
 /* --- members --- */
 
-static int member(const toki_reader *self, const char *where, const json_t *object,
-                  const char *name, json_type type, const char *kind, json_t **out)
+int toki_member(const toki_reader *self, const char *where, const json_t *object, const char *name,
+                json_type type, json_t **out)
 {
     *out = json_object_get(object, name);
     if (json_is_null(*out))
         *out = NULL;
     if (*out && json_typeof(*out) != type)
-        return err_set(ERR_INPUT, "%s: %s.%s is no %s", self->path, where, name, kind);
+        return err_set(ERR_INPUT, "%s: %s.%s is not %s", self->path, where, name,
+                       type == JSON_STRING  ? "a string"
+                       : type == JSON_ARRAY ? "a list"
+                                            : "an object");
     return 0;
-}
-
-int toki_member_string(const toki_reader *self, const char *where, const json_t *object,
-                       const char *name, json_t **out)
-{
-    return member(self, where, object, name, JSON_STRING, "string", out);
-}
-
-int toki_member_array(const toki_reader *self, const char *where, const json_t *object,
-                      const char *name, json_t **out)
-{
-    return member(self, where, object, name, JSON_ARRAY, "list", out);
-}
-
-int toki_member_object(const toki_reader *self, const char *where, const json_t *object,
-                       const char *name, json_t **out)
-{
-    return member(self, where, object, name, JSON_OBJECT, "object", out);
 }
 
 int toki_member_bool(const toki_reader *self, const char *where, const json_t *object,
@@ -88,8 +73,8 @@ int toki_type(const toki_reader *self, const char *where, const json_t *object, 
     json_t *type;
     *out = "";
     if (!json_is_object(object))
-        return err_set(ERR_INPUT, "%s: %s is no object", self->path, where);
-    TRY(toki_member_string(self, where, object, "type", &type));
+        return err_set(ERR_INPUT, "%s: %s is not an object", self->path, where);
+    TRY(toki_member(self, where, object, "type", JSON_STRING, &type));
     if (!type)
         return err_set(ERR_INPUT, "%s: %s has no \"type\"", self->path, where);
     *out = json_string_value(type);
@@ -99,7 +84,7 @@ int toki_type(const toki_reader *self, const char *where, const json_t *object, 
 int toki_id(const toki_reader *self, const char *where, const json_t *value, int32_t *out)
 {
     if (!json_is_integer(value))
-        return err_set(ERR_INPUT, "%s: an id in %s is no integer", self->path, where);
+        return err_set(ERR_INPUT, "%s: an id in %s is not an integer", self->path, where);
     json_int_t id = json_integer_value(value);
     if (id < 0 || id > TOKI_ID_MAX)
         return err_set(ERR_INPUT, "%s: %s has the id %lld; ids are 0 to %d", self->path, where,
@@ -130,7 +115,7 @@ static int read_normalizer(const toki_reader *self, const json_t *part, int dept
             ERR_CONFIG,
             "%s: the normalizer %s is not supported; byte-level tokenizers have none, NFC or NFKC",
             self->path, type);
-    TRY(toki_member_array(self, "normalizer", part, "normalizers", &list));
+    TRY(toki_member(self, "normalizer", part, "normalizers", JSON_ARRAY, &list));
     if (!list)
         return err_set(ERR_INPUT, "%s: normalizer.normalizers is missing", self->path);
     json_array_foreach(list, i, item) TRY(read_normalizer(self, item, depth + 1));
@@ -139,13 +124,13 @@ static int read_normalizer(const toki_reader *self, const json_t *part, int dept
 
 /* --- pre-tokenizers --- */
 
+/* Adds a stage; its fields are zeros. */
 static int next_stage(const toki_reader *self, toki_stage **out)
 {
     if (self->self->stage_count == TOKI_STAGES_MAX)
         return err_set(ERR_CONFIG, "%s: more than %d pre-tokenizers", self->path,
                        (int)TOKI_STAGES_MAX);
-    *out = &self->self->stages[self->self->stage_count];
-    **out = (toki_stage){0};
+    *out = &self->self->stages[self->self->stage_count++];
     return 0;
 }
 
@@ -162,7 +147,7 @@ static int read_behavior(const toki_reader *self, const json_t *part, toki_stage
         {"MergedWithNext", TOKI_MERGED_WITH_NEXT},
     };
     json_t *behavior;
-    TRY(toki_member_string(self, "pre_tokenizer", part, "behavior", &behavior));
+    TRY(toki_member(self, "pre_tokenizer", part, "behavior", JSON_STRING, &behavior));
     for (size_t i = 0; behavior && i < sizeof names / sizeof names[0]; i++)
         if (strcmp(names[i].name, json_string_value(behavior)) == 0) {
             stage->behavior = names[i].behavior;
@@ -181,18 +166,16 @@ static int read_split(const toki_reader *self, const json_t *part)
     snprintf(where, sizeof where, "%s: pre_tokenizer", self->path);
     TRY(read_behavior(self, part, stage));
     TRY(toki_member_bool(self, "pre_tokenizer", part, "invert", false, &stage->invert));
-    TRY(toki_member_object(self, "pre_tokenizer", part, "pattern", &pattern));
-    TRY(toki_member_string(self, "pre_tokenizer.pattern", pattern, "Regex", &regex));
-    TRY(toki_member_string(self, "pre_tokenizer.pattern", pattern, "String", &literal));
+    TRY(toki_member(self, "pre_tokenizer", part, "pattern", JSON_OBJECT, &pattern));
+    TRY(toki_member(self, "pre_tokenizer.pattern", pattern, "Regex", JSON_STRING, &regex));
+    TRY(toki_member(self, "pre_tokenizer.pattern", pattern, "String", JSON_STRING, &literal));
     if (!regex == !literal)
         return err_set(ERR_INPUT, "%s: a Split of pre_tokenizer needs a pattern: Regex or String",
                        self->path);
-    TRY(regex ? toki_pattern_compile(where, json_string_value(regex), json_string_length(regex),
-                                     stage)
-              : toki_pattern_literal(where, json_string_value(literal), json_string_length(literal),
-                                     stage));
-    self->self->stage_count++;
-    return 0;
+    return regex ? toki_pattern_compile(where, json_string_value(regex), json_string_length(regex),
+                                        stage)
+                 : toki_pattern_literal(where, json_string_value(literal),
+                                        json_string_length(literal), stage);
 }
 
 static int read_digits(const toki_reader *self, const json_t *part)
@@ -201,9 +184,7 @@ static int read_digits(const toki_reader *self, const json_t *part)
     toki_stage *stage = NULL;
     TRY(next_stage(self, &stage));
     TRY(toki_member_bool(self, "pre_tokenizer", part, "individual_digits", false, &individual));
-    TRY(toki_pattern_digits(individual, stage));
-    self->self->stage_count++;
-    return 0;
+    return toki_pattern_digits(individual, stage);
 }
 
 static int read_byte_level(const toki_reader *self, const json_t *part)
@@ -215,12 +196,11 @@ static int read_byte_level(const toki_reader *self, const json_t *part)
     if (adds_space) {
         TRY(next_stage(self, &stage));
         stage->adds_space = true;
-        self->self->stage_count++;
     }
     if (uses_regex) {
         TRY(next_stage(self, &stage));
-        TRY(toki_pattern_compile("ByteLevel", toki_gpt2_pattern, strlen(toki_gpt2_pattern), stage));
-        self->self->stage_count++;
+        return toki_pattern_compile("ByteLevel", toki_gpt2_pattern, strlen(toki_gpt2_pattern),
+                                    stage);
     }
     return 0;
 }
@@ -234,7 +214,7 @@ static int read_pre_tokenizer(const toki_reader *self, const json_t *part, int d
     const json_t *item;
     TRY(toki_type(self, "pre_tokenizer", part, &type));
     if (strcmp(type, "Sequence") == 0 && depth < SEQUENCE_DEPTH_MAX) {
-        TRY(toki_member_array(self, "pre_tokenizer", part, "pretokenizers", &list));
+        TRY(toki_member(self, "pre_tokenizer", part, "pretokenizers", JSON_ARRAY, &list));
         if (!list)
             return err_set(ERR_INPUT, "%s: pre_tokenizer.pretokenizers is missing", self->path);
         json_array_foreach(list, i, item)

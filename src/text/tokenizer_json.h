@@ -20,16 +20,12 @@ typedef struct toki_reader toki_reader;
  * XXH3 of the file; `hash` may be NULL. */
 int toki_json_read(const char *path, json_t **out, uint64_t *hash) MUST_CHECK;
 
-/* A member, or NULL if it is missing or null. `where` names the object in messages. ERR_INPUT for a
- * wrong type. */
-int toki_member_string(const toki_reader *self, const char *where, const json_t *object,
-                       const char *name, json_t **out) MUST_CHECK;
+/* A member of the given type (a string, a list or an object), or NULL if it is missing or null.
+ * `where` names the object in messages. ERR_INPUT for a wrong type. */
+int toki_member(const toki_reader *self, const char *where, const json_t *object, const char *name,
+                json_type type, json_t **out) MUST_CHECK;
 int toki_member_bool(const toki_reader *self, const char *where, const json_t *object,
                      const char *name, bool preset, bool *out) MUST_CHECK;
-int toki_member_array(const toki_reader *self, const char *where, const json_t *object,
-                      const char *name, json_t **out) MUST_CHECK;
-int toki_member_object(const toki_reader *self, const char *where, const json_t *object,
-                       const char *name, json_t **out) MUST_CHECK;
 /* The "type" of a part of the file; never NULL on success. */
 int toki_type(const toki_reader *self, const char *where, const json_t *object,
               const char **out) MUST_CHECK;

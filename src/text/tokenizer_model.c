@@ -84,8 +84,8 @@ static int merge_sides(const toki_reader *self, const json_t *entry, size_t i, s
         for (size_t s = 0; s < 2; s++) {
             const json_t *text = json_array_get(entry, s);
             if (!json_is_string(text))
-                return err_set(ERR_INPUT, "%s: model.merges[%zu] holds no two strings", self->path,
-                               i);
+                return err_set(ERR_INPUT, "%s: model.merges[%zu] does not hold two strings",
+                               self->path, i);
             sides[s] = (struct side){json_string_value(text), json_string_length(text)};
         }
         return 0;
@@ -138,7 +138,8 @@ static int read_merges(const toki_reader *self, const json_t *merges)
     for (size_t i = 0; rc == 0 && i < json_array_size(merges); i++) {
         const json_t *entry = json_array_get(merges, i);
         if (json_is_array(entry) != has_pairs)
-            rc = err_set(ERR_INPUT, "%s: model.merges[%zu] is written unlike the entries before it",
+            rc = err_set(ERR_INPUT,
+                         "%s: model.merges[%zu] has another form than the entries before it",
                          self->path, i);
         else if (has_pairs || !json_is_string(entry) ||
                  strncmp(json_string_value(entry), "#version", strlen("#version")) != 0)
@@ -153,7 +154,7 @@ static int read_merges(const toki_reader *self, const json_t *merges)
 static int refuse_affix(const toki_reader *self, const json_t *model, const char *name)
 {
     json_t *affix;
-    TRY(toki_member_string(self, "model", model, name, &affix));
+    TRY(toki_member(self, "model", model, name, JSON_STRING, &affix));
     if (affix && json_string_length(affix))
         return err_set(ERR_CONFIG, "%s: model.%s is not supported", self->path, name);
     return 0;
@@ -168,7 +169,7 @@ static int read_unknown(const toki_reader *self, const json_t *model)
     bool falls_back, is_complete = true;
     TRY(toki_member_bool(self, "model", model, "fuse_unk", false, &owner->fuses_unknown));
     TRY(toki_member_bool(self, "model", model, "byte_fallback", false, &falls_back));
-    TRY(toki_member_string(self, "model", model, "unk_token", &unknown));
+    TRY(toki_member(self, "model", model, "unk_token", JSON_STRING, &unknown));
     for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++)
         is_complete &= owner->byte_ids[b] >= 0;
     if (is_complete)
@@ -190,28 +191,28 @@ static int read_unknown(const toki_reader *self, const json_t *model)
 int toki_read_model(const toki_reader *self)
 {
     json_t *model, *vocab, *merges, *added, *type;
-    TRY(toki_member_object(self, "the document", self->root, "model", &model));
+    TRY(toki_member(self, "the document", self->root, "model", JSON_OBJECT, &model));
     if (!model)
-        return err_set(ERR_INPUT, "%s has no model: this is no tokenizer.json", self->path);
-    TRY(toki_member_string(self, "model", model, "type", &type));
+        return err_set(ERR_INPUT, "%s has no model: this is not a tokenizer.json", self->path);
+    TRY(toki_member(self, "model", model, "type", JSON_STRING, &type));
     if (type && strcmp(json_string_value(type), "BPE") != 0)
         return err_set(ERR_CONFIG, "%s: a model of type %s is not supported; BPE is", self->path,
                        json_string_value(type));
-    TRY(toki_member_object(self, "model", model, "vocab", &vocab));
-    TRY(toki_member_array(self, "model", model, "merges", &merges));
+    TRY(toki_member(self, "model", model, "vocab", JSON_OBJECT, &vocab));
+    TRY(toki_member(self, "model", model, "merges", JSON_ARRAY, &merges));
     if (!vocab || !merges)
         return err_set(ERR_INPUT, "%s: model.%s is missing", self->path,
                        vocab ? "merges" : "vocab");
     const json_t *dropout = json_object_get(model, "dropout");
     if (dropout && !json_is_null(dropout) &&
         !(json_is_number(dropout) && json_number_value(dropout) == 0))
-        return err_set(ERR_CONFIG, "%s: model.dropout is not supported: ids would be drawn by lot",
+        return err_set(ERR_CONFIG, "%s: model.dropout is not supported: it would give random ids",
                        self->path);
     TRY(refuse_affix(self, model, "continuing_subword_prefix"));
     TRY(refuse_affix(self, model, "end_of_word_suffix"));
     TRY(toki_member_bool(self, "model", model, "ignore_merges", false,
                          &self->self->ignores_merges));
-    TRY(toki_member_array(self, "the document", self->root, "added_tokens", &added));
+    TRY(toki_member(self, "the document", self->root, "added_tokens", JSON_ARRAY, &added));
     TRY(reserve_tokens(self, vocab, added));
     TRY(read_vocab(self, vocab));
     TRY(read_merges(self, merges));
@@ -237,7 +238,7 @@ static int read_added_token(const toki_reader *self, const json_t *entry, added 
     size_t bytes;
     int32_t written;
     if (!json_is_object(entry))
-        return err_set(ERR_INPUT, "%s: an entry of added_tokens is no object", self->path);
+        return err_set(ERR_INPUT, "%s: an entry of added_tokens is not an object", self->path);
     const char *text = content_of(entry, &bytes);
     if (!text)
         return err_set(ERR_INPUT, "%s: an entry of added_tokens has no content", self->path);
@@ -275,36 +276,29 @@ static int read_added_token(const toki_reader *self, const json_t *entry, added 
 static int make_set(tokenizer *owner, const added *entries, bool normalized)
 {
     uint32_t count = 0, most = 0;
-    toki_bytes copies = {0};
     for (uint64_t id = 0; id < owner->token_count; id++)
         most += entries[id].entry && entries[id].is_normalized == normalized;
     if (most == 0)
         return 0;
-    const char **texts = mem_alloc(most, sizeof *texts, "tokenizer added tokens");
-    size_t *bytes = mem_alloc(most, sizeof *bytes, "tokenizer added tokens");
     toki_added_token *tokens = mem_alloc(most, sizeof *tokens, "tokenizer added tokens");
-    char **owned = mem_alloc(most, sizeof *owned, "tokenizer added tokens");
-    int rc = texts && bytes && tokens && owned ? 0 : -ENOMEM;
+    toki_bytes *copies = mem_alloc(most, sizeof *copies, "tokenizer added tokens");
+    int rc = tokens && copies ? 0 : -ENOMEM;
     for (uint64_t id = 0; rc == 0 && id < owner->token_count; id++) {
         if (!entries[id].entry || entries[id].is_normalized != normalized)
             continue;
-        tokens[count] = entries[id].token;
-        texts[count] = content_of(entries[id].entry, &bytes[count]);
-        if (normalized && owner->form) {
-            rc = toki_text_normal(owner->form, owner->steady, texts[count], bytes[count], &copies,
-                                  &texts[count], &bytes[count]);
-            owned[count] = copies.data;
-            copies = (toki_bytes){0};
-        }
+        toki_added_token *token = &tokens[count];
+        *token = entries[id].token;
+        token->text = content_of(entries[id].entry, &token->text_bytes);
+        if (normalized && owner->form)
+            rc = toki_text_normal(owner->form, owner->steady, token->text, token->text_bytes,
+                                  &copies[count], &token->text, &token->text_bytes);
         count++;
     }
     if (rc == 0)
-        rc = toki_added_make(&owner->added[normalized], count, texts, bytes, tokens);
-    for (uint32_t i = 0; owned && i < count; i++)
-        mem_free(owned[i]);
-    mem_free(owned);
-    mem_free(texts);
-    mem_free(bytes);
+        rc = toki_added_make(&owner->added[normalized], count, tokens);
+    for (uint32_t i = 0; copies && i < count; i++)
+        mem_free(copies[i].data);
+    mem_free(copies);
     mem_free(tokens);
     return rc;
 }
@@ -315,7 +309,7 @@ int toki_read_added(const toki_reader *self)
     json_t *list, *model = json_object_get(self->root, "model");
     int32_t next_id = (int32_t)json_object_size(json_object_get(model, "vocab"));
     uint32_t moved = 0;
-    TRY(toki_member_array(self, "the document", self->root, "added_tokens", &list));
+    TRY(toki_member(self, "the document", self->root, "added_tokens", JSON_ARRAY, &list));
     added *entries = mem_alloc(owner->token_count, sizeof *entries, "tokenizer added tokens");
     int rc = entries ? 0 : -ENOMEM;
     for (size_t i = 0; rc == 0 && i < json_array_size(list); i++)
@@ -336,34 +330,13 @@ int toki_read_added(const toki_reader *self)
 
 /* --- the post-processor --- */
 
-/* A list may have millions of ids, so room is made once for each list. */
-static int make_room(const toki_reader *self, int32_t **ids, uint32_t count, size_t more)
+static int add_id_around(const toki_reader *self, token_list *out, const json_t *id)
 {
-    if (more == 0)
-        return 0;
-    if (more > (size_t)TOKI_ID_MAX || count > TOKI_ID_MAX - more)
+    if (out->count == TOKI_ID_MAX)
         return err_set(ERR_INPUT, "%s: post_processor puts more than %d ids around a text",
                        self->path, (int)TOKI_ID_MAX);
-    int32_t *larger = mem_resize(*ids, count + more, sizeof **ids, "tokenizer post-processor");
-    if (!larger)
-        return -ENOMEM;
-    *ids = larger;
-    return 0;
-}
-
-/* Appends all ids of a list. */
-static int add_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *list)
-{
-    TRY(make_room(self, ids, *count, json_array_size(list)));
-    for (size_t i = 0; i < json_array_size(list); i++)
-        TRY(toki_id(self, "post_processor", json_array_get(list, i), &(*ids)[(*count)++]));
-    return 0;
-}
-
-static int add_id_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *id)
-{
-    TRY(make_room(self, ids, *count, 1));
-    return toki_id(self, "post_processor", id, &(*ids)[(*count)++]);
+    TRY(toki_list_reserve(out, 1));
+    return toki_id(self, "post_processor", id, &out->ids[out->count++]);
 }
 
 /* Reads one piece of a template: the place of the text, or a special token with its ids. */
@@ -372,35 +345,37 @@ static int read_piece(const toki_reader *self, const json_t *post, const json_t 
 {
     tokenizer *owner = self->self;
     json_t *text, *special, *name, *all, *named, *ids;
-    TRY(toki_member_object(self, "post_processor.single", piece, "Sequence", &text));
-    TRY(toki_member_object(self, "post_processor.single", piece, "SpecialToken", &special));
+    TRY(toki_member(self, "post_processor.single", piece, "Sequence", JSON_OBJECT, &text));
+    TRY(toki_member(self, "post_processor.single", piece, "SpecialToken", JSON_OBJECT, &special));
     if (text) {
-        TRY(toki_member_string(self, "post_processor.single", text, "id", &name));
+        TRY(toki_member(self, "post_processor.single", text, "id", JSON_STRING, &name));
         if (*has_text || !name || strcmp(json_string_value(name), "A") != 0)
-            return err_set(ERR_CONFIG, "%s: post_processor.single has not just one text, A",
+            return err_set(ERR_CONFIG, "%s: post_processor.single must have exactly one text, A",
                            self->path);
         *has_text = true;
         return 0;
     }
-    TRY(toki_member_string(self, "post_processor.single", special, "id", &name));
-    TRY(toki_member_object(self, "post_processor", post, "special_tokens", &all));
+    TRY(toki_member(self, "post_processor.single", special, "id", JSON_STRING, &name));
+    TRY(toki_member(self, "post_processor", post, "special_tokens", JSON_OBJECT, &all));
     if (!name)
         return err_set(ERR_INPUT, "%s: a piece of post_processor.single has no id", self->path);
-    TRY(toki_member_object(self, "post_processor.special_tokens", all, json_string_value(name),
-                           &named));
-    TRY(toki_member_array(self, "post_processor.special_tokens", named, "ids", &ids));
+    TRY(toki_member(self, "post_processor.special_tokens", all, json_string_value(name),
+                    JSON_OBJECT, &named));
+    TRY(toki_member(self, "post_processor.special_tokens", named, "ids", JSON_ARRAY, &ids));
     if (!ids)
         return err_set(ERR_INPUT, "%s: post_processor.special_tokens has no ids of \"%.*s\"",
                        self->path, SHOWN, json_string_value(name));
-    return *has_text ? add_around(self, &owner->suffix, &owner->suffix_count, ids)
-                     : add_around(self, &owner->prefix, &owner->prefix_count, ids);
+    for (size_t i = 0; i < json_array_size(ids); i++)
+        TRY(add_id_around(self, *has_text ? &owner->suffix : &owner->prefix,
+                          json_array_get(ids, i)));
+    return 0;
 }
 
 static int read_template(const toki_reader *self, const json_t *post)
 {
     json_t *single;
     bool has_text = false;
-    TRY(toki_member_array(self, "post_processor", post, "single", &single));
+    TRY(toki_member(self, "post_processor", post, "single", JSON_ARRAY, &single));
     for (size_t i = 0; i < json_array_size(single); i++)
         TRY(read_piece(self, post, json_array_get(single, i), &has_text));
     if (!has_text)
@@ -413,10 +388,10 @@ static int read_pair(const toki_reader *self, const json_t *post)
 {
     tokenizer *owner = self->self;
     json_t *cls, *sep;
-    TRY(toki_member_array(self, "post_processor", post, "cls", &cls));
-    TRY(toki_member_array(self, "post_processor", post, "sep", &sep));
-    TRY(add_id_around(self, &owner->prefix, &owner->prefix_count, json_array_get(cls, 1)));
-    return add_id_around(self, &owner->suffix, &owner->suffix_count, json_array_get(sep, 1));
+    TRY(toki_member(self, "post_processor", post, "cls", JSON_ARRAY, &cls));
+    TRY(toki_member(self, "post_processor", post, "sep", JSON_ARRAY, &sep));
+    TRY(add_id_around(self, &owner->prefix, json_array_get(cls, 1)));
+    return add_id_around(self, &owner->suffix, json_array_get(sep, 1));
 }
 
 static int read_post(const toki_reader *self, const json_t *post, bool is_inner, bool *adds)
@@ -427,7 +402,7 @@ static int read_post(const toki_reader *self, const json_t *post, bool is_inner,
     if (strcmp(type, "ByteLevel") == 0)
         return 0; /* it changes only offsets */
     if (strcmp(type, "Sequence") == 0 && !is_inner) {
-        TRY(toki_member_array(self, "post_processor", post, "processors", &list));
+        TRY(toki_member(self, "post_processor", post, "processors", JSON_ARRAY, &list));
         for (size_t i = 0; i < json_array_size(list); i++)
             TRY(read_post(self, json_array_get(list, i), true, adds));
         return 0;
@@ -450,12 +425,11 @@ int toki_read_post_processor(const toki_reader *self)
     tokenizer *owner = self->self;
     if (post && !json_is_null(post))
         TRY(read_post(self, post, false, &adds));
-    for (uint32_t i = 0; i < owner->prefix_count + owner->suffix_count; i++) {
-        int32_t id =
-            i < owner->prefix_count ? owner->prefix[i] : owner->suffix[i - owner->prefix_count];
-        if ((uint64_t)id >= owner->token_count)
-            return err_set(ERR_INPUT, "%s: post_processor adds the id %d; the highest is %lld",
-                           self->path, id, (long long)owner->token_count - 1);
-    }
+    const token_list *around[] = {&owner->prefix, &owner->suffix};
+    for (size_t side = 0; side < 2; side++)
+        for (size_t i = 0; i < around[side]->count; i++)
+            if ((uint64_t)around[side]->ids[i] >= owner->token_count)
+                return err_set(ERR_INPUT, "%s: post_processor adds the id %d; the highest is %lld",
+                               self->path, around[side]->ids[i], (long long)owner->token_count - 1);
     return 0;
 }

@@ -244,12 +244,12 @@ static int character_class(rewrite *self)
         } else if (byte == '[') {
             if (peek(self, 1) == '^' || peek(self, 1) == ']' ||
                 (self->at && self->pattern[self->at - 1] == '-'))
-                return refuse(self, "such a class within a class");
+                return refuse(self, "this kind of class within a class");
             nested++;
             self->at++;
         } else if (byte == ']' && nested) {
             if (peek(self, 1) == '-')
-                return refuse(self, "such a class within a class");
+                return refuse(self, "this kind of class within a class");
             nested--;
             self->at++;
         } else {
@@ -345,7 +345,7 @@ static int item(rewrite *self)
         return group(self);
     case ')':
         if (self->depth == 0)
-            return refuse(self, "a ) too many");
+            return refuse(self, "an extra )");
         TRY(pass(self, 1));
         begin = self->groups[--self->depth];
         break;

@@ -1,7 +1,16 @@
 /* SentencePiece models: makes their pieces the tokens of a tokenizer, and finds what is put around
- * a text. See tokenizer_sp.h. */
-#include "text/tokenizer_sp.h"
-
+ * a text. See tokenizer_internal.h.
+ *
+ * Ids are those of the library's own Encode, in the version that is linked. (If two ways to cut a
+ * text have the same score, unigram models of 0.1 and 0.2 may differ.)
+ * - The library normalizes, and its ids include what the model puts before a text, mostly one
+ *   space.
+ * - Control pieces ("<s>") in a text are ordinary text, as in the library. User-defined pieces are
+ *   found with and without plain_text.
+ * - In a token's bytes U+2581 is a space, and a byte piece ("<0x0A>") is its byte. So the tokens of
+ *   a text, one after the other, are the normalized text with its first space.
+ * - Beginning and end are put around a text if tokenizer_config.json beside the model says
+ *   add_bos_token, add_eos_token; the library itself puts none. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,8 +81,17 @@ static int read_vocab(tokenizer *self, const char *path)
     return toki_vocab_index(self);
 }
 
+static int take_ids(void *user, const int *ids, size_t count)
+{
+    token_list *out = user;
+    TRY(toki_list_reserve(out, count));
+    for (size_t i = 0; i < count; i++)
+        out->ids[out->count++] = ids[i];
+    return 0;
+}
+
 static int put_around(const char *path, const json_t *config, const char *name, int32_t id,
-                      int32_t **ids, uint32_t *count)
+                      token_list *out)
 {
     const json_t *value = json_object_get(config, name);
     if (value && !json_is_null(value) && !json_is_boolean(value))
@@ -82,32 +100,23 @@ static int put_around(const char *path, const json_t *config, const char *name, 
         return 0;
     if (id < 0)
         return err_set(ERR_INPUT, "%s: %s is true, and the model has no such token", path, name);
-    *ids = mem_alloc(1, sizeof **ids, "tokens around a text");
-    if (!*ids)
-        return -ENOMEM;
-    **ids = id;
-    *count = 1;
-    return 0;
+    return take_ids(out, &id, 1);
 }
 
 /* Reads the settings of tokenizer_config.json beside the model. */
 static int read_config(tokenizer *self, const char *model_path)
 {
-    char path[TOKI_WHERE_BYTES];
-    const char *slash = strrchr(model_path, '/');
-    int length = slash ? (int)(slash - model_path) + 1 : 0;
+    char path[FILE_PATH_BYTES];
     json_t *config;
-    snprintf(path, sizeof path, "%.*stokenizer_config.json", length, model_path);
+    TRY(tokenizer_beside(model_path, "tokenizer_config.json", path));
     if (access(path, F_OK) != 0)
         return 0;
     TRY(toki_json_read(path, &config, NULL));
-    int rc = put_around(path, config, "add_bos_token", self->begin_id, &self->prefix,
-                        &self->prefix_count);
+    int rc = put_around(path, config, "add_bos_token", self->begin_id, &self->prefix);
     if (rc == 0)
-        rc = put_around(path, config, "add_eos_token", self->end_id, &self->suffix,
-                        &self->suffix_count);
+        rc = put_around(path, config, "add_eos_token", self->end_id, &self->suffix);
     json_decref(config);
-    const uint32_t counts[] = {self->prefix_count, self->suffix_count};
+    const uint32_t counts[] = {(uint32_t)self->prefix.count, (uint32_t)self->suffix.count};
     self->hash = XXH3_64bits_withSeed(counts, sizeof counts, self->hash);
     return rc;
 }
@@ -124,8 +133,7 @@ int toki_sp_open(tokenizer *self, const char *path)
     if (rc == NO_MEMORY)
         return err_set(-ENOMEM, "no memory for the SentencePiece model %s", path);
     if (rc < 0)
-        return err_set(ERR_INPUT, "%s is no SentencePiece model that can be read: %s", path,
-                       message);
+        return err_set(ERR_INPUT, "%s cannot be read as a SentencePiece model: %s", path, message);
     self->pieces = pieces;
     TRY(read_vocab(self, path));
     self->begin_id = sp_library_begin_id(pieces);
@@ -137,15 +145,6 @@ void toki_sp_close(tokenizer *self)
 {
     sp_library_close(self->pieces);
     self->pieces = NULL;
-}
-
-static int take_ids(void *user, const int *ids, size_t count)
-{
-    token_list *out = user;
-    TRY(toki_list_reserve(out, count));
-    for (size_t i = 0; i < count; i++)
-        out->ids[out->count++] = ids[i];
-    return 0;
 }
 
 int toki_sp_encode(const tokenizer *self, const char *text, size_t bytes, token_list *out)

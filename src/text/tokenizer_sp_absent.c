@@ -1,5 +1,5 @@
 /* Replaces tokenizer_sp.c if libsentencepiece was not found when this program was built. */
-#include "text/tokenizer_sp.h"
+#include "text/tokenizer_internal.h"
 
 int toki_sp_open(tokenizer *self, const char *path)
 {
@@ -23,5 +23,5 @@ int toki_sp_encode(const tokenizer *self, const char *text, size_t bytes, token_
     (void)text;
     (void)bytes;
     (void)out;
-    return err_set(ERR_INTERNAL, "SentencePiece is not there");
+    return err_set(ERR_INTERNAL, "this build has no SentencePiece");
 }

@@ -18,10 +18,10 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "text/tokenizer_internal.h"
 
-enum { CHARACTERS = 0x110000, REPLACEMENT_BYTES = 3 };
-#define REPLACEMENT "\xef\xbf\xbd"
+enum { CHARACTERS = 0x110000 };
 
 /* First and last character of a range, and the stand-in for its characters:
  *   U+A000, U+10280            letters without case
@@ -158,54 +158,12 @@ uint32_t toki_decode(const char *text, size_t *bytes)
     return (at[0] & 0x07u) << 18 | (at[1] & 0x3fu) << 12 | (at[2] & 0x3fu) << 6 | (at[3] & 0x3fu);
 }
 
-static size_t encode(uint32_t character, char *out)
-{
-    return (size_t)utf8proc_encode_char((utf8proc_int32_t)character, (utf8proc_uint8_t *)out);
-}
-
 bool toki_is_space(uint32_t character)
 {
     return (character >= 9 && character <= 13) || character == 0x20 || character == 0x85 ||
            character == 0xa0 || character == 0x1680 ||
            (character >= 0x2000 && character <= 0x200a) || character == 0x2028 ||
            character == 0x2029 || character == 0x202f || character == 0x205f || character == 0x3000;
-}
-
-/* The length of the valid character at `at`. If there is none: 0, and *bad is the number of bytes
- * that one U+FFFD replaces, that is the longest beginning of a valid character, at least one byte
- * (Unicode 15, section 3.9, U+FFFD substitution). */
-static size_t character_bytes(const unsigned char *at, size_t left, size_t *bad)
-{
-    unsigned low = 0x80, high = 0xbf;
-    size_t need = 0;
-    *bad = 1;
-    if (at[0] < 0x80)
-        return 1;
-    if (at[0] >= 0xc2 && at[0] <= 0xdf)
-        need = 2;
-    else if (at[0] >= 0xe0 && at[0] <= 0xef)
-        need = 3;
-    else if (at[0] >= 0xf0 && at[0] <= 0xf4)
-        need = 4;
-    else
-        return 0;
-    if (at[0] == 0xe0)
-        low = 0xa0;
-    else if (at[0] == 0xed)
-        high = 0x9f;
-    else if (at[0] == 0xf0)
-        low = 0x90;
-    else if (at[0] == 0xf4)
-        high = 0x8f;
-    for (size_t i = 1; i < need; i++) {
-        if (i >= left || at[i] < low || at[i] > high) {
-            *bad = i;
-            return 0;
-        }
-        low = 0x80;
-        high = 0xbf;
-    }
-    return need;
 }
 
 /* The number of leading ASCII bytes; long runs are counted in steps of eight. */
@@ -233,38 +191,41 @@ static int append_bytes(toki_bytes *copy, const void *text, size_t bytes)
     return 0;
 }
 
+/* Ends a copy that has the changed text up to byte `taken`. If nothing was taken, the text itself
+ * is the result. */
+static int end_copy(const char *text, size_t bytes, size_t taken, toki_bytes *copy,
+                    const char **out, size_t *out_bytes)
+{
+    *out = text;
+    *out_bytes = bytes;
+    if (taken == 0)
+        return 0;
+    TRY(append_bytes(copy, text + taken, bytes - taken));
+    *out = copy->data;
+    *out_bytes = copy->count;
+    return 0;
+}
+
 int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char **out,
                     size_t *out_bytes)
 {
     size_t at = 0, taken = 0;
     copy->count = 0;
     while (at < bytes) {
-        size_t bad;
         at += ascii_run(text + at, bytes - at);
         if (at == bytes)
             break;
-        size_t good = character_bytes((const unsigned char *)text + at, bytes - at, &bad);
-        if (good) {
-            at += good;
+        int length = utf8_character(text + at, bytes - at);
+        if (length > 0) {
+            at += (size_t)length;
             continue;
         }
-        TRY(toki_bytes_reserve(copy, at - taken + REPLACEMENT_BYTES));
-        memcpy(copy->data + copy->count, text + taken, at - taken);
-        copy->count += at - taken;
-        memcpy(copy->data + copy->count, REPLACEMENT, REPLACEMENT_BYTES);
-        copy->count += REPLACEMENT_BYTES;
-        at += bad;
+        TRY(append_bytes(copy, text + taken, at - taken));
+        TRY(append_bytes(copy, "\xef\xbf\xbd", 3)); /* U+FFFD */
+        at += length < 0 ? (size_t)-length : bytes - at;
         taken = at;
     }
-    if (taken == 0) {
-        *out = text;
-        *out_bytes = bytes;
-        return 0;
-    }
-    TRY(append_bytes(copy, text + taken, bytes - taken));
-    *out = copy->data;
-    *out_bytes = copy->count;
-    return 0;
+    return end_copy(text, bytes, taken, copy, out, out_bytes);
 }
 
 /* --- stand-ins --- */
@@ -316,7 +277,7 @@ int toki_text_shadow(const char *text, size_t bytes, toki_bytes *copy, const cha
                     memcpy(copy->data, text, bytes);
                     is_copied = true;
                 }
-                encode(by, copy->data + at);
+                utf8proc_encode_char((utf8proc_int32_t)by, (utf8proc_uint8_t *)copy->data + at);
             }
         }
         at += step;
@@ -419,13 +380,5 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
         TRY(append_normal(form, text + previous, at - previous, copy));
         taken = previous = at;
     }
-    if (taken == 0) {
-        *out = text;
-        *out_bytes = bytes;
-        return 0;
-    }
-    TRY(append_bytes(copy, text + taken, bytes - taken));
-    *out = copy->data;
-    *out_bytes = copy->count;
-    return 0;
+    return end_copy(text, bytes, taken, copy, out, out_bytes);
 }

@@ -47,23 +47,24 @@ static char *arena_take(tokenizer *self, size_t bytes)
     return taken;
 }
 
+/* The byte that each character of the alphabet stands for; -1: none. Filled at the first call. */
+static int16_t byte_of[ALPHABET_END];
+static pthread_once_t byte_of_once = PTHREAD_ONCE_INIT;
+
+static void make_byte_of(void)
+{
+    uint16_t characters[TOKI_BYTE_VALUES];
+    toki_byte_alphabet(characters);
+    memset(byte_of, 0xff, sizeof byte_of);
+    for (int16_t b = 0; b < TOKI_BYTE_VALUES; b++)
+        byte_of[characters[b]] = b;
+}
+
 /* Writes the bytes that a token's text stands for. False if a character is not of the alphabet: the
  * text then stands for itself. */
 static bool to_bytes(const char *text, size_t text_bytes, char *bytes, size_t *count)
 {
-    static int16_t byte_of[ALPHABET_END]; /* filled once, under the lock */
-    static pthread_mutex_t fill = PTHREAD_MUTEX_INITIALIZER;
-    static bool is_filled;
-    pthread_mutex_lock(&fill);
-    if (!is_filled) {
-        uint16_t characters[TOKI_BYTE_VALUES];
-        toki_byte_alphabet(characters);
-        memset(byte_of, 0xff, sizeof byte_of);
-        for (int16_t b = 0; b < TOKI_BYTE_VALUES; b++)
-            byte_of[characters[b]] = b;
-        is_filled = true;
-    }
-    pthread_mutex_unlock(&fill);
+    pthread_once(&byte_of_once, make_byte_of);
     size_t step;
     *count = 0;
     for (size_t at = 0; at < text_bytes; at += step) {
@@ -135,30 +136,30 @@ int toki_vocab_index(tokenizer *self)
     return 0;
 }
 
-int32_t toki_find_text(const tokenizer *self, const char *text, size_t bytes)
+/* Finds a key in one of the two indices. */
+static int32_t find(const tokenizer *self, const toki_index *index, const char *key, size_t bytes)
 {
-    if (!self->by_text.ids)
+    bool is_text = index == &self->by_text;
+    if (!index->ids)
         return -1;
-    size_t place = XXH3_64bits(text, bytes) & self->by_text.mask;
-    for (int32_t id; (id = self->by_text.ids[place]) >= 0;
-         place = (place + 1) & self->by_text.mask) {
+    size_t place = XXH3_64bits(key, bytes) & index->mask;
+    for (int32_t id; (id = index->ids[place]) >= 0; place = (place + 1) & index->mask) {
         const toki_token *token = &self->tokens[id];
-        if (token->text_bytes == bytes && memcmp(token->text, text, bytes) == 0)
+        if ((is_text ? token->text_bytes : token->byte_count) == bytes &&
+            memcmp(is_text ? token->text : token->bytes, key, bytes) == 0)
             return id;
     }
     return -1;
 }
 
+int32_t toki_find_text(const tokenizer *self, const char *text, size_t bytes)
+{
+    return find(self, &self->by_text, text, bytes);
+}
+
 int32_t toki_find_word(const tokenizer *self, const char *word, size_t bytes)
 {
-    size_t place = XXH3_64bits(word, bytes) & self->by_bytes.mask;
-    for (int32_t id; (id = self->by_bytes.ids[place]) >= 0;
-         place = (place + 1) & self->by_bytes.mask) {
-        const toki_token *token = &self->tokens[id];
-        if (token->byte_count == bytes && memcmp(token->bytes, word, bytes) == 0)
-            return id;
-    }
-    return -1;
+    return find(self, &self->by_bytes, word, bytes);
 }
 
 /* --- merges --- */

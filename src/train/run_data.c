@@ -19,8 +19,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "data/made.h"
 #include "data/prepare.h"
+#include "data/token_file.h"
 #include "train/loop_internal.h"
 
 static_assert((int)JOB_FILES_MAX <= (int)MIXTURE_SOURCES_MAX, "a source has a file");
@@ -305,7 +305,7 @@ static int make_all(struct loop *self)
             if (!work->is_needed)
                 continue;
             made_path(self->run.job, &data->words[list][i], path);
-            if (made_is_there(path, work->key))
+            if (token_file_is_made(path, work->key))
                 continue;
             data->options.field = files->field[i];
             TRY(prepare_make(work, &data->options, path));

@@ -326,10 +326,7 @@ static int open_metrics(struct loop *self)
 {
     char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/metrics.jsonl", self->run.dir.path);
-    uint64_t lines = 0;
-    if (self->resumed)
-        TRY(metrics_lines_through(path, self->run.record.step, &lines));
-    return metrics_file_open(&self->metrics, path, lines);
+    return metrics_file_open(&self->metrics, path, self->resumed ? self->run.record.step : 0);
 }
 
 static int write_plan(struct loop *self)

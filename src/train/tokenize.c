@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "base/size.h"
-#include "data/made.h"
 #include "data/prepare.h"
 #include "data/token_file.h"
 
@@ -48,16 +47,6 @@ static int check_names(const tokenize_request *request, enum data_format format)
     return check_name(request, ".idx");
 }
 
-static int sink_add(void *user, const uint32_t *tokens, uint64_t count)
-{
-    return token_file_add(user, tokens, count);
-}
-
-static int sink_end(void *user)
-{
-    return token_file_end_document(user);
-}
-
 static int tokenize_file(const char *path, const prepare_options *options, const prepare_sink *sink,
                          tokenize_result *result)
 {
@@ -90,8 +79,9 @@ static int tokenize_all(const tokenize_request *request, tokenizer *words, enum 
                                      .vocab_size = result->vocab,
                                      .has_no_end = request->has_no_end,
                                      .stop = request->stop};
-    TRY(token_file_create(request->out, format, result->vocab, &out));
-    const prepare_sink sink = {.user = out, .add = sink_add, .end_document = sink_end};
+    const token_file_options file = {.format = format, .vocab_size = result->vocab};
+    TRY(token_file_create(request->out, &file, &out));
+    const prepare_sink sink = prepare_to_file(out);
     int rc = 0;
     for (uint32_t i = 0; rc == 0 && i < request->path_count; i++) {
         rc = tokenize_file(request->paths[i], &options, &sink, result);

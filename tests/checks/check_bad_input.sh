@@ -1,6 +1,6 @@
 #!/bin/sh
-# Wrong job files, data, budgets and command lines through the binary, each with its exit status and
-# its one sentence: check_bad_input.sh SLUICE
+# Gives the program wrong job files, data, budgets and command lines. Each must end with its exit
+# status and one sentence: check_bad_input.sh SLUICE
 #
 # A job that is refused before it starts leaves nothing behind: no run directory, no drive directory.
 set -u
@@ -17,7 +17,7 @@ printf 'short' >short.txt
 mkdir directory
 : >file
 
-# refused STATUS TEXT ARGS...: exit STATUS, one line of error with TEXT in it, and nothing made.
+# refused STATUS TEXT ARGS...: it exits with STATUS, prints one line of error that holds TEXT, and makes no file.
 refused()
 {
     want=$1
@@ -31,7 +31,7 @@ refused()
     rm -rf run drive
 }
 
-# with STATUS TEXT KEY=VALUE...: the good job with these overrides, to train.
+# with STATUS TEXT KEY=VALUE...: trains the good job with these overrides.
 with()
 {
     want=$1
@@ -42,14 +42,14 @@ with()
     refused "$want" "$text" train good.json $sets
 }
 
-# job STATUS TEXT JSON: a job file of this text.
+# job STATUS TEXT JSON: trains a job file with this text.
 job()
 {
     printf '%s' "$3" >bad.json
     refused "$1" "$2" train bad.json
 }
 
-# The job that all others are made from is good: without this, everything could be refused.
+# The job that all others are made from must be good. Otherwise a program that refuses everything would pass.
 call "$sluice" train good.json --quiet
 exits 0 "the good job"
 [ -s run/metrics.jsonl ] && [ -d drive ] || fail "the good job left no metrics or no slab"
@@ -212,8 +212,8 @@ diff -rq run kept >out 2>&1 || fail "the refused job changed the run"
 call "$sluice" train good.json --set run.steps=4 --quiet
 exits 0 "the run that goes on"
 
-# looked STATUS TEXT ARGS...: verify and inspect of the run; TEXT is on standard output, and an error is
-# one line.
+# looked STATUS TEXT ARGS...: runs verify or inspect on the run. TEXT must be on standard output, and an
+# error must be one line.
 looked()
 {
     want=$1
@@ -250,7 +250,7 @@ looked 1 "the slab is not there" verify run
 looked 0 "absent" inspect run
 cp whole.slab "$slab"
 looked 0 "all is as it was committed" verify run
-# A manifest that is not one.
+# A file in the place of the manifest that is no manifest.
 for manifest in run/state/manifest-*; do
     head -c 100 /dev/zero >"$manifest"
 done

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs that fail, through the binary, in every mode of a step: check_bad_runs.sh SLUICE DENY_URING
+# Lets runs fail in every mode of a step: check_bad_runs.sh SLUICE DENY_URING
 #
-# Drives that are full, read-only, gone or changed, budgets per mode with the figures that a refusal
-# names, parts, cores, io_uring that is denied, tokens outside of the vocabulary, loss scales, two
-# processes in one run directory, stops and kills: exit status, one sentence, and nothing lost. Where a
-# file system may be mounted, the script mounts small ones in a namespace of its own.
+# The reasons: drives that are full, read-only, missing or changed; budgets that are too small; wrong
+# parts and cores; io_uring that is denied; tokens outside the vocabulary; loss scales; two processes in
+# one run directory; stops and kills. Each run must end with its exit status and one sentence, and lose
+# nothing. If file systems may be mounted, the script mounts small ones in a namespace of its own.
 # shellcheck disable=SC2015 # fail is meant for both
 set -u
 usage='use: check_bad_runs.sh SLUICE DENY_URING'
@@ -39,7 +39,7 @@ train()
     call ${launcher:-} "$sluice" train job.json --quiet $sets
 }
 
-# good KEY=VALUE...: a run that goes through, with nothing said.
+# good KEY=VALUE...: a run that succeeds and prints nothing.
 good()
 {
     train "$@"
@@ -57,7 +57,7 @@ refused()
     one_error "train $*" "$text"
 }
 
-# no_state: what was refused at its start left no state, on the drive neither.
+# no_state: a run that was refused at its start left no state, also not on the drive.
 no_state()
 {
     [ -z "$(find run drive ! -type d ! -name lock 2>/dev/null)" ] || fail "$1: files were left"
@@ -66,7 +66,7 @@ no_state()
 
 fp16='fp16={"enabled":true,"initial_scale_power":8}'
 
-# ---- budgets per mode: the figures of a refusal, pasted, fit; less does not
+# ---- budgets per mode: the figures that a refusal names are enough, and less is not
 
 # fits KEY=VALUE...
 fits()
@@ -222,14 +222,14 @@ cp background.err err
 grep -q 'stopping when this step is done' err || fail "a stop says nothing"
 stopped=$(losses run | wc -l)
 losses run >stopped.bits
-# Goes on elsewhere, in another order and with the pool; the whole run has the same bits.
+# The run resumes with other places, another order and the thread pool. Its losses have the same bits.
 good "$fp16" "run.steps=$((stopped + 3))" io.backend=pool schedule.update=after_backward
 losses run >resumed.bits
 rm -rf run drive
 good "$fp16" "run.steps=$((stopped + 3))"
 losses run | cmp -s - resumed.bits || fail "a run stopped by SIGTERM and resumed has other losses"
 
-# The slab is gone, or another's: refused, and with it back the run goes on.
+# If the slab is missing or belongs to another run, the run is refused. When it is back, the run resumes.
 more=run.steps=$((stopped + 5))
 mv drive kept
 train "$fp16" "$more"
@@ -290,7 +290,7 @@ rm -rf run drive
 
 # ---- a run that goes on with another job
 
-# told TEXT KEY=VALUE...: goes on, and says so once; run again, nothing is said any more.
+# told TEXT KEY=VALUE...: the run resumes and prints TEXT once. When it runs again, it prints nothing.
 told()
 {
     text=$1
@@ -359,7 +359,7 @@ refused 2 "run holds commits that another run has kept, such as step-00000000" r
 refused 2 "run holds commits that another run has kept" run.fresh=true
 rm -rf run drive
 
-# ---- what a shell may do to a process
+# ---- limits and signals that a shell may set
 
 # shellcheck disable=SC3045 # where there is no ulimit -f the run is good
 (ulimit -f 4096 2>/dev/null && refused 1 "File too large"; exit $failures) || failures=$?
@@ -384,8 +384,8 @@ mv away drive
 good schedule.update=in_next_forward run.steps=2
 rm -rf run drive
 
-# A sync that takes its time is reported, and waited for; one that fails ends the run, which goes on from the
-# commit before.
+# A slow sync is reported, and the run waits for it. A sync that fails ends the run, which resumes from the
+# commit before it.
 SLUICE_FAILPOINTS="commit.synced=sleep:500ms" good run.steps=3 run.commit_every=2 io.stuck_seconds=0.1
 grep -q 'the commit behind it has been in flight for .* s: a drive' err || fail "a slow sync is not reported"
 losses run >before.bits

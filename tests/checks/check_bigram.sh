@@ -10,7 +10,7 @@ awk 'BEGIN { for (i = 0; i < 10000; i++) printf "ab" }' >"$scratch/ab"
 # Bits of a random generator as letters: a letter says nothing about the next one, so ln 2 = 0.6931 nats.
 awk 'BEGIN { x = 12345; for (i = 0; i < 40000; i++) { x = (x * 1103 + 12345) % 1048583
              printf "%s", (x > 524291) ? "a" : "b" } }' >"$scratch/coin"
-# Bytes that the text never had: each costs about ln 20256 = 9.9 after an unseen context.
+# Bytes that the text does not contain: each costs about ln 20256 = 9.9 after an unseen context.
 printf 'zzzzzzzz' >"$scratch/foreign"
 
 expect() # NAME TRAIN HELDOUT LOW HIGH

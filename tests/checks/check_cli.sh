@@ -8,7 +8,7 @@ sluice=$(program "${1:?use: check_cli.sh SLUICE VERSION}") || exit 2
 version=$2
 make_scratch check_cli
 
-# run STATUS TEXT ARGS...: TEXT is looked for on standard error where STATUS is not 0, else on output.
+# run STATUS TEXT ARGS...: TEXT must be on standard output, or on standard error if STATUS is not 0.
 run()
 {
     want=$1
@@ -26,7 +26,7 @@ run()
 
 run 0 "sluice $version" --version
 
-# A wrong SLUICE_ISA is refused, never passed over.
+# A wrong SLUICE_ISA is refused, never ignored.
 SLUICE_ISA=avx1024
 export SLUICE_ISA
 run 2 'SLUICE_ISA is "avx1024", which is not the name of an instruction set; this CPU has: baseline' --version
@@ -110,9 +110,9 @@ run 2 "$scratch is no run directory: it has no job.json; and no checkpoint" eval
 run 2 'eval: takes RUN|HF_DIR FILE..., and was given 1' eval "$scratch"
 run 2 'number from' eval "$scratch" x --stride 0
 
-# Commands that compute start anew once, so that idle OpenMP threads sleep soon; never twice, never
-# against the user's own word, and not where the running program is the loader.
-# environment TEXT ASSIGNMENTS...: what the process has in its environment while it reads its job.
+# Commands that compute start themselves again once, so that idle OpenMP threads sleep soon. They never do
+# it twice, or if the user has set the variable, or if the running program is the loader.
+# environment TEXT ASSIGNMENTS...: the environment of the process must hold TEXT while it reads its job.
 environment()
 {
     pattern=$1
@@ -145,12 +145,12 @@ for loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do
     says err "$scratch/none.json" "$loader sluice train"
 done
 
-# Points for tests come first, whatever the command.
+# SLUICE_FAILPOINTS is checked first, in every command.
 call env SLUICE_FAILPOINTS="commit.begin=nonsense" "$sluice" help
 exits 2 "a point with a wrong action"
 one_error "a point with a wrong action"
 
-# Conversations have marks, which no token file holds; what is read stays.
+# Conversations have marks, which no token file can hold, so they are refused. The input stays unchanged.
 echo '{"messages": [{"role": "user", "content": "a"}]}' >"$scratch/chat.jsonl"
 echo '{"text": "abc"}' >"$scratch/text.jsonl"
 cp "$scratch/text.jsonl" "$scratch/kept"
@@ -161,7 +161,7 @@ cmp -s "$scratch/kept" "$scratch/text.jsonl" || fail "data tokenize has changed 
 run 0 'documents  1' $bytes --out "$scratch/new" "$scratch/text.jsonl"
 run 2 '--stop is empty' generate "$scratch" --stop ""
 
-# What cannot be written is an error, and a reader that goes away is none.
+# It is an error if the output cannot be written. It is none if the reader ends first.
 if [ -c /dev/full ]; then
     "$sluice" help >/dev/full 2>"$scratch/err"
     [ $? -eq 1 ] || fail "help to a full device succeeded"

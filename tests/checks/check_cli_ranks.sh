@@ -25,7 +25,7 @@ mpi()
 mpi 2 plan x.json </dev/null
 [ $status -ne 2 ] || ! mpi_is_absent || skip "this build has no MPI"
 
-# refused RANKS TEXT ARGS...: status 2, and one line of error that holds TEXT.
+# refused RANKS TEXT ARGS...: it exits with 2 and prints one line of error that holds TEXT.
 refused()
 {
     ranks=$1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# DeepSpeed's job files unchanged, trained for two steps: check_deepspeed_jobs.sh SLUICE REPOSITORY
+# Trains unchanged job files of DeepSpeed for two steps: check_deepspeed_jobs.sh SLUICE REPOSITORY
 #
 # Each file in tests/reference/deepspeed_jobs.txt gets by --set what it lacks (model, run, data) and, where it
 # names a drive, a directory that exists here. It must end with status 0 and a finite loss for each step,
@@ -14,13 +14,13 @@ cd "$scratch" || exit 2
 cpu_only
 files=0
 
-# A real text: what this project says of itself.
+# A real text: this project's own documents.
 cat "$repository/README.md" "$repository/LICENSE" "$repository/CONTRIBUTING.md" >text.txt
 
 model='{"family": "gpt2", "num_layers": 4, "hidden_size": 64, "num_heads": 4, "seq_length": 32}'
 
-# Keys that these files use and that say something of this job, alone or by what lies in them; a block
-# that is switched off with all in it; and spellings of old, which the log names by today's.
+# Keys of these files that have an effect on this job, alone or through the keys in them; blocks that are
+# switched off, with all their keys; and old spellings, which the log names by the present ones.
 effective='train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
 steps_per_print stage enabled zero_optimization sub_group_size gradient_allreduce_op
 offload_optimizer offload_param device nvme_path ratio cpu_offload cpu_offload_param cpu_checkpointing
@@ -37,7 +37,7 @@ curriculum_type progressive_layer_drop theta gamma eigenvalue max_iter data_effi
 compression_training weight_quantization shared_parameters different_groups zenflow
 zero_quantized_weights zero_quantized_gradients zeropp_loco_param output_file deepcompile'
 
-# today KEY: how the log names a key of an old spelling.
+# today KEY: prints the present spelling of a key, which the log uses.
 today()
 {
     case $1 in
@@ -56,7 +56,7 @@ keys_of()
         -e 's@/\*[^*]*\*/@@g' "$1" | grep -o '"[A-Za-z_0-9]*" *:' | tr -d '": ' | sort -u
 }
 
-# What the log names: key paths after "no effect here:", a line each.
+# Prints the key paths that the log names after "no effect here:", one per line.
 named_in()
 {
     sed -n 's/^sluice: .*: no effect here: \(.*\) (.*/\1/p' "$1" | tr ',' '\n' | tr -d ' '
@@ -81,7 +81,7 @@ check_keys()
     done
 }
 
-# losses FILE: two steps, each with a finite loss below that of a model which knows nothing, about.
+# losses FILE: there must be two steps. Each loss must be finite and not much above that of random guessing.
 check_losses()
 {
     sed -n 's/.*"loss": *\([-0-9.e+a-zA-Z]*\).*/\1/p' run/metrics.jsonl >losses

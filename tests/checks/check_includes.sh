@@ -12,8 +12,8 @@
 set -u
 . "$(dirname "$0")/lib.sh"
 
-# folder: what it may include beside itself. The order is that of the layers, lowest first. +folder: that folder
-# and everything in its row.
+# Each row names a folder and what it may include beside itself. The lowest layer comes first. +folder means
+# that folder and everything in its row.
 allowed_table()
 {
     awk '{

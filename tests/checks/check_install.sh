@@ -60,8 +60,8 @@ if [ -x "$scratch/prefix/bin/sluice" ]; then
         stop "the binary is linked to a library that it does not need"
     fi
 fi
-# The example, with a job of its own: to the run's end; again, where there is nothing left to do; and with
-# budgets that are too small. Its losses are those of the command, bit for bit.
+# Runs the example with a job of its own: to the end of the run; again, when nothing is left to do; and with
+# budgets that are too small. Its losses must have the same bits as those of the command.
 example=$(find "$scratch/prefix" -name example.c)
 [ -n "$example" ] || stop "the example was not installed"
 # shellcheck disable=SC2046

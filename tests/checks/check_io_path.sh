@@ -1,6 +1,6 @@
 #!/bin/sh
-# Which system calls move the bytes of the slab, what happens if io_uring is not available, and how the
-# slab is spread over several drives: check_io_path.sh trace|denied|drives SLUICE DENY_URING
+# Checks which system calls move the bytes of the slab, what happens without io_uring, and how the slab is
+# spread over several drives: check_io_path.sh trace|denied|drives SLUICE DENY_URING
 #
 #   trace   a small job under strace: io_uring alone, pread and pwrite alone, or these in place of an
 #           io_uring that is forbidden; and that new directories are made durable. Exit 77 where no
@@ -41,14 +41,14 @@ train()
     losses run >"$name.bits"
 }
 
-# The run NAME went through and has a loss for each step.
+# The run NAME must have succeeded, with a loss for each step.
 trained()
 {
     exits 0 "$1"
     [ "$(grep -c . "$1.bits")" -eq 3 ] || fail "$1: no loss_bits of three steps"
 }
 
-# Is io_uring itself to be had here? Else its parts of both modes cannot run.
+# Without io_uring on this machine, its parts of both modes cannot run.
 train uring uring env
 if [ $status -eq 0 ]; then
     has_uring=yes
@@ -59,7 +59,7 @@ else
     echo "this machine has no io_uring: $(grep -m 1 'error:' err)"
 fi
 
-# One warning of io_uring in NAME.log, with the kernel's REASON and the price.
+# NAME.log must hold one warning about io_uring, with the REASON of the kernel and the cost.
 warned_once()
 {
     [ "$(grep -c 'warning: .*io_uring' "$1.log")" -eq 1 ] || fail "$1: not one warning of io_uring"
@@ -166,7 +166,7 @@ find_other_device()
     done
 }
 
-# over NAME STEPS DRIVES: goes on with the run in ./run for so many steps, the slab on these drives.
+# over NAME STEPS DRIVES: resumes the run in ./run for so many steps, with the slab on these drives.
 over()
 {
     call "$sluice" train job.json --set model.hidden_size=256 --set run.steps="$2" --set "tiers.nvme=$3"

@@ -5,7 +5,7 @@
 # bytes that the program says.
 #
 #   check_large_model.sh SLUICE JOB     needs 46 GiB of disk under the present directory, 5 GiB of
-#                                       memory and python3; exit 77 where they are not there
+#                                       memory and python3; exit 77 if they are missing
 # MICRO_BATCHES=1 for a step of one micro-batch (default 2). KEEP=1 leaves the run for a look.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"

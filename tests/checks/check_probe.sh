@@ -11,7 +11,7 @@ make_scratch check_probe
 cd "$scratch" || exit 2
 mkdir drive
 
-# run STATUS TEXT ARGS...: TEXT is on standard error, or with STATUS 0 on output.
+# run STATUS TEXT ARGS...: TEXT must be on standard error, or on standard output if STATUS is 0.
 run()
 {
     want=$1

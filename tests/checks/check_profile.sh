@@ -26,7 +26,7 @@ cat >"$scratch/job.json" <<JOB
 }
 JOB
 
-# run STATUS TEXT ARGS...: TEXT is looked for on standard error where STATUS is not 0, else on output.
+# run STATUS TEXT ARGS...: TEXT must be on standard output, or on standard error if STATUS is not 0.
 run()
 {
     want=$1
@@ -40,14 +40,14 @@ run()
     clean "profile $*"
 }
 
-# Nothing but our own three files is there.
+# The directory must hold only our own three files.
 clean()
 {
     left=$(ls -A "$scratch" | grep -v -x -e job.json -e out -e err)
     [ -z "$left" ] || fail "$1: left behind: $left"
 }
 
-# The lines of tables, of which log lines are none, fit 90 columns.
+# The lines of tables have at most 90 columns; log lines may be longer.
 narrow()
 {
     widest=$(awk '{ if (length($0) > most) most = length($0) } END { print most + 0 }' "$scratch/out")
@@ -86,7 +86,7 @@ run 2 "does not divide the model's 4 blocks" "$job" --as-rank 0 --of 2 --scale-d
 run 2 "cannot" "$scratch/none.json"
 run 3 "does not fit" "$job" --set tiers.device.budget=64KiB
 
-# start: a long profile in the background, which has made a step.
+# start: starts a long profile in the background, and waits for its first step.
 start()
 {
     count=$((count + 1))
@@ -96,7 +96,7 @@ start()
     until_true 20 has_line "^step 2/" "$scratch/out"
 }
 
-# A stop ends it with 75, and nothing stays.
+# After a stop its status is 75, and no file is left.
 start
 kill -TERM $child
 wait $child
@@ -104,7 +104,7 @@ status=$?
 exits 75 "after SIGTERM"
 clean "after SIGTERM"
 
-# Killed outright: the states on the drives go with the process; what stays is a small directory, which is named.
+# If it is killed, the states on the drives vanish with the process. Only a small directory stays.
 start
 kill -KILL $child
 wait $child 2>/dev/null

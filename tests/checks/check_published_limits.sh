@@ -11,7 +11,7 @@ sluice=$(program "${1:?$usage}") || exit 2
 jobs=${2:?$usage}/configs/jobs/limits
 make_scratch check_published_limits
 
-# expects STATUS WORD ARGUMENTS: `sluice plan ARGUMENTS` ends so, and says WORD.
+# expects STATUS WORD ARGUMENTS: `sluice plan ARGUMENTS` must exit with STATUS and print WORD.
 expects()
 {
     want=$1
@@ -36,6 +36,6 @@ expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100 \
     --set data_types.grad_accum_dtype=fp32
 expects 3 "does not fit" "$jobs/nvme.json" --machine dgx2-16xv100 --set 'tiers.nvme=[]'
 
-# And 32T on 32 of them.
+# 32T fit on 32 of them.
 expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100-32 --set model.preset=gpt-32t
 finish plans

@@ -3,8 +3,8 @@
 #
 # Hosts are network namespaces, with names, drives and mounts of their own, on one bridge; mpirun reaches them by
 # a launch agent in the place of ssh. Each host has two more interfaces that lead nowhere, one of them with the
-# same address on all hosts, as of containers. Only the first host sees run.dir and the job file, and each host
-# only its own drive. Shown:
+# same address on all hosts, as containers have. Only the first host sees run.dir and the job file, and each
+# host sees only its own drive. The subjects:
 #
 #   bits     4 ranks on 1, 2 and 3 hosts, stages 0 and 3: equal losses in every bit, equal weights
 #   places   no rank but rank 0 has touched run.dir; each host's drive holds its ranks' slabs
@@ -74,7 +74,7 @@ make_hosts()
     mount --bind "$scratch/names" /etc/hosts
 }
 
-# What a process of a host begins with: its name, its memory for ranks, nothing of what is others'.
+# Prepares a process of a host: it gets its name and its memory for ranks, and nothing of the other hosts.
 cat >"$scratch/inside" <<'INSIDE'
 scratch=$1
 host=$2
@@ -90,10 +90,10 @@ cat >"$scratch/agent" <<AGENT
 #!/bin/sh
 host=\$1
 shift
-# mpirun has the mounts of the first host: back to what they all come from, those of this script.
+# mpirun has the mounts of the first host. Go back to those of this script, from which all hosts start.
 nsenter --mount=/proc/1/ns/mnt ip netns exec "\$host" unshare --uts --mount sh "$scratch/inside" "$scratch" "\$host" sh -c "\$*"
 status=\$?
-# ssh to a host that has lost its power hears nothing of it.
+# ssh to a host that has lost its power gets no answer.
 [ \$status -ne 137 ] || exec sleep 1000
 exit \$status
 AGENT
@@ -140,7 +140,7 @@ cat >"$scratch/head/job.json" <<JOB
  "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}}
 JOB
 
-# trains NAME PLACES ARGS...: the run NAME, to its end.
+# trains NAME PLACES ARGS...: trains the run NAME to its end.
 trains()
 {
     name=$1
@@ -162,7 +162,7 @@ weights() # NAME: their hash, which only a sound run has; from where all drives 
         sed -n 's/.*"weights_hash": *"\{0,1\}\([0-9a-fx]*\).*/\1/p' "$scratch/out"
 }
 
-# same NAME REFERENCE: losses and weights.
+# same NAME REFERENCE: both runs must have the same losses and weights.
 same()
 {
     count=$((count + 1))
@@ -175,7 +175,7 @@ same()
     [ "$hash" = "$(weights "$2")" ] || fail "$1 and $2: weights differ"
 }
 
-# slabs NAME DRIVES HOST RANKS: the host's drive holds the slabs of just these ranks of the run.
+# slabs NAME DRIVES HOST RANKS: the host's drive must hold the slabs of these ranks of the run and no others.
 slabs()
 {
     count=$((count + 1))
@@ -212,7 +212,7 @@ fi
 
 # --- resume ---
 
-# refused NAME PLACES TEXT...: status 2 or 1, one line of error, which holds each TEXT.
+# refused NAME PLACES TEXT...: it exits with 2 or 1 and prints one line of error that holds each TEXT.
 refused()
 {
     name=$1
@@ -234,7 +234,7 @@ if [ "$extent" = all ]; then
 fi
 trains parts node1:2,node2:2 && same parts one
 
-# A file system that all hosts share: whoever comes finds all slabs.
+# A file system that all hosts share: every host finds all slabs.
 shared="tiers.nvme=[{\"path\":\"$scratch/shared/{host}/nvme\",\"budget\":\"256MiB\"}]"
 trains shared node1:2,node2:2 --set "$shared" --set run.steps=4
 slabs shared shared node2 '2 3'
@@ -244,7 +244,7 @@ weights shared >/dev/null || fail "shared: not sound after ranks of other hosts"
 
 # --- gone ---
 
-# there WHAT HOST: processes of the host whose name holds WHAT.
+# there WHAT HOST: lists the processes of the host whose name holds WHAT.
 there()
 {
     for pid in $(ip netns pids "$2"); do
@@ -272,8 +272,8 @@ is_back() # HOST
         for one_host in $hosts; do ip -n "$one_host" neigh flush all; done
 }
 
-# lost NAME PLACES HOST HOW ARGS...: in the midst of a run the host is cut off the network, or loses its power as
-# well; then the run goes on on the same hosts.
+# lost NAME PLACES HOST HOW ARGS...: during a run the host loses its network, or its power too. Then the run
+# resumes on the same hosts.
 lost()
 {
     lost=$1

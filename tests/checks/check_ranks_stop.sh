@@ -1,8 +1,8 @@
 #!/bin/sh
 # One rank is asked to stop: check_ranks_stop.sh SLUICE
 #
-# SIGUSR1 goes to one of three ranks alone. All end with status 75, committed at the same step, and the
-# same command goes on with the next one. Skipped (77) without mpirun, or where this build has no MPI.
+# SIGUSR1 goes to one of three ranks alone. All ranks commit the same step and end with status 75, and the
+# same command resumes with the next step. Skipped (77) without mpirun, or where this build has no MPI.
 set -u
 . "$(dirname "$0")/lib.sh"
 sluice=$(program "${1:?use: check_ranks_stop.sh SLUICE}") || exit 2
@@ -12,7 +12,7 @@ OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_hwloc_base_binding_policy
 make_scratch check_ranks_stop
 
-# A job of more steps than any machine makes here.
+# The job has more steps than any machine makes during this check.
 write_text "$scratch/train.txt" 200
 cat >"$scratch/job.json" <<JOB
 {"model": {"family": "llama", "num_layers": 1, "hidden_size": 64, "num_heads": 2, "seq_length": 16},
@@ -25,13 +25,13 @@ cat >"$scratch/job.json" <<JOB
  "train_micro_batch_size_per_gpu": 1}
 JOB
 
-# steps: lines of metrics so far.
+# steps: prints the number of lines of metrics so far.
 steps()
 {
     losses "$scratch/run" | wc -l
 }
 
-# stop_one RANK LEAST: starts all, asks RANK to stop once there are more than LEAST steps.
+# stop_one RANK LEAST: starts all ranks, and asks RANK to stop after more than LEAST steps.
 stop_one()
 {
     rm -f "$scratch"/pid.* "$scratch"/code.*
@@ -61,7 +61,7 @@ stop_one 2 3
 first=$(steps)
 stop_one 0 "$first"
 stop_one 1 "$(steps)"
-# Steps follow each other without a gap across the stops.
+# The steps before and after each stop must follow one another without a gap.
 grep loss_bits "$scratch/run/metrics.jsonl" | sed 's/.*"step":\([0-9]*\).*/\1/' >"$scratch/steps"
 seq 1 "$(steps)" | cmp -s - "$scratch/steps" || fail "steps do not follow each other"
 

@@ -1,11 +1,11 @@
 #!/bin/sh
-# A small run, its report, and the report in a browser.
+# Checks the report of a small run, also in a browser.
 #
 #   check_report.sh SLUICE page       trains a few steps with states on nvme and makes the page: it must
 #                                     have every part and ask for nothing from a network
 #   check_report.sh SLUICE browser    opens that page in headless Chromium, light and dark, wide and as
-#                                     narrow as a phone: every picture drawn, no error, no message on the
-#                                     console; exit 77 where there is no chromium in PATH
+#                                     narrow as a phone: every picture is drawn, without errors or messages on the
+#                                     console; exit 77 if there is no chromium in PATH
 set -u
 use='use: check_report.sh SLUICE page|browser'
 . "$(dirname "$0")/lib.sh"
@@ -68,7 +68,7 @@ if [ "$what" = page ]; then
     fi
 fi
 
-# A copy that says in its own text, once it is drawn, what became of it: without that, nothing to look at.
+# This copy of the page writes the result into its own text after it is drawn, so that the check can read it.
 if [ "$what" = browser ]; then
     awk '/<script type="application\/json"/ {
              print "<script>window.problems = [];"

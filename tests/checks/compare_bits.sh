@@ -1,10 +1,10 @@
 #!/bin/bash
 # Compares the bits of two builds: compare_bits.sh OLD NEW [NAME...]
 #
-# OLD and NEW are programs `sluice`, for example of the commit before a change and of the change. Each job below runs with
+# OLD and NEW are programs `sluice`, for example from before and after a change. Each job below runs with
 # both, in directories of its own: the bits of every step's loss and the hash of the weights in the last commit must be
 # equal. NAME: only these jobs. Bits depend on the instruction set: SLUICE_ISA is passed on to both. Jobs of several ranks
-# are left out, and counted as such, where there is no mpirun. Run by hand; some three minutes on 2 cores.
+# are left out, and counted, if there is no mpirun. Run by hand; some three minutes on 2 cores.
 set -u
 . "$(dirname "$0")/lib.sh"
 old=$(program "${1:?use: compare_bits.sh OLD NEW [NAME...]}") || exit 2
@@ -128,11 +128,11 @@ compare state-split "$gpt2" "$on_nvme" "$adamw, $bf16, \"state\": {\"master\": \
 compare grads-fp32 "$gpt2" "" "$adamw, $bf16, \"data_types\": {\"grad_accum_dtype\": \"fp32\"}"
 compare warmup "$gpt2" "" "$adamw, \"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 4}}"
 
-# What learns.
+# Which parameters learn.
 compare lora "$llama" "" "$adamw, $bf16, \"train\": {\"lora\": {\"rank\": 4}}"
 compare frozen "$llama" "$on_nvme" "$adamw, $bf16, \"train\": {\"only\": [\"blocks.2\", \"head\"]}"
 
-# Resumed, as it lies and moved.
+# Resumed runs, in the same place and moved.
 first_steps=3
 compare resume "$llama" "$on_nvme" "$adamw, $clip, $bf16"
 compare resume-fp16 "$gpt2" "$on_host" "$adamw, $clip, $fp16"

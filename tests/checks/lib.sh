@@ -1,6 +1,6 @@
 # Shared by the shell checks: . "$(dirname "$0")/lib.sh"
 #
-# A check makes its scratch directory, calls commands, looks at what they left, and ends with `finish`. Exit
+# A check makes its scratch directory, calls commands, examines their results, and ends with `finish`. Exit
 # statuses: 0 all is as expected; 1 something failed, with a line "FAILED: ..." for each; 2 wrong use; 77 skipped.
 # Counters: `failures`, and `count` of what was tried. The output of the last command is in out and err of the
 # scratch directory, its exit status in `status`.
@@ -33,7 +33,7 @@ undo()
     :
 }
 
-# fail TEXT: notes a failure, and shows what the last command said.
+# fail TEXT: counts a failure, and shows the output of the last command.
 fail()
 {
     echo "FAILED: $1"
@@ -45,7 +45,7 @@ fail()
     failures=$((failures + 1))
 }
 
-# stop TEXT: fails, and ends the check, since nothing that follows makes sense.
+# stop TEXT: fails and ends the check, because the rest would make no sense.
 stop()
 {
     fail "$1"
@@ -66,7 +66,7 @@ finish()
     exit $((failures > 0))
 }
 
-# call COMMAND...: runs it with nothing on its standard input.
+# call COMMAND...: runs it with an empty standard input.
 call()
 {
     count=$((count + 1))
@@ -74,19 +74,19 @@ call()
     "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || status=$?
 }
 
-# exits STATUS WHAT: the last command ended so. WHAT names it in the message, here and below.
+# exits STATUS WHAT: the last command must have ended with STATUS. WHAT names it in the message, here and below.
 exits()
 {
     [ "$status" -eq "$1" ] || fail "$2: exit $status, expected $1"
 }
 
-# says STREAM TEXT WHAT: TEXT is in what it wrote to out or err.
+# says STREAM TEXT WHAT: its out or err must hold TEXT.
 says()
 {
     grep -qF -- "$2" "$scratch/$1" || fail "$3: no '$2' on $1"
 }
 
-# one_error WHAT [TEXT]: just one line of err is an error of sluice, and it has TEXT in it.
+# one_error WHAT [TEXT]: err must hold exactly one error line of sluice, with TEXT in it.
 one_error()
 {
     [ "$(grep -c '^sluice: error: ' "$scratch/err")" -eq 1 ] || fail "$1: not one line of error"
@@ -94,7 +94,7 @@ one_error()
         fail "$1: no '$2' in its error"
 }
 
-# one_line WHAT: err is one line.
+# one_line WHAT: err must be one line.
 one_line()
 {
     [ "$(grep -c '' "$scratch/err")" -eq 1 ] || fail "$1: not one line of error"

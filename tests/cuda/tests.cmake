@@ -17,7 +17,7 @@ if(TARGET sluice_profile AND NOT SLUICE_SANITIZE)
     target_include_directories(bench_gpu_simulated BEFORE
                                PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/simulated_gpu/include)
     set_target_properties(bench_gpu_simulated PROPERTIES LINKER_LANGUAGE CXX)
-    add_test(NAME bench_gpu.simulated COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_bench_gpu.sh
+    add_test(NAME bench_gpu.simulated COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_perf.sh gpu
              $<TARGET_FILE:bench_gpu_simulated> ${PROJECT_SOURCE_DIR}/perf/gpu/quick.json)
     set_tests_properties(bench_gpu.simulated PROPERTIES LABELS cpu TIMEOUT 120
                          ENVIRONMENT "OMP_WAIT_POLICY=passive;SLUICE_SIMULATED_GPU_DELAY_US=10")

@@ -80,9 +80,9 @@ static void bad_arrays_are_refused(void **state)
         unsigned major;
         const char *header, *word;
     } bad[] = {
-        {1, "{'descr': '<f4', 'fortran_order': False, 'shape': (10,), }\n", "no tokens"},
-        {1, "{'descr': '<c8', 'fortran_order': False, 'shape': (10,), }\n", "no tokens"},
-        {1, "{'descr': '|O', 'fortran_order': False, 'shape': (10,), }\n", "no tokens"},
+        {1, "{'descr': '<f4', 'fortran_order': False, 'shape': (10,), }\n", "not tokens"},
+        {1, "{'descr': '<c8', 'fortran_order': False, 'shape': (10,), }\n", "not tokens"},
+        {1, "{'descr': '|O', 'fortran_order': False, 'shape': (10,), }\n", "not tokens"},
         {1, "{'descr': '>u2', 'fortran_order': False, 'shape': (10,), }\n", "big-endian"},
         {1, "{'descr': [('a', '<u2')], 'fortran_order': False, 'shape': (10,), }\n", "structures"},
         {1, "{'descr': '<u2', 'fortran_order': False, 'shape': (11,), }\n", "truncated or damaged"},
@@ -167,8 +167,8 @@ static void documents_are_shuffled(void **state)
     static int32_t packed[2][W * T + 1], inputs[T], targets[T], again[2 * T];
     corpus *source = open_rows(ROWS, COLUMNS);
     sampler windows, other;
-    assert_int_equal(sampler_init_as(&windows, source, 9, T, SHUFFLE_DOCUMENTS), 0);
-    assert_int_equal(sampler_init_as(&other, source, 9, T, SHUFFLE_DOCUMENTS), 0);
+    assert_int_equal(sampler_init(&windows, source, 9, T, SHUFFLE_DOCUMENTS), 0);
+    assert_int_equal(sampler_init(&other, source, 9, T, SHUFFLE_DOCUMENTS), 0);
     assert_int_equal(windows.windows_per_epoch, W);
     for (uint64_t epoch = 0; epoch < 2; epoch++) {
         static uint8_t seen[W];
@@ -218,7 +218,7 @@ static void many_short_documents(void **state)
     int32_t inputs[T], targets[T];
     corpus *source = open_rows(ROWS, 2);
     sampler windows;
-    assert_int_equal(sampler_init_as(&windows, source, 4, T, SHUFFLE_DOCUMENTS), 0);
+    assert_int_equal(sampler_init(&windows, source, 4, T, SHUFFLE_DOCUMENTS), 0);
     mem_stats before, after;
     mem_get_stats(&before);
     static uint8_t had[ROWS];
@@ -243,7 +243,7 @@ static void windows_in_order(void **state)
     int32_t inputs[T], targets[T];
     corpus *source = open_rows(50, 10);
     sampler windows;
-    assert_int_equal(sampler_init_as(&windows, source, 9, T, SHUFFLE_NONE), 0);
+    assert_int_equal(sampler_init(&windows, source, 9, T, SHUFFLE_NONE), 0);
     for (uint64_t i = 0; i < 2 * windows.windows_per_epoch; i++) {
         uint64_t begin = i % windows.windows_per_epoch * T;
         assert_int_equal(sampler_window(&windows, i, inputs, targets), 0);
@@ -333,7 +333,7 @@ static void too_small_a_share(void **state)
     assert_int_equal(mixture_create(&one, even, 1, 5, 8, SHUFFLE_WINDOWS, &data), 0);
     corpus *same = open_source(0, 900);
     sampler windows;
-    assert_int_equal(sampler_init(&windows, same, 5, 8), 0);
+    assert_int_equal(sampler_init(&windows, same, 5, 8, SHUFFLE_WINDOWS), 0);
     int32_t a[16], b[16];
     for (uint64_t w = 0; w < 300; w++) {
         assert_int_equal(mixture_window(data, w, a, a + 8), 0);

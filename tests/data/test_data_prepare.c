@@ -1,7 +1,7 @@
 /* Text, JSON lines and conversations made into token files: which tokens there are, where documents
  * end, what counts as a target; what is wrong is named with its line; a damaged file is refused.
  * The tokenizer is "bytes", so that each token can be seen. */
-#include "tests/data/prepare_files.h"
+#include "tests/data/token_files.h"
 
 #include <sys/stat.h>
 #include <utime.h>
@@ -21,8 +21,8 @@ static corpus *make(const char *path, const prepare_options *options)
         assert_int_not_equal(access(in_directory("made.tokens.part"), F_OK), 0);
         return NULL;
     }
-    assert_true(made_is_there(made, work.key));
-    assert_false(made_is_there(made, work.key + 1));
+    assert_true(token_file_is_made(made, work.key));
+    assert_false(token_file_is_made(made, work.key + 1));
     if (corpus_open_as(&made, 1, DATA_AUTO, 256, &source) < 0)
         fail_msg("%s", err_text());
     return source;
@@ -85,20 +85,20 @@ static void bad_lines_are_named(void **state)
         const char *text, *word;
     } bad[] = {
         {"{\"text\": \"a\"}\n\n{\"text\": \"a\"\n", "a.jsonl:3: column"},
-        {"{\"text\": \"a\"}\n[1]\n", "a.jsonl:2: the line is no object"},
-        {"{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "a.jsonl:2: no \"text\" that is a text"},
-        {"{\"text\": \"a\"}\n{\"text\": 5}\n", "a.jsonl:2: no \"text\" that is a text"},
+        {"{\"text\": \"a\"}\n[1]\n", "a.jsonl:2: the line is not an object"},
+        {"{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "a.jsonl:2: the line has no text in \"text\""},
+        {"{\"text\": \"a\"}\n{\"text\": 5}\n", "a.jsonl:2: the line has no text in \"text\""},
         {"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n", "a.jsonl:2: column"},
         {"{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n", "a.jsonl:2: column"},
-        {"{\"text\": \"a\"}\n{\"messages\": []}\n", "a.jsonl:2: a conversation, but"},
-        {"nothing\n", "the first line is no JSON object"},
-        {"\n\n\n", "the first line is no JSON object"},
-        {"{\"text\": \"\"}\n", "not one token"},
-        {"{\"messages\": []}\n", "a.jsonl:1: a conversation without messages"},
+        {"{\"text\": \"a\"}\n{\"messages\": []}\n", "a.jsonl:2: the line is a conversation, but"},
+        {"nothing\n", "the first line is not a JSON object"},
+        {"\n\n\n", "the first line is not a JSON object"},
+        {"{\"text\": \"\"}\n", "holds no tokens"},
+        {"{\"messages\": []}\n", "a.jsonl:1: a conversation has no messages"},
         {"{\"messages\": [{}]}\n", "a.jsonl:1: message 0 has no \"role\""},
-        {"{\"messages\": 3}\n", "a.jsonl:1: no \"messages\" that is a list"},
+        {"{\"messages\": 3}\n", "a.jsonl:1: the line has no list \"messages\""},
         {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n{\"text\": \"a\"}\n",
-         "a.jsonl:2: no \"messages\""},
+         "a.jsonl:2: the line has no list \"messages\""},
         {"{\"messages\": [{\"role\": \"user\", \"content\": null}]}\n", "has no \"content\""},
         {"{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}\n", "the role \"tool\""},
         {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}\n",
@@ -256,7 +256,7 @@ static void damage_is_refused(void **state)
     for (size_t i = 1; i < bytes; i++) {
         write_text("made.tokens", (const char *)whole, i);
         assert_int_equal(corpus_open_as(&path, 1, DATA_MADE, 256, &source), ERR_INPUT);
-        assert_false(made_is_there(path, 1));
+        assert_false(token_file_is_made(path, 1));
     }
 }
 
@@ -269,5 +269,5 @@ int main(void)
         cmocka_unit_test(long_texts_are_cut), cmocka_unit_test(bytes_are_read_as_they_are),
         cmocka_unit_test(keys_and_stops),     cmocka_unit_test(damage_is_refused),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, prepare_setup, prepare_teardown);
 }

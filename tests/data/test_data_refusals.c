@@ -56,7 +56,7 @@ static void bad_llmc_files(void **state)
     patch(path, 0, 20240326, 4);
     refuse(path, DATA_LLMC, VOCAB, "checkpoint");
     patch(path, 0, 1234567, 4);
-    refuse(path, DATA_LLMC, VOCAB, "begins with 1234567 and not with a magic");
+    refuse(path, DATA_LLMC, VOCAB, "begins with 1234567, which is no magic number");
     refuse(path, DATA_AUTO, VOCAB, "the format of");
     refuse(path, DATA_AUTO, VOCAB, "data.format to u16 or u32");
     patch(path, 8, UINT32_MAX, 4);
@@ -69,9 +69,9 @@ static void bad_raw_files(void **state)
 {
     (void)state;
     const char *path = write_ids("raw", 0, 11, VOCAB, 2);
-    refuse(path, DATA_U32, VOCAB, "22 bytes, which is no multiple of 4");
+    refuse(path, DATA_U32, VOCAB, "22 bytes, which is not a multiple of 4");
     cut(path, -1);
-    refuse(path, DATA_U16, VOCAB, "21 bytes, which is no multiple of 2");
+    refuse(path, DATA_U16, VOCAB, "21 bytes, which is not a multiple of 2");
     refuse(in_directory("missing"), DATA_U16, VOCAB, "No such file");
     refuse(directory, DATA_U16, VOCAB, "directory");
     path = write_llmc("a.bin", 0, 10, VOCAB, false);
@@ -99,7 +99,7 @@ static void bad_megatron_files(void **state)
     refuse(path, DATA_AUTO, VOCAB, "has 2001: they are not a pair");
     cut(bin, -1);
     cut(idx, -8);
-    refuse(path, DATA_AUTO, VOCAB, "do not fit to that: it is truncated or damaged");
+    refuse(path, DATA_AUTO, VOCAB, "do not match that: it is truncated or damaged");
     assert_int_equal(truncate(idx, 20), 0);
     refuse(path, DATA_MEGATRON, VOCAB, "20 bytes, fewer than the 34");
     assert_int_equal(truncate(idx, 0), 0);
@@ -107,7 +107,7 @@ static void bad_megatron_files(void **state)
     assert_int_equal(unlink(idx), 0);
     refuse(path, DATA_MEGATRON, VOCAB, "both are needed");
     refuse(idx, DATA_MEGATRON, VOCAB, "there is no");
-    refuse(bin, DATA_AUTO, VOCAB, "no .idx of Megatron beside it");
+    refuse(bin, DATA_AUTO, VOCAB, "no .idx of Megatron lies beside it");
     static const struct {
         uint64_t offset, value;
         unsigned width;
@@ -118,8 +118,8 @@ static void bad_megatron_files(void **state)
         {9, (uint64_t)1 << 56, 8, "big-endian"},
         {17, 7, 1, "float32"},
         {17, 6, 1, "float64"},
-        {17, 0, 1, "number 0"},
-        {17, 9, 1, "number 9; 1 to 8 exist"},
+        {17, 0, 1, "token type 0"},
+        {17, 9, 1, "token type 9; 1 to 8 are known"},
         {17, 5, 1, "puts sequence"},
         {18, UINT64_MAX, 8, "truncated or damaged"},
         {18, UINT64_MAX / 12, 8, "truncated or damaged"},
@@ -150,7 +150,7 @@ static void bad_places_and_documents(void **state)
         {{4, 0, 6}, {0, 8, 10}, {0, 1, 3}, 0, "puts sequence 2 at byte 10 of the .bin"},
         {{4, 0, 6}, {2, 10, 10}, {0, 1, 3}, 0, "puts sequence 0 at byte 2"},
         {{4, 0, 6}, {0, UINT64_MAX, 8}, {0, 1, 3}, 0, "puts sequence 1 at byte -1"},
-        {{4, 0, 6}, {0, 8, 8}, {0, 2, 1}, 0, "document 2 begin with sequence 1, after"},
+        {{4, 0, 6}, {0, 8, 8}, {0, 2, 1}, 0, "document 2 begin with sequence 1, and"},
         {{4, 0, 6}, {0, 8, 8}, {0, 1, 4}, 0, "document 2 begin with sequence 4"},
         {{4, 0, 6}, {0, 8, 8}, {UINT64_MAX, 1, 3}, 0, "document 0 begin with sequence -1"},
         {{4, 0, 6}, {0, 8, 8}, {0, 1, 3}, 3, "multimodal"},

@@ -49,7 +49,7 @@ static const char *write_file(const char *name, uint64_t begin, uint64_t count)
 static corpus *open_one(const char *path)
 {
     corpus *source;
-    assert_int_equal(corpus_open(&path, 1, &source), 0);
+    assert_int_equal(corpus_open_as(&path, 1, DATA_TEXT, 0, &source), 0);
     return source;
 }
 
@@ -59,9 +59,8 @@ static void files_are_joined(void **state)
     const char *paths[3] = {write_file("a", 0, 100), write_file("b", 100, 1),
                             write_file("c", 101, 57)};
     corpus *source;
-    assert_int_equal(corpus_open(paths, 3, &source), 0);
+    assert_int_equal(corpus_open_as(paths, 3, DATA_TEXT, 0, &source), 0);
     assert_int_equal(corpus_token_count(source), 158);
-    assert_int_equal(corpus_vocab(source), 256);
     int32_t tokens[158 + 1];
     for (uint64_t begin = 0; begin <= 158; begin += 3)
         for (uint64_t count = 0; begin + count <= 158; count++) {
@@ -79,7 +78,7 @@ static void files_are_joined(void **state)
 static void expect_refusal(const char *const *paths, uint32_t count, const char *word)
 {
     corpus *source;
-    assert_int_equal(corpus_open(paths, count, &source), ERR_INPUT);
+    assert_int_equal(corpus_open_as(paths, count, DATA_TEXT, 0, &source), ERR_INPUT);
     assert_null(source);
     assert_non_null(strstr(err_text(), word));
     if (count > 0)
@@ -108,11 +107,12 @@ static void short_and_shrinking_files(void **state)
     const char *path = write_file("short", 0, 17);
     corpus *source = open_one(path);
     sampler windows;
-    assert_int_equal(sampler_init(&windows, source, 1, 16), ERR_INPUT);
+    assert_int_equal(sampler_init(&windows, source, 1, 16, SHUFFLE_WINDOWS), ERR_INPUT);
     assert_non_null(strstr(err_text(), "17 tokens"));
-    assert_int_equal(sampler_init(&windows, source, 1, UINT64_MAX), ERR_INPUT);
-    assert_int_equal(sampler_init(&windows, source, 1, 0), ERR_INPUT);
-    assert_int_equal(sampler_init(&windows, source, 1, 15), 0); /* T + 2 tokens: one window */
+    assert_int_equal(sampler_init(&windows, source, 1, UINT64_MAX, SHUFFLE_WINDOWS), ERR_INPUT);
+    assert_int_equal(sampler_init(&windows, source, 1, 0, SHUFFLE_WINDOWS), ERR_INPUT);
+    assert_int_equal(sampler_init(&windows, source, 1, 15, SHUFFLE_WINDOWS),
+                     0); /* T + 2 tokens: one window */
     assert_int_equal(windows.windows_per_epoch, 1);
     int32_t inputs[15], targets[15];
     for (uint64_t idx = 0; idx < 20; idx++)
@@ -149,7 +149,7 @@ static void each_window_once(void **state)
         uint64_t window = cases[c].window, token_count = cases[c].tokens;
         corpus *source = open_one(write_file("tokens", 0, token_count));
         sampler windows;
-        assert_int_equal(sampler_init(&windows, source, SEED, window), 0);
+        assert_int_equal(sampler_init(&windows, source, SEED, window, SHUFFLE_WINDOWS), 0);
         uint64_t per_epoch = windows.windows_per_epoch;
         assert_true(per_epoch * window + window + 1 >= token_count - 1);
         uint64_t first_epoch[256], order_changes = 0;
@@ -182,13 +182,13 @@ static void resumes_by_number(void **state)
     (void)state;
     corpus *source = open_one(write_file("resume", 0, 5000));
     sampler one, other, reseeded;
-    assert_int_equal(sampler_init(&one, source, SEED, 24), 0);
-    assert_int_equal(sampler_init(&reseeded, source, SEED + 1, 24), 0);
+    assert_int_equal(sampler_init(&one, source, SEED, 24, SHUFFLE_WINDOWS), 0);
+    assert_int_equal(sampler_init(&reseeded, source, SEED + 1, 24, SHUFFLE_WINDOWS), 0);
     int32_t a[24], b[24], x[24], y[24];
     uint64_t differences = 0;
     for (uint64_t i = 0; i < 500; i++) {
         uint64_t idx = rng_u64(SEED, 2, i) >> (i % 40); /* any number, huge ones included */
-        assert_int_equal(sampler_init(&other, source, SEED, 24), 0);
+        assert_int_equal(sampler_init(&other, source, SEED, 24, SHUFFLE_WINDOWS), 0);
         assert_int_equal(sampler_window(&one, idx, a, b), 0);
         assert_int_equal(sampler_window(&other, idx, x, y), 0);
         assert_memory_equal(a, x, sizeof a);
@@ -206,7 +206,7 @@ static void order_is_shuffled(void **state)
     (void)state;
     corpus *source = open_one(write_file("order", 0, 4001));
     sampler windows;
-    assert_int_equal(sampler_init(&windows, source, SEED, 16), 0);
+    assert_int_equal(sampler_init(&windows, source, SEED, 16, SHUFFLE_WINDOWS), 0);
     int32_t inputs[16], targets[16];
     uint64_t successors = 0, previous = 0;
     for (uint64_t i = 0; i < windows.windows_per_epoch; i++) {
@@ -224,7 +224,7 @@ static void evaluation_in_order(void **state)
     (void)state;
     corpus *source = open_one(write_file("valid", 0, 101));
     sampler windows;
-    assert_int_equal(sampler_init(&windows, source, SEED, 10), 0);
+    assert_int_equal(sampler_init(&windows, source, SEED, 10, SHUFFLE_WINDOWS), 0);
     assert_int_equal(windows.windows_per_epoch, 9);
     int32_t inputs[10], targets[10];
     mem_stats before, after;

@@ -22,6 +22,9 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "data/corpus.h"
+#include "data/prepare.h"
+#include "data/token_file.h"
+#include "text/chat.h"
 
 enum { SEED = 20240520, TOKENS = 3001, VOCAB = 50257 };
 
@@ -194,6 +197,44 @@ static inline void expect_tokens(corpus *source, uint64_t count, uint64_t vocab)
             assert_int_equal(tokens[i], token_of(begin + i, vocab));
     }
     assert_int_equal(corpus_read(source, count, 1, tokens), -EINVAL);
+}
+
+/* ---- for the tests of prepare.h ---- */
+
+static tokenizer *words;
+
+static inline const char *write_text(const char *name, const char *text, size_t bytes)
+{
+    const char *path = in_directory(name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+    return path;
+}
+
+static inline prepare_options options_of(const char *form, const char *field)
+{
+    return (prepare_options){.words = words,
+                             .tokenizer_name = "some",
+                             .chat_template = form,
+                             .field = field,
+                             .vocab_size = 256};
+}
+
+static inline int prepare_setup(void **state)
+{
+    (void)state;
+    log_set_level(LOG_WARN);
+    return mkdtemp(directory) ? tokenizer_open("bytes", &words) : -1;
+}
+
+static inline int prepare_teardown(void **state)
+{
+    (void)state;
+    tokenizer_close(words);
+    remove_all();
+    return rmdir(directory);
 }
 
 #endif

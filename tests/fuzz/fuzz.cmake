@@ -1,7 +1,7 @@
 # The fuzz harnesses of tests/fuzz, each built one of two ways:
 #
 #   -DSLUICE_FUZZ=ON (preset `fuzz`)   with libFuzzer: sluice-fuzz-<what>, run by tests/fuzz/run.sh
-#   else                               with replay.c: the test fuzz_replay_<what> runs <what>.tar
+#   else                               with replay.c: the test fuzz_replay_<what> runs the inputs
 #
 # The preset needs clang with compiler-rt's fuzzer and OpenMP: on Debian `apt-get install clang
 # libclang-rt-dev libomp-dev`, on Ubuntu `clang libomp-dev`. Nothing else needs them.
@@ -38,7 +38,7 @@ foreach(what ${fuzz_harnesses})
         set(target fuzz-replay-${what})
         add_executable(${target} ${fuzz_dir}/fuzz_${what}.c ${fuzz_dir}/fuzz_support.c
                        ${fuzz_dir}/replay.c)
-        add_test(NAME fuzz_replay_${what} COMMAND ${target} ${fuzz_dir}/${what}.tar)
+        add_test(NAME fuzz_replay_${what} COMMAND ${target} ${fuzz_dir}/inputs.tar ${what})
         set_tests_properties(fuzz_replay_${what} PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
     endif()
     target_link_libraries(${target} PRIVATE ${fuzz_libs_${what}} sluice_options)
@@ -46,9 +46,9 @@ endforeach()
 if(NOT SLUICE_FUZZ) # without inputs the tests above must not pass
     file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty.tar "")
     add_test(NAME fuzz_replay_canary_empty
-             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty.tar)
+             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty.tar job)
     add_test(NAME fuzz_replay_canary_missing
-             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-missing.tar)
+             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-missing.tar job)
     set_tests_properties(fuzz_replay_canary_empty fuzz_replay_canary_missing
                          PROPERTIES LABELS "cpu;debug" TIMEOUT 60 WILL_FAIL TRUE)
 endif()

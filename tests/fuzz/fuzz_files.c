@@ -97,7 +97,7 @@ static void check_sampler(corpus *source, uint64_t length)
 {
     int32_t in[WINDOW_MAX], out[WINDOW_MAX];
     sampler windows;
-    int rc = sampler_init_as(&windows, source, length * 77, length, SHUFFLE_DOCUMENTS);
+    int rc = sampler_init(&windows, source, length * 77, length, SHUFFLE_DOCUMENTS);
     if (rc < 0) {
         fuzz_check_refusal(rc, ERR_INPUT, ERR_INPUT);
         return;

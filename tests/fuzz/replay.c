@@ -1,9 +1,13 @@
-/* Runs stored inputs through a harness, without libFuzzer: replay PATH...
+/* Runs stored inputs through a harness, without libFuzzer:
  *
- * A PATH is an input, or an archive of inputs (NAME.tar as tests/fuzz/run.sh makes it: the format
- * ustar, regular files alone). An archive that is missing, cut short, or has no input in it is a
- * failure: a test that tests nothing must not pass. */
+ *   replay FILE            one input
+ *   replay ARCHIVE WHAT    the inputs in the folder WHAT of an archive that tests/fuzz/run.sh
+ *                          made: the format ustar, regular files alone
+ *
+ * An archive that is missing, cut short, or has no such input is a failure: a test that tests
+ * nothing must not pass. */
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "fuzz.h"
@@ -54,17 +58,21 @@ static size_t entry_size(const char *path, const char header[BLOCK_BYTES])
 }
 
 /* Returns how many inputs ran. */
-static unsigned run_archive(FILE *file, const char *path)
+static unsigned run_archive(FILE *file, const char *path, const char *what)
 {
     char header[BLOCK_BYTES];
     unsigned count = 0;
+    size_t length = strlen(what);
     /* Two blocks of zeros end the archive. */
     while (fread(header, 1, sizeof header, file) == sizeof header && header[0] != '\0') {
         size_t size = entry_size(path, header);
-        run_input(file, path, header, size);
-        if (fseek(file, (long)((BLOCK_BYTES - size % BLOCK_BYTES) % BLOCK_BYTES), SEEK_CUR) != 0)
+        size_t padding = (BLOCK_BYTES - size % BLOCK_BYTES) % BLOCK_BYTES;
+        bool is_wanted = strncmp(header, what, length) == 0 && header[length] == '/';
+        if (is_wanted)
+            run_input(file, path, header, size);
+        if (fseek(file, (long)(is_wanted ? padding : size + padding), SEEK_CUR) != 0)
             stop(path, strerror(errno));
-        count++;
+        count += is_wanted;
     }
     if (feof(file))
         stop(path, "it ends before the end of an archive");
@@ -84,23 +92,20 @@ static void run_file(FILE *file, const char *path)
 
 int main(int argc, char **argv)
 {
-    if (argc < 2)
-        stop("use", "replay PATH...");
+    if (argc != 2 && argc != 3)
+        stop("use", "replay FILE, or replay ARCHIVE WHAT");
     LLVMFuzzerInitialize(&argc, &argv);
-    for (int i = 1; i < argc; i++) {
-        const char *suffix = strrchr(argv[i], '.');
-        FILE *file = fopen(argv[i], "rb");
-        unsigned count = 1;
-        if (!file)
-            stop(argv[i], strerror(errno));
-        if (suffix && strcmp(suffix, ".tar") == 0)
-            count = run_archive(file, argv[i]);
-        else
-            run_file(file, argv[i]);
-        fclose(file);
-        if (count == 0)
-            stop(argv[i], "no input in it");
-        printf("%s: %u inputs\n", argv[i], count);
-    }
+    FILE *file = fopen(argv[1], "rb");
+    unsigned count = 1;
+    if (!file)
+        stop(argv[1], strerror(errno));
+    if (argc == 3)
+        count = run_archive(file, argv[1], argv[2]);
+    else
+        run_file(file, argv[1]);
+    fclose(file);
+    if (count == 0)
+        stop(argv[1], "no input in it");
+    printf("%s: %u inputs\n", argv[1], count);
     return 0;
 }

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Runs a fuzzer of the preset `fuzz`, or changes the archive of its inputs, tests/fuzz/WHAT.tar.
+# Runs a fuzzer of the preset `fuzz`, or changes its inputs: the folder WHAT of the archive tests/fuzz/inputs.tar.
 #
 #   tests/fuzz/run.sh WHAT [SECONDS]         searches; default 1200 s. WHAT: manifest, job, tokens, files, lines,
 #                                            tokenizer, safetensors
-#   tests/fuzz/run.sh --merge WHAT           keeps of corpus/ in the archive the inputs that have a name, and the
-#                                            fewest of all others (named by their hash) that cover the same
-#   tests/fuzz/run.sh --add WHAT FILE NAME   puts FILE into the archive as found/NAME: a finding that is fixed,
-#                                            under a name that says what it was
-#   tests/fuzz/run.sh --unpack WHAT          writes the archive's inputs to build/fuzz/stored/WHAT
+#   tests/fuzz/run.sh --merge WHAT           keeps of WHAT/corpus/ the inputs that have a name, and the fewest of all
+#                                            others (named by their hash) that cover the same
+#   tests/fuzz/run.sh --add WHAT FILE NAME   stores FILE as WHAT/found/NAME: a finding that is fixed, under a name
+#                                            that says what it was
+#   tests/fuzz/run.sh --unpack WHAT          writes the inputs to build/fuzz/stored/WHAT
 #
 # New inputs go to build/fuzz/corpus/WHAT, findings to build/fuzz/found/WHAT-*. Options after SECONDS are
 # libFuzzer's. FUZZ_BUILD names another build directory.
@@ -23,21 +23,27 @@ case ${1:-} in
 esac
 what=${1:?use: run.sh [--merge | --unpack | --add] WHAT [SECONDS [OPTION...] | FILE NAME]}
 shift
-archive=$root/tests/fuzz/$what.tar
+archive=$root/tests/fuzz/inputs.tar
 stored=$build/stored/$what
 
 unpack()
 {
     rm -rf "$stored"
     mkdir -p "$stored/corpus" "$stored/found"
-    tar -xf "$archive" -C "$stored"
+    tar -xf "$archive" -C "$build/stored" "$what"
 }
 
 # The same inputs make the same bytes, so that git sees no change where there is none.
 pack()
 {
-    (cd "$stored" && find corpus found -type f | LC_ALL=C sort | tar --create --file="$archive" --format=ustar \
+    all=$(mktemp -d)
+    tar -xf "$archive" -C "$all"
+    rm -rf "${all:?}/$what"
+    mkdir "$all/$what"
+    cp -r "$stored/corpus" "$stored/found" "$all/$what"
+    (cd "$all" && find -- * -type f | LC_ALL=C sort | tar --create --file="$archive" --format=ustar \
         --blocking-factor=1 --owner=0 --group=0 --numeric-owner --mode=644 --mtime=@0 --files-from=-)
+    rm -r "$all"
 }
 
 unpack
@@ -70,9 +76,11 @@ case $what in
 job) set -- -max_len=8192 "$@" ;;
 *) set -- -max_len=4096 "$@" ;;
 esac
-for dict in "$build/$what.dict" "$root/tests/fuzz/$what.dict"; do
-    [ ! -f "$dict" ] || set -- "-dict=$dict" "$@"
-done
+dict=$build/$what.dict # of `job`, built
+if [ "$what" != job ]; then
+    awk -v what="$what" '/^==> .* <==$/ { is_in = $2 == what; next } is_in' "$root/tests/fuzz/dictionaries.txt" >"$dict"
+fi
+set -- "-dict=$dict" "$@"
 if [ "$mode" = merge ]; then
     mv "$stored/corpus" "$stored/before"
     mkdir "$stored/corpus"

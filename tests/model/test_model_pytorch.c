@@ -57,12 +57,13 @@ static double item(const json_t *object, const char *key, uint64_t idx)
 
 static json_t *load_fixture(void)
 {
-    char path[1024];
+    static const char path[] = FIXTURE_DIR "/curves.json";
     json_error_t error;
-    snprintf(path, sizeof path, "%s/%s.json", FIXTURE_DIR, fixture_name);
-    json_t *fixture = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (fixture == NULL)
+    json_t *curves = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (curves == NULL)
         fail_msg("%s:%d: %s", path, error.line, error.text);
+    json_t *fixture = json_incref(member(curves, fixture_name));
+    json_decref(curves);
     assert_int_equal(integer(fixture, "format"), 1);
     return fixture;
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Conversations as Sluice writes them against transformers' apply_chat_template, on demand.
+"""Compares the conversations that Sluice writes with those of transformers' apply_chat_template.
 
     check_chats.py CHAT_TOOL TEMPLATE...     templates: chat_template.jinja files, or tokenizer_config.json
 
-Each template is given to both: to Sluice as the file beside a tokenizer (data.chat_template auto), which finds a
-form or refuses. What it finds must give transformers' text, to the byte, for every conversation that transformers
-can write; a refusal is listed, and is no failure. Published templates are in PyPI packages such as trl and axolotl.
+Both get each template; Sluice gets it as a file beside a tokenizer (data.chat_template auto), and finds a form or
+refuses. The form must give exactly the text of transformers for every conversation that transformers can write. A
+refusal is listed and is no failure. Published templates are in PyPI packages such as trl and axolotl.
 Needs transformers and jinja2; exit 77 without them."""
 import json
 import os

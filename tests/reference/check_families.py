@@ -6,7 +6,7 @@ Usage: python3 check_families.py SLUICE [FAMILY ...]        SLUICE: the program,
 Makes each checkpoint with transformers in a directory that is removed again, and lets both take a few
 steps of AdamW on the same tokens, ours from the same directory (model.hf) in whole units and in parts:
 losses and norms of the gradient in fp32; the first step's in bf16. Needs torch and transformers; without
-them it exits with 77. README.md says what came out.
+them it exits with 77. README.md has the results.
 """
 
 import json

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Holds adapters against PEFT, on demand: python3 check_peft.py SLUICE [FAMILY...]
+"""Compares adapters with those of PEFT: python3 check_peft.py SLUICE [FAMILY...]
 
 Needs torch (CPU), transformers, peft, safetensors. For each family a tiny random checkpoint is made; Sluice
 trains adapters of it in fp32, and
 
   - the adapters that it exports load with PeftModel.from_pretrained and give its own loss on a text;
   - the merged model that it exports loads with transformers alone and gives that loss, too;
-  - PEFT, begun with Sluice's initial adapters, has its losses step by step on windows of a text.
+  - PEFT, with Sluice's initial adapters, gives the same losses step by step on windows of a text.
 
-Prints the differences; exit status 1 where one is above its bound."""
+Prints the differences; exit status 1 if one is above its bound."""
 
 import json
 import pathlib

@@ -4,11 +4,11 @@
     tests/reference/check_sentencepiece.py --sluice build/release/src/cli/sluice --work DIR [--megabytes N]
 
 Needs sentencepiece, and a sluice that was built with libsentencepiece. Models of both kinds, with and without byte
-fallback, are trained here on text of this system: code, manual pages, locale definitions; the texts that are compared
-are those, and besides every code point. Exit status 1 where an id differs.
+fallback, are trained here on text of this system: code, manual pages, locale definitions. The same texts and every code point
+are compared. Exit status 1 if an id differs.
 
-Take a package of the library's generation: where two ways to cut a text have the same score, unigram models of 0.2 take
-another one than those of 0.1 (runs of the same character, mostly). BPE models do not differ.
+The package must have the version of the library. If two ways to cut a text have the same score, unigram models of 0.2
+choose another one than those of 0.1, mostly in runs of the same character. BPE models do not differ.
 """
 import argparse, array, glob, gzip, json, os, random, struct, subprocess, sys
 

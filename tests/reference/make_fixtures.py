@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes the fixtures of this folder: loss curves of tiny models, trained by plain PyTorch modules.
+"""Makes the fp32 curves of curves.json: tiny models, trained by plain PyTorch modules.
 
 Needs numpy and torch (CPU). Usage: python3 make_fixtures.py [TARGET_DIR]
-README.md describes the files. Weights, text and order of windows are not stored: both sides draw
+README.md describes them. Weights, text and order of windows are not stored: both sides draw
 them from the counter-based generator of src/base/rng.h, which is written again here.
 """
 
@@ -311,6 +311,14 @@ def train(spec):
     }
 
 
+def put_curve(target, name, fixture):
+    """Puts a curve into curves.json, which holds all of them by name."""
+    path = target / "curves.json"
+    curves = json.loads(path.read_text()) if path.exists() else {}
+    curves[name] = fixture
+    path.write_text(json.dumps(curves, indent=1) + "\n")
+
+
 def main():
     target = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent)
     torch.set_num_threads(1)
@@ -324,9 +332,9 @@ def main():
                 "steps": STEPS, "micro_batch": MICRO_BATCH, "accumulation": ACCUMULATION,
                 "training": TRAINING, **train(spec),
             }
-            path = target / f"{family}-{'tied' if tied else 'untied'}.json"
-            path.write_text(json.dumps(fixture, indent=1) + "\n")
-            print(f"{path.name}: loss {fixture['losses'][0]:.5f} -> {fixture['losses'][-1]:.5f}")
+            name = f"{family}-{'tied' if tied else 'untied'}"
+            put_curve(target, name, fixture)
+            print(f"{name}: loss {fixture['losses'][0]:.5f} -> {fixture['losses'][-1]:.5f}")
 
 
 if __name__ == "__main__":

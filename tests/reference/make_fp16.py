@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Makes the fp16-*.json of this folder: tiny models trained by PyTorch in fp16 with a dynamic loss scale.
+"""Makes the fp16 curves of curves.json: tiny models trained by PyTorch in fp16 with a dynamic loss scale.
 
 Needs numpy and torch (CPU). Usage: python3 make_fp16.py [TARGET_DIR]
-README.md describes the files. Weights and activations are fp16, master weights fp32; gradients are
+README.md describes them. Weights and activations are fp16, master weights fp32; gradients are
 summed in fp32 over the micro-batches and rounded to fp16 once; torch.amp.GradScaler finds overflows,
 divides by the scale and moves it. Text, weights and windows are those of make_fixtures.py, but some
 steps get windows of one byte alone, whose gradients are far larger than all others: they overflow
 whenever the scale is not very small, so no decision is close. A run in which one is close is refused.
 """
 
-import json
 import math
 import pathlib
 import sys
@@ -180,9 +179,9 @@ def main():
             "steps": STEPS, "micro_batch": MICRO_BATCH, "accumulation": ACCUMULATION,
             "training": TRAINING, "fp16": SCALER, **train(spec),
         }
-        path = target / f"fp16-{family}-{'tied' if tied else 'untied'}.json"
-        path.write_text(json.dumps(fixture, indent=1) + "\n")
-        print(f"{path.name}: loss {fixture['losses'][0]:.5f} -> {fixture['losses'][-1]:.5f}, "
+        name = f"fp16-{family}-{'tied' if tied else 'untied'}"
+        make_fixtures.put_curve(target, name, fixture)
+        print(f"{name}: loss {fixture['losses'][0]:.5f} -> {fixture['losses'][-1]:.5f}, "
               f"{sum(fixture['skipped'])} skipped, margin {fixture['margin']:.2f}")
 
 

@@ -183,10 +183,8 @@ static void metrics_file_is_cut(void **state)
     (void)state;
     const char *path = in_directory("metrics.jsonl");
     metrics_file file;
-    uint64_t lines = 9, last = 0;
-    assert_int_equal(metrics_lines_through(path, 5, &lines), 0);
-    assert_int_equal(lines, 0);
-    assert_int_equal(metrics_file_open(&file, path, METRICS_KEEP_ALL), 0);
+    uint64_t last = 0;
+    assert_int_equal(metrics_file_open(&file, path, UINT64_MAX), 0);
     mem_seal();
     for (uint64_t step = 1; step <= 40; step++) {
         metrics_line line = sample_line(step);
@@ -207,17 +205,12 @@ static void metrics_file_is_cut(void **state)
     FILE *torn = fopen(path, "a");
     fputs("{\"step\":41,\"lo", torn);
     fclose(torn);
-    assert_int_equal(metrics_lines_through(path, 100, &lines), 0);
-    assert_int_equal(lines, 44);
-    assert_int_equal(metrics_file_open(&file, path, METRICS_KEEP_ALL), 0);
+    assert_int_equal(metrics_file_open(&file, path, 100), 0);
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 44);
     /* Resume after step 20: its evaluation stays. */
-    assert_int_equal(metrics_lines_through(path, 20, &lines), 0);
-    assert_int_equal(lines, 22);
-    assert_int_equal(metrics_file_open(&file, path, 45), -EINVAL);
-    assert_int_equal(lines_of(path, &last), 44); /* unchanged by the failure */
-    assert_int_equal(metrics_file_open(&file, path, lines), 0);
+    assert_int_equal(metrics_file_open(&file, path, 20), 0);
+    assert_int_equal(lines_of(path, &last), 22);
     metrics_line line = sample_line(21);
     assert_int_equal(metrics_file_write(&file, &line), 0);
     metrics_file_close(&file);
@@ -227,7 +220,7 @@ static void metrics_file_is_cut(void **state)
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 0);
     assert_int_equal(metrics_file_open(&file, "no-such-directory/m", 0), -ENOENT);
-    assert_int_equal(metrics_file_open(&file, "/dev/full", METRICS_KEEP_ALL), -EINVAL);
+    assert_int_equal(metrics_file_open(&file, "/dev/full", UINT64_MAX), -EINVAL);
     unlink(path);
 }
 
@@ -238,21 +231,18 @@ static void only_regular_files_are_read(void **state)
     (void)state;
     const char *path = in_directory("odd.jsonl");
     static const char *const devices[] = {"/dev/zero", "/dev/full", "/dev/null"};
-    uint64_t lines = 9;
+    metrics_file file;
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
         assert_int_equal(symlink(devices[i], path), 0);
-        assert_int_equal(metrics_lines_through(path, 5, &lines), -EINVAL);
+        assert_int_equal(metrics_file_open(&file, path, 5), -EINVAL);
         assert_non_null(strstr(err_text(), "odd.jsonl is not a regular file"));
-        assert_int_equal(lines, 0);
         unlink(path);
     }
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_int_equal(metrics_lines_through(path, 5, &lines), -EINVAL);
-    metrics_file file;
-    assert_int_equal(metrics_file_open(&file, path, METRICS_KEEP_ALL), -EINVAL);
+    assert_int_equal(metrics_file_open(&file, path, UINT64_MAX), -EINVAL);
     unlink(path);
     assert_int_equal(mkdir(path, 0700), 0);
-    assert_int_equal(metrics_lines_through(path, 5, &lines), -EINVAL);
+    assert_int_equal(metrics_file_open(&file, path, 5), -EISDIR);
     rmdir(path);
 }
 
@@ -263,7 +253,7 @@ static void failed_write_leaves_whole_lines(void **state)
     const char *path = in_directory("full.jsonl");
     metrics_file file;
     metrics_line line = sample_line(1);
-    assert_int_equal(metrics_file_open(&file, path, METRICS_KEEP_ALL), 0);
+    assert_int_equal(metrics_file_open(&file, path, UINT64_MAX), 0);
     assert_int_equal(metrics_file_write(&file, &line), 0);
     struct stat before, after;
     assert_int_equal(stat(path, &before), 0);

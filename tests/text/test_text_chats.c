@@ -1,6 +1,6 @@
 /* Conversations: the text of each form, the form that lies beside a tokenizer, and which tokens of
  * one that merges bytes count as targets. */
-#include "tests/data/prepare_files.h"
+#include "tests/data/token_files.h"
 
 /* ---- the forms ---- */
 
@@ -371,5 +371,5 @@ int main(void)
         cmocka_unit_test(forms_are_found),
         cmocka_unit_test(answers_of_merged_tokens),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, prepare_setup, prepare_teardown);
 }

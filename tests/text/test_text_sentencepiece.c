@@ -199,7 +199,7 @@ static void damaged_models_are_refused(void **state)
         data[lengths[i] / 2] ^= 0x55;
         assert_int_equal(tokenizer_open(in_folder("bad.model"), &self), ERR_INPUT);
         assert_null(self);
-        assert_non_null(strstr(err_text(), "bad.model is no SentencePiece model"));
+        assert_non_null(strstr(err_text(), "bad.model cannot be read as a SentencePiece model"));
     }
 }
 

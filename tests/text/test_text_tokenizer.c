@@ -268,11 +268,11 @@ static void refusals_name_the_part(void **state)
         {STAGES(SPLIT("\\\\p{Nothing}", "Isolated")), "", "is not understood"},
         {STAGES(SPLIT("a", "Sometimes")), "", "behavior Sometimes"},
         {BYTE_LEVEL, ", \"added_tokens\": [{\"id\": -1, \"content\": \"x\"}]", "ids are 0 to"},
-        {BYTE_LEVEL, ", \"added_tokens\": [{\"id\": \"1\", \"content\": \"x\"}]", "is no integer"},
-        {BYTE_LEVEL, ", \"added_tokens\": {}", "added_tokens is no list"},
+        {BYTE_LEVEL, ", \"added_tokens\": [{\"id\": \"1\", \"content\": \"x\"}]", "is not an integer"},
+        {BYTE_LEVEL, ", \"added_tokens\": {}", "added_tokens is not a list"},
         {BYTE_LEVEL, ", \"post_processor\": {\"type\": \"Other\"}", "post-processor Other"},
-        {"[]", "", "pre_tokenizer is no object"},
-        {BYTE_LEVEL, "}", "this is no JSON"},
+        {"[]", "", "pre_tokenizer is not an object"},
+        {BYTE_LEVEL, "}", "this is not JSON"},
     };
     tokenizer *self;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

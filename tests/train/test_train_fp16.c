@@ -1,6 +1,6 @@
-/* fp16 with a dynamic loss scale against PyTorch's GradScaler (reference/README.md, fp16-*.json):
- * the same steps skipped at the same scales, the same losses; and a run that is stopped in the
- * middle of a window of the scaler goes on as if it had not been. Argument: the fixture's name. */
+/* fp16 with a dynamic loss scale against PyTorch's GradScaler (reference/README.md, the curves
+ * fp16-*): the same steps skipped at the same scales, the same losses; and a run that is stopped in
+ * the middle of a window of the scaler resumes with the same results. Argument: the curve's name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,13 +23,6 @@
 enum { SKIPS_MIN = 8, GROWTHS_MIN = 3 };
 
 static const char *fixture_name = "fp16-gpt2-tied";
-
-static json_t *open_fixture(void)
-{
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s.json", FIXTURE_DIR, fixture_name);
-    return fixture_json(path);
-}
 
 static job *make_job(json_t *fixture, const char *name, const char *const *more,
                      uint32_t more_count)
@@ -117,7 +110,7 @@ static void check_fixture(const json_t *fixture)
 static void follow(const char *const *more, uint32_t more_count)
 {
     static fixture_result result;
-    json_t *fixture = open_fixture();
+    json_t *fixture = curve_open(fixture_name);
     check_fixture(fixture);
     train(fixture, "fp16", more, more_count, 0, &result);
     uint64_t steps = curve_integer(fixture, "steps");
@@ -154,7 +147,7 @@ static void stops_change_nothing(void **state)
     static fixture_result whole, parts;
     static const uint64_t stops[] = {2, 9, 14, 17, 46};
     static const char *const more[] = {"schedule.update=in_next_forward"};
-    json_t *fixture = open_fixture();
+    json_t *fixture = curve_open(fixture_name);
     train(fixture, "whole", more, 1, 0, &whole);
     for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
         train(fixture, "parts", more, 1, stops[i], &parts);

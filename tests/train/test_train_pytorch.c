@@ -19,9 +19,7 @@ static const char *fixture_name = "gpt2-tied";
 static void follow(const char *update)
 {
     static fixture_result result;
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s.json", FIXTURE_DIR, fixture_name);
-    json_t *fixture = fixture_json(path);
+    json_t *fixture = curve_open(fixture_name);
     const char *corpus = fixture_path(NULL, "corpus.txt");
     curve_write_corpus(fixture, corpus);
     job *asked = curve_job(fixture, corpus, "curve", &update, 1);

@@ -15,11 +15,11 @@
 #include <cmocka.h>
 
 #include "base/failpoint.h"
-#include "tests/comm/comm_fixture.h"
 #include "config/machine.h"
 #include "format/manifest.h"
-#include "train/train.h"
+#include "tests/comm/comm_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "train/train.h"
 
 enum { RANKS = 2, STEPS = 4 };
 

@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/train.h"
 #include "tests/train/train_fixture.h"
+#include "train/train.h"
 
 static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 2, .hidden = 64};
 

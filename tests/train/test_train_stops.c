@@ -21,8 +21,8 @@
 #include <time.h>
 
 #include "base/rng.h"
-#include "train/train.h"
 #include "tests/train/train_fixture.h"
+#include "train/train.h"
 
 enum {
     STEPS = 12,

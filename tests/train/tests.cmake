@@ -2,6 +2,7 @@
 if(TARGET sluice_profile)
     add_library(train_fixture STATIC train/train_fixture.c)
     target_link_libraries(train_fixture PUBLIC sluice_profile PkgConfig::JANSSON PkgConfig::CMOCKA)
+    target_compile_definitions(train_fixture PRIVATE FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
 
     set(train_shapes gpt2-bf16 gpt2-fp32 llama-bf16 llama-fp32)
     set(train_curves gpt2-tied gpt2-untied llama-tied llama-untied)
@@ -20,8 +21,6 @@ if(TARGET sluice_profile)
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES 1 2 3 4)
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
-    target_compile_definitions(test_train_pytorch PRIVATE
-                               FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
     sluice_test(test_train_state LIBS hf_fixture train_fixture LABELS cpu nvme debug)
     target_link_options(test_train_state PRIVATE -Wl,--wrap=setupi_choose_backend)
     sluice_test(test_train_lora LIBS train_fixture LABELS cpu nvme debug)
@@ -44,8 +43,6 @@ if(TARGET sluice_profile)
 
     set(train_fp16_curves fp16-gpt2-tied fp16-llama-untied)
     sluice_test(test_train_fp16 LIBS train_fixture LABELS cpu nvme INSTANCES ${train_fp16_curves})
-    target_compile_definitions(test_train_fp16 PRIVATE
-                               FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
     sluice_test(test_train_tokens LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_data LIBS train_fixture LABELS cpu nvme debug)
 

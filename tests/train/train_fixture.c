@@ -311,7 +311,7 @@ void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets 
     fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
     job *asked = fixture_job(name, shape, &small);
     struct setup_summary plan;
-    assert_int_equal(setup_plan_on(asked, &(struct setup_plan_options){0}, &plan), ERR_NO_FIT);
+    assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
     job_destroy(asked);
     static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
     for (int i = 0; i < 2; i++) {
@@ -324,6 +324,14 @@ void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets 
 /* ---- reference curves ---- */
 
 #define STREAM_CORPUS 0x636f7270757300u
+
+json_t *curve_open(const char *name)
+{
+    json_t *curves = fixture_json(FIXTURE_DIR "/curves.json");
+    json_t *curve = json_incref(curve_member(curves, name));
+    json_decref(curves);
+    return curve;
+}
 
 json_t *curve_member(const json_t *object, const char *key)
 {

@@ -122,6 +122,9 @@ uint64_t fixture_budget_named(const char *error, const char *key);
 
 /* ---- the reference curves of tests/reference as jobs ---- */
 
+/* Opens a curve of tests/reference/curves.json by its name. Free it with json_decref. */
+json_t *curve_open(const char *name);
+
 /* Members that must be there. */
 json_t *curve_member(const json_t *object, const char *key);
 double curve_number(const json_t *object, const char *key);
