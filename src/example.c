@@ -5,8 +5,8 @@
  *
  * The job is an ordinary one with data.valid; its run.steps is the largest number of steps. If a
  * directory is named, the trained model is written there as a Hugging Face checkpoint. The program
- * can be killed at any time and started again: it resumes from the last commit, as `sluice train`
- * does. Under mpirun each process is a rank. The exit status is that of the command, and 0 if
+ * can be killed at any time and started again: it resumes from the last commit, like `sluice
+ * train`. Under mpirun each process is a rank. The exit status is that of the command, and 0 if
  * training ended by itself. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
  *
  * Errors are values. Functions return SLUICE_DONE (0) or one of the statuses below, which are the
  * exit statuses of the command. sluice_error() then says in one sentence what failed, where, with
- * which numbers, and what to do.
+ * which numbers, and what the caller can change.
  *
  * Memory: sluice_open reserves the memory of the device, the host and the drives, within the job's
  * budgets. A step takes no more.

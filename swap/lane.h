@@ -83,7 +83,7 @@ static inline void *lane_operand_address(const unsigned char *base, const progra
 
 /* A worker: a thread that executes ops by a callback, for one or more lanes that share cores.
  * Requests of `priority_lane` go first; each lane keeps its order; no op runs before one on another
- * lane of this worker that it depends on. The thread sleeps when there is nothing to do. After a
+ * lane of this worker that it depends on. The thread sleeps while it has no work. After a
  * failed op it runs nothing more: later requests complete with ERR_POISONED, and `error` keeps the
  * first failure. */
 struct lane_worker_config {

@@ -30,7 +30,7 @@
  *
  * Failures:
  *   - submit could not enqueue an op: it was not taken, and the code is that of enqueue or of the
- *     device. What was in flight comes back. Later submits return ERR_POISONED.
+ *     device. Requests in flight are returned. Later submits return ERR_POISONED.
  *   - finish fails: its request has the error, requests that finish after it have ERR_POISONED (the
  *     GPU may have run them, but finish has not), and later submits return ERR_POISONED.
  *   - the GPU or watch fails: poll fails and nothing in flight comes back. That may take a second.

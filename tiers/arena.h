@@ -51,7 +51,7 @@ typedef struct arena arena;
  * machines). The calling thread takes part in touching, so it runs on touch_cores meanwhile.
  * -ENOMEM if the system cannot give the memory; the text says how much is available. -EINVAL for a
  * node that does not exist. If a container forbids the binding, the arena works unbound and a
- * warning says so. If huge pages are not available, one warning says what that costs and how to
+ * warning is logged. If huge pages are not available, one warning says what that costs and how to
  * allow them. */
 int arena_init(arena *out, const arena_config *config) MUST_CHECK;
 void arena_fini(arena *self);

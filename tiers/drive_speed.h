@@ -7,10 +7,10 @@
  * file whose name is deleted at once), so nothing stays behind however the process ends. The file
  * is written once before timing starts, since the first write to reserved space is slower.
  *
- * A drive's weight is its rate when as many bytes are read as written, which is what an update of
- * optimizer state does. One byte each way takes 1/R + 1/W, so the rate is the harmonic mean
- * 2 / (1/R + 1/W). Rates are rounded to steps of 5% below the fastest drive, so that noise between
- * equal drives does not make unequal shares.
+ * A drive's weight is its rate while an update of optimizer state reads and writes equally many
+ * bytes. One byte each way takes 1/R + 1/W, so the rate is the harmonic mean 2 / (1/R + 1/W). Rates
+ * are rounded to steps of 5% below the fastest drive, so that noise between equal drives does not
+ * make unequal shares.
  *
  * Weights decide where bytes lie and change no bit of training. A reopened slab takes its shares
  * from its headers, so weights are needed only when a slab is created on two or more drives. One

@@ -117,11 +117,11 @@ int io_create(const io_config *config, io **out) MUST_CHECK;
  * io_poll has not returned are neither read nor written, so their memory may already be freed. NULL
  * is allowed.
  *
- * If the queue broke by stop_ns, or io_uring itself no longer answers, the waiting ends after 5
- * s and a log line says so. Transfers in flight then end later, when the kernel completes them.
- * With direct I/O the kernel keeps the pages pinned until then, so unmapping the regions is
- * safe; without it the process should end instead of reusing their addresses. Threads of the
- * pool that do not return are left behind with the little memory that they use. */
+ * If the queue broke by stop_ns, or io_uring itself no longer answers, the waiting ends after 5 s
+ * with a log line. Transfers in flight then end later, when the kernel completes them. With direct
+ * I/O the kernel keeps the pages pinned until then, so unmapping the regions is safe; without it
+ * the process should end instead of reusing their addresses. Threads of the pool that do not return
+ * are left behind with the little memory that they use. */
 void io_destroy(io *self);
 
 /* Queues the request. Never blocks on the drive and never calls back. -EINVAL for a misaligned or
@@ -173,7 +173,7 @@ void io_get_stats(const io *self, io_stats *stats);
 /* How long the transfers of one drive took since creation or io_clear_latencies. A request is cut
  * into several transfers. A time runs from the handover to the backend until io_poll collected the
  * transfer, including its continued and retried parts; failed transfers do not count. Owner thread;
- * NULL for a drive that the slab does not have. Valid until io_destroy. */
+ * NULL if the slab does not lie on such a drive. Valid until io_destroy. */
 const io_latency *io_get_latency(const io *self, uint32_t drive_idx, enum io_direction direction);
 void io_clear_latencies(io *self);
 

@@ -1,5 +1,5 @@
 /* The replacement for io_uring: threads that call pread and pwrite, one transfer each at a time.
- * They sleep on a condition variable when there is nothing to do. Allocates at open.
+ * They sleep on a condition variable while they have no work. Allocates at open.
  *
  *   owner: staged --flush--> todo --(worker)--> pread/pwrite --> done --reap--> owner
  *

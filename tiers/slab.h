@@ -145,10 +145,11 @@ struct slab_range {
 typedef struct slab_range slab_range;
 
 /* Copies an open slab to "<copy->drives[d].path>/sluice-<uuid>/", under the same file names,
- * durable when it returns. It clones the files (FICLONE) if the file system can; otherwise it makes
- * sparse files of the header and the given ranges. *copied_bytes: the bytes written; 0 for clones.
- * The copy opens as a slab of the same uuid with the copy's drives. Only the drives' paths of
- * `copy` are used, but its drive_count, uuid and rank must be the slab's (-EINVAL).
+ * durable when it returns. It clones the files (FICLONE) if the file system supports this;
+ * otherwise it makes sparse files of the header and the given ranges. *copied_bytes: the bytes
+ * written; 0 for clones. The copy opens as a slab of the same uuid with the copy's drives. Only the
+ * drives' paths of `copy` are used, but its drive_count, uuid and rank must be the slab's
+ * (-EINVAL).
  *
  * Nobody may write the ranges meanwhile; other bytes may change. If a file already exists it does
  * nothing (-EEXIST): call slab_remove_files first. After any failure (-ENOSPC, -EROFS, ... with the

@@ -2,9 +2,8 @@
  * and in parts. This file checks what the host can see and chooses the launches. It allocates
  * nothing and never waits for the GPU.
  *
- * Token ids and targets are in device memory, so this backend cannot refuse wrong ones as the CPU's
- * does; the corpus has checked them before. No kernel reads or writes out of bounds because of
- * them:
+ * Token ids and targets are in device memory, so only the CPU's backend can refuse wrong ones; the
+ * corpus has checked them before. No kernel reads or writes out of bounds because of them:
  *
  *   - An id outside the vocabulary makes its output row NaN and adds to no token's gradient.
  *   - A target below -1 makes its loss and its gradients NaN, which the step's check detects. A

@@ -427,7 +427,7 @@ static int end_document(void *user)
     return 0;
 }
 
-/* Processes the file as `sluice data tokenize` does: it is read, cut, encoded on all cores and
+/* Processes the file like `sluice data tokenize`: it is read, cut, encoded on all cores and
  * passed on in order. */
 static double tokenize_file(void *user)
 {

@@ -186,7 +186,7 @@ typedef struct comm_call comm_call;
 int comm_all_gather(comm *self, const comm_call *call) MUST_CHECK;
 /* source [world][count] fp32, target [count] fp32: the sum over ranks, in rank order, of their
  * source[own rank]. They do not overlap. nccl sums in the wire's dtype and in an order of its own.
- * A single rank copies without rounding. Blocks as comm_all_gather does. */
+ * A single rank copies without rounding. Blocks like comm_all_gather. */
 int comm_reduce_scatter(comm *self, const comm_call *call) MUST_CHECK;
 
 /* Checks enqueued collectives for NCCL's errors, a missing rank or a failure of the job. Call it

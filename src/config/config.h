@@ -80,7 +80,7 @@ double job_learning_rate(const job *self, uint64_t step);
 
 /* beta1 of optimizer step `step`, counted as above. It is the optimizer's own beta1 unless OneCycle
  * changes the momentum (then optimizer.beta2 is 0.99, as in DeepSpeed). Bias correction uses this
- * beta1 for all steps before, as DeepSpeed does: 1 - beta1^step. */
+ * beta1 for all steps before, like DeepSpeed: 1 - beta1^step. */
 double job_momentum(const job *self, uint64_t step);
 
 /* ---- lists of keys ---- */

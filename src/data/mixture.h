@@ -4,8 +4,8 @@
  * so resuming needs only the number. Windows are distributed in blocks of 1024. In each block every
  * source has its share of the windows, exact to one window, and so also of all windows from the
  * beginning. The order within a block is a seeded permutation. A source's own windows come in its
- * own order (corpus.h), so its epochs follow one another, whatever the other sources do. A mixture
- * of one source is just that source's sampler.
+ * own order (corpus.h), so its epochs follow one another independently of the other sources. A
+ * mixture of one source is just that source's sampler.
  *
  * One thread. Reading a window allocates nothing. */
 #ifndef SLUICE_DATA_MIXTURE_H
@@ -40,7 +40,7 @@ int mixture_window_in_order(mixture *self, uint64_t idx, int32_t *inputs,
                             int32_t *targets) MUST_CHECK;
 
 /* The use of one source in the first `window_count` windows: its own windows, its share of all
- * windows, and how many epochs of the source these are. */
+ * windows, and the number of its epochs. */
 struct mixture_use {
     uint64_t windows;
     double share, epochs;

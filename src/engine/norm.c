@@ -8,7 +8,8 @@
  *   a part    Its blocks [begin, end) are covered by the largest such ranges. The ops write one sum
  *             for each: at most NODES_MAX of a part. Parts may be computed in any order.
  *   total     Nodes are taken from the first block on. Two neighbours of equal size become one of
- *             twice the size. What is left at the end is added from the last, the smallest, on.
+ *             twice the size. The partial sums left at the end are added from the last (smallest)
+ *             one on.
  *
  * So the bits are those of the whole tree, wherever the parts begin. The ops run on the worker that
  * computes, or are enqueued on a GPU's stream and write to pinned memory. enginei_norm_total is

@@ -53,7 +53,7 @@ int hf_read(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t
  * It uses the cache if the kernel has all of the range there, or if the file system has no direct
  * reads. `room` is the caller's, aligned to HF_BLOCK_BYTES, with `count` bytes and two blocks.
  * *data says where in it the bytes are, aligned to the tensor's elements. The tensor has one of the
- * three types that parameters can have. */
+ * three types of parameters. */
 int hf_read_direct(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t count,
                    void *room, const void **data) MUST_CHECK;
 /* Says that hf_read will read this range soon, so that the drive may begin. */

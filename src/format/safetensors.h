@@ -86,7 +86,7 @@ int safetensors_read(const safetensors_table *self, int fd, const safetensors_te
  * One thread. */
 typedef struct safetensors_writer safetensors_writer;
 
-/* Describes one tensor of the new file; `type` is one of the three that parameters can have. */
+/* Describes one tensor of the new file; `type` is one of the three types of parameters. */
 struct safetensors_row {
     const char *name;
     enum dtype type;

@@ -275,7 +275,7 @@ static uint64_t add_matrix(model *self, modeli_lister *list, const model_tensor 
     return tensor->offset_elems;
 }
 
-/* Adds A and B of every target after the tensors that the unit has. The offsets are the same in
+/* Adds A and B of every target after the unit's own tensors. The offsets are the same in
  * every block. */
 static void list_adapters(model *self, const model_unit *source, modeli_lister *list)
 {

@@ -6,7 +6,7 @@
  *                                                               some units at a time
  *
  * All of them are on the comm lane, in device memory, and the same on every rank: only the run
- * knows which part of the unit a rank's shard is. */
+ * knows the part of the unit that belongs to a rank. */
 #include "base/size.h"
 #include "base/tile.h"
 #include "plan/emit_internal.h"

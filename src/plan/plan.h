@@ -146,7 +146,7 @@ double plan_mean_step_ns(const plan_job *job, const plan_set *set);
 
 /* The buffer of a frozen unit's params on the slab, PROGRAM_NONE where nothing is to outlive the
  * process. Those params lie there for good, cut over the ranks as optimizer state is, whatever
- * their home. INIT writes them tile by tile, and no other program does. If they rest on nvme
+ * their home. Only INIT writes them, tile by tile. If they rest on nvme
  * anyway, and as much of them as of optimizer state, their home is that place. There is then one
  * copy, and LOAD does nothing. */
 uint32_t plan_frozen_place(const plan_job *job, const plan_homes *homes, uint32_t unit);
@@ -169,8 +169,8 @@ struct plan_place_asked {
     bool chooses_update;     /* among those that give the same bits */
     bool allows_in_backward; /* UPDATE_IN_BACKWARD is one of them */
     bool has_drives;         /* what is to be chosen may be nvme */
-    bool only_fits;          /* any placement that fits will do: nothing is simulated or compiled */
-    bool only_homes;         /* with only_fits: what passes through the tiers is not counted */
+    bool only_fits;  /* take the first placement that fits: nothing is simulated or compiled */
+    bool only_homes; /* with only_fits: what passes through the tiers is not counted */
 };
 
 struct plan_place_found {

@@ -10,8 +10,8 @@
  * RECOMPUTE and BACKWARD, and keeps nothing for them. The first stage that has such passes makes
  * no input_grad that others would read. The head always has its BACKWARD.
  *
- * Ranks. All ranks make the same plan from the same job. ZeRO's stage decides which part of a state
- * each rank has:
+ * Ranks. All ranks make the same plan from the same job. ZeRO's stage decides how a state is
+ * divided among ranks:
  *
  *                optimizer   grads    params     collectives of a step
  *     stage 0    whole       whole    whole      gradients: reduce-scatter, all-gather
@@ -81,9 +81,8 @@ struct plan_job {
     const uint8_t *is_frozen;   /* [unit_count] 1: it does not learn; NULL: all units learn */
 
     /* ---- the placement ---------------------------------------------------------------------- */
-    /* [unit_count] enum tier each. Activations: of the boundary before the stage whose own
-     * unit it is. Inner activations: of that stage; TIER_COUNT: they are not kept but
-     * recomputed. */
+    /* [unit_count] enum tier each. Activations: of the boundary before the stage that owns the
+     * unit. Inner activations: of that stage; TIER_COUNT: they are not kept but recomputed. */
     const uint8_t *homes[STATE_KIND_COUNT];
     enum update update;
     enum order order;

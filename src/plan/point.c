@@ -9,8 +9,8 @@
 
 /* ---- what is open --------------------------------------------------------------------------- */
 
-/* Bytes that wait between the passes of cut stages if all stages wait. They rest where the first
- * stage's output rests, even if nothing else does. */
+/* Bytes that wait between the passes of cut stages if all stages wait. They rest with the first
+ * stage's output, even if nothing else rests there. */
 static uint64_t parked_bytes(const plan_job *job)
 {
     uint64_t bytes = 0;

@@ -1,4 +1,4 @@
-/* sluice probe: measures what this machine can do. The result is a `machine`
+/* sluice probe: measures the speed of this machine. The result is a `machine`
  * (src/config/machine.h).
  *
  *   subject        what is measured
@@ -14,7 +14,7 @@
  * machine may have other work, so variants that are compared take turns, round by round, and each
  * figure is the median of its rounds. A figure with a large spread is measured again while there is
  * time. If its spread stays large, the probe names it at the end and in machine.json ("disturbed").
- * The probe also notes there if other work took more than a tenth of a core. Plans then say so.
+ * The probe also notes there if other work took more than a tenth of a core. Plans then mention it.
  *
  * The probe plans the time of each step before the first measurement. A step that takes longer than
  * planned leaves fewer rounds to the later steps, but every figure is still measured.

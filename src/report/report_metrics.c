@@ -1,6 +1,6 @@
 /* metrics.jsonl as bins: whatever the number of steps, at most REPORT_BINS_MAX of each kind of
- * line. Bins are joined two by two when there is no room, so that one pass and fixed memory do. See
- * report_internal.h. */
+ * line. Bins are joined two by two when there is no room, so that one pass and fixed memory are
+ * enough. See report_internal.h. */
 #include <errno.h>
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* plan.json: the plan from before the first step, for `report`, tools and a later resume. It is the
- * object of plan_figures.h, with what only a run has:
+ * object of plan_figures.h, and these members that only a run can fill:
  *
  *   device, steps, train_tokens
  *   placement          the tier of each state kind, by ranges of units

@@ -10,7 +10,7 @@
  * has left, also on drives that the run does not use any more. Everything is durable before the
  * manifest is written, and the manifest makes the copy count. state_keeper_create removes what
  * earlier attempts left. Therefore, when state_keep finds a manifest in the directory, the copy is
- * complete and stays as it is.
+ * complete and remains unchanged.
  *
  * With several ranks, each rank copies its own slabs. Rank 0, which has the run directory, does the
  * rest. A killed copy may leave slabs on drives that rank 0's host does not see; they stay until

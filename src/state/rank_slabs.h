@@ -56,7 +56,7 @@ int rank_slabs_poll(rank_slabs *self, io_request **done, int capacity, io **of) 
 uint32_t rank_slabs_fds(const rank_slabs *self, struct pollfd fds[RANK_SLABS_OPEN_MAX]);
 
 /* Returns 0 if all files of the rank exist. ERR_INPUT otherwise, with a message that names the
- * rank, its host, the first path that is missing, and what to do. */
+ * rank, its host, the first path that is missing, and the next step. */
 int rank_slabs_look(const manifest *record, uint32_t rank) MUST_CHECK;
 /* For a record whose ranks each have the whole state: chooses the rank `first` if its files exist,
  * else the first rank whose files do. ERR_INPUT with the message of `first` if there is none. */

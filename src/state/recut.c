@@ -301,7 +301,7 @@ static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t h
 }
 
 /* Converts `count` elements between params and master weights:
- * - Old master weights become params, rounded as the working copy was. Either the unit no longer
+ * - Old master weights become params, rounded like the working copy. Either the unit no longer
  *   learns, or these are the high halves of a split master.
  * - Old params become master weights, because the unit learns now. Low halves and moments are
  *   zeros. */

@@ -30,8 +30,8 @@ void state_release_slabs(const manifest_slabs *slabs);
 /* A kept commit is a copy of a commit beside the run: the run directory "<run>/keep/step-<9
  * digits>/" with job.json and state/manifest-<g mod 2>, and slabs under
  * "<drive>/sluice-<uuid>.keep/step-<9 digits>/". It is a run directory of its own: verify, inspect,
- * generate and train accept it. It is complete once its manifest exists. A complete copy is left as
- * it is; a partial one is made again.
+ * generate and train accept it. It is complete once its manifest exists. A complete copy is left
+ * unchanged; a partial one is made again.
  *
  * Except for create and destroy, all calls come on the commit's thread, before anything writes
  * state again, and allocate nothing. If the file system has no space for the copy, there is a
@@ -49,7 +49,7 @@ void state_release_slabs(const manifest_slabs *slabs);
 int state_keeper_create(const char *run_dir, const struct job *asked, uint64_t extent_count,
                         state_keeper **out) MUST_CHECK;
 void state_keeper_destroy(state_keeper *self); /* NULL is allowed */
-/* Returns 1 if all ranks are to copy, and 0 if there is nothing to do: the copy exists, or it
+/* Returns 1 if all ranks are to copy, and 0 if nothing is needed: the copy exists, or it
  * failed with a warning. The only error is ERR_INTERNAL. */
 int state_keep_begin(state_keeper *self, const manifest *record) MUST_CHECK;
 /* Removes this rank's slabs of the copy, and directories that this leaves empty. Pass its error to

@@ -45,7 +45,7 @@ void gpu_rig_fini(gpu_rig *self);
 /* The configuration that gpu_rig_init gave lane_stream_create. */
 lane_stream_config gpu_rig_config(gpu_rig *self);
 
-/* Fills the program's arenas from the seed, as fixture_arenas_init does. Nothing may run between
+/* Fills the program's arenas from the seed, like fixture_arenas_init. Nothing may run between
  * unload and the next load. */
 void gpu_rig_load(gpu_rig *self, const program *prog, uint64_t seed);
 void gpu_rig_unload(gpu_rig *self);

@@ -15,8 +15,8 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "tests/cuda/gpu_fixture.h"
 #include "simulated_gpu.h"
+#include "tests/cuda/gpu_fixture.h"
 
 enum behaviour {
     EXACT,          /* our own kernels' bits */
@@ -63,7 +63,7 @@ const char *cudai_cudnn_version(const kernel_context *context)
     return "a made-up library";
 }
 
-/* Leaves a pending CUDA error, as a library that got no memory does. */
+/* Leaves a pending CUDA error, like a library that got no memory. */
 static void leave_cuda_error(void)
 {
     void *memory = NULL;

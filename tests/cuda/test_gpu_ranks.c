@@ -169,7 +169,7 @@ static void one_rank_on_nccl_is_as_one_without(void **state)
 }
 
 #ifdef GPU_RANKS_FAKE_NCCL
-/* The stand-in adds in rank order, as the staged backend does. In fp32 both give the same bits. */
+/* The stand-in adds in rank order, like the staged backend. In fp32 both give the same bits. */
 static void ranks_on_nccl_are_as_staged_ones(void **state)
 {
     (void)state;

@@ -92,7 +92,7 @@ static void check_npy(corpus *source, const uint8_t *bytes, size_t size)
     FUZZ_CHECK(at == count, "documents end at %llu", (unsigned long long)at);
 }
 
-/* Windows of shuffled documents hold each token value no more often than the source does. */
+/* Windows of shuffled documents hold each token value at most as often as the source. */
 static void check_sampler(corpus *source, uint64_t length)
 {
     int32_t in[WINDOW_MAX], out[WINDOW_MAX];

@@ -46,7 +46,7 @@ static void check_counts(const job *self)
                "a dimension of 0");
 }
 
-/* The schedule gives a rate that is not NaN and a momentum in [0, 1) at steps that the run has. */
+/* The schedule gives a rate that is not NaN and a momentum in [0, 1) at every step of the run. */
 static void check_schedule(const job *self)
 {
     const uint64_t steps[] = {1, 2, 3, 10, 999, 1000, 1001, self->run.steps / 2, self->run.steps};

@@ -156,8 +156,8 @@ static void import_into(const char *name, const char *dir, const char *set)
         fail_msg("%s", err_text());
 }
 
-/* Any job of the same model continues from an import, whatever its other keys are. A job of another
- * model does not. */
+/* Any job of the same model continues from an import, with any values of its other keys. A job of
+ * another model does not. */
 static void jobs_go_on_from_an_import(void **state)
 {
     (void)state;

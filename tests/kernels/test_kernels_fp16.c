@@ -56,8 +56,8 @@ static uint16_t *repeat(float value, uint64_t count)
 /* ---- conversions ---- */
 
 /* Every pair of types over every 16-bit pattern, or over patterns of all kinds of fp32. The result
- * has the bits of dtype_convert, except that fp16 to fp32 quiets NaN as IEEE's operation does. The
- * odd count leaves a remainder in every vector width. */
+ * has the bits of dtype_convert, except that fp16 to fp32 quiets NaN (IEEE 754). The odd count
+ * leaves a remainder in every vector width. */
 static void conversions(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
-/* Compares the costs that model_pass_costs states with the work that a pass really does. Every
+/* Compares the costs that model_pass_costs states with the real work of a pass. Every
  * product with its shape, and every attention, is counted on its way to the reference kernels;
- * bytes of row-wise kernels are counted by the arguments that the kernels get. A gradient that a step
- * begins gets zeros only where the pass says so, and then ends with the values of one that began as
- * zeros. Argument: the family or variant. */
+ * bytes of row-wise kernels are counted by the arguments that the kernels get. A gradient that a
+ * step begins gets zeros only where the pass says so, and then ends with the values of one that
+ * began as zeros. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
  *
  * The arenas of each rank are cells, one for every 4096 bytes. All cells of 4096 elements (a block)
  * of a state hold one number, so moving, gathering and summing are exact. Each working copy that an
- * op reads is compared with the value that it must have:
+ * op reads is compared with its expected value:
  *
  *   - for a unit that learns: the initial value after as many updates as steps came before, each
  *     update with the sum of all ranks' gradients of its own step;

@@ -1,6 +1,6 @@
-/* How good compiled schedules are. Random jobs of real shapes are compiled. Each either gives
- * programs whose peaks are within the budgets, or is refused with the budgets that it really needs.
- * Simulated time is compared with its bounds:
+/* Measures the quality of compiled schedules. Random jobs of real shapes are compiled. Each either
+ * gives programs whose peaks are within the budgets, or is refused with the budgets that it really
+ * needs. Simulated time is compared with its bounds:
  *
  *   within   at most 5% above the bound (per phase the busiest resource)
  *   order    dependencies alone keep every order of the ops more than 5% above the bound

@@ -47,8 +47,8 @@ static void a_compromise_where_none_is_near_in_all(void **state)
     assert_int_equal(probe_choose_setting(none, 2, 0.98), 1);
 }
 
-/* Whatever the rates are, the chosen setting is near the best of each kind, and no smaller setting
- * is. */
+/* For any rates, the chosen setting is near the best of each kind, and no smaller setting is near
+ * it. */
 static void chosen_settings_keep_their_promise(void **state)
 {
     (void)state;

@@ -430,7 +430,7 @@ static void live_line_fits(void **state)
     assert_true(live_format(&status, 45, text, sizeof text) > 0);
     assert_string_equal(text, "step 120/300  loss 3.2145  1.23k tok/s");
     assert_true(live_format(&status, 5, text, sizeof text) == 5);
-    /* A small buffer cuts the line as a narrow terminal does. */
+    /* A small buffer cuts the line like a narrow terminal. */
     assert_int_equal(live_format(&status, 200, exact, 10), 9);
     assert_string_equal(exact, "step 120/");
 }

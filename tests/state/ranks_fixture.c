@@ -89,7 +89,7 @@ uint64_t ranks_lay_out(const struct ranks_run *self, uint32_t rank, bool begins_
     return count;
 }
 
-/* Fills `data` with the contents that the tile must have: the unit's elements, then zeros. */
+/* Fills `data` with the expected contents of the tile: the unit's elements, then zeros. */
 void ranks_fill_tile(const manifest_extent *tile, unsigned char *data)
 {
     memset(data, 0, tile->size_bytes);

@@ -37,7 +37,7 @@ uint64_t ranks_rest_elems(const struct ranks_run *self, uint32_t unit);
  * unit's first, or from the rank's. */
 uint64_t ranks_lay_out(const struct ranks_run *self, uint32_t rank, bool begins_whole,
                        manifest_extent *out);
-/* Fills `data` with the contents that the tile must have: the unit's elements, then zeros. */
+/* Fills `data` with the expected contents of the tile: the unit's elements, then zeros. */
 void ranks_fill_tile(const manifest_extent *tile, unsigned char *data);
 void ranks_open_rank(struct ranks_run *self, uint32_t rank, uint64_t total_bytes);
 io *ranks_open_io(slab *disk);

@@ -26,8 +26,8 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "tests/state/crash_case.h"
 #include "setup/setup.h"
+#include "tests/state/crash_case.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
@@ -271,7 +271,7 @@ static void forget_run(trial *self)
     fixture_remove(job_name);
 }
 
-/* True if the error names the last commit, in one of the forms that messages have. */
+/* True if the error names the last commit, in one of the forms of the messages. */
 static bool names_commit(const char *error, uint64_t step)
 {
     static const char *const forms[] = {"last good commit is of step ", "last commit is of step ",

@@ -1,5 +1,5 @@
 /* A clean stop and its resumption give the bits of an uninterrupted run. A run that cannot be
- * resumed is refused with a sentence that says what to do. With the arguments "victim DIR" the
+ * resumed is refused with a sentence that names the next step. With the arguments "victim DIR" the
  * program is the run that kills itself. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,8 +18,8 @@
 #include "base/log.h"
 #include "format/manifest.h"
 #include "state/verify.h"
-#include "train/train.h"
 #include "tests/train/train_fixture.h"
+#include "train/train.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 2, .hidden = 128};
 

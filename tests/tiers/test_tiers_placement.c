@@ -169,7 +169,7 @@ static void two_sockets_gpu_on_second(void **state)
     assert_group(&plan.compute, "16-31,48-63", 1);
     assert_group(&plan.io, "16-31,48-63", 8);
     assert_int_equal(plan.note_count, 0);
-    asked.update.threads = 20; /* more than the socket has: the other socket helps */
+    asked.update.threads = 20; /* larger than the socket's memory: the other socket helps */
     plan = plan_of(&machine, &asked, 200, 0);
     assert_group(&plan.update, "0-31", 20);
     assert_memory(&plan.host, ARENA_BIND, "1");

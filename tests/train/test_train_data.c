@@ -237,7 +237,7 @@ static json_t *line_of(const char *name, size_t idx)
 }
 
 /* The same windows as one micro-batch of four and as four of one. The step's mean is over the
- * targets of all windows, however many each one has. */
+ * targets of all windows, with any number of them in each. */
 static void the_mean_is_over_the_step(void **state)
 {
     (void)state;

@@ -72,7 +72,7 @@ static void placements_give_equal_bits(void **state)
 /* ---- what is committed
  * ------------------------------------------------------------------------- */
 
-/* Frozen extents stay as they were after one step, in as many bytes as a param has. All others
+/* Frozen extents are unchanged after one step, in the bytes of the param dtype. All others
  * change. */
 static void frozen_params_never_change(void **state)
 {

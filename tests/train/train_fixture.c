@@ -311,7 +311,7 @@ void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets 
     fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
     job *asked = fixture_job(name, shape, &small);
     struct setup_summary plan;
-    assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
+    assert_int_equal(setup_plan_on(asked, &(struct setup_plan_options){0}, &plan), ERR_NO_FIT);
     job_destroy(asked);
     static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
     for (int i = 0; i < 2; i++) {
