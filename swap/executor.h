@@ -94,8 +94,8 @@ typedef struct run_totals run_totals;
 
 typedef struct executor executor;
 
-/* -EINVAL for a lane of depth 0. ERR_INTERNAL if a program needs a lane that is not given, or writes
- * a home ahead of the norm that decides. -ENOMEM. */
+/* -EINVAL for a lane of depth 0. ERR_INTERNAL if a program needs a lane that is not given, or
+ * writes a home ahead of the norm that decides. -ENOMEM. */
 int executor_create(const executor_config *config, executor **out) MUST_CHECK;
 void executor_destroy(executor *self); /* does not destroy the lanes; NULL is allowed */
 

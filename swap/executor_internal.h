@@ -1,6 +1,6 @@
 /* Shared by the files of the executor: the executor and its per-program tables. executor.c calls
- * executor_prepare.c, which makes the tables at creation, and paranoid.c, which overwrites memory in
- * paranoid mode. */
+ * executor_prepare.c, which makes the tables at creation, and paranoid.c, which overwrites memory
+ * in paranoid mode. */
 #ifndef SLUICE_SWAP_EXECUTOR_INTERNAL_H
 #define SLUICE_SWAP_EXECUTOR_INTERNAL_H
 

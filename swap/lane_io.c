@@ -1,6 +1,7 @@
 /* The lane of reads and writes over one io object. See lane_io.h.
  *
- *   submit ─► io_submit       io_poll ─► requests of both directions, in order of completion ─► poll
+ *   submit ─► io_submit
+ *   io_poll ─► requests of both directions, in order of completion ─► poll
  *
  * With a table of sums or of places, a thread stands before and after io (sum_thread.h):
  *
@@ -292,7 +293,8 @@ static lane_request *finish_job(lane_io *self, const swapi_sum_job *job)
     return finish_request(self, slot, rc, now_ns);
 }
 
-/* What is left when `max` is reached keeps the descriptor of io or of the thread readable. */
+/* Requests that remain when `max` is reached keep the descriptor of io or of the thread readable.
+ * */
 static int io_lane_poll(lane *base, lane_request **done, size_t max)
 {
     lane_io *self = (lane_io *)base;

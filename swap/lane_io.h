@@ -28,8 +28,8 @@ struct lane_io_config {
 };
 typedef struct lane_io_config lane_io_config;
 
-/* Creates the lane. Offsets of buffers in the nvme arena are addresses of the slab, except for state
- * with places. One op is one io_request. submit returns -EAGAIN if the transport is full.
+/* Creates the lane. Offsets of buffers in the nvme arena are addresses of the slab, except for
+ * state with places. One op is one io_request. submit returns -EAGAIN if the transport is full.
  *
  * An op with op.behind may be submitted while that op is in flight. Its transfers wait in the queue
  * until all transfers of the other op are with the kernel (io_request.behind); a write is summed
@@ -51,7 +51,7 @@ typedef struct lane_io_config lane_io_config;
  * thread that sums has copies (swap/place_table.h says what the commit may read meanwhile).
  *
  * A read that differs fails with ERR_CORRUPT; the text names the state, bytes, offset and path of
- * the file, both sums and what to do. A thread of the lane ("sluice-sums") sums, so that the
+ * the file, both sums and the next step. A thread of the lane ("sluice-sums") sums, so that the
  * drives' queues stay full meanwhile: 0.03 s of a core per GB with AVX2. It exists only if there is
  * something to sum or compare.
  *

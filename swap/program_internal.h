@@ -80,7 +80,7 @@ typedef struct swapi_check swapi_check;
 /* Sorts the values and drops duplicates. Returns how many are left. */
 uint64_t swapi_sort_distinct(uint64_t *values, uint64_t count);
 
-/* The index of the last of the sorted values that is at most `most`; values[0] is. */
+/* The index of the last of the sorted values that is at most `most`; values[0] must be. */
 uint64_t swapi_last_upto(const uint64_t *values, uint64_t count, uint64_t most);
 
 /* program_access.c: proves for each buffer that reads of transients follow writes of the same

@@ -1,11 +1,11 @@
 /* The simulated drive: its bytes, its cache and its queue. See sim.h. One
- * thread, except for sim_store_sync. Memory comes from base/mem at creation, and more for the cache's
- * log as it grows (a sync empties the log and keeps its memory).
+ * thread, except for sim_store_sync. Memory comes from base/mem at creation, and more for the
+ * cache's log as it grows (a sync empties the log and keeps its memory).
  *
- * The cache is a log of replaced bytes. The drives' bytes are what reads see, and each write since the
- * last sync saves the bytes that it replaced. Undoing the log from the newest write to the oldest
- * gives the bytes as at the sync, and leaves the written bytes in the log. A loss of power then
- * applies some of these writes again, in an order of its own. */
+ * The cache is a log of replaced bytes. The drives' bytes are what reads see, and each write since
+ * the last sync saves the bytes that it replaced. Undoing the log from the newest write to the
+ * oldest gives the bytes as at the sync, and leaves the written bytes in the log. A loss of power
+ * then applies some of these writes again, in an order of its own. */
 #include "tiers/sim.h"
 
 #include <assert.h>

@@ -13,8 +13,8 @@
 
 struct stat;
 
-/* ---- readers of /proc, sysfs and control groups (system_memory.c, topology_read.c): they use stack
- * buffers, and descriptors only during the call; any thread ---- */
+/* ---- readers of /proc, sysfs and control groups (system_memory.c, topology_read.c): they use
+ * stack buffers, and descriptors only during the call; any thread ---- */
 
 /* Reads a small file into text[capacity] and ends it with 0; a longer file is cut. Returns the
  * bytes read, or -errno without a message. */

@@ -2,7 +2,7 @@
  * buffer's address, and its growth with the number of ops. `sluice plan` waits this long, and so
  * does every run before its first step.
  *
- *   bench_compile        with the common options of bench.h; it finds configs/models.json as sluice does
+ *   bench_compile        with the common options of bench.h; finds configs/models.json like sluice
  *
  * The models are GPT-2 124M and 1.5B on a described desktop, and GPT-2's shape with 10^12
  * parameters on a described DGX-2, so nothing depends on this machine's hardware except the time.

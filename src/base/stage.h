@@ -1,4 +1,4 @@
-/* What a step computes, as numbers: the stages in the order of the forward, and their passes.
+/* A step's computations as numbers: the stages in the order of the forward, and their passes.
  * src/model makes them (model/model.h says how a model is cut into stages), src/setup adds what a
  * machine needs for them, and src/plan plans with them. All figures are of one micro-batch. */
 #ifndef SLUICE_BASE_STAGE_H
@@ -12,8 +12,8 @@
 /* The work that each micro-batch does while the params of the pass's units are on the device.
  *
  * All passes of a phase run in order, for every micro-batch. A backward follows its own recompute,
- * or directly its forward if `saved` was kept. What a pass wrote to a buffer must stay until the
- * last pass of the phase that uses the buffer, also through passes that do not use it
+ * or directly its forward if `saved` was kept. A buffer keeps its contents from the pass that
+ * writes it until the last pass of the phase that uses it, also through passes that do not use it
  * (ACCESS_NONE). No pass reads a part of a buffer that no pass has written yet. */
 struct pass {
     uint32_t units[2];

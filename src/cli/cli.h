@@ -53,7 +53,7 @@ struct cli_option {
 };
 typedef struct cli_option cli_option;
 
-/* What a command does if a launcher such as mpirun starts it in several processes. */
+/* How a command behaves if a launcher such as mpirun starts it in several processes. */
 enum cli_launch {
     CLI_ONE_PROCESS, /* it is refused */
     CLI_EACH_ALONE,  /* each process runs it */

@@ -1,4 +1,5 @@
-/* Prints plans, runs and profiles, for people and as JSON. Main thread; only before and after the steps. */
+/* Prints plans, runs and profiles, for people and as JSON. Main thread; only before and after the
+ * steps. */
 #ifndef SLUICE_CLI_CLI_REPORT_H
 #define SLUICE_CLI_CLI_REPORT_H
 

@@ -1,8 +1,8 @@
 /* The loops of the exchange: rounding to the wire type, and sums in rank order.
  *
  * One body (sum.c) is compiled per instruction set. All of them give the same bits: conversions use
- * integer arithmetic (as src/base/dtype.h), and each element and rank takes one IEEE addition. Pure;
- * any thread; nothing is allocated. `wire` is the type in which a contribution travels. */
+ * integer arithmetic (as src/base/dtype.h), and each element and rank takes one IEEE addition.
+ * Pure; any thread; nothing is allocated. `wire` is the type in which a contribution travels. */
 #ifndef SLUICE_COMM_SUM_H
 #define SLUICE_COMM_SUM_H
 

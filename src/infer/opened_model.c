@@ -72,7 +72,7 @@ static bool is_set(const char *block, const char *const *set, uint32_t set_count
     return false;
 }
 
-/* What config.json of a checkpoint says. */
+/* The model that config.json of a checkpoint describes. */
 struct stated {
     /* The key that sets the dtype in which it was saved, which is then used to compute; "" if that
      * is fp32 or not known. */

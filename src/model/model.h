@@ -220,8 +220,8 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
                       uint64_t count, float *master);
 
 /* The memory of one call: one pass of a stage, one micro-batch. A buffer that the pass does not use
- * (struct pass) may be NULL. All buffers are device memory and no two overlap. output and input_grad
- * serve as scratch before their value is written. */
+ * (struct pass) may be NULL. All buffers are device memory and no two overlap. output and
+ * input_grad serve as scratch before their value is written. */
 struct model_call {
     const void *params[2]; /* whole flat vectors of the pass's units, in `type` */
     float *grads[2];       /* backward: their fp32 accumulators; NULL: frozen, or not wanted */
@@ -250,12 +250,12 @@ struct model_call {
 };
 typedef struct model_call model_call;
 
-/* One pass of one phase. The forward of embed and blocks writes output, that of the head only losses
- * (evaluation). In the backward, blocks first recompute `saved` from input unless `saved_is_valid`;
- * the head does forward, losses and backward; gradients are added to grads, or begin them
- * (model_call.fresh). For a cut stage `saved` holds what its passes leave for each other.
- * `saved_is_valid` means, for the backward of an uncut stage, that the caller kept `saved` from the
- * forward. For a cut stage it has no effect: its `saved` is always filled. */
+/* One pass of one phase. The forward of embed and blocks writes output, that of the head only
+ * losses (evaluation). In the backward, blocks first recompute `saved` from input unless
+ * `saved_is_valid`; the head does forward, losses and backward; gradients are added to grads, or
+ * begin them (model_call.fresh). For a cut stage `saved` holds what its passes leave for each
+ * other. `saved_is_valid` means, for the backward of an uncut stage, that the caller kept `saved`
+ * from the forward. For a cut stage it has no effect: its `saved` is always filled. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 

@@ -203,8 +203,8 @@ struct model_products {
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
     modeli_origin *origins; /* [unit_count] */
-    /* Of a whole block and a whole head, by enum modeli_layer; a chunk of rows, and the last,
-     * shorter chunk. */
+    /* The products of a whole block by enum modeli_layer, of a whole head (a chunk of rows and
+     * the last, shorter chunk), and of one row. */
     modeli_linear layers[MODELI_LAYER_DOWN + 1], logits[2], row_logits;
     kernel_attention *attention; /* NULL before model_prepare */
     /* All products, one for each shape. */
@@ -274,8 +274,7 @@ uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes);
 /* The shapes of an adapter's A and B. */
 modeli_linear modeli_inner_linear(const model *self, const modeli_adapter *adapter);
 modeli_linear modeli_outer_linear(const model *self, const modeli_adapter *adapter);
-/* What the adapters of a block add to the DRAM bytes of a forward, and three times to those of a
- * backward. */
+/* DRAM bytes that the adapters of a block add to a forward; a backward gets three times as many. */
 uint64_t modeli_lora_dram_bytes(const model *self);
 
 /* ---- parts: parts.c ----

@@ -299,7 +299,7 @@ int modeli_create_passes(model *self)
     return 0;
 }
 
-/* What follows from all other members of a pass. */
+/* Fills the members of a pass that follow from all others. */
 static void finish_pass(const model *self, enum phase phase, uint32_t stage_idx, uint32_t pass_idx)
 {
     struct pass *pass = &self->stages[stage_idx].passes[phase][pass_idx];

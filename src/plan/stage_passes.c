@@ -6,7 +6,7 @@
  *   backward   [fetch params]            B mb0, B mb1, ...   [close the gradient, or park its sums]
  *
  * An accumulator opens with the first op that adds to it in a step and closes after the last pass
- * that does. In between it stays on the device or, where it has a home, rests there. */
+ * that adds to it. In between it stays on the device or, where it has a home, rests there. */
 #include <assert.h>
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* From the job's words to the numbers that other rooms take: the model, what of it learns, and how
- * optimizer state is stored (base/tile.h). And the lines of a run's identity that say so. Pure. */
+ * optimizer state is stored (base/tile.h). And the matching lines of a run's identity. Pure. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>

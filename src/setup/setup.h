@@ -92,8 +92,8 @@ struct setup_lanes {
     /* Called once before any lane is wrapped, with all programs that may run. */
     int (*begin)(void *user, const program *const *programs, uint32_t program_count);
     /* Replaces *item, a lane that serves this kind. LANE_READ stands for writes too, LANE_H2D for
-     * all copies and LANE_COMPUTE for the cores. The new lane owns the old one, or the call has destroyed the old one. On
-     * failure *item is a valid lane or NULL. */
+     * all copies and LANE_COMPUTE for the cores. The new lane owns the old one, or the call has
+     * destroyed the old one. On failure *item is a valid lane or NULL. */
     int (*wrap)(void *user, enum lane_kind kind, struct lane **item);
     void (*end)(void *user); /* called after the lanes are destroyed, if begin succeeded */
     void *user;

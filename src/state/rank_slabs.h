@@ -59,7 +59,7 @@ uint32_t rank_slabs_fds(const rank_slabs *self, struct pollfd fds[RANK_SLABS_OPE
  * rank, its host, the first path that is missing, and the next step. */
 int rank_slabs_look(const manifest *record, uint32_t rank) MUST_CHECK;
 /* For a record whose ranks each have the whole state: chooses the rank `first` if its files exist,
- * else the first rank whose files do. ERR_INPUT with the message of `first` if there is none. */
+ * else the first rank whose files exist. ERR_INPUT with the message of `first` if there is none. */
 int rank_slabs_choose(const manifest *record, uint32_t first, uint32_t *out) MUST_CHECK;
 /* The rank whose slab an extent is read from; copy_rank if each rank has the whole state. */
 static inline uint32_t rank_slabs_rank_of(const manifest *record, const manifest_extent *extent,

@@ -272,7 +272,7 @@ static int name_new_slabs(struct state_run *self, const manifest *found, manifes
     return rc < 0 ? rc : failpoint("recut.begin");
 }
 
-/* What a move copies to this rank, without the drives. */
+/* The copies of a move to this rank, without the drives. */
 static struct state_recut moved_part(const struct state_run *self, const manifest *found)
 {
     return (struct state_recut){

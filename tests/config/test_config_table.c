@@ -1,5 +1,5 @@
-/* The table of keys: each row is sound, has its own place in struct job, and is listed by --keys and
- * in KEYS.md. */
+/* The table of keys: each row is sound, has its own place in struct job, and is listed by --keys
+ * and in KEYS.md. */
 #include "tests/config/test_config_common.h"
 
 #include "config/config.h"

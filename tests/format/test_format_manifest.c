@@ -160,7 +160,7 @@ static void expect_corrupt(const unsigned char *bytes, size_t count, const char 
 }
 
 /* A slot of another version is not read, and is not taken for a damaged one, whatever follows its
- * first 32 bytes. The refusal names both versions and says what to do. */
+ * first 32 bytes. The refusal names both versions and the next step. */
 static void other_versions_are_refused(void **state)
 {
     (void)state;

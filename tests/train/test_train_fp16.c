@@ -1,6 +1,7 @@
 /* fp16 with a dynamic loss scale against PyTorch's GradScaler (reference/README.md, the curves
  * fp16-*): the same steps skipped at the same scales, the same losses; and a run that is stopped in
- * the middle of a window of the scaler resumes with the same results. Argument: the curve's name. */
+ * the middle of a window of the scaler resumes with the same results. Argument: the curve's name.
+ * */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

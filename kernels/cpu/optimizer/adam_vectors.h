@@ -376,7 +376,7 @@ static inline vec upper_bf16(vec value, vecu rounded)
     return (vec)((vecu)vec_where_nan(value, quieted, (vec)rounded) & 0xffff0000u);
 }
 
-/* Rounded to bf16, still as fp32: ties away from zero, as bf16_working_copy does. */
+/* Rounded to bf16, still as fp32: ties away from zero, like bf16_working_copy. */
 static inline vec vec_bf16_away(vec value)
 {
     return upper_bf16(value, (vecu)value + 0x8000u);
