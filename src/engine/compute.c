@@ -136,17 +136,6 @@ static int run_norm(struct engine *self, const program *prog, const op *item, vo
                                role_address(self, prog, item, ROLE_TARGET));
 }
 
-/* Makes the norm from its complete sum, on the host. */
-static void take_norm(struct engine *self)
-{
-    self->step.grad_norm = sqrt(enginei_norm_total(self)) / self->step.loss_scale;
-    if (comm_is_pretended(self->setup->ranks.comm))
-        /* the norm means nothing then, so no update is skipped because of it */
-        self->step.grad_norm = 1;
-    if (self->setup->plan.update == UPDATE_AFTER_BACKWARD)
-        engine_make_scalars(self); /* the updates that follow in this program use these scalars */
-}
-
 /* Arguments that all optimizers need: the kernels that compute, and the tile's data. */
 struct update_tile {
     const kernel_ops *ops;
@@ -442,7 +431,7 @@ int enginei_finish_op(void *user, const program *prog, const op *item)
 {
     (void)prog;
     if (item->kind == OP_NORM)
-        take_norm(user);
+        enginei_take_norm(user);
     return 0;
 }
 

@@ -27,6 +27,9 @@ int enginei_reduce_norm(const struct engine *self, void *stream, uint32_t part, 
                         double *ordered) MUST_CHECK;
 /* The sum of squares. Call it when all parts are complete. */
 double enginei_norm_total(const struct engine *self);
+/* Sets the step's norm from the complete sum. If the update follows in this program, also makes its
+ * scalars. */
+void enginei_take_norm(struct engine *self);
 
 /* ---- compute.c: callbacks of the lanes' workers; `user` is the engine ---- */
 int enginei_run_op(void *user, const program *prog, const op *item);

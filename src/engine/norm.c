@@ -12,7 +12,7 @@
  *             one on.
  *
  * So the bits are those of the whole tree, wherever the parts begin. The ops run on the worker that
- * computes, or are enqueued on a GPU's stream and write to pinned memory. enginei_norm_total is
+ * computes, or are enqueued on a GPU's stream and write to pinned memory. enginei_take_norm is
  * called when the norm is complete. Scalars are made once a step: when the norm is known or, if the
  * update does not wait for it, before the step. */
 #include <assert.h>
@@ -180,4 +180,14 @@ void engine_make_scalars(struct engine *self)
     double clip = asked->gradient_clipping;
     double factor = clip > 0 ? fmin(1.0, clip / (step->grad_norm + 1e-6)) : 1.0;
     step->scalars.grad_scale = (float)(factor / step->loss_scale);
+}
+
+void enginei_take_norm(struct engine *self)
+{
+    self->step.grad_norm = sqrt(enginei_norm_total(self)) / self->step.loss_scale;
+    if (comm_is_pretended(self->setup->ranks.comm))
+        /* the norm means nothing then, so no update is skipped because of it */
+        self->step.grad_norm = 1;
+    if (self->setup->plan.update == UPDATE_AFTER_BACKWARD)
+        engine_make_scalars(self); /* the updates that follow in this program use these scalars */
 }
