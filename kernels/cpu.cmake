@@ -1,6 +1,6 @@
 # The CPU backend: three parts, each a library that its tests can link alone. Contraction stays off (sluice_options).
 # A loop body is compiled once for each instruction set, by the flags of the set. A part is an interface library that
-# hands on the objects of its object libraries; the global property SLUICE_KERNELS_OBJECTS lists all of these.
+# hands on the objects of its object libraries; the global property SLUICE_OBJECTS (CMakeLists.txt) lists them.
 #
 #   cpu_objects(PART NAME SOURCES ... [FLAGS ...])         adds an object library PART_NAME to PART
 #   cpu_variant(PART SET TABLE SOURCE [FLAG...])           compiles SOURCE for the instruction set SET; its only
@@ -23,7 +23,7 @@ function(cpu_objects PART NAME)
         target_link_libraries(${PART} INTERFACE sluice_options sluice_base OpenMP::OpenMP_C)
     endif()
     target_sources(${PART} INTERFACE $<TARGET_OBJECTS:${objects}>)
-    set_property(GLOBAL APPEND PROPERTY SLUICE_KERNELS_OBJECTS ${objects})
+    set_property(GLOBAL APPEND PROPERTY SLUICE_OBJECTS ${objects})
 endfunction()
 
 function(cpu_variant PART SET TABLE SOURCE)

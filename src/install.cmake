@@ -9,8 +9,8 @@ foreach(module base tiers program executor swap config model plan comm text data
         list(APPEND sluice_objects $<TARGET_OBJECTS:sluice_${module}>)
     endif()
 endforeach()
-get_property(kernels_objects GLOBAL PROPERTY SLUICE_KERNELS_OBJECTS) # of sluice_kernels, which has none of its own
-foreach(objects ${kernels_objects})
+get_property(object_libraries GLOBAL PROPERTY SLUICE_OBJECTS)
+foreach(objects ${object_libraries})
     list(APPEND sluice_objects $<TARGET_OBJECTS:${objects}>)
 endforeach()
 add_library(sluice_api STATIC src/sluice.c) # for tests, which link the modules
