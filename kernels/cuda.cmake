@@ -1,6 +1,6 @@
 # The CUDA backend: compiled by nvcc for GPUs (kernels_cuda, where SLUICE_CUDA_FOUND; else a stub that
 # says that there is none) and, for tests on machines without a GPU, by the host compiler against the
-# simulated GPU (tests/simulated_gpu.cmake), which takes the global property SLUICE_KERNELS_CUDA_SOURCES
+# simulated GPU (tests/cuda/simulated_gpu.cmake), which takes the global property SLUICE_KERNELS_CUDA_SOURCES
 # and has its own stand-in for library.c.
 set(kernels_cuda_names
     context.c backend_ops.c matmul_ops.c matmul_cublas.c attention_ops.c attention_own.c rows_ops.c rows_sparse.c

@@ -168,7 +168,7 @@ static int io_lane_submit(lane *base, lane_request *request)
                        "lane nvme: op %u is a %s or lacks a source or target of its size",
                        request->op_idx, op_kind_name((enum op_kind)request->item->kind));
     if (self->free_count == 0 || io_room(self->config.transport) <= self->summing_count)
-        return err_set(-EAGAIN, "lane nvme: all requests are in flight");
+        return err_set(-EAGAIN, "lane nvme: all %u requests are in flight", self->slot_count);
     const operand *on_drive = is_read ? source : target;
     const operand *in_host = is_read ? target : source;
     io_slot *slot = self->free_slots[self->free_count - 1];
@@ -293,8 +293,7 @@ static lane_request *finish_job(lane_io *self, const swapi_sum_job *job)
     return finish_request(self, slot, rc, now_ns);
 }
 
-/* Requests that remain when `max` is reached keep the descriptor of io or of the thread readable.
- * */
+/* Requests beyond `max` stay where they are and keep the descriptor readable. */
 static int io_lane_poll(lane *base, lane_request **done, size_t max)
 {
     lane_io *self = (lane_io *)base;
@@ -317,8 +316,11 @@ static int io_lane_poll(lane *base, lane_request **done, size_t max)
             count += done[count] != NULL;
         }
     } while (count < max && (found == COLLECT_MAX || (found >= 0 && summed > 0)));
-    self->dead = found < 0;
-    return self->dead ? found : (int)count;
+    if (found < 0) {
+        self->dead = true;
+        return found;
+    }
+    return (int)count;
 }
 
 static int io_lane_event_fd(const lane *base)

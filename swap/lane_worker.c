@@ -144,8 +144,11 @@ static void *worker_main(void *argument)
         list_pop(queue);
         bool was_empty = !self->finished.first;
         list_push(&self->finished, request);
-        if (was_empty)
-            (void)eventfd_write(self->event_fd, 1);
+        if (was_empty) {
+            int rc = eventfd_write(self->event_fd, 1);
+            assert(rc == 0);
+            (void)rc;
+        }
     }
     pthread_mutex_unlock(&self->mutex);
     return NULL;

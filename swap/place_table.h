@@ -13,7 +13,7 @@
  * with one place per extent (run.commit_every 0) both offsets are equal. The same holds for params
  * that do not learn, which are written once, before the first commit.
  *
- * There is no lock. The owner is the executor's thread: the io lanes find an entry when its op is
+ * There is no lock. The owner is the executor's thread: the nvme lane finds an entry when its op is
  * submitted, and use that entry only until the op is complete. The commit's op runs on a thread of
  * its own. Programs order it against every write of state (program_check proves that), so it may
  * read what writes change (newest, sum, has_sum) and the offsets. Writes look at `committed`; so

@@ -180,6 +180,8 @@ swapi_sum_job *swapi_sum_thread_take(swapi_sum_thread *self)
         eventfd_t count;
         (void)eventfd_read(self->event_fd, &count);
         take_done(self);
+        if (self->taken.first && self->taken.first->next) /* its signal was drained just now */
+            (void)eventfd_write(self->event_fd, 1);
     }
     return list_pop(&self->taken);
 }

@@ -11,8 +11,8 @@
  *                                           17% and 29% if the executor's thread sums by itself
  *
  * It costs 0.035 s of a core per GB in all cases. Jobs belong to the caller and are done in order.
- * The thread sleeps while it has no work; nothing is allocated after creation. One thread
- * owns it; only lane_io uses it. */
+ * The thread sleeps while it has no work; nothing is allocated after creation. One thread owns it;
+ * only lane_io uses it. */
 #ifndef SLUICE_SWAP_SUM_THREAD_H
 #define SLUICE_SWAP_SUM_THREAD_H
 

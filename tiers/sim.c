@@ -1,6 +1,6 @@
-/* The simulated drive: its bytes, its cache and its queue. See sim.h. One
- * thread, except for sim_store_sync. Memory comes from base/mem at creation, and more for the
- * cache's log as it grows (a sync empties the log and keeps its memory).
+/* The simulated drive: its bytes, its cache and its queue. See sim.h. One thread, except for
+ * sim_store_sync. Memory comes from base/mem at creation, and more for the cache's log as it grows
+ * (a sync empties the log and keeps its memory).
  *
  * The cache is a log of replaced bytes. The drives' bytes are what reads see, and each write since
  * the last sync saves the bytes that it replaced. Undoing the log from the newest write to the
@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/rng.h"

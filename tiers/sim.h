@@ -10,8 +10,8 @@
  * left. To wait in real time use io_faults.latency_us_max and the stuck fault.
  *
  * The slab says where bytes lie; its files are neither read nor written. A run that is to be
- * resumed needs a store that outlives the io. The io's
- * thread makes all calls; any thread may call sim_store_sync. */
+ * resumed needs a store that outlives the io. The io's thread makes all calls; any thread may call
+ * sim_store_sync. */
 #ifndef SLUICE_TIERS_SIM_H
 #define SLUICE_TIERS_SIM_H
 

@@ -5,9 +5,11 @@
 # per byte, with four digits. A context's counts are smoothed towards the frequencies of the bytes with the weight of
 # one observation, and those frequencies by one observation of each byte, so that no probability is 0.
 set -eu
+LC_ALL=C
+export LC_ALL
 train=${1:?use: bigram.sh TRAIN HELDOUT} heldout=${2:?use: bigram.sh TRAIN HELDOUT}
 for file in "$train" "$heldout"; do
-    [ -r "$file" ] || { echo "bigram.sh: cannot open $file" >&2; exit 2; }
+    [ -f "$file" ] && [ -r "$file" ] || { echo "bigram.sh: cannot open $file" >&2; exit 2; }
 done
 { od -An -v -tu1 "$train"; echo fitted; od -An -v -tu1 "$heldout"; } | awk '
     BEGIN { before = -1 }

@@ -7,6 +7,7 @@
 #define SLUICE_CLI_CLI_H
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -152,8 +153,8 @@ void cli_live_end(void);
 struct cli_progress {
     const char *verb; /* "imported"; for cli_progress_show */
     bool is_shown, is_terminal;
-    bool is_drawn;       /* a line is on the terminal */
-    double told_seconds; /* when the last line was written */
+    atomic_bool is_drawn; /* a line is on the terminal; any thread that logs clears it */
+    double shown_seconds; /* when the last line was written */
 };
 typedef struct cli_progress cli_progress;
 

@@ -23,8 +23,8 @@ struct probe_screen {
     char step[64]; /* the step of the last line */
 };
 
-/* Shows "probe 3/9 nvme /mnt/x: write 1 MiB x 8  20%, 5s left". Off a terminal it shows only the
- * step, at its beginning and every 10 s. */
+/* Shows "probe 3/9 nvme /mnt/x: write 1 MiB x 8  20%, 5s left": on a terminal a line that is
+ * rewritten, else a plain line at the beginning of each step and every 10 s. */
 static void probe_show_progress(void *user, const char *what, double done_share,
                                 double seconds_left)
 {
@@ -36,8 +36,8 @@ static void probe_show_progress(void *user, const char *what, double done_share,
     if (!screen->progress.is_shown || (!is_new && !cli_progress_is_due(&screen->progress, seconds)))
         return;
     memcpy(screen->step, step, sizeof step);
-    cli_progress_draw(&screen->progress, seconds, "probe %.60s  %.0f%%, %s left",
-                      screen->progress.is_terminal ? what : step, 100 * done_share,
+    cli_progress_draw(&screen->progress, seconds, "probe %.*s  %.0f%%, %s left",
+                      screen->progress.is_terminal ? 60 : (int)strlen(what), what, 100 * done_share,
                       cli_duration(seconds_left, left));
 }
 

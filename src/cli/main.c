@@ -59,7 +59,9 @@ static int main_run(const cli_command *command, int argc, char **argv)
         rc = cli_ranks_refuse(command->name);
     if (rc == 0)
         rc = command->run(&operands);
-    return cli_ranks_leave(cli_ranks(), rc, true); /* all ranks have the same arguments */
+    /* In train, all ranks have the same arguments and the same job. After the run, and in other
+     * commands, there is nothing left to leave. */
+    return cli_ranks_leave(cli_ranks(), rc, true);
 }
 
 static int main_dispatch(int argc, char **argv)

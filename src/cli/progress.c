@@ -25,28 +25,27 @@ void cli_progress_begin(cli_progress *self, const char *verb, bool is_shown)
 
 void cli_progress_clear(cli_progress *self)
 {
-    if (self->is_drawn)
+    if (atomic_exchange(&self->is_drawn, false))
         fputs("\r\033[K", stderr);
-    self->is_drawn = false;
 }
 
 bool cli_progress_is_due(const cli_progress *self, double seconds)
 {
     double pause = self->is_terminal ? redraw_seconds : plain_seconds;
-    return self->is_shown && seconds - self->told_seconds >= pause;
+    return self->is_shown && seconds - self->shown_seconds >= pause;
 }
 
 void cli_progress_draw(cli_progress *self, double seconds, const char *format, ...)
 {
     va_list args;
-    self->told_seconds = seconds;
+    self->shown_seconds = seconds;
     fputs(self->is_terminal ? "\r\033[K" : "", stderr);
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
     fputs(self->is_terminal ? "" : "\n", stderr);
     fflush(stderr);
-    self->is_drawn = self->is_terminal;
+    atomic_store(&self->is_drawn, self->is_terminal);
 }
 
 void cli_progress_show(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds)

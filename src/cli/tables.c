@@ -7,6 +7,7 @@
  * parallelism. */
 #include "cli/cli_report.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -264,5 +265,5 @@ int cli_print_max_model(FILE *out, const char *family, const struct setup_max_mo
                 found->next_problem);
     else
         fprintf(out, "next         none: the family ends here\n");
-    return 0;
+    return ferror(out) ? err_errno(EIO, "cannot print") : 0;
 }

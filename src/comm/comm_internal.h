@@ -165,9 +165,8 @@ struct commi_request {
 };
 typedef struct commi_request commi_request;
 
-/* bytes <= INT_MAX. `data` must not change until the request is done. A message goes
- * to the receive of the same rank and order. A receive gets exactly the bytes that it asks
- * for. ERR_BACKEND. */
+/* bytes <= INT_MAX. `data` must not change until the request is done. A message goes to the receive
+ * of the same rank and order. A receive gets exactly the bytes that it asks for. ERR_BACKEND. */
 int commi_mpi_send(comm *self, commi_request *request, const void *data, uint64_t bytes,
                    uint32_t rank) MUST_CHECK;
 int commi_mpi_receive(comm *self, commi_request *request, void *data, uint64_t bytes,

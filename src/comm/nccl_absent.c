@@ -1,4 +1,5 @@
-/* A build without NCCL: the backend nccl is refused, with advice how to get it. See comm.h. */
+/* A build without NCCL: the backend nccl is refused, with advice how to get it. See comm.h.
+ * Compiled without the warning about unused parameters. */
 #include <errno.h>
 
 #include "comm/comm_internal.h"

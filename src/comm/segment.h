@@ -66,8 +66,7 @@ struct segment {
 typedef struct segment segment;
 
 /* Makes and maps a segment with zeroed data: a memfd, or a file called `name` if that is not NULL,
- * which the caller deletes (shm_unlink).
- * -errno; *self is then unmapped. */
+ * which the caller deletes (shm_unlink). -errno; *self is then unmapped. */
 int segment_create(uint64_t data_bytes, uint64_t token, const char *name, segment *self) MUST_CHECK;
 /* Maps the segment of another process: its memfd, or the file called `name` if that is not NULL.
  * -ENOENT, -EACCES and others: it cannot be opened. -ENXIO: it is a different file. */

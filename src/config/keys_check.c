@@ -2,7 +2,6 @@
  * Allocates nothing. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -180,8 +179,8 @@ static int check_size(const struct place *at, const json_t *value)
     return 0;
 }
 
-/* Checks a core set, in which no blanks are allowed. Whether the machine has these cores is checked
- * at the place of use. */
+/* Checks a core set, in which no blanks are allowed. Numbers are below CORE_SET_MAX; whether the
+ * machine has these cores is checked at the place of use. */
 static int check_cores(const struct place *at, const json_t *value)
 {
     char shown[CONFIGI_VALUE_BYTES];

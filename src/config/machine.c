@@ -229,8 +229,11 @@ static int put_value(const configi_reader *reader, const char *path, const json_
                      const configi_key *key, void *member)
 {
     size_t length = json_string_length(value);
-    uint64_t whole = json_is_integer(value) ? (uint64_t)json_integer_value(value)
-                                            : (uint64_t)json_real_value(value);
+    uint64_t whole = 0;
+    if (json_is_integer(value))
+        whole = (uint64_t)json_integer_value(value);
+    else if (key->type == CONFIGI_SIZE || key->type == CONFIGI_INT) /* checked: it is in range */
+        whole = (uint64_t)json_real_value(value);
     switch (key->type) {
     case CONFIGI_STRING:
         if (length >= key->member_bytes || strlen(json_string_value(value)) != length)

@@ -2,7 +2,6 @@
  * on a GPU the call is enqueued on a stream. Runs on the workers' threads, or (GPU) on the
  * executor's. Reads the step's scalars, which change only between programs and when the norm is
  * complete. Allocates nothing. The norm itself is in norm.c. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

@@ -170,7 +170,9 @@ struct model {
     uint32_t unit_count, stage_count;
     model_unit *units;
     struct stage *stages; /* final after model_prepare */
-    struct pass *passes;  /* of all stages, one stage after the other, phase by phase */
+    /* of all stages, one stage after the other, phase by phase; final after model_prepare, except
+     * that setup adds their seconds and changes flops and dram_bytes of a watched run */
+    struct pass *passes;
     uint64_t pass_count;
     uint64_t param_count;     /* true parameters of the whole model; a tied embedding counts once */
     uint64_t learning_count;  /* parameters that learn */

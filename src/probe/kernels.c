@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -4,7 +4,6 @@
  *   CPU   one thread copies both ways within host memory, so the two directions share its rate.
  *         Nothing is pinned there, so both kinds of memory have the same figures. */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 

@@ -54,7 +54,8 @@ struct setup {
     /* The same model for calls of one token, if there is a cache of keys and values; else NULL. */
     model *single;
     plan_job plan;
-    struct stage *stages;
+    struct stage
+        *stages; /* [stage_count] of net, as the plan takes them; the passes are net's own */
     uint64_t *unit_elems;    /* [unit_count] */
     uint8_t *stays_gathered; /* [unit_count] plan_job.stays_gathered */
     /* [unit_count] 1: the unit does not learn, so its params are part of the state. All 0 with

@@ -3,7 +3,6 @@
 #include "state/run_view.h"
 #include "config/config.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -26,7 +26,7 @@
  *
  *   lane_pace_config paced = {.rates = {...}, .programs = programs, .program_count = n};
  *   TRY(lane_pace_create(&paced, &pace));
- *   TRY(lane_pace_wrap(pace, read_lane, &read_lane));   the same for write, copies, comm
+ *   TRY(lane_pace_wrap(pace, io_lane, &io_lane));       in both of its slots; the same for copies, comm
  *   TRY(lane_pace_wrap(pace, NULL, &cores_lane));       in both of its slots
  *
  * The executor's thread makes all calls, including those of the lanes. One executor at a time. */

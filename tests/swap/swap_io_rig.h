@@ -1,4 +1,4 @@
-/* An executor over a slab for one program: the nvme lanes on a transport by name ("uring", "pool",
+/* An executor over a slab for one program: the nvme lane on a transport by name ("uring", "pool",
  * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after
  * cmocka.h. */
 #ifndef SLUICE_TESTS_SWAP_IO_RIG_H
@@ -77,7 +77,7 @@ static void io_rig_open_transport(io_rig *self, const io_faults *faults)
                            .regions = &region,
                            .region_count = 1,
                            .request_capacity =
-                               2 * IO_RIG_DEPTH - 2, /* the lanes must cope with less */
+                               2 * IO_RIG_DEPTH - 2, /* the lane must cope with less */
                            .stuck_ns = self->stuck_ns,
                            .test = &(io_test){.faults = faults},
                            .store = self->bytes};

@@ -1,4 +1,4 @@
-/* The read and write lanes over real files, with real worker lanes beside them: random programs
+/* The lane of reads and writes over real files, with real worker lanes beside them: random programs
  * give the values of serial execution, on io_uring, on the thread pool and on the simulated drive,
  * also where transfers are slow, short and out of order; errors stop the run. Some runs are paced.
  * The argument names the transport. */

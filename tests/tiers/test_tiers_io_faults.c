@@ -291,7 +291,7 @@ static void a_stuck_transfer_ends_the_queue(void **state)
     (void)state;
     enum { STUCK_MS = 10, STOP_MS = 50 };
     int fds = helper_count_fds(), unit = 9;
-    io *well = create(NULL, 0); /* a sparse store takes its memory here and not below */
+    io *well = create(NULL, 0); /* what the first use allocates is not counted below */
     assert_int_equal(io_transfer(well, IO_WRITE, 0, memory.base, 4 * TRANSFER_BYTES), 0);
     io_destroy(well);
     mem_stats before, after;

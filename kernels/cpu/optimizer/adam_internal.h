@@ -35,7 +35,7 @@ struct adami_scalars {
     float decay;                  /* fma(-learning_rate, weight_decay, 1) if decoupled, else 1 */
     float correction2;            /* 1 / bias_correction2_sqrt */
     float epsilon;
-    float minus_step; /* -(learning_rate / bias_correction1); without the division but for Adam */
+    float minus_step; /* Adam: -(learning_rate / bias_correction1); others: -learning_rate */
 };
 typedef struct adami_scalars adami_scalars;
 
