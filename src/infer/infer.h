@@ -95,10 +95,10 @@ struct infer_evaluate_result {
     double seconds; /* time of computing */
 };
 
-/* Computes the loss of a trained model on files. The files form one text, as in training. Each token
- * but the first is predicted once, in order: windows that overlap (stride < context) count only the
- * targets that no earlier window has counted. ERR_INPUT for files with fewer than two tokens;
- * ERR_NO_FIT; ERR_STOPPED. */
+/* Computes the loss of a trained model on files. The files form one text, as in training. Each
+ * token but the first is predicted once, in order: windows that overlap (stride < context) count
+ * only the targets that no earlier window has counted. ERR_INPUT for files with fewer than two
+ * tokens; ERR_NO_FIT; ERR_STOPPED. */
 int infer_evaluate(const struct infer_evaluate_options *options,
                    struct infer_evaluate_result *result) MUST_CHECK;
 

@@ -26,8 +26,9 @@
  *
  *   lane_pace_config paced = {.rates = {...}, .programs = programs, .program_count = n};
  *   TRY(lane_pace_create(&paced, &pace));
- *   TRY(lane_pace_wrap(pace, io_lane, &io_lane));       in both of its slots; the same for copies, comm
- *   TRY(lane_pace_wrap(pace, NULL, &cores_lane));       in both of its slots
+ *   TRY(lane_pace_wrap(pace, io_lane, &io_lane));      the same for copies, comm
+ *   TRY(lane_pace_wrap(pace, NULL, &cores_lane));
+ *   A lane that serves two kinds is put in both of their slots.
  *
  * The executor's thread makes all calls, including those of the lanes. One executor at a time. */
 #ifndef SLUICE_TESTS_LANE_PACE_H
