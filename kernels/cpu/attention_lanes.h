@@ -6,6 +6,7 @@
  *   lanes_fma(a, b, c)            a*b + c, rounded once; twice in the base set, which may have no
  *                                 fused operation
  *   lanes_max, lanes_min          the larger (or smaller) of a and b; b if either is NaN
+ *   lanes_where_nan(v, a, b)      a where v is NaN, else b
  *   lanes_to_fp16, lanes_of_fp16  narrows to fp16, ties to even, a result above 65504 becomes
  *                                 infinity; widens */
 #ifndef SLUICE_KERNELS_CPU_ATTENTION_LANES_H
@@ -52,6 +53,12 @@ static inline lanes lanes_min(lanes a, lanes b)
     return _mm512_min_ps(a, b);
 }
 
+static inline lanes lanes_where_nan(lanes value, lanes where_nan, lanes otherwise)
+{
+    __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    return _mm512_mask_blend_ps(is_nan, otherwise, where_nan);
+}
+
 static inline lane_halves lanes_to_fp16(lanes a)
 {
     return (lane_halves)_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -80,6 +87,11 @@ static inline lanes lanes_min(lanes a, lanes b)
     return _mm256_min_ps(a, b);
 }
 
+static inline lanes lanes_where_nan(lanes value, lanes where_nan, lanes otherwise)
+{
+    return _mm256_blendv_ps(otherwise, where_nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+}
+
 static inline lane_halves lanes_to_fp16(lanes a)
 {
     return (lane_halves)_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
@@ -105,6 +117,11 @@ static inline lanes lanes_max(lanes a, lanes b)
 static inline lanes lanes_min(lanes a, lanes b)
 {
     return lanes_select((lane_bits)(a < b), a, b);
+}
+
+static inline lanes lanes_where_nan(lanes value, lanes where_nan, lanes otherwise)
+{
+    return lanes_select((lane_bits)(value != value), where_nan, otherwise);
 }
 
 static inline lane_halves lanes_to_fp16(lanes a)
@@ -173,7 +190,7 @@ static inline lanes lanes_exponent(lanes a)
 static inline lanes lanes_round_bf16(lanes a)
 {
     lane_bits bits = (lane_bits)a, up = bits + 0x7fffu + (bits >> 16 & 1u);
-    lanes rounded = lanes_select((lane_bits)(a != a), (lanes)(bits | 0x400000u), (lanes)up);
+    lanes rounded = lanes_where_nan(a, (lanes)(bits | 0x400000u), (lanes)up);
     return (lanes)((lane_bits)rounded & 0xffff0000u);
 }
 
