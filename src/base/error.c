@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 static _Thread_local char err_thread_text[ERR_TEXT_BYTES];
 
 int err_set(int code, const char *format, ...)
@@ -16,7 +18,7 @@ int err_set(int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    memcpy(err_thread_text, text, sizeof text);
+    utf8_visible(text, strlen(text), "", err_thread_text, sizeof err_thread_text);
     return code;
 }
 

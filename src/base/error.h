@@ -32,7 +32,8 @@ struct err_record {
 };
 typedef struct err_record err_record;
 
-/* Stores the formatted text as this thread's error and returns `code` (which must be negative). */
+/* Stores the formatted text as this thread's error and returns `code` (which must be negative). The
+ * text becomes one line that cannot control a terminal (utf8_visible): it often quotes files. */
 __attribute__((format(printf, 2, 3))) int err_set(int code, const char *format, ...);
 
 /* As err_set, and appends ": <text of errno_value>". Returns -errno_value. */

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
+
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
 static enum log_level log_threshold = LOG_INFO;
 static void (*log_hook)(void *user);
@@ -45,16 +47,14 @@ void log_set_prefix(const char *prefix)
 
 void log_line(enum log_level level, const char *format, ...)
 {
-    char line[2048];
-    int used = snprintf(line, sizeof line, "sluice: %s%s", log_prefix,
-                        level == LOG_WARN ? "warning: " : "");
+    char text[2048], line[2048 + sizeof log_prefix + 32];
     va_list args;
     va_start(args, format);
-    int more = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    size_t bytes = (size_t)used + (more > 0 ? (size_t)more : 0);
-    if (bytes > sizeof line - 2)
-        bytes = sizeof line - 2;
+    size_t bytes = (size_t)snprintf(line, sizeof line, "sluice: %s%s", log_prefix,
+                                    level == LOG_WARN ? "warning: " : "");
+    bytes += utf8_visible(text, strlen(text), "", line + bytes, sizeof line - bytes - 1);
     line[bytes++] = '\n';
 
     pthread_mutex_lock(&log_mutex);

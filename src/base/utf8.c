@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 int utf8_character(const char *at, size_t left)
@@ -75,10 +76,37 @@ size_t utf8_stream_end(utf8_stream *self, char *out)
     return has_some ? replace(out) : 0;
 }
 
-char *utf8_on_one_line(char *text)
+/* Writes one character of `length` bytes, or, if length is below 1, one byte that is none. Returns
+ * the bytes written. */
+static size_t show_character(const char *at, int length, const char *kept,
+                             char piece[UTF8_VISIBLE_BYTES + 1])
 {
-    for (char *byte = text; *byte != '\0'; byte++)
-        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
-            *byte = '?';
-    return text;
+    unsigned char first = (unsigned char)at[0];
+    unsigned char second = length == 2 ? (unsigned char)at[1] : 0;
+    bool is_c1 = length == 2 && first == 0xc2 && second < 0xa0;
+    bool is_c0 = length == 1 && (first < ' ' || first == 0x7f);
+    if (length < 1)
+        return (size_t)snprintf(piece, UTF8_VISIBLE_BYTES + 1, "\\x%02x", first);
+    if (is_c1 || (is_c0 && (first == '\0' || !strchr(kept, first))))
+        return (size_t)snprintf(piece, UTF8_VISIBLE_BYTES + 1, "\\u%04x", is_c1 ? second : first);
+    memcpy(piece, at, (size_t)length);
+    return (size_t)length;
+}
+
+size_t utf8_visible(const char *text, size_t count, const char *kept, char *out, size_t out_bytes)
+{
+    size_t written = 0;
+    assert(out_bytes > 0);
+    for (size_t at = 0; at < count;) {
+        char piece[UTF8_VISIBLE_BYTES + 1];
+        int length = utf8_character(text + at, count - at);
+        size_t piece_bytes = show_character(text + at, length, kept, piece);
+        if (written + piece_bytes >= out_bytes)
+            break;
+        memcpy(out + written, piece, piece_bytes);
+        written += piece_bytes;
+        at += length > 0 ? (size_t)length : 1;
+    }
+    out[written] = '\0';
+    return written;
 }

@@ -1,4 +1,4 @@
-/* UTF-8: one character of a text, and streams of text.
+/* UTF-8: one character of a text, streams of text, and text that a terminal may show.
  *
  * A stream turns bytes that arrive in pieces into UTF-8 that is valid after each piece. A sequence
  * that is incomplete at the end of a piece is held back until the next piece completes it. Each
@@ -33,8 +33,13 @@ size_t utf8_stream_add(utf8_stream *self, const char *bytes, size_t count, char 
  * most utf8_stream_room(0) bytes. */
 size_t utf8_stream_end(utf8_stream *self, char *out);
 
-/* Replaces control characters in place by '?', so that the text stays on one line of a message.
- * Returns `text`. */
-char *utf8_on_one_line(char *text);
+/* Copies text from an unknown source so that it cannot control a terminal: a control character (C0,
+ * DEL, C1) becomes \u001b, as in JSON, and a byte that belongs to no character becomes \x9b.
+ * Control characters that `kept` lists stay as they are. The copy ends with a zero byte and is cut
+ * between characters if it does not fit. Returns its length. A piece of `count` bytes takes at most
+ * UTF8_VISIBLE_BYTES times as many, and the zero. err_set and log_line apply it to every message,
+ * and src/cli/terminal.c to what a terminal gets. */
+enum { UTF8_VISIBLE_BYTES = 6 };
+size_t utf8_visible(const char *text, size_t count, const char *kept, char *out, size_t out_bytes);
 
 #endif

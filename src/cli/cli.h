@@ -118,6 +118,18 @@ void cli_exit_as(bool speaks, bool at_once);
  * nothing. */
 const volatile sig_atomic_t *cli_stop_install(const char *what);
 
+/* --- terminal.c --- */
+
+/* From here on, if standard output is a terminal, control characters in what is printed become
+ * visible text: \u001b. Line ends and tabs stay. Any other output gets the bytes as they are. Call
+ * it once, before anything is printed. */
+void cli_terminal_begin(void);
+/* For --raw: what is printed from here on reaches a terminal unchanged. */
+void cli_terminal_raw(void);
+/* Writes a sequence of our own that controls the terminal, such as "\r\033[K", after what was
+ * printed before. */
+void cli_terminal_control(const char *sequence);
+
 /* --- threads.c --- */
 
 /* Restarts the process once, so that OpenMP threads without work sleep soon instead of spinning on

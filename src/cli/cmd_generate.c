@@ -19,7 +19,7 @@ static struct {
     cli_texts set;
     const char *prompt_file;
     struct infer_generate_options options;
-    bool json, quiet;
+    bool json, quiet, is_raw;
     char *file_text; /* the content of --prompt-file */
 } asked = {.options = {.token_count = 256, .seed = 1, .temperature = 0.8}};
 
@@ -69,6 +69,10 @@ static const cli_option options[] = {
      .target = &asked.set},
     {"json", CLI_FLAG, NULL, "one JSON object at the end: ids, text, seconds (default: the text)",
      .target = &asked.json},
+    {"raw", CLI_FLAG, NULL,
+     "control characters of the text reach a terminal (default: it shows them as\n"
+     "\\u001b; a pipe or a file gets the text as it is, with and without --raw)",
+     .target = &asked.is_raw},
     {"quiet", CLI_FLAG, NULL, "the text alone, without log lines and speed (default: with them)",
      .target = &asked.quiet},
 };
@@ -234,6 +238,8 @@ static int generate_run(const cli_texts *operands)
 {
     if (asked.quiet)
         log_set_level(LOG_WARN);
+    if (asked.is_raw)
+        cli_terminal_raw();
     int rc = take_prompt();
     if (rc == 0) {
         made.ids = json_array();

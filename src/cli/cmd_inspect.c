@@ -195,17 +195,22 @@ static int inspect_print_json(const char *run_dir, const struct state_inspect_su
     return cli_print_json(stdout, inspect_lists_json(object, sum));
 }
 
-static bool asks_json;
+static bool asks_json, is_raw;
 
 static const cli_option options[] = {
     {"json", CLI_FLAG, NULL, "one JSON object, sizes in bytes (default: tables)",
      .target = &asks_json},
+    {"raw", CLI_FLAG, NULL,
+     "names reach a terminal unchanged (default: control characters as \\u001b)",
+     .target = &is_raw},
 };
 
 static int inspect_run(const cli_texts *operands)
 {
     const char *run_dir = operands->items[0];
     int rc = 0;
+    if (is_raw)
+        cli_terminal_raw();
     log_set_level(LOG_QUIET);                /* the warnings of a job concern its training */
     static struct state_inspect_summary sum; /* large */
     TRY(state_inspect(run_dir, &sum));

@@ -59,7 +59,9 @@ static void verify_show_damage(void *user, const struct state_damage *damage)
     snprintf(line, sizeof line, "damage: %s%s at byte %" PRIu64 ", %" PRIu64 " bytes: %s%s", place,
              damage->path, damage->file_offset, damage->size_bytes, damage->reason, sums);
     cli_progress_clear(user);
-    puts(utf8_on_one_line(line)); /* also if a path contains line breaks */
+    char shown[SHOWN_TEXT_BYTES];
+    utf8_visible(line, strlen(line), "", shown, sizeof shown);
+    puts(shown); /* also if a path contains line breaks */
     fflush(stdout);
 }
 

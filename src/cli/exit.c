@@ -53,9 +53,6 @@ void cli_print_error(int code)
     int used =
         snprintf(line, sizeof line - 1, "sluice: %s%s", code == ERR_STOPPED ? "" : "error: ", text);
     size_t bytes = used < (int)sizeof line - 1 ? (size_t)used : sizeof line - 2;
-    for (size_t i = 0; i < bytes; i++)
-        if ((unsigned char)line[i] < ' ')
-            line[i] = ' ';
     line[bytes++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, bytes);
     (void)written; /* there is no place to report a broken stderr */

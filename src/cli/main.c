@@ -102,6 +102,7 @@ static int main_fill_standard_files(void)
 int main(int argc, char **argv)
 {
     int rc = main_fill_standard_files();
+    cli_terminal_begin();
     if (rc == 0)
         rc = failpoint_init(); /* only tests set failpoints */
     if (rc == 0)

@@ -81,7 +81,7 @@ static void live_draw(void)
         columns = window.ws_col - 1u; /* the last column would wrap on some terminals */
     live_format(&live.last, columns, text, sizeof text);
     snprintf(line, sizeof line, "\r%s\033[K", text);
-    live_write(line);
+    cli_terminal_control(line);
     atomic_store(&live.shown, true);
     live.drawn_ns = clock_ns();
 }

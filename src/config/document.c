@@ -7,13 +7,11 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "base/utf8.h"
 #include "config/config_internal.h"
 
 bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key)
 {
     int length = snprintf(path, CONFIGI_PATH_BYTES, "%s%s%s", parent, parent[0] ? "." : "", key);
-    utf8_on_one_line(path);
     return length < CONFIGI_PATH_BYTES;
 }
 
@@ -36,7 +34,7 @@ int configi_error(const configi_reader *reader, const char *path, const char *fo
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return err_set(ERR_CONFIG, "%s: %s: %s", label(reader, path), path, utf8_on_one_line(text));
+    return err_set(ERR_CONFIG, "%s: %s: %s", label(reader, path), path, text);
 }
 
 bool configi_is_absent(const configi_key *row, const json_t *value)

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/utf8.h"
 #include "config/hf_config_internal.h"
 
 int hfi_error(const hfi_config *self, const char *key, const char *format, ...)
@@ -15,7 +14,7 @@ int hfi_error(const hfi_config *self, const char *key, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return err_set(ERR_CONFIG, "%s: %s: %s", self->file, key, utf8_on_one_line(text));
+    return err_set(ERR_CONFIG, "%s: %s: %s", self->file, key, text);
 }
 
 const json_t *hfi_get(const hfi_config *self, const char *key)

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/utf8.h"
 #include "config/config_internal.h"
 
 /* DeepSpeed's oldest form, "zero_optimization": true, is stage 1; false is stage 0. */
@@ -192,7 +191,6 @@ static int apply_one(configi_reader *reader, const char *argument)
     const char *equals = strchr(argument, '=');
     char shown[CONFIGI_VALUE_BYTES];
     snprintf(shown, sizeof shown, "%s", argument);
-    utf8_on_one_line(shown);
     if (!equals || equals == argument)
         return err_set(ERR_CONFIG, "--set %s: write key.path=value, as in run.steps=100", shown);
     char *path = reader->set_paths[reader->set_count];

@@ -9,7 +9,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/utf8.h"
 #include "config/config_internal.h"
 
 /* The position of configi_strip. Output never overtakes input, so both share the buffer. */
@@ -159,9 +158,9 @@ int configi_parse(const char *file, const char *text, size_t text_bytes, bool an
     mem_free(copy);
     if (stripped_bytes < 0)
         return (int)stripped_bytes;
-    if (!*doc) /* the library's message quotes the file as it is */
+    if (!*doc)
         return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column,
-                       utf8_on_one_line(error.text));
+                       error.text);
     return 0;
 }
 
@@ -224,7 +223,6 @@ static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
         shown--;
     snprintf(text, CONFIGI_VALUE_BYTES, "\"%.*s%s\"", (int)shown, value,
              shown < length ? "..." : "");
-    utf8_on_one_line(text);
 }
 
 char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES])

@@ -19,7 +19,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/utf8.h"
 #include "data/data_internal.h"
 
 enum {
@@ -191,14 +190,14 @@ static int find_type(struct header *self, datai_type *type)
         return err_set(ERR_INPUT,
                        "the NumPy file %s holds elements of type %s, which are not tokens; store "
                        "integers, such as uint16, int32, uint32 or int64",
-                       self->path, utf8_on_one_line(self->descr));
+                       self->path, self->descr);
     *type = (datai_type){.bytes = (uint32_t)(descr[2] - '0'), .is_signed = descr[1] == 'i'};
     if (type->bytes == 1 || strchr(orders, descr[0]))
         return 0;
     return err_set(ERR_INPUT,
                    "the NumPy file %s holds elements of type %s, in big-endian order; store them "
                    "little-endian",
-                   self->path, utf8_on_one_line(self->descr));
+                   self->path, self->descr);
 }
 
 /* Checks type, shape and the file's length against each other. */

@@ -22,7 +22,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/utf8.h"
 #include "data/data_internal.h"
 #include "data/prepare_internal.h"
 #include "data/token_file.h"
@@ -375,7 +374,7 @@ static int look_at_lines(prepare_work *self, int fd, const prepare_options *opti
             rc = err_set(ERR_INPUT,
                          "%s: the first line is not a JSON object (%s); to read the file as text, "
                          "set data.format to text",
-                         self->path, line ? "another value" : utf8_on_one_line(error.text));
+                         self->path, line ? "another value" : error.text);
         else
             self->is_chat = json_object_get(line, "messages") != NULL;
         json_decref(line);

@@ -13,7 +13,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/utf8.h"
 #include "data/data_internal.h"
 #include "data/prepare_internal.h"
 
@@ -266,5 +265,4 @@ void prepi_encode(const prepi_rules *rules, prepi_piece *piece)
     piece->failed.code = 0;
     if (rc < 0)
         err_save(&piece->failed, rc);
-    utf8_on_one_line(piece->failed.text); /* the text quotes the file */
 }

@@ -11,8 +11,8 @@ const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES])
 {
     size_t used = 0, most = FORMAT_SHOWN_BYTES - sizeof "...";
     while (text[used] && used < most) {
-        unsigned char byte = (unsigned char)text[used];
-        out[used++] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
+        out[used] = text[used];
+        used++;
     }
     if (text[used]) { /* do not cut within a character */
         while (used > 0 && ((unsigned char)text[used] & 0xc0u) == 0x80u)

@@ -22,8 +22,8 @@ int format_json_parse(const char *path, const char *text, uint64_t text_bytes,
                       const format_json_limits *limits, json_t **out) MUST_CHECK;
 /* Does the same for a regular file. Returns ERR_INPUT also if there is none. */
 int format_json_read(const char *path, const format_json_limits *limits, json_t **out) MUST_CHECK;
-/* Copies untrusted text so that it can stand in a message: without control characters that act on a
- * terminal, and cut at the end of a character. Returns `out`. */
+/* Copies text of any length, cut at the end of a character, so that it can stand in a message.
+ * Returns `out`. */
 enum { FORMAT_SHOWN_BYTES = 128 };
 const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES]);
 

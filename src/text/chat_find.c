@@ -10,7 +10,6 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/utf8.h"
 #include "text/chat.h"
 
 enum { FILE_MAX_BYTES = 16 << 20 };
@@ -108,7 +107,7 @@ static int read_template(const char *tokenizer_name, char **out)
     mem_free(text);
     if (!config)
         return err_set(ERR_INPUT, "tokenizer_config.json beside %s: line %d: %s", tokenizer_name,
-                       error.line, utf8_on_one_line(error.text));
+                       error.line, error.text);
     const char *found = template_in(config);
     int rc = 0;
     if (found) {

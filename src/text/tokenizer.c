@@ -9,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/utf8.h"
 #include "text/tokenizer_internal.h"
 
 enum { JIT_STACK_FIRST = 32768, JIT_STACK_MOST = 8 << 20 };
@@ -120,14 +119,6 @@ static int open_file(tokenizer *self, const char *name)
     return toki_config_read(self, name);
 }
 
-/* Messages quote files from unknown sources: removes the bytes that could control a terminal. */
-static int clean_text(int rc)
-{
-    char text[ERR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", err_text());
-    return err_set(rc, "%s", utf8_on_one_line(text));
-}
-
 int tokenizer_open(const char *name, tokenizer **out)
 {
     *out = NULL;
@@ -139,7 +130,7 @@ int tokenizer_open(const char *name, tokenizer **out)
     int rc = strcmp(name, "bytes") == 0 ? open_bytes(self) : open_file(self, name);
     if (rc < 0) {
         tokenizer_close(self);
-        return clean_text(rc);
+        return rc;
     }
     *out = self;
     return 0;

@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
+#include "base/utf8.h"
 
 static void sizes_parse(void **state)
 {
@@ -162,13 +163,42 @@ static void errors(void **state)
     assert_string_equal(err_name(-EIO), "EIO");
 }
 
+static const char *visible(const char *text, const char *kept, size_t room)
+{
+    static char out[64];
+    assert_true(room <= sizeof out);
+    size_t length = utf8_visible(text, strlen(text), kept, out, room);
+    assert_int_equal(length, strlen(out));
+    return out;
+}
+
+/* What a file holds cannot control the terminal that a message is shown on. */
+static void text_is_made_visible(void **state)
+{
+    (void)state;
+    assert_string_equal(visible("plain \xc3\xa9 \xf0\x9f\x99\x82", "", 64),
+                        "plain \xc3\xa9 \xf0\x9f\x99\x82");
+    assert_string_equal(visible("\x1b[31m\x07\x7f", "", 64), "\\u001b[31m\\u0007\\u007f");
+    assert_string_equal(visible("\xc2\x9b"
+                                "2J \xc2\xa0",
+                                "", 64),
+                        "\\u009b2J \xc2\xa0"); /* C1 */
+    assert_string_equal(visible("a\n\tb\r", "\n\t", 64), "a\n\tb\\u000d");
+    assert_string_equal(visible("\x9b \xe2\x82", "", 64), "\\x9b \\xe2\\x82"); /* no characters */
+    assert_string_equal(visible("ab\x1b", "", 8), "ab"); /* cut before what does not fit */
+    assert_string_equal(visible("ab\xc3\xa9", "", 4), "ab");
+    err_set(-EIO, "tensor %s\nof 2", "\x1b]0;x\x07");
+    assert_string_equal(err_text(), "tensor \\u001b]0;x\\u0007\\u000aof 2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_parse),    cmocka_unit_test(fp16_round_trip),
-        cmocka_unit_test(bf16_rounding),  cmocka_unit_test(memory_is_counted),
-        cmocka_unit_test(random_numbers), cmocka_unit_test(tiles),
-        cmocka_unit_test(tile_formats),   cmocka_unit_test(errors),
+        cmocka_unit_test(sizes_parse),          cmocka_unit_test(fp16_round_trip),
+        cmocka_unit_test(bf16_rounding),        cmocka_unit_test(memory_is_counted),
+        cmocka_unit_test(random_numbers),       cmocka_unit_test(tiles),
+        cmocka_unit_test(tile_formats),         cmocka_unit_test(errors),
+        cmocka_unit_test(text_is_made_visible),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,13 @@
 /* The command line's parts: options, suggestions, exit statuses, durations. */
 #include <errno.h>
+#include <pty.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -165,12 +168,84 @@ static void durations(void **state)
     assert_string_equal(cli_duration(1e300, text), "?");
 }
 
+/* Reads what `child` prints to a terminal, or to a pipe. */
+static void read_output(bool is_terminal, void (*child)(void), char text[128])
+{
+    int fds[2], fd = -1;
+    assert_int_equal(pipe(fds), 0);
+    fflush(stdout);
+    pid_t pid = is_terminal ? forkpty(&fd, NULL, NULL, NULL) : fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        if (!is_terminal)
+            dup2(fds[1], STDOUT_FILENO);
+        cli_terminal_begin();
+        child();
+        fflush(stdout);
+        _exit(0);
+    }
+    close(fds[1]);
+    size_t used = 0;
+    ssize_t got;
+    while ((got = read(is_terminal ? fd : fds[0], text + used, 127 - used)) > 0)
+        used += (size_t)got;
+    text[used] = '\0';
+    close(fds[0]);
+    if (is_terminal)
+        close(fd);
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
+static void print_unsafe(void)
+{
+    printf("\x1b[2J\t\xc2");
+    fflush(stdout); /* a character in two writes */
+    printf("\x9b"
+           "0m \xc3");
+    fflush(stdout);
+    printf("\xa9\n");
+}
+
+static void print_raw(void)
+{
+    cli_terminal_raw();
+    printf("\x1b[2J");
+}
+
+static void print_control(void)
+{
+    printf("a\x1b");
+    cli_terminal_control("\x1b[K");
+}
+
+/* The terminal ends a line by \r\n. */
+static void terminal_gets_no_control_characters(void **state)
+{
+    (void)state;
+    char text[128];
+    read_output(true, print_unsafe, text);
+    assert_string_equal(text, "\\u001b[2J\t\\u009b0m \xc3\xa9\r\n");
+    read_output(false, print_unsafe, text);
+    assert_string_equal(text, "\x1b[2J\t\xc2\x9b"
+                              "0m \xc3\xa9\n");
+    read_output(true, print_raw, text);
+    assert_string_equal(text, "\x1b[2J");
+    read_output(true, print_control, text);
+    assert_string_equal(text, "a\\u001b\x1b[K");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_are_read), cmocka_unit_test(wrong_lines_are_refused),
-        cmocka_unit_test(too_many_texts),   cmocka_unit_test(nearest_names),
-        cmocka_unit_test(exit_statuses),    cmocka_unit_test(durations),
+        cmocka_unit_test(options_are_read),
+        cmocka_unit_test(wrong_lines_are_refused),
+        cmocka_unit_test(too_many_texts),
+        cmocka_unit_test(nearest_names),
+        cmocka_unit_test(exit_statuses),
+        cmocka_unit_test(durations),
+        cmocka_unit_test(terminal_gets_no_control_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -147,7 +147,7 @@ static const struct hostile hostile_headers[] = {
      "a key \"more\" that is not known"},
     {"{" TENSOR("", "F32", "[6]", "0", "24") "}",
      "is empty, longer than 200 bytes, or has control"},
-    {"{" TENSOR("a\\u001b[2J", "F32", "[6]", "0", "24") "}", "\"a?[2J\" is empty, longer"},
+    {"{" TENSOR("a\\u001b[2J", "F32", "[6]", "0", "24") "}", "\"a\\u001b[2J\" is empty, longer"},
     {"{\"a\":[[[[[[[[1]]]]]]]]}", "nested more than 3 deep"},
 };
 
