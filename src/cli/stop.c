@@ -3,22 +3,39 @@
 
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { STOP_TEXT_BYTES = 128 };
+enum {
+    STOP_TEXT_BYTES = 128,
+    /* One request may arrive as several signals: `timeout -s INT` and some launchers signal the
+     * process and then its process group. Nobody presses Ctrl-C twice in this time. */
+    STOP_REPEAT_MS = 250,
+};
 
 static volatile sig_atomic_t stop_requested;
+static struct timespec requested_at;    /* written once, before stop_requested is set */
 static char stop_text[STOP_TEXT_BYTES]; /* constant once a handler is installed */
 static size_t stop_text_bytes;
+
+static bool is_repeat(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (now.tv_sec - requested_at.tv_sec) * 1000 +
+               (now.tv_nsec - requested_at.tv_nsec) / 1000000 <
+           STOP_REPEAT_MS;
+}
 
 static void stop_handler(int number)
 {
     int saved_errno = errno;
-    if (stop_requested) {
+    if (stop_requested && !is_repeat()) {
         /* The default action, as if there were no handler; it comes when this handler returns. */
         signal(number, SIG_DFL);
         raise(number);
-    } else {
+    } else if (!stop_requested) {
+        clock_gettime(CLOCK_MONOTONIC, &requested_at);
         stop_requested = 1;
         ssize_t written = write(STDERR_FILENO, stop_text, stop_text_bytes);
         (void)written;

@@ -1,5 +1,5 @@
 /* The program as people stop it: SIGTERM and SIGINT between steps, within commits and before the
- * first step, a second signal, and a second process on the same run directory. Exit 75 and the same
+ * first step, several signals at once, a second one, and a second process on the same run directory. Exit 75 and the same
  * command goes on, to the bits of the run that nobody stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -184,16 +184,29 @@ static void stops_within_commits_go_on(void **state)
     }
 }
 
+/* `timeout -s INT` and some launchers signal a process, and then the group in which it is. */
+static void signals_at_once_are_one_request(void **state)
+{
+    (void)state;
+    begin_case(21);
+    pid_t child = start("commit.synced=sleep:50ms");
+    await_commit(child, 1);
+    for (int i = 0; i < 3; i++)
+        kill(child, SIGINT);
+    assert_exit(child, EXIT_STOPPED);
+    finish_and_compare();
+}
+
 /* The second signal ends the process at once, in the middle of a commit; the commit before is
  * there. */
 static void second_signal_ends_it_at_once(void **state)
 {
     (void)state;
     begin_case(21);
-    pid_t child = start("commit.synced=sleep:400ms");
+    pid_t child = start("commit.synced=sleep:800ms");
     await_commit(child, 1);
     kill(child, SIGTERM);
-    if (crash_ends_within(child, 50000000))
+    if (crash_ends_within(child, 300000000)) /* longer than one request may take (cli/stop.c) */
         fail_msg("it was to be in a commit for longer: %s", says());
     kill(child, SIGTERM);
     int status = crash_wait(child);
@@ -239,6 +252,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopped_runs_go_on),
         cmocka_unit_test(stops_within_commits_go_on),
+        cmocka_unit_test(signals_at_once_are_one_request),
         cmocka_unit_test(second_signal_ends_it_at_once),
         cmocka_unit_test(a_stop_before_the_first_step_goes_on),
         cmocka_unit_test(second_process_is_refused),
