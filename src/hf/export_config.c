@@ -15,6 +15,7 @@
 #include "format/hf_checkpoint.h"
 #include "hf/hf_internal.h"
 #include "state/run_dir.h"
+#include "text/tokenizer.h"
 
 static const format_json_limits config_limits = {
     .bytes_max = 16 << 20, .values_max = 1 << 20, .depth_max = 32};
@@ -286,6 +287,23 @@ static void find_tokenizer(const job *asked, char out[FILE_PATH_BYTES])
         out[0] = '\0';
 }
 
+/* True if the run reads text as bytes. Where the job does not say so, its data may be token files
+ * of any tokenizer; only a vocabulary of 256 is certain. */
+static bool reads_bytes(const job *asked)
+{
+    return strcmp(asked->data.tokenizer, "bytes") == 0 &&
+           (asked->data.tokenizer_is_given ||
+            (!asked->model.hf[0] && asked->model.vocab_size == 256));
+}
+
+static int write_bytes_tokenizer(const char *dir)
+{
+    TRY(hfi_write_json(dir, "tokenizer.json", tokenizer_bytes_document(), JSON_INDENT(1)));
+    json_t *config = json_pack("{s:s, s:b}", "tokenizer_class", "PreTrainedTokenizerFast",
+                               "clean_up_tokenization_spaces", 0);
+    return hfi_write_json(dir, "tokenizer_config.json", config, JSON_INDENT(1));
+}
+
 int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type, uint64_t *count)
 {
     char side_dir[FILE_PATH_BYTES], tokenizer_dir[FILE_PATH_BYTES];
@@ -312,5 +330,7 @@ int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type
         TRY(copied);
         *count += (uint64_t)copied;
     }
+    if (reads_bytes(run->asked))
+        TRY(write_bytes_tokenizer(dir));
     return write_config(run, side_dir, dir, type);
 }

@@ -102,7 +102,8 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
  *
  * Writes config.json of the run's model with this dtype, and copies the other side files.
  * config.json is that of the checkpoint that the run began with, or a new one. The others come from
- * there and from the run's tokenizer. *count: files copied, without config.json. */
+ * there and from the run's tokenizer. *count: files copied, without config.json. The files of the
+ * tokenizer "bytes" are made. */
 int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type,
                          uint64_t *count) MUST_CHECK;
 

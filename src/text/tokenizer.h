@@ -35,6 +35,10 @@ void tokenizer_close(tokenizer *self); /* NULL is allowed */
 /* The path of a file beside the files of a tokenizer of this name. ERR_INPUT if it is too long. */
 int tokenizer_beside(const char *name, const char *file_name, char out[FILE_PATH_BYTES]) MUST_CHECK;
 
+/* The tokenizer "bytes" as a tokenizer.json, which the library and tokenizer_open read. The ids of
+ * valid UTF-8 are the same. A document of jansson, which the caller releases; NULL: no memory. */
+struct json_t *tokenizer_bytes_document(void) MUST_CHECK;
+
 /* All ids are below this number (highest id + 1, added tokens included). */
 uint64_t tokenizer_vocab(const tokenizer *self);
 /* The token that ends, or begins, a document; -1 if there is none. */

@@ -40,7 +40,7 @@ src/report: swap/program.h src/base
 src/setup: src/config src/model src/plan src/comm src/format kernels tiers swap/program.h src/base
 src/engine: +src/setup swap src/report
 src/state: +src/engine
-src/hf: +src/state
+src/hf: +src/state src/text
 src/infer: +src/hf src/data src/text
 src/train: +src/infer
 src/profile: +src/train

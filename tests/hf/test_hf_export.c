@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "hf/hf.h"
 #include "tests/hf/hf_fixture.h"
+#include "text/tokenizer.h"
 
 static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(300), llama = HF_FIXTURE_LLAMA(300);
 
@@ -123,6 +124,41 @@ static void checkpoints_come_back_bit_for_bit(void **state)
         round_trip(&shape, &form, cuts ? "model.max_part_bytes=30000" : NULL,
                    is_sharded ? 60000 : 0, is_sharded ? 3 : 1);
     }
+}
+
+/* A run on bytes has no files of a tokenizer to copy: the export makes them. */
+static void a_run_on_bytes_is_exported_with_its_tokenizer(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "In the beginning:\n\tca\xc3\xb1on  \xe2\x82\xac 10\xf0\x9f\x90\x8e\r\n'tis \x7f";
+    const hf_fixture_form form = {.type = DTYPE_BF16};
+    const tokenize_options options = {.adds_special = true};
+    struct hf_import_summary in;
+    struct hf_export_summary out;
+    tokenizer *read;
+    token_list list = {0};
+    make_checkpoint("model", &llama, &form);
+    fresh("run");
+    fresh("again");
+    expect_good(import("model", "run", "data.tokenizer=bytes", &in));
+    expect_good(export("run", "again", NULL, 0, false, &out));
+    assert_true(is_there("again/tokenizer_config.json"));
+    expect_good(tokenizer_open(hf_fixture_path("again"), &read));
+    assert_int_equal(tokenizer_vocab(read), 256);
+    assert_int_equal(tokenizer_end_id(read), -1);
+    expect_good(tokenizer_encode(read, text, sizeof text, &options, &list));
+    assert_int_equal(list.count, sizeof text);
+    for (size_t i = 0; i < list.count; i++)
+        assert_int_equal(list.ids[i], (unsigned char)text[i]);
+    for (int32_t id = 0; id < 256; id++) {
+        size_t bytes;
+        const char *token = tokenizer_token_bytes(read, id, true, &bytes);
+        assert_int_equal(bytes, 1);
+        assert_int_equal((unsigned char)token[0], id);
+    }
+    token_list_fini(&list);
+    tokenizer_close(read);
 }
 
 /* Another dtype is another rounding of the same masters. */
@@ -303,6 +339,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(checkpoints_come_back_bit_for_bit),
+        cmocka_unit_test(a_run_on_bytes_is_exported_with_its_tokenizer),
         cmocka_unit_test(other_dtypes_are_rounded),
         cmocka_unit_test(weights_beyond_fp16_are_refused),
         cmocka_unit_test(damage_is_found_and_nothing_is_exported),
