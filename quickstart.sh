@@ -88,7 +88,7 @@ if command -v ccache >/dev/null 2>&1; then
         CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 fi
 cmake --preset release >/dev/null
-cmake --build --preset release -j "$(nproc)" --target sluice
+cmake --build --preset release -j "$(nproc)" --target installable
 
 say "making the text"
 make_text

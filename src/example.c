@@ -4,10 +4,12 @@
  *   ./example job.json [steps between evaluations] [evaluations without a better loss] [directory]
  *
  * The job is an ordinary one with data.valid; its run.steps is the largest number of steps. If a
- * directory is named, the trained model is written there as a Hugging Face checkpoint. The program
- * can be killed at any time and started again: it resumes from the last commit, like `sluice
- * train`. Under mpirun each process is a rank. The exit status is that of the command, and 0 if
- * training ended by itself. */
+ * directory is named, it must be new or empty; the trained model is written there as a Hugging Face
+ * checkpoint. The program can be killed at any time and started again: it resumes from the last
+ * commit, like `sluice train`. Under mpirun each process is a rank. The exit status is that of the
+ * command, and 0 if training ended by itself. */
+#include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -68,6 +70,19 @@ static int train(sluice_run *run, uint64_t every, unsigned patience)
     return SLUICE_DONE;
 }
 
+/* True if sluice_export can take the directory: it does not exist yet, or it is empty. */
+static int is_free(const char *path)
+{
+    int entry_count = 0;
+    DIR *directory = opendir(path);
+    if (!directory)
+        return errno == ENOENT;
+    while (readdir(directory))
+        entry_count++;
+    closedir(directory);
+    return entry_count <= 2; /* "." and ".." */
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -79,6 +94,11 @@ int main(int argc, char **argv)
     long patience = argc > 3 ? strtol(argv[3], NULL, 10) : 3;
     if (every < 1 || patience < 1) {
         fprintf(stderr, "example: steps and patience are whole numbers of 1 or more\n");
+        return SLUICE_WRONG;
+    }
+    if (argc > 4 && !is_free(argv[4])) { /* now, and not after hours of training */
+        fprintf(stderr, "example: %s is not an empty directory: name another one for the model\n",
+                argv[4]);
         return SLUICE_WRONG;
     }
     sluice_run *run;

@@ -1,5 +1,6 @@
 # What `cmake --install` puts where: the binary, one archive of all folders with its public header and
-# pkg-config file (src/config installs the job files). Included by the top level after all folders.
+# pkg-config file, and the job files. Included by the top level after all folders. The target
+# `installable` builds no more than that.
 include(GNUInstallDirs)
 
 # libsluice.a: the objects of every library, so that a user links one file.
@@ -55,9 +56,23 @@ if(SLUICE_SENTENCEPIECE_FOUND) # C++; who links with a C compiler must name its 
 endif()
 configure_file(${PROJECT_SOURCE_DIR}/src/sluice.pc.in ${PROJECT_BINARY_DIR}/src/sluice.pc @ONLY)
 
+add_custom_target(installable DEPENDS sluice_archive $<TARGET_NAME_IF_EXISTS:sluice>)
+# First of all rules, so that an install without a build installs nothing.
+set(installed_files "$<TARGET_FILE:sluice_archive>")
+if(TARGET sluice)
+    list(APPEND installed_files "$<TARGET_FILE:sluice>")
+endif()
+install(CODE "
+    foreach(file ${installed_files})
+        if(NOT EXISTS \"\${file}\")
+            message(FATAL_ERROR \"\${file} is not built. This builds all that is installed: \"
+                    \"cmake --build ${PROJECT_BINARY_DIR} --target installable\")
+        endif()
+    endforeach()")
 install(TARGETS sluice_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES src/sluice.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_BINARY_DIR}/src/sluice.pc DESTINATION ${pc_dir})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice)
 install(FILES src/example.c LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET sluice)
     install(TARGETS sluice RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

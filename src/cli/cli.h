@@ -112,10 +112,10 @@ void cli_exit_as(bool speaks, bool at_once);
 /* --- stop.c --- */
 
 /* From here on SIGINT, SIGTERM and SIGUSR1 ask for a stop. The first signal sets the flag that is
- * returned; the second one ends the process immediately, unless it comes so soon that both are one
- * request (stop.c). A signal that was ignored at the start stays ignored. mpirun passes SIGUSR1 on to its ranks without killing them, unlike the others.
- * `what` is the text that the first signal prints, such as "stopping when this step is done"; NULL:
- * nothing. */
+ * returned; a second one ends the process immediately, unless it comes so soon that both are one
+ * request (stop.c). A signal that was ignored at the start stays ignored. mpirun passes SIGUSR1 on
+ * to its ranks without killing them, unlike the others. `what` is the text that the first signal
+ * prints, such as "stopping when this step is done"; NULL: nothing. */
 const volatile sig_atomic_t *cli_stop_install(const char *what);
 
 /* --- terminal.c --- */

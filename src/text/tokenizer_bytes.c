@@ -1,5 +1,5 @@
-/* The tokenizer "bytes" as the tokenizer.json of a checkpoint: byte-level BPE without merges, whose id of a
- * byte is the byte's value. See tokenizer.h. */
+/* The tokenizer "bytes" as a tokenizer.json: byte-level BPE without merges. The id of a byte is the
+ * byte's value. See tokenizer.h. */
 #include <jansson.h>
 
 #include "text/tokenizer_internal.h"

@@ -11,6 +11,16 @@ build=$(cd "${1:?use: check_install.sh BUILD CC}" && pwd)
 compiler=${2:-cc}
 make_scratch check_install
 
+# The build's own script, with an archive that is not built.
+mkdir "$scratch/unbuilt"
+sed "s|$build/src/libsluice.a|$scratch/unbuilt/libsluice.a|g" "$build/cmake_install.cmake" \
+    >"$scratch/unbuilt/cmake_install.cmake"
+call cmake --install "$scratch/unbuilt" --prefix "$scratch/empty"
+[ $status -ne 0 ] || fail "cmake --install without a build"
+tr -s '\n ' '  ' <"$scratch/err" | grep -qF "cmake --build $build --target installable" ||
+    fail "cmake --install without a build does not say how to build"
+[ ! -e "$scratch/empty" ] || fail "cmake --install without a build installed something"
+
 call cmake --install "$build" --prefix "$scratch/prefix"
 [ $status -eq 0 ] || stop "cmake --install"
 pc_file=$(find "$scratch/prefix" -name sluice.pc)
@@ -91,6 +101,11 @@ says out 'at step 6 of 6' "the example, which goes on from its last commit"
 for name in config.json model.safetensors; do
     [ -s "$scratch/model/$name" ] || fail "the example exported no $name"
 done
+sed "s|$scratch/ours|$scratch/more|" "$scratch/ours.json" >"$scratch/more.json"
+call "$scratch/example" "$scratch/more.json" 3 2 "$scratch/model"
+exits 2 "the example with a directory that is full"
+says err "$scratch/model is not an empty directory" "the example with a directory that is full"
+[ ! -e "$scratch/more" ] || fail "the example trained before it refused the directory"
 call "$scratch/example" "$scratch/small.json"
 exits 3 "a job that does not fit"
 says err host "a job that does not fit"

@@ -1,6 +1,6 @@
 /* The program as people stop it: SIGTERM and SIGINT between steps, within commits and before the
- * first step, several signals at once, a second one, and a second process on the same run directory. Exit 75 and the same
- * command goes on, to the bits of the run that nobody stopped. */
+ * first step; several signals at once, a second one, and a second process on the same run
+ * directory. Exit 75 and the same command goes on, to the bits of the run that nobody stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -184,7 +184,7 @@ static void stops_within_commits_go_on(void **state)
     }
 }
 
-/* `timeout -s INT` and some launchers signal a process, and then the group in which it is. */
+/* `timeout -s INT` and some launchers signal a process and then its process group. */
 static void signals_at_once_are_one_request(void **state)
 {
     (void)state;
