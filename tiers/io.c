@@ -1,5 +1,5 @@
-/* Requests, which are cut into transfers and put together again, and the watch over their time. See
- * io.h for the contract and io_internal.h for the layers below. Owner thread only, except io_sync.
+/* Requests, which are cut into transfers and put together again. See io.h for the contract and
+ * io_internal.h for the layers below. Owner thread only, except io_sync.
  * io_create (io_open.c) allocates everything.
  *
  *   request   QUEUED --issue_one--> ISSUED (all transfers out) --finish--> DONE --io_poll--> caller
@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "base/failpoint.h"
@@ -26,15 +25,6 @@
 
 /* After so many tries in a row that move nothing, EAGAIN counts as an error. */
 enum { IO_RETRIES_MAX = 4096 };
-
-enum { WATCH_TEXT_BYTES = 160, WATCH_DOUBLINGS_MAX = 40 };
-
-/* A process that a signal has stopped finds all limits passed, with completions about to arrive. So
- * a late transfer is given up only if it is still out after this part of the limit, and after a
- * second at the most. */
-enum { WATCH_GRACE_PART = 16 };
-
-#define WATCH_GRACE_NS_MAX 1000000000u
 
 static_assert(IO_READ == 0 && IO_WRITE == 1, "directions index the statistics");
 
@@ -102,12 +92,6 @@ static bool is_behind(const io_request *request)
     return other && other->result >= 0 && other->issued_bytes < other->size_bytes;
 }
 
-/* True if transfers are watched for their time. */
-static bool watches_time(const io *self)
-{
-    return self->stuck_ns || self->stop_ns;
-}
-
 /* ---- transfers ---- */
 
 static void hand_over(io *self, tieri_transfer *item)
@@ -115,10 +99,9 @@ static void hand_over(io *self, tieri_transfer *item)
     self->out_count++;
     self->stats.transfers[item->direction]++;
     item->ask_bytes = item->left_bytes;
-    if (watches_time(self) && item->retry_count == 0) {
+    if (tieri_watches(self) && item->retry_count == 0) {
         item->issued_ns = clock_ns();
         item->late_ns = 0;
-        item->report_count = 0;
     }
     if (!self->faults.active || tieri_faults_before(&self->faults, item))
         self->backend->submit(self->state, item);
@@ -300,147 +283,6 @@ static uint32_t collect(io *self)
     return count;
 }
 
-/* ---- the watch over time ----
- *
- *   nothing out --issue--> look_ns = now + first limit --timer--> look: report, or give up
- *        ^                                                   |    look_ns = next limit
- *        '----------------- timer, and nothing out ----------'
- *
- * It wakes the owner when a held completion is due, names transfers that do not come back, and
- * gives them up after a while. The owner sleeps in poll(2) without a limit, so the timer is part of
- * the descriptor that it sleeps on. While transfers come and go the timer is not touched: it fires
- * once within the first limit and then looks at what is in flight. */
-
-static uint64_t grace_ns(const io *self)
-{
-    return size_min(self->stop_ns / WATCH_GRACE_PART, WATCH_GRACE_NS_MAX);
-}
-
-/* How long the transfer may be in flight before the next warning about it. */
-static uint64_t stuck_limit_ns(const io *self, const tieri_transfer *item)
-{
-    uint64_t limit_ns = self->stuck_ns;
-    for (uint32_t i = 0; i < item->report_count && limit_ns < UINT64_MAX / 4; i++)
-        limit_ns *= 2;
-    return limit_ns;
-}
-
-/* Writes " (read of unit 3, tile 2)", or nothing if the work has no name. */
-static const char *name_work(const tieri_transfer *item, char text[WATCH_TEXT_BYTES + 4])
-{
-    char work[WATCH_TEXT_BYTES] = "";
-    if (item->request->describe)
-        item->request->describe(item->request, work, sizeof work);
-    snprintf(text, WATCH_TEXT_BYTES + 4, *work ? " (%s)" : "%s", work);
-    return text;
-}
-
-static void report_stuck(io *self, const tieri_transfer *item, uint64_t out_ns)
-{
-    char work[WATCH_TEXT_BYTES + 4], end[64] = "the run waits for it";
-    if (self->stop_ns)
-        snprintf(end, sizeof end, "the run waits for it up to %.3g s",
-                 (double)self->stop_ns * 1e-9);
-    self->stats.stuck_count++;
-    log_warn("a %s of %llu bytes at offset %llu of %s has been in flight for %.3g s%s: the drive "
-             "or its file system does not answer; %s",
-             item->direction == IO_READ ? "read" : "write", (unsigned long long)item->left_bytes,
-             (unsigned long long)item->file_offset, self->target->files[item->drive_idx].path,
-             (double)out_ns * 1e-9, name_work(item, work), end);
-}
-
-static int give_up(const io *self, const tieri_transfer *item, uint64_t out_ns)
-{
-    char work[WATCH_TEXT_BYTES + 4];
-    return err_set(
-        -ETIMEDOUT,
-        "the %s of %llu bytes at offset %llu of %s%s has been in flight for %.3g s, longer than "
-        "the %.3g s of debug.io.stop_seconds: the drive or its file system does not answer; the "
-        "last "
-        "commit is intact: check the drive and run the same command again",
-        item->direction == IO_READ ? "read" : "write", (unsigned long long)item->left_bytes,
-        (unsigned long long)item->file_offset, self->target->files[item->drive_idx].path,
-        name_work(item, work), (double)out_ns * 1e-9, (double)self->stop_ns * 1e-9);
-}
-
-/* When to look first at a transfer that was issued at `since_ns`. */
-static uint64_t first_look_ns(const io *self, uint64_t since_ns)
-{
-    uint64_t stuck_ns = self->stuck_ns ? self->stuck_ns : UINT64_MAX;
-    uint64_t limit_ns = size_min(stuck_ns, self->stop_ns ? self->stop_ns : UINT64_MAX);
-    return limit_ns < UINT64_MAX - since_ns ? since_ns + limit_ns : UINT64_MAX;
-}
-
-/* Reports a transfer that has passed its limit, or gives it up. *next_ns becomes no later than its
- * next limit. */
-static int look_at(io *self, tieri_transfer *item, uint64_t now_ns, uint64_t *next_ns)
-{
-    uint64_t out_ns = now_ns - item->issued_ns;
-    if (self->stop_ns && out_ns >= self->stop_ns) {
-        if (item->late_ns == 0)
-            item->late_ns = now_ns;
-        if (now_ns - item->late_ns >= grace_ns(self) && now_ns > item->late_ns)
-            return give_up(self, item, out_ns);
-        *next_ns = size_min(*next_ns, item->late_ns + size_max(grace_ns(self), 1));
-    } else if (self->stop_ns) {
-        *next_ns = size_min(*next_ns, item->issued_ns + self->stop_ns);
-    }
-    if (!self->stuck_ns)
-        return 0;
-    if (out_ns >= stuck_limit_ns(self, item)) {
-        report_stuck(self, item, out_ns);
-        while (item->report_count < WATCH_DOUBLINGS_MAX && stuck_limit_ns(self, item) <= out_ns)
-            item->report_count++;
-    }
-    *next_ns = size_min(*next_ns, item->issued_ns + stuck_limit_ns(self, item));
-    return 0;
-}
-
-static int look_at_all(io *self, uint64_t now_ns, uint64_t *next_ns)
-{
-    *next_ns = UINT64_MAX;
-    for (uint32_t i = 0; i < self->transfer_count; i++)
-        if (self->transfers[i].request)
-            TRY(look_at(self, &self->transfers[i], now_ns, next_ns));
-    return 0;
-}
-
-/* Makes the descriptor readable at `at_ns`, or earlier where it is set so already. */
-static void set_timer(io *self, uint64_t at_ns)
-{
-    if (at_ns == UINT64_MAX || (self->timer_at_ns && self->timer_at_ns <= at_ns))
-        return;
-    at_ns = size_max(at_ns, 1); /* 0 would stop the timer; what is past fires at once */
-    const struct itimerspec when = {.it_value = {.tv_sec = (time_t)(at_ns / 1000000000u),
-                                                 .tv_nsec = (long)(at_ns % 1000000000u)}};
-    if (timerfd_settime(self->timer_fd, TFD_TIMER_ABSTIME, &when, NULL) == 0)
-        self->timer_at_ns = at_ns;
-}
-
-static int watch(io *self)
-{
-    bool held = self->faults.held.first != NULL, watches = watches_time(self);
-    if (!held && !watches && !self->timer_at_ns) /* a timer that fired is to be drained */
-        return 0;
-    uint64_t now_ns = clock_ns(), next_ns = tieri_faults_next_ns(&self->faults), expirations;
-    if (self->timer_at_ns && self->timer_at_ns <= now_ns &&
-        read(self->timer_fd, &expirations, sizeof expirations) > 0)
-        self->timer_at_ns = 0;
-    if (watches) {
-        if (self->look_ns && now_ns >= self->look_ns) {
-            self->look_ns = 0;
-            if (self->out_count)
-                TRY(look_at_all(self, now_ns, &self->look_ns));
-        } else if (!self->look_ns && self->out_count) {
-            self->look_ns = first_look_ns(self, now_ns);
-        }
-        if (self->look_ns)
-            next_ns = size_min(next_ns, self->look_ns);
-    }
-    set_timer(self, next_ns);
-    return 0;
-}
-
 /* ---- progress ---- */
 
 /* Collects, issues and flushes. Returns how many transfers moved on; *rc is the state of the
@@ -474,7 +316,7 @@ static int progress(io *self)
         progress_once(self, &rc);
     }
     if (rc >= 0)
-        self->broken = rc = watch(self);
+        self->broken = rc = tieri_watch(self);
     if (rc < 0 && self->first_error.code == 0)
         err_save(&self->first_error, rc);
     return rc < 0 ? rc : 0;

@@ -5,7 +5,7 @@
  * There are three backends with one interface:
  *   - io_uring, with registered files and buffers;
  *   - a pool of threads that call pread and pwrite, where the kernel or a container forbids
- *     io_uring (one warning says what that costs);
+ *     io_uring (one warning says why, what that costs and what to do);
  *   - the simulated drive, which keeps the bytes in memory (tiers/sim.h) and completes transfers in
  *     an order drawn from a seed.
  *
@@ -54,8 +54,9 @@ struct io_config {
     const io_region *regions;
     uint32_t region_count;
     uint32_t request_capacity; /* most requests submitted and not yet polled; 0: 4096 */
-    /* A transfer in flight for longer is named in a warning, and again each time that this time has
-     * doubled, but still waited for; 0: never. */
+    /* A drive whose oldest transfer is in flight for longer is reported in one warning, which counts
+     * the transfers that wait, and again each time that this time has doubled. A line says when it
+     * answers again. The same holds for the first reads of io_create. 0: never. */
     uint64_t stuck_ns;
     /* A transfer in flight for longer breaks the queue: io_poll fails with -ETIMEDOUT and a text
      * that names file and offset. The same holds for the first reads of io_create. 0: never. */
@@ -99,7 +100,7 @@ struct io_stats {
      * io_faults.at_transfer counts. */
     uint64_t transfers[2];
     uint64_t short_count, retry_count;
-    uint64_t stuck_count;    /* warnings about transfers that did not return in time */
+    uint64_t stuck_count;    /* warnings about drives that did not answer in time */
     enum io_backend backend; /* in use */
     bool buffers_registered, files_registered;
 };
@@ -108,8 +109,8 @@ typedef struct io_stats io_stats;
 typedef struct io io;
 
 /* Opens the backend and proves it by reading the header of every slab file. -EINVAL for a bad
- * config; -ENOMEM. If IO_URING is asked for by name and the kernel refuses it: the kernel's error
- * (IO_AUTO then takes the pool). */
+ * config; -ENOMEM. If IO_URING is asked for by name and the kernel refuses it: the kernel's error,
+ * with advice (IO_AUTO then takes the pool). */
 int io_create(const io_config *config, io **out) MUST_CHECK;
 
 /* Waits for what is in flight, also after the queue broke. When it returns, no transfer touches the

@@ -38,7 +38,7 @@ typedef struct io_faults io_faults;
 
 /* The changes that a test makes to an io (io_config.test). */
 struct io_test {
-    bool deny_uring;         /* act as if the kernel refused io_uring */
+    int uring_refusal;       /* act as if io_uring_setup failed with this errno; 0: no */
     bool deny_registration;  /* act as if RLIMIT_MEMLOCK forbade registered buffers */
     const io_faults *faults; /* copied by io_create; NULL: none */
 };

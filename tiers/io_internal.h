@@ -1,6 +1,7 @@
 /* Shared by the files of io: the queue, its backends and the faults.
  *
- *   io.c       requests -> transfers, order, retries, results, the watch over time   (owner thread)
+ *   io.c       requests -> transfers, order, retries, results                        (owner thread)
+ *   io_watch.c drives that do not answer: warnings, and the end of the queue         (owner thread)
  *   io_open.c  creation and end                                                      (owner thread)
  *   backends   transfers -> kernel -> results: io_uring.c, io_pool.c (own threads), sim.c
  *   io_faults  between io.c and the backend: changes sizes before it, results after it
@@ -28,8 +29,7 @@ struct tieri_transfer {
     uint64_t late_ns;    /* watch: when it was first found to exceed stop_ns; 0: not yet */
     uint64_t due;        /* simulated drive: its virtual time of completion */
     uint32_t drive_idx;
-    uint32_t retry_count;  /* tries in a row that moved nothing */
-    uint32_t report_count; /* watch: warnings given since issued_ns */
+    uint32_t retry_count; /* tries in a row that moved nothing */
     enum io_fault_kind fault;
     bool parked; /* faults: it is held back and has not reached the backend */
     enum io_direction direction;
@@ -80,6 +80,7 @@ struct tieri_backend_config {
     bool register_memory;    /* try registered buffers */
     struct sim_store *store; /* simulated drive: the bytes; NULL: a store of its own */
     uint64_t seed;           /* simulated drive: of the order */
+    int refusal;             /* for tests: the errno with which io_uring_setup fails; 0: none */
 };
 typedef struct tieri_backend_config tieri_backend_config;
 
@@ -108,6 +109,10 @@ extern const tieri_backend tieri_uring_backend, tieri_pool_backend, tieri_sim_ba
 int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 int tieri_pool_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 int tieri_sim_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
+
+/* io_uring.c: writes the advice for a ring that could not be made or used: the cause of `code`, a
+ * negative errno, with the limits of this process and machine, and what to do. */
+void tieri_uring_advise(int code, uint32_t transfer_count, char *text, size_t capacity);
 
 /* The simulated faults (io_faults.c). */
 struct tieri_faults {
@@ -148,6 +153,13 @@ struct tieri_request_list {
 };
 typedef struct tieri_request_list tieri_request_list;
 
+/* What was said of a drive that does not answer. */
+struct tieri_silence {
+    uint64_t since_ns;     /* since when; 0: the drive answers, or nothing was said yet */
+    uint32_t report_count; /* warnings */
+};
+typedef struct tieri_silence tieri_silence;
+
 struct io {
     slab *target;
     const tieri_backend *backend;
@@ -175,6 +187,8 @@ struct io {
     uint64_t stop_ns;     /* io_config.stop_ns */
     uint64_t look_ns;     /* when to look for stuck transfers next; 0: none is out */
     uint64_t timer_at_ns; /* when timer_fd becomes or became readable; 0: not set */
+    tieri_silence silences[DRIVES_MAX];
+    uint32_t silent_count; /* drives with since_ns above 0 */
     io_stats stats;
     io_latency *latencies; /* [drives][TIERI_DIRECTIONS] */
     err_record first_error;
@@ -182,6 +196,22 @@ struct io {
 
 /* io.c: makes event_fd unreadable. */
 void tieri_event_drain(io *self);
+
+/* True if transfers are watched for their time. */
+static inline bool tieri_watches(const io *self)
+{
+    return self->stuck_ns || self->stop_ns;
+}
+
+/* io_watch.c: reports drives that do not answer, and sets the timer for its next look. -ETIMEDOUT
+ * if a transfer takes longer than stop_ns. */
+int tieri_watch(io *self) MUST_CHECK;
+
+/* The same for the first read of a drive, which began at begin_ns and is not back. */
+void tieri_watch_first_read(io *self, uint32_t drive_idx, uint64_t begin_ns);
+
+/* Tells that the drive answers again, if it was reported before. */
+void tieri_watch_end(io *self, uint32_t drive_idx);
 
 /* sim.c: the store whose bytes the simulated queue of this state moves. */
 struct sim_store *tieri_sim_store(void *state);

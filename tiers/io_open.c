@@ -20,6 +20,7 @@ enum {
     IO_THREADS_DEFAULT = 4, /* per drive */
     IO_THREADS_MAX = 64,
     IO_CAPACITY_DEFAULT = 4096,
+    URING_ADVICE_BYTES = 512,
 };
 
 #define IO_BLOCK_DEFAULT_BYTES MIB
@@ -55,8 +56,11 @@ static int probe_read(io *self, const char *path)
     self->backend->submit(self->state, item);
     for (;;) {
         TRY(self->backend->flush(self->state));
-        if (self->backend->reap(self->state))
+        if (self->backend->reap(self->state)) {
+            tieri_watch_end(self, item->drive_idx);
             return 0;
+        }
+        tieri_watch_first_read(self, item->drive_idx, begin_ns);
         if (self->stop_ns && clock_ns() - begin_ns >= self->stop_ns)
             return err_set(
                 -ETIMEDOUT,
@@ -127,10 +131,8 @@ static int open_backend(io *self, const tieri_backend_config *config, enum io_ba
     return 0;
 }
 
-static int open_uring(io *self, tieri_backend_config *config, bool deny)
+static int open_uring(io *self, tieri_backend_config *config)
 {
-    if (deny)
-        return err_set(-EPERM, "io_uring was denied by request");
     int rc = open_backend(self, config, IO_URING);
     if (rc < 0 && rc != -ETIMEDOUT &&
         (self->stats.buffers_registered || self->stats.files_registered)) {
@@ -157,20 +159,24 @@ static int choose_backend(io *self, const io_config *config)
         .register_memory = !(config->test && config->test->deny_registration),
         .store = config->store,
         .seed = self->faults.config.seed,
+        .refusal = config->test ? config->test->uring_refusal : 0,
     };
     if (config->backend == IO_SIM)
         return open_backend(self, &backend_config, IO_SIM);
     if (config->backend != IO_POOL) {
-        int rc = open_uring(self, &backend_config, config->test && config->test->deny_uring);
-        if (rc >= 0 || rc == -ETIMEDOUT || config->backend == IO_URING)
+        int rc = open_uring(self, &backend_config);
+        if (rc >= 0 || rc == -ETIMEDOUT)
             return rc;
+        char advice[URING_ADVICE_BYTES];
+        tieri_uring_advise(rc, self->transfer_count, advice, sizeof advice);
+        if (config->backend == IO_URING)
+            return err_set(rc, "%s; %s", err_text(), advice);
         if (!atomic_exchange(&warned, true))
             log_warn(
                 "io_uring cannot be used (%s): %u threads call pread and pwrite instead, about as "
                 "fast but at 2 to 4 times the CPU time per GB (0.02-0.04 instead of 0.006-0.013 "
-                "s at 1 MiB on the machine measured), which computing loses; allow it by sysctl "
-                "kernel.io_uring_disabled=0 and in the container's seccomp profile",
-                err_text(), backend_config.thread_count);
+                "s at 1 MiB on the machine measured), which computing loses; %s",
+                err_text(), backend_config.thread_count, advice);
     }
     return open_backend(self, &backend_config, IO_POOL);
 }

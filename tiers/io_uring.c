@@ -18,7 +18,11 @@
 #include <assert.h>
 #include <errno.h>
 #include <liburing.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,6 +30,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
+#include "tiers/tiers_internal.h"
 
 /* merged blocks of 64 KiB are as fast as single ones of fio */
 #define URING_ALONE_BYTES     (256 * KIB)
@@ -190,6 +195,118 @@ static bool uring_close(void *state, bool hung)
     return drained;
 }
 
+/* ---- limits, and advice when they are reached ---- */
+
+enum { LIMIT_TEXT_BYTES = 48 };
+
+/* Writes this process's limit: a size for memory, a count for files; or "any amount". */
+static const char *format_limit(int resource, char text[LIMIT_TEXT_BYTES])
+{
+    struct rlimit limit;
+    char size[SIZE_TEXT_BYTES];
+    if (getrlimit((__rlimit_resource_t)resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        snprintf(text, LIMIT_TEXT_BYTES, "any amount");
+    else if (resource == RLIMIT_NOFILE)
+        snprintf(text, LIMIT_TEXT_BYTES, "%llu", (unsigned long long)limit.rlim_cur);
+    else
+        snprintf(text, LIMIT_TEXT_BYTES, "%s", size_format(limit.rlim_cur, size));
+    return text;
+}
+
+/* True if this kernel is older than the given version. */
+static bool is_older(const struct utsname *system, unsigned major, unsigned minor)
+{
+    unsigned has_major = 0, has_minor = 0;
+    if (sscanf(system->release, "%u.%u", &has_major, &has_minor) != 2)
+        return false;
+    return has_major < major || (has_major == major && has_minor < minor);
+}
+
+/* Kernels before 5.12 count the ring's memory as locked memory of the user, later ones as memory of
+ * the control group. */
+static void advise_memory(const struct utsname *system, uint32_t transfer_count, char *text,
+                          size_t capacity)
+{
+    char needed[SIZE_TEXT_BYTES], locked[LIMIT_TEXT_BYTES], space[LIMIT_TEXT_BYTES];
+    ssize_t bytes = is_older(system, 5, 12) ? io_uring_mlock_size(transfer_count, 0) : 0;
+    if (bytes > 0)
+        snprintf(text, capacity,
+                 "Linux %s counts the %s of a ring for %u transfers as locked memory, of which all "
+                 "processes of this user together may have %s: raise that limit (ulimit -l)",
+                 system->release, size_format((uint64_t)bytes, needed), transfer_count,
+                 format_limit(RLIMIT_MEMLOCK, locked));
+    else
+        snprintf(text, capacity,
+                 "Linux %s has no memory for a ring for %u transfers: raise the limit of the "
+                 "control group or container, or of the address space (ulimit -v; now %s)",
+                 system->release, transfer_count, format_limit(RLIMIT_AS, space));
+}
+
+/* Tells which of the things that can forbid io_uring did. */
+static void advise_permission(char *text, size_t capacity)
+{
+    static const char switch_path[] = "/proc/sys/kernel/io_uring_disabled";
+    char value[16] = "", group[16] = "";
+    bool is_there = tieri_read_small_file(switch_path, value, sizeof value) > 0;
+    if (value[0] == '2')
+        snprintf(text, capacity,
+                 "the sysctl kernel.io_uring_disabled is 2, which forbids it to all processes: an "
+                 "administrator can set it to 0");
+    else if (value[0] == '1' &&
+             tieri_read_small_file("/proc/sys/kernel/io_uring_group", group, sizeof group) > 0)
+        snprintf(
+            text, capacity,
+            "the sysctl kernel.io_uring_disabled is 1, which allows it to CAP_SYS_ADMIN and to "
+            "the group kernel.io_uring_group (%d) only: join that group, or set it to 0",
+            atoi(group));
+    else
+        snprintf(text, capacity,
+                 "the kernel's own switch %s, so it is forbidden by a seccomp profile or security "
+                 "module, as in most containers: allow io_uring_setup, io_uring_enter and "
+                 "io_uring_register there (Docker: --security-opt seccomp=PROFILE)",
+                 is_there ? "allows it (kernel.io_uring_disabled=0)" : "does not forbid it");
+}
+
+void tieri_uring_advise(int code, uint32_t transfer_count, char *text, size_t capacity)
+{
+    struct utsname system = {.release = "(unknown)"};
+    char limit[LIMIT_TEXT_BYTES];
+    (void)uname(&system);
+    switch (-code) {
+    case EMFILE:
+        snprintf(text, capacity,
+                 "this process has all of the %s open files that it may have: raise that limit "
+                 "(ulimit -n)",
+                 format_limit(RLIMIT_NOFILE, limit));
+        return;
+    case ENFILE:
+        snprintf(text, capacity,
+                 "all processes together have as many open files as this machine allows: raise the "
+                 "sysctl fs.file-max");
+        return;
+    case ENOMEM:
+        advise_memory(&system, transfer_count, text, capacity);
+        return;
+    case EPERM:
+    case EACCES:
+        advise_permission(text, capacity);
+        return;
+    case ENOSYS:
+    case EINVAL:
+        snprintf(text, capacity,
+                 "Linux %s %s; reads and writes by io_uring need Linux 5.6 or later, built with "
+                 "CONFIG_IO_URING",
+                 system.release,
+                 is_older(&system, 5, 6) ? "is too old"
+                                         : "was built without it, or a container hides it");
+        return;
+    default:
+        snprintf(text, capacity, "io.backend=pool chooses the threads without this warning");
+    }
+}
+
+/* ---- opening ---- */
+
 /* Cuts the regions into buffers of at most 1 GiB and registers them. Without a message if memory
  * may not be locked: transfers then go on unregistered. */
 static int register_buffers(uring_state *self, const tieri_backend_config *config)
@@ -224,6 +341,22 @@ static int register_buffers(uring_state *self, const tieri_backend_config *confi
     return rc;
 }
 
+static void warn_of_buffers(const tieri_backend_config *config, int code)
+{
+    char needed[SIZE_TEXT_BYTES], limit[LIMIT_TEXT_BYTES], advice[160] = "";
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < config->region_count; i++)
+        bytes += config->regions[i].size_bytes;
+    if (code == -ENOMEM)
+        snprintf(
+            advice, sizeof advice,
+            "; they lock %s, and this process may lock %s: raise the limit (ulimit -l) or give "
+            "it CAP_IPC_LOCK",
+            size_format(bytes, needed), format_limit(RLIMIT_MEMLOCK, limit));
+    log_info("io_uring without registered buffers (%s): a little more CPU time per transfer%s",
+             strerror(-code), advice);
+}
+
 static void register_memory(uring_state *self, const tieri_backend_config *config, io_stats *stats)
 {
     int fds[DRIVES_MAX];
@@ -237,9 +370,7 @@ static void register_memory(uring_state *self, const tieri_backend_config *confi
     rc = register_buffers(self, config);
     stats->buffers_registered = rc == 0;
     if (rc < 0)
-        log_info("io_uring without registered buffers (%s): a little more CPU time per transfer; "
-                 "they need CAP_IPC_LOCK or a larger limit on locked memory (ulimit -l)",
-                 strerror(-rc));
+        warn_of_buffers(config, rc);
 }
 
 int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void **state)
@@ -250,7 +381,8 @@ int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void *
     if (!self)
         return -ENOMEM;
     self->target = config->target;
-    int rc = io_uring_queue_init(config->transfer_count, &self->ring, 0);
+    int rc = config->refusal ? -config->refusal
+                             : io_uring_queue_init(config->transfer_count, &self->ring, 0);
     if (rc < 0) {
         mem_free(self);
         return err_errno(-rc, "io_uring_setup");

@@ -2,9 +2,11 @@
 #include "base/error.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/utf8.h"
 
@@ -30,6 +32,13 @@ int err_errno(int errno_value, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    struct rlimit limit;
+    if (errno_value == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0)
+        return err_set(
+            -errno_value,
+            "%s: this process has all of the %llu open files that it may have: raise that "
+            "limit (ulimit -n)",
+            text, (unsigned long long)limit.rlim_cur);
     return err_set(-errno_value, "%s: %s", text, strerror(errno_value));
 }
 

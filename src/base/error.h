@@ -36,7 +36,8 @@ typedef struct err_record err_record;
  * text becomes one line that cannot control a terminal (utf8_visible): it often quotes files. */
 __attribute__((format(printf, 2, 3))) int err_set(int code, const char *format, ...);
 
-/* As err_set, and appends ": <text of errno_value>". Returns -errno_value. */
+/* As err_set, and appends ": <text of errno_value>", for EMFILE with the limit. Returns
+ * -errno_value. */
 __attribute__((format(printf, 2, 3))) int err_errno(int errno_value, const char *format, ...);
 
 /* Puts "<formatted>: " before this thread's present text, keeping the code; returns `code`. */

@@ -263,7 +263,8 @@ const configi_key configi_own_keys[] = {
         "Cores of I/O and of the scheduler, as in \"0-7,16\". Default: all cores of the NUMA "
         "nodes that hold the memory."),
     KEY("io.stuck_seconds", FLOAT, AT(io.stuck_seconds), "30", "[0,1e9]", "seconds", FREE,
-        "A request to a drive that takes longer is reported, with its file and offset; 0: never. "
+        "A drive that does not answer for longer is reported in one line, with its file and the "
+        "number of requests that wait, and again when that time has doubled; 0: never. "
         "A request that takes ten minutes stops the run. When started again, the run resumes "
         "from its last commit."),
     KEY("io.verify_reads", BOOL, AT(io.verify_reads), "true", NONE, NONE, FREE,

@@ -54,17 +54,18 @@ if [ $status -eq 0 ]; then
     has_uring=yes
 else
     has_uring=no
-    grep -qE 'error: io_uring_setup: (Function not implemented|Operation not permitted)$' err ||
+    grep -qE 'error: io_uring_setup: (Function not implemented|Operation not permitted)' err ||
         fail "io.backend=uring: exit $status"
     echo "this machine has no io_uring: $(grep -m 1 'error:' err)"
 fi
 
-# NAME.log must hold one warning about io_uring, with the REASON of the kernel and the cost.
+# NAME.log must hold one warning about io_uring, with the REASON of the kernel, the cost and ADVICE.
 warned_once()
 {
     [ "$(grep -c 'warning: .*io_uring' "$1.log")" -eq 1 ] || fail "$1: not one warning of io_uring"
     grep 'warning: io_uring cannot be used' "$1.log" | grep -F "$2" | grep -q 'CPU time' ||
         fail "$1: the warning lacks '$2' or what it costs"
+    grep 'warning: io_uring cannot be used' "$1.log" | grep -qF -- "$3" || fail "$1: the warning lacks '$3'"
 }
 
 check_denied()
@@ -79,10 +80,11 @@ check_denied()
     fi
     for error in ENOSYS EPERM; do
         reason='Function not implemented'
-        [ $error = EPERM ] && reason='Operation not permitted'
+        advice='need Linux 5.6 or later'
+        [ $error = EPERM ] && reason='Operation not permitted' && advice='io_uring_disabled'
         train "$error" auto "$deny" "$error"
         trained "$error"
-        warned_once "$error" "$reason"
+        warned_once "$error" "$reason" "$advice"
         cmp -s "$reference.bits" "$error.bits" ||
             fail "$error: other losses than with io.backend=$reference"
         # Asked for by name it is not replaced in silence.
@@ -96,6 +98,13 @@ check_denied()
         ! grep -q 'io_uring' err || fail "io.backend=pool with $error: speaks of io_uring"
         cmp -s "$reference.bits" "$error-pool.bits" || fail "$error-pool: other losses"
     done
+    # Limits that are reached: each has advice of its own.
+    train EMFILE auto "$deny" EMFILE
+    trained EMFILE
+    warned_once EMFILE 'raise that limit (ulimit -n)' 'that it may have'
+    train ENOMEM auto "$deny" ENOMEM
+    trained ENOMEM
+    warned_once ENOMEM 'Cannot allocate memory' 'transfers'
 }
 
 # traced NAME BACKEND LAUNCHER...: the run under strace. Sets enters (of io_uring that went through),

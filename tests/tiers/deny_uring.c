@@ -1,10 +1,11 @@
 /* Runs a program for which the kernel has no io_uring, as in a container whose seccomp profile
  * forbids it:
  *
- *   deny_uring ENOSYS|EPERM PROGRAM [ARGUMENT...]
+ *   deny_uring ENOSYS|EPERM|EMFILE|ENOMEM PROGRAM [ARGUMENT...]
  *
  * io_uring_setup, io_uring_enter and io_uring_register fail with that error. An old kernel also
- * gives ENOSYS, and kernel.io_uring_disabled=2 gives EPERM. The exit status is 77 if no filter can
+ * gives ENOSYS, kernel.io_uring_disabled=2 gives EPERM, and limits of this process give EMFILE and
+ * ENOMEM. The exit status is 77 if no filter can
  * be installed. */
 #include <errno.h>
 #include <linux/audit.h>
@@ -55,11 +56,16 @@ static int deny(int error)
 
 int main(int argc, char **argv)
 {
-    if (argc < 3 || (strcmp(argv[1], "ENOSYS") != 0 && strcmp(argv[1], "EPERM") != 0)) {
-        fprintf(stderr, "use: deny_uring ENOSYS|EPERM PROGRAM [ARGUMENT...]\n");
+    static const int errors[] = {ENOSYS, EPERM, EMFILE, ENOMEM};
+    int error = 0;
+    for (size_t i = 0; argc >= 3 && i < sizeof errors / sizeof errors[0]; i++)
+        if (strcmp(argv[1], strerrorname_np(errors[i])) == 0)
+            error = errors[i];
+    if (error == 0) {
+        fprintf(stderr, "use: deny_uring ENOSYS|EPERM|EMFILE|ENOMEM PROGRAM [ARGUMENT...]\n");
         return 2;
     }
-    int rc = deny(strcmp(argv[1], "ENOSYS") == 0 ? ENOSYS : EPERM);
+    int rc = deny(error);
     if (rc < 0) {
         fprintf(stderr, "deny_uring: no seccomp filter can be installed: %s\n", strerror(-rc));
         return 77;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -479,8 +480,9 @@ static void bad_configs_are_refused(void **state)
     assert_null(self);
     config.region_count = 0;
     config.backend = IO_URING;
-    config.test = &(io_test){.deny_uring = true};
+    config.test = &(io_test){.uring_refusal = EPERM};
     assert_int_equal(io_create(&config, &self), -EPERM);
+    assert_null(self);
     config.backend = IO_AUTO;
     assert_int_equal(io_create(&config, &self), 0); /* one warning, and the pool */
     io_stats stats;
@@ -492,6 +494,57 @@ static void bad_configs_are_refused(void **state)
     assert_int_equal(helper_count_fds(), fds);
     mem_get_stats(&after);
     assert_int_equal(after.live_bytes, before.live_bytes);
+}
+
+/* Each reason why there is no ring has its own advice, which is in the error of IO_URING and in the
+ * warning of IO_AUTO. */
+static void refusals_of_io_uring_have_advice(void **state)
+{
+    (void)state;
+    static const struct {
+        int code;
+        const char *advice;
+    } cases[] = {
+        {EMFILE, "(ulimit -n)"},       {ENFILE, "raise the sysctl fs.file-max"},
+        {ENOMEM, " for 32 transfers"}, {EPERM, "io_uring_disabled"},
+        {EACCES, "io_uring_disabled"}, {ENOSYS, "need Linux 5.6 or later"},
+        {EBUSY, "io.backend=pool"},
+    };
+    assert_int_equal(open_slab(1), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        io *self;
+        const io_config config = {.target = &store,
+                                  .backend = IO_URING,
+                                  .test = &(io_test){.uring_refusal = cases[i].code}};
+        assert_int_equal(io_create(&config, &self), -cases[i].code);
+        if (strncmp(err_text(), "io_uring_setup: ", 16) != 0 ||
+            !strstr(err_text(), cases[i].advice))
+            fail_msg("%s: '%s'", strerror(cases[i].code), err_text());
+    }
+}
+
+/* The kernel itself refuses descriptors: those of the queue, then that of the ring. */
+static void descriptors_may_run_out(void **state)
+{
+    (void)state;
+    assert_int_equal(open_slab(1), 0);
+    struct rlimit all, few;
+    int next = dup(STDERR_FILENO); /* the lowest that is free; there is no other gap below it */
+    assert_true(next >= 0 && getrlimit(RLIMIT_NOFILE, &all) == 0);
+    close(next);
+    enum { OF_QUEUE = 3 };
+    for (int left = 0; left <= OF_QUEUE; left++) {
+        io *self;
+        const io_config config = {.target = &store, .backend = IO_URING};
+        few = (struct rlimit){.rlim_cur = (rlim_t)(next + left), .rlim_max = all.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        int rc = io_create(&config, &self);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+        assert_int_equal(rc, -EMFILE);
+        if (!strstr(err_text(), "open files that it may have: raise that limit (ulimit -n)") ||
+            (strncmp(err_text(), "io_uring_setup: ", 16) == 0) != (left == OF_QUEUE))
+            fail_msg("%d left: '%s'", left, err_text());
+    }
 }
 
 int main(int argc, char **argv)
@@ -512,6 +565,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_descriptor_gets_quiet, setup, teardown),
         cmocka_unit_test_setup_teardown(transfer_among_others, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_configs_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(refusals_of_io_uring_have_advice, setup, teardown),
+        cmocka_unit_test_setup_teardown(descriptors_may_run_out, setup, teardown),
     };
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }

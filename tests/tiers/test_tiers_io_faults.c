@@ -1,6 +1,6 @@
 /* Faults aimed at one transfer, and transfers that do not come back: the n-th transfer gets exactly
- * its fault, held completions are slept for and not spun on, and a stuck transfer is named once in
- * time and again at each doubling, while everything else goes on, until a limit that breaks the
+ * its fault, held completions are slept for and not spun on, and a drive that holds transfers back is
+ * named once for all of them and again at each doubling of the time, while everything else goes on, until a limit that breaks the
  * queue. The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
@@ -229,13 +229,51 @@ static void a_stuck_transfer_is_named(void **state)
     io_get_stats(self, &stats);
     assert_true(stats.stuck_count >= 1); /* at 40, 80, 160, ... ms; more where the drive is slow */
     read_log(log_fd, text, sizeof text);
-    assert_int_equal(count_lines(text), stats.stuck_count);
+    assert_int_equal(count_lines(text), stats.stuck_count + 1); /* and that it answers again */
     char place[FILE_PATH_BYTES + 200];
     snprintf(place, sizeof place,
-             "warning: a read of 65536 bytes at offset %llu of %s has been in flight for ",
-             (unsigned long long)(2 * MIB + SLAB_HEADER_BYTES), store.files[0].path);
-    if (!strstr(text, place) || !strstr(text, " s (read of unit 7): "))
+             "warning: the drive or file system of %s does not answer: 1 reads and 0 writes wait",
+             store.files[0].path);
+    if (!strstr(text, place) || !strstr(text, " (read of unit 7); the run waits for it\n") ||
+        !strstr(text, "the oldest is a read of 65536 bytes at offset 2101248") ||
+        !strstr(text, " answers again, after 0."))
         fail_msg("the log says '%s'", text);
+    io_destroy(self);
+    close(kept);
+    close(log_fd);
+}
+
+/* All transfers of a drive stop: each warning is about all of them. */
+static void a_frozen_drive_is_one_warning(void **state)
+{
+    (void)state;
+    char log_path[512], text[4096];
+    snprintf(log_path, sizeof log_path, "%s/log", helper_directory);
+    int log_fd = open(log_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int kept = dup(STDERR_FILENO);
+    assert_true(log_fd >= 0 && kept >= 0);
+    const io_faults faults = {.stuck_rate = 1000};
+    io *self = create(&faults, 5 * 1000 * 1000);
+    io_request requests[2] = {
+        {.direction = IO_READ, .data = memory.base, .size_bytes = 3 * TRANSFER_BYTES},
+        {.direction = IO_WRITE, .data = memory.base + MIB, .size_bytes = 2 * TRANSFER_BYTES}};
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(io_submit(self, &requests[i]), 0);
+    assert_true(dup2(log_fd, STDERR_FILENO) >= 0);
+    bool counts = false;
+    for (int looks = 0; looks < 16 && !counts; looks++) { /* the first may see only the oldest */
+        io_request *done[1];
+        int got = io_poll(self, done, 1);
+        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
+        counts = got != 0 || poll(&waiter, 1, 20000) != 1 ||
+                 strstr(read_log(log_fd, text, sizeof text), "3 reads and 2 writes wait for up to");
+    }
+    assert_true(dup2(kept, STDERR_FILENO) >= 0);
+    io_stats stats;
+    io_get_stats(self, &stats);
+    if (!strstr(text, "3 reads and 2 writes wait for up to ") ||
+        count_lines(text) != (int)stats.stuck_count)
+        fail_msg("%d warnings, and the log says '%s'", (int)stats.stuck_count, text);
     io_destroy(self);
     close(kept);
     close(log_fd);
@@ -379,6 +417,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(each_transfer_gets_its_fault, setup, teardown),
         cmocka_unit_test_setup_teardown(waiting_does_not_spin, setup, teardown),
         cmocka_unit_test_setup_teardown(a_stuck_transfer_is_named, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_frozen_drive_is_one_warning, setup, teardown),
         cmocka_unit_test_setup_teardown(a_transfer_may_never_return, setup, teardown),
         cmocka_unit_test_setup_teardown(a_stuck_transfer_ends_the_queue, setup, teardown),
         cmocka_unit_test_setup_teardown(late_is_not_lost, setup, teardown),
