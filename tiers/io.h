@@ -54,9 +54,9 @@ struct io_config {
     const io_region *regions;
     uint32_t region_count;
     uint32_t request_capacity; /* most requests submitted and not yet polled; 0: 4096 */
-    /* A drive whose oldest transfer is in flight for longer is reported in one warning, which counts
-     * the transfers that wait, and again each time that this time has doubled. A line says when it
-     * answers again. The same holds for the first reads of io_create. 0: never. */
+    /* A drive whose oldest transfer is in flight for longer is reported in one warning, which
+     * counts the transfers that wait, and again each time that this time has doubled. A line says
+     * when it answers again. The same holds for the first reads of io_create. 0: never. */
     uint64_t stuck_ns;
     /* A transfer in flight for longer breaks the queue: io_poll fails with -ETIMEDOUT and a text
      * that names file and offset. The same holds for the first reads of io_create. 0: never. */

@@ -110,8 +110,8 @@ int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void *
 int tieri_pool_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 int tieri_sim_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 
-/* io_uring.c: writes the advice for a ring that could not be made or used: the cause of `code`, a
- * negative errno, with the limits of this process and machine, and what to do. */
+/* io_uring.c: writes the advice for a ring that the kernel refused with `code`, a negative errno:
+ * the cause, the limits of this process and machine, and the change that helps. */
 void tieri_uring_advise(int code, uint32_t transfer_count, char *text, size_t capacity);
 
 /* The simulated faults (io_faults.c). */
@@ -153,7 +153,7 @@ struct tieri_request_list {
 };
 typedef struct tieri_request_list tieri_request_list;
 
-/* What was said of a drive that does not answer. */
+/* The warnings about a drive that does not answer. */
 struct tieri_silence {
     uint64_t since_ns;     /* since when; 0: the drive answers, or nothing was said yet */
     uint32_t report_count; /* warnings */

@@ -252,7 +252,8 @@ static int open_refused(const slab_config *config, uint32_t drive_idx, const cha
 static int open_existing_file(slab *self, const slab_config *config, uint32_t drive_idx)
 {
     slab_file *file = &self->files[drive_idx];
-    file->fd = open(file->path, (config->only_reads ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW);
+    int way = config->only_reads ? O_RDONLY : O_RDWR;
+    file->fd = open(file->path, way | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* it may be a pipe */
     if (file->fd < 0)
         return open_refused(config, drive_idx, file->path, errno);
     struct stat status;
@@ -260,6 +261,8 @@ static int open_existing_file(slab *self, const slab_config *config, uint32_t dr
         return err_errno(errno, "fstat of the slab %s", file->path);
     if (!S_ISREG(status.st_mode))
         return err_set(ERR_CORRUPT, "%s is not a slab: it is no regular file", file->path);
+    if (fcntl(file->fd, F_SETFL, 0) != 0) /* io_uring would not wait for the drive */
+        return err_errno(errno, "opening the slab %s", file->path);
     if (status.st_size < SLAB_HEADER_BYTES)
         return err_set(ERR_CORRUPT,
                        "%s is not a slab any more: it is %lld bytes long and begins with a header "

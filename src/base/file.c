@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -59,25 +60,43 @@ static bool cut_last_part(char *path)
 
 /* ---- reading ---- */
 
+/* Names a kind of file that is not regular. */
+static const char *name_kind(mode_t mode)
+{
+    return S_ISDIR(mode)    ? "a directory"
+           : S_ISFIFO(mode) ? "a pipe"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "a device";
+}
+
+/* Opens a file of any kind for reading, without waiting for the writer of a pipe. */
+static int open_any(const char *path, int *fd, struct stat *status)
+{
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0 && errno == ENXIO)
+        return err_set(ERR_INPUT, "%s is a socket or an absent device, no regular file", path);
+    if (*fd < 0)
+        return err_set(ERR_INPUT, "cannot open %s: %s", path, strerror(errno));
+    if (fstat(*fd, status) == 0)
+        return 0;
+    int rc = err_set(ERR_INPUT, "cannot examine %s: %s", path, strerror(errno));
+    close(*fd);
+    *fd = -1;
+    return rc;
+}
+
 int file_open(const char *path, int *fd, uint64_t *file_bytes)
 {
     struct stat status;
     *file_bytes = 0;
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (*fd < 0)
-        return err_set(ERR_INPUT, "cannot open %s: %s", path, strerror(errno));
-    int rc = 0;
-    if (fstat(*fd, &status) != 0)
-        rc = err_set(ERR_INPUT, "cannot examine %s: %s", path, strerror(errno));
-    else if (!S_ISREG(status.st_mode))
-        rc = err_set(ERR_INPUT, "%s is no regular file", path);
-    else
+    TRY(open_any(path, fd, &status));
+    if (S_ISREG(status.st_mode)) {
         *file_bytes = (uint64_t)status.st_size;
-    if (rc < 0) {
-        close(*fd);
-        *fd = -1;
+        return 0;
     }
-    return rc;
+    close(*fd);
+    *fd = -1;
+    return err_set(ERR_INPUT, "%s is %s, no regular file", path, name_kind(status.st_mode));
 }
 
 /* Reads to the end into a buffer that at first has room for `room_bytes`. */
@@ -94,6 +113,9 @@ static int read_to_end(int fd, const char *name, uint64_t room_bytes, uint64_t b
             *text = larger;
         }
         ssize_t got = read(fd, *text + used, room - used);
+        struct pollfd waiter = {.fd = fd, .events = POLLIN};
+        if (got < 0 && errno == EAGAIN && (poll(&waiter, 1, -1) >= 0 || errno == EINTR))
+            continue; /* the writer of a pipe is at work */
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -124,11 +146,32 @@ static int end_read(int rc, char **text, uint64_t *text_bytes)
     return rc;
 }
 
-int file_read_fd(int fd, const char *name, uint64_t bytes_max, char **text, uint64_t *text_bytes)
+const char *file_name_any(const char *path)
 {
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+int file_read_any(const char *path, uint64_t bytes_max, char **text, uint64_t *text_bytes)
+{
+    const char *name = file_name_any(path);
+    struct stat status = {.st_mode = S_IFCHR};
+    int fd = STDIN_FILENO;
     *text = NULL;
     *text_bytes = 0;
-    int rc = read_to_end(fd, name, PIECE_BYTES, bytes_max, text, text_bytes);
+    if (name == path)
+        TRY(open_any(path, &fd, &status));
+    int rc = 0;
+    if (S_ISDIR(status.st_mode))
+        rc = err_set(ERR_INPUT, "%s is a directory, no file", path);
+    if (rc == 0)
+        rc = read_to_end(fd, name, PIECE_BYTES, bytes_max, text, text_bytes);
+    if (rc == 0 && *text_bytes == 0 && !S_ISREG(status.st_mode))
+        rc = err_set(ERR_INPUT, "%s gives no text%s", name,
+                     S_ISFIFO(status.st_mode) ? ": it is a pipe that nobody writes to, or whose "
+                                                "writer ended without a word"
+                                              : "");
+    if (fd != STDIN_FILENO)
+        close(fd);
     return end_read(rc, text, text_bytes);
 }
 

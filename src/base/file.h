@@ -9,7 +9,7 @@
  * may undo it. The manifest's slots and the slabs have their own order of writes (tiers/FORMAT.md)
  * and use only the calls for directories.
  *
- * Any thread. Only file_read and file_read_fd allocate (mem_alloc), so that a run can write while
+ * Any thread. Only file_read and file_read_any allocate (mem_alloc), so that a run can write while
  * memory is sealed; file_write and file_write_with use stdio's own buffer. Errors name the path. */
 #ifndef SLUICE_BASE_FILE_H
 #define SLUICE_BASE_FILE_H
@@ -30,8 +30,8 @@ int file_join(char *out, size_t out_bytes, const char *directory, const char *na
 
 /* ---- reading ---- */
 
-/* Opens a regular file for reading; other kinds are ERR_INPUT. It does not block on a pipe without
- * a writer: it refuses the pipe. */
+/* Opens a regular file for reading. ERR_INPUT for other kinds, which it names: directories, pipes,
+ * devices, sockets. It does not wait for the writer of a pipe. */
 int file_open(const char *path, int *fd, uint64_t *file_bytes) MUST_CHECK;
 
 /* Reads a whole regular file of at most bytes_max bytes and puts a zero byte after the text. The
@@ -39,10 +39,14 @@ int file_open(const char *path, int *fd, uint64_t *file_bytes) MUST_CHECK;
  * becomes shorter meanwhile; -ENOMEM. */
 int file_read(const char *path, uint64_t bytes_max, char **text, uint64_t *text_bytes) MUST_CHECK;
 
-/* The same from an open file or pipe, from its position to its end. `name` is for messages. Does
- * not close fd. */
-int file_read_fd(int fd, const char *name, uint64_t bytes_max, char **text,
-                 uint64_t *text_bytes) MUST_CHECK;
+/* The same for a small text that a user names and that need not be a regular file: "-" is standard
+ * input, and pipes and devices are read to their end, so that a shell's <(...) works. It waits for
+ * the writers of a pipe; a pipe that has none, or that gives nothing, is ERR_INPUT. */
+int file_read_any(const char *path, uint64_t bytes_max, char **text,
+                  uint64_t *text_bytes) MUST_CHECK;
+
+/* The name of such a path for messages: "standard input" for "-", else the path. */
+const char *file_name_any(const char *path);
 
 /* ---- writing ---- */
 

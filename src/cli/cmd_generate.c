@@ -1,6 +1,5 @@
 /* sluice generate RUN|HF_DIR: continues a text with a trained model. See cli.h. */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
@@ -129,16 +128,8 @@ static void generate_note_id(void *user, int32_t id, bool is_prompt)
 
 static int read_prompt(void)
 {
-    bool is_input = strcmp(asked.prompt_file, "-") == 0;
     uint64_t bytes;
-    int fd = is_input ? STDIN_FILENO : open(asked.prompt_file, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return err_set(ERR_INPUT, "cannot open the prompt's file %s: %s", asked.prompt_file,
-                       strerror(errno));
-    int rc = file_read_fd(fd, is_input ? "standard input" : asked.prompt_file, PROMPT_BYTES_MAX,
-                          &asked.file_text, &bytes);
-    if (!is_input)
-        close(fd);
+    int rc = file_read_any(asked.prompt_file, PROMPT_BYTES_MAX, &asked.file_text, &bytes);
     asked.options.prompt = asked.file_text;
     asked.options.prompt_bytes = bytes;
     return rc < 0 ? err_prefix(rc, "the prompt") : 0;

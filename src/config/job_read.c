@@ -206,7 +206,7 @@ static int complete_document(configi_reader *reader, const char *path, const cha
 static int make_job(const char *path, json_t *doc, const char *const *set, uint32_t set_count,
                     uint32_t world, job **out)
 {
-    configi_reader reader = {.file = configi_file_name(path), .doc = doc, .world = world};
+    configi_reader reader = {.file = file_name_any(path), .doc = doc, .world = world};
     job *self = NULL;
     int rc = complete_document(&reader, path, set, set_count);
     if (rc == 0) {
@@ -248,7 +248,7 @@ int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
 {
     json_t *doc;
     *out = NULL;
-    TRY(configi_parse(configi_file_name(name), text, text_bytes, false, &doc));
+    TRY(configi_parse(file_name_any(name), text, text_bytes, false, &doc));
     return make_job(name, doc, set, set_count, world, out);
 }
 

@@ -1,7 +1,6 @@
 /* JSON as people write it: comments and trailing commas, with exact positions in messages. See
  * config_internal.h. Called by job_read; allocates the text and (jansson) the document. */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -123,25 +122,6 @@ int64_t configi_strip(const char *file, char *text, size_t text_bytes)
     return (int64_t)self.out;
 }
 
-const char *configi_file_name(const char *path)
-{
-    return strcmp(path, "-") == 0 ? "standard input" : path;
-}
-
-/* Reads a whole file into *text, which the caller frees with mem_free. */
-static int read_file(const char *path, char **text, uint64_t *text_bytes)
-{
-    bool is_input = strcmp(path, "-") == 0;
-    *text = NULL;
-    int fd = is_input ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC); /* it may be a pipe */
-    if (fd < 0)
-        return err_set(ERR_INPUT, "%s: cannot open the job file: %s", path, strerror(errno));
-    int rc = file_read_fd(fd, configi_file_name(path), CONFIGI_FILE_BYTES_MAX, text, text_bytes);
-    if (!is_input)
-        close(fd);
-    return rc;
-}
-
 int configi_parse(const char *file, const char *text, size_t text_bytes, bool any, json_t **doc)
 {
     *doc = NULL;
@@ -159,8 +139,7 @@ int configi_parse(const char *file, const char *text, size_t text_bytes, bool an
     if (stripped_bytes < 0)
         return (int)stripped_bytes;
     if (!*doc)
-        return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column,
-                       error.text);
+        return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column, error.text);
     return 0;
 }
 
@@ -169,8 +148,8 @@ int configi_read_json(const char *path, json_t **doc)
     char *text;
     uint64_t text_bytes;
     *doc = NULL;
-    TRY(read_file(path, &text, &text_bytes));
-    int rc = configi_parse(configi_file_name(path), text, text_bytes, false, doc);
+    TRY(file_read_any(path, CONFIGI_FILE_BYTES_MAX, &text, &text_bytes));
+    int rc = configi_parse(file_name_any(path), text, text_bytes, false, doc);
     mem_free(text);
     return rc;
 }

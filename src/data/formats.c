@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
@@ -45,28 +46,12 @@ static const struct foreign {
 
 int datai_open(const char *path, int *out, uint64_t *bytes)
 {
+    TRY(file_open(path, out, bytes));
+    if (*bytes > 0)
+        return 0;
+    close(*out);
     *out = -1;
-    /* Non-blocking, because opening a pipe would wait for a writer before it can be refused. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return err_set(ERR_INPUT, "cannot open the token file %s: %s", path, strerror(errno));
-    struct stat info;
-    int rc = 0;
-    if (fstat(fd, &info) < 0)
-        rc = err_set(ERR_INPUT, "cannot examine the token file %s: %s", path, strerror(errno));
-    else if (S_ISDIR(info.st_mode))
-        rc = err_set(ERR_INPUT, "%s is a directory; name the files in it", path);
-    else if (!S_ISREG(info.st_mode))
-        rc = err_set(ERR_INPUT, "%s is not a regular file; windows are read in random order", path);
-    else if (info.st_size == 0)
-        rc = err_set(ERR_INPUT, "the token file %s is empty", path);
-    if (rc < 0) {
-        close(fd);
-        return rc;
-    }
-    *out = fd;
-    *bytes = (uint64_t)info.st_size;
-    return 0;
+    return err_set(ERR_INPUT, "the token file %s is empty", path);
 }
 
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target)

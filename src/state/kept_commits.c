@@ -284,9 +284,8 @@ static int copy_job(state_keeper *self)
     TRY(file_join(source_path, sizeof source_path, self->run_dir, "job.json"));
     TRY(file_join(target_path, sizeof target_path, self->step_dir, "job.json"));
     struct copy_source source = {.keeper = self, .path = source_path};
-    source.fd = open(source_path, O_RDONLY | O_CLOEXEC);
-    if (source.fd < 0)
-        return err_errno(errno, "cannot read %s", source_path);
+    uint64_t source_bytes;
+    TRY(file_open(source_path, &source.fd, &source_bytes));
     int rc = file_write_with(target_path, copy_bytes, &source);
     close(source.fd);
     return rc;

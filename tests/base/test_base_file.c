@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -123,9 +124,10 @@ static void files_are_read(void **state)
 
     expect_read_error(in_directory("read"), 9, "10 bytes, more than the 9");
     expect_read_error(in_directory("none"), 9, "cannot open");
-    expect_read_error(directory, 9, "no regular file");
+    expect_read_error(directory, 9, "is a directory, no regular file");
     assert_int_equal(mkfifo(in_directory("pipe"), 0600), 0);
-    expect_read_error(in_directory("pipe"), 9, "no regular file");
+    expect_read_error(in_directory("pipe"), 9, "is a pipe, no regular file");
+    expect_read_error("/dev/null", 9, "is a device, no regular file");
     /* The kernel's files say that they have no bytes. */
     assert_int_equal(file_read("/proc/self/status", 1 << 20, &text, &bytes), 0);
     assert_true(bytes > 100);
@@ -144,21 +146,40 @@ static void pipes_are_read(void **state)
     for (int i = 0; i < 200; i++) /* 60000 bytes: within what a pipe holds */
         assert_int_equal(write(ends[1], piece, sizeof piece), sizeof piece);
     close(ends[1]);
-    assert_int_equal(file_read_fd(ends[0], "a pipe", 60000, &text, &bytes), 0);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", ends[0]); /* as a shell's <(...) */
+    assert_int_equal(file_read_any(path, 60000, &text, &bytes), 0);
     assert_int_equal(bytes, 60000);
     assert_int_equal(strlen(text), 60000);
     mem_free(text);
     close(ends[0]);
 
-    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
-    assert_int_equal(file_read_fd(zeros, "zeros", 200000, &text, &bytes), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "zeros has more than the 200000 bytes"));
+    assert_int_equal(file_read_any("/dev/zero", 200000, &text, &bytes), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "/dev/zero has more than the 200000 bytes"));
     assert_null(text);
-    close(zeros);
-    int folder = open(directory, O_RDONLY | O_CLOEXEC);
-    assert_int_equal(file_read_fd(folder, "folder", 10, &text, &bytes), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "folder: cannot read"));
-    close(folder);
+    assert_int_equal(file_read_any(directory, 10, &text, &bytes), ERR_INPUT);
+    assert_non_null(strstr(err_text(), " is a directory, no file"));
+    /* It waits for a slow writer of a pipe, but not for one that does not exist. */
+    assert_int_equal(mkfifo(in_directory("lonely"), 0600), 0);
+    assert_int_equal(file_read_any(in_directory("lonely"), 10, &text, &bytes), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "lonely gives no text: it is a pipe that nobody writes to"));
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    pid_t writer = fork();
+    assert_true(writer >= 0);
+    if (writer == 0) {
+        close(ends[0]);
+        (void)usleep(20000);
+        _exit(write(ends[1], "late", 4) != 4);
+    }
+    close(ends[1]);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", ends[0]);
+    assert_int_equal(file_read_any(path, 10, &text, &bytes), 0);
+    assert_string_equal(text, "late");
+    mem_free(text);
+    close(ends[0]);
+    int status;
+    assert_int_equal(waitpid(writer, &status, 0), writer);
+    assert_int_equal(status, 0);
 }
 
 static void writes_replace(void **state)

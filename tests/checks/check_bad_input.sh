@@ -57,7 +57,12 @@ rm -rf run drive
 
 # Files and JSON.
 refused 2 "none.json" train none.json
-refused 2 "directory" train directory
+refused 2 "directory is a directory, no file" train directory
+mkfifo pipe
+refused 2 "pipe gives no text: it is a pipe that nobody writes to" train pipe
+refused 2 "/dev/null gives no text" train /dev/null
+call sh -c 'cat good.json | "$0" plan /dev/stdin' "$sluice"
+exits 0 "a job file that is a pipe"
 refused 2 "empty.txt" train empty.txt
 job 2 "bad.json:" '{"model": {"family": "gpt2"'
 job 2 "duplicate" '{"run": {"dir": "run"}, "run": {"dir": "run"}}'
@@ -176,7 +181,10 @@ with 2 "data.train" 'data.train=[]'
 with 2 "none.txt" 'data.train=["none.txt"]'
 with 2 "empty.txt" 'data.train=["empty.txt"]'
 with 2 "the data has 5 tokens" 'data.train=["short.txt"]'
-with 2 "directory" 'data.train=["directory"]'
+with 2 "directory is a directory, no regular file" 'data.train=["directory"]'
+with 2 "pipe is a pipe, no regular file" 'data.train=["pipe"]'
+with 2 "/dev/zero is a device, no regular file" 'data.train=["/dev/zero"]'
+with 2 "pipe is a pipe, no regular file" data.tokenizer=pipe
 with 2 "none.txt" 'data.valid=["none.txt"]'
 with 2 "the data has 5 tokens" 'data.valid=["short.txt"]'
 with 2 "data.valid" run.eval_every=1 'data.valid=[]'
@@ -248,7 +256,12 @@ looked 1 "the header of the slab rank-0-drive-0.slab does not match its checksum
 rm "$slab"
 looked 1 "the slab is not there" verify run
 looked 0 "absent" inspect run
+mkfifo "$slab"
+looked 1 "is not a slab: it is no regular file" verify run
+rm "$slab"
 cp whole.slab "$slab"
+rm -f run/job.json
+mkfifo run/job.json # without it, only the names of units are missing
 looked 0 "all is as it was committed" verify run
 # A file in the place of the manifest that is no manifest.
 for manifest in run/state/manifest-*; do

@@ -101,7 +101,7 @@ run 2 'whole number from' generate "$scratch" --tokens 0
 run 2 'number from' generate "$scratch" --temperature -1
 run 2 'number from' generate "$scratch" --top-p 0
 run 2 'are both given' generate "$scratch" --prompt x --prompt-file y
-run 2 "cannot open the prompt's file $scratch/none" generate "$scratch" --prompt-file "$scratch/none"
+run 2 "the prompt: cannot open $scratch/none" generate "$scratch" --prompt-file "$scratch/none"
 run 2 'give --chat too' generate "$scratch" --prompt x --system y
 run 2 'needs what the user says' generate "$scratch" --chat
 run 2 'more than 256' generate "$scratch" --prompt x --stop "$(printf '%0300d' 0)"

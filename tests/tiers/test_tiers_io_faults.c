@@ -1,7 +1,7 @@
 /* Faults aimed at one transfer, and transfers that do not come back: the n-th transfer gets exactly
- * its fault, held completions are slept for and not spun on, and a drive that holds transfers back is
- * named once for all of them and again at each doubling of the time, while everything else goes on, until a limit that breaks the
- * queue. The argument names the backend. */
+ * its fault, held completions are slept for and not spun on, and a drive that holds transfers back
+ * is reported once for all of them and again at each doubling of the time, while everything else
+ * goes on, until a limit that breaks the queue. The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
