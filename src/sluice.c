@@ -66,12 +66,14 @@ static int read_machine(sluice_run *self, const char *path)
 
 static int open_run(sluice_run *self, const char *job_path, const struct sluice_options *options)
 {
-    static const comm_join_config as_launched = {.is_given = false};
+    uint32_t set_count = (uint32_t)options->set_count;
+    const comm_join_config as_launched = {
+        .timeout_seconds = job_peek_timeout(job_path, options->set, set_count),
+    };
     bool fresh;
     TRY(cpu_isa_check());
     TRY(comm_join(&as_launched, &self->ranks));
-    TRY(setup_read_job(self->ranks, job_path, options->set, (uint32_t)options->set_count,
-                       &self->asked, &fresh));
+    TRY(setup_read_job(self->ranks, job_path, options->set, set_count, &self->asked, &fresh));
     TRY(read_machine(self, options->machine));
     const struct train_options asked = {
         .job = self->asked,

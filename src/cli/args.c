@@ -146,20 +146,25 @@ static int args_operand(const cli_command *command, const char *value, cli_texts
     return 0;
 }
 
+void cli_print_help(const cli_command *command, int asked)
+{
+    if (asked == CLI_ASKS_HELP)
+        args_print_help(command);
+    else
+        command->list_keys(stdout, asked == CLI_ASKS_KEYS_MARKDOWN);
+}
+
 int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *operands)
 {
     operands->count = 0;
     /* --help is answered even if the rest of the line is wrong. */
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            args_print_help(command);
-            return CLI_HELP_SHOWN;
-        }
-        bool is_markdown = strcmp(argv[i], "--keys=markdown") == 0;
-        if (command->list_keys && (is_markdown || strcmp(argv[i], "--keys") == 0)) {
-            command->list_keys(stdout, is_markdown);
-            return CLI_HELP_SHOWN;
-        }
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return CLI_ASKS_HELP;
+        if (command->list_keys && strcmp(argv[i], "--keys") == 0)
+            return CLI_ASKS_KEYS;
+        if (command->list_keys && strcmp(argv[i], "--keys=markdown") == 0)
+            return CLI_ASKS_KEYS_MARKDOWN;
     }
     bool options_ended = false;
     for (int i = 0; i < argc; i++) {

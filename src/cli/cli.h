@@ -27,7 +27,12 @@ enum cli_exit {
 
 /* --- args.c --- */
 
-enum { CLI_TEXTS_MAX = 128, CLI_HELP_SHOWN = 1 };
+enum {
+    CLI_TEXTS_MAX = 128,
+    CLI_ASKS_HELP = 1,          /* --help */
+    CLI_ASKS_KEYS = 2,          /* --keys */
+    CLI_ASKS_KEYS_MARKDOWN = 3, /* --keys=markdown */
+};
 
 /* Operands, or the values of an option that may be given several times. Borrowed from argv. */
 struct cli_texts {
@@ -74,6 +79,9 @@ struct cli_command {
     const char *details; /* more lines for --help, or NULL */
     const cli_option *options;
     size_t option_count;
+    /* CLI_RANKS: for how many seconds the ranks may wait for each other before they have read the
+     * job. Called like `run`, before it. */
+    double (*join_seconds)(const cli_texts *operands);
     /* called when the options' targets hold their values; returns 0 or an error code */
     int (*run)(const cli_texts *operands);
 };
@@ -83,10 +91,13 @@ typedef struct cli_command cli_command;
 #define CLI_OPTIONS(table) .options = (table), .option_count = sizeof(table) / sizeof(table)[0]
 
 /* Reads the arguments after the command's name into the options' targets. It accepts `--name value`
- * and `--name=value`; `--` ends the options. `--help` prints the help, and `--keys` of a command
- * that takes a job prints the keys of a job: both return CLI_HELP_SHOWN. Returns ERR_USAGE with one
- * sentence (and the nearest name) for anything else that is wrong. */
+ * and `--name=value`; `--` ends the options. Returns 0; CLI_ASKS_HELP, or CLI_ASKS_KEYS of a command
+ * that takes a job, for cli_print_help; ERR_USAGE with one sentence (and the nearest name) for
+ * anything else that is wrong. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *operands) MUST_CHECK;
+
+/* Prints what was asked for: a positive result of cli_parse. */
+void cli_print_help(const cli_command *command, int asked);
 
 /* Offers a name for the one that was written, if it is near enough to be meant. */
 void cli_nearest_offer(struct nearest *self, const char *wanted, const char *name);
@@ -111,11 +122,12 @@ void cli_exit_as(bool speaks, bool at_once);
 
 /* --- stop.c --- */
 
-/* From here on SIGINT, SIGTERM and SIGUSR1 ask for a stop. The first signal sets the flag that is
- * returned; a second one ends the process immediately, unless it comes so soon that both are one
- * request (stop.c). A signal that was ignored at the start stays ignored. mpirun passes SIGUSR1 on
- * to its ranks without killing them, unlike the others. `what` is the text that the first signal
- * prints, such as "stopping when this step is done"; NULL: nothing. */
+/* From here on SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for a stop. The first signal sets the flag
+ * that is returned. A second one ends the process immediately, unless it comes so soon that both are
+ * one request, or one of them is SIGHUP (stop.c). A signal that was ignored at the start stays
+ * ignored, as SIGHUP is under nohup. mpirun passes SIGUSR1 on to its ranks without killing them,
+ * unlike the others. `what` is the text that the first signal prints, such as "stopping when this
+ * step is done"; NULL: nothing. */
 const volatile sig_atomic_t *cli_stop_install(const char *what);
 
 /* --- terminal.c --- */

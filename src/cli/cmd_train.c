@@ -96,6 +96,11 @@ static int train_job(const job *work, const machine *on, bool fresh)
     return rc < 0 ? rc : printed;
 }
 
+static double train_join_seconds(const cli_texts *operands)
+{
+    return job_peek_timeout(operands->items[0], asked.set.items, asked.set.count);
+}
+
 static int train_start(const cli_texts *operands)
 {
     if (asked.quiet || asked.json)
@@ -126,12 +131,14 @@ const cli_command cli_train_command = {
     .details =
         "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is\n"
         "standard input.\n"
-        "SIGINT, SIGTERM or SIGUSR1 finishes the step, commits and exits with 75; the same\n"
-        "command without --fresh then resumes. A second signal stops at once. The run then\n"
-        "resumes from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
+        "SIGINT, SIGTERM, SIGUSR1 or SIGHUP (the terminal closes; not under nohup) finishes the\n"
+        "step, commits and exits with 75; the same command without --fresh then resumes. A\n"
+        "second signal other than SIGHUP stops at once. The run then resumes from its last commit, "
+        "as after a crash; with run.commit_every 0 it has none.\n"
         "Under mpirun or srun each process is a rank. Rank 0 reads JOB, prints and keeps\n"
         "run.dir. A signal to one rank stops all, and a failure of one ends all.\n"
         "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
     CLI_OPTIONS(options),
+    .join_seconds = train_join_seconds,
     .run = train_start,
 };

@@ -10,12 +10,13 @@
 
 static comm *joined;
 
-int cli_ranks_join(void)
+int cli_ranks_join(double timeout_seconds)
 {
-    const comm_join_config config = {.is_given = false, .report = cli_print_error};
+    const comm_join_config config = {.timeout_seconds = timeout_seconds, .report = cli_print_error};
     int rc = comm_join(&config, &joined);
     if (rc < 0) {
-        cli_exit_as(comm_is_reporter(NULL), false);
+        /* MPI may have begun, and its end would wait for ranks that are not there */
+        cli_exit_as(comm_is_reporter(NULL), true);
         return rc;
     }
     uint32_t rank = comm_get_rank(joined);
@@ -97,7 +98,7 @@ int cli_ranks_leave(comm *ranks, int rc, bool agreed)
 
 int cli_ranks_refuse(const char *command)
 {
-    TRY(cli_ranks_join());
+    TRY(cli_ranks_join(0.0));
     uint32_t world = comm_get_world(joined);
     int rc = 0;
     if (world > 1)

@@ -7,11 +7,12 @@
 #include "base/error.h"
 #include "comm/comm.h"
 
-/* Calls comm_join. From here on, ranks other than 0:
+/* Calls comm_join, which waits for the other ranks for up to `timeout_seconds`; 0: as long as a job
+ * waits by default. From here on, ranks other than 0:
  * - print nothing on standard output,
  * - log only warnings, with "rank 2: " before them,
  * - print an error message only if comm_is_reporter chooses them. */
-int cli_ranks_join(void) MUST_CHECK;
+int cli_ranks_join(double timeout_seconds) MUST_CHECK;
 
 /* The ranks that this process has joined; NULL: none, or it has left them. */
 comm *cli_ranks(void);

@@ -52,9 +52,15 @@ static const cli_command *main_find(const char *name)
 static int main_run(const cli_command *command, int argc, char **argv)
 {
     cli_texts operands;
-    if (command->launch == CLI_RANKS)
-        TRY(cli_ranks_join());
     int rc = cli_parse(command, argc, argv, &operands);
+    if (command->launch == CLI_RANKS) { /* before anything is printed: once by all ranks */
+        err_record parsed;
+        err_save(&parsed, rc);
+        TRY(cli_ranks_join(rc == 0 ? command->join_seconds(&operands) : 0.0));
+        rc = err_restore(&parsed);
+    }
+    if (rc > 0)
+        cli_print_help(command, rc);
     if (rc == 0 && command->launch == CLI_ONE_PROCESS)
         rc = cli_ranks_refuse(command->name);
     if (rc == 0)

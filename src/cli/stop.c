@@ -14,31 +14,36 @@ enum {
 };
 
 static volatile sig_atomic_t stop_requested;
-static struct timespec requested_at;    /* written once, before stop_requested is set */
-static char stop_text[STOP_TEXT_BYTES]; /* constant once a handler is installed */
+static volatile sig_atomic_t stop_is_asked; /* by a signal other than SIGHUP */
+static struct timespec asked_at;            /* written once, before stop_is_asked is set */
+static char stop_text[STOP_TEXT_BYTES];     /* constant once a handler is installed */
 static size_t stop_text_bytes;
 
 static bool is_repeat(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (now.tv_sec - requested_at.tv_sec) * 1000 +
-               (now.tv_nsec - requested_at.tv_nsec) / 1000000 <
+    return (now.tv_sec - asked_at.tv_sec) * 1000 + (now.tv_nsec - asked_at.tv_nsec) / 1000000 <
            STOP_REPEAT_MS;
 }
 
+/* A terminal that closes sends SIGHUP more than once (the kernel and the shell), and systemd sends
+ * it right after SIGTERM: it asks for a stop, but never for one at once. */
 static void stop_handler(int number)
 {
     int saved_errno = errno;
-    if (stop_requested && !is_repeat()) {
+    if (!stop_requested) {
+        ssize_t written = write(STDERR_FILENO, stop_text, stop_text_bytes);
+        (void)written;
+    }
+    stop_requested = 1;
+    if (number != SIGHUP && !stop_is_asked) {
+        clock_gettime(CLOCK_MONOTONIC, &asked_at);
+        stop_is_asked = 1;
+    } else if (number != SIGHUP && !is_repeat()) {
         /* The default action, as if there were no handler; it comes when this handler returns. */
         signal(number, SIG_DFL);
         raise(number);
-    } else if (!stop_requested) {
-        clock_gettime(CLOCK_MONOTONIC, &requested_at);
-        stop_requested = 1;
-        ssize_t written = write(STDERR_FILENO, stop_text, stop_text_bytes);
-        (void)written;
     }
     errno = saved_errno;
 }
@@ -48,7 +53,7 @@ const volatile sig_atomic_t *cli_stop_install(const char *what)
     if (what)
         snprintf(stop_text, sizeof stop_text, "\nsluice: %.64s; once more to stop at once\n", what);
     stop_text_bytes = strlen(stop_text);
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         struct sigaction before;
         if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN)

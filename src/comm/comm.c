@@ -7,7 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "comm/control_internal.h"
+
+/* How long a rank other than 0 lets rank 0 print and the launcher end the job. */
+#define SILENCE_NS ((int64_t)2000000000)
 
 /* This rank is not rank 0, and its join failed for a reason that rank 0 prints too. */
 static atomic_bool is_reported_elsewhere;
@@ -35,16 +39,53 @@ static int become_one_rank(comm *self, const comm_join_config *config)
     return 0;
 }
 
-static int join_many(comm *self, const comm_join_config *config, const commi_launch *launch)
+/* Ends a process that waits for a call of MPI while the ranks join. Rank 0 speaks for all; the
+ * other ranks wait until the launcher ends them for it, and speak if that does not happen. */
+static void end_joining(comm *self, const char *call)
 {
-    self->rank = launch->rank;
-    self->world = launch->world;
+    char host[COMM_HOST_BYTES];
+    commi_host_name(host);
+    if (self->rank != 0)
+        commi_sleep_ns(SILENCE_NS);
+    int rc =
+        err_set(-ETIMEDOUT,
+                "rank %u on host %s (process %lld) waits in %s, and the ranks have not met "
+                "within %.1f s (comm.timeout_seconds): see whether all ranks have started and "
+                "reach each other, and whether something else connects to the ports of mpirun "
+                "or of MPI (Network in src/comm/README.md)",
+                self->rank, host, (long long)getpid(), call, (double)commi_timeout_ns(self) * 1e-9);
+    if (self->report)
+        self->report(rc);
+    else
+        log_warn("%s", err_text());
+    _exit(1);
+}
+
+static int meet(comm *self, const comm_join_config *config, const commi_launch *launch)
+{
     if (!config->is_given)
         TRY(commi_mpi_open(self, launch));
     if (self->world == 1)
         return become_one_rank(self, config);
     TRY(commi_member_set_ranks(self, self->rank, self->world));
     return commi_control_open(self, config);
+}
+
+static int join_many(comm *self, const comm_join_config *config, const commi_launch *launch)
+{
+    commi_guard guard;
+    self->rank = launch->rank;
+    self->world = launch->world;
+    self->is_one_host = launch->is_one_host;
+    self->join_end_ns = commi_now_ns() + commi_timeout_ns(self);
+    if (config->is_given)
+        return meet(self, config, launch);
+    TRY(commi_guard_start(&guard, self, self->join_end_ns, end_joining));
+    self->guard = &guard;
+    int rc = meet(self, config, launch);
+    self->guard = NULL;
+    commi_guard_stop(&guard);
+    return rc;
 }
 
 int comm_join(const comm_join_config *config, comm **out)

@@ -18,7 +18,8 @@
  *     |                control_meet.c   the address at which the ranks meet
  *     |                  |
  *   member.c   mpi.c                    this rank, by the launcher's environment; MPI
- *   segment.c  sum.c                    memory that ranks of a host share; loops of sums */
+ *   segment.c  sum.c                    memory that ranks of a host share; loops of sums
+ *   guard.c                             a thread that acts when a call does not return */
 #ifndef SLUICE_COMM_INTERNAL_H
 #define SLUICE_COMM_INTERNAL_H
 
@@ -59,6 +60,9 @@ struct comm {
     _Atomic int64_t exit_ns;       /* from a failure to the end of the process */
     _Atomic uint64_t sent_bytes;   /* the backend adds what it copies or sends */
     _Atomic uint64_t held_bytes;   /* set by the backend */
+    int64_t join_end_ns;           /* by when all ranks must have joined */
+    struct commi_guard *guard;     /* while joining by MPI: watches MPI's calls; otherwise NULL */
+    bool is_one_host;              /* the launcher says that all ranks are on this host */
     bool is_pretended;             /* made by comm_pretend */
     atomic_bool is_aborted;        /* set once, after `failure` */
     atomic_bool is_leaving;        /* comm_leave was called */
@@ -127,6 +131,7 @@ enum { COMMI_MACHINE_BYTES = COMM_HOST_BYTES + 48 };
 struct commi_launch {
     uint32_t rank, world; /* world 0: the launcher does not say, MPI knows */
     bool is_launched;     /* by something that starts several processes */
+    bool is_one_host;     /* the launcher says that it has started all of them on this host */
     const char *launcher; /* "mpirun", for messages */
 };
 typedef struct commi_launch commi_launch;
@@ -139,6 +144,27 @@ void commi_host_name(char host[COMM_HOST_BYTES]);
 /* The name with the boot id, which two machines of one name do not share. */
 void commi_machine_name(char machine[COMMI_MACHINE_BYTES]);
 
+/* ---- guard.c: acts when a call of a library does not return ---- */
+
+struct commi_guard {
+    comm *owner;
+    pthread_t thread;
+    int fd; /* eventfd: readable when the guard is to end */
+    int64_t end_ns;
+    _Atomic(const char *) call; /* the call that is under way; NULL: none */
+    void (*expire)(comm *owner, const char *call);
+};
+typedef struct commi_guard commi_guard;
+
+/* Starts a thread. If a call is under way at `end_ns` (commi_now_ns) or later, the thread calls
+ * `expire`, which says so and ends the process. */
+int commi_guard_start(commi_guard *self, comm *owner, int64_t end_ns,
+                      void (*expire)(comm *owner, const char *call)) MUST_CHECK;
+/* Notes the call that begins, a constant text such as "MPI_Init"; NULL: it has returned. */
+void commi_guard_enter(commi_guard *self, const char *call);
+/* Ends the thread. */
+void commi_guard_stop(commi_guard *self);
+
 /* ---- mpi.c, the only file that calls MPI, or mpi_absent.c. One thread at a time
  * (MPI_THREAD_SERIALIZED) ---- */
 
@@ -148,7 +174,8 @@ static inline bool commi_has_mpi(const comm *self)
     return self->mpi != NULL;
 }
 
-/* Initializes MPI, duplicates its world, sets rank and world. */
+/* Initializes MPI, duplicates its world, sets rank and world. If all ranks are on one host it asks
+ * Open MPI to use shared memory alone, so that its ranks open no port. */
 int commi_mpi_open(comm *self, const commi_launch *launch) MUST_CHECK;
 /* Sends rank 0's bytes to all ranks. Blocks; only while joining. */
 int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes) MUST_CHECK;

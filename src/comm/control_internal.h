@@ -135,8 +135,11 @@ struct commi_meeting {
 struct commi_address commi_loopback(void);
 socklen_t commi_make_sockaddr(const struct commi_address *address, uint32_t port,
                               struct sockaddr_storage *out);
-/* On rank 0: returns a listening socket, and fills what the other ranks must know. */
-int commi_open_meeting(const comm_join_config *config, struct commi_meeting *meeting) MUST_CHECK;
+/* On rank 0: returns a listening socket, and fills what the other ranks must know. The socket is on
+ * the loopback address if the config gives the ranks or all of them are on one host; otherwise it
+ * is on all addresses. */
+int commi_open_meeting(const comm_join_config *config, bool is_one_host,
+                       struct commi_meeting *meeting) MUST_CHECK;
 
 /* ---- control_join.c ---- */
 

@@ -6,7 +6,10 @@
  *   3. When all ranks are there, the hub sends WELCOME with the table of ranks, or with the reason
  *      why there is none.
  *
- * The port is open to the network, so the hub closes a connection that does not show the token. */
+ * Strangers can connect to the port too. The hub closes a connection whose first bytes are not those
+ * of a HELLO with the token, or whose HELLO does not come in time. If too many connections wait, it
+ * closes the one that has waited longest: a rank sends its HELLO at once, and tries again if its
+ * connection is closed. So strangers, however many, keep no rank out. */
 #include "comm/control_internal.h"
 
 #include <assert.h>
@@ -21,6 +24,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/size.h"
 
 #define HELLO_MAGIC        0x68636c73u
 #define JOIN_VERSION       2u
@@ -147,6 +151,15 @@ static bool is_welcome(const struct hall *hall, const struct hello *hello)
            hello->rank > 0 && hello->rank < owner->world;
 }
 
+/* True if what has come so far can be the beginning of a HELLO. The token is not looked at before
+ * the HELLO is complete: otherwise a stranger could guess it byte by byte. */
+static bool begins_well(const struct guest *guest)
+{
+    const struct hello wanted = {.magic = HELLO_MAGIC, .version = JOIN_VERSION};
+    size_t bytes = size_min(guest->bytes, offsetof(struct hello, rank));
+    return memcmp(&guest->hello, &wanted, bytes) == 0;
+}
+
 static void admit(struct hall *hall, struct guest *guest)
 {
     const struct hello *hello = &guest->hello;
@@ -183,12 +196,35 @@ static void hear(struct hall *hall, struct guest *guest)
                        sizeof guest->hello - guest->bytes, MSG_DONTWAIT);
     if (got > 0)
         guest->bytes += (size_t)got;
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+    bool has_ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+    if (has_ended || !begins_well(guest)) {
         close(guest->fd);
         guest->fd = -1;
     } else if (guest->bytes == sizeof guest->hello) {
         admit(hall, guest);
     }
+}
+
+/* Finds a place for a connection, if need be by closing the one that has waited longest. Guests and
+ * admitted connections together are at most guest_max, for which there are descriptors. */
+static struct guest *find_place(struct hall *hall)
+{
+    uint32_t place_count = hall->guest_max - hall->arrived;
+    struct guest *oldest = NULL;
+    for (uint32_t g = 0; g < hall->guest_max; g++) {
+        struct guest *guest = &hall->guests[g];
+        if (guest->fd < 0)
+            continue;
+        place_count--;
+        if (!oldest || guest->since_ns < oldest->since_ns)
+            oldest = guest;
+    }
+    if (place_count > 0)
+        for (uint32_t g = 0; g < hall->guest_max; g++)
+            if (hall->guests[g].fd < 0)
+                return &hall->guests[g];
+    close(oldest->fd);
+    return oldest;
 }
 
 /* Accepts one connection. 0: accepted; 1: none is waiting. */
@@ -201,12 +237,9 @@ static int let_in(struct hall *hall)
                                hall->control->owner->world)
                    : 1;
     set_options(fd);
-    for (uint32_t g = 0; g < hall->guest_max; g++)
-        if (hall->guests[g].fd < 0) {
-            hall->guests[g] = (struct guest){.fd = fd, .since_ns = commi_now_ns()};
-            return 0;
-        }
-    close(fd);
+    struct guest *guest = find_place(hall);
+    *guest = (struct guest){.fd = fd, .since_ns = commi_now_ns()};
+    hear(hall, guest); /* its HELLO may be there already */
     return 0;
 }
 
@@ -263,7 +296,8 @@ static int receive_guests(struct hall *hall, int64_t end_ns)
             }
         }
         int rc = hall->fds[0].revents ? 0 : 1;
-        for (uint32_t g = 0; rc == 0 && g < hall->guest_max; g++)
+        /* few enough that those without a HELLO are heard again before they must make room */
+        for (uint32_t g = 0; rc == 0 && g < STRANGER_COUNT_MAX / 2; g++)
             rc = let_in(hall);
         if (rc < 0)
             return rc;
@@ -356,7 +390,7 @@ static int receive_ranks(commi_control *self, const struct commi_meeting *meetin
         memcpy(hall.machines[0], own->machine, COMMI_MACHINE_BYTES);
         rc = raise_descriptor_limit(owner->world);
         if (rc == 0)
-            rc = receive_guests(&hall, commi_now_ns() + commi_timeout_ns(owner));
+            rc = receive_guests(&hall, owner->join_end_ns);
         if (rc == 0)
             number_hosts(&hall);
         rc = send_welcome(&hall, rc);
@@ -440,7 +474,7 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
     comm *owner = self->owner;
     commi_link *link = &self->links[0];
     /* later than the hub's limit */
-    int64_t end_ns = commi_now_ns() + commi_timeout_ns(owner) + HANDSHAKE_NS;
+    int64_t end_ns = owner->join_end_ns + HANDSHAKE_NS;
     int fds[2] = {-1, -1};
     int rc = reach_hub(meeting, hello, is_near, fds, end_ns);
     is_reported_by_another = owner->rank > 1;
@@ -485,7 +519,7 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
     memset(&meeting, 0, sizeof meeting);
     int listen_fd = -1, rc = 0;
     if (owner->rank == 0)
-        rc = listen_fd = commi_open_meeting(config, &meeting);
+        rc = listen_fd = commi_open_meeting(config, owner->is_one_host, &meeting);
     if (config->is_given && owner->rank != 0) {
         meeting.token[0] = config->token;
         meeting.port = config->hub_port;
@@ -499,7 +533,7 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
             rc = err_set(-ECONNREFUSED, "rank 0 could not listen for the other ranks");
     }
     memcpy(hello.token, meeting.token, sizeof hello.token);
-    bool is_near = config->is_given || strcmp(meeting.machine, machine) == 0;
+    bool is_near = config->is_given || owner->is_one_host || strcmp(meeting.machine, machine) == 0;
     if (rc >= 0)
         rc = owner->rank == 0 ? receive_ranks(self, &meeting, listen_fd, &hello)
                               : join_hub(self, &meeting, &hello, is_near);

@@ -82,12 +82,29 @@ static void list_addresses(struct commi_meeting *meeting)
     freeifaddrs(list);
 }
 
-int commi_open_meeting(const comm_join_config *config, struct commi_meeting *meeting)
+/* Listens where the other ranks are: on the loopback address if they are on this host, otherwise on
+ * all addresses. -errno. */
+static int listen_for_ranks(bool is_one_host)
+{
+    struct commi_address address = commi_loopback();
+    if (is_one_host)
+        return listen_on(&address, 0);
+    memset(&address, 0, sizeof address);
+    address.family = AF_INET6;
+    int fd = listen_on(&address, 0);
+    if (fd >= 0)
+        return fd;
+    address.family = AF_INET;
+    return listen_on(&address, 0);
+}
+
+int commi_open_meeting(const comm_join_config *config, bool is_one_host,
+                       struct commi_meeting *meeting)
 {
     memset(meeting, 0, sizeof *meeting);
     commi_machine_name(meeting->machine);
-    struct commi_address address = commi_loopback();
     if (config->is_given) {
+        struct commi_address address = commi_loopback();
         meeting->token[0] = config->token;
         meeting->port = config->hub_port;
         int given = listen_on(&address, meeting->port);
@@ -96,13 +113,7 @@ int commi_open_meeting(const comm_join_config *config, struct commi_meeting *mee
     }
     if (getrandom(meeting->token, sizeof meeting->token, 0) != sizeof meeting->token)
         return err_errno(errno, "getting random bytes");
-    memset(&address, 0, sizeof address);
-    address.family = AF_INET6;
-    int fd = listen_on(&address, 0);
-    if (fd < 0) {
-        address.family = AF_INET;
-        fd = listen_on(&address, 0);
-    }
+    int fd = listen_for_ranks(is_one_host);
     if (fd < 0)
         return err_errno(-fd, "listening for the other ranks");
     struct sockaddr_storage own;
@@ -114,6 +125,7 @@ int commi_open_meeting(const comm_join_config *config, struct commi_meeting *mee
     }
     meeting->port = ntohs(own.ss_family == AF_INET ? ((struct sockaddr_in *)&own)->sin_port
                                                    : ((struct sockaddr_in6 *)&own)->sin6_port);
-    list_addresses(meeting);
+    if (!is_one_host)
+        list_addresses(meeting);
     return fd;
 }

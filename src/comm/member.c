@@ -95,18 +95,21 @@ int comm_check(comm *self)
 
 struct launcher {
     const char *world_key, *rank_key;
-    const char *also_key; /* if not NULL, this variable must exist too */
+    const char *also_key;  /* if not NULL, this variable must exist too */
+    const char *local_key; /* the number of ranks on this host; NULL: there is none */
+    const char *hosts_key; /* the number of hosts; NULL: there is none */
     const char *name;
 };
 
 /* The first entry that exists decides. A batch script of Slurm has SLURM_NTASKS and SLURM_PROCID 0
  * as well, but only processes that srun started are in a step. */
 static const struct launcher launchers[] = {
-    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", NULL, "mpirun"},
-    {"PMI_SIZE", "PMI_RANK", NULL, "mpirun"},
-    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", NULL, "srun"},
-    {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID", "srun"},
-    {"MPI_LOCALNRANKS", "MPI_LOCALRANKID", NULL, "mpirun"},
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", NULL, "OMPI_COMM_WORLD_LOCAL_SIZE", NULL,
+     "mpirun"},
+    {"PMI_SIZE", "PMI_RANK", NULL, "MPI_LOCALNRANKS", NULL, "mpirun"},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", NULL, NULL, "SLURM_STEP_NUM_NODES", "srun"},
+    {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID", NULL, "SLURM_STEP_NUM_NODES", "srun"},
+    {"MPI_LOCALNRANKS", "MPI_LOCALRANKID", NULL, NULL, NULL, "mpirun"},
 };
 
 static int read_number(const char *key, uint32_t *out)
@@ -121,6 +124,14 @@ static int read_number(const char *key, uint32_t *out)
     return 0;
 }
 
+/* True if a variable exists and has this number. */
+static bool is_number(const char *key, uint32_t number)
+{
+    char *end;
+    const char *text = key ? getenv(key) : NULL;
+    return text && *text && strtoul(text, &end, 10) == number && *end == '\0';
+}
+
 static int use_launcher(const struct launcher *launcher, commi_launch *out)
 {
     out->launcher = launcher->name;
@@ -128,6 +139,8 @@ static int use_launcher(const struct launcher *launcher, commi_launch *out)
     TRY(read_number(launcher->rank_key, &out->rank));
     TRY(read_number(launcher->world_key, &out->world));
     out->is_launched = out->world > 1;
+    out->is_one_host =
+        is_number(launcher->local_key, out->world) || is_number(launcher->hosts_key, 1);
     /* it counts this host only; MPI knows the whole world */
     if (strcmp(launcher->world_key, "MPI_LOCALNRANKS") == 0) {
         out->world = 0;

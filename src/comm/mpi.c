@@ -6,11 +6,9 @@
 #include <errno.h>
 #include <limits.h>
 #include <mpi.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -65,10 +63,46 @@ static int check_world(comm *self, const commi_launch *launch)
     return 0;
 }
 
+/* True if all ranks' messages have room in shared memory. Open MPI crashes if it may use nothing but
+ * shared memory and a rank gets none. A rank takes 4 MiB by default. */
+static bool has_shared_memory(const commi_launch *launch)
+{
+    static const char directory[] = "/dev/shm";
+    const uint64_t wanted_bytes = (uint64_t)launch->world * 2 * (4 << 20);
+    struct statvfs room;
+    if (access(directory, W_OK) == 0 && statvfs(directory, &room) == 0 &&
+        (uint64_t)room.f_bavail * room.f_frsize >= wanted_bytes)
+        return true;
+    if (launch->rank == 0)
+        log_warn("%s has less than the %llu MiB that %u ranks may take, so MPI listens on the "
+                 "network: give it more room (docker run --shm-size)",
+                 directory, (unsigned long long)(wanted_bytes >> 20), launch->world);
+    return false;
+}
+
+/* Open MPI's ranks listen on all addresses of their host, and a stranger who connects there can
+ * stop MPI's progress. Ranks of one host need no network: without the two transports that
+ * use TCP, and with the messaging layer that brings no network of its own, nothing listens. MPI reads these variables in
+ * MPI_Init. What the user has set about either stays. */
+static void ask_for_shared_memory(const commi_launch *launch)
+{
+    static const char open_mpi[] = "Open MPI";
+    if (strncmp(commi_mpi_version(), open_mpi, sizeof open_mpi - 1) != 0)
+        return;
+    if (getenv("OMPI_MCA_btl") || getenv("OMPI_MCA_pml") || !has_shared_memory(launch))
+        return;
+    (void)setenv("OMPI_MCA_btl", "^tcp,ofi", 1);
+    (void)setenv("OMPI_MCA_pml", "ob1", 1);
+}
+
 int commi_mpi_open(comm *self, const commi_launch *launch)
 {
     int provided = MPI_THREAD_SINGLE;
+    if (launch->is_one_host)
+        ask_for_shared_memory(launch);
+    commi_guard_enter(self->guard, "MPI_Init");
     int rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
+    commi_guard_enter(self->guard, NULL);
     if (rc != MPI_SUCCESS)
         return mpi_error(rc, "MPI_Init_thread");
     if (provided < MPI_THREAD_SERIALIZED)
@@ -85,7 +119,9 @@ int commi_mpi_open(comm *self, const commi_launch *launch)
     struct commi_mpi *mpi = mem_alloc(1, sizeof *mpi, "comm MPI");
     if (!mpi)
         return -ENOMEM;
+    commi_guard_enter(self->guard, "MPI_Comm_dup");
     rc = MPI_Comm_dup(MPI_COMM_WORLD, &mpi->world);
+    commi_guard_enter(self->guard, NULL);
     if (rc == MPI_SUCCESS)
         rc = MPI_Comm_set_errhandler(mpi->world, MPI_ERRORS_RETURN);
     if (rc != MPI_SUCCESS) {
@@ -99,50 +135,32 @@ int commi_mpi_open(comm *self, const commi_launch *launch)
 int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes)
 {
     assert(bytes <= INT_MAX);
+    commi_guard_enter(self->guard, "MPI_Bcast");
     int rc = MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, self->mpi->world);
+    commi_guard_enter(self->guard, NULL);
     return rc == MPI_SUCCESS ? 0 : mpi_error(rc, "MPI_Bcast");
 }
 
-/* MPI_Finalize waits for all ranks. It never returns if one of them ended after it left: then this
- * guard ends the process. */
-struct guard {
-    pthread_t thread;
-    int fd; /* eventfd: readable when MPI has ended */
-    int limit_ms;
-};
-
-static void *run_guard(void *argument)
+/* MPI_Finalize waits for all ranks. It never returns if one of them ended after it left. */
+static void leave_mpi(comm *self, const char *call)
 {
-    const struct guard *self = argument;
-    struct pollfd fd = {.fd = self->fd, .events = POLLIN};
-    int count;
-    do
-        count = poll(&fd, 1, self->limit_ms);
-    while (count < 0 && errno == EINTR);
-    if (count == 0) { /* all work is done and reported: nothing is lost */
-        log_warn("MPI has not ended within %d ms: a rank is gone; leaving it", self->limit_ms);
-        _exit(1);
-    }
-    return NULL;
+    /* all work is done and reported: nothing is lost */
+    log_warn("%s has not returned within %.1f s: a rank is gone; leaving it", call,
+             (double)atomic_load(&self->exit_ns) * 1e-9);
+    _exit(1);
 }
 
-static void finalize(const comm *self)
+static void finalize(comm *self)
 {
-    int64_t limit_ms = atomic_load(&self->exit_ns) / 1000000;
-    struct guard guard = {.limit_ms = limit_ms < INT_MAX ? (int)limit_ms : INT_MAX};
-    sigset_t all, before;
-    sigfillset(&all);
-    guard.fd = eventfd(0, EFD_CLOEXEC);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool is_guarded = guard.fd >= 0 && pthread_create(&guard.thread, NULL, run_guard, &guard) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    static const char call[] = "MPI_Finalize";
+    commi_guard guard;
+    int64_t end_ns = commi_now_ns() + atomic_load(&self->exit_ns);
+    bool is_guarded = commi_guard_start(&guard, self, end_ns, leave_mpi) == 0;
+    if (is_guarded)
+        commi_guard_enter(&guard, call);
     (void)MPI_Finalize();
-    if (is_guarded) {
-        (void)eventfd_write(guard.fd, 1);
-        pthread_join(guard.thread, NULL);
-    }
-    if (guard.fd >= 0)
-        close(guard.fd);
+    if (is_guarded)
+        commi_guard_stop(&guard);
 }
 
 void commi_mpi_close(comm *self, int code)

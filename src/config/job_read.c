@@ -3,7 +3,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "config/config_internal.h"
 
@@ -256,6 +258,36 @@ int job_read_text(const char *name, const char *text, size_t text_bytes, const c
                   uint32_t set_count, job **out)
 {
     return job_read_text_ranks(name, text, text_bytes, set, set_count, 1, out);
+}
+
+double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count)
+{
+    static const char key[] = "comm.timeout_seconds";
+    configi_reader reader = {.file = configi_file_name(path)};
+    char *text;
+    uint64_t text_bytes;
+    int rc = strcmp(path, "-") == 0 ? ERR_INPUT
+                                    : file_read(path, CONFIGI_FILE_BYTES_MAX, &text, &text_bytes);
+    if (rc == 0) {
+        rc = configi_parse(reader.file, text, text_bytes, false, &reader.doc);
+        mem_free(text);
+    }
+    if (rc < 0 || !json_is_object(reader.doc)) {
+        json_decref(reader.doc);
+        reader.doc = json_object();
+    }
+    rc = reader.doc ? configi_apply_set(&reader, set, set_count) : -ENOMEM;
+    const json_t *value = rc == 0 ? configi_get(&reader, key) : NULL;
+    if (value)
+        rc = configi_check_value(&reader, configi_key_find(key), key, value);
+    if (rc < 0) {
+        json_decref(reader.doc);
+        reader.doc = NULL;
+    }
+    double seconds = configi_double(&reader, key);
+    json_decref(reader.doc);
+    mem_free(reader.set_paths);
+    return seconds;
 }
 
 void job_destroy(job *self)

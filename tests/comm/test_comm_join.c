@@ -150,6 +150,63 @@ static void a_rank_that_never_joins_is_named(void **state)
     assert_int_equal(status, 0);
 }
 
+/* Holds more connections to the hub than it has places for, connects again where the hub closes
+ * one, and says nothing, half a HELLO or something else on them; until it is killed. */
+static void crowd_the_hub(uint16_t port)
+{
+    enum { HELD_MAX = 400 };
+    static const unsigned char hello[] = {0x73, 0x6c, 0x63, 0x68};
+    struct sockaddr_storage to;
+    struct commi_address loopback = commi_loopback();
+    socklen_t bytes = commi_make_sockaddr(&loopback, port, &to);
+    static int held[HELD_MAX];
+    for (uint32_t turn = 0;; turn++) {
+        char byte;
+        int *place = &held[turn % HELD_MAX];
+        if (*place > 0 && recv(*place, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN)
+            continue; /* the hub still holds it */
+        if (*place > 0)
+            close(*place);
+        *place = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (*place < 0 || connect(*place, (struct sockaddr *)&to, bytes) != 0)
+            commi_sleep_ns(1000000);
+        else if (turn % 4 == 1)
+            (void)send(*place, hello, sizeof hello, MSG_NOSIGNAL);
+        else if (turn % 4 == 2)
+            (void)send(*place, &turn, sizeof turn, MSG_NOSIGNAL);
+    }
+}
+
+/* The hub's places are all taken by strangers when rank 1 comes, and more strangers come. */
+static void strangers_keep_no_rank_out(void **state)
+{
+    (void)state;
+    comm_join_config config = {.is_given = true, .world = 2, .timeout_seconds = 10, .token = 5};
+    config.hub_port = comm_fixture_port();
+    pid_t crowd = fork();
+    if (crowd == 0)
+        crowd_the_hub(config.hub_port);
+    pid_t late = fork();
+    if (late == 0) {
+        comm *self;
+        config.rank = 1;
+        commi_sleep_ns(500000000); /* the crowd comes first */
+        int rc = comm_join(&config, &self);
+        if (rc == 0)
+            comm_leave(self, 0);
+        _exit(rc == 0 ? 0 : 1);
+    }
+    comm *self;
+    int rc = comm_join(&config, &self), status;
+    kill(crowd, SIGKILL);
+    if (rc == 0)
+        comm_leave(self, 0);
+    assert_int_equal(waitpid(crowd, &status, 0), crowd);
+    assert_int_equal(waitpid(late, &status, 0), late);
+    assert_int_equal(rc, 0);
+    assert_int_equal(status, 0);
+}
+
 /* Rank 0 has room for the connections, or says that it has not. */
 static void descriptors_suffice(void **state)
 {
@@ -211,10 +268,21 @@ static void launchers_are_understood(void **state)
     setenv("SLURM_PROCID", "1", 1);
     assert_int_equal(commi_launch_read(&launch), 0);
     assert_true(launch.is_launched && launch.rank == 1 && launch.world == 2);
+    assert_false(launch.is_one_host);
+    setenv("SLURM_STEP_NUM_NODES", "1", 1);
+    assert_int_equal(commi_launch_read(&launch), 0);
+    assert_true(launch.is_one_host);
     setenv("OMPI_COMM_WORLD_SIZE", "3", 1);
     setenv("OMPI_COMM_WORLD_RANK", "2", 1);
     assert_int_equal(commi_launch_read(&launch), 0);
     assert_true(launch.rank == 2 && launch.world == 3);
+    assert_false(launch.is_one_host);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+    assert_int_equal(commi_launch_read(&launch), 0);
+    assert_false(launch.is_one_host);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "3", 1);
+    assert_int_equal(commi_launch_read(&launch), 0);
+    assert_true(launch.is_one_host);
     setenv("OMPI_COMM_WORLD_SIZE", "2000", 1);
     assert_int_equal(commi_launch_read(&launch), ERR_CONFIG);
     comm *none;
@@ -248,7 +316,22 @@ static void a_launcher_without_mpi_is_refused(void **state)
 
 /* ---- under mpirun ---- */
 
-/* A rank that mpirun has started: the same calls, and messages by MPI. */
+/* The number of sockets of this process at which others can connect. */
+static uint32_t count_listening(void)
+{
+    uint32_t count = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        int domain = 0, listens = 0;
+        socklen_t domain_bytes = sizeof domain, listens_bytes = sizeof listens;
+        if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_bytes) == 0)
+            count += listens && (domain == AF_INET || domain == AF_INET6);
+    }
+    return count;
+}
+
+/* A rank that mpirun has started: the same calls, messages by MPI, and no port once it has
+ * joined. */
 static int be_launched(void)
 {
     comm_join_config config = {.timeout_seconds = 20.0};
@@ -259,6 +342,9 @@ static int be_launched(void)
     }
     uint32_t rank = comm_get_rank(self), world = comm_get_world(self);
     int rc = world == 3 && commi_has_mpi(self) ? calls_give_values(self, NULL) : ERR_INTERNAL;
+    uint32_t ports = count_listening();
+    if (rc == 0 && ports != 0 && strstr(commi_mpi_version(), "Open MPI"))
+        rc = err_set(ERR_INTERNAL, "rank %u listens on %u ports", rank, ports);
     commi_request requests[2] = {0};
     uint32_t sent = rank, got = 99;
     bool is_done = false;
@@ -316,6 +402,28 @@ static int be_launched_to_vanish(void)
     return 1;
 }
 
+static void print_failure(int code)
+{
+    (void)code;
+    printf("told: %s\n", err_text());
+    fflush(stdout);
+}
+
+/* Rank 1 does not begin to join: the others wait in MPI, and end in time with one sentence. */
+static int be_launched_to_wait(void)
+{
+    comm_join_config config = {.timeout_seconds = 2.0, .report = print_failure};
+    commi_launch launch;
+    comm *self;
+    if (commi_launch_read(&launch) < 0)
+        return 1;
+    while (launch.rank == 1)
+        pause();
+    int rc = comm_join(&config, &self);
+    printf("joined with %d\n", rc);
+    return 0;
+}
+
 /* mpirun ends the one that hangs when the others have gone. */
 static int expect_end(const char *program)
 {
@@ -329,20 +437,23 @@ static int expect_end(const char *program)
     return 1;
 }
 
-static int expect_told(const char *program)
+/* Starts three ranks of this program in a role, of which one must print "told: " and `text`, and
+ * which must fail without a limit from outside. */
+static int expect_told(const char *program, const char *role, const char *text)
 {
     char command[4096], line[2048];
-    snprintf(command, sizeof command, "exec mpirun --oversubscribe -n 3 '%s' dying 2>&1", program);
+    snprintf(command, sizeof command, "exec timeout 40 mpirun --oversubscribe -n 3 '%s' %s 2>&1",
+             program, role);
     FILE *output = popen(command, "r");
     uint32_t count = 0;
     while (output && fgets(line, sizeof line, output)) {
-        char *told = strstr(line, "told: rank 1 on host ");
-        count += told != NULL && strstr(told, "is gone") != NULL;
+        char *told = strstr(line, "told: ");
+        count += told != NULL && strstr(told, text) != NULL;
     }
     int status = output ? pclose(output) : 0;
-    if (count == 1 && status != 0)
+    if (count == 1 && WIFEXITED(status) && WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != 124)
         return 0;
-    fprintf(stderr, "told %u times that rank 1 is gone, status %#x\n", count, (unsigned)status);
+    fprintf(stderr, "%s: told %u times \"%s\", status %#x\n", role, count, text, (unsigned)status);
     return 1;
 }
 
@@ -363,7 +474,8 @@ static int run_mpirun(const char *program)
     int status = system(command);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
         return 1;
-    return expect_told(program) + expect_end(program);
+    return expect_told(program, "dying", "is gone") +
+           expect_told(program, "waiting", "have not met within 2.0 s") + expect_end(program);
 }
 
 int main(int argc, char **argv)
@@ -372,6 +484,8 @@ int main(int argc, char **argv)
         return be_launched();
     if (argc > 1 && strcmp(argv[1], "dying") == 0)
         return be_launched_to_die();
+    if (argc > 1 && strcmp(argv[1], "waiting") == 0)
+        return be_launched_to_wait();
     if (argc > 1 && strcmp(argv[1], "vanishing") == 0)
         return be_launched_to_vanish();
     if (argc > 1 && strcmp(argv[1], "mpirun") == 0)
@@ -382,6 +496,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(values_arrive),
         cmocka_unit_test(hosts_are_numbered),
         cmocka_unit_test(a_rank_that_never_joins_is_named),
+        cmocka_unit_test(strangers_keep_no_rank_out),
         cmocka_unit_test(descriptors_suffice),
         cmocka_unit_test(launchers_are_understood),
         cmocka_unit_test(a_launcher_without_mpi_is_refused),

@@ -247,13 +247,39 @@ static void others_read_the_text(void **state)
     job_destroy(other);
 }
 
+static double peek(const char *text, const char *set)
+{
+    write_job(text, strlen(text));
+    return job_peek_timeout(test_file, &set, set ? 1 : 0);
+}
+
+/* The timeout is known before the job is read, and never keeps a start from saying what is wrong. */
+static void the_timeout_is_known_early(void **state)
+{
+    (void)state;
+    static const char given[] = SMALL_WITH("\"comm\": {\"timeout_seconds\": 12}, // a remark\n");
+    static const char set[] = "comm.timeout_seconds=7.5", *const sets[] = {set};
+    assert_true(peek(SMALL_JOB, NULL) == 300.0);
+    assert_true(peek(given, NULL) == 12.0);
+    assert_true(peek(given, set) == 7.5);
+    assert_true(peek(given, "train_batch_size=none") == 12.0); /* wrong, which is said later */
+    assert_true(peek(given, "comm.timeout_seconds=1e9") == 300.0);
+    assert_true(peek(given, "comm=3") == 300.0);
+    assert_true(peek("{\"comm\": ", set) == 7.5);
+    assert_true(peek("[]", NULL) == 300.0);
+    assert_true(job_peek_timeout("-", sets, 1) == 7.5);
+    assert_true(job_peek_timeout("no/such/file.json", sets, 1) == 7.5);
+    assert_true(job_peek_timeout("/dev/null", NULL, 0) == 300.0); /* no regular file */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_are_dealt_out),     cmocka_unit_test(keys_of_ranks),
-        cmocka_unit_test(defaults_of_ranks),         cmocka_unit_test(wrong_for_ranks),
-        cmocka_unit_test(stage_3_keys_need_stage_3), cmocka_unit_test(drives_of_ranks),
-        cmocka_unit_test(other_ranks_are_a_change),  cmocka_unit_test(others_read_the_text),
+        cmocka_unit_test(batches_are_dealt_out),      cmocka_unit_test(keys_of_ranks),
+        cmocka_unit_test(defaults_of_ranks),          cmocka_unit_test(wrong_for_ranks),
+        cmocka_unit_test(stage_3_keys_need_stage_3),  cmocka_unit_test(drives_of_ranks),
+        cmocka_unit_test(other_ranks_are_a_change),   cmocka_unit_test(others_read_the_text),
+        cmocka_unit_test(the_timeout_is_known_early),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

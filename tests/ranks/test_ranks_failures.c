@@ -355,7 +355,7 @@ static void stop(uint32_t first, uint32_t count, int number)
 static void a_signal_to_one_or_all_stops_all(void **state)
 {
     (void)state;
-    stop(2, 1, SIGTERM);
+    stop(2, 1, SIGHUP);
     stop(0, WORLD, SIGINT);
 }
 

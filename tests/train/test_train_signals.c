@@ -1,5 +1,5 @@
-/* The program as people stop it: SIGTERM and SIGINT between steps, within commits and before the
- * first step; several signals at once, a second one, and a second process on the same run
+/* The program as people stop it: SIGTERM, SIGINT and SIGHUP between steps, within commits and before
+ * the first step; several signals at once, a second one, and a second process on the same run
  * directory. Exit 75 and the same command goes on, to the bits of the run that nobody stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -141,7 +141,8 @@ static uint64_t stop_until_done(double seconds)
         pid_t child = start("");
         double share = (double)crash_draw_below(&draws, 1000) / 1000;
         crash_ends_within(child, (uint64_t)(seconds * (0.2 + 0.8 * share) * 1e9));
-        kill(child, crash_draw_below(&draws, 2) ? SIGTERM : SIGINT);
+        static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+        kill(child, signals[crash_draw_below(&draws, 3)]);
         int status = crash_wait(child);
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
             return stops;
@@ -194,6 +195,36 @@ static void signals_at_once_are_one_request(void **state)
     for (int i = 0; i < 3; i++)
         kill(child, SIGINT);
     assert_exit(child, EXIT_STOPPED);
+    finish_and_compare();
+}
+
+/* A terminal that closes sends more than one. */
+static void hangups_never_end_it_at_once(void **state)
+{
+    (void)state;
+    begin_case(12);
+    pid_t child = start("commit.synced=sleep:600ms");
+    await_commit(child, 1);
+    kill(child, SIGHUP);
+    assert_false(crash_ends_within(child, 300000000)); /* longer than one request may take */
+    kill(child, SIGHUP);
+    kill(child, SIGTERM); /* the first that is no hangup */
+    kill(child, SIGHUP);
+    assert_exit(child, EXIT_STOPPED);
+    finish_and_compare();
+}
+
+/* nohup ignores SIGHUP before it starts the program. */
+static void an_ignored_hangup_stays_ignored(void **state)
+{
+    (void)state;
+    begin_case(12);
+    signal(SIGHUP, SIG_IGN);
+    pid_t child = start("commit.synced=sleep:20ms");
+    signal(SIGHUP, SIG_DFL);
+    await_commit(child, 1);
+    kill(child, SIGHUP);
+    assert_exit(child, 0);
     finish_and_compare();
 }
 
@@ -253,6 +284,8 @@ int main(void)
         cmocka_unit_test(stopped_runs_go_on),
         cmocka_unit_test(stops_within_commits_go_on),
         cmocka_unit_test(signals_at_once_are_one_request),
+        cmocka_unit_test(hangups_never_end_it_at_once),
+        cmocka_unit_test(an_ignored_hangup_stays_ignored),
         cmocka_unit_test(second_signal_ends_it_at_once),
         cmocka_unit_test(a_stop_before_the_first_step_goes_on),
         cmocka_unit_test(second_process_is_refused),
