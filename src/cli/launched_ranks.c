@@ -2,13 +2,26 @@
 #include "cli/launched_ranks.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "cli/cli.h"
 
 static comm *joined;
+
+/* Sends what is printed to /dev/null. Not by freopen, which only takes streams of files, and stdout
+ * is another one if it shows a terminal (terminal.c). */
+static int silence_output(void)
+{
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || dup2(fd, STDOUT_FILENO) < 0)
+        return err_errno(errno, "cannot open /dev/null");
+    close(fd);
+    return 0;
+}
 
 int cli_ranks_join(double timeout_seconds)
 {
@@ -26,9 +39,8 @@ int cli_ranks_join(double timeout_seconds)
     snprintf(prefix, sizeof prefix, "rank %u: ", rank);
     log_set_prefix(prefix);
     log_set_level(LOG_WARN);
-    if (!freopen("/dev/null", "w", stdout))
-        return cli_ranks_leave(joined, err_errno(errno, "cannot open /dev/null"), false);
-    return 0;
+    rc = silence_output();
+    return rc < 0 ? cli_ranks_leave(joined, rc, false) : 0;
 }
 
 comm *cli_ranks(void)
