@@ -91,9 +91,9 @@ typedef struct cli_command cli_command;
 #define CLI_OPTIONS(table) .options = (table), .option_count = sizeof(table) / sizeof(table)[0]
 
 /* Reads the arguments after the command's name into the options' targets. It accepts `--name value`
- * and `--name=value`; `--` ends the options. Returns 0; CLI_ASKS_HELP, or CLI_ASKS_KEYS of a command
- * that takes a job, for cli_print_help; ERR_USAGE with one sentence (and the nearest name) for
- * anything else that is wrong. */
+ * and `--name=value`; `--` ends the options. Returns 0; CLI_ASKS_HELP, or CLI_ASKS_KEYS of a
+ * command that takes a job, for cli_print_help; ERR_USAGE with one sentence (and the nearest name)
+ * for anything else that is wrong. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *operands) MUST_CHECK;
 
 /* Prints what was asked for: a positive result of cli_parse. */
@@ -123,8 +123,8 @@ void cli_exit_as(bool speaks, bool at_once);
 /* --- stop.c --- */
 
 /* From here on SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask for a stop. The first signal sets the flag
- * that is returned. A second one ends the process immediately, unless it comes so soon that both are
- * one request, or one of them is SIGHUP (stop.c). A signal that was ignored at the start stays
+ * that is returned. A second one ends the process immediately, unless it comes so soon that both
+ * are one request, or one of them is SIGHUP (stop.c). A signal that was ignored at the start stays
  * ignored, as SIGHUP is under nohup. mpirun passes SIGUSR1 on to its ranks without killing them,
  * unlike the others. `what` is the text that the first signal prints, such as "stopping when this
  * step is done"; NULL: nothing. */

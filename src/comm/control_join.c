@@ -6,10 +6,11 @@
  *   3. When all ranks are there, the hub sends WELCOME with the table of ranks, or with the reason
  *      why there is none.
  *
- * Strangers can connect to the port too. The hub closes a connection whose first bytes are not those
- * of a HELLO with the token, or whose HELLO does not come in time. If too many connections wait, it
- * closes the one that has waited longest: a rank sends its HELLO at once, and tries again if its
- * connection is closed. So strangers, however many, keep no rank out. */
+ * Strangers can connect to the port too. The hub closes a connection whose first bytes are not
+ * those of a HELLO, whose HELLO has another token, or whose HELLO does not come in time. If too
+ * many connections wait, it closes the one that has waited longest: a rank sends its HELLO at
+ * once, and tries again if its connection is closed. So strangers, however many, keep no rank out.
+ *
 #include "comm/control_internal.h"
 
 #include <assert.h>

@@ -82,8 +82,8 @@ static void list_addresses(struct commi_meeting *meeting)
     freeifaddrs(list);
 }
 
-/* Listens where the other ranks are: on the loopback address if they are on this host, otherwise on
- * all addresses. -errno. */
+/* Listens on the loopback address if all ranks are on this host, otherwise on all addresses.
+ * -errno. */
 static int listen_for_ranks(bool is_one_host)
 {
     struct commi_address address = commi_loopback();

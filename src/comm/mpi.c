@@ -63,8 +63,8 @@ static int check_world(comm *self, const commi_launch *launch)
     return 0;
 }
 
-/* True if all ranks' messages have room in shared memory. Open MPI crashes if it may use nothing but
- * shared memory and a rank gets none. A rank takes 4 MiB by default. */
+/* True if the messages of all ranks have room in shared memory; a rank takes 4 MiB by default. Open
+ * MPI crashes if it may use nothing else and a rank gets none. */
 static bool has_shared_memory(const commi_launch *launch)
 {
     static const char directory[] = "/dev/shm";
@@ -80,10 +80,10 @@ static bool has_shared_memory(const commi_launch *launch)
     return false;
 }
 
-/* Open MPI's ranks listen on all addresses of their host, and a stranger who connects there can
- * stop MPI's progress. Ranks of one host need no network: without the two transports that
- * use TCP, and with the messaging layer that brings no network of its own, nothing listens. MPI reads these variables in
- * MPI_Init. What the user has set about either stays. */
+/* The ranks of Open MPI listen on all addresses of their host, and a stranger who connects there
+ * can stop MPI's progress. On one host they need no network: nothing listens without the two
+ * transports that use TCP, and with the messaging layer that brings no network of its own. MPI
+ * reads these variables in MPI_Init. What the user has set about either stays. */
 static void ask_for_shared_memory(const commi_launch *launch)
 {
     static const char open_mpi[] = "Open MPI";

@@ -45,9 +45,9 @@ int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
                         job **out) MUST_CHECK;
 
 /* comm.timeout_seconds of the job, for ranks that must meet before one of them reads it. Checks
- * nothing else and reports nothing: job_read does both. The default holds if the file cannot be read
- * here (other hosts need not see it), is no regular file (standard input and pipes are read only
- * once), or is wrong; --set counts in any case. */
+ * nothing else and reports nothing: job_read does both. The default holds if the file is wrong,
+ * cannot be read here (other hosts need not see it), or is no regular file (standard input and
+ * pipes are read only once). --set counts in any case. */
 double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count);
 
 /* NULL is allowed. */

@@ -263,7 +263,7 @@ int job_read_text(const char *name, const char *text, size_t text_bytes, const c
 double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count)
 {
     static const char key[] = "comm.timeout_seconds";
-    configi_reader reader = {.file = configi_file_name(path)};
+    configi_reader reader = {.file = file_name_any(path)};
     char *text;
     uint64_t text_bytes;
     int rc = strcmp(path, "-") == 0 ? ERR_INPUT

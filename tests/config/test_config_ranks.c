@@ -253,7 +253,7 @@ static double peek(const char *text, const char *set)
     return job_peek_timeout(test_file, &set, set ? 1 : 0);
 }
 
-/* The timeout is known before the job is read, and never keeps a start from saying what is wrong. */
+/* The timeout is known before the job is read. What is wrong with a job is said later. */
 static void the_timeout_is_known_early(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* The program as people stop it: SIGTERM, SIGINT and SIGHUP between steps, within commits and before
- * the first step; several signals at once, a second one, and a second process on the same run
- * directory. Exit 75 and the same command goes on, to the bits of the run that nobody stopped. */
+/* The program as people stop it: SIGTERM, SIGINT and SIGHUP between steps, within commits and
+ * before the first step; several signals at once, a second one, and a second process on the same
+ * run directory. Exit 75 and the same command goes on, to the bits of the run that nobody
+ * stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
