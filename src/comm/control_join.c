@@ -10,7 +10,7 @@
  * those of a HELLO, whose HELLO has another token, or whose HELLO does not come in time. If too
  * many connections wait, it closes the one that has waited longest: a rank sends its HELLO at
  * once, and tries again if its connection is closed. So strangers, however many, keep no rank out.
- *
+ */
 #include "comm/control_internal.h"
 
 #include <assert.h>
