@@ -112,8 +112,8 @@ static int read_chat(generator *self)
     const struct infer_generate_options *asked = self->asked;
     const tokenize_options options = {.adds_special = false};
     const chat_message messages[] = {
-        {"system", asked->system, asked->system ? strlen(asked->system) : 0, NULL},
-        {"user", asked->prompt, asked->prompt_bytes, NULL},
+        {"system", asked->system, asked->system ? strlen(asked->system) : 0, NULL, false},
+        {"user", asked->prompt, asked->prompt_bytes, NULL, false},
     };
     uint32_t first = asked->system ? 0 : 1;
     chat_text text = {.bytes = NULL};

@@ -1,6 +1,7 @@
 /* Renders conversations as text, in the forms of chat.h. */
 #include "text/chat.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
@@ -277,8 +278,8 @@ static int render_mistral(const chat_form *form, const chat_message *messages, s
 {
     size_t first = is_role(&messages[0], "system"), taker = first;
     for (size_t i = first; i < count; i++) {
-        bool is_user = is_role(&messages[i], "user");
-        if (is_user != ((i - first) % 2 == 0))
+        bool is_user = (i - first) % 2 == 0;
+        if (!is_role(&messages[i], is_user ? "user" : "assistant"))
             return err_set(ERR_INPUT,
                            "message %zu is of \"%s\": the chat template %s needs user and "
                            "assistant in turn, after at most one system message",
@@ -327,6 +328,45 @@ static int render_simple(const chat_form *form, const chat_message *messages, si
     return 0;
 }
 
+static int render_alpaca(const chat_form *form, const chat_message *messages, size_t count,
+                         chat_text *out)
+{
+    static const char prompt[] = "Below is an instruction that describes a task. Write a response "
+                                 "that appropriately completes the request.";
+    if (!is_role(&messages[0], "system"))
+        TRY(add_between(out, prompt, "\n\n", ""));
+    for (size_t i = 0; i < count; i++) {
+        bool is_user = is_role(&messages[i], "user"), is_last = i + 1 == count;
+        TRY(add(out, is_user ? "### Instruction:\n" : ""));
+        size_t begin = out->length;
+        TRY(add_bytes(out, messages[i].content, messages[i].bytes));
+        if (is_role(&messages[i], "assistant")) {
+            TRY(add(out, form->end[0] ? form->end : "\n")); /* the newline ends the answer */
+            TRY(note_answer(out, begin));
+            TRY(add(out, is_last ? "" : "\n\n"));
+        } else {
+            TRY(add(out, is_user ? "\n\n### Response:\n" : "\n\n"));
+        }
+    }
+    return 0;
+}
+
+/* Takes out the answers that are context. The forms note each assistant's message once, in
+ * order. */
+static void drop_context(const chat_message *messages, size_t count, chat_text *out)
+{
+    size_t answer = 0, kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (!is_role(&messages[i], "assistant"))
+            continue;
+        if (!messages[i].is_context)
+            out->answers[kept++] = out->answers[answer];
+        answer++;
+    }
+    assert(answer == out->answer_count);
+    out->answer_count = kept;
+}
+
 /* Adds the beginning of an answer. */
 static int ask(const chat_form *form, chat_text *out)
 {
@@ -341,6 +381,7 @@ static int ask(const chat_form *form, chat_text *out)
     case CHAT_PLAIN:
         return add(out, "assistant:");
     case CHAT_MISTRAL:
+    case CHAT_ALPACA:
         break; /* the end of the user's message is enough */
     }
     return 0;
@@ -377,6 +418,11 @@ int chat_render(const chat_form *form, const chat_message *messages, size_t coun
     case CHAT_PLAIN:
         rc = render_simple(form, messages, count, out);
         break;
+    case CHAT_ALPACA:
+        rc = render_alpaca(form, messages, count, out);
+        break;
     }
+    if (rc == 0)
+        drop_context(messages, count, out);
     return rc == 0 && asks ? ask(form, out) : rc;
 }

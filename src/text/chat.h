@@ -16,6 +16,7 @@
  *   zephyr          Zephyr                   nothing
  *   plain           none                     "user: ", "assistant: ", newlines; the document's end
  *                                            after an answer
+ *   alpaca          Stanford Alpaca          its prompt; the document's end after an answer [8]
  *
  * To strip means to remove white space at both ends. The notes:
  *
@@ -28,6 +29,8 @@
  *       message, as in training, the published template leaves the system message out. We keep it,
  *       because a model that answers has seen it there.
  *   [7] The system message stands before the first user's message.
+ *   [8] A system message takes the place of the prompt's first sentences. A newline follows
+ *       "### Response:", as in Axolotl, LLaMA-Factory and Alpaca-LoRA; Stanford's code has none.
  *
  * "auto" finds the form from the tokenizer's directory: from chat_template.jinja, or
  * "chat_template" of tokenizer_config.json, by the words that are characteristic of each form. A
@@ -48,9 +51,24 @@ enum { CHAT_SYSTEM_BYTES = 2048, CHAT_TOKEN_BYTES = 128 };
 /* The names above, as choices of an option. */
 #define CHAT_NAMES                                                                                 \
     "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|mistral-tekken|"   \
-    "zephyr|plain"
+    "zephyr|plain|alpaca"
 
-enum chat_kind { CHAT_CHATML, CHAT_QWEN3, CHAT_LLAMA3, CHAT_MISTRAL, CHAT_ZEPHYR, CHAT_PLAIN };
+/* Parts of Alpaca's prompt for an instruction with an input. The first sentences are a system
+ * message of the form alpaca. The heading stands between the instruction and the input. */
+#define CHAT_ALPACA_WITH_INPUT                                                                     \
+    "Below is an instruction that describes a task, paired with an input that provides further "   \
+    "context. Write a response that appropriately completes the request."
+#define CHAT_ALPACA_INPUT "\n\n### Input:\n"
+
+enum chat_kind {
+    CHAT_CHATML,
+    CHAT_QWEN3,
+    CHAT_LLAMA3,
+    CHAT_MISTRAL,
+    CHAT_ZEPHYR,
+    CHAT_PLAIN,
+    CHAT_ALPACA
+};
 
 struct chat_form {
     enum chat_kind kind;
@@ -71,17 +89,22 @@ typedef struct chat_form chat_form;
  * set. */
 int chat_form_find(const char *name, const char *tokenizer_name, const tokenizer *words,
                    chat_form *out) MUST_CHECK;
+/* The same, but the form `otherwise` if the name is "auto" and neither files nor tokens of the
+ * tokenizer show a form. */
+int chat_form_find_or(const char *name, const char *otherwise, const char *tokenizer_name,
+                      const tokenizer *words, chat_form *out) MUST_CHECK;
 
 struct chat_message {
     const char *role;    /* "system", "user" or "assistant" */
     const char *content; /* UTF-8, may hold zeros */
     size_t bytes;
     const char *reasoning; /* of an assistant: "reasoning_content", or NULL */
+    bool is_context;       /* of an assistant: the answer is no target */
 };
 typedef struct chat_message chat_message;
 
 /* Bytes [begin, end) of the text: what the assistant must say, that is an answer with the token
- * that ends it. */
+ * that ends it. Answers that are context have none. */
 struct chat_span {
     size_t begin, end;
 };

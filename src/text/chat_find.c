@@ -51,6 +51,7 @@ static const chat_form forms[] = {
      .answer_before = ""},
     {.kind = CHAT_ZEPHYR, .name = "zephyr"},
     {.kind = CHAT_PLAIN, .name = "plain"},
+    {.kind = CHAT_ALPACA, .name = "alpaca"},
 };
 
 static const chat_form *form_named(const char *name)
@@ -267,9 +268,10 @@ static int form_of_template(const char *text, chat_form *out)
     return 0;
 }
 
-static int form_of_tokens(const tokenizer *words, chat_form *out)
+/* otherwise: the form if no token tells, or NULL */
+static int form_of_tokens(const tokenizer *words, const char *otherwise, chat_form *out)
 {
-    const chat_form *found = NULL;
+    const chat_form *found = otherwise ? form_named(otherwise) : NULL;
     if (tokenizer_find(words, "<|im_start|>") >= 0 && tokenizer_find(words, "<|im_end|>") >= 0)
         found = form_named("chatml");
     else if (tokenizer_find(words, "<|start_header_id|>") >= 0)
@@ -299,8 +301,8 @@ static int copy_token(const tokenizer *words, int32_t id, const char *otherwise,
     return 0;
 }
 
-int chat_form_find(const char *name, const char *tokenizer_name, const tokenizer *words,
-                   chat_form *out)
+int chat_form_find_or(const char *name, const char *otherwise, const char *tokenizer_name,
+                      const tokenizer *words, chat_form *out)
 {
     const chat_form *named = form_named(name);
     char *text = NULL;
@@ -312,14 +314,21 @@ int chat_form_find(const char *name, const char *tokenizer_name, const tokenizer
                        CHAT_NAMES);
     } else {
         TRY(read_template(tokenizer_name, &text));
-        rc = text ? form_of_template(text, out) : form_of_tokens(words, out);
+        rc = text ? form_of_template(text, out) : form_of_tokens(words, otherwise, out);
         mem_free(text);
     }
     TRY(rc);
     if (out->kind == CHAT_MISTRAL)
         TRY(copy_token(words, tokenizer_begin_id(words), "<s>", out->begin));
-    if (out->kind == CHAT_MISTRAL || out->kind == CHAT_ZEPHYR || out->kind == CHAT_PLAIN)
-        TRY(copy_token(words, tokenizer_end_id(words), out->kind == CHAT_PLAIN ? "" : "</s>",
-                       out->end));
+    if (out->kind == CHAT_MISTRAL || out->kind == CHAT_ZEPHYR)
+        TRY(copy_token(words, tokenizer_end_id(words), "</s>", out->end));
+    if (out->kind == CHAT_PLAIN || out->kind == CHAT_ALPACA)
+        TRY(copy_token(words, tokenizer_end_id(words), "", out->end));
     return 0;
+}
+
+int chat_form_find(const char *name, const char *tokenizer_name, const tokenizer *words,
+                   chat_form *out)
+{
+    return chat_form_find_or(name, NULL, tokenizer_name, words, out);
 }

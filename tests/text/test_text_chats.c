@@ -7,11 +7,11 @@
 static void forms_are_exact(void **state)
 {
     (void)state;
-    static const chat_message four[] = {{"system", " S ", 3, NULL},
-                                        {"user", "Q1\n", 3, NULL},
-                                        {"assistant", " A1 ", 4, NULL},
-                                        {"user", "Q2", 2, NULL},
-                                        {"assistant", "A2", 2, NULL}};
+    static const chat_message four[] = {{"system", " S ", 3, NULL, false},
+                                        {"user", "Q1\n", 3, NULL, false},
+                                        {"assistant", " A1 ", 4, NULL, false},
+                                        {"user", "Q2", 2, NULL, false},
+                                        {"assistant", "A2", 2, NULL, false}};
     static const struct {
         const char *name, *all, *without_system;
     } forms[] = {
@@ -64,6 +64,11 @@ static void forms_are_exact(void **state)
          "<|user|>\nQ1\n</s>\n"},
         {"plain", "system:  S \nuser: Q1\n\nassistant:  A1 \nuser: Q2\nassistant: A2\n",
          "user: Q1\n\n"},
+        {"alpaca",
+         " S \n\n### Instruction:\nQ1\n\n\n### Response:\n A1 \n\n\n### Instruction:\nQ2\n\n"
+         "### Response:\nA2\n",
+         "Below is an instruction that describes a task. Write a response that appropriately "
+         "completes the request.\n\n### Instruction:\nQ1\n\n\n### Response:\n"},
     };
     chat_text text = {0};
     chat_form form;
@@ -91,12 +96,13 @@ static void reasoning_of_qwen3(void **state)
 {
     (void)state;
     static const chat_message said[] = {
-        {"user", "Q", 1, NULL},
-        {"assistant", "<think>\nwhy\n</think>\n\nA", 23, NULL},
-        {"user", "R", 1, NULL},
-        {"assistant", "<think>\nso\n</think>\n\nB", 22, NULL},
+        {"user", "Q", 1, NULL, false},
+        {"assistant", "<think>\nwhy\n</think>\n\nA", 23, NULL, false},
+        {"user", "R", 1, NULL, false},
+        {"assistant", "<think>\nso\n</think>\n\nB", 22, NULL, false},
     };
-    static const chat_message field[] = {{"user", "Q", 1, NULL}, {"assistant", "A", 1, "\nwell\n"}};
+    static const chat_message field[] = {{"user", "Q", 1, NULL, false},
+                                         {"assistant", "A", 1, "\nwell\n", false}};
     chat_text text = {0};
     chat_form form;
     assert_int_equal(chat_form_find("qwen3", "none", words, &form), 0);
@@ -320,8 +326,8 @@ static void answers_of_merged_tokens(void **state)
         chat_message messages[TURNS];
         for (uint64_t t = 0; t < TURNS; t++) {
             make_content(TURNS * c + t, content[t], false);
-            messages[t] =
-                (chat_message){t % 2 ? "assistant" : "user", content[t], strlen(content[t]), NULL};
+            messages[t] = (chat_message){t % 2 ? "assistant" : "user", content[t],
+                                         strlen(content[t]), NULL, false};
         }
         assert_int_equal(chat_render(&work.chat, messages, TURNS, false, &text), 0);
         ids.count = 0;
