@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,6 +34,26 @@ int utf8_character(const char *at, size_t left)
         most = 0xbf;
     }
     return length;
+}
+
+size_t utf8_valid_bytes(const char *text, size_t bytes)
+{
+    size_t at = 0;
+    while (at < bytes) {
+        uint64_t eight;
+        if (bytes - at >= sizeof eight) {
+            memcpy(&eight, text + at, sizeof eight);
+            if ((eight & 0x8080808080808080u) == 0) { /* ASCII, which most text is */
+                at += sizeof eight;
+                continue;
+            }
+        }
+        int length = utf8_character(text + at, bytes - at);
+        if (length <= 0)
+            return at;
+        at += (size_t)length;
+    }
+    return at;
 }
 
 static size_t replace(char *out)

@@ -14,6 +14,9 @@
  * character, or one byte (Unicode 15, section 3.9). */
 int utf8_character(const char *at, size_t left);
 
+/* The length of the longest beginning of a text that consists of whole characters. */
+size_t utf8_valid_bytes(const char *text, size_t bytes);
+
 struct utf8_stream {
     char held[4];
     size_t held_bytes;

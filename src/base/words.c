@@ -69,9 +69,19 @@ const char *rope_scaling_name(enum rope_scaling scaling)
 const char *data_format_name(enum data_format format)
 {
     static const char *const names[DATA_FORMAT_COUNT] = {
-        [DATA_AUTO] = "auto", [DATA_TEXT] = "text",   [DATA_LLMC] = "llmc",
-        [DATA_U16] = "u16",   [DATA_U32] = "u32",     [DATA_MEGATRON] = "megatron",
-        [DATA_NPY] = "npy",   [DATA_JSONL] = "jsonl", [DATA_MADE] = "made",
+        [DATA_AUTO] = "auto",
+        [DATA_TEXT] = "text",
+        [DATA_LLMC] = "llmc",
+        [DATA_U16] = "u16",
+        [DATA_U32] = "u32",
+        [DATA_MEGATRON] = "megatron",
+        [DATA_NPY] = "npy",
+        [DATA_JSONL] = "jsonl",
+        [DATA_MADE] = "made",
+        [DATA_MESSAGES] = "messages",
+        [DATA_ALPACA] = "alpaca",
+        [DATA_SHAREGPT] = "sharegpt",
+        [DATA_PROMPT_COMPLETION] = "prompt_completion",
     };
     return NAME_OF(names, format);
 }

@@ -95,14 +95,19 @@ const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear"
 /* The formats of a file of text or tokens. */
 enum data_format {
     DATA_AUTO, /* decided for each file by its first bytes and by the files beside it */
-    DATA_TEXT, /* bytes */
+    DATA_TEXT, /* UTF-8 */
     DATA_LLMC, /* llm.c .bin, both header versions */
     DATA_U16,  /* raw little-endian token ids, 16 bits each */
     DATA_U32,
     DATA_MEGATRON, /* .bin beside an .idx */
     DATA_NPY,      /* NumPy's arrays */
-    DATA_JSONL,    /* JSON lines; converted to a file of tokens before they are read */
-    DATA_MADE,     /* tokens that a run made from text or JSON lines */
+    DATA_JSONL,    /* JSON records, one a line or in one array; the first shows their kind */
+    DATA_MADE,     /* tokens that a run made from text or JSON records */
+    /* JSON records of one kind, as for DATA_JSONL: */
+    DATA_MESSAGES,
+    DATA_ALPACA,
+    DATA_SHAREGPT,
+    DATA_PROMPT_COMPLETION,
     DATA_FORMAT_COUNT
 };
 

@@ -1,4 +1,4 @@
-/* sluice data tokenize FILE...: text and JSON lines into a token file. See cli.h. */
+/* sluice data tokenize FILE...: text and JSON records into a token file. See cli.h. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static const cli_option options[] = {
      .target = &asked.work.out},
     {"format", CLI_TEXT, "FORMAT", "megatron (keeps documents), llmc, u16, u32 (default: megatron)",
      .target = &asked.work.format},
-    {"field", CLI_TEXT, "NAME", "the member of a JSON line that holds the text (default: text)",
+    {"field", CLI_TEXT, "NAME", "the member of a JSON record that holds the text (default: text)",
      .target = &asked.work.field},
     {"no-document-end", CLI_FLAG, NULL, "no end token behind documents (default: the tokenizer's)",
      .target = &asked.work.has_no_end},
@@ -77,14 +77,14 @@ const cli_command cli_data_command = {
     .operands_min = 2,
     .operands_max = CLI_TEXTS_MAX,
     .computes = true,
-    .summary = "makes token files of text and JSON lines, on all cores",
+    .summary = "makes token files of text and JSON records, on all cores",
     .details =
-        "Each text file is one document, and so is each line of a .jsonl file. The tokenizer's\n"
-        "end token follows each document, and the tokens that its own library puts before a\n"
-        "text come before each document. The ids are those of that library, for any number of\n"
-        "cores. Bytes that are not UTF-8 are replaced by U+FFFD. Files of any size need some\n"
-        "tens of MiB of memory if the tokenizer is one of the usual ones. Packing is left to\n"
-        "training: its windows cross the ends of documents.\n"
+        "Each text file, in UTF-8, is one document, and so is each JSON record (one a line, or\n"
+        "in one array) that holds its text in one member. The tokenizer's end token follows each\n"
+        "document, and the tokens that its own library puts before a text come before each\n"
+        "document. The ids are those of that library, for any number of cores. Files of any size\n"
+        "need some tens of MiB of memory if the tokenizer is one of the usual ones. Packing is\n"
+        "left to training: its windows cross the ends of documents.\n"
         "The output gets its name when it is complete. data.train of a job takes it: NAME.bin\n"
         "with NAME.idx beside it (--format megatron), or the other formats with data.format. A\n"
         "progress line comes every 5 s.",

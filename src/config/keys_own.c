@@ -82,7 +82,7 @@ const configi_key configi_own_keys[] = {
         "no parts. The sizes of parts are part of the arithmetic."),
 
     KEY("data.train", SOURCES, AT(data.train), NONE, NONE, "files", LATER,
-        "Training text, JSON lines or token files (data.format), relative to the current "
+        "Training text, JSON records or token files (data.format), relative to the current "
         "directory; all ranks read the same. Either paths, or objects with a path each. If the "
         "objects have weights, each is a source; otherwise the files are read one after another."),
     KEY("data.train.*.path", STRINGS, NOWHERE, NONE, NONE, "files", LATER,
@@ -92,25 +92,26 @@ const configi_key configi_own_keys[] = {
         "entries have a weight or none has. In each 1024 windows the shares are exact to one "
         "window, in an order drawn from data.seed. Each source counts its own epochs."),
     KEY("data.train.*.field", STRING, NOWHERE, "text", NONE, NONE, LATER,
-        "Field of a JSON line that holds the text."),
+        "Field of a JSON record that holds the text."),
     KEY("data.valid", SOURCES, AT(data.valid), NONE, NONE, "files", FREE,
         "Held-out files for evaluation, in the same form as data.train but without weights. They "
         "are read in order."),
     KEY("data.valid.*.path", STRINGS, NOWHERE, NONE, NONE, "files", FREE,
         "The files of this entry. Required."),
     KEY("data.valid.*.field", STRING, NOWHERE, "text", NONE, NONE, FREE,
-        "Field of a JSON line that holds the text."),
+        "Field of a JSON record that holds the text."),
     KEY("data.tokenizer", STRING, AT(data.tokenizer), "bytes", NONE, NONE, LATER,
-        "How text and JSON lines become tokens: bytes (each byte is a token, 256 in all), or the "
+        "How text and JSON records become tokens: bytes (each byte is a token, 256 in all), or the "
         "path of a tokenizer.json, of a directory that has one, or of a SentencePiece .model. "
         "Default with model.hf: the checkpoint's own. The tokens are made once, when the run "
         "begins, in run.dir/data. Token files need none."),
     KEY("data.chat_template", ENUM, AT(data.chat_template), "auto",
         "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|mistral-tekken|"
-        "zephyr|plain",
+        "zephyr|plain|alpaca",
         NONE, LATER,
-        "How conversations in JSON lines ({\"messages\": ...}) are written. The loss counts only "
-        "the answers. auto: as the files beside the tokenizer say."),
+        "How the conversations in JSON records are written. The loss counts only the answers. "
+        "auto: as the files beside the tokenizer say; Alpaca's records are written with Alpaca's "
+        "own prompts if these files say nothing."),
     KEY("data.shuffle", ENUM, AT(data.shuffle), "windows", "windows|documents|none", NONE, LATER,
         "Order of the training samples, drawn anew for each epoch: windows of the files as they "
         "are; documents, packed end to end, and windows of those; or none, in order. No attention "
@@ -118,12 +119,17 @@ const configi_key configi_own_keys[] = {
     KEY("data.seed", INT, AT(data.seed), "1", "[0,]", NONE, LATER,
         "Seed of the order of the training samples."),
     KEY("data.format", ENUM, AT(data.format), "auto",
-        "auto|text|llmc|u16|u32|megatron|npy|jsonl|made", NONE, LATER_SILENT,
-        "What the files hold: text, llm.c's .bin, raw 16-bit or 32-bit token ids, little-endian, "
-        "Megatron's .bin beside its .idx, NumPy's arrays, JSON lines, or what run.dir/data holds "
-        "(made). auto: by how a file begins and what lies beside it, JSON lines by their name "
-        "(.jsonl, .ndjson), else text; raw ids must be named, and a .bin is never taken for text. "
-        "Token ids need model.vocab_size."),
+        "auto|text|llmc|u16|u32|megatron|npy|jsonl|made|messages|alpaca|sharegpt|"
+        "prompt_completion",
+        NONE, LATER_SILENT,
+        "What the files hold: text (UTF-8; with the tokenizer bytes, any bytes), llm.c's .bin, raw "
+        "16-bit or 32-bit token ids, little-endian, Megatron's .bin beside its .idx, NumPy's "
+        "arrays, what run.dir/data holds (made), or JSON records, one a line or in one array. "
+        "jsonl: the first record of a file shows which kind they are; messages, alpaca, sharegpt "
+        "and prompt_completion name the kind. auto: by how a file begins and what lies beside it, "
+        "JSON records also by their name (.json, .jsonl, .ndjson), else text, which must be UTF-8 "
+        "then; raw ids must be named, and a .bin is never taken for text. Token ids need "
+        "model.vocab_size."),
 
     KEY("train.only", STRINGS, NOWHERE, NONE, NONE, NONE, FIXED,
         "The parameters that learn. All others keep their weights and have no gradient and no "

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "data/data_internal.h"
 
 enum { BYTE_VOCAB = 256, PIECE_BYTES = 32768 };
@@ -60,6 +61,41 @@ static int refuse_token(const datai_file *file, uint64_t idx, int64_t token, uin
                    (unsigned long long)vocab_size);
 }
 
+/* The length of the part of a text that belongs to a character which begins before `offset`, where
+ * the text begins. Reads that character again. */
+static int find_rest(const datai_file *file, uint64_t offset, uint64_t bytes, const char *text,
+                     uint64_t *rest)
+{
+    char edge[6]; /* up to 3 bytes before the text, and the first of the text */
+    uint64_t before = size_min(3, offset - file->data_begin), begin = before;
+    uint64_t count = before + size_min(3, bytes);
+    *rest = 0;
+    if (before == 0 || ((unsigned char)text[0] & 0xc0) != 0x80)
+        return 0;
+    TRY(datai_pread(file->fd, file->path, offset - before, before, edge));
+    memcpy(edge + before, text, count - before);
+    do
+        begin--;
+    while (begin > 0 && ((unsigned char)edge[begin] & 0xc0) == 0x80);
+    int length = utf8_character(edge + begin, count - begin);
+    uint64_t end = length == 0 ? count : begin + (uint64_t)(length > 0 ? length : 0);
+    bool is_cut = length == 0 && offset + bytes == file->file_bytes;
+    if (end <= before || is_cut)
+        return datai_refuse_text(file->fd, file->path, offset - (length > 0 ? 0 : before - begin));
+    *rest = end - before;
+    return 0;
+}
+
+/* Checks bytes [offset, offset + bytes) of a file of text, of which the first and the last character
+ * may be incomplete. */
+static int check_text(const datai_file *file, uint64_t offset, uint64_t bytes, const char *text)
+{
+    uint64_t at;
+    TRY(find_rest(file, offset, bytes, text, &at));
+    at += datai_find_bad(text + at, bytes - at, offset + bytes == file->file_bytes);
+    return at == bytes ? 0 : datai_refuse_text(file->fd, file->path, offset + at);
+}
+
 /* Reads tokens [begin, begin + count) of one file. If `tokens` is NULL they are only checked. */
 static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t count,
                             uint64_t vocab_size, bool are_targets, int32_t *tokens)
@@ -69,6 +105,8 @@ static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t cou
         uint64_t part = size_min(count - done, PIECE_BYTES / file->type.bytes);
         uint64_t offset = file->data_begin + (begin + done) * file->type.bytes;
         TRY(datai_pread(file->fd, file->path, offset, part * file->type.bytes, raw));
+        if (file->is_checked)
+            TRY(check_text(file, offset, part, (const char *)raw));
         for (uint64_t i = 0; i < part; i++) {
             int64_t token = token_at(raw, file->type, i);
             bool is_marked = file->has_marks && token & TOKEN_UNCOUNTED;

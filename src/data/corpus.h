@@ -6,8 +6,8 @@
  * a budget.
  *
  *   format    contents of a file                        recognized by
- *   text      bytes; token = byte value                 no other format fits, and the name does not
- *                                                       end in .bin
+ *   text      UTF-8; token = byte value. If its format  no other format fits, and the name does not
+ *             was named, the bytes may be any           end in .bin
  *   llmc      llm.c's .bin: 256 int32 (magic, version,  magic 20240520 (version 1, uint16) or
  *             token count, zeros), then the tokens      20240801 (version 7, uint32)
  *   u16, u32  only token ids                            never: name it in data.format
@@ -18,10 +18,13 @@
  *   npy       NumPy's array of token ids: u1 to u8, i1  its first bytes
  *             to i8; of one dimension, or of two, where
  *             each row is a document
- *   made      converted from text or JSON lines by      its first bytes
+ *   made      converted from text or JSON records by    its first bytes
  *             src/data/prepare.h
- *   jsonl     JSON lines; not read here: prepare.h      the name ends in .jsonl or .ndjson
- *             converts them
+ *   jsonl     JSON records, one a line or in one array; the name ends in .json, .jsonl or .ndjson,
+ *             not read here: prepare.h converts them.   or the first record is of a known kind
+ *             messages, alpaca, sharegpt and
+ *             prompt_completion are jsonl whose kind is
+ *             named
  *
  * All numbers are little-endian. Megatron's tokens may be integers of 8, 16, 32 or 64 bits, and its
  * documents must be stored in their order.
@@ -58,10 +61,14 @@ typedef struct corpus corpus;
  * ERR_INPUT with the path for:
  * - a missing, unreadable, empty or truncated file, a directory, a file of another program;
  * - a .bin whose format is unknown;
+ * - text that is not UTF-8, with the place: the first bytes now, the others when they are read;
  * - text among token files;
  * - a token outside the vocabulary. */
 int corpus_open_as(const char *const *paths, uint32_t path_count, enum data_format format,
                    uint64_t vocab_size, corpus **out) MUST_CHECK;
+
+/* True for jsonl and the formats that name a kind of JSON records. */
+bool corpus_is_json(enum data_format format);
 
 /* The same for files that each have their own format. */
 int corpus_open_each(const char *const *paths, const enum data_format *formats, uint32_t path_count,

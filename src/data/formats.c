@@ -13,35 +13,17 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
 #include "data/data_internal.h"
-
-enum { BEGIN_BYTES = 16 }; /* first bytes of a file, enough for every magic */
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are little-endian");
 
 const datai_llmc_kind datai_llmc_kinds[2] = {
     {20240520, 1, {.bytes = 2}},
     {20240801, 7, {.bytes = 4}},
-};
-
-/* Files of other programs that are often given instead of token files. */
-static const struct foreign {
-    const char *begin;
-    uint32_t bytes;
-    const char *what;
-} foreigners[] = {
-    {"\x01\x34\xd8\x88", 4, "an llm.c token file in big-endian order; write it little-endian"},
-    {"\x01\x34\xd9\xa1", 4, "an llm.c token file in big-endian order; write it little-endian"},
-    {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (magic 20240522); give a token file"},
-    {"\xc6\xd7\x34\x01", 4, "an llm.c model checkpoint (magic 20240326); give a token file"},
-    {"\xc7\xd7\x34\x01", 4, "an llm.c optimizer state (magic 20240327); give a token file"},
-    {"\x93NUMPY", 6, "a NumPy array with a header; set data.format to npy or auto"},
-    {"TNTIDX\0\0", 8,
-     "an index of the oldest Megatron format (TNTIDX), which is not supported; make it again with "
-     "Megatron's preprocess_data.py"},
 };
 
 int datai_open(const char *path, int *out, uint64_t *bytes)
@@ -91,7 +73,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
 {
     const datai_llmc_kind *kind = llmc_kind_of(begin);
     uint32_t header[DATAI_LLMC_HEADER_BYTES / 4];
-    memcpy(header, begin, BEGIN_BYTES);
+    memcpy(header, begin, DATAI_BEGIN_BYTES);
     if (!kind)
         return err_set(ERR_INPUT,
                        "%s begins with %u, which is no magic number of llm.c's token files (%u or "
@@ -129,7 +111,7 @@ static int read_llmc(datai_file *self, const unsigned char *begin)
 
 static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token_bytes)
 {
-    const datai_llmc_kind *kind = self->file_bytes >= BEGIN_BYTES ? llmc_kind_of(begin) : NULL;
+    const datai_llmc_kind *kind = self->file_bytes >= 8 ? llmc_kind_of(begin) : NULL;
     uint32_t version;
     memcpy(&version, begin + 4, sizeof version);
     if (kind && version == kind->version)
@@ -148,11 +130,17 @@ static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token
     return 0;
 }
 
-static int read_text(datai_file *self)
+/* Text whose format nobody named must be UTF-8, which is checked where it is read. */
+static int read_text(datai_file *self, const unsigned char *begin)
 {
     self->is_bytes = true;
     self->type = (datai_type){.bytes = 1};
-    self->token_count = self->file_bytes;
+    self->data_begin = self->is_checked ? datai_bom_bytes(begin, self->file_bytes) : 0;
+    self->token_count = self->file_bytes - self->data_begin;
+    if (self->token_count == 0)
+        return err_set(ERR_INPUT, "%s holds nothing but a byte order mark", self->path);
+    if (self->data_begin > 0)
+        log_info("%s: the byte order mark at its beginning is left out", self->path);
     return 0;
 }
 
@@ -212,26 +200,24 @@ static int open_megatron(datai_file *self, const char *path)
     return datai_megatron_index(self, idx_path);
 }
 
-/* Refuses files of other programs by their first bytes. Compares only magics of at least
- * `bytes_min` bytes, because a file of raw token ids may begin with any four bytes. */
-static int refuse_foreign(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
-                          uint32_t bytes_min)
+/* Text or JSON records? A name of JSON decides; any other file holds records if it begins with one
+ * of a known kind. */
+static int recognize_text(const datai_file *self, const char *field, enum data_format *format)
 {
-    for (size_t i = 0; i < sizeof foreigners / sizeof foreigners[0]; i++)
-        if (foreigners[i].bytes >= bytes_min && self->file_bytes >= foreigners[i].bytes &&
-            memcmp(begin, foreigners[i].begin, foreigners[i].bytes) == 0)
-            return err_set(ERR_INPUT, "%s is %s", self->path, foreigners[i].what);
+    static const char *const ends[] = {".json", ".jsonl", ".ndjson"};
+    datai_record first;
+    *format = DATA_JSONL;
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (ends_with(self->path, ends[i]))
+            return 0;
+    TRY(datai_first_record(self->fd, self->path, self->file_bytes, &first));
+    if (!first.is_object || !first.is_whole || datai_kind_of(field, &first.names) == DATA_AUTO)
+        *format = DATA_TEXT;
     return 0;
 }
 
-/* True for names of files of JSON lines. */
-static bool is_jsonl(const char *path)
-{
-    return ends_with(path, ".jsonl") || ends_with(path, ".ndjson");
-}
-
-static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
-                     enum data_format *format)
+static int recognize(const datai_file *self, const unsigned char begin[DATAI_BEGIN_BYTES],
+                     const char *field, enum data_format *format)
 {
     if (self->file_bytes >= 4 && llmc_kind_of(begin)) {
         *format = DATA_LLMC;
@@ -241,7 +227,7 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
         *format = datai_is_made(begin, self->file_bytes) ? DATA_MADE : DATA_NPY;
         return 0;
     }
-    TRY(refuse_foreign(self, begin, 4));
+    TRY(datai_refuse_foreign(self->path, begin, self->file_bytes, 2));
     if (ends_with(self->path, ".idx"))
         return err_set(ERR_INPUT,
                        "%s does not begin as the index of Megatron's token files does (MMIDIDX)",
@@ -252,34 +238,38 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
                        "Megatron lies beside it; set data.format to u16 or u32 if it holds only "
                        "token ids, or to text if it holds bytes",
                        self->path);
-    *format = is_jsonl(self->path) ? DATA_JSONL : DATA_TEXT;
-    return 0;
+    return recognize_text(self, field, format);
 }
 
 /* Opens a file whose format is known and whose first bytes are read. */
-static int open_as(datai_file *self, const unsigned char begin[BEGIN_BYTES])
+static int open_as(datai_file *self, const unsigned char begin[DATAI_BEGIN_BYTES])
 {
     switch (self->format) {
     case DATA_TEXT:
-        return read_text(self);
+        return read_text(self, begin);
     case DATA_U16:
     case DATA_U32:
-        TRY(refuse_foreign(self, begin, 6));
+        TRY(datai_refuse_foreign(self->path, begin, self->file_bytes, 6));
         return read_raw(self, begin, self->format == DATA_U16 ? 2 : 4);
     case DATA_NPY:
         return datai_npy(self);
     case DATA_MADE:
         return datai_made(self);
     case DATA_JSONL:
-        return err_set(ERR_INPUT, "%s holds JSON lines, which must be converted to tokens first",
+    case DATA_MESSAGES:
+    case DATA_ALPACA:
+    case DATA_SHAREGPT:
+    case DATA_PROMPT_COMPLETION:
+        return err_set(ERR_INPUT, "%s holds JSON records, which must be converted to tokens first",
                        self->path);
     default:
-        TRY(refuse_foreign(self, begin, 4));
+        TRY(datai_refuse_foreign(self->path, begin, self->file_bytes, 2));
         return read_llmc(self, begin);
     }
 }
 
-int datai_format_of(const char *path, enum data_format asked, enum data_format *out)
+int datai_format_of(const char *path, enum data_format asked, const char *field,
+                    enum data_format *out)
 {
     bool megatron = false;
     *out = asked;
@@ -290,22 +280,23 @@ int datai_format_of(const char *path, enum data_format asked, enum data_format *
     if (megatron)
         return 0;
     datai_file file = {.fd = -1, .index_fd = -1, .path = mem_string(path, "corpus path")};
-    unsigned char begin[BEGIN_BYTES] = {0};
+    unsigned char begin[DATAI_BEGIN_BYTES] = {0};
     int rc = file.path ? datai_open(path, &file.fd, &file.file_bytes) : -ENOMEM;
     if (rc == 0)
         rc = datai_pread(file.fd, path, 0, size_min(file.file_bytes, sizeof begin), begin);
     if (rc == 0)
-        rc = recognize(&file, begin, out);
+        rc = recognize(&file, begin, field, out);
     datai_file_close(&file);
     return rc;
 }
 
 int datai_file_open(datai_file *self, const char *path, enum data_format format)
 {
-    unsigned char begin[BEGIN_BYTES] = {0};
+    unsigned char begin[DATAI_BEGIN_BYTES] = {0};
     self->index_fd = -1;
     self->document_count = 1;
-    TRY(datai_format_of(path, format, &self->format));
+    TRY(datai_format_of(path, format, "text", &self->format));
+    self->is_checked = format == DATA_AUTO && self->format == DATA_TEXT;
     if (self->format == DATA_MEGATRON) {
         TRY(open_megatron(self, path));
     } else {

@@ -1,4 +1,4 @@
-/* Converts text and JSON lines to token files. See prepare.h.
+/* Converts text and JSON records to token files. See prepare.h.
  *
  *   file ── read ──► a batch: whole lines, or text up to a safe cut
  *        ──► pieces ── all threads encode ──► tokens, in order ──► sink
@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <jansson.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -31,7 +30,7 @@ enum {
     PIECE_BYTES = 128 << 10, /* of a piece; more if no cut is possible there */
     BATCH_BYTES = PIECE_COUNT * PIECE_BYTES,
     LINE_MAX_BYTES = 1 << 30, /* of a line, or of text without a safe cut */
-    FORMAT_VERSION = 1,       /* version of the conversion; part of the key */
+    FORMAT_VERSION = 2,       /* version of the conversion; part of the key */
 };
 
 #define REPORT_NS ((uint64_t)5 * 1000 * 1000 * 1000)
@@ -43,6 +42,7 @@ struct maker {
     prepi_rules rules;
     token_list before;
     int fd;
+    datai_input input;
     char *text; /* [capacity]; the file's contents from text_offset on */
     uint64_t capacity, text_bytes, text_offset, line;
     bool can_cut;        /* the tokenizer cuts wherever cut_is_safe is true */
@@ -144,7 +144,7 @@ static int read_batch(struct maker *self, uint64_t *bytes)
     for (;;) {
         uint64_t at = self->text_offset + self->text_bytes;
         uint64_t part = size_min(self->capacity - self->text_bytes, self->work->bytes - at);
-        TRY(datai_pread(self->fd, self->work->path, at, part, self->text + self->text_bytes));
+        TRY(datai_input_read(&self->input, part, self->text + self->text_bytes));
         self->text_bytes += part;
         bool is_over = at + part == self->work->bytes;
         *bytes = is_over ? self->text_bytes : last_cut(self);
@@ -167,7 +167,7 @@ static void cut_batch(struct maker *self, uint64_t bytes)
         piece->text = self->text + from;
         piece->bytes = to - from;
         piece->line = self->line;
-        piece->begins = self->text_offset + from == 0;
+        piece->begins = self->text_offset + from == self->work->begin;
         piece->ends = self->text_offset + to == self->work->bytes;
         for (const char *at = piece->text, *end = at + piece->bytes;
              (at = memchr(at, '\n', (size_t)(end - at))); at++)
@@ -237,6 +237,11 @@ static int make_all(struct maker *self)
     }
 }
 
+static const char *field_of(const prepare_options *options)
+{
+    return options->field && options->field[0] ? options->field : "text";
+}
+
 /* Finds the ids before each document: what the post-processor adds to an empty text, without an end
  * token. */
 static int find_before(struct maker *self)
@@ -249,14 +254,13 @@ static int find_before(struct maker *self)
     if (count > 0 && self->before.ids[count - 1] == end_id && (count > 1 || end_id != begin_id))
         count--;
     const char *end = self->work->chat.end;
-    self->rules = (prepi_rules){
-        .work = self->work,
-        .options = self->options,
-        .field = self->options->field && self->options->field[0] ? self->options->field : "text",
-        .before = self->before.ids,
-        .before_count = count,
-        .end_id = end_id,
-        .has_safe_end = end[0] && tokenizer_find(words, end) >= 0};
+    self->rules = (prepi_rules){.work = self->work,
+                                .options = self->options,
+                                .field = field_of(self->options),
+                                .before = self->before.ids,
+                                .before_count = count,
+                                .end_id = end_id,
+                                .has_safe_end = end[0] && tokenizer_find(words, end) >= 0};
     return 0;
 }
 
@@ -276,14 +280,35 @@ static int start(struct maker *self)
                        "%s has changed since it was examined: it had %" PRIu64
                        " bytes and has %" PRIu64,
                        self->work->path, self->work->bytes, bytes);
+    datai_input_start(&self->input, self->work->path, self->fd, bytes,
+                      self->work->is_array  ? DATAI_ARRAY
+                      : self->work->is_json ? DATAI_RECORDS
+                                            : DATAI_UTF8,
+                      self->work->begin);
+    self->text_offset = self->work->begin;
     TRY(find_before(self));
     self->can_cut = tokenizer_cuts_lines(self->options->words);
     return 0;
 }
 
+/* Says what the file was taken for, so that a wrong guess is seen. */
+static void tell_kind(const prepare_work *work)
+{
+    if (work->begin > 0)
+        log_info("%s: the byte order mark at its beginning is left out", work->path);
+    if (work->is_json)
+        log_info("%s: %s%s%s%s%s", work->path,
+                 work->kind == DATA_JSONL ? "records of text" : data_format_name(work->kind),
+                 work->is_array ? " in one array" : ", one a line",
+                 work->has_chat ? ", written in the form " : "",
+                 work->has_chat ? work->chat.name : "",
+                 work->has_marks ? "; only the answers count as targets" : "");
+}
+
 int prepare_run(const prepare_work *work, const prepare_options *options, const prepare_sink *sink)
 {
     struct maker self = {.work = work, .options = options, .sink = sink, .fd = -1};
+    tell_kind(work);
     int rc = start(&self);
     if (rc == 0)
         rc = make_all(&self);
@@ -319,7 +344,7 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
     const token_file_options made = {.format = DATA_MADE,
                                      .key = work->key,
                                      .vocab_size = tokenizer_vocab(options->words),
-                                     .has_marks = work->is_chat,
+                                     .has_marks = work->has_marks,
                                      .is_bytes = strcmp(options->tokenizer_name, "bytes") == 0};
     token_file *out;
     TRY(token_file_create(path, &made, &out));
@@ -335,55 +360,46 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
 
 /* ---- looking ---- */
 
-/* Reads the first line that is not blank, from mem_alloc; "" if there is none. */
-static int first_line(const char *path, int fd, uint64_t bytes, char **out)
+/* Finds the kind of the records, and the form of conversations. Other defects of a record are
+ * reported when all are read. */
+static int look_at_records(prepare_work *self, int fd, enum data_format format,
+                           const prepare_options *options)
 {
-    uint64_t part = size_min(bytes, LINE_MAX_BYTES), step = size_min(part, MIB), got = 0;
-    char *text = mem_alloc(step + 1, 1, "first line");
-    *out = text;
-    if (!text)
-        return -ENOMEM;
-    for (;;) {
-        TRY(datai_pread(fd, path, got, step - got, text + got));
-        got = step;
-        text[got] = '\0';
-        size_t blank = strspn(text, " \t\r\n"), length = strcspn(text + blank, "\n");
-        if (blank + length < got || got == part) {
-            memmove(text, text + blank, length);
-            text[length] = '\0';
-            return 0;
-        }
-        step = size_min(part, 2 * step);
-        char *grown = mem_resize(text, step + 1, 1, "first line");
-        if (!grown)
-            return -ENOMEM;
-        *out = text = grown;
-    }
+    const char *field = field_of(options);
+    datai_record first;
+    TRY(datai_first_record(fd, self->path, self->bytes, &first));
+    if (!first.is_object)
+        return err_set(ERR_INPUT,
+                       "%s begins with no JSON object, { ... }, and with no array of them; to read "
+                       "the file as text, set data.format to text",
+                       self->path);
+    self->is_array = first.is_array;
+    self->kind = format == DATA_JSONL ? datai_kind_of(field, &first.names) : format;
+    if (self->kind == DATA_AUTO || !datai_kind_fits(self->kind, field, &first.names))
+        return err_prefix(datai_refuse_kind(self->kind, field, &first.names), "%s: record 1",
+                          self->path);
+    if (first.spans_lines && !first.is_array)
+        return err_set(ERR_INPUT,
+                       "%s: the first object does not end on its line; JSON lines have one object "
+                       "a line (jq -c . FILE > NEW makes them)",
+                       self->path);
+    self->has_marks = self->kind != DATA_JSONL;
+    self->has_chat = self->has_marks && (self->kind != DATA_PROMPT_COMPLETION ||
+                                         datai_names_value(&first.names, "prompt") == '[');
+    if (!self->has_chat || !options->chat_template)
+        return 0;
+    return chat_form_find_or(options->chat_template, self->kind == DATA_ALPACA ? "alpaca" : NULL,
+                             options->tokenizer_name, options->words, &self->chat);
 }
 
-/* Sets is_chat if the lines are conversations. Other defects of the line are reported when all
- * lines are read. */
-static int look_at_lines(prepare_work *self, int fd, const prepare_options *options)
+/* Text whose format was named is not yet known to be text. */
+static int look_at_text(prepare_work *self, int fd)
 {
-    char *text = NULL;
-    json_error_t error;
-    int rc = first_line(self->path, fd, self->bytes, &text);
-    if (rc == 0) {
-        json_t *line = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
-        if (!json_is_object(line))
-            rc = err_set(ERR_INPUT,
-                         "%s: the first line is not a JSON object (%s); to read the file as text, "
-                         "set data.format to text",
-                         self->path, line ? "another value" : error.text);
-        else
-            self->is_chat = json_object_get(line, "messages") != NULL;
-        json_decref(line);
-    }
-    mem_free(text);
-    if (rc == 0 && self->is_chat && options->chat_template)
-        rc = chat_form_find(options->chat_template, options->tokenizer_name, options->words,
-                            &self->chat);
-    return rc;
+    unsigned char begin[DATAI_BEGIN_BYTES] = {0};
+    TRY(datai_pread(fd, self->path, 0, size_min(self->bytes, sizeof begin), begin));
+    TRY(datai_refuse_foreign(self->path, begin, self->bytes, 2));
+    self->begin = datai_bom_bytes(begin, self->bytes);
+    return 0;
 }
 
 static void add_text(XXH3_state_t *state, const char *text)
@@ -404,13 +420,13 @@ static int find_key(prepare_work *self, const struct stat *info, const prepare_o
                                     (uint64_t)info->st_mtim.tv_sec,
                                     (uint64_t)info->st_mtim.tv_nsec,
                                     tokenizer_hash(options->words),
-                                    self->is_json,
-                                    self->is_chat,
+                                    (uint64_t)self->kind,
+                                    self->is_array,
                                     self->chat.adds_system};
         XXH3_64bits_reset(state);
         XXH3_64bits_update(state, numbers, sizeof numbers);
         add_text(state, whole);
-        add_text(state, self->is_json && !self->is_chat ? options->field : "");
+        add_text(state, self->kind == DATA_JSONL ? options->field : "");
         const char *const form[] = {
             self->chat.name,       self->chat.system,        self->chat.user_before,
             self->chat.user_after, self->chat.answer_before, self->chat.begin,
@@ -430,16 +446,17 @@ int prepare_look(const char *path, enum data_format format, const prepare_option
     *out = (prepare_work){.path = path};
     struct stat info;
     int fd;
-    TRY(datai_format_of(path, format, &format));
+    TRY(datai_format_of(path, format, field_of(options), &format));
     bool is_bytes = strcmp(options->tokenizer_name, "bytes") == 0;
-    out->is_json = format == DATA_JSONL;
+    out->kind = format;
+    out->is_json = corpus_is_json(format);
     out->is_needed = out->is_json || (format == DATA_TEXT && !is_bytes);
     if (!out->is_needed)
         return 0;
     TRY(datai_open(path, &fd, &out->bytes));
     int rc = fstat(fd, &info) == 0 ? 0 : err_errno(errno, "cannot examine %s", path);
-    if (rc == 0 && out->is_json)
-        rc = look_at_lines(out, fd, options);
+    if (rc == 0)
+        rc = out->is_json ? look_at_records(out, fd, format, options) : look_at_text(out, fd);
     if (rc == 0)
         rc = find_key(out, &info, options);
     close(fd);

@@ -1,18 +1,33 @@
-/* Converts text and JSON lines to token files (token_file.h), once, before training reads them.
+/* Converts text and JSON records to token files (token_file.h), once, before training reads them.
+ * Text must be UTF-8; a byte order mark is left out. Records stand one a line, or in one array.
  *
- *   input         documents
- *   text file     One document, followed by the tokenizer's end token. An end token within the
- *                 text ends a document as well.
- *   JSON line     One document: {"text": "..."}, or another field, followed by the end token.
- *                 Or a conversation in the form of chat.h:
- *                 {"messages": [{"role": "user", "content": "..."}, ...]}. Only the assistant's
- *                 answers, each with the token that ends it, count as targets.
+ *   input             members        documents
+ *   text file                        One document, followed by the tokenizer's end token. An end
+ *                                    token within the text ends a document as well.
+ *   jsonl             "text"         One document, followed by the end token. Another member may be
+ *                                    named for it.
+ *   messages          "messages"     A conversation in the form of chat.h. Each message has "role"
+ *                                    and "content". Only the assistant's answers, each with the
+ *                                    token that ends it, count as targets; those of "weight" 0 do
+ *                                    not.
+ *   sharegpt          "conversations"  The same; a message has "from" and "value". Roles: system;
+ *                                    human, user; gpt, chatgpt, assistant, model.
+ *   alpaca            "instruction", "output", maybe "input", "system", "history"
+ *                                    A conversation: the pairs of "history", then instruction,
+ *                                    newline and input as the user's message, and the output as the
+ *                                    answer. In the form alpaca: Alpaca's prompts, with the input
+ *                                    under its own heading.
+ *   prompt_completion "prompt", "completion"
+ *                                    Two texts: one document without a form, followed by the end
+ *                                    token unless it is there. Only the completion counts. Two lists
+ *                                    of messages: a conversation of both; only answers of the
+ *                                    completion count.
  *
- * All lines of a file are of the same kind, which its first line decides. Added tokens that appear
- * in the text become their ids, as in the tokenizer's own library. If its post-processor puts
- * something before a text (a beginning), that is put before each document, but not before
- * conversations, whose form has it already. A tokenizer without an end token ("bytes") puts nothing
- * between documents.
+ * All records of a file are of the same kind, which its first one decides if nobody names it. Added
+ * tokens that appear in the text become their ids, as in the tokenizer's own library. If its
+ * post-processor puts something before a text (a beginning), that is put before each document, but
+ * not before conversations, whose form has it already (alpaca has none). A tokenizer without an end
+ * token ("bytes") puts nothing between documents.
  *
  * The tokens of a file depend neither on threads nor on how the file is cut. A text is cut only at
  * a newline whose neighbours are not white space (see cut_is_safe in prepare.c), and only if the
@@ -36,10 +51,10 @@
 struct prepare_options {
     const tokenizer *words;
     const char *tokenizer_name; /* data.tokenizer; "bytes": text files are read as they are */
-    /* data.chat_template: a name of chat.h. NULL: conversations are recognized (is_chat), but
+    /* data.chat_template: a name of chat.h. NULL: conversations are recognized (has_marks), but
      * cannot be converted. */
     const char *chat_template;
-    /* field of a JSON line that is not a conversation; NULL or "" means "text" */
+    /* member of a JSON record that holds its text; NULL or "" means "text" */
     const char *field;
     uint64_t vocab_size;               /* the model's; every token is below it */
     bool has_no_end;                   /* no end token is put after documents of text */
@@ -51,17 +66,22 @@ typedef struct prepare_options prepare_options;
 struct prepare_work {
     const char *path; /* borrowed */
     bool is_needed;   /* false: the file can be read as it is */
-    bool is_json, is_chat;
+    /* DATA_TEXT, DATA_JSONL for records of text, or the kind of the records */
+    enum data_format kind;
+    bool is_json, is_array; /* records; in one array */
+    bool has_marks;         /* the kind has tokens that do not count as targets */
+    bool has_chat;          /* conversations, written as `chat` says */
     chat_form chat;
-    uint64_t bytes; /* of the file */
-    /* XXH3 of the file's absolute path, size and time of change, of the tokenizer, the field and
-     * the form. Equal keys mean equal tokens. */
+    uint64_t bytes, begin; /* of the file; of its byte order mark, if it is text */
+    /* XXH3 of the file's absolute path, size and time of change, of the tokenizer, the kind, the
+     * field and the form. Equal keys mean equal tokens. */
     uint64_t key;
 };
 typedef struct prepare_work prepare_work;
 
-/* Examines a file: its format, its first line, the form of its conversations. Makes nothing.
- * ERR_INPUT and ERR_CONFIG as in corpus_open_as and chat_form_find, and for a wrong first line. */
+/* Examines a file: its format, its first record, the form of its conversations. Makes nothing.
+ * ERR_INPUT and ERR_CONFIG as in corpus_open_as and chat_form_find, and for a first record that is
+ * of no known kind, or not of the kind that `format` names. */
 int prepare_look(const char *path, enum data_format format, const prepare_options *options,
                  prepare_work *out) MUST_CHECK;
 

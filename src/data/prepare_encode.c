@@ -1,7 +1,7 @@
-/* Encodes one piece of a file: JSON lines, conversations, text. See prepare_internal.h. Runs on any
- * thread; each piece has its own memory.
+/* Encodes one piece of a file: text, JSON lines. See prepare_internal.h. Runs on any thread; each
+ * piece has its own memory.
  *
- * Which tokens of a conversation count: its text is encoded in parts, each from the end of one
+ * Which tokens of a text with answers count: it is encoded in parts, each from the end of one
  * answer to the end of the next. The part up to the beginning of the answer is also encoded alone.
  * The tokens that both encodings have in common at their beginning do not belong to the answer; all
  * others do. So a token that holds the end of the question and the beginning of the answer counts.
@@ -21,13 +21,13 @@ void prepi_piece_fini(prepi_piece *self)
     mem_free(self->tokens);
     mem_free(self->ends_at);
     mem_free(self->messages);
+    mem_free(self->joined);
     token_list_fini(&self->ids);
     token_list_fini(&self->prefix_ids);
     chat_text_fini(&self->chat);
 }
 
-/* Makes room for `more` entries after the `count` of a list. */
-static int make_room(void **list, size_t *capacity, size_t count, size_t more, size_t elem_bytes)
+int prepi_make_room(void **list, size_t *capacity, size_t count, size_t more, size_t elem_bytes)
 {
     if (*capacity - count >= more)
         return 0;
@@ -45,7 +45,8 @@ static int add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *
                    size_t counted)
 {
     void *list = piece->tokens;
-    TRY(make_room(&list, &piece->token_capacity, piece->token_count, count, sizeof *piece->tokens));
+    TRY(prepi_make_room(&list, &piece->token_capacity, piece->token_count, count,
+                        sizeof *piece->tokens));
     piece->tokens = list;
     for (size_t i = 0; i < count; i++) {
         if ((uint64_t)ids[i] >= rules->options->vocab_size) /* a negative id too */
@@ -64,7 +65,7 @@ static int add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *
 static int end_document(prepi_piece *piece)
 {
     void *list = piece->ends_at;
-    TRY(make_room(&list, &piece->end_capacity, piece->end_count, 1, sizeof *piece->ends_at));
+    TRY(prepi_make_room(&list, &piece->end_capacity, piece->end_count, 1, sizeof *piece->ends_at));
     piece->ends_at = list;
     piece->ends_at[piece->end_count++] = piece->token_count;
     return 0;
@@ -114,7 +115,7 @@ static int encode_text(const prepi_rules *rules, prepi_piece *piece)
     return is_ended ? 0 : add_end(rules, piece);
 }
 
-/* ---- conversations ---- */
+/* ---- texts with answers ---- */
 
 /* The number of tokens that a text has in common with the encoding of its first `bytes` bytes. */
 static int count_before(const prepi_rules *rules, prepi_piece *piece, const char *text,
@@ -128,18 +129,18 @@ static int count_before(const prepi_rules *rules, prepi_piece *piece, const char
     return 0;
 }
 
-/* Adds the conversation's bytes [begin, end). Only the answers in it count as targets. */
-static int add_part(const prepi_rules *rules, prepi_piece *piece, size_t begin, size_t end,
-                    const chat_span *answers, size_t answer_count)
+/* Adds bytes [begin, end) of a text. Only the answers in it count as targets. */
+static int add_part(const prepi_rules *rules, prepi_piece *piece, const char *text, size_t begin,
+                    size_t end, const chat_span *answers, size_t answer_count)
 {
-    const char *text = piece->chat.bytes + begin;
-    TRY(encode(rules, text, end - begin, &piece->ids));
+    const char *part = text + begin;
+    TRY(encode(rules, part, end - begin, &piece->ids));
     size_t done = 0;
     for (size_t i = 0; i < answer_count; i++) {
         size_t first, last = piece->ids.count;
-        TRY(count_before(rules, piece, text, answers[i].begin - begin, &first));
+        TRY(count_before(rules, piece, part, answers[i].begin - begin, &first));
         if (answers[i].end < end)
-            TRY(count_before(rules, piece, text, answers[i].end - begin, &last));
+            TRY(count_before(rules, piece, part, answers[i].end - begin, &last));
         first = size_min(size_max(first, done), last);
         TRY(add_ids(rules, piece, piece->ids.ids + done, last - done, first - done));
         done = last;
@@ -148,90 +149,76 @@ static int add_part(const prepi_rules *rules, prepi_piece *piece, size_t begin, 
     return add_ids(rules, piece, piece->ids.ids + done, rest, rest);
 }
 
-static int add_chat(const prepi_rules *rules, prepi_piece *piece, size_t message_count)
+/* Adds the ids before a document that are no targets. */
+static int add_before(const prepi_rules *rules, prepi_piece *piece)
+{
+    return add_ids(rules, piece, rules->before, rules->before_count, rules->before_count);
+}
+
+int prepi_add_chat(const prepi_rules *rules, prepi_piece *piece, size_t message_count)
 {
     chat_text *chat = &piece->chat;
     TRY(chat_render(&rules->work->chat, piece->messages, message_count, false, chat));
+    if (rules->work->chat.kind == CHAT_ALPACA) /* a text, which begins as texts do */
+        TRY(add_before(rules, piece));
     const chat_span *answers = chat->answers; /* the answers that are left */
     size_t begin = 0, left = chat->answer_count;
     for (; rules->has_safe_end && left > 0; left--) {
-        TRY(add_part(rules, piece, begin, answers->end, answers, 1));
+        TRY(add_part(rules, piece, chat->bytes, begin, answers->end, answers, 1));
         begin = answers->end;
         answers++;
     }
     if (begin < chat->length)
-        TRY(add_part(rules, piece, begin, chat->length, answers, left));
+        TRY(add_part(rules, piece, chat->bytes, begin, chat->length, answers, left));
     return end_document(piece);
 }
 
-static int take_message(prepi_piece *piece, size_t idx, const json_t *item)
+int prepi_add_completion(const prepi_rules *rules, prepi_piece *piece, const char *text,
+                         size_t prompt_bytes, size_t bytes)
 {
-    const json_t *role = json_object_get(item, "role"), *content = json_object_get(item, "content");
-    const json_t *calls = json_object_get(item, "tool_calls");
-    if (!json_is_string(role))
-        return err_set(ERR_INPUT, "message %zu has no \"role\"", idx);
-    if (json_array_size(calls) > 0)
-        return err_set(ERR_INPUT, "message %zu has tool_calls, which no template here can write",
-                       idx);
-    if (!json_is_string(content))
-        return err_set(ERR_INPUT, "message %zu has no \"content\" that is a text", idx);
-    piece->messages[idx] = (chat_message){
-        .role = json_string_value(role),
-        .content = json_string_value(content),
-        .bytes = json_string_length(content),
-        .reasoning = json_string_value(json_object_get(item, "reasoning_content")),
-    };
-    return 0;
-}
-
-static int take_messages(const prepi_rules *rules, prepi_piece *piece, const json_t *messages)
-{
-    size_t count = json_array_size(messages), idx;
-    json_t *item;
-    if (!json_is_array(messages))
-        return err_set(
-            ERR_INPUT,
-            "the line has no list \"messages\", but the file begins with a conversation");
-    void *list = piece->messages;
-    TRY(make_room(&list, &piece->message_capacity, 0, count, sizeof *piece->messages));
-    piece->messages = list;
-    json_array_foreach(messages, idx, item) TRY(take_message(piece, idx, item));
-    return add_chat(rules, piece, count);
+    const chat_span completion = {prompt_bytes, bytes};
+    TRY(add_before(rules, piece));
+    TRY(add_part(rules, piece, text, 0, bytes, &completion, 1));
+    const token_list *ids = &piece->ids;
+    bool is_ended = ids->count > 0 && ids->ids[ids->count - 1] == rules->end_id;
+    return is_ended ? end_document(piece) : add_end(rules, piece);
 }
 
 /* ---- JSON lines ---- */
 
-static int take_document(const prepi_rules *rules, prepi_piece *piece, const json_t *line)
+int prepi_add_document(const prepi_rules *rules, prepi_piece *piece, const char *text, size_t bytes)
 {
-    const json_t *text = json_object_get(line, rules->field);
-    if (!json_is_string(text) && json_object_get(line, "messages"))
-        return err_set(ERR_INPUT, "the line is a conversation, but the file begins with lines of "
-                                  "text: put each kind into its own file");
-    if (!json_is_string(text))
-        return err_set(ERR_INPUT,
-                       "the line has no text in \"%s\"; name the field that holds it, as in "
-                       "{\"path\": ..., \"field\": \"content\"}",
-                       rules->field);
     TRY(add_ids(rules, piece, rules->before, rules->before_count, 0));
-    TRY(add_text(rules, piece, json_string_value(text), json_string_length(text)));
+    TRY(add_text(rules, piece, text, bytes));
     return add_end(rules, piece);
 }
 
-static int take_line(const prepi_rules *rules, prepi_piece *piece, const char *text, size_t bytes)
+static int take_line(const prepi_rules *rules, prepi_piece *piece, const char *text, size_t bytes,
+                     size_t *error_at)
 {
     json_error_t error;
     json_t *line = json_loadb(text, bytes, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
+    *error_at = line ? strspn(text, " \t\r") : size_max(error.position, 1) - 1;
+    if (!line && rules->work->is_array)
+        return err_set(ERR_INPUT, "%s", error.text);
     if (!line)
         return err_set(ERR_INPUT, "column %d: %s", error.column, error.text);
-    int rc;
-    if (!json_is_object(line))
-        rc = err_set(ERR_INPUT, "the line is not an object, { ... }");
-    else if (rules->work->is_chat)
-        rc = take_messages(rules, piece, json_object_get(line, "messages"));
-    else
-        rc = take_document(rules, piece, line);
+    int rc = prepi_take_record(rules, piece, line);
     json_decref(line);
     return rc;
+}
+
+/* Puts the place of a record before an error in it. */
+static int prefix_place(const prepi_rules *rules, uint64_t line, size_t error_at, int rc)
+{
+    err_record why;
+    const char *path = rules->work->path;
+    if (!rules->work->is_array)
+        return err_prefix(rc, "%s:%llu", path, (unsigned long long)line);
+    err_save(&why, rc);
+    uint64_t file_line = datai_array_line(path, line - 1, error_at);
+    return err_set(rc, "%s:%llu: record %llu of the array: %s", path, (unsigned long long)file_line,
+                   (unsigned long long)line, why.text);
 }
 
 static bool is_blank(const char *text, size_t bytes)
@@ -248,9 +235,10 @@ static int encode_lines(const prepi_rules *rules, prepi_piece *piece)
     for (uint64_t line = piece->line; at < end; line++) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));
         size_t bytes = (size_t)((newline ? newline : end) - at);
-        int rc = is_blank(at, bytes) ? 0 : take_line(rules, piece, at, bytes);
+        size_t error_at = 0;
+        int rc = is_blank(at, bytes) ? 0 : take_line(rules, piece, at, bytes, &error_at);
         if (rc < 0)
-            return err_prefix(rc, "%s:%llu", rules->work->path, (unsigned long long)line);
+            return prefix_place(rules, line, error_at, rc);
         at += bytes + (newline != NULL);
     }
     return 0;

@@ -105,7 +105,7 @@ struct eval_tokens {
     uint64_t count;
     /* token files, or text for a model of bytes; NULL: the tokens are in `list` */
     corpus *files;
-    uint32_t *list;    /* [capacity] tokens of text and JSON lines, with TOKEN_UNCOUNTED */
+    uint32_t *list;    /* [capacity] tokens of text and JSON records, with TOKEN_UNCOUNTED */
     uint64_t capacity; /* elements of list, of which `count` are used */
     uint64_t vocab;    /* the model's vocabulary size */
     /* the model's tokenizer; NULL: it has none, and the files hold tokens */
@@ -115,7 +115,7 @@ struct eval_tokens {
 };
 typedef struct eval_tokens eval_tokens;
 
-/* Opens the files. Text and JSON lines are cut by the model's tokenizer, as for training
+/* Opens the files. Text and JSON records are cut by the model's tokenizer, as for training
  * (data/prepare.h); the resulting tokens are kept in memory, 4 bytes each. Files of tokens need no
  * tokenizer. ERR_INPUT for files that cannot be read and for tokens that the model does not know.
  * Call eval_tokens_close even after a failure. */

@@ -1,4 +1,4 @@
-/* The data of a run: its files are opened as sources; files of text and JSON lines are made into
+/* The data of a run: its files are opened as sources; files of text and JSON records are made into
  * tokens first.
  *
  *   loop_open_data   Before anything is made. Looks at all files, and opens them unless tokens must
@@ -47,25 +47,12 @@ static const struct job_files *list_of(const struct job *asked, int list)
     return list == TRAIN ? &asked->data.train : &asked->data.valid;
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text), end_length = strlen(end);
-    return length > end_length && strcmp(text + length - end_length, end) == 0;
-}
-
-/* True if the job may have text or JSON lines that must be made into tokens. Only the job's keys
+/* True if the job may have text or JSON records that must be made into tokens. Only the job's keys
  * decide; those that model.hf stands for depend on this host. */
 static bool may_make(const struct job *asked)
 {
-    if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == DATA_JSONL)
-        return true;
-    for (int list = 0; list < LISTS; list++) {
-        const struct job_files *files = list_of(asked, list);
-        for (uint32_t i = 0; asked->data.format == DATA_AUTO && i < files->count; i++)
-            if (ends_with(files->path[i], ".jsonl") || ends_with(files->path[i], ".ndjson"))
-                return true;
-    }
-    return false;
+    return strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == DATA_AUTO ||
+           corpus_is_json(asked->data.format);
 }
 
 /* ---- opening ---- */
@@ -350,7 +337,9 @@ int loop_make_data(struct loop *self)
         TRY(loop_compare_data(self));
     }
     const mixture *data = self->train_data;
-    bool is_logged = data && (self->data || mixture_source_count(data) > 1 ||
+    bool has_words = strcmp(self->run.job->data.tokenizer, "bytes") != 0;
+    bool is_made = self->data && self->data->is_late;
+    bool is_logged = data && (is_made || has_words || mixture_source_count(data) > 1 ||
                               self->run.job->data.shuffle == SHUFFLE_DOCUMENTS);
     if (is_logged && ranks->rank == 0 && !self->options->is_trial)
         tell_sources(self);

@@ -58,11 +58,11 @@ static int tokenize_file(const char *path, const prepare_options *options, const
             "%s holds tokens already, or is text that the tokenizer \"bytes\" takes as it "
             "is: there is nothing to tokenize",
             path);
-    if (work.is_chat)
+    if (work.has_marks)
         return err_set(ERR_INPUT,
-                       "%s holds conversations, and a token file cannot say which of their tokens "
-                       "count as targets: give it to data.train as it is",
-                       path);
+                       "%s holds records of which only the answers count as targets (%s), which a "
+                       "token file cannot say: give it to data.train as it is",
+                       path, data_format_name(work.kind));
     TRY(prepare_run(&work, options, sink));
     result->bytes += work.bytes;
     return 0;

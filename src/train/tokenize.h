@@ -1,4 +1,4 @@
-/* Makes one token file from text and JSON lines, for `sluice data tokenize`. Documents and their
+/* Makes one token file from text and JSON records, for `sluice data tokenize`. Documents and their
  * ends are those of data/prepare.h, formats those of data/token_file.h. Uses all cores that the
  * process may use; memory does not grow with the size of the files. */
 #ifndef SLUICE_TRAIN_TOKENIZE_H
@@ -17,7 +17,7 @@ struct tokenize_request {
     /* path of the file; for megatron the common path of .bin and .idx */
     const char *out;
     const char *format;                /* "megatron", "llmc", "u16" or "u32"; NULL: megatron */
-    const char *field;                 /* key of the text in JSON lines; NULL: "text" */
+    const char *field;                 /* key of the text in JSON records; NULL: "text" */
     bool has_no_end;                   /* put no end token after documents */
     const volatile sig_atomic_t *stop; /* or NULL */
 };

@@ -186,6 +186,14 @@ with 2 "pipe is a pipe, no regular file" 'data.train=["pipe"]'
 with 2 "/dev/zero is a device, no regular file" 'data.train=["/dev/zero"]'
 with 2 "pipe is a pipe, no regular file" data.tokenizer=pipe
 with 2 "none.txt" 'data.valid=["none.txt"]'
+printf 'PAR1\025\004' >table.parquet
+printf 'one\ntwo \377\n' >latin1.txt
+printf '{"question": "a", "answer": "b"}\n' >unknown.jsonl
+with 2 "pandas.read_parquet" 'data.train=["table.parquet"]'
+with 2 "byte 8 (from 0, in line 2) is 0xff" 'data.train=["latin1.txt"]'
+with 2 'the record has "question", "answer"; known are messages' 'data.train=["unknown.jsonl"]'
+with 2 "the record has" 'data.train=["unknown.jsonl"]' data.format=alpaca
+with 2 "byte 8 (from 0, in line 2) is 0xff" 'data.valid=["latin1.txt"]'
 with 2 "the data has 5 tokens" 'data.valid=["short.txt"]'
 with 2 "data.valid" run.eval_every=1 'data.valid=[]'
 made=file/run

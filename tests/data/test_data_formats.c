@@ -68,7 +68,7 @@ static void small_types_and_text(void **state)
     expect_good(write_ids("ids", 0, TOKENS, SMALL, 2), DATA_U16, SMALL, &hash);
     const char *path = write_ids("text", 0, TOKENS, SMALL, 1);
     for (int turn = 0; turn < 2; turn++) {
-        corpus *source = open_good(&path, 1, turn ? DATA_TEXT : DATA_AUTO, turn ? 0 : 640);
+        corpus *source = open_good(&path, 1, DATA_TEXT, turn ? 0 : 640);
         expect_tokens(source, TOKENS, SMALL);
         assert_true(corpus_is_text(source));
         assert_int_equal(windows_of(source), hash);

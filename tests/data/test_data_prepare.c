@@ -6,54 +6,6 @@
 #include <sys/stat.h>
 #include <utime.h>
 
-/* Looks at and makes; the corpus of it, or NULL with the error. */
-static corpus *make(const char *path, const prepare_options *options)
-{
-    prepare_work work;
-    corpus *source = NULL;
-    const char *made = in_directory("made.tokens");
-    unlink(made);
-    if (prepare_look(path, DATA_AUTO, options, &work) < 0)
-        return NULL;
-    assert_true(work.is_needed);
-    if (prepare_make(&work, options, made) < 0) {
-        assert_int_not_equal(access(made, F_OK), 0);
-        assert_int_not_equal(access(in_directory("made.tokens.part"), F_OK), 0);
-        return NULL;
-    }
-    assert_true(token_file_is_made(made, work.key));
-    assert_false(token_file_is_made(made, work.key + 1));
-    if (corpus_open_as(&made, 1, DATA_AUTO, 256, &source) < 0)
-        fail_msg("%s", err_text());
-    return source;
-}
-
-/* The tokens as text, documents ended by '|', those that do not count in upper case's place:
- * '.'. */
-static const char *show(corpus *source)
-{
-    static char text[4096];
-    static int32_t tokens[2048], targets[2048];
-    size_t at = 0;
-    uint64_t count = corpus_token_count(source), document = 0, begin, length;
-    assert_true(count < 2000);
-    assert_int_equal(corpus_read(source, 0, count, tokens), 0);
-    assert_int_equal(corpus_read_targets(source, 0, count, targets), 0);
-    assert_int_equal(corpus_document(source, 0, &begin, &length), 0);
-    for (uint64_t i = 0; i < count; i++) {
-        assert_true(targets[i] == -1 || targets[i] == tokens[i]);
-        text[at++] = targets[i] < 0 ? '.' : (char)tokens[i];
-        if (i + 1 < begin + length)
-            continue;
-        text[at++] = '|';
-        if (++document < corpus_document_count(source))
-            assert_int_equal(corpus_document(source, document, &begin, &length), 0);
-    }
-    text[at] = '\0';
-    assert_int_equal(document, corpus_document_count(source));
-    return text;
-}
-
 static void lines_of_text(void **state)
 {
     (void)state;
@@ -85,20 +37,22 @@ static void bad_lines_are_named(void **state)
         const char *text, *word;
     } bad[] = {
         {"{\"text\": \"a\"}\n\n{\"text\": \"a\"\n", "a.jsonl:3: column"},
-        {"{\"text\": \"a\"}\n[1]\n", "a.jsonl:2: the line is not an object"},
-        {"{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "a.jsonl:2: the line has no text in \"text\""},
-        {"{\"text\": \"a\"}\n{\"text\": 5}\n", "a.jsonl:2: the line has no text in \"text\""},
+        {"{\"text\": \"a\"}\n[1]\n", "a.jsonl:2: the record is not an object"},
+        {"{\"text\": \"a\"}\n{\"txt\": \"a\"}\n",
+         "a.jsonl:2: the record has \"txt\", and records of text are read; known are"},
+        {"{\"text\": \"a\"}\n{\"text\": 5}\n", "a.jsonl:2: the record has no text in \"text\""},
         {"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n", "a.jsonl:2: column"},
         {"{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n", "a.jsonl:2: column"},
-        {"{\"text\": \"a\"}\n{\"messages\": []}\n", "a.jsonl:2: the line is a conversation, but"},
-        {"nothing\n", "the first line is not a JSON object"},
-        {"\n\n\n", "the first line is not a JSON object"},
+        {"{\"text\": \"a\"}\n{\"messages\": []}\n",
+         "a.jsonl:2: the record has \"messages\", and records of text"},
+        {"nothing\n", "begins with no JSON object"},
+        {"\n\n\n", "begins with no JSON object"},
         {"{\"text\": \"\"}\n", "holds no tokens"},
         {"{\"messages\": []}\n", "a.jsonl:1: a conversation has no messages"},
         {"{\"messages\": [{}]}\n", "a.jsonl:1: message 0 has no \"role\""},
-        {"{\"messages\": 3}\n", "a.jsonl:1: the line has no list \"messages\""},
+        {"{\"messages\": 3}\n", "a.jsonl:1: the record has no list \"messages\""},
         {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n{\"text\": \"a\"}\n",
-         "a.jsonl:2: the line has no list \"messages\""},
+         "a.jsonl:2: the record has \"text\", and records of the kind messages"},
         {"{\"messages\": [{\"role\": \"user\", \"content\": null}]}\n", "has no \"content\""},
         {"{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}\n", "the role \"tool\""},
         {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}\n",
@@ -160,8 +114,8 @@ static void long_texts_are_cut(void **state)
     enum { BYTES = 40 << 20 };
     static unsigned char text[BYTES];
     static int32_t tokens[65536];
-    static const char *const some[] = {"a",    "\n", "\n\n", " ",        "word",         ".",
-                                       "\r\n", "9",  "\t",   "\xc3\xa9", "\xe2\x80\x83", "\xff"};
+    static const char *const some[] = {"a",    "\n", "\n\n", " ",        "word",        ".",
+                                       "\r\n", "9",  "\t",   "\xc3\xa9", "\xe2\x80\x83"};
     uint64_t at = 0;
     for (uint64_t i = 0; at + 8 < BYTES; i++) {
         const char *next = some[rng_below(SEED, 21, i, sizeof some / sizeof some[0])];
@@ -209,7 +163,7 @@ static void keys_and_stops(void **state)
     (void)state;
     prepare_options options = options_of("auto", NULL);
     prepare_work work, other;
-    const char *path = write_text("a.jsonl", "{\"text\": \"abc\"}\n", 16);
+    const char *path = write_text("a.jsonl", "{\"text\": \"abc\", \"content\": \"d\"}\n", 32);
     assert_int_equal(prepare_look(path, DATA_AUTO, &options, &work), 0);
     assert_int_equal(prepare_look(path, DATA_AUTO, &options, &other), 0);
     assert_true(work.key == other.key);
@@ -224,7 +178,7 @@ static void keys_and_stops(void **state)
     options.stop = &stops;
     assert_int_equal(prepare_make(&other, &options, in_directory("made.tokens")), ERR_STOPPED);
     assert_int_not_equal(access(in_directory("made.tokens.part"), F_OK), 0);
-    assert_int_equal(truncate(path, 15), 0);
+    assert_int_equal(truncate(path, 31), 0);
     options.stop = NULL;
     assert_int_equal(prepare_make(&other, &options, in_directory("made.tokens")), ERR_INPUT);
     assert_non_null(strstr(err_text(), "has changed"));

@@ -237,4 +237,58 @@ static inline int prepare_teardown(void **state)
     return rmdir(directory);
 }
 
+/* Looks at and makes; the corpus of it, or NULL with the error. */
+static inline corpus *make_in(const char *path, enum data_format format,
+                              const prepare_options *options)
+{
+    prepare_work work;
+    corpus *source = NULL;
+    const char *made = in_directory("made.tokens");
+    unlink(made);
+    if (prepare_look(path, format, options, &work) < 0)
+        return NULL;
+    assert_true(work.is_needed);
+    if (prepare_make(&work, options, made) < 0) {
+        assert_int_not_equal(access(made, F_OK), 0);
+        assert_int_not_equal(access(in_directory("made.tokens.part"), F_OK), 0);
+        return NULL;
+    }
+    assert_true(token_file_is_made(made, work.key));
+    assert_false(token_file_is_made(made, work.key + 1));
+    if (corpus_open_as(&made, 1, DATA_AUTO, 256, &source) < 0)
+        fail_msg("%s", err_text());
+    return source;
+}
+
+static inline corpus *make(const char *path, const prepare_options *options)
+{
+    return make_in(path, DATA_AUTO, options);
+}
+
+/* The tokens as text, documents ended by '|', those that do not count in upper case's place:
+ * '.'. */
+static inline const char *show(corpus *source)
+{
+    static char text[4096];
+    static int32_t tokens[2048], targets[2048];
+    size_t at = 0;
+    uint64_t count = corpus_token_count(source), document = 0, begin, length;
+    assert_true(count < 2000);
+    assert_int_equal(corpus_read(source, 0, count, tokens), 0);
+    assert_int_equal(corpus_read_targets(source, 0, count, targets), 0);
+    assert_int_equal(corpus_document(source, 0, &begin, &length), 0);
+    for (uint64_t i = 0; i < count; i++) {
+        assert_true(targets[i] == -1 || targets[i] == tokens[i]);
+        text[at++] = targets[i] < 0 ? '.' : (char)tokens[i];
+        if (i + 1 < begin + length)
+            continue;
+        text[at++] = '|';
+        if (++document < corpus_document_count(source))
+            assert_int_equal(corpus_document(source, document, &begin, &length), 0);
+    }
+    text[at] = '\0';
+    assert_int_equal(document, corpus_document_count(source));
+    return text;
+}
+
 #endif

@@ -196,7 +196,7 @@ static void bad_data_makes_nothing(void **state)
         const char *text, *word;
         int rc;
     } bad[] = {
-        {"[1]\n", "first line is not a JSON object", ERR_INPUT},
+        {"[1]\n", "begins with no JSON object", ERR_INPUT},
         {"{\"messages\": []}\n", "data.chat_template", ERR_CONFIG},
         {"", "is empty", ERR_INPUT},
     };

@@ -386,13 +386,15 @@ static json_t *make_job(json_t *fixture, const char *corpus, const char *name)
     json_error_t error;
     json_t *made = json_pack_ex(
         &error, 0,
-        "{s:O, s:{s:[s], s:O}, s:{s:s, s:O, s:O}, s:O, s:O, s:O, s:{s:s, s:{s:O, s:O, s:O, s:O}}, "
+        "{s:O, s:{s:[s], s:s, s:O}, s:{s:s, s:O, s:O}, s:O, s:O, s:O, s:{s:s, s:{s:O, s:O, s:O, "
+        "s:O}}, "
         "s:{s:s, s:{s:O, s:O, s:s, s:O, s:O}}}",
-        "model", curve_member(fixture, "model"), "data", "train", corpus, "seed",
-        curve_member(fixture, "seed"), "run", "dir", fixture_path(name, NULL), "steps",
-        curve_member(fixture, "steps"), "seed", curve_member(fixture, "seed"),
-        "train_micro_batch_size_per_gpu", curve_member(fixture, "micro_batch"),
-        "gradient_accumulation_steps", curve_member(fixture, "accumulation"), "gradient_clipping",
+        "model", curve_member(fixture, "model"), "data", "train", corpus, "format", "text",
+        /* letters 0 to 255 are no UTF-8 */ "seed", curve_member(fixture, "seed"), "run", "dir",
+        fixture_path(name, NULL), "steps", curve_member(fixture, "steps"), "seed",
+        curve_member(fixture, "seed"), "train_micro_batch_size_per_gpu",
+        curve_member(fixture, "micro_batch"), "gradient_accumulation_steps",
+        curve_member(fixture, "accumulation"), "gradient_clipping",
         curve_member(training, "gradient_clipping"), "optimizer", "type", "AdamW", "params", "lr",
         curve_member(training, "learning_rate"), "betas", curve_member(training, "betas"), "eps",
         curve_member(training, "epsilon"), "weight_decay", curve_member(training, "weight_decay"),
