@@ -86,8 +86,8 @@ static int find_rest(const datai_file *file, uint64_t offset, uint64_t bytes, co
     return 0;
 }
 
-/* Checks bytes [offset, offset + bytes) of a file of text, of which the first and the last character
- * may be incomplete. */
+/* Checks bytes [offset, offset + bytes) of a file of text. Their first and their last character may
+ * be incomplete. */
 static int check_text(const datai_file *file, uint64_t offset, uint64_t bytes, const char *text)
 {
     uint64_t at;

@@ -156,8 +156,8 @@ typedef struct datai_input datai_input;
 /* begin: bytes at the beginning that are passed over. */
 void datai_input_start(datai_input *self, const char *path, int fd, uint64_t bytes,
                        enum datai_content content, uint64_t begin);
-/* Reads exactly the next `bytes` bytes. ERR_INPUT, with the place, for bytes that are not UTF-8, for
- * zeros in text, and for an array that is not well-formed. */
+/* Reads exactly the next `bytes` bytes. ERR_INPUT, with the place, for text that is not UTF-8 or
+ * has zeros, and for an array that is not well-formed. */
 int datai_input_read(datai_input *self, uint64_t bytes, char *target) MUST_CHECK;
 
 /* The names of the members of a JSON record. */
@@ -172,7 +172,7 @@ void datai_names_add(datai_names *self, const char *name, size_t bytes, char val
 /* The first byte of a member's value; 0 if there is no such member. */
 char datai_names_value(const datai_names *self, const char *name);
 
-/* What a file of JSON begins with. */
+/* The beginning of a file of JSON. */
 struct datai_record {
     bool is_array;    /* it begins with [ */
     bool is_object;   /* the first record begins with { */

@@ -1,4 +1,4 @@
-/* Turns a file that is one JSON array of records into JSON lines, while it is read.
+/* Turns a file that is one JSON array of records into JSON lines, as it reads it.
  *
  *   [                      |            (spaces)
  *     {"text": "a, b",     |            {"text": "a, b",      "more": [1, 2]}

@@ -19,9 +19,9 @@
  *                                    under its own heading.
  *   prompt_completion "prompt", "completion"
  *                                    Two texts: one document without a form, followed by the end
- *                                    token unless it is there. Only the completion counts. Two lists
- *                                    of messages: a conversation of both; only answers of the
- *                                    completion count.
+ *                                    token unless it is there. Only the completion counts. Or two
+ *                                    lists of messages: a conversation of both. Only the answers
+ *                                    in the completion count.
  *
  * All records of a file are of the same kind, which its first one decides if nobody names it. Added
  * tokens that appear in the text become their ids, as in the tokenizer's own library. If its

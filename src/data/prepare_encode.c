@@ -1,5 +1,5 @@
 /* Encodes one piece of a file: text, JSON lines. See prepare_internal.h. Runs on any thread; each
- * piece has its own memory.
+ * piece owns its memory.
  *
  * Which tokens of a text with answers count: it is encoded in parts, each from the end of one
  * answer to the end of the next. The part up to the beginning of the answer is also encoded alone.

@@ -144,7 +144,7 @@ static void arrays_give_the_same(void **state)
         }
 }
 
-/* What a file holds is found by its content; its name decides only where that is unclear. */
+/* The content of a file decides its format; the name decides only where that is unclear. */
 static void content_decides(void **state)
 {
     (void)state;
@@ -246,8 +246,8 @@ static void bad_records_are_named(void **state)
     }
 }
 
-/* Text must be UTF-8 without zeros, wherever it is read from. The explicit format "text" lets bytes
- * be read as they are. */
+/* Text must be UTF-8 without zeros, wherever it is read from. The explicit format "text" takes any
+ * bytes. */
 static void text_is_checked(void **state)
 {
     (void)state;
