@@ -156,6 +156,8 @@ void tokenizer_close(tokenizer *self)
     mem_free(self->by_text.ids);
     mem_free(self->by_bytes.ids);
     mem_free(self->merges);
+    mem_free(self->followers);
+    mem_free(self->followers_at);
     mem_free(self->steady);
     token_list_fini(&self->prefix);
     token_list_fini(&self->suffix);

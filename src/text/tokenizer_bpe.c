@@ -1,10 +1,29 @@
 /* Turns one word into ids. Among all pairs of neighbours the one with the lowest rank merges, the
  * leftmost of equal ones, until no pair has a rank. See tokenizer_internal.h.
  *
- *   short words   the ranks of all pairs in an array, searched for the lowest at each merge:
- *                 quadratic, but fastest
- *   long words    a linked list with a heap of (rank, place): n log n, so that a text of one byte
- *                 repeated a million times ends soon
+ *   short words     the ranks of all pairs in an array, searched for the lowest at each merge:
+ *                   quadratic, but fastest
+ *   long words      a linked list with a heap of (rank, place): n log n, so that a text of one byte
+ *                   repeated a million times ends soon
+ *   longer words    than the tokenizer's word_window: one window after another, so that memory has
+ *                   a bound. The next paragraphs say why the ids are those of the whole word.
+ *
+ * The front of a word. A window holds the beginning of a word whose rest is unknown. Its symbols
+ * merge as in a long word, but the ones at the end are given up step by step. At each moment the
+ * symbols up to `last` are certain: whatever the rest of the word is, merging the whole word comes
+ * to a moment at which it begins with exactly these symbols, and at which the symbol after `last`
+ * begins with the bytes that were given up last. In the beginning this is true for all bytes of the
+ * window. Let `risk` be the lowest rank at which `last` merges with any symbol that can follow it.
+ *
+ * - If a pair of certain symbols has a rank up to `risk`, it merges before `last` merges with what
+ *   follows: the pair is further left. The rest of the word may merge in between, but that changes
+ *   only the end of the symbol after `last`.
+ * - Else `last` may merge with what follows: it is given up.
+ * - If no pair is left and `last` merges with nothing that can follow, no later merge reaches the
+ *   certain symbols. They are the first ids of the word, and the others are those of its rest.
+ *
+ * This holds for every table of merges. How many symbols are given up depends on the table: mostly
+ * a few at the end. A table that needs more than the window is refused.
  *
  * Repeated words are looked up in the worker's cache. Nothing is allocated for a word that is not
  * longer than all words before it. */
@@ -18,19 +37,23 @@
 #include "base/size.h"
 #include "text/tokenizer_internal.h"
 
-enum { SHORT_SYMBOLS = 96 };
+enum {
+    SHORT_SYMBOLS = 96,
+    FRONT_SHARE = 16,           /* a window must make at least this part of its bytes certain */
+    WHOLE_BYTES_MOST = 1 << 20, /* of a word that toki_word_front refuses for lack of tokens */
+};
 #define RANK_NONE UINT32_MAX
 
 /* One symbol of a long word: its neighbours, and the merge with its right neighbour. */
 struct symbol {
     uint32_t id, merged_id;
     uint32_t rank;       /* of the pair (this, right neighbour); RANK_NONE if it does not merge */
-    int64_t left, right; /* -1: none */
+    int32_t left, right; /* -1: none */
     bool is_gone;
 };
 typedef struct symbol symbol;
 
-/* The tables of a long word, in one block: symbols [capacity], then the heap [3 * capacity]. The
+/* The tables of a long word, in one block: the heap [3 * capacity], then symbols [capacity]. The
  * heap begins with at most one pair per symbol. Each merge removes one symbol and puts at most two
  * pairs on the heap. */
 struct long_word {
@@ -133,7 +156,7 @@ static uint64_t heap_take(long_word *self)
 }
 
 /* Finds the merge of the symbol at `place` with its right neighbour. */
-static void rank_pair(const tokenizer *self, long_word *word, int64_t place)
+static void rank_pair(const tokenizer *self, long_word *word, int32_t place)
 {
     symbol *left = &word->symbols[place];
     left->rank = RANK_NONE;
@@ -145,22 +168,70 @@ static void rank_pair(const tokenizer *self, long_word *word, int64_t place)
         heap_put(word, (uint64_t)left->rank << 32 | (uint64_t)place);
 }
 
-static int long_tables(toki_worker *worker, size_t count, long_word *out)
+/* Makes the symbols of a word and ranks their pairs. *count: the symbols. */
+static int begin_long_word(const tokenizer *self, toki_worker *worker, const char *bytes_at,
+                           size_t bytes, long_word *out, int32_t *count)
 {
-    if (count > UINT32_MAX)
-        return err_set(ERR_INPUT, "a word of %zu bytes: the tokenizer takes words below 4 GiB",
-                       count);
-    if (worker->word_capacity < count) {
+    bool was_unknown = false;
+    if (worker->word_capacity < bytes) {
         mem_free(worker->word);
         worker->word_capacity = 0;
-        worker->word = mem_alloc(count, sizeof(symbol) + 3 * sizeof(uint64_t), "tokenizer word");
+        worker->word = mem_alloc(bytes, sizeof(symbol) + 3 * sizeof(uint64_t), "tokenizer word");
         if (!worker->word)
             return -ENOMEM;
-        worker->word_capacity = count;
+        worker->word_capacity = bytes;
     }
-    out->symbols = worker->word;
-    out->heap = (uint64_t *)((symbol *)worker->word + worker->word_capacity);
+    out->heap = worker->word;
+    out->symbols = (symbol *)(out->heap + 3 * worker->word_capacity);
     out->heap_count = 0;
+    *count = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        int32_t id = byte_id(self, bytes_at[i], &was_unknown);
+        if (id < 0)
+            continue;
+        out->symbols[*count] = (symbol){.id = (uint32_t)id, .left = *count - 1, .right = -1};
+        if (*count)
+            out->symbols[*count - 1].right = *count;
+        ++*count;
+    }
+    for (int32_t i = 0; i < *count; i++)
+        rank_pair(self, out, i);
+    return 0;
+}
+
+/* The rank of the best pair, whose left symbol is *place. RANK_NONE if there is none. */
+static uint32_t best_pair(long_word *word, int32_t *place)
+{
+    while (word->heap_count) {
+        uint64_t top = word->heap[0];
+        const symbol *left = &word->symbols[top & UINT32_MAX];
+        *place = (int32_t)(top & UINT32_MAX);
+        if (!left->is_gone && left->rank == top >> 32)
+            return left->rank;
+        (void)heap_take(word); /* this pair no longer exists */
+    }
+    return RANK_NONE;
+}
+
+/* Merges the symbol at `place`, whose pair is at the top of the heap, with its right neighbour. */
+static void merge_pair(const tokenizer *self, long_word *word, int32_t place)
+{
+    symbol *left = &word->symbols[place], *right = &word->symbols[left->right];
+    (void)heap_take(word);
+    left->id = left->merged_id;
+    left->right = right->right;
+    right->is_gone = true;
+    if (left->right >= 0)
+        word->symbols[left->right].left = place;
+    rank_pair(self, word, place);
+    if (left->left >= 0)
+        rank_pair(self, word, left->left);
+}
+
+static int end_long_word(const long_word *word, int32_t count, token_list *out)
+{
+    for (int32_t i = 0; i >= 0 && i < count; i = word->symbols[i].right)
+        TRY(append(out, (int32_t)word->symbols[i].id));
     return 0;
 }
 
@@ -168,38 +239,84 @@ static int merge_long_word(const tokenizer *self, toki_worker *worker, const cha
                            size_t bytes, token_list *out)
 {
     long_word word = {0};
-    int64_t count = 0;
-    bool was_unknown = false;
-    TRY(long_tables(worker, bytes, &word));
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t id = byte_id(self, bytes_at[i], &was_unknown);
-        if (id < 0)
-            continue;
-        word.symbols[count] = (symbol){.id = (uint32_t)id, .left = count - 1, .right = -1};
-        if (count)
-            word.symbols[count - 1].right = count;
-        count++;
+    int32_t count, place;
+    TRY(begin_long_word(self, worker, bytes_at, bytes, &word, &count));
+    while (best_pair(&word, &place) != RANK_NONE)
+        merge_pair(self, &word, place);
+    return end_long_word(&word, count, out);
+}
+
+/* --- longer words --- */
+
+/* The lowest rank of a merge of `id` with a symbol of at least `least` bytes that agrees with the
+ * text after it, of which `known` bytes are known. */
+static uint32_t risk_of(const tokenizer *self, uint32_t id, const char *text, size_t known,
+                        size_t least)
+{
+    for (uint32_t i = self->followers_at[id]; i < self->followers_at[id + 1]; i++) {
+        const toki_token *right = &self->tokens[self->followers[i].right];
+        if (right->is_word && right->byte_count >= least &&
+            memcmp(right->bytes, text, size_min(right->byte_count, known)) == 0)
+            return self->followers[i].rank;
     }
-    for (int64_t i = 0; i < count; i++)
-        rank_pair(self, &word, i);
-    while (word.heap_count) {
-        uint64_t top = heap_take(&word);
-        symbol *left = &word.symbols[top & UINT32_MAX];
-        if (left->is_gone || left->rank != top >> 32)
-            continue; /* this pair no longer exists */
-        symbol *right = &word.symbols[left->right];
-        left->id = left->merged_id;
-        left->right = right->right;
-        right->is_gone = true;
-        if (left->right >= 0)
-            word.symbols[left->right].left = (int64_t)(top & UINT32_MAX);
-        rank_pair(self, &word, (int64_t)(top & UINT32_MAX));
-        if (left->left >= 0)
-            rank_pair(self, &word, left->left);
+    return RANK_NONE;
+}
+
+int toki_word_front(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
+                    token_list *out, size_t *done)
+{
+    long_word word = {0};
+    int32_t count, place;
+    size_t least = 0; /* bytes of the symbol that was given up last */
+    *done = bytes;    /* the bytes of the certain symbols */
+    if (!self->has_all_bytes)
+        return err_set(ERR_INPUT,
+                       "a word (text without a place to split) of more than %zu bytes, and the "
+                       "tokenizer lacks tokens of single bytes: cut the word",
+                       bytes);
+    TRY(begin_long_word(self, worker, text, bytes, &word, &count));
+    int32_t last = count - 1;
+    bool is_new = true;
+    for (uint32_t risk = 0; last >= 0;) {
+        symbol *at = &word.symbols[last];
+        if (is_new)
+            risk = risk_of(self, at->id, text + *done, bytes - *done, least);
+        uint32_t best = best_pair(&word, &place);
+        is_new = true;
+        if (risk < best) {
+            at->is_gone = true;
+            *done = (size_t)last;
+            least = self->tokens[at->id].byte_count;
+            last = at->left;
+            if (last >= 0) {
+                word.symbols[last].right = -1;
+                word.symbols[last].rank = RANK_NONE;
+            }
+        } else if (best == RANK_NONE) {
+            break;
+        } else {
+            is_new = word.symbols[place].right == last;
+            last = is_new ? place : last;
+            merge_pair(self, &word, place);
+        }
     }
-    for (int64_t i = 0; i >= 0 && i < count; i = word.symbols[i].right)
-        TRY(append(out, (int32_t)word.symbols[i].id));
-    return 0;
+    if (*done == 0 || *done < bytes / FRONT_SHARE)
+        return err_set(ERR_INPUT,
+                       "a word (text without a place to split) of more than %zu bytes: by the "
+                       "tokenizer's merges its first tokens depend on bytes that come later; cut "
+                       "the word",
+                       bytes);
+    return end_long_word(&word, last < 0 ? 0 : count, out);
+}
+
+int toki_word_rest(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
+                   token_list *out)
+{
+    bool is_whole = !self->has_all_bytes && bytes <= WHOLE_BYTES_MOST;
+    for (size_t done; !is_whole && bytes > self->word_window; word += done, bytes -= done)
+        TRY(toki_word_front(self, worker, word, self->word_window, out, &done));
+    return bytes <= SHORT_SYMBOLS ? short_word(self, word, bytes, out)
+                                  : merge_long_word(self, worker, word, bytes, out);
 }
 
 /* --- the cache --- */
@@ -212,8 +329,7 @@ static int merge_word(const tokenizer *self, toki_worker *worker, const char *wo
         if (id >= 0)
             return append(out, id);
     }
-    return bytes <= SHORT_SYMBOLS ? short_word(self, word, bytes, out)
-                                  : merge_long_word(self, worker, word, bytes, out);
+    return toki_word_rest(self, worker, word, bytes, out);
 }
 
 int toki_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,

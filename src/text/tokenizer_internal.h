@@ -31,6 +31,7 @@ enum {
     TOKI_CACHE_ENTRIES = 1 << 15,
     TOKI_CACHED_BYTES = 29, /* longer words are not cached */
     TOKI_CACHED_IDS = 8,    /* words of more tokens are not cached */
+    TOKI_WORD_WINDOW = 16 << 10,
 };
 
 /* Growing bytes; from mem_alloc. */
@@ -64,6 +65,12 @@ struct toki_merge {
     uint32_t rank, id;
 };
 typedef struct toki_merge toki_merge;
+
+/* The right side of a merge, in a list of all merges with the same left side. */
+struct toki_follower {
+    uint32_t rank, right;
+};
+typedef struct toki_follower toki_follower;
 
 /* A token that is found in texts before anything else happens to them. */
 struct toki_added_token {
@@ -146,10 +153,16 @@ struct tokenizer {
     toki_index by_text, by_bytes;
     toki_merge *merges; /* [merge_mask + 1] */
     size_t merge_mask;
+    toki_follower *followers;           /* those of a left side lie together, by rising rank */
+    uint32_t *followers_at;             /* by left side: the first; and the end of the last list */
     int32_t byte_ids[TOKI_BYTE_VALUES]; /* -1: no token is this single byte */
     /* for bytes without a token; -1: such bytes are dropped, as in the library */
     int32_t unknown_id;
     bool fuses_unknown, ignores_merges;
+    bool has_all_bytes; /* each byte is a token */
+    /* bytes; longer words are merged window by window (tokenizer_bpe.c). It is longer than every
+     * token. */
+    size_t word_window;
 
     enum toki_form form;
     uint8_t *steady;     /* for `form`, unless TOKI_AS_IT_IS; see toki_steady_make */
@@ -181,6 +194,8 @@ int32_t toki_find_word(const tokenizer *self, const char *word, size_t bytes); /
 int toki_merges_reserve(tokenizer *self, uint64_t count) MUST_CHECK;
 void toki_merges_put(tokenizer *self, toki_merge merge); /* for equal pairs the last one stays */
 const toki_merge *toki_merge_find(const tokenizer *self, uint32_t left, uint32_t right);
+/* Lists the merges by their left sides, and chooses word_window. After all merges. */
+int toki_merges_list(tokenizer *self) MUST_CHECK;
 
 /* ---- tokenizer_added.c ----
  *
@@ -230,6 +245,13 @@ extern const char toki_gpt2_pattern[];
  * Appends the ids of one word. */
 int toki_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
               token_list *out) MUST_CHECK;
+/* Appends the ids with which every word begins that begins with these bytes. *done: the bytes of
+ * these ids. ERR_INPUT if they are too few to be worth it. */
+int toki_word_front(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
+                    token_list *out, size_t *done) MUST_CHECK;
+/* Appends the ids of the rest of a word whose front is done. */
+int toki_word_rest(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
+                   token_list *out) MUST_CHECK;
 
 /* ---- tokenizer_encode.c ---- */
 int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,

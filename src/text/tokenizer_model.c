@@ -172,6 +172,7 @@ static int read_unknown(const toki_reader *self, const json_t *model)
     TRY(toki_member(self, "model", model, "unk_token", JSON_STRING, &unknown));
     for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++)
         is_complete &= owner->byte_ids[b] >= 0;
+    owner->has_all_bytes = is_complete;
     if (is_complete)
         return 0;
     if (falls_back)
@@ -216,6 +217,7 @@ int toki_read_model(const toki_reader *self)
     TRY(reserve_tokens(self, vocab, added));
     TRY(read_vocab(self, vocab));
     TRY(read_merges(self, merges));
+    TRY(toki_merges_list(self->self));
     return read_unknown(self, model);
 }
 

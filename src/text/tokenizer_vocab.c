@@ -7,6 +7,7 @@
  * unchanged. */
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL
@@ -200,4 +201,45 @@ const toki_merge *toki_merge_find(const tokenizer *self, uint32_t left, uint32_t
         if (self->merges[place].left == left && self->merges[place].right == right)
             return &self->merges[place];
     return NULL;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const toki_follower *left = a, *right = b;
+    return left->rank < right->rank ? -1 : left->rank > right->rank;
+}
+
+int toki_merges_list(tokenizer *self)
+{
+    enum { TOKENS_IN_WINDOW = 16, TOKEN_BYTES_MOST = 65536 };
+    size_t count = 0, longest = 0;
+    for (size_t i = 0; i <= self->merge_mask; i++)
+        count += self->merges[i].rank != UINT32_MAX;
+    self->followers = mem_alloc(count, sizeof *self->followers, "tokenizer merges");
+    self->followers_at =
+        mem_alloc(self->token_count + 2, sizeof *self->followers_at, "tokenizer merges");
+    if (!self->followers || !self->followers_at)
+        return -ENOMEM;
+    uint32_t *next = self->followers_at + 1; /* the place of the next one of each list */
+    for (size_t i = 0; i <= self->merge_mask; i++)
+        if (self->merges[i].rank != UINT32_MAX)
+            next[self->merges[i].left + 1]++;
+    for (uint64_t id = 0; id < self->token_count; id++)
+        next[id + 1] += next[id];
+    for (size_t i = 0; i <= self->merge_mask; i++) {
+        const toki_merge *merge = &self->merges[i];
+        if (merge->rank != UINT32_MAX)
+            self->followers[next[merge->left]++] = (toki_follower){merge->rank, merge->right};
+    }
+    for (uint64_t id = 0; id < self->token_count; id++) {
+        uint32_t first = self->followers_at[id];
+        qsort(self->followers + first, self->followers_at[id + 1] - first, sizeof *self->followers,
+              by_rank);
+        longest = size_max(longest, self->tokens[id].is_word ? self->tokens[id].byte_count : 0);
+    }
+    if (longest > TOKEN_BYTES_MOST)
+        return err_set(ERR_INPUT, "model.vocab has a token of %zu bytes; at most %d are read",
+                       longest, (int)TOKEN_BYTES_MOST);
+    self->word_window = size_max(TOKI_WORD_WINDOW, TOKENS_IN_WINDOW * longest);
+    return 0;
 }

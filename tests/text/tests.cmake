@@ -1,6 +1,7 @@
 # Tokenizers and chat templates.
 sluice_test(test_text_chats LIBS sluice_data LABELS cpu debug)
 sluice_test(test_text_tokenizer LIBS sluice_text LABELS cpu debug)
+sluice_test(test_text_long LIBS sluice_text LABELS cpu debug)
 sluice_test(test_text_sentencepiece LIBS sluice_text LABELS cpu debug) # skipped without the library
 if(SLUICE_SENTENCEPIECE_FOUND)
     target_sources(test_text_sentencepiece PRIVATE text/sentencepiece_model.cc)
