@@ -77,7 +77,7 @@ static int open_bytes(tokenizer *self)
         self->tokens[id].byte_count = 1;
     }
     self->hash = TOKI_BYTE_VALUES;
-    self->cuts_lines = true;
+    self->cuts_lines = self->cuts_spaces = true;
     return 0;
 }
 
@@ -115,6 +115,8 @@ static int open_file(tokenizer *self, const char *name)
     const char *suffix = strrchr(path, '.');
     bool is_pieces = suffix && strcmp(suffix, ".model") == 0;
     self->kind = is_pieces ? TOKI_SENTENCEPIECE : TOKI_BPE;
+    if (is_pieces)
+        self->no_stream = "is a SentencePiece model";
     TRY(is_pieces ? toki_sp_open(self, path) : toki_json_open(self, path));
     return toki_config_read(self, name);
 }
@@ -194,7 +196,44 @@ uint64_t tokenizer_hash(const tokenizer *self)
 
 bool tokenizer_cuts_lines(const tokenizer *self)
 {
-    return self->cuts_lines;
+    return self->cuts_lines || self->cuts_spaces;
+}
+
+const char *tokenizer_no_stream(const tokenizer *self)
+{
+    return self->no_stream;
+}
+
+/* True if the character that ends before `at` may be white space for some pattern. */
+static bool is_blank_before(const char *text, size_t at)
+{
+    unsigned char last = (unsigned char)text[at - 1];
+    if (last < 0x80)
+        return last <= ' ' || last == 0x7f;
+    if (at < 3)
+        return true; /* unknown, so assume that it is */
+    const unsigned char *three = (const unsigned char *)text + at - 3;
+    bool is_latin = three[1] == 0xc2 && (three[2] == 0x85 || three[2] == 0xa0);
+    return is_latin || three[0] == 0xe1 || three[0] == 0xe2 ||
+           (three[0] == 0xe3 && three[1] == 0x80);
+}
+
+static bool is_blank_after(const char *text, size_t at)
+{
+    unsigned char first = (unsigned char)text[at];
+    return first <= ' ' || first == 0x7f || first == 0xc2 || first == 0xe1 || first == 0xe2 ||
+           (first == 0xe3 && (unsigned char)text[at + 1] == 0x80);
+}
+
+/* Any character whose first bytes could be white space beyond ASCII counts as white space. */
+bool tokenizer_cut_is_safe(const tokenizer *self, const char *text, size_t bytes, size_t at)
+{
+    if (at < 2 || at + 1 >= bytes)
+        return false;
+    if (text[at - 1] == '\n')
+        return self->cuts_lines && text[at] != '/' && !is_blank_before(text, at - 1) &&
+               !is_blank_after(text, at);
+    return self->cuts_spaces && (text[at] == ' ' || text[at] == '\t') && !is_blank_before(text, at);
 }
 
 const char *tokenizer_token_bytes(const tokenizer *self, int32_t id, bool skip_special,
@@ -273,4 +312,36 @@ int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
     if (options->adds_special)
         TRY(append_ids(out, &self->suffix));
     return 0;
+}
+
+/* Each byte is its token. */
+static int stream_bytes(const tokenize_source *source, const tokenize_sink *sink)
+{
+    char text[4096];
+    int32_t ids[sizeof text];
+    int got;
+    for (uint64_t at = 0; (got = source->read(source->user, at, text, sizeof text)) > 0;
+         at += (uint64_t)got) {
+        for (int i = 0; i < got; i++)
+            ids[i] = (unsigned char)text[i];
+        TRY(sink->add(sink->user, ids, (size_t)got));
+    }
+    return got;
+}
+
+int tokenizer_encode_stream(const tokenizer *self, const tokenize_source *source, bool plain_text,
+                            const tokenize_sink *sink)
+{
+    if (self->no_stream)
+        return err_set(ERR_INPUT, "the tokenizer %s: it takes texts only as a whole",
+                       self->no_stream);
+    if (self->kind == TOKI_BYTES)
+        return stream_bytes(source, sink);
+    tokenizer *owner = (tokenizer *)self; /* as in encode_middle */
+    toki_worker *worker = worker_take(owner);
+    if (!worker)
+        return -ENOMEM;
+    int rc = toki_stream(self, worker, source, plain_text, sink);
+    worker_give(owner, worker);
+    return rc;
 }

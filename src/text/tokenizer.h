@@ -72,13 +72,40 @@ typedef struct tokenize_options tokenize_options;
 int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
                      const tokenize_options *options, token_list *out) MUST_CHECK;
 
-/* True if a text may be cut after a newline without changing its ids, apart from what adds_special
- * adds. The condition on such a newline: neither the character before it nor the one after it is
- * white space (of Unicode), and the one after it is not "/".
- *
- * True for "bytes", and for the split patterns for which this was proved (tokenizer_pattern.c),
- * among them those of GPT-2, Llama 3 and 4, Qwen, SmolLM and DeepSeek. False means unknown: encode
- * the text whole. */
+/* A text that is read piece by piece. `read` gives up to `bytes` bytes from `offset` on; it returns
+ * their number, 0 at the end of the text, or an error. Offsets go up, except that the text may be
+ * read again from an earlier offset. */
+struct tokenize_source {
+    void *user;
+    int (*read)(void *user, uint64_t offset, char *target, size_t bytes);
+};
+typedef struct tokenize_source tokenize_source;
+
+/* The receiver of ids, in their order. Returns 0 or an error, which ends the work. */
+struct tokenize_sink {
+    void *user;
+    int (*add)(void *user, const int32_t *ids, size_t count);
+};
+typedef struct tokenize_sink tokenize_sink;
+
+/* Gives the ids of a text of any length to the sink; they are those of tokenizer_encode without
+ * adds_special. It needs TOKENIZE_STREAM_BYTES of memory, whatever the text is. Slower than
+ * tokenizer_encode. ERR_INPUT if the tokenizer cannot do it (tokenizer_no_stream), or for a text
+ * whose ids need more memory: thousands of combining characters in a row with a normal form, or a
+ * word that some tables of merges decide from its end. */
+int tokenizer_encode_stream(const tokenizer *self, const tokenize_source *source, bool plain_text,
+                            const tokenize_sink *sink) MUST_CHECK;
+enum { TOKENIZE_STREAM_BYTES = 4 << 20 };
+/* Why texts cannot be encoded as streams, as the end of a sentence; NULL if they can. They can with
+ * "bytes", and with the split patterns of GPT-2, Llama 3 and 4, Qwen, SmolLM, DeepSeek, Tekken. */
+const char *tokenizer_no_stream(const tokenizer *self);
+
+/* True if text[bytes] may be cut before byte `at` without changing its ids, apart from what
+ * adds_special adds. So cut, the parts are encoded each by itself. True only before a space or a
+ * tab, or after a newline, where it is proved for the split pattern (tokenizer_known.c); never at
+ * the ends of the text. False may also mean that nothing is known. */
+bool tokenizer_cut_is_safe(const tokenizer *self, const char *text, size_t bytes, size_t at);
+/* True if there are such places at all. */
 bool tokenizer_cuts_lines(const tokenizer *self);
 
 /* The bytes of one token as they stand in the text, not zero-terminated. *bytes is 0 for an id

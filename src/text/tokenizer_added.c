@@ -75,6 +75,7 @@ int toki_added_make(toki_added *self, uint32_t count, const toki_added_token *to
     self->first_byte = count ? (uint8_t)tokens[0].text[0] : -1;
     for (uint32_t i = 0; i < count; i++) {
         self->has_single_word |= tokens[i].single_word;
+        self->longest = size_max(self->longest, tokens[i].text_bytes);
         if ((uint8_t)tokens[i].text[0] != self->first_byte)
             self->first_byte = -1;
         put(self, &tokens[i], (int32_t)i);

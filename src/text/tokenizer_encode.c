@@ -79,7 +79,7 @@ static int take_part(encoding *self, parts *state, size_t begin, size_t end, boo
 
 /* ERR_INPUT for a match that was stopped by a limit. Only a hostile pattern comes near the
  * limits. */
-static int match_failed(int code, size_t at)
+int toki_match_failed(int code, size_t at)
 {
     PCRE2_UCHAR text[160] = "";
     if (code == PCRE2_ERROR_NOMEMORY)
@@ -108,7 +108,7 @@ static int find(encoding *self, const toki_stage *stage, const char *piece, size
     if (rc == PCRE2_ERROR_NOMATCH)
         return 0;
     if (rc < 0)
-        return match_failed(rc, at);
+        return toki_match_failed(rc, at);
     const PCRE2_SIZE *places = pcre2_get_ovector_pointer(worker->match);
     *begin = places[0];
     *end = places[1];

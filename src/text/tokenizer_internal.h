@@ -32,6 +32,9 @@ enum {
     TOKI_CACHED_BYTES = 29, /* longer words are not cached */
     TOKI_CACHED_IDS = 8,    /* words of more tokens are not cached */
     TOKI_WORD_WINDOW = 16 << 10,
+    TOKI_STREAM_WINDOW = 64 << 10,
+    TOKI_FORMS_MAX = 4,
+    TOKI_TAIL_BYTES = 8,
 };
 
 /* Growing bytes; from mem_alloc. */
@@ -88,6 +91,7 @@ struct toki_added {
     uint8_t pairs[65536 / 8]; /* bit (first byte << 8 | second byte) */
     int first_byte;           /* the first byte of all tokens; -1: they differ */
     bool has_single_word;     /* at least one token is single_word */
+    size_t longest;           /* bytes of the longest token */
     uint64_t *edges;          /* [mask + 1]: node << 40 | byte << 32 | next node; 0: empty */
     size_t mask;
     int32_t *token_of_node; /* [node_count]: index into tokens; -1: no token ends there */
@@ -105,12 +109,35 @@ enum toki_behavior {
     TOKI_MERGED_WITH_NEXT,
 };
 
+/* The form of matches without a limit (tokenizer_known.c): `begin`, then a run of `repeat`, then
+ *
+ *   if a character of `then` follows the run: all characters of `then` that follow, and `tail`
+ *   else, if the run (and `begin`) has characters of `last`: the match ends after the last one
+ *   else, if it gives_back: the last character of the run is not taken, unless the piece ends
+ *   else: all of the run, and `tail`
+ *
+ * `tail` also follows if the last character of the run is one of `last`. */
+struct toki_form_of_run {
+    const char *begin, *repeat; /* parts of patterns; `repeat` is one character */
+    const char *then, *last;    /* one character; NULL: there is none */
+    const char *tail;           /* up to TOKI_TAIL_BYTES, may be missing; NULL: there is none */
+    bool gives_back;
+};
+typedef struct toki_form_of_run toki_form_of_run;
+
+/* A split pattern for which the proofs in tokenizer_known.c hold. */
+struct toki_known {
+    const char *pattern;
+    toki_form_of_run forms[TOKI_FORMS_MAX]; /* the first that fits; repeat NULL: no more */
+};
+typedef struct toki_known toki_known;
+
 struct toki_stage {
     bool adds_space;  /* no pattern: a piece gets a space in front if it has none */
     pcre2_code *code; /* owned; NULL if adds_space */
     bool has_jit;
-    bool cuts_lines; /* see tokenizer_cuts_lines */
-    bool invert;     /* exchanges the roles of matches and gaps */
+    const toki_known *known; /* NULL: nothing is known of the pattern */
+    bool invert;             /* exchanges the roles of matches and gaps */
     enum toki_behavior behavior;
 };
 typedef struct toki_stage toki_stage;
@@ -173,7 +200,10 @@ struct tokenizer {
     token_list prefix, suffix;  /* what adds_special puts around a text */
 
     int32_t begin_id, end_id;
-    bool cuts_lines;
+    bool cuts_lines, cuts_spaces; /* see tokenizer_cut_is_safe */
+    /* NULL if texts can be encoded as streams; else the reason why not */
+    const char *no_stream;
+    size_t stream_window; /* bytes of each buffer of a stream */
     uint64_t hash;
     pthread_mutex_t lock; /* protects idle */
     toki_worker *idle;
@@ -238,7 +268,12 @@ int toki_pattern_literal(const char *where, const char *text, size_t bytes,
                          toki_stage *out) MUST_CHECK;
 int toki_pattern_digits(bool individual, toki_stage *out) MUST_CHECK;
 int toki_pattern_word_character(pcre2_code **out) MUST_CHECK;
+int toki_pattern_fixed(const char *pattern, pcre2_code **out) MUST_CHECK; /* in PCRE2's syntax */
+
+/* ---- tokenizer_known.c ---- */
 extern const char toki_gpt2_pattern[];
+extern const toki_known toki_known_patterns[]; /* the last one has no pattern */
+const toki_known *toki_known_find(const char *pattern, size_t bytes); /* NULL: not known */
 
 /* ---- tokenizer_bpe.c ----
  *
@@ -254,8 +289,13 @@ int toki_word_rest(const tokenizer *self, toki_worker *worker, const char *word,
                    token_list *out) MUST_CHECK;
 
 /* ---- tokenizer_encode.c ---- */
+int toki_match_failed(int code, size_t at); /* for an error of PCRE2, at a byte of a text */
 int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
                 bool plain_text, token_list *out) MUST_CHECK;
+
+/* ---- tokenizer_stream.c ---- */
+int toki_stream(const tokenizer *self, toki_worker *worker, const tokenize_source *source,
+                bool plain_text, const tokenize_sink *sink) MUST_CHECK;
 
 /* ---- tokenizer_json.c, tokenizer_model.c, tokenizer_config.c ----
  *

@@ -263,26 +263,51 @@ static int read_parts(const toki_reader *self)
     return toki_read_post_processor(self);
 }
 
-/* True if a text may be cut at lines (tokenizer_cuts_lines). Added tokens are found before patterns
- * cut. A token that holds a newline, strips spaces or looks at its neighbours could lie across a
- * cut or depend on the text after it. */
-static bool cuts_lines(const toki_reader *self)
+/* True if a space or a tab follows another character of a token. */
+static bool has_space_within(const char *text, size_t bytes)
 {
+    for (size_t i = 1; i < bytes; i++)
+        if ((text[i] == ' ' || text[i] == '\t') && text[i - 1] != ' ' && text[i - 1] != '\t')
+            return true;
+    return false;
+}
+
+/* Finds where a text may be cut (tokenizer_cut_is_safe), and whether it can be a stream. Added
+ * tokens are found before patterns cut. A token that holds a newline or a space, strips spaces or
+ * looks at its neighbours could lie across a cut or depend on the text after it. */
+static void find_cuts(const toki_reader *self)
+{
+    tokenizer *owner = self->self;
     size_t i;
     json_t *token;
+    owner->cuts_lines = owner->cuts_spaces = true;
+    owner->stream_window = TOKI_STREAM_WINDOW;
     json_array_foreach(json_object_get(self->root, "added_tokens"), i, token)
     {
         const json_t *content = json_object_get(token, "content");
+        const char *text = json_string_value(content);
+        size_t bytes = json_string_length(content);
         if (json_is_true(json_object_get(token, "lstrip")) ||
             json_is_true(json_object_get(token, "rstrip")) ||
-            json_is_true(json_object_get(token, "single_word")) ||
-            memchr(json_string_value(content), '\n', json_string_length(content)))
-            return false;
+            json_is_true(json_object_get(token, "single_word")))
+            owner->no_stream = "has an added token with lstrip, rstrip or single_word";
+        if (bytes > TOKI_STREAM_WINDOW)
+            owner->no_stream = "has an added token of more than 64 KiB";
+        owner->cuts_lines = owner->cuts_lines && !memchr(text, '\n', bytes);
+        owner->cuts_spaces = owner->cuts_spaces && !has_space_within(text, bytes);
     }
-    for (uint32_t s = 0; s < self->self->stage_count; s++)
-        if (!self->self->stages[s].cuts_lines)
-            return false;
-    return true;
+    for (uint32_t s = 0; s < owner->stage_count; s++) {
+        const toki_stage *stage = &owner->stages[s];
+        if (stage->adds_space) /* to each part of a text that was cut */
+            owner->cuts_lines = owner->cuts_spaces = false;
+        else if (!stage->known)
+            owner->no_stream = "has a split pattern that is not one of those known";
+        else if (stage->behavior == TOKI_MERGED_WITH_PREVIOUS ||
+                 stage->behavior == TOKI_MERGED_WITH_NEXT)
+            owner->no_stream = "has a split that merges matches with their neighbours";
+    }
+    if (owner->no_stream)
+        owner->cuts_lines = owner->cuts_spaces = false;
 }
 
 int toki_json_open(tokenizer *self, const char *path)
@@ -290,7 +315,8 @@ int toki_json_open(tokenizer *self, const char *path)
     toki_reader reader = {.path = path, .self = self};
     TRY(toki_json_read(path, &reader.root, &self->hash));
     int rc = read_parts(&reader);
-    self->cuts_lines = rc == 0 && cuts_lines(&reader);
+    if (rc == 0)
+        find_cuts(&reader);
     json_decref(reader.root);
     return rc;
 }

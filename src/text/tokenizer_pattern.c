@@ -30,53 +30,6 @@ enum {
     ATOM_NONE = -1,
 };
 
-const char toki_gpt2_pattern[] =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-
-/* Patterns for which it is proved that a text may be cut after a newline (tokenizer_cuts_lines).
- * Let p be the place after the newline, d the character before the newline, and c the character at
- * p. d and c are not white space, and c is not "/". The proof:
- *
- * - No alternative looks behind. So if a match or a gap ends at p, the matches from p on depend
- *   only on the text after p.
- * - An alternative that can take the newline ends at p. After the newline it can take only more of
- *   [\r\n], of [\r\n/] or of \s, and c is none of these.
- * - An alternative that cannot take the newline ends before it and does not see what follows it.
- *   The only look-ahead is in \s+(?!\S). This begins with white space, which here is the newline
- *   alone, since d is not white space. It fails before c, and matches at the end of a text. If it
- *   fails, \s+ is tried next and takes the same newline.
- * - So the same matches end at or before p with and without the cut. If a pattern never takes a
- *   newline, such as \p{N}, p is in a gap. The next pattern sees the two parts of that gap as if it
- *   had cut there itself.
- *
- * NFC and NFKC change nothing across p, because a newline composes with nothing. */
-static const char *const cutting_lines[] = {
-    toki_gpt2_pattern,
-    "\\p{N}",
-    "\\p{N}{1,3}",
-    /* Llama 3, Qwen 2 and 3; also with the contractions as a group of their own */
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
-    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
-    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-    /* Llama 4 and GPT-4o; Mistral's Tekken */
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|"
-    "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-    /* DeepSeek V2 and V3: ideographs and kana; words and punctuation */
-    "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
-    "[!\"#$%&'()*+,\\-./"
-    ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
-    " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-};
-
 /* Oniguruma's word characters, as members of a class. Alphabetic is spelled out, because PCRE2 has
  * that property only since 10.40. Circled and squared letters are symbols, but alphabetic. */
 #define WORD                                                                                       \
@@ -392,8 +345,16 @@ static int compile(const char *where, const char *pattern, size_t bytes, toki_st
         return err_set(ERR_CONFIG, "%s: the pattern is not understood: %s (at byte %zu of %zu)",
                        where, (const char *)text, (size_t)at, bytes);
     }
-    out->has_jit = pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE) == 0;
+    out->has_jit = pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
     return 0;
+}
+
+int toki_pattern_fixed(const char *pattern, pcre2_code **out)
+{
+    toki_stage stage = {0};
+    int rc = compile("a known pattern", pattern, strlen(pattern), &stage);
+    *out = stage.code;
+    return rc;
 }
 
 int toki_pattern_compile(const char *where, const char *pattern, size_t bytes, toki_stage *out)
@@ -410,9 +371,7 @@ int toki_pattern_compile(const char *where, const char *pattern, size_t bytes, t
     if (rc == 0)
         rc = compile(where, self.out.data, self.out.count, out);
     mem_free(self.out.data);
-    for (size_t i = 0; i < sizeof cutting_lines / sizeof cutting_lines[0]; i++)
-        out->cuts_lines |=
-            strlen(cutting_lines[i]) == bytes && memcmp(cutting_lines[i], pattern, bytes) == 0;
+    out->known = toki_known_find(pattern, bytes);
     return rc;
 }
 
@@ -439,15 +398,12 @@ int toki_pattern_digits(bool individual, toki_stage *out)
 {
     static const char digit[] = "[\\p{N}\\x{1fffe}]"; /* the stand-in for Unicode 17's numbers */
     out->behavior = individual ? TOKI_ISOLATED : TOKI_CONTIGUOUS;
-    out->cuts_lines = true; /* as for \p{N}; a run of digits ends at a newline too */
+    out->known = toki_known_find("\\p{N}", strlen("\\p{N}"));
     return compile("the pre-tokenizer Digits", digit, sizeof digit - 1, out);
 }
 
 int toki_pattern_word_character(pcre2_code **out)
 {
     static const char word[] = "[" WORD "\\x{200c}\\x{200d}]";
-    toki_stage stage = {0};
-    TRY(compile("single_word", word, sizeof word - 1, &stage));
-    *out = stage.code;
-    return 0;
+    return toki_pattern_fixed(word, out);
 }
