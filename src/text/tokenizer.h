@@ -89,15 +89,16 @@ struct tokenize_sink {
 typedef struct tokenize_sink tokenize_sink;
 
 /* Gives the ids of a text of any length to the sink; they are those of tokenizer_encode without
- * adds_special. It needs TOKENIZE_STREAM_BYTES of memory, whatever the text is. Slower than
- * tokenizer_encode. ERR_INPUT if the tokenizer cannot do it (tokenizer_no_stream), or for a text
+ * adds_special. Memory is at most TOKENIZE_STREAM_BYTES, for a text of any length. The function
+ * is slower than tokenizer_encode. ERR_INPUT if the tokenizer cannot do it (tokenizer_no_stream), or for a text
  * whose ids need more memory: thousands of combining characters in a row with a normal form, or a
  * word that some tables of merges decide from its end. */
 int tokenizer_encode_stream(const tokenizer *self, const tokenize_source *source, bool plain_text,
                             const tokenize_sink *sink) MUST_CHECK;
 enum { TOKENIZE_STREAM_BYTES = 4 << 20 };
-/* Why texts cannot be encoded as streams, as the end of a sentence; NULL if they can. They can with
- * "bytes", and with the split patterns of GPT-2, Llama 3 and 4, Qwen, SmolLM, DeepSeek, Tekken. */
+/* The reason, as the end of a sentence, why texts cannot be encoded as streams; NULL if that is
+ * possible. It is possible with "bytes" and with the split patterns of GPT-2, Llama 3 and 4, Qwen,
+ * SmolLM, DeepSeek and Tekken. */
 const char *tokenizer_no_stream(const tokenizer *self);
 
 /* True if text[bytes] may be cut before byte `at` without changing its ids, apart from what

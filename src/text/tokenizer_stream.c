@@ -35,7 +35,7 @@ enum {
     TAIL_CHARACTERS = 3, /* of a tail, at most */
 };
 
-/* What a scan has found of a run. */
+/* The result of a scan. */
 struct answer {
     uint64_t total;   /* bytes of the run with its beginning */
     uint64_t through; /* bytes up to its last character of `last`; 0: there is none */
