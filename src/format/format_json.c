@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/foreign_json.h"
 #include "base/mem.h"
 
 const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES])
@@ -67,7 +68,7 @@ int format_json_parse(const char *path, const char *text, uint64_t text_bytes,
                        path, text_bytes, limits->bytes_max);
     TRY(check_limits(path, text, text_bytes, limits));
     json_error_t error;
-    json_t *doc = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
+    json_t *doc = foreign_json_parse(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
     char shown[FORMAT_SHOWN_BYTES];
     if (!doc)
         return err_set(ERR_INPUT, "%s: no JSON, or not as it is allowed here: %s, at byte %d", path,

@@ -1,13 +1,13 @@
 /* Opens a trained model, from a run or a checkpoint; see infer_internal.h. */
 #include <errno.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/foreign_json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -19,6 +19,7 @@
 enum {
     SETS_MAX = 160,           /* the caller's keys and ours */
     FILL_ELEMS = 1024 * 1024, /* elements of a checkpoint read at once: 4 MiB of masters */
+    CONFIG_BYTES_MAX = 1 << 22,
 };
 
 /* ---- begin ---- */
@@ -84,7 +85,13 @@ static struct stated read_config(const char *path)
 {
     char name[FILE_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/config.json", path);
-    json_t *config = json_load_file(name, 0, NULL); /* job_read reports what is wrong with it */
+    char *text = NULL;
+    uint64_t text_bytes;
+    json_error_t error;
+    json_t *config = NULL; /* job_read reports what is wrong with the file */
+    if (file_read(name, CONFIG_BYTES_MAX, &text, &text_bytes) == 0)
+        config = foreign_json_parse(text, text_bytes, 0, &error);
+    mem_free(text);
     const char *type = json_string_value(json_object_get(config, "dtype"));
     if (!type)
         type = json_string_value(json_object_get(config, "torch_dtype"));

@@ -5,9 +5,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include <jansson.h>
-
 #include "base/file.h"
+#include "base/foreign_json.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "text/chat.h"
@@ -104,7 +103,7 @@ static int read_template(const char *tokenizer_name, char **out)
     if (!text)
         return 0;
     json_error_t error;
-    json_t *config = json_loads(text, 0, &error);
+    json_t *config = foreign_json_parse(text, strlen(text), JSON_ALLOW_NUL, &error);
     mem_free(text);
     if (!config)
         return err_set(ERR_INPUT, "tokenizer_config.json beside %s: line %d: %s", tokenizer_name,

@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "base/file.h"
+#include "base/foreign_json.h"
 #include "base/mem.h"
 
 enum { SEQUENCE_DEPTH_MAX = 8 };
@@ -24,7 +25,7 @@ int toki_json_read(const char *path, json_t **out, uint64_t *hash)
     json_error_t error;
     *out = NULL;
     TRY(file_read(path, TOKI_FILE_BYTES_MAX, &text, &bytes));
-    *out = json_loadb(text, bytes, JSON_ALLOW_NUL, &error);
+    *out = foreign_json_parse(text, bytes, JSON_ALLOW_NUL, &error);
     if (hash)
         *hash = XXH3_64bits(text, bytes);
     mem_free(text);

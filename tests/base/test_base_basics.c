@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/foreign_json.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
@@ -191,6 +192,37 @@ static void text_is_made_visible(void **state)
     assert_string_equal(err_text(), "tensor \\u001b]0;x\\u0007\\u000aof 2");
 }
 
+/* Integers beyond 64 bits, which jansson refuses, become reals; in such a file the others stay. */
+static void large_integers_are_read(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"most\": 1000000000000000019884624838656, \"least\": -20000000000000000000, \"id\": "
+        "32000, "
+        "\"text\": \"1000000000000000019884624838656 \\\" 99999999999999999999\", \"rate\": 1e-6, "
+        "\"exact\": 999999999999999999, \"list\": [12345678901234567890123, 7]}";
+    json_error_t error;
+    assert_null(json_loads(text, 0, &error));
+    json_t *doc = foreign_json_parse(text, sizeof text - 1, 0, &error);
+    if (!doc)
+        fail_msg("%d: %s", error.position, error.text);
+    assert_true(json_real_value(json_object_get(doc, "most")) == 1e30);
+    assert_true(json_real_value(json_object_get(doc, "least")) == -2e19);
+    assert_int_equal(json_integer_value(json_object_get(doc, "id")), 32000);
+    assert_true(json_integer_value(json_object_get(doc, "exact")) == 999999999999999999);
+    assert_true(json_real_value(json_object_get(doc, "rate")) == 1e-6);
+    assert_string_equal(json_string_value(json_object_get(doc, "text")),
+                        "1000000000000000019884624838656 \" 99999999999999999999");
+    assert_true(json_real_value(json_array_get(json_object_get(doc, "list"), 0)) ==
+                12345678901234567890123.0);
+    json_decref(doc);
+    static const char *const wrong[] = {"{\"a\": 1e999}", "[12345678901234567890123",
+                                        "[1234567890123456789012x]",
+                                        "{\"a\": 123456789012345678901234, \"a\": 1}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_null(foreign_json_parse(wrong[i], strlen(wrong[i]), JSON_REJECT_DUPLICATES, &error));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -198,7 +230,7 @@ int main(void)
         cmocka_unit_test(bf16_rounding),        cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(random_numbers),       cmocka_unit_test(tiles),
         cmocka_unit_test(tile_formats),         cmocka_unit_test(errors),
-        cmocka_unit_test(text_is_made_visible),
+        cmocka_unit_test(text_is_made_visible), cmocka_unit_test(large_integers_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

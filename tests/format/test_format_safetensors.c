@@ -118,7 +118,7 @@ static const struct hostile hostile_headers[] = {
     {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,6]", "0", "24") "}", "9 dimensions"},
     {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "0", "24") "}", "more than 2^64 elements"},
     {"{" TENSOR("a", "F32", "[4611686018427387910]", "0", "24") "}", "data_offsets of 24 bytes"},
-    {"{" TENSOR("a", "F32", "[9223372036854775808]", "0", "24") "}", "no JSON"},
+    {"{" TENSOR("a", "F32", "[9223372036854775808]", "0", "24") "}", "no whole number from 0 on"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[6]}}", "data_offsets are not two numbers"},
     {"{" TENSOR("a", "F32", "[6]", "0,12", "24") "}", "data_offsets are not two numbers"},
     {"{" TENSOR("a", "F32", "[6]", "-1", "24") "}", "data_offsets are not two numbers"},

@@ -266,7 +266,8 @@ static tokenizer *open_merging(void)
         fprintf(file, "\"%s", i + 1 < PAIRS ? ", " : "]}}");
     }
     assert_int_equal(fclose(file), 0);
-    static const char config[] = "{\"eos_token\": \"<|endoftext|>\"}";
+    static const char config[] = "{\"eos_token\": \"<|endoftext|>\", "
+                                 "\"model_max_length\": 1000000000000000019884624838656}";
     write_text("tokenizer_config.json", config, sizeof config - 1);
     tokenizer *merging;
     if (tokenizer_open(directory, &merging) < 0)
