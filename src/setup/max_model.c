@@ -223,13 +223,32 @@ static int explain_none(struct search *self)
                              self->family->name);
 }
 
+/* Removes the rules that place units by their number: those are units of the job's own model, and
+ * the models of the search have others. */
+static void drop_rules_of_units(struct job *work)
+{
+    uint32_t kept = 0;
+    for (uint32_t r = 0; r < work->tiers.rule_count; r++) {
+        const struct job_rule *rule = &work->tiers.rules[r];
+        if (rule->unit_last == UINT32_MAX)
+            work->tiers.rules[kept++] = *rule;
+        else
+            log_warn("tiers.place.rules: the rule for %s of units %u to %u is dropped: it names "
+                     "units of the job's own model, and --max-model looks at others",
+                     state_kind_name(rule->kind), rule->unit_first, rule->unit_last);
+    }
+    work->tiers.rule_count = kept;
+}
+
 int setup_max_model(const struct job *asked, const char *family,
                     const struct setup_plan_options *options, struct setup_max_model *out)
 {
-    struct search work = {.asked = asked, .options = options, .found = out};
+    struct job plain = *asked; /* borrows the job's text and lists */
+    struct search work = {.asked = &plain, .options = options, .found = out};
     int size;
     memset(out, 0, sizeof *out);
     TRY(find_family(family, &work.family));
+    drop_rules_of_units(&plain);
     enum log_level usual = log_get_level();
     if (usual < LOG_WARN) /* each try would repeat the messages of the first */
         log_set_level(LOG_WARN);
