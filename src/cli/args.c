@@ -14,6 +14,19 @@ void cli_nearest_offer(struct nearest *self, const char *wanted, const char *nam
         nearest_offer(self, wanted, name);
 }
 
+int cli_set_auto(cli_texts *set, const char *value)
+{
+    static char text[64];
+    if (!value)
+        return 0;
+    if (set->count == CLI_TEXTS_MAX)
+        return err_set(ERR_USAGE, "--auto beside %d times --set is more than are possible",
+                       CLI_TEXTS_MAX);
+    snprintf(text, sizeof text, "auto=%s", value);
+    set->items[set->count++] = text;
+    return 0;
+}
+
 static void args_print_option(const char *name, const char *value, const char *help)
 {
     char left[48];

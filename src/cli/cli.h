@@ -99,6 +99,14 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *oper
 /* Prints what was asked for: a positive result of cli_parse. */
 void cli_print_help(const cli_command *command, int asked);
 
+/* The help of --auto, and how its value becomes a key of the job: adds "auto=VALUE" to the list of
+ * --set. NULL adds nothing. The text stays until the next call. */
+#define CLI_AUTO_HELP                                                                              \
+    "who fills in the values \"auto\" of a DeepSpeed file: hf takes the defaults of\n"             \
+    "Hugging Face's Trainer and logs each (default: none; keys that need a value are\n"            \
+    "asked for)"
+int cli_set_auto(cli_texts *set, const char *value) MUST_CHECK;
+
 /* Offers a name for the one that was written, if it is near enough to be meant. */
 void cli_nearest_offer(struct nearest *self, const char *wanted, const char *name);
 

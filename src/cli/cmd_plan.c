@@ -16,7 +16,7 @@ enum { PLAN_ROWS_MAX = 32 };
 static struct {
     const char *path; /* of the job, or NULL */
     cli_texts set;
-    const char *machine_file;
+    const char *machine_file, *auto_of;
     struct cli_machine on; /* the machine whose figures the plan uses */
     uint64_t local_world;  /* 0: all ranks */
     bool json;
@@ -29,6 +29,7 @@ static struct {
 static const cli_option options[] = {
     {"set", CLI_TEXTS, "KEY.PATH=VALUE",
      "overrides a key of the job; JSON or a bare word; repeatable", .target = &asked.set},
+    {"auto", CLI_TEXT, "hf", CLI_AUTO_HELP, .target = &asked.auto_of},
     {"ranks", CLI_TEXT, "N[,N...]",
      "plans for N ranks, as mpirun -n N would start them (default: 1, or\n"
      "all of a described machine); of several numbers a table with a row for each",
@@ -197,6 +198,7 @@ static int plan_start(const cli_texts *operands)
         return plan_table();
     if (!asked.path)
         return err_set(ERR_USAGE, "plan: JOB is missing; sluice plan --help says more");
+    TRY(cli_set_auto(&asked.set, asked.auto_of));
     TRY(read_machine());
     TRY(read_worlds());
     if (asked.max_model)

@@ -8,7 +8,7 @@
 
 static struct {
     cli_texts set;
-    const char *machine_file;
+    const char *machine_file, *auto_of;
     uint64_t steps, rank, world, scale_down;
     double comm_speed;
     bool json, quiet, only_transfers, no_advice;
@@ -17,6 +17,7 @@ static struct {
 static const cli_option options[] = {
     {"set", CLI_TEXTS, "KEY.PATH=VALUE",
      "overrides a key of the job; JSON or a bare word; repeatable", .target = &asked.set},
+    {"auto", CLI_TEXT, "hf", CLI_AUTO_HELP, .target = &asked.auto_of},
     {"machine", CLI_TEXT, "FILE", CLI_MACHINE_HELP, .target = &asked.machine_file},
     {"steps", CLI_COUNT, "N",
      "steps to measure, after one or two that are not\n(default: half a minute of "
@@ -92,6 +93,7 @@ static int profile_start(const cli_texts *operands)
     struct cli_machine on;
     job *work;
     TRY(profile_check());
+    TRY(cli_set_auto(&asked.set, asked.auto_of));
     if (asked.quiet || asked.json)
         log_set_level(LOG_WARN);
     TRY(cli_machine_read(asked.machine_file, false, &on));

@@ -39,13 +39,14 @@ static void train_show_eval(void *user, const struct train_eval *eval)
 
 static struct {
     cli_texts set;
-    const char *from, *machine_file;
+    const char *from, *machine_file, *auto_of;
     bool fresh, json, quiet;
 } asked;
 
 static const cli_option options[] = {
     {"set", CLI_TEXTS, "KEY.PATH=VALUE",
      "overrides a key of the job; JSON or a bare word; repeatable", .target = &asked.set},
+    {"auto", CLI_TEXT, "hf", CLI_AUTO_HELP, .target = &asked.auto_of},
     {"fresh", CLI_FLAG, NULL,
      "the run directory must be new or hold no commit; refuses otherwise\n(default: goes "
      "on from the last commit that it holds)",
@@ -108,6 +109,7 @@ static int train_start(const cli_texts *operands)
     job *work;
     bool is_fresh;
     const machine *on;
+    TRY(cli_set_auto(&asked.set, asked.auto_of));
     TRY(setup_read_job(cli_ranks(), operands->items[0], asked.set.items, asked.set.count, &work,
                        &is_fresh));
     int rc = cli_machine_share(cli_ranks(), asked.machine_file, &on);

@@ -64,6 +64,12 @@ char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES]);
 __attribute__((format(printf, 3, 4))) int configi_error(const configi_reader *reader,
                                                         const char *path, const char *format, ...);
 
+/* Compares numbers by value, and objects by their keys. */
+bool configi_is_same(const json_t *a, const json_t *b);
+
+/* True if --set gave the value at a path, or a block around it. */
+bool configi_is_set(const configi_reader *reader, const char *path);
+
 /* Joins <parent>.<key>; at the top level the path is the key alone. Characters that would damage a
  * message are replaced. Returns false if the path does not fit. */
 bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key);
@@ -102,8 +108,11 @@ int configi_copy_text(const configi_reader *reader, const char *path, char *targ
 
 /* --- keys_check.c --- */
 
-/* Returns ERR_CONFIG for a key below `parent` that the table does not have, with the nearest
- * name. */
+/* Writes advice about an unknown key below `parent`: the path that it probably stands for, or the
+ * nearest known key. */
+void configi_advise(const char *parent, const char *key, char advice[CONFIGI_ADVICE_BYTES]);
+
+/* Returns ERR_CONFIG for such a key, with that advice. */
 int configi_unknown(const configi_reader *reader, const char *parent, const char *key);
 
 /* Checks a value and everything below it against the table: names, types, ranges, refusals. */
@@ -112,6 +121,12 @@ int configi_check(const configi_reader *reader, const char *path, const json_t *
 /* Checks a value against a row, whose path may differ from the value's. */
 int configi_check_value(const configi_reader *reader, const configi_key *row, const char *path,
                         const json_t *value) MUST_CHECK;
+
+/* --- job_changes.c --- */
+
+/* Writes the value that the job has for a row with a member; of a list, element `idx`. */
+void configi_show_member(const configi_key *row, const job *self, size_t idx,
+                         char text[JOB_CHANGE_BYTES]);
 
 /* --- named_files.c --- */
 
@@ -132,18 +147,28 @@ int configi_read_named(const char *kind, const char *name, const char *beside,
 /* Names the keys of the document that have no effect, one log line per reason. */
 void configi_log_no_effect(const configi_reader *reader);
 
-/* Names, in one log line, DeepSpeed's keys that are "auto", with the defaults that hold for
+/* Names, in one log line, DeepSpeed's keys that are "auto", with the values that the job has for
  * them. */
-void configi_log_auto(const configi_reader *reader);
+void configi_log_auto(const configi_reader *reader, const job *self);
 
 /* --- changes of the document before it is checked, in the order of job_read --- */
 
 /* Renames DeepSpeed's other names of keys to those of the table. ERR_CONFIG if both are given. */
 int configi_rename_aliases(const configi_reader *reader) MUST_CHECK;
 
+/* Removes remarks for people (_comment, //). Removes unknown keys, with a warning, at the top level
+ * and in blocks where DeepSpeed ignores them; returns ERR_CONFIG for one that is nearly the name of
+ * a block of Sluice's own. Writes values of DeepSpeed's keys in the form of the table: true for 1,
+ * 3 for "3". The log names all of this. */
+int configi_take_spellings(const configi_reader *reader) MUST_CHECK;
+
 /* Applies the --set arguments to the document and notes their paths. */
 int configi_apply_set(configi_reader *reader, const char *const *set,
                       uint32_t set_count) MUST_CHECK;
+
+/* Puts a value at a path, and creates blocks that are missing. Takes the reference to `value`, also
+ * on failure. */
+int configi_put_path(const configi_reader *reader, const char *path, json_t *value) MUST_CHECK;
 
 /* Adds the keys of model.preset, except those that the job's own block gives. `job_path`: the
  * job file. */
@@ -152,6 +177,21 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path) MU
 /* Translates DIR/config.json of model.hf into the model block. Returns ERR_CONFIG if a key of the
  * job contradicts it, or if it asks for something that is not built. */
 int configi_expand_hf(const configi_reader *reader) MUST_CHECK;
+
+/* Marks the model block as complete: the run's own copy of the job holds all that the preset or the
+ * checkpoint said, and neither is read again. */
+int configi_mark_expanded(const configi_reader *reader) MUST_CHECK;
+
+/* If the job has auto "hf", replaces the values "auto" by those of Hugging Face's Trainer, and adds
+ * the batch size, the optimizer and the schedule that this trainer has if the file has none. */
+int configi_fill_auto(const configi_reader *reader) MUST_CHECK;
+
+/* True if "auto" is written at a path. */
+bool configi_is_auto(const configi_reader *reader, const char *path);
+
+/* Returns ERR_CONFIG for a key that is "auto" and has no default that its author can have meant.
+ * `value` is an example. */
+int configi_ask_auto(const configi_reader *reader, const char *path, const char *value) MUST_CHECK;
 
 /* --- struct job after the table has filled it, in the order of job_read ---
  *

@@ -15,16 +15,34 @@ bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char 
     return length < CONFIGI_PATH_BYTES;
 }
 
-/* Returns the start of a message about a path: the file, or --set if --set gave the value. */
-static const char *label(const configi_reader *reader, const char *path)
+bool configi_is_set(const configi_reader *reader, const char *path)
 {
     for (uint32_t i = reader->set_count; i-- > 0;) {
         size_t length = strlen(reader->set_paths[i]);
         if (strncmp(reader->set_paths[i], path, length) == 0 &&
             (path[length] == '\0' || path[length] == '.'))
-            return "--set";
+            return true;
     }
-    return reader->file;
+    return false;
+}
+
+bool configi_is_same(const json_t *a, const json_t *b)
+{
+    const char *key;
+    json_t *value;
+    if (json_is_number(a) && json_is_number(b))
+        return json_number_value(a) == json_number_value(b);
+    if (!json_is_object(a) || !json_is_object(b))
+        return json_equal(a, b);
+    if (json_object_size(a) != json_object_size(b))
+        return false;
+    json_object_foreach((json_t *)a, key, value)
+    {
+        const json_t *other = json_object_get(b, key);
+        if (!other || !configi_is_same(value, other))
+            return false;
+    }
+    return true;
 }
 
 int configi_error(const configi_reader *reader, const char *path, const char *format, ...)
@@ -34,7 +52,8 @@ int configi_error(const configi_reader *reader, const char *path, const char *fo
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return err_set(ERR_CONFIG, "%s: %s: %s", label(reader, path), path, text);
+    return err_set(ERR_CONFIG, "%s: %s: %s", configi_is_set(reader, path) ? "--set" : reader->file,
+                   path, text);
 }
 
 bool configi_is_absent(const configi_key *row, const json_t *value)
@@ -74,8 +93,6 @@ const json_t *configi_get(const configi_reader *reader, const char *path)
 bool configi_bool(const configi_reader *reader, const char *path)
 {
     const json_t *value = configi_get(reader, path);
-    if (json_is_string(value))
-        return strcmp(json_string_value(value), "true") == 0;
     if (value)
         return json_is_true(value);
     const configi_key *row = configi_key_find(path);

@@ -177,26 +177,6 @@ static int fill_block(hfi_config *self)
 
 /* ---- into the job ---- */
 
-/* Compares numbers by value, and objects by their keys. */
-static bool is_same(const json_t *a, const json_t *b)
-{
-    const char *key;
-    json_t *value;
-    if (json_is_number(a) && json_is_number(b))
-        return json_number_value(a) == json_number_value(b);
-    if (!json_is_object(a) || !json_is_object(b))
-        return json_equal(a, b);
-    if (json_object_size(a) != json_object_size(b))
-        return false;
-    json_object_foreach((json_t *)a, key, value)
-    {
-        const json_t *other = json_object_get(b, key);
-        if (!other || !is_same(value, other))
-            return false;
-    }
-    return true;
-}
-
 /* If both the job and config.json give a key, the values must be the same. */
 static int merge_key(const configi_reader *reader, const hfi_config *self, const char *key,
                      json_t *value)
@@ -207,7 +187,7 @@ static int merge_key(const configi_reader *reader, const hfi_config *self, const
     if (!own)
         return configi_put(reader->file, json_object_get(reader->doc, "model"), key,
                            json_incref(value));
-    if (is_same(own, value))
+    if (configi_is_same(own, value))
         return 0;
     return configi_error(reader, path, "%s contradicts %s, which says %s: leave the key out",
                          configi_show(own, given), self->file, configi_show(value, says));
@@ -256,16 +236,6 @@ static int refuse_additions(const configi_reader *reader, const hfi_config *self
                              self->file);
     return 0;
 }
-/* The run's own copy of the job holds all that config.json said, so the file is not read again. */
-static int mark_expanded(const configi_reader *reader)
-{
-    json_t *debug = json_object_get(reader->doc, "debug");
-    if (!json_is_object(debug)) {
-        debug = json_object();
-        TRY(configi_put(reader->file, reader->doc, "debug", debug));
-    }
-    return configi_put(reader->file, debug, "hf_expanded", json_true());
-}
 
 static int merge_block(const configi_reader *reader, const hfi_config *self)
 {
@@ -274,7 +244,7 @@ static int merge_block(const configi_reader *reader, const hfi_config *self)
     TRY(refuse_additions(reader, self));
     json_object_foreach(self->block, key, value) TRY(merge_key(reader, self, key, value));
     TRY(merge_seq_length(reader, self));
-    return mark_expanded(reader);
+    return configi_mark_expanded(reader);
 }
 
 static int read_config(hfi_config *self)
@@ -288,17 +258,35 @@ static int read_config(hfi_config *self)
     return fill_block(self);
 }
 
+/* True if a name looks like that of a model on the hub, such as meta-llama/Llama-3.2-1B, and no
+ * such directory exists. */
+static bool is_hub_name(const char *name)
+{
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/";
+    const char *slash = strchr(name, '/');
+    bool has_form = slash && slash > name && slash[1] != '\0' && !strchr(slash + 1, '/') &&
+                    name[0] != '.' && strspn(name, allowed) == strlen(name) && strlen(name) < 128;
+    return has_form && access(name, F_OK) != 0;
+}
+
 int configi_expand_hf(const configi_reader *reader)
 {
     const json_t *dir = configi_get(reader, "model.hf");
     if (!json_is_string(dir) || json_string_length(dir) == 0 ||
-        configi_bool(reader, "debug.hf_expanded"))
+        configi_bool(reader, "debug.model_expanded"))
         return 0; /* not a path: the check of the document reports it */
     hfi_config self = {0};
     int length = snprintf(self.file, sizeof self.file, "%s/config.json", json_string_value(dir));
     if (length < 0 || (size_t)length >= sizeof self.file)
         return configi_error(reader, "model.hf", "a path of %zu bytes; at most %zu are possible",
                              json_string_length(dir), sizeof self.file - sizeof "/config.json");
+    if (is_hub_name(json_string_value(dir)))
+        return configi_error(reader, "model.hf",
+                             "there is no directory %s; if it is a model of the Hugging Face hub, "
+                             "download it first: hf download %s --local-dir DIR (older: "
+                             "huggingface-cli download), and name DIR",
+                             json_string_value(dir), json_string_value(dir));
     if (access(self.file, R_OK) != 0)
         return configi_error(reader, "model.hf", "%s: %s; it must be the directory of a checkpoint",
                              self.file, strerror(errno));

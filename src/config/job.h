@@ -31,7 +31,8 @@ enum job_schedule {
     JOB_WARMUP_DECAY_LR,
     JOB_WARMUP_COSINE_LR,
     JOB_ONE_CYCLE,
-    JOB_LR_RANGE_TEST
+    JOB_LR_RANGE_TEST,
+    JOB_LINEAR
 };
 
 /* ---- parts ---- */

@@ -38,9 +38,8 @@ static void show_choice(const configi_key *row, int value, char text[JOB_CHANGE_
     snprintf(text, JOB_CHANGE_BYTES, "none");
 }
 
-/* Shows a member as text; of a list, element `idx`. */
-static void show_member(const configi_key *row, const job *self, size_t idx,
-                        char text[JOB_CHANGE_BYTES])
+void configi_show_member(const configi_key *row, const job *self, size_t idx,
+                         char text[JOB_CHANGE_BYTES])
 {
     const char *member = (const char *)self + row->offset;
     if (row->type == CONFIGI_BOOL)
@@ -139,8 +138,8 @@ static void add_row(struct changes *self, const configi_key *row, const job *was
         if (is_same_member(row, was, is, i))
             continue;
         snprintf(name, sizeof name, is_list ? "%s[%zu]" : "%s", row->path, i);
-        show_member(row, was, i, old);
-        show_member(row, is, i, new);
+        configi_show_member(row, was, i, old);
+        configi_show_member(row, is, i, new);
         if (row->type == CONFIGI_SOURCES && strcmp(old, new) == 0)
             snprintf(new, sizeof new, "the same with other entries");
         add(self, name, old, new);

@@ -94,7 +94,7 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
 static bool has_copy(const configi_reader *reader, const char *name)
 {
     char path[FILE_PATH_BYTES + 32];
-    if (!configi_get(reader, "debug.hf_expanded") || !configi_get(reader, "run.dir"))
+    if (!configi_get(reader, "debug.model_expanded") || !configi_get(reader, "run.dir"))
         return false;
     snprintf(path, sizeof path, "%s/hf/%s", configi_text(reader, "run.dir"), name);
     return access(path, F_OK) == 0;

@@ -9,17 +9,14 @@
 /* Appends a key to a list, with the remark in brackets. Returns false if there is no room. */
 static bool append_key(char keys[ERR_TEXT_BYTES], const char *key, const char *remark)
 {
-    size_t used = strlen(keys);
-    if (used + strlen(key) + (remark ? strlen(remark) + 3 : 0) + 3 > ERR_TEXT_BYTES)
+    size_t used = strlen(keys), room = ERR_TEXT_BYTES - used;
+    int length = snprintf(keys + used, room, "%s%s%s%s%s", used ? ", " : "", key,
+                          remark ? " (" : "", remark ? remark : "", remark ? ")" : "");
+    if ((size_t)length >= room) {
+        keys[used] = '\0';
         return false;
-    snprintf(keys + used, ERR_TEXT_BYTES - used, "%s%s%s%s%s", used ? ", " : "", key,
-             remark ? " (" : "", remark ? remark : "", remark ? ")" : "");
+    }
     return true;
-}
-
-static bool is_auto(const json_t *value)
-{
-    return json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
 }
 
 /* Returns why a key does nothing in this job, or NULL if it does something. */
@@ -44,7 +41,7 @@ static const char *idle_reason(const configi_reader *reader, const configi_key *
 static const char *written_idle_reason(const configi_reader *reader, const configi_key *row)
 {
     bool is_given = row->type != CONFIGI_SWITCH &&
-                    (configi_get(reader, row->path) || is_auto(configi_written(reader, row->path)));
+                    (configi_get(reader, row->path) || configi_is_auto(reader, row->path));
     return is_given ? idle_reason(reader, row) : NULL;
 }
 
@@ -82,20 +79,31 @@ void configi_log_no_effect(const configi_reader *reader)
     }
 }
 
-void configi_log_auto(const configi_reader *reader)
+/* Writes the value that holds for a key that is "auto". */
+static void show_value(const configi_key *row, const job *self, char text[JOB_CHANGE_BYTES])
+{
+    if (row->type == CONFIGI_FLOATS || row->member_bytes == 0)
+        snprintf(text, JOB_CHANGE_BYTES, "%s", row->fallback ? row->fallback : "not given");
+    else
+        configi_show_member(row, self, 0, text);
+}
+
+void configi_log_auto(const configi_reader *reader, const job *self)
 {
     static const char line[] = "%s: \"auto\" is filled in by no trainer here, so that the default "
                                "holds, or what follows from other keys: %s";
-    char keys[ERR_TEXT_BYTES] = "";
+    char keys[ERR_TEXT_BYTES] = "", value[JOB_CHANGE_BYTES];
     const configi_key *row;
     for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
         if (idle_reason(reader, row) || configi_key_is_own(row) ||
-            !is_auto(configi_written(reader, row->path)) ||
-            append_key(keys, row->path, row->fallback))
+            !configi_is_auto(reader, row->path))
+            continue;
+        show_value(row, self, value);
+        if (append_key(keys, row->path, value))
             continue;
         log_info(line, reader->file, keys);
         keys[0] = '\0';
-        append_key(keys, row->path, row->fallback);
+        append_key(keys, row->path, value);
     }
     if (keys[0] != '\0')
         log_info(line, reader->file, keys);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/size.h"
 #include "config/config_internal.h"
 
@@ -26,28 +27,45 @@ static int read_preset(const configi_reader *reader, const char *name, const cha
     return 0;
 }
 
-/* Adds the preset's keys that the job's block does not have, or has as null. */
-static int merge_preset(const configi_reader *reader, json_t *model, json_t *preset)
+/* Adds the keys of the preset that the job's block does not have, or has as null. Lists the keys
+ * that the block has with another value. */
+static int merge_preset(const configi_reader *reader, json_t *model, json_t *preset,
+                        char overriding[ERR_TEXT_BYTES])
 {
     const char *key;
     json_t *value;
     json_object_foreach(preset, key, value)
     {
-        char path[CONFIGI_PATH_BYTES];
+        char path[CONFIGI_PATH_BYTES], own[CONFIGI_VALUE_BYTES], other[CONFIGI_VALUE_BYTES];
         configi_join(path, "model", key);
-        if (strcmp(key, "description") == 0 || configi_get(reader, path))
+        const json_t *given = configi_get(reader, path);
+        if (strcmp(key, "description") == 0)
             continue;
-        TRY(configi_put(reader->file, model, key, json_incref(value)));
+        if (!given) {
+            TRY(configi_put(reader->file, model, key, json_incref(value)));
+        } else if (!configi_is_same(given, value)) {
+            size_t used = strlen(overriding);
+            snprintf(overriding + used, ERR_TEXT_BYTES - used, "%s%s %s instead of %s",
+                     used > 0 ? ", " : "", path, configi_show(given, own),
+                     configi_show(value, other));
+        }
     }
     return 0;
+}
+
+int configi_mark_expanded(const configi_reader *reader)
+{
+    return configi_put_path(reader, "debug.model_expanded", json_true());
 }
 
 int configi_expand_preset(const configi_reader *reader, const char *job_path)
 {
     const json_t *name = configi_get(reader, "model.preset");
-    if (!json_is_string(name) || configi_get(reader, "model.family"))
-        return 0; /* not text: the check of the document reports it */
-    char shown[CONFIGI_VALUE_BYTES];
+    if (!json_is_string(name) || json_string_length(name) == 0 || configi_get(reader, "model.hf"))
+        return 0; /* not text, or beside model.hf: later checks report it */
+    if (configi_bool(reader, "debug.model_expanded") && !configi_is_set(reader, "model.preset"))
+        return 0;
+    char shown[CONFIGI_VALUE_BYTES], overriding[ERR_TEXT_BYTES] = "";
     if (!configi_is_name(json_string_value(name)))
         return configi_error(reader, "model.preset",
                              "%s is not the name of a preset: at most %d letters, digits and ._-",
@@ -55,9 +73,13 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     json_t *preset;
     int rc = read_preset(reader, json_string_value(name), job_path, &preset);
     if (rc == 0)
-        rc = merge_preset(reader, json_object_get(reader->doc, "model"), preset);
+        rc = merge_preset(reader, json_object_get(reader->doc, "model"), preset, overriding);
     json_decref(preset);
-    return rc;
+    TRY(rc);
+    if (overriding[0] != '\0')
+        log_info("%s: model.preset %s is overridden by the job's own keys: %s", reader->file,
+                 configi_show(name, shown), overriding);
+    return configi_mark_expanded(reader);
 }
 
 static int check_required(const configi_reader *reader, const char *path)

@@ -82,6 +82,8 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
     int idx = configi_choice_idx(reader, "optimizer.type");
     TRY(configi_check_params(reader, "optimizer", optimizers[idx].params));
     target->optimizer.type = optimizers[idx].type;
+    if (configi_is_auto(reader, lr_path))
+        return configi_ask_auto(reader, lr_path, "5e-5");
     if (!configi_get(reader, lr_path))
         target->optimizer.lr = optimizers[idx].lr;
     if (!configi_get(reader, eps_path))

@@ -146,8 +146,7 @@ static int put_child(const configi_reader *reader, json_t *node, const char *key
     return rc < 0 ? err_set(-ENOMEM, "no memory to read %s", reader->file) : 0;
 }
 
-/* Walks to the path's last block, creates blocks that are missing, and puts the value there. */
-static int put_value(const configi_reader *reader, const char *path, json_t *value)
+int configi_put_path(const configi_reader *reader, const char *path, json_t *value)
 {
     json_t *node = reader->doc;
     const char *at = path;
@@ -206,7 +205,7 @@ static int apply_one(configi_reader *reader, const char *argument)
     TRY(check_set_path(&set_reader, path));
     json_t *value;
     TRY(parse_value(&set_reader, path, equals + 1, &value));
-    TRY(put_value(&set_reader, path, value));
+    TRY(configi_put_path(&set_reader, path, value));
     return expand_zero_switch(&set_reader);
 }
 

@@ -122,9 +122,12 @@ static int too_few_sequences(const configi_reader *reader, uint64_t world, uint6
 int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,
                           uint64_t *micro, uint64_t *accumulation)
 {
+    static const char micro_path[] = "train_micro_batch_size_per_gpu";
+    if (*train == 0 && *micro == 0 &&
+        (configi_is_auto(reader, micro_path) || configi_is_auto(reader, "train_batch_size")))
+        return configi_ask_auto(reader, micro_path, "8");
     if (*train == 0 && *micro == 0)
-        return configi_error(reader, "train_micro_batch_size_per_gpu",
-                             "missing; give it or train_batch_size");
+        return configi_error(reader, micro_path, "missing; give it or train_batch_size");
     uint64_t product;
     if (*train > 0 && *micro > 0 && *accumulation == 0) {
         *accumulation = *train / *micro / world;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "config/config_internal.h"
 
@@ -135,14 +136,44 @@ static int fill_run(const configi_reader *reader, job *target)
     return fill_keep(reader, target);
 }
 
-static int check_tile(const configi_reader *reader, const job *target)
+static int fill_tile(const configi_reader *reader, job *target)
 {
+    static const char group_path[] = "zero_optimization.sub_group_size";
+    if (target->sub_group_size == 0) {
+        target->sub_group_size = strtoull(configi_key_find(group_path)->fallback, NULL, 10);
+        log_info("%s: %s 0 is no size of a tile, so that the default holds, %" PRIu64, reader->file,
+                 group_path, target->sub_group_size);
+    }
     if (target->schedule.tile_elems <= target->sub_group_size)
         return 0;
     return configi_error(reader, "schedule.tile_elems",
                          "%" PRIu64 " is above zero_optimization.sub_group_size, %" PRIu64
                          ", the largest tile",
                          target->schedule.tile_elems, target->sub_group_size);
+}
+
+/* Checks the number and size of a step's micro-batches, because they may follow from
+ * train_batch_size, and the length of the step's program. */
+static int check_step(const configi_reader *reader, const job *target)
+{
+    static const char micro_path[] = "train_micro_batch_size_per_gpu";
+    static const char times_path[] = "gradient_accumulation_steps";
+    enum { BLOCK_PASSES_MOST = 1 << 18 };
+    const configi_key *micro = configi_key_find(micro_path), *times = configi_key_find(times_path);
+    if (!configi_in_range(micro, (double)target->micro_batch))
+        return configi_error(reader, micro_path, "%" PRIu64 " must be in %s. %s",
+                             target->micro_batch, micro->allowed, micro->why);
+    if (!configi_in_range(times, (double)target->accumulation))
+        return configi_error(reader, times_path, "%" PRIu64 " must be in %s. %s",
+                             target->accumulation, times->allowed, times->why);
+    if (target->accumulation * target->model.num_layers <= BLOCK_PASSES_MOST)
+        return 0;
+    return configi_error(reader, times_path,
+                         "%" PRIu64 " micro-batches times model.num_layers %" PRIu64
+                         " are more than %d passes of a block in a step, each of which has ops in "
+                         "the step's program: lower it, and raise %s",
+                         target->accumulation, target->model.num_layers, (int)BLOCK_PASSES_MOST,
+                         micro_path);
 }
 
 /* Checks the drives' time limits, block size and queue depth. */
@@ -172,9 +203,10 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(fill_run(reader, target));
     TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,
                               &target->micro_batch, &target->accumulation));
+    TRY(check_step(reader, target));
     TRY(fill_io(reader, target));
     TRY(configi_fill_tiers(reader, target));
-    TRY(check_tile(reader, target));
+    TRY(fill_tile(reader, target));
     TRY(configi_fill_precision(reader, target));
     TRY(configi_fill_ranks(reader, target));
     TRY(configi_fill_update(reader, target));
@@ -199,8 +231,10 @@ static int complete_document(configi_reader *reader, const char *path, const cha
     TRY(configi_rename_aliases(reader));
     TRY(configi_apply_set(reader, set, set_count));
     TRY(configi_rename_aliases(reader)); /* again, because the values of --set may hold aliases */
+    TRY(configi_take_spellings(reader));
     TRY(configi_expand_preset(reader, path));
     TRY(configi_expand_hf(reader));
+    TRY(configi_fill_auto(reader));
     return configi_check(reader, "", reader->doc);
 }
 
@@ -221,7 +255,7 @@ static int make_job(const char *path, json_t *doc, const char *const *set, uint3
     }
     if (rc == 0) {
         configi_log_no_effect(&reader);
-        configi_log_auto(&reader);
+        configi_log_auto(&reader, self);
         *out = self;
     } else {
         job_destroy(self);

@@ -20,7 +20,11 @@
  *                        min + (max - min) f; momentum max - (max - min) f; at t = -1 both are min.
  *                        From t = a + b on: min / (1 + decay_lr_rate d / decay_step_size),
  *                        max (1 + decay_mom_rate d / decay_step_size), d = t - a - b + 1
- *   LRRangeTest          min (1 + step_rate (t + 1) / step_size), or the floor of the quotient */
+ *   LRRangeTest          min (1 + step_rate (t + 1) / step_size), or the floor of the quotient
+ *
+ * Linear is Sluice's own name for the linear schedule of Hugging Face's Trainer, which makes it if
+ * the file has no scheduler. Its first update already has a rate, with u = s - 1 and w without a
+ * lower bound: lr u / max(1, w) for u < w, then lr max(0, (n - u) / max(1, n - w)). */
 #include <inttypes.h>
 #include <math.h>
 
@@ -133,6 +137,16 @@ static double range_test_rate(const job *self, double iteration)
            (1.0 + self->scheduler.range_test.step_rate * interval);
 }
 
+static double linear_rate(const job *self, uint64_t step)
+{
+    double done = step > 0 ? (double)step - 1 : 0; /* updates before this one */
+    double warmup = (double)self->scheduler.warmup_num_steps;
+    double total = (double)self->scheduler.total_num_steps;
+    if (done < warmup)
+        return self->optimizer.lr * (done / fmax(1.0, warmup));
+    return self->optimizer.lr * fmax(0.0, (total - done) / fmax(1.0, total - warmup));
+}
+
 double job_learning_rate(const job *self, uint64_t step)
 {
     double iteration = (double)iteration_of(step);
@@ -148,6 +162,8 @@ double job_learning_rate(const job *self, uint64_t step)
         return cycle_rate(self, iteration);
     case JOB_LR_RANGE_TEST:
         return range_test_rate(self, iteration);
+    case JOB_LINEAR:
+        return linear_rate(self, step);
     }
     return self->optimizer.lr;
 }
@@ -180,6 +196,7 @@ static const char *const schedule_params[] = {
                       "last_batch_iteration",
     [JOB_LR_RANGE_TEST] = "lr_range_test_min_lr|lr_range_test_step_size|lr_range_test_step_rate|"
                           "lr_range_test_staircase|last_batch_iteration",
+    [JOB_LINEAR] = "total_num_steps|warmup_num_steps",
 };
 
 static int missing(const configi_reader *reader, const char *path)
@@ -188,14 +205,30 @@ static int missing(const configi_reader *reader, const char *path)
                          configi_text(reader, "scheduler.type"));
 }
 
-static int fill_warmup(const configi_reader *reader, job *target)
+/* Fills and checks the number of steps. "auto" is what a trainer on top of DeepSpeed fills in: its
+ * number of steps. */
+static int fill_total(const configi_reader *reader, job *target)
 {
     static const char total_path[] = "scheduler.params.total_num_steps";
+    if (!configi_get(reader, total_path) && !configi_is_auto(reader, total_path))
+        return missing(reader, total_path);
+    if (!configi_get(reader, total_path))
+        target->scheduler.total_num_steps = target->run.steps;
+    if (target->scheduler.total_num_steps < target->scheduler.warmup_num_steps)
+        log_warn("%s: %s %" PRIu64 " is less than warmup_num_steps %" PRIu64, reader->file,
+                 total_path, target->scheduler.total_num_steps, target->scheduler.warmup_num_steps);
+    return 0;
+}
+
+static int fill_warmup(const configi_reader *reader, job *target)
+{
     static const char max_path[] = "scheduler.params.warmup_max_lr";
     static const double decay_max_lr = 0.001; /* WarmupDecayLR's own default */
     /* If the key is left out, the highest rate depends on the class. If it is null, or the "auto"
      * that a trainer on top of DeepSpeed fills in, it is the optimizer's rate for both classes. */
     bool is_written = json_object_get(configi_get(reader, "scheduler.params"), "warmup_max_lr");
+    if (configi_is_auto(reader, max_path) && !configi_get(reader, "optimizer.params.lr"))
+        return configi_ask_auto(reader, max_path, "5e-5");
     if (configi_get(reader, max_path)) {
         target->scheduler.warmup_max_lr_given = true;
     } else if (target->scheduler.type == JOB_WARMUP_DECAY_LR && !is_written) {
@@ -204,18 +237,15 @@ static int fill_warmup(const configi_reader *reader, job *target)
     } else {
         target->scheduler.warmup_max_lr = target->optimizer.lr;
     }
-    if (target->scheduler.type == JOB_WARMUP_LR)
-        return 0;
-    const json_t *total =
-        json_object_get(configi_get(reader, "scheduler.params"), "total_num_steps");
-    if (!configi_get(reader, total_path) && !json_is_string(total))
-        return missing(reader, total_path);
-    if (!configi_get(reader, total_path)) /* "auto": such a trainer fills in its number of steps */
-        target->scheduler.total_num_steps = target->run.steps;
-    if (target->scheduler.total_num_steps < target->scheduler.warmup_num_steps)
-        log_warn("%s: %s %" PRIu64 " is less than warmup_num_steps %" PRIu64, reader->file,
-                 total_path, target->scheduler.total_num_steps, target->scheduler.warmup_num_steps);
-    return 0;
+    return target->scheduler.type == JOB_WARMUP_LR ? 0 : fill_total(reader, target);
+}
+
+/* Linear: like Hugging Face's function, it has no warm-up unless one is given. */
+static int fill_linear(const configi_reader *reader, job *target)
+{
+    if (!configi_get(reader, "scheduler.params.warmup_num_steps"))
+        target->scheduler.warmup_num_steps = 0;
+    return fill_total(reader, target);
 }
 
 /* OneCycle changes the betas too: beta1 between two bounds, and beta2 to a constant of its own. */
@@ -288,6 +318,8 @@ int configi_fill_scheduler(const configi_reader *reader, job *target)
         return fill_cycle(reader, target);
     case JOB_LR_RANGE_TEST:
         return 0;
+    case JOB_LINEAR:
+        return fill_linear(reader, target);
     default:
         return fill_warmup(reader, target);
     }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/foreign_json.h"
 #include "base/mem.h"
 #include "config/config_internal.h"
 
@@ -122,6 +123,16 @@ int64_t configi_strip(const char *file, char *text, size_t text_bytes)
     return (int64_t)self.out;
 }
 
+/* Returns advice if the library stopped at a word of Python, else "". */
+static const char *python_word(const char *message)
+{
+    if (strstr(message, "near 'True'"))
+        return "; JSON writes true";
+    if (strstr(message, "near 'False'"))
+        return "; JSON writes false";
+    return strstr(message, "near 'None'") ? "; JSON writes null" : "";
+}
+
 int configi_parse(const char *file, const char *text, size_t text_bytes, bool any, json_t **doc)
 {
     *doc = NULL;
@@ -134,12 +145,13 @@ int configi_parse(const char *file, const char *text, size_t text_bytes, bool an
     size_t flags = JSON_REJECT_DUPLICATES | (any ? JSON_DECODE_ANY : 0);
     int64_t stripped_bytes = configi_strip(file, copy, text_bytes);
     if (stripped_bytes >= 0)
-        *doc = json_loadb(copy, (size_t)stripped_bytes, flags, &error);
+        *doc = foreign_json_parse(copy, (size_t)stripped_bytes, flags, &error);
     mem_free(copy);
     if (stripped_bytes < 0)
         return (int)stripped_bytes;
     if (!*doc)
-        return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column, error.text);
+        return err_set(ERR_CONFIG, "%s:%d:%d: %s%s", file, error.line, error.column, error.text,
+                       python_word(error.text));
     return 0;
 }
 

@@ -1,7 +1,9 @@
 /* A document against the table of keys: names, types, ranges, refusals. See config_internal.h.
  * Allocates nothing. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -59,11 +61,83 @@ static void known_elsewhere(const char *key, char path[CONFIGI_PATH_BYTES])
     path[0] = '\0';
 }
 
-int configi_unknown(const configi_reader *reader, const char *parent, const char *key)
+/* Names that other programs have for keys of the table. They are looked for before names that are
+ * spelt alike. */
+static const struct configi_alias usual_names[] = {
+    {"learning_rate", "optimizer.params.lr"},
+    {"weight_decay", "optimizer.params.weight_decay"},
+    {"beta1", "optimizer.params.betas"},
+    {"beta2", "optimizer.params.betas"},
+    {"epsilon", "optimizer.params.eps"},
+    {"warmup_steps", "scheduler.params.warmup_num_steps"},
+    {"lr_scheduler_type", "scheduler.type"},
+    {"batch_size", "train_micro_batch_size_per_gpu"},
+    {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+    {"global_batch_size", "train_batch_size"},
+    {"gradient_accumulation", "gradient_accumulation_steps"},
+    {"grad_accum_steps", "gradient_accumulation_steps"},
+    {"max_grad_norm", "gradient_clipping"},
+    {"grad_clip", "gradient_clipping"},
+    {"clip_grad", "gradient_clipping"},
+    {"max_steps", "run.steps"},
+    {"num_steps", "run.steps"},
+    {"train_iters", "run.steps"},
+    {"epochs", "run.steps"},
+    {"num_train_epochs", "run.steps"},
+    {"output_dir", "run.dir"},
+    {"save_steps", "run.commit_every"},
+    {"n_layer", "model.num_layers"},
+    {"num_hidden_layers", "model.num_layers"},
+    {"n_embd", "model.hidden_size"},
+    {"d_model", "model.hidden_size"},
+    {"n_head", "model.num_heads"},
+    {"num_attention_heads", "model.num_heads"},
+    {"num_key_value_heads", "model.num_kv_heads"},
+    {"intermediate_size", "model.ffn_size"},
+    {"n_inner", "model.ffn_size"},
+    {"max_position_embeddings", "model.seq_length"},
+    {"max_seq_length", "model.seq_length"},
+    {"context_length", "model.seq_length"},
+    {"model_name_or_path", "model.hf"},
+    {"cpu", "tiers.host"},
+    {"ram", "tiers.host"},
+    {"gpu", "tiers.device"},
+    {"cuda", "tiers.device"},
+    {"disk", "tiers.nvme"},
+    {"ssd", "tiers.nvme"},
+};
+
+static const char *usual_path(const char *key)
+{
+    for (size_t i = 0; i < sizeof usual_names / sizeof usual_names[0]; i++)
+        if (strcasecmp(usual_names[i].path, key) == 0)
+            return usual_names[i].name;
+    return NULL;
+}
+
+void configi_advise(const char *parent, const char *key, char advice[CONFIGI_ADVICE_BYTES])
 {
     /* more than one edit in this many letters is not a misspelling */
     enum { LETTERS_PER_SLIP = 3 };
-    char path[CONFIGI_PATH_BYTES], elsewhere[CONFIGI_PATH_BYTES];
+    char elsewhere[CONFIGI_PATH_BYTES];
+    const char *usual = usual_path(key);
+    struct nearest nearest = nearest_key(parent, key);
+    known_elsewhere(key, elsewhere);
+    bool is_far = (uint64_t)nearest.distance * LETTERS_PER_SLIP > strlen(key);
+    if (usual)
+        snprintf(advice, CONFIGI_ADVICE_BYTES, "here it is called %s", usual);
+    else if (is_far && elsewhere[0] != '\0')
+        snprintf(advice, CONFIGI_ADVICE_BYTES, "it belongs at %s", elsewhere);
+    else if (nearest.name[0] == '\0')
+        snprintf(advice, CONFIGI_ADVICE_BYTES, "%s holds no keys", parent);
+    else
+        snprintf(advice, CONFIGI_ADVICE_BYTES, "the nearest known key is \"%s\"", nearest.name);
+}
+
+int configi_unknown(const configi_reader *reader, const char *parent, const char *key)
+{
+    char path[CONFIGI_PATH_BYTES], advice[CONFIGI_ADVICE_BYTES];
     char shown[CONFIGI_VALUE_BYTES];
     configi_join(path, parent, key);
     snprintf(shown, sizeof shown, "%.64s", path + (parent[0] ? strlen(parent) + 1 : 0));
@@ -74,15 +148,8 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
     if (row && (row->type == CONFIGI_OBJECTS || row->type == CONFIGI_SOURCES))
         return configi_error(reader, path, "%s is a list: its entries are %s.0, %s.1, ...", parent,
                              parent, parent);
-    struct nearest nearest = nearest_key(parent, key);
-    known_elsewhere(key, elsewhere);
-    if ((uint64_t)nearest.distance * LETTERS_PER_SLIP > strlen(key) && elsewhere[0] != '\0')
-        return configi_error(reader, path, "unknown key \"%s\" here; it belongs at %s", shown,
-                             elsewhere);
-    if (nearest.name[0] == '\0')
-        return configi_error(reader, path, "unknown key \"%s\"; %s holds no keys", shown, parent);
-    return configi_error(reader, path, "unknown key \"%s\"; the nearest known key is \"%s\"", shown,
-                         nearest.name);
+    configi_advise(parent, key, advice);
+    return configi_error(reader, path, "unknown key \"%s\"; %s", shown, advice);
 }
 
 /* ---- values ---- */
@@ -110,19 +177,79 @@ static const char *range_text(const configi_key *row, char text[CONFIGI_VALUE_BY
 static int check_range(const struct place *at, const json_t *value)
 {
     char shown[CONFIGI_VALUE_BYTES], range[CONFIGI_VALUE_BYTES];
-    if (configi_in_range(at->row, json_number_value(value)))
+    const configi_key *row = at->row;
+    if (configi_in_range(row, json_number_value(value)))
         return 0;
-    return configi_error(at->reader, at->path, "%s is out of range: %s %s",
-                         configi_show(value, shown), range_text(at->row, range),
-                         at->row->unit ? at->row->unit : "");
+    bool is_above = row->why && json_number_value(value) > 0;
+    return configi_error(at->reader, at->path, "%s is out of range: %s %s%s%s",
+                         configi_show(value, shown), range_text(row, range),
+                         row->unit ? row->unit : "", is_above ? ". " : "",
+                         is_above ? row->why : "");
+}
+
+/* Returns advice if a text stands in the place of a number or a switch: leave out the quotes, or
+ * write True in small letters. NULL: no advice. */
+static const char *meant(const configi_key *row, const char *text)
+{
+    char *end;
+    if (row->type == CONFIGI_BOOL && strcasecmp(text, "true") == 0)
+        return "; write true, without quotes and in small letters";
+    if (row->type == CONFIGI_BOOL && strcasecmp(text, "false") == 0)
+        return "; write false, without quotes and in small letters";
+    bool is_number = row->type == CONFIGI_INT || row->type == CONFIGI_FLOAT;
+    return is_number && text[0] && isfinite(strtod(text, &end)) && *end == '\0'
+               ? "; write the number without quotes"
+               : NULL;
 }
 
 static int wrong_type(const struct place *at, const json_t *value, const char *expected)
 {
     char shown[CONFIGI_VALUE_BYTES];
     const char *fallback = at->row->fallback;
+    const char *advice = json_is_string(value) ? meant(at->row, json_string_value(value)) : NULL;
+    if (advice)
+        return configi_error(at->reader, at->path, "%s is not %s%s", configi_show(value, shown),
+                             expected, advice);
     return configi_error(at->reader, at->path, "%s is not %s%s%s", configi_show(value, shown),
                          expected, fallback ? "; the default is " : "", fallback ? fallback : "");
+}
+
+/* Words that other programs have for choices of the table. The first that the key offers is
+ * meant. */
+static const struct configi_alias usual_words[] = {
+    {"cpu", "host"},
+    {"ram", "host"},
+    {"dram", "host"},
+    {"host", "cpu"},
+    {"ram", "cpu"},
+    {"gpu", "device"},
+    {"cuda", "device"},
+    {"hbm", "device"},
+    {"gpu", "cuda"},
+    {"device", "none"},
+    {"gpu", "none"},
+    {"cuda", "none"},
+    {"disk", "nvme"},
+    {"ssd", "nvme"},
+    {"bfloat16", "bf16"},
+    {"float16", "fp16"},
+    {"half", "fp16"},
+    {"float32", "fp32"},
+    {"float", "fp32"},
+    {"int8", "8bit"},
+    {"cosine", "WarmupCosineLR"},
+    {"constant_with_warmup", "WarmupLR"},
+    {"json", "jsonl"},
+    {"io_uring", "uring"},
+};
+
+static const char *usual_word(const configi_key *row, const char *text)
+{
+    for (size_t i = 0; i < sizeof usual_words / sizeof usual_words[0]; i++)
+        if (strcasecmp(usual_words[i].path, text) == 0 &&
+            configi_list_find(row->allowed, usual_words[i].name) >= 0)
+            return usual_words[i].name;
+    return NULL;
 }
 
 /* Checks a choice that is given as text: the value of an ENUM, or "true" or "false" of a BOOL. */
@@ -134,6 +261,11 @@ static int check_choice(const struct place *at, const char *text)
     if (configi_list_find(row->later, text) >= 0)
         return configi_error(at->reader, at->path, "\"%s\" is not built yet; supported: %s. %s",
                              text, row->allowed, row->help);
+    const char *usual = usual_word(row, text);
+    if (usual)
+        return configi_error(at->reader, at->path,
+                             "\"%.64s\" is called \"%s\" here; the choices are %s", text, usual,
+                             row->allowed);
     struct nearest nearest = {0};
     char entry[JOB_NAME_BYTES];
     for (int idx = 0; configi_list_entry(row->allowed, idx, entry, sizeof entry); idx++)
@@ -145,11 +277,7 @@ static int check_choice(const struct place *at, const char *text)
 static int check_bool(const struct place *at, const json_t *value)
 {
     const char *text = json_is_true(value) ? "true" : "false";
-    if (json_is_string(value) && strncmp(at->path, "aio.", 4) == 0)
-        text = json_string_value(value); /* as ds_nvme_tune writes it */
-    else if (!json_is_boolean(value))
-        return wrong_type(at, value, "true or false");
-    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+    if (!json_is_boolean(value))
         return wrong_type(at, value, "true or false");
     return check_choice(at, text);
 }
@@ -165,18 +293,27 @@ static int check_int(const struct place *at, const json_t *value)
 
 static int check_size(const struct place *at, const json_t *value)
 {
+    enum { LEAST = 1024 }; /* fewer bytes than that were meant to have a unit */
     uint64_t bytes;
     char shown[CONFIGI_VALUE_BYTES];
-    if (json_is_string(value)) {
-        if (size_parse(json_string_value(value), &bytes) == 0)
-            return 0;
+    const char *text = json_string_value(value);
+    if (text && size_parse(text, &bytes) < 0)
         return configi_error(at->reader, at->path, "%s", err_text());
+    if (!text) {
+        TRY(check_int(at, value));
+        if (json_number_value(value) < 0)
+            return configi_error(at->reader, at->path,
+                                 "%s is out of range: must be at least 0 bytes",
+                                 configi_show(value, shown));
+        bytes = (uint64_t)json_number_value(value);
     }
-    TRY(check_int(at, value));
-    if (json_number_value(value) < 0)
-        return configi_error(at->reader, at->path, "%s is out of range: must be at least 0 bytes",
-                             configi_show(value, shown));
-    return 0;
+    bool has_unit = text && text[strspn(text, "0123456789. ")] != '\0';
+    if (has_unit || bytes == 0 || bytes >= LEAST || !configi_key_is_own(at->row))
+        return 0;
+    return configi_error(at->reader, at->path,
+                         "%s without a unit means bytes, and %" PRIu64
+                         " bytes hold nothing; is \"%" PRIu64 "GiB\" meant?",
+                         configi_show(value, shown), bytes, bytes);
 }
 
 /* Checks a core set, in which no blanks are allowed. Numbers are below CORE_SET_MAX; whether the

@@ -14,7 +14,7 @@ static_assert(offsetof(struct job, optimizer.beta2) ==
 static const int dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 static const int homes[] = {TIER_DEVICE, TIER_HOST, TIER_NVME}; /* none, cpu, nvme */
 static const int schedules[] = {JOB_WARMUP_LR, JOB_WARMUP_DECAY_LR, JOB_WARMUP_COSINE_LR,
-                                JOB_ONE_CYCLE, JOB_LR_RANGE_TEST};
+                                JOB_ONE_CYCLE, JOB_LR_RANGE_TEST,   JOB_LINEAR};
 
 /* The reasons why a key has no effect. */
 static const char one_rank[] = "it is about several ranks or devices, and this job has one rank";
@@ -53,16 +53,29 @@ static const char one_ring[] =
 static const char no_gds[] = "drives are read through host memory";
 static const char each_block[] = "every block's input is a checkpoint";
 static const char own_metrics[] = "metrics are written to metrics.jsonl in run.dir";
+static const char own_device[] =
+    "the variable CUDA_VISIBLE_DEVICES of the process says which GPUs it may use";
+/* The reasons why numbers have upper bounds. */
+static const char whole_batch[] = "The sequences of a whole run are counted in 64 bits.";
+static const char one_micro[] =
+    "All sequences of a micro-batch are on the device together; more of them belong into "
+    "gradient_accumulation_steps.";
+static const char long_program[] =
+    "A step's program has ops for each micro-batch and unit, and is compiled before the first "
+    "step: raise train_micro_batch_size_per_gpu instead.";
+
 static const char own_plan[] = "`sluice plan` says what fits and what a step takes, before any run";
 
 const configi_key configi_deepspeed_keys[] = {
-    KEY("train_batch_size", INT, AT(train_batch_size), NONE, "[1,]", "sequences", LATER,
+    KEY("train_batch_size", INT, AT(train_batch_size), NONE, "[1,1099511627776]", "sequences",
+        LATER,
         "Sequences of one optimizer step: micro-batch times accumulation times ranks. Of the three "
-        "batch keys, those left out follow from the others."),
-    KEY("train_micro_batch_size_per_gpu", INT, AT(micro_batch), NONE, "[1,]", "sequences", FIXED,
-        "Sequences of one micro-batch on one rank."),
-    KEY("gradient_accumulation_steps", INT, AT(accumulation), NONE, "[1,]", "micro-batches", LATER,
-        "Micro-batches of one optimizer step."),
+        "batch keys, those left out follow from the others.",
+        .why = whole_batch),
+    KEY("train_micro_batch_size_per_gpu", INT, AT(micro_batch), NONE, "[1,1048576]", "sequences",
+        FIXED, "Sequences of one micro-batch on one rank.", .why = one_micro),
+    KEY("gradient_accumulation_steps", INT, AT(accumulation), NONE, "[1,65536]", "micro-batches",
+        LATER, "Micro-batches of one optimizer step.", .why = long_program),
     IDLE_ON("managed_gradient_accumulation", whole_steps),
     KEY("gradient_clipping", FLOAT, AT(gradient_clipping), "1.0", "[0,]", NONE, LATER,
         "Largest global L2 norm of the gradients; 0: no clipping."),
@@ -92,6 +105,8 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE_OFF("dataloader_drop_last", own_data),
     IDLE_OFF("graph_harvesting", engine_only),
     IDLE("vocabulary_size", INT, NONE, "[1,]", model_block),
+    IDLE_ANY("cuda_visible_devices", own_device),
+    IDLE_ANY("comms_config", engine_only),
     IDLE("log_level", STRING, NONE, NONE, engine_only),
 
     KEY("optimizer.type", ENUM, NOWHERE, "AdamW", "Adam|AdamW|Adagrad|Lion", NONE, FIXED,
@@ -129,8 +144,10 @@ const configi_key configi_deepspeed_keys[] = {
             "write gradient_clipping at the top level instead, as DeepSpeed asks too"),
 
     KEY("scheduler.type", ENUM, AT(scheduler.type), NONE,
-        "WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest", NONE, LATER,
-        "How the learning rate changes. Without a scheduler it is optimizer.params.lr.",
+        "WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest|Linear", NONE, LATER,
+        "How the learning rate changes. Without a scheduler it is optimizer.params.lr. Linear is "
+        "not DeepSpeed's: it rises to optimizer.params.lr over warmup_num_steps, and falls to 0 "
+        "at total_num_steps, as in Hugging Face's Trainer.",
         .values = schedules),
     KEY("scheduler.params.warmup_min_lr", FLOAT, AT(scheduler.warmup_min_lr), "0.0", "[0,]", NONE,
         LATER, "Learning rate at the start of the warm-up (WarmupLR, WarmupDecayLR)."),
@@ -138,8 +155,8 @@ const configi_key configi_deepspeed_keys[] = {
         LATER,
         "Learning rate after the warm-up. Default: WarmupLR optimizer.params.lr, WarmupDecayLR "
         "0.001. null and \"auto\": optimizer.params.lr."),
-    KEY("scheduler.params.warmup_num_steps", INT, AT(scheduler.warmup_num_steps), "1000", "[1,]",
-        "steps", LATER, "Length of the warm-up; 1 counts as 2."),
+    KEY("scheduler.params.warmup_num_steps", INT, AT(scheduler.warmup_num_steps), "1000", "[0,]",
+        "steps", LATER, "Length of the warm-up; 0 and 1 count as 2, except for Linear."),
     KEY("scheduler.params.warmup_type", ENUM, AT(scheduler.warmup_linear), "log", "log|linear",
         NONE, LATER, "Shape of the warm-up."),
     KEY("scheduler.params.total_num_steps", INT, AT(scheduler.total_num_steps), NONE, "[1,]",
@@ -243,8 +260,9 @@ const configi_key configi_deepspeed_keys[] = {
     KEY("zero_optimization.stage", INT, AT(zero_stage), "0", "[0,3]", NONE, FREE,
         "What ranks partition: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters. "
         "The bits are the same in all stages; on one rank so is the rest."),
-    KEY("zero_optimization.sub_group_size", INT, AT(sub_group_size), "1000000000", "[1,]",
-        "elements", FREE, "Largest optimizer tile, rounded up to a multiple of 32768."),
+    KEY("zero_optimization.sub_group_size", INT, AT(sub_group_size), "1000000000", "[0,]",
+        "elements", FREE,
+        "Largest optimizer tile, rounded up to a multiple of 32768; 0: the default."),
     KEY("zero_optimization.offload_optimizer.device", ENUM, NOWHERE, NONE, "none|cpu|nvme", NONE,
         FREE, "Home of the optimizer state: none is the device, cpu is host memory.",
         .values = homes),

@@ -19,7 +19,7 @@
 #include "config/job.h"
 
 enum configi_type {
-    CONFIGI_BOOL,    /* true or false; below `aio` also "true" and "false" */
+    CONFIGI_BOOL,    /* true or false */
     CONFIGI_INT,     /* whole number; also written as 5e8 */
     CONFIGI_FLOAT,   /* number */
     CONFIGI_SIZE,    /* bytes: whole number or "16GiB" */
@@ -64,6 +64,7 @@ struct configi_key {
      * - OBJECTS: the same for the number of entries.
      * - ENUM, and BOOL if one value is refused: "a|b", all values that are supported. */
     const char *allowed;
+    const char *why;   /* why a number has an upper bound, a sentence; NULL: it says itself */
     const char *later; /* "c|d": known to DeepSpeed, refused by this version */
     const char *unit;
     const char *help;

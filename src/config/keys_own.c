@@ -10,15 +10,32 @@ static const int updates[] = {UPDATE_AUTO, UPDATE_AFTER_BACKWARD, UPDATE_IN_NEXT
                               UPDATE_IN_BACKWARD, UPDATE_DELAYED_ONE_STEP};
 static const int masters[] = {TILE_FP32, TILE_LOW16}, moments[] = {TILE_FP32, TILE_BF16, TILE_INT8};
 
+/* The reasons why numbers have upper bounds. */
+static const char program_blocks[] =
+    "A step's program has ops for each block, and is compiled before the first step.";
+static const char dimensions[] = "Products of the model's dimensions are counted in 64 bits.";
+static const char token_ids[] = "Token ids are signed 32-bit numbers.";
+static const char one_sequence[] = "All activations of a sequence are on the device together.";
+static const char processors[] = "No machine has more processors.";
+static const char exact_steps[] =
+    "Steps, and the tokens of all of them, are written as JSON numbers, which are exact to 2^53.";
+static const char lookahead_most[] = "A program has fewer ops than that.";
 static const char one_rank[] = "this job has one rank, so nothing is exchanged";
 
 const configi_key configi_own_keys[] = {
     KEY("description", STRING, NOWHERE, NONE, NONE, NONE, FREE, "A remark for people."),
 
+    KEY("auto", ENUM, NOWHERE, "none", "none|hf", NONE, FREE,
+        "Who fills in the values \"auto\" of DeepSpeed's keys. none: they have their defaults, and "
+        "the log names those; a learning rate or batch size that is \"auto\" must be given. hf: "
+        "they have the values that Hugging Face's Trainer has by default, which the log names. "
+        "The option --auto sets it."),
+
     KEY("model.description", STRING, NOWHERE, NONE, NONE, NONE, FREE, "A remark for people."),
     KEY("model.preset", STRING, AT(model.preset), NONE, NONE, NONE, FREE,
-        "Name of a model in configs/models.json; other keys of the block override it. "
-        "Beside \"family\" it is only a label."),
+        "Name of a model in configs/models.json. Other keys of the block override its keys, and "
+        "the "
+        "log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3), relative "
         "to the current directory. Its config.json defines the model, and a new run begins with "
@@ -28,13 +45,13 @@ const configi_key configi_own_keys[] = {
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
-        "Transformer blocks."),
+        "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
-        "Width of the residual stream."),
+        "Width of the residual stream.", .why = dimensions),
     KEY("model.num_heads", INT, AT(model.num_heads), NONE, "[1,65536]", NONE, FIXED,
-        "Attention heads; must divide hidden_size unless head_dim is given."),
+        "Attention heads; must divide hidden_size unless head_dim is given.", .why = dimensions),
     KEY("model.num_kv_heads", INT, AT(model.num_kv_heads), NONE, "[1,65536]", NONE, FIXED,
-        "Heads of keys and values; must divide num_heads. Default: num_heads."),
+        "Heads of keys and values; must divide num_heads. Default: num_heads.", .why = dimensions),
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
         "Width of a head (llama). Default: hidden_size / num_heads."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
@@ -44,11 +61,12 @@ const configi_key configi_own_keys[] = {
         "RMSNorm over each head of queries and keys before the rotation (llama; Qwen3: true)."),
     KEY("model.ffn_size", INT, AT(model.ffn_size), NONE, "[1,16777216]", "elements", FIXED,
         "Inner width of the feed-forward part. Default: gpt2 4 hidden_size; llama 8/3 hidden_size, "
-        "rounded up to a multiple of 256."),
+        "rounded up to a multiple of 256.",
+        .why = dimensions),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,2147483647]", "tokens", FIXED,
-        "Rows of the embedding. Default with the tokenizer \"bytes\": 256."),
+        "Rows of the embedding. Default with the tokenizer \"bytes\": 256.", .why = token_ids),
     KEY("model.seq_length", INT, AT(model.seq_length), NONE, "[1,16777216]", "tokens", FIXED,
-        "Tokens of one sequence in training."),
+        "Tokens of one sequence in training.", .why = one_sequence),
     KEY("model.position_count", INT, AT(model.position_count), NONE, "[1,16777216]", "rows", FIXED,
         "Rows of the table of positions (gpt2), at least seq_length. Default: seq_length."),
     KEY("model.tie_embeddings", BOOL, AT(model.tie_embeddings), NONE, NONE, NONE, FIXED,
@@ -149,23 +167,27 @@ const configi_key configi_own_keys[] = {
     KEY("run.dir", STRING, AT(run.dir), NONE, NONE, NONE, FREE,
         "Run directory: metrics, trace, plan and state. With several ranks, only rank 0 uses it. "
         "Required."),
-    KEY("run.steps", INT, AT(run.steps), "1000", "[1,]", "steps", FREE,
-        "Number of optimizer steps, including those before a resume."),
+    KEY("run.steps", INT, AT(run.steps), "1000", "[1,1000000000000]", "steps", FREE,
+        "Number of optimizer steps, including those before a resume.", .why = exact_steps),
     KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START, "Seed of the initial weights."),
-    KEY("run.eval_every", INT, AT(run.eval_every), "0", "[0,]", "steps", FREE,
-        "Steps between evaluations on data.valid; 0: none."),
-    KEY("run.eval_batches", INT, AT(run.eval_batches), "16", "[1,]", "micro-batches", FREE,
-        "Length of an evaluation, rounded up to whole steps; shorter if data.valid is shorter."),
-    KEY("run.commit_every", INT, AT(run.commit_every), "50", "[0,]", "steps", FREE,
+    KEY("run.eval_every", INT, AT(run.eval_every), "0", "[0,1000000000000]", "steps", FREE,
+        "Steps between evaluations on data.valid; 0: none.", .why = exact_steps),
+    KEY("run.eval_batches", INT, AT(run.eval_batches), "16", "[1,1000000000000]", "micro-batches",
+        FREE,
+        "Length of an evaluation, rounded up to whole steps; shorter if data.valid is shorter.",
+        .why = exact_steps),
+    KEY("run.commit_every", INT, AT(run.commit_every), "50", "[0,1000000000000]", "steps", FREE,
         "Steps between commits. 0: one commit, when the run ends or is stopped on request, with "
         "one place per extent. That takes 12 bytes per parameter less of nvme, but a killed run "
-        "cannot be resumed."),
-    KEY("run.keep", STEPS, NOWHERE, "0", "[0,]", "steps", FREE,
+        "cannot be resumed.",
+        .why = exact_steps),
+    KEY("run.keep", STEPS, NOWHERE, "0", "[0,1000000000000]", "steps", FREE,
         "Commits that are kept while the run continues, each as a run directory under "
         "run.dir/keep: at multiples of this number of steps, or at the steps of a list, as in "
-        "[100, 2000]; 0: none. Each must be a multiple of run.commit_every, or the last step."),
-    KEY("run.log_every", INT, AT(run.log_every), "1", "[1,]", "steps", FREE,
-        "Steps between log lines. Default: steps_per_print if given, else 1."),
+        "[100, 2000]; 0: none. Each must be a multiple of run.commit_every, or the last step.",
+        .why = exact_steps),
+    KEY("run.log_every", INT, AT(run.log_every), "1", "[1,1000000000000]", "steps", FREE,
+        "Steps between log lines. Default: steps_per_print if given, else 1.", .why = exact_steps),
     KEY("run.fresh", BOOL, AT(run.fresh), "false", NONE, NONE, FREE,
         "If true, the run directory must be new or hold no commit."),
     KEY("run.paranoid", BOOL, AT(run.paranoid), "false", NONE, NONE, FREE,
@@ -180,14 +202,16 @@ const configi_key configi_own_keys[] = {
     KEY("device.threads", INT, AT(device.threads), "0", "[0,65536]", "threads", FIXED,
         "Threads that compute (cpu backend). 0: one per physical core that this process may use, "
         "within its quota of CPU time; from 8 cores on, one core is left to I/O. Ranks of a host "
-        "that may use the same cores divide them."),
+        "that may use the same cores divide them.",
+        .why = processors),
     KEY("device.cores", CORES, AT(device.cores), NONE, NONE, NONE, FREE,
         "Cores that compute, as in \"0-7,16\". Default: all that this process may use. If "
         "device.threads is 0, the number of cores is the number of threads."),
 
     KEY("update.threads", INT, AT(update.threads), "0", "[0,65536]", "threads", FREE,
         "Threads of the optimizer on the CPU. 0: as many as compute (cpu backend), or one per "
-        "physical core of the GPU's node."),
+        "physical core of the GPU's node.",
+        .why = processors),
     KEY("update.cores", CORES, AT(update.cores), NONE, NONE, NONE, FREE,
         "Cores of the optimizer on the CPU, as in \"0-7,16\". Default: those that compute (cpu "
         "backend), or those of the GPU's node."),
@@ -292,12 +316,13 @@ const configi_key configi_own_keys[] = {
         RANKS),
 
     /* For tests and for debugging. They may change with any version, and no list shows them. */
-    KEY("debug.hf_expanded", BOOL, NOWHERE, "false", NONE, NONE, FREE,
-        "Set in the job.json of a run: the block holds all that the checkpoint's config.json said, "
-        "and it is not read again."),
-    KEY("debug.schedule.lookahead", INT, AT(schedule.lookahead), "0", "[0,]", "ops", FREE,
+    KEY("debug.model_expanded", BOOL, NOWHERE, "false", NONE, NONE, FREE,
+        "Set in the job.json of a run: the block model holds all that the preset, or the "
+        "checkpoint's config.json, said, and neither is read again."),
+    KEY("debug.schedule.lookahead", INT, AT(schedule.lookahead), "0", "[0,1000000000]", "ops", FREE,
         "How many ops ahead of its use, in serial order, a buffer is given its memory when the "
-        "plan is made; fewer use less memory and wait more. 0: as far as budgets allow."),
+        "plan is made; fewer use less memory and wait more. 0: as far as budgets allow.",
+        .why = lookahead_most),
     KEY("debug.io.threads", INT, AT(io.threads), "0", "[0,1024]", "threads", FREE,
         "Threads with pread and pwrite, per drive, where io_uring is not used; 0: 4. At most 64 in "
         "all."),

@@ -41,6 +41,8 @@ static void print_row(FILE *stream, const configi_key *row)
     if (row->fallback)
         fprintf(stream, ", default %s", row->fallback);
     fprintf(stream, "%s\n    %s\n", effects[row->effect], row->help);
+    if (row->why)
+        fprintf(stream, "    %s\n", row->why);
     if (row->alone)
         fprintf(stream, "    On one rank it has no effect: %s\n", row->alone);
     if (row->later)
@@ -131,6 +133,10 @@ static void put_used(FILE *stream, const configi_key *row)
     fprintf(stream, row->fallback ? " | `%s` | " : " | %s| ", row->fallback ? row->fallback : "");
     fprintf(stream, "%s | ", change_text(row));
     put_cell(stream, row->help);
+    if (row->why) {
+        fputc(' ', stream);
+        put_cell(stream, row->why);
+    }
     if (row->alone)
         fputs(" No effect on one rank.", stream);
     if (row->later) {
@@ -189,7 +195,8 @@ static void print_markdown(FILE *stream)
         "a\n"
         "key on the command line. Dots join the names of nested objects, and `*` stands for the\n"
         "number of an entry of a list, from 0 on: `tiers.nvme.0.path`. An unknown key is an "
-        "error.\n"
+        "error;\n"
+        "at the top level, where DeepSpeed ignores it, it is a warning.\n"
         "A size is a number of bytes or a text such as `\"16GiB\"`. Cores are a set such as\n"
         "`\"0-7,16\"`.\n"
         "\n"
@@ -212,7 +219,7 @@ static void print_markdown(FILE *stream)
           "\n"
           "DeepSpeed's keys keep their names, meanings, units and defaults. The value `\"auto\"` "
           "is the\n"
-          "default.\n",
+          "default, which the log names, or what `auto` says; a learning rate must be given.\n",
           stream);
     put_used_keys(stream, false);
     fputs("\n### Other names\n\n| also written | key |\n|---|---|\n", stream);

@@ -132,6 +132,16 @@ with 2 "run.commit_every" run.commit_every=0 run.keep=10
 with 2 "debug.io.stop_seconds" debug.io.stop_seconds=5
 with 2 "model.hf" model.hf=some/checkpoint
 
+with 2 "there is no directory some/checkpoint; if it is a model of the Hugging Face hub" model.hf=some/checkpoint
+with 2 'there is no preset "gpt2-125m"; the nearest is "gpt2-124m"' model.preset=gpt2-125m
+with 2 '64 without a unit means bytes' tiers.host.budget=64
+with 2 '"cpu" is called "host" here' tiers.place.params=cpu
+with 2 "compiled before the first step" gradient_accumulation_steps=1000000000
+with 2 "--set optimizer.params.lr=5e-5, or take the defaults" optimizer.params.lr=auto
+job 2 'the nearest known key is "model"' '{"modle": {"preset": "gpt2-124m"}, "run": {"dir": "run"}}'
+job 2 "JSON writes true" '{"fp16": {"enabled": True}}'
+job 2 'train_micro_batch_size_per_gpu: "auto" leaves it to a trainer' '{"model": {"preset": "gpt2-124m"}, "run": {"dir": "run"}, "train_micro_batch_size_per_gpu": "auto"}'
+
 # Optimizers and schedulers.
 with 2 "supported: Adam|AdamW|Adagrad|Lion" optimizer.type=Lamb
 with 2 "no parameter of Lion" optimizer.type=Lion optimizer.params.eps=1e-8
@@ -199,6 +209,22 @@ with 2 "data.valid" run.eval_every=1 'data.valid=[]'
 made=file/run
 with 2 "run.dir" run.dir=file/run
 made=
+
+# What a file for a trainer leaves to it, with that trainer's defaults.
+printf '{"run": {"dir": "run", "steps": 1}, "data": {"train": ["text.txt"]}, "train_batch_size": "auto",
+"model": {"family": "gpt2", "num_layers": 1, "hidden_size": 64, "num_heads": 4, "seq_length": 32},
+"_comment": "x", "optimiser": 1, "optimizer": {"params": {"lr": "auto"}}, "fp16": {"enabled": 0}}' >trainer.json
+for command in train plan "profile --steps 1 --no-advice"; do
+    # shellcheck disable=SC2086 # a command with options
+    call "$sluice" $command trainer.json --auto hf
+    exits 0 "$command --auto hf"
+    for line in "optimizer.params.lr 5e-5" "train_micro_batch_size_per_gpu 8" "taken for remarks: _comment" \
+        "optimiser: an unknown key" "fp16.enabled 0 as false"; do
+        says err "$line" "$command --auto hf"
+    done
+    rm -rf run
+done
+refused 2 "none|hf" plan good.json --auto huggingface
 
 # Command lines.
 refused 2 "JOB" train

@@ -113,6 +113,14 @@ for path in jobs/*.json; do
             set -- "$@" --set "zero_optimization.$block.nvme_path=$drive"
         fi
     done
+    drive_count=$(($# / 2))
+    # A learning rate that is "auto" is asked for.
+    if grep -q '"lr": *"auto"' "$path"; then
+        train "$path"
+        exits 2 "$file without --auto"
+        one_error "$file without --auto" '"auto"'
+        set -- "$@" --auto hf
+    fi
     cksum <"$path" >before
     train "$path" "$@"
     cksum <"$path" >after
@@ -122,7 +130,7 @@ for path in jobs/*.json; do
     ! grep -q 'sluice: error' err || fail "$file: an error, but exit 0"
     check_losses "$file"
     check_keys "$file"
-    if [ $# -gt 0 ]; then
+    if [ $drive_count -gt 0 ]; then
         [ "$(find drives -name '*.slab' | wc -l)" -ge 1 ] || fail "$file: no slab on its drive"
         # The drive as it stands in the file, where there is none: refused, and nothing is made.
         rm -rf run drives

@@ -234,18 +234,139 @@ static void batch_values_are_checked(void **state)
     job_destroy(self);
 }
 
-/* "auto" outside the batch is the default, and the log says which. */
+/* A key that is "auto" has its default, or what follows from other keys, and the log says which. */
 static void auto_is_named(void **state)
 {
     (void)state;
     static char log[TEST_LOG_BYTES];
-    read_logged(SMALL_WITH("\"optimizer\": {\"params\": {\"lr\": \"auto\", \"betas\": \"auto\"}},"
-                           "\"bf16\": {\"enabled\": \"auto\"}, \"train_batch_size\": \"auto\","),
+    read_logged(SMALL_WITH("\"optimizer\": {\"params\": {\"eps\": \"auto\", \"betas\": \"auto\"}},"
+                           "\"bf16\": {\"enabled\": \"auto\"}, \"train_batch_size\": \"auto\","
+                           "\"gradient_accumulation_steps\": \"auto\","),
                 NULL, log);
-    assert_non_null(strstr(log, "optimizer.params.lr"));
+    assert_non_null(strstr(log, "optimizer.params.eps (1e-08)"));
     assert_non_null(strstr(log, "optimizer.params.betas ([0.9,0.999])"));
     assert_non_null(strstr(log, "bf16.enabled (false)"));
-    assert_non_null(strstr(log, "train_batch_size"));
+    assert_non_null(strstr(log, "train_batch_size (1)"));
+    assert_non_null(strstr(log, "gradient_accumulation_steps (1)"));
+}
+
+#define HF_MODEL                                                                                   \
+    "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, \"num_heads\": "   \
+    "4, "                                                                                          \
+    "\"seq_length\": 32}, \"run\": {\"dir\": \"runs/test\", \"steps\": 40}"
+
+/* The defaults of transformers' TrainingArguments, as its integration of DeepSpeed fills them
+ * in. */
+static void auto_of_hugging_face(void **state)
+{
+    (void)state;
+    static char log[TEST_LOG_BYTES];
+    static const char all[] = HF_MODEL
+        ", \"train_batch_size\": \"auto\", \"train_micro_batch_size_per_gpu\": \"auto\", "
+        "\"gradient_accumulation_steps\": \"auto\", \"gradient_clipping\": \"auto\", "
+        "\"fp16\": {\"enabled\": \"auto\"}, \"bf16\": {\"enabled\": \"auto\"}, \"optimizer\": "
+        "{\"type\": "
+        "\"AdamW\", \"params\": {\"lr\": \"auto\", \"betas\": \"auto\", \"eps\": \"auto\", "
+        "\"weight_decay\": \"auto\"}}, \"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": "
+        "{\"warmup_min_lr\": \"auto\", \"warmup_max_lr\": \"auto\", \"warmup_num_steps\": "
+        "\"auto\", "
+        "\"total_num_steps\": \"auto\"}}, \"zero_optimization\": {\"stage\": 3, "
+        "\"reduce_bucket_size\": \"auto\", \"stage3_prefetch_bucket_size\": \"auto\", "
+        "\"stage3_param_persistence_threshold\": \"auto\"}}";
+    job *self = read_good(all, "auto=hf");
+    assert_true(self->optimizer.lr == 5e-5 && self->optimizer.beta1 == 0.9);
+    assert_true(self->optimizer.beta2 == 0.999 && self->optimizer.epsilon == 1e-8);
+    assert_true(self->optimizer.weight_decay == 0 && self->gradient_clipping == 1.0);
+    assert_true(self->micro_batch == 8 && self->accumulation == 1 && self->train_batch_size == 8);
+    assert_int_equal(self->type, DTYPE_FP32);
+    assert_true(self->scheduler.warmup_max_lr == 5e-5 && self->scheduler.warmup_min_lr == 0);
+    assert_true(self->scheduler.warmup_num_steps == 0 && self->scheduler.total_num_steps == 40);
+    assert_int_equal(self->prefetch_bucket_size, 3686); /* 0.9 * 64 * 64 */
+    assert_int_equal(self->persistence_threshold, 640);
+    /* The run's own copy needs no trainer. */
+    job *again = read_good(self->text, NULL);
+    assert_jobs_equal(self, again);
+    job_destroy(self);
+    job_destroy(again);
+    read_logged(all, "auto=hf", log);
+    static const char *const named[] = {
+        "optimizer.params.lr 5e-5",
+        "train_micro_batch_size_per_gpu 8",
+        "gradient_accumulation_steps 1",
+        "gradient_clipping 1.0",
+        "betas [0.9,0.999]",
+        "fp16.enabled false",
+        "warmup_max_lr 5e-5",
+        "total_num_steps 40",
+        "zero_optimization.reduce_bucket_size 4096",
+    };
+    for (size_t i = 0; i < sizeof named / sizeof named[0]; i++)
+        if (!strstr(log, named[i]))
+            fail_msg("no \"%s\" in: %s", named[i], log);
+}
+
+/* The trainer makes AdamW and a linear schedule if the file has neither. Numbers of the file win
+ * over the trainer's. */
+static void hugging_face_fills_gaps(void **state)
+{
+    (void)state;
+    job *self = read_good(HF_MODEL "}", "auto=hf");
+    assert_true(self->optimizer.lr == 5e-5 && self->micro_batch == 8);
+    assert_int_equal(self->scheduler.type, JOB_LINEAR);
+    assert_true(job_learning_rate(self, 1) == 5e-5); /* get_linear_schedule_with_warmup(0, 40) */
+    assert_true(job_learning_rate(self, 11) == 5e-5 * 0.75);
+    assert_true(job_learning_rate(self, 41) == 0 && job_learning_rate(self, 100) == 0);
+    self->scheduler.warmup_num_steps = 4;
+    assert_true(job_learning_rate(self, 1) == 0 && job_learning_rate(self, 2) == 5e-5 / 4);
+    assert_true(job_learning_rate(self, 5) == 5e-5 && job_learning_rate(self, 23) == 5e-5 / 2);
+    job_destroy(self);
+    self = read_good(HF_MODEL
+                     ", \"train_batch_size\": 12, \"optimizer\": {\"params\": {\"lr\": 1e-4}}, "
+                     "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": "
+                     "\"auto\"}}}",
+                     "auto=hf");
+    assert_true(self->micro_batch == 12 && self->optimizer.lr == 1e-4);
+    assert_true(self->scheduler.type == JOB_WARMUP_LR && self->scheduler.warmup_max_lr == 1e-4);
+    job_destroy(self);
+}
+
+/* Other forms that DeepSpeed accepts are read, and a log line names them. */
+static void other_spellings_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *keys, *says;
+        struct field field;
+    } cases[] = {
+        {"\"_comment\": \"x\", ", "taken for remarks: _comment", FIELD(zero_stage, 0)},
+        {"\"//\": [1], \"#\": {}, \"comment\": 1, ", "//, #, comment", FIELD(zero_stage, 0)},
+        {"\"fp16\": {\"enabled\": 1}, ", "fp16.enabled 1 as true", FIELD(type, DTYPE_FP16)},
+        {"\"fp16\": {\"enabled\": \"True\"}, ", "as true", FIELD(type, DTYPE_FP16)},
+        {"\"bf16\": {\"enabled\": 0}, ", "bf16.enabled 0 as false", FIELD(type, DTYPE_FP32)},
+        {"\"zero_optimization\": {\"stage\": \"3\"}, ", "stage \"3\" as 3", FIELD(zero_stage, 3)},
+        {"\"optimizer\": {\"params\": {\"lr\": \"2e-4\"}}, ", "lr \"2e-4\" as",
+         FIELD(optimizer.lr, 2e-4)},
+        {"\"zero_optimization\": {\"sub_group_size\": 0}, ", "sub_group_size 0 is no size",
+         FIELD(sub_group_size, 1000000000)},
+        {"\"optimiser\": {\"type\": \"Lion\"}, ",
+         "optimiser: an unknown key, which is ignored as in DeepSpeed; the nearest known key is "
+         "\"optimizer\"",
+         FIELD(optimizer.type, JOB_ADAM)},
+        {"\"learning_rate\": 1, ", "here it is called optimizer.params.lr", FIELD(zero_stage, 0)},
+        {"\"flops_profiler\": {\"end_step\": 5}, ", "flops_profiler.end_step: an unknown key",
+         FIELD(zero_stage, 0)},
+    };
+    static char log[TEST_LOG_BYTES], text[1024];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(text, sizeof text, "{%s%s, %s}", cases[i].keys, SMALL_MODEL, SMALL_REST);
+        read_logged(text, NULL, log);
+        if (!strstr(log, cases[i].says))
+            fail_msg("%s: no \"%s\" in: %s", cases[i].keys, cases[i].says, log);
+        job *self = read_good(text, NULL);
+        if (!field_holds(&cases[i].field, self))
+            fail_msg("%s: the field has another value", cases[i].keys);
+        job_destroy(self);
+    }
 }
 
 int main(void)
@@ -254,6 +375,8 @@ int main(void)
         cmocka_unit_test(every_key_has_its_fate),   cmocka_unit_test(every_row_is_listed),
         cmocka_unit_test(wrong_fates_are_noticed),  cmocka_unit_test(batch_sizes_agree),
         cmocka_unit_test(batch_values_are_checked), cmocka_unit_test(auto_is_named),
+        cmocka_unit_test(auto_of_hugging_face),     cmocka_unit_test(hugging_face_fills_gaps),
+        cmocka_unit_test(other_spellings_are_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

@@ -94,6 +94,8 @@ static const struct key keys[] = {
     {IDLE, "use_data_before_expert_parallelism=true", PLAIN, "one rank", {0}},
     {IDLE, "vocabulary_size=32000", PLAIN, "model.vocab_size", {0}},
     {IDLE, "log_level=warning", PLAIN, "DeepSpeed's engine", {0}},
+    {IDLE, "cuda_visible_devices=\"0,1\"", PLAIN, "CUDA_VISIBLE_DEVICES", {0}},
+    {IDLE, "comms_config={\"a\": 1}", PLAIN, "DeepSpeed's engine", {0}},
     {IDLE,
      "compile={\"deepcompile\": false, \"offload_activation\": true}",
      PLAIN,
@@ -191,6 +193,8 @@ static const struct key keys[] = {
     {IDLE, "optimizer.params.foreach=true", PLAIN, "DeepSpeed's engine", {0}},
     {IDLE, "optimizer.params.set_grad_none=false", PLAIN, "DeepSpeed's engine", {0}},
     /* scheduler */
+    {HONOURED, "scheduler={\"type\": \"Linear\", \"params\": {\"total_num_steps\": 5000}}", PLAIN,
+     NULL, FIELD(scheduler.type, JOB_LINEAR)},
     {HONOURED, "scheduler.type=WarmupLR", PLAIN, NULL, FIELD(scheduler.type, JOB_WARMUP_LR)},
     {HONOURED, "scheduler={\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": 5000}}",
      PLAIN, NULL, FIELD(scheduler.type, JOB_WARMUP_DECAY_LR)},

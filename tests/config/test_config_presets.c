@@ -271,13 +271,37 @@ static void examples_say(void **state)
     job_destroy(self);
 }
 
+/* The preset is looked up whatever stands beside it. Other keys override it, and the log says
+ * which. The run's own copy holds all of it and looks for no preset, unless --set names one. */
+static void keys_beside_a_preset(void **state)
+{
+    (void)state;
+    static char log[TEST_LOG_BYTES];
+    job *self;
+    assert_int_equal(read_text(SMALL_JOB, "model.preset=nonexistent", &self), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "there is no preset \"nonexistent\"; the nearest is "));
+    read_logged(SMALL_JOB, "model.preset=gpt2-124m", log);
+    assert_non_null(strstr(log, "model.preset \"gpt2-124m\" is overridden by the job's own keys"));
+    assert_non_null(strstr(log, "model.num_layers 2 instead of 12"));
+    assert_null(strstr(log, "model.family"));
+    self = read_good(SMALL_JOB, "model.preset=gpt2-124m");
+    assert_true(self->model.num_layers == 2 && self->model.vocab_size == 50257);
+    char *end = strstr(self->text, "gpt2-124m"); /* a preset that is gone */
+    memcpy(end, "gpt2-xxxx", 9);
+    job *again = read_good(self->text, NULL);
+    assert_int_equal(again->model.vocab_size, 50257);
+    job_destroy(again);
+    assert_int_equal(read_text(self->text, "model.preset=gpt2-yyyy", &again), ERR_CONFIG);
+    job_destroy(self);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_sizes),       cmocka_unit_test(sizes_as_named),
         cmocka_unit_test(keys_override),         cmocka_unit_test(places_in_order),
         cmocka_unit_test(all_examples_read),     cmocka_unit_test(examples_say),
-        cmocka_unit_test(cluster_example_reads),
+        cmocka_unit_test(cluster_example_reads), cmocka_unit_test(keys_beside_a_preset),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }
