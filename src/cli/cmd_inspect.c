@@ -49,7 +49,8 @@ static void inspect_print_lists(const struct state_inspect_summary *sum)
     for (uint32_t i = 0; i < sum->file_count; i++) {
         const struct state_inspect_file *file = &sum->files[i];
         if (file->size_bytes == 0)
-            printf("%14s %14s  %s\n", "absent", "-", file->path);
+            printf("%14s %14s  %s%s\n", "absent", "-", file->path,
+                   file->is_unmounted ? "  (its drive is not mounted, or is empty)" : "");
         else
             printf("%14s %14s  %s\n", size_format(file->size_bytes, size),
                    size_format(file->allocated_bytes, allocated), file->path);

@@ -43,8 +43,12 @@ static int list_files(const state_view *view, struct state_inspect_summary *out)
         struct stat status;
         to->rank = i / slabs->drive_count;
         TRY(state_slab_of_rank(slabs, to->rank, i % slabs->drive_count, to->path));
-        if (stat(to->path, &status) != 0)
-            continue; /* absent: both sizes stay 0 */
+        if (stat(to->path, &status) != 0) { /* absent: both sizes stay 0 */
+            to->is_unmounted =
+                !rank_slabs_is_elsewhere(&view->record, to->rank) &&
+                rank_slabs_is_unmounted(&view->record, to->rank, i % slabs->drive_count);
+            continue;
+        }
         to->size_bytes = (uint64_t)status.st_size;
         to->allocated_bytes = (uint64_t)status.st_blocks * 512; /* stat's unit */
     }

@@ -2,6 +2,7 @@
 #include "state/rank_slabs.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -79,6 +80,39 @@ bool rank_slabs_is_elsewhere(const manifest *record, uint32_t rank)
     return strcmp(host, record->slabs.ranks[rank].host) != 0;
 }
 
+bool rank_slabs_is_unmounted(const manifest *record, uint32_t rank, uint32_t drive_idx)
+{
+    char drive[FILE_PATH_BYTES];
+    if (state_drive_of_rank(&record->slabs, rank, drive_idx, drive) < 0)
+        return false;
+    DIR *entries = opendir(drive);
+    if (!entries)
+        return errno == ENOENT || errno == ENOTDIR;
+    bool is_empty = true;
+    for (const struct dirent *entry; is_empty && (entry = readdir(entries));)
+        is_empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
+                   strcmp(entry->d_name, "lost+found") == 0; /* of a new file system */
+    closedir(entries);
+    return is_empty;
+}
+
+/* The error for a slab that should be on this host and is not. */
+static int name_missing(const manifest *record, uint32_t rank, uint32_t drive_idx, const char *path)
+{
+    char drive[FILE_PATH_BYTES];
+    TRY(state_drive_of_rank(&record->slabs, rank, drive_idx, drive));
+    if (rank_slabs_is_unmounted(record, rank, drive_idx))
+        return err_set(ERR_INPUT,
+                       "the drive at %s is not mounted or is empty: it does not have the slab %s; "
+                       "mount it there and run the same command again, nothing was changed",
+                       drive, path);
+    return err_set(ERR_INPUT,
+                   "the slab %s is not there, though its drive at %s has other files: bring it "
+                   "back, or mount the right drive, and run the same command again; nothing was "
+                   "changed",
+                   path, drive);
+}
+
 int rank_slabs_look(const manifest *record, uint32_t rank)
 {
     for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
@@ -86,10 +120,10 @@ int rank_slabs_look(const manifest *record, uint32_t rank)
         TRY(state_slab_of_rank(&record->slabs, rank, d, path));
         if (access(path, F_OK) == 0)
             continue;
+        if (errno != ENOENT && errno != ENOTDIR)
+            return err_errno(errno, "cannot look at the slab %s", path);
         if (!rank_slabs_is_elsewhere(record, rank))
-            return err_set(ERR_INPUT,
-                           "the slab of rank %u, %s, is not there: %s; is its drive mounted?", rank,
-                           path, strerror(errno));
+            return name_missing(record, rank, d, path);
         name_host(host);
         return err_set(ERR_INPUT,
                        "the slab of rank %u, which ran on host %s, is not visible from here (host "

@@ -56,8 +56,12 @@ int rank_slabs_poll(rank_slabs *self, io_request **done, int capacity, io **of) 
 uint32_t rank_slabs_fds(const rank_slabs *self, struct pollfd fds[RANK_SLABS_OPEN_MAX]);
 
 /* Returns 0 if all files of the rank exist. ERR_INPUT otherwise, with a message that names the
- * rank, its host, the first path that is missing, and the next step. */
+ * first path that is missing, the cause (a drive that is not mounted, or the rank's host), and the
+ * next step. */
 int rank_slabs_look(const manifest *record, uint32_t rank) MUST_CHECK;
+/* True if the directory of the rank's drive does not exist or is empty, as that of a drive that is
+ * not mounted. */
+bool rank_slabs_is_unmounted(const manifest *record, uint32_t rank, uint32_t drive_idx);
 /* For a record whose ranks each have the whole state: chooses the rank `first` if its files exist,
  * else the first rank whose files exist. ERR_INPUT with the message of `first` if there is none. */
 int rank_slabs_choose(const manifest *record, uint32_t first, uint32_t *out) MUST_CHECK;

@@ -446,9 +446,36 @@ static int recut(struct state_run *self, const manifest *found, manifest *scratc
     return rc;
 }
 
+/* Checks that this rank's slab is not an old copy, before anything is changed. Slabs that are not
+ * visible here are missed later, by all that need them. */
+static int check_age(const struct state_run *self, const manifest *found)
+{
+    const struct setup_test *test = self->options.test;
+    uint32_t rank = self->ranks.rank;
+    uint64_t older_step;
+    int rc = 0;
+    const struct state_slab_age asked = {
+        .newest = found,
+        .state_dir = self->is_borrowed ? self->from.state : self->dir.state,
+        .rank = rank,
+        .backend = engine_io_backend(self->job),
+        .stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9),
+        .stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9),
+    };
+    bool is_here = rank < rank_slabs_world(found) && rank_slabs_look(found, rank) == 0;
+    if (is_here && !(test && test->simulates_drives))
+        rc = state_check_slab_age(&asked, &older_step);
+    return ranks_agree(&self->ranks, "age of the slabs", rc);
+}
+
 int state_resume(struct state_run *self, manifest *found)
 {
     int lies = 0;
+    /* An unmounted drive has another size, so look before the setup is made. With several ranks,
+     * they look when all know of the manifest. */
+    if (self->ranks.world == 1 && size_max(found->world_size, 1) == 1)
+        TRY(rank_slabs_look(found, 0));
+    TRY(check_age(self, found));
     if (!self->is_borrowed) {
         remove_leftovers(self, found);
         lies = setup_as_it_lies(self, found);

@@ -25,6 +25,21 @@ int state_fill_extents(state_commit *self) MUST_CHECK;
 /* Removes the note of state_claim_slabs. Call it before the slabs are removed. */
 void state_release_slabs(const manifest_slabs *slabs);
 
+/* ---- slab_age.c ---- */
+
+struct state_slab_age {
+    const manifest *newest; /* a commit; its slabs are where it says */
+    const char *state_dir;  /* has the manifests; if they cannot be read, only `newest` is used */
+    uint32_t rank;          /* whose slab is looked at */
+    enum io_backend backend;
+    uint64_t stuck_ns, stop_ns; /* as for io_create */
+};
+/* Compares up to four tiles of the rank's slab with the newest commit. Returns 0 if one of them is
+ * as committed, or if nothing can be said. ERR_CORRUPT if the slab is an old copy, as one that was
+ * copied back: *older_step is then the step of the commit that it holds, or UINT64_MAX if that is
+ * not known. Otherwise the error of opening or reading the slab. */
+int state_check_slab_age(const struct state_slab_age *asked, uint64_t *older_step) MUST_CHECK;
+
 /* ---- kept_commits.c ---- */
 
 /* A kept commit is a copy of a commit beside the run: the run directory "<run>/keep/step-<9

@@ -41,6 +41,7 @@ struct verifier {
     uint64_t done_bytes;        /* of the copies read before */
     double done_seconds;        /* of the copies read before */
     uint64_t slot_damage_count; /* how many of damage_count are slots */
+    bool seems_old;             /* a slab seems to be an old copy, of an unknown step */
     struct state_damage damage; /* the one being reported */
 };
 typedef struct verifier verifier;
@@ -130,7 +131,7 @@ static int file_in_error(const verifier *self, uint32_t rank, const char *text,
 }
 
 /* Returns 1 if all files of a rank exist, else 0. Missing files are reported as damage; files of a
- * rank on another host are counted as not visible. */
+ * rank on another host are counted as not visible. ERR_INPUT if a drive is not mounted. */
 static int find_files(verifier *self, uint32_t rank)
 {
     const manifest *record = &self->view.record;
@@ -148,10 +149,44 @@ static int find_files(verifier *self, uint32_t rank)
                 self->unseen_rank = rank;
             return 0;
         }
-        tell_of_slab(self, rank, path, 0, "the slab is not there; is its drive mounted?");
+        if (rank_slabs_is_unmounted(record, rank, d)) /* nothing can be said of its state */
+            return rank_slabs_look(record, rank);
+        tell_of_slab(self, rank, path, 0,
+                     "the slab is not there, though its drive has other files");
         absent_count++;
     }
     return absent_count == 0;
+}
+
+static void set_limits(const verifier *self, enum io_backend *backend, uint64_t *stuck_ns,
+                       uint64_t *stop_ns)
+{
+    const struct job *asked = self->view.asked;
+    *backend = asked ? engine_io_backend(asked) : IO_AUTO;
+    *stuck_ns = (uint64_t)((asked ? asked->io.stuck_seconds : STUCK_SECONDS) * 1e9);
+    *stop_ns = (uint64_t)((asked ? asked->io.stop_seconds : STOP_SECONDS) * 1e9);
+}
+
+/* Reports a slab that is an old copy. Returns 0 if its commit is known: then comparing it with a
+ * newer one would report every tile. Else 1. */
+static int look_at_age(verifier *self, uint32_t rank)
+{
+    struct state_slab_age asked = {
+        .newest = &self->view.record, .state_dir = self->view.state_path, .rank = rank};
+    uint64_t older_step;
+    char path[FILE_PATH_BYTES];
+    set_limits(self, &asked.backend, &asked.stuck_ns, &asked.stop_ns);
+    int rc = state_check_slab_age(&asked, &older_step);
+    if (rc != ERR_CORRUPT) /* what cannot be read is reported extent by extent */
+        return rc == -ENOMEM ? rc : 1;
+    self->seems_old |= older_step == UINT64_MAX;
+    if (older_step == UINT64_MAX)
+        return 1;
+    err_record why;
+    err_save(&why, rc);
+    TRY(state_slab_of_rank(&self->view.record.slabs, rank, 0, path));
+    tell_of_slab(self, rank, path, 0, why.text);
+    return 0;
 }
 
 /* Looks at a rank's slabs and reports missing or damaged ones. Returns 1 if they can be read, else
@@ -173,7 +208,7 @@ static int look_at_rank(verifier *self, uint32_t rank, slab *scratch)
     TRY(rc);
     self->out->slab_bytes += scratch->total_bytes;
     slab_close(scratch);
-    return 1;
+    return look_at_age(self, rank);
 }
 
 static int look_at_slabs(verifier *self)
@@ -290,25 +325,18 @@ static int sweep_copies(verifier *self, struct state_sweep_options *sweep)
 
 static int read_extents(verifier *self)
 {
-    const struct job *asked = self->view.asked;
     struct state_sweep_options sweep = {
         .record = &self->view.record,
         .is_absent = self->is_absent,
-        .backend = IO_AUTO,
-        .stuck_ns = (uint64_t)STUCK_SECONDS * 1000000000,
-        .stop_ns = (uint64_t)STOP_SECONDS * 1000000000,
         .stop = self->asked->stop,
         .faults = self->asked->faults,
         .on_extent = compare_extent,
         .on_progress = show_progress,
         .user = self,
     };
-    if (asked) {
-        sweep.backend = engine_io_backend(asked);
-        sweep.pool_threads = (uint32_t)asked->io.threads;
-        sweep.stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9);
-        sweep.stop_ns = (uint64_t)(asked->io.stop_seconds * 1e9);
-    }
+    if (self->view.asked)
+        sweep.pool_threads = (uint32_t)self->view.asked->io.threads;
+    set_limits(self, &sweep.backend, &sweep.stuck_ns, &sweep.stop_ns);
     sweep.net = self->net;
     count_extents(self);
     return sweep_copies(self, &sweep);
@@ -336,9 +364,11 @@ static int verdict(const verifier *self)
                        self->asked->run_dir, out->step);
     return err_set(ERR_CORRUPT,
                    "%s: %" PRIu64 " %s from what was committed at step %" PRIu64
-                   "; go on from a kept commit or a copy that `sluice verify` finds whole",
+                   "%s; go on from a kept commit or a copy that `sluice verify` finds whole",
                    self->asked->run_dir, out->damage_count,
-                   out->damage_count == 1 ? "difference" : "differences", out->step);
+                   out->damage_count == 1 ? "difference" : "differences", out->step,
+                   self->seems_old ? ": so many that a slab seems to be an old copy, or overwritten"
+                                   : "");
 }
 
 static int verify_all(verifier *self)

@@ -57,8 +57,9 @@ struct state_verify_summary {
  * Changes nothing, but takes the run's lock. If each rank had the whole state, every rank's copy is
  * compared. Returns 0 if all is as committed. Errors:
  * - ERR_CORRUPT: there are differences; the message has their number.
- * - ERR_INPUT: there is no run or no commit, or another process uses the run, or all that was
- *   compared is right but slabs on other hosts are not visible (unseen_count). */
+ * - ERR_INPUT: there is no run or no commit, or another process uses the run, or a drive is not
+ *   mounted, or all that was compared is right but slabs on other hosts are not visible
+ *   (unseen_count). */
 int state_verify(const struct state_verify_options *options,
                  struct state_verify_summary *summary) MUST_CHECK;
 
@@ -66,6 +67,7 @@ struct state_inspect_file {
     char path[4096];
     uint32_t rank;
     uint64_t size_bytes, allocated_bytes; /* both 0: the file does not exist */
+    bool is_unmounted; /* the directory of its drive does not exist or is empty */
 };
 
 struct state_inspect_unit {

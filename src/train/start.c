@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/loop_internal.h"
@@ -189,7 +190,12 @@ static bool read_tokens(const char *run_dir, uint64_t *tokens)
 {
     char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/plan.json", run_dir);
-    json_t *plan = json_load_file(path, 0, NULL);
+    int fd;
+    uint64_t bytes;
+    if (file_open(path, &fd, &bytes) < 0)
+        return false;
+    json_t *plan = json_loadfd(fd, 0, NULL);
+    close(fd);
     const json_t *found = json_object_get(plan, "train_tokens");
     bool is_found = json_is_integer(found);
     *tokens = is_found ? (uint64_t)json_integer_value(found) : 0;

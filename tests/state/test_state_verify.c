@@ -567,6 +567,102 @@ static void kept_commits_are_runs(void **state)
     state_inspect_fini(&sum);
 }
 
+/* Puts another slab's bytes in the place of this one's. */
+static void copy_slab(const char *from, const char *to)
+{
+    int source = open(from, O_RDONLY | O_CLOEXEC), target = open(to, O_WRONLY | O_CLOEXEC);
+    assert_true(source >= 0 && target >= 0);
+    for (ssize_t got = 1; got > 0;) {
+        got = copy_file_range(source, NULL, target, NULL, 1 << 30, 0);
+        assert_true(got >= 0);
+    }
+    close(source);
+    close(target);
+}
+
+/* Training on is refused with this text. */
+static void assert_no_resume(fixture_sets sets, int code, const char *text)
+{
+    static fixture_result result;
+    const fixture_call call = {.name = NULL};
+    fixture_set(&sets, "run.steps=%d", STEPS + 1);
+    job *asked = fixture_job("run", &shape, &sets);
+    fixture_train(asked, &call, &result);
+    if (result.rc != code || !strstr(result.error, text))
+        fail_msg("%d: '%s'", result.rc, result.error);
+    job_destroy(asked);
+}
+
+/* A slab of an earlier commit, copied back from a backup, is told from damage. */
+static void old_slabs_are_named(void **state)
+{
+    (void)state;
+    fixture_sets sets = make_sets();
+    fixture_set(&sets, "run.keep=[2, 4]");
+    uint64_t hash = train_run_of("run", &sets);
+    struct state_inspect_summary now, old;
+    assert_int_equal(state_inspect(fixture_path("run", NULL), &now), 0);
+    char saved[2][FILE_PATH_BYTES + 8];
+    for (uint32_t d = 0; d < 2; d++) {
+        snprintf(saved[d], sizeof saved[d], "%s.saved", now.files[d].path);
+        assert_int_equal(rename(now.files[d].path, saved[d]), 0);
+    }
+    for (uint32_t k = 0; k < 2; k++) {
+        assert_int_equal(state_inspect(now.kept[k].path, &old), 0);
+        for (uint32_t d = 0; d < 2; d++) {
+            int fd = open(now.files[d].path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+            assert_true(fd >= 0);
+            close(fd);
+            copy_slab(old.files[d].path, now.files[d].path);
+        }
+        state_inspect_fini(&old);
+        const struct report *report = verify(fixture_path("run", NULL));
+        assert_int_equal(report->rc, ERR_CORRUPT);
+        /* The manifest of step 4 still exists, that of step 2 does not. */
+        const char *text =
+            k ? " is an old copy: it holds the commit of step 4, and the run is at "
+                "step 6"
+              : "of 4 tiles that were compared is as committed, so it is an old copy";
+        if (k == 0 ? !strstr(report->error, "a slab seems to be an old copy")
+                   : report->damage_count != 1 || !strstr(report->damages[0].reason, text))
+            fail_msg("%s: %s", report->error, report->damages[0].reason);
+        assert_no_resume(sets, ERR_CORRUPT, text);
+    }
+    for (uint32_t d = 0; d < 2; d++)
+        assert_int_equal(rename(saved[d], now.files[d].path), 0);
+    assert_intact(fixture_path("run", NULL), STEPS, hash);
+    state_inspect_fini(&now);
+}
+
+/* A drive that is not mounted is no damage, and nothing is made in its place. */
+static void drives_that_are_not_mounted(void **state)
+{
+    (void)state;
+    fixture_sets sets = make_sets();
+    uint64_t hash = train_run_of("run", &sets);
+    struct state_inspect_summary sum;
+    char drive[FILE_PATH_BYTES], away[FILE_PATH_BYTES + 8];
+    snprintf(drive, sizeof drive, "%s/run.nvme/b", fixture_dir);
+    snprintf(away, sizeof away, "%s.away", drive);
+    assert_int_equal(rename(drive, away), 0);
+    for (int exists = 0; exists < 2; exists++) {
+        if (exists)
+            assert_int_equal(mkdir(drive, 0700), 0);
+        const struct report *report = verify(fixture_path("run", NULL));
+        if (report->rc != ERR_INPUT || report->damage_count != 0 ||
+            !strstr(report->error, "run.nvme/b is not mounted or is empty"))
+            fail_msg("%d: '%s'", report->rc, report->error);
+        assert_no_resume(sets, ERR_INPUT, "run.nvme/b is not mounted or is empty");
+        assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
+        assert_false(sum.files[0].is_unmounted);
+        assert_true(sum.files[1].is_unmounted);
+        state_inspect_fini(&sum);
+        assert_int_equal(rmdir(drive), exists ? 0 : -1); /* still absent, or empty */
+    }
+    assert_int_equal(rename(away, drive), 0);
+    assert_intact(fixture_path("run", NULL), STEPS, hash);
+}
+
 static int remove_run(void **state)
 {
     (void)state;
@@ -591,6 +687,8 @@ int main(void)
         cmocka_unit_test_teardown(runs_that_cannot_be_verified, remove_run),
         cmocka_unit_test_teardown(inspection_agrees, remove_run),
         cmocka_unit_test_teardown(kept_commits_are_runs, remove_run),
+        cmocka_unit_test_teardown(old_slabs_are_named, remove_run),
+        cmocka_unit_test_teardown(drives_that_are_not_mounted, remove_run),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }
