@@ -141,10 +141,31 @@ static bool is_stopped(const struct loop *self)
     return self->run.ranks.world > 1 ? self->is_asked_to_stop : stop && *stop;
 }
 
-/* Only rank 0 has the file. */
+void loop_tell_lost_lines(struct loop *self)
+{
+    if (self->lost_line_count > 0)
+        log_warn("metrics.jsonl lacks %" PRIu64
+                 " lines, because its disk was full; the run's state "
+                 "is complete",
+                 self->lost_line_count);
+    self->lost_line_count = 0;
+}
+
+/* Only rank 0 has the file. A full disk loses lines for people, but no state: commits are written
+ * in place. */
 static int write_metrics(struct loop *self, const metrics_line *line)
 {
-    return self->run.ranks.rank == 0 ? metrics_file_write(&self->metrics, line) : 0;
+    if (self->run.ranks.rank != 0)
+        return 0;
+    int rc = metrics_file_write(&self->metrics, line);
+    if (rc == 0)
+        loop_tell_lost_lines(self);
+    if (!loop_is_disk_full(rc))
+        return rc;
+    if (self->lost_line_count++ == 0)
+        log_warn("%s: the run goes on, and its steps have no lines there until there is room",
+                 err_text());
+    return 0;
 }
 
 /* The last evaluation is finished even if a stop was requested: the run is over. */

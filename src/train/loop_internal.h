@@ -8,6 +8,8 @@
 #ifndef SLUICE_TRAIN_LOOP_INTERNAL_H
 #define SLUICE_TRAIN_LOOP_INTERNAL_H
 
+#include <errno.h>
+
 #include "base/log.h"
 #include "data/mixture.h"
 #include "hf/hf.h"
@@ -29,7 +31,8 @@ struct loop {
     mixture *train_data, *valid_data;
     struct loop_data *data; /* if files may have to be made into tokens; else NULL */
     metrics_file metrics;
-    bool pending; /* gradients of the last step wait to be applied */
+    uint64_t lost_line_count; /* lines that found no room in the metrics since the last warning */
+    bool pending;             /* gradients of the last step wait to be applied */
     bool resumed;
     bool spoiled; /* the state is damaged and must not be committed */
     loss_scaler scaler;
@@ -42,6 +45,16 @@ struct loop {
     struct train_summary *summary;
     struct train_progress last; /* the last step; seconds_left is for the remaining steps */
 };
+
+/* True if there was no room for a file. Then files for people keep their old text, and only a
+ * failed commit ends the run. */
+static inline bool loop_is_disk_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT;
+}
+
+/* loop.c: tells how many lines the metrics lack since the last call. */
+void loop_tell_lost_lines(struct loop *self);
 
 /* ---- start.c ---- */
 

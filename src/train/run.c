@@ -195,6 +195,7 @@ static int destroy(struct loop *self, int rc)
         rc = memory;
     err_record first; /* freeing after a failure may fail too */
     err_save(&first, rc);
+    loop_tell_lost_lines(self);
     metrics_file_close(&self->metrics);
     manifest_fini(&self->found);
     mem_free(self->step_words);

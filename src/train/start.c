@@ -345,16 +345,27 @@ static int write_plan(struct loop *self)
     return rc;
 }
 
+/* Writes job.json and plan.json. A run that goes on has them already, so that it needs no room. */
+static int describe_run(struct loop *self)
+{
+    int rc = state_run_dir_write(&self->run.dir, "job.json", self->run.job->text);
+    if (rc == 0)
+        rc = write_plan(self);
+    if (!self->resumed || self->run.is_borrowed || !loop_is_disk_full(rc))
+        return rc;
+    log_warn("%s: the run goes on, and job.json or plan.json stay as they were", err_text());
+    return 0;
+}
+
 /* Writes the run's files, on rank 0. */
 static int write_files(struct loop *self)
 {
     if (self->run.ranks.rank != 0)
         return 0;
-    TRY(state_run_dir_write(&self->run.dir, "job.json", self->run.job->text));
+    TRY(describe_run(self));
     if ((!self->resumed || self->run.is_borrowed) && !self->options->is_trial)
         TRY(hf_carry_side_files(self->run.dir.path, self->run.job->model.hf,
                                 self->run.is_borrowed ? self->run.from.path : NULL));
-    TRY(write_plan(self));
     TRY(open_metrics(self));
     return state_run_dir_sync(&self->run.dir);
 }

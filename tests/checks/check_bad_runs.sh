@@ -234,7 +234,7 @@ more=run.steps=$((stopped + 5))
 mv drive kept
 train "$fp16" "$more"
 [ $status -eq 2 ] || fail "a slab that is gone is not missed"
-grep '^sluice: error: ' err | grep -q 'drive/.*is not there' || fail "a slab that is gone is not named"
+grep '^sluice: error: ' err | grep -q 'drive is not mounted or is empty: .*drive/' || fail "a slab that is gone is not named"
 [ ! -e drive ] || [ -z "$(find drive -name '*.slab')" ] || fail "a slab was made in place of one that is gone"
 rm -rf drive
 mkdir drive
@@ -397,6 +397,17 @@ good run.steps=6 run.commit_every=2
 losses run | head -n 3 | cmp -s - before.bits || fail "a failed sync lost a commit"
 rm -rf run drive
 
+# A manifest for which there is no room stops the run. The commit before it is whole.
+good run.steps=3 run.commit_every=1
+SLUICE_FAILPOINTS="manifest.half=fail:ENOSPC@2" train run.steps=6 run.commit_every=1
+exits 1 "a manifest without room"
+grep '^sluice: error: ' err | grep -q 'No space left.*the last good commit is of step 4, the same command' ||
+    fail "a manifest without room does not say which commit is the last"
+call "$sluice" verify run --quiet
+says err 'the commit of step 4 is whole' "verify after a manifest without room"
+good run.steps=6 run.commit_every=1
+rm -rf run drive
+
 # ---- drives that are full or read-only
 
 if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=24m none small 2>/dev/null; then
@@ -424,14 +435,18 @@ if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=2
     mount -o remount,rw small
     good "$small" "$fp16" run.steps=6
     rm -rf run small/drive
-    # The drive of run.dir is full from the start of a step: what was trained is committed.
-    good "$small" "$fp16" run.dir=small/run run.steps=3
+    # The drive of run.dir is full: a run goes on without room, and tells which lines for people are missing.
+    good "$small" "$fp16" run.dir=small/run run.steps=3 run.commit_every=1
     head -c 24000000 /dev/zero >small/filling 2>/dev/null
-    train "$small" "$fp16" run.dir=small/run run.steps=6
-    [ $status -eq 1 ] && grep -q 'No space left' err || fail "a full run directory: exit $status"
+    good "$small" "$fp16" run.dir=small/run run.steps=30 run.commit_every=1
+    says err 'No space left on device: the run goes on, and job.json or plan.json stay as they were' "a full disk"
+    says err 'No space left on device: the run goes on, and its steps have no lines there' "a full disk"
+    [ "$(grep -c 'metrics.jsonl lacks [0-9]* lines' err)" -eq 1 ] || fail "a full disk: lost lines are not counted"
+    call "$sluice" verify small/run
+    says out 'step 30' "a commit on a full disk"
     rm small/filling
-    good "$small" "$fp16" run.dir=small/run run.steps=6
-    [ "$(grep -c loss_bits small/run/metrics.jsonl)" -ge 6 ] || fail "a full run directory: steps are lost"
+    good "$small" "$fp16" run.dir=small/run run.steps=31
+    ! grep -q 'lacks' err || fail "a disk that has room again: lines are missing"
     umount small
 else
     echo "not checked, since nothing can be mounted here: full and read-only drives"
