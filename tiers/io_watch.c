@@ -118,7 +118,8 @@ void tieri_watch_end(io *self, uint32_t drive_idx)
     tieri_silence *silence = &self->silences[drive_idx];
     if (silence->since_ns == 0)
         return;
-    log_info("the drive of %s answers again, after %.3g s", self->target->files[drive_idx].path,
+    /* At the level of the warnings, so that all readers of them see their end. */
+    log_warn("the drive of %s answers again, after %.3g s", self->target->files[drive_idx].path,
              (double)(clock_ns() - silence->since_ns) * 1e-9);
     *silence = (tieri_silence){0};
     self->silent_count--;

@@ -134,7 +134,7 @@ static int open_all(struct loop *self)
     if (rc < 0 && is_to_be_undone(self))
         return undo_start(self, rc);
     if (rc == ERR_CORRUPT && exists)
-        return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
+        return err_prefix(rc, "the commit of step %" PRIu64 " in %s cannot be resumed", found->step,
                           self->run.dir.path);
     if (rc < 0 && exists && (!self->run.is_borrowed || self->run.is_moved))
         return name_commit(rc, found->step);
