@@ -297,8 +297,8 @@ static void tell_kind(const prepare_work *work)
     if (work->begin > 0)
         log_info("%s: the byte order mark at its beginning is left out", work->path);
     if (work->is_json)
-        log_info("%s: %s%s%s%s%s", work->path,
-                 work->kind == DATA_JSONL ? "records of text" : data_format_name(work->kind),
+        log_info("%s: records of %s%s%s%s%s", work->path,
+                 work->kind == DATA_JSONL ? "text" : data_format_name(work->kind),
                  work->is_array ? " in one array" : ", one a line",
                  work->has_chat ? ", written in the form " : "",
                  work->has_chat ? work->chat.name : "",

@@ -1,14 +1,19 @@
-/* Fuzzes JSON lines, conversations and the chat template beside a tokenizer.
+/* Fuzzes text, JSON records of all kinds, one a line or in an array, and the chat template beside a
+ * tokenizer.
  *
  *   offset  bytes  field
  *   0       1      form of conversations (names[]), modulo
- *   1       1      bit 0: the field is "t", else "text"; bit 1: the file is text, not JSON lines
+ *   1       1      bit 0: the field is "t", else "text"; bit 1: the file is text; bits 2 to 4, if
+ *                  it is not: its format (formats[]), modulo; 0 is jsonl
  *   2       2      bytes of the template beside the tokenizer, little-endian; then the file's
  *   4              template, file
  *
  * The tokenizer is "bytes". A file that is made must have documents that cover all its tokens, the
- * bytes of its text, and as many marks as its header says; made again, it must be the same file. */
+ * bytes of its text, and as many marks as its header says. An array that is accepted must be a JSON
+ * array for the JSON library too, with a record for each document. */
 #include <string.h>
+
+#include <jansson.h>
 
 #include "base/log.h"
 #include "data/corpus.h"
@@ -20,8 +25,15 @@ enum { HEAD_BYTES = 4, INPUT_MAX = 8192, TOKENS_MAX = 1 << 20 };
 
 static const char *const names[] = {"auto",           "chatml", "qwen2",    "qwen2.5", "qwen3",
                                     "smollm2",        "llama3", "llama3.1", "mistral", "mistral-v1",
-                                    "mistral-tekken", "zephyr", "plain"};
-enum { NAME_COUNT = sizeof names / sizeof names[0] };
+                                    "mistral-tekken", "zephyr", "plain",    "alpaca"};
+
+static const enum data_format formats[] = {DATA_JSONL,  DATA_AUTO,     DATA_MESSAGES,
+                                           DATA_ALPACA, DATA_SHAREGPT, DATA_PROMPT_COMPLETION};
+
+enum {
+    NAME_COUNT = sizeof names / sizeof names[0],
+    FORMAT_COUNT = sizeof formats / sizeof formats[0]
+};
 
 static tokenizer *words;
 static int32_t tokens[TOKENS_MAX], targets[TOKENS_MAX];
@@ -58,6 +70,19 @@ static void check_corpus(corpus *source, bool is_text, const uint8_t *bytes, siz
     FUZZ_CHECK(!is_text || count == size, "%llu tokens", (unsigned long long)count);
 }
 
+static void check_array(corpus *source, const uint8_t *bytes, size_t size)
+{
+    json_error_t error;
+    json_t *array =
+        json_loadb((const char *)bytes, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
+    if (!array && json_error_code(&error) == json_error_stack_overflow)
+        return; /* the array is one level deeper than its records */
+    FUZZ_CHECK(json_is_array(array), "%s", error.text);
+    FUZZ_CHECK(corpus_document_count(source) <= json_array_size(array), "%zu records",
+               json_array_size(array));
+    json_decref(array);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < HEAD_BYTES || size > INPUT_MAX)
@@ -71,7 +96,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint8_t *bytes = data + HEAD_BYTES + template_bytes;
     size_t count = size - HEAD_BYTES - template_bytes;
     fuzz_write_file("chat_template.jinja", data + HEAD_BYTES, template_bytes, beside);
-    fuzz_write_file("a.jsonl", bytes, count, path);
+    enum data_format format = is_text ? DATA_TEXT : formats[(data[1] >> 2 & 7) % FORMAT_COUNT];
+    fuzz_write_file(format == DATA_AUTO ? "a" : "a.jsonl", bytes, count, path);
     snprintf(made, sizeof made, "%s/made", fuzz_directory());
     prepare_options options = {.words = words,
                                .tokenizer_name = beside,
@@ -81,15 +107,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     prepare_work work;
     corpus *source = NULL;
     const char *given = made;
-    int rc = prepare_look(path, is_text ? DATA_TEXT : DATA_JSONL, &options, &work);
-    if (rc == 0)
+    int rc = prepare_look(path, format, &options, &work);
+    bool is_read = rc == 0 && !work.is_needed; /* found to be a file of tokens */
+    if (rc == 0 && !is_read)
         rc = prepare_make(&work, &options, made);
     if (rc < 0) {
         fuzz_check_refusal(rc, ERR_INPUT, ERR_CONFIG);
-    } else {
+    } else if (!is_read) {
         rc = corpus_open_as(&given, 1, DATA_MADE, 256, &source);
         FUZZ_CHECK(rc == 0, "%s", err_text());
-        check_corpus(source, is_text, bytes, count);
+        size_t mark = count >= 3 && memcmp(bytes, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+        check_corpus(source, work.kind == DATA_TEXT, bytes + mark, count - mark);
+        if (work.is_array)
+            check_array(source, bytes + mark, count - mark);
         corpus_close(source);
     }
     FUZZ_CHECK(fuzz_live_bytes() == live_bytes, "memory is kept");

