@@ -41,11 +41,25 @@ static int read_member(const char *dir, const char *kind, const char *name,
     return *doc ? 0 : -ENOENT;
 }
 
+/* Finds the directory of these files beside the program that runs, where `cmake --install` puts
+ * them under any prefix. "": the program's path is not known. */
+static const char *dir_beside_program(char out[FILE_PATH_BYTES])
+{
+    static const char from_bin[] = "/" SLUICE_BIN_TO_DATA;
+    ssize_t length = readlink("/proc/self/exe", out, FILE_PATH_BYTES - sizeof from_bin);
+    out[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(out, '/');
+    if (slash)
+        memcpy(slash, from_bin, sizeof from_bin);
+    return out;
+}
+
 int configi_read_named(const char *kind, const char *name, const char *beside,
                        char file[FILE_PATH_BYTES], json_t **doc, char advice[CONFIGI_ADVICE_BYTES])
 {
-    const char *const places[] = {getenv("SLUICE_CONFIG_DIR"), SLUICE_SOURCE_CONFIG_DIR,
-                                  SLUICE_DATA_DIR};
+    char beside_program[FILE_PATH_BYTES];
+    const char *const places[] = {getenv("SLUICE_CONFIG_DIR"), dir_beside_program(beside_program),
+                                  SLUICE_SOURCE_CONFIG_DIR, SLUICE_DATA_DIR};
     struct nearest nearest = {0};
     char dir[FILE_PATH_BYTES];
     int rc = -ENOENT;
@@ -68,7 +82,7 @@ int configi_read_named(const char *kind, const char *name, const char *beside,
                  "%s%s%sthey are files %s/NAME.json or members of %s.json in $SLUICE_CONFIG_DIR, "
                  "%.200s or %.200s%s",
                  nearest.name[0] ? "the nearest is \"" : "", nearest.name,
-                 nearest.name[0] ? "\"; " : "", kind, kind, places[1], places[2],
-                 beside ? ", or files NAME.json beside the job file" : "");
+                 nearest.name[0] ? "\"; " : "", kind, kind, SLUICE_SOURCE_CONFIG_DIR,
+                 SLUICE_DATA_DIR, beside ? ", or files NAME.json beside the job file" : "");
     return rc;
 }

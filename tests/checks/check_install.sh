@@ -56,6 +56,12 @@ if [ -x "$scratch/prefix/bin/sluice" ]; then
     said=$("$scratch/prefix/bin/sluice" --version)
     echo "binary: $said"
     [ "$said" = "sluice $version" ] || stop "pkg-config says $version"
+    # Presets come with it, under any prefix: the one that is planned stands in no other place.
+    sed 's/"smollm2-135m"/"installed-135m"/' "$scratch/prefix/share/sluice/models.json" >"$scratch/models.json"
+    mv "$scratch/models.json" "$scratch/prefix/share/sluice/models.json"
+    call "$scratch/prefix/bin/sluice" plan "$scratch/prefix/share/sluice/jobs/quickstart.json" \
+        --set 'model={"preset": "installed-135m", "seq_length": 128}'
+    exits 3 "a preset of the installed models.json, which does not fit"
     needed=$(readelf -d "$scratch/prefix/bin/sluice" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
     echo "needed: $(echo "$needed" | tr "\n" " ")"
     refused='stdc\+\+|sentencepiece|cu|nv|nccl'
