@@ -113,6 +113,7 @@ printf 'the run           %s (metrics.jsonl, plan.json, trace.json)\n' "$run"
 if page=$("$bin/sluice" report "$run" 2>/dev/null); then
     printf 'a page about it   %s\n' "$page"
 fi
-printf 'before a run      %s plan JOB says what fits, how fast and why; %s --help\n' "$bin/sluice" "$bin/sluice"
+printf 'to install        cmake --install build/release --prefix ~/.local\n'
+printf 'ten minutes more  README.md, section "Ten minutes": fine-tune this model, plan a larger one\n'
 awk -v a="$loss" -v b="$bigram" 'BEGIN { exit !(a < b) }' ||
     die "the model is not better than the bigram model"
