@@ -6,8 +6,8 @@
 #   - a line "$ COMMAND" is run by sh in a copy of the clone, one after the other in one shell. Its exit status must be 0;
 #     a command that ends otherwise is followed by `; echo "exit status $?"`;
 #   - the lines below it are its output, standard error included. A line "..." stands for any number of lines, "..."
-#     within a line for any text. Words must be equal. Numbers vary with the machine: any number, with any unit of
-#     its kind, takes the place of another, except in "exit status N".
+#     within a line for any text. Words must be equal. Numbers vary with the machine: a number with any unit, or the "-"
+#     of a table, takes the place of another, except in "exit status N".
 # A block that begins with ```sh is not run: it may hold only the commands of `not_run`, which install and build for
 # minutes. CI is the second of them, and it has made BUILD by then.
 #

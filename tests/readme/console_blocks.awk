@@ -6,7 +6,7 @@
 #   awk -v mode=compare -v line=LINE -f console_blocks.awk WANT GOT
 #       prints "LINE: what is wrong", and exits with 1, if the output GOT is not what WANT shows
 
-# The line with each number, and the unit behind it, in one form.
+# The line with each number, with the unit behind it, as "#".
 function plain(text)
 {
     if (text ~ /^exit status [0-9]+$/)
@@ -14,12 +14,12 @@ function plain(text)
     gsub(/[0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f]+/, "#", text) # a checksum
     gsub(/[-+]?[0-9]+([.,][0-9]+)*(e[-+]?[0-9]+)?/, "#", text)
     gsub(/#m#s/, "#s", text)
-    gsub(/# ?[KMGTP]?i?B/, "# B", text)
+    gsub(/# ?[KMGTP]?i?B/, "#", text)
     gsub(/# (us|ms) /, "# s ", text)
     gsub(/#[KMBTk]/, "#", text)
     gsub(/[ \t]+/, " ", text)
     sub(/ $/, "", text)
-    while (sub(/ - /, " # ", text)) # no number, in a table
+    while (sub(/ - /, " # ", text)) # none, in a table
         ;
     sub(/ -$/, " #", text)
     return text
@@ -43,13 +43,14 @@ function fits(text, pattern,    count, piece, i, at)
     return at >= 0 && substr(text, at + 1) == piece[count]
 }
 
-# True if the lines low to high of WANT are the lines of GOT from `at` on. `missed`: the last line of WANT that
-# was looked for in vain.
+# True if the lines low to high of WANT are the lines of GOT from `at` on. `missed`: the line of WANT that stopped the
+# longest try.
 function lies(low, high, at,    i)
 {
     for (i = low; i <= high; i++)
         if (at + i - low > got_count || !fits(got[at + i - low], want[i])) {
-            missed = i
+            if (i > missed)
+                missed = i
             return 0
         }
     return 1
@@ -92,6 +93,7 @@ END {
             ;
         if (high < low)
             continue
+        missed = low
         if (low > 1 && high == want_count && got_count - (high - low) > at)
             at = got_count - (high - low) # the last piece ends the output
         while (low > 1 && at < got_count && !lies(low, high, at))
