@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/limits.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "kernels/cpu/cpu_internal.h"
@@ -222,6 +223,7 @@ int cpui_product_create(kernel_context *context, const matmul_desc *desc, int th
 {
     *out = NULL;
     TRY(cpui_matmul_check(desc));
+    TRY(limits_check_memory()); /* oneDNN crashes where the code it generates has no room */
     cpui_product *product = mem_alloc(1, sizeof *product, "matrix product");
     if (!product)
         return -ENOMEM;

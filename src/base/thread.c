@@ -6,11 +6,13 @@
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/limits.h"
 #include "base/log.h"
 
 /* The kernel's struct sched_attr, first version; glibc before 2.41 does not declare it. */
@@ -99,6 +101,16 @@ static int set_affinity(const core_set *cores)
     return sched_setaffinity(0, sizeof mask, &mask) == 0 ? 0 : errno;
 }
 
+int thread_start(pthread_t *out, void *(*run)(void *argument), void *argument)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int errno_value = pthread_create(out, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return errno_value;
+}
+
 static int bind_error(int errno_value, const core_set *cores)
 {
     char text[CORE_SET_TEXT_BYTES];
@@ -123,6 +135,7 @@ int thread_bind(const core_set *cores)
 int thread_bind_team(const core_set *cores, uint32_t thread_count)
 {
     int failed = 0;
+    TRY(limits_check_threads(thread_count - 1)); /* OpenMP's runtime would end the process */
     bool is_bound_by_user = omp_get_proc_bind() != omp_proc_bind_false;
     if (!is_bound_by_user)
         failed = set_affinity(cores); /* first: new threads of the team inherit it */

@@ -6,10 +6,15 @@
 #ifndef SLUICE_BASE_THREAD_H
 #define SLUICE_BASE_THREAD_H
 
+#include <pthread.h>
 #include <stdint.h>
 
 #include "base/core_set.h"
 #include "base/error.h"
+
+/* pthread_create with all signals blocked on the new thread: they are for the threads of the
+ * program. Returns an errno value; 0: the caller joins the thread. */
+int thread_start(pthread_t *out, void *(*run)(void *argument), void *argument) MUST_CHECK;
 
 /* Asks the scheduler to run this thread soon after it wakes. This is for threads that only hand
  * work over (the executor's, the copies') while computing threads keep every core busy. Linux 6.12
@@ -47,7 +52,7 @@ int thread_bind(const core_set *cores) MUST_CHECK;
  * away from a core that I/O wants; a thread bound to that core would delay its whole team.
  *
  * If the user has OpenMP bind its threads, that binding stays and nothing is bound here. Errors are
- * those of thread_bind. OpenMP's runtime allocates; our code does not. */
+ * those of thread_bind and limits_check_threads. OpenMP's runtime allocates; our code does not. */
 int thread_bind_team(const core_set *cores, uint32_t thread_count) MUST_CHECK;
 
 /* Ends the threads of the calling thread's OpenMP team, if it has one; a later region makes new

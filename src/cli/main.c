@@ -1,12 +1,14 @@
 /* sluice: reads the command's name and calls the command. See cli.h. */
 #include <errno.h>
 #include <fcntl.h>
+#include <omp.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/cpu.h"
 #include "base/failpoint.h"
+#include "base/limits.h"
 #include "cli/cli.h"
 #include "cli/launched_ranks.h"
 
@@ -113,11 +115,15 @@ int main(int argc, char **argv)
         rc = failpoint_init(); /* only tests set failpoints */
     if (rc == 0)
         rc = cpu_isa_check();
+    if (rc == 0)
+        rc = limits_begin();
+    const cli_command *command = argc > 2 ? main_find(argv[1]) : NULL;
+    if (rc == 0 && command && command->computes) {
+        cli_threads_settle(argv);
+        rc = limits_check_threads((uint32_t)omp_get_max_threads());
+    }
     if (rc < 0)
         return cli_finish(rc);
-    const cli_command *command = argc > 2 ? main_find(argv[1]) : NULL;
-    if (command && command->computes)
-        cli_threads_settle(argv);
     signal(SIGPIPE, SIG_IGN); /* a reader of the output that ends must not end a run */
     signal(SIGXFSZ, SIG_IGN); /* ulimit -f: returns an error with a sentence instead */
     return cli_finish(main_dispatch(argc, argv));

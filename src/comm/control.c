@@ -5,7 +5,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -15,6 +14,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
+#include "base/thread.h"
 
 static const char *const kind_names[] = {"gather", "broadcast", "exchange", "barrier", "agreement"};
 
@@ -62,14 +62,9 @@ static int reserve(commi_control *self)
     return 0;
 }
 
-/* Blocks all signals on the new thread: they are for the threads of the program. */
 static int start_thread(commi_control *self)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int errno_value = pthread_create(&self->thread, NULL, commi_control_run, self);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int errno_value = thread_start(&self->thread, commi_control_run, self);
     return errno_value ? err_errno(errno_value, "creating the control plane's thread") : 0;
 }
 

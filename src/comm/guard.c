@@ -5,9 +5,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "base/thread.h"
 
 enum { BETWEEN_CALLS_MS = 100 };
 
@@ -41,16 +42,11 @@ static void *run_guard(void *argument)
 int commi_guard_start(commi_guard *self, comm *owner, int64_t end_ns,
                       void (*expire)(comm *owner, const char *call))
 {
-    sigset_t all, before;
     *self = (commi_guard){.owner = owner, .end_ns = end_ns, .expire = expire};
     self->fd = eventfd(0, EFD_CLOEXEC);
     if (self->fd < 0)
         return err_errno(errno, "creating an eventfd");
-    /* signals are for the threads of the program */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int errno_value = pthread_create(&self->thread, NULL, run_guard, self);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int errno_value = thread_start(&self->thread, run_guard, self);
     if (errno_value) {
         close(self->fd);
         return err_errno(errno_value, "creating the thread that watches how long MPI takes");

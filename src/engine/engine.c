@@ -16,6 +16,7 @@
 #include <sched.h>
 #include <string.h>
 
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -280,7 +281,9 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
         rc = enginei_wrap_lanes(self, options->test->lanes);
     if (rc == 0)
         rc = enginei_make_executor(self);
-    thread_ask_short_slice(); /* the workers already exist and keep longer slices */
+    if (rc == 0)
+        rc = limits_check_memory(); /* oneDNN generates code when it first computes */
+    thread_ask_short_slice();       /* the workers already exist and keep longer slices */
     if (rc < 0) {
         err_record first;
         err_save(&first, rc);

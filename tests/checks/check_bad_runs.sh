@@ -363,6 +363,38 @@ rm -rf run drive
 
 # shellcheck disable=SC3045 # where there is no ulimit -f the run is good
 (ulimit -f 4096 2>/dev/null && refused 1 "File too large"; exit $failures) || failures=$?
+
+# ---- a stack or an address space that is too small for libraries: a sentence, and never a signal
+
+# limited OPTION KIB COMMAND...: under that limit of the shell the command is good, or refused with its name.
+limited()
+{
+    rm -rf run drive
+    status=0
+    # shellcheck disable=SC3045
+    (ulimit "$1" "$2" 2>/dev/null && shift 2 && call "$@"; exit "$status") || status=$?
+    count=$((count + 1))
+    [ "$status" -ne 0 ] || return 0
+    exits 2 "ulimit $*"
+    one_error "ulimit $*" "(ulimit $1"
+}
+for kib in 64 256 512; do
+    limited -s $kib "$sluice" train job.json --quiet
+    exits 2 "a stack of $kib KiB"
+done
+limited -s 1024 "$sluice" train job.json --quiet
+exits 0 "a stack of 1 MiB"
+tries=0
+for mib in 60 80 90 100 110 120 130 140 150 160 170 180 190 200 220 240 260; do
+    # shellcheck disable=SC3045 # below that the program cannot be loaded
+    (ulimit -v $((mib * 1024)) 2>/dev/null && "$sluice" --version >/dev/null 2>&1) || continue
+    limited -v $((mib * 1024)) "$sluice" train job.json --quiet
+    tries=$((tries + 1))
+done
+[ $tries -gt 3 ] || fail "only $tries limits of the address space were tried"
+limited -v 4194304 "$sluice" train job.json --quiet
+exits 0 "an address space of 4 GiB"
+rm -rf run drive
 rm -rf run drive
 "$sluice" train job.json <&- >&- 2>&-
 status=$?
