@@ -375,7 +375,13 @@ static int look_at_records(prepare_work *self, int fd, enum data_format format,
                        self->path);
     self->is_array = first.is_array;
     self->kind = format == DATA_JSONL ? datai_kind_of(field, &first.names) : format;
-    if (self->kind == DATA_AUTO || !datai_kind_fits(self->kind, field, &first.names))
+    bool is_known = self->kind != DATA_AUTO && datai_kind_fits(self->kind, field, &first.names);
+    if (!is_known && !first.is_whole)
+        return err_set(ERR_INPUT,
+                       "%s: the first object is not well-formed JSON: it has members \"name\": "
+                       "value, and names and texts stand in double quotes",
+                       self->path);
+    if (!is_known)
         return err_prefix(datai_refuse_kind(self->kind, field, &first.names), "%s: record 1",
                           self->path);
     if (first.spans_lines && !first.is_array)

@@ -202,6 +202,9 @@ static void bad_records_are_named(void **state)
          "(\"messages\"), sharegpt (\"conversations\"), alpaca (\"instruction\", \"output\"), "
          "prompt_completion (\"prompt\", \"completion\"), or a text in \"text\""},
         {"{}", DATA_AUTO, "the record has no members; known"},
+        {"{'text': 'a'}", DATA_AUTO, "a.json: the first object is not well-formed JSON"},
+        {"{\"messages\": [", DATA_ALPACA, "the first object is not well-formed JSON"},
+        {"{\"text\": \"a\", b}", DATA_AUTO, "a.json:1: column 15: string or '}' expected"},
         {"{\"text\": \"a\"}", DATA_ALPACA, "and records of the kind alpaca are read; known"},
         {"{\"messages\": []}", DATA_SHAREGPT, "and records of the kind sharegpt are read"},
         {"[{\"text\": \"a\"}, {\"text\": \"b\"},\n\n {\"txt\": 1}]", DATA_AUTO,
