@@ -159,7 +159,7 @@ int prepi_add_chat(const prepi_rules *rules, prepi_piece *piece, size_t message_
 {
     chat_text *chat = &piece->chat;
     TRY(chat_render(&rules->work->chat, piece->messages, message_count, false, chat));
-    if (rules->work->chat.kind == CHAT_ALPACA) /* a text, which begins as texts do */
+    if (rules->work->chat.is_text)
         TRY(add_before(rules, piece));
     const chat_span *answers = chat->answers; /* the answers that are left */
     size_t begin = 0, left = chat->answer_count;

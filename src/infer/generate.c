@@ -110,7 +110,6 @@ static int check_ids(const generator *self)
 static int read_chat(generator *self)
 {
     const struct infer_generate_options *asked = self->asked;
-    const tokenize_options options = {.adds_special = false};
     const chat_message messages[] = {
         {"system", asked->system, asked->system ? strlen(asked->system) : 0, NULL, false},
         {"user", asked->prompt, asked->prompt_bytes, NULL, false},
@@ -123,6 +122,7 @@ static int read_chat(generator *self)
                   : -ENOMEM;
     if (rc == 0)
         rc = chat_render(form, messages + first, 2 - first, true, &text);
+    const tokenize_options options = {.adds_special = form && form->is_text};
     if (rc == 0)
         rc = tokenizer_encode(self->words, text.bytes, text.length, &options, &self->ids);
     static const char *const ends[CHAT_ENDS] = {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>",

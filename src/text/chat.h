@@ -75,6 +75,7 @@ struct chat_form {
     const char *name; /* one of the above; constant */
     bool adds_system; /* adds `system` if no system message comes first */
     char system[CHAT_SYSTEM_BYTES];
+    bool is_text;        /* alpaca: what the tokenizer puts before a text stands before it */
     bool has_dates;      /* llama3.1 */
     bool strips_answers; /* mistral: strips white space */
     bool is_first; /* mistral: the system message goes to the first user's message, not the last */

@@ -50,7 +50,7 @@ static const chat_form forms[] = {
      .answer_before = ""},
     {.kind = CHAT_ZEPHYR, .name = "zephyr"},
     {.kind = CHAT_PLAIN, .name = "plain"},
-    {.kind = CHAT_ALPACA, .name = "alpaca"},
+    {.kind = CHAT_ALPACA, .name = "alpaca", .is_text = true},
 };
 
 static const chat_form *form_named(const char *name)

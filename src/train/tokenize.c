@@ -1,4 +1,4 @@
-/* Makes one token file from text and JSON lines. See tokenize.h. */
+/* Makes one token file from text and JSON records. See tokenize.h. */
 #include "train/tokenize.h"
 
 #include <stdio.h>

@@ -105,8 +105,15 @@ def cases(chatty, base):
                                   (base(r["text"] + base.eos_token)["input_ids"] for r in records)]
 
 
+def prompt_ids(sluice, run, prompt):
+    """The ids of a prompt that `generate --chat` gives to the model of a run."""
+    done = subprocess.run([sluice, "generate", run, "--chat", "--prompt", prompt, "--tokens", "1", "--json", "--set",
+                           "data.chat_template=alpaca"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)["prompt_ids"]
+
+
 def made_by(sluice, tokenizer_dir, path, work):
-    """Documents of (ids, marks) in the file that a run of one step makes."""
+    """The run of one step, and the documents of (ids, marks) in the file that it makes."""
     run = tempfile.mkdtemp(dir=work)
     job = {"model": {"family": "llama", "num_layers": 1, "hidden_size": 32, "num_heads": 2, "ffn_size": 32,
                      "vocab_size": 512, "seq_length": 16}, "train_micro_batch_size_per_gpu": 1,
@@ -128,7 +135,7 @@ def made_by(sluice, tokenizer_dir, path, work):
         part = tokens[begin:end]
         result.append(([t & 0x7fffffff for t in part], [int(not (flags & 1 and t >> 31)) for t in part]))
         begin = end
-    return result
+    return run, result
 
 
 def main():
@@ -144,13 +151,18 @@ def main():
                 path = os.path.join(work, file_name)
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-                found = made_by(sys.argv[1], work + ("/chatty" if tokenizer is chatty else "/base"), path, work)
+                run, found = made_by(sys.argv[1], work + ("/chatty" if tokenizer is chatty else "/base"), path, work)
                 wrong = [i for i, (a, b) in enumerate(zip(found, wanted)) if (list(a[0]), list(a[1])) != b]
                 if wrong or len(found) != len(wanted):
                     failed += 1
                     at = wrong[0] if wrong else 0
                     print(f"{name}, {file_name}: {len(wrong)} of {len(wanted)} differ\n  wanted {wanted[at]}\n"
                           f"  found  {found[at]}")
+            if name == "alpaca":
+                ids = prompt_ids(sys.argv[1], run, "Why?")
+                is_same = ids == base(ALPACA.format(instruction="Why?"))["input_ids"]
+                print(f"generate --chat: a prompt of {len(ids)} tokens, {'the same' if is_same else 'which differ'}")
+                failed += not is_same
             print(f"{name}: {len(records)} records, {sum(map(len, (w[0] for w in wanted)))} tokens, "
                   f"{sum(sum(w[1]) for w in wanted)} count")
     print(f"{failed} differ")
