@@ -385,7 +385,7 @@ int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void *
                              : io_uring_queue_init(config->transfer_count, &self->ring, 0);
     if (rc < 0) {
         mem_free(self);
-        return err_errno(-rc, "io_uring_setup");
+        return err_set(rc, "io_uring_setup: %s", strerror(-rc)); /* the caller adds the advice */
     }
     rc = io_uring_register_eventfd(&self->ring, config->event_fd);
     if (rc < 0) {
