@@ -168,6 +168,21 @@ static void invalidate_slot(const slot_file *self)
                  self->path, strerror(errno));
 }
 
+/* Reserves the blocks of the other slot for a commit of this length, after a run's first commit: the
+ * slot says BEGUN, which is shorter. So later commits need no space. Where this is not possible,
+ * they fail if there is none. */
+static void reserve_other(const char *state_dir, unsigned slot, uint64_t file_bytes)
+{
+    char path[PATH_MAX];
+    int fd = slot_path(path, state_dir, slot, "") < 0
+                 ? -1
+                 : open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return;
+    (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)file_bytes);
+    close(fd);
+}
+
 int manifest_write(const char *state_dir, const manifest *self)
 {
     manifesti_parts parts;
@@ -183,6 +198,9 @@ int manifest_write(const char *state_dir, const manifest *self)
     if (rc < 0)
         invalidate_slot(&file);
     close(file.fd); /* everything is on the drive, or the slot is invalid */
+    if (rc == 0 && self->state == MANIFEST_COMMITTED && !file.in_place)
+        reserve_other(state_dir, (unsigned)((self->generation + 1) % MANIFESTI_SLOTS),
+                      parts.header.file_bytes);
     return rc;
 }
 

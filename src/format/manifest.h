@@ -165,7 +165,8 @@ static inline bool manifest_is_high(const manifest *self, uint64_t idx)
 }
 
 /* Writes the slot generation mod 2 in `state_dir`, then calls fsync on the file and the directory.
- * It allocates nothing and does not change the other slot. -EINVAL for a record that manifest_read
+ * It allocates nothing and does not change the other slot; after a run's first commit it
+ * reserves blocks for that slot's next commit. -EINVAL for a record that manifest_read
  * would refuse, with nothing changed; else -errno or a failpoint's code: then the other slot still
  * counts, also for later readers. */
 int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;

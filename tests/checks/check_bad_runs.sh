@@ -468,16 +468,16 @@ if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=2
     good "$small" "$fp16" run.steps=6
     rm -rf run small/drive
     # The drive of run.dir is full: a run goes on without room, and tells which lines for people are missing.
-    good "$small" "$fp16" run.dir=small/run run.steps=3 run.commit_every=1
-    head -c 24000000 /dev/zero >small/filling 2>/dev/null
-    good "$small" "$fp16" run.dir=small/run run.steps=30 run.commit_every=1
+    good run.dir=small/run run.steps=3
+    head -c 30000000 /dev/zero >small/filling 2>/dev/null
+    good run.dir=small/run run.steps=30
     says err 'No space left on device: the run goes on, and job.json or plan.json stay as they were' "a full disk"
     says err 'No space left on device: the run goes on, and its steps have no lines there' "a full disk"
     [ "$(grep -c 'metrics.jsonl lacks [0-9]* lines' err)" -eq 1 ] || fail "a full disk: lost lines are not counted"
     call "$sluice" verify small/run
     says out 'step 30' "a commit on a full disk"
     rm small/filling
-    good "$small" "$fp16" run.dir=small/run run.steps=31
+    good run.dir=small/run run.steps=31
     ! grep -q 'lacks' err || fail "a disk that has room again: lines are missing"
     umount small
 else

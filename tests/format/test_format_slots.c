@@ -1,6 +1,7 @@
 /* The manifest's two slots: which one counts after damage of any kind, after a failure or a kill at
  * each point of a write, and what is synced when. */
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -484,6 +485,38 @@ static void a_full_drive_leaves_the_commit(void **state)
     format_remove_slots();
 }
 
+/* After a run's first commit, the next one finds its blocks in the slot that says BEGUN. */
+static void the_first_commit_reserves_the_next(void **state)
+{
+    (void)state;
+    static manifest record;
+    struct stat begun, commit, reserved;
+    const struct format_shape large = {MANIFEST_COMMITTED, 2, 0, 400, 1, 0};
+    format_remove_slots();
+    format_draw(&record, SEED, 1, &(struct format_shape){MANIFEST_BEGUN, 2, 0, 0, 1, 0});
+    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    manifest_fini(&record);
+    int fd = open(format_slot(1), O_WRONLY | O_CLOEXEC);
+    assert_true(fd >= 0 && fstat(fd, &begun) == 0);
+    bool reserves = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, begun.st_size) == 0;
+    close(fd);
+    format_draw(&record, SEED, 2, &large);
+    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    manifest_fini(&record);
+    assert_int_equal(stat(format_slot(0), &commit), 0);
+    assert_int_equal(stat(format_slot(1), &reserved), 0);
+    assert_int_equal(reserved.st_size, begun.st_size);
+    assert_true(commit.st_size > 8 * begun.st_size);
+    if (reserves) /* else the file system cannot */
+        assert_true(reserved.st_blocks * 512 >= commit.st_size);
+    format_expect(2);
+    format_draw(&record, SEED, 3, &large);
+    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    manifest_fini(&record);
+    format_expect(3);
+    format_remove_slots();
+}
+
 static void slots_are_removed(void **state)
 {
     (void)state;
@@ -544,6 +577,7 @@ int main(void)
         cmocka_unit_test(what_counts_is_synced),
         cmocka_unit_test(two_runs_are_not_one),
         cmocka_unit_test(a_full_drive_leaves_the_commit),
+        cmocka_unit_test(the_first_commit_reserves_the_next),
         cmocka_unit_test(slots_are_removed),
         cmocka_unit_test(bad_calls_are_refused),
     };
