@@ -97,7 +97,7 @@ fits 'optimizer={"type":"Lion"}' bf16.enabled=true data_types.grad_accum_dtype=f
 
 # ---- parts, cores
 
-refused 2 "model.max_part_bytes is 100," model.max_part_bytes=100
+refused 2 "model.max_part_bytes is 100," model.max_part_bytes=100B
 no_state "parts of 100 bytes"
 good "model.max_part_bytes=$(sed -n 's/.*set it to \([0-9]*\) or more.*/\1/p' err)"
 rm -rf run drive
