@@ -50,7 +50,6 @@ static const struct {
 } trainer_values[] = {
     {"gradient_accumulation_steps", "1"},
     {"gradient_clipping", "1.0"},
-    {"optimizer.params.lr", "5e-05"},
     {"optimizer.params.betas", "[0.9, 0.999]"},
     {"optimizer.params.eps", "1e-08"},
     {"optimizer.params.weight_decay", "0.0"},
@@ -101,6 +100,12 @@ static int fill_limits(struct filling *self)
     return 0;
 }
 
+/* learning_rate of TrainingArguments. */
+static json_t *default_rate(void)
+{
+    return json_real(5e-5);
+}
+
 /* The optimizer that the trainer makes itself if the file has none, and the schedule, which is
  * linear over the steps of the run. */
 static int fill_schedule(struct filling *self)
@@ -111,10 +116,11 @@ static int fill_schedule(struct filling *self)
     const json_t *steps = configi_get(self->reader, "run.steps");
     json_int_t count = json_is_integer(steps) ? json_integer_value(steps)
                                               : (json_int_t)configi_uint(self->reader, "run.steps");
-    if (!configi_get(self->reader, "optimizer"))
-        TRY(put(self, lr_path, json_loads(trainer_values[2].value, JSON_DECODE_ANY, NULL)));
-    if (configi_is_auto(self->reader, max_lr) && configi_get(self->reader, lr_path))
-        TRY(put(self, max_lr, json_deep_copy(configi_get(self->reader, lr_path))));
+    if (configi_is_auto(self->reader, lr_path) || !configi_get(self->reader, "optimizer"))
+        TRY(put(self, lr_path, default_rate()));
+    const json_t *rate = configi_get(self->reader, lr_path);
+    if (configi_is_auto(self->reader, max_lr))
+        TRY(put(self, max_lr, rate ? json_deep_copy(rate) : default_rate()));
     if (configi_is_auto(self->reader, total))
         TRY(put(self, total, json_integer(count)));
     if (configi_get(self->reader, "scheduler"))

@@ -86,6 +86,8 @@ static void show_value(const configi_key *row, const job *self, char text[JOB_CH
         snprintf(text, JOB_CHANGE_BYTES, "%s", row->fallback ? row->fallback : "not given");
     else
         configi_show_member(row, self, 0, text);
+    if (!row->fallback && strcmp(text, "0") == 0) /* how members say that there is no limit */
+        snprintf(text, JOB_CHANGE_BYTES, "not given");
 }
 
 void configi_log_auto(const configi_reader *reader, const job *self)

@@ -158,7 +158,8 @@ static int check_step(const configi_reader *reader, const job *target)
 {
     static const char micro_path[] = "train_micro_batch_size_per_gpu";
     static const char times_path[] = "gradient_accumulation_steps";
-    enum { BLOCK_PASSES_MOST = 1 << 18 };
+    /* A pass takes some 20 KB while a step is compiled: 2.6 GB for so many. */
+    enum { BLOCK_PASSES_MOST = 1 << 17 };
     const configi_key *micro = configi_key_find(micro_path), *times = configi_key_find(times_path);
     if (!configi_in_range(micro, (double)target->micro_batch))
         return configi_error(reader, micro_path, "%" PRIu64 " must be in %s. %s",
@@ -166,6 +167,13 @@ static int check_step(const configi_reader *reader, const job *target)
     if (!configi_in_range(times, (double)target->accumulation))
         return configi_error(reader, times_path, "%" PRIu64 " must be in %s. %s",
                              target->accumulation, times->allowed, times->why);
+    if (target->micro_batch * target->model.seq_length > INT32_MAX)
+        return configi_error(reader, micro_path,
+                             "%" PRIu64 " sequences of model.seq_length %" PRIu64
+                             " are more than %d tokens, the most that the products of a "
+                             "micro-batch take: lower it, and raise %s",
+                             target->micro_batch, target->model.seq_length, (int)INT32_MAX,
+                             times_path);
     if (target->accumulation * target->model.num_layers <= BLOCK_PASSES_MOST)
         return 0;
     return configi_error(reader, times_path,

@@ -14,7 +14,9 @@ static const int masters[] = {TILE_FP32, TILE_LOW16}, moments[] = {TILE_FP32, TI
 static const char program_blocks[] =
     "A step's program has ops for each block, and is compiled before the first step.";
 static const char dimensions[] = "Products of the model's dimensions are counted in 64 bits.";
-static const char token_ids[] = "Token ids are signed 32-bit numbers.";
+static const char token_ids[] =
+    "Token ids are signed 32-bit numbers, and bytes of the matrix of logits are counted in 64 "
+    "bits.";
 static const char one_sequence[] = "All activations of a sequence are on the device together.";
 static const char processors[] = "No machine has more processors.";
 static const char exact_steps[] =
@@ -63,7 +65,7 @@ const configi_key configi_own_keys[] = {
         "Inner width of the feed-forward part. Default: gpt2 4 hidden_size; llama 8/3 hidden_size, "
         "rounded up to a multiple of 256.",
         .why = dimensions),
-    KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,2147483647]", "tokens", FIXED,
+    KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
         "Rows of the embedding. Default with the tokenizer \"bytes\": 256.", .why = token_ids),
     KEY("model.seq_length", INT, AT(model.seq_length), NONE, "[1,16777216]", "tokens", FIXED,
         "Tokens of one sequence in training.", .why = one_sequence),

@@ -328,6 +328,13 @@ static void hugging_face_fills_gaps(void **state)
     assert_true(self->micro_batch == 12 && self->optimizer.lr == 1e-4);
     assert_true(self->scheduler.type == JOB_WARMUP_LR && self->scheduler.warmup_max_lr == 1e-4);
     job_destroy(self);
+    /* An optimizer without a rate has that of DeepSpeed, and the schedule that of the trainer. */
+    self = read_good(
+        HF_MODEL ", \"optimizer\": {\"type\": \"AdamW\"}, \"scheduler\": {\"type\": \"WarmupLR\", "
+                 "\"params\": {\"warmup_max_lr\": \"auto\"}}}",
+        "auto=hf");
+    assert_true(self->optimizer.lr == 1e-3 && self->scheduler.warmup_max_lr == 5e-5);
+    job_destroy(self);
 }
 
 /* Other forms that DeepSpeed accepts are read, and a log line names them. */
