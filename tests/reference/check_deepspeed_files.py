@@ -47,7 +47,7 @@ AUTO = {
 # Why Sluice may refuse what DeepSpeed's configuration class accepts.
 REASONS = [
     ("not built", r"not built|changes? the arithmetic|changes what is trained|not trained here"),
-    ("fails when DeepSpeed starts", r"needs it$|no parameter of|is none of WarmupLR|is none of Adam|max_grad_norm"),
+    ("fails when DeepSpeed starts", r"needs it$|no parameter of|is none of WarmupLR|is none of Adam|max_grad_norm|r.params.\w+: unknown"),
     ("says two things", r"disagrees|given beside|enable one of them|which is the same"),
     ("not JSON", r"\.json:\d+:\d+: "),
 ]
