@@ -183,7 +183,8 @@ void cli_live_end(void);
 /* --- progress.c: the line of progress, on standard error, of commands that take long --- */
 
 struct cli_progress {
-    const char *verb; /* "imported"; for cli_progress_show */
+    const char *verb;  /* "imported"; for cli_progress_show */
+    uint64_t start_ns; /* of cli_progress_begin */
     bool is_shown, is_terminal;
     atomic_bool is_drawn; /* a line is on the terminal; any thread that logs clears it */
     double shown_seconds; /* when the last line was written */
@@ -201,6 +202,9 @@ void cli_progress_end(cli_progress *self);   /* clears the line */
 
 /* For other lines. `seconds` since the beginning: true if it is time for the next line. */
 bool cli_progress_is_due(const cli_progress *self, double seconds);
+/* For commands that are mostly done at once: true if a line is due on a terminal, from two seconds
+ * after the beginning on. Elsewhere never. */
+bool cli_progress_is_late(const cli_progress *self, double *seconds);
 __attribute__((format(printf, 3, 4))) void cli_progress_draw(cli_progress *self, double seconds,
                                                              const char *format, ...);
 

@@ -1,4 +1,6 @@
 /* sluice plan JOB: what a run would need and how fast it would be; touches no drive. See cli.h. */
+#include <limits.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +10,7 @@
 #include "cli/cli_report.h"
 #include "cli/machine_option.h"
 #include "config/config.h"
+#include "plan/plan_job.h"
 #include "setup/plan_figures.h"
 #include "setup/summary.h"
 
@@ -48,11 +51,42 @@ static const cli_option options[] = {
      .target = &asked.json},
 };
 
+/* What a plan that takes long is doing, on a terminal. */
+static struct {
+    cli_progress line;
+    plan_watch watch;
+    uint32_t ranks; /* that the plan at hand is for */
+} screen;
+
+static void show_progress(void *user, const plan_watch *watch)
+{
+    double seconds;
+    (void)user;
+    if (!cli_progress_is_late(&screen.line, &seconds))
+        return;
+    cli_progress_draw(&screen.line, seconds,
+                      "plan for %u rank%s: %s, %llu programs of %.1f million ops so far, %.0f s",
+                      screen.ranks, screen.ranks > 1 ? "s" : "",
+                      watch->what ? watch->what : "counting", (unsigned long long)watch->step_count,
+                      (double)watch->op_count * 1e-6, seconds);
+}
+
+/* Keeps freed memory for the next allocation. Each trial of the search fills and frees arrays of
+ * the same sizes; given back in between, their pages came anew with every trial, which took a
+ * third of the processor time of a large plan. */
+static void keep_freed_memory(void)
+{
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
+
 static struct setup_plan_options plan_options(uint32_t world)
 {
+    screen.ranks = world;
     return (struct setup_plan_options){.local_world = (uint32_t)size_min(asked.local_world, world),
                                        .machine = asked.on.figures,
-                                       .is_described = asked.on.figures && !asked.on.is_here};
+                                       .is_described = asked.on.figures && !asked.on.is_here,
+                                       .watch = &screen.watch};
 }
 
 static int read_job(uint32_t world, job **out)
@@ -67,6 +101,7 @@ static int plan_for(uint32_t world, struct setup_summary *out)
     const struct setup_plan_options how = plan_options(world);
     TRY(read_job(world, &work));
     int rc = setup_plan_on(work, &how, out);
+    cli_progress_clear(&screen.line);
     job_destroy(work);
     return rc;
 }
@@ -136,6 +171,7 @@ static int plan_largest(void)
                        asked.ranks);
     TRY(read_job(world, &work));
     int rc = setup_max_model(work, asked.max_model, &how, &found);
+    cli_progress_clear(&screen.line);
     job_destroy(work);
     return rc < 0 ? rc : cli_print_max_model(stdout, asked.max_model, &found, asked.json);
 }
@@ -191,6 +227,13 @@ static int read_machine(void)
     return 0;
 }
 
+static int plan_asked(void)
+{
+    if (asked.max_model)
+        return plan_largest();
+    return asked.world_count > 1 ? plan_each() : plan_one();
+}
+
 static int plan_start(const cli_texts *operands)
 {
     asked.path = operands->count > 0 ? operands->items[0] : NULL;
@@ -201,9 +244,12 @@ static int plan_start(const cli_texts *operands)
     TRY(cli_set_auto(&asked.set, asked.auto_of));
     TRY(read_machine());
     TRY(read_worlds());
-    if (asked.max_model)
-        return plan_largest();
-    return asked.world_count > 1 ? plan_each() : plan_one();
+    keep_freed_memory();
+    cli_progress_begin(&screen.line, NULL, true);
+    screen.watch.on_progress = show_progress;
+    int rc = plan_asked();
+    cli_progress_end(&screen.line);
+    return rc;
 }
 
 const cli_command cli_plan_command = {

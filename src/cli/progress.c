@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 
-static const double redraw_seconds = 0.1, plain_seconds = 10;
+static const double redraw_seconds = 0.1, plain_seconds = 10, late_seconds = 2;
 
 /* It must not log. */
 static void progress_clear(void *user)
@@ -17,8 +17,10 @@ static void progress_clear(void *user)
 
 void cli_progress_begin(cli_progress *self, const char *verb, bool is_shown)
 {
-    *self = (cli_progress){
-        .verb = verb, .is_shown = is_shown, .is_terminal = isatty(STDERR_FILENO) == 1};
+    *self = (cli_progress){.verb = verb,
+                           .is_shown = is_shown,
+                           .is_terminal = isatty(STDERR_FILENO) == 1,
+                           .start_ns = clock_ns()};
     if (is_shown && self->is_terminal)
         log_set_hook(progress_clear, self);
 }
@@ -33,6 +35,12 @@ bool cli_progress_is_due(const cli_progress *self, double seconds)
 {
     double pause = self->is_terminal ? redraw_seconds : plain_seconds;
     return self->is_shown && seconds - self->shown_seconds >= pause;
+}
+
+bool cli_progress_is_late(const cli_progress *self, double *seconds)
+{
+    *seconds = (double)(clock_ns() - self->start_ns) * 1e-9;
+    return self->is_terminal && *seconds >= late_seconds && cli_progress_is_due(self, *seconds);
 }
 
 void cli_progress_draw(cli_progress *self, double seconds, const char *format, ...)

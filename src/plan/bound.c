@@ -23,6 +23,7 @@
  * dependency an op starts after the end of the op before it. Neither memory nor the order on other
  * lanes counts: no order of these ops on this machine is faster. Time is linear in ops and
  * dependencies and quadratic in cuts. Heap scratch, freed on return. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -135,11 +136,10 @@ static void walk_back(struct bounding *w)
 static void add_work(const struct bounding *w, struct between *sum, uint32_t idx)
 {
     const op *item = &w->b->ops[idx];
-    struct plani_share share;
-    plani_demand(&w->b->job->machine, &item->demand, &share);
+    const struct plani_share *share = &w->b->graph->shares[idx];
     for (int r = 0; r < WORKS; r++) {
-        double seconds = r < RESOURCE_COUNT                               ? share.demand[r]
-                         : !w->phases && r - RESOURCE_COUNT == item->lane ? share.alone_seconds
+        double seconds = r < RESOURCE_COUNT                               ? share->demand[r]
+                         : !w->phases && r - RESOURCE_COUNT == item->lane ? share->alone_seconds
                                                                           : 0;
         if (seconds <= 0)
             continue;
@@ -280,13 +280,11 @@ static int bound_of(const plani_builder *b, bool commits, bool phases, uint64_t 
 {
     struct bounding w = {.b = b, .commits = commits, .phases = phases};
     struct between *column = NULL;
+    assert(b->graph);
     int rc = bound_alloc(&w, &column);
     if (rc == 0) {
-        for (uint64_t i = 0; i < b->op_count && !phases; i++) {
-            struct plani_share share;
-            plani_demand(&b->job->machine, &b->ops[i].demand, &share);
-            w.alone[i] = share.alone_seconds;
-        }
+        for (uint64_t i = 0; i < b->op_count && !phases; i++)
+            w.alone[i] = b->graph->shares[i].alone_seconds;
         uint8_t *marks = mem_alloc(b->op_count + 1, sizeof *marks, "plan bound");
         rc = marks ? 0 : -ENOMEM;
         if (marks) {

@@ -17,21 +17,12 @@ static int grow(void **array, uint64_t count, uint64_t *capacity, size_t elem_by
 {
     if (count < *capacity)
         return 0;
-    uint64_t wanted = *capacity ? *capacity * 2 : 4; /* most buffers have few users */
+    uint64_t wanted = *capacity ? *capacity * 2 : 1024;
     void *fresh = mem_resize(*array, wanted, elem_bytes, tag);
     if (!fresh)
         return -ENOMEM;
     *array = fresh;
     *capacity = wanted;
-    return 0;
-}
-
-static int grow32(void **array, uint32_t count, uint32_t *capacity, size_t elem_bytes,
-                  const char *tag)
-{
-    uint64_t wide = *capacity;
-    TRY(grow(array, count, &wide, elem_bytes, tag));
-    *capacity = (uint32_t)wide;
     return 0;
 }
 
@@ -69,10 +60,7 @@ int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *se
 
 void plani_builder_fini(plani_builder *b)
 {
-    for (uint64_t i = 0; i < b->buffer_count; i++) {
-        mem_free(b->buffers[i].recent);
-        mem_free(b->buffers[i].users);
-    }
+    plani_pool_fini(&b->lists);
     mem_free(b->buffers);
     mem_free(b->ops);
     mem_free(b->dependents);
@@ -118,6 +106,8 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
                         sizeof *b->dependents, "plan ops");
     if (b->error < 0)
         return 0;
+    if (b->op_count % PLANI_OPS_OF_A_NOTE == PLANI_OPS_OF_A_NOTE - 1)
+        plani_note_work(b->job, NULL, PLANI_OPS_OF_A_NOTE);
     op *fresh = &b->ops[b->op_count];
     memset(fresh, 0, sizeof *fresh);
     fresh->kind = (uint8_t)kind;
@@ -209,8 +199,8 @@ static void put_access(struct plani_access *list, uint32_t begin, uint32_t end,
 static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bool writes)
 {
     struct plani_buffer *target = &b->buffers[range.buffer_idx];
-    b->error = grow32((void **)&target->recent, target->recent_count, &target->recent_capacity,
-                      sizeof *target->recent, "plan accesses");
+    b->error = plani_pool_grow(&b->lists, (void **)&target->recent, target->recent_count,
+                               &target->recent_capacity, sizeof *target->recent);
     if (b->error < 0)
         return;
     struct plani_access fresh = {.op_idx = op_idx,
@@ -269,8 +259,8 @@ void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operan
         return;
     if (used->user_count > 0 && used->users[used->user_count - 1] == op_idx)
         return;
-    b->error = grow32((void **)&used->users, used->user_count, &used->user_capacity,
-                      sizeof *used->users, "plan users");
+    b->error = plani_pool_grow(&b->lists, (void **)&used->users, used->user_count,
+                               &used->user_capacity, sizeof *used->users);
     if (b->error >= 0)
         used->users[used->user_count++] = op_idx;
 }

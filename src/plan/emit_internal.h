@@ -31,6 +31,19 @@ void plani_layout_fini(plani_layout *layout);
 /* Bytes of device memory for all ranks' sums of the norm's largest part, in whole blocks. */
 uint64_t plani_norm_part_bytes(const plan_job *job, const plan_set *set);
 
+/* ---- pool.c --------------------------------------------------------------------------------- */
+
+/* Memory for many short lists that live as long as one program is built. A list that grows moves
+ * and leaves its old place unused. Freed all at once. */
+struct plani_pool {
+    char *chunk; /* the newest one; the first bytes of each point to the one before it */
+    uint64_t used_bytes, chunk_bytes;
+};
+/* Makes room in the list for one more element; 0 or -ENOMEM. New elements are not set. */
+int plani_pool_grow(struct plani_pool *pool, void **list, uint32_t count, uint32_t *capacity,
+                    size_t elem_bytes) MUST_CHECK;
+void plani_pool_fini(struct plani_pool *pool);
+
 /* ---- builder.c ------------------------------------------------------------------------------ */
 
 enum { PLANI_ANY = 0xffff }; /* a residue: block alignment is enough */
@@ -80,7 +93,8 @@ struct plani_builder {
     uint64_t buffer_count, buffer_capacity, home_count;
     struct plani_edge *edges;
     uint64_t edge_count, edge_capacity;
-    struct plani_graph *graph; /* of the finished ops, made by the first plani_schedule; or NULL */
+    struct plani_graph *graph; /* of the finished ops, made when it is first needed; or NULL */
+    struct plani_pool lists;   /* `recent` and `users` of all buffers */
     int error;                 /* first failure; later calls do nothing */
 };
 typedef struct plani_builder plani_builder;

@@ -173,7 +173,7 @@ int plani_find_fit(plani_search *self, struct plani_point *point, uint64_t need[
     uint32_t count = list_updates(self, updates);
     for (uint32_t i = 0; i < count; i++)
         for (int l = 0; l < FIT_LEVELS; l++) {
-            if (self->work > FIT_WORK && (i > 0 || l > 0))
+            if (self->work.ops > FIT_WORK && (i > 0 || l > 0))
                 continue;
             struct fit fit = {.far = {.order = self->job.order, .update = (enum update)updates[i]}};
             fit.candidate.tile_elems = plani_trial_tile(&self->job, fit_levels[l]);

@@ -128,7 +128,7 @@ int plani_home_ends(const plan_job *job, uint64_t tile_elems, uint64_t ends[TIER
 /* ---- programs in serial order --------------------------------------------------------------- */
 
 int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_kind kind,
-                       uint64_t peaks[TIER_COUNT], uint64_t *work)
+                       uint64_t peaks[TIER_COUNT], plani_work *work)
 {
     plan_set set;
     plani_layout layout;
@@ -174,7 +174,8 @@ static void note_need(const plan_job *job, struct plani_candidate *c,
 }
 
 /* Learns needs until all are known or the excess reaches `most`. */
-static int learn_needs(const plan_job *job, struct plani_candidate *c, double most, uint64_t *work)
+static int learn_needs(const plan_job *job, struct plani_candidate *c, double most,
+                       plani_work *work)
 {
     uint64_t ends[TIER_COUNT];
     if (!c->has_homes) {
@@ -190,7 +191,7 @@ static int learn_needs(const plan_job *job, struct plani_candidate *c, double mo
     return 0;
 }
 
-int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work)
+int plani_check_needs(const plan_job *job, struct plani_candidate *c, plani_work *work)
 {
     TRY(learn_needs(job, c, 1, work));
     return excess(job, c->need) > 0 ? err_set(ERR_NO_FIT, "does not fit") : 0;
@@ -215,9 +216,10 @@ static bool is_long(const plan_job *job)
  * that a finished one undercuts. After nearest_work ops it takes the nearest that is known, or one
  * of which enough is known that it does not fit. */
 static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t count,
-                   struct plani_candidate **found, uint64_t *work)
+                   struct plani_candidate **found, plani_work *work)
 {
-    uint64_t begun = *work;
+    uint64_t begun = work->ops;
+    plani_note_work(job, "looking for what would fit", 0);
     *found = NULL;
     double least = INFINITY;
     if (is_long(job)) {
@@ -234,7 +236,7 @@ static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t c
             if (&list[i] != *found && bound < least && (!next || bound < excess(job, next->need)))
                 next = &list[i];
         }
-        bool is_enough = *work - begun > nearest_work;
+        bool is_enough = work->ops - begun > nearest_work;
         if (!next || (is_enough && *found))
             return 0;
         TRY(learn_needs(job, next, is_enough ? 1 : least, work));
@@ -249,7 +251,7 @@ static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t c
     }
 }
 
-int plani_excess(const plan_job *job, double *bytes, uint64_t *work)
+int plani_excess(const plan_job *job, double *bytes, plani_work *work)
 {
     struct plani_candidate list[PLANI_CANDIDATES_MAX], *closest;
     uint32_t count = plani_list_candidates(job, list);
@@ -336,7 +338,8 @@ static void tell_commits(const plan_job *job, const struct plani_candidate *c, s
                  saved_bytes, size_format(saved_bytes, less));
 }
 
-int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count, uint64_t *work)
+int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count,
+                 plani_work *work)
 {
     if (job->no_advice)
         return err_set(ERR_NO_FIT, "does not fit");

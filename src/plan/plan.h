@@ -184,6 +184,7 @@ struct plan_place_found {
     uint64_t need_bytes[TIER_COUNT];
     uint32_t trial_count;   /* simulated steps, or steps whose bound was enough */
     uint32_t compile_count; /* whole compilations */
+    uint32_t repeat_count;  /* steps that were asked for again, and not simulated again */
     uint64_t work_ops;      /* ops built and simulated in all */
     uint32_t reason_count;
     char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES]; /* why each state rests there */

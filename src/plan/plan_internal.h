@@ -13,6 +13,19 @@
 #include "base/tile.h"
 #include "plan/plan.h"
 
+/* Tells the job's watch that work goes on; `what` NULL: on the same as before. Long loops note every
+ * so many ops. */
+enum { PLANI_OPS_OF_A_NOTE = 1 << 14 };
+static inline void plani_note_work(const plan_job *job, const char *what, uint64_t op_count)
+{
+    plan_watch *watch = job->watch;
+    if (!watch)
+        return;
+    watch->what = what ? what : watch->what;
+    watch->op_count += op_count;
+    watch->on_progress(watch->user, watch);
+}
+
 static inline uint32_t plani_world(const plan_job *job)
 {
     return job->world ? job->world : 1;

@@ -72,6 +72,17 @@ void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool b
 void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
                               double memory_bytes_per_second);
 
+/* Told what a long plan is doing. The caller sets the first two members, the planner the others.
+ * on_progress is called often, on the thread that plans, and must be cheap. */
+struct plan_watch {
+    void (*on_progress)(void *user, const struct plan_watch *watch);
+    void *user;
+    const char *what;    /* "trying placements"; NULL: nothing yet */
+    uint64_t step_count; /* programs built, most of them steps that were tried */
+    uint64_t op_count;   /* ops built and simulated */
+};
+typedef struct plan_watch plan_watch;
+
 /* Borrows all its arrays. */
 struct plan_job {
     /* ---- the model -------------------------------------------------------------------------- */
@@ -159,6 +170,8 @@ struct plan_job {
     bool no_advice;            /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
     const char *nvme_advice;   /* where nvme is too small; NULL: raise the budgets */
     const char *device_advice; /* appended where the device is too small; or NULL */
+
+    plan_watch *watch; /* or NULL; changes no plan */
 };
 typedef struct plan_job plan_job;
 

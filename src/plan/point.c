@@ -22,25 +22,24 @@ static uint64_t parked_bytes(const plan_job *job)
     return bytes * job->micro_batch_count;
 }
 
-/* Bytes of the unit's activations of the kind that rest on this rank. */
-static uint64_t activation_bytes(const plan_job *job, int kind, uint32_t unit)
+/* Adds to bytes[unit_count] what each unit's activations of the kind take on this rank. One walk
+ * over the stages serves all units. */
+static void add_activation_bytes(const plan_job *job, int kind, uint64_t *bytes)
 {
-    uint64_t bytes = 0, slots = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    uint64_t slots = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
     for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
-        const struct stage *stage = &job->stages[s];
-        if (plani_stage_unit(job, s) != unit)
-            continue;
+        uint64_t *of_unit = &bytes[plani_stage_unit(job, s)];
         if (!plani_goes_back(job, s))
-            bytes += kind == STATE_ACTIVATIONS && s == 1 ? parked_bytes(job) : 0;
+            *of_unit += kind == STATE_ACTIVATIONS && s == 1 ? parked_bytes(job) : 0;
         else if (kind == STATE_INNER_ACTIVATIONS)
-            bytes += slots * stage->saved_bytes;
+            *of_unit += slots * job->stages[s].saved_bytes;
         else if (s > 0 && s + 1 < job->stage_count)
-            bytes += slots * job->boundary_bytes;
+            *of_unit += slots * job->boundary_bytes;
     }
-    return bytes;
 }
 
-/* Bytes of the unit's state of the kind that rest on this rank; 0: there is no such home. */
+/* Bytes of the unit's state of the kind, which is none of activations, that rest on this rank; 0:
+ * there is no such home. */
 static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
 {
     bool learns = !job->only_eval && plan_learns(job, unit);
@@ -57,7 +56,6 @@ static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
         return bytes + (plani_params_are_high(job, unit) ? 0 : plani_high_bytes(job, unit));
     case STATE_ACTIVATIONS:
     case STATE_INNER_ACTIVATIONS:
-        return activation_bytes(job, kind, unit);
     case STATE_KIND_COUNT:
         break;
     }
@@ -68,15 +66,18 @@ static int list_kind(plani_search *self, int kind)
 {
     const plan_job *job = &self->job;
     const uint8_t *wanted = self->asked->wanted[kind];
-    bool last_first = kind == STATE_ACTIVATIONS || kind == STATE_INNER_ACTIVATIONS;
+    bool are_activations = kind == STATE_ACTIVATIONS || kind == STATE_INNER_ACTIVATIONS;
     self->homes[kind] = mem_alloc(job->unit_count, 1, "placement");
     self->units[kind] = mem_alloc(job->unit_count, sizeof(uint32_t), "placement");
     self->bytes[kind] = mem_alloc(job->unit_count, sizeof(uint64_t), "placement");
     if (!self->homes[kind] || !self->units[kind] || !self->bytes[kind])
         return -ENOMEM;
-    for (uint32_t i = 0; i < job->unit_count; i++) {
-        uint32_t unit = last_first ? job->unit_count - 1 - i : i;
-        self->bytes[kind][unit] = rest_bytes(job, kind, unit);
+    if (are_activations)
+        add_activation_bytes(job, kind, self->bytes[kind]);
+    for (uint32_t i = 0; i < job->unit_count; i++) { /* of activations the last unit is first */
+        uint32_t unit = are_activations ? job->unit_count - 1 - i : i;
+        if (!are_activations)
+            self->bytes[kind][unit] = rest_bytes(job, kind, unit);
         bool is_open = wanted[unit] == TIER_AUTO;
         uint8_t idle = kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_DEVICE;
         self->homes[kind][unit] = is_open ? idle : wanted[unit];
@@ -111,6 +112,7 @@ void plani_search_fini(plani_search *self)
         mem_free(self->bytes[kind]);
     }
     mem_free(self->seen);
+    plani_work_fini(&self->work);
 }
 
 uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES_MAX])

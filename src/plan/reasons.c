@@ -263,6 +263,7 @@ int plani_give_reasons(plani_search *self, struct plan_place_found *found)
 {
     double base_ns;
     found->reason_count = 0;
+    plani_note_work(&self->job, "looking for reasons", 0);
     TRY(step_ns(self, found, self->job.budget_bytes, &base_ns));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (int tier = 0; tier <= TIER_COUNT; tier++)

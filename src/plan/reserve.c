@@ -21,7 +21,6 @@
  * saves. Nothing else waits for it in the queue. Heap scratch, freed on return. */
 #include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -34,7 +33,8 @@ enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUES };
 struct walk {
     plani_builder *b;
     const struct plani_graph *graph;
-    uint32_t *queue; /* transients of the arena by first use, those of saves come last */
+    uint32_t *order; /* all transients by first use */
+    uint32_t *queue; /* those of the arena; those of saves come last */
     struct {
         uint64_t next, begin, end; /* in queue */
     } waiting[QUEUES];
@@ -176,6 +176,8 @@ static int walk_ops(struct walk *w)
             w->at_save++;
         TRY(reserve(w));
         TRY(leave(w));
+        if (w->at % PLANI_OPS_OF_A_NOTE == 0)
+            plani_note_work(b->job, NULL, 0);
     }
     return 0;
 }
@@ -208,17 +210,19 @@ static int queue_of(const op *item)
     return item->if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
 }
 
-static int compare_by_first_user(const void *left, const void *right, void *context)
+/* Fills w->order with all transients by first use, then by index. */
+static void sort_transients(struct walk *w)
 {
-    const plani_builder *b = context;
-    uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
-    uint32_t first_a = b->buffers[a].users[0], first_c = b->buffers[c].users[0];
-    int queue_a = queue_of(&b->ops[first_a]), queue_c = queue_of(&b->ops[first_c]);
-    if (queue_a != queue_c)
-        return queue_a < queue_c ? -1 : 1;
-    if (first_a != first_c)
-        return first_a < first_c ? -1 : 1;
-    return a < c ? -1 : a > c;
+    const plani_builder *b = w->b;
+    uint32_t *begin = w->ends; /* [op_count + 1] how many are used first before an op */
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
+        assert(b->buffers[i].user_count > 0);
+        begin[b->buffers[i].users[0] + 1]++;
+    }
+    for (uint64_t i = 0; i < b->op_count; i++)
+        begin[i + 1] += begin[i];
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
+        w->order[begin[b->buffers[i].users[0]]++] = (uint32_t)i;
 }
 
 static int walk_init(struct walk *w)
@@ -228,34 +232,37 @@ static int walk_init(struct walk *w)
     w->queue = mem_alloc(b->buffer_count + 1, sizeof *w->queue, "plan reserve queue");
     w->marks = mem_alloc(2 * b->op_count + 1, sizeof *w->marks, "plan reserve");
     w->ends = mem_alloc(2 * b->op_count + 1, sizeof *w->ends, "plan reserve");
-    return w->uses_left && w->queue && w->marks && w->ends ? 0 : -ENOMEM;
+    w->order = mem_alloc(b->buffer_count + 1, sizeof *w->order, "plan reserve queue");
+    if (!w->uses_left || !w->queue || !w->marks || !w->ends || !w->order)
+        return -ENOMEM;
+    sort_transients(w);
+    return 0;
 }
 
-static void fill_queue(struct walk *w, int arena)
+static void fill_queues(struct walk *w, int arena)
 {
-    plani_builder *b = w->b;
-    uint64_t always = 0, all = 0;
+    const plani_builder *b = w->b;
     w->arena = arena;
     w->floor_bytes = 0;
     w->floor_buffer = PROGRAM_NONE;
-    for (uint64_t i = 0; i < b->buffer_count; i++) {
-        const struct plani_buffer *item = &b->buffers[i];
-        if (item->base.arena != arena)
-            continue;
-        uint64_t end = item->base.offset_bytes + item->base.size_bytes;
-        if (i >= b->home_count) {
-            assert(item->user_count > 0);
-            w->queue[all++] = (uint32_t)i;
-            always += queue_of(&b->ops[item->users[0]]) == QUEUE_ALWAYS;
-        } else if (end > w->floor_bytes) {
+    for (uint64_t i = 0; i < b->home_count; i++) {
+        const buffer *item = &b->buffers[i].base;
+        uint64_t end = item->offset_bytes + item->size_bytes;
+        if (item->arena == arena && end > w->floor_bytes) {
             w->floor_bytes = end;
             w->floor_buffer = (uint32_t)i;
         }
     }
-    qsort_r(w->queue, all, sizeof *w->queue, compare_by_first_user, b);
-    w->waiting[QUEUE_ALWAYS].begin = 0;
-    w->waiting[QUEUE_ALWAYS].end = w->waiting[QUEUE_SAVES].begin = always;
-    w->waiting[QUEUE_SAVES].end = all;
+    uint64_t count = 0;
+    for (int queue = 0; queue < QUEUES; queue++) {
+        w->waiting[queue].begin = count;
+        for (uint64_t i = 0; i < b->buffer_count - b->home_count; i++) {
+            const struct plani_buffer *item = &b->buffers[w->order[i]];
+            if (item->base.arena == arena && queue_of(&b->ops[item->users[0]]) == queue)
+                w->queue[count++] = w->order[i];
+        }
+        w->waiting[queue].end = count;
+    }
 }
 
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
@@ -265,7 +272,7 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
     struct walk w = {.b = b, .graph = graph};
     int rc = walk_init(&w);
     for (int a = 0; a < TIER_COUNT && rc == 0; a++) {
-        fill_queue(&w, a);
+        fill_queues(&w, a);
         w.budget_bytes = budget_bytes[a];
         rc = w.floor_bytes > w.budget_bytes ? err_set(ERR_NO_FIT, "homes do not fit")
                                             : walk_arena(&w, lookahead_ops);
@@ -276,5 +283,6 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
     mem_free(w.queue);
     mem_free(w.marks);
     mem_free(w.ends);
+    mem_free(w.order);
     return rc;
 }

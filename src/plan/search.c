@@ -45,21 +45,19 @@ double plan_mean_step_ns(const plan_job *job, const plan_set *set)
 
 bool plani_search_may_go_on(const plani_search *self)
 {
-    return self->work < PLANI_SEARCH_WORK && self->trials < PLANI_TRIALS_MOST &&
+    return self->work.ops < PLANI_SEARCH_WORK && self->trials < PLANI_TRIALS_MOST &&
            self->seen_count < PLANI_SEEN_MOST;
 }
 
-/* FNV-1a over homes, modes and held stages; never 0. */
+/* Of homes, modes and held stages; never 0. */
 static uint64_t hash_of(const plani_search *self, const struct plani_point *point)
 {
-    uint64_t hash = UINT64_C(14695981039346656037);
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        for (uint32_t u = 0; u < self->job.unit_count; u++)
-            hash = (hash ^ self->homes[kind][u]) * UINT64_C(1099511628211);
     const uint32_t modes[] = {point->held, point->update, point->parked_near,
                               point->parked_on_host};
-    for (int i = 0; i < 4; i++)
-        hash = (hash ^ modes[i]) * UINT64_C(1099511628211);
+    uint64_t hash = PLANI_HASH_BEGIN;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        hash = plani_hash(hash, self->homes[kind], self->job.unit_count);
+    hash = plani_hash(hash, modes, sizeof modes);
     return hash ? hash : 1;
 }
 
@@ -122,7 +120,8 @@ static int try_levels(plani_search *self, struct plani_point point, uint64_t lim
 {
     const plan_job *job = &self->job;
     uint32_t level_max = self->has_fit ? self->level + 1 : UINT32_MAX;
-    uint64_t before = 0, work = 0;
+    const uint64_t begun = self->work.ops;
+    uint64_t before = 0;
     if (!plani_homes_may_fit(job))
         return ERR_NO_FIT;
     point.commit = plani_decisive_commit(job);
@@ -130,13 +129,13 @@ static int try_levels(plani_search *self, struct plani_point point, uint64_t lim
         point.tile_elems = plani_trial_tile(job, *level);
         int rc = ERR_NO_FIT;
         if (point.tile_elems != before)
-            rc = plani_try(job, &point, limit_ns, trial, &work);
+            rc = plani_try(job, &point, limit_ns, trial, &self->work);
         before = point.tile_elems;
-        if (rc == ERR_NO_FIT && *level < level_max && work <= PLANI_SEARCH_WORK &&
+        uint64_t ops = self->work.ops - begun;
+        if (rc == ERR_NO_FIT && *level < level_max && ops <= PLANI_SEARCH_WORK &&
             !plani_is_last_level(job, *level))
             continue;
-        self->trials += work > 0;
-        self->work += work;
+        self->trials += ops > 0;
         return rc;
     }
 }
@@ -150,6 +149,7 @@ int plani_search_try(plani_search *self, struct plani_point point, double *score
     self->last_fits = false;
     if (!plani_point_is_legal(self, &point))
         return 0;
+    plani_note_work(&self->job, "trying placements", 0);
     plani_point_apply(self, &point);
     if (note_seen(self, hash_of(self, &point)))
         return 0;
@@ -300,10 +300,8 @@ static int improve(plani_search *self)
 static int compile_point(plani_search *self, const struct plani_point *point, plan_set *set)
 {
     plani_point_apply(self, point);
-    int rc = plan_compile(&self->job, set);
     self->compiles++;
-    self->work += set->work_ops;
-    return rc;
+    return plani_compile(&self->job, set, &self->work);
 }
 
 /* Compiles the best few whole; 1: none fits. */
@@ -359,7 +357,7 @@ static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_p
         plani_point_usual_update(self, &point);
         *taken = point;
         int rc = ERR_NO_FIT;
-        if (!self->is_hopeless && self->work <= LAST_RESORT_WORK)
+        if (!self->is_hopeless && self->work.ops <= LAST_RESORT_WORK)
             rc = compile_point(self, &point, set);
         if (rc != ERR_NO_FIT)
             return rc;
@@ -386,7 +384,7 @@ static int find_least(plani_search *self, struct plani_point *nearest)
     uint32_t count = plani_open_updates(self, updates);
     uint32_t kept = self->counts[STATE_INNER_ACTIVATIONS];
     const struct plani_point usual = *nearest;
-    uint64_t before = self->work;
+    uint64_t before = self->work.ops;
     double least = INFINITY;
     for (uint32_t i = 0; i < size_max(count, 1); i++)
         for (int tier = TIER_COUNT; tier > TIER_DEVICE; tier--) {
@@ -396,7 +394,7 @@ static int find_least(plani_search *self, struct plani_point *nearest)
             for (int t = tier; t < TIER_COUNT && kept; t++)
                 point.until[STATE_INNER_ACTIVATIONS][t] = kept;
             if ((tier < TIER_COUNT && kept == 0) || !plani_point_is_legal(self, &point) ||
-                self->work - before > REFUSAL_WORK)
+                self->work.ops - before > REFUSAL_WORK)
                 continue;
             plani_point_apply(self, &point);
             TRY(plani_excess(&self->job, &bytes, &self->work));
@@ -483,7 +481,8 @@ static int place_in_order(const struct plan_place_asked *asked, enum order order
         rc = asked->only_fits ? place_any(&self, found) : place_best(&self, found);
     found->trial_count = self.trials;
     found->compile_count = self.compiles;
-    found->work_ops = self.work;
+    found->work_ops = self.work.ops;
+    found->repeat_count = self.work.repeat_count;
     plani_search_fini(&self);
     return rc;
 }

@@ -69,6 +69,20 @@ bool plani_point_shift(const plani_search *self, struct plani_point *point, int 
 
 /* ---- one trial, one rule: trial.c ----------------------------------------------------------- */
 
+/* What a search has done so far, and the trials that it need not repeat: the search, the settling
+ * of a placement and its reasons ask for some steps again. A trial that is known counts as many ops
+ * as when it was made, so that the limits of the search mean the same with and without memory. One
+ * thread; heap memory, freed by plani_work_fini. Zeros are an empty one. */
+struct plani_work {
+    uint64_t ops;              /* built and simulated, or known */
+    uint32_t try_count;        /* trials asked for */
+    uint32_t repeat_count;     /* those of them that were known */
+    struct plani_known *known; /* a table by hash; NULL: none yet */
+    uint32_t known_count;
+};
+typedef struct plani_work plani_work;
+void plani_work_fini(plani_work *work);
+
 /* The figures of one simulated step. */
 struct plani_trial {
     /* Time of the step; UINT64_MAX: not simulated, since its bound is not below the limit. */
@@ -78,11 +92,30 @@ struct plani_trial {
     uint64_t home_ends[TIER_COUNT]; /* end of the last home in each arena */
 };
 
+/* ---- trials that are known: known.c --------------------------------------------------------- */
+
+/* FNV-1a, goes on from `hash`. */
+#define PLANI_HASH_BEGIN UINT64_C(14695981039346656037)
+uint64_t plani_hash(uint64_t hash, const void *bytes, uint64_t count);
+
+struct plani_known {
+    uint64_t key;      /* 0: none */
+    int rc;            /* 0 or ERR_NO_FIT */
+    bool is_simulated; /* else only its bound is known */
+    uint64_t op_count;
+    struct plani_trial trial;
+};
+/* Of all that a trial depends on among the jobs of a search; never 0. */
+uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point);
+const struct plani_known *plani_recall(const plani_work *work, uint64_t key); /* NULL: not known */
+void plani_remember(plani_work *work, const struct plani_known *trial);
+
 /* Simulates the step that decides (steady; only_eval: EVAL) at the point, on the homes and with
  * the update of the job. `limit_ns`: a longer step is of no interest; 0: no limit. Adds its ops
- * to *work. ERR_NO_FIT where the budgets do not cover it. */
+ * to *work. ERR_NO_FIT where the budgets do not cover it. All jobs that share `work` are equal but
+ * for homes, order, update, what is parked near, and budgets. */
 int plani_try(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
-              struct plani_trial *trial, uint64_t *work) MUST_CHECK;
+              struct plani_trial *trial, plani_work *work) MUST_CHECK;
 
 /* Changes of a point, each with a price beside the time of a step. */
 enum plani_change {
@@ -119,7 +152,7 @@ struct plani_request {
     uint64_t enough_ns; /* a program whose bound is not below it is not simulated; 0: all are */
     uint64_t bound_ns;  /* out, of a steady step */
     plan_set *bounds;   /* out: the bounds of the steady step; NULL: not asked for */
-    uint64_t *work;     /* out: ops built and simulated are added; or NULL */
+    plani_work *work;   /* out: ops built and simulated are added; or NULL */
 };
 /* A set at the point, without programs, and the layout of its homes. */
 int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_set *set,
@@ -178,22 +211,27 @@ int plani_home_ends(const plan_job *job, uint64_t tile_elems, uint64_t ends[TIER
                     uint64_t *second_bytes) MUST_CHECK;
 /* Peaks of one program in serial order, homes included, with such tiles. */
 int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_kind kind,
-                       uint64_t peaks[TIER_COUNT], uint64_t *work) MUST_CHECK;
+                       uint64_t peaks[TIER_COUNT], plani_work *work) MUST_CHECK;
 
 /* Learns what the candidate needs as far as the budgets cover it. ERR_NO_FIT where they do not. */
-int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work) MUST_CHECK;
+int plani_check_needs(const plan_job *job, struct plani_candidate *c, plani_work *work) MUST_CHECK;
 /* Bytes beyond the budgets, all arenas together, of the job's tile size that comes nearest. */
-int plani_excess(const plan_job *job, double *bytes, uint64_t *work) MUST_CHECK;
+int plani_excess(const plan_job *job, double *bytes, plani_work *work) MUST_CHECK;
 
 /* The refusal. Always ERR_NO_FIT, with a text that names every tier that is too small.
  *
  *   plani_refuse        finds the nearest tile size; names needs, budgets and the setting that fits
  *   plani_refuse_lack   names known needs, where no setting was looked for */
 int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count,
-                 uint64_t *work) MUST_CHECK;
+                 plani_work *work) MUST_CHECK;
 int plani_refuse_lack(const plan_job *job, const uint64_t need[TIER_COUNT]) MUST_CHECK;
 /* Bytes that homes nearer than `tier` leave free of their tiers, all together. */
 double plani_room_nearer(const plan_job *job, const uint64_t need[TIER_COUNT], int tier);
+
+/* ---- the rest of a point, and its programs: settle.c ---------------------------------------- */
+
+/* plan_compile, with the trials that are known. Adds to *work; out->work_ops is this call's part. */
+int plani_compile(const plan_job *job, plan_set *out, plani_work *work) MUST_CHECK;
 
 /* ---- homes are open: starts.c, fit.c, search.c, reasons.c ----------------------------------- */
 
@@ -225,7 +263,7 @@ struct plani_search {
     /* Bytes that pass through the device, beside homes, where nothing is parked near; 0: not
      * known. */
     uint64_t passing_bytes;
-    uint64_t work;
+    plani_work work;
     uint32_t trials, compiles;
     uint64_t *seen; /* [PLANI_SEEN] hashes of points; 0: none */
     uint32_t seen_count;

@@ -37,12 +37,13 @@ struct settler {
     uint32_t count;
     struct plani_candidate *at; /* the one that is tried */
     struct settled best;
-    uint64_t work;
+    plani_work *work;
+    uint64_t begun_ops; /* of it, before this point */
 };
 
 static bool may_go_on(const struct settler *s)
 {
-    return s->work <= SETTLE_WORK;
+    return s->work->ops - s->begun_ops <= SETTLE_WORK;
 }
 
 /* ---- tile size and held stages -------------------------------------------------------------- */
@@ -56,7 +57,7 @@ static int try_held(struct settler *s, enum plan_commit commit, uint32_t held)
     point.held = held;
     point.commit = commit;
     uint64_t limit = plani_limit_ns(PLANI_CHANGE_TILE_OR_HELD, best->trial.ns);
-    TRY(plani_try(s->job, &point, limit, &trial, &s->work));
+    TRY(plani_try(s->job, &point, limit, &trial, s->work));
     assert(best->trial.ns > 0 || trial.ns < UINT64_MAX); /* without a limit a trial is simulated */
     if (best->trial.ns == 0 ||
         plani_is_worth(PLANI_CHANGE_TILE_OR_HELD, (double)trial.ns, (double)best->trial.ns))
@@ -109,6 +110,7 @@ static int try_tile(struct settler *s)
 static int try_tiles(struct settler *s)
 {
     uint64_t enough = plani_searched_tile(s->job);
+    plani_note_work(s->job, "choosing tile sizes", 0);
     memset(&s->best, 0, sizeof s->best);
     if (!plani_homes_may_fit(s->job))
         return 0;
@@ -145,7 +147,7 @@ static int choose_copies(struct settler *s, struct settled *best)
         if (!plani_is_worth(PLANI_CHANGE_COPIES, (double)compute_ns, (double)shortest))
             break; /* nothing to gain */
         with.copy_bytes = room / COPY_PARTS * parts[i];
-        int rc = plani_try(job, &with, 0, &trial, &s->work);
+        int rc = plani_try(job, &with, 0, &trial, s->work);
         if (rc == ERR_NO_FIT)
             break;
         TRY(rc);
@@ -182,7 +184,7 @@ static int choose_finer(struct settler *s, struct settled *best)
         with.tile_elems = size_round_up(best->point.tile_elems / 2, TILE_ELEMS_STEP);
         if (with.tile_elems < TILE_ELEMS_FINE)
             break;
-        int rc = plani_try(job, &with, 0, &trial, &s->work);
+        int rc = plani_try(job, &with, 0, &trial, s->work);
         if (rc < 0 && rc != ERR_NO_FIT)
             return rc;
         if (rc == ERR_NO_FIT ||
@@ -200,7 +202,7 @@ static int try_commit(struct settler *s, const struct settled *best, enum plan_c
 {
     struct plani_point point = best->point;
     point.commit = commit;
-    int rc = plani_try(s->job, &point, 0, trial, &s->work);
+    int rc = plani_try(s->job, &point, 0, trial, s->work);
     return rc == ERR_NO_FIT ? 0 : rc;
 }
 
@@ -263,7 +265,7 @@ static int compile_kind(struct settler *s, enum program_kind kind, const plani_l
 {
     const plan_job *job = s->job;
     const uint32_t held = out->held_stages;
-    struct plani_request asked = {.kind = kind, .whole = true, .work = &s->work};
+    struct plani_request asked = {.kind = kind, .whole = true, .work = s->work};
     asked.bounds = kind == PROGRAM_STEADY ? out : NULL;
     int rc = plani_compile_one(job, out, layout, &asked, job->budget_bytes, &out->programs[kind]);
     if (rc == ERR_NO_FIT && held > 0) {
@@ -295,6 +297,7 @@ static int compile_point(struct settler *s, struct settled best, plan_set *out)
 static int compile_best(struct settler *s, plan_set *out)
 {
     struct settled with = s->best;
+    plani_note_work(s->job, "choosing copies and commits", 0);
     TRY(choose_copies(s, &with));
     TRY(choose_finer(s, &with));
     int rc = compile_point(s, with, out);
@@ -308,8 +311,8 @@ static int settle(struct settler *s, plan_set *out)
     for (;;) {
         TRY(try_tiles(s));
         if (s->best.trial.ns == 0)
-            return plani_refuse(s->job, s->list, s->count, &s->work);
-        int rc = plani_check_needs(s->job, s->best.from, &s->work);
+            return plani_refuse(s->job, s->list, s->count, s->work);
+        int rc = plani_check_needs(s->job, s->best.from, s->work);
         if (rc == 0)
             rc = compile_best(s, out);
         if (rc != ERR_NO_FIT)
@@ -318,7 +321,7 @@ static int settle(struct settler *s, plan_set *out)
     }
 }
 
-int plan_compile(const plan_job *job, plan_set *out)
+int plani_compile(const plan_job *job, plan_set *out, plani_work *work)
 {
     memset(out, 0, sizeof *out);
     assert(job->stage_count >= 2);
@@ -329,9 +332,17 @@ int plan_compile(const plan_job *job, plan_set *out)
                        " stages is more than %d passes in a step: at most %" PRIu32 " fit",
                        job->micro_batch_count, job->stage_count, SLOTS_MOST,
                        (uint32_t)SLOTS_MOST / job->stage_count);
-    struct settler s = {.job = job};
+    struct settler s = {.job = job, .work = work, .begun_ops = work->ops};
     s.count = plani_list_candidates(job, s.list);
     int rc = settle(&s, out);
-    out->work_ops = s.work;
+    out->work_ops = work->ops - s.begun_ops;
+    return rc;
+}
+
+int plan_compile(const plan_job *job, plan_set *out)
+{
+    plani_work work = {0};
+    int rc = plani_compile(job, out, &work);
+    plani_work_fini(&work);
     return rc;
 }

@@ -359,8 +359,11 @@ static void advance(struct sim *s)
 static int simulate(struct sim *s)
 {
     while (s->complete_count < s->b->op_count) {
+        uint64_t before = s->complete_count;
         TRY(start_ready(s));
         advance(s);
+        if (before / PLANI_OPS_OF_A_NOTE < s->complete_count / PLANI_OPS_OF_A_NOTE)
+            plani_note_work(s->b->job, NULL, PLANI_OPS_OF_A_NOTE);
     }
     return 0;
 }

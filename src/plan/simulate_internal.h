@@ -118,7 +118,8 @@ int plani_schedule_serial(plani_builder *b, enum program_kind kind,
 /* ---- lower bounds: bound.c ------------------------------------------------------------------ */
 
 /* Lower bounds of the program's time from the data dependencies alone, for a run that commits or
- * does not. plan_set.bound_ns and schedule_bound_ns define them. -ENOMEM. */
+ * does not. plan_set.bound_ns and schedule_bound_ns define them. The builder has its graph.
+ * -ENOMEM. */
 int plani_phases_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 int plani_schedule_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 

@@ -159,7 +159,7 @@ static int try_fills(plani_search *self)
         for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++)
             for (size_t d = 0; d < sizeof device_fills / sizeof device_fills[0]; d++) {
                 struct plani_point point = first_point(self);
-                if (self->work > PLANI_SEARCH_WORK / 2 || self->trials > PLANI_TRIALS_MOST / 2)
+                if (self->work.ops > PLANI_SEARCH_WORK / 2 || self->trials > PLANI_TRIALS_MOST / 2)
                     return 0;
                 fill_tier(self, &point, TIER_DEVICE, device_fills[d],
                           room.left[TIER_DEVICE] - shares[s] * room.passing[TIER_DEVICE]);

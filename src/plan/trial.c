@@ -136,7 +136,7 @@ static int schedule_one(plani_builder *b, const struct plani_request *asked,
     if (is_at_an_end(asked->kind))
         lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
     if (asked->work)
-        *asked->work += b->op_count;
+        asked->work->ops += b->op_count;
     return plani_schedule(b, asked->kind, budgets, lookahead, asked->whole, out);
 }
 
@@ -172,14 +172,20 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     memset(out, 0, sizeof *out);
     for (int a = 0; a < TIER_COUNT; a++)
         rooms[a] = plani_room_in(job, a, budgets[a]);
+    if (job->watch)
+        job->watch->step_count++;
+    plani_note_work(job, asked->whole ? "compiling programs" : NULL, 0);
     int rc = plani_builder_init(&b, job, set, layout, set->held_stages);
     if (rc == 0) {
         plani_emit_program(&b, asked->kind);
         rc = b.error;
     }
     if (asked->work)
-        *asked->work += b.op_count;
-    if (rc == 0)
+        asked->work->ops += b.op_count;
+    plani_note_work(job, NULL, b.op_count % PLANI_OPS_OF_A_NOTE);
+    if (rc == 0 && !asked->serial)
+        rc = plani_graph_create(&b, &b.graph);
+    if (rc == 0 && !asked->serial)
         rc = plani_phases_bound(&b, set->commit != PLAN_COMMIT_APART, &asked->bound_ns);
     if (rc == 0 && asked->bounds)
         rc = fill_bounds(&b, asked->bounds);
@@ -187,23 +193,24 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
         rc = 1;
     if (rc == 0)
         rc = schedule_one(&b, asked, rooms, out);
+    if (rc == 0 && !asked->serial)
+        plani_note_work(job, NULL, b.op_count % PLANI_OPS_OF_A_NOTE);
     plani_builder_fini(&b);
     return rc;
 }
 
 /* ---- one trial ------------------------------------------------------------------------------ */
 
-int plani_try(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
-              struct plani_trial *trial, uint64_t *work)
+/* Builds and simulates the step, and fills the rest of *made. With a bound that is not below the
+ * limit it is not simulated. */
+static int make_trial(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
+                      struct plani_known *made, plani_work *work)
 {
     plan_set set;
     plani_layout layout;
     program step;
-    assert(point->tile_elems > 0 && point->order == job->order && point->update == job->update);
-    memset(trial, 0, sizeof *trial);
-    trial->ns = UINT64_MAX;
-    if (point->held > plani_held_most(job) || !plani_homes_may_fit(job))
-        return ERR_NO_FIT;
+    struct plani_trial *trial = &made->trial;
+    uint64_t begun = work->ops;
     TRY(plani_set_begin(job, point, &set, &layout));
     struct plani_request asked = {.kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY,
                                   .enough_ns = limit_ns,
@@ -212,6 +219,8 @@ int plani_try(const plan_job *job, const struct plani_point *point, uint64_t lim
     int rc = ERR_NO_FIT;
     if (plani_homes_fit(job, &layout))
         rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &step);
+    made->is_simulated = rc != 1;
+    made->op_count = (work->ops - begun) / (made->is_simulated ? 2 : 1);
     trial->bound_ns = asked.bound_ns;
     memcpy(trial->home_ends, layout.end_bytes, sizeof trial->home_ends);
     if (rc == 0) {
@@ -223,4 +232,40 @@ int plani_try(const plan_job *job, const struct plani_point *point, uint64_t lim
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return rc == 1 ? 0 : rc;
+}
+
+/* What the known trial would have shown with the limit. */
+static int show_known(const struct plani_known *known, uint64_t limit_ns, struct plani_trial *trial,
+                      plani_work *work)
+{
+    bool is_cut = limit_ns && known->trial.bound_ns >= limit_ns;
+    work->repeat_count++;
+    work->ops += known->op_count * (is_cut ? 1 : 2);
+    if (known->rc == 0 || is_cut)
+        *trial = known->trial;
+    if (is_cut) {
+        trial->ns = UINT64_MAX;
+        memset(trial->lane_ns, 0, sizeof trial->lane_ns);
+    }
+    return is_cut || known->rc == 0 ? 0 : err_set(known->rc, "no memory for the step's ops");
+}
+
+int plani_try(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
+              struct plani_trial *trial, plani_work *work)
+{
+    assert(point->tile_elems > 0 && point->order == job->order && point->update == job->update);
+    memset(trial, 0, sizeof *trial);
+    trial->ns = UINT64_MAX;
+    if (point->held > plani_held_most(job) || !plani_homes_may_fit(job))
+        return ERR_NO_FIT;
+    struct plani_known made = {.key = plani_trial_key(job, point), .trial = *trial};
+    const struct plani_known *known = plani_recall(work, made.key);
+    work->try_count++;
+    if (known && (known->is_simulated || (limit_ns && known->trial.bound_ns >= limit_ns)))
+        return show_known(known, limit_ns, trial, work);
+    made.rc = make_trial(job, point, limit_ns, &made, work);
+    *trial = made.trial;
+    if (made.rc == 0 || made.rc == ERR_NO_FIT)
+        plani_remember(work, &made);
+    return made.rc;
 }

@@ -93,6 +93,7 @@ static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool o
     struct setup_options options = {.local_world = self->options->local_world,
                                     .machine = self->options->machine,
                                     .is_described = self->options->is_described,
+                                    .plan_watch = self->options->watch,
                                     .only_fits = true,
                                     .only_homes = only_homes};
     struct setup_max_model *found = self->found;

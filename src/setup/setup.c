@@ -371,6 +371,7 @@ static int setup_fill(struct setup *self, const struct setup_options *options)
         TRY(setupi_make_drives(self, options));
         TRY(make_budgets(self));
     }
+    self->plan.watch = options->plan_watch;
     setup_machine_figures(self, &self->plan.machine);
     const plan_machine *figures = options->figures ? options->figures
                                   : options->test  ? options->test->pace

@@ -131,6 +131,7 @@ struct setup_options {
     model_window window;             /* the model's window; zeros: as in training */
     bool is_trial;                   /* a measurement: nothing stays on the drives after it */
     const struct setup_watch *watch; /* or NULL */
+    plan_watch *plan_watch;          /* told what the plan is doing; or NULL */
     /* The run to resume or, with only_eval, to read. NULL: a new run. ERR_INPUT, which names what
      * differs, if this job cannot continue the run with the same bits. */
     const manifest *found;

@@ -436,7 +436,8 @@ int setup_plan_on(const struct job *asked, const struct setup_plan_options *opti
     struct setup *setup;
     struct setup_options inputs = {.local_world = options->local_world,
                                    .machine = options->machine,
-                                   .is_described = options->is_described};
+                                   .is_described = options->is_described,
+                                   .plan_watch = options->watch};
     TRY(setup_create(asked, &inputs, &setup));
     setup_summarize(setup, out);
     setup_destroy(setup);

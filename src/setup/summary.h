@@ -132,6 +132,7 @@ struct setup_plan_options {
     /* Look at nothing but `machine`: its memory, devices, cores and drives, and its budgets for
      * those that the job leaves open. Scratch of a GPU's kernels is then an estimate. */
     bool is_described;
+    struct plan_watch *watch; /* plan/plan_job.h; told what the plan is doing; or NULL */
 };
 
 /* Plans a job for a machine that was measured or is only described. Nothing is made. */

@@ -156,6 +156,7 @@ static void no_order_is_below_a_bound(void **state)
         for (uint64_t i = 3 + draw(&d, OPS_MOST - 3); i > 0; i--)
             draw_op(&d, &b);
         assert_int_equal(b.error, 0);
+        assert_int_equal(plani_graph_create(&b, &b.graph), 0);
         assert_int_equal(plani_phases_bound(&b, true, &phases_ns), 0);
         assert_int_equal(plani_schedule_bound(&b, true, &bound_ns), 0);
         for (int i = 0; i < ORDERS; i++)

@@ -151,6 +151,82 @@ static void what_moves_with_each_micro_batch_is_bounded(void **state)
     assert_int_equal(plani_trial_tile(&l.job, 1), usual);
 }
 
+/* ---- the search does not repeat itself ------------------------------------------------------- */
+
+static void count_notes(void *user, const plan_watch *watch)
+{
+    uint32_t *notes = user;
+    assert_non_null(watch);
+    ++*notes;
+}
+
+/* Homes that are open, of a model whose state needs all three tiers. */
+static void no_step_is_simulated_twice(void **state)
+{
+    (void)state;
+    struct large_job l;
+    uint8_t homes[STATE_KIND_COUNT][UNITS_MAX], open[UNITS_MAX];
+    uint32_t notes = 0;
+    plan_watch watch = {.on_progress = count_notes, .user = &notes};
+    struct plan_place_found *found = calloc(1, sizeof *found);
+    assert_non_null(found);
+    make_job(&l, 12, 1024);
+    memset(open, TIER_AUTO, sizeof open);
+    l.job.budget_bytes[TIER_DEVICE] = l.job.budget_bytes[TIER_HOST] = GIB;
+    l.job.watch = &watch;
+    struct plan_place_asked asked = {.job = &l.job, .chooses_update = true, .has_drives = true};
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        asked.wanted[kind] = open;
+        found->homes[kind] = homes[kind];
+    }
+    assert_int_equal(plan_place(&asked, found), 0);
+    print_message("%u trials, %u compiles, %u known; %llu ops, %llu of them built or simulated\n",
+                  found->trial_count, found->compile_count, found->repeat_count,
+                  (unsigned long long)found->work_ops, (unsigned long long)watch.op_count);
+    /* Settling the winner and giving its reasons ask again for what the search has tried. */
+    assert_true(found->repeat_count > found->compile_count);
+    assert_true(watch.op_count > 0 && watch.op_count < found->work_ops);
+    assert_true(notes > watch.step_count);
+    assert_string_equal(watch.what, "looking for reasons");
+    plan_set_fini(&found->set);
+    free(found);
+}
+
+/* A walk over all stages for each unit took minutes at this depth. */
+static void very_deep_models_are_looked_at(void **state)
+{
+    (void)state;
+    enum { DEEP = 200000 };
+    struct large_job one;
+    uint64_t *elems = calloc(DEEP, sizeof *elems);
+    struct stage *stages = calloc(DEEP, sizeof *stages);
+    uint8_t *bytes = calloc(DEEP, 1 + STATE_KIND_COUNT);
+    struct pass(*passes)[2] = calloc(DEEP, sizeof *passes);
+    struct plan_place_found *found = calloc(1, sizeof *found);
+    assert_true(elems && stages && bytes && passes && found);
+    make_job(&one, 2, 256);
+    plan_job job = one.job;
+    job.unit_count = job.stage_count = DEEP;
+    job.unit_elems = elems;
+    job.stages = stages;
+    job.no_advice = true;
+    for (uint32_t u = 0; u < DEEP; u++)
+        large_stage(&job, u, 256, elems, &stages[u], passes[u]);
+    memset(bytes, TIER_AUTO, DEEP);
+    struct plan_place_asked asked = {.job = &job, .has_drives = true, .only_fits = true};
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        asked.wanted[kind] = bytes;
+        found->homes[kind] = bytes + (uint64_t)(1 + kind) * DEEP;
+    }
+    job.budget_bytes[TIER_NVME] = GIB;
+    assert_int_equal(plan_place(&asked, found), ERR_NO_FIT);
+    free(elems);
+    free(stages);
+    free(bytes);
+    free(passes);
+    free(found);
+}
+
 static void chosen_tiles_keep_to_the_cap(void **state)
 {
     (void)state;
@@ -309,6 +385,8 @@ int main(void)
         cmocka_unit_test(what_cannot_be_counted_is_an_error),
         cmocka_unit_test(chosen_tiles_keep_to_the_cap),
         cmocka_unit_test(what_moves_with_each_micro_batch_is_bounded),
+        cmocka_unit_test(no_step_is_simulated_twice),
+        cmocka_unit_test(very_deep_models_are_looked_at),
         cmocka_unit_test(large_jobs_are_refused),
         cmocka_unit_test(a_thousand_billion_parameters_are_planned),
     };

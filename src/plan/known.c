@@ -1,0 +1,74 @@
+/* The trials that a search has made, by hash, so that none is made twice. See plani_work.
+ *
+ * A table with linear probing. A full one, or one without memory, only costs the repetition. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/search_internal.h"
+
+enum {
+    KNOWN = 1024, /* a power of 2 */
+    KNOWN_MOST = KNOWN * 3 / 4,
+};
+
+uint64_t plani_hash(uint64_t hash, const void *bytes, uint64_t count)
+{
+    const uint8_t *at = bytes;
+    for (uint64_t i = 0; i < count; i++)
+        hash = (hash ^ at[i]) * UINT64_C(1099511628211);
+    return hash;
+}
+
+uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
+{
+    uint64_t hash = PLANI_HASH_BEGIN;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        hash = plani_hash(hash, job->homes[kind], job->unit_count);
+    const uint64_t figures[] = {job->order,
+                                job->update,
+                                job->parked_near,
+                                job->parked_on_host,
+                                job->budget_bytes[TIER_DEVICE],
+                                job->budget_bytes[TIER_HOST],
+                                job->budget_bytes[TIER_NVME],
+                                point->held,
+                                point->tile_elems,
+                                point->copy_bytes,
+                                point->commit};
+    hash = plani_hash(hash, figures, sizeof figures);
+    return hash ? hash : 1;
+}
+
+/* The slot with the key, or the empty one where it belongs. */
+static struct plani_known *slot_of(const plani_work *work, uint64_t key)
+{
+    uint64_t at = key & (KNOWN - 1);
+    while (work->known[at].key != 0 && work->known[at].key != key)
+        at = (at + 1) & (KNOWN - 1);
+    return &work->known[at];
+}
+
+const struct plani_known *plani_recall(const plani_work *work, uint64_t key)
+{
+    const struct plani_known *slot = work->known ? slot_of(work, key) : NULL;
+    return slot && slot->key == key ? slot : NULL;
+}
+
+void plani_remember(plani_work *work, const struct plani_known *trial)
+{
+    if (!work->known)
+        work->known = mem_alloc(KNOWN, sizeof *work->known, "plan trials");
+    if (!work->known)
+        return;
+    struct plani_known *slot = slot_of(work, trial->key);
+    if (slot->key == 0 && work->known_count == KNOWN_MOST)
+        return;
+    work->known_count += slot->key == 0;
+    *slot = *trial;
+}
+
+void plani_work_fini(plani_work *work)
+{
+    mem_free(work->known);
+    *work = (plani_work){0};
+}
