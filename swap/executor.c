@@ -354,6 +354,7 @@ static void record_done(executor *self, const lane_request *request)
         .kind = item->kind,
         .program = (uint8_t)self->now->prog->kind,
         .stall_lane = stall_lane,
+        .stall_is_hand_over = stall_ns > 0 && stall_lane == LANE_COUNT,
         .stall_ns = stall_ns,
     };
     trace_record(self->ring, &event);

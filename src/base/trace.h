@@ -22,7 +22,10 @@ struct trace_event {
     uint8_t kind;       /* enum op_kind */
     uint8_t program;    /* enum program_kind */
     uint8_t stall_lane; /* for compute and update: the lane that it waited for, else LANE_COUNT */
-    uint16_t reserved;
+    /* 1: no other lane ended an op in that idle time, so the op was ready before it: the time went
+     * into learning that the last op had ended, starting this one and waking its thread. */
+    uint8_t stall_is_hand_over;
+    uint8_t reserved;
     uint64_t stall_ns; /* for compute and update: idle time of the cores right before the op */
 };
 typedef struct trace_event trace_event;

@@ -56,8 +56,8 @@ void probei_begin_watch(probei *self)
 /* Writes the disturbance into machine.json, so that plans can mention it. */
 static void note_disturbed(probei *self, double others, double stolen)
 {
-    char *text = self->out->disturbed;
-    size_t capacity = sizeof self->out->disturbed;
+    char *text = self->out->disturbed_by;
+    size_t capacity = sizeof self->out->disturbed_by;
     if (self->disturbed_count > 0) {
         snprintf(text, capacity, "%.50s +-%.0f%%", self->disturbed_name,
                  100 * self->disturbed_spread);
@@ -70,6 +70,7 @@ static void note_disturbed(probei *self, double others, double stolen)
     } else if (stolen > busy_cores) {
         snprintf(text, capacity, "the hypervisor gave %.2f of a core to others", stolen);
     }
+    self->out->disturbed = text[0] != '\0';
 }
 
 /* If others disturbed the machine, all figures contain their work too, so the user is told. */

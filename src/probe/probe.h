@@ -13,7 +13,7 @@
  * The measurements use the threads and cores that a run uses by default (tiers/topology.h). The
  * machine may have other work, so variants that are compared take turns, round by round, and each
  * figure is the median of its rounds. A figure with a large spread is measured again while there is
- * time. If its spread stays large, the probe names it at the end and in machine.json ("disturbed").
+ * time. If its spread stays large, the probe names it at the end and in machine.json ("disturbed", "disturbed_by").
  * The probe also notes there if other work took more than a tenth of a core. Plans then mention it.
  *
  * The probe plans the time of each step before the first measurement. A step that takes longer than

@@ -82,6 +82,8 @@ static void append_event(profi_text *text, const trace_event *event, int track, 
     if (event->stall_ns > 0 && event->stall_lane < LANE_COUNT)
         profi_append(text, ",\"stall_lane\":\"%s\"",
                      lane_kind_name((enum lane_kind)event->stall_lane));
+    else if (event->stall_is_hand_over)
+        profi_append(text, ",\"stall_lane\":\"%s\"", CHROME_TRACE_HAND_OVER);
     profi_append(text, "}}");
 }
 

@@ -53,13 +53,17 @@
     if (all.length === 0) return false;
     const caption = element("figcaption", {});
     caption.append(element("b", {}, title));
-    for (const s of series) if (s.legend) caption.append(chip(s.kind === "limit" ? "stall" : s.second ? "second" : "accent", s.legend, s.kind === "dots" ? "round" : "thin"));
     const holder = element("div", {}), readout = element("div", {class: "readout", "aria-live": "polite"}, "\u00a0");
     figure.append(caption, holder, readout);
     const steps = series.filter((s) => s.kind !== "limit").flatMap((s) => s.points.map((p) => p[0]));
     let x0 = Math.min(...range(steps)), x1 = Math.max(...range(steps));
     if (x0 === x1) { x0 -= 1; x1 += 1; }
-    const lows = range(all.map((p) => p[1])), highs = range(all.map((p) => p[3]));
+    // A limit that is far from all that was measured would squeeze the curve: it stays out of the picture.
+    const measured = range(series.filter((s) => s.kind !== "limit").flatMap((s) => s.points.map((p) => p[3])))[1];
+    for (const s of series) s.isFar = s.kind === "limit" && s.points[0][2] > 2 * measured;
+    for (const s of series) if (s.legend) caption.append(chip(s.kind === "limit" ? "stall" : s.second ? "second" : "accent", s.legend + (s.isFar ? ", beyond the picture" : ""), s.kind === "dots" ? "round" : "thin"));
+    const inside = series.filter((s) => !s.isFar).flatMap((s) => s.points);
+    const lows = range(inside.map((p) => p[1])), highs = range(inside.map((p) => p[3]));
     let y0 = options.zero ? 0 : lows[0], y1 = highs[1];
     if (!(y1 > y0)) { y1 = y0 + (Math.abs(y0) || 1) * 0.1; if (!options.zero) y0 -= (Math.abs(y0) || 1) * 0.1; }
     const room = (y1 - y0) * 0.05;
@@ -83,6 +87,7 @@
       }
       shape(svg, "text", {x: width - right, y: height - 12, "text-anchor": "end", class: "strong"}, "step");
       for (const s of series) {
+        if (s.isFar) continue;
         if (s.kind === "limit") {
           shape(svg, "line", {class: "limit", x1: left, x2: width - right, y1: py(s.points[0][2]), y2: py(s.points[0][2])});
           continue;
@@ -238,6 +243,23 @@
   }
 
 @TIMELINE_SCRIPT@
+  // ---- wide tables ----
+  // A line above a table that is wider than the page, for as long as columns are out of sight.
+  for (const table of document.querySelectorAll(".scroll")) {
+    const hint = element("p", {class: "hint", "aria-hidden": "true"}, "more columns: scroll the table sideways \u2192");
+    table.before(hint);
+    const draw = () => {
+      const hidden = table.scrollWidth - table.clientWidth;
+      hint.hidden = hidden <= 1;
+      table.classList.toggle("more", hidden > 1 && table.scrollLeft < hidden - 1);
+    };
+    table.addEventListener("scroll", draw, {passive: true});
+    const folded = table.closest("details");
+    if (folded) folded.addEventListener("toggle", draw);
+    drawn.push(draw);
+    draw();
+  }
+
   // ---- all pictures ----
   const charts = {loss: lossChart, lr: rateChart, speed: speedChart, timeline: timelineChart, memory: memoryChart};
   for (const figure of document.querySelectorAll("figure[data-chart]")) {

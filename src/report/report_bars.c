@@ -7,7 +7,7 @@
 
 #include "report/report_internal.h"
 
-/* Writes one bar of a unit, divided by the lane that it waited for. longest_us fills the width. */
+/* Writes one bar of a unit, divided by what it waited for. longest_us fills the width. */
 static void put_stall(FILE *out, const reporti_trace *t, const reporti_stall *stall,
                       double longest_us)
 {
@@ -16,35 +16,51 @@ static void put_stall(FILE *out, const reporti_trace *t, const reporti_stall *st
     fputs("<th scope=\"row\">", out);
     reporti_html(out, stall->unit == PROGRAM_NONE ? "(no unit)" : t->names[stall->unit]);
     fputs("</th><td class=\"bar\"><div class=\"track\">", out);
-    for (int lane = 0; lane <= LANE_COUNT; lane++)
-        if (stall->us[lane] > 0)
+    for (int cause = 0; cause < STALL_CAUSES; cause++)
+        if (stall->us[cause] > 0)
             fprintf(out, "<i class=\"lane-%s\" style=\"width:%.2f%%\"></i>",
-                    reporti_lane_name(lane), 100 * stall->us[lane] / longest_us);
+                    reporti_stall_name(cause), 100 * stall->us[cause] / longest_us);
     fprintf(out, "</div></td><td>%s</td><td class=\"left\">",
             reporti_seconds(stall->total_us * 1e-6, text));
     bool is_first = true;
-    for (int lane = 0; lane <= LANE_COUNT; lane++) {
-        if (stall->us[lane] < 0.005 * stall->total_us)
+    for (int cause = 0; cause < STALL_CAUSES; cause++) {
+        if (stall->us[cause] < 0.005 * stall->total_us)
             continue;
-        fprintf(out, "%s%s %s", is_first ? "" : ", ", reporti_lane_name(lane),
-                reporti_seconds(stall->us[lane] * 1e-6, text));
+        fprintf(out, "%s%s %s", is_first ? "" : ", ", reporti_stall_name(cause),
+                reporti_seconds(stall->us[cause] * 1e-6, text));
         is_first = false;
     }
     fputs("</td></tr>\n", out);
 }
 
-static void put_lane_legend(FILE *out, const reporti_trace *t)
+/* The legend, and a sentence for each cause that needs one. */
+static void put_causes(FILE *out, const reporti_trace *t)
 {
-    double sums[LANE_COUNT + 1] = {0};
+    static const char *const meanings[STALL_CAUSES] = {
+        [LANE_READ] = "a read counts until its checksum is compared",
+        [LANE_COMM] = "comm is waiting for other ranks and what they send",
+        [STALL_HAND_OVER] = "hand-over is no transfer: the op was ready, and the time went into "
+                            "learning that the op before it had ended and waking its thread; much "
+                            "of it means short ops, or a machine with other work",
+        [STALL_UNKNOWN] = "unknown: the trace does not say",
+    };
+    double sums[STALL_CAUSES] = {0};
     for (uint32_t i = 0; i < t->stall_count; i++)
-        for (int lane = 0; lane <= LANE_COUNT; lane++)
-            sums[lane] += t->stalls[i].us[lane];
+        for (int cause = 0; cause < STALL_CAUSES; cause++)
+            sums[cause] += t->stalls[i].us[cause];
     fputs("<p class=\"legend\">waited for: ", out);
-    for (int lane = 0; lane <= LANE_COUNT; lane++)
-        if (sums[lane] > 0)
-            fprintf(out, "<span><i class=\"lane-%s\"></i>%s</span> ", reporti_lane_name(lane),
-                    reporti_lane_name(lane));
+    for (int cause = 0; cause < STALL_CAUSES; cause++)
+        if (sums[cause] > 0)
+            fprintf(out, "<span><i class=\"lane-%s\"></i>%s</span> ", reporti_stall_name(cause),
+                    reporti_stall_name(cause));
     fputs("</p>\n", out);
+    const char *before = "<p class=\"quiet\">";
+    for (int cause = 0; cause < STALL_CAUSES; cause++)
+        if (sums[cause] > 0 && meanings[cause]) {
+            fprintf(out, "%s%s", before, meanings[cause]);
+            before = "; ";
+        }
+    fputs(before[0] == ';' ? ".</p>\n" : "", out);
 }
 
 void reporti_put_stalls(FILE *out, const reporti_run *run)
@@ -66,7 +82,7 @@ void reporti_put_stalls(FILE *out, const reporti_run *run)
             "of the unit, in the mean over "
             "%u step%s of trace.json: %s of a step in all.</p>\n",
             t->stall_steps, t->stall_steps == 1 ? "" : "s", reporti_seconds(total * 1e-6, text));
-    put_lane_legend(out, t);
+    put_causes(out, t);
     uint32_t rows = t->stall_count < ROWS_MAX ? t->stall_count : ROWS_MAX;
     for (uint32_t i = 0; i < rows; i++) {
         if (i == ROWS_SHOWN)
@@ -81,6 +97,50 @@ void reporti_put_stalls(FILE *out, const reporti_run *run)
     if (t->stall_count > rows)
         fprintf(out, "<p class=\"quiet\">%u units with less are left out.</p>\n",
                 t->stall_count - rows);
+}
+
+/* The rate of a lane while it was busy, as a share of the plan's ceiling; NAN: one is not known. */
+static double reached_share(const reporti_run *run, int lane)
+{
+    char path[64];
+    snprintf(path, sizeof path, "ceilings.%s", lane_kind_name((enum lane_kind)lane));
+    double ceiling = reporti_number(run->plan, path);
+    double busy = run->metrics.recent.mean.lanes[lane].busy_seconds;
+    return ceiling > 0 && busy > 0 ? run->metrics.recent.mean.lanes[lane].bytes / busy / ceiling
+                                   : NAN;
+}
+
+/* Says why lanes were faster than the ceiling, if any was. */
+static void put_faster_lanes(FILE *out, const reporti_run *run)
+{
+    static const double visible = 1.005; /* as 101% in the table */
+    bool drives = false, copies = false, ranks = false;
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        bool is_over = reached_share(run, lane) >= visible;
+        drives = drives || (is_over && (lane == LANE_READ || lane == LANE_WRITE));
+        copies = copies || (is_over && (lane == LANE_H2D || lane == LANE_D2H));
+        ranks = ranks || (is_over && lane == LANE_COMM);
+    }
+    if (!drives && !copies && !ranks)
+        return;
+    fputs("<p class=\"quiet\">More than 100%: the ceiling is what the plan assumed, not a limit of "
+          "the machine.",
+          out);
+    if (json_is_false(reporti_at(run->plan, "machine.is_measured")))
+        fputs(" It was not measured here: <code>sluice probe</code> measures it.", out);
+    else if (reporti_is_disturbed(run))
+        fputs(" It was measured beside other work, and was low for that: <code>sluice probe</code> "
+              "on a quiet machine measures it again.",
+              out);
+    if (drives)
+        fputs(" A drive is faster than in the probe while its own cache takes the bytes, or when "
+              "only one direction runs.",
+              out);
+    if (copies)
+        fputs(" A copy on the CPU is faster than DRAM where its bytes are still in a cache.", out);
+    if (ranks)
+        fputs(" Ranks of one host send through memory, faster where it is still in a cache.", out);
+    fputs("</p>\n", out);
 }
 
 /* Writes a lane's mean rate over the step, and its rate while it was busy, against the plan's
@@ -105,7 +165,7 @@ static void put_lane(FILE *out, const reporti_run *run, int lane)
     reporti_put_cell(out, reporti_rate(peak, text));
     reporti_put_cell(out, reporti_rate(ceiling > 0 ? ceiling : NAN, text));
     if (ceiling > 0)
-        fprintf(out, "<td>%.0f%%</td>", 100 * peak / ceiling);
+        fprintf(out, "<td>%.0f%%</td>", busy > 0 ? 100 * reached_share(run, lane) : 0);
     else
         fputs("<td>\xe2\x80\x93</td>", out);
     reporti_put_cell(out, reporti_bytes(bytes, text));
@@ -145,7 +205,9 @@ void reporti_put_lanes(FILE *out, const reporti_run *run)
             "<p class=\"legend\"><span><i class=\"mean\"></i>over the whole step</span> <span><i "
             "class=\"busy\"></i>while busy</span></p>\n",
             recent->count,
-            json_is_true(is_measured)    ? ", as measured on this machine"
+            json_is_true(is_measured)    ? reporti_is_disturbed(run)
+                                               ? ", as measured on this machine beside other work"
+                                               : ", as measured on this machine"
             : json_is_false(is_measured) ? ", a stated default"
                                          : "");
     reporti_begin_table(out, "Lanes", "bars",
@@ -160,6 +222,7 @@ void reporti_put_lanes(FILE *out, const reporti_run *run)
     if (shown == 0)
         fputs("<tr><td colspan=\"10\" class=\"left\">No lane moved a byte.</td></tr>", out);
     reporti_end_table(out);
+    put_faster_lanes(out, run);
     put_products(out, run);
 }
 

@@ -76,8 +76,8 @@ static json_t *event_row(const reporti_trace *from, const reporti_event *event)
     json_array_append_new(row, json_integer(index_or_none(event->index)));
     json_array_append_new(row, count(event->bytes));
     json_array_append_new(row, number(rounded(event->stall_us)));
-    json_array_append_new(row,
-                          json_integer(event->stall_lane < LANE_COUNT ? event->stall_lane : -1));
+    json_array_append_new(
+        row, json_integer(event->stall_cause < STALL_UNKNOWN ? event->stall_cause : -1));
     json_array_append_new(row, count(event->op_count));
     return row;
 }
@@ -133,6 +133,7 @@ int reporti_put_data(FILE *out, const reporti_run *run)
 {
     json_t *data = json_object();
     json_object_set_new(data, "lanes", names(LANE_COUNT, reporti_lane_name));
+    json_object_set_new(data, "stalls", names(STALL_CAUSES, reporti_stall_name));
     json_object_set_new(data, "kinds", names(OP_KIND_COUNT + 1, reporti_op_name));
     json_object_set_new(data, "steps", series(&run->metrics.steps, false));
     json_object_set_new(data, "evals", series(&run->metrics.evals, true));

@@ -111,6 +111,13 @@ struct reporti_metrics {
 typedef struct reporti_metrics reporti_metrics;
 int reporti_read_metrics(const char *path, reporti_notes *notes, reporti_metrics *out) MUST_CHECK;
 
+/* What an op waited for: a lane, or one of these. */
+enum {
+    STALL_HAND_OVER = LANE_COUNT, /* nothing: trace_event.stall_is_hand_over */
+    STALL_UNKNOWN,                /* the trace does not say */
+    STALL_CAUSES
+};
+
 struct reporti_event {
     double start_us, end_us, stall_us;
     uint64_t bytes, step;
@@ -118,15 +125,14 @@ struct reporti_event {
     uint32_t index;    /* micro-batch, tile or number; PROGRAM_NONE: none */
     uint32_t op_count; /* 1, or how many were joined to this one */
     uint8_t lane, kind, program;
-    uint8_t stall_lane; /* the lane that the op waited for; LANE_COUNT: none */
-    uint8_t row;        /* the row in its lane, among requests at the same time */
+    uint8_t stall_cause; /* what the op waited for: a lane, or STALL_* */
+    uint8_t row;         /* the row in its lane, among requests at the same time */
 };
 typedef struct reporti_event reporti_event;
 
 struct reporti_stall {
     uint32_t unit;
-    /* per step, by the lane that the unit waited for; the last: the lane is not known */
-    double us[LANE_COUNT + 1];
+    double us[STALL_CAUSES]; /* per step, by what the unit waited for */
     double total_us;
 };
 typedef struct reporti_stall reporti_stall;
@@ -180,8 +186,13 @@ const json_t *reporti_at(const json_t *root, const char *path);
 double reporti_number(const json_t *root, const char *path);
 const char *reporti_text(const json_t *root, const char *path);
 
-/* The names of a lane and of a kind of op; "unknown" and "other" for a number beyond the last. */
+/* True if the plan's machine was measured beside other work. */
+bool reporti_is_disturbed(const reporti_run *run);
+
+/* The names of a lane, of what an op waited for, and of a kind of op; "unknown" and "other" for a
+ * number beyond the last. */
 const char *reporti_lane_name(int lane);
+const char *reporti_stall_name(int cause);
 const char *reporti_op_name(int kind);
 
 /* Writes text into the page: escapes & < > " and replaces bytes that are not UTF-8. */

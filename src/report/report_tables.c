@@ -114,6 +114,13 @@ void reporti_put_summary(FILE *out, const reporti_run *run)
               "as measured: "
               "<code>sluice probe</code> measures it.</p>\n",
               out);
+    if (reporti_is_disturbed(run)) {
+        fputs("<p class=\"quiet\">The machine was measured beside other work (", out);
+        reporti_html(out, reporti_text(run->plan, "machine.disturbed_by"));
+        fputs("): predictions and ceilings may be wrong. <code>sluice probe</code> on a quiet "
+              "machine measures it again.</p>\n",
+              out);
+    }
 }
 
 void reporti_put_notes(FILE *out, const reporti_run *run)

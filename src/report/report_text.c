@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "report/chrome_trace.h"
 #include "report/report_internal.h"
 
 enum { LINE_BYTES = 1 << 16, PATH_PART_BYTES = 64 };
@@ -119,6 +120,16 @@ const char *reporti_text(const json_t *root, const char *path)
 const char *reporti_lane_name(int lane)
 {
     return lane < LANE_COUNT ? lane_kind_name((enum lane_kind)lane) : "unknown";
+}
+
+const char *reporti_stall_name(int cause)
+{
+    return cause == STALL_HAND_OVER ? CHROME_TRACE_HAND_OVER : reporti_lane_name(cause);
+}
+
+bool reporti_is_disturbed(const reporti_run *run)
+{
+    return json_is_true(reporti_at(run->plan, "machine.disturbed"));
 }
 
 const char *reporti_op_name(int kind)

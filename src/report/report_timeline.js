@@ -21,7 +21,10 @@
   function timelineChart(figure) {
     const step = data.timeline, plan = data.plan.timeline;
     if (!step) return false;
-    const whole = Math.max(step.length_us, plan ? plan.seconds * 1e6 : 0) || 1, rows = laneRows(step, plan);
+    // A predicted step that is much longer than the measured one would squeeze it: "All" then shows the
+    // measured step, and "Plan" what was predicted.
+    const measured = step.length_us || 1, whole = Math.max(measured, plan ? plan.seconds * 1e6 : 0), rows = laneRows(step, plan);
+    const isFar = whole > 1.5 * measured, shown = isFar ? measured : whole;
     const kinds = [...new Set(step.events.map((e) => e[4]))].sort((a, b) => a - b).map((k) => data.kinds[k]);
     const legend = element("p", {class: "legend"}), byColour = {};
     for (const kind of kinds) (byColour[kindColour[kind]] = byColour[kindColour[kind]] || []).push(plainName(kind));
@@ -32,7 +35,8 @@
     const canvas = element("canvas", {tabindex: 0, role: "img", "aria-label": "Timeline of step " + step.step + " by lane; the table below has the sums. Keys: plus and minus zoom, arrows move, 0 shows all."});
     const readout = element("div", {class: "readout", "aria-live": "polite"}, "Point at or tap a bar to read it.");
     figure.append(legend, controls, canvas, readout);
-    let from = 0, to = whole, chosen = null;
+    if (isFar) figure.append(element("p", {class: "quiet"}, "The predicted step takes " + timeText(whole) + " and goes on beyond the measured one: Plan shows all of it."));
+    let from = 0, to = shown, chosen = null;
 
     function zoom(factor, centre) {
       const at = centre === undefined ? (from + to) / 2 : centre, span = Math.min(whole, Math.max(whole / 20000, (to - from) * factor));
@@ -45,8 +49,10 @@
       draw();
     }
     const pan = (share) => move(from + share * (to - from), to - from);
-    for (const [text, label, act] of [["+", "Zoom in", () => zoom(0.5)], ["\u2212", "Zoom out", () => zoom(2)],
-      ["\u25c0", "Earlier", () => pan(-0.4)], ["\u25b6", "Later", () => pan(0.4)], ["All", "Show the whole step", () => move(0, whole)]]) {
+    const buttons = [["+", "Zoom in", () => zoom(0.5)], ["\u2212", "Zoom out", () => zoom(2)],
+      ["\u25c0", "Earlier", () => pan(-0.4)], ["\u25b6", "Later", () => pan(0.4)], ["All", "Show the whole step", () => move(0, shown)]];
+    if (isFar) buttons.push(["Plan", "Show the whole predicted step", () => move(0, whole)]);
+    for (const [text, label, act] of buttons) {
       const button = element("button", {type: "button", "aria-label": label, title: label}, text);
       button.addEventListener("click", act);
       controls.append(button);
@@ -148,7 +154,7 @@
       const event = hit[4], index = event[6] >= 0 ? " " + (indexWord[data.kinds[event[4]]] || "part") + " " + event[6] : "";
       readout.textContent = nameOf(event) + index + (event[10] > 1 ? " and " + (event[10] - 1) + " more ops" : "") + ": " + timeText(event[3]) + " from " + timeText(event[2])
         + (event[7] > 0 ? ", " + bytesText(event[7]) + (event[3] > 0 && event[10] === 1 ? " at " + scaled(event[7] / event[3] * 1e6, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]) : "") : "")
-        + (event[8] > 0 ? "; before it a stall of " + timeText(event[8]) + (event[9] >= 0 ? " for " + data.lanes[event[9]] : "") : "");
+        + (event[8] > 0 ? "; before it a stall of " + timeText(event[8]) + (event[9] >= 0 ? " for " + data.stalls[event[9]] : "") : "");
     }
 
     // One finger or button drags, two fingers zoom. A vertical touch scrolls the page.
@@ -186,7 +192,7 @@
     }, {passive: false});
     canvas.addEventListener("keydown", (event) => {
       const acts = {"+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2),
-        0: () => move(0, whole), Home: () => move(0, to - from), End: () => move(whole, to - from)};
+        0: () => move(0, shown), Home: () => move(0, to - from), End: () => move(whole, to - from)};
       if (!acts[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       acts[event.key]();

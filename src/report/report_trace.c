@@ -120,8 +120,8 @@ static int read_event(reporti_trace *self, const json_t *line, const char **wron
     event.step = (uint64_t)not_negative(reporti_number(line, "args.step"), 1e15);
     event.bytes = (uint64_t)not_negative(reporti_number(line, "args.bytes"), 1e18);
     event.stall_us = not_negative(reporti_number(line, "args.stall_us"), 1e15);
-    event.stall_lane =
-        (uint8_t)find_name(reporti_text(line, "args.stall_lane"), reporti_lane_name, LANE_COUNT);
+    event.stall_cause = (uint8_t)find_name(reporti_text(line, "args.stall_lane"),
+                                           reporti_stall_name, STALL_UNKNOWN);
     read_name(self, reporti_text(line, "name"), &event);
     return keep_event(self, &event) < 0 ? -ENOMEM : 1;
 }
@@ -201,7 +201,7 @@ static void add_stall(reporti_trace *self, const reporti_event *event, uint32_t 
         self->stalls[self->stall_count - 1].unit = event->unit;
     }
     reporti_stall *row = &self->stalls[row_of_unit[unit] - 1];
-    row->us[event->stall_lane] += event->stall_us;
+    row->us[event->stall_cause] += event->stall_us;
     row->total_us += event->stall_us;
 }
 
@@ -233,8 +233,8 @@ static int sum_stalls(reporti_trace *self, uint64_t begin, uint64_t end, uint32_
     for (uint64_t i = begin; i < end; i++)
         add_stall(self, &self->events[i], row_of_unit);
     for (uint32_t i = 0; i < self->stall_count; i++) {
-        for (int lane = 0; lane <= LANE_COUNT; lane++)
-            self->stalls[i].us[lane] /= steps;
+        for (int cause = 0; cause < STALL_CAUSES; cause++)
+            self->stalls[i].us[cause] /= steps;
         self->stalls[i].total_us /= steps;
     }
     qsort(self->stalls, self->stall_count, sizeof *self->stalls, by_total);

@@ -296,11 +296,11 @@ void setup_machine_figures(const struct setup *self, plan_machine *target)
     take_drives(&work);
     take_comm(&work);
     target->is_measured = from->measured_at[0] != '\0' && work.is_complete && is_same_kind;
-    if (from->disturbed[0] && self->ranks.rank == 0)
+    if (from->disturbed && self->ranks.rank == 0)
         log_warn(
-            "the machine file \"%s\" was measured beside other work (%s): predictions may be off; "
-            "run sluice probe again when the machine is idle",
-            from->name, from->disturbed);
+            "the machine file \"%s\" was measured beside other work (%s): its predictions may be "
+            "wrong; run sluice probe again on a quiet machine",
+            from->name, from->disturbed_by);
 }
 
 /* ---- what a watch states ---- */

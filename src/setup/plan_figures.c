@@ -56,6 +56,8 @@ static const struct setup_figure figures[] = {
     ONE("state_bytes_per_parameter", "bytes", state_param_bytes),
     ONE("machine.name", "", machine_name),
     ONE("machine.is_measured", "", machine_is_measured),
+    ONE("machine.disturbed", "", machine_is_disturbed),
+    ONE("machine.disturbed_by", "", machine_disturbed_by),
 
     {FIGURE("memory.TIER.homes.KIND", "bytes", home_bytes[0][0]),
      .step_bytes = {STEP(home_bytes[0][0]), STEP(home_bytes[0])}},

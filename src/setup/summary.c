@@ -362,6 +362,8 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
 static void add_machine(const struct machine *from, struct setup_summary *out)
 {
     snprintf(out->machine_name, sizeof out->machine_name, "%s", from->name);
+    out->machine_is_disturbed = from->disturbed;
+    snprintf(out->machine_disturbed_by, sizeof out->machine_disturbed_by, "%s", from->disturbed_by);
     out->peak_tflops_per_rank = from->device.peak_flops / 1e12;
     bool knows_capacity = true, knows_endurance = true;
     for (uint32_t d = 0; d < from->drive_count; d++) {

@@ -55,7 +55,9 @@ struct setup_summary {
     const char *update;       /* schedule.update in use */
     uint64_t tile_elems, held_stages, op_count;
     bool machine_is_measured;
-    char machine_name[96]; /* "defaults", or machine.json's */
+    char machine_name[96];     /* "defaults", or machine.json's */
+    bool machine_is_disturbed; /* it was measured beside other work: */
+    char machine_disturbed_by[96];
     double model_flops;    /* of a step of all ranks, without recomputation, as the field does */
     double hardware_flops; /* of a step of one rank, with recomputation */
     uint64_t sent_bytes;   /* by each rank to others in a steady step */

@@ -40,7 +40,8 @@ static void fill(machine *self, uint64_t round)
     snprintf(self->name, sizeof self->name, "host \"%u\" \xc3\xbc", (unsigned)round);
     strcpy(self->measured_at, "2026-11-22T08:00:00Z");
     strcpy(self->measured_by, "sluice 0.1.0");
-    strcpy(self->disturbed, "bf16 forward +-38%");
+    self->disturbed = round % 2;
+    strcpy(self->disturbed_by, round % 2 ? "bf16 forward +-38%" : "");
     self->host_count = 3;
     self->ranks_per_host = 2;
     memset(self->host.cpu, 'x', sizeof self->host.cpu - 1);

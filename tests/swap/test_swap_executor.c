@@ -414,6 +414,7 @@ static void stalls_go_to_the_lane_waited_for(void **state)
     for (uint64_t i = 0; i < ring.written; i++) {
         const trace_event *event = &ring.events[i];
         assert_int_equal(event->stall_lane, event->op_idx == 2 ? LANE_READ : LANE_COUNT);
+        assert_int_equal(event->stall_is_hand_over, event->stall_ns > 0 && event->op_idx != 2);
         assert_int_equal(event->stall_ns, cores.times[event->op_idx].wait_ns);
     }
     executor_destroy(exec);
