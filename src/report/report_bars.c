@@ -37,12 +37,13 @@ static void put_stall(FILE *out, const reporti_trace *t, const reporti_stall *st
 static void put_causes(FILE *out, const reporti_trace *t)
 {
     static const char *const meanings[STALL_CAUSES] = {
-        [LANE_READ] = "a read counts until its checksum is compared",
-        [LANE_COMM] = "comm is waiting for other ranks and what they send",
-        [STALL_HAND_OVER] = "hand-over is no transfer: the op was ready, and the time went into "
-                            "learning that the op before it had ended and waking its thread; much "
-                            "of it means short ops, or a machine with other work",
-        [STALL_UNKNOWN] = "unknown: the trace does not say",
+        [LANE_READ] = "A read counts until its checksum is compared.",
+        [LANE_COMM] = "comm is waiting for other ranks and for what they send.",
+        [STALL_HAND_OVER] =
+            "hand-over is no transfer: the op was ready, and the time went into learning that the "
+            "op before it had ended and into waking its thread. Much of it means short ops, or a "
+            "machine with other work.",
+        [STALL_UNKNOWN] = "unknown: the trace does not say.",
     };
     double sums[STALL_CAUSES] = {0};
     for (uint32_t i = 0; i < t->stall_count; i++)
@@ -54,13 +55,11 @@ static void put_causes(FILE *out, const reporti_trace *t)
             fprintf(out, "<span><i class=\"lane-%s\"></i>%s</span> ", reporti_stall_name(cause),
                     reporti_stall_name(cause));
     fputs("</p>\n", out);
-    const char *before = "<p class=\"quiet\">";
+    fputs("<p class=\"quiet\">", out);
     for (int cause = 0; cause < STALL_CAUSES; cause++)
-        if (sums[cause] > 0 && meanings[cause]) {
-            fprintf(out, "%s%s", before, meanings[cause]);
-            before = "; ";
-        }
-    fputs(before[0] == ';' ? ".</p>\n" : "", out);
+        if (sums[cause] > 0 && meanings[cause])
+            fprintf(out, "%s ", meanings[cause]);
+    fputs("</p>\n", out);
 }
 
 void reporti_put_stalls(FILE *out, const reporti_run *run)

@@ -200,15 +200,21 @@ static void begin_trace(FILE *file, int lost)
         lost);
 }
 
-static void put_event(FILE *file, int step, double ts, double dur, const char *lane,
-                      const char *name, double stall_us)
+static void put_waiting_event(FILE *file, int step, double ts, double dur, const char *lane,
+                              const char *name, double stall_us, const char *cause)
 {
     fprintf(
         file,
         "{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"%s\","
         "\"args\":{\"step\":%d,\"bytes\":1000,\"op\":1,\"program\":\"steady\",\"stall_us\":%.3f,"
-        "\"stall_lane\":\"read\"}},\n",
-        ts, dur, lane, name, step, stall_us);
+        "\"stall_lane\":\"%s\"}},\n",
+        ts, dur, lane, name, step, stall_us, cause);
+}
+
+static void put_event(FILE *file, int step, double ts, double dur, const char *lane,
+                      const char *name, double stall_us)
+{
+    put_waiting_event(file, step, ts, dur, lane, name, stall_us, "read");
 }
 
 static void end_trace(FILE *file)
@@ -300,6 +306,42 @@ static void tells_one_step(void **state)
     assert_non_null(strstr(page, "a buffer"));
     assert_non_null(strstr(page, "read 2.00 \xc2\xb5s"));
     assert_null(strstr(page, "Not in this page"));
+    assert_null(strstr(page, "beside other work"));
+    assert_null(strstr(page, "More than 100%"));
+}
+
+/* A machine that was probed beside other work, rates above the ceiling, and stalls by cause. */
+static void says_what_to_make_of_the_figures(void **state)
+{
+    (void)state;
+    put("plan.json", "{\"machine\": {\"is_measured\": true, \"disturbed\": true, "
+                     "\"disturbed_by\": \"a <busy> core\"}, \"ceilings\": {\"read\": 5e8}}");
+    FILE *file = create("metrics.jsonl");
+    metrics_line line = sample_line(1);
+    put_line(file, &line);
+    assert_int_equal(fclose(file), 0);
+    file = create("trace.json");
+    begin_trace(file, 0);
+    put_waiting_event(file, 1, 10, 5, "compute", "forward embed mb 0", 2, "hand-over");
+    put_waiting_event(file, 1, 20, 5, "compute", "forward embed mb 1", 3, "comm");
+    put_waiting_event(file, 1, 30, 5, "compute", "backward embed mb 0", 4, "a new word");
+    end_trace(file);
+    report();
+    assert_non_null(strstr(page, "beside other work (a &lt;busy&gt; core): predictions"));
+    assert_non_null(strstr(page, "comm 3.00 \xc2\xb5s, hand-over 2.00 \xc2\xb5s, unknown 4.00"));
+    assert_non_null(strstr(page, "class=\"lane-hand-over\""));
+    assert_non_null(strstr(page, "the op was ready"));
+    assert_string_equal(
+        json_string_value(json_array_get(json_object_get(data, "stalls"), LANE_COUNT)),
+        "hand-over");
+    const json_t *events = at_path("timeline", "events");
+    assert_true(row_number(events, 0, 9) == LANE_COUNT && row_number(events, 1, 9) == LANE_COMM &&
+                row_number(events, 2, 9) == -1);
+    assert_non_null(strstr(page, "<td>200%</td>"));
+    assert_non_null(strstr(page, "More than 100%"));
+    assert_non_null(strstr(page, "was low for that"));
+    assert_non_null(strstr(page, "A drive is faster"));
+    assert_null(strstr(page, "A copy on the CPU"));
 }
 
 static void names_damaged_lines(void **state)
@@ -533,6 +575,7 @@ int main(void)
         cmocka_unit_test_teardown(needs_a_run, clean),
         cmocka_unit_test_teardown(writes_where_it_is_told, clean),
         cmocka_unit_test_teardown(tells_one_step, clean),
+        cmocka_unit_test_teardown(says_what_to_make_of_the_figures, clean),
         cmocka_unit_test_teardown(names_damaged_lines, clean),
         cmocka_unit_test_teardown(survives_strange_plans, clean),
         cmocka_unit_test_teardown(has_null_for_nan, clean),
