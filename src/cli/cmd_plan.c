@@ -51,7 +51,7 @@ static const cli_option options[] = {
      .target = &asked.json},
 };
 
-/* What a plan that takes long is doing, on a terminal. */
+/* The line that says, on a terminal, what a long plan is doing. */
 static struct {
     cli_progress line;
     plan_watch watch;
@@ -65,10 +65,10 @@ static void show_progress(void *user, const plan_watch *watch)
     if (!cli_progress_is_late(&screen.line, &seconds))
         return;
     cli_progress_draw(&screen.line, seconds,
-                      "plan for %u rank%s: %s, %llu programs of %.1f million ops so far, %.0f s",
+                      "plan for %u rank%s: %s, %llu program%s of %.1f million ops so far, %.0f s",
                       screen.ranks, screen.ranks > 1 ? "s" : "",
                       watch->what ? watch->what : "counting", (unsigned long long)watch->step_count,
-                      (double)watch->op_count * 1e-6, seconds);
+                      watch->step_count == 1 ? "" : "s", (double)watch->op_count * 1e-6, seconds);
 }
 
 /* Keeps freed memory for the next allocation. Each trial of the search fills and frees arrays of

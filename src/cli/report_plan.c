@@ -71,10 +71,11 @@ static void report_job(FILE *out, const struct setup_summary *plan)
             plan->held_stages == 1 ? "" : "s");
     fprintf(out, "machine      %s%s\n", plan->machine_name, report_origin(plan));
     if (plan->machine_is_disturbed)
-        fprintf(out,
-                "disturbed    it was measured beside other work (%s): these figures may be wrong; "
-                "probe it again when it is quiet\n",
-                plan->machine_disturbed_by);
+        fprintf(
+            out,
+            "disturbed    while it was measured: %s\n"
+            "             these figures may be wrong: run sluice probe again on a quiet machine\n",
+            plan->machine_disturbed_by);
     if (plan->world_size > 1)
         fprintf(out,
                 "ranks        %" PRIu32 ", %" PRIu32 " a host, ZeRO stage %" PRIu32

@@ -84,9 +84,8 @@ struct machine {
     char name[MACHINE_NAME_BYTES];        /* "DGX-2, 32 nodes"; measured: the host's name */
     char measured_at[MACHINE_NAME_BYTES]; /* ISO 8601; "": the machine is described, not measured */
     char measured_by[MACHINE_NAME_BYTES]; /* "sluice 0.1.0" */
-    /* The machine had other work while it was measured, so that plans made from these figures may be
-     * wrong; disturbed_by says what was seen of it ("bf16 forward +-38%", "other processes used 1.20
-     * of a core"). */
+    /* The machine had other work while it was measured, so plans made from it may be wrong.
+     * disturbed_by: "bf16 forward +-38%", "other processes used 1.20 of a core". */
     bool disturbed;
     char disturbed_by[MACHINE_NAME_BYTES];
     uint32_t host_count, ranks_per_host; /* 0 acts as 1 */

@@ -13,8 +13,8 @@
 #include "base/tile.h"
 #include "plan/plan.h"
 
-/* Tells the job's watch that work goes on; `what` NULL: on the same as before. Long loops note every
- * so many ops. */
+/* Tells the job's watch that work goes on; `what` NULL: on the same as before. Long loops call it
+ * once in so many ops. */
 enum { PLANI_OPS_OF_A_NOTE = 1 << 14 };
 static inline void plani_note_work(const plan_job *job, const char *what, uint64_t op_count)
 {

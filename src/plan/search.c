@@ -49,7 +49,7 @@ bool plani_search_may_go_on(const plani_search *self)
            self->seen_count < PLANI_SEEN_MOST;
 }
 
-/* Of homes, modes and held stages; never 0. */
+/* A hash of homes, modes and held stages; never 0. */
 static uint64_t hash_of(const plani_search *self, const struct plani_point *point)
 {
     const uint32_t modes[] = {point->held, point->update, point->parked_near,

@@ -69,7 +69,7 @@ bool plani_point_shift(const plani_search *self, struct plani_point *point, int 
 
 /* ---- one trial, one rule: trial.c ----------------------------------------------------------- */
 
-/* What a search has done so far, and the trials that it need not repeat: the search, the settling
+/* The work of a search so far, and the trials that it need not repeat: the search, the settling
  * of a placement and its reasons ask for some steps again. A trial that is known counts as many ops
  * as when it was made, so that the limits of the search mean the same with and without memory. One
  * thread; heap memory, freed by plani_work_fini. Zeros are an empty one. */
@@ -105,7 +105,7 @@ struct plani_known {
     uint64_t op_count;
     struct plani_trial trial;
 };
-/* Of all that a trial depends on among the jobs of a search; never 0. */
+/* A hash of all that a trial depends on among the jobs of a search; never 0. */
 uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point);
 const struct plani_known *plani_recall(const plani_work *work, uint64_t key); /* NULL: not known */
 void plani_remember(plani_work *work, const struct plani_known *trial);
@@ -230,7 +230,8 @@ double plani_room_nearer(const plan_job *job, const uint64_t need[TIER_COUNT], i
 
 /* ---- the rest of a point, and its programs: settle.c ---------------------------------------- */
 
-/* plan_compile, with the trials that are known. Adds to *work; out->work_ops is this call's part. */
+/* plan_compile, with the trials that are known. Adds to *work; out->work_ops is the part of this
+ * call. */
 int plani_compile(const plan_job *job, plan_set *out, plani_work *work) MUST_CHECK;
 
 /* ---- homes are open: starts.c, fit.c, search.c, reasons.c ----------------------------------- */

@@ -234,7 +234,7 @@ static int make_trial(const plan_job *job, const struct plani_point *point, uint
     return rc == 1 ? 0 : rc;
 }
 
-/* What the known trial would have shown with the limit. */
+/* Gives the figures that the known trial would have shown with the limit. */
 static int show_known(const struct plani_known *known, uint64_t limit_ns, struct plani_trial *trial,
                       plani_work *work)
 {

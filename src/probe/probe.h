@@ -13,8 +13,9 @@
  * The measurements use the threads and cores that a run uses by default (tiers/topology.h). The
  * machine may have other work, so variants that are compared take turns, round by round, and each
  * figure is the median of its rounds. A figure with a large spread is measured again while there is
- * time. If its spread stays large, the probe names it at the end and in machine.json ("disturbed", "disturbed_by").
- * The probe also notes there if other work took more than a tenth of a core. Plans then mention it.
+ * time. If its spread stays large, or other work took more than a tenth of a core, the probe says
+ * so at the end and in machine.json ("disturbed", "disturbed_by"). Plans, runs and reports repeat
+ * it.
  *
  * The probe plans the time of each step before the first measurement. A step that takes longer than
  * planned leaves fewer rounds to the later steps, but every figure is still measured.

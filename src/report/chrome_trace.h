@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/trace.h"
 
-/* What args.stall_lane says of an op that no lane kept waiting (trace_event.stall_is_hand_over). */
+/* The args.stall_lane of an op that no lane kept waiting (trace_event.stall_is_hand_over). */
 #define CHROME_TRACE_HAND_OVER "hand-over"
 #include "base/words.h"
 

@@ -109,7 +109,7 @@ static double reached_share(const reporti_run *run, int lane)
                                    : NAN;
 }
 
-/* Says why lanes were faster than the ceiling, if any was. */
+/* Says why lanes were faster than the ceiling, where that is so in the table. */
 static void put_faster_lanes(FILE *out, const reporti_run *run)
 {
     static const double visible = 1.005; /* as 101% in the table */

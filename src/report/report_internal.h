@@ -111,7 +111,7 @@ struct reporti_metrics {
 typedef struct reporti_metrics reporti_metrics;
 int reporti_read_metrics(const char *path, reporti_notes *notes, reporti_metrics *out) MUST_CHECK;
 
-/* What an op waited for: a lane, or one of these. */
+/* Causes of a stall: the lane that the op waited for, or one of these. */
 enum {
     STALL_HAND_OVER = LANE_COUNT, /* nothing: trace_event.stall_is_hand_over */
     STALL_UNKNOWN,                /* the trace does not say */

@@ -57,6 +57,11 @@ else
     grep -q "% *" err || fail "no progress"
     echo "quick: $(($(date +%s) - began)) s"
     [ -s machine.json ] || fail "no machine.json"
+    if grep -Eq "measure again|disturbed:" out; then
+        grep -q '"disturbed": true' machine.json || fail "machine.json does not say that it was disturbed"
+    else
+        ! grep -q '"disturbed": true' machine.json || fail "disturbed, and nobody said why"
+    fi
     [ -z "$(ls -A drive)" ] || fail "something is left on the drive"
     began=$(date +%s)
     run 0 '"dram_copy"' --quick --drive drive --json --quiet

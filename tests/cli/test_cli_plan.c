@@ -293,6 +293,20 @@ static void figures_of_a_plan(void **state)
     }
 }
 
+/* Runs a plan whose output is text. */
+static void run_text(const char *how, char *text, size_t capacity)
+{
+    char command[COMMAND_BYTES];
+    int used = snprintf(command, sizeof command, "%s plan %s - <<'JOB'\n%s\nJOB", SLUICE_PROGRAM,
+                        how, job_text);
+    assert_true((size_t)used < sizeof command);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    size_t length = fread(text, 1, capacity - 1, pipe);
+    assert_int_equal(pclose(pipe), 0);
+    text[length] = '\0';
+}
+
 /* For people: at most 90 columns, and each section is there. */
 static void text_of_a_plan(void **state)
 {
@@ -302,15 +316,10 @@ static void text_of_a_plan(void **state)
         "bound by ", "computing ", "\nlane  ",  "\nresource  ", "hidden from T*", "\ncommits  ",
     };
     for (size_t i = 0; i < COUNT(ways); i++) {
-        char command[COMMAND_BYTES], text[8192];
-        int used = snprintf(command, sizeof command, "%s plan " PLAN_OF_JOB, SLUICE_PROGRAM,
-                            ways[i], job_text);
-        assert_true((size_t)used < sizeof command);
-        FILE *pipe = popen(command, "r");
-        assert_non_null(pipe);
-        size_t length = fread(text, 1, sizeof text - 1, pipe);
-        assert_int_equal(pclose(pipe), 0);
-        text[length] = '\0';
+        char how[256], text[8192];
+        snprintf(how, sizeof how, "--machine none %s", ways[i]);
+        run_text(how, text, sizeof text);
+        assert_null(strstr(text, "disturbed"));
         for (size_t k = 0; k < COUNT(sections); k++)
             if (!strstr(text, sections[k]))
                 fail_msg("%s: no \"%s\" in\n%s", ways[i], sections[k], text);
@@ -334,6 +343,7 @@ static void write_file(char path[], const char *text)
 /* Two hosts with four ranks each, to tell figures of a rank, of a host and of all hosts apart. */
 static const char machine_text[] =
     "{\"name\": \"two hosts\", \"host_count\": 2, \"ranks_per_host\": 4,"
+    " \"disturbed\": true, \"disturbed_by\": \"other processes used 1.81 of a core\","
     " \"host\": {\"core_count\": 32, \"memory_bytes\": \"256GiB\", \"dram_copy\": 100e9},"
     " \"device\": {\"is_gpu\": true, \"name\": \"a GPU\", \"memory_bytes\": \"32GiB\","
     "  \"peak_flops\": 125e12, \"flops_16bit\": 80e12, \"memory_rate\": 800e9},"
@@ -354,6 +364,9 @@ static void figures_of_a_machine(void **state)
     double step = number(plan, "step_seconds");
     memory_adds_up(plan);
     assert_string_equal(json_string_value(member(member(plan, "machine"), "name")), "two hosts");
+    assert_true(json_is_true(member(member(plan, "machine"), "disturbed")));
+    assert_string_equal(json_string_value(member(member(plan, "machine"), "disturbed_by")),
+                        "other processes used 1.81 of a core");
     assert_int_equal(number(plan, "world_size"), 8);
     assert_int_equal(number(plan, "ranks_per_host"), 4);
     near("peak", number(plan, "peak_tflops_per_rank"), 125, 1e-9);
@@ -363,6 +376,13 @@ static void figures_of_a_machine(void **state)
     near("capacity", number(drives, "host_capacity_bytes"), 16e12, 1e-9);
     near("endurance", number(drives, "host_endurance_bytes"), 28e15, 1e-9);
     near("life", number(drives, "life_days"), 28e15 / (written * 4 * 86400 / step), 1e-6);
+    char how[256], text[8192];
+    snprintf(how, sizeof how, "--machine %s --set device.backend=auto 2>&1", path);
+    run_text(how, text, sizeof text);
+    assert_non_null(
+        strstr(text, "\ndisturbed    while it was measured: other processes used 1.81 of"));
+    assert_non_null(strstr(text, "run sluice probe again on a quiet machine\n"));
+    assert_null(strstr(text, "plan for ")); /* no progress where there is no terminal */
     json_decref(plan);
     remove(path);
 }
