@@ -39,8 +39,9 @@ const char *cpu_isa_name(enum cpu_isa isa)
 
 static bool has_avx2(void)
 {
+    unsigned eax, ebx, ecx, edx; /* clang 14 has no word for F16C */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
 static bool has_avx512(void)
