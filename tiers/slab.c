@@ -289,14 +289,14 @@ static int create_file(slab *self, const slab_config *config, uint32_t drive_idx
 {
     slab_file *file = &self->files[drive_idx];
     file->file_bytes = SLAB_HEADER_BYTES + self->drive_stripes[drive_idx] * self->stripe_bytes;
-    file->fd = open(file->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (file->fd < 0 && errno == EEXIST)
+    int rc = file_create(file->path, O_RDWR | O_EXCL, config->mode, &file->fd);
+    if (rc == -EEXIST)
         return err_set(-EEXIST,
                        "the slab %s exists already: it was left by an earlier start of this run; "
                        "resume it or delete the file",
                        file->path);
-    if (file->fd < 0)
-        return err_errno(errno, "creating the slab %s", file->path);
+    if (rc < 0)
+        return err_errno(-rc, "creating the slab %s", file->path);
     *created = true;
     if (!config->is_sparse)
         TRY(reserve_space(file));
@@ -330,7 +330,7 @@ static int create_all(slab *self, const slab_config *config, uint64_t stripe_cou
     for (uint32_t i = 0; i < self->drive_count && rc == 0; i++) {
         rc = tieri_slab_directory(config, i, directory);
         if (rc == 0)
-            rc = tieri_slab_make_directories(directory, &made_count[i]);
+            rc = tieri_slab_make_directories(directory, config->mode, &made_count[i]);
         if (rc == 0)
             rc = create_file(self, config, i, directory, &created[i]);
     }

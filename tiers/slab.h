@@ -46,6 +46,7 @@ struct slab_config {
     uint64_t total_bytes; /* of the address space; rounded up to stripes */
     uint8_t uuid[SLAB_UUID_BYTES];
     uint32_t rank;
+    int mode;              /* permissions of files and directories that are made (base/file.h) */
     uint64_t stripe_bytes; /* multiple of 1 MiB; 0: 8 MiB */
     bool only_reads;       /* with open_existing: open for reading only */
     bool open_existing;    /* reopen the slabs of this uuid; otherwise create, refusing leftovers */
@@ -148,7 +149,7 @@ typedef struct slab_range slab_range;
  * durable when it returns. It clones the files (FICLONE) if the file system supports this;
  * otherwise it makes sparse files of the header and the given ranges. *copied_bytes: the bytes
  * written; 0 for clones. The copy opens as a slab of the same uuid with the copy's drives. Only the
- * drives' paths of `copy` are used, but its drive_count, uuid and rank must be the slab's
+ * drives' paths and the mode of `copy` are used, but its drive_count, uuid and rank must be the slab's
  * (-EINVAL).
  *
  * Nobody may write the ranges meanwhile; other bytes may change. If a file already exists it does

@@ -76,17 +76,17 @@ static int make_file(copy_job *self, uint32_t drive_idx)
     copy_file *file = &self->files[drive_idx];
     const slab_file *from = &self->source->files[drive_idx];
     TRY(tieri_slab_directory(&self->names, drive_idx, self->path));
-    TRY(tieri_slab_make_directories(self->path, &file->made_count));
+    TRY(tieri_slab_make_directories(self->path, self->names.mode, &file->made_count));
     file->has_directory = true;
     TRY(tieri_slab_file_path(&self->names, drive_idx, self->path));
-    file->fd = open(self->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (file->fd < 0 && errno == EEXIST)
+    int rc = file_create(self->path, O_RDWR | O_EXCL, self->names.mode, &file->fd);
+    if (rc == -EEXIST)
         return err_set(-EEXIST,
                        "a copy of the slab %s is to be made where %s is already: delete it",
                        from->path, self->path);
-    if (file->fd < 0)
-        return err_errno(errno, "making %s, a copy of the slab %s", self->path, from->path);
-    int rc = clone_file(self, drive_idx);
+    if (rc < 0)
+        return err_errno(-rc, "making %s, a copy of the slab %s", self->path, from->path);
+    rc = clone_file(self, drive_idx);
     if (rc < 0)
         return rc;
     file->is_clone = rc == 1;
@@ -259,9 +259,11 @@ int slab_copy(const slab *self, const slab_config *copy, const slab_range *range
 {
     *copied_bytes = 0;
     TRY(check_request(self, copy, ranges, range_count));
-    copy_job work = {
-        .source = self,
-        .names = {.drives = copy->drives, .drive_count = copy->drive_count, .rank = copy->rank}};
+    copy_job work = {.source = self,
+                     .names = {.drives = copy->drives,
+                               .drive_count = copy->drive_count,
+                               .rank = copy->rank,
+                               .mode = copy->mode}};
     memcpy(work.names.uuid, copy->uuid, sizeof work.names.uuid);
     for (uint32_t i = 0; i < DRIVES_MAX; i++)
         work.files[i].fd = -1;

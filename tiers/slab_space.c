@@ -63,9 +63,9 @@ int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
     return 0;
 }
 
-int tieri_slab_make_directories(const char *directory, uint32_t *made_count)
+int tieri_slab_make_directories(const char *directory, int mode, uint32_t *made_count)
 {
-    int rc = file_make_directories(directory, made_count);
+    int rc = file_make_directories(directory, mode, made_count);
     if (rc == 0 && *made_count == 0)
         rc = file_sync_parent(directory);
     return rc < 0 ? err_prefix(rc, "the nvme tier") : 0;

@@ -86,7 +86,7 @@ int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx,
 /* Makes the directory of a slab by the rules of file_make_directories. It also makes the entry
  * of an existing directory durable, because the process that made it may have been killed before
  * that. */
-int tieri_slab_make_directories(const char *directory, uint32_t *made_count) MUST_CHECK;
+int tieri_slab_make_directories(const char *directory, int mode, uint32_t *made_count) MUST_CHECK;
 
 /* ---- how the ranks of a machine divide it. Pure; any thread ---- */
 

@@ -7,11 +7,13 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
@@ -56,6 +58,41 @@ static bool cut_last_part(char *path)
         return false;
     path[length] = '\0';
     return true;
+}
+
+/* The directory that the path lies in. */
+static int name_parent(const char *path, char parent[FILE_PATH_BYTES])
+{
+    TRY(copy_path(parent, path));
+    if (!cut_last_part(parent))
+        snprintf(parent, FILE_PATH_BYTES, "%s", path[0] == '/' ? "/" : ".");
+    return 0;
+}
+
+/* ---- permissions ---- */
+
+enum { PERMISSIONS = 0777, FILE_PERMISSIONS = 0666 };
+
+int file_mode_of(const char *path)
+{
+    struct stat status;
+    if (stat(path, &status) != 0)
+        return FILE_PRIVATE;
+    return (int)(status.st_mode & FILE_PERMISSIONS) | FILE_PRIVATE;
+}
+
+/* Gives a new file or directory its permissions if the umask kept some back. The bit that makes
+ * files take their group from the directory stays. */
+static void set_permissions(int fd, const char *path, mode_t wanted)
+{
+    static atomic_bool warned;
+    struct stat status;
+    if (fstat(fd, &status) != 0 || (status.st_mode & PERMISSIONS) == wanted)
+        return;
+    if (fchmod(fd, wanted | (status.st_mode & S_ISGID)) != 0 && !atomic_exchange(&warned, true))
+        log_warn("%s cannot get the permissions %04o (%s): who may read it is up to its file "
+                 "system",
+                 path, (unsigned)wanted, strerror(errno));
 }
 
 /* ---- reading ---- */
@@ -198,14 +235,54 @@ int file_read(const char *path, uint64_t bytes_max, char **text, uint64_t *text_
 
 /* ---- writing ---- */
 
-int file_name_temporary(char out[FILE_PATH_BYTES], const char *path)
+/* Opens a new file. -errno without a text. */
+static int create_new(const char *path, int flags, int mode)
+{
+    char parent[FILE_PATH_BYTES];
+    if (mode == FILE_AS_DIRECTORY) {
+        if (name_parent(path, parent) < 0)
+            return -ENAMETOOLONG;
+        mode = file_mode_of(parent);
+    }
+    mode_t wanted = mode == FILE_SHARED ? 0666 : mode == 0 ? FILE_PRIVATE : (mode_t)mode;
+    int fd = open(path, flags | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, wanted);
+    if (fd < 0)
+        return -errno;
+    if (mode != FILE_SHARED)
+        set_permissions(fd, path, wanted);
+    return fd;
+}
+
+int file_create(const char *path, int flags, int mode, int *fd)
+{
+    int opened = create_new(path, flags, mode);
+    if (opened == -EEXIST && !(flags & O_EXCL)) {
+        opened = open(path, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (opened < 0)
+            opened = -errno;
+    }
+    *fd = opened < 0 ? -1 : opened;
+    if (opened == -ELOOP)
+        return err_set(-ELOOP,
+                       "%s is a symbolic link, and the file that it leads to is not written: "
+                       "remove the link; a whole directory may be a link",
+                       path);
+    return opened < 0 ? err_errno(-opened, "cannot write %s", path) : 0;
+}
+
+int file_open_temporary(const char *path, int mode, char temporary[FILE_PATH_BYTES], int *fd)
 {
     static const char suffix[] = ".partial";
-    int length = snprintf(out, FILE_PATH_BYTES, "%s%s", path, suffix);
-    if (length >= 0 && length < FILE_PATH_BYTES)
-        return 0;
-    return err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", path,
-                   (int)(FILE_PATH_BYTES - sizeof suffix));
+    struct stat status;
+    int length = snprintf(temporary, FILE_PATH_BYTES, "%s%s", path, suffix);
+    *fd = -1;
+    if (length < 0 || length >= FILE_PATH_BYTES)
+        return err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", path,
+                       (int)(FILE_PATH_BYTES - sizeof suffix));
+    if (lstat(path, &status) == 0 && S_ISREG(status.st_mode))
+        mode = (int)(status.st_mode & PERMISSIONS);
+    unlink(temporary); /* what stays is found by O_EXCL */
+    return file_create(temporary, O_RDWR | O_EXCL, mode, fd);
 }
 
 /* The last steps of an atomic write whose temporary is closed. If rc is 0: rename and sync; else
@@ -230,13 +307,18 @@ int file_publish(int *fd, const char *temporary, const char *path)
     return put_in_place(rc, temporary, path);
 }
 
-int file_write_with(const char *path, int (*fill)(void *user, FILE *out), void *user)
+int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *out), void *user)
 {
     char temporary[FILE_PATH_BYTES];
-    TRY(file_name_temporary(temporary, path));
-    FILE *out = fopen(temporary, "we");
-    if (!out)
-        return err_errno(errno, "cannot write %s", temporary);
+    int fd;
+    TRY(file_open_temporary(path, mode, temporary, &fd));
+    FILE *out = fdopen(fd, "w");
+    if (!out) {
+        int failed = errno;
+        close(fd);
+        unlink(temporary);
+        return err_errno(failed, "cannot write %s", temporary);
+    }
     int rc = fill(user, out);
     assert(rc <= 0);
     /* A stream keeps only that there was an error; the code is EIO unless the flush sets one. */
@@ -263,9 +345,9 @@ static int write_bytes(void *user, FILE *out)
     return 0;
 }
 
-int file_write(const char *path, const void *data, uint64_t data_bytes)
+int file_write(const char *path, int mode, const void *data, uint64_t data_bytes)
 {
-    return file_write_with(path, write_bytes, &(struct bytes){path, data, data_bytes});
+    return file_write_with(path, mode, write_bytes, &(struct bytes){path, data, data_bytes});
 }
 
 /* ---- directories ---- */
@@ -285,9 +367,7 @@ int file_sync_directory(const char *directory)
 int file_sync_parent(const char *path)
 {
     char parent[FILE_PATH_BYTES];
-    TRY(copy_path(parent, path));
-    if (!cut_last_part(parent))
-        snprintf(parent, sizeof parent, "%s", path[0] == '/' ? "/" : ".");
+    TRY(name_parent(path, parent));
     int rc = file_sync_directory(parent);
     if (rc != -EACCES)
         return rc;
@@ -300,16 +380,22 @@ int file_sync_parent(const char *path)
 }
 
 /* Makes one directory. If it was missing, *made_count grows by one. */
-static int make_directory(const char *path, uint32_t *made_count)
+static int make_directory(const char *path, int mode, uint32_t *made_count)
 {
-    if (mkdir(path, 0777) == 0) {
-        ++*made_count;
-        return file_sync_parent(path);
+    mode_t wanted = mode == 0 ? FILE_PRIVATE : (mode_t)mode;
+    wanted = mode == FILE_SHARED ? 0777 : wanted | (wanted & 0444) >> 2;
+    if (mkdir(path, wanted) != 0)
+        return errno == EEXIST ? 0 : err_errno(errno, "cannot make the directory %s", path);
+    ++*made_count;
+    int fd = mode == FILE_SHARED ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0) {
+        set_permissions(fd, path, wanted);
+        close(fd);
     }
-    return errno == EEXIST ? 0 : err_errno(errno, "cannot make the directory %s", path);
+    return file_sync_parent(path);
 }
 
-int file_make_directories(const char *directory, uint32_t *made_count)
+int file_make_directories(const char *directory, int mode, uint32_t *made_count)
 {
     char path[FILE_PATH_BYTES];
     uint32_t count = 0;
@@ -322,7 +408,7 @@ int file_make_directories(const char *directory, uint32_t *made_count)
         char saved = *at;
         *at = '\0';
         uint32_t before = count;
-        int rc = make_directory(path, &count);
+        int rc = make_directory(path, mode, &count);
         if (rc < 0) {
             if (count == before) /* this directory was not made */
                 cut_last_part(path);

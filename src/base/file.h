@@ -3,7 +3,7 @@
  * An atomic write has these steps. If one fails, the file at `path` is the old one and the
  * temporary is removed:
  *
- *   "<path>.partial" -> its bytes -> fsync -> rename to `path` -> fsync of the directory
+ *   a new "<path>.partial" -> its bytes -> fsync -> rename to `path` -> fsync of the directory
  *
  * Only a failure of the last step leaves the new file at `path`: it is whole, but a loss of power
  * may undo it. The manifest's slots and the slabs have their own order of writes (tiers/FORMAT.md)
@@ -48,22 +48,45 @@ int file_read_any(const char *path, uint64_t bytes_max, char **text,
 /* The name of such a path for messages: "standard input" for "-", else the path. */
 const char *file_name_any(const char *path);
 
+/* ---- permissions of what is made ----
+ *
+ * A `mode` is the permissions of a file, as chmod takes them, such as 0640. A directory also gets x
+ * where it gets r. They do not depend on the umask, and they are for what is new: an existing file
+ * or directory keeps its own, and so does a file that is replaced. If the file system keeps no
+ * permissions, there is one warning. */
+enum file_mode {
+    FILE_PRIVATE = 0600,    /* for the owner alone; so is 0 */
+    FILE_SHARED = -1,       /* as other programs do it: the umask decides */
+    FILE_AS_DIRECTORY = -2, /* those of the directory that it lies in; only for files */
+};
+
+/* The permissions of an existing file, as a mode; FILE_PRIVATE if there is none. */
+int file_mode_of(const char *path);
+
 /* ---- writing ---- */
 
+/* Opens a file for writing, with `flags` of open(2), and makes it if it is missing; with O_EXCL it
+ * must be missing. Does not follow a symbolic link at the last name. On failure *fd is -1. -errno
+ * (-ELOOP: it is a link). */
+int file_create(const char *path, int flags, int mode, int *fd) MUST_CHECK;
+
 /* Writes the file atomically. -errno; ERR_INPUT for a path that is too long. */
-int file_write(const char *path, const void *data, uint64_t data_bytes) MUST_CHECK;
+int file_write(const char *path, int mode, const void *data, uint64_t data_bytes) MUST_CHECK;
 
 /* The same, but `fill` writes the bytes to `out`. `fill` returns 0, or a negative code with its
  * text set: that ends the write and becomes the result. A positive result is not allowed. `fill`
  * need not check `out` for errors. */
-int file_write_with(const char *path, int (*fill)(void *user, FILE *out), void *user) MUST_CHECK;
+int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *out),
+                    void *user) MUST_CHECK;
 
-/* out = "<path>.partial", the temporary of an atomic write. ERR_INPUT if it does not fit. */
-int file_name_temporary(char out[FILE_PATH_BYTES], const char *path) MUST_CHECK;
+/* The first step of an atomic write: makes the new file "<path>.partial" and opens it for reading
+ * and writing. What has that name is removed first: it is of a process that was killed. -errno;
+ * ERR_INPUT for a path that is too long. */
+int file_open_temporary(const char *path, int mode, char temporary[FILE_PATH_BYTES],
+                        int *fd) MUST_CHECK;
 
-/* The last steps of an atomic write whose temporary the caller opened and filled: fsync, close,
- * rename, fsync of the directory. *fd is -1 afterwards. On failure the temporary is removed.
- * -errno. */
+/* The last steps of an atomic write: fsync, close, rename, fsync of the directory. *fd is -1
+ * afterwards. On failure the temporary is removed. -errno. */
 int file_publish(int *fd, const char *temporary, const char *path) MUST_CHECK;
 
 /* ---- directories ---- */
@@ -78,7 +101,7 @@ int file_sync_parent(const char *path) MUST_CHECK;
 
 /* Makes the directory and its missing parents, each entry durable. *made_count (NULL is allowed)
  * says how many were made. On failure those that it made are removed again. -errno. */
-int file_make_directories(const char *directory, uint32_t *made_count) MUST_CHECK;
+int file_make_directories(const char *directory, int mode, uint32_t *made_count) MUST_CHECK;
 
 /* Removes the directory and those of its parents that file_make_directories made, as far as they
  * are empty. */

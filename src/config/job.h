@@ -112,6 +112,7 @@ struct job {
     } data;
     struct {
         char dir[FILE_PATH_BYTES];
+        int mode; /* permissions of what the run makes (base/file.h) */
         uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
         uint64_t keep_every; /* commits at multiples of it are kept; 0: only those in `keep` */
         uint64_t *keep;      /* [keep_count] steps, ascending, from mem_alloc */

@@ -8,6 +8,7 @@ static const int homes[] = {TIER_AUTO, TIER_DEVICE, TIER_HOST, TIER_NVME};
 static const int inner_homes[] = {TIER_AUTO, TIER_RECOMPUTE, TIER_DEVICE, TIER_HOST, TIER_NVME};
 static const int updates[] = {UPDATE_AUTO, UPDATE_AFTER_BACKWARD, UPDATE_IN_NEXT_FORWARD,
                               UPDATE_IN_BACKWARD, UPDATE_DELAYED_ONE_STEP};
+static const int modes[] = {0600, 0640, 0644, 0660, 0664, 0666};
 static const int masters[] = {TILE_FP32, TILE_LOW16}, moments[] = {TILE_FP32, TILE_BF16, TILE_INT8};
 
 /* The reasons why numbers have upper bounds. */
@@ -169,6 +170,11 @@ const configi_key configi_own_keys[] = {
     KEY("run.dir", STRING, AT(run.dir), NONE, NONE, NONE, FREE,
         "Run directory: metrics, trace, plan and state. With several ranks, only rank 0 uses it. "
         "Required."),
+    KEY("run.mode", ENUM, AT(run.mode), "0600", "0600|0640|0644|0660|0664|0666", NONE, FREE,
+        "Permissions of the files that a run makes: run directory, slabs, kept commits. "
+        "Directories also get x where this has r. The umask does not count. What exists keeps its "
+        "own permissions, also in a run that goes on.",
+        .values = modes),
     KEY("run.steps", INT, AT(run.steps), "1000", "[1,1000000000000]", "steps", FREE,
         "Number of optimizer steps, including those before a resume.", .why = exact_steps),
     KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START, "Seed of the initial weights."),

@@ -436,7 +436,7 @@ int machine_write(const machine *self, const char *path)
     TRY(rc);
     rc = check_written(path, text);
     if (rc == 0)
-        rc = file_write(path, text, strlen(text));
+        rc = file_write(path, FILE_SHARED, text, strlen(text));
     mem_free(text);
     return rc;
 }

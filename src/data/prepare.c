@@ -344,6 +344,7 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
     const token_file_options made = {.format = DATA_MADE,
                                      .key = work->key,
                                      .vocab_size = tokenizer_vocab(options->words),
+                                     .mode = options->mode,
                                      .has_marks = work->has_marks,
                                      .is_bytes = strcmp(options->tokenizer_name, "bytes") == 0};
     token_file *out;

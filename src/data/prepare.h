@@ -57,6 +57,7 @@ struct prepare_options {
     /* member of a JSON record that holds its text; NULL or "" means "text" */
     const char *field;
     uint64_t vocab_size;               /* the model's; every token is below it */
+    int mode;                          /* permissions of files that are made (base/file.h) */
     bool has_no_end;                   /* no end token is put after documents of text */
     const volatile sig_atomic_t *stop; /* not 0: the work ends with ERR_STOPPED; may be NULL */
 };

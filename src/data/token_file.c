@@ -37,6 +37,7 @@ struct output {
 
 struct token_file {
     char name[PATH_MAX], index_name[PATH_MAX]; /* the final names */
+    char ends_name[PATH_MAX];
     token_file_options options;
     uint32_t token_bytes;
     struct output tokens;
@@ -45,17 +46,14 @@ struct token_file {
     uint64_t token_count, counted, document_count, document_end;
 };
 
-static int output_open(struct output *self, bool is_nameless)
+/* Opens the file that is written for `name`. */
+static int output_open(struct output *self, const char *name, int mode)
 {
     self->buffer = mem_alloc(BUFFER_BYTES, 1, "tokens to be written");
     if (!self->buffer)
         return -ENOMEM;
-    self->fd = open(self->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (self->fd < 0)
-        return err_errno(errno, "cannot make the token file %s", self->path);
-    if (is_nameless)
-        unlink(self->path);
-    return 0;
+    int rc = file_open_temporary(name, mode, self->path, &self->fd);
+    return rc < 0 ? err_prefix(rc, "the token file") : 0;
 }
 
 static int output_flush(struct output *self)
@@ -115,23 +113,13 @@ static int make_names(token_file *self, const char *name)
     bool is_pair = self->options.format == DATA_MEGATRON;
     if (length == 0 || name[length - 1] == '/')
         return err_set(ERR_INPUT, "\"%s\" names no file to write", name);
-    if (length + sizeof ".bin.part.ends" > PATH_MAX)
+    if (length + sizeof ".bin.ends.partial" > PATH_MAX)
         return err_set(ERR_INPUT, "the path of the token file %.100s... is too long", name);
     if (is_pair && length > 4 && strcmp(name + length - 4, ".bin") == 0)
         length -= 4;
     snprintf(self->name, sizeof self->name, "%.*s%s", (int)length, name, is_pair ? ".bin" : "");
     snprintf(self->index_name, sizeof self->index_name, "%.*s.idx", (int)length, name);
-    struct {
-        struct output *file;
-        const char *of, *suffix;
-    } parts[] = {{&self->tokens, self->name, ".part"},
-                 {&self->index, self->index_name, ".part"},
-                 {&self->ends, self->name, ".part.ends"}};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        char *path = parts[i].file->path;
-        memcpy(path, parts[i].of, strlen(parts[i].of) + 1);
-        strcat(path, parts[i].suffix); /* fits: see above */
-    }
+    snprintf(self->ends_name, sizeof self->ends_name, "%.*s.ends", (int)length, name);
     return 0;
 }
 
@@ -150,14 +138,18 @@ static int begin(token_file *self, const char *name)
                        (unsigned long long)vocab_size);
     self->token_bytes = is_short ? 2 : 4;
     TRY(make_names(self, name));
-    TRY(output_open(&self->tokens, false));
+    TRY(output_open(&self->tokens, self->name, self->options.mode));
     if (format == DATA_LLMC)
         TRY(output_add(&self->tokens, no_header, DATAI_LLMC_HEADER_BYTES));
     if (format == DATA_MADE)
         TRY(output_add(&self->tokens, no_header, sizeof(struct datai_made_header)));
     if (format == DATA_MEGATRON)
-        TRY(output_open(&self->index, false));
-    return format == DATA_MEGATRON || format == DATA_MADE ? output_open(&self->ends, true) : 0;
+        TRY(output_open(&self->index, self->index_name, self->options.mode));
+    if (format != DATA_MEGATRON && format != DATA_MADE)
+        return 0;
+    TRY(output_open(&self->ends, self->ends_name, FILE_PRIVATE));
+    unlink(self->ends.path); /* the file has no name, and is gone with its descriptor */
+    return 0;
 }
 
 int token_file_create(const char *name, const token_file_options *options, token_file **out)

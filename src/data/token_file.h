@@ -23,7 +23,7 @@
  *     64             N tokens, then zeros to a multiple of 8
  *     then    8 D    the end of each document, in tokens; ascending, the last is N
  *
- * All numbers are little-endian. Files are written under other names (.part) and renamed when they
+ * All numbers are little-endian. Files are written under other names (.partial) and renamed when they
  * are complete and synced, so a file with the final name is always complete. To replace a pair of
  * Megatron's files, the old index is removed first and the new index is put in place last. So an
  * index never lies beside the .bin of another pair. One thread. */
@@ -40,6 +40,7 @@ typedef struct token_file token_file;
 struct token_file_options {
     enum data_format format; /* one of those above */
     uint64_t vocab_size;     /* every token is below it */
+    int mode;                /* permissions (base/file.h) */
     /* for DATA_MADE: */
     uint64_t key;
     bool has_marks; /* tokens may be marked with TOKEN_UNCOUNTED; they take 4 bytes then */

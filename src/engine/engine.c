@@ -136,6 +136,7 @@ static int make_disk(struct engine *self, const struct engine_options *options)
         .open_existing = options->open_existing,
         .only_reads = setup->plan.only_eval && options->open_existing,
         .rank = setup->ranks.rank,
+        .mode = setup->job->run.mode,
     };
     memcpy(config.uuid, options->uuid, sizeof config.uuid);
     TRY(slab_open(self->disk, &config));

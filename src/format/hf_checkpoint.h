@@ -61,11 +61,19 @@ void hf_read_ahead(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, u
 
 /* The names of the files beside the weights that belong to a model; NULL after the last. */
 extern const char *const hf_side_files[];
+/* ERR_INPUT with the path if one of them cannot be copied:
+ * - It is a symbolic link that leads out of the directory. Links to the blobs of the same model in a
+ *   cache of Hugging Face's hub are followed.
+ * - It is not of the kind that its name says: a JSON object, a text in UTF-8, a SentencePiece model.
+ * - It is larger than 1 GiB. */
+int hf_check_side_files(const char *directory) MUST_CHECK;
 /* Copies those side files that exist, each completely or not at all, and returns how many. Creates
- * `target` if it is missing. ERR_INPUT or -errno with the path. */
-int hf_copy_side_files(const char *source, const char *target) MUST_CHECK;
+ * `target` if it is missing. `mode`: permissions of what is made (base/file.h). ERR_INPUT as
+ * above, or -errno, with the path. */
+int hf_copy_side_files(const char *source, const char *target, int mode) MUST_CHECK;
 /* Copies one of them to a directory that exists. Returns 1, or 0 if there is no such file. */
-int hf_copy_side_file(const char *source, const char *target, const char *name) MUST_CHECK;
+int hf_copy_side_file(const char *source, const char *target, const char *name,
+                      int mode) MUST_CHECK;
 /* Removes the files that hf_copy_side_files makes, and then the directory if it is empty. */
 int hf_remove_side_files(const char *target) MUST_CHECK;
 

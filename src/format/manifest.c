@@ -88,16 +88,16 @@ static int open_for_writing(const char *state_dir, unsigned slot, slot_file *out
     TRY(slot_path(out->temporary, state_dir, slot, ".new"));
     TRY(slot_path(other, state_dir, 1 - slot, ""));
     if (holds_commit(other)) {
-        out->fd = open(out->path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+        out->fd = open(out->path, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
         out->in_place = out->fd >= 0;
         if (out->fd < 0 && errno != ENOENT)
             return err_errno(errno, "cannot open the manifest %s for writing", out->path);
     }
-    if (out->fd < 0)
-        out->fd = open(out->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (out->fd < 0)
-        return err_errno(errno, "cannot open the manifest %s for writing", out->temporary);
-    return 0;
+    if (out->in_place)
+        return 0;
+    unlink(out->temporary); /* of a process that was killed */
+    int rc = file_create(out->temporary, O_WRONLY | O_EXCL, FILE_AS_DIRECTORY, &out->fd);
+    return rc < 0 ? err_prefix(rc, "the manifest") : 0;
 }
 
 /* Writes bytes [begin, end) of the slot. */

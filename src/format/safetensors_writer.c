@@ -158,12 +158,9 @@ int safetensors_create(const char *path, const safetensors_row *rows, uint32_t c
     self->fd = -1;
     self->count = count;
     self->rows = mem_alloc(count, sizeof *self->rows, "tensors to write");
-    int rc = self->rows ? file_name_temporary(self->partial, path) : -ENOMEM;
+    int rc =
+        self->rows ? file_open_temporary(path, FILE_SHARED, self->partial, &self->fd) : -ENOMEM;
     snprintf(self->path, sizeof self->path, "%s", path);
-    if (rc == 0) {
-        self->fd = open(self->partial, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        rc = self->fd < 0 ? err_errno(errno, "cannot write %s", self->partial) : 0;
-    }
     if (rc == 0)
         rc = begin_file(self, rows);
     if (rc < 0) {

@@ -73,7 +73,7 @@ static int read_run(exporter *self)
     const manifest *record = &self->view.record;
     TRY(state_view_exists(path));
     if (!self->asked->is_held)
-        TRY(state_run_dir_open(&self->dir, path));
+        TRY(state_run_dir_open(&self->dir, path, FILE_PRIVATE));
     TRY(state_view_open(&self->view, path, true));
     if (!self->view.has_record)
         return err_set(ERR_CORRUPT, "%s: no manifest is valid: nothing says what was committed",

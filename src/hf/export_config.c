@@ -122,7 +122,7 @@ static int carry_config(const char *source, const char *target, enum dtype type)
     }
     mem_free(text);
     if (rc == 0)
-        rc = file_write(target, changed, changed_bytes);
+        rc = file_write(target, FILE_SHARED, changed, changed_bytes);
     free(changed);
     return rc == -ENOMEM ? err_set(rc, "no memory for %s", target) : rc;
 }
@@ -166,7 +166,7 @@ static int write_json(const char *path, const json_t *doc)
         return err_set(-ENOMEM, "no memory to write %s", path);
     size_t length = strlen(text);
     text[length] = '\n'; /* replaces the final zero byte */
-    int rc = file_write(path, text, length + 1);
+    int rc = file_write(path, FILE_SHARED, text, length + 1);
     free(text);
     return rc;
 }
@@ -324,9 +324,9 @@ int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type
         if (is_bytes && is_tokenizers)
             continue; /* these files belong to a tokenizer that the run did not use */
         if (tokenizer_dir[0] && is_tokenizers && (!there || is_other))
-            copied = hf_copy_side_file(tokenizer_dir, dir, name);
+            copied = hf_copy_side_file(tokenizer_dir, dir, name, FILE_SHARED);
         else if (there)
-            copied = hf_copy_side_file(side_dir, dir, name);
+            copied = hf_copy_side_file(side_dir, dir, name, FILE_SHARED);
         TRY(copied);
         *count += (uint64_t)copied;
     }

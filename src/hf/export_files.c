@@ -201,7 +201,7 @@ int hfi_write_json(const char *dir, const char *name, json_t *doc, size_t flags)
     char *text = doc ? json_dumps(doc, flags) : NULL;
     int rc = text ? file_join(path, sizeof path, dir, name) : -ENOMEM;
     if (rc == 0)
-        rc = file_write(path, text, strlen(text));
+        rc = file_write(path, FILE_SHARED, text, strlen(text));
     free(text);
     json_decref(doc);
     return rc == -ENOMEM ? err_set(rc, "no memory for %s", name) : rc;
@@ -268,7 +268,7 @@ int hfi_take_directory(const char *dir, bool force)
                        "cannot make directory \"%.100s\": its name has %zu bytes; 1 to %d "
                        "are possible",
                        dir, strlen(dir), FILE_PATH_BYTES - 1);
-    if (file_make_directories(dir, &made_count) < 0)
+    if (file_make_directories(dir, FILE_SHARED, &made_count) < 0)
         return err_prefix(ERR_INPUT, "the export");
     if (made_count > 0)
         return 0;

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "format/hf_checkpoint.h"
 #include "hf/hf.h"
 
 static const uint64_t report_ns = 5000000000;
@@ -29,7 +30,10 @@ int hf_first_open(struct hf_first_weights *self, const struct ranks *ranks, cons
     const char *dir = asked->model.hf;
     if (dir[0] == '\0' || self->from)
         return 0;
-    TRY(ranks_agree(ranks, "checkpoint", hf_weights_open(dir, net, &self->from)));
+    int rc = hf_weights_open(dir, net, &self->from);
+    if (rc == 0 && ranks->rank == 0) /* which copies them when the run has begun */
+        rc = hf_check_side_files(dir);
+    TRY(ranks_agree(ranks, "checkpoint", rc));
     TRY(compare_weights(self->from, ranks, dir));
     if (ranks->rank == 0)
         log_info("the run begins with the weights of %s (tensors %016" PRIx64 ")", dir,

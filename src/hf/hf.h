@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "hf/weights.h"
 #include "setup/setup.h"
+#include "state/run_dir.h"
 
 struct io_faults;
 
@@ -49,9 +50,10 @@ void hf_first_close(struct hf_first_weights *self);
 
 /* ---- RUN/hf: the files that belong to the model beside its weights ---- */
 
-/* Copies the side files that exist to RUN/hf. They come from the run `from_run` if it is not NULL,
+/* Copies the side files that exist to hf/ in the run directory. They come from the run `from_run` if it is not NULL,
  * else from the checkpoint directory from_hf ("": copies nothing). Returns their number. */
-int hf_carry_side_files(const char *run_dir, const char *from_hf, const char *from_run) MUST_CHECK;
+int hf_carry_side_files(const struct state_run_dir *to, const char *from_hf,
+                        const char *from_run) MUST_CHECK;
 /* Returns the name of the tokenizer's file within a checkpoint directory, if the job's tokenizer is
  * the one of its checkpoint; else NULL. */
 const char *hf_job_tokenizer(const struct job *asked);

@@ -143,6 +143,7 @@ static int open_model(importer *self)
     TRY(model_create(&spec, self->job->type, 1, &self->net));
     TRY(check_learning(self));
     TRY(hf_weights_open(self->job->model.hf, self->net, &self->from));
+    TRY(hf_check_side_files(self->job->model.hf)); /* copied when all weights are */
     struct hf_import_summary *out = self->out;
     out->param_count = self->net->param_count;
     out->unit_count = self->net->unit_count;
@@ -163,7 +164,7 @@ static int take_directory(importer *self)
     int exists = 0;
     if (!found)
         return -ENOMEM;
-    int rc = state_run_dir_open(&self->dir, path);
+    int rc = state_run_dir_open(&self->dir, path, self->job->run.mode);
     if (rc == 0)
         rc = manifest_read(self->dir.state, found, &exists);
     if (rc >= 0 && exists && found->state != MANIFEST_BEGUN)
@@ -257,6 +258,7 @@ static int make_slab(importer *self)
     slab_config config = {.drives = drives,
                           .drive_count = count,
                           .total_bytes = record->total_bytes,
+                          .mode = self->job->run.mode,
                           .is_sparse = true};
     memcpy(config.uuid, record->slabs.uuid, sizeof config.uuid);
     /* From here on the next import finds what a killed one left. */
@@ -306,7 +308,7 @@ static int import_all(importer *self)
     TRY(state_claim_slabs(self->dir.state, &self->record->slabs));
     TRY(write_all(self));
     TRY(state_run_dir_write(&self->dir, "job.json", self->job->text));
-    int count = hf_carry_side_files(self->dir.path, self->job->model.hf, NULL);
+    int count = hf_carry_side_files(&self->dir, self->job->model.hf, NULL);
     TRY(count);
     self->out->side_files = (uint64_t)count;
     TRY(state_run_dir_sync(&self->dir));

@@ -12,10 +12,10 @@
 #include "hf/hf.h"
 #include "state/run_dir.h"
 
-int hf_carry_side_files(const char *run_dir, const char *from_hf, const char *from_run)
+int hf_carry_side_files(const struct state_run_dir *to, const char *from_hf, const char *from_run)
 {
     char source[FILE_PATH_BYTES], target[FILE_PATH_BYTES];
-    TRY(file_join(target, sizeof target, run_dir, "hf"));
+    TRY(file_join(target, sizeof target, to->path, "hf"));
     if (from_run) {
         int there = state_hf_dir(from_run, source);
         if (there <= 0)
@@ -24,7 +24,7 @@ int hf_carry_side_files(const char *run_dir, const char *from_hf, const char *fr
     }
     if (from_hf[0] == '\0')
         return 0;
-    int count = hf_copy_side_files(from_hf, target);
+    int count = hf_copy_side_files(from_hf, target, to->mode);
     if (count > 0)
         log_debug("%d files of %s are in %s", count, from_hf, target);
     return count;

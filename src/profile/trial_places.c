@@ -51,7 +51,7 @@ static int make_run_dir(profile *self)
     /* rank 0 would make this directory */
     if (self->options->of_ranks > 0 && self->options->as_rank > 0) {
         strcat(path, "/state");
-        TRY(file_make_directories(path, NULL));
+        TRY(file_make_directories(path, FILE_PRIVATE, NULL));
     }
     return 0;
 }

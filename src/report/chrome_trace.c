@@ -185,7 +185,8 @@ static int write_ring(void *user, FILE *out)
     return 0;
 }
 
-int chrome_trace_write(const char *path, const trace *ring, const chrome_trace_names *names)
+int chrome_trace_write(const char *path, int mode, const trace *ring,
+                       const chrome_trace_names *names)
 {
-    return file_write_with(path, write_ring, &(struct written){ring, names});
+    return file_write_with(path, mode, write_ring, &(struct written){ring, names});
 }

@@ -43,9 +43,9 @@ struct chrome_trace_names {
 };
 typedef struct chrome_trace_names chrome_trace_names;
 
-/* Writes the ring's events to `path` by way of `path`.tmp and a rename. If this fails, the old file
- * stays. Returns -errno. */
-int chrome_trace_write(const char *path, const trace *ring,
+/* Writes the ring's events to `path` with file_write_with. If this fails, the old file stays.
+ * Returns -errno. */
+int chrome_trace_write(const char *path, int mode, const trace *ring,
                        const chrome_trace_names *names) MUST_CHECK;
 
 #endif

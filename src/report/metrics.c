@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/dtype.h"
+#include "base/file.h"
 #include "report/report_names_internal.h"
 
 enum { CHUNK_BYTES = 16384 };
@@ -148,17 +149,18 @@ static int check_regular(int fd, const char *path)
     return 0;
 }
 
-int metrics_file_open(metrics_file *self, const char *path, uint64_t last_step)
+int metrics_file_open(metrics_file *self, const char *path, int mode, uint64_t last_step)
 {
     self->fd = -1;
     int length = snprintf(self->path, sizeof self->path, "%s", path);
     if (length < 0 || (size_t)length >= sizeof self->path)
         return err_errno(ENAMETOOLONG, "the metrics file %s", path);
-    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return err_errno(errno, "cannot open the metrics file %s", path);
+    int fd;
+    int rc = file_create(path, O_RDWR | O_APPEND, mode, &fd);
+    if (rc < 0)
+        return err_prefix(rc, "the metrics file");
     uint64_t end_bytes = 0;
-    int rc = check_regular(fd, path);
+    rc = check_regular(fd, path);
     if (rc == 0)
         rc = find_end(fd, path, last_step, &end_bytes);
     if (rc == 0 && ftruncate(fd, (off_t)end_bytes) < 0)

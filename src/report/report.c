@@ -206,13 +206,21 @@ static int fill_page(void *user, FILE *out)
     return put_page(out, user);
 }
 
-static int write_page(const char *path, reporti_run *run)
+static int write_page(const char *path, int mode, reporti_run *run)
 {
-    int rc = file_write_with(path, fill_page, run);
+    int rc = file_write_with(path, mode, fill_page, run);
     if (rc == -ENOENT || rc == -ENOTDIR)
         return err_set(ERR_INPUT, "cannot write the report's file %s: its folder is not there",
                        path);
     return rc;
+}
+
+/* The permissions of the files that the page shows. */
+static int mode_of_run(const char *run_dir)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run_dir);
+    return file_mode_of(path);
 }
 
 int report_write(const char *run_dir, const char *path)
@@ -224,7 +232,8 @@ int report_write(const char *run_dir, const char *path)
     int rc = read_run(run_dir, run);
     if (rc == 0) {
         snprintf(standard, sizeof standard, "%s/report.html", run_dir);
-        rc = write_page(path ? path : standard, run);
+        rc = path ? write_page(path, FILE_SHARED, run)
+                  : write_page(standard, mode_of_run(run_dir), run);
     }
     reporti_trace_fini(&run->trace);
     json_decref(run->plan);

@@ -286,7 +286,7 @@ static int copy_job(state_keeper *self)
     struct copy_source source = {.keeper = self, .path = source_path};
     uint64_t source_bytes;
     TRY(file_open(source_path, &source.fd, &source_bytes));
-    int rc = file_write_with(target_path, copy_bytes, &source);
+    int rc = file_write_with(target_path, self->asked->run.mode, copy_bytes, &source);
     close(source.fd);
     return rc;
 }
@@ -295,7 +295,7 @@ static int copy_job(state_keeper *self)
  * that has begun on these slabs. */
 static int write_note(state_keeper *self, const manifest *record)
 {
-    TRY(file_make_directories(self->state_dir, NULL));
+    TRY(file_make_directories(self->state_dir, self->asked->run.mode, NULL));
     manifest *note = &self->record;
     note->state = MANIFEST_BEGUN;
     note->generation = record->generation - 1;
@@ -491,6 +491,7 @@ int state_keep_slabs(state_keeper *self, const slab *disk, const manifest *recor
         rc = state_slab_config(&self->record.slabs, disk->rank, self->drives, &config);
     config.total_bytes = record->total_bytes;
     config.stripe_bytes = record->stripe_bytes;
+    config.mode = self->asked->run.mode;
     if (rc == 0)
         rc = slab_copy(disk, &config, self->ranges, list_ranges(self, disk), &self->copied_bytes);
     if (rc == 0 && self->copied_bytes == 0)

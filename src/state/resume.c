@@ -504,7 +504,7 @@ int state_borrow(struct state_run *self, manifest *found)
     snprintf(state, sizeof state, "%s/state", path);
     if (access(state, F_OK) != 0)
         return err_set(ERR_INPUT, "--from: %s is no run directory", path);
-    int rc = state_run_dir_open(&self->from, path);
+    int rc = state_run_dir_open(&self->from, path, FILE_PRIVATE);
     if (rc < 0)
         return err_prefix(rc, "--from");
     TRY(manifest_read(self->from.state, found, &exists));

@@ -24,22 +24,24 @@ bool state_is_same_directory(const char *one, const char *other)
                                        a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
-int state_run_dir_open(struct state_run_dir *self, const char *path)
+int state_run_dir_open(struct state_run_dir *self, const char *path, int mode)
 {
     memset(self, 0, sizeof *self);
     self->lock_fd = -1;
+    self->mode = mode;
     char lock_path[FILE_PATH_BYTES];
     snprintf(self->path, sizeof self->path, "%s", path);
     TRY(file_join(self->state, sizeof self->state, path, "state"));
-    if (file_make_directories(self->state, NULL) < 0)
+    if (file_make_directories(self->state, mode, NULL) < 0)
         return err_prefix(ERR_INPUT, "run.dir");
     TRY(file_join(lock_path, sizeof lock_path, self->state, "lock"));
-    self->lock_fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (self->lock_fd < 0 &&
-        (errno == EROFS || errno == EACCES)) /* enough for a process that only reads */
-        self->lock_fd = open(lock_path, O_RDONLY | O_CLOEXEC);
-    if (self->lock_fd < 0)
-        return err_set(ERR_INPUT, "run.dir: cannot open %s: %s", lock_path, strerror(errno));
+    int rc = file_create(lock_path, O_RDWR, FILE_AS_DIRECTORY, &self->lock_fd);
+    if (rc == -EROFS || rc == -EACCES) { /* enough for a process that only reads */
+        self->lock_fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        rc = self->lock_fd < 0 ? rc : 0;
+    }
+    if (rc < 0)
+        return err_prefix(ERR_INPUT, "run.dir");
     if (flock(self->lock_fd, LOCK_EX | LOCK_NB) != 0) {
         state_run_dir_close(self);
         return err_set(ERR_INPUT,
@@ -61,7 +63,7 @@ int state_run_dir_write(const struct state_run_dir *self, const char *name, cons
 {
     char path[FILE_PATH_BYTES];
     TRY(file_join(path, sizeof path, self->path, name));
-    return file_write(path, text, strlen(text));
+    return file_write(path, self->mode, text, strlen(text));
 }
 
 int state_run_dir_sync(const struct state_run_dir *self)

@@ -25,12 +25,14 @@
 struct state_run_dir {
     char path[FILE_PATH_BYTES];
     char state[FILE_PATH_BYTES]; /* <path>/state */
+    int mode;                    /* permissions of files that are made (base/file.h) */
     int lock_fd;                 /* holds the lock; -1: not open */
 };
 
-/* Makes the directories and takes the lock without waiting. ERR_INPUT if another process holds it,
+/* Makes the directories that are missing, with this mode (run.mode of the job), and takes the lock
+ * without waiting. What exists keeps its permissions. ERR_INPUT if another process holds the lock,
  * or if the directories cannot be made. */
-int state_run_dir_open(struct state_run_dir *self, const char *path) MUST_CHECK;
+int state_run_dir_open(struct state_run_dir *self, const char *path, int mode) MUST_CHECK;
 void state_run_dir_close(struct state_run_dir *self);
 /* Writes <run>/<name> atomically: after a loss of power the file is whole, with the old or the new
  * text. */

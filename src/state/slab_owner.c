@@ -93,11 +93,11 @@ static int write_note(const char *path, const char *state_dir)
 {
     char text[FILE_PATH_BYTES + 1];
     int length = snprintf(text, sizeof text, "%s\n", state_dir);
-    int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    int fd = open(path, flags, 0666);
-    if (fd < 0)
-        return -errno;
-    int rc = write(fd, text, (size_t)length) == length ? 0 : -EIO;
+    int fd;
+    int rc = file_create(path, O_WRONLY | O_TRUNC, FILE_AS_DIRECTORY, &fd);
+    if (rc < 0)
+        return rc;
+    rc = write(fd, text, (size_t)length) == length ? 0 : -EIO;
     close(fd);
     return rc;
 }

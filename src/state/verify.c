@@ -375,7 +375,7 @@ static int verify_all(verifier *self)
 {
     const manifest *record = &self->view.record;
     TRY(state_view_exists(self->asked->run_dir));
-    TRY(state_run_dir_open(&self->dir, self->asked->run_dir));
+    TRY(state_run_dir_open(&self->dir, self->asked->run_dir, FILE_PRIVATE));
     TRY(state_view_open(&self->view, self->asked->run_dir, true));
     look_at_slots(self);
     TRY(check_record(self));

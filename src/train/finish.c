@@ -23,7 +23,7 @@ static int write_trace(const struct loop *self)
     chrome_trace_names labels = {
         .process = "sluice rank 0", .unit_names = names, .unit_count = net->unit_count};
     engine_trace_drives(self->run.engine, &labels);
-    int rc = chrome_trace_write(path, &self->run.engine->ring, &labels);
+    int rc = chrome_trace_write(path, self->run.job->run.mode, &self->run.engine->ring, &labels);
     mem_free(names);
     return rc;
 }

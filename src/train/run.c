@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/loop_internal.h"
@@ -85,14 +86,26 @@ static int has_run_dir(const struct loop *self, bool *has_state)
     return 0;
 }
 
+/* Opens the run directory. A directory that exists keeps its permissions, so this says if they let
+ * others read more than the job wishes. */
+static int open_run_dir(struct loop *self)
+{
+    const char *path = self->run.job->run.dir;
+    int mode = self->run.job->run.mode, found = file_mode_of(path);
+    TRY(state_run_dir_open(&self->run.dir, path, mode));
+    if (found & ~mode & 0444)
+        log_info("others may read %s: it keeps its permissions although run.mode is %04o; chmod -R "
+                 "go-rwx makes it private",
+                 path, (unsigned)mode);
+    return 0;
+}
+
 /* Opens the run directory, on rank 0 only, and tells all ranks what it holds. */
 static int find_state(struct loop *self, manifest *found, bool *exists)
 {
     const struct ranks *ranks = &self->run.ranks;
-    int rc = 0;
     snprintf(self->run.dir.path, sizeof self->run.dir.path, "%s", self->run.job->run.dir);
-    if (ranks->rank == 0)
-        rc = state_run_dir_open(&self->run.dir, self->run.job->run.dir);
+    int rc = ranks->rank == 0 ? open_run_dir(self) : 0;
     TRY(ranks_agree(ranks, "run directory", rc));
     TRY(loop_find_run(self, found, exists));
     if (*exists || !self->options->from)

@@ -185,6 +185,7 @@ static int look_at_all(struct loop *self)
                                       .tokenizer_name = data->tokenizer_name,
                                       .chat_template = self->run.job->data.chat_template,
                                       .vocab_size = self->run.job->model.vocab_size,
+                                      .mode = self->run.job->run.mode,
                                       .stop = self->options->stop};
     for (int list = 0; list < LISTS; list++)
         for (uint32_t i = 0; i < list_of(self->run.job, list)->count; i++)
@@ -275,7 +276,7 @@ static int make_directory(const struct job *asked)
 {
     char path[MADE_PATH_BYTES];
     TRY(file_join(path, sizeof path, asked->run.dir, "data"));
-    return file_make_directories(path, NULL);
+    return file_make_directories(path, asked->run.mode, NULL);
 }
 
 /* Makes all tokens, on rank 0. A file that exists already is from an earlier process, or of a file

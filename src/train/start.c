@@ -332,7 +332,8 @@ static int open_metrics(struct loop *self)
 {
     char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/metrics.jsonl", self->run.dir.path);
-    return metrics_file_open(&self->metrics, path, self->resumed ? self->run.record.step : 0);
+    return metrics_file_open(&self->metrics, path, self->run.job->run.mode,
+                             self->resumed ? self->run.record.step : 0);
 }
 
 static int write_plan(struct loop *self)
@@ -364,7 +365,7 @@ static int write_files(struct loop *self)
         return 0;
     TRY(describe_run(self));
     if ((!self->resumed || self->run.is_borrowed) && !self->options->is_trial)
-        TRY(hf_carry_side_files(self->run.dir.path, self->run.job->model.hf,
+        TRY(hf_carry_side_files(&self->run.dir, self->run.job->model.hf,
                                 self->run.is_borrowed ? self->run.from.path : NULL));
     TRY(open_metrics(self));
     return state_run_dir_sync(&self->run.dir);

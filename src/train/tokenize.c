@@ -79,7 +79,8 @@ static int tokenize_all(const tokenize_request *request, tokenizer *words, enum 
                                      .vocab_size = result->vocab,
                                      .has_no_end = request->has_no_end,
                                      .stop = request->stop};
-    const token_file_options file = {.format = format, .vocab_size = result->vocab};
+    const token_file_options file = {
+        .format = format, .vocab_size = result->vocab, .mode = FILE_SHARED};
     TRY(token_file_create(request->out, &file, &out));
     const prepare_sink sink = prepare_to_file(out);
     int rc = 0;

@@ -104,22 +104,24 @@ static void paths_are_joined(void **state)
     char *longest = malloc(FILE_PATH_BYTES), temporary[FILE_PATH_BYTES];
     memset(longest, 'a', FILE_PATH_BYTES - 1);
     longest[FILE_PATH_BYTES - 1] = '\0';
-    assert_int_equal(file_name_temporary(temporary, longest), ERR_INPUT);
-    assert_int_equal(file_write(longest, "", 0), ERR_INPUT);
+    int fd;
+    assert_int_equal(file_open_temporary(longest, FILE_PRIVATE, temporary, &fd), ERR_INPUT);
+    assert_int_equal(fd, -1);
+    assert_int_equal(file_write(longest, FILE_PRIVATE, "", 0), ERR_INPUT);
     free(longest);
 }
 
 static void files_are_read(void **state)
 {
     (void)state;
-    assert_int_equal(file_write(in_directory("read"), "0123456789", 10), 0);
+    assert_int_equal(file_write(in_directory("read"), FILE_PRIVATE, "0123456789", 10), 0);
     char *text;
     uint64_t bytes;
     assert_int_equal(file_read(in_directory("read"), 10, &text, &bytes), 0);
     assert_int_equal(bytes, 10);
     assert_string_equal(text, "0123456789");
     mem_free(text);
-    assert_int_equal(file_write(in_directory("empty"), "", 0), 0);
+    assert_int_equal(file_write(in_directory("empty"), FILE_PRIVATE, "", 0), 0);
     expect_content("empty", "");
 
     expect_read_error(in_directory("read"), 9, "10 bytes, more than the 9");
@@ -186,17 +188,17 @@ static void writes_replace(void **state)
 {
     (void)state;
     directory_syncs = 0;
-    assert_int_equal(file_write(in_directory("file"), "first", 5), 0);
+    assert_int_equal(file_write(in_directory("file"), FILE_PRIVATE, "first", 5), 0);
     assert_int_equal(directory_syncs, 1);
     expect_content("file", "first");
-    assert_int_equal(file_write(in_directory("file"), "second", 6), 0);
+    assert_int_equal(file_write(in_directory("file"), FILE_PRIVATE, "second", 6), 0);
     expect_content("file", "second");
     assert_false(is_there("file.partial"));
     /* A file that a killed process left is written over. */
     FILE *left = fopen(in_directory("file.partial"), "w");
     fputs("much longer than what follows", left);
     fclose(left);
-    assert_int_equal(file_write(in_directory("file"), "third", 5), 0);
+    assert_int_equal(file_write(in_directory("file"), FILE_PRIVATE, "third", 5), 0);
     expect_content("file", "third");
     assert_false(is_there("file.partial"));
 }
@@ -220,11 +222,11 @@ static void failures_leave_the_old_file(void **state)
     (void)state;
     const char *path = in_directory("file");
     int own = ERR_INTERNAL;
-    assert_int_equal(file_write(path, "old", 3), 0);
-    expect_unchanged(file_write_with(path, fill_and_fail, &own), ERR_INTERNAL);
+    assert_int_equal(file_write(path, FILE_PRIVATE, "old", 3), 0);
+    expect_unchanged(file_write_with(path, FILE_PRIVATE, fill_and_fail, &own), ERR_INTERNAL);
     assert_string_equal(err_text(), "no more");
     fsync_file_errno = EIO;
-    expect_unchanged(file_write(path, "new", 3), -EIO);
+    expect_unchanged(file_write(path, FILE_PRIVATE, "new", 3), -EIO);
     fsync_file_errno = 0;
 
     /* No space: the file may not grow beyond a limit. Small writes fail when the stream is flushed,
@@ -235,30 +237,40 @@ static void failures_leave_the_old_file(void **state)
     signal(SIGXFSZ, SIG_IGN);
     static const char large[1 << 20];
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    int small_rc = file_write(path, large, 17), large_rc = file_write(path, large, sizeof large);
+    int small_rc = file_write(path, FILE_PRIVATE, large, 17),
+        large_rc = file_write(path, FILE_PRIVATE, large, sizeof large);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
     expect_unchanged(small_rc, -EFBIG);
     expect_unchanged(large_rc, -EFBIG);
 
     assert_int_equal(mkdir(in_directory("taken"), 0777), 0);
-    assert_int_equal(file_write(in_directory("taken"), "x", 1), -EISDIR);
+    assert_int_equal(file_write(in_directory("taken"), FILE_PRIVATE, "x", 1), -EISDIR);
     assert_false(is_there("taken.partial"));
-    assert_int_equal(file_write(in_directory("none/file"), "x", 1), -ENOENT);
+    assert_int_equal(file_write(in_directory("none/file"), FILE_PRIVATE, "x", 1), -ENOENT);
 }
 
-/* The temporary file's name is a link to a drive without space. The failed write removes the link
- * and leaves the device. */
+/* Writes to a drive without space in place of the file. */
+static int fill_full_drive(void *user, FILE *out)
+{
+    static const char large[1 << 20];
+    int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    assert_true(full >= 0 && dup2(full, fileno(out)) >= 0);
+    close(full);
+    fwrite(large, 1, *(const size_t *)user, out);
+    return 0;
+}
+
+/* The error of a small write comes when the stream is flushed. A large write leaves only that there
+ * was one. */
 static void full_drives_are_reported(void **state)
 {
     (void)state;
-    static const char large[1 << 20];
-    const uint64_t sizes[] = {1, sizeof large};
+    size_t sizes[] = {1, 1 << 20};
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(symlink("/dev/full", in_directory("full.partial")), 0);
-        assert_int_equal(file_write(in_directory("full"), large, sizes[i]), -ENOSPC);
+        int rc = file_write_with(in_directory("full"), FILE_PRIVATE, fill_full_drive, &sizes[i]);
+        assert_true(rc == -ENOSPC || (i == 1 && rc == -EIO));
         assert_non_null(strstr(err_text(), "cannot write"));
-        assert_int_equal(access("/dev/full", F_OK), 0);
-        assert_int_equal(readlink(in_directory("full.partial"), (char[8]){0}, 8), -1);
+        assert_false(is_there("full.partial"));
         assert_false(is_there("full"));
     }
 }
@@ -267,19 +279,20 @@ static void open_files_are_published(void **state)
 {
     (void)state;
     char temporary[FILE_PATH_BYTES];
-    assert_int_equal(file_name_temporary(temporary, in_directory("published")), 0);
-    int fd = open(temporary, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const char *path = in_directory("published");
+    int fd;
+    assert_int_equal(file_open_temporary(path, FILE_PRIVATE, temporary, &fd), 0);
     assert_int_equal(write(fd, "abc", 3), 3);
     assert_int_equal(file_publish(&fd, temporary, in_directory("published")), 0);
     assert_int_equal(fd, -1);
     expect_content("published", "abc");
 
-    fd = open(temporary, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_int_equal(file_open_temporary(path, FILE_PRIVATE, temporary, &fd), 0);
     assert_int_equal(file_publish(&fd, temporary, in_directory("missing/published")), -ENOENT);
     assert_int_equal(fd, -1);
     assert_false(is_there("published.partial"));
     fsync_file_errno = ENOSPC;
-    fd = open(temporary, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_int_equal(file_open_temporary(path, FILE_PRIVATE, temporary, &fd), 0);
     assert_int_equal(file_publish(&fd, temporary, in_directory("published")), -ENOSPC);
     fsync_file_errno = 0;
     assert_false(is_there("published.partial"));
@@ -295,14 +308,15 @@ static void directories_are_synced(void **state)
     fsync_directory_errno = EINVAL;
     assert_int_equal(file_sync_directory(directory), 0);
     assert_int_equal(file_sync_parent(in_directory("x")), 0);
-    assert_int_equal(file_write(in_directory("synced"), "1", 1), 0);
-    assert_int_equal(file_make_directories(in_directory("on/such/a/system"), &made), 0);
+    assert_int_equal(file_write(in_directory("synced"), FILE_PRIVATE, "1", 1), 0);
+    assert_int_equal(file_make_directories(in_directory("on/such/a/system"), FILE_PRIVATE, &made),
+                     0);
     assert_int_equal(made, 4);
     fsync_directory_errno = EIO;
     assert_int_equal(file_sync_directory(directory), -EIO);
     assert_int_equal(file_sync_parent(in_directory("x")), -EIO);
-    assert_int_equal(file_write(in_directory("synced"), "2", 1), -EIO);
-    assert_int_equal(file_make_directories(in_directory("two/more"), &made), -EIO);
+    assert_int_equal(file_write(in_directory("synced"), FILE_PRIVATE, "2", 1), -EIO);
+    assert_int_equal(file_make_directories(in_directory("two/more"), FILE_PRIVATE, &made), -EIO);
     assert_int_equal(made, 0);
     assert_false(is_there("two"));
     fsync_directory_errno = 0;
@@ -325,29 +339,109 @@ static void directories_are_made(void **state)
     (void)state;
     uint32_t made = 7;
     directory_syncs = 0;
-    assert_int_equal(file_make_directories(in_directory("a//b/c/"), &made), 0);
+    assert_int_equal(file_make_directories(in_directory("a//b/c/"), FILE_PRIVATE, &made), 0);
     assert_int_equal(made, 3);
     assert_int_equal(directory_syncs, 3); /* the entry of each new one */
     assert_true(is_there("a/b/c"));
-    assert_int_equal(file_make_directories(in_directory("a/b/c"), &made), 0);
+    assert_int_equal(file_make_directories(in_directory("a/b/c"), FILE_PRIVATE, &made), 0);
     assert_int_equal(made, 0);
-    assert_int_equal(file_make_directories(in_directory("a/b/d"), NULL), 0);
-    assert_int_equal(file_make_directories("/", &made), 0);
+    assert_int_equal(file_make_directories(in_directory("a/b/d"), FILE_PRIVATE, NULL), 0);
+    assert_int_equal(file_make_directories("/", FILE_PRIVATE, &made), 0);
     file_unmake_directories(in_directory("a//b/c/"), 3); /* d stays, and so does what holds it */
     assert_false(is_there("a/b/c"));
     assert_true(is_there("a/b/d"));
 
     /* Directories that were made before a failure are removed. */
-    assert_int_equal(file_write(in_directory("a/file"), "", 0), 0);
-    assert_int_equal(file_make_directories(in_directory("a/file/x"), &made), -ENOTDIR);
+    assert_int_equal(file_write(in_directory("a/file"), FILE_PRIVATE, "", 0), 0);
+    assert_int_equal(file_make_directories(in_directory("a/file/x"), FILE_PRIVATE, &made),
+                     -ENOTDIR);
     assert_int_equal(made, 0);
     char name[400];
     memset(name, 'n', sizeof name);
     memcpy(name, "e/f/", 4);
     name[sizeof name - 1] = '\0';
-    assert_int_equal(file_make_directories(in_directory(name), &made), -ENAMETOOLONG);
+    assert_int_equal(file_make_directories(in_directory(name), FILE_PRIVATE, &made), -ENAMETOOLONG);
     assert_int_equal(made, 0);
     assert_false(is_there("e"));
+}
+
+static unsigned mode_of(const char *name)
+{
+    struct stat status;
+    assert_int_equal(lstat(in_directory(name), &status), 0);
+    return status.st_mode & 07777u;
+}
+
+/* What is new has the mode that was asked for, whatever the umask. What exists keeps its own. */
+static void modes_are_as_asked(void **state)
+{
+    (void)state;
+    static const mode_t masks[] = {0, 0022, 0077};
+    int fd;
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
+        mode_t before = umask(masks[i]);
+        assert_int_equal(file_make_directories(in_directory("m/n"), 0640, NULL), 0);
+        assert_int_equal(mode_of("m"), 0750);
+        assert_int_equal(mode_of("m/n"), 0750);
+        assert_int_equal(file_write(in_directory("m/n/private"), FILE_PRIVATE, "1", 1), 0);
+        assert_int_equal(mode_of("m/n/private"), 0600);
+        assert_int_equal(file_write(in_directory("m/n/wish"), 0664, "1", 1), 0);
+        assert_int_equal(mode_of("m/n/wish"), 0664);
+        assert_int_equal(file_write(in_directory("m/n/shared"), FILE_SHARED, "1", 1), 0);
+        assert_int_equal(mode_of("m/n/shared"), 0666 & ~masks[i]);
+        assert_int_equal(file_write(in_directory("m/n/as"), FILE_AS_DIRECTORY, "1", 1), 0);
+        assert_int_equal(mode_of("m/n/as"), 0640);
+        assert_int_equal(file_mode_of(in_directory("m/n")), 0640);
+        assert_int_equal(file_mode_of(in_directory("none")), FILE_PRIVATE);
+
+        assert_int_equal(chmod(in_directory("m/n/private"), 0604), 0);
+        assert_int_equal(file_write(in_directory("m/n/private"), FILE_PRIVATE, "2", 1), 0);
+        assert_int_equal(file_create(in_directory("m/n/private"), O_WRONLY, FILE_PRIVATE, &fd), 0);
+        close(fd);
+        assert_int_equal(mode_of("m/n/private"), 0604);
+        assert_int_equal(chmod(in_directory("m/n"), 0711), 0);
+        assert_int_equal(file_make_directories(in_directory("m/n"), FILE_PRIVATE, NULL), 0);
+        assert_int_equal(mode_of("m/n"), 0711);
+        static const char *const names[] = {"private", "wish", "shared", "as"};
+        for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
+            char path[32];
+            snprintf(path, sizeof path, "m/n/%s", names[n]);
+            assert_int_equal(unlink(in_directory(path)), 0);
+        }
+        assert_int_equal(rmdir(in_directory("m/n")), 0);
+        assert_int_equal(rmdir(in_directory("m")), 0);
+        umask(before);
+    }
+}
+
+/* What somebody puts at the name of a file that is about to be written cannot redirect the
+ * write. */
+static void links_are_not_written(void **state)
+{
+    (void)state;
+    char temporary[FILE_PATH_BYTES], victim[FILE_PATH_BYTES];
+    int fd;
+    snprintf(victim, sizeof victim, "%s", in_directory("victim"));
+    assert_int_equal(file_write(victim, FILE_PRIVATE, "old", 3), 0);
+
+    assert_int_equal(symlink(victim, in_directory("new.partial")), 0);
+    assert_int_equal(file_write(in_directory("new"), FILE_PRIVATE, "new", 3), 0);
+    expect_content("new", "new");
+    assert_int_equal(symlink(victim, in_directory("new.partial")), 0);
+    assert_int_equal(file_open_temporary(in_directory("new"), FILE_PRIVATE, temporary, &fd), 0);
+    assert_int_equal(write(fd, "x", 1), 1);
+    close(fd);
+    assert_int_equal(unlink(temporary), 0);
+
+    assert_int_equal(symlink(victim, in_directory("link")), 0);
+    assert_int_equal(file_create(in_directory("link"), O_RDWR, FILE_PRIVATE, &fd), -ELOOP);
+    assert_int_equal(fd, -1);
+    assert_non_null(strstr(err_text(), "link is a symbolic link"));
+    assert_int_equal(file_create(in_directory("link"), O_RDWR | O_EXCL, FILE_PRIVATE, &fd),
+                     -EEXIST);
+    assert_int_equal(file_write(in_directory("link"), FILE_PRIVATE, "mine", 4), 0);
+    expect_content("link", "mine"); /* the link is replaced */
+    expect_content("victim", "old");
 }
 
 int main(void)
@@ -362,6 +456,8 @@ int main(void)
         cmocka_unit_test(open_files_are_published),
         cmocka_unit_test(directories_are_synced),
         cmocka_unit_test(directories_are_made),
+        cmocka_unit_test(modes_are_as_asked),
+        cmocka_unit_test(links_are_not_written),
     };
     return cmocka_run_group_tests(tests, make_place, remove_place);
 }

@@ -57,6 +57,8 @@ if(TARGET sluice)
     add_test(NAME cli_commands COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_cli.sh
              $<TARGET_FILE:sluice> ${PROJECT_VERSION})
     set_tests_properties(cli_commands PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+    add_test(NAME cli_runs COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_runs.sh $<TARGET_FILE:sluice>)
+    set_tests_properties(cli_runs PROPERTIES LABELS "cpu;nvme" TIMEOUT 60)
     add_test(NAME cli_profile COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_profile.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
     set_tests_properties(cli_profile PROPERTIES LABELS "cpu;nvme" TIMEOUT 120

@@ -177,7 +177,7 @@ static void keys_and_stops(void **state)
     assert_true(work.key != other.key);
     options.stop = &stops;
     assert_int_equal(prepare_make(&other, &options, in_directory("made.tokens")), ERR_STOPPED);
-    assert_int_not_equal(access(in_directory("made.tokens.part"), F_OK), 0);
+    assert_int_not_equal(access(in_directory("made.tokens.partial"), F_OK), 0);
     assert_int_equal(truncate(path, 31), 0);
     options.stop = NULL;
     assert_int_equal(prepare_make(&other, &options, in_directory("made.tokens")), ERR_INPUT);

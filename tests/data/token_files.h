@@ -250,7 +250,7 @@ static inline corpus *make_in(const char *path, enum data_format format,
     assert_true(work.is_needed);
     if (prepare_make(&work, options, made) < 0) {
         assert_int_not_equal(access(made, F_OK), 0);
-        assert_int_not_equal(access(in_directory("made.tokens.part"), F_OK), 0);
+        assert_int_not_equal(access(in_directory("made.tokens.partial"), F_OK), 0);
         return NULL;
     }
     assert_true(token_file_is_made(made, work.key));

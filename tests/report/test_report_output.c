@@ -18,6 +18,7 @@
 #include <jansson.h>
 
 #include "base/dtype.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "report/chrome_trace.h"
 #include "report/live.h"
@@ -184,7 +185,7 @@ static void metrics_file_is_cut(void **state)
     const char *path = in_directory("metrics.jsonl");
     metrics_file file;
     uint64_t last = 0;
-    assert_int_equal(metrics_file_open(&file, path, UINT64_MAX), 0);
+    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX), 0);
     mem_seal();
     for (uint64_t step = 1; step <= 40; step++) {
         metrics_line line = sample_line(step);
@@ -205,22 +206,22 @@ static void metrics_file_is_cut(void **state)
     FILE *torn = fopen(path, "a");
     fputs("{\"step\":41,\"lo", torn);
     fclose(torn);
-    assert_int_equal(metrics_file_open(&file, path, 100), 0);
+    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 100), 0);
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 44);
     /* Resume after step 20: its evaluation stays. */
-    assert_int_equal(metrics_file_open(&file, path, 20), 0);
+    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 20), 0);
     assert_int_equal(lines_of(path, &last), 22);
     metrics_line line = sample_line(21);
     assert_int_equal(metrics_file_write(&file, &line), 0);
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 23);
     assert_int_equal(last, 21);
-    assert_int_equal(metrics_file_open(&file, path, 0), 0);
+    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 0), 0);
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 0);
-    assert_int_equal(metrics_file_open(&file, "no-such-directory/m", 0), -ENOENT);
-    assert_int_equal(metrics_file_open(&file, "/dev/full", UINT64_MAX), -EINVAL);
+    assert_int_equal(metrics_file_open(&file, "no-such-directory/m", FILE_PRIVATE, 0), -ENOENT);
+    assert_int_equal(metrics_file_open(&file, "/dev/full", FILE_PRIVATE, UINT64_MAX), -EINVAL);
     unlink(path);
 }
 
@@ -234,15 +235,17 @@ static void only_regular_files_are_read(void **state)
     metrics_file file;
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
         assert_int_equal(symlink(devices[i], path), 0);
-        assert_int_equal(metrics_file_open(&file, path, 5), -EINVAL);
-        assert_non_null(strstr(err_text(), "odd.jsonl is not a regular file"));
+        assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 5), -ELOOP);
+        assert_non_null(strstr(err_text(), "odd.jsonl is a symbolic link"));
         unlink(path);
+        assert_int_equal(metrics_file_open(&file, devices[i], FILE_PRIVATE, 5), -EINVAL);
+        assert_non_null(strstr(err_text(), "is not a regular file"));
     }
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_int_equal(metrics_file_open(&file, path, UINT64_MAX), -EINVAL);
+    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX), -EINVAL);
     unlink(path);
     assert_int_equal(mkdir(path, 0700), 0);
-    assert_int_equal(metrics_file_open(&file, path, 5), -EISDIR);
+    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 5), -EISDIR);
     rmdir(path);
 }
 
@@ -253,7 +256,7 @@ static void failed_write_leaves_whole_lines(void **state)
     const char *path = in_directory("full.jsonl");
     metrics_file file;
     metrics_line line = sample_line(1);
-    assert_int_equal(metrics_file_open(&file, path, UINT64_MAX), 0);
+    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX), 0);
     assert_int_equal(metrics_file_write(&file, &line), 0);
     struct stat before, after;
     assert_int_equal(stat(path, &before), 0);
@@ -340,7 +343,7 @@ static void trace_is_json(void **state)
         trace_record(&ring, &event);
     }
     const char *path = in_directory("trace.json");
-    assert_int_equal(chrome_trace_write(path, &ring, &names), 0);
+    assert_int_equal(chrome_trace_write(path, FILE_PRIVATE, &ring, &names), 0);
     json_error_t error;
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (!root)
@@ -383,14 +386,16 @@ static void trace_is_json(void **state)
     json_decref(root);
     /* A failure leaves the old file and no temporary one. */
     assert_int_equal(mkdir(in_directory("taken"), 0700), 0);
-    assert_int_equal(chrome_trace_write(in_directory("taken"), &ring, &names), -EISDIR);
+    assert_int_equal(chrome_trace_write(in_directory("taken"), FILE_PRIVATE, &ring, &names),
+                     -EISDIR);
     assert_int_equal(access(in_directory("taken.tmp"), F_OK), -1);
     rmdir(in_directory("taken"));
-    assert_int_equal(chrome_trace_write("no-such-directory/t", &ring, &names), -ENOENT);
+    assert_int_equal(chrome_trace_write("no-such-directory/t", FILE_PRIVATE, &ring, &names),
+                     -ENOENT);
     /* No events, no names. */
     ring.written = 0;
     names = (chrome_trace_names){0};
-    assert_int_equal(chrome_trace_write(path, &ring, &names), 0);
+    assert_int_equal(chrome_trace_write(path, FILE_PRIVATE, &ring, &names), 0);
     root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     assert_non_null(root);
     assert_int_equal(json_array_size(json_object_get(root, "traceEvents")), 1 + 2 * 8);

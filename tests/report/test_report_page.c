@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/trace.h"
 #include "report/chrome_trace.h"
 #include "report/metrics.h"
@@ -454,7 +455,8 @@ static void escapes_names(void **state)
         trace_record(&ring, &event);
     }
     chrome_trace_names names = {.process = "rank 0", .unit_names = units, .unit_count = 1};
-    assert_int_equal(chrome_trace_write(in_directory("trace.json"), &ring, &names), 0);
+    assert_int_equal(chrome_trace_write(in_directory("trace.json"), FILE_PRIVATE, &ring, &names),
+                     0);
     trace_fini(&ring);
     json_t *plan = json_object(), *list = json_array(), *unit = json_object(),
            *reasons = json_array();

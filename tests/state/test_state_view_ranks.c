@@ -92,7 +92,7 @@ static void write_run(void)
 {
     char path[600];
     struct state_run_dir dir;
-    assert_int_equal(state_run_dir_open(&dir, run_dir()), 0);
+    assert_int_equal(state_run_dir_open(&dir, run_dir(), FILE_PRIVATE), 0);
     ranks_old.record.generation = 4;
     ranks_old.record.loss_scale = 1;
     ranks_old.record.scale_last_overflow = -1;
