@@ -79,9 +79,9 @@ int file_write(const char *path, int mode, const void *data, uint64_t data_bytes
 int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *out),
                     void *user) MUST_CHECK;
 
-/* The first step of an atomic write: makes the new file "<path>.partial" and opens it for reading
- * and writing. What has that name is removed first: it is of a process that was killed. -errno;
- * ERR_INPUT for a path that is too long. */
+/* Begins an atomic write: makes the new file "<path>.partial" and opens it for reading and writing.
+ * A file of that name, which a killed process may have left, is removed first. -errno; ERR_INPUT
+ * for a path that is too long. */
 int file_open_temporary(const char *path, int mode, char temporary[FILE_PATH_BYTES],
                         int *fd) MUST_CHECK;
 

@@ -23,9 +23,9 @@
  *     64             N tokens, then zeros to a multiple of 8
  *     then    8 D    the end of each document, in tokens; ascending, the last is N
  *
- * All numbers are little-endian. Files are written under other names (.partial) and renamed when they
- * are complete and synced, so a file with the final name is always complete. To replace a pair of
- * Megatron's files, the old index is removed first and the new index is put in place last. So an
+ * All numbers are little-endian. Files are written under other names (.partial) and renamed when
+ * they are complete and synced, so a file with the final name is always complete. To replace a pair
+ * of Megatron's files, the old index is removed first and the new index is put in place last. So an
  * index never lies beside the .bin of another pair. One thread. */
 #ifndef SLUICE_DATA_TOKEN_FILE_H
 #define SLUICE_DATA_TOKEN_FILE_H

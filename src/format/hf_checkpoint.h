@@ -62,9 +62,9 @@ void hf_read_ahead(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, u
 /* The names of the files beside the weights that belong to a model; NULL after the last. */
 extern const char *const hf_side_files[];
 /* ERR_INPUT with the path if one of them cannot be copied:
- * - It is a symbolic link that leads out of the directory. Links to the blobs of the same model in a
- *   cache of Hugging Face's hub are followed.
- * - It is not of the kind that its name says: a JSON object, a text in UTF-8, a SentencePiece model.
+ * - It is a symbolic link that leads out of the directory. Links to the blobs of the same model in
+ *   a cache of Hugging Face's hub are followed.
+ * - It is not what its name says: a JSON object, a text in UTF-8, a SentencePiece model.
  * - It is larger than 1 GiB. */
 int hf_check_side_files(const char *directory) MUST_CHECK;
 /* Copies those side files that exist, each completely or not at all, and returns how many. Creates

@@ -50,8 +50,9 @@ void hf_first_close(struct hf_first_weights *self);
 
 /* ---- RUN/hf: the files that belong to the model beside its weights ---- */
 
-/* Copies the side files that exist to hf/ in the run directory. They come from the run `from_run` if it is not NULL,
- * else from the checkpoint directory from_hf ("": copies nothing). Returns their number. */
+/* Copies the side files that exist to hf/ in the run directory. They come from the run `from_run`
+ * if it is not NULL, else from the checkpoint directory from_hf ("": copies nothing). Returns their
+ * number. */
 int hf_carry_side_files(const struct state_run_dir *to, const char *from_hf,
                         const char *from_run) MUST_CHECK;
 /* Returns the name of the tokenizer's file within a checkpoint directory, if the job's tokenizer is

@@ -18,8 +18,8 @@
 
 /* Writes the page to `path` (NULL: report.html in the run directory) by way of a temporary file
  * beside it and a rename. In the run directory the page has the permissions of metrics.jsonl,
- * elsewhere those of the umask. Returns ERR_INPUT if there is no such directory or it has none of a run's
- * files; else -errno. */
+ * elsewhere those of the umask. Returns ERR_INPUT if there is no such directory or it has none of a
+ * run's files; else -errno. */
 int report_write(const char *run_dir, const char *path) MUST_CHECK;
 
 #endif

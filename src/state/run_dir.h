@@ -30,8 +30,8 @@ struct state_run_dir {
 };
 
 /* Makes the directories that are missing, with this mode (run.mode of the job), and takes the lock
- * without waiting. What exists keeps its permissions. ERR_INPUT if another process holds the lock,
- * or if the directories cannot be made. */
+ * without waiting. Existing ones keep their permissions. ERR_INPUT if another process holds the
+ * lock, or if the directories cannot be made. */
 int state_run_dir_open(struct state_run_dir *self, const char *path, int mode) MUST_CHECK;
 void state_run_dir_close(struct state_run_dir *self);
 /* Writes <run>/<name> atomically: after a loss of power the file is whole, with the old or the new

@@ -372,7 +372,7 @@ static unsigned mode_of(const char *name)
     return status.st_mode & 07777u;
 }
 
-/* What is new has the mode that was asked for, whatever the umask. What exists keeps its own. */
+/* New files have the mode that was asked for, with any umask. Existing files keep their own. */
 static void modes_are_as_asked(void **state)
 {
     (void)state;
@@ -414,8 +414,7 @@ static void modes_are_as_asked(void **state)
     }
 }
 
-/* What somebody puts at the name of a file that is about to be written cannot redirect the
- * write. */
+/* A link at the name of a file that is about to be written cannot redirect the write. */
 static void links_are_not_written(void **state)
 {
     (void)state;
