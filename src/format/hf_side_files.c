@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/foreign_json.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "format/format_json.h"
@@ -91,7 +92,7 @@ static bool ends_with(const char *name, const char *suffix)
 static int check_json(const char *path, const char *text, uint64_t text_bytes)
 {
     json_error_t error;
-    json_t *doc = json_loadb(text, text_bytes, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
+    json_t *doc = foreign_json_parse(text, text_bytes, JSON_ALLOW_NUL, &error);
     bool is_object = json_is_object(doc);
     json_decref(doc);
     if (is_object)
