@@ -149,8 +149,8 @@ typedef struct slab_range slab_range;
  * durable when it returns. It clones the files (FICLONE) if the file system supports this;
  * otherwise it makes sparse files of the header and the given ranges. *copied_bytes: the bytes
  * written; 0 for clones. The copy opens as a slab of the same uuid with the copy's drives. Only the
- * drives' paths and the mode of `copy` are used, but its drive_count, uuid and rank must be the slab's
- * (-EINVAL).
+ * drives' paths and the mode of `copy` are used, but its drive_count, uuid and rank must be the
+ * slab's (-EINVAL).
  *
  * Nobody may write the ranges meanwhile; other bytes may change. If a file already exists it does
  * nothing (-EEXIST): call slab_remove_files first. After any failure (-ENOSPC, -EROFS, ... with the

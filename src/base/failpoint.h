@@ -22,6 +22,7 @@
  *   manifest.synced     before fsync of the directory
  *   commit.durable      after fsync of the directory
  *   keep.begin .copied  copies of a commit that is kept: src/state/kept_commits.c
+ *   remove.begin .slabs .manifests      steps of sluice remove: src/state/remove_run.c
  *
  * Hooks and counters belong to the process. Any thread may reach a point, but only one thread at a
  * time the same point. */

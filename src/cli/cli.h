@@ -212,6 +212,7 @@ __attribute__((format(printf, 3, 4))) void cli_progress_draw(cli_progress *self,
 
 extern const cli_command cli_import_command, cli_export_command, cli_train_command,
     cli_plan_command, cli_generate_command, cli_eval_command, cli_data_command, cli_verify_command,
-    cli_inspect_command, cli_probe_command, cli_profile_command, cli_report_command;
+    cli_inspect_command, cli_list_command, cli_remove_command, cli_probe_command,
+    cli_profile_command, cli_report_command;
 
 #endif

@@ -15,7 +15,8 @@
 static const cli_command *const main_commands[] = {
     &cli_train_command,   &cli_plan_command,   &cli_generate_command, &cli_eval_command,
     &cli_data_command,    &cli_import_command, &cli_export_command,   &cli_verify_command,
-    &cli_inspect_command, &cli_probe_command,  &cli_profile_command,  &cli_report_command,
+    &cli_inspect_command, &cli_list_command,   &cli_remove_command,   &cli_probe_command,
+    &cli_profile_command, &cli_report_command,
 };
 enum { MAIN_COMMAND_COUNT = sizeof main_commands / sizeof main_commands[0] };
 

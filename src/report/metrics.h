@@ -65,8 +65,8 @@ typedef struct metrics_file metrics_file;
 
 /* Opens the file, or creates it with this mode (base/file.h), keeps its leading lines whose "step"
  * is not above `last_step`, and cuts off all after them, also a last line without its newline. 0
- * empties the file. Blocks on the file. Returns -errno (-ELOOP: it is a symbolic link), or -EINVAL if it is not a regular file (a
- * device, a fifo); the file is then unchanged. */
+ * empties the file. Blocks on the file. Returns -errno (-ELOOP: it is a symbolic link), or -EINVAL
+ * if it is not a regular file (a device, a fifo); the file is then unchanged. */
 int metrics_file_open(metrics_file *self, const char *path, int mode,
                       uint64_t last_step) MUST_CHECK;
 

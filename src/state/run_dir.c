@@ -49,7 +49,10 @@ int state_run_dir_open(struct state_run_dir *self, const char *path, int mode)
                        "directory",
                        path);
     }
-    return 0;
+    rc = state_check_not_removed(self->state);
+    if (rc < 0)
+        state_run_dir_close(self);
+    return rc;
 }
 
 void state_run_dir_close(struct state_run_dir *self)

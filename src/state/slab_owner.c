@@ -65,22 +65,79 @@ static int names_them(const char *state_dir, const manifest_slabs *slabs)
     return names;
 }
 
-int state_check_owner(const char *state_dir, const manifest_slabs *slabs)
+/* Cuts "/state" off. */
+static void cut_state(char *path)
 {
-    char here[FILE_PATH_BYTES], owner[FILE_PATH_BYTES], path[NOTE_PATH_BYTES];
+    char *end = strrchr(path, '/');
+    if (end && end != path)
+        *end = '\0';
+}
+
+int state_find_owner(const char *state_dir, const manifest_slabs *slabs,
+                     char owner[FILE_PATH_BYTES])
+{
+    char here[FILE_PATH_BYTES], path[NOTE_PATH_BYTES];
+    owner[0] = '\0';
     snprintf(here, sizeof here, "%s", state_dir);
     if (slabs->drive_count == 0)
         return 0;
     TRY(setup_make_absolute(here));
-    if (!note_path(slabs, 0, path) || state_is_same_directory(slabs->drives[0], here) ||
-        !read_note(path, owner) || state_is_same_directory(owner, here))
-        return 0;
-    int names = names_them(owner, slabs);
+    int names = 0;
+    if (note_path(slabs, 0, path) && !state_is_same_directory(slabs->drives[0], here) &&
+        read_note(path, owner) && !state_is_same_directory(owner, here))
+        names = names_them(owner, slabs);
     if (names <= 0)
-        return names;
-    char *end = strrchr(owner, '/');
-    if (end && end != owner)
-        *end = '\0'; /* cuts "/state" off */
+        owner[0] = '\0';
+    cut_state(owner);
+    return names;
+}
+
+/* Returns 1 if the run or kept commit names slabs of this uuid, or has manifests that cannot be
+ * read; 0 if not; -ENOMEM. */
+static int names_uuid(const char *run_dir, const char *uuid)
+{
+    char text[MANIFEST_UUID_TEXT_BYTES];
+    state_view *view = mem_alloc(1, sizeof *view, "view of a run");
+    if (!view)
+        return -ENOMEM;
+    int rc = state_view_open(view, run_dir, false);
+    const manifest *record = &view->record;
+    bool names = rc == 0 && (!view->has_record ||
+                             strcmp(manifest_uuid_text(&record->slabs, text), uuid) == 0 ||
+                             (record->leftover.drive_count > 0 &&
+                              strcmp(manifest_uuid_text(&record->leftover, text), uuid) == 0));
+    state_view_close(view);
+    mem_free(view);
+    return rc == -ENOMEM ? rc : names;
+}
+
+int state_slabs_are_owned(const char *path, char owner[FILE_PATH_BYTES])
+{
+    char note[NOTE_PATH_BYTES], run[NOTE_PATH_BYTES], above[FILE_PATH_BYTES];
+    const char *uuid = strrchr(path, '-') + 1;
+    snprintf(above, sizeof above, "%s", path);
+    cut_state(above); /* "<drive>/sluice-<uuid>.keep/step-<9 digits>" for a kept commit */
+    char *step = strrchr(above, '/');
+    bool is_kept = step && strncmp(step + 1, "step-", 5) == 0;
+    if (is_kept)
+        snprintf(note, sizeof note, "%s/../../sluice-%s/owner", above, uuid);
+    else
+        snprintf(note, sizeof note, "%.*s/owner", FILE_PATH_BYTES - 1, path);
+    if (!read_note(note, owner)) {
+        owner[0] = '\0';
+        return 0;
+    }
+    cut_state(owner);
+    snprintf(run, sizeof run, "%s%s%s", owner, is_kept ? "/keep" : "", is_kept ? step : "");
+    return names_uuid(run, uuid);
+}
+
+int state_check_owner(const char *state_dir, const manifest_slabs *slabs)
+{
+    char owner[FILE_PATH_BYTES];
+    int found = state_find_owner(state_dir, slabs, owner);
+    if (found <= 0)
+        return found;
     return err_set(
         ERR_INPUT,
         "the slabs in %s are those of the run in %s. This directory seems to be a copy of "

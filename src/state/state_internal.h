@@ -6,6 +6,8 @@
 #include <signal.h>
 
 #include "base/log.h"
+#include "state/run_view.h"
+#include "state/runs.h"
 #include "state/state.h"
 
 /* ---- commit.c: the record of a run ---- */
@@ -25,6 +27,14 @@ int state_fill_extents(state_commit *self) MUST_CHECK;
 /* Removes the note of state_claim_slabs. Call it before the slabs are removed. */
 void state_release_slabs(const manifest_slabs *slabs);
 
+/* Finds the run that owns the slabs by their note. Returns 1 with its directory if it is another
+ * one than state_dir's, exists, and names them; else 0 and "". */
+int state_find_owner(const char *state_dir, const manifest_slabs *slabs,
+                     char owner[FILE_PATH_BYTES]) MUST_CHECK;
+/* True if an existing run names the directory of slabs `path`, by the note of its owner. Else
+ * `owner` is the run that the note names; "": there is no note. -ENOMEM. */
+int state_slabs_are_owned(const char *path, char owner[FILE_PATH_BYTES]) MUST_CHECK;
+
 /* ---- slab_age.c ---- */
 
 struct state_slab_age {
@@ -39,6 +49,22 @@ struct state_slab_age {
  * copied back: *older_step is then the step of the commit that it holds, or UINT64_MAX if that is
  * not known. Otherwise the error of opening or reading the slab. */
 int state_check_slab_age(const struct state_slab_age *asked, uint64_t *older_step) MUST_CHECK;
+
+/* ---- find_runs.c: shared with remove_run.c ---- */
+
+#define STATE_REMOVAL_NAME "removing" /* in `state`, while the run is removed */
+#define STATE_REMOVAL_NOTE "state/" STATE_REMOVAL_NAME
+
+/* True if the directory is, or was, one of a run. */
+bool state_is_run(const char *path);
+/* Fills *out, and calls take_slabs (may be NULL) for the slabs that the run, its leftovers and its
+ * kept commits name. `view` is scratch. */
+int state_look_at_run(const char *path, state_view *view, state_found_run *out,
+                      int (*take_slabs)(void *user, const manifest_slabs *slabs),
+                      void *user) MUST_CHECK;
+/* Calls `take` for each directory of a kept commit, in any order, until one fails. */
+int state_each_kept(const char *run_dir, int (*take)(void *user, const char *path),
+                    void *user) MUST_CHECK;
 
 /* ---- kept_commits.c ---- */
 

@@ -35,7 +35,7 @@ run 0 "sluice $version" --version
 unset SLUICE_ISA
 run 0 "sluice train" help
 run 0 "sluice train" --help
-for command in train plan generate eval verify inspect; do
+for command in train plan generate eval verify inspect remove; do
     run 0 "options:" "$command" --help
     run 0 "options:" help "$command"
     run 2 "is missing" "$command"
@@ -55,6 +55,8 @@ run 0 "run.keep" train --keys
 run 0 "io.stuck_seconds" train --keys
 run 0 "\`io.stuck_seconds\`" train --keys=markdown
 run 0 "sluice inspect" help
+run 0 "options:" list --help
+run 2 "cannot look into" list "$scratch/none"
 run 2 "unknown option" verify --keys
 run 2 "a command is missing"
 run 2 'nearest is train' trian

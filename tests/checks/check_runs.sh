@@ -1,5 +1,6 @@
 #!/bin/sh
-# What runs leave on drives: who may read it, and which links are followed: check_runs.sh SLUICE
+# What runs leave on drives: who may read it, which links are followed, and how runs are listed and removed:
+# check_runs.sh SLUICE
 set -u
 . "$(dirname "$0")/lib.sh"
 sluice=$(program "${1:?use: check_runs.sh SLUICE}") || exit 2
@@ -134,5 +135,119 @@ rm plain/vocab.json
 ln -s config.json plain/added_tokens.json
 call "$sluice" import plain other --quiet
 exits 0 "a link within the checkpoint"
+
+rm -rf run drive imported hub plain other exported
+
+# list and remove. Two runs on two drives, with a kept commit; a third whose directory is deleted.
+two='tiers.nvme=[{"path":"drive","budget":"64MiB"},{"path":"second","budget":"64MiB"}]'
+for name in runs/a runs/deep/b runs/gone; do
+    train run.dir=$name run.keep=1 run.commit_every=1 "$two"
+done
+rm -rf runs/gone
+call "$sluice" list
+exits 0 "list"
+for text in runs/a runs/deep/b "committed" "slabs that no run names" "this run is not there: $scratch/runs/gone"; do
+    says out "$text" "list"
+done
+# The deleted run leaves its slabs and those of two kept commits on each drive.
+call "$sluice" list runs --json
+exits 0 "list --json"
+[ "$(grep -c '"run":' "$scratch/out")" -eq 2 ] || fail "list: not two runs"
+[ "$(grep -c '"path":' "$scratch/out")" -eq 6 ] || fail "list: not six directories of slabs without a run"
+call "$sluice" list --drive second
+says out "runs/gone" "list --drive"
+[ "$(grep -c '^ .*second/sluice-' "$scratch/out")" -eq 3 ] || fail "list --drive: not the three of that drive"
+call "$sluice" list none
+exits 2 "list of a directory that is not there"
+mkdir empty
+call "$sluice" list empty
+says out "no runs and no slabs" "list of an empty directory"
+
+# unchanged RUN: nothing of the run has been removed.
+unchanged()
+{
+    call "$sluice" verify "$1" --quiet
+    exits 0 "the refused removal of $1 left it whole"
+}
+call "$sluice" remove runs/a
+exits 2 "remove without a terminal"
+one_error "remove without a terminal" "--yes"
+for wrong in runs none text.txt; do
+    call "$sluice" remove $wrong --yes
+    exits 2 "remove $wrong"
+    one_error "remove $wrong" "no run directory"
+done
+flock runs/a/state/lock "$sluice" remove runs/a --yes >out 2>err
+status=$?
+exits 2 "remove of a run that is in use"
+one_error "remove of a run that is in use" "in use"
+mv second away
+call "$sluice" remove runs/a --yes
+exits 1 "remove without a drive"
+one_error "remove without a drive" "$scratch/second is not mounted or is empty"
+mv away second
+unchanged runs/a
+cp -r runs/a copied
+call "$sluice" remove copied --yes
+exits 0 "remove of a copy"
+[ ! -e copied ] || fail "the copy is still there"
+unchanged runs/a
+mv runs/a/state real-state
+ln -s ../../real-state runs/a/state
+call "$sluice" remove runs/a --yes
+exits 1 "remove through a link"
+rm runs/a/state
+mv real-state runs/a/state
+unchanged runs/a
+unchanged runs/a/keep/step-000000001
+
+# A kept commit alone; links in a run lead nowhere; other files stay; a link to the run goes with it.
+call "$sluice" remove runs/a/keep/step-000000001 --yes
+exits 0 "remove of a kept commit"
+unchanged runs/a
+[ ! -e runs/a/keep/step-000000001 ] && [ "$(find drive second -type d -name step-000000001 | grep -c '')" -eq 4 ] ||
+    fail "something of the kept commit is left"
+mkdir elsewhere
+echo mine >elsewhere/config.json
+echo mine >elsewhere/x.tokens
+ln -s "$scratch/elsewhere" runs/a/hf
+ln -s "$scratch/elsewhere" runs/a/data
+ln -s "$scratch/victim" runs/a/report.html
+echo notes >runs/a/notes.txt
+ln -s a runs/link
+call "$sluice" remove runs/link --yes
+exits 0 "remove of a run with links"
+says err "such as notes.txt" "remove of a run with other files"
+[ "$(ls runs/a)" = notes.txt ] || fail "more than the user's file is left: $(ls runs/a)"
+[ "$(cat elsewhere/config.json elsewhere/x.tokens victim | tr '\n' ' ')" = "mine mine secret " ] || fail "remove followed a link"
+
+# A kill at each step leaves a run that list shows and remove removes.
+for point in remove.begin remove.slabs remove.manifests manifest.none; do
+    [ -d runs/deep/b ] || train run.dir=runs/deep/b run.keep=1 run.commit_every=1 "$two"
+    [ $point = manifest.none ] || SLUICE_FAILPOINTS="$point=kill@1" "$sluice" remove runs/deep/b --yes >out 2>err
+    call "$sluice" list runs
+    says out "runs/deep/b" "list after a kill at $point"
+    if [ $point != manifest.none ]; then
+        says out "in removal" "list after a kill at $point"
+        call "$sluice" train job.json --set run.dir=runs/deep/b
+        exits 2 "train after a kill at $point"
+        one_error "train after a kill at $point" "is being removed"
+    fi
+    call "$sluice" remove runs/deep/b --yes
+    exits 0 "remove after a kill at $point"
+    [ ! -e runs/deep/b ] || fail "after a kill at $point: the run is still there"
+done
+# Only the slabs of the deleted run are left: one directory on each drive, and one for its kept commits.
+[ "$(ls drive second | grep -c sluice-)" -eq 4 ] || fail "slabs are left: $(ls drive second)"
+
+# --force leaves what cannot be seen.
+train run.dir=runs/c "$two"
+mv second away
+call "$sluice" remove runs/c --yes --force
+exits 0 "remove --force"
+[ ! -e runs/c ] || fail "remove --force: the run is still there"
+mv away second
+call "$sluice" list --drive second
+says out "runs/c" "list of what remove --force left"
 
 finish "commands on runs"
