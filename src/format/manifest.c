@@ -91,7 +91,8 @@ static int open_for_writing(const char *state_dir, unsigned slot, slot_file *out
         out->fd = open(out->path, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
         out->in_place = out->fd >= 0;
         if (out->fd < 0 && errno != ENOENT)
-            return err_errno(errno, "cannot open the manifest %s for writing", out->path);
+            return err_errno(errno, "cannot open the manifest %s for writing%s", out->path,
+                             errno == ENXIO ? ", because it is a pipe: move it away" : "");
     }
     if (out->in_place)
         return 0;
