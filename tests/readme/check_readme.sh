@@ -27,6 +27,7 @@ run_blocks()
 {
     bad_count=0
     awk -v mode=list -f "$here/console_blocks.awk" "$readme" >"$scratch/commands"
+    [ -s "$scratch/commands" ] || { echo "README.md: no command was found" && bad_count=1; }
     while read -r line command <&3; do
         count=$((count + 1))
         got=$scratch/got.$line
@@ -34,13 +35,13 @@ run_blocks()
         # shellcheck disable=SC2294 # the text is what a reader types
         eval "$command" >"$got" 2>&1 </dev/null
         status=$?
-        found=
-        [ $status -eq 0 ] || found="$line: exit status $status"
-        [ -n "$found" ] || found=$(awk -v mode=compare -v line="$line" -f "$here/console_blocks.awk" \
-            "$scratch/want" "$got")
-        [ -n "$found" ] || continue
+        if [ $status -ne 0 ]; then
+            found="$line: exit status $status"
+        elif found=$(awk -v mode=compare -v line="$line" -f "$here/console_blocks.awk" "$scratch/want" "$got"); then
+            continue
+        fi
         bad_count=$((bad_count + 1))
-        printf 'README.md:%s\n    $ %s\n' "$found" "$command"
+        printf 'README.md:%s\n    $ %s\n' "${found:-$line: not compared}" "$command"
         sed 's/^/    /' "$got" | cut -c 1-160 | head -n 70
     done 3<"$scratch/commands"
     [ $bad_count -eq 0 ]
@@ -81,7 +82,7 @@ expects()
     if run_blocks >"$scratch/said"; then
         [ "$1" = pass ] || fail "a planted fault was not found: $2"
     else
-        grep -qF "README.md:$1" "$scratch/said" || fail "expected $1, and the check said: $(cat "$scratch/said")"
+        grep -q "^README.md:$1" "$scratch/said" || fail "expected $1, and the check said: $(cat "$scratch/said")"
     fi
 }
 
@@ -130,6 +131,7 @@ a")"
     expects '3: ' "$(block "$table")"
     expects '4: ' "$(block '$ true
 something')"
+    expects '' "$(block 'no command')"
     finish "small READMEs"
 }
 
