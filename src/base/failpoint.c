@@ -28,10 +28,10 @@ enum {
 
 /* All points. The comment of failpoint.h lists them with their places. */
 static const char *const point_names[] = {
-    "slab.create",      "recut.begin",     "recut.copied",     "recut.switched", "recut.removed",
-    "commit.begin",     "slab.sync",       "commit.synced",    "manifest.begin", "manifest.half",
-    "manifest.written", "manifest.synced", "commit.durable",   "keep.begin",     "keep.copied",
-    "remove.begin",     "remove.slabs",    "remove.manifests",
+    "join.hub",      "slab.create",      "recut.begin",     "recut.copied",     "recut.switched",
+    "recut.removed", "commit.begin",     "slab.sync",       "commit.synced",    "manifest.begin",
+    "manifest.half", "manifest.written", "manifest.synced", "commit.durable",   "keep.begin",
+    "keep.copied",   "remove.begin",     "remove.slabs",    "remove.manifests",
 };
 
 enum { POINT_COUNT = sizeof point_names / sizeof point_names[0] };

@@ -11,6 +11,7 @@
  * failpoint_init reads the variable once, before anything else. A text that it cannot read is
  * ERR_USAGE. The points, in the order in which a run reaches them:
  *
+ *   join.hub            before a rank other than 0 connects to rank 0
  *   slab.create         before the slabs of a new run are made
  *   recut.begin .copied .switched .removed     extents of another layout: src/state/recut.c
  *   commit.begin        the extents of a commit are written, the slabs are not synced

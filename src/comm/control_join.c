@@ -24,6 +24,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/failpoint.h"
 #include "base/mem.h"
 #include "base/size.h"
 
@@ -477,6 +478,7 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
     /* later than the hub's limit */
     int64_t end_ns = owner->join_end_ns + HANDSHAKE_NS;
     int fds[2] = {-1, -1};
+    TRY(failpoint("join.hub"));
     int rc = reach_hub(meeting, hello, is_near, fds, end_ns);
     is_reported_by_another = owner->rank > 1;
     if (rc < 0)

@@ -2,7 +2,7 @@
 # Strangers connect to the ranks while they start: check_ranks_strangers.sh SLUICE STRANGERS [STARTS]
 #
 # STRANGERS connects to every port on which a rank listens, without end, and sends nothing, random bytes or the
-# beginning of a handshake. Each start of two ranks must either train, or end with one sentence within
+# beginning of a handshake. Rank 1 comes late to rank 0, whose port is open for milliseconds otherwise. Each start of two ranks must either train, or end with one sentence within
 # comm.timeout_seconds. On one host the ranks of Open MPI listen for each other's shared memory alone, so there all
 # must train; with MPI's TCP transport (what ranks of several hosts use) either is right. STARTS: of each kind
 # (default 2). Skipped (77) without mpirun, or where this build has no MPI.
@@ -14,7 +14,8 @@ starts=${3:-1}
 allow_mpi
 cpu_only
 OMPI_MCA_hwloc_base_binding_policy=none
-export OMPI_MCA_hwloc_base_binding_policy
+SLUICE_FAILPOINTS=join.hub=sleep:300ms
+export OMPI_MCA_hwloc_base_binding_policy SLUICE_FAILPOINTS
 make_scratch check_ranks_strangers
 
 # A copy: the strangers know the ranks by their program, and other ranks of this machine are not theirs.
@@ -30,11 +31,12 @@ start_among_strangers()
     rm -rf run drive
     "$strangers" "$scratch/ranks" 60 4000 >"$scratch/strangers" &
     stream=$!
+    until_true 20 has_line ready "$scratch/strangers" || fail "the strangers do not begin"
     # far more than the ranks may take: a hang ends here, with status 124
     call timeout -k 1 $(($1 + 25)) mpirun -n 2 "$scratch/ranks" train job.json --set "comm.timeout_seconds=$1"
     kill $stream 2>/dev/null
     wait $stream
-    met=$((met + $(cat "$scratch/strangers")))
+    met=$((met + $(tail -n 1 "$scratch/strangers")))
 }
 
 # has_trained: the step of the last start is there.
@@ -58,6 +60,7 @@ for turn in $(seq "$starts"); do
     until_true 5 are_gone || fail "start $turn on one host: a rank is left"
 done
 near=$met
+[ "$near" -ge "$starts" ] || fail "only $near strangers met the ranks of $starts starts"
 
 # What the user says of MPI's transports holds: TCP is among these.
 OMPI_MCA_btl=self,vader,tcp
