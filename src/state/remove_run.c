@@ -92,7 +92,7 @@ static int look_at_rank(state_removal *self, const manifest *record, uint32_t ra
         *strrchr(path, '/') = '\0';
         if (is_link(path))
             return err_set(-ELOOP, "%s is a symbolic link: slabs are not removed through it", path);
-        if (is_there || (may_be_gone && is_directory(drive)) || self->missing[0] != '\0')
+        if (is_there || (may_be_gone && access(drive, F_OK) == 0) || self->missing[0] != '\0')
             continue;
         if (rank_slabs_look(record, rank) == ERR_INPUT)
             snprintf(self->missing, sizeof self->missing, "%s", err_text());
