@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs the commands of README.md as a reader does, and compares what they print with what it shows:
-# check_readme.sh ROOT BUILD, or check_readme.sh --self-test
+# Runs the commands of README.md, and then those of src/README.md, as a reader does, and compares what they print with
+# what the documents show: check_readme.sh ROOT BUILD, or check_readme.sh --self-test
 #
-# The rules for README.md. In a block that begins with ```console
+# The rules for these documents. In a block that begins with ```console
 #   - a line "$ COMMAND" is run by sh in a copy of the clone, one after the other in one shell. Its exit status must be 0;
 #     a command that ends otherwise is followed by `; echo "exit status $?"`;
 #   - the lines below it are its output, standard error included. A line "..." stands for any number of lines, "..."
@@ -21,13 +21,15 @@ here=$(dirname "$(realpath "$0")")
 not_run='./quickstart.sh
 ./test.sh'
 
-# Runs the console blocks of the file `readme` in the present directory; prints a line for each fault, and what the
-# command said. The output of the command of line N stays in got.N of the scratch directory.
+# run_blocks FILE [ROOT]: runs the console blocks of ROOT/FILE in the present directory; prints a line for each fault, and
+# what the command said. The output of the command of line N stays in got.N of the scratch directory.
 run_blocks()
 {
     bad_count=0
+    document=$1
+    readme=${2:-$scratch}/$document
     awk -v mode=list -f "$here/console_blocks.awk" "$readme" >"$scratch/commands"
-    [ -s "$scratch/commands" ] || { echo "README.md: no command was found" && bad_count=1; }
+    [ -s "$scratch/commands" ] || { echo "$document: no command was found" && bad_count=1; }
     while read -r line command <&3; do
         count=$((count + 1))
         got=$scratch/got.$line
@@ -41,16 +43,16 @@ run_blocks()
             continue
         fi
         bad_count=$((bad_count + 1))
-        printf 'README.md:%s\n    $ %s\n' "${found:-$line: not compared}" "$command"
+        printf '%s:%s\n    $ %s\n' "$document" "${found:-$line: not compared}" "$command"
         sed 's/^/    /' "$got" | cut -c 1-160 | head -n 70
     done 3<"$scratch/commands"
     [ $bad_count -eq 0 ]
 }
 
-# The commands of the blocks of kind sh in README.md, without comments.
+# The commands of README.md's blocks of kind sh, without comments.
 list_builds()
 {
-    awk '/^```/ { is_sh = $0 == "```sh"; next } is_sh { sub(/ +#.*/, ""); if ($0 != "") print }' "$readme"
+    awk '/^```/ { is_sh = $0 == "```sh"; next } is_sh { sub(/ +#.*/, ""); if ($0 != "") print }' README.md
 }
 
 # copy_clone ROOT TARGET: what is tracked, or would be; outside of git all but builds and runs.
@@ -77,9 +79,8 @@ make_quickstart()
 # begins with WHAT.
 expects()
 {
-    readme=$scratch/README.md
-    printf '%s\n' "$2" >"$readme"
-    if run_blocks >"$scratch/said"; then
+    printf '%s\n' "$2" >"$scratch/README.md"
+    if run_blocks README.md >"$scratch/said"; then
         [ "$1" = pass ] || fail "a planted fault was not found: $2"
     else
         grep -q "^README.md:$1" "$scratch/said" || fail "expected $1, and the check said: $(cat "$scratch/said")"
@@ -145,16 +146,17 @@ HOME=$scratch
 cpu_only
 copy_clone "$root" "$scratch/clone"
 cd "$scratch/clone" || exit 2
-readme=$scratch/clone/README.md
+clone=$PWD
 make_quickstart
 PATH=$here:$PATH
 list_builds | grep -vxF "$not_run" >"$scratch/unknown" &&
     fail "README.md: a block of kind sh has a command that nobody runs: $(cat "$scratch/unknown")"
-run_blocks || failures=$((failures + bad_count))
+run_blocks README.md "$clone" || failures=$((failures + bad_count))
 awk '$2 == "sluice" && $3 == "eval" { print $1 }' "$scratch/commands" | while read -r line; do
     sed -n 's/^loss *\([0-9.]*\) nats.*/\1/p' "$scratch/got.$line"
 done >"$scratch/losses"
 awk 'NR > 1 && $1 >= before { exit 1 } { before = $1 } END { if (NR < 2) exit 1 }' "$scratch/losses" ||
     fail "the loss does not fall from one sluice eval of README.md to the next: $(cat "$scratch/losses")"
-[ "$(wc -l <"$readme")" -le 300 ] || fail "README.md has more than 300 lines"
-finish "commands of README.md"
+run_blocks src/README.md "$clone" || failures=$((failures + bad_count))
+[ "$(wc -l <README.md)" -le 300 ] || fail "README.md has more than 300 lines"
+finish "commands of README.md and src/README.md"
