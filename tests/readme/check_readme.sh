@@ -3,8 +3,8 @@
 # what the documents show: check_readme.sh ROOT BUILD, or check_readme.sh --self-test
 #
 # The rules for these documents. In a block that begins with ```console
-#   - a line "$ COMMAND" is run by sh in a copy of the clone, one after the other in one shell. Its exit status must be 0;
-#     a command that ends otherwise is followed by `; echo "exit status $?"`;
+#   - a line "$ COMMAND" is run in a copy of the clone, one after the other in one shell. Its exit status must be 0; a
+#     command that ends otherwise is followed by `; echo "exit status $?"`;
 #   - the lines below it are its output, standard error included. A line "..." stands for any number of lines, "..."
 #     within a line for any text. Words must be equal. Numbers vary with the machine: a number with any unit, or the "-"
 #     of a table, takes the place of another, except in "exit status N".
@@ -21,8 +21,8 @@ here=$(dirname "$(realpath "$0")")
 not_run='./quickstart.sh
 ./test.sh'
 
-# run_blocks FILE [ROOT]: runs the console blocks of ROOT/FILE in the present directory; prints a line for each fault, and
-# what the command said. The output of the command of line N stays in got.N of the scratch directory.
+# run_blocks FILE [ROOT]: runs the console blocks of ROOT/FILE in the present directory; prints a line for each fault,
+# and what the command said. The output of the command of line N stays in got.N of the scratch directory.
 run_blocks()
 {
     bad_count=0
