@@ -27,7 +27,7 @@ int configi_ask_auto(const configi_reader *reader, const char *path, const char 
 
 /* ---- --auto hf ---- */
 
-/* What is filled in so far, for the log. */
+/* Lists the values that are filled in, for the log. */
 struct filling {
     const configi_reader *reader;
     char list[ERR_TEXT_BYTES];

@@ -1,5 +1,5 @@
-/* What the document says in other words than the table of keys: remarks, keys at the top level that
- * DeepSpeed ignores, and values in a form that DeepSpeed takes although the table has another. See
+/* Brings a document into the form of the table of keys: removes remarks and unknown keys that
+ * DeepSpeed ignores, and rewrites values that DeepSpeed reads in another form. See
  * config_internal.h. Called by job_read, before the document is checked; writes to the log. */
 #include <errno.h>
 #include <stdio.h>
@@ -68,7 +68,7 @@ static bool is_own_misspelt(const char *key)
            (uint64_t)own.distance * LETTERS_PER_SLIP <= strlen(key);
 }
 
-/* Removes the keys of a block ("": the document) that the table does not have. */
+/* Removes unknown keys from a block ("": the document). */
 static int drop_unknown(const configi_reader *reader, const char *block)
 {
     json_t *object = block[0] ? json_object_get(reader->doc, block) : reader->doc;
