@@ -72,7 +72,7 @@ for turn in $(seq "$starts"); do
         trained=$((trained + 1))
     else
         exits 1 "start $turn with TCP"
-        one_error "start $turn with TCP" "comm.timeout_seconds"
+        one_error "start $turn with TCP" "within 2.0 s"
     fi
     until_true 5 are_gone || fail "start $turn with TCP: a rank is left"
 done
