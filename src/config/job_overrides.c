@@ -162,7 +162,7 @@ int configi_put_path(const configi_reader *reader, const char *path, json_t *val
         if (*at == '\0')
             return put_child(reader, node, key, value);
         at++;
-        if (!child || json_is_null(child)) {
+        if (configi_is_absent(NULL, child)) { /* missing, null or "auto" */
             bool is_list = at[0] >= '0' && at[0] <= '9';
             child = is_list ? json_array() : json_object();
             TRY_GOTO(rc, put_child(reader, node, key, child), fail);

@@ -310,7 +310,10 @@ static void auto_of_hugging_face(void **state)
 static void hugging_face_fills_gaps(void **state)
 {
     (void)state;
-    job *self = read_good(HF_MODEL "}", "auto=hf");
+    job *self = read_good(HF_MODEL ", \"optimizer\": \"auto\"}", "auto=hf");
+    assert_true(self->optimizer.lr == 5e-5 && self->micro_batch == 8);
+    job_destroy(self);
+    self = read_good(HF_MODEL "}", "auto=hf");
     assert_true(self->optimizer.lr == 5e-5 && self->micro_batch == 8);
     assert_int_equal(self->scheduler.type, JOB_LINEAR);
     assert_true(job_learning_rate(self, 1) == 5e-5); /* get_linear_schedule_with_warmup(0, 40) */
