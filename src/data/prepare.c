@@ -3,20 +3,20 @@
  *   file ── read ──► a batch: whole lines, or text up to a safe cut
  *        ──► pieces ── all threads encode ──► tokens, in order ──► sink
  *
- * The caller's thread reads and writes. In between, all threads encode the pieces of the batch. */
+ * The caller's thread reads and writes. In between, all threads encode the pieces of the batch.
+ * A line that is longer than a batch, and text without a safe cut, go through prepare_long.c.
+ *
+ * Memory. A byte of a batch takes up to MEMORY_PER_BYTE: itself, its part of a JSON tree, and its
+ * ids in two lists, which grow by doubling. Each thread has a worker of the tokenizer. */
 #include "data/prepare.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <xxhash.h>
+#include <omp.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -29,107 +29,77 @@ enum {
     PIECE_COUNT = 128,       /* of a batch */
     PIECE_BYTES = 128 << 10, /* of a piece; more if no cut is possible there */
     BATCH_BYTES = PIECE_COUNT * PIECE_BYTES,
-    LINE_MAX_BYTES = 1 << 30, /* of a line, or of text without a safe cut */
-    FORMAT_VERSION = 2,       /* version of the conversion; part of the key */
+    BATCH_BYTES_LEAST = 64 << 10,
+    MEMORY_PER_BYTE = 16,
+    WORKER_BYTES = 3 << 20,
+    FILE_BYTES = 3 << 20, /* the buffers of the token file */
 };
 
 #define REPORT_NS ((uint64_t)5 * 1000 * 1000 * 1000)
 
-/* The conversion of one file. */
-struct maker {
-    const prepare_work *work;
-    const prepare_options *options;
-    prepi_rules rules;
-    token_list before;
-    int fd;
-    datai_input input;
-    char *text; /* [capacity]; the file's contents from text_offset on */
-    uint64_t capacity, text_bytes, text_offset, line;
-    bool can_cut;        /* the tokenizer cuts wherever cut_is_safe is true */
-    prepi_piece *pieces; /* [PIECE_COUNT] */
-    uint32_t piece_count;
-    const prepare_sink *sink;
-    uint64_t token_count; /* number given to the sink */
-    uint64_t begin_ns, told_ns;
-};
-
 /* ---- cuts ---- */
 
-/* True if the character that ends before `at` may be white space for some pattern. */
-static bool is_blank_before(const char *text, uint64_t at)
+/* True if whole lines are read: JSON records. False for text, also for a text in a record. */
+static bool has_lines(const prepi_maker *self)
 {
-    unsigned char last = (unsigned char)text[at - 1];
-    if (last < 0x80)
-        return last <= ' ' || last == 0x7f;
-    if (at < 3)
-        return true; /* unknown, so assume that it is */
-    const unsigned char *three = (const unsigned char *)text + at - 3;
-    bool is_latin = three[1] == 0xc2 && (three[2] == 0x85 || three[2] == 0xa0);
-    return is_latin || three[0] == 0xe1 || three[0] == 0xe2 ||
-           (three[0] == 0xe3 && three[1] == 0x80);
+    return self->work->is_json && !self->record;
 }
 
-static bool is_blank_after(const char *text, uint64_t at)
+static bool is_cut(const prepi_maker *self, uint64_t at, uint64_t bytes)
 {
-    unsigned char first = (unsigned char)text[at];
-    return first <= ' ' || first == 0x7f || first == 0xc2 || first == 0xe1 || first == 0xe2 ||
-           (first == 0xe3 && (unsigned char)text[at + 1] == 0x80);
-}
-
-/* True if text may be cut before byte `at`, 0 < at < bytes - 1. The byte before must be a single
- * newline between two characters that are not white space, and the second one must not be "/"; see
- * tokenizer_cuts_lines. Any character whose first bytes could be white space beyond ASCII counts as
- * white space. */
-static bool cut_is_safe(const char *text, uint64_t at)
-{
-    return at >= 2 && text[at - 1] == '\n' && text[at] != '/' && !is_blank_before(text, at - 1) &&
-           !is_blank_after(text, at);
+    return tokenizer_cut_is_safe(self->options->words, self->text, bytes, at);
 }
 
 /* The first place in [at, end) where a piece may end, or `end`, which is always allowed. A line
  * ends after its newline. */
-static uint64_t next_cut(const struct maker *self, uint64_t at, uint64_t end)
+static uint64_t next_cut(const prepi_maker *self, uint64_t at, uint64_t end)
 {
     if (at >= end)
         return end;
-    if (self->work->is_json) {
+    if (has_lines(self)) {
         const char *newline = memchr(self->text + at, '\n', end - at);
         return newline ? (uint64_t)(newline - self->text) + 1 : end;
     }
-    if (!self->can_cut)
-        return end;
-    for (; at + 1 < end; at++)
-        if (cut_is_safe(self->text, at))
+    for (; self->can_cut && at + 1 < end; at++)
+        if (is_cut(self, at, end))
             return at;
     return end;
 }
 
 /* The last place where the text read so far may end, or 0. */
-static uint64_t last_cut(const struct maker *self)
+static uint64_t last_cut(const prepi_maker *self)
 {
-    if (self->work->is_json) {
+    if (has_lines(self)) {
         const char *newline = memrchr(self->text, '\n', self->text_bytes);
         return newline ? (uint64_t)(newline - self->text) + 1 : 0;
     }
     for (uint64_t at = self->can_cut && self->text_bytes > 2 ? self->text_bytes - 2 : 0; at > 1;
          at--)
-        if (cut_is_safe(self->text, at))
+        if (is_cut(self, at, self->text_bytes))
             return at;
     return 0;
 }
 
 /* ---- reading ---- */
 
-static int grow_text(struct maker *self)
+/* Text that must be in memory as a whole. */
+static int grow_text(prepi_maker *self)
 {
-    uint64_t capacity = 2 * self->capacity;
-    if (capacity > 2 * (uint64_t)LINE_MAX_BYTES)
+    const char *why = tokenizer_no_stream(self->options->words);
+    uint64_t capacity = size_min(2 * self->capacity, self->capacity_most);
+    if (self->capacity == self->capacity_most && has_lines(self))
         return err_set(ERR_INPUT,
-                       self->work->is_json ? "%s:%" PRIu64 ": the line has more than %d bytes"
-                                           : "%s: from line %" PRIu64
-                                             " on there are %d bytes that this tokenizer must read "
-                                             "at once; cut the file into smaller ones",
-                       self->work->path, self->line, (int)LINE_MAX_BYTES);
+                       "%s:%" PRIu64 ": the record has more than %" PRIu64
+                       " bytes, which must be in memory at once%s%s: give a larger "
+                       "tiers.host.budget, or cut it",
+                       self->work->path, self->line, self->capacity, why ? ": the tokenizer " : "",
+                       why ? why : "");
+    if (self->capacity == self->capacity_most)
+        return err_set(ERR_INPUT,
+                       "%s:%" PRIu64 ": from this line on more than %" PRIu64
+                       " bytes must be in memory at once: the tokenizer %s; give a larger "
+                       "tiers.host.budget, or cut the file into smaller ones",
+                       self->work->path, prepi_line(self), self->capacity, why);
     char *grown = mem_resize(self->text, capacity, 1, "text to be tokenized");
     if (!grown)
         return -ENOMEM;
@@ -138,24 +108,31 @@ static int grow_text(struct maker *self)
     return 0;
 }
 
-/* Reads until there is a batch. *bytes is its length; 0 means the end of the file. */
-static int read_batch(struct maker *self, uint64_t *bytes)
+/* Reads until there is a batch. *bytes: its length. 0: the end, or, unless is_over, the buffer is
+ * full of a part of a line or of text without a safe cut. */
+static int read_batch(prepi_maker *self, uint64_t *bytes)
 {
+    bool needs_whole = has_lines(self) && self->work->kind != DATA_JSONL;
+    needs_whole = needs_whole || tokenizer_no_stream(self->options->words);
     for (;;) {
-        uint64_t at = self->text_offset + self->text_bytes;
-        uint64_t part = size_min(self->capacity - self->text_bytes, self->work->bytes - at);
-        TRY(datai_input_read(&self->input, part, self->text + self->text_bytes));
-        self->text_bytes += part;
-        bool is_over = at + part == self->work->bytes;
-        *bytes = is_over ? self->text_bytes : last_cut(self);
-        if (is_over || *bytes > 0)
+        while (!self->is_over && self->text_bytes < self->capacity) {
+            int64_t got =
+                prepi_read(self, self->text_offset + self->text_bytes,
+                           self->text + self->text_bytes, self->capacity - self->text_bytes);
+            if (got < 0)
+                return (int)got;
+            self->text_bytes += (uint64_t)got;
+            self->is_over = got == 0;
+        }
+        *bytes = self->is_over ? self->text_bytes : last_cut(self);
+        if (self->is_over || *bytes > 0 || !needs_whole)
             return 0;
         TRY(grow_text(self));
     }
 }
 
 /* Cuts the first `bytes` bytes of the text into pieces. */
-static void cut_batch(struct maker *self, uint64_t bytes)
+static void cut_batch(prepi_maker *self, uint64_t bytes)
 {
     uint64_t piece_bytes = size_max(size_div_up(bytes, PIECE_COUNT), PIECE_BYTES);
     uint64_t from = 0;
@@ -166,9 +143,10 @@ static void cut_batch(struct maker *self, uint64_t bytes)
         prepi_piece *piece = &self->pieces[self->piece_count++];
         piece->text = self->text + from;
         piece->bytes = to - from;
-        piece->line = self->line;
-        piece->begins = self->text_offset + from == self->work->begin;
-        piece->ends = self->text_offset + to == self->work->bytes;
+        piece->line = prepi_line(self);
+        piece->is_record = self->record != NULL;
+        piece->begins = self->text_offset + from == prepi_begin(self);
+        piece->ends = self->is_over && to == self->text_bytes;
         for (const char *at = piece->text, *end = at + piece->bytes;
              (at = memchr(at, '\n', (size_t)(end - at))); at++)
             self->line++;
@@ -176,7 +154,7 @@ static void cut_batch(struct maker *self, uint64_t bytes)
     }
 }
 
-static void drop_batch(struct maker *self, uint64_t bytes)
+static void drop_batch(prepi_maker *self, uint64_t bytes)
 {
     memmove(self->text, self->text + bytes, self->text_bytes - bytes);
     self->text_bytes -= bytes;
@@ -185,25 +163,22 @@ static void drop_batch(struct maker *self, uint64_t bytes)
 
 /* ---- writing ---- */
 
-static int write_pieces(struct maker *self)
+int prepi_write(prepi_maker *self, const prepi_piece *piece)
 {
-    for (uint32_t i = 0; i < self->piece_count; i++) {
-        const prepi_piece *piece = &self->pieces[i];
-        size_t done = 0;
-        if (piece->failed.code < 0)
-            return err_restore(&piece->failed);
-        for (size_t e = 0; e < piece->end_count; e++) {
-            TRY(self->sink->add(self->sink->user, piece->tokens + done, piece->ends_at[e] - done));
-            TRY(self->sink->end_document(self->sink->user));
-            done = piece->ends_at[e];
-        }
-        TRY(self->sink->add(self->sink->user, piece->tokens + done, piece->token_count - done));
-        self->token_count += piece->token_count;
+    size_t done = 0;
+    if (piece->failed.code < 0)
+        return err_restore(&piece->failed);
+    for (size_t e = 0; e < piece->end_count; e++) {
+        TRY(self->sink->add(self->sink->user, piece->tokens + done, piece->ends_at[e] - done));
+        TRY(self->sink->end_document(self->sink->user));
+        done = piece->ends_at[e];
     }
+    TRY(self->sink->add(self->sink->user, piece->tokens + done, piece->token_count - done));
+    self->token_count += piece->token_count;
     return 0;
 }
 
-static void tell(struct maker *self, bool is_done)
+void prepi_tell(prepi_maker *self, bool is_done)
 {
     char did[SIZE_TEXT_BYTES], all[SIZE_TEXT_BYTES];
     uint64_t now = clock_ns();
@@ -212,39 +187,48 @@ static void tell(struct maker *self, bool is_done)
     self->told_ns = now;
     double seconds = (double)(now - self->begin_ns) * 1e-9;
     log_info("%s: %s%s of %s are %" PRIu64 " tokens, after %.1f s", self->work->path,
-             is_done ? "" : "the first ", size_format(self->text_offset, did),
+             is_done ? "" : "the first ", size_format(prepi_progress(self), did),
              size_format(self->work->bytes, all), self->token_count, seconds);
 }
 
-static int make_all(struct maker *self)
+int prepi_check_stop(const prepi_maker *self)
 {
-    uint64_t bytes;
-    for (;;) {
-        TRY(read_batch(self, &bytes));
-        if (bytes == 0)
-            return 0;
-        if (self->options->stop && *self->options->stop)
-            return err_set(ERR_STOPPED,
-                           "stopped on request while %s was tokenized; no part of it is kept",
-                           self->work->path);
-        cut_batch(self, bytes);
-#pragma omp parallel for schedule(dynamic, 1)
-        for (uint32_t i = 0; i < self->piece_count; i++)
-            prepi_encode(&self->rules, &self->pieces[i]);
-        TRY(write_pieces(self));
-        drop_batch(self, bytes);
-        tell(self, false);
-    }
+    if (!self->options->stop || !*self->options->stop)
+        return 0;
+    return err_set(ERR_STOPPED, "stopped on request while %s was tokenized; no part of it is kept",
+                   self->work->path);
 }
 
-static const char *field_of(const prepare_options *options)
+int prepi_make(prepi_maker *self)
+{
+    uint64_t bytes = 0;
+    while (!self->is_over || self->text_bytes > 0) {
+        TRY(read_batch(self, &bytes));
+        TRY(prepi_check_stop(self));
+        if (bytes == 0 && !self->is_over) {
+            TRY(has_lines(self) ? prepi_long_record(self) : prepi_stream(self));
+            continue;
+        }
+        cut_batch(self, bytes);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(self->threads)
+        for (uint32_t i = 0; i < self->piece_count; i++)
+            prepi_encode(&self->rules, &self->pieces[i]);
+        for (uint32_t i = 0; i < self->piece_count; i++)
+            TRY(prepi_write(self, &self->pieces[i]));
+        drop_batch(self, bytes);
+        prepi_tell(self, false);
+    }
+    return 0;
+}
+
+const char *prepi_field(const prepare_options *options)
 {
     return options->field && options->field[0] ? options->field : "text";
 }
 
 /* Finds the ids before each document: what the post-processor adds to an empty text, without an end
  * token. */
-static int find_before(struct maker *self)
+static int find_before(prepi_maker *self)
 {
     static const tokenize_options special = {.adds_special = true};
     const tokenizer *words = self->options->words;
@@ -256,7 +240,7 @@ static int find_before(struct maker *self)
     const char *end = self->work->chat.end;
     self->rules = (prepi_rules){.work = self->work,
                                 .options = self->options,
-                                .field = field_of(self->options),
+                                .field = prepi_field(self->options),
                                 .before = self->before.ids,
                                 .before_count = count,
                                 .end_id = end_id,
@@ -264,12 +248,33 @@ static int find_before(struct maker *self)
     return 0;
 }
 
-static int start(struct maker *self)
+/* Sizes of the buffers and the number of threads, by the memory that is allowed. */
+static int choose_sizes(prepi_maker *self)
+{
+    uint64_t half = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
+    uint64_t memory = self->options->memory_bytes ? self->options->memory_bytes : half;
+    uint64_t fixed = TOKENIZE_STREAM_BYTES + FILE_BYTES;
+    uint64_t least = fixed + WORKER_BYTES + MEMORY_PER_BYTE * (uint64_t)BATCH_BYTES_LEAST;
+    char has[SIZE_TEXT_BYTES], needs[SIZE_TEXT_BYTES];
+    if (memory < least)
+        return err_set(ERR_NO_FIT,
+                       "tiers.host.budget is %s, and to make tokens of %s takes at least %s: "
+                       "give it that much, or token files (sluice data tokenize)",
+                       size_format(memory, has), self->work->path, size_format(least, needs));
+    uint64_t threads =
+        size_max(1, size_min((uint64_t)omp_get_max_threads(), memory / 4 / WORKER_BYTES));
+    self->threads = (int)threads;
+    self->capacity_most = (memory - fixed - threads * WORKER_BYTES) / MEMORY_PER_BYTE;
+    self->capacity = size_min(BATCH_BYTES, self->capacity_most);
+    return 0;
+}
+
+static int start(prepi_maker *self)
 {
     uint64_t bytes;
     self->line = 1;
     self->begin_ns = self->told_ns = clock_ns();
-    self->capacity = BATCH_BYTES;
+    TRY(choose_sizes(self));
     self->text = mem_alloc(self->capacity, 1, "text to be tokenized");
     self->pieces = mem_alloc(PIECE_COUNT, sizeof *self->pieces, "pieces of text");
     if (!self->text || !self->pieces)
@@ -307,13 +312,13 @@ static void tell_kind(const prepare_work *work)
 
 int prepare_run(const prepare_work *work, const prepare_options *options, const prepare_sink *sink)
 {
-    struct maker self = {.work = work, .options = options, .sink = sink, .fd = -1};
+    prepi_maker self = {.work = work, .options = options, .sink = sink, .fd = -1};
     tell_kind(work);
     int rc = start(&self);
     if (rc == 0)
-        rc = make_all(&self);
+        rc = prepi_make(&self);
     if (rc == 0)
-        tell(&self, true);
+        prepi_tell(&self, true);
     if (self.fd >= 0)
         close(self.fd);
     for (uint32_t i = 0; self.pieces && i < PIECE_COUNT; i++)
@@ -357,115 +362,4 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
     }
     rc = token_file_finish(out);
     return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s holds no tokens", work->path) : rc;
-}
-
-/* ---- looking ---- */
-
-/* Finds the kind of the records, and the form of conversations. Other defects of a record are
- * reported when all are read. */
-static int look_at_records(prepare_work *self, int fd, enum data_format format,
-                           const prepare_options *options)
-{
-    const char *field = field_of(options);
-    datai_record first;
-    TRY(datai_first_record(fd, self->path, self->bytes, &first));
-    if (!first.is_object)
-        return err_set(ERR_INPUT,
-                       "%s begins with no JSON object, { ... }, and with no array of them; to read "
-                       "the file as text, set data.format to text",
-                       self->path);
-    self->is_array = first.is_array;
-    self->kind = format == DATA_JSONL ? datai_kind_of(field, &first.names) : format;
-    bool is_known = self->kind != DATA_AUTO && datai_kind_fits(self->kind, field, &first.names);
-    if (!is_known && !first.is_whole)
-        return err_set(ERR_INPUT,
-                       "%s: the first object is not well-formed JSON: it has members \"name\": "
-                       "value, and names and texts stand in double quotes",
-                       self->path);
-    if (!is_known)
-        return err_prefix(datai_refuse_kind(self->kind, field, &first.names), "%s: record 1",
-                          self->path);
-    if (first.spans_lines && !first.is_array)
-        return err_set(ERR_INPUT,
-                       "%s: the first object does not end on its line; JSON lines have one object "
-                       "a line (jq -c . FILE > NEW makes them)",
-                       self->path);
-    self->has_marks = self->kind != DATA_JSONL;
-    self->has_chat = self->has_marks && (self->kind != DATA_PROMPT_COMPLETION ||
-                                         datai_names_value(&first.names, "prompt") == '[');
-    if (!self->has_chat || !options->chat_template)
-        return 0;
-    return chat_form_find_or(options->chat_template, self->kind == DATA_ALPACA ? "alpaca" : NULL,
-                             options->tokenizer_name, options->words, &self->chat);
-}
-
-/* Text whose format was named is not yet known to be text. */
-static int look_at_text(prepare_work *self, int fd)
-{
-    unsigned char begin[DATAI_BEGIN_BYTES] = {0};
-    TRY(datai_pread(fd, self->path, 0, size_min(self->bytes, sizeof begin), begin));
-    TRY(datai_refuse_foreign(self->path, begin, self->bytes, 2));
-    self->begin = datai_bom_bytes(begin, self->bytes);
-    return 0;
-}
-
-static void add_text(XXH3_state_t *state, const char *text)
-{
-    XXH3_64bits_update(state, text ? text : "", strlen(text ? text : "") + 1);
-}
-
-static int find_key(prepare_work *self, const struct stat *info, const prepare_options *options)
-{
-    char *whole = realpath(self->path, NULL);
-    if (!whole)
-        return err_errno(errno, "cannot find out the whole path of %s", self->path);
-    XXH3_state_t *state = XXH3_createState();
-    int rc = state ? 0 : -ENOMEM;
-    if (rc == 0) {
-        const uint64_t numbers[] = {FORMAT_VERSION,
-                                    (uint64_t)info->st_size,
-                                    (uint64_t)info->st_mtim.tv_sec,
-                                    (uint64_t)info->st_mtim.tv_nsec,
-                                    tokenizer_hash(options->words),
-                                    (uint64_t)self->kind,
-                                    self->is_array,
-                                    self->chat.adds_system};
-        XXH3_64bits_reset(state);
-        XXH3_64bits_update(state, numbers, sizeof numbers);
-        add_text(state, whole);
-        add_text(state, self->kind == DATA_JSONL ? options->field : "");
-        const char *const form[] = {
-            self->chat.name,       self->chat.system,        self->chat.user_before,
-            self->chat.user_after, self->chat.answer_before, self->chat.begin,
-            self->chat.end};
-        for (size_t i = 0; i < sizeof form / sizeof form[0]; i++)
-            add_text(state, form[i]);
-        self->key = XXH3_64bits_digest(state);
-    }
-    XXH3_freeState(state);
-    free(whole);
-    return rc < 0 ? err_set(rc, "no memory to look at %s", self->path) : 0;
-}
-
-int prepare_look(const char *path, enum data_format format, const prepare_options *options,
-                 prepare_work *out)
-{
-    *out = (prepare_work){.path = path};
-    struct stat info;
-    int fd;
-    TRY(datai_format_of(path, format, field_of(options), &format));
-    bool is_bytes = strcmp(options->tokenizer_name, "bytes") == 0;
-    out->kind = format;
-    out->is_json = corpus_is_json(format);
-    out->is_needed = out->is_json || (format == DATA_TEXT && !is_bytes);
-    if (!out->is_needed)
-        return 0;
-    TRY(datai_open(path, &fd, &out->bytes));
-    int rc = fstat(fd, &info) == 0 ? 0 : err_errno(errno, "cannot examine %s", path);
-    if (rc == 0)
-        rc = out->is_json ? look_at_records(out, fd, format, options) : look_at_text(out, fd);
-    if (rc == 0)
-        rc = find_key(out, &info, options);
-    close(fd);
-    return rc;
 }

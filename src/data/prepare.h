@@ -29,13 +29,14 @@
  * not before conversations, whose form has it already (alpaca has none). A tokenizer without an end
  * token ("bytes") puts nothing between documents.
  *
- * The tokens of a file depend neither on threads nor on how the file is cut. A text is cut only at
- * a newline whose neighbours are not white space (see cut_is_safe in prepare.c), and only if the
- * tokenizer is known to cut there itself (tokenizer_cuts_lines). With another tokenizer the text is
- * encoded whole, up to 1 GiB.
+ * The tokens of a file depend neither on threads nor on memory nor on how the file is cut. A text is
+ * cut only where the tokenizer is known to cut itself (tokenizer_cut_is_safe). Text without such a
+ * place, such as a single letter repeated, is encoded as a stream by one thread, and so is the text
+ * of a long record. A tokenizer that cannot do that (tokenizer_no_stream), and conversations, need
+ * the whole text or record in memory.
  *
- * Uses all threads of the caller's OpenMP team. Memory is some tens of MiB, or what the longest
- * line needs. */
+ * Uses all threads of the caller's OpenMP team, and at most memory_bytes of memory. What needs more
+ * is refused with file, line and numbers. */
 #ifndef SLUICE_DATA_PREPARE_H
 #define SLUICE_DATA_PREPARE_H
 
@@ -56,9 +57,11 @@ struct prepare_options {
     const char *chat_template;
     /* member of a JSON record that holds its text; NULL or "" means "text" */
     const char *field;
-    uint64_t vocab_size;               /* the model's; every token is below it */
-    int mode;                          /* permissions of files that are made (base/file.h) */
-    bool has_no_end;                   /* no end token is put after documents of text */
+    uint64_t vocab_size; /* the model's; every token is below it */
+    int mode;            /* permissions of files that are made (base/file.h) */
+    bool has_no_end;     /* no end token is put after documents of text */
+    /* for all buffers; 0: half of the machine's memory. ERR_NO_FIT if it is too small. */
+    uint64_t memory_bytes;
     const volatile sig_atomic_t *stop; /* not 0: the work ends with ERR_STOPPED; may be NULL */
 };
 typedef struct prepare_options prepare_options;

@@ -93,26 +93,40 @@ static int add_end(const prepi_rules *rules, prepi_piece *piece)
 
 /* ---- text ---- */
 
-static int encode_text(const prepi_rules *rules, prepi_piece *piece)
+int prepi_begin_text(const prepi_rules *rules, prepi_piece *piece)
 {
-    if (piece->begins)
-        TRY(add_ids(rules, piece, rules->before, rules->before_count, 0));
-    TRY(encode(rules, piece->text, piece->bytes, &piece->ids));
-    const token_list *ids = &piece->ids;
+    return add_ids(rules, piece, rules->before, rules->before_count, 0);
+}
+
+int prepi_add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *ids, size_t count)
+{
     size_t from = 0;
-    for (size_t i = 0; i < ids->count; i++) {
-        if (ids->ids[i] != rules->end_id)
+    for (size_t i = 0; !piece->is_record && i < count; i++) {
+        if (ids[i] != rules->end_id)
             continue;
-        TRY(add_ids(rules, piece, ids->ids + from, i + 1 - from, 0));
+        TRY(add_ids(rules, piece, ids + from, i + 1 - from, 0));
         TRY(end_document(piece));
         from = i + 1;
     }
-    TRY(add_ids(rules, piece, ids->ids + from, ids->count - from, 0));
+    return add_ids(rules, piece, ids + from, count - from, 0);
+}
+
+int prepi_end_text(const prepi_rules *rules, prepi_piece *piece, bool is_ended)
+{
+    return is_ended && !piece->is_record ? 0 : add_end(rules, piece);
+}
+
+static int encode_text(const prepi_rules *rules, prepi_piece *piece)
+{
+    if (piece->begins)
+        TRY(prepi_begin_text(rules, piece));
+    TRY(encode(rules, piece->text, piece->bytes, &piece->ids));
+    TRY(prepi_add_ids(rules, piece, piece->ids.ids, piece->ids.count));
     if (!piece->ends)
         return 0;
     bool is_ended =
         piece->end_count > 0 && piece->ends_at[piece->end_count - 1] == piece->token_count;
-    return is_ended ? 0 : add_end(rules, piece);
+    return prepi_end_text(rules, piece, is_ended);
 }
 
 /* ---- texts with answers ---- */
@@ -188,7 +202,7 @@ int prepi_add_completion(const prepi_rules *rules, prepi_piece *piece, const cha
 
 int prepi_add_document(const prepi_rules *rules, prepi_piece *piece, const char *text, size_t bytes)
 {
-    TRY(add_ids(rules, piece, rules->before, rules->before_count, 0));
+    TRY(prepi_begin_text(rules, piece));
     TRY(add_text(rules, piece, text, bytes));
     return add_end(rules, piece);
 }
@@ -208,8 +222,7 @@ static int take_line(const prepi_rules *rules, prepi_piece *piece, const char *t
     return rc;
 }
 
-/* Puts the place of a record before an error in it. */
-static int prefix_place(const prepi_rules *rules, uint64_t line, size_t error_at, int rc)
+int prepi_prefix_place(const prepi_rules *rules, uint64_t line, size_t error_at, int rc)
 {
     err_record why;
     const char *path = rules->work->path;
@@ -238,7 +251,7 @@ static int encode_lines(const prepi_rules *rules, prepi_piece *piece)
         size_t error_at = 0;
         int rc = is_blank(at, bytes) ? 0 : take_line(rules, piece, at, bytes, &error_at);
         if (rc < 0)
-            return prefix_place(rules, line, error_at, rc);
+            return prepi_prefix_place(rules, line, error_at, rc);
         at += bytes + (newline != NULL);
     }
     return 0;
@@ -247,8 +260,11 @@ static int encode_lines(const prepi_rules *rules, prepi_piece *piece)
 void prepi_encode(const prepi_rules *rules, prepi_piece *piece)
 {
     piece->token_count = piece->end_count = 0;
-    int rc = rules->work->is_json ? encode_lines(rules, piece) : encode_text(rules, piece);
-    if (rc < 0 && !rules->work->is_json)
+    bool has_lines = rules->work->is_json && !piece->is_record;
+    int rc = has_lines ? encode_lines(rules, piece) : encode_text(rules, piece);
+    if (rc < 0 && piece->is_record)
+        rc = prepi_prefix_place(rules, piece->line, 0, rc);
+    else if (rc < 0 && !has_lines)
         rc = err_prefix(rc, "%s", rules->work->path);
     piece->failed.code = 0;
     if (rc < 0)

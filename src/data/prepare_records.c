@@ -231,7 +231,7 @@ static int take_text(const prepi_rules *rules, prepi_piece *piece, const json_t 
     return prepi_add_document(rules, piece, json_string_value(text), json_string_length(text));
 }
 
-int prepi_take_record(const prepi_rules *rules, prepi_piece *piece, const json_t *record)
+int prepi_check_record(const prepi_rules *rules, const json_t *record)
 {
     enum data_format kind = rules->work->kind;
     datai_names names = {.count = 0};
@@ -241,9 +241,15 @@ int prepi_take_record(const prepi_rules *rules, prepi_piece *piece, const json_t
         return err_set(ERR_INPUT, "the record is not an object, { ... }");
     json_object_foreach((json_t *)(uintptr_t)record, name, value)
         datai_names_add(&names, name, strlen(name), json_is_array(value) ? '[' : '?');
-    if (!datai_kind_fits(kind, rules->field, &names))
-        return datai_refuse_kind(kind, rules->field, &names);
-    switch (kind) {
+    return datai_kind_fits(kind, rules->field, &names)
+               ? 0
+               : datai_refuse_kind(kind, rules->field, &names);
+}
+
+int prepi_take_record(const prepi_rules *rules, prepi_piece *piece, const json_t *record)
+{
+    TRY(prepi_check_record(rules, record));
+    switch (rules->work->kind) {
     case DATA_MESSAGES:
     case DATA_SHAREGPT:
         return take_chat(rules, piece, record);

@@ -83,6 +83,7 @@ static int look_at(eval_tokens *self, const infer_model *from,
                                      .tokenizer_name = from->words_name,
                                      .chat_template = job_of->data.chat_template,
                                      .vocab_size = self->vocab,
+                                     .memory_bytes = job_of->tiers.host_budget,
                                      .stop = asked->stop};
     bool is_any = false;
     for (uint32_t i = 0; self->words && i < asked->file_count; i++) {

@@ -186,6 +186,7 @@ static int look_at_all(struct loop *self)
                                       .chat_template = self->run.job->data.chat_template,
                                       .vocab_size = self->run.job->model.vocab_size,
                                       .mode = self->run.job->run.mode,
+                                      .memory_bytes = self->run.job->tiers.host_budget,
                                       .stop = self->options->stop};
     for (int list = 0; list < LISTS; list++)
         for (uint32_t i = 0; i < list_of(self->run.job, list)->count; i++)
