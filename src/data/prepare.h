@@ -29,14 +29,14 @@
  * not before conversations, whose form has it already (alpaca has none). A tokenizer without an end
  * token ("bytes") puts nothing between documents.
  *
- * The tokens of a file depend neither on threads nor on memory nor on how the file is cut. A text is
- * cut only where the tokenizer is known to cut itself (tokenizer_cut_is_safe). Text without such a
- * place, such as a single letter repeated, is encoded as a stream by one thread, and so is the text
- * of a long record. A tokenizer that cannot do that (tokenizer_no_stream), and conversations, need
- * the whole text or record in memory.
+ * The tokens of a file do not depend on threads, on memory or on how the file is cut. A text is cut
+ * only where the tokenizer is known to cut itself (tokenizer_cut_is_safe). A long text without such
+ * a place, such as a single letter repeated, is encoded as a stream by one thread. A tokenizer that
+ * cannot do that (tokenizer_no_stream) needs the whole text in memory, and a conversation must fit
+ * into memory with any tokenizer.
  *
- * Uses all threads of the caller's OpenMP team, and at most memory_bytes of memory. What needs more
- * is refused with file, line and numbers. */
+ * Uses all threads of the caller's OpenMP team, and at most memory_bytes of memory. A text or a
+ * record that needs more is refused with file, line and numbers. */
 #ifndef SLUICE_DATA_PREPARE_H
 #define SLUICE_DATA_PREPARE_H
 

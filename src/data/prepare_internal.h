@@ -108,9 +108,12 @@ int prepi_check_record(const prepi_rules *rules, const json_t *record) MUST_CHEC
 int prepi_take_record(const prepi_rules *rules, prepi_piece *piece,
                       const json_t *record) MUST_CHECK;
 
-/* Add a document (prepare_encode.c): the beginning, the ids and the end of a text, which has ended
- * already if its last id is the end token; a text, whose tokens all count; a prompt and its completion,
- * which alone counts; the first messages of the piece, of which the answers count. */
+/* Add a document (prepare_encode.c), each in one of these ways:
+ *
+ *   begin_text, add_ids, end_text   a text in parts; is_ended: its last id is the end token
+ *   add_document                    a text, whose tokens all count
+ *   add_completion                  a prompt and its completion, which alone counts
+ *   add_chat                        the first messages of the piece, of which the answers count */
 int prepi_begin_text(const prepi_rules *rules, prepi_piece *piece) MUST_CHECK;
 int prepi_add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *ids,
                   size_t count) MUST_CHECK;

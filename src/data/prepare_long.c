@@ -1,13 +1,13 @@
 /* Long lines and long texts without a safe cut, in memory that does not grow with them. See
  * prepare.h. On the caller's thread.
  *
- * A text without a safe cut goes to the tokenizer as a stream, from where the last batch ended up
- * to the first safe cut.
+ * A text without a safe cut goes to the tokenizer as a stream, which begins where the last batch
+ * ended and ends at the first safe cut.
  *
- * A long record is read twice. First it is copied without its long texts: each is replaced by a
- * mark, and the place of its content in the file is noted. The copy is parsed as any record is. Then
- * the text that is wanted is read again, with its escapes decoded, as if it were a file of text; the
- * other long texts are only checked. */
+ * A long record is read twice. First it is copied without its long texts: a mark replaces each of
+ * them, and the place of its content in the file is noted. The copy is parsed like other records.
+ * Then the text that is wanted is read again, with its escapes decoded, as if it were a file of
+ * text. The other long texts are only checked. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -131,8 +131,8 @@ static int look_ahead(prepi_record *self, const char **text, size_t *left)
     return 0;
 }
 
-/* Decodes one character, or a run of ASCII that fits. Returns the bytes written to out[bytes], which
- * has room for four more; 0 at the end. */
+/* Decodes one character, or a run of ASCII that fits. Returns the number of bytes written to
+ * out[bytes], which has room for four more; 0 at the end. */
 static int decode_some(prepi_record *self, char *out, size_t bytes)
 {
     const char *text;

@@ -89,10 +89,10 @@ struct tokenize_sink {
 typedef struct tokenize_sink tokenize_sink;
 
 /* Gives the ids of a text of any length to the sink; they are those of tokenizer_encode without
- * adds_special. Memory is at most TOKENIZE_STREAM_BYTES, for a text of any length. The function
- * is slower than tokenizer_encode. ERR_INPUT if the tokenizer cannot do it (tokenizer_no_stream), or for a text
- * whose ids need more memory: thousands of combining characters in a row with a normal form, or a
- * word that some tables of merges decide from its end. */
+ * adds_special. Memory is at most TOKENIZE_STREAM_BYTES, for a text of any length. The function is
+ * slower than tokenizer_encode. ERR_INPUT if the tokenizer cannot do it (tokenizer_no_stream), or
+ * for a text whose ids need more memory: thousands of combining characters in a row with a normal
+ * form, or a word that some tables of merges decide from its end. */
 int tokenizer_encode_stream(const tokenizer *self, const tokenize_source *source, bool plain_text,
                             const tokenize_sink *sink) MUST_CHECK;
 enum { TOKENIZE_STREAM_BYTES = 4 << 20 };

@@ -10,7 +10,7 @@
  *
  * - No alternative looks behind. So if a match or a gap ends at p, the matches from p on depend
  *   only on the text after p.
- * - Before a space: no alternative takes a space or a tab after a character that is not white space.
+ * - Before a space: no alternative takes a space or a tab after a character that is no white space.
  *   Only \s+(?!\S) looks ahead, and it begins with white space. So a match that begins before p
  *   ends at or before p and does not see what follows.
  * - After a newline: an alternative that can take the newline ends at p. After the newline it can

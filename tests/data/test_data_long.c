@@ -186,8 +186,8 @@ static void memory_changes_no_token(void **state)
     remove_all();
 }
 
-/* What is wrong in a long record is found as in a short one, and what needs much memory is refused
- * with the numbers. */
+/* A defect of a long record is found as in a short one. Records and texts that need much memory are
+ * refused with the numbers. */
 static void long_records_are_refused(void **state)
 {
     (void)state;
