@@ -32,6 +32,9 @@ struct plani_piece { /* a stretch and the transient that used it last */
     uint32_t buffer_idx;
     bool live;
 };
+struct plani_gap { /* a longest stretch without live pieces */
+    uint64_t begin, end;
+};
 struct plani_space_class { /* buffers of one size and residue */
     uint64_t size_bytes, residue;
     uint64_t lowest; /* no place for one below; UINT64_MAX: no place at all */
@@ -39,6 +42,8 @@ struct plani_space_class { /* buffers of one size and residue */
 struct plani_space {
     struct plani_piece *pieces; /* sorted, disjoint; what lies between them was never used */
     uint64_t count, capacity;
+    struct plani_gap *gaps; /* sorted, none empty */
+    uint64_t gap_count, gap_capacity;
     struct plani_space_class *classes;
     uint32_t class_count, class_capacity, class_recent;
     uint64_t floor_bytes, budget_bytes; /* transients live in [floor, budget) */

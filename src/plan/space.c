@@ -5,9 +5,10 @@
  *   |homes|  piece A (live)  | piece B (dead) | never used | piece C (live) | ...
  *
  * A dead piece remembers the buffer that used the bytes last, since a buffer that takes them over
- * must be ordered after it. A place is the lowest that fits (first fit). To find it without a scan
- * from the floor, buffers of equal size and residue form a class, and each class knows an address
- * below which there is no place for it. Taking memory keeps that true, and giving memory back can
+ * must be ordered after it. A place is the lowest that fits (first fit). The gaps between live pieces
+ * are listed beside the pieces: there are far fewer of them. To find a place without a scan from the
+ * floor, buffers of equal size and residue form a class, and each class knows an address below which
+ * there is no place for it. Taking memory keeps that true, and giving memory back can
  * only open a place inside the gap that it makes or widens. So a class that found nothing costs
  * nothing until memory that suits it is free again. Heap memory, freed by plani_space_fini; one
  * thread. */
@@ -31,6 +32,7 @@ void plani_space_init(struct plani_space *space, uint64_t floor_bytes, uint64_t 
 void plani_space_fini(struct plani_space *space)
 {
     mem_free(space->pieces);
+    mem_free(space->gaps);
     mem_free(space->classes);
     memset(space, 0, sizeof *space);
 }
@@ -78,6 +80,54 @@ static uint64_t piece_above(const struct plani_space *space, uint64_t address)
     return low;
 }
 
+/* The first gap that ends above the address. */
+static uint64_t gap_above(const struct plani_space *space, uint64_t address)
+{
+    uint64_t low = 0, high = space->gap_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (space->gaps[middle].end <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Replaces `old_count` gaps from `first` on by `fresh`. */
+static void replace_gaps(struct plani_space *space, uint64_t first, uint64_t old_count,
+                         const struct plani_gap *fresh, uint64_t fresh_count)
+{
+    struct plani_gap *at = space->gaps + first;
+    assert(first + old_count <= space->gap_count);
+    assert(space->gap_count + fresh_count <= space->gap_capacity + old_count);
+    if (old_count != fresh_count)
+        memmove(at + fresh_count, at + old_count,
+                (space->gap_count - first - old_count) * sizeof *at);
+    memcpy(at, fresh, fresh_count * sizeof *at);
+    space->gap_count += fresh_count - old_count;
+}
+
+/* Room for all gaps that there can be after the next take: at most one more than pieces, of which a
+ * take adds two. Releasing then needs no memory. A new space is one gap. -ENOMEM. */
+static int grow_gaps(struct plani_space *space)
+{
+    bool is_new = !space->gaps;
+    uint64_t most = space->count + 3;
+    if (most <= space->gap_capacity)
+        return 0;
+    uint64_t wanted = size_max(2 * most, 64);
+    void *bigger = mem_resize(space->gaps, wanted, sizeof *space->gaps, "plan space");
+    if (!bigger)
+        return -ENOMEM;
+    space->gaps = bigger;
+    space->gap_capacity = wanted;
+    if (is_new && space->floor_bytes < space->budget_bytes)
+        space->gaps[space->gap_count++] =
+            (struct plani_gap){space->floor_bytes, space->budget_bytes};
+    return 0;
+}
+
 int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t residue,
                      uint64_t *offset)
 {
@@ -85,20 +135,51 @@ int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t re
     struct plani_space_class *sought = class_of(space, size_bytes, residue);
     if (!sought)
         return -ENOMEM;
-    if (sought->lowest == UINT64_MAX)
-        return 0;
-    uint64_t place = sought->lowest;
-    for (uint64_t i = piece_above(space, place); i < space->count; i++) {
-        const struct plani_piece *item = &space->pieces[i];
-        if (!item->live || item->end <= place)
-            continue;
-        if (item->begin >= place + size_bytes)
+    TRY(grow_gaps(space));
+    uint64_t lowest = sought->lowest;
+    sought->lowest = UINT64_MAX;
+    for (uint64_t i = gap_above(space, lowest); i < space->gap_count; i++) {
+        const struct plani_gap *gap = &space->gaps[i];
+        uint64_t place = size_max(plani_align_offset(gap->begin, residue), lowest);
+        if (place + size_bytes <= gap->end) {
+            sought->lowest = place;
             break;
-        place = plani_align_offset(item->end, residue);
+        }
     }
-    sought->lowest = place + size_bytes <= space->budget_bytes ? place : UINT64_MAX;
     *offset = sought->lowest;
     return 0;
+}
+
+/* Takes [begin, end) out of the gap that it lies in. */
+static void cut_gap(struct plani_space *space, uint64_t begin, uint64_t end)
+{
+    uint64_t idx = gap_above(space, begin), count = 0;
+    assert(idx < space->gap_count && space->gaps[idx].begin <= begin &&
+           end <= space->gaps[idx].end);
+    const struct plani_gap old = space->gaps[idx];
+    struct plani_gap rest[2];
+    if (old.begin < begin)
+        rest[count++] = (struct plani_gap){old.begin, begin};
+    if (end < old.end)
+        rest[count++] = (struct plani_gap){end, old.end};
+    replace_gaps(space, idx, 1, rest, count);
+}
+
+/* Puts [begin, end) back and returns the gap that it became a part of. */
+static struct plani_gap widen_gap(struct plani_space *space, uint64_t begin, uint64_t end)
+{
+    uint64_t after = gap_above(space, begin), first = after, count = 0;
+    struct plani_gap whole = {begin, end};
+    if (after < space->gap_count && space->gaps[after].begin == end) {
+        whole.end = space->gaps[after].end;
+        count++;
+    }
+    if (after > 0 && space->gaps[after - 1].end == begin) {
+        whole.begin = space->gaps[--first].begin;
+        count++;
+    }
+    replace_gaps(space, first, count, &whole, 1);
+    return whole;
 }
 
 int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, uint32_t fresh,
@@ -113,6 +194,7 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
         space->capacity = wanted;
     }
     assert(begin < end && begin >= space->floor_bytes && end <= space->budget_bytes);
+    TRY(grow_gaps(space));
     uint64_t first = piece_above(space, begin), last = first; /* pieces [first, last) overlap */
     struct plani_piece left = {0}, right = {0};
     uint32_t before = PROGRAM_NONE;
@@ -140,6 +222,7 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
                 (space->count - last) * sizeof *space->pieces);
     memcpy(space->pieces + first, fill, fill_count * sizeof *fill);
     space->count += fill_count - (last - first);
+    cut_gap(space, begin, end);
     return 0;
 }
 
@@ -148,17 +231,11 @@ void plani_space_release(struct plani_space *space, uint64_t begin)
     uint64_t idx = piece_above(space, begin);
     assert(idx < space->count && space->pieces[idx].begin == begin && space->pieces[idx].live);
     space->pieces[idx].live = false; /* a live piece is never cut: it is the whole buffer */
-    uint64_t low = idx, high = idx + 1;
-    while (low > 0 && !space->pieces[low - 1].live)
-        low--;
-    while (high < space->count && !space->pieces[high].live)
-        high++;
-    uint64_t gap_begin = low > 0 ? space->pieces[low - 1].end : space->floor_bytes;
-    uint64_t gap_end = high < space->count ? space->pieces[high].begin : space->budget_bytes;
+    struct plani_gap gap = widen_gap(space, begin, space->pieces[idx].end);
     for (uint32_t i = 0; i < space->class_count; i++) {
         struct plani_space_class *item = &space->classes[i];
-        uint64_t place = plani_align_offset(gap_begin, item->residue);
-        if (place < item->lowest && place + item->size_bytes <= gap_end)
+        uint64_t place = plani_align_offset(gap.begin, item->residue);
+        if (place < item->lowest && place + item->size_bytes <= gap.end)
             item->lowest = place;
     }
 }
