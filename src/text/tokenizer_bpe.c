@@ -255,6 +255,8 @@ static uint32_t risk_of(const tokenizer *self, uint32_t id, const char *text, si
 {
     for (uint32_t i = self->followers_at[id]; i < self->followers_at[id + 1]; i++) {
         const toki_token *right = &self->tokens[self->followers[i].right];
+        if (!right->is_word && self->unknown_id >= 0)
+            return self->followers[i].rank; /* it may hold an unknown token that comes later */
         if (right->is_word && right->byte_count >= least &&
             memcmp(right->bytes, text, size_min(right->byte_count, known)) == 0)
             return self->followers[i].rank;
@@ -269,11 +271,12 @@ int toki_word_front(const tokenizer *self, toki_worker *worker, const char *text
     int32_t count, place;
     size_t least = 0; /* bytes of the symbol that was given up last */
     *done = bytes;    /* the bytes of the certain symbols */
-    if (!self->has_all_bytes)
-        return err_set(ERR_INPUT,
-                       "a word (text without a place to split) of more than %zu bytes, and the "
-                       "tokenizer lacks tokens of single bytes: cut the word",
-                       bytes);
+    for (size_t i = 0; i < bytes; i++)
+        if (self->byte_ids[(unsigned char)text[i]] < 0)
+            return err_set(ERR_INPUT,
+                           "a word (text without a place to split) of more than %zu bytes has the "
+                           "byte 0x%02x, for which the tokenizer has no token: cut the word",
+                           bytes, (unsigned char)text[i]);
     TRY(begin_long_word(self, worker, text, bytes, &word, &count));
     int32_t last = count - 1;
     bool is_new = true;
