@@ -170,8 +170,8 @@ static int take_directory(importer *self)
     if (rc >= 0 && exists && found->state != MANIFEST_BEGUN)
         rc = err_set(ERR_INPUT,
                      "%s holds a run with a commit of step %" PRIu64
-                     ": name another directory, or remove that run",
-                     path, found->step);
+                     ": name another directory, or remove that run (sluice remove %s)",
+                     path, found->step, path);
     else if (rc >= 0 && exists)
         rc = state_run_dir_clear(&self->dir, found);
     manifest_fini(found);

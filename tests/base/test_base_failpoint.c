@@ -114,7 +114,7 @@ static void what_cannot_be_read_is_refused(void **state)
     static const struct {
         const char *text, *says;
     } bad[] = {
-        {"commit.beginn=kill", "no point 'commit.beginn'; there are slab.create, recut.begin"},
+        {"commit.beginn=kill", "no point 'commit.beginn'; there are join.hub, slab.create"},
         {"commit.begin", "'commit.begin' is no <point>=<action>"},
         {"=kill", "no point ''"},
         {"commit.begin=", "the action '' of commit.begin"},

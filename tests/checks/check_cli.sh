@@ -122,10 +122,17 @@ environment()
     count=$((count + 1))
     rm -f "$scratch/job"
     mkfifo "$scratch/job"
+    exec 3<>"$scratch/job" # a writer: the process waits for its text until this is closed
     env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME "$@" "$sluice" train "$scratch/job" \
-        >"$scratch/out" 2>"$scratch/err" &
+        >"$scratch/out" 2>"$scratch/err" 3>&- &
     pid=$!
-    timeout 20 sh -c "exec 3>'$scratch/job'; tr '\\0' '\\n' </proc/$pid/environ" >"$scratch/environ"
+    tries=0
+    until ls -l "/proc/$pid/fd" 2>/dev/null | grep -qF "$scratch/job" || [ $tries -ge 1000 ]; do
+        tries=$((tries + 1))
+        sleep 0.02
+    done
+    tr '\0' '\n' <"/proc/$pid/environ" >"$scratch/environ"
+    exec 3>&-
     wait "$pid"
     status=$?
     exits 2 "an empty job with $*"

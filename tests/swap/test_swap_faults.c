@@ -169,9 +169,9 @@ static void a_stuck_transfer_is_named_by_its_op(void **state)
     rewind(log_file);
     size_t got = fread(text, 1, sizeof text - 1, log_file);
     text[got] = 0;
-    if (!strstr(text, "warning: a read of 8192 bytes at offset ") ||
+    if (!strstr(text, "the oldest is a read of 8192 bytes at offset ") ||
         !strstr(text, r.drive->files[0].path) ||
-        !strstr(text, " s (read of unit 3, tile 0 (op 0))"))
+        !strstr(text, " (read of unit 3, tile 0 (op 0)); the run waits for it"))
         fail_msg("the log says '%s'", text);
     fclose(log_file);
     close(kept);
