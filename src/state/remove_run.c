@@ -124,11 +124,13 @@ static int look_at_slabs(state_removal *self, const char *path, state_view *view
     err_record first;
     err_save(&first, rc);
     state_view_close(view);
-    return rc == ERR_INPUT && view->slots[0].outcome == MANIFEST_SLOT_ABSENT &&
-                   view->slots[1].outcome == MANIFEST_SLOT_ABSENT && !self->is_kept
-               ? 0
-           : rc < 0 ? err_restore(&first)
-                    : 0;
+    /* A start or a removal that was killed leaves a run without manifests, and only a removal
+     * leaves such a kept commit. */
+    bool may_lack_manifests = !self->is_kept || self->is_resumed;
+    if (rc == ERR_INPUT && may_lack_manifests && view->slots[0].outcome == MANIFEST_SLOT_ABSENT &&
+        view->slots[1].outcome == MANIFEST_SLOT_ABSENT)
+        return 0;
+    return rc < 0 ? err_restore(&first) : 0;
 }
 
 struct kept_look {

@@ -202,6 +202,8 @@ unchanged runs/a
 unchanged runs/a/keep/step-000000001
 
 # A kept commit alone; links in a run lead nowhere; other files stay; a link to the run goes with it.
+SLUICE_FAILPOINTS="remove.manifests=kill@1" "$sluice" remove runs/a/keep/step-000000001 --yes >out 2>err
+[ -e runs/a/keep/step-000000001/state/removing ] || fail "the removal of a kept commit was not killed"
 call "$sluice" remove runs/a/keep/step-000000001 --yes
 exits 0 "remove of a kept commit"
 unchanged runs/a
