@@ -227,7 +227,8 @@ static int add_slabs(search *self, const char *path)
     state_found *out = self->out;
     uint64_t ignored;
     struct place at, other;
-    if (!identify(path, &at))
+    /* Without access to the note nobody can say whose they are: they are of another user. */
+    if (!identify(path, &at) || access(path, R_OK | X_OK) != 0)
         return 0;
     for (uint32_t i = 0; i < out->slabs_count; i++)
         if (identify(out->slabs[i].path, &other) && other.device == at.device &&
@@ -281,7 +282,8 @@ static int take_slabs(search *self, const char *path, const char *name, unsigned
     if (is_slab_name(name, ""))
         return add_slabs(self, path);
     bool holds_kept = is_slab_name(name, ".keep") || (depth == 1 && strncmp(name, "step-", 5) == 0);
-    return holds_kept && depth < 2 ? each_directory(self, path, depth + 1, take_slabs) : 0;
+    int rc = holds_kept && depth < 2 ? each_directory(self, path, depth + 1, take_slabs) : 0;
+    return rc == ERR_INPUT ? 0 : rc; /* of another user, or removed meanwhile */
 }
 
 /* ---- the search ---- */
@@ -331,7 +333,7 @@ static int look_at_drives(search *self)
         int rc = 0;
         for (uint32_t r = 0; rc == 0 && has_record && r < slabs->rank_count; r++)
             for (uint32_t d = 0; rc == 0 && d < slabs->drive_count; d++)
-                if (state_drive_of_rank(slabs, r, d, drive) == 0 && access(drive, F_OK) == 0)
+                if (state_drive_of_rank(slabs, r, d, drive) == 0 && access(drive, R_OK) == 0)
                     rc = each_directory(self, drive, 0, take_slabs);
         state_view_close(self->view);
         if (rc == -ENOMEM)

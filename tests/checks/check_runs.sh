@@ -159,6 +159,23 @@ says out "runs/gone" "list --drive"
 [ "$(grep -c '^ .*second/sluice-' "$scratch/out")" -eq 3 ] || fail "list --drive: not the three of that drive"
 call "$sluice" list none
 exits 2 "list of a directory that is not there"
+# Slabs of another user, which cannot be looked into, are passed over: nobody can say whose they are.
+digits=0123456789abcdef0123456789abcde
+mkdir -p "shared/sluice-${digits}0" "shared/sluice-${digits}0.keep" "shared/sluice-${digits}1"
+chmod 755 . shared "shared/sluice-${digits}1"
+chmod 0 "shared/sluice-${digits}0" "shared/sluice-${digits}0.keep"
+as_other=
+[ "$(id -u)" -ne 0 ] || as_other="setpriv --reuid=65534 --regid=65534 --clear-groups"
+if $as_other "$sluice" --version >out 2>err && $as_other test -r shared; then
+    call $as_other "$sluice" list --drive shared
+    exits 0 "list of a drive with slabs of another user"
+    says out "${digits}1" "list of a drive with slabs of another user"
+    [ "$(grep -c 'shared/sluice-' out)" -eq 1 ] || fail "list shows slabs of another user"
+else
+    echo "not checked, since no other user can be taken here: slabs of another user"
+fi
+chmod 700 . shared/*
+rm -rf shared
 mkdir empty
 call "$sluice" list empty
 says out "no runs and no slabs" "list of an empty directory"
