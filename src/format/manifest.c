@@ -177,7 +177,7 @@ static void reserve_other(const char *state_dir, unsigned slot, uint64_t file_by
     char path[PATH_MAX];
     int fd = slot_path(path, state_dir, slot, "") < 0
                  ? -1
-                 : open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+                 : open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0)
         return;
     (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)file_bytes);
