@@ -135,8 +135,8 @@ const cli_command cli_train_command = {
         "standard input.\n"
         "SIGINT, SIGTERM, SIGUSR1 or SIGHUP (the terminal closes; not under nohup) finishes the\n"
         "step, commits and exits with 75; the same command without --fresh then resumes. A\n"
-        "second signal other than SIGHUP stops at once. The run then resumes from its last commit, "
-        "as after a crash; with run.commit_every 0 it has none.\n"
+        "second signal other than SIGHUP stops at once. The run then resumes\n"
+        "from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
         "Under mpirun or srun each process is a rank. Rank 0 reads JOB, prints and keeps\n"
         "run.dir. A signal to one rank stops all, and a failure of one ends all.\n"
         "Speeds are in GB/s (10^9 bytes), losses in nats per token.",

@@ -2,10 +2,11 @@
 # Strangers connect to the ranks while they start: check_ranks_strangers.sh SLUICE STRANGERS [STARTS]
 #
 # STRANGERS connects to every port on which a rank listens, without end, and sends nothing, random bytes or the
-# beginning of a handshake. Rank 1 comes late to rank 0, whose port is open for milliseconds otherwise. Each start of two ranks must either train, or end with one sentence within
-# comm.timeout_seconds. On one host the ranks of Open MPI listen for each other's shared memory alone, so there all
-# must train; with MPI's TCP transport (what ranks of several hosts use) either is right. STARTS: of each kind
-# (default 2). Skipped (77) without mpirun, or where this build has no MPI.
+# beginning of a handshake. Rank 1 comes late to rank 0, whose port is open for milliseconds otherwise. Each start
+# of two ranks must either train, or end with one sentence within comm.timeout_seconds. On one host the ranks of Open
+# MPI use shared memory alone and listen nowhere, so there all must train; with MPI's TCP transport (what ranks of
+# several hosts use) either is right. STARTS: of each kind (default 1). Skipped (77) without mpirun, or where this
+# build has no MPI.
 set -u
 . "$(dirname "$0")/lib.sh"
 sluice=$(program "${1:?use: check_ranks_strangers.sh SLUICE STRANGERS [STARTS]}") || exit 2
