@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -100,11 +99,7 @@ static void *run_thread(void *argument)
 /* Starts the thread with all signals blocked, and waits for its `start`. */
 static int start_thread(swapi_sum_thread *self)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&self->thread, NULL, run_thread, self);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = thread_start(&self->thread, run_thread, self);
     if (rc != 0)
         return err_errno(rc, "starting a thread for checksums");
     self->runs = true;

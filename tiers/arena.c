@@ -9,7 +9,6 @@
 #include <numaif.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -185,13 +184,9 @@ static void touch_all(arena *self, int thread_count, const core_set *cores)
     uint64_t wanted =
         size_min(size_min((uint64_t)thread_count, ARENA_TOUCH_THREADS_MAX), step_count);
     pthread_t threads[ARENA_TOUCH_THREADS_MAX];
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* only the threads that expect signals get them */
     uint64_t started = 0;
-    while (started + 1 < wanted && pthread_create(&threads[started], NULL, touch_run, &job) == 0)
+    while (started + 1 < wanted && thread_start(&threads[started], touch_run, &job) == 0)
         started++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     touch_run(&job);
     if (is_known)
         /* the thread had this mask before, so it is allowed */

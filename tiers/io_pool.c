@@ -9,7 +9,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "tiers/io_internal.h"
 
 struct pool_state {
@@ -180,19 +180,15 @@ static bool pool_close(void *state, bool hung)
 /* Starts up to `wanted` threads. Fails only if it cannot start one. */
 static int start_threads(pool_state *self, uint32_t wanted)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* only the threads that expect signals get them */
     int rc = 0;
     pthread_mutex_lock(&self->mutex);
     while (self->thread_count < wanted && rc == 0) {
-        rc = pthread_create(&self->threads[self->thread_count], NULL, pool_run, self);
+        rc = thread_start(&self->threads[self->thread_count], pool_run, self);
         if (rc == 0)
             pthread_setname_np(self->threads[self->thread_count++], "sluice-io");
     }
     self->running_count = self->thread_count;
     pthread_mutex_unlock(&self->mutex);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return self->thread_count ? 0 : err_errno(rc, "io: starting a thread for reads and writes");
 }
 
