@@ -274,6 +274,8 @@ int toki_pattern_fixed(const char *pattern, pcre2_code **out) MUST_CHECK; /* in 
 extern const char toki_gpt2_pattern[];
 extern const toki_known toki_known_patterns[]; /* the last one has no pattern */
 const toki_known *toki_known_find(const char *pattern, size_t bytes); /* NULL: not known */
+/* True if the matches of the pattern leave no gaps where a text may be cut. */
+bool toki_known_takes_all(const toki_known *self);
 
 /* ---- tokenizer_bpe.c ----
  *

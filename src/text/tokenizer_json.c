@@ -281,6 +281,7 @@ static void find_cuts(const toki_reader *self)
     tokenizer *owner = self->self;
     size_t i;
     json_t *token;
+    bool splits = false; /* a stage ends a part at each place of a cut */
     owner->cuts_lines = owner->cuts_spaces = true;
     owner->stream_window = TOKI_STREAM_WINDOW;
     json_array_foreach(json_object_get(self->root, "added_tokens"), i, token)
@@ -306,8 +307,10 @@ static void find_cuts(const toki_reader *self)
         else if (stage->behavior == TOKI_MERGED_WITH_PREVIOUS ||
                  stage->behavior == TOKI_MERGED_WITH_NEXT)
             owner->no_stream = "has a split that merges matches with their neighbours";
+        else if (stage->behavior != TOKI_CONTIGUOUS)
+            splits = splits || toki_known_takes_all(stage->known);
     }
-    if (owner->no_stream)
+    if (owner->no_stream || !splits || owner->form == TOKI_NFKC)
         owner->cuts_lines = owner->cuts_spaces = false;
 }
 

@@ -22,9 +22,11 @@
  * - So the same matches end at or before p with and without the cut. If a pattern never takes a
  *   newline, such as \p{N}, p is in a gap. The next pattern sees the two parts of that gap as if it
  *   had cut there itself.
+ * - At least one stage has a pattern that takes all characters there (toki_known_takes_all), and
+ *   does not join its matches: it ends a part at p. Without it, merges could reach across p.
  *
- * NFC and NFKC change nothing across p, because a newline, a space and a tab compose with nothing
- * before them.
+ * NFC changes nothing across p, because a newline, a space and a tab compose with nothing before
+ * them. With NFKC there are no cuts: it makes "/" and spaces of other characters.
  *
  * Long matches. All repetitions without a limit are of one class of characters, or of one class and
  * then of another one. So a long match has one of the forms below: an optional beginning, the run
@@ -100,6 +102,14 @@ const toki_known toki_known_patterns[] = {
       LINES_FORM}},
     {NULL, {{0}}},
 };
+
+bool toki_known_takes_all(const toki_known *self)
+{
+    bool takes_spaces = false; /* all patterns that do take everything else, too */
+    for (int i = 0; i < TOKI_FORMS_MAX; i++)
+        takes_spaces = takes_spaces || self->forms[i].gives_back;
+    return takes_spaces;
+}
 
 const toki_known *toki_known_find(const char *pattern, size_t bytes)
 {

@@ -28,7 +28,10 @@ static uint64_t draw(uint64_t below)
     return rng_below(seed, 31, draws++, below);
 }
 
-/* Writes tokens.json: bytes, and `count` random merges of the first `letters` letters. A merge may
+/* Two merges across a place where a text might be cut: "a " and "\n/". */
+static bool has_merges_across;
+
+/* Writes tokenizer.json: bytes, and `count` random merges of the first `letters` letters. A merge may
  * come before those that make its sides, and two merges may make the same token. */
 static void write_random_merges(unsigned count, unsigned letters, const char *rest)
 {
@@ -65,7 +68,11 @@ static void write_random_merges(unsigned count, unsigned letters, const char *re
     }
     for (unsigned t = letters; t < made; t++)
         fprintf(file, ", \"%s\": %u", tokens[t], FIRST + t - letters);
+    if (has_merges_across)
+        fprintf(file, ", \"a\\u0120\": 700, \"\\u010a/\": 701");
     fprintf(file, "}, \"merges\": [");
+    if (has_merges_across)
+        fprintf(file, "[\"a\", \"\\u0120\"], [\"\\u010a\", \"/\"]%s", pair_count ? ", " : "");
     for (unsigned i = 0; i < pair_count; i++)
         fprintf(file, "%s%s", i ? ", " : "", pairs[i]);
     fprintf(file, "]}, %s}\n", rest);
@@ -263,6 +270,8 @@ static void compare_stream(tokenizer *self, const char *what, const char *text, 
 #define STAGE_OF(pattern, how)                                                                     \
     "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" pattern "\"}, \"behavior\": \"" how "\"}"
 
+static const char *const normalizers[] = {"null", "{\"type\": \"NFC\"}", "{\"type\": \"NFKC\"}"};
+
 /* Texts as streams have the ids of the whole texts, with small buffers and every known pattern. */
 static void streams_are_exact(void **state)
 {
@@ -272,8 +281,6 @@ static void streams_are_exact(void **state)
         "", "{\"type\": \"Digits\", \"individual_digits\": false}, ",
         STAGE_OF("\\\\p{N}{1,3}", "Isolated") ", ",
         "{\"type\": \"ByteLevel\", \"use_regex\": false}"};
-    static const char *const normalizers[] = {"null", "{\"type\": \"NFC\"}",
-                                              "{\"type\": \"NFKC\"}"};
     uint64_t refused = 0, compared = 0;
     for (const toki_known *known = toki_known_patterns; known->pattern; known++) {
         for (int variant = 0; variant < 6; variant++) {
@@ -308,6 +315,61 @@ static void streams_are_exact(void **state)
     assert_true(compared > 5 * refused);
 }
 
+/* Cuts a text at each place that is called safe, and returns how many these are. */
+static unsigned compare_cuts(const tokenizer *self, const char *what, const char *text)
+{
+    static const tokenize_options plain = {0};
+    unsigned count = 0;
+    size_t bytes = strlen(text);
+    for (size_t at = 0; at <= bytes; at++) {
+        token_list whole = {0}, parts = {0};
+        if (!tokenizer_cut_is_safe(self, text, bytes, at))
+            continue;
+        assert_int_equal(tokenizer_encode(self, text, bytes, &plain, &whole), 0);
+        assert_int_equal(tokenizer_encode(self, text, at, &plain, &parts), 0);
+        assert_int_equal(tokenizer_encode(self, text + at, bytes - at, &plain, &parts), 0);
+        if (whole.count != parts.count ||
+            memcmp(whole.ids, parts.ids, whole.count * sizeof *whole.ids) != 0)
+            fail_msg("%s: a cut at byte %zu changes the ids", what, at);
+        token_list_fini(&whole);
+        token_list_fini(&parts);
+        count++;
+    }
+    return count;
+}
+
+/* A cut changes no id: also where no pattern splits words at spaces, where matches are joined, and
+ * where NFKC makes a "/" of another character. */
+static void cuts_are_safe(void **state)
+{
+    (void)state;
+    static const char text[] = "aa a1 a\tb.\nc d!\n\xef\xbc\x8f a a\n/a \xc2\xa8\n\xcb\x98 b";
+    static const char *const behaviors[] = {"Isolated", "Contiguous", "Removed"};
+    has_merges_across = true;
+    write_random_merges(0, 1, WHOLE);
+    tokenizer *self = open_it();
+    (void)compare_cuts(self, "no pattern", text);
+    tokenizer_close(self);
+    for (const toki_known *known = toki_known_patterns; known->pattern; known++)
+        for (int variant = 0; variant < 9; variant++) {
+            static char rest[8192], pattern[4096];
+            put_json_string(pattern, sizeof pattern, known->pattern);
+            snprintf(rest, sizeof rest,
+                     "\"normalizer\": %s, \"pre_tokenizer\": {\"type\": \"Sequence\", "
+                     "\"pretokenizers\": [" STAGE_OF(
+                         "%s", "%s") ", {\"type\": \"ByteLevel\", "
+                                     "\"add_prefix_space\": false, \"use_regex\": false}]}",
+                     normalizers[variant % 3], pattern, behaviors[variant / 3]);
+            write_random_merges(0, 1, rest);
+            self = open_it();
+            unsigned cuts = compare_cuts(self, known->pattern, text);
+            if (known->pattern == toki_gpt2_pattern && variant == 1)
+                assert_true(cuts > 5);
+            tokenizer_close(self);
+        }
+    has_merges_across = false;
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -334,6 +396,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(long_words_are_exact),
         cmocka_unit_test(streams_are_exact),
+        cmocka_unit_test(cuts_are_safe),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
