@@ -250,7 +250,9 @@ uint64_t prepi_line(const prepi_maker *self)
 
 uint64_t prepi_progress(const prepi_maker *self)
 {
-    return self->record ? self->record->at.file : self->text_offset;
+    if (self->record)
+        return self->record->at.file;
+    return size_max(self->text_offset, self->input.offset - self->text_bytes); /* in a stream */
 }
 
 /* ---- text without a safe cut ---- */
@@ -342,7 +344,7 @@ int prepi_stream(prepi_maker *self)
         return err_prefix(rc, "%s:%" PRIu64, self->work->path, prepi_line(self));
     TRY(rc);
     self->is_over = stretch.end == UINT64_MAX;
-    self->text_offset = stretch.end;
+    self->text_offset = self->is_over ? self->input.offset : stretch.end;
     self->text_bytes = 0;
     return 0;
 }

@@ -238,8 +238,16 @@ static void long_records_are_refused(void **state)
     remove_all();
 }
 
+static void log_to(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(fd >= 0 && dup2(fd, STDERR_FILENO) >= 0);
+    close(fd);
+    log_set_level(LOG_INFO);
+}
+
 /* A child process tokenizes 24 MB of one letter. Its allocations, and its memory as the kernel
- * counts it, stay below the budget and what a small process has. */
+ * counts it, stay below the budget and what a small process has. Its last line counts the file. */
 static void memory_has_a_bound(void **state)
 {
     (void)state;
@@ -262,6 +270,7 @@ static void memory_has_a_bound(void **state)
         prepare_options options = options_of(NULL, NULL);
         options.vocab_size = 301;
         options.memory_bytes = BUDGET;
+        log_to(in_directory("letter.log"));
         mem_get_stats(&before);
         int rc = prepare_look(path, DATA_AUTO, &options, &work);
         if (rc == 0)
@@ -282,6 +291,12 @@ static void memory_has_a_bound(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
+    size_t log_bytes = 0;
+    char *log = NULL;
+    assert_int_equal(file_read(in_directory("letter.log"), 1 << 16, &log, &log_bytes), 0);
+    if (!strstr(log, "letter.txt: 24.00 MiB of 24.00 MiB are 3145729 tokens"))
+        fail_msg("%s", log);
+    mem_free(log);
     corpus *source;
     static int32_t tokens[1000];
     const char *made = in_directory("letter.tokens");
