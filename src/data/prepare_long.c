@@ -376,9 +376,19 @@ static int put(shortened *self, char byte)
     return 0;
 }
 
+/* True if the present text begins with a zero, which can be written in one way only. It is left out
+ * too, so that a text with a zero in front is always a mark. */
+static bool is_like_mark(const shortened *self)
+{
+    enum { ZERO_BYTES = 6 };
+    return self->count - self->text_at >= ZERO_BYTES &&
+           memcmp(self->text + self->text_at, mark_begin, ZERO_BYTES) == 0;
+}
+
 static int put_long(shortened *self, uint64_t end)
 {
     char mark[48];
+    self->count = self->text_at;
     void *list = self->longs;
     TRY(prepi_make_room(&list, &self->long_capacity, self->long_count, 1, sizeof *self->longs));
     self->longs = list;
@@ -402,6 +412,7 @@ static int shorten(shortened *self, char byte, uint64_t offset)
     bool was_escaped = self->is_escaped;
     self->is_escaped = !was_escaped && byte == '\\';
     if (byte == '"' && !was_escaped) {
+        self->is_long = self->is_long || is_like_mark(self);
         if (self->is_long)
             TRY(put_long(self, offset));
         self->in_text = self->is_long = false;

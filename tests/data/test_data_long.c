@@ -183,6 +183,11 @@ static void memory_changes_no_token(void **state)
         at += (size_t)sprintf(json + at, i % 2 ? "]\n" : i % 4 ? "\n" : "");
         compare(write_text(i % 2 ? "long.json" : "long.jsonl", json, at));
     }
+    size_t at = (size_t)sprintf(json, "{\"text\": \"\\u0000long text 0\", \"more\": \"");
+    memset(json + at, 'a', 700000);
+    at += 700000;
+    at += (size_t)sprintf(json + at, "\"}\n");
+    compare(write_text("marked.jsonl", json, at)); /* a text that looks like the mark of another */
     remove_all();
 }
 
