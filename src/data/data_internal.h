@@ -160,9 +160,11 @@ void datai_input_start(datai_input *self, const char *path, int fd, uint64_t byt
  * has zeros, and for an array that is not well-formed. */
 int datai_input_read(datai_input *self, uint64_t bytes, char *target) MUST_CHECK;
 
-/* The names of the members of a JSON record. */
+/* The names of the members of a JSON record. If there are more than DATAI_NAMES_MAX, those that
+ * decide the kind of the record are kept in place of others. */
 enum { DATAI_NAMES_MAX = 16, DATAI_NAME_BYTES = 40, DATAI_KIND_BYTES = 448 };
 struct datai_names {
+    const char *field; /* the member that would hold the text; set before names are added */
     char names[DATAI_NAMES_MAX][DATAI_NAME_BYTES]; /* longer names are cut */
     char values[DATAI_NAMES_MAX];                  /* first byte of the value */
     uint32_t count;                                /* of all; may exceed DATAI_NAMES_MAX */
@@ -182,8 +184,9 @@ struct datai_record {
 };
 typedef struct datai_record datai_record;
 
-/* Examines the first record, of any length. */
-int datai_first_record(int fd, const char *path, uint64_t bytes, datai_record *out) MUST_CHECK;
+/* Examines the first record, of any length. `field` as in datai_names, which borrows it. */
+int datai_first_record(int fd, const char *path, uint64_t bytes, const char *field,
+                       datai_record *out) MUST_CHECK;
 
 /* The kind of a record: DATA_JSONL for one with text in `field`, DATA_AUTO if it is unknown. */
 enum data_format datai_kind_of(const char *field, const datai_names *names);

@@ -210,7 +210,7 @@ static int recognize_text(const datai_file *self, const char *field, enum data_f
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
         if (ends_with(self->path, ends[i]))
             return 0;
-    TRY(datai_first_record(self->fd, self->path, self->file_bytes, &first));
+    TRY(datai_first_record(self->fd, self->path, self->file_bytes, field, &first));
     if (!first.is_object || !first.is_whole || datai_kind_of(field, &first.names) == DATA_AUTO)
         *format = DATA_TEXT;
     return 0;

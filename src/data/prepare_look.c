@@ -20,7 +20,7 @@ static int look_at_records(prepare_work *self, int fd, enum data_format format,
 {
     const char *field = prepi_field(options);
     datai_record first;
-    TRY(datai_first_record(fd, self->path, self->bytes, &first));
+    TRY(datai_first_record(fd, self->path, self->bytes, field, &first));
     if (!first.is_object)
         return err_set(ERR_INPUT,
                        "%s begins with no JSON object, { ... }, and with no array of them; to read "

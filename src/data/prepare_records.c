@@ -234,7 +234,7 @@ static int take_text(const prepi_rules *rules, prepi_piece *piece, const json_t 
 int prepi_check_record(const prepi_rules *rules, const json_t *record)
 {
     enum data_format kind = rules->work->kind;
-    datai_names names = {.count = 0};
+    datai_names names = {.field = rules->field};
     const char *name;
     json_t *value;
     if (!json_is_object(record))

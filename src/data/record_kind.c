@@ -32,21 +32,43 @@ bool corpus_is_json(enum data_format format)
 
 /* ---- names of members ---- */
 
+/* True if `name`, which may have been cut, is that of a member. */
+static bool is_name(const char *name, const char *member)
+{
+    return strncmp(name, member, DATAI_NAME_BYTES - 1) == 0;
+}
+
+/* True for members that decide the kind of a record. */
+static bool decides(const datai_names *self, const char *name)
+{
+    bool is_one = is_name(name, self->field);
+    for (size_t i = 0; i < KIND_COUNT; i++)
+        for (int m = 0; m < 2; m++)
+            is_one = is_one || (kinds[i].members[m] && is_name(name, kinds[i].members[m]));
+    return is_one;
+}
+
 void datai_names_add(datai_names *self, const char *name, size_t bytes, char value)
 {
-    if (self->count < DATAI_NAMES_MAX) {
-        size_t whole = utf8_valid_bytes(name, size_min(bytes, DATAI_NAME_BYTES - 1));
-        memcpy(self->names[self->count], name, whole);
-        self->names[self->count][whole] = '\0';
-        self->values[self->count] = value;
+    char short_name[DATAI_NAME_BYTES];
+    size_t whole = utf8_valid_bytes(name, size_min(bytes, DATAI_NAME_BYTES - 1));
+    memcpy(short_name, name, whole);
+    short_name[whole] = '\0';
+    uint32_t slot = self->count++;
+    if (slot >= DATAI_NAMES_MAX) {
+        if (!decides(self, short_name) || datai_names_value(self, short_name) != '\0')
+            return;
+        for (slot = DATAI_NAMES_MAX - 1; slot > 0 && decides(self, self->names[slot]);)
+            slot--;
     }
-    self->count++;
+    memcpy(self->names[slot], short_name, whole + 1);
+    self->values[slot] = value;
 }
 
 char datai_names_value(const datai_names *self, const char *name)
 {
     for (uint32_t i = 0; i < self->count && i < DATAI_NAMES_MAX; i++)
-        if (strcmp(self->names[i], name) == 0)
+        if (is_name(self->names[i], name))
             return self->values[i];
     return '\0';
 }
@@ -206,12 +228,13 @@ static bool read_members(struct reader *self, int *rc, datai_names *names)
     return byte == '}';
 }
 
-int datai_first_record(int fd, const char *path, uint64_t bytes, datai_record *out)
+int datai_first_record(int fd, const char *path, uint64_t bytes, const char *field,
+                       datai_record *out)
 {
     struct reader reader = {.fd = fd, .path = path, .bytes = bytes};
     char begin[3] = "";
     int rc = 0;
-    *out = (datai_record){.is_array = false};
+    *out = (datai_record){.names = {.field = field}};
     TRY(datai_pread(fd, path, 0, size_min(bytes, sizeof begin), begin));
     reader.offset = datai_bom_bytes(begin, bytes);
     int byte = next_of_blanks(&reader, &rc);

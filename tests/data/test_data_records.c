@@ -46,6 +46,12 @@ static corpus *make_as(const char *name, const char *text, size_t bytes, enum da
     "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"
 #define RESPOND "\n\n### Response:\n"
 
+/* 18 members that mean nothing. */
+#define NINE(x)                                                                                    \
+    x "1\":1," x "2\":1," x "3\":1," x "4\":1," x "5\":1," x "6\":1," x "7\":1," x "8\":1," x      \
+      "9\":1,"
+#define MANY NINE("\"a") NINE("\"b")
+
 static void kinds_of_records(void **state)
 {
     (void)state;
@@ -53,6 +59,8 @@ static void kinds_of_records(void **state)
         const char *text, *form, *shown;
     } cases[] = {
         {"{\"text\": \"one\"}\n{\"text\": \"two\", \"id\": 1}\n", "auto", "<<one>>|<<two>>|"},
+        {"{" MANY "\"text\": \"one\"}\n{" MANY "\"text\": \"two\"}\n", "auto", "<<one>>|<<two>>|"},
+        {"{" MANY "\"prompt\": \"a\", " MANY "\"completion\": \"b\"}\n", "auto", "a<<b>>|"},
         /* Alpaca: its own prompts, as the tokenizer shows no form */
         {"{\"instruction\": \"Do\", \"input\": \"\", \"output\": \"Yes\"}\n"
          "{\"instruction\": \"Do\", \"input\": \"It\", \"output\": \"No\", \"text\": \"all\"}\n"
