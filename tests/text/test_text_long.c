@@ -315,7 +315,7 @@ static void streams_are_exact(void **state)
     assert_true(compared > 5 * refused);
 }
 
-/* Cuts a text at each place that is called safe, and returns how many these are. */
+/* Cuts a text at each place that is called safe, and returns the number of places. */
 static unsigned compare_cuts(const tokenizer *self, const char *what, const char *text)
 {
     static const tokenize_options plain = {0};
