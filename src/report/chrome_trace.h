@@ -16,10 +16,10 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "base/words.h"
 
 /* The args.stall_lane of an op that no lane kept waiting (trace_event.stall_is_hand_over). */
 #define CHROME_TRACE_HAND_OVER "hand-over"
-#include "base/words.h"
 
 struct chrome_trace_times {
     uint64_t count; /* 0: no transfers, and no event is written */

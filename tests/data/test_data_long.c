@@ -252,7 +252,8 @@ static void log_to(const char *path)
 }
 
 /* A child process tokenizes 24 MB of one letter. Its allocations, and its memory as the kernel
- * counts it, stay below the budget and what a small process has. Its last line gives the size of the file. */
+ * counts it, stay below the budget and the size of a small process. Its last line gives the size
+ * of the file. */
 static void memory_has_a_bound(void **state)
 {
     (void)state;

@@ -31,8 +31,8 @@ static uint64_t draw(uint64_t below)
 /* Two merges across a place where a text might be cut: "a " and "\n/". */
 static bool has_merges_across;
 
-/* Writes tokenizer.json: bytes, and `count` random merges of the first `letters` letters. A merge may
- * come before those that make its sides, and two merges may make the same token. */
+/* Writes tokenizer.json: bytes, and `count` random merges of the first `letters` letters. A merge
+ * may come before those that make its sides, and two merges may make the same token. */
 static void write_random_merges(unsigned count, unsigned letters, const char *rest)
 {
     static char tokens[TOKENS_MAX][64], pairs[4 * TOKENS_MAX][160];
