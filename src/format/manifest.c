@@ -169,9 +169,9 @@ static void invalidate_slot(const slot_file *self)
                  self->path, strerror(errno));
 }
 
-/* Reserves the blocks of the other slot for a commit of this length, after a run's first commit: the
- * slot says BEGUN, which is shorter. So later commits need no space. Where this is not possible,
- * they fail if there is none. */
+/* Reserves the blocks of the other slot for a commit of this length, after a run's first commit:
+ * the slot says BEGUN, which is shorter. So later commits need no space. Where this is not
+ * possible, they fail if there is none. */
 static void reserve_other(const char *state_dir, unsigned slot, uint64_t file_bytes)
 {
     char path[PATH_MAX];

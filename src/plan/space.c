@@ -5,10 +5,10 @@
  *   |homes|  piece A (live)  | piece B (dead) | never used | piece C (live) | ...
  *
  * A dead piece remembers the buffer that used the bytes last, since a buffer that takes them over
- * must be ordered after it. A place is the lowest that fits (first fit). The gaps between live pieces
- * are listed beside the pieces: there are far fewer of them. To find a place without a scan from the
- * floor, buffers of equal size and residue form a class, and each class knows an address below which
- * there is no place for it. Taking memory keeps that true, and giving memory back can
+ * must be ordered after it. A place is the lowest that fits (first fit). The gaps between live
+ * pieces are listed beside the pieces: there are far fewer of them. To find a place without a scan
+ * from the floor, buffers of equal size and residue form a class, and each class knows an address
+ * below which there is no place for it. Taking memory keeps that true, and giving memory back can
  * only open a place inside the gap that it makes or widens. So a class that found nothing costs
  * nothing until memory that suits it is free again. Heap memory, freed by plani_space_fini; one
  * thread. */

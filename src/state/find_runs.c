@@ -246,7 +246,8 @@ static int add_slabs(search *self, const char *path)
     return 0;
 }
 
-/* Calls `take` for each directory in `directory` that is no link. ERR_INPUT if it cannot be read. */
+/* Calls `take` for each directory in `directory` that is no link. ERR_INPUT if `directory` cannot
+ * be read. */
 static int each_directory(search *self, const char *directory, unsigned depth,
                           int (*take)(search *self, const char *path, const char *name,
                                       unsigned depth))
