@@ -227,7 +227,7 @@ static int add_slabs(search *self, const char *path)
     state_found *out = self->out;
     uint64_t ignored;
     struct place at, other;
-    /* Without access to the note nobody can say whose they are: they are of another user. */
+    /* Slabs of another user: their note cannot be read, so a run may own them. */
     if (!identify(path, &at) || access(path, R_OK | X_OK) != 0)
         return 0;
     for (uint32_t i = 0; i < out->slabs_count; i++)

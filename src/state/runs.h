@@ -47,10 +47,10 @@ struct state_found {
 typedef struct state_found state_found;
 
 /* Looks for runs and slabs in each place, down to STATE_FIND_DEPTH directories below it, and for
- * slabs on the drives of these runs and in `drives`. The runs may be in use. Passes over directories
- * below these that cannot be read, as those of other users, and whose name begins with a dot.
- * ERR_INPUT for a place or a drive that cannot be read. Free the result with state_found_fini, also
- * after an error. */
+ * slabs on the drives of these runs and in `drives`. The runs may be in use. Directories below
+ * these are passed over if they cannot be read, as those of other users, or have a name that begins
+ * with a dot. ERR_INPUT for a place or a drive that cannot be read. Free the result with
+ * state_found_fini, also after an error. */
 enum { STATE_FIND_DEPTH = 4 };
 int state_find(const char *const *places, uint32_t place_count, const char *const *drives,
                uint32_t drive_count, state_found *out) MUST_CHECK;

@@ -395,7 +395,6 @@ done
 limited -v 4194304 "$sluice" train job.json --quiet
 exits 0 "an address space of 4 GiB"
 rm -rf run drive
-rm -rf run drive
 "$sluice" train job.json <&- >&- 2>&-
 status=$?
 exits 1 "standard files that are closed"
