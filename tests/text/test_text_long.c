@@ -101,6 +101,13 @@ static size_t random_letters(char *text, size_t most, unsigned letters)
     "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": "    \
     "false}"
 
+/* An empty list may have no memory, which memcmp must not be given. */
+static bool are_equal(const token_list *a, const token_list *b)
+{
+    return a->count == b->count &&
+           (a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof *a->ids) == 0);
+}
+
 /* The ids of words that are merged window by window are those of the whole words. */
 static void long_words_are_exact(void **state)
 {
@@ -120,8 +127,7 @@ static void long_words_are_exact(void **state)
             assert_int_equal(tokenizer_encode(self, text, bytes, &plain, &whole), 0);
             self->word_window = 30 + draw(200);
             int rc = tokenizer_encode(self, text, bytes, &plain, &parts);
-            if (rc == 0 && (whole.count != parts.count ||
-                            memcmp(whole.ids, parts.ids, whole.count * sizeof *whole.ids) != 0))
+            if (rc == 0 && !are_equal(&whole, &parts))
                 fail_msg("table %d: %.*s", table, (int)bytes, text);
             refused += rc < 0;
             compared += rc == 0 && bytes > self->word_window;
@@ -156,8 +162,8 @@ static int take_ids(void *user, const int32_t *ids, size_t count)
 {
     token_list *out = user;
     assert_int_equal(toki_list_reserve(out, count), 0);
-    memcpy(out->ids + out->count, ids, count * sizeof *ids);
-    out->count += count;
+    for (size_t i = 0; i < count; i++)
+        out->ids[out->count++] = ids[i];
     return 0;
 }
 
@@ -257,8 +263,7 @@ static void compare_stream(tokenizer *self, const char *what, const char *text, 
     *refused += rc == ERR_INPUT;
     if (rc == ERR_INTERNAL)
         fail_msg("%s: %s", what, err_text());
-    if (rc == 0 && (whole.count != parts.count ||
-                    memcmp(whole.ids, parts.ids, whole.count * sizeof *whole.ids) != 0)) {
+    if (rc == 0 && !are_equal(&whole, &parts)) {
         for (size_t i = 0; i < bytes; i++)
             printf("\\x%02x", (unsigned char)text[i]);
         fail_msg(" of %s, windows %zu, %zu", what, self->word_window, self->stream_window);
@@ -328,8 +333,7 @@ static unsigned compare_cuts(const tokenizer *self, const char *what, const char
         assert_int_equal(tokenizer_encode(self, text, bytes, &plain, &whole), 0);
         assert_int_equal(tokenizer_encode(self, text, at, &plain, &parts), 0);
         assert_int_equal(tokenizer_encode(self, text + at, bytes - at, &plain, &parts), 0);
-        if (whole.count != parts.count ||
-            memcmp(whole.ids, parts.ids, whole.count * sizeof *whole.ids) != 0)
+        if (!are_equal(&whole, &parts))
             fail_msg("%s: a cut at byte %zu changes the ids", what, at);
         token_list_fini(&whole);
         token_list_fini(&parts);
