@@ -269,7 +269,7 @@ static int each_directory(search *self, const char *directory, unsigned depth,
     return rc;
 }
 
-static bool is_link(const char *path)
+bool statei_is_link(const char *path)
 {
     struct stat status;
     return lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
@@ -278,7 +278,7 @@ static bool is_link(const char *path)
 /* In "sluice-<uuid>.keep/step-<9 digits>": the slabs of one kept commit. In a drive: all. */
 static int take_slabs(search *self, const char *path, const char *name, unsigned depth)
 {
-    if (is_link(path))
+    if (statei_is_link(path))
         return 0;
     if (is_slab_name(name, ""))
         return add_slabs(self, path);
@@ -313,7 +313,7 @@ static int take_place(search *self, const char *path, const char *name, unsigned
 {
     if (state_is_run(path))
         return add_run(self, path);
-    if (is_link(path))
+    if (statei_is_link(path))
         return 0;
     if (is_slab_name(name, "") || is_slab_name(name, ".keep"))
         return take_slabs(self, path, name, 0);

@@ -27,12 +27,6 @@
 #include "state/runs.h"
 #include "state/state_internal.h"
 
-static bool is_link(const char *path)
-{
-    struct stat status;
-    return lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
-}
-
 static bool is_directory(const char *path)
 {
     struct stat status;
@@ -90,7 +84,7 @@ static int look_at_rank(state_removal *self, const manifest *record, uint32_t ra
         TRY(state_drive_of_rank(&record->slabs, rank, d, drive));
         bool is_there = lstat(path, &status) == 0;
         *strrchr(path, '/') = '\0';
-        if (is_link(path))
+        if (statei_is_link(path))
             return err_set(-ELOOP, "%s is a symbolic link: slabs are not removed through it", path);
         if (is_there || (may_be_gone && access(drive, F_OK) == 0) || self->missing[0] != '\0')
             continue;
@@ -143,7 +137,7 @@ static int look_at_kept(void *user, const char *path)
     struct kept_look *self = user;
     char state[FILE_PATH_BYTES];
     TRY(file_join(state, sizeof state, path, "state"));
-    if (is_link(state))
+    if (statei_is_link(state))
         return err_set(-ELOOP, "%s is a symbolic link: nothing is removed through it", state);
     return look_at_slabs(self->removal, path, self->view);
 }
@@ -165,13 +159,13 @@ static int take_path(state_removal *self, const char *path)
     char parent[FILE_PATH_BYTES], whole[PATH_MAX];
     if (!realpath(path, whole))
         return err_set(ERR_INPUT, "%s is no run directory: %s", path, strerror(errno));
-    if (is_link(path))
+    if (statei_is_link(path))
         snprintf(self->link, sizeof self->link, "%s", path);
     snprintf(self->path, sizeof self->path, "%s", whole);
     TRY(file_join(self->state, sizeof self->state, whole, "state"));
     if (!state_is_run(whole))
         return err_set(ERR_INPUT, "%s is no run directory: it has no manifest in \"state\"", path);
-    if (is_link(self->state))
+    if (statei_is_link(self->state))
         return err_set(-ELOOP, "%s is a symbolic link: nothing is removed through it", self->state);
     snprintf(parent, sizeof parent, "%s", whole);
     char *slash = strrchr(parent, '/');
@@ -222,7 +216,7 @@ static int remove_file(const char *directory, const char *name)
 /* Removes the directory if it is empty. A link is removed, and not what it leads to. */
 static int remove_directory(const char *path)
 {
-    if (is_link(path) ? unlink(path) == 0 : rmdir(path) == 0)
+    if (statei_is_link(path) ? unlink(path) == 0 : rmdir(path) == 0)
         return 0;
     if (errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR)
         return 0;
@@ -282,7 +276,7 @@ static int remove_side_files(const char *run_dir)
 {
     char path[FILE_PATH_BYTES];
     TRY(file_join(path, sizeof path, run_dir, "hf"));
-    return is_link(path) ? remove_directory(path) : hf_remove_side_files(path);
+    return statei_is_link(path) ? remove_directory(path) : hf_remove_side_files(path);
 }
 
 static int remove_files(const char *run_dir)

@@ -154,4 +154,7 @@ struct state_recut {
 int state_recut_check(const struct state_recut *work) MUST_CHECK;
 int state_recut_copy(const struct state_recut *work) MUST_CHECK;
 
+/* True if the path is a symbolic link. find_runs.c has it. */
+bool statei_is_link(const char *path);
+
 #endif
