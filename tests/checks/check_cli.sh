@@ -127,7 +127,9 @@ environment()
         >"$scratch/out" 2>"$scratch/err" 3>&- &
     pid=$!
     tries=0
-    until ls -l "/proc/$pid/fd" 2>/dev/null | grep -qF "$scratch/job" || [ $tries -ge 1000 ]; do
+    # The shell's own child holds the writer too, until it becomes the program.
+    until { [ "/proc/$pid/exe" -ef "$sluice" ] &&
+        ls -l "/proc/$pid/fd" 2>/dev/null | grep -qF "$scratch/job"; } || [ $tries -ge 1000 ]; do
         tries=$((tries + 1))
         sleep 0.02
     done
