@@ -538,7 +538,7 @@ static void computing_does_not_wait_for_saves(void **state)
         for (int behind = 0; behind < 2; behind++) {
             double sum = 0;
             int count = 0;
-            for (uint64_t seed = 1; seed <= 40; seed++) {
+            for (uint64_t seed = 1; seed <= 16; seed++) {
                 random_job r;
                 committing_job(&r, seed);
                 r.job.update = behind ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
