@@ -56,7 +56,7 @@ endif()
 # oneDNN matrix products, our own products, attention, and the ops table.
 cpu_objects(kernels_products plain SOURCES
     cpu/cpu_backend.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
-    cpu/attention_amx.c cpu/product_amx.c cpu/product_fp32.c)
+    cpu/attention_amx.c cpu/attention_dots.c cpu/product_amx.c cpu/product_fp32.c)
 target_include_directories(kernels_products_plain PRIVATE ${DNNL_INCLUDE_DIR})
 target_link_libraries(kernels_products INTERFACE ${DNNL_LIBRARY})
 set(source cpu/attention_rows.c)
@@ -66,6 +66,11 @@ if(cpu_is_x86)
     cpu_variant(kernels_products avx512 cpui_attention_rows_avx512 ${source} ${cpu_avx512})
     set_source_files_properties(cpu/product_fp32.c PROPERTIES COMPILE_OPTIONS "${cpu_avx512}")
     include(CheckCCompilerFlag)
+    check_c_compiler_flag("-mavx512bf16" SLUICE_AVX512_BF16_FLAG)
+    if(SLUICE_AVX512_BF16_FLAG)
+        set_source_files_properties(cpu/attention_dots.c PROPERTIES COMPILE_OPTIONS
+                                    "${cpu_avx512};-mavx512bf16")
+    endif()
     check_c_compiler_flag("-mamx-bf16 -mavx512bf16" SLUICE_AMX_FLAGS)
     if(SLUICE_AMX_FLAGS)
         set(cpu_amx cpu/attention_amx_forward.c cpu/attention_amx_backward.c)

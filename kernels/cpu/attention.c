@@ -3,8 +3,11 @@
  * The forward pass is the online softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention,
  * 2022). For each block of query rows, and for each of its key blocks: S = Q K^T, P = exp(S -
  * running maximum), O = O * correction + P V. One task is one query block of one head. OpenMP
- * threads take tasks in any order, and each task runs oneDNN products on its own thread only, so
+ * threads take tasks in any order, and each task runs its products on its own thread only, so
  * neither the number of threads nor their timing changes a bit.
+ *
+ * oneDNN computes the products. If the CPU has dot products of bf16, attention_dots.h computes the
+ * blocks of bf16 instead, with the same bits.
  *
  * Create makes all primitives and memory objects, for thread_count threads. A pass allocates
  * nothing. Its scratch is thread_count times the parts of one worker, and is linear in T.
@@ -165,7 +168,10 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->score_stride =
         size_round_up(size_min(KEY_ROWS, desc->tokens), ATTENTION_LANES_MAX) + ATTENTION_LANES_MAX;
     attention->head_stride = size_round_up(desc->head_dim, ATTENTION_LANES_MAX);
-    int rc = shapes_create(attention);
+    /* oneDNN sums a block of one row in another order, so its bits would change. */
+    attention->by_dots = context->isa >= CPU_AVX512_BF16 && context->has_bf16_products &&
+                         desc->tokens % query_rows != 1 && cpui_attention_dots_takes(desc);
+    int rc = attention->by_dots ? 0 : shapes_create(attention);
     if (rc < 0) {
         cpui_attention_destroy(attention);
         return err_prefix(rc, "attention T=%llu D=%llu", (unsigned long long)desc->tokens,
@@ -233,6 +239,9 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
         if (backward)
             worker->wide_output_grad = take(base, &offset, rows * dim);
     }
+    if (attention->by_dots)
+        offset += cpui_attention_dots_layout(dim, rows, keys, attention->score_stride, backward,
+                                             base ? base + offset : NULL, &worker->dots);
     worker->product_scratch = base ? base + offset : NULL;
     return offset + size_round_up(attention->product_scratch_bytes, 64);
 }
@@ -295,6 +304,22 @@ static void finish_rows(const kernel_attention *attention, const struct forward_
     }
 }
 
+/* One key block by the products of the library. `kv_elem` is its first element in k and v. */
+static void forward_block(const kernel_attention *attention, const struct forward_args *args,
+                          attention_worker *worker, const void *q, uint64_t kv_elem,
+                          const score_block *block, const softmax_state *state)
+{
+    uint64_t stride = attention->desc.qkv_stride;
+    const block_shape *shape = cpui_attention_shape(attention, block->rows, block->cols);
+    const void *k =
+        cpui_attention_operand(attention, args->k, kv_elem, stride, block->cols, worker->wide_k);
+    cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
+    attention->rows->softmax(block, state);
+    const void *v =
+        cpui_attention_operand(attention, args->v, kv_elem, stride, block->cols, worker->wide_v);
+    cpui_attention_product(worker, shape, PRODUCT_OUTPUT, worker->scores, v, worker->output);
+}
+
 static void forward_task(const kernel_attention *attention, const struct forward_args *args,
                          attention_worker *worker, uint64_t batch, uint64_t head,
                          uint64_t query_block)
@@ -304,9 +329,13 @@ static void forward_task(const kernel_attention *attention, const struct forward
     uint64_t first_row = query_block * attention->query_rows, keys = first_row + rows;
     uint64_t batch_first = batch * desc->tokens * desc->qkv_stride;
     uint64_t kv_first = batch_first + head / (desc->heads / desc->kv_heads) * desc->head_dim;
-    const void *q = cpui_attention_operand(
-        attention, args->q, batch_first + first_row * desc->qkv_stride + head * desc->head_dim,
-        desc->qkv_stride, rows, worker->wide_q);
+    uint64_t q_elem = batch_first + first_row * desc->qkv_stride + head * desc->head_dim;
+    const void *q =
+        cpui_attention_operand(attention, args->q, q_elem, desc->qkv_stride, rows, worker->wide_q);
+    if (attention->by_dots) {
+        dots_rows query = attention_dots_rows(args->q, q_elem, desc->qkv_stride, rows);
+        cpui_attention_dots_queries(&worker->dots, &query, NULL);
+    }
     softmax_state state = {worker->row_max, worker->row_sum, worker->output,
                            attention->head_stride};
     for (uint64_t row = 0; row < rows; row++) {
@@ -317,17 +346,16 @@ static void forward_task(const kernel_attention *attention, const struct forward
     for (uint64_t key = 0; key < keys; key += attention->key_rows) {
         uint64_t cols = size_min(attention->key_rows, keys - key);
         uint64_t elem = kv_first + key * desc->qkv_stride;
-        const block_shape *shape = cpui_attention_shape(attention, rows, cols);
-        const void *k = cpui_attention_operand(attention, args->k, elem, desc->qkv_stride, cols,
-                                               worker->wide_k);
-        cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
         score_block block = {
             rows,        cols,           attention->score_stride, first_row - key + 1,
             desc->scale, worker->scores, attention->product_type, desc->type};
-        attention->rows->softmax(&block, &state);
-        const void *v = cpui_attention_operand(attention, args->v, elem, desc->qkv_stride, cols,
-                                               worker->wide_v);
-        cpui_attention_product(worker, shape, PRODUCT_OUTPUT, worker->scores, v, worker->output);
+        if (!attention->by_dots) {
+            forward_block(attention, args, worker, q, elem, &block, &state);
+            continue;
+        }
+        dots_rows keys_of = attention_dots_rows(args->k, elem, desc->qkv_stride, cols);
+        dots_rows values = attention_dots_rows(args->v, elem, desc->qkv_stride, cols);
+        cpui_attention_dots_forward(&worker->dots, &block, &keys_of, &values, &state);
     }
     finish_rows(attention, args, worker, batch, head, first_row, rows);
 }

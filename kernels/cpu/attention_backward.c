@@ -38,6 +38,36 @@ static void store_rows(const kernel_attention *attention, const float *sums, voi
             desc->type, desc->head_dim);
 }
 
+/* The operands of a query block that the products of the library read. */
+struct query_operands {
+    const void *q, *output_grad;
+};
+
+/* One key block, from key `key` on, by the products of the library. `kv_elem` is its first element
+ * in k and v. */
+static void backward_keys(const kernel_attention *attention, const struct backward_args *args,
+                          attention_worker *worker, const struct query_operands *query,
+                          const score_block *block, uint64_t key, uint64_t kv_elem,
+                          const float *lse)
+{
+    uint64_t stride = attention->desc.qkv_stride, cols = block->cols;
+    const block_shape *shape = cpui_attention_shape(attention, block->rows, cols);
+    const void *k =
+        cpui_attention_operand(attention, args->k, kv_elem, stride, cols, worker->wide_k);
+    const void *v =
+        cpui_attention_operand(attention, args->v, kv_elem, stride, cols, worker->wide_v);
+    cpui_attention_product(worker, shape, PRODUCT_SCORES, query->q, k, worker->scores);
+    cpui_attention_product(worker, shape, PRODUCT_PROB_GRAD, query->output_grad, v,
+                           worker->prob_grads);
+    attention->rows->softmax_grad(block, worker->prob_grads, lse, worker->row_max);
+    cpui_attention_product(worker, shape, PRODUCT_VALUE_GRAD, worker->scores, query->output_grad,
+                           worker->value_grads + key * attention->head_stride);
+    cpui_attention_product(worker, shape, PRODUCT_KEY_GRAD, worker->prob_grads, query->q,
+                           worker->key_grads + key * attention->head_stride);
+    cpui_attention_product(worker, shape, PRODUCT_QUERY_GRAD, worker->prob_grads, k,
+                           worker->output);
+}
+
 static void backward_block(const kernel_attention *attention, const struct backward_args *args,
                            attention_worker *worker, const struct query_block *query)
 {
@@ -49,10 +79,15 @@ static void backward_block(const kernel_attention *attention, const struct backw
         (query->batch * desc->tokens + query->first_row) * out_stride + query->head * dim;
     const float *lse =
         args->lse + (query->batch * desc->heads + query->head) * desc->tokens + query->first_row;
-    const void *q =
-        cpui_attention_operand(attention, args->q, q_elem, stride, query->rows, worker->wide_q);
-    const void *output_grad = cpui_attention_operand(
-        attention, args->output_grad, out_elem, out_stride, query->rows, worker->wide_output_grad);
+    struct query_operands operands = {
+        cpui_attention_operand(attention, args->q, q_elem, stride, query->rows, worker->wide_q),
+        cpui_attention_operand(attention, args->output_grad, out_elem, out_stride, query->rows,
+                               worker->wide_output_grad)};
+    if (attention->by_dots) {
+        dots_rows q = attention_dots_rows(args->q, q_elem, stride, query->rows);
+        dots_rows grad = attention_dots_rows(args->output_grad, out_elem, out_stride, query->rows);
+        cpui_attention_dots_queries(&worker->dots, &q, &grad);
+    }
     float *delta = worker->row_max;
     for (uint64_t row = 0; row < query->rows; row++) {
         uint64_t elem = out_elem + row * out_stride;
@@ -65,24 +100,20 @@ static void backward_block(const kernel_attention *attention, const struct backw
     for (uint64_t key = 0; key < keys; key += attention->key_rows) {
         uint64_t cols = size_min(attention->key_rows, keys - key);
         uint64_t kv_elem = batch_first + key * stride + query->kv_head * dim;
-        const block_shape *shape = cpui_attention_shape(attention, query->rows, cols);
-        const void *k =
-            cpui_attention_operand(attention, args->k, kv_elem, stride, cols, worker->wide_k);
-        const void *v =
-            cpui_attention_operand(attention, args->v, kv_elem, stride, cols, worker->wide_v);
-        cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
-        cpui_attention_product(worker, shape, PRODUCT_PROB_GRAD, output_grad, v,
-                               worker->prob_grads);
         score_block block = {
             query->rows, cols,           attention->score_stride, query->first_row - key + 1,
             desc->scale, worker->scores, attention->product_type, desc->type};
-        attention->rows->softmax_grad(&block, worker->prob_grads, lse, delta);
-        cpui_attention_product(worker, shape, PRODUCT_VALUE_GRAD, worker->scores, output_grad,
-                               worker->value_grads + key * attention->head_stride);
-        cpui_attention_product(worker, shape, PRODUCT_KEY_GRAD, worker->prob_grads, q,
-                               worker->key_grads + key * attention->head_stride);
-        cpui_attention_product(worker, shape, PRODUCT_QUERY_GRAD, worker->prob_grads, k,
-                               worker->output);
+        if (!attention->by_dots) {
+            backward_keys(attention, args, worker, &operands, &block, key, kv_elem, lse);
+            continue;
+        }
+        uint64_t at = key * attention->head_stride;
+        dots_rows keys_of = attention_dots_rows(args->k, kv_elem, stride, cols);
+        dots_rows values = attention_dots_rows(args->v, kv_elem, stride, cols);
+        dots_sums sums = {worker->output, worker->key_grads + at, worker->value_grads + at,
+                          attention->head_stride};
+        cpui_attention_dots_backward(&worker->dots, &block, worker->prob_grads, &keys_of, &values,
+                                     lse, delta, &sums);
     }
     store_rows(attention, worker->output, args->q_grad, q_elem, query->rows);
 }

@@ -14,6 +14,7 @@
 #ifndef SLUICE_KERNELS_CPU_ATTENTION_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ATTENTION_INTERNAL_H
 
+#include "kernels/cpu/attention_dots.h"
 #include "kernels/cpu/attention_rows.h"
 
 /* A product over a block of r query rows and c key rows. A row of P or S belongs to a query. */
@@ -40,6 +41,7 @@ struct kernel_attention {
     const attention_rows *rows; /* the table of the instruction set */
     /* attention_amx.h runs the passes; of the members below only the bytes are set */
     bool by_tiles;
+    bool by_dots; /* attention_dots.h computes the blocks; there are no shapes */
     /* of the operands of the products: desc.type, or fp32 if they are widened */
     enum dtype product_type;
     uint64_t query_rows, key_rows, query_block_count;
@@ -64,6 +66,7 @@ struct attention_worker {
     float *value_grads;
     float *wide_q, *wide_output_grad; /* [query_rows, D] if operands are widened */
     float *wide_k, *wide_v;           /* [key_rows, D] */
+    attention_dots dots;              /* if by_dots */
     void *product_scratch;
     int slot;                    /* slot of this thread in the products */
     int status;                  /* the first dnnl status of this thread that is not 0 */
@@ -90,6 +93,13 @@ const block_shape *cpui_attention_shape(const kernel_attention *attention, uint6
 /* Runs one product, unless this worker has failed before. */
 void cpui_attention_product(attention_worker *worker, const block_shape *shape,
                             enum block_product kind, const void *a, const void *b, void *c);
+
+/* `rows` rows of a head from element `first` of a bf16 tensor on, for attention_dots.h. */
+static inline dots_rows attention_dots_rows(const void *source, uint64_t first, uint64_t row_stride,
+                                            uint64_t rows)
+{
+    return (dots_rows){(const uint16_t *)source + first, row_stride, rows};
+}
 
 /* The operand that a product reads: `rows` rows of a head from element `first` of `source` on, in
  * place or widened into `wide`. */

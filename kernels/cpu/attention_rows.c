@@ -1,37 +1,9 @@
 /* The loops of attention_rows.h. cpu.cmake compiles this file once for each instruction set, with
- * VARIANT_TABLE (the name of the table) and VARIANT_NAME (its text) defined.
- *
- * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 q(r). q has degree 4 and is
- * fitted by Remez exchange to a relative error of 3.1e-9 (0.05 units in the last place). 2^n is
- * built in the exponent bits: adding EXP_SHIFT = 1.5 * 2^23 + 127 rounds to an integer and leaves n
- * + 127 in the low bits. */
+ * VARIANT_TABLE (the name of the table) and VARIANT_NAME (its text) defined. */
 #include <math.h>
 
 #include "kernels/cpu/attention_lanes.h"
 #include "kernels/cpu/attention_rows.h"
-
-#define EXP_SHIFT  12583039.0f
-#define EXP_LOG2E  0x1.715476p+0f
-#define EXP_LN2_HI 0x1.62e4p-1f /* 15 bits: n * EXP_LN2_HI is exact */
-#define EXP_LN2_LO 0x1.7f7d1cp-20f
-#define EXP_CLAMP  88.0f
-
-static inline lanes exp_lanes(lanes x)
-{
-    x = lanes_max(lanes_set(-EXP_CLAMP), x);
-    x = lanes_min(lanes_set(EXP_CLAMP), x);
-    lanes shifted = lanes_fma(x, lanes_set(EXP_LOG2E), lanes_set(EXP_SHIFT));
-    lanes n = shifted - lanes_set(EXP_SHIFT);
-    lanes r = lanes_fma(n, lanes_set(-EXP_LN2_HI), x);
-    r = lanes_fma(n, lanes_set(-EXP_LN2_LO), r);
-    lanes q = lanes_set(0x1.6a23dp-10f);
-    q = lanes_fma(q, r, lanes_set(0x1.123a2p-7f));
-    q = lanes_fma(q, r, lanes_set(0x1.5558f2p-5f));
-    q = lanes_fma(q, r, lanes_set(0x1.555492p-3f));
-    q = lanes_fma(q, r, lanes_set(0x1.fffffcp-2f));
-    lanes power = lanes_fma(r * r, q, r) + lanes_set(1.0f);
-    return power * lanes_exponent(shifted);
-}
 
 /* The number of columns that row `row` sees. */
 static inline uint64_t valid_cols(const score_block *block, uint64_t row)
@@ -76,13 +48,6 @@ static float row_largest(const float *row, uint64_t valid, float scale)
         largest =
             lanes_max(lanes_first(lanes_load(row + col) * factor, valid - col, lowest), largest);
     return lanes_largest(largest);
-}
-
-static float one_exp(float x)
-{
-    float values[LANES];
-    lanes_store(values, exp_lanes(lanes_set(x)));
-    return values[0];
 }
 
 static void softmax(const score_block *block, const softmax_state *state)

@@ -62,10 +62,6 @@ static inline __attribute__((always_inline)) void pair_k(const uint16_t *source,
                                                          uint64_t k_count, __mmask32 columns,
                                                          __m512i low[16], __m512i high[16])
 {
-    const __m512i pick_low =
-        _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i pick_high = _mm512_add_epi16(pick_low, _mm512_set1_epi16(16));
 #pragma GCC unroll 16
     for (uint64_t i = 0; i < 16; i++) {
         __m512i even = _mm512_setzero_si512(), odd = even;
@@ -73,8 +69,7 @@ static inline __attribute__((always_inline)) void pair_k(const uint16_t *source,
             even = _mm512_maskz_loadu_epi16(columns, source + 2 * i * stride);
         if (2 * i + 1 < k_count)
             odd = _mm512_maskz_loadu_epi16(columns, source + (2 * i + 1) * stride);
-        low[i] = _mm512_permutex2var_epi16(even, pick_low, odd);
-        high[i] = _mm512_permutex2var_epi16(even, pick_high, odd);
+        interleave(even, odd, &low[i], &high[i]);
     }
 }
 

@@ -1,7 +1,7 @@
 /* GFLOP/s of attention forward and backward (causal work counts half), against a large square
- * product of the same dtype in the same run. Usage: bench_attention [THREADS]; bench.h has the
- * common options. Before the timing, the last query row of the first head is checked against a loop
- * in double. */
+ * product of the same dtype in the same run. Usage: bench_attention [THREADS [T]]; T: only shapes
+ * with so many tokens. bench.h has the common options; --quick leaves out what takes long. Before
+ * the timing, the last query row of the first head is checked against a loop in double. */
 #include <math.h>
 
 #include "perf/products/bench_products.h"
@@ -15,10 +15,22 @@ struct bench {
     void *scratch;
 };
 
+/* Long sequences have a head for each of two threads. */
 static const struct {
     uint64_t batch, tokens, heads, kv_heads, head_dim;
-} shapes[] = {
-    {4, 256, 8, 8, 64}, {1, 1024, 16, 16, 100}, {1, 1024, 25, 25, 64}, {1, 2048, 16, 4, 128}};
+} shapes[] = {{4, 256, 8, 8, 64},    {1, 1024, 16, 16, 100}, {1, 1024, 25, 25, 64},
+              {1, 2048, 16, 4, 128}, {1, 8192, 2, 2, 64},    {1, 8192, 2, 2, 128},
+              {1, 32768, 2, 2, 64}};
+
+enum { LONG_TOKENS = 8192, LONG_WARMUP = 1, LONG_RUNS = 7 };
+
+/* With --quick, and in fp32 always, 32K tokens are left out. */
+static bool is_left_out(uint64_t tokens, enum dtype type, uint64_t only)
+{
+    if (only)
+        return tokens != only;
+    return tokens > LONG_TOKENS && (bench_is_quick() || type == DTYPE_FP32);
+}
 
 static int run_forward(void *user)
 {
@@ -85,6 +97,13 @@ static void check(struct bench *b)
         bench_require(err_set(ERR_INTERNAL, "output is %g, not %g", got, output / denominator));
 }
 
+static struct bench_time measure(int (*run)(void *user), struct bench *b)
+{
+    if (b->desc.tokens < LONG_TOKENS)
+        return bench_measure(run, b);
+    return bench_measure_runs(run, b, LONG_WARMUP, bench_is_quick() ? 3 : LONG_RUNS);
+}
+
 static void report(const attention_desc *d, const char *pass, struct bench_time time, double flops,
                    double limit)
 {
@@ -102,6 +121,7 @@ int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
     kernel_context_config config = {.thread_count = bench_threads(argc, argv, 1)};
+    uint64_t only = (uint64_t)bench_number(argc, argv, 2, "T", 0, 1, 1 << 20);
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
     printf("%s\n", kernels_cpu.describe(context));
@@ -109,6 +129,8 @@ int main(int argc, char **argv)
     for (size_t type = 0; type < sizeof types / sizeof *types; type++) {
         double limit = bench_limit(context, types[type], NULL);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            if (is_left_out(shapes[i].tokens, types[type], only))
+                continue;
             struct bench b = {.desc = {.batch = shapes[i].batch,
                                        .tokens = shapes[i].tokens,
                                        .heads = shapes[i].heads,
@@ -125,8 +147,8 @@ int main(int argc, char **argv)
             /* Two products forward and five backward, of T*T*D each; causal attention needs
              * half. */
             double product = (double)(d->batch * d->heads * d->tokens * d->tokens * d->head_dim);
-            report(d, "forward", bench_measure(run_forward, &b), 2 * product, limit);
-            report(d, "backward", bench_measure(run_backward, &b), 5 * product, limit);
+            report(d, "forward", measure(run_forward, &b), 2 * product, limit);
+            report(d, "backward", measure(run_backward, &b), 5 * product, limit);
             bench_fini(&b);
         }
     }

@@ -42,19 +42,25 @@ struct bench_time {
     double spread;                   /* as in bench.h */
 };
 
-/* Times run(user) BENCH_RUNS times, after BENCH_WARMUP calls that do not count. */
-static inline struct bench_time bench_measure(int (*run)(void *user), void *user)
+/* Times run(user) `runs` times, at most BENCH_RUNS, after `warmup` calls that do not count. */
+static inline struct bench_time bench_measure_runs(int (*run)(void *user), void *user, int warmup,
+                                                   int runs)
 {
     double seconds[BENCH_RUNS];
-    for (int i = -BENCH_WARMUP; i < BENCH_RUNS; i++) {
+    for (int i = -warmup; i < runs; i++) {
         bench_require(bench_stopped());
         uint64_t start = clock_ns();
         bench_require(run(user));
         if (i >= 0)
             seconds[i] = (double)(clock_ns() - start) * 1e-9;
     }
-    struct bench_summary all = bench_summarize(seconds, BENCH_RUNS);
+    struct bench_summary all = bench_summarize(seconds, runs);
     return (struct bench_time){all.median, all.lowest, all.highest, all.spread};
+}
+
+static inline struct bench_time bench_measure(int (*run)(void *user), void *user)
+{
+    return bench_measure_runs(run, user, BENCH_WARMUP, BENCH_RUNS);
 }
 
 /* One product with its dense operands. */

@@ -303,7 +303,7 @@ static void check_type(enum dtype type, bool native)
     static const struct shape shapes[] = {
         {1, 1, 1, 1, 1},     {3, 1, 2, 1, 8},     {3, 7, 4, 2, 25},    {1, 64, 2, 2, 64},
         {1, 65, 6, 3, 100},  {3, 200, 2, 1, 25},  {1, 200, 1, 1, 128}, {1, 513, 2, 1, 64},
-        {1, 130, 1, 1, 256}, {1, 1100, 1, 1, 16},
+        {1, 130, 1, 1, 256}, {1, 1100, 1, 1, 16}, {1, 451, 2, 1, 36},
     };
     kernel_context *context = new_context(2, native);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)

@@ -1,0 +1,473 @@
+/* The blocks of attention_dots.h. Compiled with AVX-512 and its bf16 instructions.
+ *
+ *   panel   up to 32 columns of the packed operand, two registers a word
+ *   patch   8 rows by a panel of the result; it stays in 16 registers while the sum runs
+ *
+ * The instruction that rounds to bf16 turns subnormals into zero, which the products do anyway.
+ * Therefore the probabilities and their gradients may be rounded by it. */
+#include "kernels/cpu/attention_dots.h"
+
+#include "base/size.h"
+
+#if defined(__AVX512BF16__)
+
+#include <math.h>
+
+#include "kernels/cpu/attention_lanes.h"
+#include "kernels/cpu/transpose.h"
+
+enum {
+    PANEL = 32,     /* columns */
+    PATCH_ROWS = 8, /* 16 sums hide the latency of the instruction */
+    HALVES = 32,    /* bf16 elements of a register */
+    /* A sum over more keys is made of two chains, each over half of them, as oneDNN 2.6 makes it.
+     * A block has at most 512 keys. */
+    CHAIN_KEYS = 384,
+};
+
+static uint64_t words_of(uint64_t elems)
+{
+    return size_div_up(elems, 2);
+}
+
+static __mmask32 halves_mask(uint64_t count)
+{
+    return count >= HALVES ? 0xffffffffu : (1u << count) - 1u;
+}
+
+bool cpui_attention_dots_takes(const attention_desc *desc)
+{
+    return desc->type == DTYPE_BF16 && desc->scale > 0 && desc->head_dim % 2 == 0;
+}
+
+static void *take(char *base, size_t *offset, uint64_t bytes)
+{
+    char *part = base ? base + *offset : NULL;
+    *offset += size_round_up(bytes, 64);
+    return part;
+}
+
+size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t rows, uint64_t keys,
+                                  uint64_t score_stride, bool backward, char *base,
+                                  attention_dots *dots)
+{
+    uint64_t dim_words = words_of(head_dim), dim = size_round_up(head_dim, LANES);
+    uint64_t row_bytes = 4 * dim_words * rows;
+    uint64_t column_bytes = 4 * dim_words * size_round_up(keys, LANES);
+    uint64_t key_pair_bytes = 4 * words_of(keys) * dim, row_pair_bytes = 4 * words_of(rows) * dim;
+    size_t offset = 0;
+    *dots = (attention_dots){.head_dim = head_dim};
+    dots->query_rows = take(base, &offset, row_bytes);
+    dots->key_columns = take(base, &offset, column_bytes);
+    if (backward) {
+        dots->grad_rows = take(base, &offset, row_bytes);
+        dots->query_pairs = take(base, &offset, row_pair_bytes);
+        dots->grad_pairs = take(base, &offset, row_pair_bytes);
+        dots->key_pairs = take(base, &offset, key_pair_bytes);
+        dots->value_columns = take(base, &offset, column_bytes);
+        dots->score_grads = take(base, &offset, 2 * rows * score_stride);
+    } else {
+        dots->value_pairs = take(base, &offset, key_pair_bytes);
+    }
+    return offset;
+}
+
+/* ---- packing ---- */
+
+/* Copies rows, so that they lie side by side. */
+static void copy_rows(const dots_rows *source, uint64_t dim, uint32_t *target)
+{
+    uint64_t words = words_of(dim);
+    for (uint64_t row = 0; row < source->count; row++)
+        for (uint64_t i = 0; i < dim; i += HALVES) {
+            __m512i elems = _mm512_maskz_loadu_epi16(halves_mask(dim - i),
+                                                     source->first + row * source->stride + i);
+            __mmask16 mask =
+                words - i / 2 >= LANES ? 0xffff : (__mmask16)((1u << (words - i / 2)) - 1u);
+            _mm512_mask_storeu_epi32(target + row * words + i / 2, mask, elems);
+        }
+}
+
+/* Packs panels whose columns are the rows of the source and whose words lie along them. */
+static void pack_columns(const dots_rows *source, uint64_t dim, uint32_t *target)
+{
+    uint64_t words = words_of(dim);
+    for (uint64_t row = 0; row < source->count; row += LANES) {
+        uint64_t panel = row / PANEL * PANEL;
+        uint64_t width = source->count - panel > LANES ? PANEL : LANES;
+        uint32_t *column = target + panel * words + row % PANEL;
+        for (uint64_t word = 0; word < words; word += LANES) {
+            __m512i r[16];
+            const uint16_t *first = source->first + row * source->stride + 2 * word;
+            __mmask32 mask = halves_mask(dim - 2 * word);
+#pragma GCC unroll 16
+            for (uint64_t i = 0; i < LANES; i++)
+                r[i] = row + i < source->count
+                           ? _mm512_maskz_loadu_epi16(mask, first + i * source->stride)
+                           : _mm512_setzero_si512();
+            transpose(r);
+            uint64_t count = size_min(words - word, LANES);
+#pragma GCC unroll 16
+            for (uint64_t i = 0; i < LANES; i++)
+                if (i < count)
+                    _mm512_storeu_si512(column + (word + i) * width, r[i]);
+        }
+    }
+}
+
+/* Packs panels whose columns are those of the source and whose words are pairs of its rows. */
+static void pack_pairs(const dots_rows *source, uint64_t dim, uint32_t *target)
+{
+    uint64_t pairs = words_of(source->count);
+    for (uint64_t panel = 0; panel < dim; panel += PANEL) {
+        bool is_whole = dim - panel > LANES;
+        __mmask32 mask = halves_mask(dim - panel);
+        uint32_t *words = target + panel * pairs;
+        const uint16_t *row = source->first + panel;
+        for (uint64_t i = 0; i < pairs; i++, row += 2 * source->stride) {
+            __m512i even = _mm512_maskz_loadu_epi16(mask, row), odd = _mm512_setzero_si512();
+            __m512i low, high;
+            if (2 * i + 1 < source->count)
+                odd = _mm512_maskz_loadu_epi16(mask, row + source->stride);
+            interleave(even, odd, &low, &high);
+            _mm512_storeu_si512(words, low);
+            if (is_whole)
+                _mm512_storeu_si512(words + LANES, high);
+            words += is_whole ? PANEL : LANES;
+        }
+    }
+}
+
+void cpui_attention_dots_queries(const attention_dots *dots, const dots_rows *query,
+                                 const dots_rows *output_grad)
+{
+    copy_rows(query, dots->head_dim, dots->query_rows);
+    if (!output_grad)
+        return;
+    copy_rows(output_grad, dots->head_dim, dots->grad_rows);
+    pack_pairs(query, dots->head_dim, dots->query_pairs);
+    pack_pairs(output_grad, dots->head_dim, dots->grad_pairs);
+}
+
+/* ---- a patch ---- */
+
+/* The operand whose words are broadcast: word k of row i is at first + i * row_words + k *
+ * step_words. */
+struct broadcast {
+    const uint32_t *first;
+    uint64_t row_words, step_words;
+};
+
+/* c[rows, 16 * vectors] = the product over `steps` words, added to what is there if `adds`. rows
+ * and vectors are constants in each inlined copy, so that the sums stay in registers. */
+static inline __attribute__((always_inline)) void
+multiply_patch(uint64_t rows, uint64_t vectors, uint64_t steps, const struct broadcast *a,
+               const uint32_t *b, float *c, uint64_t stride, bool adds)
+{
+    __m512 sums[PATCH_ROWS][2];
+    const uint32_t *word = a->first;
+    uint64_t row_words = a->row_words;
+#pragma GCC unroll 8
+    for (uint64_t i = 0; i < rows; i++)
+        sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+    for (uint64_t k = 0; k < steps; k++, word += a->step_words, b += LANES * vectors) {
+        __m512bh low = (__m512bh)_mm512_loadu_si512(b), high = low;
+        if (vectors == 2)
+            high = (__m512bh)_mm512_loadu_si512(b + LANES);
+#pragma GCC unroll 8
+        for (uint64_t i = 0; i < rows; i++) {
+            __m512bh all = (__m512bh)_mm512_set1_epi32((int)word[i * row_words]);
+            sums[i][0] = _mm512_dpbf16_ps(sums[i][0], all, low);
+            if (vectors == 2)
+                sums[i][1] = _mm512_dpbf16_ps(sums[i][1], all, high);
+        }
+    }
+#pragma GCC unroll 8
+    for (uint64_t i = 0; i < rows; i++)
+        for (uint64_t j = 0; j < vectors; j++) {
+            float *at = c + i * stride + j * LANES;
+            _mm512_storeu_ps(at,
+                             adds ? _mm512_add_ps(_mm512_loadu_ps(at), sums[i][j]) : sums[i][j]);
+        }
+}
+
+/* The same for any number of rows up to PATCH_ROWS. */
+static void multiply(uint64_t rows, uint64_t vectors, uint64_t steps, const struct broadcast *a,
+                     const uint32_t *b, float *c, uint64_t stride, bool adds)
+{
+    if (rows == PATCH_ROWS && vectors == 2) {
+        multiply_patch(PATCH_ROWS, 2, steps, a, b, c, stride, adds);
+        return;
+    }
+    if (rows == PATCH_ROWS) {
+        multiply_patch(PATCH_ROWS, 1, steps, a, b, c, stride, adds);
+        return;
+    }
+    struct broadcast one = *a;
+    for (; rows > 0; rows--, one.first += a->row_words, c += stride) {
+        if (vectors == 2)
+            multiply_patch(1, 2, steps, &one, b, c, stride, adds);
+        else
+            multiply_patch(1, 1, steps, &one, b, c, stride, adds);
+    }
+}
+
+/* ---- products of a block ---- */
+
+static uint64_t vectors_of(uint64_t columns)
+{
+    return columns > LANES ? 2 : 1;
+}
+
+/* scores[rows, cols] = rows times columns over D. Panels that no row of a patch sees are left
+ * out. */
+static void multiply_seen(const attention_dots *dots, const score_block *block,
+                          const uint32_t *rows, const uint32_t *columns, float *scores)
+{
+    uint64_t words = words_of(dots->head_dim);
+    for (uint64_t panel = 0; panel < block->cols; panel += PANEL)
+        for (uint64_t row = 0; row < block->rows; row += PATCH_ROWS) {
+            uint64_t count = size_min(block->rows - row, PATCH_ROWS);
+            if (panel >= block->first_valid + row + count - 1)
+                continue;
+            struct broadcast a = {rows + row * words, words, 1};
+            multiply(count, vectors_of(block->cols - panel), words, &a, columns + panel * words,
+                     scores + row * block->stride + panel, block->stride, false);
+        }
+}
+
+/* sums[rows, D] += P times pairs of keys, up to the last key that a patch sees. A row of P begins
+ * every `row_words` words. */
+static void multiply_keys(const attention_dots *dots, const score_block *block, const void *probs,
+                          uint64_t row_words, const uint32_t *pairs, float *sums, uint64_t stride)
+{
+    uint64_t words = words_of(block->cols);
+    uint64_t chain = block->cols > CHAIN_KEYS ? words_of(size_div_up(block->cols, 2)) : words;
+    for (uint64_t panel = 0; panel < dots->head_dim; panel += PANEL) {
+        uint64_t vectors = vectors_of(dots->head_dim - panel);
+        for (uint64_t row = 0; row < block->rows; row += PATCH_ROWS) {
+            uint64_t count = size_min(block->rows - row, PATCH_ROWS);
+            uint64_t seen = size_min(words_of(block->first_valid + row + count - 1), words);
+            for (uint64_t word = 0; word < seen; word += chain) {
+                struct broadcast a = {(const uint32_t *)probs + row * row_words + word, row_words,
+                                      1};
+                multiply(count, vectors, size_min(seen - word, chain), &a,
+                         pairs + panel * words + word * vectors * LANES,
+                         sums + row * stride + panel, stride, true);
+            }
+        }
+    }
+}
+
+/* sums[cols, D] += P' times pairs of queries, from the first query that sees a patch. P is stored
+ * as pairs of rows; a pair begins every 2 * block->stride words. */
+static void multiply_queries(const attention_dots *dots, const score_block *block,
+                             const void *probs, const uint32_t *pairs, float *sums, uint64_t stride)
+{
+    uint64_t words = words_of(block->rows), step = 2 * block->stride;
+    for (uint64_t panel = 0; panel < dots->head_dim; panel += PANEL) {
+        uint64_t vectors = vectors_of(dots->head_dim - panel);
+        for (uint64_t key = 0; key < block->cols; key += PATCH_ROWS) {
+            uint64_t count = size_min(block->cols - key, PATCH_ROWS);
+            /* row r sees the keys below first_valid + r */
+            uint64_t first = key < block->first_valid ? 0 : (key + 1 - block->first_valid) / 2;
+            struct broadcast a = {(const uint32_t *)probs + first * step + key, 1, step};
+            multiply(count, vectors, words - first, &a,
+                     pairs + panel * words + first * vectors * LANES, sums + key * stride + panel,
+                     stride, true);
+        }
+    }
+}
+
+/* ---- softmax ---- */
+
+static uint64_t valid_cols(const score_block *block, uint64_t row)
+{
+    return size_min(block->first_valid + row, block->cols);
+}
+
+static __mmask16 seen_mask(uint64_t valid, uint64_t col)
+{
+    return valid >= col + LANES ? 0xffff
+           : valid > col        ? (__mmask16)((1u << (valid - col)) - 1u)
+                                : 0;
+}
+
+/* The largest of scores[0, valid); a NaN is left to the exponential. */
+static float largest_score(const float *scores, uint64_t valid)
+{
+    lanes largest[2] = {lanes_set(-INFINITY), lanes_set(-INFINITY)};
+    uint64_t col = 0;
+    for (; col + 2 * LANES <= valid; col += 2 * LANES) {
+        largest[0] = lanes_max(lanes_load(scores + col), largest[0]);
+        largest[1] = lanes_max(lanes_load(scores + col + LANES), largest[1]);
+    }
+    for (; col < valid; col += LANES) {
+        __mmask16 mask = seen_mask(valid, col);
+        largest[0] = _mm512_mask_max_ps(largest[0], mask, _mm512_maskz_loadu_ps(mask, scores + col),
+                                        largest[0]);
+    }
+    return lanes_largest(lanes_max(largest[0], largest[1]));
+}
+
+/* Scales what was summed before down to the new largest score, and returns that. */
+static float raise_largest(const softmax_state *state, uint64_t row, float largest)
+{
+    float before = state->row_max[row];
+    if (!(largest > before))
+        return before;
+    float factor = before == -INFINITY ? 0.0f : one_exp(before - largest);
+    float *output = state->output + row * state->output_stride;
+    for (uint64_t i = 0; i < state->output_stride; i += LANES)
+        lanes_store(output + i, lanes_load(output + i) * lanes_set(factor));
+    state->row_sum[row] *= factor;
+    state->row_max[row] = largest;
+    return largest;
+}
+
+/* As softmax of attention_rows.h, in the same order; columns up to an even number are written. */
+static void softmax_rows(const score_block *block, const softmax_state *state)
+{
+    lanes scale = lanes_set(block->scale);
+    for (uint64_t row = 0; row < block->rows; row++) {
+        float *scores = block->scores + row * block->stride;
+        uint16_t *probs = (uint16_t *)scores;
+        uint64_t valid = valid_cols(block, row), whole = valid / LANES * LANES, col = 0;
+        /* rounding keeps the order, so the largest product with scale > 0 is that of the largest */
+        float largest = raise_largest(state, row, largest_score(scores, valid) * block->scale);
+        lanes offset = lanes_set(-largest), sum = lanes_set(0.0f);
+        for (; col < whole; col += LANES) {
+            lanes p = exp_lanes(lanes_fma(lanes_load(scores + col), scale, offset));
+            sum = sum + p;
+            _mm256_storeu_si256((__m256i *)(probs + col), (__m256i)_mm512_cvtneps_pbh(p));
+        }
+        for (; col < block->cols; col += LANES) {
+            __mmask16 mask = seen_mask(valid, col);
+            lanes p = lanes_set(0.0f);
+            if (mask) {
+                lanes x = lanes_fma(_mm512_maskz_loadu_ps(mask, scores + col), scale, offset);
+                p = _mm512_maskz_mov_ps(mask, exp_lanes(x));
+                sum = sum + p;
+            }
+            _mm256_storeu_si256((__m256i *)(probs + col), (__m256i)_mm512_cvtneps_pbh(p));
+        }
+        state->row_sum[row] += lanes_sum(sum);
+    }
+}
+
+void cpui_attention_dots_forward(const attention_dots *dots, const score_block *block,
+                                 const dots_rows *keys, const dots_rows *values,
+                                 const softmax_state *state)
+{
+    pack_columns(keys, dots->head_dim, dots->key_columns);
+    multiply_seen(dots, block, dots->query_rows, dots->key_columns, block->scores);
+    softmax_rows(block, state);
+    pack_pairs(values, dots->head_dim, dots->value_pairs);
+    multiply_keys(dots, block, block->scores, block->stride, dots->value_pairs, state->output,
+                  state->output_stride);
+}
+
+/* ---- backward ---- */
+
+/* P of a vector of scores, and dS in *grad. Columns outside of the mask are zero. */
+static inline lanes prob_of(const float *scores, const float *grads, __mmask16 mask, lanes scale,
+                            float lse, float delta, lanes *grad)
+{
+    lanes x = lanes_fma(_mm512_maskz_loadu_ps(mask, scores), scale, lanes_set(-lse));
+    lanes p = _mm512_maskz_mov_ps(mask, exp_lanes(x));
+    lanes distance = _mm512_maskz_loadu_ps(mask, grads) - lanes_set(delta);
+    *grad = _mm512_maskz_mov_ps(mask, p * distance * scale);
+    return p;
+}
+
+/* scores become P and prob_grads become dS, both as pairs of rows, in the place of the even row. dS
+ * is also written row by row. */
+static void softmax_pairs(const attention_dots *dots, const score_block *block, float *prob_grads,
+                          const float *lse, const float *delta)
+{
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    lanes scale = lanes_set(block->scale);
+    uint64_t stride = block->stride;
+    for (uint64_t row = 0; row < block->rows; row += 2) {
+        bool has_odd = row + 1 < block->rows;
+        uint64_t odd = has_odd ? row + 1 : row, at = row * stride, odd_at = odd * stride;
+        uint64_t valid = valid_cols(block, row), odd_valid = has_odd ? valid_cols(block, odd) : 0;
+        for (uint64_t col = 0; col < block->cols; col += LANES, at += LANES, odd_at += LANES) {
+            __mmask16 mask = seen_mask(valid, col), odd_mask = seen_mask(odd_valid, col);
+            __m512i probs = _mm512_setzero_si512(), grads = probs;
+            if (mask | odd_mask) {
+                lanes grad, odd_grad;
+                lanes p = prob_of(block->scores + at, prob_grads + at, mask, scale, lse[row],
+                                  delta[row], &grad);
+                lanes odd_p = prob_of(block->scores + odd_at, prob_grads + odd_at, odd_mask, scale,
+                                      lse[odd], delta[odd], &odd_grad);
+                probs = (__m512i)_mm512_cvtne2ps_pbh(odd_p, p);
+                grads = (__m512i)_mm512_cvtne2ps_pbh(odd_grad, grad);
+            }
+            _mm512_storeu_si512(block->scores + at, _mm512_permutexvar_epi16(order, probs));
+            _mm512_storeu_si512(prob_grads + at, _mm512_permutexvar_epi16(order, grads));
+            _mm256_storeu_si256((__m256i *)(dots->score_grads + at), _mm512_castsi512_si256(grads));
+            if (has_odd)
+                _mm256_storeu_si256((__m256i *)(dots->score_grads + odd_at),
+                                    _mm512_extracti64x4_epi64(grads, 1));
+        }
+    }
+}
+
+void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
+                                  float *prob_grads, const dots_rows *keys, const dots_rows *values,
+                                  const float *lse, const float *delta, const dots_sums *sums)
+{
+    pack_columns(keys, dots->head_dim, dots->key_columns);
+    pack_columns(values, dots->head_dim, dots->value_columns);
+    pack_pairs(keys, dots->head_dim, dots->key_pairs);
+    multiply_seen(dots, block, dots->query_rows, dots->key_columns, block->scores);
+    multiply_seen(dots, block, dots->grad_rows, dots->value_columns, prob_grads);
+    softmax_pairs(dots, block, prob_grads, lse, delta);
+    multiply_queries(dots, block, block->scores, dots->grad_pairs, sums->values, sums->stride);
+    multiply_queries(dots, block, prob_grads, dots->query_pairs, sums->keys, sums->stride);
+    multiply_keys(dots, block, dots->score_grads, block->stride / 2, dots->key_pairs, sums->query,
+                  sums->stride);
+}
+
+#else
+
+bool cpui_attention_dots_takes(const attention_desc *desc)
+{
+    (void)desc;
+    return false;
+}
+
+size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t rows, uint64_t keys,
+                                  uint64_t score_stride, bool backward, char *base,
+                                  attention_dots *dots)
+{
+    (void)head_dim, (void)rows, (void)keys, (void)score_stride, (void)backward, (void)base;
+    (void)dots;
+    return 0;
+}
+
+void cpui_attention_dots_queries(const attention_dots *dots, const dots_rows *query,
+                                 const dots_rows *output_grad)
+{
+    (void)dots, (void)query, (void)output_grad;
+}
+
+void cpui_attention_dots_forward(const attention_dots *dots, const score_block *block,
+                                 const dots_rows *keys, const dots_rows *values,
+                                 const softmax_state *state)
+{
+    (void)dots, (void)block, (void)keys, (void)values, (void)state;
+}
+
+void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
+                                  float *prob_grads, const dots_rows *keys, const dots_rows *values,
+                                  const float *lse, const float *delta, const dots_sums *sums)
+{
+    (void)dots, (void)block, (void)prob_grads, (void)keys, (void)values, (void)lse, (void)delta;
+    (void)sums;
+}
+
+#endif
