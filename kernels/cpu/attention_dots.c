@@ -13,7 +13,7 @@
 
 #include <math.h>
 
-#include "kernels/cpu/attention_lanes.h"
+#include "kernels/cpu/attention_vectors.h"
 #include "kernels/cpu/transpose.h"
 
 enum {
@@ -51,9 +51,9 @@ size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t rows, uint64_t key
                                   uint64_t score_stride, bool backward, char *base,
                                   attention_dots *dots)
 {
-    uint64_t dim_words = words_of(head_dim), dim = size_round_up(head_dim, LANES);
+    uint64_t dim_words = words_of(head_dim), dim = size_round_up(head_dim, VEC_ELEMS);
     uint64_t row_bytes = 4 * dim_words * rows;
-    uint64_t column_bytes = 4 * dim_words * size_round_up(keys, LANES);
+    uint64_t column_bytes = 4 * dim_words * size_round_up(keys, VEC_ELEMS);
     uint64_t key_pair_bytes = 4 * words_of(keys) * dim, row_pair_bytes = 4 * words_of(rows) * dim;
     size_t offset = 0;
     *dots = (attention_dots){.head_dim = head_dim};
@@ -83,7 +83,7 @@ static void copy_rows(const dots_rows *source, uint64_t dim, uint32_t *target)
             __m512i elems = _mm512_maskz_loadu_epi16(halves_mask(dim - i),
                                                      source->first + row * source->stride + i);
             __mmask16 mask =
-                words - i / 2 >= LANES ? 0xffff : (__mmask16)((1u << (words - i / 2)) - 1u);
+                words - i / 2 >= VEC_ELEMS ? 0xffff : (__mmask16)((1u << (words - i / 2)) - 1u);
             _mm512_mask_storeu_epi32(target + row * words + i / 2, mask, elems);
         }
 }
@@ -92,23 +92,23 @@ static void copy_rows(const dots_rows *source, uint64_t dim, uint32_t *target)
 static void pack_columns(const dots_rows *source, uint64_t dim, uint32_t *target)
 {
     uint64_t words = words_of(dim);
-    for (uint64_t row = 0; row < source->count; row += LANES) {
+    for (uint64_t row = 0; row < source->count; row += VEC_ELEMS) {
         uint64_t panel = row / PANEL * PANEL;
-        uint64_t width = source->count - panel > LANES ? PANEL : LANES;
+        uint64_t width = source->count - panel > VEC_ELEMS ? PANEL : VEC_ELEMS;
         uint32_t *column = target + panel * words + row % PANEL;
-        for (uint64_t word = 0; word < words; word += LANES) {
+        for (uint64_t word = 0; word < words; word += VEC_ELEMS) {
             __m512i r[16];
             const uint16_t *first = source->first + row * source->stride + 2 * word;
             __mmask32 mask = halves_mask(dim - 2 * word);
 #pragma GCC unroll 16
-            for (uint64_t i = 0; i < LANES; i++)
+            for (uint64_t i = 0; i < VEC_ELEMS; i++)
                 r[i] = row + i < source->count
                            ? _mm512_maskz_loadu_epi16(mask, first + i * source->stride)
                            : _mm512_setzero_si512();
             transpose(r);
-            uint64_t count = size_min(words - word, LANES);
+            uint64_t count = size_min(words - word, VEC_ELEMS);
 #pragma GCC unroll 16
-            for (uint64_t i = 0; i < LANES; i++)
+            for (uint64_t i = 0; i < VEC_ELEMS; i++)
                 if (i < count)
                     _mm512_storeu_si512(column + (word + i) * width, r[i]);
         }
@@ -120,7 +120,7 @@ static void pack_pairs(const dots_rows *source, uint64_t dim, uint32_t *target)
 {
     uint64_t pairs = words_of(source->count);
     for (uint64_t panel = 0; panel < dim; panel += PANEL) {
-        bool is_whole = dim - panel > LANES;
+        bool is_whole = dim - panel > VEC_ELEMS;
         __mmask32 mask = halves_mask(dim - panel);
         uint32_t *words = target + panel * pairs;
         const uint16_t *row = source->first + panel;
@@ -132,8 +132,8 @@ static void pack_pairs(const dots_rows *source, uint64_t dim, uint32_t *target)
             interleave(even, odd, &low, &high);
             _mm512_storeu_si512(words, low);
             if (is_whole)
-                _mm512_storeu_si512(words + LANES, high);
-            words += is_whole ? PANEL : LANES;
+                _mm512_storeu_si512(words + VEC_ELEMS, high);
+            words += is_whole ? PANEL : VEC_ELEMS;
         }
     }
 }
@@ -170,10 +170,10 @@ multiply_patch(uint64_t rows, uint64_t vectors, uint64_t steps, const struct bro
 #pragma GCC unroll 8
     for (uint64_t i = 0; i < rows; i++)
         sums[i][0] = sums[i][1] = _mm512_setzero_ps();
-    for (uint64_t k = 0; k < steps; k++, word += a->step_words, b += LANES * vectors) {
+    for (uint64_t k = 0; k < steps; k++, word += a->step_words, b += VEC_ELEMS * vectors) {
         __m512bh low = (__m512bh)_mm512_loadu_si512(b), high = low;
         if (vectors == 2)
-            high = (__m512bh)_mm512_loadu_si512(b + LANES);
+            high = (__m512bh)_mm512_loadu_si512(b + VEC_ELEMS);
 #pragma GCC unroll 8
         for (uint64_t i = 0; i < rows; i++) {
             __m512bh all = (__m512bh)_mm512_set1_epi32((int)word[i * row_words]);
@@ -185,7 +185,7 @@ multiply_patch(uint64_t rows, uint64_t vectors, uint64_t steps, const struct bro
 #pragma GCC unroll 8
     for (uint64_t i = 0; i < rows; i++)
         for (uint64_t j = 0; j < vectors; j++) {
-            float *at = c + i * stride + j * LANES;
+            float *at = c + i * stride + j * VEC_ELEMS;
             _mm512_storeu_ps(at,
                              adds ? _mm512_add_ps(_mm512_loadu_ps(at), sums[i][j]) : sums[i][j]);
         }
@@ -216,7 +216,7 @@ static void multiply(uint64_t rows, uint64_t vectors, uint64_t steps, const stru
 
 static uint64_t vectors_of(uint64_t columns)
 {
-    return columns > LANES ? 2 : 1;
+    return columns > VEC_ELEMS ? 2 : 1;
 }
 
 /* scores[rows, cols] = rows times columns over D. Panels that no row of a patch sees are left
@@ -252,7 +252,7 @@ static void multiply_keys(const attention_dots *dots, const score_block *block, 
                 struct broadcast a = {(const uint32_t *)probs + row * row_words + word, row_words,
                                       1};
                 multiply(count, vectors, size_min(seen - word, chain), &a,
-                         pairs + panel * words + word * vectors * LANES,
+                         pairs + panel * words + word * vectors * VEC_ELEMS,
                          sums + row * stride + panel, stride, true);
             }
         }
@@ -273,8 +273,8 @@ static void multiply_queries(const attention_dots *dots, const score_block *bloc
             uint64_t first = key < block->first_valid ? 0 : (key + 1 - block->first_valid) / 2;
             struct broadcast a = {(const uint32_t *)probs + first * step + key, 1, step};
             multiply(count, vectors, words - first, &a,
-                     pairs + panel * words + first * vectors * LANES, sums + key * stride + panel,
-                     stride, true);
+                     pairs + panel * words + first * vectors * VEC_ELEMS,
+                     sums + key * stride + panel, stride, true);
         }
     }
 }
@@ -288,26 +288,26 @@ static uint64_t valid_cols(const score_block *block, uint64_t row)
 
 static __mmask16 seen_mask(uint64_t valid, uint64_t col)
 {
-    return valid >= col + LANES ? 0xffff
-           : valid > col        ? (__mmask16)((1u << (valid - col)) - 1u)
-                                : 0;
+    return valid >= col + VEC_ELEMS ? 0xffff
+           : valid > col            ? (__mmask16)((1u << (valid - col)) - 1u)
+                                    : 0;
 }
 
 /* The largest of scores[0, valid); a NaN is left to the exponential. */
 static float largest_score(const float *scores, uint64_t valid)
 {
-    lanes largest[2] = {lanes_set(-INFINITY), lanes_set(-INFINITY)};
+    vec largest[2] = {vec_set(-INFINITY), vec_set(-INFINITY)};
     uint64_t col = 0;
-    for (; col + 2 * LANES <= valid; col += 2 * LANES) {
-        largest[0] = lanes_max(lanes_load(scores + col), largest[0]);
-        largest[1] = lanes_max(lanes_load(scores + col + LANES), largest[1]);
+    for (; col + 2 * VEC_ELEMS <= valid; col += 2 * VEC_ELEMS) {
+        largest[0] = vec_max(vec_load(scores + col), largest[0]);
+        largest[1] = vec_max(vec_load(scores + col + VEC_ELEMS), largest[1]);
     }
-    for (; col < valid; col += LANES) {
+    for (; col < valid; col += VEC_ELEMS) {
         __mmask16 mask = seen_mask(valid, col);
         largest[0] = _mm512_mask_max_ps(largest[0], mask, _mm512_maskz_loadu_ps(mask, scores + col),
                                         largest[0]);
     }
-    return lanes_largest(lanes_max(largest[0], largest[1]));
+    return vec_largest(vec_max(largest[0], largest[1]));
 }
 
 /* Scales what was summed before down to the new largest score, and returns that. */
@@ -318,8 +318,8 @@ static float raise_largest(const softmax_state *state, uint64_t row, float large
         return before;
     float factor = before == -INFINITY ? 0.0f : one_exp(before - largest);
     float *output = state->output + row * state->output_stride;
-    for (uint64_t i = 0; i < state->output_stride; i += LANES)
-        lanes_store(output + i, lanes_load(output + i) * lanes_set(factor));
+    for (uint64_t i = 0; i < state->output_stride; i += VEC_ELEMS)
+        vec_store(output + i, vec_load(output + i) * vec_set(factor));
     state->row_sum[row] *= factor;
     state->row_max[row] = largest;
     return largest;
@@ -328,30 +328,30 @@ static float raise_largest(const softmax_state *state, uint64_t row, float large
 /* As softmax of attention_rows.h, in the same order; columns up to an even number are written. */
 static void softmax_rows(const score_block *block, const softmax_state *state)
 {
-    lanes scale = lanes_set(block->scale);
+    vec scale = vec_set(block->scale);
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
         uint16_t *probs = (uint16_t *)scores;
-        uint64_t valid = valid_cols(block, row), whole = valid / LANES * LANES, col = 0;
+        uint64_t valid = valid_cols(block, row), whole = valid / VEC_ELEMS * VEC_ELEMS, col = 0;
         /* rounding keeps the order, so the largest product with scale > 0 is that of the largest */
         float largest = raise_largest(state, row, largest_score(scores, valid) * block->scale);
-        lanes offset = lanes_set(-largest), sum = lanes_set(0.0f);
-        for (; col < whole; col += LANES) {
-            lanes p = exp_lanes(lanes_fma(lanes_load(scores + col), scale, offset));
+        vec offset = vec_set(-largest), sum = vec_set(0.0f);
+        for (; col < whole; col += VEC_ELEMS) {
+            vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
             sum = sum + p;
             _mm256_storeu_si256((__m256i *)(probs + col), (__m256i)_mm512_cvtneps_pbh(p));
         }
-        for (; col < block->cols; col += LANES) {
+        for (; col < block->cols; col += VEC_ELEMS) {
             __mmask16 mask = seen_mask(valid, col);
-            lanes p = lanes_set(0.0f);
+            vec p = vec_set(0.0f);
             if (mask) {
-                lanes x = lanes_fma(_mm512_maskz_loadu_ps(mask, scores + col), scale, offset);
-                p = _mm512_maskz_mov_ps(mask, exp_lanes(x));
+                vec x = vec_fma(_mm512_maskz_loadu_ps(mask, scores + col), scale, offset);
+                p = _mm512_maskz_mov_ps(mask, vec_exp(x));
                 sum = sum + p;
             }
             _mm256_storeu_si256((__m256i *)(probs + col), (__m256i)_mm512_cvtneps_pbh(p));
         }
-        state->row_sum[row] += lanes_sum(sum);
+        state->row_sum[row] += vec_sum(sum);
     }
 }
 
@@ -370,12 +370,12 @@ void cpui_attention_dots_forward(const attention_dots *dots, const score_block *
 /* ---- backward ---- */
 
 /* P of a vector of scores, and dS in *grad. Columns outside of the mask are zero. */
-static inline lanes prob_of(const float *scores, const float *grads, __mmask16 mask, lanes scale,
-                            float lse, float delta, lanes *grad)
+static inline vec prob_of(const float *scores, const float *grads, __mmask16 mask, vec scale,
+                          float lse, float delta, vec *grad)
 {
-    lanes x = lanes_fma(_mm512_maskz_loadu_ps(mask, scores), scale, lanes_set(-lse));
-    lanes p = _mm512_maskz_mov_ps(mask, exp_lanes(x));
-    lanes distance = _mm512_maskz_loadu_ps(mask, grads) - lanes_set(delta);
+    vec x = vec_fma(_mm512_maskz_loadu_ps(mask, scores), scale, vec_set(-lse));
+    vec p = _mm512_maskz_mov_ps(mask, vec_exp(x));
+    vec distance = _mm512_maskz_loadu_ps(mask, grads) - vec_set(delta);
     *grad = _mm512_maskz_mov_ps(mask, p * distance * scale);
     return p;
 }
@@ -388,21 +388,22 @@ static void softmax_pairs(const attention_dots *dots, const score_block *block, 
     const __m512i order =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    lanes scale = lanes_set(block->scale);
+    vec scale = vec_set(block->scale);
     uint64_t stride = block->stride;
     for (uint64_t row = 0; row < block->rows; row += 2) {
         bool has_odd = row + 1 < block->rows;
         uint64_t odd = has_odd ? row + 1 : row, at = row * stride, odd_at = odd * stride;
         uint64_t valid = valid_cols(block, row), odd_valid = has_odd ? valid_cols(block, odd) : 0;
-        for (uint64_t col = 0; col < block->cols; col += LANES, at += LANES, odd_at += LANES) {
+        for (uint64_t col = 0; col < block->cols;
+             col += VEC_ELEMS, at += VEC_ELEMS, odd_at += VEC_ELEMS) {
             __mmask16 mask = seen_mask(valid, col), odd_mask = seen_mask(odd_valid, col);
             __m512i probs = _mm512_setzero_si512(), grads = probs;
             if (mask | odd_mask) {
-                lanes grad, odd_grad;
-                lanes p = prob_of(block->scores + at, prob_grads + at, mask, scale, lse[row],
-                                  delta[row], &grad);
-                lanes odd_p = prob_of(block->scores + odd_at, prob_grads + odd_at, odd_mask, scale,
-                                      lse[odd], delta[odd], &odd_grad);
+                vec grad, odd_grad;
+                vec p = prob_of(block->scores + at, prob_grads + at, mask, scale, lse[row],
+                                delta[row], &grad);
+                vec odd_p = prob_of(block->scores + odd_at, prob_grads + odd_at, odd_mask, scale,
+                                    lse[odd], delta[odd], &odd_grad);
                 probs = (__m512i)_mm512_cvtne2ps_pbh(odd_p, p);
                 grads = (__m512i)_mm512_cvtne2ps_pbh(odd_grad, grad);
             }

@@ -2,8 +2,8 @@
  * VARIANT_TABLE (the name of the table) and VARIANT_NAME (its text) defined. */
 #include <math.h>
 
-#include "kernels/cpu/attention_lanes.h"
 #include "kernels/cpu/attention_rows.h"
+#include "kernels/cpu/attention_vectors.h"
 
 /* The number of columns that row `row` sees. */
 static inline uint64_t valid_cols(const score_block *block, uint64_t row)
@@ -12,20 +12,20 @@ static inline uint64_t valid_cols(const score_block *block, uint64_t row)
     return valid < block->cols ? valid : block->cols;
 }
 
-/* Stores the vector of columns [col, col + LANES) of a row in the type of the block. */
-static inline void store_lanes(const score_block *block, void *row, uint64_t col, lanes values)
+/* Stores the vector of columns [col, col + VEC_ELEMS) of a row in the type of the block. */
+static inline void store_elems(const score_block *block, void *row, uint64_t col, vec values)
 {
     if (block->store_type == DTYPE_BF16)
-        lanes_store_bf16((uint16_t *)row + col, values);
+        vec_store_bf16((uint16_t *)row + col, values);
     else if (block->round_type == DTYPE_BF16)
-        lanes_store((float *)row + col, lanes_round_bf16(values));
+        vec_store((float *)row + col, vec_bf16_even(values));
     else if (block->round_type == DTYPE_FP16)
-        lanes_store((float *)row + col, lanes_round_fp16(values));
+        vec_store((float *)row + col, vec_round_fp16(values));
     else
-        lanes_store((float *)row + col, values);
+        vec_store((float *)row + col, values);
 }
 
-/* Sets the columns from `col` (a multiple of LANES) to the end of the block to zero. */
+/* Sets the columns from `col` (a multiple of VEC_ELEMS) to the end of the block to zero. */
 static inline void clear_tail(const score_block *block, void *row, uint64_t col)
 {
     size_t elem_bytes = dtype_bytes(block->store_type);
@@ -33,26 +33,25 @@ static inline void clear_tail(const score_block *block, void *row, uint64_t col)
         memset((char *)row + col * elem_bytes, 0, (block->cols - col) * elem_bytes);
 }
 
-static inline uint64_t lanes_at(uint64_t valid, uint64_t col)
+static inline uint64_t elems_at(uint64_t valid, uint64_t col)
 {
-    return valid - col < LANES ? valid - col : LANES;
+    return valid - col < VEC_ELEMS ? valid - col : VEC_ELEMS;
 }
 
 static float row_largest(const float *row, uint64_t valid, float scale)
 {
-    lanes factor = lanes_set(scale), lowest = lanes_set(-INFINITY), largest = lowest;
+    vec factor = vec_set(scale), lowest = vec_set(-INFINITY), largest = lowest;
     uint64_t col = 0;
-    for (; col + LANES <= valid; col += LANES)
-        largest = lanes_max(lanes_load(row + col) * factor, largest);
+    for (; col + VEC_ELEMS <= valid; col += VEC_ELEMS)
+        largest = vec_max(vec_load(row + col) * factor, largest);
     if (col < valid)
-        largest =
-            lanes_max(lanes_first(lanes_load(row + col) * factor, valid - col, lowest), largest);
-    return lanes_largest(largest);
+        largest = vec_max(vec_first(vec_load(row + col) * factor, valid - col, lowest), largest);
+    return vec_largest(largest);
 }
 
 static void softmax(const score_block *block, const softmax_state *state)
 {
-    lanes scale = lanes_set(block->scale), zero = lanes_set(0.0f);
+    vec scale = vec_set(block->scale), zero = vec_set(0.0f);
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
         uint64_t valid = valid_cols(block, row);
@@ -61,41 +60,41 @@ static void softmax(const score_block *block, const softmax_state *state)
         if (largest > before) {
             float factor = before == -INFINITY ? 0.0f : one_exp(before - largest);
             float *output = state->output + row * state->output_stride;
-            for (uint64_t i = 0; i < state->output_stride; i += LANES)
-                lanes_store(output + i, lanes_load(output + i) * lanes_set(factor));
+            for (uint64_t i = 0; i < state->output_stride; i += VEC_ELEMS)
+                vec_store(output + i, vec_load(output + i) * vec_set(factor));
             state->row_sum[row] *= factor;
             state->row_max[row] = largest;
         } else {
             largest = before;
         }
-        lanes offset = lanes_set(-largest), sum = zero;
+        vec offset = vec_set(-largest), sum = zero;
         uint64_t col = 0;
-        for (; col < valid; col += LANES) {
-            lanes p = exp_lanes(lanes_fma(lanes_load(scores + col), scale, offset));
-            p = lanes_first(p, lanes_at(valid, col), zero);
+        for (; col < valid; col += VEC_ELEMS) {
+            vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
+            p = vec_first(p, elems_at(valid, col), zero);
             sum = sum + p;
-            store_lanes(block, scores, col, p);
+            store_elems(block, scores, col, p);
         }
         clear_tail(block, scores, col);
-        state->row_sum[row] += lanes_sum(sum);
+        state->row_sum[row] += vec_sum(sum);
     }
 }
 
 static void softmax_grad(const score_block *block, float *prob_grads, const float *lse,
                          const float *delta)
 {
-    lanes scale = lanes_set(block->scale), zero = lanes_set(0.0f);
+    vec scale = vec_set(block->scale), zero = vec_set(0.0f);
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
         float *grads = prob_grads + row * block->stride;
         uint64_t valid = valid_cols(block, row), col = 0;
-        lanes offset = lanes_set(-lse[row]), row_delta = lanes_set(delta[row]);
-        for (; col < valid; col += LANES) {
-            lanes p = exp_lanes(lanes_fma(lanes_load(scores + col), scale, offset));
-            lanes grad = p * (lanes_load(grads + col) - row_delta) * scale;
-            uint64_t count = lanes_at(valid, col);
-            store_lanes(block, scores, col, lanes_first(p, count, zero));
-            store_lanes(block, grads, col, lanes_first(grad, count, zero));
+        vec offset = vec_set(-lse[row]), row_delta = vec_set(delta[row]);
+        for (; col < valid; col += VEC_ELEMS) {
+            vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
+            vec grad = p * (vec_load(grads + col) - row_delta) * scale;
+            uint64_t count = elems_at(valid, col);
+            store_elems(block, scores, col, vec_first(p, count, zero));
+            store_elems(block, grads, col, vec_first(grad, count, zero));
         }
         clear_tail(block, scores, col);
         clear_tail(block, grads, col);
@@ -113,11 +112,11 @@ static void store(const float *source, float factor, void *target, enum dtype ty
     }
     uint16_t *halves = target;
     if (type == DTYPE_BF16)
-        for (; i + LANES <= count; i += LANES)
-            lanes_store_bf16(halves + i, lanes_load(source + i) * lanes_set(factor));
+        for (; i + VEC_ELEMS <= count; i += VEC_ELEMS)
+            vec_store_bf16(halves + i, vec_load(source + i) * vec_set(factor));
     else
-        for (; i + LANES <= count; i += LANES)
-            lanes_store_fp16(halves + i, lanes_load(source + i) * lanes_set(factor));
+        for (; i + VEC_ELEMS <= count; i += VEC_ELEMS)
+            vec_store_fp16(halves + i, vec_load(source + i) * vec_set(factor));
     for (; i < count; i++)
         halves[i] = type == DTYPE_BF16 ? bf16_from_fp32(source[i] * factor)
                                        : fp16_from_fp32(source[i] * factor);
@@ -127,9 +126,9 @@ static void widen(const void *source, enum dtype type, float *target, uint64_t c
 {
     const uint16_t *halves = source;
     uint64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        lanes_store(target + i,
-                    type == DTYPE_BF16 ? lanes_load_bf16(halves + i) : lanes_load_fp16(halves + i));
+    for (; i + VEC_ELEMS <= count; i += VEC_ELEMS)
+        vec_store(target + i,
+                  type == DTYPE_BF16 ? vec_load_bf16(halves + i) : vec_load_fp16(halves + i));
     for (; i < count; i++)
         target[i] = type == DTYPE_BF16 ? fp32_from_bf16(halves[i]) : fp32_from_fp16(halves[i]);
 }
@@ -144,21 +143,20 @@ static inline float load_one(const void *source, enum dtype type, uint64_t i)
 
 static float dot(const void *a, const void *b, enum dtype type, uint64_t count)
 {
-    lanes sum = lanes_set(0.0f);
+    vec sum = vec_set(0.0f);
     uint64_t i = 0;
     if (type == DTYPE_BF16)
-        for (; i + LANES <= count; i += LANES)
-            sum = lanes_fma(lanes_load_bf16((const uint16_t *)a + i),
-                            lanes_load_bf16((const uint16_t *)b + i), sum);
+        for (; i + VEC_ELEMS <= count; i += VEC_ELEMS)
+            sum = vec_fma(vec_load_bf16((const uint16_t *)a + i),
+                          vec_load_bf16((const uint16_t *)b + i), sum);
     else if (type == DTYPE_FP16)
-        for (; i + LANES <= count; i += LANES)
-            sum = lanes_fma(lanes_load_fp16((const uint16_t *)a + i),
-                            lanes_load_fp16((const uint16_t *)b + i), sum);
+        for (; i + VEC_ELEMS <= count; i += VEC_ELEMS)
+            sum = vec_fma(vec_load_fp16((const uint16_t *)a + i),
+                          vec_load_fp16((const uint16_t *)b + i), sum);
     else if (type == DTYPE_FP32)
-        for (; i + LANES <= count; i += LANES)
-            sum =
-                lanes_fma(lanes_load((const float *)a + i), lanes_load((const float *)b + i), sum);
-    float total = lanes_sum(sum);
+        for (; i + VEC_ELEMS <= count; i += VEC_ELEMS)
+            sum = vec_fma(vec_load((const float *)a + i), vec_load((const float *)b + i), sum);
+    float total = vec_sum(sum);
     for (; i < count; i++)
         total += load_one(a, type, i) * load_one(b, type, i);
     return total;
@@ -172,84 +170,83 @@ static void exponential(const float *source, float *target, uint64_t count)
 
 enum {
     CACHED_KEYS = 64, /* keys of a block: their scores stay in the first-level cache */
-    CACHED_LANES = ATTENTION_HEAD_DIM_MAX / LANES,
+    CACHED_LANES = ATTENTION_HEAD_DIM_MAX / VEC_ELEMS,
 };
 
-static inline lanes load_lanes(const void *source, enum dtype type, uint64_t i)
+static inline vec load_elems(const void *source, enum dtype type, uint64_t i)
 {
     if (type == DTYPE_FP32)
-        return lanes_load((const float *)source + i);
+        return vec_load((const float *)source + i);
     const uint16_t *halves = (const uint16_t *)source + i;
-    return type == DTYPE_BF16 ? lanes_load_bf16(halves) : lanes_load_fp16(halves);
+    return type == DTYPE_BF16 ? vec_load_bf16(halves) : vec_load_fp16(halves);
 }
 
-/* The vector of elements [i, i + LANES) of an array of `count` elements; elements past the end are
- * 0. */
-static inline lanes load_some(const void *source, enum dtype type, uint64_t i, uint64_t count)
+/* Elements [i, i + VEC_ELEMS) of an array of `count` elements; those past the end are 0. */
+static inline vec load_some(const void *source, enum dtype type, uint64_t i, uint64_t count)
 {
-    if (i + LANES <= count)
-        return load_lanes(source, type, i);
-    float values[LANES] = {0};
+    if (i + VEC_ELEMS <= count)
+        return load_elems(source, type, i);
+    float values[VEC_ELEMS] = {0};
     for (uint64_t j = i; j < count; j++)
         values[j - i] = load_one(source, type, j);
-    return lanes_load(values);
+    return vec_load(values);
 }
 
 /* Replaces the scores of a block by probabilities without the denominator. If the largest score
  * grows, the sums so far are scaled down. */
-static void weigh_block(float *scores, uint64_t count, float *largest, float *sum, lanes *output,
+static void weigh_block(float *scores, uint64_t count, float *largest, float *sum, vec *output,
                         uint64_t vectors)
 {
     float top = row_largest(scores, count, 1.0f);
     if (top > *largest) {
         float factor = *largest == -INFINITY ? 0.0f : one_exp(*largest - top);
         for (uint64_t i = 0; i < vectors; i++)
-            output[i] = output[i] * lanes_set(factor);
+            output[i] = output[i] * vec_set(factor);
         *sum *= factor;
         *largest = top;
     }
-    lanes offset = lanes_set(-*largest), total = lanes_set(0.0f);
-    for (uint64_t i = 0; i < count; i += LANES) {
-        lanes p = exp_lanes(lanes_load(scores + i) + offset);
-        p = lanes_first(p, lanes_at(count, i), lanes_set(0.0f));
-        lanes_store(scores + i, p);
+    vec offset = vec_set(-*largest), total = vec_set(0.0f);
+    for (uint64_t i = 0; i < count; i += VEC_ELEMS) {
+        vec p = vec_exp(vec_load(scores + i) + offset);
+        p = vec_first(p, elems_at(count, i), vec_set(0.0f));
+        vec_store(scores + i, p);
         total = total + p;
     }
-    *sum += lanes_sum(total);
+    *sum += vec_sum(total);
 }
 
 static inline void attend_typed(const cached_row *row, enum dtype type)
 {
-    uint64_t dim = row->head_dim, vectors = (dim + LANES - 1) / LANES;
+    uint64_t dim = row->head_dim, vectors = (dim + VEC_ELEMS - 1) / VEC_ELEMS;
     uint64_t row_bytes = dim * dtype_bytes(type);
-    lanes query[CACHED_LANES], output[CACHED_LANES];
-    float scores[CACHED_KEYS + LANES], largest = -INFINITY, sum = 0.0f;
+    vec query[CACHED_LANES], output[CACHED_LANES];
+    float scores[CACHED_KEYS + VEC_ELEMS], largest = -INFINITY, sum = 0.0f;
     for (uint64_t i = 0; i < vectors; i++) {
-        query[i] = load_some(row->query, type, i * LANES, dim) * lanes_set(row->scale);
-        output[i] = lanes_set(0.0f);
+        query[i] = load_some(row->query, type, i * VEC_ELEMS, dim) * vec_set(row->scale);
+        output[i] = vec_set(0.0f);
     }
     for (uint64_t begin = 0; begin < row->count; begin += CACHED_KEYS) {
         uint64_t left = row->count - begin, count = left < CACHED_KEYS ? left : CACHED_KEYS;
         const char *keys = (const char *)row->keys + begin * row_bytes;
         const char *values = (const char *)row->values + begin * row_bytes;
         for (uint64_t j = 0; j < count; j++) {
-            lanes score = lanes_set(0.0f);
+            vec score = vec_set(0.0f);
             for (uint64_t i = 0; i < vectors; i++)
-                score = lanes_fma(query[i], load_some(keys + j * row_bytes, type, i * LANES, dim),
-                                  score);
-            scores[j] = lanes_sum(score);
+                score = vec_fma(query[i], load_some(keys + j * row_bytes, type, i * VEC_ELEMS, dim),
+                                score);
+            scores[j] = vec_sum(score);
         }
         weigh_block(scores, count, &largest, &sum, output, vectors);
         for (uint64_t j = 0; j < count; j++) {
-            lanes p = lanes_set(scores[j]);
+            vec p = vec_set(scores[j]);
             for (uint64_t i = 0; i < vectors; i++)
-                output[i] = lanes_fma(p, load_some(values + j * row_bytes, type, i * LANES, dim),
-                                      output[i]);
+                output[i] = vec_fma(p, load_some(values + j * row_bytes, type, i * VEC_ELEMS, dim),
+                                    output[i]);
         }
     }
-    float result[ATTENTION_HEAD_DIM_MAX + LANES];
+    float result[ATTENTION_HEAD_DIM_MAX + VEC_ELEMS];
     for (uint64_t i = 0; i < vectors; i++)
-        lanes_store(result + i * LANES, output[i]);
+        vec_store(result + i * VEC_ELEMS, output[i]);
     store(result, 1.0f / sum, row->output, type, dim);
 }
 

@@ -2,15 +2,11 @@
  * that the flags of the compiler name: AVX-512 (F, BW, DQ, VL, with FMA and F16C), AVX2 (with FMA
  * and F16C), or NEON.
  *
- * A vec holds VEC_ELEMS fp32, a vecu as many numbers of 32 bits. C's operators work on them element
- * by element; + - * / are correctly rounded, and nothing is contracted. A cast between vec and vecu
- * keeps the bits. The first part of this file is what the sets differ in, the second part is the
- * same for all:
+ * vectors.h has the vectors and what other loops share. The first part of this file is what the
+ * sets differ in, the second part is the same for all:
  *
- *   vec_sqrt, vec_fma(a, b, c)          correctly rounded; a * b + c is rounded once
- *   vec_fp64_fma(a, b, c)               the same for fp64
- *   vec_where_nan(v, a, b)              a where v is NaN, else b
- *   vec_fp16_even, vec_widen_fp16       narrow to fp16, to nearest even; widen
+ *   vec_sqrt                            correctly rounded
+ *   vec_fp64_fma(a, b, c)               a * b + c of fp64, rounded once
  *   vec_low_fp64, vec_high_fp64         half of the elements as fp64
  *   pack_bf16(low, high)                the upper halves of the elements of both, in order
  *   join_halves(low, high)              both, in order
@@ -40,56 +36,26 @@
 #include <string.h>
 
 #include "kernels/cpu/optimizer/adam_internal.h"
+#include "kernels/cpu/vectors.h"
 
-#if defined(__AVX512F__)
-enum { VEC_ELEMS = 16, VEC_STREAMS = 1 };
-#elif defined(__AVX2__)
-enum { VEC_ELEMS = 8, VEC_STREAMS = 1 };
-#else
-enum { VEC_ELEMS = 4, VEC_STREAMS = 0 };
-#endif
+enum { VEC_STREAMS = VEC_ELEMS > 4 }; /* NEON has none; see above */
 
-typedef float vec __attribute__((vector_size(4 * VEC_ELEMS)));
-typedef uint32_t vecu __attribute__((vector_size(4 * VEC_ELEMS)));
 typedef double vec_fp64 __attribute__((vector_size(4 * VEC_ELEMS)));
-/* numbers of 16 bits: VEC_ELEMS of them, or as many as fill a vector */
-typedef uint16_t vec_halves __attribute__((vector_size(2 * VEC_ELEMS)));
+/* numbers of 16 bits that fill a vector, and as many bytes */
 typedef uint16_t vec_words __attribute__((vector_size(4 * VEC_ELEMS)));
 typedef int16_t vec_signed_words __attribute__((vector_size(4 * VEC_ELEMS)));
 typedef uint8_t vec_bytes __attribute__((vector_size(2 * VEC_ELEMS)));
 
 #if defined(__AVX512F__)
-#include <immintrin.h>
 
 static inline vec vec_sqrt(vec a)
 {
     return _mm512_sqrt_ps(a);
 }
 
-static inline vec vec_fma(vec a, vec b, vec c)
-{
-    return _mm512_fmadd_ps(a, b, c);
-}
-
 static inline vec_fp64 vec_fp64_fma(vec_fp64 a, vec_fp64 b, vec_fp64 c)
 {
     return _mm512_fmadd_pd(a, b, c);
-}
-
-static inline vec vec_where_nan(vec value, vec where_nan, vec otherwise)
-{
-    __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    return _mm512_mask_mov_ps(otherwise, is_nan, where_nan);
-}
-
-static inline vec_halves vec_fp16_even(vec value)
-{
-    return (vec_halves)_mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-static inline vec vec_widen_fp16(vec_halves halves)
-{
-    return _mm512_cvtph_ps((__m256i)halves);
 }
 
 static inline vec_fp64 vec_low_fp64(vec value)
@@ -160,36 +126,15 @@ static inline void vec_join(vec even, vec odd, vec *low, vec *high)
 }
 
 #elif defined(__AVX2__)
-#include <immintrin.h>
 
 static inline vec vec_sqrt(vec a)
 {
     return _mm256_sqrt_ps(a);
 }
 
-static inline vec vec_fma(vec a, vec b, vec c)
-{
-    return _mm256_fmadd_ps(a, b, c);
-}
-
 static inline vec_fp64 vec_fp64_fma(vec_fp64 a, vec_fp64 b, vec_fp64 c)
 {
     return _mm256_fmadd_pd(a, b, c);
-}
-
-static inline vec vec_where_nan(vec value, vec where_nan, vec otherwise)
-{
-    return _mm256_blendv_ps(otherwise, where_nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
-}
-
-static inline vec_halves vec_fp16_even(vec value)
-{
-    return (vec_halves)_mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
-}
-
-static inline vec vec_widen_fp16(vec_halves halves)
-{
-    return _mm256_cvtph_ps((__m128i)halves);
 }
 
 static inline vec_fp64 vec_low_fp64(vec value)
@@ -326,83 +271,16 @@ static inline void vecu_stream(void *target, vecu value)
 
 /* ---- the same for all sets ---- */
 
-static inline vecu vecu_set(uint32_t value)
-{
-    return value + (vecu){0};
-}
-
-static inline vec vec_set(float value)
-{
-    return (vec)vecu_set(fp32_bits(value));
-}
-
-/* Loads and stores need no alignment. */
-static inline vec vec_load(const float *source)
-{
-    vec value;
-    memcpy(&value, source, sizeof value);
-    return value;
-}
-
-static inline void vec_store(float *target, vec value)
-{
-    memcpy(target, &value, sizeof value);
-}
-
-static inline vecu vecu_load(const void *source)
-{
-    vecu value;
-    memcpy(&value, source, sizeof value);
-    return value;
-}
-
-static inline void vecu_store(void *target, vecu value)
-{
-    memcpy(target, &value, sizeof value);
-}
-
-static inline vec_halves load_halves(const uint16_t *source)
-{
-    vec_halves halves;
-    memcpy(&halves, source, sizeof halves);
-    return halves;
-}
-
-static inline vec vec_load_bf16(const uint16_t *source)
-{
-    return (vec)(__builtin_convertvector(load_halves(source), vecu) << 16);
-}
-
-static inline vec vec_load_fp16(const uint16_t *source)
-{
-    return vec_widen_fp16(load_halves(source));
-}
-
 /* Every NaN becomes ADAMI_QUIET_NAN_BITS. */
 static inline vec vec_one_nan(vec value)
 {
     return vec_where_nan(value, (vec)vecu_set(ADAMI_QUIET_NAN_BITS), value);
 }
 
-/* The upper halves of `rounded`, or of `value` made quiet if that is NaN; the lower halves are
- * 0. */
-static inline vec upper_bf16(vec value, vecu rounded)
-{
-    vec quieted = (vec)((vecu)value | 0x00400000u);
-    return (vec)((vecu)vec_where_nan(value, quieted, (vec)rounded) & 0xffff0000u);
-}
-
 /* Rounded to bf16, still as fp32: ties away from zero, like bf16_working_copy. */
 static inline vec vec_bf16_away(vec value)
 {
     return upper_bf16(value, (vecu)value + 0x8000u);
-}
-
-/* Rounded to bf16, to nearest even, still as fp32. */
-static inline vec vec_bf16_even(vec value)
-{
-    vecu bits = (vecu)value;
-    return upper_bf16(value, bits + 0x7fffu + (bits >> 16 & 1u));
 }
 
 /* minus_rate where direction > 0, -minus_rate where it is < 0, +0 where it is 0, else NaN. */
