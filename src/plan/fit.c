@@ -13,7 +13,7 @@
 
 enum {
     FIT_ROUNDS = 4,    /* homes near take room from what passes: each round leaves more of it */
-    FIT_LEVELS = 2,    /* the coarsest tiles, then some that are 16 times finer */
+    FIT_TILES = 2,     /* the coarsest tiles, then some that are 16 times finer */
     FIT_WORK = 300000, /* ops: for long programs not every update and tile size is looked at */
 };
 
@@ -48,7 +48,7 @@ static int learn_all(plani_search *self, struct plani_candidate *c)
     asked.budget_bytes[TIER_NVME] = UINT64_MAX / 2;
     if (!self->asked->has_drives)
         asked.budget_bytes[TIER_HOST] = UINT64_MAX / 2;
-    return plani_check_needs(&asked, c, &self->work);
+    return plani_check_needs(&asked, c, self->work);
 }
 
 /* True if a home of the unit that leaves the drives leaves them free. Frozen params, and params
@@ -151,7 +151,7 @@ static int fit_tile(plani_search *self, struct fit *fit, struct plani_point *poi
 }
 
 /* The update that hides most first. */
-static uint32_t list_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES_MAX])
+static uint32_t list_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES])
 {
     uint32_t count = 0;
     if (!self->asked->chooses_update || self->job.only_eval) {
@@ -165,20 +165,20 @@ static uint32_t list_updates(const plani_search *self, uint8_t updates[PLANI_UPD
     return count;
 }
 
-static const uint32_t fit_levels[FIT_LEVELS] = {1, 3}; /* of plani_trial_tile */
+static const uint32_t fit_tiles[FIT_TILES] = {0, 4}; /* of plani_list_candidates */
 
 int plani_find_fit(plani_search *self, struct plani_point *point, uint64_t need[TIER_COUNT])
 {
-    uint8_t updates[PLANI_UPDATES_MAX];
+    uint8_t updates[PLANI_UPDATES];
     uint32_t count = list_updates(self, updates);
     for (uint32_t i = 0; i < count; i++)
-        for (int l = 0; l < FIT_LEVELS; l++) {
-            if (self->work.ops > FIT_WORK && (i > 0 || l > 0))
+        for (int l = 0; l < FIT_TILES; l++) {
+            struct plani_candidate list[PLANI_CANDIDATES_MAX];
+            uint32_t listed = plani_list_candidates(&self->job, list);
+            if ((self->work->ops > FIT_WORK && (i > 0 || l > 0)) || (l > 0 && listed == 1))
                 continue;
             struct fit fit = {.far = {.order = self->job.order, .update = (enum update)updates[i]}};
-            fit.candidate.tile_elems = plani_trial_tile(&self->job, fit_levels[l]);
-            if (l > 0 && fit.candidate.tile_elems == plani_trial_tile(&self->job, fit_levels[0]))
-                continue;
+            fit.candidate = list[size_min(fit_tiles[l], listed - 1)];
             plani_point_far(self, &fit.far);
             int fits = fit_tile(self, &fit, point, need);
             if (fits <= 0)

@@ -1,13 +1,14 @@
-/* The trials that a search has made, by hash, so that none is made twice. See plani_work.
+/* The steps that a search has tried, by hash, so that none is tried twice. See plani_work.
  *
- * A table with linear probing. A full one, or one without memory, only costs the repetition. */
+ * A table with linear probing. A full one only costs the repetition. */
+#include <errno.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "plan/search_internal.h"
 
 enum {
-    KNOWN = 1024, /* a power of 2 */
+    KNOWN = 4096, /* a power of 2 */
     KNOWN_MOST = KNOWN * 3 / 4,
 };
 
@@ -33,7 +34,9 @@ uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
                                 job->budget_bytes[TIER_NVME],
                                 point->held,
                                 point->tile_elems,
-                                point->copy_bytes,
+                                point->copy_parts,
+                                point->idle_parts[TIER_DEVICE],
+                                point->idle_parts[TIER_HOST],
                                 point->commit};
     hash = plani_hash(hash, figures, sizeof figures);
     return hash ? hash : 1;
@@ -54,17 +57,18 @@ const struct plani_known *plani_recall(const plani_work *work, uint64_t key)
     return slot && slot->key == key ? slot : NULL;
 }
 
-void plani_remember(plani_work *work, const struct plani_known *trial)
+int plani_remember(plani_work *work, const struct plani_known *trial)
 {
     if (!work->known)
         work->known = mem_alloc(KNOWN, sizeof *work->known, "plan trials");
     if (!work->known)
-        return;
+        return -ENOMEM;
     struct plani_known *slot = slot_of(work, trial->key);
     if (slot->key == 0 && work->known_count == KNOWN_MOST)
-        return;
+        return 0;
     work->known_count += slot->key == 0;
     *slot = *trial;
+    return 0;
 }
 
 void plani_work_fini(plani_work *work)

@@ -45,10 +45,11 @@ bool plani_is_covered(const plan_job *job, const uint64_t need[TIER_COUNT])
 
 /* ---- homes ---------------------------------------------------------------------------------- */
 
-bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
+bool plani_homes_fit(const plan_job *job, const plani_layout *layout,
+                     const uint64_t budgets[TIER_COUNT])
 {
     for (int a = 0; a < TIER_COUNT; a++)
-        if (plani_budget_for(job, a, layout->end_bytes[a]) > job->budget_bytes[a])
+        if (plani_budget_for(job, a, layout->end_bytes[a]) > budgets[a])
             return false;
     return true;
 }
@@ -102,6 +103,13 @@ void plani_count_homes(const plan_job *job, uint64_t bytes[TIER_COUNT])
             bytes[job->homes[STATE_GRADS][u]] +=
                 plan_rest_elems(job, STATE_GRADS, u) * job->grad_bytes;
     }
+}
+
+uint64_t plani_room_beside(const plan_job *job, int arena)
+{
+    uint64_t bytes[TIER_COUNT], budget = job->budget_bytes[arena];
+    plani_count_homes(job, bytes);
+    return budget - size_min(bytes[arena], budget);
 }
 
 bool plani_homes_may_fit(const plan_job *job)
@@ -251,10 +259,20 @@ static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t c
     }
 }
 
+/* All tile sizes that the search tries. */
+static uint32_t list_all(const plan_job *job, struct plani_candidate list[PLANI_TILES_MAX])
+{
+    uint64_t tiles[PLANI_TILES_MAX];
+    uint32_t count = plani_list_tiles(job, tiles);
+    for (uint32_t i = 0; i < count; i++)
+        list[i] = (struct plani_candidate){.tile_elems = tiles[i]};
+    return count;
+}
+
 int plani_excess(const plan_job *job, double *bytes, plani_work *work)
 {
-    struct plani_candidate list[PLANI_CANDIDATES_MAX], *closest;
-    uint32_t count = plani_list_candidates(job, list);
+    struct plani_candidate list[PLANI_TILES_MAX], *closest;
+    uint32_t count = list_all(job, list);
     TRY(nearest(job, list, count, &closest, work));
     *bytes = excess(job, closest->need);
     return 0;
@@ -338,12 +356,12 @@ static void tell_commits(const plan_job *job, const struct plani_candidate *c, s
                  saved_bytes, size_format(saved_bytes, less));
 }
 
-int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count,
-                 plani_work *work)
+int plani_refuse(const plan_job *job, plani_work *work)
 {
     if (job->no_advice)
         return err_set(ERR_NO_FIT, "does not fit");
-    struct plani_candidate *closest;
+    struct plani_candidate list[PLANI_TILES_MAX], *closest;
+    uint32_t count = list_all(job, list);
     struct text lack = {0}, advice = {0};
     TRY(nearest(job, list, count, &closest, work));
     tell_lack(job, closest->need, true, is_known(closest), &lack);

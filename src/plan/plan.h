@@ -190,8 +190,9 @@ struct plan_place_found {
     char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES]; /* why each state rests there */
 };
 
-/* Chooses the open homes, the update and the order, so that the simulated step is shortest, and
- * compiles the winner.
+/* Chooses the open homes, the update and the order, and all else that a plan leaves open (tile
+ * size, held stages, copies, commit), so that the simulated step is shortest, and compiles the
+ * winner.
  *
  * A unit rests nearer than it needs to where that costs nothing: memory that is there is used, and
  * the drives are spared. Inner activations are kept where that gains. Homes of a kind are in the

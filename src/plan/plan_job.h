@@ -77,7 +77,7 @@ void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int ma
 struct plan_watch {
     void (*on_progress)(void *user, const struct plan_watch *watch);
     void *user;
-    const char *what;    /* "trying placements"; NULL: nothing yet */
+    const char *what;    /* "trying plans"; NULL: nothing yet */
     uint64_t step_count; /* programs built, most of them steps that were tried */
     uint64_t op_count;   /* ops built and simulated */
 };

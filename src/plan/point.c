@@ -88,17 +88,13 @@ static int list_kind(plani_search *self, int kind)
     return 0;
 }
 
-int plani_search_init(plani_search *self, const struct plan_place_asked *asked)
+int plani_search_init(plani_search *self, const struct plan_place_asked *asked, plani_work *work)
 {
     memset(self, 0, sizeof *self);
     self->asked = asked;
     self->job = *asked->job;
     self->job.no_advice = true;
-    for (int i = 0; i < PLANI_FINALISTS; i++)
-        self->best[i].score = INFINITY;
-    self->seen = mem_alloc(PLANI_SEEN, sizeof *self->seen, "placement");
-    if (!self->seen)
-        return -ENOMEM;
+    self->work = work;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         TRY(list_kind(self, kind));
     return 0;
@@ -111,11 +107,9 @@ void plani_search_fini(plani_search *self)
         mem_free(self->units[kind]);
         mem_free(self->bytes[kind]);
     }
-    mem_free(self->seen);
-    plani_work_fini(&self->work);
 }
 
-uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES_MAX])
+uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES])
 {
     uint32_t count = 0;
     updates[count++] = UPDATE_AFTER_BACKWARD;
@@ -169,14 +163,20 @@ bool plani_point_is_legal(const plani_search *self, const struct plani_point *po
     return true;
 }
 
-bool plani_point_is_same_placement(const struct plani_point *a, const struct plani_point *b)
+/* ---- points to begin with ------------------------------------------------------------------- */
+
+struct plani_point plani_first_point(const plani_search *self)
 {
-    return memcmp(a->until, b->until, sizeof a->until) == 0 && a->order == b->order &&
-           a->update == b->update && a->parked_near == b->parked_near &&
-           a->parked_on_host == b->parked_on_host;
+    return (struct plani_point){.order = self->job.order, .update = self->job.update};
 }
 
-/* ---- points to begin with ------------------------------------------------------------------- */
+void plani_point_set_update(plani_search *self, struct plani_point *point, enum update update)
+{
+    self->job.update = point->update = update;
+    point->commit = plani_usual_commit(&self->job);
+    if (update != UPDATE_IN_NEXT_FORWARD)
+        point->copy_parts = 0;
+}
 
 void plani_point_near(const plani_search *self, struct plani_point *point, bool keeps_inner)
 {
@@ -235,10 +235,13 @@ static bool has_far_optimizer(const plani_search *self)
 /* State that is updated far from the device is updated in the next forward. */
 void plani_point_usual_update(plani_search *self, struct plani_point *point)
 {
-    if (!self->asked->chooses_update || !plani_point_is_legal(self, point))
+    enum update update = self->asked->job->update;
+    if (!plani_point_is_legal(self, point))
         return;
     plani_point_apply(self, point);
-    point->update = has_far_optimizer(self) ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
+    if (self->asked->chooses_update)
+        update = has_far_optimizer(self) ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
+    plani_point_set_update(self, point, update);
 }
 
 /* ---- points beside a point ------------------------------------------------------------------ */

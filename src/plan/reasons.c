@@ -1,7 +1,7 @@
 /* The reasons of a placement, in sentences. Each is about a group of units, of one kind and on one
  * tier, and is found by simulation: the same step with the group one tier nearer, with the budgets
- * as they are (does it fit? is it shorter?) and, where it does not fit, with a budget without end
- * (what does the distance cost?). */
+ * as they are (does it fit? is it shorter?) and, where it does not fit, with as much more budget as
+ * it takes (what does the distance cost?). */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -12,7 +12,7 @@
 #include "base/size.h"
 #include "plan/search_internal.h"
 
-enum { WHY_BYTES = 320 };
+enum { WHY_BYTES = 320, LARGER_BYTES = 16 << 20 };
 
 static const double worth_saying = 0.005; /* of a step: less is no difference */
 
@@ -69,19 +69,12 @@ static void list_units(const plani_search *self, const struct group *g, char *te
     }
 }
 
-/* The step of self->job as it is now, at the winner's tile size and held stages; INFINITY: does
- * not fit. */
-static int step_ns(plani_search *self, const struct plan_place_found *found,
-                   const uint64_t *budgets, double *ns)
+/* The step of self->job as it is now, at the winner's point; INFINITY: does not fit. */
+static int step_ns(plani_search *self, const uint64_t *budgets, double *ns)
 {
     plan_job job = self->job;
-    struct plani_trial trial;
     memcpy(job.budget_bytes, budgets, sizeof job.budget_bytes);
-    struct plani_point point = plani_plain_point(&job, found->set.tile_elems);
-    point.held = found->set.held_stages;
-    point.commit = plani_decisive_commit(&job);
-    int rc = plani_try(&job, &point, 0, &trial, &self->work);
-    *ns = rc == 0 ? (double)trial.ns : INFINITY;
+    int rc = plani_try(&job, &self->winner, 0, ns, self->work);
     return rc == ERR_NO_FIT ? 0 : rc;
 }
 
@@ -96,7 +89,7 @@ static int moved_ns(plani_search *self, const struct plan_place_found *found, co
     for (uint32_t u = 0; u < self->job.unit_count; u++)
         if (homes[u] & 0x80)
             homes[u] &= 0x7f;
-    int rc = step_ns(self, found, budgets, ns);
+    int rc = step_ns(self, budgets, ns);
     memcpy(homes, found->homes[g->kind], self->job.unit_count);
     return rc;
 }
@@ -143,17 +136,17 @@ static int explain(plani_search *self, struct plan_place_found *found, const str
                    double base_ns, char text[WHY_BYTES])
 {
     const uint64_t *budgets = self->job.budget_bytes;
-    uint64_t endless[TIER_COUNT];
+    uint64_t larger[TIER_COUNT];
     char seconds[32], cost[32], budget[SIZE_TEXT_BYTES], fits[96];
     const char *lane;
     double near_ns, free_ns;
-    memcpy(endless, budgets, sizeof endless);
-    endless[g->nearer] = UINT64_MAX / 2;
+    memcpy(larger, budgets, sizeof larger);
+    larger[g->nearer] += g->bytes + g->bytes / 16 + LARGER_BYTES;
     TRY(moved_ns(self, found, g, budgets, &near_ns));
     bool can_move = isfinite(near_ns);
     free_ns = near_ns;
     if (!can_move)
-        TRY(moved_ns(self, found, g, endless, &free_ns));
+        TRY(moved_ns(self, found, g, larger, &free_ns));
     if (can_move)
         snprintf(fits, sizeof fits, "would fit the %s budget", resting_place(g->nearer));
     else
@@ -245,7 +238,7 @@ static int say_parked(plani_search *self, struct plan_place_found *found, double
     memcpy(endless, job->budget_bytes, sizeof endless);
     endless[TIER_DEVICE] = UINT64_MAX / 2;
     self->job.parked_near = all;
-    int rc = step_ns(self, found, endless, &free_ns);
+    int rc = step_ns(self, endless, &free_ns);
     self->job.parked_near = near;
     TRY(rc);
     format_seconds(lane_seconds(self, found, &recomputed, home, &lane), seconds);
@@ -264,7 +257,7 @@ int plani_give_reasons(plani_search *self, struct plan_place_found *found)
     double base_ns;
     found->reason_count = 0;
     plani_note_work(&self->job, "looking for reasons", 0);
-    TRY(step_ns(self, found, self->job.budget_bytes, &base_ns));
+    TRY(step_ns(self, self->job.budget_bytes, &base_ns));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (int tier = 0; tier <= TIER_COUNT; tier++)
             for (int is_open = 1; is_open >= 0; is_open--) {

@@ -1,236 +1,268 @@
-/* The search for a placement: trials, moves from the best point, and the winner. See plan_place in
- * plan.h.
+/* The search for a plan: one search over the whole point, by one trial and one rule of acceptance.
+ * See plan_place and plan_compile in plan.h.
  *
- *   1  the first points (starts.c)
- *   2  moves from the best point, in steps that get smaller, until none gains
- *   3  the best few points are compiled whole (settle.c); the shortest mean step wins
- *   4  all of it in the other order of micro-batches, where the order is open
+ *   1  the first points (starts.c), each with the update that is usual for its homes
+ *   2  the best of them with each other update that may be chosen
+ *   3  from the best point of each update: moves of one or two coordinates, in steps that get
+ *      smaller, until none gains
+ *   4  the same from other first points, and from points that one move makes of the best point,
+ *      though they are worse: until the work is used up
+ *   5  all of it in the other order of micro-batches, where the order is open
+ *   6  the point with the lowest score is compiled (compile.c)
  *
- * Where none of these compiles, what fits at all is compiled in its place, in this order: the
- * placement that needs least of the near tiers (fit.c); whole kinds, nearest first. Where nothing
- * fits, the refusal is that of the placement which comes nearest to the budgets. */
+ * A word that the job gives only takes coordinates away. Where all homes are given, those moves
+ * remain that say how programs use them.
+ *
+ * Where no point compiles, what fits at all is compiled in its place, in this order: the placement
+ * that needs least of the near tiers (fit.c); whole kinds, nearest first. Where nothing fits, the
+ * refusal is that of the placement which comes nearest to the budgets. */
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "plan/search_internal.h"
 
-/* A score is the time of a step and these shares of it: where all inner activations are kept, and
- * where all other states are on drives. */
-static const double kept_cost = 0.0003, far_cost = 0.0003;
-/* A point that loses by this much in trials may yet win when it is compiled whole. */
-static const double near_loser = 1.005;
-
 enum {
     REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
     LAST_RESORT_WORK =
         4 * PLANI_SEARCH_WORK, /* in all: then whole kinds are not compiled any more */
-    FINALISTS_WORK = 800000,   /* more than one placement is compiled whole while that costs less */
+    SLOTS_MOST = 4000000,      /* stages times micro-batches */
 };
 
-double plan_mean_step_ns(const plan_job *job, const plan_set *set)
-{
-    double with_ns = (double)set->programs[PROGRAM_STEADY].predicted_ns;
-    double without_ns = (double)set->uncommitted_ns;
-    if (!job->commits)
-        return with_ns;
-    if (set->commit == PLAN_COMMIT_APART)
-        with_ns += (double)set->programs[PROGRAM_SAVE].predicted_ns;
-    return without_ns + (with_ns - without_ns) / (double)size_max(job->commit_every, 1);
-}
+/* ---- the rule of acceptance ----------------------------------------------------------------- */
 
-/* ---- trials of placements ------------------------------------------------------------------- */
+/* The point with the lowest score wins: its time, and a price for what the simulator does not see.
+ * A price is the share of a step that it may cost; all together stay below 1 %. */
+static const struct {
+    double kept;    /* all inner activations are kept: the least memory under equal times */
+    double far;     /* all other states rest on drives: memory that is there spares them */
+    double copies;  /* copies fill the host: memory that reading ahead may use */
+    double halved;  /* a tile size is half of the largest one: twice as many ops */
+    double held;    /* all stages are held: device memory */
+    double crowded; /* copies leave room for no tile under way. In a run tiles are also compared and
+                     * summed between ops. 151M params through 170 MiB: tiles of 1 Mi in place of 4
+                     * Mi elements made a step 9 % shorter. */
+    double older;   /* a commit is one step older: a crash loses one step more */
+    double idle;    /* memory beside homes is left unused */
+    double batch;   /* batch-major: every gradient is added to once a micro-batch */
+} price = {0.0003, 0.0003, 0.0005, 0.0002, 0.0003, 0.004, 0.0015, 0.0002, 0.001};
 
-bool plani_search_may_go_on(const plani_search *self)
-{
-    return self->work.ops < PLANI_SEARCH_WORK && self->trials < PLANI_TRIALS_MOST &&
-           self->seen_count < PLANI_SEEN_MOST;
-}
+enum { TILES_UNDER_WAY = 6 }; /* fewer are crowded */
 
-/* A hash of homes, modes and held stages; never 0. */
-static uint64_t hash_of(const plani_search *self, const struct plani_point *point)
-{
-    const uint32_t modes[] = {point->held, point->update, point->parked_near,
-                              point->parked_on_host};
-    uint64_t hash = PLANI_HASH_BEGIN;
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        hash = plani_hash(hash, self->homes[kind], self->job.unit_count);
-    hash = plani_hash(hash, modes, sizeof modes);
-    return hash ? hash : 1;
-}
-
-/* True if the point was seen, or if there is no room to note it. Points whose homes alone do not
- * fit cost no work and are no trials, so their number ends the search as well. */
-static bool note_seen(plani_search *self, uint64_t hash)
-{
-    uint64_t at = hash & (PLANI_SEEN - 1);
-    while (self->seen[at] != 0 && self->seen[at] != hash)
-        at = (at + 1) & (PLANI_SEEN - 1);
-    if (self->seen[at] == hash || self->seen_count == PLANI_SEEN_MOST)
-        return true;
-    self->seen[at] = hash;
-    self->seen_count++;
-    return false;
-}
-
-/* The factor by which a score exceeds the time: it makes use of memory that is there, and brings a
- * unit nearer where that costs nothing and spares drives. */
+/* Returns the score of the point, which is applied, over the time of its step. */
 static double factor_of(const plani_search *self, const struct plani_point *point)
 {
+    const plan_job *job = &self->job;
     double count = self->counts[STATE_INNER_ACTIVATIONS], far = 0, all = 1;
     double kept = point->until[STATE_INNER_ACTIVATIONS][TIER_NVME];
+    uint64_t tiles[PLANI_TILES_MAX];
     for (int kind = 0; kind < STATE_INNER_ACTIVATIONS; kind++)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
             double bytes = (double)self->bytes[kind][self->units[kind][i]];
             far += i >= point->until[kind][TIER_HOST] ? bytes : 0;
             all += bytes;
         }
-    return 1 + kept_cost * kept / fmax(count, 1) + far_cost * far / all;
+    uint32_t tile_count = plani_list_tiles(job, tiles), larger = 0;
+    while (larger < tile_count && tiles[larger] > point->tile_elems)
+        larger++;
+    double factor = 1 + price.kept * kept / fmax(count, 1) + price.far * far / all +
+                    price.halved * fmin(larger, 8) +
+                    price.held * point->held / fmax(plani_held_most(job), 1) +
+                    price.older * (point->commit != plani_usual_commit(job)) +
+                    price.idle * (point->idle_parts[0] + point->idle_parts[1]) / PLANI_PARTS +
+                    price.batch * (point->order == ORDER_BATCH_MAJOR);
+    if (point->copy_parts == 0)
+        return factor;
+    double copies = (double)point->copy_parts / PLANI_PARTS;
+    double tile_bytes = (double)tile_state_bytes(job->state_streams, point->tile_elems) +
+                        (double)point->tile_elems * (job->param_bytes + job->grad_bytes);
+    double used = 1 - (double)point->idle_parts[TIER_HOST] / PLANI_PARTS;
+    double under_way = used * (1 - copies) * (double)plani_room_beside(job, TIER_HOST) / tile_bytes;
+    return factor + price.copies * copies +
+           price.crowded * fmax(1 - under_way / TILES_UNDER_WAY, 0);
 }
 
-/* Puts the point among the best; one placement is there once, with its best number of held
- * stages. */
-static void note_score(plani_search *self, const struct plani_point *point, double score)
+/* ---- trials --------------------------------------------------------------------------------- */
+
+bool plani_search_may_go_on(const plani_search *self)
 {
-    struct plani_scored *best = self->best;
-    int at = 0;
-    while (at < PLANI_FINALISTS && best[at].score <= score) {
-        if (isfinite(best[at].score) && plani_point_is_same_placement(&best[at].point, point))
-            return;
-        at++;
-    }
-    if (at == PLANI_FINALISTS)
-        return;
-    int end = at; /* the same with other held stages goes, or the last */
-    while (end < PLANI_FINALISTS - 1 &&
-           !(isfinite(best[end].score) && plani_point_is_same_placement(&best[end].point, point)))
-        end++;
-    for (int i = end; i > at; i--)
-        best[i] = best[i - 1];
-    best[at] = (struct plani_scored){*point, score};
-    assert(at == 0 || best[at - 1].score <= score);
+    return self->work->ops < self->work_end &&
+           self->work->try_count - self->work->repeat_count < self->tries_end;
 }
 
-/* Tries the placement with tiles of self->level; while no placement has fitted, with finer ones
- * until it does or there are none. *level: of the last tiles that were tried. */
-static int try_levels(plani_search *self, struct plani_point point, uint64_t limit_ns,
-                      struct plani_trial *trial, uint32_t *level)
+int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
+                     bool *gained)
 {
-    const plan_job *job = &self->job;
-    uint32_t level_max = self->has_fit ? self->level + 1 : UINT32_MAX;
-    const uint64_t begun = self->work.ops;
-    uint64_t before = 0;
-    if (!plani_homes_may_fit(job))
-        return ERR_NO_FIT;
-    point.commit = plani_decisive_commit(job);
-    for (*level = self->level;; ++*level) {
-        point.tile_elems = plani_trial_tile(job, *level);
-        int rc = ERR_NO_FIT;
-        if (point.tile_elems != before)
-            rc = plani_try(job, &point, limit_ns, trial, &self->work);
-        before = point.tile_elems;
-        uint64_t ops = self->work.ops - begun;
-        if (rc == ERR_NO_FIT && *level < level_max && ops <= PLANI_SEARCH_WORK &&
-            !plani_is_last_level(job, *level))
-            continue;
-        self->trials += ops > 0;
-        return rc;
-    }
-}
-
-int plani_search_try(plani_search *self, struct plani_point point, double *score)
-{
-    struct plani_trial trial;
-    uint32_t level;
-    uint64_t limit_ns = 0;
-    *score = INFINITY;
+    double ns;
     self->last_fits = false;
-    if (!plani_point_is_legal(self, &point))
+    if (!plani_point_is_legal(self, point) || !plani_search_may_go_on(self))
         return 0;
-    plani_note_work(&self->job, "trying placements", 0);
-    plani_point_apply(self, &point);
-    if (note_seen(self, hash_of(self, &point)))
-        return 0;
-    double factor = factor_of(self, &point);
-    if (self->has_fit)
-        limit_ns = (uint64_t)(near_loser * self->best[0].score / factor);
-    int rc = try_levels(self, point, limit_ns, &trial, &level);
+    plani_note_work(&self->job, "trying plans", 0);
+    plani_point_apply(self, point);
+    double factor = factor_of(self, point);
+    double limit = isfinite(best->score) ? best->score / factor : 0;
+    int rc = plani_try(&self->job, point, limit, &ns, self->work);
     if (rc == ERR_NO_FIT)
         return 0;
     TRY(rc);
     self->last_fits = true;
-    if (!self->has_fit)
-        self->level = level;
-    self->has_fit = true;
-    if (trial.ns == UINT64_MAX)
-        return 0;
-    *score = (double)trial.ns * factor;
-    note_score(self, &point, *score);
+    if (ns * factor < best->score) {
+        *best = (struct plani_scored){*point, ns * factor};
+        *gained = true;
+    }
     return 0;
 }
 
 /* ---- moves ---------------------------------------------------------------------------------- */
 
-/* Tries the point; *gained where it is worth leaving the best point so far for it. */
-static int try_move(plani_search *self, const struct plani_point *point, bool *gained)
+enum {
+    MOVE_COPIES,                   /* other numbers of parts */
+    MOVE_HELD = MOVE_COPIES + 9,   /* other numbers of held stages */
+    MOVE_TILE = MOVE_HELD + 10,    /* finer, coarser */
+    MOVE_IDLE = MOVE_TILE + 2,     /* other parts of device and host that are left unused */
+    MOVE_COMMIT = MOVE_IDLE + 8,   /* the other way */
+    MOVE_PARKED = MOVE_COMMIT + 1, /* other micro-batches whose parked activations stay near */
+    MOVE_COUNT = MOVE_PARKED + 7
+};
+
+/* The first move of those that change the same coordinate. */
+static int coordinate_of(int move)
 {
-    double before = self->best[0].score, score;
-    if (!plani_search_may_go_on(self))
-        return 0;
-    TRY(plani_search_try(self, *point, &score));
-    *gained = *gained || plani_is_worth(PLANI_CHANGE_HOMES, score, before);
+    static const int begins[] = {MOVE_COPIES, MOVE_HELD,   MOVE_TILE, MOVE_IDLE,
+                                 MOVE_COMMIT, MOVE_PARKED, MOVE_COUNT};
+    int at = 0;
+    while (move >= begins[at + 1])
+        at++;
+    return begins[at];
+}
+
+static bool move_tile(const plani_search *self, struct plani_point *point, bool finer)
+{
+    uint64_t tiles[PLANI_TILES_MAX], least = plani_searched_tile(&self->job);
+    uint32_t count = plani_list_tiles(&self->job, tiles), at = 0;
+    while (at + 1 < count && tiles[at] > point->tile_elems)
+        at++;
+    if (finer ? at + 1 == count || point->tile_elems <= least : at == 0)
+        return false;
+    point->tile_elems = tiles[finer ? at + 1 : at - 1];
+    return !self->fails[finer ? at + 1 : at - 1];
+}
+
+static bool move_copies(const plani_search *self, struct plani_point *point, int way)
+{
+    static const uint32_t parts[] = {8, 4, 12, 2, 14, 0, 1};
+    if (point->update != UPDATE_IN_NEXT_FORWARD || self->job.only_eval)
+        return false;
+    uint32_t next = way < 7 ? parts[way] : way == 7 ? point->copy_parts + 1 : point->copy_parts - 1;
+    bool moves = next != point->copy_parts && next < PLANI_PARTS;
+    point->copy_parts = next;
+    return moves;
+}
+
+static bool move_held(const plani_search *self, struct plani_point *point, int way)
+{
+    uint32_t held = point->held, most = plani_held_most(&self->job);
+    const uint32_t others[] = {
+        most,     most / 2, most / 4, most / 8, 2 * held, held + held / 2, held - held / 4,
+        held / 2, held + 1, 0};
+    point->held = (uint32_t)size_min(others[way], most);
+    return point->held != held;
+}
+
+static bool move_idle(struct plani_point *point, int way, int arena)
+{
+    static const uint32_t parts[] = {3, 8, 12, 0};
+    bool moves = point->idle_parts[arena] != parts[way];
+    point->idle_parts[arena] = parts[way];
+    return moves;
+}
+
+/* State homed in memory may be so much that the drive is at its saves when the step's other work
+ * ends, and the sync comes on top. Where the saves come first the step hides that too, at the price
+ * of updates that wait for them. */
+static bool move_commit(const plani_search *self, struct plani_point *point)
+{
+    bool is_first = point->commit == PLAN_COMMIT_FIRST;
+    point->commit = is_first ? PLAN_COMMIT_BEHIND : PLAN_COMMIT_FIRST;
+    return plani_usual_commit(&self->job) == PLAN_COMMIT_BEHIND &&
+           plani_has_state_in_memory(&self->job);
+}
+
+static bool move_parked(const plani_search *self, struct plani_point *point, int way)
+{
+    uint32_t all = self->job.micro_batch_count, near = point->parked_near;
+    const uint32_t others[] = {
+        all, near + (all - near) / 2, near / 2, 0, near + (near < all), near - (near > 0), near};
+    if (self->is_closed || plani_parked_bytes(&self->job) == 0)
+        return false;
+    point->parked_near = others[way];
+    point->parked_on_host ^= way == 6;
+    return way == 6 || others[way] != near;
+}
+
+/* Changes how programs use the placement of the point, which is applied; false: not that way. */
+static bool move_mode(const plani_search *self, struct plani_point *point, int move)
+{
+    int way = move - coordinate_of(move);
+    switch (coordinate_of(move)) {
+    case MOVE_TILE:
+        return move_tile(self, point, way == 0);
+    case MOVE_COPIES:
+        return move_copies(self, point, way);
+    case MOVE_HELD:
+        return move_held(self, point, way);
+    case MOVE_IDLE:
+        return move_idle(point, way % 4, way / 4);
+    case MOVE_COMMIT:
+        return move_commit(self, point);
+    default:
+        return move_parked(self, point, way);
+    }
+}
+
+/* Tries the moves of all coordinates but one. */
+static int try_modes(plani_search *self, struct plani_scored *best, int without, bool *gained)
+{
+    for (int move = 0; move < MOVE_COUNT && plani_search_may_go_on(self); move++) {
+        if (coordinate_of(move) == without)
+            continue;
+        struct plani_point next = best->point;
+        plani_point_apply(self, &next);
+        if (move_mode(self, &next, move))
+            TRY(plani_search_try(self, &next, best, gained));
+    }
     return 0;
 }
 
-/* Other numbers of micro-batches whose parked activations stay on the device. */
-static int move_parked(plani_search *self, bool *gained)
+static int settle_modes(plani_search *self, struct plani_scored *best)
 {
-    const struct plani_point point = self->best[0].point;
-    uint32_t all = self->job.micro_batch_count, near = point.parked_near;
-    const uint32_t others[] = {all, near + (all - near) / 2, near / 2, 0};
-    plani_point_apply(self, &point);
-    if (plani_parked_bytes(&self->job) == 0)
-        return 0;
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        struct plani_point next = self->best[0].point;
-        next.parked_near = others[i];
-        TRY(try_move(self, &next, gained));
-    }
-    struct plani_point other = self->best[0].point;
-    other.parked_on_host = !other.parked_on_host;
-    return try_move(self, &other, gained);
-}
-
-/* Other updates and numbers of held stages for the best placement. */
-static int move_modes(plani_search *self, bool *gained)
-{
-    uint8_t updates[PLANI_UPDATES_MAX];
-    uint32_t count = self->job.only_eval ? 0 : plani_open_updates(self, updates);
-    struct plani_point point = self->best[0].point;
-    for (uint32_t twice = 0; twice < 2; twice++) {
-        uint32_t held = point.held;
-        struct plani_point next = point;
-        next.held = twice ? 2 * held + !held : held / 2;
-        TRY(try_move(self, &next, gained));
-    }
-    TRY(move_parked(self, gained));
-    for (uint32_t i = 0; i < count; i++) {
-        struct plani_point next = self->best[0].point;
-        next.update = (enum update)updates[i];
-        TRY(try_move(self, &next, gained));
+    bool gained = true;
+    while (gained && plani_search_may_go_on(self)) {
+        gained = false;
+        TRY(try_modes(self, best, MOVE_COUNT, &gained));
     }
     return 0;
+}
+
+/* False where the point has no home of the kind: gradients go straight into their update. */
+static bool has_homes(const plani_search *self, const struct plani_point *point, int kind)
+{
+    bool rests = point->update != UPDATE_IN_BACKWARD ||
+                 (point->order == ORDER_BATCH_MAJOR && self->job.micro_batch_count > 1);
+    return self->counts[kind] > 0 && (kind != STATE_GRADS || rests);
 }
 
 /* Brings units of the kind nearer in place of as many bytes of another kind. */
-static int trade(plani_search *self, int kind, int tier, uint32_t step, bool *gained)
+static int trade(plani_search *self, struct plani_scored *best, int kind, int tier, uint32_t step,
+                 bool *gained)
 {
     for (int other = 0; other < STATE_KIND_COUNT; other++) {
-        struct plani_point next = self->best[0].point;
+        struct plani_point next = best->point;
         uint32_t first = next.until[kind][tier];
-        if (other == kind || self->counts[other] == 0 ||
+        if (other == kind || !has_homes(self, &next, other) ||
             !plani_point_shift(self, &next, kind, tier, step))
             continue;
         uint64_t bytes = 0;
@@ -243,27 +275,28 @@ static int trade(plani_search *self, int kind, int tier, uint32_t step, bool *ga
         if (begin == end ||
             !plani_point_shift(self, &next, other, tier, (int64_t)begin - (int64_t)end))
             continue;
-        TRY(try_move(self, &next, gained));
+        TRY(plani_search_try(self, &next, best, gained));
     }
     return 0;
 }
 
 /* Moves each boundary by the `part`-th part of its kind's units, both ways; and trades. */
-static int move_kinds(plani_search *self, uint32_t part, bool *gained)
+static int try_kinds(plani_search *self, struct plani_scored *best, uint32_t part, bool *gained)
 {
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (int tier = 0; tier < TIER_COUNT; tier++) {
             uint32_t step = self->counts[kind] / part;
-            if (self->counts[kind] == 0 || (step == 0 && part > 2 * self->counts[kind]))
+            if (!has_homes(self, &best->point, kind) ||
+                (step == 0 && part > 2 * self->counts[kind]))
                 continue;
             step = step ? step : 1;
             for (int sign = 1; sign >= -1; sign -= 2) {
-                struct plani_point next = self->best[0].point;
+                struct plani_point next = best->point;
                 if (plani_point_shift(self, &next, kind, tier, sign * (int64_t)step))
-                    TRY(try_move(self, &next, gained));
+                    TRY(plani_search_try(self, &next, best, gained));
             }
             if (tier != TIER_NVME)
-                TRY(trade(self, kind, tier, step, gained));
+                TRY(trade(self, best, kind, tier, step, gained));
         }
     return 0;
 }
@@ -276,60 +309,258 @@ static uint32_t longest_kind(const plani_search *self)
     return most;
 }
 
-static int improve(plani_search *self)
+/* Moves boundaries in steps that get smaller, until none gains. */
+static int move_homes(plani_search *self, struct plani_scored *best)
 {
     uint32_t most = longest_kind(self);
-    bool gained = true;
-    while (gained && plani_search_may_go_on(self)) {
-        gained = false;
-        TRY(move_modes(self, &gained));
-    }
-    for (uint32_t part = 1; part <= 2 * most; part *= 2) {
-        gained = true;
-        while (gained && plani_search_may_go_on(self)) {
+    for (uint32_t part = 1; part <= 2 * most; part *= 2)
+        for (bool gained = true; gained && plani_search_may_go_on(self);) {
             gained = false;
-            TRY(move_kinds(self, part, &gained));
-            TRY(move_modes(self, &gained));
+            bool moved = false;
+            TRY(try_kinds(self, best, part, &gained));
+            if (gained)
+                TRY(try_modes(self, best, MOVE_COUNT, &moved));
         }
+    return 0;
+}
+
+/* ---- one order of micro-batches ------------------------------------------------------------- */
+
+/* Updates whose best point is so much slower get no more moves at all, or none of homes. */
+static const double near_update = 1.4, near_homes = 1.1;
+/* A step so near to its bound is not worth a longer search. */
+static const double near_bound = 1.003;
+enum { STARTS_IDLE = 2, OTHERS_PART = 8 };
+
+static struct plani_scored *best_of(plani_search *self, const bool *without)
+{
+    struct plani_scored *best = NULL;
+    for (int u = 0; u < PLANI_UPDATES; u++)
+        if (!without[u] && (!best || self->best[u].score < best->score))
+            best = &self->best[u];
+    return best && isfinite(best->score) ? best : NULL;
+}
+
+/* Tries the best point with each other update that may be chosen. */
+static int try_updates(plani_search *self, const struct plani_scored *from)
+{
+    uint8_t updates[PLANI_UPDATES];
+    uint32_t count = self->job.only_eval ? 0 : plani_open_updates(self, updates);
+    for (uint32_t i = 0; i < count; i++) {
+        struct plani_scored *best = &self->best[updates[i]];
+        struct plani_point next = from->point;
+        bool gained;
+        if (best == from)
+            continue;
+        plani_point_set_update(self, &next, (enum update)updates[i]);
+        TRY(plani_search_try(self, &next, best, &gained));
     }
     return 0;
 }
 
+static void note_best(plani_search *self, const struct plani_scored *found)
+{
+    struct plani_scored *best = &self->best[found->point.update];
+    if (found->score < best->score)
+        *best = *found;
+}
+
+/* Improves the best points of updates that are near the best one. */
+static int improve_updates(plani_search *self)
+{
+    bool is_done[PLANI_UPDATES] = {false};
+    struct plani_scored *best;
+    double least = INFINITY;
+    const uint64_t end = self->work_end;
+    while ((best = best_of(self, is_done)) && best->score < near_update * least) {
+        is_done[best - self->best] = true;
+        if (isfinite(least)) /* others than the best get a smaller part of the work */
+            self->work_end =
+                size_min(end, self->work->ops + (end - self->work_begin) / OTHERS_PART);
+        bool gained = false;
+        TRY(try_modes(self, best, MOVE_COUNT, &gained));
+        if (best->score < near_homes * least)
+            TRY(move_homes(self, best));
+        TRY(settle_modes(self, best));
+        self->work_end = end;
+        least = fmin(least, best->score);
+    }
+    return 0;
+}
+
+/* Goes down from the point, and takes the result where it is better than the best one. */
+static int descend(plani_search *self, struct plani_scored *from, bool *gained)
+{
+    double before = self->best[from->point.update].score;
+    TRY(move_homes(self, from));
+    TRY(settle_modes(self, from));
+    note_best(self, from);
+    *gained = from->score < before;
+    return 0;
+}
+
+/* True if the step of the best point is as short as its transfers and its computing allow. */
+static bool is_at_bound(plani_search *self, const struct plani_scored *best)
+{
+    struct plani_figures step;
+    plani_point_apply(self, &best->point);
+    int rc = plani_try_step(&self->job, &best->point, 0, &step, self->work);
+    return rc == 0 && (double)step.ns <= near_bound * (double)step.bound_ns;
+}
+
+/* Goes down from other starts than the best one, until some in a row have led nowhere new. */
+static int improve_starts(plani_search *self)
+{
+    uint32_t idle = 0;
+    for (uint32_t i = 1; i < self->start_count && idle < STARTS_IDLE; i++) {
+        bool gained;
+        TRY(descend(self, &self->starts[i], &gained));
+        idle = gained ? 0 : idle + 1;
+    }
+    return 0;
+}
+
+/* Goes down from points that a move makes from the best one, though they are worse: what one
+ * coordinate takes, others may then give. */
+static int improve_best(plani_search *self)
+{
+    static const bool none[PLANI_UPDATES] = {false};
+    for (int move = 0; move < MOVE_COUNT && plani_search_may_go_on(self); move++) {
+        struct plani_scored next = {best_of(self, none)->point, INFINITY};
+        bool gained;
+        plani_point_apply(self, &next.point);
+        if (!move_mode(self, &next.point, move))
+            continue;
+        const struct plani_point moved = next.point;
+        TRY(plani_search_try(self, &moved, &next, &gained));
+        if (!isfinite(next.score))
+            continue;
+        TRY(try_modes(self, &next, coordinate_of(move), &gained));
+        TRY(descend(self, &next, &gained));
+        move = gained ? -1 : move;
+    }
+    return 0;
+}
+
+/* Fills self->best for one order; no score in it is finite where nothing was found to fit. */
+static int search_order(plani_search *self, enum order order)
+{
+    static const bool none[PLANI_UPDATES] = {false};
+    self->job.order = order;
+    self->start_count = 0;
+    self->passing_bytes = 0;
+    self->work_begin = self->work->ops;
+    self->work_end = self->work_begin + PLANI_SEARCH_WORK;
+    self->tries_end = self->work->try_count - self->work->repeat_count +
+                      (self->is_closed ? PLANI_TRIES_CLOSED : PLANI_TRIES_MOST);
+    for (int u = 0; u < PLANI_UPDATES; u++)
+        self->best[u].score = INFINITY;
+    TRY(plani_try_starts(self));
+    if (self->start_count == 0)
+        return 0;
+    for (uint32_t i = 0; i < self->start_count; i++)
+        note_best(self, &self->starts[i]);
+    TRY(try_updates(self, best_of(self, none)));
+    TRY(improve_updates(self));
+    if (is_at_bound(self, best_of(self, none)))
+        return 0;
+    TRY(improve_starts(self));
+    return improve_best(self);
+}
+
+/* ---- homes are given ------------------------------------------------------------------------ */
+
+static int check_slots(const plan_job *job)
+{
+    if ((uint64_t)job->stage_count * job->micro_batch_count <= SLOTS_MOST)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "gradient_accumulation_steps %" PRIu32 " times %" PRIu32
+                   " stages is more than %d passes in a step: at most %" PRIu32 " fit",
+                   job->micro_batch_count, job->stage_count, SLOTS_MOST,
+                   (uint32_t)SLOTS_MOST / job->stage_count);
+}
+
+/* Compiles the best point. Only the steady step was looked at so far: a tile size with which
+ * another program has no room, which is rare, is marked. */
+static int compile_closed(plani_search *self, plan_set *out, struct plani_point *taken)
+{
+    uint64_t tiles[PLANI_TILES_MAX];
+    uint32_t count = plani_list_tiles(&self->job, tiles);
+    const struct plani_scored *best = &self->best[self->job.update];
+    if (!isfinite(best->score))
+        return plani_refuse(self->asked->job, self->work);
+    struct plani_candidate needs = {.tile_elems = best->point.tile_elems};
+    *taken = best->point;
+    int rc = plani_check_needs(&self->job, &needs, self->work);
+    if (rc == 0)
+        rc = plani_compile_point(&self->job, taken, out, self->work);
+    for (uint32_t i = 0; i < count && rc == ERR_NO_FIT; i++)
+        self->fails[i] = self->fails[i] || tiles[i] == needs.tile_elems;
+    return rc == ERR_NO_FIT ? 1 : rc;
+}
+
+/* plan_compile. *taken: the point, but for homes. */
+static int compile_given(const plan_job *job, plan_set *out, struct plani_point *taken,
+                         plani_work *work)
+{
+    plani_search self;
+    struct plan_place_asked asked = {.job = job, .has_drives = true};
+    uint64_t begun = work->ops;
+    memset(out, 0, sizeof *out);
+    assert(job->stage_count >= 2);
+    TRY(plani_check_job(job));
+    TRY(check_slots(job));
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        asked.wanted[kind] = job->homes[kind];
+    int rc = plani_search_init(&self, &asked, work);
+    self.is_closed = true;
+    while (rc == 0) {
+        rc = search_order(&self, job->order);
+        if (rc == 0)
+            rc = compile_closed(&self, out, taken);
+        if (rc != 1)
+            break;
+        rc = 0;
+    }
+    plani_search_fini(&self);
+    out->work_ops = work->ops - begun;
+    return rc;
+}
+
+int plan_compile(const plan_job *job, plan_set *out)
+{
+    plani_work work = {0};
+    struct plani_point taken;
+    int rc = compile_given(job, out, &taken, &work);
+    plani_work_fini(&work);
+    return rc;
+}
+
 /* ---- the winner ----------------------------------------------------------------------------- */
 
-static int compile_point(plani_search *self, const struct plani_point *point, plan_set *set)
+/* Compiles what the homes of the point allow. */
+static int compile_homes(plani_search *self, plan_set *set, struct plani_point *point)
+{
+    struct plani_point taken;
+    plani_point_apply(self, point);
+    self->compiles++;
+    int rc = compile_given(&self->job, set, &taken, self->work);
+    if (rc == 0) {
+        memcpy(taken.until, point->until, sizeof taken.until);
+        *point = taken;
+    }
+    return rc;
+}
+
+/* Compiles the point; with other tiles, or fewer held stages, where a program has no room that no
+ * trial looked at. */
+static int compile_best(plani_search *self, plan_set *set, struct plani_point *point)
 {
     plani_point_apply(self, point);
     self->compiles++;
-    return plani_compile(&self->job, set, &self->work);
-}
-
-/* Compiles the best few whole; 1: none fits. */
-static int compile_best(plani_search *self, plan_set *set, struct plani_point *taken)
-{
-    bool has_one = false;
-    uint64_t work = 0;
-    for (int i = 0; i < PLANI_FINALISTS && isfinite(self->best[i].score); i++) {
-        plan_set next;
-        if (has_one && work * (uint64_t)(i + 1) / (uint64_t)i > FINALISTS_WORK)
-            break;
-        int rc = compile_point(self, &self->best[i].point, &next);
-        if (rc == ERR_NO_FIT)
-            continue;
-        TRY(rc);
-        work += next.work_ops;
-        if (has_one && !plani_is_worth(PLANI_CHANGE_HOMES, plan_mean_step_ns(&self->job, &next),
-                                       plan_mean_step_ns(&self->job, set))) {
-            plan_set_fini(&next);
-            continue;
-        }
-        if (has_one)
-            plan_set_fini(set);
-        *set = next;
-        *taken = self->best[i].point;
-        has_one = true;
-    }
-    return has_one ? 0 : 1;
+    int rc = plani_compile_point(&self->job, point, set, self->work);
+    return rc == ERR_NO_FIT ? compile_homes(self, set, point) : rc;
 }
 
 /* Compiles the placement that needs least of the near tiers; 1: that does not fit either. */
@@ -338,7 +569,7 @@ static int compile_any(plani_search *self, plan_set *set, struct plani_point *ta
     uint64_t need[TIER_COUNT];
     int rc = plani_find_fit(self, taken, need);
     if (rc == 0)
-        rc = compile_point(self, taken, set);
+        rc = compile_homes(self, set, taken);
     return rc == ERR_NO_FIT ? 1 : rc;
 }
 
@@ -346,19 +577,19 @@ static int compile_any(plani_search *self, plan_set *set, struct plani_point *ta
  * nearest to the budgets; among equally near ones the last, which needs least memory. */
 static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_point *taken)
 {
-    struct plani_point point = {.order = self->job.order, .update = self->asked->job->update};
-    struct plani_point nearest = point;
+    struct plani_point nearest = plani_first_point(self);
     double least = INFINITY;
     for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
         double excess[TIER_COUNT], bytes = 0;
+        struct plani_point point = plani_first_point(self);
         plani_point_of_kinds(self, i, &point);
         if (!plani_point_is_legal(self, &point))
             continue;
         plani_point_usual_update(self, &point);
         *taken = point;
         int rc = ERR_NO_FIT;
-        if (!self->is_hopeless && self->work.ops <= LAST_RESORT_WORK)
-            rc = compile_point(self, &point, set);
+        if (!self->is_hopeless && self->work->ops <= LAST_RESORT_WORK)
+            rc = compile_homes(self, set, taken);
         if (rc != ERR_NO_FIT)
             return rc;
         plani_point_apply(self, &point);
@@ -380,11 +611,11 @@ static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_p
  * activations kept or not. Where a program is long only the first variants are tried. */
 static int find_least(plani_search *self, struct plani_point *nearest)
 {
-    uint8_t updates[PLANI_UPDATES_MAX];
+    uint8_t updates[PLANI_UPDATES];
     uint32_t count = plani_open_updates(self, updates);
     uint32_t kept = self->counts[STATE_INNER_ACTIVATIONS];
     const struct plani_point usual = *nearest;
-    uint64_t before = self->work.ops;
+    uint64_t before = self->work->ops;
     double least = INFINITY;
     for (uint32_t i = 0; i < size_max(count, 1); i++)
         for (int tier = TIER_COUNT; tier > TIER_DEVICE; tier--) {
@@ -394,10 +625,10 @@ static int find_least(plani_search *self, struct plani_point *nearest)
             for (int t = tier; t < TIER_COUNT && kept; t++)
                 point.until[STATE_INNER_ACTIVATIONS][t] = kept;
             if ((tier < TIER_COUNT && kept == 0) || !plani_point_is_legal(self, &point) ||
-                self->work.ops - before > REFUSAL_WORK)
+                self->work->ops - before > REFUSAL_WORK)
                 continue;
             plani_point_apply(self, &point);
-            TRY(plani_excess(&self->job, &bytes, &self->work));
+            TRY(plani_excess(&self->job, &bytes, self->work));
             if (bytes < least) {
                 least = bytes;
                 *nearest = point;
@@ -413,7 +644,7 @@ static int refuse_or_compile(plani_search *self, plan_set *set, struct plani_poi
     if (!self->asked->job->no_advice)
         TRY(find_least(self, nearest));
     self->job.no_advice = self->asked->job->no_advice;
-    return compile_point(self, nearest, set);
+    return compile_homes(self, set, nearest);
 }
 
 /* ---- the question and its answer ------------------------------------------------------------ */
@@ -424,6 +655,7 @@ static void fill_found(plani_search *self, const struct plani_point *taken,
     plani_point_apply(self, taken);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         memcpy(found->homes[kind], self->homes[kind], self->job.unit_count);
+    found->order = self->job.order;
     found->update = self->job.update;
     found->parked_near = self->job.parked_near;
     found->parked_on_host = self->job.parked_on_host;
@@ -439,115 +671,92 @@ static int place_any(plani_search *self, struct plan_place_found *found)
     return rc == 0 ? 0 : plani_refuse_lack(&self->job, found->need_bytes);
 }
 
+/* Searches the orders in question; 1: nothing was found to fit. */
+static int search_all(plani_search *self, struct plani_point *taken)
+{
+    static const bool none[PLANI_UPDATES] = {false};
+    enum order given = self->asked->job->order;
+    bool is_open = self->asked->chooses_order && given == ORDER_LAYER_MAJOR;
+    uint32_t orders = is_open && self->job.micro_batch_count > 1 ? 2 : 1;
+    double least = INFINITY;
+    for (uint32_t i = 0; i < orders; i++) {
+        TRY(search_order(self, i == 0 ? given : ORDER_BATCH_MAJOR));
+        const struct plani_scored *best = best_of(self, none);
+        if (best && best->score < least) {
+            *taken = best->point;
+            least = best->score;
+        }
+    }
+    self->job.order = given;
+    return isfinite(least) ? 0 : 1;
+}
+
 /* The placement whose step is shortest, compiled. */
 static int place_best(plani_search *self, struct plan_place_found *found)
 {
     struct plani_point taken;
-    TRY(plani_try_starts(self));
-    if (self->has_fit)
-        TRY(improve(self));
-    int rc = compile_best(self, &found->set, &taken);
-    if (rc == 1 && !self->is_hopeless)
+    int rc = search_all(self, &taken);
+    if (rc == 0)
+        rc = compile_best(self, &found->set, &taken);
+    if ((rc == 1 || rc == ERR_NO_FIT) && !self->is_hopeless)
         rc = compile_any(self, &found->set, &taken);
-    if (rc == 1)
+    if (rc == 1 || rc == ERR_NO_FIT)
         rc = compile_whole_kinds(self, &found->set, &taken);
     if (rc == 1)
         rc = refuse_or_compile(self, &found->set, &taken);
     TRY(rc);
     fill_found(self, &taken, found);
+    self->winner = taken;
     rc = plani_give_reasons(self, found);
     if (rc < 0)
         plan_set_fini(&found->set);
     return rc;
 }
 
-/* The answer in one order of micro-batches. */
-static int place_in_order(const struct plan_place_asked *asked, enum order order, bool no_advice,
-                          struct plan_place_found *found)
-{
-    plani_search self;
-    plan_job job = *asked->job;
-    struct plan_place_asked in_order = *asked;
-    job.order = order;
-    job.no_advice = no_advice;
-    in_order.job = &job;
-    memset(&found->set, 0, sizeof found->set);
-    found->order = order;
-    found->reason_count = 0;
-    int rc = plani_search_init(&self, &in_order);
-    if (rc == 0)
-        rc = plani_check_job(&job);
-    if (rc == 0)
-        rc = asked->only_fits ? place_any(&self, found) : place_best(&self, found);
-    found->trial_count = self.trials;
-    found->compile_count = self.compiles;
-    found->work_ops = self.work.ops;
-    found->repeat_count = self.work.repeat_count;
-    plani_search_fini(&self);
-    return rc;
-}
-
-/* Replaces the answer in `to` by `from`. */
-static void take_found(const plan_job *job, struct plan_place_found *to,
-                       const struct plan_place_found *from)
-{
-    uint8_t *homes[STATE_KIND_COUNT];
-    memcpy(homes, to->homes, sizeof homes);
-    plan_set_fini(&to->set);
-    *to = *from;
-    memcpy(to->homes, homes, sizeof homes);
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        memcpy(to->homes[kind], from->homes[kind], job->unit_count);
-}
-
-/* Asks for batch-major as well, where `first_rc` and *found are the answer for layer-major.
- *
- *   the order is open, and batch-major gains or fits alone   *found becomes that answer
- *   the order is given, and the job fits batch-major alone   the refusal says so
- *   else                                                     the first answer stands */
+/* Asks for batch-major alone, where layer-major is refused: it is the answer where the order is
+ * open, or else a word in the refusal. */
 static int try_batch_major(const struct plan_place_asked *asked, int first_rc,
                            struct plan_place_found *found)
 {
-    const plan_job *job = asked->job;
     err_record refusal;
-    struct plan_place_found *other = mem_alloc(1, sizeof *other, "placement");
-    uint8_t *homes = mem_alloc((uint64_t)STATE_KIND_COUNT * job->unit_count, 1, "placement");
-    int rc = other && homes ? 0 : -ENOMEM;
+    plan_job job = *asked->job;
+    struct plan_place_asked other = *asked;
     err_save(&refusal, first_rc);
-    for (int kind = 0; rc == 0 && kind < STATE_KIND_COUNT; kind++)
-        other->homes[kind] = homes + (uint64_t)kind * job->unit_count;
-    if (rc == 0)
-        rc = place_in_order(asked, ORDER_BATCH_MAJOR, !asked->chooses_order, other);
-    bool fits = rc == 0;
-    bool wins =
-        fits && asked->chooses_order &&
-        (first_rc < 0 || plani_is_worth(PLANI_CHANGE_ORDER, plan_mean_step_ns(job, &other->set),
-                                        plan_mean_step_ns(job, &found->set)));
-    if (wins)
-        take_found(job, found, other);
-    else if (fits)
-        plan_set_fini(&other->set);
-    mem_free(homes);
-    mem_free(other);
-    if (wins)
-        return 0;
-    if (rc < 0 && rc != ERR_NO_FIT && asked->chooses_order) {
-        plan_set_fini(&found->set);
+    job.order = ORDER_BATCH_MAJOR;
+    job.no_advice = !asked->chooses_order;
+    other.job = &job;
+    int rc = plan_place(&other, found);
+    if (asked->chooses_order && rc != ERR_NO_FIT)
         return rc;
-    }
-    if (first_rc == 0)
-        return 0;
-    if (fits)
+    plan_set_fini(&found->set);
+    found->order = asked->job->order;
+    if (rc == 0)
         return err_set(first_rc, "%s; or as it is with schedule.order=batch_major", refusal.text);
     return err_restore(&refusal);
 }
 
 int plan_place(const struct plan_place_asked *asked, struct plan_place_found *found)
 {
+    plani_search self;
+    plani_work work = {0};
     const plan_job *job = asked->job;
-    int rc = place_in_order(asked, job->order, job->no_advice, found);
+    memset(&found->set, 0, sizeof found->set);
+    found->order = job->order;
+    found->reason_count = 0;
+    int rc = plani_search_init(&self, asked, &work);
+    if (rc == 0)
+        rc = plani_check_job(job);
+    if (rc == 0)
+        rc = check_slots(job);
+    if (rc == 0)
+        rc = asked->only_fits ? place_any(&self, found) : place_best(&self, found);
+    found->trial_count = work.try_count - work.repeat_count;
+    found->compile_count = self.compiles;
+    found->work_ops = work.ops;
+    found->repeat_count = work.repeat_count;
+    plani_search_fini(&self);
+    plani_work_fini(&work);
     bool has_other = job->order == ORDER_LAYER_MAJOR && job->micro_batch_count > 1;
-    bool asks = asked->chooses_order ? (rc == 0 && !asked->only_fits) || rc == ERR_NO_FIT
-                                     : rc == ERR_NO_FIT && !asked->only_fits && !job->no_advice;
-    return has_other && asks ? try_batch_major(asked, rc, found) : rc;
+    bool asks = asked->chooses_order || (!asked->only_fits && !job->no_advice);
+    return rc == ERR_NO_FIT && has_other && asks ? try_batch_major(asked, rc, found) : rc;
 }

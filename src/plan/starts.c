@@ -5,21 +5,17 @@
 
 #include "plan/search_internal.h"
 
-/* A placement of which no unit has a home yet, with nothing parked near. */
-static struct plani_point first_point(const plani_search *self)
-{
-    return (struct plani_point){.order = self->job.order, .update = self->job.update};
-}
-
-/* For the step of the job as applied, at the tiles of trials: bytes of homes, and what the serial
+/* For the step of the job as applied, at the tiles of starts: bytes of homes, and what the serial
  * order needs beside them. */
 static int learn_needs(plani_search *self, uint64_t homes[TIER_COUNT], uint64_t passing[TIER_COUNT])
 {
     const plan_job *job = &self->job;
     enum program_kind kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
-    uint64_t tile_elems = plani_trial_tile(job, self->level), peaks[TIER_COUNT], second_bytes;
+    uint64_t tiles[PLANI_TILES_MAX], peaks[TIER_COUNT], second_bytes;
+    plani_list_tiles(job, tiles);
+    uint64_t tile_elems = tiles[self->tile_first];
     TRY(plani_home_ends(job, tile_elems, homes, &second_bytes));
-    TRY(plani_serial_peaks(job, tile_elems, kind, peaks, &self->work));
+    TRY(plani_serial_peaks(job, tile_elems, kind, peaks, self->work));
     for (int a = 0; a < TIER_COUNT; a++)
         passing[a] = size_max(peaks[a], homes[a]) - homes[a];
     return 0;
@@ -51,11 +47,67 @@ static uint32_t parked_room(const plani_search *self, uint64_t times)
     return (uint32_t)size_min(free_bytes / plani_parked_bytes(job), job->micro_batch_count);
 }
 
+/* Starts that are so much slower than the best one are not kept. */
+static const double near_start = 1.3;
+
+/* Tries the point, and keeps it if it is one of the best starts. */
+static int try_point(plani_search *self, const struct plani_point *point)
+{
+    struct plani_scored *starts = self->starts, fresh = {.score = INFINITY};
+    bool gained = false;
+    if (self->start_count > 0)
+        fresh.score = near_start * starts[0].score;
+    if (self->start_count == PLANI_STARTS)
+        fresh.score = fmin(fresh.score, starts[PLANI_STARTS - 1].score);
+    TRY(plani_search_try(self, point, &fresh, &gained));
+    uint32_t at = 0;
+    while (at < self->start_count && starts[at].score < fresh.score)
+        at++;
+    if (!gained || (at < self->start_count && starts[at].score == fresh.score))
+        return 0; /* equal scores are nearly always the same homes */
+    self->start_count += self->start_count < PLANI_STARTS;
+    for (uint32_t i = self->start_count - 1; i > at; i--)
+        starts[i] = starts[i - 1];
+    starts[at] = fresh;
+    return 0;
+}
+
+/* Sets the search's work by the first point that fits: its step may be long. */
+static void note_fit(plani_search *self, uint32_t tile_idx, uint64_t step_ops)
+{
+    uint64_t work = size_min(PLANI_SEARCH_STEPS * step_ops, PLANI_SEARCH_WORK_MOST);
+    self->tile_first = tile_idx;
+    if (!self->is_closed)
+        self->work_end = self->work_begin + size_max(work, PLANI_SEARCH_WORK);
+}
+
+/* Tries the point with the tiles of starts. While no point has fitted, finer tiles are tried until
+ * one of them fits. */
+static int try_tiles(plani_search *self, struct plani_point *point)
+{
+    uint64_t tiles[PLANI_TILES_MAX];
+    plani_point_apply(self, point);
+    uint32_t count = plani_list_tiles(&self->job, tiles), step = self->is_closed ? 1 : 2;
+    uint32_t end =
+        self->start_count > 0 ? (uint32_t)size_min(self->tile_first + step + 1, count) : count;
+    self->last_fits = false;
+    for (uint32_t i = self->tile_first; i < end && !self->last_fits; i += step) {
+        if (self->fails[i])
+            continue;
+        uint64_t before = self->work->ops;
+        bool is_first = self->start_count == 0;
+        point->tile_elems = tiles[i];
+        TRY(try_point(self, point));
+        if (self->last_fits && is_first)
+            note_fit(self, i, self->work->ops - before);
+    }
+    return 0;
+}
+
 /* Tries the placement with its usual update. Activations parked between passes stay on the device
  * as far as that fits; the rest goes to host memory. */
 static int try_start(plani_search *self, struct plani_point *point)
 {
-    double score; /* not looked at: what fits and is slower will not be faster with less near */
     uint32_t all = self->job.micro_batch_count;
     if (!plani_point_is_legal(self, point))
         return 0;
@@ -73,12 +125,12 @@ static int try_start(plani_search *self, struct plani_point *point)
         if (i > 0 && nears[i] == nears[i - 1])
             continue;
         point->parked_near = nears[i];
-        TRY(plani_search_try(self, *point, &score));
+        TRY(try_tiles(self, point));
         if (self->last_fits || !parks)
             return 0;
     }
     point->parked_on_host = false;
-    return plani_search_try(self, *point, &score);
+    return try_tiles(self, point);
 }
 
 /* ---- tiers filled in several orders --------------------------------------------------------- */
@@ -91,7 +143,7 @@ struct room {
 
 static int find_room(plani_search *self, struct room *room)
 {
-    struct plani_point far = first_point(self);
+    struct plani_point far = plani_first_point(self);
     uint64_t homes[TIER_COUNT], passing[TIER_COUNT];
     plani_point_far(self, &far);
     plani_point_usual_update(self, &far);
@@ -158,8 +210,8 @@ static int try_fills(plani_search *self)
     for (size_t h = 0; h < sizeof host_fills / sizeof host_fills[0]; h++)
         for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++)
             for (size_t d = 0; d < sizeof device_fills / sizeof device_fills[0]; d++) {
-                struct plani_point point = first_point(self);
-                if (self->work.ops > PLANI_SEARCH_WORK / 2 || self->trials > PLANI_TRIALS_MOST / 2)
+                struct plani_point point = plani_first_point(self);
+                if (self->work->ops - self->work_begin > (self->work_end - self->work_begin) / 3)
                     return 0;
                 fill_tier(self, &point, TIER_DEVICE, device_fills[d],
                           room.left[TIER_DEVICE] - shares[s] * room.passing[TIER_DEVICE]);
@@ -173,13 +225,51 @@ static int try_fills(plani_search *self)
     return 0;
 }
 
+/* The best starts with copies, for which other states should leave room. */
+static int try_copied(plani_search *self)
+{
+    struct plani_scored starts[PLANI_STARTS];
+    uint32_t count = self->start_count;
+    memcpy(starts, self->starts, sizeof starts);
+    for (uint32_t i = 0; i < count; i++) {
+        struct plani_point *point = &starts[i].point;
+        point->copy_parts = PLANI_PARTS * 3 / 4;
+        if (point->update == UPDATE_IN_NEXT_FORWARD && !self->job.only_eval)
+            TRY(try_point(self, point));
+    }
+    return 0;
+}
+
+/* The best start with finer tiles, which leave room for other homes. */
+static int try_finer(plani_search *self)
+{
+    uint64_t tiles[PLANI_TILES_MAX];
+    struct plani_point point = self->starts[0].point;
+    if (self->start_count == 0)
+        return 0;
+    plani_point_apply(self, &point);
+    uint64_t begun = point.tile_elems, least = plani_searched_tile(&self->job);
+    uint32_t count = plani_list_tiles(&self->job, tiles);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t before = self->work->ops;
+        point.tile_elems = tiles[i];
+        if (tiles[i] >= begun || tiles[i] < least)
+            continue;
+        TRY(try_point(self, &point));
+        if (self->work->ops - before > (self->work_end - self->work_begin) / 50)
+            break; /* the next one is twice as long */
+    }
+    return 0;
+}
+
 /* ---- all of it ------------------------------------------------------------------------------ */
 
 int plani_home_excess(plani_search *self, double bytes[TIER_COUNT])
 {
     uint64_t ends[TIER_COUNT], second_bytes;
-    TRY(plani_home_ends(&self->job, plani_trial_tile(&self->job, self->level), ends,
-                        &second_bytes));
+    uint64_t tiles[PLANI_TILES_MAX];
+    plani_list_tiles(&self->job, tiles);
+    TRY(plani_home_ends(&self->job, tiles[self->tile_first], ends, &second_bytes));
     for (int a = 0; a < TIER_COUNT; a++)
         bytes[a] = fmax((double)ends[a] - (double)self->job.budget_bytes[a], 0);
     return 0;
@@ -190,7 +280,7 @@ int plani_home_excess(plani_search *self, double bytes[TIER_COUNT])
  * that tier has. */
 static int look_for_hope(plani_search *self)
 {
-    struct plani_point far = first_point(self);
+    struct plani_point far = plani_first_point(self);
     double bytes = 0, budget = 0, excess[TIER_COUNT];
     bool needs_grads = !self->asked->chooses_update || !self->asked->allows_in_backward;
     for (int a = 0; a < TIER_COUNT; a++)
@@ -211,18 +301,25 @@ static int look_for_hope(plani_search *self)
 
 int plani_try_starts(plani_search *self)
 {
-    struct plani_point point = first_point(self);
+    struct plani_point point = plani_first_point(self);
+    self->tile_first = 0;
+    if (self->is_closed) {
+        point = plani_plain_point(&self->job, 0);
+        return try_tiles(self, &point);
+    }
     TRY(look_for_hope(self));
     if (self->is_hopeless)
         return 0;
     for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
-        bool had_fit = self->has_fit;
+        bool had_fit = self->start_count > 0;
         plani_point_of_kinds(self, i, &point);
         TRY(try_start(self, &point));
-        if ((!had_fit && self->has_fit) || !plani_search_may_go_on(self))
+        if ((!had_fit && self->start_count > 0) || !plani_search_may_go_on(self))
             break;
     }
     plani_point_near(self, &point, true);
     TRY(try_start(self, &point));
-    return try_fills(self);
+    TRY(try_fills(self));
+    TRY(try_copied(self));
+    return try_finer(self);
 }

@@ -1,5 +1,4 @@
-/* The tile sizes that the search looks at. A trial of a placement takes coarse tiles, which are
- * cheap to simulate; a placement that is compiled takes the candidates, largest first. */
+/* The tile sizes that the search looks at. */
 #include <string.h>
 
 #include "plan/search_internal.h"
@@ -16,10 +15,10 @@ enum {
     /* Smaller tiles, or more of them, only where larger ones do not fit. */
     TILE_ELEMS_SEARCHED = 256 << 10,
     TILES_SEARCHED = 1 << 14,
-    /* Limits of trials: at most so many tiles of the model, and a tile takes at most one part in
-     * so many of the host's budget. */
-    TRIAL_TILES_MOST = 1024,
-    TRIAL_TILES_OF_HOST = 64,
+    /* The coarser size cuts the model into so many tiles, but a tile takes at most one part in so
+     * many of the host's budget. */
+    COARSE_TILES = 1024,
+    TILES_OF_HOST = 64,
 };
 
 /* Elements of all units, padded. */
@@ -92,24 +91,16 @@ uint64_t plani_searched_tile(const plan_job *job)
     return size_max(enough, moved_elems(job) / MOVES_SEARCHED);
 }
 
-/* Level 0 has the coarsest tiles that cost but little of the host's memory; each next level is two
- * candidates on. */
-uint64_t plani_trial_tile(const plan_job *job, uint32_t level)
+uint32_t plani_list_tiles(const plan_job *job, uint64_t tiles[PLANI_TILES_MAX])
 {
     struct plani_candidate list[PLANI_CANDIDATES_MAX];
-    uint32_t count = plani_list_candidates(job, list);
-    if (level > 0)
-        return list[size_min(2 * (uint64_t)(level - 1), count - 1)].tile_elems;
-    if (job->tile_elems || job->tile_elems_max)
-        return list[0].tile_elems;
-    uint64_t share = job->budget_bytes[TIER_HOST] / TRIAL_TILES_OF_HOST;
-    uint64_t coarse = size_min(total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
-    return size_max(list[0].tile_elems, size_round_up(coarse, TILE_ELEMS_STEP));
-}
-
-bool plani_is_last_level(const plan_job *job, uint32_t level)
-{
-    struct plani_candidate list[PLANI_CANDIDATES_MAX];
-    uint32_t count = plani_list_candidates(job, list);
-    return level > 0 && 2 * (uint64_t)(level - 1) >= count - 1;
+    uint32_t listed = plani_list_candidates(job, list), count = 0;
+    uint64_t share = job->budget_bytes[TIER_HOST] / TILES_OF_HOST;
+    uint64_t coarse =
+        size_round_up(size_min(total_elems(job) / COARSE_TILES, share / (4 * 3)), TILE_ELEMS_STEP);
+    if (!job->tile_elems && !job->tile_elems_max && coarse > list[0].tile_elems)
+        tiles[count++] = coarse;
+    for (uint32_t i = 0; i < listed; i++)
+        tiles[count++] = list[i].tile_elems;
+    return count;
 }

@@ -1,39 +1,13 @@
-/* One trial of a point: its deciding step, emitted and simulated; and the one rule by which a
- * point replaces another.
+/* One trial of a point: its deciding step, emitted and simulated.
  *
  * The steady step decides (only_eval: the evaluation). Its programs are emitted for the homes that
  * the job has, with the tile size, held stages, copies and way to commit of the point. */
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "plan/search_internal.h"
-
-/* ---- the rule of acceptance ----------------------------------------------------------------- */
-
-/* The share of a step that a change must save. A change below 0 may cost that much. */
-static const double gain_least[PLANI_CHANGE_COUNT] = {
-    [PLANI_CHANGE_HOMES] = 0.0002,      [PLANI_CHANGE_TILE_OR_HELD] = 0.0005,
-    [PLANI_CHANGE_OLDER_COMMIT] = 0.02, [PLANI_CHANGE_COPIES] = 0.002,
-    [PLANI_CHANGE_FINER_TILES] = -0.01, [PLANI_CHANGE_ORDER] = 0.005,
-};
-
-bool plani_is_worth(enum plani_change change, double ns, double best_ns)
-{
-    assert(change < PLANI_CHANGE_COUNT && ns >= 0 && best_ns >= 0);
-    return ns < (1 - gain_least[change]) * best_ns;
-}
-
-uint64_t plani_limit_ns(enum plani_change change, uint64_t best_ns)
-{
-    return (uint64_t)((1 - gain_least[change]) * (double)best_ns);
-}
-
-bool plani_is_at_bound(const struct plani_trial *trial)
-{
-    return (double)trial->ns <=
-           (1 + gain_least[PLANI_CHANGE_TILE_OR_HELD]) * (double)trial->bound_ns;
-}
 
 /* ---- how a step commits --------------------------------------------------------------------- */
 
@@ -53,12 +27,6 @@ bool plani_has_state_in_memory(const plan_job *job)
             (plani_is_split(job, u) && plani_high_arena(job, u) != TIER_NVME))
             return true;
     return false;
-}
-
-enum plan_commit plani_decisive_commit(const plan_job *job)
-{
-    return job->commit_every > 1 && plani_has_state_in_memory(job) ? PLAN_COMMIT_APART
-                                                                   : plani_usual_commit(job);
 }
 
 /* ---- held stages ---------------------------------------------------------------------------- */
@@ -148,12 +116,29 @@ static int fill_bounds(const plani_builder *b, plan_set *set)
     return plani_schedule_bound(b, false, &set->uncommitted_schedule_bound_ns);
 }
 
+/* The host memory that the point gives to copies: parts of what is not idle. */
+static uint64_t copy_bytes(const plan_job *job, const struct plani_point *point)
+{
+    uint64_t room = point->copy_parts ? plani_room_beside(job, TIER_HOST) / PLANI_PARTS : 0;
+    return room * (PLANI_PARTS - point->idle_parts[TIER_HOST]) / PLANI_PARTS * point->copy_parts;
+}
+
+void plani_steady_budgets(const plan_job *job, const struct plani_point *point,
+                          uint64_t budgets[TIER_COUNT])
+{
+    memcpy(budgets, job->budget_bytes, sizeof job->budget_bytes);
+    for (int a = TIER_DEVICE; a < TIER_NVME; a++)
+        if (point->idle_parts[a])
+            budgets[a] -= plani_room_beside(job, a) / PLANI_PARTS * point->idle_parts[a] /
+                          TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
+}
+
 int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_set *set,
                     plani_layout *layout)
 {
     memset(set, 0, sizeof *set);
     set->tile_elems = point->tile_elems;
-    set->copy_bytes = point->copy_bytes;
+    set->copy_bytes = copy_bytes(job, point);
     set->held_stages = point->held;
     set->commit = point->commit;
     int rc = plani_layout_make(job, set, layout);
@@ -201,71 +186,77 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
 
 /* ---- one trial ------------------------------------------------------------------------------ */
 
-/* Builds and simulates the step, and fills the rest of *made. With a bound that is not below the
- * limit it is not simulated. */
-static int make_trial(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
-                      struct plani_known *made, plani_work *work)
+/* Builds and simulates one step. 1: by its bound it is not below the limit, and not simulated. */
+static int make_step(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
+                     struct plani_figures *made, plani_work *work)
 {
     plan_set set;
     plani_layout layout;
     program step;
-    struct plani_trial *trial = &made->trial;
-    uint64_t begun = work->ops;
     TRY(plani_set_begin(job, point, &set, &layout));
     struct plani_request asked = {.kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY,
                                   .enough_ns = limit_ns,
                                   .work = work};
     memset(&step, 0, sizeof step);
     int rc = ERR_NO_FIT;
-    if (plani_homes_fit(job, &layout))
-        rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &step);
-    made->is_simulated = rc != 1;
-    made->op_count = (work->ops - begun) / (made->is_simulated ? 2 : 1);
-    trial->bound_ns = asked.bound_ns;
-    memcpy(trial->home_ends, layout.end_bytes, sizeof trial->home_ends);
+    uint64_t budgets[TIER_COUNT];
+    plani_steady_budgets(job, point, budgets);
+    if (plani_homes_fit(job, &layout, budgets))
+        rc = plani_compile_one(job, &set, &layout, &asked, budgets, &step);
+    made->bound_ns = asked.bound_ns;
     if (rc == 0) {
-        trial->ns = step.predicted_ns;
-        assert((double)trial->ns >= 0.999 * (double)trial->bound_ns); /* but for rounding */
-        memcpy(trial->lane_ns, step.lane_busy_ns, sizeof trial->lane_ns);
+        made->ns = step.predicted_ns;
+        assert((double)made->ns >= 0.999 * (double)made->bound_ns); /* but for rounding */
+        memcpy(made->lane_ns, step.lane_busy_ns, sizeof made->lane_ns);
     }
     program_fini(&step);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
-    return rc == 1 ? 0 : rc;
+    return rc;
 }
 
-/* Gives the figures that the known trial would have shown with the limit. */
-static int show_known(const struct plani_known *known, uint64_t limit_ns, struct plani_trial *trial,
-                      plani_work *work)
-{
-    bool is_cut = limit_ns && known->trial.bound_ns >= limit_ns;
-    work->repeat_count++;
-    work->ops += known->op_count * (is_cut ? 1 : 2);
-    if (known->rc == 0 || is_cut)
-        *trial = known->trial;
-    if (is_cut) {
-        trial->ns = UINT64_MAX;
-        memset(trial->lane_ns, 0, sizeof trial->lane_ns);
-    }
-    return is_cut || known->rc == 0 ? 0 : err_set(known->rc, "no memory for the step's ops");
-}
-
-int plani_try(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
-              struct plani_trial *trial, plani_work *work)
+int plani_try_step(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
+                   struct plani_figures *step, plani_work *work)
 {
     assert(point->tile_elems > 0 && point->order == job->order && point->update == job->update);
-    memset(trial, 0, sizeof *trial);
-    trial->ns = UINT64_MAX;
+    *step = (struct plani_figures){.ns = UINT64_MAX};
     if (point->held > plani_held_most(job) || !plani_homes_may_fit(job))
         return ERR_NO_FIT;
-    struct plani_known made = {.key = plani_trial_key(job, point), .trial = *trial};
+    struct plani_known made = {.key = plani_trial_key(job, point), .step = *step};
     const struct plani_known *known = plani_recall(work, made.key);
     work->try_count++;
-    if (known && (known->is_simulated || (limit_ns && known->trial.bound_ns >= limit_ns)))
-        return show_known(known, limit_ns, trial, work);
-    made.rc = make_trial(job, point, limit_ns, &made, work);
-    *trial = made.trial;
-    if (made.rc == 0 || made.rc == ERR_NO_FIT)
-        plani_remember(work, &made);
-    return made.rc;
+    if (known && (known->rc <= 0 || (limit_ns && known->step.bound_ns >= limit_ns))) {
+        work->repeat_count++;
+        *step = known->step;
+        return known->rc == ERR_NO_FIT ? err_set(ERR_NO_FIT, "no memory for the step's ops") : 0;
+    }
+    made.rc = make_step(job, point, limit_ns, &made.step, work);
+    if (made.rc < 0 && made.rc != ERR_NO_FIT)
+        return made.rc;
+    *step = made.step;
+    TRY(plani_remember(work, &made));
+    return made.rc < 0 ? made.rc : 0;
+}
+
+int plani_try(const plan_job *job, const struct plani_point *point, double limit_ns,
+              double *mean_ns, plani_work *work)
+{
+    struct plani_figures with, without;
+    struct plani_point apart = *point;
+    double every = (double)size_max(job->commit_every, 1);
+    bool mixes = every > 1 && point->commit != PLAN_COMMIT_APART && plani_has_state_in_memory(job);
+    double ns = 0, limit = fmin(limit_ns, 1e18);
+    *mean_ns = INFINITY;
+    apart.commit = PLAN_COMMIT_APART;
+    if (mixes) {
+        TRY(plani_try_step(job, &apart, (uint64_t)limit, &without, work));
+        ns = (double)without.ns;
+        if (without.ns == UINT64_MAX || (limit > 0 && ns >= limit))
+            return 0;
+        limit = limit > 0 ? fmin(ns + (limit - ns) * every, 1e18) : 0;
+    }
+    TRY(plani_try_step(job, point, (uint64_t)limit, &with, work));
+    if (with.ns < UINT64_MAX)
+        *mean_ns = mixes ? ns + ((double)with.ns - ns) / every : (double)with.ns;
+    return 0;
 }

@@ -263,6 +263,8 @@ static void add_up(const struct planned *it)
             bytes += sum->home_bytes[kind][a];
         if (a == TIER_NVME)
             bytes += sum->save_bytes + sum->second_bytes;
+        if (a == TIER_HOST)
+            bytes += sum->copy_bytes;
         assert_int_equal(bytes, sum->peak_bytes[a]);
         assert_true(sum->peak_bytes[a] <= sum->budget_bytes[a]);
         assert_true(sum->padding_bytes[a] < sum->peak_bytes[a] / 4 + 1);

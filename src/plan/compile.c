@@ -1,0 +1,96 @@
+/* The programs of the point that wins. */
+#include <assert.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/search_internal.h"
+
+double plan_mean_step_ns(const plan_job *job, const plan_set *set)
+{
+    double with_ns = (double)set->programs[PROGRAM_STEADY].predicted_ns;
+    double without_ns = (double)set->uncommitted_ns;
+    if (!job->commits)
+        return with_ns;
+    if (set->commit == PLAN_COMMIT_APART)
+        with_ns += (double)set->programs[PROGRAM_SAVE].predicted_ns;
+    return without_ns + (with_ns - without_ns) / (double)size_max(job->commit_every, 1);
+}
+
+static void programs_fini(plan_set *set)
+{
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        program_fini(&set->programs[k]);
+}
+
+void plan_set_fini(plan_set *set)
+{
+    programs_fini(set);
+    mem_free(set->homes.params); /* the table of all homes */
+    mem_free(set->norm_block_begin);
+    mem_free(set->norm_part_begin);
+    memset(set, 0, sizeof *set);
+}
+
+/* One program of the set. A program that has no room for held stages holds none. */
+static int compile_kind(const plan_job *job, const struct plani_point *point,
+                        enum program_kind kind, const plani_layout *layout, plan_set *out,
+                        plani_work *work)
+{
+    const uint32_t held = out->held_stages;
+    uint64_t budgets[TIER_COUNT];
+    memcpy(budgets, job->budget_bytes, sizeof budgets);
+    if (kind == PROGRAM_STEADY)
+        plani_steady_budgets(job, point, budgets);
+    struct plani_request asked = {.kind = kind, .whole = true, .work = work};
+    asked.bounds = kind == PROGRAM_STEADY ? out : NULL;
+    int rc = plani_compile_one(job, out, layout, &asked, budgets, &out->programs[kind]);
+    if (rc == ERR_NO_FIT && held > 0) {
+        out->held_stages = 0;
+        rc = plani_compile_one(job, out, layout, &asked, budgets, &out->programs[kind]);
+        out->held_stages = held;
+    }
+    return rc == 0 ? program_check(&out->programs[kind]) : rc;
+}
+
+/* Notes the time of a step that does not commit. It takes at most the time of a step with one. */
+static int note_uncommitted(const plan_job *job, const struct plani_point *point, plan_set *set,
+                            plani_work *work)
+{
+    struct plani_point other = *point;
+    struct plani_figures usual, apart;
+    if (job->only_eval)
+        return 0;
+    other.commit = plani_usual_commit(job);
+    TRY(plani_try_step(job, &other, 0, &usual, work));
+    other.commit = PLAN_COMMIT_APART;
+    TRY(plani_try_step(job, &other, 0, &apart, work));
+    const struct plani_figures *taken = apart.ns <= usual.ns ? &apart : &usual;
+    set->uncommitted_ns = taken->ns;
+    memcpy(set->uncommitted_lane_ns, taken->lane_ns, sizeof taken->lane_ns);
+    return 0;
+}
+
+static int compile_all(const plan_job *job, const struct plani_point *point, plan_set *out,
+                       plani_work *work)
+{
+    plani_layout layout;
+    plani_note_work(job, "compiling programs", 0);
+    TRY(plani_set_begin(job, point, out, &layout));
+    int rc = note_uncommitted(job, point, out, work);
+    for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++)
+        rc = compile_kind(job, point, (enum program_kind)k, &layout, out, work);
+    plani_layout_fini(&layout);
+    if (rc < 0)
+        plan_set_fini(out);
+    return rc;
+}
+
+int plani_compile_point(const plan_job *job, struct plani_point *point, plan_set *out,
+                        plani_work *work)
+{
+    int rc = compile_all(job, point, out, work);
+    if (rc != ERR_NO_FIT || point->copy_parts == 0)
+        return rc;
+    point->copy_parts = 0;
+    return compile_all(job, point, out, work);
+}
