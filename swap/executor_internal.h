@@ -78,6 +78,10 @@ struct executor {
 int swapi_prepare(const executor *self, const program *prog, swapi_prepared *out) MUST_CHECK;
 void swapi_prepared_fini(swapi_prepared *self);
 
+/* Finds for each op the norm that it comes after, by dependencies and by the order of the chain
+ * lanes: norms[op_count], PROGRAM_NONE if there is none. */
+void swapi_find_norms(const program *prog, uint32_t *norms);
+
 /* True if one worker serves both lanes and keeps the order of their ops by itself. */
 static inline bool swapi_same_worker(const executor *self, uint8_t one, uint8_t other)
 {

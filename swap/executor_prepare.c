@@ -74,9 +74,9 @@ static int sort_ops(const program *prog, swapi_prepared *out)
 /* --- conditional ops -------------------------------------------------------------------------- */
 
 /* The norm that `first` is or comes after; PROGRAM_NONE: none. */
-static uint32_t norm_through(const swapi_prepared *out, uint32_t first)
+static uint32_t norm_through(const program *prog, const uint32_t *norms, uint32_t first)
 {
-    return out->prog->ops[first].kind == OP_NORM ? first : out->norms[first];
+    return prog->ops[first].kind == OP_NORM ? first : norms[first];
 }
 
 /* The later one of two norms. Norms are on one chain, so the earlier one is complete by then. */
@@ -85,11 +85,8 @@ static uint32_t later_norm(uint32_t a, uint32_t b)
     return a == PROGRAM_NONE || (b != PROGRAM_NONE && b > a) ? b : a;
 }
 
-/* Finds for each op the norm that it comes after, by dependencies and by the order of the chain
- * lanes. */
-static void find_norms(swapi_prepared *out)
+void swapi_find_norms(const program *prog, uint32_t *norms)
 {
-    const program *prog = out->prog;
     uint32_t last_of_lane[LANE_COUNT];
     for (int kind = 0; kind < LANE_COUNT; kind++)
         last_of_lane[kind] = PROGRAM_NONE;
@@ -97,15 +94,14 @@ static void find_norms(swapi_prepared *out)
         const op *item = &prog->ops[i];
         uint32_t norm = PROGRAM_NONE;
         if (swapi_lane_is_chain(item->lane) && last_of_lane[item->lane] != PROGRAM_NONE)
-            norm = norm_through(out, last_of_lane[item->lane]);
+            norm = norm_through(prog, norms, last_of_lane[item->lane]);
         last_of_lane[item->lane] = i;
         for (uint32_t k = 0; k < item->dep_count; k++) {
             uint32_t dep = prog->deps[item->dep_begin + k];
             if (dep < i)
-                norm = later_norm(norm, norm_through(out, dep));
+                norm = later_norm(norm, norm_through(prog, norms, dep));
         }
-        out->norms[i] = norm;
-        out->decides |= item->if_applied && norm != PROGRAM_NONE;
+        norms[i] = norm;
     }
 }
 
@@ -141,7 +137,9 @@ static int prepare_conditions(swapi_prepared *out)
     out->norms = mem_alloc(out->prog->op_count, sizeof *out->norms, tag);
     if (!out->norms)
         return -ENOMEM;
-    find_norms(out);
+    swapi_find_norms(out->prog, out->norms);
+    for (uint64_t i = 0; i < out->prog->op_count; i++)
+        out->decides |= out->prog->ops[i].if_applied && out->norms[i] != PROGRAM_NONE;
     return check_ahead(out);
 }
 

@@ -34,25 +34,15 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/size.h"
 #include "swap/lane_stream.h"
 #include "swap/program_internal.h"
+#include "swap/stream_clock.h"
+#include "swap/stream_graphs.h"
 
-enum {
-    WATCH_SECONDS = 1,            /* how often the timer makes poll check the GPU */
-    CLOCK_WAIT_US = 50,           /* wait for an event on an otherwise empty stream */
-    CLOCK_START_US_MAX = 4000000, /* at creation */
-    CLOCK_TRIES = 8,              /* for each wait time, at creation */
-    CLOCK_AGE_US = 1000000,       /* clocks drift by some 10 us a second */
-};
+enum { WATCH_SECONDS = 1 /* how often the timer makes poll check the GPU */ };
 
 static const char tag[] = "gpu lanes";
-
-/* A place of the ring: an op in flight, or free. */
-struct flight {
-    lane_request *request;
-    device_event *start, *end; /* timed */
-};
-typedef struct flight flight;
 
 /* Everything that post_completion uses. It is not part of the lane, because the lane may be freed
  * while the driver of a failed GPU is still in a call of post_completion. */
@@ -62,14 +52,33 @@ struct mailbox {
 };
 typedef struct mailbox mailbox;
 
+/* One call of post_completion posts this: so many of the stream's ops are complete. */
+struct note {
+    mailbox *box;
+    uint64_t count;
+};
+typedef struct note note;
+
+/* A place of the ring: an op in flight, or free. */
+struct flight {
+    lane_request *request;
+    device_event *start; /* timed; NULL unless config.is_timed */
+    device_event *end;
+    bool has_end; /* `end` is recorded for this op */
+    uint64_t submitted_ns;
+    note *posted; /* used if the op reports */
+};
+typedef struct flight flight;
+
 /* One lane kind. */
 struct gpu_stream {
     device_stream *work;
     device_stream *signal; /* runs only post_completion, after the end events of `work` */
     flight *ring;          /* [depth]; op n of the stream is at n % depth */
     uint64_t submitted_count;
+    uint64_t reported_count; /* ops up to the latest one whose completion will be posted */
     uint64_t polled_count;
-    mailbox *box;         /* counts complete ops */
+    mailbox *box;
     uint64_t last_end_ns; /* of the last op polled */
 };
 typedef struct gpu_stream gpu_stream;
@@ -78,21 +87,17 @@ struct lane_stream {
     lane base; /* first: a lane * is a lane_stream * */
     lane_stream_config config;
     gpu_stream streams[LANE_COUNT];
-    mailbox *boxes; /* [LANE_COUNT] */
+    mailbox *boxes; /* [LANE_COUNT], followed by the notes of all places of all rings */
     int epoll_fd;   /* what event_fd returns; watches the two below */
     int news_fd;    /* eventfd, written by post_completion */
     int timer_fd;   /* always runs: starting and stopping it would cost two calls per op */
     bool dead;      /* the GPU has failed: nothing in flight comes back */
     bool is_finish_failed;
-    err_record error; /* the first */
-
-    /* The same moment on both clocks: when anchors[anchor_idx] was recorded, clock_ns was
-     * anchor_ns. */
-    device_stream *clock_stream; /* used for nothing else */
-    device_event *anchors[2];
-    int anchor_idx;
-    uint64_t anchor_ns;
-    uint64_t compare_due_ns;
+    bool is_idle;            /* no op has come back since the timer last woke poll */
+    err_record error;        /* the first */
+    stream_graphs *prepared; /* [prepared_count] the programs of lane_stream_prepare */
+    uint32_t prepared_count;
+    stream_clock clock; /* if config.is_timed */
 };
 typedef struct lane_stream lane_stream;
 
@@ -116,46 +121,16 @@ static int keep_error(lane_stream *self, int code)
     return code;
 }
 
-/* --- clocks ----------------------------------------------------------------------------------- */
-
-/* Relates the GPU's clock to ours: it records an event between two readings of clock_ns and takes
- * the middle. The readings are as far apart as a call and the GPU's answer, about 10 us. 1: done;
- * 0: the busy GPU did not answer within wait_us, and the anchor stays unchanged. */
-static int compare_clocks(lane_stream *self, uint64_t wait_us)
+/* The prepared program; NULL: it was not prepared. */
+static const stream_graphs *find_prepared(const lane_stream *self, const program *prog)
 {
-    device *gpu = self->config.gpu;
-    device_event *spare = self->anchors[1 - self->anchor_idx];
-    uint64_t before_ns = clock_ns(), after_ns;
-    int rc = device_record(gpu, spare, self->clock_stream);
-    do {
-        if (rc == 0)
-            rc = device_event_done(gpu, spare);
-        after_ns = clock_ns();
-    } while (rc == 0 && after_ns - before_ns < wait_us * 1000);
-    if (rc < 0)
-        return rc;
-    self->compare_due_ns = after_ns + CLOCK_AGE_US * (uint64_t)1000;
-    if (rc == 1) {
-        self->anchor_idx = 1 - self->anchor_idx;
-        self->anchor_ns = before_ns + (after_ns - before_ns) / 2;
-    }
-    return rc;
+    for (uint32_t i = 0; i < self->prepared_count; i++)
+        if (self->prepared[i].plan.prog == prog)
+            return &self->prepared[i];
+    return NULL;
 }
 
-/* The first comparison, without which there are no times: it takes the best answer that the GPU
- * gives. Later comparisons, once a second, wait for only CLOCK_WAIT_US, so their error is at most
- * half of that. Times of the GPU's lanes thus agree with those of the host's within some 10 us,
- * including clock drift; differences on the GPU are exact to half a microsecond. */
-static int start_clock(lane_stream *self)
-{
-    int rc = 0;
-    for (uint64_t wait_us = CLOCK_WAIT_US; rc == 0 && wait_us < CLOCK_START_US_MAX; wait_us *= 2)
-        for (int tries = 0; tries < CLOCK_TRIES && rc == 0; tries++)
-            rc = compare_clocks(self, wait_us);
-    if (rc == 0)
-        return err_set(ERR_BACKEND, "gpu lanes: the GPU does not answer within seconds");
-    return rc < 0 ? rc : 0;
-}
+/* --- times ------------------------------------------------------------------------------------ */
 
 static uint64_t clamp_ns(uint64_t value, uint64_t least, uint64_t most)
 {
@@ -165,18 +140,18 @@ static uint64_t clamp_ns(uint64_t value, uint64_t least, uint64_t most)
 }
 
 /* Sets the times of a complete op. They are in order on its stream and not in the future; an error
- * of the anchor could put them there by a few microseconds. */
+ * of the clock could put them there by a few microseconds. Without timed events an op begins when
+ * it is submitted and the op before it is complete, and ends when it is polled. */
 static int take_times(lane_stream *self, gpu_stream *stream, const flight *item, uint64_t now_ns)
 {
-    device *gpu = self->config.gpu;
-    device_event *anchor = self->anchors[self->anchor_idx];
     lane_request *request = item->request;
-    int64_t start_ns, end_ns;
-    TRY(device_elapsed_ns(gpu, anchor, item->start, &start_ns));
-    TRY(device_elapsed_ns(gpu, anchor, item->end, &end_ns));
-    uint64_t last_ns = stream->last_end_ns;
-    request->start_ns = clamp_ns(self->anchor_ns + (uint64_t)start_ns, last_ns, now_ns);
-    request->end_ns = clamp_ns(self->anchor_ns + (uint64_t)end_ns, request->start_ns, now_ns);
+    uint64_t start_ns = item->submitted_ns, end_ns = now_ns, last_ns = stream->last_end_ns;
+    if (self->config.is_timed) {
+        TRY(stream_clock_time(&self->clock, item->start, &start_ns));
+        TRY(stream_clock_time(&self->clock, item->end, &end_ns));
+    }
+    request->start_ns = clamp_ns(start_ns, last_ns, now_ns);
+    request->end_ns = clamp_ns(end_ns, request->start_ns, now_ns);
     request->wait_ns = request->start_ns - last_ns;
     stream->last_end_ns = request->end_ns;
     return 0;
@@ -185,12 +160,13 @@ static int take_times(lane_stream *self, gpu_stream *stream, const flight *item,
 /* --- submit ----------------------------------------------------------------------------------- */
 
 /* Runs on a thread of the driver when an op is complete. It makes no call of CUDA, takes no lock
- * and allocates nothing. */
+ * and allocates nothing. The note's place may be used again once the count is stored. */
 static void post_completion(void *user)
 {
-    mailbox *box = user;
-    /* Release: a reader of the count also sees what the op wrote to pinned memory. */
-    atomic_fetch_add_explicit(&box->finished_count, 1, memory_order_release);
+    const note *posted = user;
+    mailbox *box = posted->box;
+    /* Release: a reader of the count also sees what the ops wrote to pinned memory. */
+    atomic_store_explicit(&box->finished_count, posted->count, memory_order_release);
     int rc = eventfd_write(box->news_fd, 1);
     assert(rc == 0);
     (void)rc;
@@ -201,8 +177,10 @@ static uint64_t finished_count(const gpu_stream *stream)
     return atomic_load_explicit(&stream->box->finished_count, memory_order_acquire);
 }
 
-/* Makes `stream` wait for the ops in flight on other streams that the request depends on. */
-static int wait_for_others(lane_stream *self, gpu_stream *stream, const lane_request *request)
+/* Makes `stream` wait for the ops in flight on those other streams of which `waits` has the bit, as
+ * far as the request depends on them. */
+static int wait_for_others(lane_stream *self, gpu_stream *stream, const lane_request *request,
+                           uint8_t waits)
 {
     const program *prog = request->prog;
     const op *item = request->item;
@@ -217,16 +195,18 @@ static int wait_for_others(lane_stream *self, gpu_stream *stream, const lane_req
     }
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         gpu_stream *other = &self->streams[kind];
-        if (highest[kind] == 0 || other == stream || !other->work)
+        if (highest[kind] == 0 || other == stream || !other->work || !(waits >> kind & 1u))
             continue;
         uint64_t number = other->submitted_count;
         while (number > other->polled_count &&
                flight_at(self, other, number - 1)->request->op_idx >= highest[kind])
             number--;
         /* The first `number` ops of the stream must be complete. */
-        if (number > finished_count(other))
-            TRY(device_wait(self->config.gpu, stream->work,
-                            flight_at(self, other, number - 1)->end));
+        if (number <= finished_count(other))
+            continue;
+        const flight *last = flight_at(self, other, number - 1);
+        assert(last->has_end);
+        TRY(device_wait(self->config.gpu, stream->work, last->end));
     }
     return 0;
 }
@@ -252,24 +232,74 @@ static int enqueue_copy(lane_stream *self, gpu_stream *stream, const lane_reques
                        source->size_bytes, from_host ? DEVICE_FROM_HOST : DEVICE_TO_HOST);
 }
 
+/* Enqueues the op's own work. If a graph replays it, the graph's first op enqueues the graph, and
+ * the others nothing. */
+static int enqueue_work(lane_stream *self, gpu_stream *stream, const lane_request *request)
+{
+    const stream_graphs *own = find_prepared(self, request->prog);
+    uint32_t segment = own ? own->plan.segment_of[request->op_idx] : PROGRAM_NONE;
+    if (segment != PROGRAM_NONE && own->items[segment]) {
+        if (own->plan.segments[segment].first_op != request->op_idx)
+            return 0;
+        return device_graph_launch(self->config.gpu, own->items[segment], stream->work);
+    }
+    if (request->item->kind == OP_H2D || request->item->kind == OP_D2H)
+        return enqueue_copy(self, stream, request);
+    return self->config.enqueue(self->config.user, request->prog, request->item, stream->work);
+}
+
+/* Makes the completion of op `count` - 1 of the stream, which is at `place`, and of all before it,
+ * known to the host. */
+static int report(lane_stream *self, gpu_stream *stream, flight *place, uint64_t count)
+{
+    device *gpu = self->config.gpu;
+    if (!place->has_end)
+        TRY(device_record(gpu, place->end, stream->work));
+    place->has_end = true;
+    place->posted->count = count;
+    TRY(device_wait(gpu, stream->signal, place->end));
+    TRY(device_call(gpu, stream->signal, post_completion, place->posted));
+    stream->reported_count = count;
+    return 0;
+}
+
 static int enqueue_op(lane_stream *self, gpu_stream *stream, const lane_request *request)
 {
     device *gpu = self->config.gpu;
-    const flight *place = flight_at(self, stream, stream->submitted_count);
-    bool is_copy = request->item->kind == OP_H2D || request->item->kind == OP_D2H;
-    TRY(wait_for_others(self, stream, request));
-    TRY(device_record(gpu, place->start, stream->work));
-    if (is_copy)
-        TRY(enqueue_copy(self, stream, request));
-    else
-        TRY(self->config.enqueue(self->config.user, request->prog, request->item, stream->work));
-    TRY(device_record(gpu, place->end, stream->work));
-    TRY(device_wait(gpu, stream->signal, place->end));
-    return device_call(gpu, stream->signal, post_completion, stream->box);
+    flight *place = flight_at(self, stream, stream->submitted_count);
+    const stream_graphs *own = find_prepared(self, request->prog);
+    uint8_t marks = own ? own->plan.marks[request->op_idx] : STREAM_REPORTS | STREAM_ENDS;
+    uint32_t unreported = (uint32_t)(stream->submitted_count - stream->reported_count);
+    place->has_end = false;
+    place->submitted_ns = clock_ns();
+    TRY(wait_for_others(self, stream, request, own ? own->plan.waits[request->op_idx] : 0xff));
+    if (place->start)
+        TRY(device_record(gpu, place->start, stream->work));
+    TRY(enqueue_work(self, stream, request));
+    if (place->start || (marks & STREAM_ENDS)) {
+        TRY(device_record(gpu, place->end, stream->work));
+        place->has_end = true;
+    }
+    if (!stream_must_report(marks, unreported, self->config.depth))
+        return 0;
+    return report(self, stream, place, stream->submitted_count + 1);
 }
 
-/* Asks for the oldest op of each stream. A failed GPU calls nobody, so this is how its failure
- * shows. CUDA does not say which of these ops failed. */
+/* Reports the latest op of each stream. The program may end early, after a failure elsewhere, and
+ * then the op that would have reported is never submitted. */
+static int report_all(lane_stream *self)
+{
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        gpu_stream *stream = &self->streams[kind];
+        if (stream->reported_count < stream->submitted_count && in_flight(stream) > 0)
+            TRY(report(self, stream, flight_at(self, stream, stream->submitted_count - 1),
+                       stream->submitted_count));
+    }
+    return 0;
+}
+
+/* Asks for the oldest event in flight of each stream. A failed GPU calls nobody, so this is how its
+ * failure shows. CUDA does not say which of the ops in flight failed. */
 static int check_gpu(lane_stream *self)
 {
     char suspects[LANE_COUNT * (SWAPI_OP_TEXT_BYTES + 2)] = "", text[SWAPI_OP_TEXT_BYTES];
@@ -277,9 +307,11 @@ static int check_gpu(lane_stream *self)
     int rc = 0;
     for (int kind = 0; kind < LANE_COUNT && rc >= 0; kind++) {
         const gpu_stream *stream = &self->streams[kind];
-        if (in_flight(stream) > 0)
-            rc = device_event_done(self->config.gpu,
-                                   flight_at(self, stream, stream->polled_count)->end);
+        for (uint64_t n = stream->polled_count; n < stream->submitted_count; n++)
+            if (flight_at(self, stream, n)->has_end) {
+                rc = device_event_done(self->config.gpu, flight_at(self, stream, n)->end);
+                break;
+            }
     }
     for (int kind = 0; rc < 0 && kind < LANE_COUNT; kind++) {
         const gpu_stream *stream = &self->streams[kind];
@@ -300,6 +332,8 @@ static int keep_refusal(lane_stream *self, int code)
     err_record first;
     err_save(&first, code);
     int rc = check_gpu(self);
+    if (rc == 0)
+        rc = report_all(self);
     self->dead = rc < 0;
     return keep_error(self, rc < 0 ? rc : err_restore(&first));
 }
@@ -323,8 +357,8 @@ static int stream_submit(lane *base, lane_request *request)
     assert(count == 0 || (before->request->prog == request->prog &&
                           before->request->op_idx < request->op_idx)); /* see wait_for_others */
     (void)before; /* where assertions are off */
-    int rc = clock_ns() < self->compare_due_ns ? 0 : compare_clocks(self, CLOCK_WAIT_US);
-    if (rc >= 0)
+    int rc = self->config.is_timed ? stream_clock_refresh(&self->clock) : 0;
+    if (rc == 0)
         rc = enqueue_op(self, stream, request);
     if (rc < 0)
         return keep_refusal(self, rc);
@@ -362,6 +396,7 @@ static int finish_oldest(lane_stream *self, gpu_stream *stream, uint64_t now_ns,
         if (rc < 0) {
             request->result = keep_error(self, rc);
             self->is_finish_failed = true;
+            TRY(report_all(self));
         }
     }
     *done = request;
@@ -396,6 +431,10 @@ static int stream_poll(lane *base, lane_request **done, size_t max)
      * readable again. */
     bool is_watch_due = !read_counter(self->news_fd) && read_counter(self->timer_fd);
     int count = collect(self, done, max);
+    if (count == 0 && is_watch_due && self->is_idle)
+        count = report_all(self);
+    if (count != 0 || is_watch_due)
+        self->is_idle = count == 0;
     if (count == 0 && is_watch_due)
         count = check_gpu(self);
     if (count == 0 && is_watch_due && self->config.watch)
@@ -415,6 +454,35 @@ static int stream_event_fd(const lane *base)
 static const err_record *stream_error(const lane *base)
 {
     return &((const lane_stream *)base)->error;
+}
+
+/* --- programs made ready ---------------------------------------------------------------------- */
+
+int lane_stream_prepare(lane *base, const program *const *programs, uint32_t count,
+                        const lane_stream_graphs *graphs)
+{
+    lane_stream *self = (lane_stream *)base;
+    stream_plan_config config = {.serves = self->config.serves,
+                                 .may_replay = graphs->bytes_max > 0 ? graphs->may_replay : NULL,
+                                 .user = self->config.user,
+                                 .only_single = self->config.is_timed};
+    stream_capture how = {.gpu = self->config.gpu,
+                          .stream = self->streams[LANE_COMPUTE].work,
+                          .enqueue = self->config.enqueue,
+                          .user = self->config.user,
+                          .bytes_max = graphs->bytes_max};
+    assert(!self->prepared);
+    self->prepared = mem_alloc(count, sizeof *self->prepared, tag);
+    if (!self->prepared)
+        return -ENOMEM;
+    TRY(device_free_bytes(self->config.gpu, &how.free_bytes_before));
+    for (uint32_t i = 0; i < count; i++) {
+        TRY(stream_graphs_init(&self->prepared[i], programs[i], &config, &how));
+        self->prepared_count++;
+        if (self->prepared[i].is_refused)
+            config.may_replay = NULL;
+    }
+    return 0;
 }
 
 /* --- creation --------------------------------------------------------------------------------- */
@@ -437,6 +505,9 @@ static void stream_destroy(lane *base)
             TRY_KEEP(rc, device_synchronize(self->config.gpu, stream->signal));
         mem_free(stream->ring);
     }
+    for (uint32_t i = 0; i < self->prepared_count; i++)
+        stream_graphs_fini(&self->prepared[i], self->config.gpu);
+    mem_free(self->prepared);
     if (self->epoll_fd >= 0)
         close(self->epoll_fd);
     if (self->timer_fd >= 0)
@@ -461,6 +532,7 @@ static int make_stream(lane_stream *self, int kind)
 {
     device *gpu = self->config.gpu;
     gpu_stream *stream = &self->streams[kind];
+    note *notes = (note *)(self->boxes + LANE_COUNT) + (size_t)kind * self->config.depth;
     stream->box = &self->boxes[kind];
     stream->box->news_fd = self->news_fd;
     stream->last_end_ns = clock_ns();
@@ -471,8 +543,12 @@ static int make_stream(lane_stream *self, int kind)
     TRY(device_stream_create(gpu, kind != LANE_COMPUTE, &stream->work));
     TRY(device_stream_create(gpu, true, &stream->signal));
     for (uint32_t i = 0; i < self->config.depth; i++) {
-        TRY(device_event_create(gpu, true, &stream->ring[i].start));
-        TRY(device_event_create(gpu, true, &stream->ring[i].end));
+        flight *place = &stream->ring[i];
+        notes[i].box = stream->box;
+        place->posted = &notes[i];
+        if (self->config.is_timed)
+            TRY(device_event_create(gpu, true, &place->start));
+        TRY(device_event_create(gpu, self->config.is_timed, &place->end));
     }
     return 0;
 }
@@ -506,18 +582,15 @@ static int make_descriptors(lane_stream *self)
 
 static int make_parts(lane_stream *self)
 {
-    device *gpu = self->config.gpu;
     TRY(make_descriptors(self));
-    self->boxes = mem_alloc(LANE_COUNT, sizeof *self->boxes, tag);
+    self->boxes =
+        mem_alloc(1, LANE_COUNT * (sizeof(mailbox) + self->config.depth * sizeof(note)), tag);
     if (!self->boxes)
         return -ENOMEM;
     for (int kind = 0; kind < LANE_COUNT; kind++)
         if (self->config.serves[kind])
             TRY(make_stream(self, kind));
-    TRY(device_stream_create(gpu, true, &self->clock_stream));
-    TRY(device_event_create(gpu, true, &self->anchors[0]));
-    TRY(device_event_create(gpu, true, &self->anchors[1]));
-    return start_clock(self);
+    return self->config.is_timed ? stream_clock_start(&self->clock, self->config.gpu) : 0;
 }
 
 static int check_config(const lane_stream_config *config)

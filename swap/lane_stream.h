@@ -1,7 +1,7 @@
 /* The lanes of a GPU: h2d, d2h, compute and comm, each a stream, behind one lane object.
  *
  *   submit(op) ─► [wait for the events of its dependencies on other streams] [start event]
- *                 copy, or config.enqueue (kernels)                          [end event]
+ *                 copy, config.enqueue (kernels), or a graph that replays it  [end event]
  *                                                     └─► signal stream: host function ─► eventfd
  *   poll ◄─ finished ops, in submit order of each stream; config.finish has run for each
  *
@@ -12,6 +12,12 @@
  * come back by a host function that writes to the lane's descriptor, on a second stream so that it
  * delays no work. No thread of ours waits or spins (except for at most 50 us a second, to compare
  * the clocks).
+ *
+ * lane_stream_prepare saves calls of the driver. Host functions then follow only those ops that the
+ * host waits for, and at least every second of `depth` ops; events only those that another stream
+ * waits for; and runs of ops of the compute lane whose work is the same at each run become graphs
+ * (stream_plan.h says which). Poll returns an op without a host function together with the next one
+ * that has one, or after two seconds, if a failure elsewhere keeps that one from being submitted.
  *
  * A GPU that faults calls no host function. So a timer wakes the executor once a second, and poll
  * asks for the oldest op in flight: the fault comes back as the lane's failure, with CUDA's text. A
@@ -25,8 +31,11 @@
  * Copies (OP_H2D, OP_D2H) are made here. For all other ops config.enqueue puts the kernels on the
  * given stream; it must not wait, allocate or read results of the GPU. config.finish runs on the
  * executor's thread once the op is complete and before the executor learns of it; it may read what
- * the op wrote to pinned memory. Times of requests are the GPU's, on the clock of clock_ns, within
- * about 10 us; wait_ns is how long the op's stream was idle before it.
+ * the op wrote to pinned memory. With config.is_timed, times of requests are the GPU's, on the
+ * clock of clock_ns, within about 10 us, and a graph replays only one op, so that each has its
+ * times. Otherwise no event is timed, and the times are those of the host, which knows of an op
+ * later than it ends, and not when it waited. wait_ns is how long the op's stream was idle before
+ * it.
  *
  * Failures:
  *   - submit could not enqueue an op: it was not taken, and the code is that of enqueue or of the
@@ -39,8 +48,9 @@
  * then.
  *
  * One thread, the executor's, which opened the device, uses the lane. Everything is made at
- * creation: two streams per lane kind, and a record and two events for each of its `depth` ops in
- * flight. The device owns streams and events until it is closed. */
+ * creation and in lane_stream_prepare: two streams per lane kind, and for each of its `depth` ops
+ * in flight a record and one event, or two if they are timed. The device owns streams and events
+ * until it is closed. */
 #ifndef SLUICE_SWAP_LANE_STREAM_H
 #define SLUICE_SWAP_LANE_STREAM_H
 
@@ -61,6 +71,7 @@ struct lane_stream_config {
      * leave the streams. */
     int (*watch)(void *user);
     void *user;
+    bool is_timed;  /* for a trace */
     uint32_t owner; /* lane.h */
     uint32_t depth; /* per lane kind */
 };
@@ -68,6 +79,21 @@ typedef struct lane_stream_config lane_stream_config;
 
 /* -EINVAL for a bad config, -ENOMEM, the device's error. destroy waits for the streams. */
 int lane_stream_create(const lane_stream_config *config, lane **out) MUST_CHECK;
+
+struct lane_stream_graphs {
+    /* True if config.enqueue enqueues the same for the op at each run of the program, whatever
+     * changes from step to step. It is asked for ops of the compute lane. */
+    bool (*may_replay)(void *user, const program *prog, const op *item);
+    uint64_t bytes_max; /* no more graphs once they take so much of the GPU's memory; 0: none */
+};
+typedef struct lane_stream_graphs lane_stream_graphs;
+
+/* Prepares the programs that will run, which are borrowed until destroy. Called once at most, while
+ * nothing runs; config.enqueue is called for each op that a graph replays, and its work does not
+ * run. Without it every op reports to the host, as paranoid mode needs it. If CUDA refuses a graph,
+ * the log says so once and the ops are enqueued one by one. -ENOMEM, the device's error. */
+int lane_stream_prepare(lane *self, const program *const *programs, uint32_t count,
+                        const lane_stream_graphs *graphs) MUST_CHECK;
 
 /* The stream of a lane, to enqueue set-up work between programs; NULL if it has none. */
 device_stream *lane_stream_of(const lane *self, enum lane_kind kind);

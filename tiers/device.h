@@ -9,7 +9,7 @@
  * may also copy, fill, record, wait, query and synchronize, on streams and events that only it
  * uses. Functions given to device_call run on a thread of the driver and must not call this header.
  *
- * Only open, reserve, pin, create, synchronize and close wait for the GPU or allocate.
+ * Only open, reserve, pin, create, capture, synchronize and close wait for the GPU or allocate.
  *
  * A build without CUDA has the same functions: device_count returns 0 with the reason, device_open
  * returns -ENOTSUP. A build with CUDA also runs without a driver: the runtime is linked statically
@@ -27,6 +27,7 @@
 typedef struct device device;
 typedef struct device_stream device_stream; /* incomplete on purpose: a cudaStream_t */
 typedef struct device_event device_event;   /* a cudaEvent_t */
+typedef struct device_graph device_graph;   /* a cudaGraphExec_t */
 
 struct device_info {
     uint32_t device_idx;
@@ -112,6 +113,18 @@ int device_gather_rows(device *self, device_stream *stream, void *target, const 
                        uint64_t source_pitch_bytes, uint64_t row_bytes, uint64_t rows) MUST_CHECK;
 int device_fill(device *self, device_stream *stream, void *target, uint8_t value,
                 uint64_t size_bytes) MUST_CHECK;
+
+/* Between the two calls, work that is enqueued on `stream` does not run. It is recorded, with its
+ * arguments, as a graph, which replays it with one call. Only copies, fills and kernels on this
+ * stream may be enqueued. device_capture_end must follow, also after an error. *out is NULL if
+ * there are fewer than two pieces of work, for which a graph saves nothing; *node_count is their
+ * number. A graph takes memory of the GPU, in an amount that CUDA does not state. ERR_BACKEND if
+ * CUDA refuses: the stream is as before, and *out is NULL. */
+int device_capture_begin(device *self, device_stream *stream) MUST_CHECK;
+int device_capture_end(device *self, device_stream *stream, device_graph **out,
+                       uint64_t *node_count) MUST_CHECK;
+int device_graph_launch(device *self, device_graph *graph, device_stream *stream) MUST_CHECK;
+void device_graph_destroy(device *self, device_graph *graph); /* NULL is allowed */
 
 /* Runs `function` on a thread of the driver once all earlier work of the stream is complete; later
  * work of the stream waits for it. It is not called after an error of the GPU. */

@@ -130,3 +130,25 @@ int device_call(device *self, device_stream *stream, void (*function)(void *user
 {
     return absent();
 }
+
+int device_capture_begin(device *self, device_stream *stream)
+{
+    return absent();
+}
+
+int device_capture_end(device *self, device_stream *stream, device_graph **out,
+                       uint64_t *node_count)
+{
+    *out = NULL;
+    *node_count = 0;
+    return absent();
+}
+
+int device_graph_launch(device *self, device_graph *graph, device_stream *stream)
+{
+    return absent();
+}
+
+void device_graph_destroy(device *self, device_graph *graph)
+{
+}

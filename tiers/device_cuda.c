@@ -21,6 +21,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "tiers/device.h"
+#include "tiers/tiers_internal.h"
 
 enum {
     RESERVE_ALIGNMENT = 2 << 20, /* as every arena (tiers/arena.h); tiles rely on it */
@@ -62,14 +63,9 @@ struct device {
 
 /* --- errors and lists ------------------------------------------------------------------------- */
 
-/* Converts the result of a call: 0, or ERR_BACKEND with "<what>: CUDA says ...". */
 static int check(cudaError_t code, const char *what)
 {
-    if (code == cudaSuccess)
-        return 0;
-    (void)cudaGetLastError();
-    return err_set(ERR_BACKEND, "%s: CUDA says %s (%s)", what, cudaGetErrorName(code),
-                   cudaGetErrorString(code));
+    return tieri_cuda_check((int)code, what);
 }
 
 /* Makes room for one more handle, so that adding it cannot fail once CUDA has made it. */

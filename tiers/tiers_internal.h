@@ -13,6 +13,11 @@
 
 struct stat;
 
+/* ---- CUDA (device_cuda.c, device_graph.c) ---- */
+
+/* Converts the cudaError_t of a call: 0, or ERR_BACKEND with "<what>: CUDA says ...". */
+int tieri_cuda_check(int cuda_error, const char *what) MUST_CHECK;
+
 /* ---- readers of /proc, sysfs and control groups (system_memory.c, topology_read.c): they use
  * stack buffers, and descriptors only during the call; any thread ---- */
 

@@ -14,7 +14,8 @@
 #                   skips the large tests, the one that breaks the GPU and the one that kills a rank.
 #   --quick         tiny sizes, to try the script itself
 #
-# The tests run first, since the speed of wrong results is worth nothing. Then bench_gpu measures the limits
+# The tests run first, since the speed of wrong results is worth nothing. They run with CUDA graphs and without
+# (test_gpu_lanes, test_gpu_train), also under compute-sanitizer. Then bench_gpu measures the limits
 # and trains the jobs of perf/gpu/jobs.txt one after the other in one process. Then, if python3 has torch, PyTorch
 # trains the same 1B model in device memory (perf/gpu/pytorch_gpu.py). Compare speeds only within one run on
 # one machine.
@@ -208,6 +209,9 @@ mkdir "$work/jobs"
 mapfile -t job_files < <(awk -v folder="$work/jobs/" '
     /^==> .* <==$/ { file = folder $2; print file; next }
     file { print >file }' perf/gpu/jobs.txt)
+# The first job again, launched kernel by kernel, if time is left: what graphs save.
+sed 's/^{$/{ "device": {"graph_bytes": 0},/' "${job_files[0]}" >"$work/jobs/no-graphs.json"
+job_files+=("$work/jobs/no-graphs.json")
 [ -z "$quick" ] || job_files=(perf/gpu/quick.json)
 left=$((total_seconds - pytorch_seconds - (SECONDS - begin)))
 status=0

@@ -119,11 +119,13 @@ struct job {
         uint32_t keep_count;
         bool fresh;
         bool paranoid;
+        bool trace;
     } run;
     struct {
-        char backend[JOB_NAME_BYTES]; /* "auto", "cpu", "cuda" */
-        uint64_t threads;             /* 0: all cores of the affinity mask */
-        char cores[JOB_NAME_BYTES];   /* "0-7,16"; "": automatic */
+        char backend[JOB_NAME_BYTES];  /* "auto", "cpu", "cuda" */
+        uint64_t threads;              /* 0: all cores of the affinity mask */
+        char cores[JOB_NAME_BYTES];    /* "0-7,16"; "": automatic */
+        uint64_t graph_bytes;          /* of a GPU's memory; 0: no graphs */
     } device;
     struct {
         uint64_t threads;           /* of the optimizer on the CPU; 0: the same as device.threads */

@@ -203,6 +203,13 @@ const configi_key configi_own_keys[] = {
         "with NaN before it is written, compared if it is only read, and poisoned when it is "
         "released. Slow, with the same bits."),
 
+    KEY("run.trace", BOOL, AT(run.trace), "true", NONE, NONE, FREE,
+        "Whether the run writes trace.json when it ends. On a GPU this times each op by two "
+        "events. "
+        "Without them there are fewer calls of the driver, and busy_seconds and stall_seconds of "
+        "the GPU's lanes in metrics.jsonl are coarse, because the host then knows of an op when "
+        "it waits for it."),
+
     KEY("device.backend", ENUM, AT(device.backend), "auto", "auto|cpu|cuda", NONE, FIXED,
         "What computes. auto: cuda if this build has it and there is a GPU, else cpu. Of the "
         "GPUs in CUDA_VISIBLE_DEVICES a rank takes the one with its number on its host, modulo "
@@ -215,6 +222,10 @@ const configi_key configi_own_keys[] = {
     KEY("device.cores", CORES, AT(device.cores), NONE, NONE, NONE, FREE,
         "Cores that compute, as in \"0-7,16\". Default: all that this process may use. If "
         "device.threads is 0, the number of cores is the number of threads."),
+    KEY("device.graph_bytes", SIZE, AT(device.graph_bytes), "67108864", NONE, "bytes", FREE,
+        "GPU memory that CUDA graphs may take beside tiers.device.budget. Each replays ops of a "
+        "step with one call of the driver instead of one for each kernel. Ops that find no memory "
+        "left are launched kernel by kernel, with the same bits; 0: all of them."),
 
     KEY("update.threads", INT, AT(update.threads), "0", "[0,65536]", "threads", FREE,
         "Threads of the optimizer on the CPU. 0: as many as compute (cpu backend), or one per "

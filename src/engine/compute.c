@@ -426,6 +426,23 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
     }
 }
 
+bool engine_may_replay(const struct setup *setup, const program *prog, const op *item)
+{
+    if (prog->kind != PROGRAM_STEADY)
+        return false;
+    if (is_computing(item))
+        return setup->net->stages[item->stage].kind != STAGE_HEAD;
+    return item->kind == OP_GRAD_CLOSE;
+}
+
+bool enginei_may_replay(void *user, const program *prog, const op *item)
+{
+    const struct engine *self = user;
+    if (self->watch && self->watch->only_transfers)
+        return false; /* computing is left out */
+    return engine_may_replay(self->setup, prog, item);
+}
+
 int enginei_finish_op(void *user, const program *prog, const op *item)
 {
     (void)prog;

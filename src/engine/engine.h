@@ -59,7 +59,12 @@ typedef int engine_first_elems(void *user, uint32_t unit, uint64_t begin, uint64
 /* Carries out OP_COMMIT, on the thread of the commit lane's worker. */
 typedef int engine_commit(void *user, const program *prog, const op *item);
 
-enum { ENGINE_LOGITS_NONE = -2 };
+enum {
+    ENGINE_LOGITS_NONE = -2,
+    /* ops in flight on each stream of a GPU: a few small ones ahead, so that the GPU never waits
+     * for the host */
+    ENGINE_GPU_DEPTH = 8,
+};
 
 struct engine {
     struct setup *setup; /* borrowed */
@@ -133,6 +138,11 @@ void engine_destroy(struct engine *self); /* NULL is allowed; the setup is not d
  * Blocks. After an error the engine is poisoned: every later run fails. */
 int engine_run(struct engine *self, enum program_kind kind, uint64_t step,
                run_totals *run) MUST_CHECK;
+
+/* True if an op of the compute lane does the same at each run of the program, so that a GPU may
+ * replay it as a part of a graph: in the program that runs again and again, all computing but that
+ * of the head, whose gradients are scaled by a number of the step, as are updates. */
+bool engine_may_replay(const struct setup *setup, const program *prog, const op *item);
 
 /* The backend that the job's io.backend names. */
 enum io_backend engine_io_backend(const struct job *asked);

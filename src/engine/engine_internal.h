@@ -35,6 +35,8 @@ void enginei_take_norm(struct engine *self);
 int enginei_run_op(void *user, const program *prog, const op *item);
 /* On a GPU an op is enqueued on its stream; enginei_finish_op is called when it is complete. */
 int enginei_enqueue_op(void *user, const program *prog, const op *item, void *stream);
+/* True for ops whose work is the same at each step (lane_stream_graphs.may_replay). */
+bool enginei_may_replay(void *user, const program *prog, const op *item);
 int enginei_finish_op(void *user, const program *prog, const op *item);
 int enginei_run_copy(void *user, const program *prog, const op *item);
 int enginei_run_collective(void *user, const program *prog, const op *item);

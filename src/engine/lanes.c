@@ -26,7 +26,6 @@ enum {
     OWNER_COLLECTIVES,
     TRACE_EVENTS = 1 << 16,
     LANE_DEPTH = 4,
-    GPU_DEPTH = 8, /* per stream: a few small ops ahead, so that the GPU never waits for the host */
 };
 
 /* `group` is a core_group. Binds the worker and its OpenMP team. */
@@ -116,10 +115,18 @@ static int make_gpu_lane(struct engine *self)
         .finish = enginei_finish_op,
         .watch = self->setup->ranks.world > 1 ? watch_ranks : NULL,
         .user = self,
+        .is_timed = self->setup->job->run.trace || self->watch,
         .owner = OWNER_GPU,
-        .depth = GPU_DEPTH,
+        .depth = ENGINE_GPU_DEPTH,
     };
-    return lane_stream_create(&config, &self->gpu_lane);
+    TRY(lane_stream_create(&config, &self->gpu_lane));
+    if (self->setup->job->run.paranoid) /* its executor has one op in flight on each lane */
+        return 0;
+    const program *programs[PROGRAM_KIND_COUNT];
+    enginei_list_programs(self, programs);
+    lane_stream_graphs graphs = {.may_replay = enginei_may_replay,
+                                 .bytes_max = self->setup->job->device.graph_bytes};
+    return lane_stream_prepare(self->gpu_lane, programs, PROGRAM_KIND_COUNT, &graphs);
 }
 
 /* Calls the GPU's kernels that convert for NCCL's 16-bit sums; `user` is the engine. */

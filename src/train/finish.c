@@ -56,7 +56,7 @@ int loop_finish(struct loop *self, bool stopped)
     TRY(loop_commit_now(self));
     if (self->options->hash_weights)
         TRY(state_weights_hash(self->run.engine, &self->summary->weights_hash));
-    if (self->summary->steps_done > 0 && self->run.ranks.rank == 0 &&
+    if (self->summary->steps_done > 0 && self->run.ranks.rank == 0 && self->run.job->run.trace &&
         write_trace(self) < 0) /* before evaluation overwrites it */
         log_warn("trace.json is not written: %s", err_text());
     bool is_done;

@@ -134,6 +134,7 @@ lane_stream_config gpu_rig_config(gpu_rig *self)
         .enqueue = enqueue_op,
         .finish = finish_op,
         .user = self,
+        .is_timed = !self->is_untimed,
         .owner = OWNER_GPU,
         .depth = self->depth,
     };
@@ -166,10 +167,11 @@ void gpu_rig_init_staged(gpu_rig *self, uint32_t depth)
     assert_int_equal(lane_worker_create(&config, &self->lanes[LANE_COMM]), 0);
 }
 
-void gpu_rig_init(gpu_rig *self, uint32_t depth)
+static void init(gpu_rig *self, uint32_t depth, bool is_timed)
 {
     memset(self, 0, sizeof *self);
     self->depth = depth;
+    self->is_untimed = !is_timed;
     self->break_idx = self->fail_enqueue_idx = self->fail_finish_idx = PROGRAM_NONE;
     if (device_open(0, &self->gpu) != 0)
         fail_msg("%s", err_text());
@@ -187,6 +189,26 @@ void gpu_rig_init(gpu_rig *self, uint32_t depth)
     self->lanes[LANE_WRITE] = make_worker(self, "write", OWNER_WRITE);
     self->lanes[LANE_UPDATE] = make_worker(self, "update", OWNER_UPDATE);
     assert_int_equal(trace_init(&self->ring, GPU_RIG_EVENTS), 0);
+}
+
+void gpu_rig_init(gpu_rig *self, uint32_t depth)
+{
+    init(self, depth, true);
+}
+
+bool gpu_rig_may_replay(void *user, const program *prog, const op *item)
+{
+    (void)user;
+    return (item - prog->ops) % 5 != 0;
+}
+
+void gpu_rig_init_prepared(gpu_rig *self, uint32_t depth, bool is_timed,
+                           const program *const *programs, uint32_t count, uint64_t graph_bytes)
+{
+    lane_stream_graphs graphs = {.may_replay = gpu_rig_may_replay, .bytes_max = graph_bytes};
+    init(self, depth, is_timed);
+    if (lane_stream_prepare(self->lanes[LANE_H2D], programs, count, &graphs) != 0)
+        fail_msg("%s", err_text());
 }
 
 void gpu_rig_fini(gpu_rig *self)

@@ -24,6 +24,7 @@ struct gpu_rig {
         [LANE_COUNT]; /* h2d, d2h, comm and compute are one object; but see gpu_rig_init_staged */
     device_stream *comm_stream; /* of a comm lane on the host */
     uint32_t depth;
+    bool is_untimed;
     trace ring;                        /* of GPU_RIG_EVENTS */
     fixture_arenas arenas;             /* the host's is `pinned`; the device's a copy of it */
     uint8_t finished[GPU_RIG_OPS_MAX]; /* how often config.finish saw an op */
@@ -41,6 +42,14 @@ void gpu_rig_init(gpu_rig *self, uint32_t depth);
  * them. */
 void gpu_rig_init_staged(gpu_rig *self, uint32_t depth);
 void gpu_rig_fini(gpu_rig *self);
+
+/* The same, timed or not, and with the programs prepared (lane_stream_prepare): graphs may take
+ * graph_bytes and replay four of five ops of the compute lane. */
+void gpu_rig_init_prepared(gpu_rig *self, uint32_t depth, bool is_timed,
+                           const program *const *programs, uint32_t count, uint64_t graph_bytes);
+
+/* Whether a graph may replay the op. */
+bool gpu_rig_may_replay(void *user, const program *prog, const op *item);
 
 /* The configuration that gpu_rig_init gave lane_stream_create. */
 lane_stream_config gpu_rig_config(gpu_rig *self);

@@ -11,10 +11,12 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "engine/engine.h"
 #include "setup/summary.h"
+#include "swap/stream_plan.h"
 #include "tests/simulated_gpu/simulated_gpu.h"
-#include "train/train.h"
 #include "tests/train/train_fixture.h"
+#include "train/train.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 2, .hidden = 64};
 static simulated_gpu_counters early, late;
@@ -49,22 +51,92 @@ static void run(const char *name, const fixture_sets *sets, fixture_result *resu
     job_destroy(asked);
 }
 
-static void nothing_is_allocated_while_it_runs(void **state)
+/* The driver's calls of steps 4 to 8, in which nothing is allocated. `kernels` leaves out work of
+ * graphs. */
+static simulated_gpu_counters calls_of(const char *name, const char *is_traced,
+                                       const char *graph_bytes, fixture_result *result)
 {
-    (void)state;
-    static fixture_result result;
     fixture_sets sets;
     set_spread(&sets);
-    run("sealed", &sets, &result);
-    if (result.rc < 0)
-        fail_msg("%s", result.error);
+    fixture_set(&sets, "run.trace=%s", is_traced);
+    fixture_set(&sets, "device.graph_bytes=%s", graph_bytes);
+    run(name, &sets, result);
+    if (result->rc < 0)
+        fail_msg("%s", result->error);
     assert_true(late.kernels > early.kernels);
     assert_true(late.copies > early.copies);
     assert_int_equal(late.allocations, early.allocations);
     assert_int_equal(late.streams, early.streams);
     assert_int_equal(late.events, early.events);
     assert_int_equal(late.pageable_copies, early.pageable_copies);
-    assert_int_equal(result.summary.sealed_alloc_count, 0);
+    assert_int_equal(result->summary.sealed_alloc_count, 0);
+    simulated_gpu_counters calls = {.kernels = late.kernels - early.kernels,
+                                    .copies = late.copies - early.copies,
+                                    .fills = late.fills - early.fills,
+                                    .records = late.records - early.records,
+                                    .timed_records = late.timed_records - early.timed_records,
+                                    .waits = late.waits - early.waits,
+                                    .host_functions = late.host_functions - early.host_functions,
+                                    .graph_launches = late.graph_launches - early.graph_launches,
+                                    .graph_nodes = late.graph_nodes - early.graph_nodes};
+    uint64_t all = calls.kernels + calls.copies + calls.fills + calls.records + calls.waits +
+                   calls.host_functions + calls.graph_launches;
+    printf("%-12s per step: %llu calls: %llu kernels, %llu copies and fills, %llu records, "
+           "%llu waits, %llu host functions, %llu graphs of %llu pieces\n",
+           name, (unsigned long long)all / 5, (unsigned long long)calls.kernels / 5,
+           (unsigned long long)(calls.copies + calls.fills) / 5,
+           (unsigned long long)calls.records / 5, (unsigned long long)calls.waits / 5,
+           (unsigned long long)calls.host_functions / 5,
+           (unsigned long long)calls.graph_launches / 5, (unsigned long long)calls.graph_nodes / 5);
+    return calls;
+}
+
+/* What the plan of the steady program counts for one step. */
+static void plan_calls(stream_calls *calls)
+{
+    static const bool serves[LANE_COUNT] = {
+        [LANE_H2D] = true, [LANE_D2H] = true, [LANE_COMPUTE] = true};
+    stream_plan_config config = {.serves = serves};
+    struct setup_options options = {0};
+    struct setup *setup;
+    stream_plan plan;
+    fixture_sets sets;
+    set_spread(&sets);
+    job *asked = fixture_job("counted", &shape, &sets);
+    if (setup_create(asked, &options, &setup) < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(stream_plan_init(&plan, &setup->set.programs[PROGRAM_STEADY], &config), 0);
+    stream_plan_count(&plan, serves, ENGINE_GPU_DEPTH, false, calls);
+    stream_plan_fini(&plan);
+    setup_destroy(setup);
+    job_destroy(asked);
+}
+
+/* Graphs and untimed events change no bit. The host functions and events are those that the plan
+ * counts, and no timed event remains. */
+static void a_step_takes_few_calls(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    simulated_gpu_counters plain, calls;
+    stream_calls planned;
+    plain = calls_of("one-by-one", "true", "0", &whole);
+    assert_int_equal(plain.graph_launches, 0);
+    calls = calls_of("timed-graphs", "true", "64MiB", &result);
+    fixture_assert_same(&whole, &result);
+    assert_true(calls.graph_launches > 0);
+    assert_int_equal(calls.kernels + calls.copies + calls.fills + calls.graph_nodes,
+                     plain.kernels + plain.copies + plain.fills);
+    assert_true(calls.kernels < plain.kernels / 2);
+    calls = calls_of("graphs", "false", "64MiB", &result);
+    fixture_assert_same(&whole, &result);
+    assert_int_equal(calls.timed_records, 0);
+    plan_calls(&planned);
+    /* A machine on which nothing ends for seconds has each stream report once more. */
+    uint64_t extra = calls.host_functions - 5 * planned.host_functions;
+    assert_true(extra <= 6);
+    assert_in_range(calls.records, 5 * planned.records, 5 * planned.records + extra);
+    assert_true(calls.waits <= 5 * planned.waits + extra);
 }
 
 /* The fault comes in the middle of step 4. The run ends with CUDA's words and does not hang. The
@@ -170,7 +242,7 @@ static void memory_lost_after_the_plan_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_allocated_while_it_runs),
+        cmocka_unit_test(a_step_takes_few_calls),
         cmocka_unit_test(without_a_gpu_the_cpu_trains),
         cmocka_unit_test(the_memory_that_is_free_decides),
         cmocka_unit_test(memory_lost_after_the_plan_is_refused),

@@ -18,6 +18,8 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/size.h"
+#include "swap/stream_plan.h"
 #include "tests/cuda/gpu_lanes_rig.h"
 
 #ifdef SLUICE_SIMULATED_GPU
@@ -200,6 +202,114 @@ static void a_lost_dependency_shows(void **state)
     }
     gpu_rig_fini(&r);
     assert_true(differing > 0);
+}
+#endif
+
+/* --- programs made ready ---------------------------------------------------------------------- */
+
+#ifdef SLUICE_SIMULATED_GPU
+/* The driver's calls of one run are those that the plan of the program counts, and no others. */
+static void check_calls(const gpu_rig *self, const program *prog, bool has_graphs,
+                        const simulated_gpu_counters *before)
+{
+    simulated_gpu_counters after;
+    lane_stream_config lanes = gpu_rig_config((gpu_rig *)(uintptr_t)self);
+    stream_plan_config config = {.serves = lanes.serves,
+                                 .may_replay = has_graphs ? gpu_rig_may_replay : NULL,
+                                 .only_single = lanes.is_timed};
+    stream_plan plan;
+    stream_calls most;
+    assert_int_equal(stream_plan_init(&plan, prog, &config), 0);
+    stream_plan_count(&plan, lanes.serves, self->depth, lanes.is_timed, &most);
+    stream_plan_fini(&plan);
+    simulated_gpu_get_counters(&after);
+    /* A machine on which nothing ends for seconds has each stream report once more. */
+    uint64_t late = (after.host_functions - before->host_functions) - most.host_functions;
+    assert_true(late <= 4);
+    assert_true(after.waits - before->waits <= most.waits + late);
+    assert_true(after.graph_launches - before->graph_launches <= most.graph_launches);
+    assert_true(most.graph_launches == 0 || after.graph_launches > before->graph_launches);
+    if (lanes.is_timed) { /* the clocks are compared now and then */
+        assert_true(after.records - before->records >= most.records);
+        assert_int_equal(after.timed_records - before->timed_records,
+                         after.records - before->records);
+        return;
+    }
+    assert_in_range(after.records - before->records, most.records, most.records + late);
+    assert_int_equal(after.timed_records, before->timed_records);
+}
+#endif
+
+static void run_prepared(uint64_t seed, bool is_conditional, bool is_timed, uint64_t graph_bytes)
+{
+    bool decides = seed % 4 != 0, skip = is_conditional && seed % 3 != 0;
+    program prog;
+    const program *programs = &prog;
+    if (is_conditional)
+        random_conditional_program(seed, 120, decides, &prog);
+    else
+        random_program(seed, 150, &prog);
+    gpu_rig r;
+    gpu_rig_init_prepared(&r, 1 + seed % 9, is_timed, &programs, 1, graph_bytes);
+    gpu_rig_load(&r, &prog, seed);
+    fixture_arenas serial;
+    fixture_arenas_init(&serial, &prog, seed);
+    executor *exec = gpu_rig_executor(&r, &programs, 1);
+    for (uint8_t step = 1; step <= 2; step++) {
+        r.arenas.is_skipped = decides ? !skip : skip;
+        r.arenas.norm_skips = decides ? skip : !skip;
+        gpu_rig_execute_serially(&serial, &prog, skip);
+        uint64_t first_event = r.ring.written;
+#ifdef SLUICE_SIMULATED_GPU
+        simulated_gpu_counters before;
+        simulated_gpu_get_counters(&before);
+#endif
+        if (executor_run(exec, &prog, step, NULL) != 0)
+            fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+#ifdef SLUICE_SIMULATED_GPU
+        if (!is_conditional)
+            check_calls(&r, &prog, graph_bytes > 0, &before);
+#endif
+        check_times(&r, first_event, step);
+        if (!gpu_rig_matches(&r, &serial))
+            fail_msg("seed %llu, run %u: memory differs", (unsigned long long)seed, step);
+        check_finishes(&r, &prog, skip, step);
+    }
+    executor_destroy(exec);
+    fixture_arenas_fini(&serial);
+    gpu_rig_unload(&r);
+    gpu_rig_fini(&r);
+    program_fini(&prog);
+}
+
+/* With and without graphs and times: the bytes of serial execution, by the calls of the driver that
+ * were counted. A host function that is missing would show as one that comes a second late. */
+static void prepared_programs_give_serial_values(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 6000; seed < 6024; seed++)
+        for (int way = 0; way < 2; way++)
+            run_prepared(seed, way, seed % 3 == 0, seed % 4 == 0 ? 0 : GIB);
+    printf("seeds 6000 to 6023\n");
+}
+
+#ifdef SLUICE_SIMULATED_GPU
+/* Where CUDA refuses to capture, or the memory for graphs is used up, ops are enqueued one by one:
+ * the same bytes. */
+static void without_graphs_it_goes_on(void **state)
+{
+    (void)state;
+    simulated_gpu_counters before, after;
+    simulated_gpu_get_counters(&before);
+    run_prepared(6001, false, false, 16384);
+    simulated_gpu_get_counters(&after);
+    uint64_t some = after.graph_launches - before.graph_launches;
+    simulated_gpu_fail_captures_after(2);
+    run_prepared(6002, true, false, GIB);
+    simulated_gpu_fail_captures_after(0);
+    run_prepared(6003, true, false, GIB);
+    simulated_gpu_fail_captures_after(UINT64_MAX);
+    assert_true(some > 0);
 }
 #endif
 
@@ -486,6 +596,7 @@ static void any_failing_op_ends_the_run(void **state)
 {
     (void)state;
     program prog;
+    const program *programs = &prog;
     random_program(4000, 90, &prog);
     for (uint32_t failing = 0; failing < prog.op_count; failing += 3) {
         uint8_t kind = prog.ops[failing].lane;
@@ -496,7 +607,10 @@ static void any_failing_op_ends_the_run(void **state)
             if (in_finish ? !is_gpu_lane(kind) : kind != LANE_COMPUTE && kind != LANE_COMM)
                 continue;
             gpu_rig r;
-            gpu_rig_init(&r, 1 + failing % 5);
+            if (failing % 4 == 1) /* with ops in flight that nobody would report any more */
+                gpu_rig_init_prepared(&r, 8, false, &programs, 1, 0);
+            else
+                gpu_rig_init(&r, 1 + failing % 5);
             gpu_rig_load(&r, &prog, failing);
             *(in_finish ? &r.fail_finish_idx : &r.fail_enqueue_idx) = failing;
             run_failing(&r, &prog, -EIO, in_finish ? "the result is bad" : "the kernel was refused",
@@ -550,8 +664,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_programs_give_serial_values),
         cmocka_unit_test(conditional_programs_give_serial_values),
         cmocka_unit_test(later_runs_only_enqueue),
+        cmocka_unit_test(prepared_programs_give_serial_values),
 #ifdef SLUICE_SIMULATED_GPU
         cmocka_unit_test(a_lost_dependency_shows),
+        cmocka_unit_test(without_graphs_it_goes_on),
 #endif
     };
     const struct CMUnitTest refusals[] = {

@@ -13,10 +13,10 @@
 #include <cmocka.h>
 
 #include "base/size.h"
-#include "tests/cuda/gpu_fixture.h"
 #include "infer/infer.h"
-#include "tiers/device.h"
+#include "tests/cuda/gpu_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tiers/device.h"
 
 static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
 static const char *group = "gpt2-bf16";
@@ -78,7 +78,7 @@ static void losses_follow_the_cpu(void **state)
 }
 
 /* params, grads, optimizer, activations, inner activations; order; update; tile elements;
- * lookahead; whether with the least budgets. */
+ * lookahead; whether with the least budgets. Graphs and timed events are on and off by turns. */
 static const struct placement {
     const char *tiers[5], *order, *update, *tile_elems, *lookahead;
     bool is_tight;
@@ -174,6 +174,8 @@ static void placements_give_equal_bits(void **state)
         set_group(&sets, "cuda");
         fixture_set(&sets, "run.steps=5");
         place(&sets, to);
+        fixture_set(&sets, "run.trace=%s", i % 2 ? "false" : "true");
+        fixture_set(&sets, "device.graph_bytes=%s", i % 4 < 2 ? "64MiB" : "0");
         if (to->is_tight)
             fixture_tighten("moved", &shape, &sets);
         char text[256];

@@ -71,6 +71,10 @@ static const error_text error_texts[] = {
     ERROR_TEXT(cudaErrorLaunchFailure, "unspecified launch failure"),
     ERROR_TEXT(cudaErrorNotPermitted, "operation not permitted"),
     ERROR_TEXT(cudaErrorNotSupported, "operation not supported"),
+    ERROR_TEXT(cudaErrorStreamCaptureUnsupported,
+               "operation not permitted when stream is capturing"),
+    ERROR_TEXT(cudaErrorStreamCaptureInvalidated,
+               "operation failed due to a previous error during capture"),
     ERROR_TEXT(cudaErrorUnknown, "unknown error"),
 };
 

@@ -3,6 +3,7 @@
 #define SIMULATED_INTERNAL_H
 
 #include <functional>
+#include <memory>
 #include <stdint.h>
 #include <string>
 #include <vector>
@@ -95,6 +96,28 @@ enum work_kind { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_EVENT };
 cudaError_t enqueue(cudaStream_t stream, work_kind kind, std::function<void()> run,
                     std::function<void()> drop);
 cudaError_t wait_stream(cudaStream_t stream);
+
+// Work that a stream captured instead of running it. It may run any number of times.
+struct captured_work {
+    work_kind kind;
+    std::function<void()> run, drop;
+
+    captured_work(work_kind which, std::function<void()> runs, std::function<void()> drops)
+        : kind(which), run(std::move(runs)), drop(std::move(drops))
+    {
+    }
+    captured_work(const captured_work &) = delete;
+    ~captured_work()
+    {
+        if (drop)
+            drop();
+    }
+};
+cudaError_t begin_capture(cudaStream_t stream);
+// Refused work (events, waiting for the stream) has spoilt a capture: then it has no nodes.
+cudaError_t end_capture(cudaStream_t stream, std::vector<std::shared_ptr<captured_work>> *nodes);
+cudaError_t launch_captured(cudaStream_t stream,
+                            const std::vector<std::shared_ptr<captured_work>> &nodes);
 void wait_all();
 // Whether the runtime may be called now; else the error, which becomes the last one.
 cudaError_t enter();

@@ -35,13 +35,18 @@ extern "C" {
 #endif
 
 struct simulated_gpu_counters {
-    uint64_t kernels;         /* launched */
+    uint64_t kernels;         /* launched, or captured */
     uint64_t copies;          /* between memories, of any kind */
     uint64_t pageable_copies; /* those of them from or to host memory that is not registered */
     uint64_t fills;
-    uint64_t allocations;      /* cudaMalloc, cudaHostAlloc and cudaHostRegister */
-    uint64_t host_functions;   /* called */
-    uint64_t streams, events;  /* created */
+    uint64_t allocations;     /* cudaMalloc, cudaHostAlloc and cudaHostRegister */
+    uint64_t host_functions;  /* called */
+    uint64_t streams, events; /* created */
+    uint64_t records;         /* of events */
+    uint64_t timed_records;   /* those of them whose events have times */
+    uint64_t waits;           /* of streams for events */
+    uint64_t graph_launches;
+    uint64_t graph_nodes;      /* run by those launches */
     uint64_t synchronizations; /* of a stream, event or the device, by the host */
 };
 typedef struct simulated_gpu_counters simulated_gpu_counters;
@@ -57,6 +62,10 @@ void simulated_gpu_inject_fault(enum simulated_gpu_fault kind, uint64_t skip);
 /* As a new process would find it: streams, events and memory of the test must not be used any
  * more. */
 void simulated_gpu_clear_fault(void);
+
+/* After `count` more captures every capture fails when it ends, as it does where a captured call is
+ * not allowed. UINT64_MAX, as at the start: none fails. */
+void simulated_gpu_fail_captures_after(uint64_t count);
 
 void simulated_gpu_set_total_bytes(uint64_t bytes);
 void simulated_gpu_set_delay_us(uint32_t longest_us);

@@ -35,9 +35,16 @@ struct stream_work {
     bool is_wait;                         // for it, or its making
 };
 
+// The work that a stream has captured so far.
+struct stream_capture {
+    std::vector<std::shared_ptr<simulated::captured_work>> nodes;
+    cudaError_t error = cudaSuccess; // the first; the capture then ends with it
+};
+
 struct CUstream_st {
     unsigned flags;
     bool is_ending;
+    std::unique_ptr<stream_capture> capture; // NULL: work is queued
     std::deque<stream_work> queue;
     uint64_t enqueued, completed;
     pthread_t thread;
@@ -234,6 +241,13 @@ void wait_all()
     wait_for_streams(lock, true);
 }
 
+static cudaError_t spoil_capture(cudaStream_t stream)
+{
+    if (stream->capture->error == cudaSuccess)
+        stream->capture->error = cudaErrorStreamCaptureInvalidated;
+    return cudaErrorStreamCaptureUnsupported;
+}
+
 // With the lock.
 static cudaError_t put(lock_type &lock, cudaStream_t stream, stream_work work)
 {
@@ -247,6 +261,13 @@ static cudaError_t put(lock_type &lock, cudaStream_t stream, stream_work work)
         wait_for_streams(lock, false);
     } else if (!rt->streams.count(stream)) {
         return cudaErrorInvalidResourceHandle;
+    }
+    if (stream->capture) {
+        if (work.kind == WORK_EVENT) // CUDA could take some of these; a segment has none
+            return spoil_capture(stream);
+        stream->capture->nodes.push_back(
+            std::make_shared<captured_work>(work.kind, std::move(work.run), std::move(work.drop)));
+        return cudaSuccess;
     }
     stream->queue.push_back(std::move(work));
     stream->enqueued++;
@@ -276,7 +297,48 @@ cudaError_t wait_stream(cudaStream_t stream)
         return report(wait_for_streams(lock, false));
     if (!rt->streams.count(stream))
         return report(cudaErrorInvalidResourceHandle);
+    if (stream->capture)
+        return report(spoil_capture(stream));
     return report(wait_for(lock, stream));
+}
+
+// --- capture, for graphs.cc ----------------------------------------------------------------------
+
+cudaError_t begin_capture(cudaStream_t stream)
+{
+    lock_type lock(rt->mutex);
+    if (is_default(stream) || !rt->streams.count(stream) || stream->capture)
+        return cudaErrorInvalidValue;
+    stream->capture.reset(new stream_capture());
+    return cudaSuccess;
+}
+
+cudaError_t end_capture(cudaStream_t stream, std::vector<std::shared_ptr<captured_work>> *nodes)
+{
+    lock_type lock(rt->mutex);
+    nodes->clear();
+    if (is_default(stream) || !rt->streams.count(stream) || !stream->capture)
+        return cudaErrorInvalidValue;
+    cudaError_t error = stream->capture->error;
+    if (error == cudaSuccess)
+        *nodes = std::move(stream->capture->nodes);
+    stream->capture.reset();
+    return error;
+}
+
+cudaError_t launch_captured(cudaStream_t stream,
+                            const std::vector<std::shared_ptr<captured_work>> &nodes)
+{
+    lock_type lock(rt->mutex);
+    rt->counters.graph_launches++;
+    cudaError_t error = cudaSuccess;
+    for (size_t i = 0; i < nodes.size() && error == cudaSuccess; i++) {
+        std::shared_ptr<captured_work> node = nodes[i];
+        rt->counters.graph_nodes++;
+        error = put(lock, stream,
+                    stream_work{node->kind, [node] { node->run(); }, nullptr, nullptr, false});
+    }
+    return error;
 }
 
 } // namespace simulated
@@ -361,6 +423,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     }
     if (!rt->streams.count(stream))
         return report(cudaErrorInvalidResourceHandle);
+    if (stream->capture)
+        return report(spoil_capture(stream));
     return stream->completed < stream->enqueued ? cudaErrorNotReady : cudaSuccess;
 }
 
@@ -427,6 +491,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     lock_type lock(rt->mutex);
     if (!rt->events.count(event))
         return report(cudaErrorInvalidResourceHandle);
+    rt->counters.records++;
+    if (!(event->flags & cudaEventDisableTiming))
+        rt->counters.timed_records++;
     std::shared_ptr<event_record> record = std::make_shared<event_record>();
     error = put(lock, stream, stream_work{WORK_EVENT, nullptr, nullptr, record, false});
     if (error == cudaSuccess)
@@ -444,6 +511,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         return report(cudaErrorInvalidValue);
     if (!rt->events.count(event) || (!is_default(stream) && !rt->streams.count(stream)))
         return report(cudaErrorInvalidResourceHandle);
+    rt->counters.waits++;
     if (!event->latest)
         return cudaSuccess; /* never recorded: nothing to wait for */
     return report(
