@@ -3,7 +3,7 @@
 # simulated GPU (tests/cuda/simulated_gpu.cmake), which takes the global property SLUICE_KERNELS_CUDA_SOURCES
 # and has its own stand-in for library.c.
 set(kernels_cuda_names
-    context.c backend_ops.c matmul_ops.c matmul_cublas.c attention_ops.c attention_own.c rows_ops.c rows_sparse.c
+    context.c backend_ops.c matmul_ops.c matmul_choice.c matmul_cublas.c attention_ops.c attention_own.c rows_ops.c rows_sparse.c
     update.c
     matmul_plain.cu rows_norm.cu rows_head_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu update_adam.cu
     update_adam_state.cu

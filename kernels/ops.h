@@ -36,6 +36,8 @@ typedef struct kernel_context kernel_context;     /* an instance of a backend, w
 typedef struct kernel_matmul kernel_matmul;       /* a prepared matrix product */
 typedef struct kernel_attention kernel_attention; /* a prepared attention */
 
+enum { KERNEL_CHOICES_BYTES = 768 }; /* of product_choices */
+
 struct kernel_context_config {
     int thread_count;    /* CPU: number of OpenMP threads that compute, > 0 */
     uint32_t device_idx; /* CUDA: index among the visible GPUs */
@@ -419,6 +421,15 @@ struct kernel_ops {
     /* One line for the log: device or instruction set, libraries and versions. It is valid as long
      * as the context. */
     const char *(*describe)(const kernel_context *context);
+
+    /* For a backend that has several algorithms for a matrix product; NULL in the others.
+     * choose_products, called before any product is made, hands over the choices of an earlier
+     * context on the same kind of device, as product_choices returned them, or "". Shapes that they
+     * do not name take the first algorithm that runs or, if `tries`, the fastest in a trial, which
+     * takes tens of milliseconds a shape. Another algorithm gives other bits. product_choices is
+     * valid as long as the context. ERR_INPUT for a text that is none. */
+    int (*choose_products)(kernel_context *context, const char *choices, bool tries) MUST_CHECK;
+    const char *(*product_choices)(const kernel_context *context);
 
     /* Prepared products and attention: create does all the compiling and allocating that a library
      * needs. A prepared object uses its context, so it is destroyed first. Every destroy function

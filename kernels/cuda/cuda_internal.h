@@ -29,8 +29,10 @@ struct kernel_context {
     uint64_t shared_bytes_max; /* limit of the dynamic shared memory of one block */
     struct cudai_cublas *cublas;
     struct cudai_cudnn *cudnn;
-    const char *cudnn_absence; /* the reason why cudnn is NULL; static storage */
-    char description[512];     /* the attention ops append their choices */
+    const char *cudnn_absence;          /* the reason why cudnn is NULL; static storage */
+    char description[512];              /* the attention ops append their choices */
+    char choices[KERNEL_CHOICES_BYTES]; /* of matrix products; see matmul_choice.c */
+    bool tries_products;                /* a product without a choice tries its candidates */
 };
 
 /* Chooses the GPU for this thread and fills the GPU's properties in *context. */
@@ -53,6 +55,8 @@ void *cudai_library_symbol(void *library, const char *name);
 int cudai_cublas_create(kernel_context *context) MUST_CHECK;
 void cudai_cublas_destroy(kernel_context *context);
 const char *cudai_cublas_version(const kernel_context *context); /* "cuBLASLt 13.1.0" */
+KERNEL_OP(choose_products) cudai_choose_products MUST_CHECK;
+KERNEL_OP(product_choices) cudai_product_choices;
 KERNEL_OP(matmul_create) cudai_matmul_create MUST_CHECK;
 KERNEL_OP(matmul_destroy) cudai_matmul_destroy;
 KERNEL_OP(matmul_scratch_bytes) cudai_matmul_scratch_bytes;

@@ -31,4 +31,64 @@ struct cudai_cublas {
     char version[64];
 };
 
+enum {
+    CUDAI_MATRIX_ALIGN_BYTES = 256, /* of every matrix and of scratch; cuBLASLt requires it */
+    CUDAI_SHAPE_TEXT_BYTES = 160,
+};
+
+struct kernel_matmul {
+    kernel_context *context;
+    matmul_desc desc;
+    bool is_plain;     /* every call uses our own kernel */
+    bool has_reported; /* a call with less aligned operands has been logged */
+    /* the alignments for which the algorithm was chosen */
+    uint32_t a_align_bytes, b_align_bytes, c_align_bytes;
+    size_t scratch_bytes;
+    cublasLtMatmulDesc_t operation;              /* NULL if is_plain; also the layouts */
+    cublasLtMatrixLayout_t left, right, product; /* cuBLASLt's A, B, C = D: our B, A, C */
+    cublasLtMatmulAlgo_t algo;
+};
+
+static inline uint64_t cudai_a_rows(const matmul_desc *desc)
+{
+    return desc->a_transposed ? desc->k : desc->m;
+}
+
+static inline uint64_t cudai_a_columns(const matmul_desc *desc)
+{
+    return desc->a_transposed ? desc->m : desc->k;
+}
+
+static inline uint64_t cudai_b_rows(const matmul_desc *desc)
+{
+    return desc->b_transposed ? desc->n : desc->k;
+}
+
+static inline uint64_t cudai_b_columns(const matmul_desc *desc)
+{
+    return desc->b_transposed ? desc->k : desc->n;
+}
+
+/* "matrix product m=... of bf16 into fp32" */
+const char *cudai_shape_text(const matmul_desc *desc, char text[CUDAI_SHAPE_TEXT_BYTES]);
+/* ERR_BACKEND with the shape, `what` and the library's word for the status. */
+int cudai_product_failed(const kernel_matmul *product, const char *what, cublasStatus_t status);
+
+/* Returns from the calling function if cuBLASLt refused. */
+#define TRY_CUBLAS(product, what, call)                                                            \
+    do {                                                                                           \
+        cublasStatus_t try_status_ = (call);                                                       \
+        if (try_status_ != CUBLAS_STATUS_SUCCESS)                                                  \
+            return cudai_product_failed(product, what, try_status_);                               \
+    } while (0)
+
+/* Enqueues the product with its present algorithm. */
+cublasStatus_t cudai_product_run(const kernel_matmul *product, void *stream, const void *a,
+                                 const void *b, void *c, void *scratch);
+cublasStatus_t cudai_product_set_bias(const kernel_matmul *product, const void *bias);
+
+/* Chooses the algorithm and the bytes of its workspace (matmul_choice.c). *is_found is false if
+ * cuBLASLt has none that runs. Allocates and waits. */
+int cudai_product_choose(kernel_matmul *product, bool *is_found) MUST_CHECK;
+
 #endif

@@ -49,39 +49,14 @@
 #include "base/size.h"
 #include "kernels/cuda/matmul_internal.h"
 
-enum {
-    /* of every matrix and of scratch; cuBLASLt requires it for a workspace */
-    MATRIX_ALIGN_BYTES = 256,
-    OFFSET_ALIGN_BYTES = 16, /* of columns in a wider matrix; of a bias */
-    ALGO_COUNT = 8,          /* limit of candidates; they come best first by cuBLASLt's estimate */
-    /* k is split only if it is a multiple of this; no kernel's step in k is longer */
-    SPLIT_STEP = 128,
-    SHAPE_TEXT_BYTES = 160,
-};
-
-/* The workspace that NVIDIA's manual recommends for cuBLAS (cublasSetWorkspace): 32 MiB from Hopper
- * on, for its split-k and stream-k kernels, and 4 MiB before. */
-#define WORKSPACE_BYTES_SM90 ((uint64_t)32 << 20)
-#define WORKSPACE_BYTES      ((uint64_t)4 << 20)
-
-struct kernel_matmul {
-    const kernel_context *context;
-    matmul_desc desc;
-    bool is_plain;     /* every call uses our own kernel */
-    bool has_reported; /* a call with less aligned operands has been logged */
-    /* the alignments for which the algorithm was chosen */
-    uint32_t a_align_bytes, b_align_bytes, c_align_bytes;
-    size_t scratch_bytes;
-    cublasLtMatmulDesc_t operation;              /* NULL if is_plain; also the layouts */
-    cublasLtMatrixLayout_t left, right, product; /* cuBLASLt's A, B, C = D: our B, A, C */
-    cublasLtMatmulAlgo_t algo;
-};
+enum { OFFSET_ALIGN_BYTES = 16 }; /* of columns in a wider matrix; of a bias */
 
 /* ---- checks and texts ---- */
 
-static const char *shape_text(const matmul_desc *desc, char text[SHAPE_TEXT_BYTES])
+const char *cudai_shape_text(const matmul_desc *desc, char text[CUDAI_SHAPE_TEXT_BYTES])
 {
-    snprintf(text, SHAPE_TEXT_BYTES, "matrix product m=%llu n=%llu k=%llu%s%s of %s into %s%s%s",
+    snprintf(text, CUDAI_SHAPE_TEXT_BYTES,
+             "matrix product m=%llu n=%llu k=%llu%s%s of %s into %s%s%s",
              (unsigned long long)desc->m, (unsigned long long)desc->n, (unsigned long long)desc->k,
              desc->a_transposed ? " A^T" : "", desc->b_transposed ? " B^T" : "",
              dtype_name(desc->ab_type), dtype_name(desc->c_type), desc->has_bias ? " + bias" : "",
@@ -89,65 +64,37 @@ static const char *shape_text(const matmul_desc *desc, char text[SHAPE_TEXT_BYTE
     return text;
 }
 
-static uint64_t a_rows(const matmul_desc *desc)
-{
-    return desc->a_transposed ? desc->k : desc->m;
-}
-
-static uint64_t a_columns(const matmul_desc *desc)
-{
-    return desc->a_transposed ? desc->m : desc->k;
-}
-
-static uint64_t b_rows(const matmul_desc *desc)
-{
-    return desc->b_transposed ? desc->n : desc->k;
-}
-
-static uint64_t b_columns(const matmul_desc *desc)
-{
-    return desc->b_transposed ? desc->k : desc->n;
-}
-
 static int check_desc(const matmul_desc *desc)
 {
-    char text[SHAPE_TEXT_BYTES];
+    char text[CUDAI_SHAPE_TEXT_BYTES];
     if (desc->m == 0 || desc->n == 0 || desc->k == 0)
-        return err_set(ERR_BACKEND, "%s is empty", shape_text(desc, text));
-    if (desc->a_stride < a_columns(desc) || desc->b_stride < b_columns(desc) ||
+        return err_set(ERR_BACKEND, "%s is empty", cudai_shape_text(desc, text));
+    if (desc->a_stride < cudai_a_columns(desc) || desc->b_stride < cudai_b_columns(desc) ||
         desc->c_stride < desc->n)
         return err_set(
             ERR_BACKEND,
             "%s: strides %llu, %llu, %llu of A, B, C are shorter than their rows of %llu, "
             "%llu, %llu",
-            shape_text(desc, text), (unsigned long long)desc->a_stride,
+            cudai_shape_text(desc, text), (unsigned long long)desc->a_stride,
             (unsigned long long)desc->b_stride, (unsigned long long)desc->c_stride,
-            (unsigned long long)a_columns(desc), (unsigned long long)b_columns(desc),
+            (unsigned long long)cudai_a_columns(desc), (unsigned long long)cudai_b_columns(desc),
             (unsigned long long)desc->n);
     if (desc->c_type != DTYPE_FP32 && (desc->c_type != desc->ab_type || desc->accumulate))
         return err_set(ERR_BACKEND, "%s: C is fp32, or of the operands' type and not accumulated",
-                       shape_text(desc, text));
+                       cudai_shape_text(desc, text));
     uint64_t rows_max = size_max(desc->m, size_max(desc->n, desc->k)), elems, bytes;
     uint64_t stride_max = size_max(desc->a_stride, size_max(desc->b_stride, desc->c_stride));
     TRY(size_mul(rows_max, stride_max, &elems));
     return size_mul(elems, 8, &bytes); /* so all offsets in bytes fit signed 64 bits */
 }
 
-static int failed(const kernel_matmul *product, const char *what, cublasStatus_t status)
+int cudai_product_failed(const kernel_matmul *product, const char *what, cublasStatus_t status)
 {
-    char text[SHAPE_TEXT_BYTES];
+    char text[CUDAI_SHAPE_TEXT_BYTES];
     (void)cudaGetLastError(); /* otherwise the next call would report it again */
-    return err_set(ERR_BACKEND, "%s: %s says %s", shape_text(&product->desc, text), what,
+    return err_set(ERR_BACKEND, "%s: %s says %s", cudai_shape_text(&product->desc, text), what,
                    product->context->cublas->api.status_string(status));
 }
-
-/* Returns from the calling function if cuBLASLt refused. */
-#define TRY_CUBLAS(product, what, call)                                                            \
-    do {                                                                                           \
-        cublasStatus_t try_status_ = (call);                                                       \
-        if (try_status_ != CUBLAS_STATUS_SUCCESS)                                                  \
-            return failed(product, what, try_status_);                                             \
-    } while (0)
 
 /* See "Alignment" at the head of this file. */
 static uint32_t align_bytes_of(uint64_t rows, uint64_t columns, uint64_t stride, enum dtype type)
@@ -155,7 +102,7 @@ static uint32_t align_bytes_of(uint64_t rows, uint64_t columns, uint64_t stride,
     uint64_t stride_bytes = stride * dtype_bytes(type);
     uint64_t divisor = stride_bytes & (~stride_bytes + 1); /* its lowest bit */
     bool is_dense = stride == columns && rows > 1;
-    return (uint32_t)size_min(divisor, is_dense ? MATRIX_ALIGN_BYTES : OFFSET_ALIGN_BYTES);
+    return (uint32_t)size_min(divisor, is_dense ? CUDAI_MATRIX_ALIGN_BYTES : OFFSET_ALIGN_BYTES);
 }
 
 static bool is_aligned(const void *operand, uint64_t align_bytes)
@@ -204,69 +151,18 @@ static int set_layouts(kernel_matmul *product)
     const matmul_desc *desc = &product->desc;
     cudaDataType operands = cuda_type(desc->ab_type);
     TRY_CUBLAS(product, "cublasLtMatrixLayoutCreate of B",
-               api->layout_create(&product->left, operands, b_columns(desc), b_rows(desc),
-                                  (int64_t)desc->b_stride));
+               api->layout_create(&product->left, operands, cudai_b_columns(desc),
+                                  cudai_b_rows(desc), (int64_t)desc->b_stride));
     TRY_CUBLAS(product, "cublasLtMatrixLayoutCreate of A",
-               api->layout_create(&product->right, operands, a_columns(desc), a_rows(desc),
-                                  (int64_t)desc->a_stride));
+               api->layout_create(&product->right, operands, cudai_a_columns(desc),
+                                  cudai_a_rows(desc), (int64_t)desc->a_stride));
     TRY_CUBLAS(product, "cublasLtMatrixLayoutCreate of C",
                api->layout_create(&product->product, cuda_type(desc->c_type), desc->n, desc->m,
                                   (int64_t)desc->c_stride));
     return 0;
 }
 
-static int set_preference(const kernel_matmul *product, cublasLtMatmulPreference_t preference)
-{
-    uint64_t workspace_bytes =
-        product->context->compute_major >= 9 ? WORKSPACE_BYTES_SM90 : WORKSPACE_BYTES;
-    /* Either k is not split, or a second pass adds the partial sums in fp32 and in order. */
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE;
-    if (product->desc.k % SPLIT_STEP == 0)
-        schemes |= CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    uint32_t left = product->b_align_bytes, right = product->a_align_bytes;
-    uint32_t result = product->c_align_bytes;
-    const struct preference {
-        cublasLtMatmulPreferenceAttributes_t which;
-        const void *value;
-        size_t bytes;
-    } wanted[] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &left, sizeof left},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &right, sizeof right},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &result, sizeof result},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &result, sizeof result},
-    };
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
-        TRY_CUBLAS(product, "cublasLtMatmulPreferenceSetAttribute",
-                   product->context->cublas->api.preference_set(preference, wanted[i].which,
-                                                                wanted[i].value, wanted[i].bytes));
-    return 0;
-}
-
-/* Asks for the candidates. *count is 0 if cuBLASLt has none. */
-static int find_algorithms(const kernel_matmul *product, cublasLtMatmulHeuristicResult_t *found,
-                           int *count)
-{
-    const struct cudai_cublas_api *api = &product->context->cublas->api;
-    cublasLtMatmulPreference_t preference;
-    *count = 0;
-    TRY_CUBLAS(product, "cublasLtMatmulPreferenceCreate", api->preference_create(&preference));
-    int rc = set_preference(product, preference);
-    if (rc == 0) {
-        cublasStatus_t status = api->get_heuristic(
-            product->context->cublas->handle, product->operation, product->left, product->right,
-            product->product, product->product, preference, ALGO_COUNT, found, count);
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED)
-            *count = 0;
-        else if (status != CUBLAS_STATUS_SUCCESS)
-            rc = failed(product, "cublasLtMatmulAlgoGetHeuristic", status);
-    }
-    (void)api->preference_destroy(preference);
-    return rc;
-}
-
-static cublasStatus_t run_cublas(const kernel_matmul *product, void *stream, const void *a,
+cublasStatus_t cudai_product_run(const kernel_matmul *product, void *stream, const void *a,
                                  const void *b, void *c, void *scratch)
 {
     const struct cudai_cublas *cublas = product->context->cublas;
@@ -276,105 +172,12 @@ static cublasStatus_t run_cublas(const kernel_matmul *product, void *stream, con
                               &product->algo, scratch, product->scratch_bytes, stream);
 }
 
-static cublasStatus_t set_bias(const kernel_matmul *product, const void *bias)
+cublasStatus_t cudai_product_set_bias(const kernel_matmul *product, const void *bias)
 {
     if (!product->desc.has_bias)
         return CUBLAS_STATUS_SUCCESS;
     return product->context->cublas->api.desc_set(
         product->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-}
-
-/* Returns the bytes from the first element of a matrix to the end of its last. */
-static uint64_t span_bytes(uint64_t rows, uint64_t columns, uint64_t stride, enum dtype type)
-{
-    return ((rows - 1) * stride + columns) * dtype_bytes(type);
-}
-
-/* Temporary memory of the first run. A, B and the bias all lie at 0, since inputs may overlap. C
- * lies apart, as the library requires, followed by the workspace. */
-struct trial_layout {
-    uint64_t c, workspace, total_bytes;
-};
-
-static struct trial_layout lay_trial(const matmul_desc *desc, uint64_t workspace_bytes)
-{
-    uint64_t a = span_bytes(a_rows(desc), a_columns(desc), desc->a_stride, desc->ab_type);
-    uint64_t b = span_bytes(b_rows(desc), b_columns(desc), desc->b_stride, desc->ab_type);
-    uint64_t c = span_bytes(desc->m, desc->n, desc->c_stride, desc->c_type);
-    struct trial_layout at = {.c = size_round_up(size_max(a, b), MATRIX_ALIGN_BYTES)};
-    at.workspace = at.c + size_round_up(c, MATRIX_ALIGN_BYTES);
-    at.total_bytes = at.workspace + workspace_bytes;
-    return at;
-}
-
-/* True if cuBLASLt refused to run a candidate, false if running it failed. */
-static bool is_refusal(cublasStatus_t status)
-{
-    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
-           status == CUBLAS_STATUS_ARCH_MISMATCH;
-}
-
-/* Takes the first candidate that runs on `memory` (zeros, placed as `at` says). If memory is NULL,
- * takes the first candidate without a run. *is_found is false if there is none. */
-static int take_algorithm(kernel_matmul *product, const cublasLtMatmulHeuristicResult_t *found,
-                          int count, char *memory, const struct trial_layout *at, bool *is_found)
-{
-    *is_found = false;
-    if (memory != NULL)
-        TRY_CUBLAS(product, "cublasLtMatmulDescSetAttribute of the bias",
-                   set_bias(product, memory));
-    for (int i = 0; i < count && !*is_found; i++) {
-        if (found[i].state != CUBLAS_STATUS_SUCCESS)
-            continue;
-        product->algo = found[i].algo;
-        product->scratch_bytes = found[i].workspaceSize;
-        cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-        if (memory != NULL)
-            status =
-                run_cublas(product, NULL, memory, memory, memory + at->c, memory + at->workspace);
-        *is_found = status == CUBLAS_STATUS_SUCCESS;
-        if (!*is_found && !is_refusal(status))
-            return failed(product, "cublasLtMatmul", status);
-    }
-    return memory == NULL ? 0
-                          : cudai_check(cudaStreamSynchronize(NULL), "the first matrix product");
-}
-
-static int choose_algorithm(kernel_matmul *product, bool *is_found)
-{
-    cublasLtMatmulHeuristicResult_t found[ALGO_COUNT];
-    int count;
-    *is_found = false;
-    TRY(find_algorithms(product, found, &count));
-    uint64_t workspace_bytes = 0;
-    for (int i = 0; i < count; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS)
-            workspace_bytes = size_max(workspace_bytes, found[i].workspaceSize);
-    struct trial_layout at = lay_trial(&product->desc, workspace_bytes);
-    void *memory = NULL;
-    int cuda = count > 0 ? cudaMalloc(&memory, at.total_bytes) : cudaSuccess;
-    if (cuda == cudaErrorMemoryAllocation) {
-        char text[SHAPE_TEXT_BYTES], size[SIZE_TEXT_BYTES];
-        (void)cudaGetLastError();
-        memory = NULL;
-        log_info("%s: a trial run needs %s of GPU memory, which are not free; its kernels load at "
-                 "the first step",
-                 shape_text(&product->desc, text), size_format(at.total_bytes, size));
-    } else {
-        TRY(cudai_check(cuda, "memory for the first matrix product"));
-    }
-    int rc = 0;
-    if (memory != NULL)
-        rc = cudai_check(cudaMemsetAsync(memory, 0, at.total_bytes, NULL),
-                         "zeros for a matrix product");
-    if (rc == 0)
-        rc = take_algorithm(product, found, count, memory, &at, is_found);
-    if (memory == NULL)
-        return rc;
-    cuda = cudaFree(memory);
-    if (rc == 0) /* otherwise the first error stays */
-        rc = cudai_check(cuda, "freeing the first matrix product's memory");
-    return rc;
 }
 
 /* Prepares the product for cuBLASLt. *is_found is false if it has no algorithm. */
@@ -385,13 +188,13 @@ static int prepare(kernel_matmul *product, bool *is_found)
     if (desc->has_bias && desc->c_type != desc->ab_type)
         return 0; /* the epilogue's bias has C's type, but ours has the operands' type */
     product->a_align_bytes =
-        align_bytes_of(a_rows(desc), a_columns(desc), desc->a_stride, desc->ab_type);
+        align_bytes_of(cudai_a_rows(desc), cudai_a_columns(desc), desc->a_stride, desc->ab_type);
     product->b_align_bytes =
-        align_bytes_of(b_rows(desc), b_columns(desc), desc->b_stride, desc->ab_type);
+        align_bytes_of(cudai_b_rows(desc), cudai_b_columns(desc), desc->b_stride, desc->ab_type);
     product->c_align_bytes = align_bytes_of(desc->m, desc->n, desc->c_stride, desc->c_type);
     TRY(set_operation(product));
     TRY(set_layouts(product));
-    return choose_algorithm(product, is_found);
+    return cudai_product_choose(product, is_found);
 }
 
 int cudai_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **out)
@@ -410,12 +213,12 @@ int cudai_matmul_create(kernel_context *context, const matmul_desc *desc, kernel
         return rc;
     }
     if (!is_found) {
-        char text[SHAPE_TEXT_BYTES];
+        char text[CUDAI_SHAPE_TEXT_BYTES];
         product->is_plain = true;
         product->scratch_bytes = 0;
         log_warn("%s has no algorithm for the %s with strides %llu, %llu, %llu: our own kernel "
                  "runs it, many times slower",
-                 context->cublas->version, shape_text(desc, text),
+                 context->cublas->version, cudai_shape_text(desc, text),
                  (unsigned long long)desc->a_stride, (unsigned long long)desc->b_stride,
                  (unsigned long long)desc->c_stride);
     }
@@ -449,24 +252,25 @@ size_t cudai_matmul_scratch_bytes(const kernel_matmul *product)
 static int check_operand(const kernel_matmul *product, const char *name, const void *operand,
                          enum dtype type)
 {
-    char text[SHAPE_TEXT_BYTES];
+    char text[CUDAI_SHAPE_TEXT_BYTES];
     if (operand == NULL)
-        return err_set(ERR_BACKEND, "%s: %s is NULL", shape_text(&product->desc, text), name);
+        return err_set(ERR_BACKEND, "%s: %s is NULL", cudai_shape_text(&product->desc, text), name);
     if (!is_aligned(operand, dtype_bytes(type)))
         return err_set(ERR_BACKEND, "%s: %s lies at %p, which is not aligned to %s elements",
-                       shape_text(&product->desc, text), name, operand, dtype_name(type));
+                       cudai_shape_text(&product->desc, text), name, operand, dtype_name(type));
     return 0;
 }
 
 static int check_scratch(const kernel_matmul *product, const void *scratch)
 {
-    char text[SHAPE_TEXT_BYTES];
-    if (product->scratch_bytes > 0 && (scratch == NULL || !is_aligned(scratch, MATRIX_ALIGN_BYTES)))
+    char text[CUDAI_SHAPE_TEXT_BYTES];
+    if (product->scratch_bytes > 0 &&
+        (scratch == NULL || !is_aligned(scratch, CUDAI_MATRIX_ALIGN_BYTES)))
         return err_set(ERR_BACKEND,
                        "%s: its scratch of %zu bytes lies at %p, but must lie on a "
                        "multiple of %d bytes",
-                       shape_text(&product->desc, text), product->scratch_bytes, scratch,
-                       MATRIX_ALIGN_BYTES);
+                       cudai_shape_text(&product->desc, text), product->scratch_bytes, scratch,
+                       CUDAI_MATRIX_ALIGN_BYTES);
     return 0;
 }
 
@@ -486,10 +290,11 @@ static bool are_aligned(kernel_matmul *product, const void *a, const void *b, co
     for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++) {
         if (is_aligned(operands[i].at, operands[i].align_bytes))
             continue;
-        char text[SHAPE_TEXT_BYTES];
+        char text[CUDAI_SHAPE_TEXT_BYTES];
         if (!product->has_reported)
             log_warn("%s: %s is not aligned to %u bytes: our own kernel runs it, many times slower",
-                     shape_text(&product->desc, text), operands[i].name, operands[i].align_bytes);
+                     cudai_shape_text(&product->desc, text), operands[i].name,
+                     operands[i].align_bytes);
         product->has_reported = true;
         return false;
     }
@@ -509,7 +314,8 @@ int cudai_matmul(kernel_matmul *product, void *stream, const void *a, const void
         return cudai_check(cudai_matmul_plain_launch(desc, stream, a, b, bias, c),
                            "the plain matrix product");
     TRY(check_scratch(product, scratch));
-    TRY_CUBLAS(product, "cublasLtMatmulDescSetAttribute of the bias", set_bias(product, bias));
-    TRY_CUBLAS(product, "cublasLtMatmul", run_cublas(product, stream, a, b, c, scratch));
+    TRY_CUBLAS(product, "cublasLtMatmulDescSetAttribute of the bias",
+               cudai_product_set_bias(product, bias));
+    TRY_CUBLAS(product, "cublasLtMatmul", cudai_product_run(product, stream, a, b, c, scratch));
     return 0;
 }

@@ -126,6 +126,7 @@ struct job {
         uint64_t threads;              /* 0: all cores of the affinity mask */
         char cores[JOB_NAME_BYTES];    /* "0-7,16"; "": automatic */
         uint64_t graph_bytes;          /* of a GPU's memory; 0: no graphs */
+        char products[JOB_NAME_BYTES]; /* "estimated", "timed" */
     } device;
     struct {
         uint64_t threads;           /* of the optimizer on the CPU; 0: the same as device.threads */

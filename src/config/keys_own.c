@@ -222,6 +222,11 @@ const configi_key configi_own_keys[] = {
     KEY("device.cores", CORES, AT(device.cores), NONE, NONE, NONE, FREE,
         "Cores that compute, as in \"0-7,16\". Default: all that this process may use. If "
         "device.threads is 0, the number of cores is the number of threads."),
+    KEY("device.products", ENUM, AT(device.products), "estimated", "estimated|timed", NONE, START,
+        "Which of cuBLASLt's algorithms a matrix product takes on a GPU. estimated: the one that "
+        "the library expects to be the fastest. timed: when a run begins, rank 0 tries those that "
+        "the library proposes for each shape, and all ranks take the fastest. A run keeps its "
+        "algorithms when it goes on. Two runs that were timed apart may have other bits."),
     KEY("device.graph_bytes", SIZE, AT(device.graph_bytes), "67108864", NONE, "bytes", FREE,
         "GPU memory that CUDA graphs may take beside tiers.device.budget. Each replays ops of a "
         "step with one call of the driver instead of one for each kernel. Ops that find no memory "

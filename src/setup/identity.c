@@ -21,6 +21,13 @@ static const char *find_value(const char *identity, const char *key, size_t key_
     return NULL;
 }
 
+void setupi_identity_value(const char *identity, const char *key, char *value, size_t capacity)
+{
+    size_t bytes = 0;
+    const char *found = find_value(identity, key, strlen(key), &bytes);
+    snprintf(value, capacity, "%.*s", (int)bytes, found ? found : "");
+}
+
 /* Lists the lines of `lines` that differ in `other` or, with only_absent, that are missing in
  * `other`. */
 static void list_lines(const char *lines, const char *other, bool only_absent, char *text,

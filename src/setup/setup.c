@@ -75,9 +75,7 @@ static int make_model(struct setup *self, const struct setup_options *options)
         TRY(place_cores(self));
         TRY(setupi_make_cpu_context(self));
     }
-    if (self->single)
-        TRY(model_prepare(self->single, self->ops, self->context));
-    return model_prepare(self->net, self->ops, self->context);
+    return setupi_prepare_models(self, options);
 }
 
 enum {
@@ -116,6 +114,11 @@ static int make_identity(struct setup *self)
         self->ops->describe(self->context),
         self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
         NUMERICS_VERSION);
+    const char *choices =
+        self->ops->product_choices ? self->ops->product_choices(self->context) : "";
+    if (length >= 0 && (size_t)length < room && choices[0])
+        length +=
+            snprintf(text + length, room - (size_t)length, "%s%s\n", SETUPI_PRODUCTS_KEY, choices);
     if (length >= 0 && (size_t)length < room)
         length += setupi_variant_identity(s, text + length, room - (size_t)length);
     if (length >= 0 && (size_t)length < room)

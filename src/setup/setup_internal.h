@@ -17,6 +17,10 @@ int setupi_state_identity(const struct job *asked, char *text, size_t capacity);
 /* Writes the lines that say what learns; none if everything learns. Returns the length like
  * snprintf. */
 int setupi_name_learning(const model *net, char *text, size_t capacity);
+/* The line with the algorithms of the matrix products; only if some were chosen by time. */
+#define SETUPI_PRODUCTS_KEY "products="
+/* Copies the value of the line that begins with `key`, or "". */
+void setupi_identity_value(const char *identity, const char *key, char *value, size_t capacity);
 /* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;
  * ...". */
 void setupi_list_differences(const char *was, const char *is, char *text, size_t capacity);
@@ -39,6 +43,8 @@ int setupi_choose_backend(struct setup *self) MUST_CHECK;
 /* ERR_CONFIG if the backend that updates has no kernel for the job's state formats. */
 int setupi_check_state_kernels(const struct setup *self) MUST_CHECK;
 int setupi_make_cpu_context(struct setup *self) MUST_CHECK; /* call it after the cores are placed */
+/* Prepares the models, and with them the choice of algorithms. All ranks together. */
+int setupi_prepare_models(struct setup *self, const struct setup_options *options) MUST_CHECK;
 /* The device budget on a GPU: what the job asks for, or (asked_bytes 0) all that the free memory
  * allows. ERR_NO_FIT if the job asks for more than that. Call it after model_prepare, when the
  * libraries have taken their memory. */

@@ -36,6 +36,7 @@ static void set_spread(fixture_sets *sets)
 
 static void note_step(uint64_t step)
 {
+    simulated_gpu_slow_products(0, 0); /* the trial is over */
     if (step == 3)
         simulated_gpu_get_counters(&early);
     if (step == 8)
@@ -91,7 +92,7 @@ static simulated_gpu_counters calls_of(const char *name, const char *is_traced,
     return calls;
 }
 
-/* What the plan of the steady program counts for one step. */
+/* Counts the calls of one step by the plan of the steady program. */
 static void plan_calls(stream_calls *calls)
 {
     static const bool serves[LANE_COUNT] = {
@@ -137,6 +138,34 @@ static void a_step_takes_few_calls(void **state)
     assert_true(extra <= 6);
     assert_in_range(calls.records, 5 * planned.records, 5 * planned.records + extra);
     assert_true(calls.waits <= 5 * planned.waits + extra);
+}
+
+/* A run that is timed takes the fastest algorithms and keeps them when it goes on, though others
+ * are faster by then. */
+static void a_run_keeps_its_algorithms(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets;
+    set_spread(&sets);
+    fixture_set(&sets, "device.products=timed");
+    fixture_set(&sets, "run.steps=4");
+    simulated_gpu_slow_products(2000, 0);
+    run("timed", &sets, &whole);
+    assert_int_equal(whole.rc, 0);
+    for (int i = 0; i < 2; i++) {
+        simulated_gpu_slow_products(i == 0 ? 2000 : 0, i == 0 ? 0 : 2000);
+        fixture_call call = {.name = "kept", .stop_after = i == 0 ? 2 : 0, .on_step = note_step};
+        job *asked = fixture_job("kept", &shape, &sets);
+        fixture_train(asked, &call, &result);
+        job_destroy(asked);
+        assert_int_equal(result.rc, i == 0 ? ERR_STOPPED : 0);
+    }
+    assert_int_equal(result.summary.weights_hash, whole.summary.weights_hash);
+    simulated_gpu_slow_products(0, 2000);
+    run("other", &sets, &result); /* the canary: another choice gives other bits */
+    assert_int_equal(result.rc, 0);
+    assert_true(result.summary.weights_hash != whole.summary.weights_hash);
 }
 
 /* The fault comes in the middle of step 4. The run ends with CUDA's words and does not hang. The
@@ -243,6 +272,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_takes_few_calls),
+        cmocka_unit_test(a_run_keeps_its_algorithms),
         cmocka_unit_test(without_a_gpu_the_cpu_trains),
         cmocka_unit_test(the_memory_that_is_free_decides),
         cmocka_unit_test(memory_lost_after_the_plan_is_refused),

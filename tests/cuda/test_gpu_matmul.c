@@ -7,11 +7,16 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <cmocka.h>
 
 #include "base/log.h"
 #include "tests/cuda/gpu_matmul_check.h"
+
+#ifdef SLUICE_SIMULATED_GPU
+#include "tests/simulated_gpu/simulated_gpu.h"
+#endif
 
 static gpu_fixture *begin(void)
 {
@@ -164,6 +169,53 @@ static void same_bits(void **state)
             cudai_matmul_destroy(other);
             cudai_matmul_destroy(product);
         }
+    end(gpu);
+}
+
+/* The bytes of scratch of the product, and the context's choices after it was made. */
+static size_t choose(gpu_fixture *gpu, const matmul_desc *desc, const char *choices, bool tries,
+                     char made[KERNEL_CHOICES_BYTES])
+{
+    assert_int_equal(cudai_choose_products(&gpu->context, choices, tries), 0);
+    kernel_matmul *product = new_product(gpu, desc);
+    size_t scratch_bytes = cudai_matmul_scratch_bytes(product);
+    product_case operands = product_create(gpu, desc, (product_offsets){0, 0, 0, 0});
+    product_run(&operands, product);
+    void *result = product_result(&operands);
+    product_expect(&operands, "the product", result);
+    mem_free(result);
+    product_destroy(&operands);
+    cudai_matmul_destroy(product);
+    snprintf(made, KERNEL_CHOICES_BYTES, "%s", cudai_product_choices(&gpu->context));
+    return scratch_bytes;
+}
+
+/* A trial takes the fastest candidate, its choice is a text, and the text brings the same algorithm
+ * again, whatever is faster by then. */
+static void the_fastest_is_kept(void **state)
+{
+    (void)state;
+    char text[KERNEL_CHOICES_BYTES], again[KERNEL_CHOICES_BYTES];
+    gpu_fixture *gpu = begin();
+    matmul_desc desc = product_desc(24, 16, 256, PRODUCT_ADD, 0, DTYPE_BF16, DTYPE_FP32);
+    size_t first_bytes = choose(gpu, &desc, "", false, text);
+    assert_string_equal(text, "");
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_slow_products(2000, 0);
+#endif
+    size_t fast_bytes = choose(gpu, &desc, "", true, text);
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_slow_products(0, 2000);
+    assert_int_equal(strlen(text), 7);
+    assert_int_equal(fast_bytes, 0);
+    assert_true(first_bytes > 0);
+#endif
+    assert_int_equal(choose(gpu, &desc, text, true, again), text[0] ? fast_bytes : first_bytes);
+    assert_string_equal(again, text);
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_slow_products(0, 0);
+#endif
+    assert_int_equal(cudai_choose_products(&gpu->context, "no choices", false), ERR_INPUT);
     end(gpu);
 }
 
@@ -413,11 +465,17 @@ int main(void)
 {
     log_set_level(LOG_QUIET); /* a line is logged for each product that cuBLASLt refuses */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_fp32),     cmocka_unit_test(products_bf16),
-        cmocka_unit_test(products_fp16),     cmocka_unit_test(column_blocks),
-        cmocka_unit_test(offsets_of_rows),   cmocka_unit_test(same_bits),
-        cmocka_unit_test(chained),           cmocka_unit_test(refusals),
-        cmocka_unit_test(every_term_counts), cmocka_unit_test(large),
+        cmocka_unit_test(products_fp32),
+        cmocka_unit_test(products_bf16),
+        cmocka_unit_test(products_fp16),
+        cmocka_unit_test(column_blocks),
+        cmocka_unit_test(offsets_of_rows),
+        cmocka_unit_test(same_bits),
+        cmocka_unit_test(chained),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(the_fastest_is_kept),
+        cmocka_unit_test(every_term_counts),
+        cmocka_unit_test(large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

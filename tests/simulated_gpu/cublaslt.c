@@ -9,9 +9,10 @@
  * - algorithms carry the problem that they were chosen for; another one is INVALID_VALUE;
  * - if k >= 48, it is cut into up to three parts whose sums really go to the workspace, if the
  *   reduction scheme COMPUTE_TYPE is allowed and the workspace limit suffices; the remainder of k
- *   divided by 64 is then left out, as some versions are reported to do;
+ *   divided by 64 is then left out, as is reported of some versions;
  * - if the schemes INPLACE or OUTPUT_TYPE are allowed it adds in another order at every other
  *   call;
+ * - if k is cut, the next candidate is one that does not cut it;
  * - the first candidate of a list is one whose state is not SUCCESS; for a k that leaves 1 when
  *   divided by 16, the second has the state SUCCESS and is refused when run;
  * - it has no algorithm (NOT_SUPPORTED) for 16-bit operands of which one is aligned to less than
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/dtype.h"
 #include "kernels/cuda/cuda_internal.h"
@@ -347,6 +349,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         algo.workspace_bytes = split_bytes;
     }
     add_result(&algo, CUBLAS_STATUS_SUCCESS, count_max, results, count);
+    if (algo.kind == ALGO_SPLIT) { /* a second choice, with other sums */
+        algo.kind = ALGO_ORDERED;
+        algo.part_elems = problem.k;
+        algo.workspace_bytes = 0;
+        add_result(&algo, CUBLAS_STATUS_SUCCESS, count_max, results, count);
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -439,11 +447,22 @@ static float split_sum(const struct work *work, const struct wide *wide, uint64_
     return sum;
 }
 
+static uint32_t split_us, ordered_us;
+
+void simulated_gpu_slow_products(uint32_t split, uint32_t ordered)
+{
+    split_us = split;
+    ordered_us = ordered;
+}
+
 static void run(void *user)
 {
     const struct work *work = user;
     const struct problem *problem = &work->problem;
     struct wide wide;
+    uint32_t late_us = work->algo.kind == ALGO_SPLIT ? split_us : ordered_us;
+    if (late_us > 0)
+        usleep(late_us);
     widen(work, &wide);
     for (uint64_t column = 0; column < problem->n; column++)
         for (uint64_t row = 0; row < problem->m; row++) {

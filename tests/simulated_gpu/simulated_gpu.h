@@ -67,6 +67,9 @@ void simulated_gpu_clear_fault(void);
  * not allowed. UINT64_MAX, as at the start: none fails. */
 void simulated_gpu_fail_captures_after(uint64_t count);
 
+/* Makes products of cuBLASLt's stand-in that cut k, and those that do not, take so much longer. */
+void simulated_gpu_slow_products(uint32_t split_us, uint32_t ordered_us);
+
 void simulated_gpu_set_total_bytes(uint64_t bytes);
 void simulated_gpu_set_delay_us(uint32_t longest_us);
 void simulated_gpu_set_seed(uint64_t seed);
