@@ -344,6 +344,7 @@ static void what_ranks_trained_is_sampled(void **state)
         fixture_set(&sets, "run.steps=2");
         fixture_set(&sets, "model.vocab_size=256");
         fixture_set(&sets, "tiers.place.params=%s", homes[i]);
+        fixture_set(&sets, "device.products=%s", i == 1 ? "timed" : "estimated");
         gpu_ranks_train_good((struct gpu_ranks_run){.name = "sampled", .world = 2, .keeps = true},
                              &sets, &result);
         sample("sampled", 2, of_ranks);
