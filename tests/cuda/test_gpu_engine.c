@@ -132,6 +132,8 @@ static void a_step_takes_few_calls(void **state)
     calls = calls_of("graphs", "false", "64MiB", &result);
     fixture_assert_same(&whole, &result);
     assert_int_equal(calls.timed_records, 0);
+    assert_true(fixture_exists(fixture_path("one-by-one", "trace.json")));
+    assert_false(fixture_exists(fixture_path("graphs", "trace.json")));
     plan_calls(&planned);
     /* A machine on which nothing ends for seconds has each stream report once more. */
     uint64_t extra = calls.host_functions - 5 * planned.host_functions;
