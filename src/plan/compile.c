@@ -70,8 +70,8 @@ static int note_uncommitted(const plan_job *job, const struct plani_point *point
     return 0;
 }
 
-static int compile_all(const plan_job *job, const struct plani_point *point, plan_set *out,
-                       plani_work *work)
+int plani_compile_point(const plan_job *job, const struct plani_point *point, plan_set *out,
+                        plani_work *work)
 {
     plani_layout layout;
     plani_note_work(job, "compiling programs", 0);
@@ -83,14 +83,4 @@ static int compile_all(const plan_job *job, const struct plani_point *point, pla
     if (rc < 0)
         plan_set_fini(out);
     return rc;
-}
-
-int plani_compile_point(const plan_job *job, struct plani_point *point, plan_set *out,
-                        plani_work *work)
-{
-    int rc = compile_all(job, point, out, work);
-    if (rc != ERR_NO_FIT || point->copy_parts == 0)
-        return rc;
-    point->copy_parts = 0;
-    return compile_all(job, point, out, work);
 }

@@ -95,6 +95,7 @@ int plani_search_init(plani_search *self, const struct plan_place_asked *asked, 
     self->job = *asked->job;
     self->job.no_advice = true;
     self->work = work;
+    self->copies_end = PLANI_PARTS;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         TRY(list_kind(self, kind));
     return 0;

@@ -93,6 +93,22 @@ bool plani_search_may_go_on(const plani_search *self)
            self->work->try_count - self->work->repeat_count < self->tries_end;
 }
 
+/* 0 if all programs of the applied point have room in serial order, without copies; ERR_NO_FIT. */
+static int check_all(plani_search *self, const struct plani_point *point)
+{
+    struct plani_point plain = plani_plain_point(&self->job, point->tile_elems);
+    struct plani_candidate needs = {.tile_elems = point->tile_elems};
+    plain.held = UINT32_MAX; /* no step has so many: the answer is known by this key */
+    struct plani_known made = {.key = plani_trial_key(&self->job, &plain)};
+    const struct plani_known *known = plani_recall(self->work, made.key);
+    if (known)
+        return known->rc;
+    made.rc = plani_check_needs(&self->job, &needs, self->work);
+    if (made.rc == 0 || made.rc == ERR_NO_FIT)
+        TRY(plani_remember(self->work, &made));
+    return made.rc;
+}
+
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained)
 {
@@ -105,6 +121,11 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
     double factor = factor_of(self, point);
     double limit = isfinite(best->score) ? best->score / factor : 0;
     int rc = plani_try(&self->job, point, limit, &ns, self->work);
+    if (rc == ERR_NO_FIT)
+        return 0;
+    TRY(rc);
+    if (self->checks_all && ns * factor < best->score)
+        rc = check_all(self, point);
     if (rc == ERR_NO_FIT)
         return 0;
     TRY(rc);
@@ -157,7 +178,7 @@ static bool move_copies(const plani_search *self, struct plani_point *point, int
     if (point->update != UPDATE_IN_NEXT_FORWARD || self->job.only_eval)
         return false;
     uint32_t next = way < 7 ? parts[way] : way == 7 ? point->copy_parts + 1 : point->copy_parts - 1;
-    bool moves = next != point->copy_parts && next < PLANI_PARTS;
+    bool moves = next != point->copy_parts && next < self->copies_end;
     point->copy_parts = next;
     return moves;
 }
@@ -481,6 +502,15 @@ static int check_slots(const plan_job *job)
                    (uint32_t)SLOTS_MOST / job->stage_count);
 }
 
+/* Where a program that no trial looked at has no room beside copies, the search goes on with fewer
+ * of them. It knows most of its steps by then. False: there are none. */
+static bool allow_fewer_copies(plani_search *self, const struct plani_point *point)
+{
+    if (point->copy_parts > 0)
+        self->copies_end = point->copy_parts;
+    return point->copy_parts > 0;
+}
+
 /* Compiles the best point. Only the steady step was looked at so far: a tile size with which
  * another program has no room, which is rare, is marked. */
 static int compile_closed(plani_search *self, plan_set *out, struct plani_point *taken)
@@ -495,6 +525,8 @@ static int compile_closed(plani_search *self, plan_set *out, struct plani_point 
     int rc = plani_check_needs(&self->job, &needs, self->work);
     if (rc == 0)
         rc = plani_compile_point(&self->job, taken, out, self->work);
+    if (rc == ERR_NO_FIT && allow_fewer_copies(self, taken))
+        return 1;
     for (uint32_t i = 0; i < count && rc == ERR_NO_FIT; i++)
         self->fails[i] = self->fails[i] || tiles[i] == needs.tile_elems;
     return rc == ERR_NO_FIT ? 1 : rc;
@@ -551,16 +583,6 @@ static int compile_homes(plani_search *self, plan_set *set, struct plani_point *
         *point = taken;
     }
     return rc;
-}
-
-/* Compiles the point; with other tiles, or fewer held stages, where a program has no room that no
- * trial looked at. */
-static int compile_best(plani_search *self, plan_set *set, struct plani_point *point)
-{
-    plani_point_apply(self, point);
-    self->compiles++;
-    int rc = plani_compile_point(&self->job, point, set, self->work);
-    return rc == ERR_NO_FIT ? compile_homes(self, set, point) : rc;
 }
 
 /* Compiles the placement that needs least of the near tiers; 1: that does not fit either. */
@@ -691,13 +713,31 @@ static int search_all(plani_search *self, struct plani_point *taken)
     return isfinite(least) ? 0 : 1;
 }
 
+/* Compiles the best point; with other tiles, or fewer held stages, where a program has no room that
+ * no trial looked at. 1: nothing was found to fit. */
+static int compile_best(plani_search *self, plan_set *set, struct plani_point *taken)
+{
+    int rc;
+    do {
+        rc = search_all(self, taken);
+        if (rc != 0)
+            return rc;
+        plani_point_apply(self, taken);
+        self->compiles++;
+        rc = plani_compile_point(&self->job, taken, set, self->work);
+        bool checked = self->checks_all;
+        self->checks_all = rc == ERR_NO_FIT;
+        if (rc != ERR_NO_FIT || (checked && !allow_fewer_copies(self, taken)))
+            break;
+    } while (true);
+    return rc == ERR_NO_FIT ? compile_homes(self, set, taken) : rc;
+}
+
 /* The placement whose step is shortest, compiled. */
 static int place_best(plani_search *self, struct plan_place_found *found)
 {
     struct plani_point taken;
-    int rc = search_all(self, &taken);
-    if (rc == 0)
-        rc = compile_best(self, &found->set, &taken);
+    int rc = compile_best(self, &found->set, &taken);
     if ((rc == 1 || rc == ERR_NO_FIT) && !self->is_hopeless)
         rc = compile_any(self, &found->set, &taken);
     if (rc == 1 || rc == ERR_NO_FIT)

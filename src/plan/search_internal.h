@@ -222,9 +222,8 @@ double plani_room_nearer(const plan_job *job, const uint64_t need[TIER_COUNT], i
 
 /* ---- the programs of a point: compile.c ------------------------------------------------------ */
 
-/* Compiles all programs of the point, on the homes of the job. Where one of them has no room, it is
- * tried again without copies, which *point then has not. ERR_NO_FIT. */
-int plani_compile_point(const plan_job *job, struct plani_point *point, plan_set *out,
+/* Compiles all programs of the point, on the homes of the job. ERR_NO_FIT where one has no room. */
+int plani_compile_point(const plan_job *job, const struct plani_point *point, plan_set *out,
                         plani_work *work) MUST_CHECK;
 
 /* ---- the search: starts.c, fit.c, search.c, reasons.c --------------------------------------- */
@@ -236,7 +235,7 @@ enum {
     PLANI_SEARCH_STEPS = 40,
     PLANI_SEARCH_WORK_MOST = 4000000,
     PLANI_TRIES_MOST = 640, /* steps: short programs need no more */
-    PLANI_TRIES_CLOSED = 80,
+    PLANI_TRIES_CLOSED = 28,
     PLANI_STARTS = 8,
 };
 
@@ -254,9 +253,11 @@ struct plani_search {
     uint64_t *bytes[STATE_KIND_COUNT]; /* [unit_count] that rest */
     bool is_closed;                    /* plan_compile: homes, and what is parked, are given */
     bool fails[PLANI_TILES_MAX]; /* with is_closed: tile sizes with which some program fails */
+    bool checks_all;             /* the other programs of a point too, before it is taken */
+    uint32_t copies_end;         /* with so many parts of copies some program failed */
     uint32_t tile_first;         /* of plani_list_tiles, at which the first point fitted */
     bool last_fits;              /* the last trial did, whether or not it gained */
-    bool is_hopeless; /* the homes alone fit nowhere, which no trial needs to show */
+    bool is_hopeless;            /* the homes alone fit nowhere, which no trial needs to show */
     /* Bytes that pass through the device, beside homes, where nothing is parked near; 0: not
      * known. */
     uint64_t passing_bytes;

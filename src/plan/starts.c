@@ -196,10 +196,7 @@ static const uint8_t device_fills[][FILL_KINDS] = {
     {A, P, G, O, NONE}, {I, A, P, G, O}, {A, P, G, O, I}, {P, G, A, NONE}, {O, G, P, A, I}, {NONE},
 };
 static const uint8_t host_fills[][FILL_KINDS] = {
-    {A, O, G, P, NONE},
-    {A, P, G, O, I},
-    {I, A, P, G, O},
-    {A, P, O, G, NONE},
+    {A, O, G, P, NONE}, {A, P, G, O, I}, {I, A, P, G, O}, {A, P, O, G, NONE}, {P, O, G, NONE},
 };
 
 static int try_fills(plani_search *self)
@@ -233,7 +230,7 @@ static int try_copied(plani_search *self)
     memcpy(starts, self->starts, sizeof starts);
     for (uint32_t i = 0; i < count; i++) {
         struct plani_point *point = &starts[i].point;
-        point->copy_parts = PLANI_PARTS * 3 / 4;
+        point->copy_parts = self->copies_end * 3 / 4;
         if (point->update == UPDATE_IN_NEXT_FORWARD && !self->job.only_eval)
             TRY(try_point(self, point));
     }
