@@ -114,14 +114,26 @@ void io_forget(io *self, const io_request *request)
             at->behind = NULL;
 }
 
+static bool has_work(const io *self, enum io_direction direction)
+{
+    const io_request *request = self->queue[direction].first;
+    return request && !is_behind(request);
+}
+
 /* Issues the next transfer of the direction's first request. False if there is none, or no free
- * transfer. */
+ * transfer. A direction may take more than its share while the other has nothing to issue: a drive
+ * that only writes, or only reads, then has as many in flight as one that does both. Measured on a
+ * virtio drive in GB/s: with 8 MiB in flight read 5.1, write 4.4; with 16 MiB read 5.7, write 5.1;
+ * with 8 MiB each way: 6.9. */
 static bool issue_one(io *self, enum io_direction direction)
 {
-    io_request *request = self->queue[direction].first;
-    if (!request || !self->unused[direction].first || is_behind(request))
+    if (!has_work(self, direction) || !self->unused.first ||
+        (self->busy_count[direction] >= self->share_count && has_work(self, !direction)))
         return false;
-    tieri_transfer *item = tieri_list_pop(&self->unused[direction]);
+    io_request *request = self->queue[direction].first;
+    tieri_transfer *item = tieri_list_pop(&self->unused);
+    self->busy_count[direction]++;
+    item->direction = direction;
     slab_piece piece;
     slab_map(self->target, request->offset + request->issued_bytes,
              request->size_bytes - request->issued_bytes, &piece);
@@ -249,7 +261,9 @@ static void finish(io *self, tieri_transfer *item)
     }
     assert(request->done_bytes <= request->issued_bytes);
     item->request = NULL;
-    tieri_list_push(&self->unused[item->direction], item);
+    tieri_list_push(&self->unused, item);
+    assert(self->busy_count[item->direction] > 0);
+    self->busy_count[item->direction]--;
     request->in_flight--;
     if (request->in_flight == 0 &&
         (request->result < 0 || request->issued_bytes == request->size_bytes)) {
@@ -302,19 +316,29 @@ static uint32_t progress_once(io *self, int *rc)
     return count;
 }
 
+/* Lets completions signal event_fd, or not. Something that came meanwhile is signalled here. */
+static void set_listening(io *self, bool listens)
+{
+    if (self->backend->listen && self->backend->listen(self->state, listens))
+        event_signal(self);
+}
+
 /* Moves everything as far as possible without blocking. If nothing moves, it drains event_fd and
- * looks at everything once more: what comes after the drain makes event_fd readable again. */
+ * looks at everything once more: what comes after the drain makes event_fd readable again. Nobody
+ * waits for a completion meanwhile, so none is signalled. */
 static int progress(io *self)
 {
     if (self->broken)
         return err_set(ERR_POISONED, "the queue of reads and writes broke before: %s",
                        self->first_error.code ? self->first_error.text : err_name(self->broken));
     int rc = 0;
+    set_listening(self, false);
     uint32_t count = progress_once(self, &rc);
     if (rc >= 0 && count == 0) {
         tieri_event_drain(self);
         progress_once(self, &rc);
     }
+    set_listening(self, true);
     if (rc >= 0)
         self->broken = rc = tieri_watch(self);
     if (rc < 0 && self->first_error.code == 0)

@@ -46,11 +46,15 @@ struct io_test;   /* tiers/io_faults.h */
 struct io_config {
     slab *target; /* borrowed for the life of the io */
     enum io_backend backend;
-    /* Transfers in flight per direction and drive; 0: 16; at most IO_QUEUE_DEPTH_MAX. It is a sum
-     * over the drives: a busy drive may use what an idle one leaves. */
+    /* Transfers in flight per direction and drive; 0: 16; at most IO_QUEUE_DEPTH_MAX. It is a sum:
+     * a busy drive may use what an idle one leaves, and a direction what the other leaves. */
     uint32_t queue_depth;
     uint64_t block_bytes;  /* largest single transfer; multiple of 4 KiB; 0: 1 MiB */
     uint32_t pool_threads; /* threads of the pool; 0: 4 per drive; at most 64 */
+    /* io_uring: no interrupts; the owner's thread polls the drives for completions instead, and
+     * never sleeps while one is out: it takes a core. Used only if a real read proves it; otherwise
+     * a line says why not. */
+    bool polls;
     const io_region *regions;
     uint32_t region_count;
     uint32_t request_capacity; /* most requests submitted and not yet polled; 0: 4096 */
@@ -103,6 +107,7 @@ struct io_stats {
     uint64_t stuck_count;    /* warnings about drives that did not answer in time */
     enum io_backend backend; /* in use */
     bool buffers_registered, files_registered;
+    bool polls; /* io_config.polls, if it works here */
 };
 typedef struct io_stats io_stats;
 

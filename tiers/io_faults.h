@@ -39,6 +39,8 @@ typedef struct io_faults io_faults;
 /* The changes that a test makes to an io (io_config.test). */
 struct io_test {
     int uring_refusal;       /* act as if io_uring_setup failed with this errno; 0: no */
+    uint32_t skipped_modes;  /* act as a kernel that lacks the best ways to set up a ring */
+    bool polls_plain_ring;   /* io_config.polls with a ring that the kernel does not poll */
     bool deny_registration;  /* act as if RLIMIT_MEMLOCK forbade registered buffers */
     const io_faults *faults; /* copied by io_create; NULL: none */
 };

@@ -77,10 +77,13 @@ struct tieri_backend_config {
     uint32_t transfer_count; /* the most in flight */
     uint32_t thread_count;
     int event_fd;            /* the backend makes it readable with each completion */
-    bool register_memory;    /* try registered buffers */
+    bool register_memory;    /* try registered buffers, files and ring */
     struct sim_store *store; /* simulated drive: the bytes; NULL: a store of its own */
     uint64_t seed;           /* simulated drive: of the order */
+    bool polls;              /* io_uring: completions are polled for (IORING_SETUP_IOPOLL) */
     int refusal;             /* for tests: the errno with which io_uring_setup fails; 0: none */
+    bool is_plain_ring;      /* for tests: polls, with a ring that the kernel does not poll */
+    uint32_t skipped_modes;  /* for tests: act as a kernel that lacks the best ways to set up */
 };
 typedef struct tieri_backend_config tieri_backend_config;
 
@@ -94,6 +97,9 @@ struct tieri_backend {
     int (*flush)(void *state);
     /* Returns the next finished transfer with its result, or NULL. */
     tieri_transfer *(*reap)(void *state);
+    /* While it listens, a completion makes event_fd readable; otherwise it need not. True if it
+     * begins to listen and something has arrived already. NULL: it always listens. */
+    bool (*listen)(void *state, bool listens);
     /* Ends the backend: waits for the transfers that were handed to the kernel; the others never
      * run. Afterwards no transfer and none of its memory is touched. Results are lost. `hung`:
      * the drive does not answer. Transfers that are not back after TIERI_CLOSE_WAIT_MS are left
@@ -172,8 +178,10 @@ struct io {
     uint64_t block_bytes;
     tieri_transfer *transfers; /* [transfer_count] */
     uint32_t transfer_count;
-    tieri_list unused[TIERI_DIRECTIONS];
-    tieri_list again;                           /* to continue or retry */
+    tieri_list unused;
+    uint32_t busy_count[TIERI_DIRECTIONS]; /* transfers that are not unused, by direction */
+    uint32_t share_count;                  /* of the transfers, for a direction beside the other */
+    tieri_list again;                      /* to continue or retry */
     tieri_request_list queue[TIERI_DIRECTIONS]; /* not completely issued yet */
     tieri_request_list done;
     uint32_t taken_count, request_capacity;

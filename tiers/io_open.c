@@ -131,9 +131,23 @@ static int open_backend(io *self, const tieri_backend_config *config, enum io_ba
     return 0;
 }
 
-static int open_uring(io *self, tieri_backend_config *config)
+/* With polling first, if it was asked for. */
+static int open_ring(io *self, tieri_backend_config *config)
 {
     int rc = open_backend(self, config, IO_URING);
+    if (rc >= 0 || rc == -ETIMEDOUT || !config->polls)
+        return rc;
+    log_warn("io.polled_completions: the drive cannot be polled (%s), so its completions "
+             "come by interrupts; NVMe drives can be polled if the kernel's nvme module was loaded "
+             "with poll_queues above 0",
+             err_text());
+    config->polls = false;
+    return open_backend(self, config, IO_URING);
+}
+
+static int open_uring(io *self, tieri_backend_config *config)
+{
+    int rc = open_ring(self, config);
     if (rc < 0 && rc != -ETIMEDOUT &&
         (self->stats.buffers_registered || self->stats.files_registered)) {
         log_info("io_uring does not work with registered memory here (%s): going on without",
@@ -159,6 +173,9 @@ static int choose_backend(io *self, const io_config *config)
         .register_memory = !(config->test && config->test->deny_registration),
         .store = config->store,
         .seed = self->faults.config.seed,
+        .polls = config->polls,
+        .is_plain_ring = config->test && config->test->polls_plain_ring,
+        .skipped_modes = config->test ? config->test->skipped_modes : 0,
         .refusal = config->test ? config->test->uring_refusal : 0,
     };
     if (config->backend == IO_SIM)
@@ -194,11 +211,9 @@ static int allocate(io *self, const io_config *config)
                                 sizeof *self->latencies, "io latencies");
     if (!self->transfers || !self->regions || !self->page_block || !self->latencies)
         return -ENOMEM;
-    for (uint32_t i = 0; i < self->transfer_count; i++) {
-        tieri_transfer *item = &self->transfers[i];
-        item->direction = i < per_direction ? IO_READ : IO_WRITE;
-        tieri_list_push(&self->unused[item->direction], item);
-    }
+    self->share_count = per_direction;
+    for (uint32_t i = 0; i < self->transfer_count; i++)
+        tieri_list_push(&self->unused, &self->transfers[i]);
     uintptr_t page = size_round_up((uintptr_t)self->page_block, TIERI_ALIGN_BYTES);
     self->probe_page = self->page_block + (page - (uintptr_t)self->page_block);
     for (uint32_t i = 0; i < config->region_count; i++)

@@ -1,6 +1,12 @@
-/* The io_uring backend: one ring, registered files and buffers if the kernel allows them, one
- * io_uring_enter per flush (except for neighbours), and completions read from the ring without a
- * system call. Owner thread only; allocates at open.
+/* The io_uring backend: one ring with its descriptor, files and buffers registered if the kernel
+ * allows it, and one io_uring_enter per flush (except for neighbours). Owner thread only, the one
+ * that opens it; allocates at open.
+ *
+ * The ring is set up as the authors of io_uring advise it for one thread that submits and waits
+ * (mode_flags, the best first; a kernel or a liburing that lacks one gets the next). The kernel
+ * then does not interrupt the thread for a completion. It marks the ring instead, and works off all
+ * completions in the next io_uring_enter, which uring_reap makes when it finds the mark. The
+ * eventfd is signalled only while the owner may sleep (uring_listen).
  *
  * Neighbours. The kernel merges transfers of one io_uring_enter that lie side by side on a drive.
  * Merged transfers come back together and go out together, so the drive is idle in between, and
@@ -13,11 +19,13 @@
  *
  * So transfers of at least URING_ALONE_BYTES are not handed over together with their neighbours.
  *
- * Polling modes are not used: SQPOLL takes a core from computing, and with IOPOLL the set-up
- * succeeds but then each read fails on many drives. */
+ * IOPOLL is an option: with it there are no interrupts, so the owner looks for completions without
+ * sleeping. The set-up succeeds everywhere, but then each read fails unless the driver has queues
+ * for polling; io_open.c proves it by a read. SQPOLL is not used: it would take a core as well. */
 #include <assert.h>
 #include <errno.h>
 #include <liburing.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +63,8 @@ struct uring_state {
     uring_region *regions;    /* [region_count]; no region if buffers are not registered */
     uint32_t region_count;
     bool files_registered;
+    bool polls; /* nothing signals a completion: the owner must not sleep while any is out */
+    int failed; /* io_uring_enter failed while completions were fetched: a negative errno */
     /* The end in its file of the latest transfer that waits for a flush, by drive and direction; 0:
      * none. */
     uint64_t waiting_end[DRIVES_MAX][TIERI_DIRECTIONS];
@@ -123,29 +133,56 @@ static void uring_submit(void *state, tieri_transfer *item)
     io_uring_sqe_set_data(sqe, item);
 }
 
+/* True if the kernel has completions that it will only store in io_uring_enter. */
+static bool is_marked(const uring_state *self)
+{
+#ifdef IORING_SQ_TASKRUN
+    return IO_URING_READ_ONCE(*self->ring.sq.kflags) & IORING_SQ_TASKRUN;
+#else
+    (void)self;
+    return false;
+#endif
+}
+
 static int uring_flush(void *state)
 {
     uring_state *self = state;
-    if (io_uring_sq_ready(&self->ring) == 0)
-        return 0;
-    int rc = hand_over(self);
+    int rc = self->failed;
+    if (rc == 0 && io_uring_sq_ready(&self->ring) > 0)
+        rc = hand_over(self);
     if (rc < 0)
         return err_errno(-rc, "io_uring_enter");
-    return io_uring_sq_ready(&self->ring) > 0;
+    return io_uring_sq_ready(&self->ring) > 0 || (self->polls && self->in_kernel_count > 0);
 }
 
 static tieri_transfer *uring_reap(void *state)
 {
     uring_state *self = state;
     struct io_uring_cqe *cqe;
-    if (io_uring_peek_cqe(&self->ring, &cqe) != 0)
+    if (self->in_kernel_count == 0)
         return NULL;
+    int rc = io_uring_peek_cqe(&self->ring, &cqe); /* enters only if it is marked, or to poll */
+    if (rc < 0) {
+        self->failed = rc == -EAGAIN || rc == -EINTR || rc == -EBUSY ? 0 : rc;
+        return NULL;
+    }
     tieri_transfer *item = io_uring_cqe_get_data(cqe);
     item->result = cqe->res;
     assert(self->in_kernel_count > 0);
     self->in_kernel_count--;
     io_uring_cqe_seen(&self->ring, cqe);
     return item;
+}
+
+static bool uring_listen(void *state, bool listens)
+{
+    uring_state *self = state;
+    if (io_uring_cq_eventfd_toggle(&self->ring, listens) < 0 || !listens)
+        return false;
+    /* The flag must be visible to the kernel before the look: a completion is either signalled or
+     * seen here. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return io_uring_cq_ready(&self->ring) > 0 || is_marked(self);
 }
 
 /* Waits until the kernel has no transfer of ours. Reads and writes of a drive end by themselves,
@@ -157,6 +194,8 @@ static bool uring_drain(uring_state *self, bool hung)
     uint64_t begin_ns = clock_ns();
     while (self->in_kernel_count > 0) {
         struct io_uring_cqe *cqe = NULL;
+        if (hung)
+            (void)io_uring_peek_cqe(&self->ring, &cqe); /* takes what is marked, without waiting */
         unsigned count = io_uring_cq_ready(&self->ring);
         assert(count <= self->in_kernel_count);
         self->in_kernel_count -= count;
@@ -359,6 +398,9 @@ static void warn_of_buffers(const tieri_backend_config *config, int code)
 
 static void register_memory(uring_state *self, const tieri_backend_config *config, io_stats *stats)
 {
+#ifdef IORING_SETUP_SINGLE_ISSUER                 /* liburing 2.3 and later */
+    (void)io_uring_register_ring_fd(&self->ring); /* saves a look-up in each call, if it works */
+#endif
     int fds[DRIVES_MAX];
     for (uint32_t i = 0; i < self->target->drive_count; i++)
         fds[i] = self->target->files[i].fd;
@@ -373,20 +415,51 @@ static void register_memory(uring_state *self, const tieri_backend_config *confi
         warn_of_buffers(config, rc);
 }
 
+/* The ways to set up a ring, the best first; 0 always works. Kernels: 6.1, 6.0, 5.19, all. */
+static const unsigned mode_flags[] = {
+#if defined IORING_SETUP_DEFER_TASKRUN && defined IORING_SETUP_TASKRUN_FLAG
+    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
+#endif
+#if defined IORING_SETUP_SINGLE_ISSUER && defined IORING_SETUP_TASKRUN_FLAG
+    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
+#endif
+#if defined IORING_SETUP_COOP_TASKRUN && defined IORING_SETUP_TASKRUN_FLAG
+    IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
+#endif
+    0,
+};
+
+enum { MODE_COUNT = sizeof mode_flags / sizeof mode_flags[0] };
+
+/* Makes the ring in the best way that the kernel knows; EINVAL is its answer to a flag that it does
+ * not know. */
+static int open_ring(uring_state *self, const tieri_backend_config *config)
+{
+    if (config->refusal)
+        return -config->refusal;
+    if (config->polls && !config->is_plain_ring)
+        return io_uring_queue_init(config->transfer_count, &self->ring, IORING_SETUP_IOPOLL);
+    int rc = -EINVAL;
+    for (size_t i = size_min(config->skipped_modes, MODE_COUNT - 1);
+         i < MODE_COUNT && rc == -EINVAL; i++)
+        rc = io_uring_queue_init(config->transfer_count, &self->ring, mode_flags[i]);
+    return rc;
+}
+
 int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void **state)
 {
     *state = NULL;
-    stats->files_registered = stats->buffers_registered = false;
+    stats->files_registered = stats->buffers_registered = stats->polls = false;
     uring_state *self = mem_alloc(1, sizeof *self, "io_uring");
     if (!self)
         return -ENOMEM;
     self->target = config->target;
-    int rc = config->refusal ? -config->refusal
-                             : io_uring_queue_init(config->transfer_count, &self->ring, 0);
+    int rc = open_ring(self, config);
     if (rc < 0) {
         mem_free(self);
         return err_set(rc, "io_uring_setup: %s", strerror(-rc)); /* the caller adds the advice */
     }
+    self->polls = config->polls;
     rc = io_uring_register_eventfd(&self->ring, config->event_fd);
     if (rc < 0) {
         (void)uring_close(self, false);
@@ -394,6 +467,7 @@ int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void *
     }
     if (config->register_memory)
         register_memory(self, config, stats);
+    stats->polls = self->polls;
     *state = self;
     return 0;
 }
@@ -403,5 +477,6 @@ const tieri_backend tieri_uring_backend = {
     .submit = uring_submit,
     .flush = uring_flush,
     .reap = uring_reap,
+    .listen = uring_listen,
     .close = uring_close,
 };

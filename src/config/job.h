@@ -154,6 +154,7 @@ struct job {
         char cores[JOB_NAME_BYTES];          /* of the pool and the scheduler; "": automatic */
         double stuck_seconds;                /* a request is reported after this time; 0: never */
         double stop_seconds; /* the run stops after this time, its last commit intact; 0: never */
+        bool polled_completions; /* io_config.polls */
         bool verify_reads;
     } io;
     uint32_t world; /* the number of ranks, as given to job_read_ranks */

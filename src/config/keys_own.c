@@ -321,6 +321,15 @@ const configi_key configi_own_keys[] = {
         "number of requests that wait, and again when that time has doubled; 0: never. "
         "A request that takes ten minutes stops the run. When started again, the run resumes "
         "from its last commit."),
+    KEY("io.polled_completions", BOOL, AT(io.polled_completions), "false", NONE, NONE, FREE,
+        "The scheduler's thread asks the drives for completions without sleeping, instead of "
+        "waiting for interrupts (IORING_SETUP_IOPOLL). It takes one core, so give it one that "
+        "computing does not use (io.cores). A real read must prove it; where it fails, one line "
+        "says why, and interrupts are used."),
+    REFUSED("io.passthrough",
+            "slabs are files, and NVMe commands that bypass their file system (uring_cmd on "
+            "/dev/ng*) would need the files' block addresses, which the file system may change at "
+            "any time: a write could then hit another file; leave it out"),
     KEY("io.verify_reads", BOOL, AT(io.verify_reads), "true", NONE, NONE, FREE,
         "Compares what is read from the drives with the checksum of what was written. A "
         "difference stops the run, and the message names unit, tile, file and offset. The state "

@@ -146,6 +146,11 @@ check_traced()
             [ "$reads" -eq 0 ] && [ "$writes" -eq 0 ] ||
                 fail "io.backend=$backend: slab data goes by system calls too"
         done
+        # The advised set-up is tried first; a kernel that lacks it answers EINVAL and gets the next.
+        header=/usr/include/liburing/io_uring.h
+        ! grep -qs IORING_SETUP_DEFER_TASKRUN $header || grep 'io_uring_setup(' uring-traced.trace | head -n 1 |
+            grep -qE 'TASKRUN_FLAG.*(SINGLE_ISSUER.*DEFER_TASKRUN|0x3000)' || fail "uring: set up as $(
+                grep -m 1 'io_uring_setup(' uring-traced.trace)"
         synced_directories uring-traced
     fi
     traced pool-traced pool

@@ -201,6 +201,7 @@ static const struct wrong cases[] = {
      "debug.io.stop_seconds=30",
      {"debug.io.stop_seconds", "30 is not above io.stuck_seconds, 30"}},
     {NULL, "io.stuck_seconds=700", {"debug.io.stop_seconds", "600", "io.stuck_seconds, 700"}},
+    {NULL, "io.passthrough=true", {"io.passthrough", "slabs are files", "leave it out"}},
     {NULL, "io.verify_reads=0", {"io.verify_reads", "true or false"}},
     {NULL, "debug.io.threads=2000", {"debug.io.threads", "[0,1024]"}},
     {NULL, "update.threads=-1", {"update.threads", "[0,65536]"}},

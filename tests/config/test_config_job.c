@@ -164,7 +164,7 @@ static void machine_keys_are_read(void **state)
     (void)state;
     job *self = read_good(SMALL_JOB, NULL);
     assert_true(self->io.stuck_seconds == 30.0 && self->io.stop_seconds == 600.0);
-    assert_true(self->io.verify_reads);
+    assert_true(self->io.verify_reads && !self->io.polled_completions);
     assert_int_equal(self->io.threads, 0);
     assert_int_equal(self->update.threads, 0);
     assert_string_equal(self->device.cores, "");
@@ -174,7 +174,8 @@ static void machine_keys_are_read(void **state)
     job_destroy(self);
     self = read_good(
         SMALL_WITH(
-            "\"io\": {\"cores\": \"3\", \"stuck_seconds\": 0, \"verify_reads\": false},"
+            "\"io\": {\"cores\": \"3\", \"stuck_seconds\": 0, \"verify_reads\": false,"
+            " \"polled_completions\": true},"
             "\"debug\": {\"io\": {\"threads\": 4, \"stop_seconds\": 0.5}},"
             "\"update\": {\"threads\": 6, \"cores\": \"0-7,16\"},"
             "\"device\": {\"cores\": \"8-15\"},"
@@ -184,6 +185,7 @@ static void machine_keys_are_read(void **state)
         "run.paranoid=true");
     assert_true(self->io.stuck_seconds == 0.0 && self->run.paranoid);
     assert_true(self->io.stop_seconds == 0.5 && !self->io.verify_reads);
+    assert_true(self->io.polled_completions);
     assert_int_equal(self->io.threads, 4);
     assert_int_equal(self->update.threads, 6);
     assert_string_equal(self->io.cores, "3");

@@ -1,7 +1,7 @@
-/* Reads and writes through one backend (the argument: uring, uring_unregistered, pool, sim) against
- * a shadow copy in memory: random requests of both directions in any order, tiny and deep queues,
- * small and large blocks, one to three drives, a drive that cuts, interrupts and delays, and no
- * allocation on the way. */
+/* Reads and writes through one backend against a shadow copy in memory: random requests of both
+ * directions in any order, tiny and deep queues, small and large blocks, one to three drives, a
+ * drive that cuts, interrupts and delays, and no allocation on the way. The argument names the
+ * backend: uring, uring_polled, uring_unregistered (as on an old kernel), pool, sim. */
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
@@ -29,7 +29,8 @@ enum { BLOCK = 4096, SLOTS = 24, SLOT_BLOCKS = 512, SLAB_BLOCKS = 6144, SEED = 2
 static_assert((uint64_t)SLOTS * SLOT_BLOCKS * BLOCK <= 64 * 1024 * 1024, "arenas stay small");
 
 static enum io_backend backend = IO_POOL;
-static bool deny_registration;
+static bool deny_registration, polls;
+static uint32_t skipped_modes;
 static slab_drive drives[3];
 static slab store;
 static arena memory;
@@ -99,8 +100,11 @@ static io *create(uint32_t queue_depth, uint64_t block_bytes, const io_faults *f
                         .regions = regions,
                         .region_count = 2,
                         .request_capacity = SLOTS,
-                        .test =
-                            &(io_test){.deny_registration = deny_registration, .faults = faults}};
+                        .polls = polls,
+                        .test = &(io_test){.deny_registration = deny_registration,
+                                           .polls_plain_ring = true,
+                                           .skipped_modes = skipped_modes,
+                                           .faults = faults}};
     io *self = NULL;
     int rc = io_create(&config, &self);
     if (rc < 0)
@@ -108,6 +112,7 @@ static io *create(uint32_t queue_depth, uint64_t block_bytes, const io_faults *f
     io_stats stats;
     io_get_stats(self, &stats);
     assert_int_equal(stats.backend, backend);
+    assert_int_equal(stats.polls, polls);
     if (backend != IO_URING || deny_registration)
         assert_false(stats.buffers_registered);
     return self;
@@ -397,6 +402,61 @@ static void capacity_is_a_limit(void **state)
     io_destroy(self); /* with requests queued and in flight */
 }
 
+/* A direction alone uses all transfers, beside the other half of them; what it has too many goes
+ * to the other as it returns. */
+static void directions_share_the_depth(void **state)
+{
+    (void)state;
+    assert_int_equal(open_slab(1), 0);
+    enum { DEPTH = 2, PIECES = 16 };
+    for (int both = 0; both < 2; both++) {
+        io *self = create(DEPTH, 16 * BLOCK, NULL);
+        io_request requests[2] = {
+            {.data = memory.base, .size_bytes = PIECES * 16 * BLOCK},
+            {.direction = IO_WRITE,
+             .offset = PIECES * 16 * BLOCK,
+             .data = memory.base + PIECES * 16 * BLOCK,
+             .size_bytes = PIECES * 16 * BLOCK},
+        };
+        io_stats stats;
+        io_request *done[2];
+        assert_int_equal(io_submit(self, &requests[0]), 0);
+        if (both)
+            assert_int_equal(io_submit(self, &requests[1]), 0);
+        int count = io_poll(self, done, 2);
+        io_get_stats(self, &stats);
+        assert_int_equal(stats.transfers[IO_READ], both ? DEPTH : 2 * DEPTH);
+        assert_int_equal(stats.transfers[IO_WRITE], both ? DEPTH : 0);
+        if (!both)
+            assert_int_equal(io_submit(self, &requests[1]), 0);
+        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
+        for (int more; count < 2; count += more) {
+            assert_int_equal(poll(&waiter, 1, 20000), 1);
+            more = io_poll(self, done, 2);
+            assert_in_range(more, 0, 2);
+        }
+        assert_int_equal(requests[0].result | requests[1].result, 0);
+        io_destroy(self);
+    }
+}
+
+/* Polled completions are proved by a read. Without a queue for polling the drive refuses it, and
+ * completions then come by interrupts. */
+static void polling_is_proved(void **state)
+{
+    (void)state;
+    if (backend != IO_URING)
+        return;
+    assert_int_equal(open_slab(1), 0);
+    io *self;
+    const io_config config = {.target = &store, .backend = IO_URING, .polls = true};
+    assert_int_equal(io_create(&config, &self), 0);
+    assert_int_equal(io_transfer(self, IO_WRITE, 0, memory.base, BLOCK), 0);
+    assert_int_equal(io_transfer(self, IO_READ, 0, memory.base + BLOCK, BLOCK), 0);
+    assert_memory_equal(memory.base, memory.base + BLOCK, BLOCK);
+    io_destroy(self);
+}
+
 /* The descriptor is not readable when there is no work, so a caller that sleeps on it does not
  * spin. */
 static void the_descriptor_gets_quiet(void **state)
@@ -555,6 +615,8 @@ int main(int argc, char **argv)
     const char *name = argc > 1 ? argv[1] : "pool";
     backend = helper_backend(name);
     deny_registration = strcmp(name, "uring_unregistered") == 0;
+    skipped_modes = deny_registration ? UINT32_MAX : 0; /* what an old kernel has */
+    polls = strcmp(name, "uring_polled") == 0;
     int skip = helper_skip(backend);
     if (skip)
         return skip;
@@ -565,11 +627,19 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(regions_beyond_one_iovec, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_requests_are_not_taken, setup, teardown),
         cmocka_unit_test_setup_teardown(capacity_is_a_limit, setup, teardown),
+        cmocka_unit_test_setup_teardown(directions_share_the_depth, setup, teardown),
+        cmocka_unit_test_setup_teardown(polling_is_proved, setup, teardown),
         cmocka_unit_test_setup_teardown(the_descriptor_gets_quiet, setup, teardown),
         cmocka_unit_test_setup_teardown(transfer_among_others, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_configs_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(refusals_of_io_uring_have_advice, setup, teardown),
         cmocka_unit_test_setup_teardown(descriptors_may_run_out, setup, teardown),
     };
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    const struct CMUnitTest polled[] = {
+        cmocka_unit_test_setup_teardown(random_requests_against_shadow, setup, teardown),
+        cmocka_unit_test_setup_teardown(capacity_is_a_limit, setup, teardown),
+        cmocka_unit_test_setup_teardown(transfer_among_others, setup, teardown),
+    };
+    return polls ? cmocka_run_group_tests_name(name, polled, NULL, NULL)
+                 : cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }

@@ -10,7 +10,7 @@ sluice_test(test_tiers_topology LIBS sluice_tiers OpenMP::OpenMP_C LABELS cpu de
 sluice_test(test_tiers_slab LIBS sluice_tiers LABELS cpu nvme debug tsan)
 sluice_test(test_tiers_slab_copy LIBS sluice_tiers LABELS cpu nvme debug INSTANCES sparse reflink)
 sluice_test(test_tiers_striping LIBS sluice_tiers LABELS cpu debug tsan)
-sluice_test(test_tiers_io LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring uring_unregistered pool sim)
+sluice_test(test_tiers_io LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring uring_polled uring_unregistered pool sim)
 sluice_test(test_tiers_io_behind LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 sluice_test(test_tiers_latency LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 sluice_test(test_tiers_io_errors LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool sim)
