@@ -212,6 +212,14 @@ static void report_speed(FILE *out, const struct setup_summary *plan)
         fputs("MFU unknown: no peak is\n", out);
 }
 
+static void report_waits(FILE *out, const struct setup_summary *plan)
+{
+    if (plan->wait_count > 0)
+        fputs("\nwaits        the chain of ops that the step consists of, in order of time\n", out);
+    for (uint32_t i = 0; i < plan->wait_count; i++)
+        cli_print_folded(out, plan->waits[i].text);
+}
+
 /* The scaled value, or "-" for 0. */
 static const char *report_scaled(double value, double unit, int digits, char text[CLI_FIGURE_BYTES])
 {
@@ -373,6 +381,7 @@ void cli_print_plan(FILE *out, const struct setup_summary *plan)
     report_reasons(out, plan);
     if (plan->step_seconds > 0) {
         report_speed(out, plan);
+        report_waits(out, plan);
         report_lanes(out, plan);
         report_links(out, plan);
     }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "plan/plan.h"
+#include "setup/waits_text.h"
 
 #define MEMBER_TYPE(member)                                                                        \
     _Generic(((struct setup_summary *)NULL)->member,                                               \
@@ -234,5 +235,6 @@ json_t *setup_plan_object(const struct setup_summary *plan)
     for (uint32_t i = 0; i < plan->reason_count; i++)
         json_array_append_new(reasons, text_value(plan->reasons[i]));
     json_object_set_new(object, "reasons", reasons);
+    json_object_set_new(object, "waits", setupi_waits_json(plan));
     return object;
 }

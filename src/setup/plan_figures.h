@@ -34,7 +34,7 @@ struct setup_figure {
 /* The rows, in the order of the JSON. */
 const struct setup_figure *setup_figures(uint32_t *count);
 
-/* All figures and the reasons as one object. The caller owns it. NULL: no memory. */
+/* All figures, the reasons and the waits as one object. The caller owns it. NULL: no memory. */
 json_t *setup_plan_object(const struct setup_summary *plan);
 
 #endif

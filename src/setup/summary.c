@@ -11,6 +11,7 @@
 #include "plan/plan.h"
 #include "plan/zero.h"
 #include "setup/setup_internal.h"
+#include "setup/waits_text.h"
 
 /* The program that reaches highest in the arena. */
 static const program *highest_program(const struct setup *self, enum tier which)
@@ -430,6 +431,7 @@ void setup_summarize(const struct setup *self, struct setup_summary *out)
         add_machine(self->stated, out);
     derive_memory(out);
     derive_speed(out);
+    setupi_summarize_waits(self, out);
 }
 
 int setup_plan_on(const struct job *asked, const struct setup_plan_options *options,

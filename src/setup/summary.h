@@ -11,15 +11,27 @@
 
 #include "base/error.h"
 #include "config/job.h"
+#include "plan/waits.h"
 #include "swap/program.h"
 
 struct comm;
 struct machine;
 struct setup;
 
+#define SETUP_WAITS_OVER 0.05 /* of the bound */
+
 enum {
     SETUP_PEAK_BYTES = 192,
     SETUP_LINKS_MAX = 8,
+    SETUP_WAIT_BYTES = 320,
+};
+
+/* A part of the critical path (plan/waits.h), with names. */
+struct setup_wait {
+    struct plan_wait of;
+    double share;                       /* of the step that the path was found in */
+    char first_unit[96], last_unit[96]; /* "block.3"; "": the part serves no unit */
+    char text[SETUP_WAIT_BYTES];        /* one sentence */
 };
 
 /* One resource (enum plan_resource) in the mean step of a rank: how long all of it is needed, and
@@ -91,6 +103,10 @@ struct setup_summary {
     double over_bound;             /* (step - bound) / bound; NAN: no bound */
     double schedule_bound_seconds; /* counts dependencies too, >= bound_seconds; 0: none */
     double over_schedule_bound;    /* as over_bound */
+    /* What the step waits for, where it is more than SETUP_WAITS_OVER above the bound that counts
+     * what ops wait for. The parts add up to a step that does not commit, if not all steps do. */
+    uint32_t wait_count;
+    struct setup_wait waits[PLAN_WAITS_MAX];
     uint64_t lane_bytes[LANE_COUNT];
     double lane_seconds[LANE_COUNT]; /* an op of the lane runs */
     const char *bottleneck; /* the lane that is busy longest, comparable to a measurement */

@@ -1,7 +1,10 @@
 /* A bound is never above a schedule: small random programs on random machines, each run in many
  * orders by a simulation of the test's own, against both bounds of its time. Canaries: a bound that
  * lets nothing overlap must be caught, and the bounds must be reached often, so that one of 0 would
- * fail too. */
+ * fail too.
+ *
+ * The critical path: its parts add up to the program, and where the chain is known by construction
+ * it is found, with the reason why each op had to wait. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +17,8 @@
 
 #include "base/rng.h"
 #include "plan/simulate_internal.h"
+#include "plan/waits.h"
+#include "plan/waits_internal.h"
 
 enum { PROGRAMS = 400, ORDERS = 200, OPS_MOST = 24 };
 
@@ -139,6 +144,176 @@ static double run_in_some_order(struct dice *d, const plani_builder *b)
     }
 }
 
+/* ---- the critical path ---------------------------------------------------------------------- */
+
+/* True if the program's order, timed again with all ops, gives the program's own times, and
+ * without its last op no longer ones. */
+static bool is_replayed(const plan_job *job, const program *prog)
+{
+    bool left_out[OPS_MOST] = {false};
+    uint64_t start[OPS_MOST], end[OPS_MOST], length;
+    assert_in_range(prog->op_count, 1, OPS_MOST);
+    assert_int_equal(plani_replay(&job->machine, prog, left_out, start, end, &length), 0);
+    bool is_same = length == prog->predicted_ns;
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        is_same = is_same && start[i] == prog->ops[i].predicted_start_ns &&
+                  end[i] == prog->ops[i].predicted_end_ns;
+    left_out[prog->op_count - 1] = true;
+    assert_int_equal(plani_replay(&job->machine, prog, left_out, start, end, &length), 0);
+    return is_same && length <= prog->predicted_ns;
+}
+
+/* Compiles the builder's ops in that much memory and returns the parts of the chain, which follow
+ * each other and add up in both ways. */
+static uint32_t find_waits(plani_builder *b, uint64_t host_bytes,
+                           struct plan_wait waits[PLAN_WAITS_MAX])
+{
+    const uint64_t budgets[TIER_COUNT] = {UINT64_MAX / 2, host_bytes, UINT64_MAX / 2};
+    program prog;
+    uint64_t until = 0;
+    uint32_t count;
+    assert_int_equal(plani_schedule(b, PROGRAM_STEADY, budgets, 0, true, &prog), 0);
+    assert_int_equal(plan_find_waits(b->job, &prog, true, waits, &count), 0);
+    assert_in_range(count, 1, PLAN_WAITS_MAX);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t works = 0, causes = 0, whole = waits[i].end_ns - waits[i].begin_ns;
+        for (int lane = 0; lane < LANE_COUNT; lane++)
+            for (int kind = 0; kind <= STATE_KIND_COUNT; kind++)
+                works += waits[i].work_ns[lane][kind];
+        for (int cause = 0; cause < CAUSE_COUNT; cause++)
+            causes += waits[i].cause_ns[cause];
+        assert_int_equal(waits[i].begin_ns, until);
+        assert_int_equal(works, whole);
+        assert_int_equal(causes, whole);
+        assert_true(waits[i].shared_ns <= whole);
+        for (int r = 0; r < RESOURCE_COUNT; r++)
+            assert_true(waits[i].busy[r] >= 0 && waits[i].busy[r] <= 1);
+        until = waits[i].end_ns;
+    }
+    assert_int_equal(until, prog.predicted_ns);
+    assert_true(is_replayed(b->job, &prog));
+    program_fini(&prog);
+    return count;
+}
+
+static uint32_t add_op(plani_builder *b, enum op_kind kind, enum lane_kind lane, uint32_t after,
+                       uint64_t ms)
+{
+    uint32_t idx = plani_op(b, kind, lane);
+    op_demand *demand = &b->ops[idx].demand;
+    demand->drive_read_bytes = lane == LANE_READ ? ms * 1000000 : 0;
+    demand->drive_write_bytes = lane == LANE_WRITE ? ms * 1000000 : 0;
+    demand->h2d_bytes = lane == LANE_H2D ? ms * 2000000 : 0;
+    demand->d2h_bytes = lane == LANE_D2H ? ms * 2000000 : 0;
+    if (lane == LANE_COMPUTE)
+        demand->device_seconds = 1e-3 * (double)ms;
+    if (lane == LANE_UPDATE)
+        demand->core_seconds = 1e-3 * (double)ms * b->job->machine.core_count;
+    if (after != PROGRAM_NONE)
+        plani_depend(b, idx, after);
+    return idx;
+}
+
+/* Milliseconds of the whole chain on a lane, and for a cause. */
+static double lane_ms(const struct plan_wait *waits, uint32_t count, enum lane_kind lane)
+{
+    double ns = 0;
+    for (uint32_t i = 0; i < count; i++)
+        for (int kind = 0; kind <= STATE_KIND_COUNT; kind++)
+            ns += (double)waits[i].work_ns[lane][kind];
+    return round(ns * 1e-6);
+}
+
+static double cause_ms(const struct plan_wait *waits, uint32_t count, enum plan_cause cause)
+{
+    double ns = 0;
+    for (uint32_t i = 0; i < count; i++)
+        ns += (double)waits[i].cause_ns[cause];
+    return round(ns * 1e-6);
+}
+
+struct built {
+    plan_job job;
+    plan_set set;
+    plani_layout layout;
+    plani_builder b;
+};
+
+static void build(struct built *self)
+{
+    *self = (struct built){.job = {.world = 1}};
+    plan_machine *m = &self->job.machine;
+    plan_machine_default_gpu(m, 4, 8, 0);
+    m->drive_read_bytes_per_second = m->drive_write_bytes_per_second = 1e9;
+    m->h2d_bytes_per_second = m->d2h_bytes_per_second = 2e9;
+    m->op_seconds = 0;
+    assert_int_equal(plani_builder_init(&self->b, &self->job, &self->set, &self->layout, 0), 0);
+}
+
+/* Forward waits for a read and a copy, the write waits for the norm, and the copy back is hidden
+ * behind the backward. */
+static void a_known_chain_is_found(void **state)
+{
+    (void)state;
+    struct built it;
+    struct plan_wait waits[PLAN_WAITS_MAX];
+    build(&it);
+    uint32_t read = add_op(&it.b, OP_READ, LANE_READ, PROGRAM_NONE, 30);
+    uint32_t copy = add_op(&it.b, OP_H2D, LANE_H2D, read, 5);
+    uint32_t forward = add_op(&it.b, OP_FORWARD, LANE_COMPUTE, copy, 20);
+    add_op(&it.b, OP_BACKWARD, LANE_COMPUTE, PROGRAM_NONE, 10);
+    add_op(&it.b, OP_D2H, LANE_D2H, forward, 5);
+    uint32_t norm = add_op(&it.b, OP_NORM, LANE_COMPUTE, PROGRAM_NONE, 1);
+    add_op(&it.b, OP_WRITE, LANE_WRITE, norm, 10);
+    uint32_t count = find_waits(&it.b, UINT64_MAX / 2, waits);
+    const struct {
+        enum lane_kind lane;
+        double ms;
+    } lanes[] = {{LANE_READ, 30},    {LANE_H2D, 5},    {LANE_D2H, 0},
+                 {LANE_COMPUTE, 31}, {LANE_WRITE, 10}, {LANE_UPDATE, 0}};
+    for (size_t i = 0; i < sizeof lanes / sizeof lanes[0]; i++)
+        assert_true(lane_ms(waits, count, lanes[i].lane) == lanes[i].ms);
+    assert_true(cause_ms(waits, count, CAUSE_NORM) == 1);
+    assert_true(cause_ms(waits, count, CAUSE_LANE) == 30); /* both passes */
+    assert_true(cause_ms(waits, count, CAUSE_RESULT) == 45);
+    assert_int_equal(waits[0].span, SPAN_FORWARD);
+    assert_true(lane_ms(waits, 1, LANE_READ) == 30); /* what binds comes first */
+    assert_true(waits[0].busy[RESOURCE_DRIVE] > 0.8);
+    assert_string_equal(waits[0].setting, "tiers.host.budget");
+    assert_int_equal(waits[count - 1].span, SPAN_AFTER);
+    assert_true(lane_ms(&waits[count - 1], 1, LANE_WRITE) == 10);
+    plani_builder_fini(&it.b);
+}
+
+/* Two tiles are read and updated. In memory for one, the second read waits until the first update
+ * has left it; in memory for both, it is hidden. */
+static void waiting_for_memory_is_named(void **state)
+{
+    (void)state;
+    enum { TILE_BYTES = 1 << 20 };
+    for (int room = 1; room <= 2; room++) {
+        struct built it;
+        struct plan_wait waits[PLAN_WAITS_MAX];
+        build(&it);
+        for (int tile = 0; tile < 2; tile++) {
+            uint32_t held =
+                plani_transient(&it.b, TIER_HOST, TILE_BYTES, 0, STATE_OPTIMIZER, PROGRAM_NONE);
+            uint32_t read = add_op(&it.b, OP_READ, LANE_READ, PROGRAM_NONE, 10);
+            plani_use(&it.b, read, plani_whole(&it.b, held), ROLE_TARGET, ACCESS_WRITE);
+            uint32_t update = add_op(&it.b, OP_UPDATE, LANE_UPDATE, PROGRAM_NONE, 20);
+            plani_use(&it.b, update, plani_whole(&it.b, held), ROLE_STATE, ACCESS_UPDATE);
+        }
+        uint32_t count = find_waits(&it.b, (uint64_t)room * TILE_BYTES, waits);
+        assert_true(lane_ms(waits, count, LANE_UPDATE) == 40);
+        assert_true(lane_ms(waits, count, LANE_READ) == (room == 1 ? 20 : 10));
+        assert_true(cause_ms(waits, count, CAUSE_HOST_MEMORY) == (room == 1 ? 20 : 0));
+        assert_true(cause_ms(waits, count, CAUSE_LANE) == (room == 1 ? 0 : 20));
+        plani_builder_fini(&it.b);
+    }
+}
+
+/* ---- bounds --------------------------------------------------------------------------------- */
+
 static void no_order_is_below_a_bound(void **state)
 {
     (void)state;
@@ -170,6 +345,8 @@ static void no_order_is_below_a_bound(void **state)
             fail_msg("seed %llu: an order takes %.0f ns, bounds are %llu and %llu ns",
                      (unsigned long long)seed, best, (unsigned long long)phases_ns,
                      (unsigned long long)bound_ns);
+        struct plan_wait waits[PLAN_WAITS_MAX];
+        find_waits(&b, UINT64_MAX / 2, waits);
         reached += best <= 1.001 * (double)bound_ns;
         caught += serial > best + 2;
         plani_builder_fini(&b);
@@ -182,6 +359,8 @@ static void no_order_is_below_a_bound(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_order_is_below_a_bound)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_order_is_below_a_bound),
+                                       cmocka_unit_test(a_known_chain_is_found),
+                                       cmocka_unit_test(waiting_for_memory_is_named)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -374,6 +374,48 @@ static void a_cpu_is_measured_as_it_computes(void **state)
     job_destroy(asked);
 }
 
+/* All states in host memory, and a device that has hardly room for the next unit: copies and passes
+ * wait for each other, and the plan says so. The parts add up to the step, and so does the link's
+ * work in them. With everything on the device there is nothing to say. */
+static void waits_are_named(void **state)
+{
+    (void)state;
+    static struct planned it;
+    static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
+    for (int is_tight = 1; is_tight >= 0; is_tight--) {
+        fixture_sets sets = plain();
+        for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+            fixture_set(&sets, "tiers.place.%s=%s", kinds[i], is_tight ? "host" : "device");
+        if (is_tight)
+            fixture_set(&sets, "tiers.device.budget=2560KiB");
+        plan(&it, &sets, 1);
+        assert_true((it.sum.over_schedule_bound > SETUP_WAITS_OVER) == (is_tight == 1));
+        assert_true((it.sum.wait_count > 0) == (is_tight == 1));
+        double seconds = 0, link = 0, memory = 0;
+        for (uint32_t i = 0; i < it.sum.wait_count; i++) {
+            const struct setup_wait *wait = &it.sum.waits[i];
+            double part = (double)(wait->of.end_ns - wait->of.begin_ns) * 1e-9;
+            seconds += part;
+            link += part * wait->of.busy[RESOURCE_H2D];
+            memory += (double)wait->of.cause_ns[CAUSE_DEVICE_MEMORY] * 1e-9;
+            print_message("%s\n", wait->text);
+        }
+        json_t *object = setup_plan_object(&it.sum), *waits = json_object_get(object, "waits");
+        assert_int_equal(json_array_size(waits), it.sum.wait_count);
+        if (is_tight) {
+            json_t *first = json_array_get(waits, 0);
+            near("the parts", seconds, it.sum.step_seconds);
+            assert_true(fabs(link - it.sum.links[RESOURCE_H2D].seconds) < 1e-3 * link);
+            assert_true(memory > 0.1 * seconds);
+            assert_string_equal(json_string_value(json_object_get(first, "first_unit")), "embed");
+            assert_string_equal(json_string_value(json_object_get(first, "setting")),
+                                "tiers.device.budget");
+        }
+        json_decref(object);
+        forget(&it);
+    }
+}
+
 /* The first value of a row, or NULL. */
 static json_t *first_value(json_t *object, const char *path)
 {
@@ -450,7 +492,7 @@ static void names_are_unique(const struct setup_figure *rows, uint32_t count)
 }
 
 /* Each row of the table is in the object that `plan --json` prints and in plan.json, with the same
- * value, and the object has nothing else but the reasons. */
+ * value, and the object has nothing else but the reasons and the waits. */
 static void figures_have_one_name(void **state)
 {
     (void)state;
@@ -471,7 +513,7 @@ static void figures_have_one_name(void **state)
     json_t *file = json_loads(text, JSON_REJECT_DUPLICATES, &error);
     if (!file)
         fail_msg("plan.json, line %d: %s", error.line, error.text);
-    uint64_t values = 1; /* the reasons */
+    uint64_t values = 2; /* the reasons, the waits */
     for (uint32_t i = 0; i < count; i++) {
         json_t *found = first_value(object, rows[i].path);
         if (!found || !has_type(found, &rows[i]))
@@ -508,6 +550,7 @@ int main(void)
         cmocka_unit_test(memory_adds_up),
         cmocka_unit_test(figures_of_a_machine),
         cmocka_unit_test(a_cpu_is_measured_as_it_computes),
+        cmocka_unit_test(waits_are_named),
         cmocka_unit_test(figures_have_one_name),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
