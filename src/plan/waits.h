@@ -1,4 +1,4 @@
-/* What a step waits for: the critical path of its predicted schedule, in at most five parts.
+/* The critical path of a step: the ops that its predicted time consists of, in at most five parts.
  *
  * Each op of a program starts when another op ends: one that makes what it needs, the one before
  * it on its lane, one whose memory it takes over, or one that has the drives. Walking back from the
@@ -22,8 +22,8 @@
 
 enum { PLAN_WAITS_MAX = 5 };
 
-/* Why the next op of the chain could not start before this one ended. Of several reasons the first
- * one counts. */
+/* Why the next op of the chain could not start before this one ended. The first of several
+ * reasons counts. */
 enum plan_cause {
     CAUSE_RESULT,        /* it needs what this op made */
     CAUSE_NORM,          /* it needs the gradient norm, which this op makes */
@@ -58,10 +58,10 @@ struct plan_wait {
     const char *setting;
 };
 
-/* The parts of the program's critical path, for a run that commits or does not; `count` is 0 for a
- * program without ops. The times of a run that does not commit are those of the same ops in the
- * same order, without what only commits do. The chosen order may be another one: plan_set's
- * uncommitted_ns is close, not equal. -ENOMEM. */
+/* Finds the parts of the program's critical path. A program without ops has none. Without `commits`
+ * the ops that only a commit needs are left out, and the others are timed again in the same order.
+ * The chosen plan may have another order, so plan_set.uncommitted_ns is close to the sum of the
+ * parts and not equal to it. -ENOMEM. */
 int plan_find_waits(const plan_job *job, const program *prog, bool commits,
                     struct plan_wait waits[PLAN_WAITS_MAX], uint32_t *count) MUST_CHECK;
 

@@ -103,8 +103,8 @@ struct setup_summary {
     double over_bound;             /* (step - bound) / bound; NAN: no bound */
     double schedule_bound_seconds; /* counts dependencies too, >= bound_seconds; 0: none */
     double over_schedule_bound;    /* as over_bound */
-    /* What the step waits for, where it is more than SETUP_WAITS_OVER above the bound that counts
-     * what ops wait for. The parts add up to a step that does not commit, if not all steps do. */
+    /* The critical path, if over_schedule_bound is above SETUP_WAITS_OVER. The parts add up to a
+     * step that does not commit; if every step commits, to that. */
     uint32_t wait_count;
     struct setup_wait waits[PLAN_WAITS_MAX];
     uint64_t lane_bytes[LANE_COUNT];

@@ -1,4 +1,4 @@
-/* What the step waits for, in sentences and as JSON. See waits_text.h. */
+/* The critical path of a plan in sentences and as JSON. See waits_text.h. */
 #include "setup/waits_text.h"
 
 #include <math.h>

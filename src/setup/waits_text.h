@@ -1,4 +1,4 @@
-/* What the step of a plan waits for: the critical path of plan/waits.h as figures of the summary.
+/* The critical path of a plan (plan/waits.h) as figures of the summary.
  * The sentence of each part is what `sluice plan` prints; the JSON has its figures as well. */
 #ifndef SLUICE_SETUP_WAITS_TEXT_H
 #define SLUICE_SETUP_WAITS_TEXT_H
