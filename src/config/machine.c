@@ -130,6 +130,7 @@ static const struct machine_row host_rows[] = {
     RATE(machine, "update_elems", host.update_elems),
     TIME(machine, "io_core_seconds", host.io_core_seconds),
     TIME(machine, "copy_core_seconds", host.copy_core_seconds),
+    TIME(machine, "sum_core_seconds", host.sum_core_seconds),
 };
 static const struct machine_block host_block = ROWS(host_rows);
 

@@ -103,6 +103,9 @@ struct machine {
          * thread, or if memory and caches are shared. */
         double io_core_seconds;   /* direct I/O; if a GPU computes, its CPU time */
         double copy_core_seconds; /* copies by one thread; 0 if a GPU computes */
+        /* checksums of what the drives read and write, by one thread; if a GPU computes, its CPU
+         * time. I/O beside them is io_core_seconds. */
+        double sum_core_seconds;
     } host;
     struct {
         bool is_gpu;

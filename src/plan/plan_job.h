@@ -54,7 +54,10 @@ struct plan_machine {
     /* The other ranks are not there: collectives write what they bring nowhere. */
     bool comm_takes_no_memory;
     double update_core_seconds; /* of one core, per element of an update; 0: a default */
-    double io_core_seconds;     /* of one core, per byte of direct I/O */
+    double io_core_seconds;     /* of one core, per byte of direct I/O, without checksums */
+    /* Checksums of bytes that the drives read, and of bytes that they write: seconds of one core
+     * per byte; 0: none, or not known. */
+    double read_sum_core_seconds, write_sum_core_seconds;
     /* Seconds of one core per byte that a thread copies, where device_is_cpu; 0: those of the
      * copy. */
     double copy_core_seconds;

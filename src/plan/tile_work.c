@@ -55,8 +55,13 @@ static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
     op_demand *demand = &b->ops[idx].demand;
     uint64_t bytes = target.size_bytes;
     demand->dram_bytes = bytes;
-    if (kind == OP_READ || kind == OP_WRITE)
-        demand->core_seconds = (double)bytes * b->job->machine.io_core_seconds;
+    if (kind == OP_READ || kind == OP_WRITE) {
+        const plan_machine *machine = &b->job->machine;
+        double sum_seconds =
+            kind == OP_READ ? machine->read_sum_core_seconds : machine->write_sum_core_seconds;
+        demand->core_seconds = (double)bytes * (machine->io_core_seconds + sum_seconds);
+        demand->dram_bytes += sum_seconds > 0 ? bytes : 0; /* the drive moves them, a core reads */
+    }
     if (kind == OP_READ)
         demand->drive_read_bytes = bytes;
     else if (kind == OP_WRITE)

@@ -2,10 +2,15 @@
  *
  *   GPU   its two copy streams, from and to pinned memory, and from and to pageable memory
  *   CPU   one thread copies both ways within host memory, so the two directions share its rate.
- *         Nothing is pinned there, so both kinds of memory have the same figures. */
+ *         Nothing is pinned there, so both kinds of memory have the same figures.
+ *
+ * And the other work of one thread on memory: checksums of what passes to and from the drives. */
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <xxhash.h>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -118,17 +123,28 @@ static int measure(probei *self, struct bench *bench, uint32_t count)
     return 0;
 }
 
-/* Copies beside a CPU's products, and the share of their rate that the products keep. */
+/* ---- work of one thread beside a CPU's products: copies, checksums ---- */
+
 enum beside { BESIDE_PRODUCTS, PRODUCTS, BESIDE_COUNT };
-static const char *const beside_names[BESIDE_COUNT] = {"copies beside products", "products alone"};
 
 struct beside_bench {
     probei *owner;
-    probei_copies copies;
-    probei_product product;
+    const char *names[BESIDE_COUNT];
+    /* does one piece of the work and adds its bytes */
+    int (*once)(void *user, uint64_t *bytes);
+    void *user;
+    probei_product product; /* if there is none, the work is done alone */
     probei_figure product_rate;
-    double seconds; /* of a pass */
+    probei_figure cpu; /* seconds of the working thread per byte */
+    double seconds;    /* of a pass */
 };
+
+static double thread_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
 
 static int run_beside(void *user, uint32_t variant, double *value)
 {
@@ -141,45 +157,107 @@ static int run_beside(void *user, uint32_t variant, double *value)
                         .user = &b->product};
     double rate, spent = 0;
     uint64_t bytes = 0;
-    TRY(probei_load_begin(&load));
+    if (b->product.product)
+        TRY(probei_load_begin(&load));
+    double cpu_begin = thread_seconds();
     uint64_t begin_ns = clock_ns();
-    while (spent < b->seconds) {
-        TRY(probei_copy_once(&b->copies, &bytes)); /* this is memcpy, which cannot fail */
+    int rc = 0;
+    while (rc == 0 && spent < b->seconds) {
+        rc = b->once(b->user, &bytes); /* this is memory alone, which cannot fail */
         spent = (double)(clock_ns() - begin_ns) * 1e-9;
     }
-    TRY(probei_load_end(&load, &rate));
-    probei_figure_add(&b->product_rate, rate);
+    probei_figure_add(&b->cpu, (thread_seconds() - cpu_begin) / fmax((double)bytes, 1));
+    if (b->product.product) {
+        TRY(probei_load_end(&load, &rate));
+        probei_figure_add(&b->product_rate, rate);
+    }
     *value = (double)bytes / spent;
-    return 0;
+    return rc;
 }
 
-static int measure_beside(probei *self)
+/* Measures the work in memory [quarter, end); *lost: core-seconds that products lose per byte. */
+static int measure_beside(struct beside_bench *bench, double seconds,
+                          probei_figure figures[BESIDE_COUNT], double *lost)
 {
     static const double pass_seconds[PROBEI_EXTENT_COUNT] = {0.002, 0.05, 0.15};
-    uint64_t quarter = self->memory.size_bytes / 4;
-    probei_figure figures[BESIDE_COUNT] = {{.count = 0}};
-    struct beside_bench bench = {.owner = self, .seconds = pass_seconds[self->extent]};
-    TRY(probei_product_open(self, 0, quarter, &bench.product));
-    if (!bench.product.product)
-        return 0;
-    probei_copies_place(self, quarter, &bench.copies);
-    probei_work work = {.count = BESIDE_COUNT,
-                        .seconds = probei_step_left(self),
+    probei *self = bench->owner;
+    bench->seconds = pass_seconds[self->extent];
+    *lost = 0;
+    TRY(probei_product_open(self, 0, self->memory.size_bytes / 4, &bench->product));
+    probei_work work = {.count = bench->product.product ? BESIDE_COUNT : PRODUCTS,
+                        .seconds = seconds,
                         .warms_up = true,
                         .is_checked = true,
                         .run = run_beside,
-                        .names = beside_names,
-                        .user = &bench};
+                        .names = bench->names,
+                        .user = bench};
     int rc = probei_rounds(self, &work, figures);
-    probei_figure_close(&bench.product_rate);
-    probei_product_close(&bench.product);
-    TRY(rc);
-    self->out->host.copy_core_seconds = probei_lost_cores(
-        self, &figures[PRODUCTS], &bench.product_rate, figures[BESIDE_PRODUCTS].median);
+    probei_figure_close(&bench->product_rate);
+    probei_figure_close(&bench->cpu);
+    if (rc == 0 && bench->product.product)
+        *lost = probei_lost_cores(self, &figures[PRODUCTS], &bench->product_rate,
+                                  figures[BESIDE_PRODUCTS].median);
+    probei_product_close(&bench->product);
+    return rc;
+}
+
+static int measure_copies_beside(probei *self, double seconds)
+{
+    probei_copies copies;
+    probei_figure figures[BESIDE_COUNT] = {{.count = 0}};
+    struct beside_bench bench = {.owner = self,
+                                 .names = {"copies beside products", "products alone"},
+                                 .once = probei_copy_once,
+                                 .user = &copies};
+    double lost;
+    probei_copies_place(self, self->memory.size_bytes / 4, &copies);
+    TRY(measure_beside(&bench, seconds, figures, &lost));
+    if (bench.product_rate.count == 0)
+        return 0;
+    self->out->host.copy_core_seconds = lost;
     probei_found(self, "copies beside products", figures[BESIDE_PRODUCTS].median * 1e-9, "GB/s",
                  &figures[BESIDE_PRODUCTS], "%.0f%% of alone; products keep %.0f%%",
                  100 * figures[BESIDE_PRODUCTS].median / self->out->h2d.pinned,
                  100 * bench.product_rate.median / figures[PRODUCTS].median);
+    return 0;
+}
+
+/* Memory whose checksums are taken piece by piece, as a run takes those of its tiles. */
+struct sums {
+    const unsigned char *base;
+    uint64_t bytes, count, next;
+    uint64_t sum; /* so that no sum is left out */
+};
+
+static int sum_once(void *user, uint64_t *bytes)
+{
+    struct sums *self = user;
+    self->sum ^= XXH3_64bits(self->base + self->next * self->bytes, self->bytes);
+    self->next = (self->next + 1) % self->count;
+    *bytes += self->bytes;
+    return 0;
+}
+
+static int measure_sums(probei *self, double seconds)
+{
+    uint64_t begin = self->memory.size_bytes / 4;
+    struct sums sums = {.base = self->memory.base + begin,
+                        .bytes = self->extent == PROBEI_TINY ? MIB : COPY_MIB * MIB};
+    sums.count = (self->memory.size_bytes - begin) / sums.bytes;
+    probei_figure figures[BESIDE_COUNT] = {{.count = 0}};
+    struct beside_bench bench = {.owner = self,
+                                 .names = {"checksums beside products", "products alone"},
+                                 .once = sum_once,
+                                 .user = &sums};
+    double lost;
+    TRY(measure_beside(&bench, seconds, figures, &lost));
+    self->out->host.sum_core_seconds = fmax(lost, bench.cpu.median);
+    bool has_products = bench.product_rate.count > 0;
+    probei_found(self, has_products ? "checksums beside products" : "checksums by one thread",
+                 figures[BESIDE_PRODUCTS].median * 1e-9, "GB/s", &figures[BESIDE_PRODUCTS],
+                 has_products ? "CPU time %.0f ms/GB; products keep %.0f%%" : "CPU time %.0f ms/GB",
+                 bench.cpu.median * 1e12,
+                 has_products ? 100 * bench.product_rate.median / figures[PRODUCTS].median : 0.0);
     return 0;
 }
 
@@ -220,10 +298,13 @@ int probei_link(probei *self)
         bench.copies[v].to_host = v == TO_HOST || v == BOTH || v == PAGEABLE_TO_HOST;
     }
     if (!self->gpu) {
-        self->step_seconds *= 0.5;
+        double whole = self->step_seconds;
+        self->step_seconds = 0.4 * whole;
         TRY(measure(self, &bench, PAGEABLE_TO_DEVICE));
-        self->step_seconds *= 2;
-        return measure_beside(self);
+        self->step_seconds = 0.7 * whole;
+        TRY(measure_copies_beside(self, probei_step_left(self)));
+        self->step_seconds = whole;
+        return measure_sums(self, probei_step_left(self));
     }
     uint64_t bytes = 2 * COPIES_MIB * MIB;
     void *pageable = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -237,6 +318,8 @@ int probei_link(probei *self)
     int rc = measure(self, &bench, VARIANT_COUNT);
     if (rc == 0)
         rc = measure_device(self);
+    if (rc == 0)
+        rc = measure_sums(self, 0.1 * self->step_seconds);
     munmap(pageable, bytes);
     return rc;
 }

@@ -177,6 +177,9 @@ static void take_drives(struct figures *self)
         to->sync_seconds = 2 * sum.sync;
     if (from->host.io_core_seconds > 0)
         to->io_core_seconds = from->host.io_core_seconds;
+    /* Writes are summed for the manifest even if no read is compared. */
+    to->write_sum_core_seconds = from->host.sum_core_seconds;
+    to->read_sum_core_seconds = self->setup->job->io.verify_reads ? from->host.sum_core_seconds : 0;
 }
 
 /* ---- all else ---- */

@@ -90,6 +90,7 @@ static void expect_host(void)
     assert_true(found.host.core_count > 0 && found.host.node_count > 0);
     assert_true(found.host.memory_bytes > 0);
     assert_true(found.host.dram_read > 0 && found.host.dram_copy > 0 && found.host.dram_update > 0);
+    assert_true(found.host.sum_core_seconds > 0);
     assert_true(found.host.update_core_seconds > 0 && found.host.update_elems > 0);
     assert_true(found.host.io_core_seconds >= 0); /* of milliseconds of I/O it may round to none */
     char why[256];

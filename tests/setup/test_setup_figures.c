@@ -35,6 +35,7 @@ static int begin(void **state)
     stated.host.dram_copy = 160e9;
     stated.host.update_core_seconds = 3e-9;
     stated.host.io_core_seconds = 4e-11;
+    stated.host.sum_core_seconds = 6e-11;
     stated.device.is_gpu = true;
     stated.device.memory_bytes = 32 * GIB;
     stated.device.flops_16bit = 70e12;
@@ -57,6 +58,7 @@ static int begin(void **state)
     net.type = DTYPE_FP16;
     strcpy(asked.device.backend, "auto");
     asked.tiers.nvme_count = 1;
+    asked.io.verify_reads = true;
     strcpy(asked.tiers.nvme[0].path, "/nowhere/drive");
     setup.job = &asked;
     setup.net = &net;
@@ -87,11 +89,19 @@ static void a_gpu_of_many_has_its_part_of_a_host(void **state)
     SAME(got.drive_write_bytes_per_second, 1.5e9); /* 8 x 3 / 16 */
     SAME(got.sync_seconds, 0.002);                 /* slabs, then manifest */
     SAME(got.io_core_seconds, 4e-11);
+    SAME(got.read_sum_core_seconds, 6e-11);
+    SAME(got.write_sum_core_seconds, 6e-11);
     SAME(got.update_core_seconds, 3e-9);
     SAME(got.comm_bytes_per_second, 5e9); /* the slower way, between hosts */
     SAME(got.comm_seconds, 30e-6);
     assert_false(got.comm_is_copies);
     assert_false(got.is_measured); /* it has no date */
+
+    asked.io.verify_reads = false; /* writes are summed for the manifest all the same */
+    setup_machine_figures(&setup, &got);
+    assert_true(got.read_sum_core_seconds == 0);
+    SAME(got.write_sum_core_seconds, 6e-11);
+    asked.io.verify_reads = true;
 
     setup.ranks.world = 16; /* one host: between hosts counts no more */
     net.type = DTYPE_FP32;
