@@ -30,7 +30,7 @@ if(SLUICE_NCCL_FOUND AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
     target_link_libraries(fake_nccl PUBLIC sluice_options)
     target_include_directories(fake_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR}
                                ${CUDAToolkit_INCLUDE_DIRS})
-    sluice_gpu_test(test_comm_nccl LIBS comm_fixture sluice_comm INSTANCES one ranks failures
+    sluice_gpu_test(test_comm_nccl WHOLE LIBS comm_fixture sluice_comm INSTANCES one ranks failures
                     TIMEOUT 60)
     target_sources(test_comm_nccl_simulated PRIVATE $<TARGET_OBJECTS:fake_nccl>)
 endif()
