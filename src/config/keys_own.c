@@ -272,8 +272,8 @@ const configi_key configi_own_keys[] = {
     KEY("tiers.place.inner_activations", ENUM, AT(tiers.place[STATE_INNER_ACTIVATIONS]), "auto",
         "auto|recompute|device|host|nvme", NONE, FREE,
         "Activations within a block: recompute them in the backward, or keep them from the "
-        "forward on this tier. auto: kept on device or host if the step is predicted to be "
-        "faster by 2% or more.",
+        "forward on this tier. auto: kept on device or host where the plan with the shortest "
+        "predicted step keeps them.",
         .values = inner_homes),
     KEY("tiers.place.rules", OBJECTS, NOWHERE, NONE, "[0,64]", "rules", FREE,
         "Placement of single units; a later rule wins over an earlier one and over the kind."),

@@ -226,7 +226,7 @@ double plani_room_nearer(const plan_job *job, const uint64_t need[TIER_COUNT], i
 int plani_compile_point(const plan_job *job, const struct plani_point *point, plan_set *out,
                         plani_work *work) MUST_CHECK;
 
-/* ---- the search: starts.c, fit.c, search.c, reasons.c --------------------------------------- */
+/* ---- the search: starts.c, search.c, fit.c, place.c, reasons.c ------------------------------ */
 
 enum {
     /* Work of all trials of an order in ops, built or simulated: what takes a second. Where a step
@@ -278,6 +278,11 @@ bool plani_search_may_go_on(const plani_search *self);
 /* Tries the point; if its score is below that of *best it becomes *best, and *gained true. */
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained) MUST_CHECK;
+
+/* Searches one order: fills self->best. */
+int plani_search_order(plani_search *self, enum order order) MUST_CHECK;
+/* The best point of the order that was searched last; NULL: nothing was found to fit. */
+struct plani_scored *plani_search_best(plani_search *self);
 
 int plani_try_starts(plani_search *self) MUST_CHECK;
 /* Bytes of homes beyond the budgets, by arena, of the job as applied. */

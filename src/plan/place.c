@@ -1,0 +1,330 @@
+/* From a question to its plan: see plan_place and plan_compile in plan.h. Each order that is open is
+ * searched (search.c), and the point with the lowest score is compiled (compile.c).
+ *
+ * Where no point compiles, what fits at all is compiled in its place, in this order: the placement
+ * that needs least of the near tiers (fit.c); whole kinds, nearest first. Where nothing fits, the
+ * refusal is that of the placement which comes nearest to the budgets. */
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "plan/search_internal.h"
+
+enum {
+    REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
+    LAST_RESORT_WORK =
+        4 * PLANI_SEARCH_WORK, /* in all: then whole kinds are not compiled any more */
+    SLOTS_MOST = 4000000,      /* stages times micro-batches */
+};
+
+/* ---- homes are given ------------------------------------------------------------------------ */
+
+static int check_slots(const plan_job *job)
+{
+    if ((uint64_t)job->stage_count * job->micro_batch_count <= SLOTS_MOST)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "gradient_accumulation_steps %" PRIu32 " times %" PRIu32
+                   " stages is more than %d passes in a step: at most %" PRIu32 " fit",
+                   job->micro_batch_count, job->stage_count, SLOTS_MOST,
+                   (uint32_t)SLOTS_MOST / job->stage_count);
+}
+
+/* Where a program that no trial looked at has no room beside copies, the search goes on with fewer
+ * of them. It knows most of its steps by then. False: there are none. */
+static bool allow_fewer_copies(plani_search *self, const struct plani_point *point)
+{
+    if (point->copy_parts > 0)
+        self->copies_end = point->copy_parts;
+    return point->copy_parts > 0;
+}
+
+/* Compiles the best point. Only the steady step was looked at so far: a tile size with which
+ * another program has no room, which is rare, is marked. */
+static int compile_closed(plani_search *self, plan_set *out, struct plani_point *taken)
+{
+    uint64_t tiles[PLANI_TILES_MAX];
+    uint32_t count = plani_list_tiles(&self->job, tiles);
+    const struct plani_scored *best = &self->best[self->job.update];
+    if (!isfinite(best->score))
+        return plani_refuse(self->asked->job, self->work);
+    struct plani_candidate needs = {.tile_elems = best->point.tile_elems};
+    *taken = best->point;
+    int rc = plani_check_needs(&self->job, &needs, self->work);
+    if (rc == 0)
+        rc = plani_compile_point(&self->job, taken, out, self->work);
+    if (rc == ERR_NO_FIT && allow_fewer_copies(self, taken))
+        return 1;
+    for (uint32_t i = 0; i < count && rc == ERR_NO_FIT; i++)
+        self->fails[i] = self->fails[i] || tiles[i] == needs.tile_elems;
+    return rc == ERR_NO_FIT ? 1 : rc;
+}
+
+/* plan_compile. *taken: the point, but for homes. */
+static int compile_given(const plan_job *job, plan_set *out, struct plani_point *taken,
+                         plani_work *work)
+{
+    plani_search self;
+    struct plan_place_asked asked = {.job = job, .has_drives = true};
+    uint64_t begun = work->ops;
+    memset(out, 0, sizeof *out);
+    assert(job->stage_count >= 2);
+    TRY(plani_check_job(job));
+    TRY(check_slots(job));
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        asked.wanted[kind] = job->homes[kind];
+    int rc = plani_search_init(&self, &asked, work);
+    self.is_closed = true;
+    while (rc == 0) {
+        rc = plani_search_order(&self, job->order);
+        if (rc == 0)
+            rc = compile_closed(&self, out, taken);
+        if (rc != 1)
+            break;
+        rc = 0;
+    }
+    plani_search_fini(&self);
+    out->work_ops = work->ops - begun;
+    return rc;
+}
+
+int plan_compile(const plan_job *job, plan_set *out)
+{
+    plani_work work = {0};
+    struct plani_point taken;
+    int rc = compile_given(job, out, &taken, &work);
+    plani_work_fini(&work);
+    return rc;
+}
+
+/* ---- the winner ----------------------------------------------------------------------------- */
+
+/* Compiles what the homes of the point allow. */
+static int compile_homes(plani_search *self, plan_set *set, struct plani_point *point)
+{
+    struct plani_point taken;
+    plani_point_apply(self, point);
+    self->compiles++;
+    int rc = compile_given(&self->job, set, &taken, self->work);
+    if (rc == 0) {
+        memcpy(taken.until, point->until, sizeof taken.until);
+        *point = taken;
+    }
+    return rc;
+}
+
+/* Compiles the placement that needs least of the near tiers; 1: that does not fit either. */
+static int compile_any(plani_search *self, plan_set *set, struct plani_point *taken)
+{
+    uint64_t need[TIER_COUNT];
+    int rc = plani_find_fit(self, taken, need);
+    if (rc == 0)
+        rc = compile_homes(self, set, taken);
+    return rc == ERR_NO_FIT ? 1 : rc;
+}
+
+/* Compiles whole kinds, nearest first. 1: none fits, and *taken is the one whose homes come
+ * nearest to the budgets; among equally near ones the last, which needs least memory. */
+static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_point *taken)
+{
+    struct plani_point nearest = plani_first_point(self);
+    double least = INFINITY;
+    for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
+        double excess[TIER_COUNT], bytes = 0;
+        struct plani_point point = plani_first_point(self);
+        plani_point_of_kinds(self, i, &point);
+        if (!plani_point_is_legal(self, &point))
+            continue;
+        plani_point_usual_update(self, &point);
+        *taken = point;
+        int rc = ERR_NO_FIT;
+        if (!self->is_hopeless && self->work->ops <= LAST_RESORT_WORK)
+            rc = compile_homes(self, set, taken);
+        if (rc != ERR_NO_FIT)
+            return rc;
+        plani_point_apply(self, &point);
+        TRY(plani_home_excess(self, excess));
+        for (int a = 0; a < TIER_COUNT; a++)
+            bytes += excess[a];
+        if (bytes <= least) {
+            least = bytes;
+            nearest = point;
+        }
+    }
+    *taken = nearest;
+    return 1;
+}
+
+/* ---- the refusal ---------------------------------------------------------------------------- */
+
+/* Finds the variant of the placement that needs least: with any open update, and with inner
+ * activations kept or not. Where a program is long only the first variants are tried. */
+static int find_least(plani_search *self, struct plani_point *nearest)
+{
+    uint8_t updates[PLANI_UPDATES];
+    uint32_t count = plani_open_updates(self, updates);
+    uint32_t kept = self->counts[STATE_INNER_ACTIVATIONS];
+    const struct plani_point usual = *nearest;
+    uint64_t before = self->work->ops;
+    double least = INFINITY;
+    for (uint32_t i = 0; i < size_max(count, 1); i++)
+        for (int tier = TIER_COUNT; tier > TIER_DEVICE; tier--) {
+            struct plani_point point = usual;
+            double bytes;
+            point.update = count ? (enum update)updates[i] : usual.update;
+            for (int t = tier; t < TIER_COUNT && kept; t++)
+                point.until[STATE_INNER_ACTIVATIONS][t] = kept;
+            if ((tier < TIER_COUNT && kept == 0) || !plani_point_is_legal(self, &point) ||
+                self->work->ops - before > REFUSAL_WORK)
+                continue;
+            plani_point_apply(self, &point);
+            TRY(plani_excess(&self->job, &bytes, self->work));
+            if (bytes < least) {
+                least = bytes;
+                *nearest = point;
+            }
+        }
+    return 0;
+}
+
+/* Compiles the variant of the point that needs least. It nearly always is a refusal, in the words
+ * of plan_compile; but an update or inner activations that no trial had may fit after all. */
+static int refuse_or_compile(plani_search *self, plan_set *set, struct plani_point *nearest)
+{
+    if (!self->asked->job->no_advice)
+        TRY(find_least(self, nearest));
+    self->job.no_advice = self->asked->job->no_advice;
+    return compile_homes(self, set, nearest);
+}
+
+/* ---- the question and its answer ------------------------------------------------------------ */
+
+static void fill_found(plani_search *self, const struct plani_point *taken,
+                       struct plan_place_found *found)
+{
+    plani_point_apply(self, taken);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        memcpy(found->homes[kind], self->homes[kind], self->job.unit_count);
+    found->order = self->job.order;
+    found->update = self->job.update;
+    found->parked_near = self->job.parked_near;
+    found->parked_on_host = self->job.parked_on_host;
+}
+
+/* A placement that fits, or the refusal of the last one that was tried. */
+static int place_any(plani_search *self, struct plan_place_found *found)
+{
+    struct plani_point point;
+    int rc = plani_find_fit(self, &point, found->need_bytes);
+    TRY(rc);
+    fill_found(self, &point, found);
+    return rc == 0 ? 0 : plani_refuse_lack(&self->job, found->need_bytes);
+}
+
+/* Searches the orders in question; 1: nothing was found to fit. */
+static int search_all(plani_search *self, struct plani_point *taken)
+{
+    enum order given = self->asked->job->order;
+    bool is_open = self->asked->chooses_order && given == ORDER_LAYER_MAJOR;
+    uint32_t orders = is_open && self->job.micro_batch_count > 1 ? 2 : 1;
+    double least = INFINITY;
+    for (uint32_t i = 0; i < orders; i++) {
+        TRY(plani_search_order(self, i == 0 ? given : ORDER_BATCH_MAJOR));
+        const struct plani_scored *best = plani_search_best(self);
+        if (best && best->score < least) {
+            *taken = best->point;
+            least = best->score;
+        }
+    }
+    self->job.order = given;
+    return isfinite(least) ? 0 : 1;
+}
+
+/* Compiles the best point; with other tiles, or fewer held stages, where a program has no room that
+ * no trial looked at. 1: nothing was found to fit. */
+static int compile_best(plani_search *self, plan_set *set, struct plani_point *taken)
+{
+    int rc;
+    do {
+        rc = search_all(self, taken);
+        if (rc != 0)
+            return rc;
+        plani_point_apply(self, taken);
+        self->compiles++;
+        rc = plani_compile_point(&self->job, taken, set, self->work);
+        bool checked = self->checks_all;
+        self->checks_all = rc == ERR_NO_FIT;
+        if (rc != ERR_NO_FIT || (checked && !allow_fewer_copies(self, taken)))
+            break;
+    } while (true);
+    return rc == ERR_NO_FIT ? compile_homes(self, set, taken) : rc;
+}
+
+/* The placement whose step is shortest, compiled. */
+static int place_best(plani_search *self, struct plan_place_found *found)
+{
+    struct plani_point taken;
+    int rc = compile_best(self, &found->set, &taken);
+    if ((rc == 1 || rc == ERR_NO_FIT) && !self->is_hopeless)
+        rc = compile_any(self, &found->set, &taken);
+    if (rc == 1 || rc == ERR_NO_FIT)
+        rc = compile_whole_kinds(self, &found->set, &taken);
+    if (rc == 1)
+        rc = refuse_or_compile(self, &found->set, &taken);
+    TRY(rc);
+    fill_found(self, &taken, found);
+    self->winner = taken;
+    rc = plani_give_reasons(self, found);
+    if (rc < 0)
+        plan_set_fini(&found->set);
+    return rc;
+}
+
+/* Asks for batch-major alone, where layer-major is refused: it is the answer where the order is
+ * open, or else a word in the refusal. */
+static int try_batch_major(const struct plan_place_asked *asked, int first_rc,
+                           struct plan_place_found *found)
+{
+    err_record refusal;
+    plan_job job = *asked->job;
+    struct plan_place_asked other = *asked;
+    err_save(&refusal, first_rc);
+    job.order = ORDER_BATCH_MAJOR;
+    job.no_advice = !asked->chooses_order;
+    other.job = &job;
+    int rc = plan_place(&other, found);
+    if (asked->chooses_order && rc != ERR_NO_FIT)
+        return rc;
+    plan_set_fini(&found->set);
+    found->order = asked->job->order;
+    if (rc == 0)
+        return err_set(first_rc, "%s; or as it is with schedule.order=batch_major", refusal.text);
+    return err_restore(&refusal);
+}
+
+int plan_place(const struct plan_place_asked *asked, struct plan_place_found *found)
+{
+    plani_search self;
+    plani_work work = {0};
+    const plan_job *job = asked->job;
+    memset(&found->set, 0, sizeof found->set);
+    found->order = job->order;
+    found->reason_count = 0;
+    int rc = plani_search_init(&self, asked, &work);
+    if (rc == 0)
+        rc = plani_check_job(job);
+    if (rc == 0)
+        rc = check_slots(job);
+    if (rc == 0)
+        rc = asked->only_fits ? place_any(&self, found) : place_best(&self, found);
+    found->trial_count = work.try_count - work.repeat_count;
+    found->compile_count = self.compiles;
+    found->work_ops = work.ops;
+    found->repeat_count = work.repeat_count;
+    plani_search_fini(&self);
+    plani_work_fini(&work);
+    bool has_other = job->order == ORDER_LAYER_MAJOR && job->micro_batch_count > 1;
+    bool asks = asked->chooses_order || (!asked->only_fits && !job->no_advice);
+    return rc == ERR_NO_FIT && has_other && asks ? try_batch_major(asked, rc, found) : rc;
+}
