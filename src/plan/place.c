@@ -1,5 +1,5 @@
-/* From a question to its plan: see plan_place and plan_compile in plan.h. Each order that is open is
- * searched (search.c), and the point with the lowest score is compiled (compile.c).
+/* From a question to its plan: see plan_place and plan_compile in plan.h. The search (search.c)
+ * looks at each order that is open. The point with the lowest score is compiled (compile.c).
  *
  * Where no point compiles, what fits at all is compiled in its place, in this order: the placement
  * that needs least of the near tiers (fit.c); whole kinds, nearest first. Where nothing fits, the
@@ -51,11 +51,12 @@ static int compile_closed(plani_search *self, plan_set *out, struct plani_point 
         return plani_refuse(self->asked->job, self->work);
     struct plani_candidate needs = {.tile_elems = best->point.tile_elems};
     *taken = best->point;
-    int rc = plani_check_needs(&self->job, &needs, self->work);
-    if (rc == 0)
+    int rc = plani_check_needs(&self->job, &needs, self->work); /* without copies */
+    if (rc == 0) {
         rc = plani_compile_point(&self->job, taken, out, self->work);
-    if (rc == ERR_NO_FIT && allow_fewer_copies(self, taken))
-        return 1;
+        if (rc == ERR_NO_FIT && allow_fewer_copies(self, taken))
+            return 1;
+    }
     for (uint32_t i = 0; i < count && rc == ERR_NO_FIT; i++)
         self->fails[i] = self->fails[i] || tiles[i] == needs.tile_elems;
     return rc == ERR_NO_FIT ? 1 : rc;
