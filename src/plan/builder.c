@@ -11,13 +11,15 @@
 #include "base/tile.h"
 #include "plan/emit_internal.h"
 
-/* Grows an array to hold one more element; 0 or -ENOMEM. */
-static int grow(void **array, uint64_t count, uint64_t *capacity, size_t elem_bytes,
+enum { FEWEST = 1024 };
+
+/* Grows an array to hold one more element, and `first` of them to begin with; 0 or -ENOMEM. */
+static int grow(void **array, uint64_t count, uint64_t *capacity, uint64_t first, size_t elem_bytes,
                 const char *tag)
 {
     if (count < *capacity)
         return 0;
-    uint64_t wanted = *capacity ? *capacity * 2 : 1024;
+    uint64_t wanted = *capacity ? *capacity * 2 : size_max(first, FEWEST);
     void *fresh = mem_resize(*array, wanted, elem_bytes, tag);
     if (!fresh)
         return -ENOMEM;
@@ -77,8 +79,8 @@ uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes,
     b->error = check_index(b, b->buffer_count, "buffers");
     if (b->error < 0)
         return 0;
-    b->error = grow((void **)&b->buffers, b->buffer_count, &b->buffer_capacity, sizeof *b->buffers,
-                    "plan buffers");
+    b->error = grow((void **)&b->buffers, b->buffer_count, &b->buffer_capacity, FEWEST,
+                    sizeof *b->buffers, "plan buffers");
     if (b->error < 0)
         return 0;
     struct plani_buffer *fresh = &b->buffers[b->buffer_count];
@@ -100,10 +102,11 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     b->error = check_index(b, b->op_count, "ops");
     if (b->error < 0)
         return 0;
-    b->error = grow((void **)&b->ops, b->op_count, &b->op_capacity, sizeof *b->ops, "plan ops");
+    b->error = grow((void **)&b->ops, b->op_count, &b->op_capacity, b->ops_expected, sizeof *b->ops,
+                    "plan ops");
     if (b->error >= 0)
         b->error = grow((void **)&b->dependents, b->op_count, &b->dependent_capacity,
-                        sizeof *b->dependents, "plan ops");
+                        b->ops_expected, sizeof *b->dependents, "plan ops");
     if (b->error < 0)
         return 0;
     if (b->op_count % PLANI_OPS_OF_A_NOTE == PLANI_OPS_OF_A_NOTE - 1)
@@ -122,7 +125,8 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
 int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to)
 {
     TRY(check_index(b, b->edge_count, "dependencies"));
-    TRY(grow((void **)&b->edges, b->edge_count, &b->edge_capacity, sizeof *b->edges, "plan edges"));
+    TRY(grow((void **)&b->edges, b->edge_count, &b->edge_capacity, b->edges_expected,
+             sizeof *b->edges, "plan edges"));
     b->edges[b->edge_count++] = (struct plani_edge){from, to};
     return 0;
 }

@@ -93,6 +93,7 @@ struct plani_builder {
     uint64_t buffer_count, buffer_capacity, home_count;
     struct plani_edge *edges;
     uint64_t edge_count, edge_capacity;
+    uint64_t ops_expected, edges_expected; /* room for so many is made at once */
     struct plani_graph *graph; /* of the finished ops, made when it is first needed; or NULL */
     struct plani_pool lists;   /* `recent` and `users` of all buffers */
     int error;                 /* first failure; later calls do nothing */

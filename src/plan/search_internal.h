@@ -80,10 +80,11 @@ bool plani_point_shift(const plani_search *self, struct plani_point *point, int 
  * other tiles and the reasons ask for some of them again. One thread; heap memory, freed by
  * plani_work_fini. Zeros are an empty one. */
 struct plani_work {
-    uint64_t ops;              /* built and simulated */
-    uint32_t try_count;        /* steps asked for */
-    uint32_t repeat_count;     /* those of them that were known */
-    struct plani_known *known; /* a table by hash; NULL: none yet */
+    uint64_t ops;                  /* built and simulated */
+    uint64_t last_ops, last_edges; /* of the program built last */
+    uint32_t try_count;            /* steps asked for */
+    uint32_t repeat_count;         /* those of them that were known */
+    struct plani_known *known;     /* a table by hash; NULL: none yet */
     uint32_t known_count;
 };
 typedef struct plani_work plani_work;
