@@ -68,6 +68,9 @@ struct io_config {
     /* IO_SIM: where the bytes live; borrowed, made for `target`. NULL: the io makes a store of its
      * own, which begins as zeros and is destroyed with it. */
     struct sim_store *store;
+    /* io_create is called by one thread and all else by another: io_uring is then set up in the way
+     * that binds it to no thread, which costs some processor time. */
+    bool changes_thread;
     const struct io_test *test; /* for tests; read by io_create; NULL: none */
 };
 typedef struct io_config io_config;

@@ -83,6 +83,7 @@ struct tieri_backend_config {
     bool polls;              /* io_uring: completions are polled for (IORING_SETUP_IOPOLL) */
     int refusal;             /* for tests: the errno with which io_uring_setup fails; 0: none */
     bool is_plain_ring;      /* for tests: polls, with a ring that the kernel does not poll */
+    bool changes_thread;     /* as in io_config */
     uint32_t skipped_modes;  /* for tests: act as a kernel that lacks the best ways to set up */
 };
 typedef struct tieri_backend_config tieri_backend_config;

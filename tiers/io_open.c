@@ -175,6 +175,7 @@ static int choose_backend(io *self, const io_config *config)
         .seed = self->faults.config.seed,
         .polls = config->polls,
         .is_plain_ring = config->test && config->test->polls_plain_ring,
+        .changes_thread = config->changes_thread,
         .skipped_modes = config->test ? config->test->skipped_modes : 0,
         .refusal = config->test ? config->test->uring_refusal : 0,
     };

@@ -398,8 +398,9 @@ static void warn_of_buffers(const tieri_backend_config *config, int code)
 
 static void register_memory(uring_state *self, const tieri_backend_config *config, io_stats *stats)
 {
-#ifdef IORING_SETUP_SINGLE_ISSUER                 /* liburing 2.3 and later */
-    (void)io_uring_register_ring_fd(&self->ring); /* saves a look-up in each call, if it works */
+#ifdef IORING_SETUP_SINGLE_ISSUER /* liburing 2.3 and later */
+    if (!config->changes_thread)  /* saves this thread a look-up in each call, if it works */
+        (void)io_uring_register_ring_fd(&self->ring);
 #endif
     int fds[DRIVES_MAX];
     for (uint32_t i = 0; i < self->target->drive_count; i++)
@@ -440,7 +441,8 @@ static int open_ring(uring_state *self, const tieri_backend_config *config)
     if (config->polls && !config->is_plain_ring)
         return io_uring_queue_init(config->transfer_count, &self->ring, IORING_SETUP_IOPOLL);
     int rc = -EINVAL;
-    for (size_t i = size_min(config->skipped_modes, MODE_COUNT - 1);
+    for (size_t i = config->changes_thread ? MODE_COUNT - 1
+                                           : size_min(config->skipped_modes, MODE_COUNT - 1);
          i < MODE_COUNT && rc == -EINVAL; i++)
         rc = io_uring_queue_init(config->transfer_count, &self->ring, mode_flags[i]);
     return rc;

@@ -182,6 +182,7 @@ static int make_lane(struct shared *shared, struct lane *self, unsigned char *ba
                               .regions = &region,
                               .region_count = 1,
                               .request_capacity = IMPORT_SLOTS,
+                              .changes_thread = true, /* run_lane's */
                               .stuck_ns = (uint64_t)STUCK_SECONDS * 1000000000};
     return io_create(&config, &self->transport);
 }
