@@ -40,6 +40,14 @@ static bool allow_fewer_copies(plani_search *self, const struct plani_point *poi
     return point->copy_parts > 0;
 }
 
+/* ERR_NO_FIT where the serial order of some program has no room at the point's tile size, without
+ * copies: what a refusal names, so that nothing is compiled within less. */
+static int check_needs(plani_search *self, const struct plani_point *point)
+{
+    struct plani_candidate needs = {.tile_elems = point->tile_elems};
+    return plani_check_needs(&self->job, &needs, self->work);
+}
+
 /* Compiles the best point. Only the steady step was looked at so far: a tile size with which
  * another program has no room, which is rare, is marked. */
 static int compile_closed(plani_search *self, plan_set *out, struct plani_point *taken)
@@ -49,16 +57,15 @@ static int compile_closed(plani_search *self, plan_set *out, struct plani_point 
     const struct plani_scored *best = &self->best[self->job.update];
     if (!isfinite(best->score))
         return plani_refuse(self->asked->job, self->work);
-    struct plani_candidate needs = {.tile_elems = best->point.tile_elems};
     *taken = best->point;
-    int rc = plani_check_needs(&self->job, &needs, self->work); /* without copies */
+    int rc = check_needs(self, taken);
     if (rc == 0) {
         rc = plani_compile_point(&self->job, taken, out, self->work);
         if (rc == ERR_NO_FIT && allow_fewer_copies(self, taken))
             return 1;
     }
     for (uint32_t i = 0; i < count && rc == ERR_NO_FIT; i++)
-        self->fails[i] = self->fails[i] || tiles[i] == needs.tile_elems;
+        self->fails[i] = self->fails[i] || tiles[i] == best->point.tile_elems;
     return rc == ERR_NO_FIT ? 1 : rc;
 }
 
@@ -253,7 +260,9 @@ static int compile_best(plani_search *self, plan_set *set, struct plani_point *t
             return rc;
         plani_point_apply(self, taken);
         self->compiles++;
-        rc = plani_compile_point(&self->job, taken, set, self->work);
+        rc = check_needs(self, taken);
+        if (rc == 0)
+            rc = plani_compile_point(&self->job, taken, set, self->work);
         bool checked = self->checks_all;
         self->checks_all = rc == ERR_NO_FIT;
         if (rc != ERR_NO_FIT || (checked && !allow_fewer_copies(self, taken)))
