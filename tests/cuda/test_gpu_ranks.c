@@ -249,7 +249,8 @@ static void fail_and_go_on(struct gpu_ranks_run run, unsigned stage, const char 
     fixture_sets sets;
     gpu_ranks_sets(&sets, "cuda", stage);
     fixture_set(&sets, "comm.backend=%s", backend);
-    fixture_set(&sets, "run.commit_every=2");
+    fixture_set(&sets,
+                "run.commit_every=1"); /* the state of step 1 is durable by GPU_RANKS_KILL_STEP */
     struct gpu_ranks_run good = {.name = "whole", .world = run.world, .is_spread = run.is_spread};
     gpu_ranks_train_good(good, &sets, &whole);
     comm_fixture ranks = gpu_ranks_train(&run, &sets, &result);
