@@ -4,10 +4,8 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 
@@ -122,20 +120,6 @@ void checksum_destroy(checksum_table *self)
 }
 
 /* ---- use ---- */
-
-double checksum_measure(const void *data, uint64_t size_bytes)
-{
-    static volatile uint64_t kept; /* so that no compiler leaves the sums out */
-    uint64_t part_bytes = size_min(size_bytes / 3, 4 * MIB);
-    double best = 0;
-    for (uint64_t i = 0; i < 3 && part_bytes >= 64 * KIB; i++) {
-        uint64_t begin_ns = clock_ns();
-        kept = checksum_sum((const unsigned char *)data + i * part_bytes, part_bytes, 0, 0);
-        best = fmax(best, (double)part_bytes * 1e9 / (double)size_max(clock_ns() - begin_ns, 1));
-    }
-    (void)kept;
-    return best;
-}
 
 /* How many extents begin before `offset`. */
 static uint64_t count_before(const checksum_table *self, uint64_t offset)

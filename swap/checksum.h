@@ -42,10 +42,6 @@ uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count
  * other streams are zeros, without building the tile. Any thread. */
 uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t streams);
 
-/* Measures checksum_sum over `data` on the calling thread, for about a millisecond: bytes per
- * second, the best of three times; 0 if there are too few bytes. Any thread. */
-double checksum_measure(const void *data, uint64_t size_bytes);
-
 /* Makes a table for these programs, without sums. It does not keep the programs. -ENOMEM. */
 int checksum_create(const program *const *programs, uint32_t program_count,
                     checksum_table **out) MUST_CHECK;

@@ -3,7 +3,7 @@
  *   submit ─► io_submit
  *   io_poll ─► requests of both directions, in order of completion ─► poll
  *
- * With a table of sums or of places, threads stand before and after io (sum_thread.h):
+ * With a table of sums or of places, a thread stands before and after io (sum_thread.h):
  *
  *   write  submit ─► thread: sum ─► io ─► store the sum ─► poll
  *   read   submit ─► io ─► thread: compare ─► poll
@@ -17,7 +17,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -384,28 +383,15 @@ static int make_parts(lane_io *self)
     TRY(watch(self, io_event_fd(config->transport)));
     if (!config->places && (!config->verify || config->compares_not))
         return 0;
-    uint32_t thread_count = (uint32_t)size_max(config->sum_thread_count, 1);
-    TRY(swapi_sum_thread_create(thread_count, config->start_thread, config->user, &self->sums));
+    TRY(swapi_sum_thread_create(config->start_thread, config->user, &self->sums));
     return watch(self, swapi_sum_thread_fd(self->sums));
-}
-
-uint32_t lane_io_sum_threads(double bytes_per_second, double sum_bytes_per_second,
-                             uint32_t core_count)
-{
-    uint64_t most = size_min(size_max((core_count + 3) / 4, 1), LANE_IO_SUM_THREADS_MAX);
-    /* A thread that waits for a core, or for the next job, does not sum. */
-    const double busy_share = 0.7;
-    double wanted = ceil(bytes_per_second / (busy_share * sum_bytes_per_second));
-    return wanted >= 1 && isfinite(wanted) ? (uint32_t)fmin(wanted, (double)most) : 1;
 }
 
 int lane_io_create(const lane_io_config *config, lane **out)
 {
     *out = NULL;
-    if (!config->transport || config->depth == 0 ||
-        config->sum_thread_count > LANE_IO_SUM_THREADS_MAX)
-        return err_set(-EINVAL, "lane nvme: needs a transport and a depth, and sums by %u threads",
-                       config->sum_thread_count);
+    if (!config->transport || config->depth == 0)
+        return err_set(-EINVAL, "lane nvme: needs a transport and a depth");
     lane_io *self = mem_alloc(1, sizeof *self, "io lane");
     if (!self)
         return -ENOMEM;

@@ -1,7 +1,6 @@
 /* See sum_thread.h. `mutex` guards the two lists and the flags; it is not held while summing. */
 #include "swap/sum_thread.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -10,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/thread.h"
-#include "swap/lane_io.h"
 
 struct job_list {
     swapi_sum_job *first, *last;
@@ -22,14 +20,12 @@ struct swapi_sum_thread {
     void *user;
     int event_fd;
     job_list taken; /* owner only: taken out of done, not yet returned */
-    pthread_t threads[LANE_IO_SUM_THREADS_MAX];
-    uint32_t running_count; /* owner only: threads to be joined */
+    pthread_t thread;
+    bool runs; /* `thread` is to be joined */
     pthread_mutex_t mutex;
-    pthread_cond_t wake;    /* todo has work, or stop */
-    pthread_cond_t started; /* one more thread has started */
+    pthread_cond_t wake; /* todo has work, stop, or started */
     job_list todo, done;
-    bool stop;
-    uint32_t started_count;
+    bool stop, started;
     err_record start_error;
 };
 
@@ -77,8 +73,8 @@ static void *run_thread(void *argument)
     pthread_mutex_lock(&self->mutex);
     if (rc < 0)
         err_save(&self->start_error, rc);
-    self->started_count++;
-    pthread_cond_signal(&self->started);
+    self->started = true;
+    pthread_cond_broadcast(&self->wake);
     for (;;) {
         while (!self->todo.first && !self->stop)
             pthread_cond_wait(&self->wake, &self->mutex);
@@ -100,27 +96,24 @@ static void *run_thread(void *argument)
     return NULL;
 }
 
-/* Starts a thread with all signals blocked, and waits for its `start`. */
+/* Starts the thread with all signals blocked, and waits for its `start`. */
 static int start_thread(swapi_sum_thread *self)
 {
-    pthread_t *thread = &self->threads[self->running_count];
-    int rc = thread_start(thread, run_thread, self);
+    int rc = thread_start(&self->thread, run_thread, self);
     if (rc != 0)
         return err_errno(rc, "starting a thread for checksums");
-    self->running_count++;
-    pthread_setname_np(*thread, "sluice-sums");
+    self->runs = true;
+    pthread_setname_np(self->thread, "sluice-sums");
     pthread_mutex_lock(&self->mutex);
-    while (self->started_count < self->running_count)
-        pthread_cond_wait(&self->started, &self->mutex);
+    while (!self->started)
+        pthread_cond_wait(&self->wake, &self->mutex);
     pthread_mutex_unlock(&self->mutex);
     return self->start_error.code ? err_restore(&self->start_error) : 0;
 }
 
-int swapi_sum_thread_create(uint32_t thread_count, int (*start)(void *user), void *user,
-                            swapi_sum_thread **out)
+int swapi_sum_thread_create(int (*start)(void *user), void *user, swapi_sum_thread **out)
 {
     *out = NULL;
-    assert(thread_count > 0 && thread_count <= LANE_IO_SUM_THREADS_MAX);
     swapi_sum_thread *self = mem_alloc(1, sizeof *self, "checksum thread");
     if (!self)
         return -ENOMEM;
@@ -128,11 +121,8 @@ int swapi_sum_thread_create(uint32_t thread_count, int (*start)(void *user), voi
     self->user = user;
     pthread_mutex_init(&self->mutex, NULL);
     pthread_cond_init(&self->wake, NULL);
-    pthread_cond_init(&self->started, NULL);
     self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = self->event_fd >= 0 ? 0 : err_errno(errno, "checksums: eventfd");
-    for (uint32_t i = 0; i < thread_count && rc == 0; i++)
-        rc = start_thread(self);
+    int rc = self->event_fd >= 0 ? start_thread(self) : err_errno(errno, "checksums: eventfd");
     if (rc < 0) {
         swapi_sum_thread_destroy(self);
         return rc;
@@ -149,11 +139,10 @@ void swapi_sum_thread_destroy(swapi_sum_thread *self)
     self->stop = true;
     pthread_mutex_unlock(&self->mutex);
     pthread_cond_broadcast(&self->wake);
-    for (uint32_t i = 0; i < self->running_count; i++)
-        pthread_join(self->threads[i], NULL);
+    if (self->runs)
+        pthread_join(self->thread, NULL);
     if (self->event_fd >= 0)
         close(self->event_fd);
-    pthread_cond_destroy(&self->started);
     pthread_cond_destroy(&self->wake);
     pthread_mutex_destroy(&self->mutex);
     mem_free(self);
@@ -162,9 +151,11 @@ void swapi_sum_thread_destroy(swapi_sum_thread *self)
 void swapi_sum_thread_push(swapi_sum_thread *self, swapi_sum_job *job)
 {
     pthread_mutex_lock(&self->mutex);
+    bool first = self->todo.first == NULL;
     list_push(&self->todo, job);
     pthread_mutex_unlock(&self->mutex);
-    pthread_cond_signal(&self->wake); /* makes no system call if no thread sleeps */
+    if (first)
+        pthread_cond_signal(&self->wake);
 }
 
 static void take_done(swapi_sum_thread *self)
