@@ -1,6 +1,6 @@
 /* The io_uring backend: one ring with its descriptor, files and buffers registered if the kernel
- * allows it, and one io_uring_enter per flush (except for neighbours). Owner thread only, the one
- * that opens it; allocates at open.
+ * allows it, and one io_uring_enter per flush (except for neighbours). Owner thread only, which is
+ * the one that opens it unless io_config.changes_thread; allocates at open.
  *
  * The ring is set up as the authors of io_uring advise it for one thread that submits and waits
  * (mode_flags, the best first; a kernel or a liburing that lacks one gets the next). The kernel
