@@ -40,14 +40,6 @@ static bool allow_fewer_copies(plani_search *self, const struct plani_point *poi
     return point->copy_parts > 0;
 }
 
-/* ERR_NO_FIT where the serial order of some program has no room at the point's tile size, without
- * copies: what a refusal names, so that nothing is compiled within less. */
-static int check_needs(plani_search *self, const struct plani_point *point)
-{
-    struct plani_candidate needs = {.tile_elems = point->tile_elems};
-    return plani_check_needs(&self->job, &needs, self->work);
-}
-
 /* Compiles the best point. Only the steady step was looked at so far: a tile size with which
  * another program has no room, which is rare, is marked. */
 static int compile_closed(plani_search *self, plan_set *out, struct plani_point *taken)
@@ -58,7 +50,7 @@ static int compile_closed(plani_search *self, plan_set *out, struct plani_point 
     if (!isfinite(best->score))
         return plani_refuse(self->asked->job, self->work);
     *taken = best->point;
-    int rc = check_needs(self, taken);
+    int rc = plani_search_check(self, taken);
     if (rc == 0) {
         rc = plani_compile_point(&self->job, taken, out, self->work);
         if (rc == ERR_NO_FIT && allow_fewer_copies(self, taken))
@@ -260,7 +252,7 @@ static int compile_best(plani_search *self, plan_set *set, struct plani_point *t
             return rc;
         plani_point_apply(self, taken);
         self->compiles++;
-        rc = check_needs(self, taken);
+        rc = plani_search_check(self, taken);
         if (rc == 0)
             rc = plani_compile_point(&self->job, taken, set, self->work);
         bool checked = self->checks_all;

@@ -75,8 +75,7 @@ bool plani_search_may_go_on(const plani_search *self)
            self->work->try_count - self->work->repeat_count < self->tries_end;
 }
 
-/* 0 if all programs of the applied point have room in serial order, without copies; ERR_NO_FIT. */
-static int check_all(plani_search *self, const struct plani_point *point)
+int plani_search_check(plani_search *self, const struct plani_point *point)
 {
     struct plani_point plain = plani_plain_point(&self->job, point->tile_elems);
     struct plani_candidate needs = {.tile_elems = point->tile_elems};
@@ -107,7 +106,7 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
         return 0;
     TRY(rc);
     if (self->checks_all && ns * factor < best->score)
-        rc = check_all(self, point);
+        rc = plani_search_check(self, point);
     if (rc == ERR_NO_FIT)
         return 0;
     TRY(rc);

@@ -276,6 +276,9 @@ int plani_search_init(plani_search *self, const struct plan_place_asked *asked,
 void plani_search_fini(plani_search *self);
 /* Returns false once the search has used up its work. */
 bool plani_search_may_go_on(const plani_search *self);
+/* 0 if all programs of the applied point have room in serial order, without copies, which a refusal
+ * names; ERR_NO_FIT. */
+int plani_search_check(plani_search *self, const struct plani_point *point) MUST_CHECK;
 /* Tries the point; if its score is below that of *best it becomes *best, and *gained true. */
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained) MUST_CHECK;
