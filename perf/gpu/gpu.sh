@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Builds, checks and measures Sluice on one GPU, and prints one table, in under nine minutes.
 #
-#   perf/gpu/gpu.sh [--bin DIR|FILE] [--data DIR] [--no-checks] [--quick]
-#   perf/gpu/gpu.sh [--bin DIR|FILE] --sanitize
+#   perf/gpu/gpu.sh [--bin DIR|FILE] [--data DIR] [--logs DIR] [--no-checks] [--quick]
+#   perf/gpu/gpu.sh [--bin DIR|FILE] [--logs DIR] --checks|--sanitize TOOL
 #   perf/gpu/gpu.sh --gather FILE
 #
 #   --gather FILE   builds, and packs bench_gpu, sluice, the GPU tests, their list and the shared libraries that
 #                   they need into FILE (tar.gz), for another machine; runs nothing
 #   --bin DIR|FILE  uses such a FILE, or a folder with its contents; otherwise programs are built here
 #   --data DIR      a folder on the drive to measure (default: runs/gpu); all jobs need 45 GB
+#   --logs DIR      keeps there what each test printed, and its exit status
 #   --no-checks     skips the tests with label gpu
-#   --sanitize      runs the tests under compute-sanitizer, memcheck and racecheck, and measures nothing. It
+#   --checks        runs only these tests
+#   --sanitize TOOL runs them under compute-sanitizer (memcheck, racecheck, ...), and measures nothing. It
 #                   skips the large tests, the one that breaks the GPU and the one that kills a rank.
 #   --quick         tiny sizes, to try the script itself
 #
@@ -27,19 +29,21 @@
 # Paths are relative to the repository's root. Exit status 1: something failed; 77: no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-bin='' gather='' data=runs/gpu checks=yes quick='' sanitize='' sanitizer=()
+bin='' gather='' data=runs/gpu logs='' checks=yes quick='' sanitize='' sanitizer=()
 usage() {
     sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
     case $1 in
-    --bin | --gather | --data) [ $# -gt 1 ] || usage ;;&
+    --bin | --gather | --data | --logs | --sanitize) [ $# -gt 1 ] || usage ;;&
     --bin) bin=$2; shift ;;
     --gather) gather=$2; shift ;;
     --data) data=$2; shift ;;
+    --logs) logs=$2; shift ;;
     --no-checks) checks=no ;;
-    --sanitize) sanitize=yes ;;
+    --checks) checks=only ;;
+    --sanitize) sanitize=$2; shift ;;
     --quick) quick=--quick ;;
     *) usage ;;
     esac
@@ -59,6 +63,8 @@ else
     mkdir -p "$data"
     work=$(mktemp -d "$(cd "$data" && pwd)/work.XXXXXX")
 fi
+mkdir -p "${logs:=$work}"
+logs=$(cd "$logs" && pwd)
 
 # --- programs ---
 if [ -z "$bin" ]; then
@@ -134,22 +140,24 @@ if ours ldd "$bin/bench_gpu" | grep 'not found'; then
 fi
 
 # --- checks: every line of gpu_tests.txt is a program and its arguments ---
-# check NUMBER PROGRAM ARGUMENT...: leaves the exit status in $work/check.NUMBER.
+# check NUMBER PROGRAM ARGUMENT...: leaves its output in $logs/log.NUMBER and the exit status in
+# $logs/status.NUMBER.
 check() {
     local number=$1 status=0
     shift
     mkdir -p "$work/$number"
     (cd "$work/$number" && ours timeout "$test_seconds" "${sanitizer[@]}" "$bin/$1" "${@:2}") \
-        >"$work/log.$number" 2>&1 </dev/null || status=$?
+        >"$logs/log.$number" 2>&1 </dev/null || status=$?
     rm -rf "${work:?}/$number"
-    echo "$status" >"$work/check.$number"
+    echo "$status" >"$logs/status.$number"
 }
 
-# run_checks WHAT: runs the small tests together, since they mostly use the host; then the large ones.
+# run_checks WHAT: runs the small tests together, since they mostly use the host; then, one at a time, the
+# large ones and the one that looks at the GPU's free memory.
 run_checks() {
     local check_begin=$SECONDS passed=0 failed=0 skipped=0 number=0 status
     local lines=()
-    mapfile -t lines < <(grep -v _large "$bin/gpu_tests.txt" && echo &&
+    mapfile -t lines < <(grep -Ev '_large|_cudnn' "$bin/gpu_tests.txt" && echo && grep _cudnn "$bin/gpu_tests.txt" &&
         [ ${#sanitizer[@]} -eq 0 ] && grep _large "$bin/gpu_tests.txt")
     local at_once=$((($(nproc) + 1) / 2))
     [ "$at_once" -le 8 ] || at_once=8
@@ -166,39 +174,38 @@ run_checks() {
             wait -n || true
         done
         number=$((number + 1))
-        echo "$line" >"$work/line.$number"
+        echo "$line" >"$logs/line.$number"
         # shellcheck disable=SC2086 # the words of the line are the program and its arguments
         check "$number" $line &
     done
     wait
     for ((i = 1; i <= number; i++)); do
-        status=$(cat "$work/check.$i")
+        status=$(cat "$logs/status.$i")
         case $status in
         0) passed=$((passed + 1)) ;;
         77) skipped=$((skipped + 1)) ;;
         *)
             failed=$((failed + 1))
-            echo "FAILED ($status): $(cat "$work/line.$i")"
-            tail -n 15 "$work/log.$i"
+            echo "FAILED ($status): $(cat "$logs/line.$i")"
+            tail -n 15 "$logs/log.$i"
             ;;
         esac
     done
     echo "$1: $passed passed, $failed failed, $skipped skipped, $((SECONDS - check_begin)) s"
     [ "$failed" -eq 0 ] || exit 1
-    [ "$passed" -gt 0 ] || { tail -n 1 "$work/log.1"; exit 77; }
+    [ "$passed" -gt 0 ] || { tail -n 1 "$logs/log.1"; exit 77; }
 }
 
 if [ -n "$sanitize" ]; then
     test_seconds=500
     export SLUICE_TEST_FEW=1
-    for tool in memcheck racecheck; do
-        sanitizer=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9
-            --target-processes all --require-cuda-init no) # a test without CUDA forks its ranks
-        run_checks "gpu tests under $tool"
-    done
+    sanitizer=(compute-sanitizer --tool "$sanitize" --report-api-errors no --error-exitcode 9
+        --target-processes all --require-cuda-init no) # a test without CUDA forks its ranks
+    run_checks "gpu tests under $sanitize"
     exit 0
 fi
 [ "$checks" = no ] || run_checks "gpu tests"
+[ "$checks" != only ] || exit 0
 
 # --- measure ---
 available=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)

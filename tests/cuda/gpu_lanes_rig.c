@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -87,6 +88,19 @@ int gpu_rig_break(void *stream)
     (void)stream;
     simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, 0);
     return 0;
+}
+
+static void wait_for_release(void *user)
+{
+    atomic_int *flags = user;
+    atomic_store(&flags[0], 1);
+    while (atomic_load(&flags[1]) == 0)
+        usleep(1000);
+}
+
+int gpu_rig_hold(void *stream, atomic_int *flags)
+{
+    return (int)cudaLaunchHostFunc(stream, wait_for_release, flags);
 }
 #endif
 

@@ -7,6 +7,7 @@
 #ifndef SLUICE_TESTS_GPU_LANES_RIG_H
 #define SLUICE_TESTS_GPU_LANES_RIG_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -69,6 +70,11 @@ bool gpu_rig_matches(gpu_rig *self, const fixture_arenas *serial);
  * (gpu_lanes_break.cu), or a fault of the simulated GPU. Returns CUDA's error of the launch, or
  * 0. */
 int gpu_rig_break(void *stream);
+
+/* Enqueues work that sets flags[0] and ends once flags[1] is set; both are 0 and in pinned memory.
+ * No host function on a real GPU, which may let other streams' host functions wait for it. Returns
+ * CUDA's error of the launch, or 0. */
+int gpu_rig_hold(void *stream, atomic_int *flags);
 
 /* Executes all ops on the host, in issue order; if `skipped`, without those that fixture_skips
  * names. */
