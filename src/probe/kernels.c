@@ -220,12 +220,16 @@ static int run_variant(void *user, uint32_t variant, double *value)
 static int place(struct bench *b)
 {
     probei *self = b->owner;
-    bool is_tiny = self->extent == PROBEI_TINY;
-    b->desc = (attention_desc){.batch = is_tiny ? 1 : 2,
-                               .tokens = is_tiny ? 64 : 512,
-                               .heads = is_tiny ? 2 : 12,
-                               .kv_heads = is_tiny ? 2 : 12,
-                               .head_dim = 64,
+    /* A GPU shows its speed only in kernels that fill it and move more than its cache holds. */
+    static const struct size {
+        uint64_t batch, tokens, heads, head_dim;
+    } tiny = {1, 64, 2, 64}, on_cpu = {2, 512, 12, 64}, on_gpu = {2, 4096, 16, 128};
+    const struct size *size = self->extent == PROBEI_TINY ? &tiny : self->gpu ? &on_gpu : &on_cpu;
+    b->desc = (attention_desc){.batch = size->batch,
+                               .tokens = size->tokens,
+                               .heads = size->heads,
+                               .kv_heads = size->heads,
+                               .head_dim = size->head_dim,
                                .type = DTYPE_BF16,
                                .scale = 0.125f};
     b->channels = b->desc.heads * b->desc.head_dim;

@@ -35,6 +35,10 @@ static const struct layer full_layers[] = {
 static const struct layer quick_layers[] = {
     {256, 256, 256},    {256, 512, 2048},  {256, 1024, 3072}, {1024, 512, 2048},
     {1024, 1024, 3072}, {4096, 512, 2048}, {4096, 1024, 3072}};
+/* The largest take milliseconds: a GPU that computes for so long lowers its clocks. */
+static const struct layer gpu_layers[] = {
+    {256, 256, 256},    {256, 1024, 3072},   {1024, 1024, 3072},  {4096, 1024, 3072},
+    {4096, 4096, 4096}, {16384, 2048, 8192}, {16384, 4096, 14336}};
 static const struct layer tiny_layers[] = {{32, 64, 128}, {64, 64, 128}};
 enum { LAYERS_MAX = 10 };
 static_assert(2 * KIND_COUNT * LAYERS_MAX <= MACHINE_PRODUCTS_MAX, "all points have a place");
@@ -147,19 +151,24 @@ static void name_variant(void *user, uint32_t variant, char text[PROBEI_TEXT_BYT
              (unsigned long long)point->shape.n, (unsigned long long)point->shape.k);
 }
 
+#define COUNT(layers) (sizeof(layers) / sizeof((layers)[0]))
+
 static int add_points(struct bench *bench)
 {
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_FP32};
-    static const struct layer *const layers[PROBEI_EXTENT_COUNT] = {tiny_layers, quick_layers,
-                                                                    full_layers};
-    static const uint32_t counts[PROBEI_EXTENT_COUNT] = {
-        sizeof tiny_layers / sizeof tiny_layers[0], sizeof quick_layers / sizeof quick_layers[0],
-        sizeof full_layers / sizeof full_layers[0]};
-    enum probei_extent extent = bench->owner->extent;
+    const probei *self = bench->owner;
+    const struct layer *layers = full_layers;
+    size_t count = COUNT(full_layers);
+    if (self->extent == PROBEI_TINY)
+        layers = tiny_layers, count = COUNT(tiny_layers);
+    else if (self->gpu)
+        layers = gpu_layers, count = COUNT(gpu_layers);
+    else if (self->extent == PROBEI_QUICK)
+        layers = quick_layers, count = COUNT(quick_layers);
     for (uint32_t t = 0; t < 2; t++)
         for (int kind = 0; kind < KIND_COUNT; kind++)
-            for (uint32_t l = 0; l < counts[extent]; l++)
-                TRY(add_point(bench, types[t], (enum product_kind)kind, &layers[extent][l]));
+            for (size_t l = 0; l < count; l++)
+                TRY(add_point(bench, types[t], (enum product_kind)kind, &layers[l]));
     return 0;
 }
 
