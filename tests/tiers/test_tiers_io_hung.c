@@ -22,7 +22,7 @@
 #include "base/mem.h"
 #include "tests/tiers/tiers_helpers.h"
 
-enum { BLOCK = 4096, STUCK_MS = 10, STOP_MS = 50 };
+enum { BLOCK = 4096, STUCK_MS = 10, STOP_MS = 1000 }; /* a busy drive answers sooner */
 
 static slab_drive drives[1];
 static slab store;
