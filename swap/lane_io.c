@@ -3,10 +3,14 @@
  *   submit ─► io_submit
  *   io_poll ─► requests of both directions, in order of completion ─► poll
  *
- * With a table of sums or of places, a thread stands before and after io (sum_thread.h):
+ * With a table of sums or of places, a thread stands beside io (sum_thread.h):
  *
- *   write  submit ─► thread: sum ─► io ─► store the sum ─► poll
- *   read   submit ─► io ─► thread: compare ─► poll
+ *   write  submit ─► io_submit, held ─► thread: sum ─► io_release ─► store the sum ─► poll
+ *   read   submit ─► io_submit ─► thread: compare ─► poll
+ *
+ * So io has all requests in the order of their submission, however long a sum takes. Otherwise two
+ * writes and a read could wait for each other in a circle: the second write, summed first, behind
+ * the read, the read behind the first write, and the first write in the queue after the second.
  *
  * An op passes the thread by if nothing is known or asked about its bytes. For optimizer state with
  * places (slot.entry) sum and place are the entry's; for all other requests the sums are the
@@ -44,7 +48,6 @@ struct lane_io {
     lane base; /* first: a lane * is a lane_io * */
     lane_io_config config;
     swapi_sum_thread *sums; /* NULL if nothing is ever summed or compared */
-    uint32_t summing_count; /* writes that the thread still sums */
     int epoll_fd;           /* what event_fd returns; watches those of io and of the thread */
     bool dead;              /* poll failed: requests in flight never come back */
     io_slot *pool;          /* [slot_count] */
@@ -62,7 +65,7 @@ static uint64_t operand_offset(const program *prog, const operand *part)
     return prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes;
 }
 
-/* Gives a write before io has it, or a complete read, to the thread that sums. */
+/* Gives a held write or a complete read to the thread that sums. */
 static void push_sum(lane_io *self, io_slot *slot, enum swapi_sum_task task)
 {
     const io_request *transfer = &slot->transfer;
@@ -115,35 +118,25 @@ static int find_place(const lane_io *self, const lane_request *request, const op
     return 0;
 }
 
-/* The io request that this one goes behind; io has it or will have it. NULL: there is none, or it
- * has finished. */
-static const io_request *find_first(const io_slot *slot)
+/* The io request that this one goes behind. NULL: there is none, or it has finished. */
+static const io_request *find_first(const lane_request *request)
 {
-    const lane_request *request = slot->transfer.user;
     const io_slot *first = request->behind ? request->behind->lane_private : NULL;
     return first ? &first->transfer : NULL;
-}
-
-/* Submits to io. Only now it is certain what a write that was summed meanwhile still goes
- * behind. */
-static int hand_over(lane_io *self, io_slot *slot)
-{
-    slot->transfer.behind = find_first(slot);
-    return io_submit(self->config.transport, &slot->transfer);
 }
 
 /* Starts a write. From here on the extent's old sum does not hold; the new one holds once the write
  * is complete. */
 static int submit_write(lane_io *self, io_slot *slot)
 {
+    slot->transfer.is_held = slot->entry || (self->config.verify && !self->config.compares_not);
+    TRY(io_submit(self->config.transport, &slot->transfer));
     if (slot->entry)
         place_begin_write(slot->entry, slot->which);
     else if (self->config.verify)
         checksum_forget(self->config.verify, slot->transfer.offset, slot->transfer.size_bytes);
-    if (!slot->entry && (!self->config.verify || self->config.compares_not))
-        return hand_over(self, slot);
-    push_sum(self, slot, SWAPI_SUM_TAKE);
-    self->summing_count++;
+    if (slot->transfer.is_held)
+        push_sum(self, slot, SWAPI_SUM_TAKE);
     return 0;
 }
 
@@ -167,7 +160,7 @@ static int io_lane_submit(lane *base, lane_request *request)
         return err_set(ERR_INTERNAL,
                        "lane nvme: op %u is a %s or lacks a source or target of its size",
                        request->op_idx, op_kind_name((enum op_kind)request->item->kind));
-    if (self->free_count == 0 || io_room(self->config.transport) <= self->summing_count)
+    if (self->free_count == 0 || io_room(self->config.transport) == 0)
         return err_set(-EAGAIN, "lane nvme: all %u requests are in flight", self->slot_count);
     const operand *on_drive = is_read ? source : target;
     const operand *in_host = is_read ? target : source;
@@ -178,9 +171,10 @@ static int io_lane_submit(lane *base, lane_request *request)
         .size_bytes = on_drive->size_bytes,
         .user = request,
         .describe = describe,
+        .behind = find_first(request),
     };
     TRY(find_place(self, request, on_drive, slot));
-    TRY(is_read ? hand_over(self, slot) : submit_write(self, slot));
+    TRY(is_read ? io_submit(self->config.transport, &slot->transfer) : submit_write(self, slot));
     self->free_count--;
     request->lane_private = slot;
     return 0;
@@ -276,21 +270,15 @@ static lane_request *finish_transfer(lane_io *self, io_request *transfer)
     return finish_request(self, slot, result, transfer->end_ns);
 }
 
-/* Handles a job that the thread has done. NULL: a write, which goes on to io. */
+/* Handles a job that the thread has done. NULL: a write, which io may now hand over. */
 static lane_request *finish_job(lane_io *self, const swapi_sum_job *job)
 {
     io_slot *slot = job->user;
-    uint64_t now_ns = clock_ns();
     if (slot->transfer.direction == IO_READ)
-        return finish_request(self, slot, job->result < 0 ? corrupt_error(self, slot) : 0, now_ns);
-    assert(self->summing_count > 0);
-    self->summing_count--;
-    int rc = hand_over(self, slot);
-    if (rc == 0)
-        return NULL;
-    io_forget(self->config.transport, &slot->transfer); /* not for lack of room: see submit */
-    slot->transfer.start_ns = now_ns;
-    return finish_request(self, slot, rc, now_ns);
+        return finish_request(self, slot, job->result < 0 ? corrupt_error(self, slot) : 0,
+                              clock_ns());
+    io_release(self->config.transport, &slot->transfer);
+    return NULL;
 }
 
 /* Requests beyond `max` stay where they are and keep the descriptor readable. */

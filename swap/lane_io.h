@@ -33,9 +33,10 @@ typedef struct lane_io_config lane_io_config;
  *
  * An op with op.behind may be submitted while that op is in flight. Its transfers wait in the queue
  * until all transfers of the other op are with the kernel (io_request.behind); a write is summed
- * meanwhile.
+ * meanwhile. The transport has the requests of a direction in the order in which they were submitted
+ * here, also those that are still being summed (io_request.is_held).
  *
- * With `verify`, each write is summed before it is submitted, and its sum is stored when it is
+ * With `verify`, each write is summed before it is written, and its sum is stored when it is
  * complete. Each read is compared with the sums of what was written there (swap/checksum.h).
  *
  * With `places`, an op on a tile of optimizer state finds its entry by its range in the nvme arena

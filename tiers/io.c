@@ -107,7 +107,8 @@ static void hand_over(io *self, tieri_transfer *item)
         self->backend->submit(self->state, item);
 }
 
-void io_forget(io *self, const io_request *request)
+/* The request is complete: others no longer wait for it, and its memory may be reused. */
+static void forget(io *self, const io_request *request)
 {
     for (io_request *at = self->queue[!request->direction].first; at; at = at->next)
         if (at->behind == request)
@@ -117,7 +118,7 @@ void io_forget(io *self, const io_request *request)
 static bool has_work(const io *self, enum io_direction direction)
 {
     const io_request *request = self->queue[direction].first;
-    return request && !is_behind(request);
+    return request && !request->is_held && !is_behind(request);
 }
 
 /* Issues the next transfer of the direction's first request. False if there is none, or no free
@@ -268,7 +269,7 @@ static void finish(io *self, tieri_transfer *item)
     if (request->in_flight == 0 &&
         (request->result < 0 || request->issued_bytes == request->size_bytes)) {
         request->end_ns = clock_ns();
-        io_forget(self, request);
+        forget(self, request);
         list_push(&self->done, request);
     }
 }
@@ -381,6 +382,13 @@ int io_submit(io *self, io_request *request)
     list_push(&self->queue[request->direction], request);
     event_signal(self);
     return 0;
+}
+
+void io_release(io *self, io_request *request)
+{
+    assert(request->is_held);
+    request->is_held = false;
+    event_signal(self);
 }
 
 uint32_t io_room(const io *self)

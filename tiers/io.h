@@ -85,10 +85,12 @@ struct io_request {
      * transfer that does not return. Called from io_poll only. NULL: no name. */
     void (*describe)(const struct io_request *request, char *text, size_t capacity);
     /* A request of the other direction that goes first: no transfer of this request is handed over
-     * before all transfers of that one have been, or it has failed. It must be in flight or be
-     * submitted later; otherwise call io_forget. io sets it to NULL when it no longer holds this
-     * request back. NULL: nothing goes first. */
+     * before all transfers of that one have been, or it has failed. It must be in flight. io sets
+     * it to NULL when it no longer holds this request back. NULL: nothing goes first. */
     const struct io_request *behind;
+    /* The request keeps its place in the queue, but is not handed over before io_release; those of
+     * its direction that were submitted after it wait too. */
+    bool is_held;
     /* Set before io_poll returns the request: */
     int result;                /* 0, or a negative code; its text: io_request_error */
     uint64_t start_ns, end_ns; /* first transfer handed to the kernel, last one complete */
@@ -137,8 +139,8 @@ void io_destroy(io *self);
  * out-of-range request, -EAGAIN if request_capacity is used up; in both cases it was not taken. */
 int io_submit(io *self, io_request *request) MUST_CHECK;
 
-/* `request` will not be submitted: requests with it as `behind` no longer wait for it. */
-void io_forget(io *self, const io_request *request);
+/* Lets a request go on that was submitted with is_held. */
+void io_release(io *self, io_request *request);
 
 /* The number of requests that io_submit will still take. */
 uint32_t io_room(const io *self);
@@ -156,7 +158,8 @@ int io_poll(io *self, io_request **done, size_t max) MUST_CHECK;
 int io_event_fd(const io *self);
 
 /* Submits one request and waits for it: for start and end, not for a step. Requests in flight go on
- * and the next io_poll returns them. Returns the request's result, with its text as the error. */
+ * and the next io_poll returns them; no request of the direction may be held.
+ * Returns the request's result, with its text as the error. */
 int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *data,
                 uint64_t size_bytes) MUST_CHECK;
 

@@ -3,6 +3,7 @@
  * there; with and without places, sums and comparisons. The argument names the transport; what lies
  * on the slab is looked at past the lanes. */
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -364,6 +365,42 @@ static void what_has_no_place_is_refused(void **state)
     rig_close(&r);
 }
 
+/* Reads are not compared, so a write of params is not summed and overtakes the sum of a write of
+ * optimizer state that was submitted before. It may not overtake that write: it goes behind a read
+ * that goes behind the write. */
+static void writes_do_not_overtake_each_other(void **state)
+{
+    (void)state;
+    state_rig r;
+    rig_open(&r);
+    lanes_open(&r, (struct lanes_config){.compares_not = true});
+    must_write(&r, 1, 11);
+    draw_content(source(&r, 0), 12);
+    draw_content(source(&r, PARAMS), 13);
+    const program *programs[] = {&r.write[0], &r.read[1], &r.write[PARAMS]};
+    lane_request requests[3], *done[3];
+    lane *to = r.io_lane;
+    for (uint32_t i = 0; i < 3; i++) {
+        requests[i] = (lane_request){.prog = programs[i],
+                                     .item = &programs[i]->ops[0],
+                                     .behind = i > 0 ? &requests[i - 1] : NULL};
+        assert_int_equal(to->ops->submit(to, &requests[i]), 0);
+    }
+    struct pollfd fd = {.fd = to->ops->event_fd(to), .events = POLLIN};
+    for (int count = 0; count < 3;) {
+        int more = to->ops->poll(to, done, 3);
+        assert_true(more >= 0);
+        count += more;
+        if (more == 0 && poll(&fd, 1, 20000) != 1)
+            fail_msg("%d of 3 requests are complete, and the rest waits for nothing", count);
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(requests[i].result, 0);
+    assert_true(has_content(target(&r, 1), 11));
+    assert_true(slab_has(&r, PARAMS_AT, 13));
+    rig_close(&r);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -378,6 +415,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_failed_write_leaves_the_commit),
         cmocka_unit_test(places_and_sums_go_together),
         cmocka_unit_test(what_has_no_place_is_refused),
+        cmocka_unit_test(writes_do_not_overtake_each_other),
     };
     return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
 }
