@@ -32,11 +32,13 @@
  * that. One thread owns the executor.
  *
  * Paranoid mode (see swap/paranoid.h) makes errors visible that timing usually hides:
- *   - At the start of a run all bytes of the device and host arenas outside of homes become 0xff,
- *     which is NaN in every type. So nothing but homes survives from one program to the next.
+ *   - At the start of a run all bytes of the device and host arenas become 0xff, which is NaN in
+ *     every type, but for homes and what is carried into the program. So nothing else survives from
+ *     one program to the next.
  *   - The target of an OP_READ becomes 0xff before the read is issued.
- *   - A transient becomes 0xff when its last user is complete, before anything that waited for that
- *     op is issued. For this, no worker is fed ahead: chain lanes have one op in flight. */
+ *   - A transient that is not carried out becomes 0xff when its last user is complete, before
+ *     anything that waited for that op is issued. For this, no worker is fed ahead: chain lanes
+ *     have one op in flight. */
 #ifndef SLUICE_SWAP_EXECUTOR_H
 #define SLUICE_SWAP_EXECUTOR_H
 

@@ -143,7 +143,7 @@ static int prepare_conditions(swapi_prepared *out)
     return check_ahead(out);
 }
 
-/* --- homes, for paranoid mode ----------------------------------------------------------------- */
+/* --- contents at the start, for paranoid mode ------------------------------------------------- */
 
 static int compare_homes(const void *left, const void *right)
 {
@@ -156,12 +156,15 @@ static int compare_homes(const void *left, const void *right)
 static int list_homes(swapi_prepared *out)
 {
     const program *prog = out->prog;
-    out->homes = mem_alloc(prog->home_count, sizeof *out->homes, tag);
+    uint64_t count = 0;
+    for (uint64_t b = 0; b < prog->buffer_count; b++)
+        count += prog->buffers[b].is_home || (prog->buffers[b].carried & CARRIED_IN);
+    out->homes = mem_alloc(count, sizeof *out->homes, tag);
     if (!out->homes)
         return -ENOMEM;
-    for (uint64_t b = 0; b < prog->home_count; b++) {
+    for (uint64_t b = 0; b < prog->buffer_count; b++) {
         const buffer *item = &prog->buffers[b];
-        if (item->arena != TIER_NVME)
+        if (item->arena != TIER_NVME && (item->is_home || (item->carried & CARRIED_IN)))
             out->homes[out->home_count++] = (swapi_home){item->arena, item->offset_bytes,
                                                          item->offset_bytes + item->size_bytes};
     }

@@ -483,8 +483,8 @@ static void poison(const executor *self, uint32_t arena, uint64_t begin, uint64_
         memset(self->arena_base[arena] + begin, POISON, end - begin);
 }
 
-/* Overwrites the arena up to the highest peak except for its homes, which are sorted and do not
- * overlap. */
+/* Overwrites the arena up to the highest peak except for its homes and what is carried into the
+ * program, which are sorted and do not overlap. */
 static void poison_around_homes(const executor *self, uint32_t arena)
 {
     uint64_t at = 0;
@@ -532,7 +532,7 @@ void swapi_paranoid_done(executor *self, const op *item)
         uint32_t buffer_idx = item->operands[k].buffer_idx;
         const buffer *held = &prog->buffers[buffer_idx];
         assert(self->users_left[buffer_idx] > 0);
-        if (--self->users_left[buffer_idx] == 0 && !held->is_home)
+        if (--self->users_left[buffer_idx] == 0 && !held->is_home && !(held->carried & CARRIED_OUT))
             poison(self, held->arena, held->offset_bytes, held->offset_bytes + held->size_bytes);
     }
 }

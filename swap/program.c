@@ -130,6 +130,7 @@ uint64_t program_hash(const program *prog)
         canonical_put(&words, item->is_home != 0);
         canonical_put(&words, item->state_kind);
         canonical_put(&words, item->unit);
+        canonical_put(&words, (uint64_t)item->tile << 8 | item->carried);
         canonical_put(&words, item->offset_bytes);
         canonical_put(&words, item->size_bytes);
         hash = canonical_hash(&words, hash);

@@ -7,7 +7,8 @@
  *   op       one piece of work on one lane: what kind, for which unit, on which buffers
  *   lane     a FIFO of work with one owner; ops of a lane are issued in program order
  *   buffer   a piece of an arena with its offset: a home (where a state lies between steps, live
- *            all the time) or a transient (live from its first writer to its last reader)
+ *            all the time) or a transient (live from its first writer to its last reader). A
+ *            carried transient is also live from the start of its program, or to the end of it
  *   arena    a tier's memory with a hard budget: device, host, and the nvme slabs' address space
  *
  * A step of a two-unit model, optimizer on nvme, params on host, update in the next forward:
@@ -183,13 +184,23 @@ struct op {
 };
 typedef struct op op;
 
+/* Transients whose content passes from one program to the next, at the same offset in both. */
+enum {
+    CARRIED_IN = 1,  /* the program before has left the content there */
+    CARRIED_OUT = 2, /* the content must be there at the end, for the program after */
+    /* Both: no op uses the buffer. Its content lies there all the time. */
+    CARRIED_THROUGH = CARRIED_IN | CARRIED_OUT,
+};
+
 struct buffer {
     uint8_t arena;      /* enum tier */
     uint8_t is_home;    /* live all the time; same offset in all programs of a set */
     uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT (scratch, tokens, ...) */
     /* 1: params on nvme that commits make durable like optimizer state (half of a split master). */
     uint8_t is_committed;
-    uint32_t unit; /* or PROGRAM_NONE */
+    uint8_t carried; /* 0, or CARRIED_... */
+    uint32_t tile;   /* of a carried buffer: it holds this tile of its unit */
+    uint32_t unit;   /* or PROGRAM_NONE */
     uint64_t offset_bytes, size_bytes;
     uint32_t producer;    /* transient: index of its first writer; homes: PROGRAM_NONE */
     uint32_t last_reader; /* transient: index of the last op that uses it; homes: PROGRAM_NONE */
@@ -257,12 +268,22 @@ uint64_t op_moved_bytes(const op *item);
  *    if_commits too;
  *  - homes overlap nothing. Two transients that overlap in an arena are never live together: all
  *    uses of one are ordered before all uses of the other;
- *  - producers, last readers and peaks are correct, and every transient is used.
+ *  - a carried buffer holds one tile's optimizer state or gradient in host memory, and its ops are
+ *    of that tile. One that is carried in is there before all other transients, without a write.
+ *    One that is carried out is written once, by an op without condition, and nothing takes its
+ *    bytes. If it was read from a home, nothing writes those bytes of the home after the read;
+ *  - producers, last readers and peaks are correct, and every transient is used, unless it is
+ *    carried through.
  *
  * Time and scratch memory grow about linearly with ops, dependencies and operands (100 000 ops: a
  * fraction of a second). Returns 0, ERR_INTERNAL with the ops, buffers and bytes named, or
  * -ENOMEM. */
 int program_check(const program *prog) MUST_CHECK;
+
+/* Proves that `to` may run after `from`: each buffer that is carried into `to` is one that is
+ * carried out of `from`, with the same place, size, unit, tile, elements and state. Both have
+ * passed program_check. 0, ERR_INTERNAL with the buffer named, or -ENOMEM. */
+int program_check_seam(const program *from, const program *to) MUST_CHECK;
 
 /* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must
  * not start. Element ranges are part of it. Demands, predictions and budgets are not. */

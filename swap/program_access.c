@@ -101,7 +101,8 @@ static int walk_read(access_walk *self, const swapi_use *use)
     const operand *part = use_operand(self, use);
     const buffer *item = &prog->buffers[self->buffer_idx];
     uint64_t end = part->offset_bytes + part->size_bytes;
-    bool needs_write = !item->is_home && !ignores_content(&prog->ops[use->op_idx], part);
+    bool needs_write = !item->is_home && !(item->carried & CARRIED_IN) &&
+                       !ignores_content(&prog->ops[use->op_idx], part);
     for (uint64_t s = swapi_last_upto(self->bounds, self->bound_count, part->offset_bytes);
          self->bounds[s] < end; s++) {
         uint32_t writer = self->writers[s];

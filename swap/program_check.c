@@ -81,7 +81,7 @@ static int check_lifetimes(const swapi_check *check)
                 producer = use->op_idx;
             last_reader = use->op_idx;
         }
-        if (last_reader == PROGRAM_NONE)
+        if (last_reader == PROGRAM_NONE && item->carried != CARRIED_THROUGH)
             return err_set(ERR_INTERNAL, "program: buffer %llu is a transient that no op uses",
                            (unsigned long long)b);
         if (item->producer != producer || item->last_reader != last_reader)
@@ -387,6 +387,7 @@ int program_check(const program *prog)
     TRY_GOTO(rc, list_uses(&check), done);
     TRY_GOTO(rc, check_lifetimes(&check), done);
     TRY_GOTO(rc, check_conditions(&check), done);
+    TRY_GOTO(rc, swapi_check_carried(&check), done);
     TRY_GOTO(rc, order_init(&check.order, prog), done);
     TRY_GOTO(rc, swapi_check_accesses(&check), done);
     TRY_GOTO(rc, swapi_check_space(&check), done);

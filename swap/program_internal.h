@@ -5,6 +5,7 @@
  *   program_check (program_check.c)
  *     ├─► structure: each buffer and op by itself (program_structure.c)
  *     ├─► lifetimes, conditions, commits (program_check.c)
+ *     ├─► what passes from program to program (program_carried.c)
  *     └─► order: which op comes before which (program_check.c)
  *           ├─► the bytes within a buffer (program_access.c)
  *           └─► the buffers within an arena (program_space.c) */
@@ -82,6 +83,10 @@ uint64_t swapi_sort_distinct(uint64_t *values, uint64_t count);
 
 /* The index of the last of the sorted values that is at most `most`; values[0] must be. */
 uint64_t swapi_last_upto(const uint64_t *values, uint64_t count, uint64_t most);
+
+/* program_carried.c: proves what program_check says of carried buffers, but for their space. 0 or
+ * ERR_INTERNAL. */
+int swapi_check_carried(const swapi_check *check) MUST_CHECK;
 
 /* program_access.c: proves for each buffer that reads of transients follow writes of the same
  * bytes, and that two ops that touch the same bytes are ordered if one of them writes. 0, -ENOMEM

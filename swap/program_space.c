@@ -1,11 +1,12 @@
 /* The proof for the space of one arena: which buffer may take bytes that another buffer had.
  *
  * The boundaries of all buffers of the arena are its coordinates. A map over them holds, as runs,
- * the latest occupant of each byte. Homes enter first and stay. Transients enter in the order of
- * their first use. Each occupant that a newcomer displaces must be finished: all its last uses come
- * before all first uses of the newcomer (the uses that no other use follows or precedes). An
- * occupant that was displaced earlier is ordered through the one that displaced it. A run enters
- * and leaves the map once, so the time is nearly linear in the number of buffers. */
+ * the latest occupant of each byte. Homes enter first and stay. Transients that are carried in
+ * enter next, then the others in the order of their first use. Those that are carried out stay.
+ * Each occupant that a newcomer displaces must be finished: all its last uses come before all first
+ * uses of the newcomer (the uses that no other use follows or precedes). An occupant that was
+ * displaced earlier is ordered through the one that displaced it. A run enters and leaves the map
+ * once, so the time is nearly linear in the number of buffers. */
 #include "swap/program_internal.h"
 
 #include <errno.h>
@@ -124,6 +125,15 @@ static int check_displaced(const space_walk *self, uint32_t occupant, uint32_t n
                        occupant, old->is_home ? "home" : "transient", newcomer,
                        young->is_home ? "home" : "transient", (unsigned long long)low,
                        (unsigned long long)high, tier_name((enum tier)old->arena));
+    if ((old->carried & CARRIED_OUT) || (young->carried & CARRIED_IN))
+        return err_set(
+            ERR_INTERNAL,
+            "program: buffer %u takes bytes %llu to %llu of the %s arena from buffer %u, "
+            "but %s",
+            newcomer, (unsigned long long)low, (unsigned long long)high,
+            tier_name((enum tier)old->arena), occupant,
+            old->carried & CARRIED_OUT ? "the latter is carried out of the program"
+                                       : "the former is carried into the program");
     const edge_uses *last = &self->edges[occupant], *first = &self->edges[newcomer];
     for (uint64_t i = 0; i < last->last_count; i++)
         for (uint64_t k = 0; k < first->first_count; k++) {
@@ -207,17 +217,17 @@ static void find_edges(space_walk *self)
     }
 }
 
-/* A transient of the arena with the op at which it enters. */
+/* A transient of the arena and when it enters: 0: with the program, or 1 + the op. */
 struct entrance {
-    uint32_t op_idx;
+    uint32_t at;
     uint32_t buffer_idx;
 };
 
 static int compare_entrances(const void *left, const void *right)
 {
     const struct entrance *a = left, *b = right;
-    if (a->op_idx != b->op_idx)
-        return a->op_idx < b->op_idx ? -1 : 1;
+    if (a->at != b->at)
+        return a->at < b->at ? -1 : 1;
     return (a->buffer_idx > b->buffer_idx) - (a->buffer_idx < b->buffer_idx);
 }
 
@@ -232,8 +242,10 @@ static int walk_arena(space_walk *self, enum tier arena, struct entrance *entran
             self->arrival[count++] = (uint32_t)b;
             continue;
         }
-        const swapi_use *first = &self->check->uses[self->check->use_begin[b]];
-        entrances[transient_count++] = (struct entrance){first->op_idx, (uint32_t)b};
+        uint64_t first = self->check->use_begin[b];
+        bool is_there = prog->buffers[b].carried & CARRIED_IN;
+        entrances[transient_count++] =
+            (struct entrance){is_there ? 0 : self->check->uses[first].op_idx + 1, (uint32_t)b};
     }
     qsort(entrances, transient_count, sizeof *entrances, compare_entrances);
     for (uint64_t i = 0; i < transient_count; i++)

@@ -20,6 +20,7 @@ sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debu
 sluice_test(test_swap_conditional LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
 sluice_test(test_swap_paranoid LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
+sluice_test(test_swap_carried LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_worker LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 sluice_test(test_swap_faults LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
