@@ -108,6 +108,7 @@ static void report_row(FILE *out, const char *label, const uint64_t bytes[TIER_C
 static void report_memory(FILE *out, const struct setup_summary *plan)
 {
     double params = (double)plan->param_count;
+    char text[SIZE_TEXT_BYTES];
     uint64_t places[3][TIER_COUNT] = {{0}};
     places[0][TIER_NVME] = plan->save_bytes;
     places[1][TIER_NVME] = plan->second_bytes;
@@ -126,6 +127,9 @@ static void report_memory(FILE *out, const struct setup_summary *plan)
     report_row(out, "scratch and tables", plan->scratch_bytes, 0, false);
     report_row(out, "alignment", plan->padding_bytes, 0, false);
     report_row(out, "under way", plan->moving_bytes, 0, false);
+    if (plan->carried_bytes)
+        fprintf(out, "  of it %s on host go from step to step\n",
+                size_format(plan->carried_bytes, text));
     report_row(out, "= peak", plan->peak_bytes, 0, true);
     report_row(out, "budget", plan->budget_bytes, 0, true);
     if (plan->world_size > 1) {

@@ -48,6 +48,7 @@ int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *se
     b->set = set;
     b->held_stages = held_stages;
     b->commit_op = PROGRAM_NONE;
+    b->carried_in = b->carried_out = PROGRAM_NONE;
     b->buffer_capacity = layout->count + 64;
     b->buffers = mem_alloc(b->buffer_capacity, sizeof *b->buffers, "plan buffers");
     if (!b->buffers)

@@ -28,6 +28,7 @@ void plan_set_fini(plan_set *set)
     mem_free(set->homes.params); /* the table of all homes */
     mem_free(set->norm_block_begin);
     mem_free(set->norm_part_begin);
+    mem_free(set->carried);
     memset(set, 0, sizeof *set);
 }
 
@@ -70,6 +71,18 @@ static int note_uncommitted(const plan_job *job, const struct plani_point *point
     return 0;
 }
 
+/* Checks that each program finds what the one before it has carried. A save may come between a step
+ * and the next program. */
+static int check_seams(const plan_set *set)
+{
+    static const enum program_kind after_step[] = {PROGRAM_STEADY, PROGRAM_FLUSH, PROGRAM_SAVE};
+    static const enum program_kind before[] = {PROGRAM_FIRST, PROGRAM_STEADY, PROGRAM_SAVE};
+    for (size_t i = 0; i < sizeof before / sizeof before[0]; i++)
+        for (size_t j = 0; j < sizeof after_step / sizeof after_step[0]; j++)
+            TRY(program_check_seam(&set->programs[before[i]], &set->programs[after_step[j]]));
+    return 0;
+}
+
 int plani_compile_point(const plan_job *job, const struct plani_point *point, plan_set *out,
                         plani_work *work)
 {
@@ -80,6 +93,8 @@ int plani_compile_point(const plan_job *job, const struct plani_point *point, pl
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++)
         rc = compile_kind(job, point, (enum program_kind)k, &layout, out, work);
     plani_layout_fini(&layout);
+    if (rc == 0 && out->carried_count > 0)
+        rc = check_seams(out);
     if (rc < 0)
         plan_set_fini(out);
     return rc;

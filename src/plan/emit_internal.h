@@ -82,8 +82,11 @@ struct plani_builder {
     const plan_job *job;
     const plan_set *set; /* homes, tile size */
     uint32_t held_stages;
-    bool if_applied;    /* ops that are appended run only where the step's update is applied */
-    bool if_commits;    /* ops that are appended run only where the step commits */
+    bool if_applied; /* ops that are appended run only where the step's update is applied */
+    bool if_commits; /* ops that are appended run only where the step commits */
+    /* The first of the buffers that are carried into the program, or out of it, in the order of
+     * plan_set.carried. PROGRAM_NONE: there are none. */
+    uint32_t carried_in, carried_out;
     uint32_t commit_op; /* the program's OP_COMMIT, PROGRAM_NONE before it */
     op *ops;
     uint64_t op_count, op_capacity;
@@ -252,6 +255,25 @@ uint32_t plani_device_params(plani_builder *b, uint32_t unit);
 void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
 /* Brings an open accumulator [whole unit] fp32 to `target`, tile by tile. */
 void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target);
+
+/* ---- carry.c -------------------------------------------------------------------------------- */
+
+/* True if a step can carry anything to the next one. */
+bool plani_may_carry(const plan_job *job);
+/* Chooses as many of the first tiles of the update as `bytes` of host memory after the homes hold.
+ * -ENOMEM. */
+int plani_carry_make(const plan_job *job, uint64_t bytes, const plani_layout *layout,
+                     plan_set *set) MUST_CHECK;
+/* Makes the carried buffers of a program, before its first op. */
+void plani_carry_begin(plani_builder *b, enum program_kind kind);
+/* The buffer that brings the tile's share of a state into the program, or takes it out; of size 0
+ * where it is not carried. */
+plani_range plani_carried_in(const plani_builder *b, const struct plani_tile *t,
+                             enum state_kind kind, uint64_t size_bytes);
+plani_range plani_carried_out(const plani_builder *b, const struct plani_tile *t,
+                              enum state_kind kind, uint64_t size_bytes);
+/* Reads the optimizer state that the program carries out. */
+void plani_carry_state(plani_builder *b);
 
 /* ---- durable.c ------------------------------------------------------------------------------ */
 

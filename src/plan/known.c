@@ -35,6 +35,7 @@ uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
                                 point->held,
                                 point->tile_elems,
                                 point->copy_parts,
+                                point->carried_parts,
                                 point->idle_parts[TIER_DEVICE],
                                 point->idle_parts[TIER_HOST],
                                 point->commit};

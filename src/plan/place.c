@@ -31,13 +31,15 @@ static int check_slots(const plan_job *job)
                    (uint32_t)SLOTS_MOST / job->stage_count);
 }
 
-/* Where a program that no trial looked at has no room beside copies, the search goes on with fewer
- * of them. It knows most of its steps by then. False: there are none. */
-static bool allow_fewer_copies(plani_search *self, const struct plani_point *point)
+/* Where a program that no trial looked at has no room beside carried tiles or copies, the search
+ * goes on with fewer of them. It knows most of its steps by then. False: there are none. */
+static bool allow_fewer(plani_search *self, const struct plani_point *point)
 {
-    if (point->copy_parts > 0)
+    if (point->carried_parts > 0)
+        self->carried_end = point->carried_parts;
+    else if (point->copy_parts > 0)
         self->copies_end = point->copy_parts;
-    return point->copy_parts > 0;
+    return point->carried_parts > 0 || point->copy_parts > 0;
 }
 
 /* Compiles the best point. Only the steady step was looked at so far: a tile size with which
@@ -53,7 +55,7 @@ static int compile_closed(plani_search *self, plan_set *out, struct plani_point 
     int rc = plani_search_check(self, taken);
     if (rc == 0) {
         rc = plani_compile_point(&self->job, taken, out, self->work);
-        if (rc == ERR_NO_FIT && allow_fewer_copies(self, taken))
+        if (rc == ERR_NO_FIT && allow_fewer(self, taken))
             return 1;
     }
     for (uint32_t i = 0; i < count && rc == ERR_NO_FIT; i++)
@@ -257,7 +259,7 @@ static int compile_best(plani_search *self, plan_set *set, struct plani_point *t
             rc = plani_compile_point(&self->job, taken, set, self->work);
         bool checked = self->checks_all;
         self->checks_all = rc == ERR_NO_FIT;
-        if (rc != ERR_NO_FIT || (checked && !allow_fewer_copies(self, taken)))
+        if (rc != ERR_NO_FIT || (checked && !allow_fewer(self, taken)))
             break;
     } while (true);
     return rc == ERR_NO_FIT ? compile_homes(self, set, taken) : rc;

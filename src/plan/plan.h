@@ -87,6 +87,15 @@ enum plan_commit {
     PLAN_COMMIT_BEHIND,
 };
 
+/* A piece that a step carries to the next one: a tile of a unit's optimizer state or gradient, at a
+ * place in host memory that is the same in all programs (src/plan/carry.c). */
+struct plan_carried {
+    uint32_t unit, tile;
+    uint32_t kind; /* STATE_OPTIMIZER or STATE_GRADS */
+    uint64_t offset_bytes, size_bytes;
+};
+typedef struct plan_carried plan_carried;
+
 struct plan_set {
     program programs[PROGRAM_KIND_COUNT];
     plan_homes homes;
@@ -101,6 +110,12 @@ struct plan_set {
      * them, and each is written to its home, so that between two programs a copy holds what its
      * home holds. */
     uint64_t copy_bytes;
+    /* The first tiles of the update, which a step with update in_next_forward closes and reads for
+     * the next one, by unit and tile; of each tile the optimizer state comes first. They lie in
+     * [carried_begin, carried_end) of the host, which other buffers use within a step. */
+    plan_carried *carried; /* [carried_count] */
+    uint32_t carried_count;
+    uint64_t carried_begin, carried_end;
 
     /* Sizes. */
     uint64_t second_bytes; /* of nvme: the second places */

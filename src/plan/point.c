@@ -95,7 +95,7 @@ int plani_search_init(plani_search *self, const struct plan_place_asked *asked, 
     self->job = *asked->job;
     self->job.no_advice = true;
     self->work = work;
-    self->copies_end = PLANI_PARTS;
+    self->copies_end = self->carried_end = PLANI_PARTS;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         TRY(list_kind(self, kind));
     return 0;
@@ -176,7 +176,7 @@ void plani_point_set_update(plani_search *self, struct plani_point *point, enum 
     self->job.update = point->update = update;
     point->commit = plani_usual_commit(&self->job);
     if (update != UPDATE_IN_NEXT_FORWARD)
-        point->copy_parts = 0;
+        point->copy_parts = point->carried_parts = 0;
 }
 
 void plani_point_near(const plani_search *self, struct plani_point *point, bool keeps_inner)

@@ -16,7 +16,7 @@
  * to the turn is needed first: among stages of one size, to release the farthest is the best
  * choice. Every param changes from step to step. The next forward finds on the device what rests
  * there (its home) and, with a pending update, what that update makes on the way; no transient
- * outlives a program. */
+ * outlives a program but what is carried for that update (carry.c). */
 #include <assert.h>
 #include <errno.h>
 
@@ -99,6 +99,7 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
     if (defers_first(b))
         plani_stage_backward(b, st, 0, 0, job->micro_batch_count);
     assert(b->error < 0 || !st->commits_behind || b->commit_op != PROGRAM_NONE);
+    plani_carry_state(b);
     uint32_t norm = plani_norm(b);
     b->if_applied = true;
     if (job->update == UPDATE_AFTER_BACKWARD)
@@ -198,6 +199,7 @@ void plani_emit_program(plani_builder *b, enum program_kind kind)
                             .uses_left = table + absent,
                             .updated = table + absent + units,
                             .begun = table + absent + 2 * units};
+    plani_carry_begin(b, kind);
     emit(b, &st, kind);
     mem_free(table);
 }

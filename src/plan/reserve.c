@@ -16,6 +16,14 @@
  * enough, the arena is walked again with a shorter lookahead. With a lookahead of 1 it needs what
  * the serial order needs.
  *
+ * Buffers that are carried from program to program have given places (carry.c). Those carried in
+ * have them from the start. Those carried out wait until their place is free, and nothing waits for
+ * them. The carried region is free by the first op that fills it: only transients whose uses all
+ * end before that op may lie there, and they lie elsewhere if there is room.
+ *
+ *   uses end before the first fill    beside the region, or else in it
+ *   other transients                  beside the region
+ *
  * State homed in memory is saved through transients. The link is faster than the drives and would
  * fill the host with all of that state, so their memory is reserved only a little ahead of the
  * saves. Nothing else waits for it in the queue. Heap scratch, freed on return. */
@@ -26,14 +34,16 @@
 #include "base/mem.h"
 #include "plan/simulate_internal.h"
 
-/* Memory that every run of the program uses, and memory that only committing runs use. */
-enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUES };
+/* Memory that every run of the program uses; memory that only committing runs use; and what is
+ * carried out. */
+enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUE_CARRIED, QUEUES };
 
 /* One arena: its memory, and the transients that wait for a place in it. */
 struct walk {
     plani_builder *b;
     const struct plani_graph *graph;
-    uint32_t *order; /* all transients by first use */
+    uint32_t *order; /* all transients that are used, by first use */
+    uint64_t order_count;
     uint32_t *queue; /* those of the arena; those of saves come last */
     struct {
         uint64_t next, begin, end; /* in queue */
@@ -42,6 +52,8 @@ struct walk {
     uint64_t floor_bytes, budget_bytes, peak_bytes;
     uint32_t floor_buffer, peak_buffer;
     struct plani_space space; /* transients live in [end of the homes, budget) */
+    uint64_t carried_end;     /* of the carried region, which begins at the floor; 0: none */
+    uint64_t first_fill;      /* the first op that uses what is carried out */
     uint32_t *uses_left;      /* [buffer_count] of the arena's transients: users ahead */
     uint32_t *marks;          /* [2 * op_count] scratch of outer_uses */
     uint32_t *ends;           /* [2 * op_count] */
@@ -103,13 +115,29 @@ static uint32_t next_user(const struct walk *w, int queue)
     return w->b->buffers[w->queue[w->waiting[queue].next]].users[0];
 }
 
-/* Gives the next transient of a queue its place; 1: done, 0: there is none now. */
-static int reserve_next(struct walk *w, int queue)
+/* Finds a place for a transient; UINT64_MAX: there is none now. */
+static int find_place(struct walk *w, const struct plani_buffer *fresh, uint64_t *offset)
 {
-    uint32_t idx = w->queue[w->waiting[queue].next];
+    uint64_t bytes = fresh->base.size_bytes;
+    if (fresh->base.carried) {
+        bool is_free = plani_space_is_free(&w->space, fresh->base.offset_bytes,
+                                           fresh->base.offset_bytes + bytes);
+        *offset = is_free ? fresh->base.offset_bytes : UINT64_MAX;
+        return 0;
+    }
+    TRY(plani_space_find(&w->space, bytes, fresh->residue, w->carried_end, offset));
+    if (*offset == UINT64_MAX && w->carried_end > 0 &&
+        fresh->users[fresh->user_count - 1] < w->first_fill)
+        return plani_space_find(&w->space, bytes, fresh->residue, 0, offset);
+    return 0;
+}
+
+/* Gives a transient its place; 1: done, 0: there is none now. */
+static int reserve_one(struct walk *w, uint32_t idx)
+{
     struct plani_buffer *fresh = &w->b->buffers[idx];
     uint64_t offset;
-    TRY(plani_space_find(&w->space, fresh->base.size_bytes, fresh->residue, &offset));
+    TRY(find_place(w, fresh, &offset));
     if (offset == UINT64_MAX)
         return 0;
     uint64_t end = offset + fresh->base.size_bytes;
@@ -121,8 +149,31 @@ static int reserve_next(struct walk *w, int queue)
         w->peak_bytes = end;
         w->peak_buffer = idx;
     }
-    w->waiting[queue].next++;
     return 1;
+}
+
+/* The same for the next one of a queue. */
+static int reserve_next(struct walk *w, int queue)
+{
+    int rc = reserve_one(w, w->queue[w->waiting[queue].next]);
+    w->waiting[queue].next += rc > 0;
+    return rc;
+}
+
+/* True if the next transient of the queue is used beyond the lookahead. */
+static bool is_beyond(const struct walk *w, int queue)
+{
+    return w->lookahead_ops && next_user(w, queue) >= w->at + w->lookahead_ops;
+}
+
+/* Reserves what is carried out and used before `until`, as far as its place is free. */
+static int reserve_carried(struct walk *w, uint64_t until)
+{
+    int rc = 1;
+    while (rc > 0 && is_waited_for(w, QUEUE_CARRIED) && !is_beyond(w, QUEUE_CARRIED) &&
+           next_user(w, QUEUE_CARRIED) <= until)
+        rc = reserve_next(w, QUEUE_CARRIED);
+    return rc < 0 ? rc : 0;
 }
 
 /* Reserves all it can, in serial order; but no transient waits for the transient of a save that is
@@ -132,14 +183,13 @@ static int reserve(struct walk *w)
     uint64_t saves_end = w->at_save + PLANI_LOOKAHEAD_OF_SAVES;
     for (;;) {
         int queue = is_waited_for(w, QUEUE_ALWAYS) ? QUEUE_ALWAYS : QUEUE_SAVES;
+        TRY(reserve_carried(w, is_waited_for(w, queue) ? next_user(w, queue) : UINT64_MAX));
         if (!is_waited_for(w, queue))
             return 0;
         if (is_waited_for(w, QUEUE_SAVES) && next_user(w, QUEUE_SAVES) < saves_end &&
             next_user(w, QUEUE_SAVES) <= next_user(w, queue))
             queue = QUEUE_SAVES;
-        uint32_t first_user = next_user(w, queue);
-        if ((w->lookahead_ops && first_user >= w->at + w->lookahead_ops) ||
-            (queue == QUEUE_SAVES && first_user >= saves_end))
+        if (is_beyond(w, queue) || (queue == QUEUE_SAVES && next_user(w, queue) >= saves_end))
             return 0;
         int rc = reserve_next(w, queue);
         if (rc <= 0)
@@ -161,8 +211,10 @@ static int leave(struct walk *w)
         if (w->uses_left[used] == 0)
             return err_set(ERR_NO_FIT, "no memory for op %llu of %llu", (unsigned long long)w->at,
                            (unsigned long long)w->b->op_count);
-        if (--w->uses_left[used] == 0 &&
-            (is_waited_for(w, QUEUE_ALWAYS) || is_waited_for(w, QUEUE_SAVES)))
+        bool is_over =
+            --w->uses_left[used] == 0 && !(w->b->buffers[used].base.carried & CARRIED_OUT);
+        if (is_over && (is_waited_for(w, QUEUE_ALWAYS) || is_waited_for(w, QUEUE_SAVES) ||
+                        is_waited_for(w, QUEUE_CARRIED)))
             plani_space_release(&w->space, w->b->buffers[used].base.offset_bytes);
     }
     return 0;
@@ -182,6 +234,21 @@ static int walk_ops(struct walk *w)
     return 0;
 }
 
+/* Gives what is carried into the program, or through it, its place. */
+static int place_carried_in(struct walk *w)
+{
+    const plani_builder *b = w->b;
+    for (uint64_t i = b->home_count; i < b->buffer_count && w->carried_end > 0; i++) {
+        const buffer *item = &b->buffers[i].base;
+        if (item->arena != w->arena || !(item->carried & CARRIED_IN))
+            continue;
+        int rc = reserve_one(w, (uint32_t)i);
+        if (rc <= 0)
+            return rc < 0 ? rc : err_set(ERR_NO_FIT, "no memory for what is carried in");
+    }
+    return 0;
+}
+
 /* Walks the arena with the longest lookahead of the ladder that fits. */
 static int walk_arena(struct walk *w, uint64_t lookahead_most)
 {
@@ -195,7 +262,9 @@ static int walk_arena(struct walk *w, uint64_t lookahead_most)
         w->peak_bytes = w->floor_bytes;
         w->peak_buffer = w->floor_buffer;
         memset(w->uses_left, 0, (b->buffer_count + 1) * sizeof *w->uses_left);
-        int rc = walk_ops(w);
+        int rc = place_carried_in(w);
+        if (rc == 0)
+            rc = walk_ops(w);
         plani_space_fini(&w->space);
         if (rc != ERR_NO_FIT || w->lookahead_ops == 1)
             return rc;
@@ -205,24 +274,33 @@ static int walk_arena(struct walk *w, uint64_t lookahead_most)
     }
 }
 
-static int queue_of(const op *item)
+/* QUEUES: none, since it has its place from the start. */
+static int queue_of(const plani_builder *b, const struct plani_buffer *item)
 {
-    return item->if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
+    if (item->base.carried & CARRIED_IN)
+        return QUEUES;
+    if (item->base.carried)
+        return QUEUE_CARRIED;
+    return b->ops[item->users[0]].if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
 }
 
-/* Fills w->order with all transients by first use, then by index. */
+/* Fills w->order with all transients that are used, by first use, then by index. */
 static void sort_transients(struct walk *w)
 {
     const plani_builder *b = w->b;
     uint32_t *begin = w->ends; /* [op_count + 1] how many are used first before an op */
     for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
-        assert(b->buffers[i].user_count > 0);
+        assert(b->buffers[i].user_count > 0 || b->buffers[i].base.carried);
+        if (b->buffers[i].user_count == 0)
+            continue;
         begin[b->buffers[i].users[0] + 1]++;
+        w->order_count++;
     }
     for (uint64_t i = 0; i < b->op_count; i++)
         begin[i + 1] += begin[i];
     for (uint64_t i = b->home_count; i < b->buffer_count; i++)
-        w->order[begin[b->buffers[i].users[0]]++] = (uint32_t)i;
+        if (b->buffers[i].user_count > 0)
+            w->order[begin[b->buffers[i].users[0]]++] = (uint32_t)i;
 }
 
 static int walk_init(struct walk *w)
@@ -239,12 +317,31 @@ static int walk_init(struct walk *w)
     return 0;
 }
 
+/* The carried region of the arena, and when it is filled first: never by a program that uses it
+ * only; always in one that keeps off it. */
+static void find_carried(struct walk *w)
+{
+    const plani_builder *b = w->b;
+    w->first_fill = UINT64_MAX;
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
+        const struct plani_buffer *item = &b->buffers[i];
+        if (!item->base.carried || item->base.arena != w->arena)
+            continue;
+        w->carried_end = b->set->carried_end;
+        if (item->base.carried == CARRIED_THROUGH)
+            w->first_fill = 0;
+        else if (item->base.carried & CARRIED_OUT)
+            w->first_fill = size_min(w->first_fill, item->users[0]);
+    }
+}
+
 static void fill_queues(struct walk *w, int arena)
 {
     const plani_builder *b = w->b;
     w->arena = arena;
     w->floor_bytes = 0;
     w->floor_buffer = PROGRAM_NONE;
+    w->carried_end = w->first_fill = 0;
     for (uint64_t i = 0; i < b->home_count; i++) {
         const buffer *item = &b->buffers[i].base;
         uint64_t end = item->offset_bytes + item->size_bytes;
@@ -256,13 +353,14 @@ static void fill_queues(struct walk *w, int arena)
     uint64_t count = 0;
     for (int queue = 0; queue < QUEUES; queue++) {
         w->waiting[queue].begin = count;
-        for (uint64_t i = 0; i < b->buffer_count - b->home_count; i++) {
+        for (uint64_t i = 0; i < w->order_count; i++) {
             const struct plani_buffer *item = &b->buffers[w->order[i]];
-            if (item->base.arena == arena && queue_of(&b->ops[item->users[0]]) == queue)
+            if (item->base.arena == arena && queue_of(b, item) == queue)
                 w->queue[count++] = w->order[i];
         }
         w->waiting[queue].end = count;
     }
+    find_carried(w);
 }
 
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,

@@ -22,6 +22,7 @@ static const struct {
     double kept;    /* all inner activations are kept: the least memory under equal times */
     double far;     /* all other states rest on drives: memory that is there spares them */
     double copies;  /* copies fill the host: memory that reading ahead may use */
+    double carried; /* carried tiles fill it at the end of a step, which is less of the time */
     double halved;  /* a tile size is half of the largest one: twice as many ops */
     double held;    /* all stages are held: device memory */
     double crowded; /* copies leave room for no tile under way. In a run tiles are also compared and
@@ -30,7 +31,7 @@ static const struct {
     double older;   /* a commit is one step older: a crash loses one step more */
     double idle;    /* memory beside homes is left unused */
     double batch;   /* batch-major: every gradient is added to once a micro-batch */
-} price = {0.0003, 0.0003, 0.0005, 0.0002, 0.0003, 0.004, 0.0015, 0.0002, 0.001};
+} price = {0.0003, 0.0003, 0.0005, 0.0001, 0.0002, 0.0003, 0.004, 0.0015, 0.0002, 0.001};
 
 enum { TILES_UNDER_WAY = 6 }; /* fewer are crowded */
 
@@ -55,7 +56,8 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
                     price.held * point->held / fmax(plani_held_most(job), 1) +
                     price.older * (point->commit != plani_usual_commit(job)) +
                     price.idle * (point->idle_parts[0] + point->idle_parts[1]) / PLANI_PARTS +
-                    price.batch * (point->order == ORDER_BATCH_MAJOR);
+                    price.batch * (point->order == ORDER_BATCH_MAJOR) +
+                    price.carried * point->carried_parts / PLANI_PARTS;
     if (point->copy_parts == 0)
         return factor;
     double copies = (double)point->copy_parts / PLANI_PARTS;
@@ -95,7 +97,8 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 {
     double ns;
     self->last_fits = false;
-    if (!plani_point_is_legal(self, point) || !plani_search_may_go_on(self))
+    if (!plani_point_is_legal(self, point) || point->carried_parts >= self->carried_end ||
+        !plani_search_may_go_on(self))
         return 0;
     plani_note_work(&self->job, "trying plans", 0);
     plani_point_apply(self, point);
@@ -121,20 +124,21 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 /* ---- moves ---------------------------------------------------------------------------------- */
 
 enum {
-    MOVE_COPIES,                   /* other numbers of parts */
-    MOVE_HELD = MOVE_COPIES + 9,   /* other numbers of held stages */
-    MOVE_TILE = MOVE_HELD + 10,    /* finer, coarser */
-    MOVE_IDLE = MOVE_TILE + 2,     /* other parts of device and host that are left unused */
-    MOVE_COMMIT = MOVE_IDLE + 8,   /* the other way */
-    MOVE_PARKED = MOVE_COMMIT + 1, /* other micro-batches whose parked activations stay near */
+    MOVE_COPIES,                    /* other numbers of parts */
+    MOVE_CARRIED = MOVE_COPIES + 9, /* the same of carried tiles */
+    MOVE_HELD = MOVE_CARRIED + 7,   /* other numbers of held stages */
+    MOVE_TILE = MOVE_HELD + 10,     /* finer, coarser */
+    MOVE_IDLE = MOVE_TILE + 2,      /* other parts of device and host that are left unused */
+    MOVE_COMMIT = MOVE_IDLE + 8,    /* the other way */
+    MOVE_PARKED = MOVE_COMMIT + 1,  /* other micro-batches whose parked activations stay near */
     MOVE_COUNT = MOVE_PARKED + 7
 };
 
 /* The first move of those that change the same coordinate. */
 static int coordinate_of(int move)
 {
-    static const int begins[] = {MOVE_COPIES, MOVE_HELD,   MOVE_TILE, MOVE_IDLE,
-                                 MOVE_COMMIT, MOVE_PARKED, MOVE_COUNT};
+    static const int begins[] = {MOVE_COPIES, MOVE_CARRIED, MOVE_HELD,   MOVE_TILE,
+                                 MOVE_IDLE,   MOVE_COMMIT,  MOVE_PARKED, MOVE_COUNT};
     int at = 0;
     while (move >= begins[at + 1])
         at++;
@@ -161,6 +165,19 @@ static bool move_copies(const plani_search *self, struct plani_point *point, int
     uint32_t next = way < 7 ? parts[way] : way == 7 ? point->copy_parts + 1 : point->copy_parts - 1;
     bool moves = next != point->copy_parts && next < self->copies_end;
     point->copy_parts = next;
+    return moves;
+}
+
+static bool move_carried(const plani_search *self, struct plani_point *point, int way)
+{
+    static const uint32_t parts[] = {8, 4, 12, 2, 0};
+    if (!plani_may_carry(&self->job))
+        return false;
+    uint32_t next = way < 5    ? parts[way]
+                    : way == 5 ? point->carried_parts + 1
+                               : point->carried_parts - 1;
+    bool moves = next != point->carried_parts && next < self->carried_end;
+    point->carried_parts = next;
     return moves;
 }
 
@@ -214,6 +231,8 @@ static bool move_mode(const plani_search *self, struct plani_point *point, int m
         return move_tile(self, point, way == 0);
     case MOVE_COPIES:
         return move_copies(self, point, way);
+    case MOVE_CARRIED:
+        return move_carried(self, point, way);
     case MOVE_HELD:
         return move_held(self, point, way);
     case MOVE_IDLE:

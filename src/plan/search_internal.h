@@ -1,7 +1,7 @@
 /* The search for a plan.
  *
  *   a point    what is chosen: homes, order, update, parked activations, held stages, tile size,
- *              copies, the commit
+ *              copies, carried tiles, the commit
  *   a trial    the deciding step of a point, simulated
  *   the rule   the point with the lowest score wins: its time, and small prices (search.c)
  *   refusal    the least bytes that would fit, by tier, and the setting
@@ -23,7 +23,7 @@
  * activations from until[kind][nvme] on are recomputed; all units of other kinds are before it.
  * Where no home is open, all of `until` is 0 and the job's own homes count.
  *
- * The last four say how the programs use that placement. */
+ * The last six say how the programs use that placement. */
 struct plani_point {
     uint32_t until[STATE_KIND_COUNT][TIER_COUNT];
     enum order order;
@@ -36,7 +36,8 @@ struct plani_point {
     /* Parts of the room beside homes, in device and host, that steady steps leave unused. To read
      * ahead as far as memory allows may start work that is not urgent, and make a step longer. */
     uint32_t idle_parts[TIER_NVME];
-    uint32_t copy_parts; /* of the host's other room, for copies of optimizer state */
+    uint32_t copy_parts;    /* of the host's other room, for copies of optimizer state */
+    uint32_t carried_parts; /* of the same room, for tiles that a step carries to the next one */
     enum plan_commit commit;
 };
 enum { PLANI_PARTS = 16 };
@@ -236,7 +237,7 @@ enum {
     PLANI_SEARCH_STEPS = 40,
     PLANI_SEARCH_WORK_MOST = 4000000,
     PLANI_TRIES_MOST = 640, /* steps: short programs need no more */
-    PLANI_TRIES_CLOSED = 28,
+    PLANI_TRIES_CLOSED = 48,
     PLANI_STARTS = 8,
 };
 
@@ -256,6 +257,7 @@ struct plani_search {
     bool fails[PLANI_TILES_MAX]; /* with is_closed: tile sizes with which some program fails */
     bool checks_all;             /* the other programs of a point too, before it is taken */
     uint32_t copies_end;         /* with so many parts of copies some program failed */
+    uint32_t carried_end;        /* and with so many parts of carried tiles */
     uint32_t tile_first;         /* of plani_list_tiles, at which the first point fitted */
     bool last_fits;              /* the last trial did, whether or not it gained */
     bool is_hopeless;            /* the homes alone fit nowhere, which no trial needs to show */

@@ -424,7 +424,7 @@ static void fill_buffers(const struct sim *s, program *out)
             buffer *used = &out->buffers[item->operands[j].buffer_idx];
             if (used->is_home)
                 continue;
-            if (used->producer == PROGRAM_NONE)
+            if (used->producer == PROGRAM_NONE && (item->operands[j].access & ACCESS_WRITE))
                 used->producer = (uint32_t)i;
             used->last_reader = (uint32_t)i;
         }

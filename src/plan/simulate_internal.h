@@ -35,8 +35,8 @@ struct plani_piece { /* a stretch and the transient that used it last */
 struct plani_gap { /* a longest stretch without live pieces */
     uint64_t begin, end;
 };
-struct plani_space_class { /* buffers of one size and residue */
-    uint64_t size_bytes, residue;
+struct plani_space_class { /* buffers of one size and residue, that may lie from there on */
+    uint64_t size_bytes, residue, from_bytes;
     uint64_t lowest; /* no place for one below; UINT64_MAX: no place at all */
 };
 struct plani_space {
@@ -53,10 +53,13 @@ typedef int plani_space_order(void *context, uint32_t held_idx, uint32_t fresh_i
 
 void plani_space_init(struct plani_space *space, uint64_t floor_bytes, uint64_t budget_bytes);
 void plani_space_fini(struct plani_space *space);
-/* The lowest place for such a buffer in *offset; UINT64_MAX where there is none now. */
+/* The lowest place for such a buffer from `from_bytes` on in *offset; UINT64_MAX where there is
+ * none now. */
 int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t residue,
-                     uint64_t *offset) MUST_CHECK;
-/* Gives [begin, end), a place just found, to the buffer. */
+                     uint64_t from_bytes, uint64_t *offset) MUST_CHECK;
+/* True if nothing live lies in [begin, end). */
+bool plani_space_is_free(const struct plani_space *space, uint64_t begin, uint64_t end);
+/* Gives [begin, end), which is free, to the buffer. */
 int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, uint32_t fresh,
                      plani_space_order *order, void *context) MUST_CHECK;
 /* Frees the whole of the live buffer that begins there. */

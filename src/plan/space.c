@@ -41,12 +41,13 @@ void plani_space_fini(struct plani_space *space)
  * few classes, and neighbours in serial order mostly share one, so the search begins at the last
  * answer. */
 static struct plani_space_class *class_of(struct plani_space *space, uint64_t size_bytes,
-                                          uint64_t residue)
+                                          uint64_t residue, uint64_t from_bytes)
 {
     for (uint32_t tried = 0; tried < space->class_count; tried++) {
         uint32_t i = (space->class_recent + tried) % space->class_count;
         struct plani_space_class *item = &space->classes[i];
-        if (item->size_bytes == size_bytes && item->residue == residue) {
+        if (item->size_bytes == size_bytes && item->residue == residue &&
+            item->from_bytes == from_bytes) {
             space->class_recent = i;
             return item;
         }
@@ -62,7 +63,8 @@ static struct plani_space_class *class_of(struct plani_space *space, uint64_t si
     struct plani_space_class *fresh = &space->classes[space->class_count++];
     *fresh = (struct plani_space_class){.size_bytes = size_bytes,
                                         .residue = residue,
-                                        .lowest = plani_align_offset(space->floor_bytes, residue)};
+                                        .from_bytes = from_bytes,
+                                        .lowest = plani_align_offset(from_bytes, residue)};
     return fresh;
 }
 
@@ -129,10 +131,11 @@ static int grow_gaps(struct plani_space *space)
 }
 
 int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t residue,
-                     uint64_t *offset)
+                     uint64_t from_bytes, uint64_t *offset)
 {
     *offset = UINT64_MAX;
-    struct plani_space_class *sought = class_of(space, size_bytes, residue);
+    struct plani_space_class *sought =
+        class_of(space, size_bytes, residue, size_max(from_bytes, space->floor_bytes));
     if (!sought)
         return -ENOMEM;
     TRY(grow_gaps(space));
@@ -148,6 +151,14 @@ int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t re
     }
     *offset = sought->lowest;
     return 0;
+}
+
+bool plani_space_is_free(const struct plani_space *space, uint64_t begin, uint64_t end)
+{
+    if (!space->gaps) /* new */
+        return space->floor_bytes <= begin && end <= space->budget_bytes;
+    uint64_t idx = gap_above(space, begin);
+    return idx < space->gap_count && space->gaps[idx].begin <= begin && end <= space->gaps[idx].end;
 }
 
 /* Takes [begin, end) out of the gap that it lies in. */
@@ -234,7 +245,7 @@ void plani_space_release(struct plani_space *space, uint64_t begin)
     struct plani_gap gap = widen_gap(space, begin, space->pieces[idx].end);
     for (uint32_t i = 0; i < space->class_count; i++) {
         struct plani_space_class *item = &space->classes[i];
-        uint64_t place = plani_align_offset(gap.begin, item->residue);
+        uint64_t place = plani_align_offset(size_max(gap.begin, item->from_bytes), item->residue);
         if (place < item->lowest && place + item->size_bytes <= gap.end)
             item->lowest = place;
     }

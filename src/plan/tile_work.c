@@ -12,7 +12,8 @@
  * tile. On a GPU the work of device homes is on its compute lane, but initial values are made on
  * the host.
  *
- * A tile with a copy on the host is updated there, and written home from there.
+ * A tile with a copy on the host is updated there, and written home from there. So is a tile that
+ * the step before has read and closed ahead (carry.c).
  *
  * With several ranks, each works on the tiles of its part of the optimizer state. Where that is a
  * shard and the params are whole, the new shard is made on the device and gathered there:
@@ -217,6 +218,10 @@ static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
     plani_range copy = tile_copy(b, t);
     if (copy.size_bytes > 0 && t->work == PLANI_WORK_UPDATE)
         return copy;
+    uint64_t bytes = tile_bytes(t->count, b->job->state_streams);
+    plani_range carried = plani_carried_in(b, t, STATE_OPTIMIZER, bytes);
+    if (carried.size_bytes > 0 && t->work == PLANI_WORK_UPDATE)
+        return carried;
     uint32_t home = b->set->homes.optimizer[t->unit];
     uint32_t save = b->set->homes.saves[t->unit];
     /* Evaluation only: the state is read from where it was saved, never kept. */
@@ -235,6 +240,8 @@ static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
 static plani_range tile_grads(plani_builder *b, const struct plani_tile *t)
 {
     plani_range found = t->closed;
+    if (found.size_bytes == 0)
+        found = plani_carried_in(b, t, STATE_GRADS, t->count * b->job->grad_bytes);
     if (found.size_bytes == 0)
         found = elems_of(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
     if (arena_of(b, found) == t->where)
@@ -499,6 +506,14 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
         ROLE_NORM_SUMS, ACCESS_WRITE);
 }
 
+/* Takes a closed tile to where the update finds it: over the seam, or home. */
+static void leave_closed(plani_builder *b, const struct plani_tile *t, plani_range closed,
+                         plani_range at_home)
+{
+    plani_range carried = plani_carried_out(b, t, STATE_GRADS, closed.size_bytes);
+    plani_tile_transfer(b, t, closed, carried.size_bytes > 0 ? carried : at_home, STATE_GRADS);
+}
+
 /* Closes a gradient of which `sums` has everything that rests on this rank: tile by tile, to its
  * home or to the update. */
 static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
@@ -523,7 +538,7 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
             t.work = PLANI_WORK_UPDATE;
             emit_tile(b, &t);
         } else if (closed.buffer_idx != home) {
-            plani_tile_transfer(b, &t, closed, at_home, STATE_GRADS);
+            leave_closed(b, &t, closed, at_home);
         }
     }
     plani_finish_params(b, &made);
@@ -550,13 +565,14 @@ static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
         return;
     plani_all_gather(b, elems_of(shard, 0, own, bytes), elems_of(whole, 0, all, bytes), STATE_GRADS,
                      unit);
-    if (home != PROGRAM_NONE && whole != home)
-        move_elems(b, unit, all, whole, home, bytes, STATE_GRADS);
-    for (uint64_t k = 0; home == PROGRAM_NONE && k < plani_tiles_of(b, all) && b->error >= 0; k++) {
+    for (uint64_t k = 0; whole != home && k < plani_tiles_of(b, all) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, all, k);
         t.closed = elems_of(whole, t.begin, t.count, bytes);
         t.work = PLANI_WORK_UPDATE;
-        emit_tile(b, &t);
+        if (home == PROGRAM_NONE)
+            emit_tile(b, &t);
+        else
+            leave_closed(b, &t, t.closed, elems_of(home, t.begin, t.count, bytes));
     }
 }
 

@@ -123,6 +123,13 @@ static uint64_t copy_bytes(const plan_job *job, const struct plani_point *point)
     return room * (PLANI_PARTS - point->idle_parts[TIER_HOST]) / PLANI_PARTS * point->copy_parts;
 }
 
+/* The host memory in which the point carries tiles over the seam. */
+static uint64_t carried_bytes(const plan_job *job, const struct plani_point *point)
+{
+    uint64_t room = point->carried_parts ? plani_room_beside(job, TIER_HOST) / PLANI_PARTS : 0;
+    return room * (PLANI_PARTS - point->idle_parts[TIER_HOST]) / PLANI_PARTS * point->carried_parts;
+}
+
 void plani_steady_budgets(const plan_job *job, const struct plani_point *point,
                           uint64_t budgets[TIER_COUNT])
 {
@@ -142,6 +149,8 @@ int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_s
     set->held_stages = point->held;
     set->commit = point->commit;
     int rc = plani_layout_make(job, set, layout);
+    if (rc == 0)
+        rc = plani_carry_make(job, carried_bytes(job, point), layout, set);
     if (rc < 0) {
         plani_layout_fini(layout);
         plan_set_fini(set);

@@ -63,6 +63,7 @@ static const struct setup_figure figures[] = {
     {FIGURE("memory.TIER.homes.KIND", "bytes", home_bytes[0][0]),
      .step_bytes = {STEP(home_bytes[0][0]), STEP(home_bytes[0])}},
     ONE("memory.host.copies", "bytes", copy_bytes),
+    ONE("memory.host.carried", "bytes", carried_bytes),
     ONE("memory.nvme.save_places", "bytes", save_bytes),
     ONE("memory.nvme.second_places", "bytes", second_bytes),
     EACH("memory.TIER.scratch", "bytes", scratch_bytes[0], scratch_bytes[0]),

@@ -175,14 +175,16 @@ static uint64_t list_changes(const program *prog, enum tier which, struct change
         const buffer *piece = &prog->buffers[i];
         if (piece->arena != which)
             continue;
-        if (piece->is_home || piece->producer >= prog->op_count ||
+        bool is_in = piece->carried & CARRIED_IN, is_out = piece->carried & CARRIED_OUT;
+        if (piece->is_home || (piece->producer >= prog->op_count && !is_in) ||
             piece->last_reader >= prog->op_count) {
             now->bytes[kind_of(piece)] += piece->size_bytes;
             now->total_bytes += piece->size_bytes;
             continue;
         }
-        uint64_t begin = prog->ops[piece->producer].predicted_start_ns;
-        uint64_t end = size_max(begin, prog->ops[piece->last_reader].predicted_end_ns);
+        uint64_t begin = is_in ? 0 : prog->ops[piece->producer].predicted_start_ns;
+        uint64_t end = is_out ? prog->predicted_ns
+                              : size_max(begin, prog->ops[piece->last_reader].predicted_end_ns);
         changes[count++] = (struct change){begin, piece->size_bytes, kind_of(piece), 1};
         changes[count++] = (struct change){end, piece->size_bytes, kind_of(piece), 0};
     }

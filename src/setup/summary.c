@@ -58,6 +58,11 @@ static void describe_peak(const struct setup *self, enum tier which, char *text,
         return;
     const buffer *item = &prog->buffers[idx];
     size_format(item->size_bytes, bytes);
+    if (item->carried & CARRIED_IN) {
+        snprintf(text, capacity, "%s of %.40s, %s, carried from step to step",
+                 buffer_kind_name(item), unit_name(self, item->unit), bytes);
+        return;
+    }
     if (item->is_home || item->producer == PROGRAM_NONE) {
         snprintf(text, capacity, "homes alone; the last is %s of %.40s, %s", buffer_kind_name(item),
                  unit_name(self, item->unit), bytes);
@@ -86,6 +91,7 @@ static void summarize_memory(const struct setup *self, struct setup_summary *out
     memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
     out->second_bytes = self->set.second_bytes;
     out->copy_bytes = self->set.copy_bytes;
+    out->carried_bytes = self->set.carried_end - self->set.carried_begin;
     for (uint32_t u = 0; u < self->plan.unit_count; u++) {
         uint32_t state = homes->saves[u] != PROGRAM_NONE ? homes->saves[u] : homes->optimizer[u];
         out->save_bytes +=

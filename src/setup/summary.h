@@ -78,10 +78,11 @@ struct setup_summary {
      * In each arena homes + scratch + places on the slab + padding + what is under way = peak. */
     uint64_t home_bytes[STATE_KIND_COUNT][TIER_COUNT]; /* where each state rests */
     uint64_t scratch_bytes[TIER_COUNT]; /* workspace, tables, tokens, losses, norms */
-    uint64_t save_bytes;   /* on nvme: places of optimizer state whose home is memory */
-    uint64_t second_bytes; /* on nvme: second places of committed state (run.commit_every) */
-    uint64_t copy_bytes;   /* on host: optimizer state of nvme that is read once (plan/plan.h) */
-    uint64_t kept_bytes;   /* what second places take, or would take, if steps commit */
+    uint64_t save_bytes;    /* on nvme: places of optimizer state whose home is memory */
+    uint64_t second_bytes;  /* on nvme: second places of committed state (run.commit_every) */
+    uint64_t copy_bytes;    /* on host: optimizer state of nvme that is read once (plan/plan.h) */
+    uint64_t carried_bytes; /* on host, under way: what a step leaves to the next (plan/plan.h) */
+    uint64_t kept_bytes;    /* what second places take, or would take, if steps commit */
     uint64_t padding_bytes[TIER_COUNT]; /* alignment and rounding */
     uint64_t moving_bytes[TIER_COUNT];  /* under way, above all homes */
     uint64_t budget_bytes[TIER_COUNT], peak_bytes[TIER_COUNT];

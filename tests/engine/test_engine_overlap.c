@@ -94,6 +94,7 @@ static fixture_sets all_on_nvme(const char *update, const char *lookahead)
     fixture_set(&sets, "debug.schedule.lookahead=%s", lookahead);
     fixture_set(&sets, "schedule.tile_elems=65536");
     fixture_set(&sets, "run.steps=8");
+    fixture_set(&sets, "tiers.host.budget=6MiB"); /* with more, steps need to read nothing */
     return sets;
 }
 

@@ -304,6 +304,28 @@ static inline void run_copy(ranks_run *run, const program *prog, uint32_t rank, 
            source->size_bytes / TILE_BLOCK_BYTES * sizeof(uint64_t));
 }
 
+/* Gives other values to memory that a program may not rely on: all but homes and buffers that are
+ * carried in. */
+static inline void run_forget_transients(ranks_run *run, const program *prog)
+{
+    for (int a = TIER_DEVICE; a < TIER_NVME; a++) {
+        uint64_t cells = prog->peak_bytes[a] / TILE_BLOCK_BYTES;
+        bool *stays = calloc(cells + 1, sizeof *stays);
+        assert_non_null(stays);
+        for (uint64_t i = 0; i < prog->buffer_count; i++) {
+            const buffer *at = &prog->buffers[i];
+            if (at->arena == a && (at->is_home || (at->carried & CARRIED_IN)))
+                memset(stays + at->offset_bytes / TILE_BLOCK_BYTES, 1,
+                       at->size_bytes / TILE_BLOCK_BYTES);
+        }
+        for (uint32_t rank = 0; rank < run->world; rank++)
+            for (uint64_t c = 0; c < cells; c++)
+                if (!stays[c])
+                    run->cells[rank][a][c] = 0xbad;
+        free(stays);
+    }
+}
+
 /* The program on all ranks, op by op in issue order. `step` and `version`: of the params it must
  * find. */
 static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t step,
@@ -312,6 +334,7 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
     const program *prog = &run->set->programs[kind];
     run->step = step;
     run->version = version;
+    run_forget_transients(run, prog);
     for (uint64_t i = 0; i < prog->op_count; i++) {
         const op *item = &prog->ops[i];
         if (item->kind == OP_ALL_GATHER)

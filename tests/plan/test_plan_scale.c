@@ -334,9 +334,11 @@ struct held {
 };
 
 /* The lowest aligned address whose bytes are nobody's, tried one by one. */
-static uint64_t lowest_place(const struct held *list, uint64_t size_bytes, uint64_t residue)
+static uint64_t lowest_place(const struct held *list, uint64_t size_bytes, uint64_t residue,
+                             uint64_t from_bytes)
 {
-    for (uint64_t at = SPACE_FLOOR; at + size_bytes <= SPACE_BUDGET; at += TILE_BLOCK_BYTES) {
+    for (uint64_t at = size_max(SPACE_FLOOR, from_bytes); at + size_bytes <= SPACE_BUDGET;
+         at += TILE_BLOCK_BYTES) {
         if (residue != PLANI_ANY && at % TILE_PERIOD_BYTES != residue)
             continue;
         bool is_free = true;
@@ -359,6 +361,7 @@ static void space_is_first_fit(void **state)
 {
     (void)state;
     static const uint64_t residues[] = {PLANI_ANY, TILE_RESIDUE_STATE, TILE_RESIDUE_GRADS};
+    static const uint64_t from_bytes[] = {0, SPACE_BUDGET / 2};
     int found = 0, full = 0;
     for (uint64_t seed = 1; seed <= 20; seed++) {
         struct plani_space space;
@@ -373,14 +376,17 @@ static void space_is_first_fit(void **state)
             }
             uint64_t size = TILE_BLOCK_BYTES * (1 + 7 * rng_below(seed, 79, n + 1, 9));
             uint64_t residue = residues[rng_below(seed, 79, n + 2, 3)], place;
-            assert_int_equal(plani_space_find(&space, size, residue, &place), 0);
-            assert_int_equal(place, lowest_place(list, size, residue));
+            uint64_t from = from_bytes[rng_below(seed, 79, n + 3, 2)];
+            assert_int_equal(plani_space_find(&space, size, residue, from, &place), 0);
+            assert_int_equal(place, lowest_place(list, size, residue, from));
             found += place != UINT64_MAX;
             full += place == UINT64_MAX;
             if (place == UINT64_MAX)
                 continue;
+            assert_true(plani_space_is_free(&space, place, place + size));
             assert_int_equal(
                 plani_space_take(&space, place, place + size, (uint32_t)n, no_order, NULL), 0);
+            assert_false(plani_space_is_free(&space, place, place + TILE_BLOCK_BYTES));
             *slot = (struct held){place, place + size};
         }
         plani_space_fini(&space);

@@ -26,6 +26,7 @@ if(TARGET sluice_profile)
     sluice_test(test_train_lora LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_frozen LIBS train_fixture comm_fixture LABELS cpu nvme debug TIMEOUT 120)
     sluice_test(test_train_split LIBS train_fixture comm_fixture LABELS cpu nvme debug TIMEOUT 120)
+    sluice_test(test_train_carry LIBS train_fixture comm_fixture LABELS cpu nvme TIMEOUT 120)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_stops LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES llama-fp16 gpt2-fp16-untied-cut-lion gpt2-bf16-adagrad

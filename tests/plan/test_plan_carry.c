@@ -1,0 +1,264 @@
+/* Tiles that a step carries to the next one (src/plan/carry.c). Programs run on numbers
+ * (plan_ranks_run.h), in which only homes and what is carried survive from program to program:
+ *
+ *   - with any number of carried tiles every update finds the state and the gradient of its step,
+ *     also after a save, a flush, an evaluation and a skipped step;
+ *   - what is carried is read once a step, and its gradient never goes to the drives;
+ *   - a transient that outlives the first fill keeps off the region, and others use it;
+ *   - where a program has no room for the region, fewer tiles are carried, and no less than fit;
+ *   - the step gets shorter, and nothing is carried with other updates. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan/search_internal.h"
+#include "tests/plan/plan_fixture.h"
+#include "tests/plan/plan_ranks_run.h"
+
+enum { SEEDS = 120 };
+
+static void carried_job(random_job *r, uint64_t seed)
+{
+    fixture_ranks(r, seed, 1 + seed % 3, (uint32_t)(seed / 3 % 4));
+    if (seed % 4 == 0)
+        fixture_split(r);
+    if (seed % 5 == 0)
+        fixture_freeze(r);
+    r->job.update = UPDATE_IN_NEXT_FORWARD;
+    r->job.machine.drive_read_bytes_per_second = 200e6;
+    r->job.machine.drive_write_bytes_per_second = 400e6;
+    for (uint32_t u = 0; u < r->job.unit_count; u++) {
+        if (draw(r, 4))
+            r->homes[STATE_OPTIMIZER][u] = TIER_NVME;
+        if (draw(r, 4))
+            r->homes[STATE_GRADS][u] = TIER_NVME;
+    }
+    run_make_roomy(r);
+}
+
+/* The job with so many parts of the host for copies and for carried tiles. */
+static int compile_parts(const random_job *r, uint32_t copy_parts, uint32_t carried_parts,
+                         uint64_t tile_elems, plan_set *set)
+{
+    struct plani_point point = plani_plain_point(&r->job, tile_elems);
+    plani_work work = {0};
+    point.copy_parts = copy_parts;
+    point.carried_parts = carried_parts;
+    int rc = plani_compile_point(&r->job, &point, set, &work);
+    plani_work_fini(&work);
+    return rc;
+}
+
+static void every_update_finds_what_was_carried(void **state)
+{
+    (void)state;
+    uint64_t with_state = 0, with_grads = 0, jobs = 0, used = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        random_job r;
+        carried_job(&r, seed);
+        plan_set set;
+        uint32_t parts = 1 + (uint32_t)(seed % 3) * 3;
+        if (seed % 2)
+            r.job.budget_bytes[TIER_HOST] = (6 + seed % 16) * MIB;
+        int rc = compile_parts(&r, seed / 2 % 2 * 2, parts, TILE_ELEMS_STEP, &set);
+        if (rc == ERR_NO_FIT && seed % 2)
+            continue;
+        if (rc < 0)
+            fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+        ranks_run run;
+        run_life(&run, &r, &set); /* first, steady, steady, flush; then first */
+        run_program(&run, PROGRAM_SAVE, 4, 4);
+        run_program(&run, PROGRAM_STEADY, 5, 4);
+        run_program(&run, PROGRAM_SAVE, 5, 4);
+        run_program(&run, PROGRAM_FLUSH, 5, 5);
+        run_program(&run, PROGRAM_FIRST, 6, 5); /* skipped: its update is dropped */
+        run_program(&run, PROGRAM_FIRST, 6, 5);
+        run_program(&run, PROGRAM_FLUSH, 6, 6);
+        run_program(&run, PROGRAM_EVAL, 6, 6);
+        for (uint32_t i = 0; i < set.carried_count; i++) {
+            with_state += set.carried[i].kind == STATE_OPTIMIZER;
+            with_grads += set.carried[i].kind == STATE_GRADS;
+        }
+        jobs += set.carried_count > 0;
+        const program *steady = &set.programs[PROGRAM_STEADY];
+        for (uint64_t i = steady->home_count; i < steady->buffer_count; i++)
+            used += steady->buffers[i].arena == TIER_HOST && !steady->buffers[i].carried &&
+                    steady->buffers[i].offset_bytes < set.carried_end;
+        run_end(&run);
+        plan_set_fini(&set);
+    }
+    print_message("%llu of %d jobs carry %llu tiles of state and %llu of gradients; %llu other "
+                  "buffers lie in the region\n",
+                  (unsigned long long)jobs, SEEDS, (unsigned long long)with_state,
+                  (unsigned long long)with_grads, (unsigned long long)used);
+    assert_true(jobs > SEEDS / 2 && with_state > SEEDS && with_grads > SEEDS && used > 0);
+}
+
+/* True if the op moves the tile between its home on the drives and memory. */
+static bool moves(const plan_set *set, const op *item, const plan_carried *piece, enum op_kind kind)
+{
+    const uint32_t *homes = piece->kind == STATE_GRADS ? set->homes.grads : set->homes.optimizer;
+    return item->kind == kind && item->unit == piece->unit && item->tile == piece->tile &&
+           op_operand(item, kind == OP_READ ? ROLE_SOURCE : ROLE_TARGET)->buffer_idx ==
+               homes[piece->unit];
+}
+
+static uint64_t count_moves(const plan_set *set, enum program_kind which, const plan_carried *piece,
+                            enum op_kind kind)
+{
+    const program *prog = &set->programs[which];
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        count += moves(set, &prog->ops[i], piece, kind);
+    return count;
+}
+
+static void what_is_carried_is_read_ahead(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= SEEDS / 2; seed++) {
+        random_job r;
+        carried_job(&r, seed);
+        r.job.needs_save_places = r.job.commits = false;
+        plan_set set;
+        assert_int_equal(compile_parts(&r, 0, 4, TILE_ELEMS_STEP, &set), 0);
+        for (uint32_t i = 0; i < set.carried_count; i++) {
+            const plan_carried *piece = &set.carried[i];
+            bool is_state = piece->kind == STATE_OPTIMIZER;
+            assert_int_equal(count_moves(&set, PROGRAM_FIRST, piece, OP_READ), is_state);
+            assert_int_equal(count_moves(&set, PROGRAM_STEADY, piece, OP_READ), is_state);
+            assert_int_equal(count_moves(&set, PROGRAM_FLUSH, piece, OP_READ), 0);
+            assert_int_equal(count_moves(&set, PROGRAM_STEADY, piece, OP_WRITE), is_state);
+            assert_int_equal(count_moves(&set, PROGRAM_FIRST, piece, OP_WRITE), 0);
+        }
+        plan_set_fini(&set);
+    }
+}
+
+/* The programs of a set in the places of another one do not fit together. */
+static void a_wrong_seam_is_found(void **state)
+{
+    (void)state;
+    random_job r;
+    carried_job(&r, 1);
+    plan_set set, other;
+    r.job.budget_bytes[TIER_HOST] = 24 * MIB;
+    assert_int_equal(compile_parts(&r, 0, 1, TILE_ELEMS_STEP, &set), 0);
+    assert_int_equal(compile_parts(&r, 0, 4, TILE_ELEMS_STEP, &other), 0);
+    assert_true(set.carried_count > 0 && other.carried_count > set.carried_count);
+    const program *first = &set.programs[PROGRAM_FIRST];
+    assert_int_equal(program_check_seam(first, &set.programs[PROGRAM_STEADY]), 0);
+    assert_int_equal(program_check_seam(first, &other.programs[PROGRAM_STEADY]), ERR_INTERNAL);
+    assert_int_equal(program_check_seam(&set.programs[PROGRAM_EVAL], &set.programs[PROGRAM_STEADY]),
+                     ERR_INTERNAL);
+    assert_int_equal(program_check_seam(first, &set.programs[PROGRAM_EVAL]), 0);
+    plan_set_fini(&set);
+    plan_set_fini(&other);
+}
+
+/* Budgets in which the steady step carries much, while some other program has no room for it. */
+static void fewer_tiles_are_carried_where_room_is_short(void **state)
+{
+    (void)state;
+    uint64_t short_of_room = 0, still_carried = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        random_job r;
+        carried_job(&r, seed);
+        r.job.budget_bytes[TIER_HOST] = (4 + seed % 12) * MIB;
+        r.job.tile_elems = TILE_ELEMS_STEP;
+        bool is_short = false;
+        plan_set plain;
+        if (compile_parts(&r, 0, 0, TILE_ELEMS_STEP, &plain) < 0)
+            continue;
+        plan_set_fini(&plain);
+        for (uint32_t parts = 1; parts < PLANI_PARTS && !is_short; parts++) {
+            struct plani_point point = plani_plain_point(&r.job, TILE_ELEMS_STEP);
+            struct plani_figures step;
+            plani_work work = {0};
+            plan_set set;
+            point.carried_parts = parts;
+            is_short = plani_try_step(&r.job, &point, 0, &step, &work) == 0 &&
+                       compile_parts(&r, 0, parts, TILE_ELEMS_STEP, &set) == ERR_NO_FIT;
+            if (!is_short)
+                plan_set_fini(&set);
+            plani_work_fini(&work);
+        }
+        if (!is_short)
+            continue;
+        plan_set set;
+        short_of_room++;
+        int rc = plan_compile(&r.job, &set);
+        if (rc < 0)
+            fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+        still_carried += set.carried_count > 0;
+        plan_set_fini(&set);
+    }
+    print_message("%llu jobs have a program without room; %llu of them carry something\n",
+                  (unsigned long long)short_of_room, (unsigned long long)still_carried);
+    assert_true(short_of_room > 0 && still_carried > 0);
+}
+
+static void carrying_makes_the_step_shorter(void **state)
+{
+    (void)state;
+    uint64_t jobs = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        random_job r;
+        carried_job(&r, seed);
+        plan_set set;
+        run_compile(&r, seed, &set);
+        struct plani_point point = plani_plain_point(&r.job, set.tile_elems);
+        struct plani_figures with, without;
+        plani_work work = {0};
+        point.held = set.held_stages;
+        point.commit = set.commit;
+        if (set.carried_count > 0 && set.copy_bytes == 0) {
+            assert_int_equal(plani_try_step(&r.job, &point, 0, &without, &work), 0);
+            with.ns = set.programs[PROGRAM_STEADY].predicted_ns;
+            assert_true(with.ns < without.ns);
+            jobs++;
+        }
+        plani_work_fini(&work);
+        plan_set_fini(&set);
+    }
+    print_message("%llu of %d jobs carry, without copies\n", (unsigned long long)jobs, SEEDS);
+    assert_true(jobs > 0);
+}
+
+static void nothing_is_carried_with_other_updates(void **state)
+{
+    (void)state;
+    static const enum update others[] = {UPDATE_AFTER_BACKWARD, UPDATE_IN_BACKWARD,
+                                         UPDATE_DELAYED_ONE_STEP};
+    for (uint64_t seed = 1; seed <= SEEDS / 4; seed++) {
+        random_job r;
+        carried_job(&r, seed);
+        r.job.update = others[seed % 3];
+        plan_set set;
+        assert_int_equal(compile_parts(&r, 0, 8, TILE_ELEMS_STEP, &set), 0);
+        assert_int_equal(set.carried_count, 0);
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            for (uint64_t i = 0; i < set.programs[k].buffer_count; i++)
+                assert_int_equal(set.programs[k].buffers[i].carried, 0);
+        plan_set_fini(&set);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_update_finds_what_was_carried),
+        cmocka_unit_test(what_is_carried_is_read_ahead),
+        cmocka_unit_test(a_wrong_seam_is_found),
+        cmocka_unit_test(fewer_tiles_are_carried_where_room_is_short),
+        cmocka_unit_test(carrying_makes_the_step_shorter),
+        cmocka_unit_test(nothing_is_carried_with_other_updates),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
