@@ -224,13 +224,17 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
     size_t offset = 0;
     *worker = (attention_worker){0};
     worker->scores = take(base, &offset, rows * attention->score_stride);
-    worker->output = take(base, &offset, rows * attention->head_stride);
-    worker->row_max = take(base, &offset, rows);
-    worker->row_sum = take(base, &offset, rows);
     if (backward) {
+        uint64_t tokens = attention->desc.tokens;
         worker->prob_grads = take(base, &offset, rows * attention->score_stride);
-        worker->key_grads = take(base, &offset, attention->desc.tokens * attention->head_stride);
-        worker->value_grads = take(base, &offset, attention->desc.tokens * attention->head_stride);
+        worker->query_grads = take(base, &offset, tokens * attention->head_stride);
+        worker->key_grads = take(base, &offset, tokens * attention->head_stride);
+        worker->value_grads = take(base, &offset, tokens * attention->head_stride);
+        worker->delta = take(base, &offset, tokens);
+    } else {
+        worker->output = take(base, &offset, rows * attention->head_stride);
+        worker->row_max = take(base, &offset, rows);
+        worker->row_sum = take(base, &offset, rows);
     }
     if (attention->product_type != attention->desc.type) {
         worker->wide_q = take(base, &offset, rows * dim);

@@ -5,7 +5,8 @@
  * masked.
  *
  * A task is one key/value head of one sequence. If there are few heads, each is divided into
- * several tasks, which take its query blocks in turn. */
+ * several tasks, which take its query blocks in turn. BUNCH blocks go through the keys together, so
+ * that a chunk which comes from memory serves all of them. */
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
@@ -16,6 +17,7 @@
 enum {
     CHUNK_KEYS = 256, /* 32 KiB of scores stay in the first-level cache */
     CHUNK_STRIPS = CHUNK_KEYS / TILE_DEPTH,
+    BUNCH = 8,          /* query blocks that use a chunk in turn; see forward_bunch */
     TASKS_A_THREAD = 4, /* heads are divided if they give a thread fewer tasks */
     STRIP_SUMS = 4 * TILE_SUMS,
 };
@@ -24,14 +26,16 @@ enum {
 struct forward_worker {
     uint16_t *keys;   /* left tiles [T/16][D/32] of K */
     uint16_t *values; /* left tiles [D/16][T/32] of V' */
-    uint16_t *query;  /* right tiles [2][D/32] of Q' */
     uint16_t *probs;  /* right tiles [2][CHUNK_STRIPS] of P' */
     float *scores;    /* sum tiles [CHUNK_STRIPS][2][2] of S' */
-    float *output;    /* sum tiles [D/16][2] of O' */
+    uint16_t *query;  /* [BUNCH] times right tiles [2][D/32] of Q' */
+    float *output;    /* [BUNCH] times sum tiles [D/16][2] of O' */
 };
 
 /* The state of 32 queries, one in each lane. */
 struct forward_state {
+    uint16_t *query;           /* their tiles in the scratch */
+    float *output;             /* the same */
     __m512 largest[2], sum[2]; /* largest: of the scores times c; sum: of their exponentials */
 };
 
@@ -49,10 +53,10 @@ static size_t worker_layout(const attention_desc *desc, char *base, struct forwa
     size_t offset = 0;
     worker->keys = (uint16_t *)take(base, &offset, 2048 * strips * chunks);
     worker->values = (uint16_t *)take(base, &offset, 2048 * strips * chunks);
-    worker->query = (uint16_t *)take(base, &offset, 2048 * chunks);
     worker->probs = (uint16_t *)take(base, &offset, 2048 * CHUNK_STRIPS);
     worker->scores = (float *)take(base, &offset, 4096 * CHUNK_STRIPS);
-    worker->output = (float *)take(base, &offset, 4096 * chunks);
+    worker->query = (uint16_t *)take(base, &offset, BUNCH * 2048 * chunks);
+    worker->output = (float *)take(base, &offset, BUNCH * 4096 * chunks);
     return offset;
 }
 
@@ -116,7 +120,7 @@ static inline void strip_probs(const float *scores, bool diagonal, __m512 factor
 /* Raises the state to the new largest scores; where they grew, the sums and the output are scaled
  * down. */
 static void state_raise(struct forward_state *state, const __m512 largest[2], bool first,
-                        uint64_t chunks, float *output)
+                        uint64_t chunks)
 {
     for (int half = 0; half < 2; half++) {
         __mmask16 grown = _mm512_cmp_ps_mask(largest[half], state->largest[half], _CMP_NEQ_UQ);
@@ -127,7 +131,7 @@ static void state_raise(struct forward_state *state, const __m512 largest[2], bo
         state->sum[half] = _mm512_mul_ps(state->sum[half], factor);
         for (uint64_t tile = 0; tile < 2 * chunks; tile++)
             for (int row = 0; row < TILE; row++) {
-                float *at = output + (2 * tile + (uint64_t)half) * TILE_SUMS + row * TILE;
+                float *at = state->output + (2 * tile + (uint64_t)half) * TILE_SUMS + row * TILE;
                 _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), factor));
             }
     }
@@ -146,7 +150,7 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
     size_t key_step = chunks * TILE_HALVES, value_step = key_strips * TILE_HALVES;
     for (uint64_t strip = 0; strip <= strips; strip++) {
         if (strip < strips)
-            tiles_product(worker->keys + (begin + strip) * 2 * key_step, key_step, worker->query,
+            tiles_product(worker->keys + (begin + strip) * 2 * key_step, key_step, state->query,
                           key_step, chunks, worker->scores + strip * STRIP_SUMS, 2 * TILE_SUMS,
                           true);
         tiles_fence();
@@ -157,7 +161,7 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
     __m512 offset[2], sum[4];
     for (int half = 0; half < 2; half++)
         largest[half] = _mm512_max_ps(_mm512_mul_ps(largest[half], factor), state->largest[half]);
-    state_raise(state, largest, begin == 0, chunks, worker->output);
+    state_raise(state, largest, begin == 0, chunks);
     for (int half = 0; half < 2; half++) {
         offset[half] = _mm512_sub_ps(_mm512_setzero_ps(), largest[half]);
         sum[half] = state->sum[half];
@@ -177,14 +181,13 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
     for (uint64_t tile = 0; tile < 2 * chunks; tile += 2)
         tiles_product(worker->values + tile * value_step + begin * TILE_HALVES, value_step,
                       worker->probs, CHUNK_STRIPS * TILE_HALVES, strips,
-                      worker->output + tile * 2 * TILE_SUMS, 2 * TILE_SUMS, begin == 0);
+                      state->output + tile * 2 * TILE_SUMS, 2 * TILE_SUMS, begin == 0);
     tiles_fence();
 }
 
 /* Divides by the sums and rounds into the output and lse of the caller. */
-static void forward_finish(const attention_amx_pass *pass, const struct forward_worker *worker,
-                           const struct forward_state *state, uint64_t batch, uint64_t head,
-                           uint64_t first_row)
+static void forward_finish(const attention_amx_pass *pass, const struct forward_state *state,
+                           uint64_t batch, uint64_t head, uint64_t first_row)
 {
     const attention_desc *desc = pass->desc;
     uint64_t dim = desc->head_dim, rows = size_min(TILE_DEPTH, desc->tokens - first_row);
@@ -200,7 +203,7 @@ static void forward_finish(const attention_amx_pass *pass, const struct forward_
             lse[first + i] = (float)((double)largest[i] * 0x1.62e42fefa39efp-1) + logf(sum[i]);
         __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), state->sum[half]);
         for (uint64_t tile = 0; tile * TILE < dim; tile++) {
-            const float *sums = worker->output + (2 * tile + half) * TILE_SUMS;
+            const float *sums = state->output + (2 * tile + half) * TILE_SUMS;
             __m512i r[TILE];
 #pragma GCC unroll 16
             for (int i = 0; i < TILE; i++)
@@ -215,7 +218,8 @@ static void forward_finish(const attention_amx_pass *pass, const struct forward_
     }
 }
 
-static void forward_block(const attention_amx_pass *pass, const struct forward_worker *worker,
+/* Packs the queries of a block and sets its state to the beginning. */
+static void forward_begin(const attention_amx_pass *pass, struct forward_state *state,
                           uint64_t batch, uint64_t head, uint64_t block)
 {
     const attention_desc *desc = pass->desc;
@@ -224,17 +228,37 @@ static void forward_block(const attention_amx_pass *pass, const struct forward_w
         (const uint16_t *)pass->q + (batch * desc->tokens + first_row) * desc->qkv_stride +
             head * desc->head_dim,
         desc->qkv_stride, size_min(TILE_DEPTH, desc->tokens - first_row), desc->head_dim};
-    pack_right(&query, TILE_DEPTH, size_div_up(desc->head_dim, TILE_DEPTH), worker->query);
-    struct forward_state state;
+    pack_right(&query, TILE_DEPTH, size_div_up(desc->head_dim, TILE_DEPTH), state->query);
     for (int half = 0; half < 2; half++) {
-        state.largest[half] = _mm512_set1_ps(-INFINITY);
-        state.sum[half] = _mm512_setzero_ps();
+        state->largest[half] = _mm512_set1_ps(-INFINITY);
+        state->sum[half] = _mm512_setzero_ps();
     }
-    for (uint64_t begin = 0; begin <= block; begin += CHUNK_STRIPS) {
-        uint64_t strips = size_min(CHUNK_STRIPS, block + 1 - begin);
-        forward_chunk(desc, worker, &state, begin, strips, begin + strips == block + 1);
+}
+
+/* Up to BUNCH query blocks of a head: `first`, first + step, and so on, below `blocks`. */
+static void forward_bunch(const attention_amx_pass *pass, const struct forward_worker *worker,
+                          uint64_t batch, uint64_t head, uint64_t first, uint64_t step,
+                          uint64_t blocks)
+{
+    uint64_t chunks = size_div_up(pass->desc->head_dim, TILE_DEPTH);
+    uint64_t count = size_min(BUNCH, size_div_up(blocks - first, step));
+    uint64_t last = first + (count - 1) * step;
+    struct forward_state states[BUNCH];
+    for (uint64_t i = 0; i < count; i++) {
+        states[i].query = worker->query + i * chunks * 2 * TILE_HALVES;
+        states[i].output = worker->output + i * chunks * 4 * TILE_SUMS;
+        forward_begin(pass, &states[i], batch, head, first + i * step);
     }
-    forward_finish(pass, worker, &state, batch, head, first_row);
+    for (uint64_t begin = 0; begin <= last; begin += CHUNK_STRIPS)
+        for (uint64_t i = 0; i < count; i++) {
+            uint64_t end = first + i * step + 1;
+            if (begin >= end)
+                continue;
+            uint64_t strips = size_min(CHUNK_STRIPS, end - begin);
+            forward_chunk(pass->desc, worker, &states[i], begin, strips, begin + strips == end);
+        }
+    for (uint64_t i = 0; i < count; i++)
+        forward_finish(pass, &states[i], batch, head, (first + i * step) * TILE_DEPTH);
 }
 
 /* Part `part` of `parts` of the query blocks of one key/value head. */
@@ -254,8 +278,8 @@ static void forward_task(const attention_amx_pass *pass, const struct forward_wo
     pack_left(&keys, rows, chunks, worker->keys);
     pack_depth(&values, rows, chunks, blocks, true, worker->values);
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (uint64_t block = part; block < blocks; block += parts)
-            forward_block(pass, worker, batch, head, block);
+        for (uint64_t block = part; block < blocks; block += BUNCH * parts)
+            forward_bunch(pass, worker, batch, head, block, parts, blocks);
 }
 
 void cpui_attention_amx_forward(const attention_amx_pass *pass)

@@ -1,12 +1,14 @@
 /* The backward pass of block-wise causal attention (Dao et al., FlashAttention, 2022, section 3.1).
  *
  * One task is one key/value head of one sequence. It loops over the query heads of its group in
- * order, over their query blocks, and over the key blocks of each. P is recomputed from the saved
- * lse, then
+ * order, over their key blocks, and over the query blocks that see each. P is recomputed from the
+ * saved lse, then
  *   dP = dO V^T,  dS = P * (dP - rowsum(dO * O)) * scale,
  *   dV += P^T dO,  dK += dS^T Q,  dQ += dS K.
- * dK and dV of the task are summed in fp32 in the scratch of the thread and rounded once. A task
- * runs on one thread in a fixed order, so the number of threads does not change a bit. */
+ * The sums are fp32, in the scratch of the thread, and are rounded once. Key blocks are larger than
+ * query blocks, and have two sums. So they are outside: their operands are prepared once, and their
+ * sums stay in cache while the smaller dQ of each query block comes and goes. A task runs on one
+ * thread in a fixed order, so the number of threads does not change a bit. */
 #include <omp.h>
 #include <string.h>
 
@@ -21,9 +23,11 @@ struct backward_args {
     void *q_grad, *k_grad, *v_grad;
 };
 
-/* One query block of one head. */
-struct query_block {
-    uint64_t batch, head, kv_head, first_row, rows;
+/* One query block and one key block of one head, and their elements in the tensors. */
+struct block_pair {
+    uint64_t first_row, rows, key, cols;
+    uint64_t q_elem, out_elem, kv_elem;
+    const float *lse; /* [rows] */
 };
 
 /* Rounds `rows` rows of fp32 sums into a head of a gradient, which is laid out like q, k and v. */
@@ -38,84 +42,106 @@ static void store_rows(const kernel_attention *attention, const float *sums, voi
             desc->type, desc->head_dim);
 }
 
-/* The operands of a query block that the products of the library read. */
-struct query_operands {
-    const void *q, *output_grad;
-};
-
-/* One key block, from key `key` on, by the products of the library. `kv_elem` is its first element
- * in k and v. */
-static void backward_keys(const kernel_attention *attention, const struct backward_args *args,
-                          attention_worker *worker, const struct query_operands *query,
-                          const score_block *block, uint64_t key, uint64_t kv_elem,
-                          const float *lse)
-{
-    uint64_t stride = attention->desc.qkv_stride, cols = block->cols;
-    const block_shape *shape = cpui_attention_shape(attention, block->rows, cols);
-    const void *k =
-        cpui_attention_operand(attention, args->k, kv_elem, stride, cols, worker->wide_k);
-    const void *v =
-        cpui_attention_operand(attention, args->v, kv_elem, stride, cols, worker->wide_v);
-    cpui_attention_product(worker, shape, PRODUCT_SCORES, query->q, k, worker->scores);
-    cpui_attention_product(worker, shape, PRODUCT_PROB_GRAD, query->output_grad, v,
-                           worker->prob_grads);
-    attention->rows->softmax_grad(block, worker->prob_grads, lse, worker->row_max);
-    cpui_attention_product(worker, shape, PRODUCT_VALUE_GRAD, worker->scores, query->output_grad,
-                           worker->value_grads + key * attention->head_stride);
-    cpui_attention_product(worker, shape, PRODUCT_KEY_GRAD, worker->prob_grads, query->q,
-                           worker->key_grads + key * attention->head_stride);
-    cpui_attention_product(worker, shape, PRODUCT_QUERY_GRAD, worker->prob_grads, k,
-                           worker->output);
-}
-
-static void backward_block(const kernel_attention *attention, const struct backward_args *args,
-                           attention_worker *worker, const struct query_block *query)
+/* A pair of blocks by the products of the library. k and v are its key block as they read it. */
+static void backward_products(const kernel_attention *attention, const struct backward_args *args,
+                              attention_worker *worker, const struct block_pair *pair,
+                              const void *k, const void *v, const score_block *block)
 {
     const attention_desc *desc = &attention->desc;
-    uint64_t dim = desc->head_dim, stride = desc->qkv_stride, out_stride = desc->heads * dim;
-    uint64_t batch_first = query->batch * desc->tokens * stride;
-    uint64_t q_elem = batch_first + query->first_row * stride + query->head * dim;
-    uint64_t out_elem =
-        (query->batch * desc->tokens + query->first_row) * out_stride + query->head * dim;
-    const float *lse =
-        args->lse + (query->batch * desc->heads + query->head) * desc->tokens + query->first_row;
-    struct query_operands operands = {
-        cpui_attention_operand(attention, args->q, q_elem, stride, query->rows, worker->wide_q),
-        cpui_attention_operand(attention, args->output_grad, out_elem, out_stride, query->rows,
-                               worker->wide_output_grad)};
+    const block_shape *shape = cpui_attention_shape(attention, pair->rows, pair->cols);
+    const void *q = cpui_attention_operand(attention, args->q, pair->q_elem, desc->qkv_stride,
+                                           pair->rows, worker->wide_q);
+    const void *output_grad =
+        cpui_attention_operand(attention, args->output_grad, pair->out_elem,
+                               desc->heads * desc->head_dim, pair->rows, worker->wide_output_grad);
+    cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
+    cpui_attention_product(worker, shape, PRODUCT_PROB_GRAD, output_grad, v, worker->prob_grads);
+    attention->rows->softmax_grad(block, worker->prob_grads, pair->lse,
+                                  worker->delta + pair->first_row);
+    cpui_attention_product(worker, shape, PRODUCT_VALUE_GRAD, worker->scores, output_grad,
+                           worker->value_grads + pair->key * attention->head_stride);
+    cpui_attention_product(worker, shape, PRODUCT_KEY_GRAD, worker->prob_grads, q,
+                           worker->key_grads + pair->key * attention->head_stride);
+    cpui_attention_product(worker, shape, PRODUCT_QUERY_GRAD, worker->prob_grads, k,
+                           worker->query_grads + pair->first_row * attention->head_stride);
+}
+
+/* The same by attention_dots.h, which has the key block already. */
+static void backward_dots(const kernel_attention *attention, const struct backward_args *args,
+                          attention_worker *worker, const struct block_pair *pair,
+                          const score_block *block)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t stride = attention->head_stride;
+    dots_rows q = attention_dots_rows(args->q, pair->q_elem, desc->qkv_stride, pair->rows);
+    dots_rows grad = attention_dots_rows(args->output_grad, pair->out_elem,
+                                         desc->heads * desc->head_dim, pair->rows);
+    dots_sums sums = {worker->query_grads + pair->first_row * stride,
+                      worker->key_grads + pair->key * stride,
+                      worker->value_grads + pair->key * stride, stride};
+    cpui_attention_dots_queries(&worker->dots, &q, &grad);
+    cpui_attention_dots_backward(&worker->dots, block, worker->prob_grads, pair->lse,
+                                 worker->delta + pair->first_row, &sums);
+}
+
+/* One key block, from key `key` on, and all query blocks of a head that see it. `head` has the
+ * elements and lse of its first query row and its first key. */
+static void backward_keys(const kernel_attention *attention, const struct backward_args *args,
+                          attention_worker *worker, const struct block_pair *head, uint64_t key)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t stride = desc->qkv_stride, out_stride = desc->heads * desc->head_dim;
+    uint64_t keys = size_min(attention->key_rows, desc->tokens - key);
+    uint64_t kv_elem = head->kv_elem + key * stride;
+    const void *k = NULL, *v = NULL;
     if (attention->by_dots) {
-        dots_rows q = attention_dots_rows(args->q, q_elem, stride, query->rows);
-        dots_rows grad = attention_dots_rows(args->output_grad, out_elem, out_stride, query->rows);
-        cpui_attention_dots_queries(&worker->dots, &q, &grad);
+        dots_rows keys_of = attention_dots_rows(args->k, kv_elem, stride, keys);
+        dots_rows values = attention_dots_rows(args->v, kv_elem, stride, keys);
+        cpui_attention_dots_keys(&worker->dots, &keys_of, &values);
+    } else {
+        k = cpui_attention_operand(attention, args->k, kv_elem, stride, keys, worker->wide_k);
+        v = cpui_attention_operand(attention, args->v, kv_elem, stride, keys, worker->wide_v);
     }
-    float *delta = worker->row_max;
-    for (uint64_t row = 0; row < query->rows; row++) {
-        uint64_t elem = out_elem + row * out_stride;
-        delta[row] =
+    for (uint64_t row = key; row < desc->tokens; row += attention->query_rows) {
+        uint64_t rows = size_min(attention->query_rows, desc->tokens - row);
+        struct block_pair pair = {.first_row = row,
+                                  .rows = rows,
+                                  .key = key,
+                                  .cols = size_min(keys, row + rows - key),
+                                  .q_elem = head->q_elem + row * stride,
+                                  .out_elem = head->out_elem + row * out_stride,
+                                  .kv_elem = kv_elem,
+                                  .lse = head->lse + row};
+        score_block block = {rows,        pair.cols,      attention->score_stride, row - key + 1,
+                             desc->scale, worker->scores, attention->product_type, desc->type};
+        if (attention->by_dots)
+            backward_dots(attention, args, worker, &pair, &block);
+        else
+            backward_products(attention, args, worker, &pair, k, v, &block);
+    }
+}
+
+/* One query head: adds to dK and dV, and writes dQ. */
+static void backward_head(const kernel_attention *attention, const struct backward_args *args,
+                          attention_worker *worker, uint64_t batch, uint64_t head, uint64_t kv_head)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t dim = desc->head_dim, tokens = desc->tokens, out_stride = desc->heads * dim;
+    uint64_t first = batch * tokens * desc->qkv_stride;
+    struct block_pair whole = {.q_elem = first + head * dim,
+                               .out_elem = batch * tokens * out_stride + head * dim,
+                               .kv_elem = first + kv_head * dim,
+                               .lse = args->lse + (batch * desc->heads + head) * tokens};
+    for (uint64_t row = 0; row < tokens; row++) {
+        uint64_t elem = whole.out_elem + row * out_stride;
+        worker->delta[row] =
             attention->rows->dot(attention_at(attention, args->output_grad, elem),
                                  attention_at(attention, args->output, elem), desc->type, dim);
     }
-    memset(worker->output, 0, query->rows * attention->head_stride * sizeof *worker->output);
-    uint64_t keys = query->first_row + query->rows;
-    for (uint64_t key = 0; key < keys; key += attention->key_rows) {
-        uint64_t cols = size_min(attention->key_rows, keys - key);
-        uint64_t kv_elem = batch_first + key * stride + query->kv_head * dim;
-        score_block block = {
-            query->rows, cols,           attention->score_stride, query->first_row - key + 1,
-            desc->scale, worker->scores, attention->product_type, desc->type};
-        if (!attention->by_dots) {
-            backward_keys(attention, args, worker, &operands, &block, key, kv_elem, lse);
-            continue;
-        }
-        uint64_t at = key * attention->head_stride;
-        dots_rows keys_of = attention_dots_rows(args->k, kv_elem, stride, cols);
-        dots_rows values = attention_dots_rows(args->v, kv_elem, stride, cols);
-        dots_sums sums = {worker->output, worker->key_grads + at, worker->value_grads + at,
-                          attention->head_stride};
-        cpui_attention_dots_backward(&worker->dots, &block, worker->prob_grads, &keys_of, &values,
-                                     lse, delta, &sums);
-    }
-    store_rows(attention, worker->output, args->q_grad, q_elem, query->rows);
+    memset(worker->query_grads, 0, tokens * attention->head_stride * sizeof *worker->query_grads);
+    for (uint64_t key = 0; key < tokens; key += attention->key_rows)
+        backward_keys(attention, args, worker, &whole, key);
+    store_rows(attention, worker->query_grads, args->q_grad, whole.q_elem, tokens);
 }
 
 static void backward_task(const kernel_attention *attention, const struct backward_args *args,
@@ -127,11 +153,7 @@ static void backward_task(const kernel_attention *attention, const struct backwa
     memset(worker->value_grads, 0, sums_bytes);
     uint64_t group = desc->heads / desc->kv_heads;
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (uint64_t block = 0; block < attention->query_block_count; block++) {
-            struct query_block query = {batch, head, kv_head, block * attention->query_rows,
-                                        attention_block_rows(attention, block)};
-            backward_block(attention, args, worker, &query);
-        }
+        backward_head(attention, args, worker, batch, head, kv_head);
     uint64_t first = batch * desc->tokens * desc->qkv_stride + kv_head * desc->head_dim;
     store_rows(attention, worker->key_grads, args->k_grad, first, desc->tokens);
     store_rows(attention, worker->value_grads, args->v_grad, first, desc->tokens);

@@ -220,8 +220,8 @@ static uint64_t vectors_of(uint64_t columns)
 }
 
 /* scores[rows, cols] = rows times columns over D. Panels that no row of a patch sees are left
- * out. */
-static void multiply_seen(const attention_dots *dots, const score_block *block,
+ * out. `packed` keys are packed, at least block->cols. */
+static void multiply_seen(const attention_dots *dots, const score_block *block, uint64_t packed,
                           const uint32_t *rows, const uint32_t *columns, float *scores)
 {
     uint64_t words = words_of(dots->head_dim);
@@ -231,17 +231,18 @@ static void multiply_seen(const attention_dots *dots, const score_block *block,
             if (panel >= block->first_valid + row + count - 1)
                 continue;
             struct broadcast a = {rows + row * words, words, 1};
-            multiply(count, vectors_of(block->cols - panel), words, &a, columns + panel * words,
+            multiply(count, vectors_of(packed - panel), words, &a, columns + panel * words,
                      scores + row * block->stride + panel, block->stride, false);
         }
 }
 
 /* sums[rows, D] += P times pairs of keys, up to the last key that a patch sees. A row of P begins
- * every `row_words` words. */
-static void multiply_keys(const attention_dots *dots, const score_block *block, const void *probs,
-                          uint64_t row_words, const uint32_t *pairs, float *sums, uint64_t stride)
+ * every `row_words` words. `packed` as above. */
+static void multiply_keys(const attention_dots *dots, const score_block *block, uint64_t packed,
+                          const void *probs, uint64_t row_words, const uint32_t *pairs, float *sums,
+                          uint64_t stride)
 {
-    uint64_t words = words_of(block->cols);
+    uint64_t words = words_of(block->cols), panel_words = words_of(packed);
     uint64_t chain = block->cols > CHAIN_KEYS ? words_of(size_div_up(block->cols, 2)) : words;
     for (uint64_t panel = 0; panel < dots->head_dim; panel += PANEL) {
         uint64_t vectors = vectors_of(dots->head_dim - panel);
@@ -252,7 +253,7 @@ static void multiply_keys(const attention_dots *dots, const score_block *block, 
                 struct broadcast a = {(const uint32_t *)probs + row * row_words + word, row_words,
                                       1};
                 multiply(count, vectors, size_min(seen - word, chain), &a,
-                         pairs + panel * words + word * vectors * VEC_ELEMS,
+                         pairs + panel * panel_words + word * vectors * VEC_ELEMS,
                          sums + row * stride + panel, stride, true);
             }
         }
@@ -310,21 +311,6 @@ static float largest_score(const float *scores, uint64_t valid)
     return vec_largest(vec_max(largest[0], largest[1]));
 }
 
-/* Scales what was summed before down to the new largest score, and returns that. */
-static float raise_largest(const softmax_state *state, uint64_t row, float largest)
-{
-    float before = state->row_max[row];
-    if (!(largest > before))
-        return before;
-    float factor = before == -INFINITY ? 0.0f : one_exp(before - largest);
-    float *output = state->output + row * state->output_stride;
-    for (uint64_t i = 0; i < state->output_stride; i += VEC_ELEMS)
-        vec_store(output + i, vec_load(output + i) * vec_set(factor));
-    state->row_sum[row] *= factor;
-    state->row_max[row] = largest;
-    return largest;
-}
-
 /* As softmax of attention_rows.h, in the same order; columns up to an even number are written. */
 static void softmax_rows(const score_block *block, const softmax_state *state)
 {
@@ -360,11 +346,11 @@ void cpui_attention_dots_forward(const attention_dots *dots, const score_block *
                                  const softmax_state *state)
 {
     pack_columns(keys, dots->head_dim, dots->key_columns);
-    multiply_seen(dots, block, dots->query_rows, dots->key_columns, block->scores);
+    multiply_seen(dots, block, keys->count, dots->query_rows, dots->key_columns, block->scores);
     softmax_rows(block, state);
     pack_pairs(values, dots->head_dim, dots->value_pairs);
-    multiply_keys(dots, block, block->scores, block->stride, dots->value_pairs, state->output,
-                  state->output_stride);
+    multiply_keys(dots, block, values->count, block->scores, block->stride, dots->value_pairs,
+                  state->output, state->output_stride);
 }
 
 /* ---- backward ---- */
@@ -417,20 +403,25 @@ static void softmax_pairs(const attention_dots *dots, const score_block *block, 
     }
 }
 
-void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
-                                  float *prob_grads, const dots_rows *keys, const dots_rows *values,
-                                  const float *lse, const float *delta, const dots_sums *sums)
+void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values)
 {
+    dots->keys = keys->count;
     pack_columns(keys, dots->head_dim, dots->key_columns);
     pack_columns(values, dots->head_dim, dots->value_columns);
     pack_pairs(keys, dots->head_dim, dots->key_pairs);
-    multiply_seen(dots, block, dots->query_rows, dots->key_columns, block->scores);
-    multiply_seen(dots, block, dots->grad_rows, dots->value_columns, prob_grads);
+}
+
+void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
+                                  float *prob_grads, const float *lse, const float *delta,
+                                  const dots_sums *sums)
+{
+    multiply_seen(dots, block, dots->keys, dots->query_rows, dots->key_columns, block->scores);
+    multiply_seen(dots, block, dots->keys, dots->grad_rows, dots->value_columns, prob_grads);
     softmax_pairs(dots, block, prob_grads, lse, delta);
     multiply_queries(dots, block, block->scores, dots->grad_pairs, sums->values, sums->stride);
     multiply_queries(dots, block, prob_grads, dots->query_pairs, sums->keys, sums->stride);
-    multiply_keys(dots, block, dots->score_grads, block->stride / 2, dots->key_pairs, sums->query,
-                  sums->stride);
+    multiply_keys(dots, block, dots->keys, dots->score_grads, block->stride / 2, dots->key_pairs,
+                  sums->query, sums->stride);
 }
 
 #else
@@ -463,12 +454,16 @@ void cpui_attention_dots_forward(const attention_dots *dots, const score_block *
     (void)dots, (void)block, (void)keys, (void)values, (void)state;
 }
 
-void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
-                                  float *prob_grads, const dots_rows *keys, const dots_rows *values,
-                                  const float *lse, const float *delta, const dots_sums *sums)
+void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values)
 {
-    (void)dots, (void)block, (void)prob_grads, (void)keys, (void)values, (void)lse, (void)delta;
-    (void)sums;
+    (void)dots, (void)keys, (void)values;
+}
+
+void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
+                                  float *prob_grads, const float *lse, const float *delta,
+                                  const dots_sums *sums)
+{
+    (void)dots, (void)block, (void)prob_grads, (void)lse, (void)delta, (void)sums;
 }
 
 #endif

@@ -20,6 +20,7 @@
  * columns remain. Missing rows and columns are zero. */
 struct attention_dots {
     uint64_t head_dim;
+    uint64_t keys;                      /* packed by cpui_attention_dots_keys; backward */
     uint32_t *query_rows;               /* [rows][D/2] */
     uint32_t *key_columns;              /* panels of keys; words along D */
     uint32_t *value_pairs;              /* panels of D; words along keys; forward */
@@ -65,10 +66,13 @@ struct dots_sums {
 };
 typedef struct dots_sums dots_sums;
 
-/* One key block. block->scores and prob_grads are scratch of the same layout; lse and delta have a
- * number for each row. */
+/* Packs a key block for the backward pass. */
+void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values);
+
+/* The packed query block, and the first block->cols of the packed keys. block->scores and
+ * prob_grads are scratch of the same layout; lse and delta have a number for each row. */
 void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
-                                  float *prob_grads, const dots_rows *keys, const dots_rows *values,
-                                  const float *lse, const float *delta, const dots_sums *sums);
+                                  float *prob_grads, const float *lse, const float *delta,
+                                  const dots_sums *sums);
 
 #endif

@@ -59,11 +59,12 @@ struct kernel_attention {
 struct attention_worker {
     float *scores;     /* [query_rows, score_stride] */
     float *prob_grads; /* like scores; backward */
-    float *output;  /* [query_rows, head_stride]: O in the forward pass, dQ in the backward pass */
-    float *row_max; /* [query_rows]: forward: the largest score; backward: delta = rowsum(dO * O) */
-    float *row_sum; /* [query_rows] forward */
-    float *key_grads; /* [T, head_stride] backward */
-    float *value_grads;
+    float *output;     /* [query_rows, head_stride] forward */
+    float *row_max;    /* [query_rows] forward: the largest score */
+    float *row_sum;    /* [query_rows] forward */
+    /* [T, head_stride] backward: sums of one query head, and of the group */
+    float *query_grads, *key_grads, *value_grads;
+    float *delta;                     /* [T] backward: rowsum(dO * O) */
     float *wide_q, *wide_output_grad; /* [query_rows, D] if operands are widened */
     float *wide_k, *wide_v;           /* [key_rows, D] */
     attention_dots dots;              /* if by_dots */

@@ -55,18 +55,7 @@ static void softmax(const score_block *block, const softmax_state *state)
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
         uint64_t valid = valid_cols(block, row);
-        float before = state->row_max[row];
-        float largest = row_largest(scores, valid, block->scale);
-        if (largest > before) {
-            float factor = before == -INFINITY ? 0.0f : one_exp(before - largest);
-            float *output = state->output + row * state->output_stride;
-            for (uint64_t i = 0; i < state->output_stride; i += VEC_ELEMS)
-                vec_store(output + i, vec_load(output + i) * vec_set(factor));
-            state->row_sum[row] *= factor;
-            state->row_max[row] = largest;
-        } else {
-            largest = before;
-        }
+        float largest = raise_largest(state, row, row_largest(scores, valid, block->scale));
         vec offset = vec_set(-largest), sum = zero;
         uint64_t col = 0;
         for (; col < valid; col += VEC_ELEMS) {

@@ -7,6 +7,7 @@
 #ifndef SLUICE_KERNELS_CPU_ATTENTION_VECTORS_H
 #define SLUICE_KERNELS_CPU_ATTENTION_VECTORS_H
 
+#include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/vectors.h"
 
 /* Lanes of a where mask is all ones, of b where it is 0. */
@@ -165,6 +166,21 @@ static inline float one_exp(float x)
     float values[VEC_ELEMS];
     vec_store(values, vec_exp(vec_set(x)));
     return values[0];
+}
+
+/* Scales what was summed before down to the new largest score, and returns that. */
+static inline float raise_largest(const softmax_state *state, uint64_t row, float largest)
+{
+    float before = state->row_max[row];
+    if (!(largest > before))
+        return before;
+    float factor = before == -INFINITY ? 0.0f : one_exp(before - largest);
+    float *output = state->output + row * state->output_stride;
+    for (uint64_t i = 0; i < state->output_stride; i += VEC_ELEMS)
+        vec_store(output + i, vec_load(output + i) * vec_set(factor));
+    state->row_sum[row] *= factor;
+    state->row_max[row] = largest;
+    return largest;
 }
 
 #endif
