@@ -214,6 +214,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
         .backend = simulates_drives(options) ? IO_SIM : engine_io_backend(asked),
         .queue_depth = queue_depth,
         .block_bytes = block_bytes,
+        .polls = asked->io.polled_completions,
         .pool_threads = self->setup->cores.io.thread_count,
         .regions = regions,
         .region_count = 1,
