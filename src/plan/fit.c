@@ -150,27 +150,12 @@ static int fit_tile(plani_search *self, struct fit *fit, struct plani_point *poi
     return 1;
 }
 
-/* The update that hides most first. */
-static uint32_t list_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES])
-{
-    uint32_t count = 0;
-    if (!self->asked->chooses_update || self->job.only_eval) {
-        updates[count++] = (uint8_t)self->asked->job->update;
-        return count;
-    }
-    updates[count++] = UPDATE_IN_NEXT_FORWARD;
-    updates[count++] = UPDATE_AFTER_BACKWARD;
-    if (self->asked->allows_in_backward)
-        updates[count++] = UPDATE_IN_BACKWARD;
-    return count;
-}
-
 static const uint32_t fit_tiles[FIT_TILES] = {0, 4}; /* of plani_list_candidates */
 
 int plani_find_fit(plani_search *self, struct plani_point *point, uint64_t need[TIER_COUNT])
 {
     uint8_t updates[PLANI_UPDATES];
-    uint32_t count = list_updates(self, updates);
+    uint32_t count = plani_open_updates(self, updates);
     for (uint32_t i = 0; i < count; i++)
         for (int l = 0; l < FIT_TILES; l++) {
             struct plani_candidate list[PLANI_CANDIDATES_MAX];

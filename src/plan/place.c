@@ -35,10 +35,13 @@ static int check_slots(const plan_job *job)
  * goes on with fewer of them. It knows most of its steps by then. False: there are none. */
 static bool allow_fewer(plani_search *self, const struct plani_point *point)
 {
+    uint64_t tiles[PLANI_TILES_MAX];
+    uint32_t count = plani_list_tiles(&self->job, tiles);
     if (point->carried_parts > 0)
         self->carried_end = point->carried_parts;
-    else if (point->copy_parts > 0)
-        self->copies_end = point->copy_parts;
+    for (uint32_t i = 0; i < count && point->carried_parts == 0 && point->copy_parts > 0; i++)
+        if (tiles[i] == point->tile_elems)
+            self->copies_end[i] = (uint8_t)point->copy_parts;
     return point->carried_parts > 0 || point->copy_parts > 0;
 }
 
@@ -48,8 +51,8 @@ static int compile_closed(plani_search *self, plan_set *out, struct plani_point 
 {
     uint64_t tiles[PLANI_TILES_MAX];
     uint32_t count = plani_list_tiles(&self->job, tiles);
-    const struct plani_scored *best = &self->best[self->job.update];
-    if (!isfinite(best->score))
+    const struct plani_scored *best = plani_search_best(self);
+    if (!best)
         return plani_refuse(self->asked->job, self->work);
     *taken = best->point;
     int rc = plani_search_check(self, taken);
@@ -170,11 +173,11 @@ static int find_least(plani_search *self, struct plani_point *nearest)
     const struct plani_point usual = *nearest;
     uint64_t before = self->work->ops;
     double least = INFINITY;
-    for (uint32_t i = 0; i < size_max(count, 1); i++)
+    for (uint32_t i = 0; i < count; i++)
         for (int tier = TIER_COUNT; tier > TIER_DEVICE; tier--) {
             struct plani_point point = usual;
             double bytes;
-            point.update = count ? (enum update)updates[i] : usual.update;
+            point.update = (enum update)updates[i];
             for (int t = tier; t < TIER_COUNT && kept; t++)
                 point.until[STATE_INNER_ACTIVATIONS][t] = kept;
             if ((tier < TIER_COUNT && kept == 0) || !plani_point_is_legal(self, &point) ||

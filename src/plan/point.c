@@ -95,7 +95,8 @@ int plani_search_init(plani_search *self, const struct plan_place_asked *asked, 
     self->job = *asked->job;
     self->job.no_advice = true;
     self->work = work;
-    self->copies_end = self->carried_end = PLANI_PARTS;
+    self->carried_end = PLANI_PARTS;
+    memset(self->copies_end, PLANI_PARTS, sizeof self->copies_end);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         TRY(list_kind(self, kind));
     return 0;
@@ -113,11 +114,15 @@ void plani_search_fini(plani_search *self)
 uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES])
 {
     uint32_t count = 0;
-    updates[count++] = UPDATE_AFTER_BACKWARD;
+    if (!self->asked->chooses_update || self->job.only_eval) {
+        updates[count++] = (uint8_t)self->asked->job->update;
+        return count;
+    }
     updates[count++] = UPDATE_IN_NEXT_FORWARD;
+    updates[count++] = UPDATE_AFTER_BACKWARD;
     if (self->asked->allows_in_backward)
         updates[count++] = UPDATE_IN_BACKWARD;
-    return self->asked->chooses_update ? count : 0;
+    return count;
 }
 
 /* ---- a point as homes ----------------------------------------------------------------------- */

@@ -1,14 +1,5 @@
-/* The search of one order of micro-batches, by one trial and one rule of acceptance.
- *
- *   1  the first points (starts.c), each with the update that is usual for its homes
- *   2  the best of them with each other update that may be chosen
- *   3  from the best point of each update: moves of one or two coordinates, in steps that get
- *      smaller, until none gains
- *   4  the same from other first points, and from points that one move makes of the best point,
- *      though they are worse: until the work is used up
- *
- * A word that the job gives only takes coordinates away. Where all homes are given, those moves
- * remain that say how programs use them. */
+/* The rule of acceptance, one trial under it, and the moves of one or two coordinates by which the
+ * search goes down from a point (descents.c). */
 #include <math.h>
 #include <string.h>
 
@@ -71,10 +62,14 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
 
 /* ---- trials --------------------------------------------------------------------------------- */
 
+uint64_t plani_search_tries(const plani_search *self)
+{
+    return self->work->try_count - self->work->repeat_count;
+}
+
 bool plani_search_may_go_on(const plani_search *self)
 {
-    return self->work->ops < self->work_end &&
-           self->work->try_count - self->work->repeat_count < self->tries_end;
+    return self->work->ops < self->work_end && plani_search_tries(self) < self->tries_end;
 }
 
 int plani_search_check(plani_search *self, const struct plani_point *point)
@@ -92,13 +87,24 @@ int plani_search_check(plani_search *self, const struct plani_point *point)
     return made.rc;
 }
 
+/* False where some program of other points with as many copies and such tiles had no room. */
+static bool may_copy(const plani_search *self, const struct plani_point *point)
+{
+    uint64_t tiles[PLANI_TILES_MAX];
+    uint32_t count = plani_list_tiles(&self->job, tiles);
+    for (uint32_t i = 0; i < count; i++)
+        if (tiles[i] == point->tile_elems)
+            return point->copy_parts < self->copies_end[i];
+    return true;
+}
+
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained)
 {
     double ns;
     self->last_fits = false;
     if (!plani_point_is_legal(self, point) || point->carried_parts >= self->carried_end ||
-        !plani_search_may_go_on(self))
+        !plani_search_may_go_on(self) || !may_copy(self, point))
         return 0;
     plani_note_work(&self->job, "trying plans", 0);
     plani_point_apply(self, point);
@@ -123,22 +129,11 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 
 /* ---- moves ---------------------------------------------------------------------------------- */
 
-enum {
-    MOVE_COPIES,                    /* other numbers of parts */
-    MOVE_CARRIED = MOVE_COPIES + 9, /* the same of carried tiles */
-    MOVE_HELD = MOVE_CARRIED + 7,   /* other numbers of held stages */
-    MOVE_TILE = MOVE_HELD + 10,     /* finer, coarser */
-    MOVE_IDLE = MOVE_TILE + 2,      /* other parts of device and host that are left unused */
-    MOVE_COMMIT = MOVE_IDLE + 8,    /* the other way */
-    MOVE_PARKED = MOVE_COMMIT + 1,  /* other micro-batches whose parked activations stay near */
-    MOVE_COUNT = MOVE_PARKED + 7
-};
-
-/* The first move of those that change the same coordinate. */
-static int coordinate_of(int move)
+int plani_coordinate_of(int move)
 {
-    static const int begins[] = {MOVE_COPIES, MOVE_CARRIED, MOVE_HELD,   MOVE_TILE,
-                                 MOVE_IDLE,   MOVE_COMMIT,  MOVE_PARKED, MOVE_COUNT};
+    static const int begins[] = {PLANI_MOVE_UPDATE, PLANI_MOVE_COPIES, PLANI_MOVE_CARRIED,
+                                 PLANI_MOVE_HELD,   PLANI_MOVE_TILE,   PLANI_MOVE_IDLE,
+                                 PLANI_MOVE_COMMIT, PLANI_MOVE_PARKED, PLANI_MOVES};
     int at = 0;
     while (move >= begins[at + 1])
         at++;
@@ -163,7 +158,7 @@ static bool move_copies(const plani_search *self, struct plani_point *point, int
     if (point->update != UPDATE_IN_NEXT_FORWARD || self->job.only_eval)
         return false;
     uint32_t next = way < 7 ? parts[way] : way == 7 ? point->copy_parts + 1 : point->copy_parts - 1;
-    bool moves = next != point->copy_parts && next < self->copies_end;
+    bool moves = next != point->copy_parts && next < PLANI_PARTS;
     point->copy_parts = next;
     return moves;
 }
@@ -222,54 +217,53 @@ static bool move_parked(const plani_search *self, struct plani_point *point, int
     return way == 6 || others[way] != near;
 }
 
-/* Changes how programs use the placement of the point, which is applied; false: not that way. */
-static bool move_mode(const plani_search *self, struct plani_point *point, int move)
+static bool move_update(plani_search *self, struct plani_point *point, uint32_t way)
 {
-    int way = move - coordinate_of(move);
-    switch (coordinate_of(move)) {
-    case MOVE_TILE:
+    uint8_t updates[PLANI_UPDATES];
+    if (way >= plani_open_updates(self, updates) || updates[way] == point->update)
+        return false;
+    plani_point_set_update(self, point, (enum update)updates[way]);
+    return true;
+}
+
+bool plani_move_mode(plani_search *self, struct plani_point *point, int move)
+{
+    int way = move - plani_coordinate_of(move);
+    switch (plani_coordinate_of(move)) {
+    case PLANI_MOVE_TILE:
         return move_tile(self, point, way == 0);
-    case MOVE_COPIES:
+    case PLANI_MOVE_COPIES:
         return move_copies(self, point, way);
-    case MOVE_CARRIED:
+    case PLANI_MOVE_CARRIED:
         return move_carried(self, point, way);
-    case MOVE_HELD:
+    case PLANI_MOVE_HELD:
         return move_held(self, point, way);
-    case MOVE_IDLE:
+    case PLANI_MOVE_IDLE:
         return move_idle(point, way % 4, way / 4);
-    case MOVE_COMMIT:
+    case PLANI_MOVE_COMMIT:
         return move_commit(self, point);
+    case PLANI_MOVE_UPDATE:
+        return move_update(self, point, (uint32_t)way);
     default:
         return move_parked(self, point, way);
     }
 }
 
-/* Tries the moves of all coordinates but one. */
-static int try_modes(plani_search *self, struct plani_scored *best, int without, bool *gained)
+int plani_try_modes(plani_search *self, struct plani_scored *best, bool *gained)
 {
-    for (int move = 0; move < MOVE_COUNT && plani_search_may_go_on(self); move++) {
-        if (coordinate_of(move) == without)
+    for (int i = 0; i < PLANI_MOVES && plani_search_may_go_on(self); i++) {
+        int move = self->is_reversed ? PLANI_MOVES - 1 - i : i;
+        if (plani_coordinate_of(move) == self->frozen)
             continue;
         struct plani_point next = best->point;
         plani_point_apply(self, &next);
-        if (move_mode(self, &next, move))
+        if (plani_move_mode(self, &next, move))
             TRY(plani_search_try(self, &next, best, gained));
     }
     return 0;
 }
 
-static int settle_modes(plani_search *self, struct plani_scored *best)
-{
-    bool gained = true;
-    while (gained && plani_search_may_go_on(self)) {
-        gained = false;
-        TRY(try_modes(self, best, MOVE_COUNT, &gained));
-    }
-    return 0;
-}
-
-/* False where the point has no home of the kind: gradients go straight into their update. */
-static bool has_homes(const plani_search *self, const struct plani_point *point, int kind)
+bool plani_has_homes(const plani_search *self, const struct plani_point *point, int kind)
 {
     bool rests = point->update != UPDATE_IN_BACKWARD ||
                  (point->order == ORDER_BATCH_MAJOR && self->job.micro_batch_count > 1);
@@ -283,7 +277,8 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
     for (int other = 0; other < STATE_KIND_COUNT; other++) {
         struct plani_point next = best->point;
         uint32_t first = next.until[kind][tier];
-        if (other == kind || !has_homes(self, &next, other) ||
+        if (other == kind || PLANI_MOVES + other == self->frozen ||
+            !plani_has_homes(self, &next, other) ||
             !plani_point_shift(self, &next, kind, tier, step))
             continue;
         uint64_t bytes = 0;
@@ -301,193 +296,39 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
     return 0;
 }
 
-/* Moves each boundary by the `part`-th part of its kind's units, both ways; and trades. */
-static int try_kinds(plani_search *self, struct plani_scored *best, uint32_t part, bool *gained)
+int plani_try_relieved(plani_search *self, struct plani_point point, struct plani_scored *best,
+                       bool *gained)
+{
+    /* none held; finer tiles; none carried; no copies */
+    static const int ways[] = {PLANI_MOVE_HELD + 9, PLANI_MOVE_TILE, PLANI_MOVE_CARRIED + 4,
+                               PLANI_MOVE_COPIES + 5};
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0] && !self->last_fits; i++) {
+        plani_point_apply(self, &point);
+        if (plani_coordinate_of(ways[i]) != self->frozen && plani_move_mode(self, &point, ways[i]))
+            TRY(plani_search_try(self, &point, best, gained));
+    }
+    return 0;
+}
+
+int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part, bool *gained)
 {
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (int tier = 0; tier < TIER_COUNT; tier++) {
             uint32_t step = self->counts[kind] / part;
-            if (!has_homes(self, &best->point, kind) ||
+            if (PLANI_MOVES + kind == self->frozen || !plani_has_homes(self, &best->point, kind) ||
                 (step == 0 && part > 2 * self->counts[kind]))
                 continue;
             step = step ? step : 1;
             for (int sign = 1; sign >= -1; sign -= 2) {
                 struct plani_point next = best->point;
-                if (plani_point_shift(self, &next, kind, tier, sign * (int64_t)step))
-                    TRY(plani_search_try(self, &next, best, gained));
+                if (!plani_point_shift(self, &next, kind, tier, sign * (int64_t)step))
+                    continue;
+                TRY(plani_search_try(self, &next, best, gained));
+                if (sign > 0)
+                    TRY(plani_try_relieved(self, next, best, gained));
             }
             if (tier != TIER_NVME)
                 TRY(trade(self, best, kind, tier, step, gained));
         }
     return 0;
-}
-
-static uint32_t longest_kind(const plani_search *self)
-{
-    uint32_t most = 0;
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        most = self->counts[kind] > most ? self->counts[kind] : most;
-    return most;
-}
-
-/* Moves boundaries in steps that get smaller, until none gains. */
-static int move_homes(plani_search *self, struct plani_scored *best)
-{
-    uint32_t most = longest_kind(self);
-    for (uint32_t part = 1; part <= 2 * most; part *= 2)
-        for (bool gained = true; gained && plani_search_may_go_on(self);) {
-            gained = false;
-            bool moved = false;
-            TRY(try_kinds(self, best, part, &gained));
-            if (gained)
-                TRY(try_modes(self, best, MOVE_COUNT, &moved));
-        }
-    return 0;
-}
-
-/* ---- one order of micro-batches ------------------------------------------------------------- */
-
-/* Updates whose best point is so much slower get no more moves at all, or none of homes. */
-static const double near_update = 1.4, near_homes = 1.1;
-/* A step so near to its bound is not worth a longer search. */
-static const double near_bound = 1.003;
-enum { STARTS_IDLE = 2, OTHERS_PART = 8 };
-
-static struct plani_scored *best_of(plani_search *self, const bool *without)
-{
-    struct plani_scored *best = NULL;
-    for (int u = 0; u < PLANI_UPDATES; u++)
-        if (!without[u] && (!best || self->best[u].score < best->score))
-            best = &self->best[u];
-    return best && isfinite(best->score) ? best : NULL;
-}
-
-struct plani_scored *plani_search_best(plani_search *self)
-{
-    static const bool none[PLANI_UPDATES] = {false};
-    return best_of(self, none);
-}
-
-/* Tries the best point with each other update that may be chosen. */
-static int try_updates(plani_search *self, const struct plani_scored *from)
-{
-    uint8_t updates[PLANI_UPDATES];
-    uint32_t count = self->job.only_eval ? 0 : plani_open_updates(self, updates);
-    for (uint32_t i = 0; i < count; i++) {
-        struct plani_scored *best = &self->best[updates[i]];
-        struct plani_point next = from->point;
-        bool gained;
-        if (best == from)
-            continue;
-        plani_point_set_update(self, &next, (enum update)updates[i]);
-        TRY(plani_search_try(self, &next, best, &gained));
-    }
-    return 0;
-}
-
-static void note_best(plani_search *self, const struct plani_scored *found)
-{
-    struct plani_scored *best = &self->best[found->point.update];
-    if (found->score < best->score)
-        *best = *found;
-}
-
-/* Improves the best points of updates that are near the best one. */
-static int improve_updates(plani_search *self)
-{
-    bool is_done[PLANI_UPDATES] = {false};
-    struct plani_scored *best;
-    double least = INFINITY;
-    const uint64_t end = self->work_end;
-    while ((best = best_of(self, is_done)) && best->score < near_update * least) {
-        is_done[best - self->best] = true;
-        if (isfinite(least)) /* others than the best get a smaller part of the work */
-            self->work_end =
-                size_min(end, self->work->ops + (end - self->work_begin) / OTHERS_PART);
-        bool gained = false;
-        TRY(try_modes(self, best, MOVE_COUNT, &gained));
-        if (best->score < near_homes * least)
-            TRY(move_homes(self, best));
-        TRY(settle_modes(self, best));
-        self->work_end = end;
-        least = fmin(least, best->score);
-    }
-    return 0;
-}
-
-/* Goes down from the point, and takes the result where it is better than the best one. */
-static int descend(plani_search *self, struct plani_scored *from, bool *gained)
-{
-    double before = self->best[from->point.update].score;
-    TRY(move_homes(self, from));
-    TRY(settle_modes(self, from));
-    note_best(self, from);
-    *gained = from->score < before;
-    return 0;
-}
-
-/* True if the step of the best point is as short as its transfers and its computing allow. */
-static bool is_at_bound(plani_search *self, const struct plani_scored *best)
-{
-    struct plani_figures step;
-    plani_point_apply(self, &best->point);
-    int rc = plani_try_step(&self->job, &best->point, 0, &step, self->work);
-    return rc == 0 && (double)step.ns <= near_bound * (double)step.bound_ns;
-}
-
-/* Goes down from other starts than the best one, until some in a row have led nowhere new. */
-static int improve_starts(plani_search *self)
-{
-    uint32_t idle = 0;
-    for (uint32_t i = 1; i < self->start_count && idle < STARTS_IDLE; i++) {
-        bool gained;
-        TRY(descend(self, &self->starts[i], &gained));
-        idle = gained ? 0 : idle + 1;
-    }
-    return 0;
-}
-
-/* Goes down from points that a move makes from the best one, though they are worse: what one
- * coordinate takes, others may then give. */
-static int improve_best(plani_search *self)
-{
-    for (int move = 0; move < MOVE_COUNT && plani_search_may_go_on(self); move++) {
-        struct plani_scored next = {plani_search_best(self)->point, INFINITY};
-        bool gained;
-        plani_point_apply(self, &next.point);
-        if (!move_mode(self, &next.point, move))
-            continue;
-        const struct plani_point moved = next.point;
-        TRY(plani_search_try(self, &moved, &next, &gained));
-        if (!isfinite(next.score))
-            continue;
-        TRY(try_modes(self, &next, coordinate_of(move), &gained));
-        TRY(descend(self, &next, &gained));
-        move = gained ? -1 : move;
-    }
-    return 0;
-}
-
-int plani_search_order(plani_search *self, enum order order)
-{
-    self->job.order = order;
-    self->start_count = 0;
-    self->passing_bytes = 0;
-    self->work_begin = self->work->ops;
-    self->work_end = self->work_begin + PLANI_SEARCH_WORK;
-    self->tries_end = self->work->try_count - self->work->repeat_count +
-                      (self->is_closed ? PLANI_TRIES_CLOSED : PLANI_TRIES_MOST);
-    for (int u = 0; u < PLANI_UPDATES; u++)
-        self->best[u].score = INFINITY;
-    TRY(plani_try_starts(self));
-    if (self->start_count == 0)
-        return 0;
-    for (uint32_t i = 0; i < self->start_count; i++)
-        note_best(self, &self->starts[i]);
-    TRY(try_updates(self, plani_search_best(self)));
-    TRY(improve_updates(self));
-    if (is_at_bound(self, plani_search_best(self)))
-        return 0;
-    TRY(improve_starts(self));
-    return improve_best(self);
 }

@@ -67,8 +67,8 @@ enum { PLANI_WHOLE_KINDS = 11 }; /* nearest first */
 void plani_point_of_kinds(const plani_search *self, uint32_t idx, struct plani_point *point);
 /* Where the update is open: the usual one of the placement. Applies the point. */
 void plani_point_usual_update(plani_search *self, struct plani_point *point);
-/* The updates that may be chosen, all of which give the same bits; returns how many, 0 where it is
- * given. */
+/* The updates that may be chosen, all of which give the same bits, the one that hides most first;
+ * or the given one. Returns how many. */
 enum { PLANI_UPDATES = UPDATE_AUTO };
 uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES]);
 /* Moves a boundary by `step` units, and with it those that it would cross. False: nothing moved. */
@@ -228,15 +228,15 @@ double plani_room_nearer(const plan_job *job, const uint64_t need[TIER_COUNT], i
 int plani_compile_point(const plan_job *job, const struct plani_point *point, plan_set *out,
                         plani_work *work) MUST_CHECK;
 
-/* ---- the search: starts.c, search.c, fit.c, place.c, reasons.c ------------------------------ */
+/* ---- the search: starts.c, search.c, descents.c, fit.c, place.c, reasons.c ------------------ */
 
 enum {
-    /* Work of all trials of an order in ops, built or simulated: what takes a second. Where a step
-     * is long, so many steps, up to what takes some seconds. */
-    PLANI_SEARCH_WORK = 1500000,
+    /* Work of all trials of an order in ops, built or simulated: what takes most of a second. Where
+     * a step is long, so many steps, up to what takes some seconds. */
+    PLANI_SEARCH_WORK = 2000000,
     PLANI_SEARCH_STEPS = 40,
     PLANI_SEARCH_WORK_MOST = 4000000,
-    PLANI_TRIES_MOST = 640, /* steps: short programs need no more */
+    PLANI_TRIES_MOST = 2400, /* steps: short programs need no more */
     PLANI_TRIES_CLOSED = 48,
     PLANI_STARTS = 8,
 };
@@ -256,26 +256,35 @@ struct plani_search {
     bool is_closed;                    /* plan_compile: homes, and what is parked, are given */
     bool fails[PLANI_TILES_MAX]; /* with is_closed: tile sizes with which some program fails */
     bool checks_all;             /* the other programs of a point too, before it is taken */
-    uint32_t copies_end;         /* with so many parts of copies some program failed */
-    uint32_t carried_end;        /* and with so many parts of carried tiles */
-    uint32_t tile_first;         /* of plani_list_tiles, at which the first point fitted */
-    bool last_fits;              /* the last trial did, whether or not it gained */
-    bool is_hopeless;            /* the homes alone fit nowhere, which no trial needs to show */
+    /* [tile of plani_list_tiles] with so many parts of copies some program failed */
+    uint8_t copies_end[PLANI_TILES_MAX];
+    uint32_t carried_end; /* with so many parts of carried tiles some program failed */
+    uint32_t tile_first;  /* of plani_list_tiles, at which the first point fitted */
+    bool last_fits;       /* the last trial did, whether or not it gained */
+    bool is_hopeless;     /* the homes alone fit nowhere, which no trial needs to show */
     /* Bytes that pass through the device, beside homes, where nothing is parked near; 0: not
      * known. */
     uint64_t passing_bytes;
     plani_work *work;              /* the caller's */
     uint64_t work_begin, work_end; /* of the order that is searched */
-    uint32_t tries_end, compiles;
+    uint64_t tries_end;            /* the same in steps */
+    uint32_t compiles;
+    int frozen;         /* coordinate that no move changes, or PLANI_MOVES and a kind of state */
+    bool is_reversed;   /* the last move is tried first */
+    enum update update; /* of the starts */
+    bool has_fit;       /* some start with this update */
+    double room_bytes[TIER_NVME];             /* for open homes, beside what passes */
     struct plani_scored starts[PLANI_STARTS]; /* the best ones, shortest first */
     uint32_t start_count;
-    struct plani_point winner;               /* what is compiled in the end */
-    struct plani_scored best[PLANI_UPDATES]; /* with each update, in the order that is searched */
+    struct plani_point winner; /* what is compiled in the end */
+    struct plani_scored best;  /* in the order that is searched */
 };
 
 int plani_search_init(plani_search *self, const struct plan_place_asked *asked,
                       plani_work *work) MUST_CHECK;
 void plani_search_fini(plani_search *self);
+/* How many steps were simulated. */
+uint64_t plani_search_tries(const plani_search *self);
 /* Returns false once the search has used up its work. */
 bool plani_search_may_go_on(const plani_search *self);
 /* 0 if all programs of the applied point have room in serial order, without copies, which a refusal
@@ -285,12 +294,44 @@ int plani_search_check(plani_search *self, const struct plani_point *point) MUST
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained) MUST_CHECK;
 
+/* Moves that change how programs use a placement. The members are the first of each coordinate. */
+enum {
+    PLANI_MOVE_UPDATE,                          /* another one */
+    PLANI_MOVE_COPIES = PLANI_UPDATES,          /* other numbers of parts */
+    PLANI_MOVE_CARRIED = PLANI_MOVE_COPIES + 9, /* the same of carried tiles */
+    PLANI_MOVE_HELD = PLANI_MOVE_CARRIED + 7,   /* other numbers of held stages */
+    PLANI_MOVE_TILE = PLANI_MOVE_HELD + 10,     /* finer, coarser */
+    PLANI_MOVE_IDLE = PLANI_MOVE_TILE + 2,      /* other parts of device and host are unused */
+    PLANI_MOVE_COMMIT = PLANI_MOVE_IDLE + 8,    /* the other way */
+    PLANI_MOVE_PARKED = PLANI_MOVE_COMMIT + 1,  /* other micro-batches park near */
+    PLANI_MOVES = PLANI_MOVE_PARKED + 7,
+    PLANI_NONE_FROZEN = -1
+};
+int plani_coordinate_of(int move);
+/* Makes the move from the point, which is applied; false: it is none. */
+bool plani_move_mode(plani_search *self, struct plani_point *point, int move);
+/* False where the point has no home of the kind: gradients go straight into their update. */
+bool plani_has_homes(const plani_search *self, const struct plani_point *point, int kind);
+/* Each tries moves from *best, and makes every better point *best. *gained: one was.
+ *
+ *   plani_try_modes     all of those above but the frozen ones
+ *   plani_try_kinds     of boundaries, by the `part`-th part of the units of a kind; and trades
+ *   plani_try_relieved  where the last trial did not fit: of the point, so that less of it needs
+ *                       memory */
+int plani_try_modes(plani_search *self, struct plani_scored *best, bool *gained) MUST_CHECK;
+int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part,
+                    bool *gained) MUST_CHECK;
+int plani_try_relieved(plani_search *self, struct plani_point point, struct plani_scored *best,
+                       bool *gained) MUST_CHECK;
+
 /* Searches one order: fills self->best. */
 int plani_search_order(plani_search *self, enum order order) MUST_CHECK;
 /* The best point of the order that was searched last; NULL: nothing was found to fit. */
 struct plani_scored *plani_search_best(plani_search *self);
 
-int plani_try_starts(plani_search *self) MUST_CHECK;
+/* Fills self->starts with points of self->update, and uses about the `parts`-th part of the work
+ * that is left. */
+int plani_try_starts(plani_search *self, uint32_t parts) MUST_CHECK;
 /* Bytes of homes beyond the budgets, by arena, of the job as applied. */
 int plani_home_excess(plani_search *self, double bytes[TIER_COUNT]) MUST_CHECK;
 

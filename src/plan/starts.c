@@ -77,7 +77,7 @@ static void note_fit(plani_search *self, uint32_t tile_idx, uint64_t step_ops)
 {
     uint64_t work = size_min(PLANI_SEARCH_STEPS * step_ops, PLANI_SEARCH_WORK_MOST);
     self->tile_first = tile_idx;
-    if (!self->is_closed)
+    if (!self->is_closed && !plani_search_best(self))
         self->work_end = self->work_begin + size_max(work, PLANI_SEARCH_WORK);
 }
 
@@ -88,18 +88,18 @@ static int try_tiles(plani_search *self, struct plani_point *point)
     uint64_t tiles[PLANI_TILES_MAX];
     plani_point_apply(self, point);
     uint32_t count = plani_list_tiles(&self->job, tiles), step = self->is_closed ? 1 : 2;
-    uint32_t end =
-        self->start_count > 0 ? (uint32_t)size_min(self->tile_first + step + 1, count) : count;
+    uint32_t end = self->has_fit ? (uint32_t)size_min(self->tile_first + step + 1, count) : count;
     self->last_fits = false;
-    for (uint32_t i = self->tile_first; i < end && !self->last_fits; i += step) {
+    for (uint32_t i = self->tile_first; i < end && !self->last_fits;
+         i = i + 1 < end ? (uint32_t)size_min(i + step, end - 1) : end) {
+        uint64_t before = self->work->ops;
+        point->tile_elems = tiles[i];
         if (self->fails[i])
             continue;
-        uint64_t before = self->work->ops;
-        bool is_first = self->start_count == 0;
-        point->tile_elems = tiles[i];
         TRY(try_point(self, point));
-        if (self->last_fits && is_first)
+        if (self->last_fits && !self->has_fit)
             note_fit(self, i, self->work->ops - before);
+        self->has_fit |= self->last_fits;
     }
     return 0;
 }
@@ -111,7 +111,8 @@ static int try_start(plani_search *self, struct plani_point *point)
     uint32_t all = self->job.micro_batch_count;
     if (!plani_point_is_legal(self, point))
         return 0;
-    plani_point_usual_update(self, point);
+    plani_point_apply(self, point);
+    plani_point_set_update(self, point, self->update);
     point->parked_near = 0;
     point->parked_on_host = true;
     plani_point_apply(self, point);
@@ -146,7 +147,7 @@ static int find_room(plani_search *self, struct room *room)
     struct plani_point far = plani_first_point(self);
     uint64_t homes[TIER_COUNT], passing[TIER_COUNT];
     plani_point_far(self, &far);
-    plani_point_usual_update(self, &far);
+    plani_point_set_update(self, &far, self->update);
     plani_point_apply(self, &far);
     TRY(learn_needs(self, homes, passing));
     for (int a = 0; a < TIER_COUNT; a++) {
@@ -199,16 +200,19 @@ static const uint8_t host_fills[][FILL_KINDS] = {
     {A, O, G, P, NONE}, {A, P, G, O, I}, {I, A, P, G, O}, {A, P, O, G, NONE}, {P, O, G, NONE},
 };
 
-static int try_fills(plani_search *self)
+static int try_fills(plani_search *self, uint32_t parts)
 {
     static const double shares[] = {1.5, 4, 12}; /* of what the serial order needs is left open */
     struct room room;
+    uint64_t begin = self->work->ops, work = self->work_end - size_min(begin, self->work_end);
     TRY(find_room(self, &room));
+    for (int a = 0; a < TIER_NVME; a++)
+        self->room_bytes[a] = room.left[a] - shares[0] * room.passing[a];
     for (size_t h = 0; h < sizeof host_fills / sizeof host_fills[0]; h++)
         for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++)
             for (size_t d = 0; d < sizeof device_fills / sizeof device_fills[0]; d++) {
                 struct plani_point point = plani_first_point(self);
-                if (self->work->ops - self->work_begin > (self->work_end - self->work_begin) / 3)
+                if (self->work->ops - begin > work / parts)
                     return 0;
                 fill_tier(self, &point, TIER_DEVICE, device_fills[d],
                           room.left[TIER_DEVICE] - shares[s] * room.passing[TIER_DEVICE]);
@@ -230,7 +234,7 @@ static int try_copied(plani_search *self)
     memcpy(starts, self->starts, sizeof starts);
     for (uint32_t i = 0; i < count; i++) {
         struct plani_point *point = &starts[i].point;
-        point->copy_parts = self->copies_end * 3 / 4;
+        point->copy_parts = PLANI_PARTS * 3 / 4;
         if (point->update == UPDATE_IN_NEXT_FORWARD && !self->job.only_eval)
             TRY(try_point(self, point));
     }
@@ -296,10 +300,28 @@ static int look_for_hope(plani_search *self)
     return 0;
 }
 
-int plani_try_starts(plani_search *self)
+/* The best point so far with the update of the starts. Starts need no more room than it. */
+static int try_best(plani_search *self, struct plani_scored *taken)
+{
+    struct plani_point point = self->best.point;
+    bool gained;
+    plani_point_apply(self, &point);
+    plani_point_set_update(self, &point, self->update);
+    TRY(plani_search_try(self, &point, taken, &gained));
+    self->has_fit = self->last_fits;
+    return 0;
+}
+
+int plani_try_starts(plani_search *self, uint32_t parts)
 {
     struct plani_point point = plani_first_point(self);
-    self->tile_first = 0;
+    struct plani_scored other = {.score = INFINITY};
+    self->start_count = 0;
+    self->has_fit = false;
+    if (plani_search_best(self))
+        TRY(try_best(self, &other));
+    else
+        self->tile_first = 0;
     if (self->is_closed) {
         point = plani_plain_point(&self->job, 0);
         return try_tiles(self, &point);
@@ -307,16 +329,16 @@ int plani_try_starts(plani_search *self)
     TRY(look_for_hope(self));
     if (self->is_hopeless)
         return 0;
-    for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
-        bool had_fit = self->start_count > 0;
+    self->last_fits = false;
+    for (uint32_t i = 0; i < PLANI_WHOLE_KINDS && !self->last_fits && plani_search_may_go_on(self);
+         i++) {
         plani_point_of_kinds(self, i, &point);
         TRY(try_start(self, &point));
-        if ((!had_fit && self->start_count > 0) || !plani_search_may_go_on(self))
-            break;
     }
     plani_point_near(self, &point, true);
     TRY(try_start(self, &point));
-    TRY(try_fills(self));
+    TRY(try_fills(self, parts));
     TRY(try_copied(self));
-    return try_finer(self);
+    TRY(try_finer(self));
+    return isfinite(other.score) ? try_point(self, &other.point) : 0;
 }

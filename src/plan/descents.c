@@ -1,0 +1,255 @@
+/* The search of one order of micro-batches: descents by the moves of search.c.
+ *
+ *   1  with each update that may be chosen, from the best starts (starts.c); the update stays
+ *   2  from the best point with one word set, which stays at first: a kind of state on one tier, or
+ *      another value of one coordinate. Again from the beginning while a word has gained.
+ *
+ * A word that the job gives only takes coordinates away. Where all homes are given, those words
+ * remain that say how programs use them. */
+#include <math.h>
+#include <string.h>
+
+#include "plan/search_internal.h"
+
+/* A step so near to what computing takes is not worth a longer search. */
+static const double near_bound = 1.003;
+/* A point whose score is above the best one by this part gets no moves of homes by whole kinds.
+ * Smaller moves gain less: half as much is allowed where half a kind moves. */
+static const double near_homes = 0.5;
+/* A point that a word led to goes down without it where it is so near to the best one. */
+static const double near_word = 1.2;
+
+struct plani_scored *plani_search_best(plani_search *self)
+{
+    return isfinite(self->best.score) ? &self->best : NULL;
+}
+
+/* ---- going down ----------------------------------------------------------------------------- */
+
+static int settle_modes(plani_search *self, struct plani_scored *best)
+{
+    bool gained = true;
+    while (gained && plani_search_may_go_on(self)) {
+        gained = false;
+        TRY(plani_try_modes(self, best, &gained));
+    }
+    return 0;
+}
+
+/* Moves boundaries in steps that get smaller, until none gains. */
+static int move_homes(plani_search *self, struct plani_scored *from)
+{
+    uint32_t most = 0;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        most = (uint32_t)size_max(self->counts[kind], most);
+    for (uint32_t part = 1; part <= 2 * most; part *= 2) {
+        bool gained = true, moved;
+        while (gained && plani_search_may_go_on(self) &&
+               from->score < self->best.score * (1 + near_homes / part)) {
+            gained = false;
+            TRY(plani_try_kinds(self, from, part, &gained));
+            if (gained)
+                TRY(plani_try_modes(self, from, &moved));
+        }
+    }
+    return 0;
+}
+
+/* Goes down from the point, and takes the result where it is better than the best one. Programs
+ * that no trial looked at seldom lack room where the step has it. They are therefore checked at the
+ * end of a descent, and at each of its points once a check has failed. */
+static int descend(plani_search *self, struct plani_scored *from, bool *gained)
+{
+    const struct plani_point begin = from->point;
+    bool moved;
+    TRY(plani_try_modes(self, from, &moved));
+    TRY(move_homes(self, from));
+    TRY(settle_modes(self, from));
+    if (from->score >= self->best.score)
+        return 0;
+    plani_point_apply(self, &from->point);
+    int rc = self->is_closed || self->checks_all ? 0 : plani_search_check(self, &from->point);
+    if (rc == ERR_NO_FIT) {
+        self->checks_all = true;
+        *from = (struct plani_scored){begin, INFINITY};
+        TRY(plani_search_try(self, &begin, from, &moved));
+        return isfinite(from->score) ? descend(self, from, gained) : 0;
+    }
+    TRY(rc);
+    self->best = *from;
+    *gained = true;
+    return 0;
+}
+
+/* ---- words ---------------------------------------------------------------------------------- */
+
+/* Bytes of open homes on the tier. */
+static double bytes_on(const plani_search *self, const struct plani_point *point, int tier)
+{
+    double bytes = 0;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        const uint32_t *until = point->until[kind];
+        if (plani_has_homes(self, point, kind))
+            for (uint32_t i = tier > 0 ? until[tier - 1] : 0; i < until[tier]; i++)
+                bytes += (double)self->bytes[kind][self->units[kind][i]];
+    }
+    return bytes;
+}
+
+/* Takes units of the kind off the tier while it holds more bytes than it may. */
+static void give_way(const plani_search *self, struct plani_point *point, int kind, int tier,
+                     double *excess)
+{
+    uint32_t end = point->until[kind][tier], begin = end;
+    uint32_t nearer = tier > 0 ? point->until[kind][tier - 1] : 0;
+    while (plani_has_homes(self, point, kind) && begin > nearer && *excess > 0)
+        *excess -= (double)self->bytes[kind][self->units[kind][--begin]];
+    if (begin < end && !plani_point_shift(self, point, kind, tier, (int64_t)begin - (int64_t)end))
+        *excess = INFINITY;
+}
+
+/* Puts the kind on the tier (TIER_COUNT: recomputed), as much of it as has room once other kinds,
+ * `giver` first, have given way. False: nothing moved. */
+static bool set_kind(const plani_search *self, struct plani_point *point, int kind, int tier,
+                     int giver)
+{
+    const struct plani_point before = *point;
+    if (!plani_has_homes(self, point, kind) || (tier == TIER_NVME && !self->asked->has_drives))
+        return false;
+    for (int t = 0; t < TIER_COUNT; t++)
+        point->until[kind][t] = t < tier ? 0 : self->counts[kind];
+    if (tier < TIER_NVME) {
+        double most = fmax(bytes_on(self, &before, tier), self->room_bytes[tier]);
+        double excess = bytes_on(self, point, tier) - most;
+        for (int i = 0; i < STATE_KIND_COUNT; i++)
+            if ((giver + i) % STATE_KIND_COUNT != kind)
+                give_way(self, point, (giver + i) % STATE_KIND_COUNT, tier, &excess);
+        give_way(self, point, kind, tier, &excess);
+        if (excess > 0)
+            return false;
+    }
+    return memcmp(&before, point, sizeof before) != 0;
+}
+
+/* Goes down from the point, first with the coordinate as it is, then with all open: others may give
+ * what it takes. Where the point does not fit, other kinds than the one that is set go far away. */
+static int try_word(plani_search *self, struct plani_point point, int frozen, bool *gained)
+{
+    struct plani_scored next = {.score = INFINITY};
+    int kind = frozen - PLANI_MOVES;
+    bool found;
+    self->frozen = frozen;
+    TRY(plani_search_try(self, &point, &next, &found));
+    TRY(plani_try_relieved(self, point, &next, &found));
+    if (!self->last_fits && kind >= 0) {
+        const struct plani_point word = point;
+        plani_point_far(self, &point);
+        memcpy(point.until[kind], word.until[kind], sizeof word.until[kind]);
+        TRY(plani_search_try(self, &point, &next, &found));
+        TRY(plani_try_relieved(self, point, &next, &found));
+    }
+    if (isfinite(next.score))
+        TRY(descend(self, &next, gained));
+    self->frozen = PLANI_NONE_FROZEN;
+    if (next.score < near_word * self->best.score)
+        TRY(descend(self, &next, gained));
+    return 0;
+}
+
+static int try_kind_words(plani_search *self, int kind, bool *gained)
+{
+    int end = kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
+    for (int tier = 0; tier < end; tier++)
+        for (int giver = 0; giver < (tier < TIER_NVME ? STATE_KIND_COUNT : 1); giver++) {
+            struct plani_point point = self->best.point;
+            if (giver != kind && plani_search_may_go_on(self) &&
+                set_kind(self, &point, kind, tier, giver))
+                TRY(try_word(self, point, PLANI_MOVES + kind, gained));
+        }
+    return 0;
+}
+
+static int improve_best(plani_search *self)
+{
+    bool gained = true;
+    while (gained && plani_search_may_go_on(self)) {
+        gained = false;
+        for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+            TRY(try_kind_words(self, kind, &gained));
+        for (int move = 0; move < PLANI_MOVES && plani_search_may_go_on(self); move++) {
+            struct plani_point point = self->best.point;
+            plani_point_apply(self, &point);
+            if (plani_move_mode(self, &point, move))
+                TRY(try_word(self, point, plani_coordinate_of(move), &gained));
+        }
+    }
+    return 0;
+}
+
+/* ---- starts --------------------------------------------------------------------------------- */
+
+/* Goes down from the starts with one update. Every second one tries moves in the opposite order, so
+ * that equal starts may lead to different points. */
+static int improve_starts(plani_search *self)
+{
+    bool gained;
+    self->frozen = PLANI_MOVE_UPDATE;
+    for (uint32_t i = 0; i < self->start_count && plani_search_may_go_on(self); i++) {
+        self->is_reversed = i % 2;
+        TRY(descend(self, &self->starts[i], &gained));
+    }
+    self->frozen = PLANI_NONE_FROZEN;
+    self->is_reversed = false;
+    return 0;
+}
+
+static uint64_t nth_part(uint64_t begin, uint64_t end, uint32_t parts)
+{
+    return begin < end ? begin + (end - begin) / parts : end;
+}
+
+/* Starts with each update that may be chosen have equal parts of the work; one part is left. */
+static int improve_updates(plani_search *self)
+{
+    uint8_t updates[PLANI_UPDATES];
+    uint32_t count = plani_open_updates(self, updates);
+    for (uint32_t parts = count + 1; parts > 1; parts--) {
+        self->update = (enum update)updates[count + 1 - parts];
+        TRY(plani_try_starts(self, 2 * parts));
+        const uint64_t work_end = self->work_end, tries_end = self->tries_end;
+        self->work_end = nth_part(self->work->ops, work_end, parts);
+        self->tries_end = nth_part(plani_search_tries(self), tries_end, parts);
+        TRY(improve_starts(self));
+        self->work_end = work_end;
+        self->tries_end = tries_end;
+    }
+    return 0;
+}
+
+/* True if the best step takes no longer than computing that no point can spare. */
+static bool is_at_bound(plani_search *self)
+{
+    struct plani_figures step;
+    const struct plani_point *point = &self->best.point;
+    plani_point_apply(self, point);
+    int rc = plani_try_step(&self->job, point, 0, &step, self->work);
+    return rc == 0 && (double)step.ns <= near_bound * (double)step.lane_ns[LANE_COMPUTE] &&
+           point->until[STATE_INNER_ACTIVATIONS][TIER_NVME] ==
+               self->counts[STATE_INNER_ACTIVATIONS];
+}
+
+int plani_search_order(plani_search *self, enum order order)
+{
+    self->job.order = order;
+    self->passing_bytes = 0;
+    self->best.score = INFINITY;
+    self->frozen = PLANI_NONE_FROZEN;
+    self->work_begin = self->work->ops;
+    self->work_end = self->work_begin + PLANI_SEARCH_WORK;
+    self->tries_end =
+        plani_search_tries(self) + (self->is_closed ? PLANI_TRIES_CLOSED : PLANI_TRIES_MOST);
+    TRY(improve_updates(self));
+    if (!plani_search_best(self) || is_at_bound(self))
+        return 0;
+    return improve_best(self);
+}
