@@ -3,16 +3,16 @@
  *   submit ─► io_submit
  *   io_poll ─► requests of both directions, in order of completion ─► poll
  *
- * With a table of sums or of places, a thread stands beside io (sum_thread.h):
+ * With a table of sums or of places, threads stand beside io (sum_thread.h):
  *
- *   write  submit ─► io_submit, held ─► thread: sum ─► io_release ─► store the sum ─► poll
- *   read   submit ─► io_submit ─► thread: compare ─► poll
+ *   write  submit ─► io_submit, held ─► a thread: sum ─► io_release ─► store the sum ─► poll
+ *   read   submit ─► io_submit ─► a thread: compare ─► poll
  *
  * So io has all requests in the order of their submission, however long a sum takes. Otherwise two
  * writes and a read could wait for each other in a circle: the second write, summed first, behind
  * the read, the read behind the first write, and the first write in the queue after the second.
  *
- * An op passes the thread by if nothing is known or asked about its bytes. For optimizer state with
+ * An op passes the threads by if nothing is known or asked about its bytes. For optimizer state with
  * places (slot.entry) sum and place are the entry's; for all other requests the sums are the
  * table's (config.verify).
  *
@@ -21,6 +21,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -48,7 +49,7 @@ struct lane_io {
     lane base; /* first: a lane * is a lane_io * */
     lane_io_config config;
     swapi_sum_thread *sums; /* NULL if nothing is ever summed or compared */
-    int epoll_fd;           /* what event_fd returns; watches those of io and of the thread */
+    int epoll_fd;           /* what event_fd returns; watches those of io and of the threads */
     bool dead;              /* poll failed: requests in flight never come back */
     io_slot *pool;          /* [slot_count] */
     io_slot **free_slots;   /* [free_count] unused slots of the pool */
@@ -65,7 +66,7 @@ static uint64_t operand_offset(const program *prog, const operand *part)
     return prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes;
 }
 
-/* Gives a held write or a complete read to the thread that sums. */
+/* Gives a held write or a complete read to the threads that sum. */
 static void push_sum(lane_io *self, io_slot *slot, enum swapi_sum_task task)
 {
     const io_request *transfer = &slot->transfer;
@@ -225,7 +226,7 @@ static lane_request *finish_request(lane_io *self, io_slot *slot, int result, ui
     return request;
 }
 
-/* Gives a complete read to the thread that sums, if something is known of its bytes. */
+/* Gives a complete read to the threads that sum, if something is known of its bytes. */
 static bool push_comparison(lane_io *self, io_slot *slot)
 {
     const lane_request *request = slot->transfer.user;
@@ -270,7 +271,7 @@ static lane_request *finish_transfer(lane_io *self, io_request *transfer)
     return finish_request(self, slot, result, transfer->end_ns);
 }
 
-/* Handles a job that the thread has done. NULL: a write, which io may now hand over. */
+/* Handles a job that a thread has done. NULL: a write, which io may now hand over. */
 static lane_request *finish_job(lane_io *self, const swapi_sum_job *job)
 {
     io_slot *slot = job->user;
@@ -371,15 +372,27 @@ static int make_parts(lane_io *self)
     TRY(watch(self, io_event_fd(config->transport)));
     if (!config->places && (!config->verify || config->compares_not))
         return 0;
-    TRY(swapi_sum_thread_create(config->start_thread, config->user, &self->sums));
+    uint32_t thread_count = (uint32_t)size_max(config->sum_thread_count, 1);
+    TRY(swapi_sum_thread_create(thread_count, config->start_thread, config->user, &self->sums));
     return watch(self, swapi_sum_thread_fd(self->sums));
+}
+
+uint32_t lane_io_sum_threads(double bytes_per_second, double seconds_per_byte, uint32_t core_count)
+{
+    uint64_t most = size_min(size_max((core_count + 3) / 4, 1), LANE_IO_SUM_THREADS_MAX);
+    /* A thread that waits for a core, or for the next job, does not sum. */
+    const double busy_share = 0.7;
+    double wanted = ceil(bytes_per_second * seconds_per_byte / busy_share);
+    return (uint32_t)fmin(fmax(wanted, 1), (double)most);
 }
 
 int lane_io_create(const lane_io_config *config, lane **out)
 {
     *out = NULL;
-    if (!config->transport || config->depth == 0)
-        return err_set(-EINVAL, "lane nvme: needs a transport and a depth");
+    if (!config->transport || config->depth == 0 ||
+        config->sum_thread_count > LANE_IO_SUM_THREADS_MAX)
+        return err_set(-EINVAL, "lane nvme: needs a transport and a depth, and sums by %u threads",
+                       config->sum_thread_count);
     lane_io *self = mem_alloc(1, sizeof *self, "io lane");
     if (!self)
         return -ENOMEM;

@@ -22,11 +22,19 @@ struct lane_io_config {
     /* Do not compare reads (io.verify_reads false), except those of PROGRAM_LOAD from places.
      * Writes to places are still summed, for the manifest; other writes are not. */
     bool compares_not;
-    /* Called first on the thread that sums, for example to bind cores. May be NULL. */
+    uint32_t sum_thread_count; /* see lane_io_sum_threads; 0: 1; at most LANE_IO_SUM_THREADS_MAX */
+    /* Called first on each thread that sums, for example to bind cores. May be NULL. */
     int (*start_thread)(void *user);
     void *user;
 };
 typedef struct lane_io_config lane_io_config;
+
+enum { LANE_IO_SUM_THREADS_MAX = 16 };
+
+/* How many threads sum as fast as the drives move bytes_per_second, if one needs seconds_per_byte
+ * (0: unknown), but no more than a quarter of core_count, rounded up: computing needs the rest. At
+ * least 1. Pure. */
+uint32_t lane_io_sum_threads(double bytes_per_second, double seconds_per_byte, uint32_t core_count);
 
 /* Creates the lane. Offsets of buffers in the nvme arena are addresses of the slab, except for
  * state with places. One op is one io_request. submit returns -EAGAIN if the transport is full.
@@ -49,12 +57,12 @@ typedef struct lane_io_config lane_io_config;
  *           nothing was written yet
  *
  * The entry is used between submit of the op and the poll that returns it, on this thread only; the
- * thread that sums has copies (swap/place_table.h says what the commit may read meanwhile).
+ * threads that sum have copies (swap/place_table.h says what the commit may read meanwhile).
  *
  * A read that differs fails with ERR_CORRUPT; the text names the state, bytes, offset and path of
- * the file, both sums and the next step. A thread of the lane ("sluice-sums") sums, so that the
- * drives' queues stay full meanwhile: 0.03 s of a core per GB with AVX2. It exists only if there is
- * something to sum or compare.
+ * the file, both sums and the next step. Threads of the lane ("sluice-sums") sum, so that the
+ * drives' queues stay full meanwhile: 0.03 s of a core per GB with AVX2. There are none if there is
+ * nothing to sum or compare.
  *
  * Errors of requests name direction, file and offset; the executor adds the op. A transfer that the
  * transport reports as stuck is named by its op.

@@ -1,14 +1,20 @@
-/* See sum_thread.h. `mutex` guards the two lists and the flags; it is not held while summing. */
+/* See sum_thread.h. `mutex` guards the two lists and the flags; it is not held while summing.
+ *
+ * Threads wait on a semaphore, not on a condition: with several that wait, glibc before 2.41 can
+ * lose the signal of a condition (its bug 25847), and the job would lie there for ever. */
 #include "swap/sum_thread.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdbool.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
+#include "swap/lane_io.h"
 
 struct job_list {
     swapi_sum_job *first, *last;
@@ -20,12 +26,13 @@ struct swapi_sum_thread {
     void *user;
     int event_fd;
     job_list taken; /* owner only: taken out of done, not yet returned */
-    pthread_t thread;
-    bool runs; /* `thread` is to be joined */
+    pthread_t threads[LANE_IO_SUM_THREADS_MAX];
+    uint32_t running_count; /* owner only: threads to be joined */
     pthread_mutex_t mutex;
-    pthread_cond_t wake; /* todo has work, stop, or started */
+    sem_t work;    /* a unit for each job in todo; at the end one for each thread */
+    sem_t started; /* a unit for each thread that has called `start` */
     job_list todo, done;
-    bool stop, started;
+    bool stop;
     err_record start_error;
 };
 
@@ -65,64 +72,67 @@ static void do_job(swapi_sum_job *job)
     job->result = sum == extent->sum ? 0 : ERR_CORRUPT;
 }
 
+static void wait_for(sem_t *semaphore)
+{
+    while (sem_wait(semaphore) < 0)
+        assert(errno == EINTR);
+}
+
 static void *run_thread(void *argument)
 {
     swapi_sum_thread *self = argument;
     thread_ask_short_slice(); /* ops wait for its work after each transfer */
     int rc = self->start ? self->start(self->user) : 0;
-    pthread_mutex_lock(&self->mutex);
     if (rc < 0)
-        err_save(&self->start_error, rc);
-    self->started = true;
-    pthread_cond_broadcast(&self->wake);
+        err_save(&self->start_error, rc); /* before the owner looks; no other thread starts */
+    sem_post(&self->started);
     for (;;) {
-        while (!self->todo.first && !self->stop)
-            pthread_cond_wait(&self->wake, &self->mutex);
+        wait_for(&self->work);
+        pthread_mutex_lock(&self->mutex);
         swapi_sum_job *job = self->stop ? NULL : list_pop(&self->todo);
-        if (!job)
-            break;
         pthread_mutex_unlock(&self->mutex);
+        if (!job)
+            return NULL;
         do_job(job);
         pthread_mutex_lock(&self->mutex);
         bool first = self->done.first == NULL; /* otherwise the owner is awake or about to be */
         list_push(&self->done, job);
-        if (!first)
-            continue;
         pthread_mutex_unlock(&self->mutex);
-        (void)eventfd_write(self->event_fd, 1);
-        pthread_mutex_lock(&self->mutex);
+        if (first)
+            (void)eventfd_write(self->event_fd, 1);
     }
-    pthread_mutex_unlock(&self->mutex);
-    return NULL;
 }
 
-/* Starts the thread with all signals blocked, and waits for its `start`. */
+/* Starts a thread with all signals blocked, and waits for its `start`. */
 static int start_thread(swapi_sum_thread *self)
 {
-    int rc = thread_start(&self->thread, run_thread, self);
+    pthread_t *thread = &self->threads[self->running_count];
+    int rc = thread_start(thread, run_thread, self);
     if (rc != 0)
         return err_errno(rc, "starting a thread for checksums");
-    self->runs = true;
-    pthread_setname_np(self->thread, "sluice-sums");
-    pthread_mutex_lock(&self->mutex);
-    while (!self->started)
-        pthread_cond_wait(&self->wake, &self->mutex);
-    pthread_mutex_unlock(&self->mutex);
+    self->running_count++;
+    pthread_setname_np(*thread, "sluice-sums");
+    wait_for(&self->started);
     return self->start_error.code ? err_restore(&self->start_error) : 0;
 }
 
-int swapi_sum_thread_create(int (*start)(void *user), void *user, swapi_sum_thread **out)
+int swapi_sum_thread_create(uint32_t thread_count, int (*start)(void *user), void *user,
+                            swapi_sum_thread **out)
 {
     *out = NULL;
+    assert(thread_count > 0 && thread_count <= LANE_IO_SUM_THREADS_MAX);
     swapi_sum_thread *self = mem_alloc(1, sizeof *self, "checksum thread");
     if (!self)
         return -ENOMEM;
     self->start = start;
     self->user = user;
     pthread_mutex_init(&self->mutex, NULL);
-    pthread_cond_init(&self->wake, NULL);
+    sem_init(&self->work, 0, 0);
+    sem_init(&self->started, 0, 0);
     self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = self->event_fd >= 0 ? start_thread(self) : err_errno(errno, "checksums: eventfd");
+    int rc = self->event_fd >= 0 ? 0 : err_errno(errno, "checksums: eventfd");
+    for (uint32_t i = 0; i < thread_count && rc == 0; i++)
+        rc = start_thread(self);
     if (rc < 0) {
         swapi_sum_thread_destroy(self);
         return rc;
@@ -138,12 +148,14 @@ void swapi_sum_thread_destroy(swapi_sum_thread *self)
     pthread_mutex_lock(&self->mutex);
     self->stop = true;
     pthread_mutex_unlock(&self->mutex);
-    pthread_cond_broadcast(&self->wake);
-    if (self->runs)
-        pthread_join(self->thread, NULL);
+    for (uint32_t i = 0; i < self->running_count; i++)
+        sem_post(&self->work);
+    for (uint32_t i = 0; i < self->running_count; i++)
+        pthread_join(self->threads[i], NULL);
     if (self->event_fd >= 0)
         close(self->event_fd);
-    pthread_cond_destroy(&self->wake);
+    sem_destroy(&self->started);
+    sem_destroy(&self->work);
     pthread_mutex_destroy(&self->mutex);
     mem_free(self);
 }
@@ -151,11 +163,9 @@ void swapi_sum_thread_destroy(swapi_sum_thread *self)
 void swapi_sum_thread_push(swapi_sum_thread *self, swapi_sum_job *job)
 {
     pthread_mutex_lock(&self->mutex);
-    bool first = self->todo.first == NULL;
     list_push(&self->todo, job);
     pthread_mutex_unlock(&self->mutex);
-    if (first)
-        pthread_cond_signal(&self->wake);
+    sem_post(&self->work); /* makes no system call if no thread sleeps */
 }
 
 static void take_done(swapi_sum_thread *self)

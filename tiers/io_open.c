@@ -132,7 +132,7 @@ static int open_backend(io *self, const tieri_backend_config *config, enum io_ba
 }
 
 /* With polling first, if it was asked for. */
-static int open_ring(io *self, tieri_backend_config *config)
+static int open_polled_or_not(io *self, tieri_backend_config *config)
 {
     int rc = open_backend(self, config, IO_URING);
     if (rc >= 0 || rc == -ETIMEDOUT || !config->polls)
@@ -147,7 +147,7 @@ static int open_ring(io *self, tieri_backend_config *config)
 
 static int open_uring(io *self, tieri_backend_config *config)
 {
-    int rc = open_ring(self, config);
+    int rc = open_polled_or_not(self, config);
     if (rc < 0 && rc != -ETIMEDOUT &&
         (self->stats.buffers_registered || self->stats.files_registered)) {
         log_info("io_uring does not work with registered memory here (%s): going on without",

@@ -13,6 +13,7 @@
  * GPU. */
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <sched.h>
 #include <string.h>
 
@@ -197,6 +198,19 @@ static uint32_t io_lane_depth(uint32_t queue_depth, uint32_t drive_count)
     return (uint32_t)size_min(size_max(wanted, IO_LANE_DEPTH_MIN), IO_LANE_DEPTH_MAX);
 }
 
+/* By the figures of the machine file. */
+static uint32_t count_sum_threads(const struct setup *setup)
+{
+    const plan_machine *machine = &setup->plan.machine;
+    double drives =
+        fmax(machine->drive_read_bytes_per_second, machine->drive_write_bytes_per_second);
+    uint32_t count =
+        lane_io_sum_threads(drives, machine->write_sum_core_seconds, (uint32_t)setup->thread_count);
+    if (count > 1)
+        log_info("drives: %u threads compute checksums of %.1f GB/s", count, drives * 1e-9);
+    return count;
+}
+
 static int make_io(struct engine *self, const struct engine_options *options)
 {
     const struct job *asked = self->setup->job;
@@ -214,6 +228,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
         .backend = simulates_drives(options) ? IO_SIM : engine_io_backend(asked),
         .queue_depth = queue_depth,
         .block_bytes = block_bytes,
+        .polls = asked->io.polled_completions,
         .pool_threads = self->setup->cores.io.thread_count,
         .regions = regions,
         .region_count = 1,
@@ -237,6 +252,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
                               .verify = self->sums,
                               .places = self->places,
                               .compares_not = !asked->io.verify_reads,
+                              .sum_thread_count = count_sum_threads(self->setup),
                               .start_thread = enginei_start_io_thread,
                               .user = &self->setup->cores.io};
     return lane_io_create(&io_lane, &self->io_lane);

@@ -29,6 +29,8 @@ cpu_only
 write_job job.json 3 nvme new/drive
 write_text text.txt 60
 
+polled=false
+
 # train NAME BACKEND LAUNCHER...: a fresh run; its log in NAME.log, its losses in NAME.bits.
 train()
 {
@@ -36,7 +38,7 @@ train()
     backend=$2
     shift 2
     rm -rf run new
-    call "$@" "$sluice" train job.json --set "io.backend=$backend"
+    call "$@" "$sluice" train job.json --set "io.backend=$backend" --set "io.polled_completions=$polled"
     cp err "$name.log"
     losses run >"$name.bits"
 }
@@ -152,6 +154,13 @@ check_traced()
             grep -qE 'TASKRUN_FLAG.*(SINGLE_ISSUER.*DEFER_TASKRUN|0x3000)' || fail "uring: set up as $(
                 grep -m 1 'io_uring_setup(' uring-traced.trace)"
         synced_directories uring-traced
+        # Whether or not the drive can be polled, the first ring is one that is polled.
+        polled=true
+        traced polled-traced uring
+        polled=false
+        grep -m 1 'io_uring_setup(' polled-traced.trace | grep -q IORING_SETUP_IOPOLL ||
+            fail "io.polled_completions: $(grep -m 1 'io_uring_setup(' polled-traced.trace)"
+        cmp -s uring-traced.bits polled-traced.bits || fail "io.polled_completions: other losses"
     fi
     traced pool-traced pool
     [ "$setups" -eq 0 ] && [ "$enters" -eq 0 ] || fail "io.backend=pool: io_uring is in use"

@@ -157,6 +157,7 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     lane_io_config config = {.transport = self->transport,
                              .host_base = self->arenas.base[TIER_HOST],
                              .depth = IO_RIG_DEPTH,
+                             .sum_thread_count = 3,
                              .verify = self->sums};
     assert_int_equal(lane_io_create(&config, &self->lanes[LANE_READ]), 0);
     self->lanes[LANE_H2D] = io_rig_worker(self, "h2d", 11);

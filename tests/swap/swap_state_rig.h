@@ -203,6 +203,7 @@ static void lanes_open(state_rig *self, struct lanes_config wanted)
     lane_io_config config = {.transport = self->transport,
                              .host_base = self->host,
                              .depth = 4,
+                             .sum_thread_count = 3,
                              .verify = wanted.no_sums ? NULL : self->sums,
                              .places = wanted.no_places ? NULL : self->places,
                              .compares_not = wanted.compares_not};

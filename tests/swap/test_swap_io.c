@@ -279,6 +279,20 @@ static void a_thread_that_cannot_start(void **state)
     program_fini(&prog);
 }
 
+static void threads_follow_the_drives(void **state)
+{
+    (void)state;
+    const double second = 1 / 20e9;
+    assert_int_equal(lane_io_sum_threads(6e9, second, 2), 1);
+    assert_int_equal(lane_io_sum_threads(6e9, second, 64), 1);
+    assert_int_equal(lane_io_sum_threads(50e9, second, 64), 4); /* eight drives */
+    assert_int_equal(lane_io_sum_threads(50e9, second, 8), 2);  /* the rest computes */
+    assert_int_equal(lane_io_sum_threads(1e15, second, 4096), LANE_IO_SUM_THREADS_MAX);
+    assert_int_equal(lane_io_sum_threads(0, second, 8), 1); /* an unknown rate */
+    assert_int_equal(lane_io_sum_threads(6e9, 0, 8), 1);
+    assert_int_equal(lane_io_sum_threads(0, 0, 0), 1);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -290,7 +304,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(values_over_a_real_drive),   cmocka_unit_test(values_over_a_bad_drive),
         cmocka_unit_test(drive_errors_stop_the_run),  cmocka_unit_test(a_broken_queue_ends_the_run),
         cmocka_unit_test(what_is_left_wakes_again),   cmocka_unit_test(lanes_keep_behind),
-        cmocka_unit_test(a_thread_that_cannot_start),
+        cmocka_unit_test(a_thread_that_cannot_start), cmocka_unit_test(threads_follow_the_drives),
     };
     return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
 }
