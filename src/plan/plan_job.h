@@ -39,7 +39,10 @@
 
 /* The machine as the simulator knows it: rates of one rank with all its drives. */
 struct plan_machine {
-    double drive_read_bytes_per_second, drive_write_bytes_per_second; /* shared: r/R + w/W <= 1 */
+    /* Reads of r and writes of w bytes a second share the drives: r/R + w/W <= both_ways, each
+     * alone at most 1. Above 1 where a drive does more in both directions than by turns; 0 acts as
+     * 1. */
+    double drive_read_bytes_per_second, drive_write_bytes_per_second, drive_both_ways;
     double h2d_bytes_per_second, d2h_bytes_per_second;
     double dram_bytes_per_second;
     double device_flops_per_second;

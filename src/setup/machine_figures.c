@@ -114,16 +114,21 @@ void setup_drive_settings(const struct setup *self, uint64_t *block_bytes, uint3
 
 struct drive_rates {
     double read, write, sync;
+    double both_ways; /* of the drive that has the least, 1 if one is not known; 0: no drive yet */
 };
 
 static void add_known(const machine_drive *drive, double count, double sharers,
                       struct drive_rates *sum)
 {
+    bool has_both = drive->read > 0 && drive->write > 0;
+    double by_turns = has_both ? 2 / (1 / drive->read + 1 / drive->write) : 0;
+    double both_ways = has_both ? fmax(drive->mixed / by_turns, 1) : 1;
     /* Computing and updates take cores and memory that I/O needs too. The rate beside them was
      * measured with as much read as written. Reads and writes are assumed to lose the same part. */
-    double apart = drive->read > 0 && drive->write > 0 ? 2 / (1 / drive->read + 1 / drive->write)
-                                                       : drive->write_with_update;
-    double beside = drive->write_with_update > 0 ? fmin(drive->write_with_update / apart, 1) : 1;
+    double beside = has_both && drive->write_with_update > 0
+                        ? fmin(drive->write_with_update / (both_ways * by_turns), 1)
+                        : 1;
+    sum->both_ways = sum->both_ways > 0 ? fmin(sum->both_ways, both_ways) : both_ways;
     sum->read += beside * count * drive->read / sharers;
     sum->write += beside * count * drive->write / sharers;
     sum->sync = fmax(sum->sync, drive->sync_seconds);
@@ -145,6 +150,7 @@ static void add_job_drives(struct figures *self, struct drive_rates *sum)
             continue;
         }
         double sharers = count_sharers(setup, d);
+        sum->both_ways = 1;
         sum->read += self->to->drive_read_bytes_per_second / sharers;
         sum->write += self->to->drive_write_bytes_per_second / sharers;
         if (setup->job->tiers.nvme_count == 0)
@@ -173,6 +179,7 @@ static void take_drives(struct figures *self)
         sum.write = fmin(sum.write, from->drives_write / self->ranks);
     take(self, sum.read, &to->drive_read_bytes_per_second);
     take(self, sum.write, &to->drive_write_bytes_per_second);
+    to->drive_both_ways = sum.both_ways;
     if (sum.sync > 0) /* one sync of the slabs, then one of the manifest */
         to->sync_seconds = 2 * sum.sync;
     if (from->host.io_core_seconds > 0)

@@ -38,6 +38,7 @@ static void draw_machine(struct dice *d, plan_machine *m)
     else
         plan_machine_default_gpu(m, 4, 8, 0);
     m->drive_read_bytes_per_second = m->drive_write_bytes_per_second = 1e9;
+    m->drive_both_ways = draw(d, 2) ? 1.5 : 1;
     m->h2d_bytes_per_second = m->d2h_bytes_per_second = 2e9;
     m->op_seconds = draw(d, 2) ? 1e-4 : 1e-6;
     m->sync_seconds = 0;
