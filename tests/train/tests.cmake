@@ -13,7 +13,7 @@ if(TARGET sluice_profile)
         gpt2-bf16-lion llama-fp32-adagrad gpt2-bf16-cut-m16 llama-fp32-unclipped-m8)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
-    set(train_sets avx2 avx512 avx512_bf16)
+    set(train_sets avx2 avx512_bf16) # what avx512 computes, the tests of kernels and models compare
     sluice_isa_test(test_train_invariance SETS ${train_sets} LABELS cpu nvme TIMEOUT 120
                     INSTANCES gpt2-bf16)
     sluice_isa_test(test_train_modes SETS ${train_sets} LABELS cpu nvme TIMEOUT 120
@@ -48,17 +48,30 @@ if(TARGET sluice_profile)
     sluice_test(test_train_data LIBS train_fixture LABELS cpu nvme debug)
 
     # Once more in paranoid mode (fresh addresses, NaN-fill, compare, poison), and on simulated drives:
-    # again_test(paranoid SLUICE_TEST_PARANOID BINARY INSTANCES...).
+    # again_test(paranoid SLUICE_TEST_PARANOID BINARY INSTANCES...). A way that begins with "slow" is slow.
     function(again_test how variable binary)
+        set(labels cpu nvme)
+        if(how MATCHES "^slow")
+            list(APPEND labels slow)
+        endif()
         foreach(instance ${ARGN})
             add_test(NAME ${how}.${binary}.${instance} COMMAND ${binary} ${instance})
             set_tests_properties(${how}.${binary}.${instance} PROPERTIES SKIP_RETURN_CODE 77
-                                 LABELS "cpu;nvme" TIMEOUT 120
+                                 LABELS "${labels}" TIMEOUT 120
                                  ENVIRONMENT "OMP_WAIT_POLICY=passive;${variable}=1")
         endforeach()
     endfunction()
-    again_test(paranoid SLUICE_TEST_PARANOID test_train_invariance ${train_shapes})
-    again_test(paranoid SLUICE_TEST_PARANOID test_train_modes ${train_modes})
+    # Paranoid mode looks at programs and memory, not at numbers: every kind of program is run, and a model
+    # or dtype more of the same kind is slow.
+    set(paranoid_shapes gpt2-bf16 llama-fp32)
+    set(paranoid_modes gpt2-fp16-untied llama-bf16 gpt2-bf16-unclipped gpt2-fp32-cut llama-bf16-untied-cut
+        llama-fp32-unclipped-m8)
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_invariance ${paranoid_shapes})
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_modes ${paranoid_modes})
+    list(REMOVE_ITEM train_shapes ${paranoid_shapes})
+    list(REMOVE_ITEM train_modes ${paranoid_modes})
+    again_test(slow.paranoid SLUICE_TEST_PARANOID test_train_invariance ${train_shapes})
+    again_test(slow.paranoid SLUICE_TEST_PARANOID test_train_modes ${train_modes})
     again_test(paranoid SLUICE_TEST_PARANOID test_train_pytorch ${train_curves})
     again_test(paranoid SLUICE_TEST_PARANOID test_train_fp16 ${train_fp16_curves})
     again_test(paranoid SLUICE_TEST_PARANOID test_state_resume all)
