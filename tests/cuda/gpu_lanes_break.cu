@@ -1,5 +1,5 @@
-// What only kernels do to a real GPU: one writes to an unmapped address, which breaks the GPU for its
-// process, and one runs until it is let go. The simulated GPU does both by other means. See
+// Work that only kernels do to a real GPU: one writes to an unmapped address, which breaks the GPU
+// for its process, and one runs until it is let go. The simulated GPU does both by other means. See
 // gpu_lanes_rig.h.
 #include <cuda_runtime.h>
 #include <stdint.h>
