@@ -11,9 +11,12 @@
  *
  * The region follows the host's homes and lies at the same offsets in every program of the set:
  *
- *   first            fills it        flush           uses it
- *   steady           uses it first, fills it later   save    keeps off it
- *   init, load, eval run while nothing is pending: to them it is memory as any other
+ *   first   fills it
+ *   steady  uses it first, and fills it later
+ *   flush   uses it
+ *   save    does not touch it, where commits are one step older: then it may run before the update.
+ *           Else it runs after a flush
+ *   init, load, eval and such a save run while nothing is carried: to them it is ordinary memory
  *
  * Its bytes are no home. Within a step other transients use them where their uses end before the
  * first op that fills the region (reserve.c). Nothing writes an optimizer tile at home between its
@@ -136,7 +139,7 @@ void plani_carry_begin(plani_builder *b, enum program_kind kind)
         b->carried_in = make_buffers(b, CARRIED_IN);
     if (kind == PROGRAM_STEADY || kind == PROGRAM_FIRST)
         b->carried_out = make_buffers(b, CARRIED_OUT);
-    if (kind == PROGRAM_SAVE)
+    if (kind == PROGRAM_SAVE && b->set->commit == PLAN_COMMIT_FIRST)
         make_buffers(b, CARRIED_THROUGH);
 }
 

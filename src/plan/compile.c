@@ -71,14 +71,15 @@ static int note_uncommitted(const plan_job *job, const struct plani_point *point
     return 0;
 }
 
-/* Checks that each program finds what the one before it has carried. A save may come between a step
- * and the next program. */
+/* Checks that each program finds what the one before it has carried. Where commits are one step
+ * older, a save may come between a step and the next program. */
 static int check_seams(const plan_set *set)
 {
     static const enum program_kind after_step[] = {PROGRAM_STEADY, PROGRAM_FLUSH, PROGRAM_SAVE};
     static const enum program_kind before[] = {PROGRAM_FIRST, PROGRAM_STEADY, PROGRAM_SAVE};
-    for (size_t i = 0; i < sizeof before / sizeof before[0]; i++)
-        for (size_t j = 0; j < sizeof after_step / sizeof after_step[0]; j++)
+    const size_t count = set->commit == PLAN_COMMIT_FIRST ? 3 : 2;
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j < count; j++)
             TRY(program_check_seam(&set->programs[before[i]], &set->programs[after_step[j]]));
     return 0;
 }

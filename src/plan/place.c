@@ -31,18 +31,16 @@ static int check_slots(const plan_job *job)
                    (uint32_t)SLOTS_MOST / job->stage_count);
 }
 
-/* Where a program that no trial looked at has no room beside carried tiles or copies, the search
+/* Where a program that no trial looked at has no room beside copies or carried tiles, the search
  * goes on with fewer of them. It knows most of its steps by then. False: there are none. */
 static bool allow_fewer(plani_search *self, const struct plani_point *point)
 {
-    uint64_t tiles[PLANI_TILES_MAX];
-    uint32_t count = plani_list_tiles(&self->job, tiles);
-    if (point->carried_parts > 0)
-        self->carried_end = point->carried_parts;
-    for (uint32_t i = 0; i < count && point->carried_parts == 0 && point->copy_parts > 0; i++)
-        if (tiles[i] == point->tile_elems)
-            self->copies_end[i] = (uint8_t)point->copy_parts;
-    return point->carried_parts > 0 || point->copy_parts > 0;
+    if (point->carried_parts == 0 && point->copy_parts == 0)
+        return false;
+    assert(self->failed_count < PLANI_FAILED_MAX);
+    plani_point_apply(self, point);
+    self->failed[self->failed_count++] = plani_crowd_of(self, point);
+    return true;
 }
 
 /* Compiles the best point. Only the steady step was looked at so far: a tile size with which
@@ -246,8 +244,8 @@ static int search_all(plani_search *self, struct plani_point *taken)
     return isfinite(least) ? 0 : 1;
 }
 
-/* Compiles the best point; with other tiles, or fewer held stages, where a program has no room that
- * no trial looked at. 1: nothing was found to fit. */
+/* Compiles the best point; with other tiles, or fewer copies or carried tiles, where a program has
+ * no room that no trial looked at. 1: nothing was found to fit. */
 static int compile_best(plani_search *self, plan_set *set, struct plani_point *taken)
 {
     int rc;

@@ -95,8 +95,6 @@ int plani_search_init(plani_search *self, const struct plan_place_asked *asked, 
     self->job = *asked->job;
     self->job.no_advice = true;
     self->work = work;
-    self->carried_end = PLANI_PARTS;
-    memset(self->copies_end, PLANI_PARTS, sizeof self->copies_end);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         TRY(list_kind(self, kind));
     return 0;

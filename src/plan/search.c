@@ -16,9 +16,9 @@ static const struct {
     double carried; /* carried tiles fill it at the end of a step, which is less of the time */
     double halved;  /* a tile size is half of the largest one: twice as many ops */
     double held;    /* all stages are held: device memory */
-    double crowded; /* copies leave room for no tile under way. In a run tiles are also compared and
-                     * summed between ops. 151M params through 170 MiB: tiles of 1 Mi in place of 4
-                     * Mi elements made a step 9 % shorter. */
+    double crowded; /* copies and carried tiles leave room for no tile under way. In a run tiles are
+                     * also compared and summed between ops. 151M params through 170 MiB: tiles of 1
+                     * Mi in place of 4 Mi elements made a step 9 % shorter. */
     double older;   /* a commit is one step older: a crash loses one step more */
     double idle;    /* memory beside homes is left unused */
     double batch;   /* batch-major: every gradient is added to once a micro-batch */
@@ -55,7 +55,8 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
     double tile_bytes = (double)tile_state_bytes(job->state_streams, point->tile_elems) +
                         (double)point->tile_elems * (job->param_bytes + job->grad_bytes);
     double used = 1 - (double)point->idle_parts[TIER_HOST] / PLANI_PARTS;
-    double under_way = used * (1 - copies) * (double)plani_room_beside(job, TIER_HOST) / tile_bytes;
+    double rest = fmax(1 - copies - (double)point->carried_parts / PLANI_PARTS, 0);
+    double under_way = used * rest * (double)plani_room_beside(job, TIER_HOST) / tile_bytes;
     return factor + price.copies * copies +
            price.crowded * fmax(1 - under_way / TILES_UNDER_WAY, 0);
 }
@@ -87,15 +88,29 @@ int plani_search_check(plani_search *self, const struct plani_point *point)
     return made.rc;
 }
 
-/* False where some program of other points with as many copies and such tiles had no room. */
-static bool may_copy(const plani_search *self, const struct plani_point *point)
+struct plani_crowd plani_crowd_of(const plani_search *self, const struct plani_point *point)
 {
-    uint64_t tiles[PLANI_TILES_MAX];
-    uint32_t count = plani_list_tiles(&self->job, tiles);
-    for (uint32_t i = 0; i < count; i++)
-        if (tiles[i] == point->tile_elems)
-            return point->copy_parts < self->copies_end[i];
-    return true;
+    struct plani_point plain = plani_plain_point(&self->job, point->tile_elems);
+    uint32_t used = PLANI_PARTS - point->idle_parts[TIER_HOST];
+    plain.commit = point->commit;
+    return (struct plani_crowd){plani_trial_key(&self->job, &plain), used * point->copy_parts,
+                                used * point->carried_parts};
+}
+
+/* True where some program had no room with at most as many copies and as many carried tiles. */
+static bool is_crowded(const plani_search *self, const struct plani_point *point)
+{
+    bool takes = point->copy_parts > 0 || point->carried_parts > 0;
+    if (!takes || self->failed_count == 0 || self->failed_count == PLANI_FAILED_MAX)
+        return takes && self->failed_count > 0;
+    const struct plani_crowd crowd = plani_crowd_of(self, point);
+    for (uint32_t i = 0; i < self->failed_count; i++) {
+        const struct plani_crowd *failed = &self->failed[i];
+        if (failed->key == crowd.key && failed->copied <= crowd.copied &&
+            failed->carried <= crowd.carried)
+            return true;
+    }
+    return false;
 }
 
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
@@ -103,11 +118,12 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 {
     double ns;
     self->last_fits = false;
-    if (!plani_point_is_legal(self, point) || point->carried_parts >= self->carried_end ||
-        !plani_search_may_go_on(self) || !may_copy(self, point))
+    if (!plani_point_is_legal(self, point) || !plani_search_may_go_on(self))
         return 0;
     plani_note_work(&self->job, "trying plans", 0);
     plani_point_apply(self, point);
+    if (is_crowded(self, point))
+        return 0;
     double factor = factor_of(self, point);
     double limit = isfinite(best->score) ? best->score / factor : 0;
     int rc = plani_try(&self->job, point, limit, &ns, self->work);
@@ -166,12 +182,12 @@ static bool move_copies(const plani_search *self, struct plani_point *point, int
 static bool move_carried(const plani_search *self, struct plani_point *point, int way)
 {
     static const uint32_t parts[] = {8, 4, 12, 2, 0};
-    if (!plani_may_carry(&self->job))
-        return false;
+    if (!plani_may_carry(&self->job) && way != 4)
+        return false; /* what a point has left of it only goes to 0 */
     uint32_t next = way < 5    ? parts[way]
                     : way == 5 ? point->carried_parts + 1
                                : point->carried_parts - 1;
-    bool moves = next != point->carried_parts && next < self->carried_end;
+    bool moves = next != point->carried_parts && next < PLANI_PARTS;
     point->carried_parts = next;
     return moves;
 }

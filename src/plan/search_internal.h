@@ -239,11 +239,18 @@ enum {
     PLANI_TRIES_MOST = 2400, /* steps: short programs need no more */
     PLANI_TRIES_CLOSED = 48,
     PLANI_STARTS = 8,
+    PLANI_FAILED_MAX = 64,
 };
 
 struct plani_scored {
     struct plani_point point;
     double score; /* INFINITY: none */
+};
+
+/* How much of the host a point gives to copies and to carried tiles, in PLANI_PARTS^2-th parts. */
+struct plani_crowd {
+    uint64_t key; /* of the placement, the tile size and the commit */
+    uint32_t copied, carried;
 };
 
 struct plani_search {
@@ -256,12 +263,13 @@ struct plani_search {
     bool is_closed;                    /* plan_compile: homes, and what is parked, are given */
     bool fails[PLANI_TILES_MAX]; /* with is_closed: tile sizes with which some program fails */
     bool checks_all;             /* the other programs of a point too, before it is taken */
-    /* [tile of plani_list_tiles] with so many parts of copies some program failed */
-    uint8_t copies_end[PLANI_TILES_MAX];
-    uint32_t carried_end; /* with so many parts of carried tiles some program failed */
-    uint32_t tile_first;  /* of plani_list_tiles, at which the first point fitted */
-    bool last_fits;       /* the last trial did, whether or not it gained */
-    bool is_hopeless;     /* the homes alone fit nowhere, which no trial needs to show */
+    /* With so much some program failed that no trial looked at. Full: nothing is copied or carried
+     * any more. */
+    struct plani_crowd failed[PLANI_FAILED_MAX];
+    uint32_t failed_count;
+    uint32_t tile_first; /* of plani_list_tiles, at which the first point fitted */
+    bool last_fits;      /* the last trial did, whether or not it gained */
+    bool is_hopeless;    /* the homes alone fit nowhere, which no trial needs to show */
     /* Bytes that pass through the device, beside homes, where nothing is parked near; 0: not
      * known. */
     uint64_t passing_bytes;
@@ -290,6 +298,8 @@ bool plani_search_may_go_on(const plani_search *self);
 /* 0 if all programs of the applied point have room in serial order, without copies, which a refusal
  * names; ERR_NO_FIT. */
 int plani_search_check(plani_search *self, const struct plani_point *point) MUST_CHECK;
+/* Of the point, which is applied. */
+struct plani_crowd plani_crowd_of(const plani_search *self, const struct plani_point *point);
 /* Tries the point; if its score is below that of *best it becomes *best, and *gained true. */
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained) MUST_CHECK;
