@@ -8,12 +8,12 @@
 
 #include "swap/executor.h"
 
-/* The bytes of an arena that a home occupies. */
-struct swapi_home {
+/* The bytes of an arena that a home, or what is carried into the program, occupies. */
+struct swapi_kept {
     uint32_t arena; /* TIER_DEVICE or TIER_HOST */
     uint64_t begin, end;
 };
-typedef struct swapi_home swapi_home;
+typedef struct swapi_kept swapi_kept;
 
 /* A program as the executor walks it; read-only once made. */
 struct swapi_prepared {
@@ -25,9 +25,9 @@ struct swapi_prepared {
     /* [op_count] the OP_NORM that the op comes after, or PROGRAM_NONE. NULL: the program has no
      * conditional ops. */
     uint32_t *norms;
-    bool decides;      /* a conditional op comes after a norm */
-    swapi_home *homes; /* [home_count] sorted by arena and place; paranoid mode only */
-    uint32_t home_count;
+    bool decides;     /* a conditional op comes after a norm */
+    swapi_kept *kept; /* [kept_count] sorted by arena and place; paranoid mode only */
+    uint32_t kept_count;
 };
 typedef struct swapi_prepared swapi_prepared;
 

@@ -17,7 +17,7 @@ void swapi_prepared_fini(swapi_prepared *self)
     mem_free(self->next);
     mem_free(self->lane_ops);
     mem_free(self->norms);
-    mem_free(self->homes);
+    mem_free(self->kept);
     memset(self, 0, sizeof *self);
 }
 
@@ -145,30 +145,30 @@ static int prepare_conditions(swapi_prepared *out)
 
 /* --- contents at the start, for paranoid mode ------------------------------------------------- */
 
-static int compare_homes(const void *left, const void *right)
+static int compare_kept(const void *left, const void *right)
 {
-    const swapi_home *a = left, *b = right;
+    const swapi_kept *a = left, *b = right;
     if (a->arena != b->arena)
         return a->arena < b->arena ? -1 : 1;
     return (a->begin > b->begin) - (a->begin < b->begin);
 }
 
-static int list_homes(swapi_prepared *out)
+static int list_kept(swapi_prepared *out)
 {
     const program *prog = out->prog;
     uint64_t count = 0;
     for (uint64_t b = 0; b < prog->buffer_count; b++)
         count += prog->buffers[b].is_home || (prog->buffers[b].carried & CARRIED_IN);
-    out->homes = mem_alloc(count, sizeof *out->homes, tag);
-    if (!out->homes)
+    out->kept = mem_alloc(count, sizeof *out->kept, tag);
+    if (!out->kept)
         return -ENOMEM;
     for (uint64_t b = 0; b < prog->buffer_count; b++) {
         const buffer *item = &prog->buffers[b];
         if (item->arena != TIER_NVME && (item->is_home || (item->carried & CARRIED_IN)))
-            out->homes[out->home_count++] = (swapi_home){item->arena, item->offset_bytes,
-                                                         item->offset_bytes + item->size_bytes};
+            out->kept[out->kept_count++] = (swapi_kept){item->arena, item->offset_bytes,
+                                                        item->offset_bytes + item->size_bytes};
     }
-    qsort(out->homes, out->home_count, sizeof *out->homes, compare_homes);
+    qsort(out->kept, out->kept_count, sizeof *out->kept, compare_kept);
     return 0;
 }
 
@@ -180,7 +180,7 @@ int swapi_prepare(const executor *self, const program *prog, swapi_prepared *out
     if (rc == 0)
         rc = prepare_conditions(out);
     if (rc == 0 && self->paranoid)
-        rc = list_homes(out);
+        rc = list_kept(out);
     if (rc < 0)
         swapi_prepared_fini(out);
     return rc;

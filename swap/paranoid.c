@@ -485,15 +485,15 @@ static void poison(const executor *self, uint32_t arena, uint64_t begin, uint64_
 
 /* Overwrites the arena up to the highest peak except for its homes and what is carried into the
  * program, which are sorted and do not overlap. */
-static void poison_around_homes(const executor *self, uint32_t arena)
+static void poison_around_kept(const executor *self, uint32_t arena)
 {
     uint64_t at = 0;
-    for (uint32_t i = 0; i < self->now->home_count; i++) {
-        const swapi_home *home = &self->now->homes[i];
-        if (home->arena != arena)
+    for (uint32_t i = 0; i < self->now->kept_count; i++) {
+        const swapi_kept *kept = &self->now->kept[i];
+        if (kept->arena != arena)
             continue;
-        poison(self, arena, at, home->begin);
-        at = size_max(at, home->end);
+        poison(self, arena, at, kept->begin);
+        at = size_max(at, kept->end);
     }
     poison(self, arena, at, self->peak_bytes[arena]);
 }
@@ -503,8 +503,8 @@ void swapi_paranoid_begin(executor *self)
     if (!self->paranoid)
         return;
     const program *prog = self->now->prog;
-    poison_around_homes(self, TIER_DEVICE);
-    poison_around_homes(self, TIER_HOST);
+    poison_around_kept(self, TIER_DEVICE);
+    poison_around_kept(self, TIER_HOST);
     memset(self->users_left, 0, prog->buffer_count * sizeof *self->users_left);
     for (uint64_t i = 0; i < prog->op_count; i++)
         for (uint32_t k = 0; k < prog->ops[i].operand_count; k++)

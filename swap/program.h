@@ -202,7 +202,9 @@ struct buffer {
     uint32_t tile;   /* of a carried buffer: it holds this tile of its unit */
     uint32_t unit;   /* or PROGRAM_NONE */
     uint64_t offset_bytes, size_bytes;
-    uint32_t producer;    /* transient: index of its first writer; homes: PROGRAM_NONE */
+    /* Transient: index of its first writer. Homes, and what is only read: PROGRAM_NONE; a gradient
+     * that is carried in needs no write in this program. */
+    uint32_t producer;
     uint32_t last_reader; /* transient: index of the last op that uses it; homes: PROGRAM_NONE */
 };
 typedef struct buffer buffer;
@@ -271,7 +273,8 @@ uint64_t op_moved_bytes(const op *item);
  *  - a carried buffer holds one tile's optimizer state or gradient in host memory, and its ops are
  *    of that tile. One that is carried in is there before all other transients, without a write.
  *    One that is carried out is written once, by an op without condition, and nothing takes its
- *    bytes. If it was read from a home, nothing writes those bytes of the home after the read;
+ *    bytes. If it was read from a home, nothing writes those bytes of the home after the read. A
+ *    tile that is carried in, or through, is not written at its home before its first use;
  *  - producers, last readers and peaks are correct, and every transient is used, unless it is
  *    carried through.
  *
@@ -280,8 +283,8 @@ uint64_t op_moved_bytes(const op *item);
  * -ENOMEM. */
 int program_check(const program *prog) MUST_CHECK;
 
-/* Proves that `to` may run after `from`: each buffer that is carried into `to` is one that is
- * carried out of `from`, with the same place, size, unit, tile, elements and state. Both have
+/* Proves that `to` may run after `from`: what is carried out of `from` is what is carried into `to`,
+ * buffer by buffer, with the same place, size, unit, tile, elements and state. Both programs have
  * passed program_check. 0, ERR_INTERNAL with the buffer named, or -ENOMEM. */
 int program_check_seam(const program *from, const program *to) MUST_CHECK;
 

@@ -173,7 +173,12 @@ static void a_wrong_seam_is_found(void **state)
     assert_int_equal(program_check_seam(first, &other.programs[PROGRAM_STEADY]), ERR_INTERNAL);
     assert_int_equal(program_check_seam(&set.programs[PROGRAM_EVAL], &set.programs[PROGRAM_STEADY]),
                      ERR_INTERNAL);
-    assert_int_equal(program_check_seam(first, &set.programs[PROGRAM_EVAL]), 0);
+    assert_int_equal(
+        program_check_seam(&other.programs[PROGRAM_FIRST], &set.programs[PROGRAM_STEADY]),
+        ERR_INTERNAL); /* gradients of the last tiles would be lost */
+    assert_int_equal(program_check_seam(first, &set.programs[PROGRAM_EVAL]), ERR_INTERNAL);
+    assert_int_equal(program_check_seam(&set.programs[PROGRAM_FLUSH], &set.programs[PROGRAM_EVAL]),
+                     0);
     plan_set_fini(&set);
     plan_set_fini(&other);
 }
