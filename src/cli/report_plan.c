@@ -128,7 +128,7 @@ static void report_memory(FILE *out, const struct setup_summary *plan)
     report_row(out, "alignment", plan->padding_bytes, 0, false);
     report_row(out, "under way", plan->moving_bytes, 0, false);
     if (plan->carried_bytes)
-        fprintf(out, "  of it %s on host go from step to step\n",
+        fprintf(out, "  of which %s on the host are carried to the next step\n",
                 size_format(plan->carried_bytes, text));
     report_row(out, "= peak", plan->peak_bytes, 0, true);
     report_row(out, "budget", plan->budget_bytes, 0, true);

@@ -153,9 +153,8 @@ static bool is_before(const plan_carried *item, uint32_t unit, uint32_t tile, en
     return item->kind == STATE_OPTIMIZER && kind == STATE_GRADS;
 }
 
-/* The tile's buffer in a row of them that begins with `first`. */
-static plani_range find_piece(const plani_builder *b, uint32_t first, const struct plani_tile *t,
-                              enum state_kind kind, uint64_t size_bytes)
+plani_range plani_carried(const plani_builder *b, uint32_t first, const struct plani_tile *t,
+                          enum state_kind kind, uint64_t size_bytes)
 {
     uint32_t low = 0, high = b->set->carried_count;
     if (b->error < 0 || first == PROGRAM_NONE)
@@ -172,18 +171,6 @@ static plani_range find_piece(const plani_builder *b, uint32_t first, const stru
         found->kind != kind)
         return (plani_range){0};
     return (plani_range){first + low, 0, size_bytes};
-}
-
-plani_range plani_carried_in(const plani_builder *b, const struct plani_tile *t,
-                             enum state_kind kind, uint64_t size_bytes)
-{
-    return find_piece(b, b->carried_in, t, kind, size_bytes);
-}
-
-plani_range plani_carried_out(const plani_builder *b, const struct plani_tile *t,
-                              enum state_kind kind, uint64_t size_bytes)
-{
-    return find_piece(b, b->carried_out, t, kind, size_bytes);
 }
 
 void plani_carry_state(plani_builder *b)

@@ -266,12 +266,10 @@ int plani_carry_make(const plan_job *job, uint64_t bytes, const plani_layout *la
                      plan_set *set) MUST_CHECK;
 /* Makes the carried buffers of a program, before its first op. */
 void plani_carry_begin(plani_builder *b, enum program_kind kind);
-/* The buffer that brings the tile's share of a state into the program, or takes it out; of size 0
- * where it is not carried. */
-plani_range plani_carried_in(const plani_builder *b, const struct plani_tile *t,
-                             enum state_kind kind, uint64_t size_bytes);
-plani_range plani_carried_out(const plani_builder *b, const struct plani_tile *t,
-                              enum state_kind kind, uint64_t size_bytes);
+/* The buffer that carries the tile's share of a state: into the program, where `first` is
+ * b->carried_in, or out of it, where that is b->carried_out. Its size is 0 if there is none. */
+plani_range plani_carried(const plani_builder *b, uint32_t first, const struct plani_tile *t,
+                          enum state_kind kind, uint64_t size_bytes);
 /* Reads the optimizer state that the program carries out. */
 void plani_carry_state(plani_builder *b);
 

@@ -219,7 +219,7 @@ static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
     if (copy.size_bytes > 0 && t->work == PLANI_WORK_UPDATE)
         return copy;
     uint64_t bytes = tile_bytes(t->count, b->job->state_streams);
-    plani_range carried = plani_carried_in(b, t, STATE_OPTIMIZER, bytes);
+    plani_range carried = plani_carried(b, b->carried_in, t, STATE_OPTIMIZER, bytes);
     if (carried.size_bytes > 0 && t->work == PLANI_WORK_UPDATE)
         return carried;
     uint32_t home = b->set->homes.optimizer[t->unit];
@@ -241,7 +241,7 @@ static plani_range tile_grads(plani_builder *b, const struct plani_tile *t)
 {
     plani_range found = t->closed;
     if (found.size_bytes == 0)
-        found = plani_carried_in(b, t, STATE_GRADS, t->count * b->job->grad_bytes);
+        found = plani_carried(b, b->carried_in, t, STATE_GRADS, t->count * b->job->grad_bytes);
     if (found.size_bytes == 0)
         found = elems_of(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
     if (arena_of(b, found) == t->where)
@@ -510,7 +510,7 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
 static void leave_closed(plani_builder *b, const struct plani_tile *t, plani_range closed,
                          plani_range at_home)
 {
-    plani_range carried = plani_carried_out(b, t, STATE_GRADS, closed.size_bytes);
+    plani_range carried = plani_carried(b, b->carried_out, t, STATE_GRADS, closed.size_bytes);
     plani_tile_transfer(b, t, closed, carried.size_bytes > 0 ? carried : at_home, STATE_GRADS);
 }
 

@@ -1,7 +1,8 @@
 /* One trial of a point: its deciding step, emitted and simulated.
  *
  * The steady step decides (only_eval: the evaluation). Its programs are emitted for the homes that
- * the job has, with the tile size, held stages, copies and way to commit of the point. */
+ * the job has, with the tile size, held stages, copies, carried tiles and way to commit of the
+ * point. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>

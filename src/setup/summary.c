@@ -59,7 +59,7 @@ static void describe_peak(const struct setup *self, enum tier which, char *text,
     const buffer *item = &prog->buffers[idx];
     size_format(item->size_bytes, bytes);
     if (item->carried & CARRIED_IN) {
-        snprintf(text, capacity, "%s of %.40s, %s, carried from step to step",
+        snprintf(text, capacity, "%s of %.40s, %s, carried from the step before",
                  buffer_kind_name(item), unit_name(self, item->unit), bytes);
         return;
     }
