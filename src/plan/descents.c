@@ -1,8 +1,10 @@
-/* The search of one order of micro-batches: descents by the moves of search.c.
+/* The search: descents by the moves of search.c. Each way, an order and an update that may be
+ * chosen, is searched by itself, with work of its own:
  *
- *   1  with each update that may be chosen, from the best starts (starts.c); the update stays
- *   2  from the best point with one word set, which stays at first: a kind of state on one tier, or
- *      another value of one coordinate. Again from the beginning while a word has gained.
+ *   1  from its best starts (starts.c), with half of the work
+ *   2  if its best point is near the best of all: from that point with one word set, which stays
+ *      at first: a kind of state on one tier, or another value of one coordinate. Again from the
+ *      beginning while a word has gained.
  *
  * A word that the job gives only takes coordinates away. Where all homes are given, those words
  * remain that say how programs use them. */
@@ -18,6 +20,21 @@ static const double near_bound = 1.003;
 static const double near_homes = 0.5;
 /* A point that a word led to goes down without it where it is so near to the best one. */
 static const double near_word = 1.2;
+/* A way whose best start takes so many times the best step so far ends there. */
+static const double near_way = 3;
+/* A way whose best point is above the best of all by this factor ends without words. */
+static const double near_words = 1.1;
+
+/* One way to search: an order and an update, as if no other were open. A job that names its update
+ * is therefore searched as that way is in a job that leaves it open. */
+struct way {
+    enum order order;
+    enum update update;
+    struct plani_scored best;
+    double room_bytes[TIER_NVME];   /* as in plani_search */
+    uint64_t work_left, tries_left; /* in ops and in steps */
+    bool is_done;
+};
 
 struct plani_scored *plani_search_best(plani_search *self)
 {
@@ -186,43 +203,19 @@ static int improve_best(plani_search *self)
     return 0;
 }
 
-/* ---- starts --------------------------------------------------------------------------------- */
+/* ---- ways ----------------------------------------------------------------------------------- */
 
-/* Goes down from the starts with one update. Every second one tries moves in the opposite order, so
- * that equal starts may lead to different points. */
+/* Goes down from the starts. Every second one tries moves in the opposite order, so that equal
+ * starts may lead to different points. */
 static int improve_starts(plani_search *self)
 {
     bool gained;
-    self->frozen = PLANI_MOVE_UPDATE;
     for (uint32_t i = 0; i < self->start_count && plani_search_may_go_on(self); i++) {
         self->is_reversed = i % 2;
-        TRY(descend(self, &self->starts[i], &gained));
+        if (i < 2 || self->starts[i].score < plani_near_start * self->starts[0].score)
+            TRY(descend(self, &self->starts[i], &gained));
     }
-    self->frozen = PLANI_NONE_FROZEN;
     self->is_reversed = false;
-    return 0;
-}
-
-static uint64_t nth_part(uint64_t begin, uint64_t end, uint32_t parts)
-{
-    return begin < end ? begin + (end - begin) / parts : end;
-}
-
-/* Starts with each update that may be chosen have equal parts of the work; one part is left. */
-static int improve_updates(plani_search *self)
-{
-    uint8_t updates[PLANI_UPDATES];
-    uint32_t count = plani_open_updates(self, updates);
-    for (uint32_t parts = count + 1; parts > 1; parts--) {
-        self->update = (enum update)updates[count + 1 - parts];
-        TRY(plani_try_starts(self, 2 * parts));
-        const uint64_t work_end = self->work_end, tries_end = self->tries_end;
-        self->work_end = nth_part(self->work->ops, work_end, parts);
-        self->tries_end = nth_part(plani_search_tries(self), tries_end, parts);
-        TRY(improve_starts(self));
-        self->work_end = work_end;
-        self->tries_end = tries_end;
-    }
     return 0;
 }
 
@@ -238,18 +231,116 @@ static bool is_at_bound(plani_search *self)
                self->counts[STATE_INNER_ACTIVATIONS];
 }
 
-int plani_search_order(plani_search *self, enum order order)
+/* Begins to search one way, or goes on with it. */
+static void begin_way(plani_search *self, const struct way *way)
 {
-    self->job.order = order;
+    self->best = way->best;
+    memcpy(self->room_bytes, way->room_bytes, sizeof self->room_bytes);
+    self->work_end = self->work->ops + way->work_left;
+    self->tries_end = plani_search_tries(self) + way->tries_left;
+}
+
+static void end_way(const plani_search *self, struct way *way)
+{
+    way->best = self->best;
+    memcpy(way->room_bytes, self->room_bytes, sizeof way->room_bytes);
+    way->work_left = self->work_end - size_min(self->work->ops, self->work_end);
+    way->tries_left = self->tries_end - size_min(plani_search_tries(self), self->tries_end);
+}
+
+/* Goes down from the starts of the way, with half of its work. `least`: the best score so far. */
+static int search_way(plani_search *self, struct way *way, double least)
+{
+    begin_way(self, way);
     self->passing_bytes = 0;
-    self->best.score = INFINITY;
-    self->frozen = PLANI_NONE_FROZEN;
     self->work_begin = self->work->ops;
-    self->work_end = self->work_begin + PLANI_SEARCH_WORK;
-    self->tries_end =
-        plani_search_tries(self) + (self->is_closed ? PLANI_TRIES_CLOSED : PLANI_TRIES_MOST);
-    TRY(improve_updates(self));
-    if (!plani_search_best(self) || is_at_bound(self))
-        return 0;
-    return improve_best(self);
+    TRY(plani_try_starts(self));
+    const uint64_t work_end = self->work_end, tries_end = self->tries_end;
+    self->work_end -= (self->work_end - self->work_begin) / 2;
+    self->tries_end -= way->tries_left / 2;
+    if (self->start_count > 0 && self->starts[0].score < near_way * least)
+        TRY(improve_starts(self));
+    self->work_end = work_end;
+    self->tries_end = tries_end;
+    end_way(self, way);
+    return 0;
+}
+
+/* Goes on from the best point of the way, and from the best of all if only its update differs. */
+static int improve_way(plani_search *self, struct way *way, const struct plani_scored *all)
+{
+    struct plani_scored other = {.score = plani_near_start * way->best.score};
+    struct plani_point point = all->point;
+    enum update update = way->best.point.update;
+    bool gained = false, moved;
+    begin_way(self, way);
+    if (point.update != update && point.order == way->best.point.order) {
+        plani_point_apply(self, &point);
+        plani_point_set_update(self, &point, update);
+        TRY(plani_search_try(self, &point, &other, &gained));
+    }
+    if (gained)
+        TRY(descend(self, &other, &moved));
+    TRY(improve_best(self));
+    end_way(self, way);
+    return 0;
+}
+
+static uint32_t list_ways(plani_search *self, struct way *ways)
+{
+    uint8_t updates[PLANI_UPDATES];
+    uint32_t count = plani_open_updates(self, updates), orders = 1;
+    const enum order given = self->asked->job->order;
+    if (self->asked->chooses_order && given == ORDER_LAYER_MAJOR && self->job.micro_batch_count > 1)
+        orders = 2;
+    for (uint32_t i = 0; i < orders * count; i++)
+        ways[i] = (struct way){
+            .order = i < count ? given : ORDER_BATCH_MAJOR,
+            .update = (enum update)updates[i % count],
+            .best.score = INFINITY,
+            .work_left = PLANI_SEARCH_WORK,
+            .tries_left = self->is_closed ? PLANI_TRIES_CLOSED : PLANI_TRIES_MOST,
+        };
+    return orders * count;
+}
+
+/* The way with the best score below the limit; NULL: there is none. */
+static struct way *nearest_way(struct way *ways, uint32_t count, double limit)
+{
+    struct way *nearest = NULL;
+    for (uint32_t i = 0; i < count; i++)
+        if (!ways[i].is_done && ways[i].best.score < limit) {
+            nearest = &ways[i];
+            limit = ways[i].best.score;
+        }
+    return nearest;
+}
+
+int plani_search_ways(plani_search *self)
+{
+    struct way ways[2 * PLANI_UPDATES];
+    struct plani_scored all = {.score = INFINITY};
+    uint32_t count = list_ways(self, ways);
+    self->frozen = PLANI_NONE_FROZEN;
+    for (uint32_t i = 0; i < count; i++) {
+        self->job.order = ways[i].order;
+        self->update = ways[i].update;
+        TRY(search_way(self, &ways[i], all.score));
+        if (ways[i].best.score < all.score)
+            all = ways[i].best;
+    }
+    self->best = all;
+    struct way *way = NULL;
+    if (plani_search_best(self) && !is_at_bound(self))
+        way = nearest_way(ways, count, INFINITY);
+    while (way) {
+        TRY(improve_way(self, way, &all));
+        way->is_done = true;
+        if (way->best.score < all.score)
+            all = way->best;
+        way = nearest_way(ways, count, near_words * all.score);
+    }
+    self->best = all;
+    self->job.order = self->asked->job->order;
+    return 0;
 }

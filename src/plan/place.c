@@ -14,7 +14,7 @@
 enum {
     REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
     LAST_RESORT_WORK =
-        4 * PLANI_SEARCH_WORK, /* in all: then whole kinds are not compiled any more */
+        8 * PLANI_SEARCH_WORK, /* in all: then whole kinds are not compiled any more */
     SLOTS_MOST = 4000000,      /* stages times micro-batches */
 };
 
@@ -80,7 +80,7 @@ static int compile_given(const plan_job *job, plan_set *out, struct plani_point 
     int rc = plani_search_init(&self, &asked, work);
     self.is_closed = true;
     while (rc == 0) {
-        rc = plani_search_order(&self, job->order);
+        rc = plani_search_ways(&self);
         if (rc == 0)
             rc = compile_closed(&self, out, taken);
         if (rc != 1)
@@ -225,34 +225,16 @@ static int place_any(plani_search *self, struct plan_place_found *found)
     return rc == 0 ? 0 : plani_refuse_lack(&self->job, found->need_bytes);
 }
 
-/* Searches the orders in question; 1: nothing was found to fit. */
-static int search_all(plani_search *self, struct plani_point *taken)
-{
-    enum order given = self->asked->job->order;
-    bool is_open = self->asked->chooses_order && given == ORDER_LAYER_MAJOR;
-    uint32_t orders = is_open && self->job.micro_batch_count > 1 ? 2 : 1;
-    double least = INFINITY;
-    for (uint32_t i = 0; i < orders; i++) {
-        TRY(plani_search_order(self, i == 0 ? given : ORDER_BATCH_MAJOR));
-        const struct plani_scored *best = plani_search_best(self);
-        if (best && best->score < least) {
-            *taken = best->point;
-            least = best->score;
-        }
-    }
-    self->job.order = given;
-    return isfinite(least) ? 0 : 1;
-}
-
 /* Compiles the best point; with other tiles, or fewer copies or carried tiles, where a program has
  * no room that no trial looked at. 1: nothing was found to fit. */
 static int compile_best(plani_search *self, plan_set *set, struct plani_point *taken)
 {
     int rc;
     do {
-        rc = search_all(self, taken);
-        if (rc != 0)
-            return rc;
+        TRY(plani_search_ways(self));
+        if (!plani_search_best(self))
+            return 1;
+        *taken = plani_search_best(self)->point;
         plani_point_apply(self, taken);
         self->compiles++;
         rc = plani_search_check(self, taken);

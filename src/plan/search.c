@@ -147,9 +147,9 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 
 int plani_coordinate_of(int move)
 {
-    static const int begins[] = {PLANI_MOVE_UPDATE, PLANI_MOVE_COPIES, PLANI_MOVE_CARRIED,
-                                 PLANI_MOVE_HELD,   PLANI_MOVE_TILE,   PLANI_MOVE_IDLE,
-                                 PLANI_MOVE_COMMIT, PLANI_MOVE_PARKED, PLANI_MOVES};
+    static const int begins[] = {PLANI_MOVE_COPIES, PLANI_MOVE_CARRIED, PLANI_MOVE_HELD,
+                                 PLANI_MOVE_TILE,   PLANI_MOVE_IDLE,    PLANI_MOVE_COMMIT,
+                                 PLANI_MOVE_PARKED, PLANI_MOVES};
     int at = 0;
     while (move >= begins[at + 1])
         at++;
@@ -233,15 +233,6 @@ static bool move_parked(const plani_search *self, struct plani_point *point, int
     return way == 6 || others[way] != near;
 }
 
-static bool move_update(plani_search *self, struct plani_point *point, uint32_t way)
-{
-    uint8_t updates[PLANI_UPDATES];
-    if (way >= plani_open_updates(self, updates) || updates[way] == point->update)
-        return false;
-    plani_point_set_update(self, point, (enum update)updates[way]);
-    return true;
-}
-
 bool plani_move_mode(plani_search *self, struct plani_point *point, int move)
 {
     int way = move - plani_coordinate_of(move);
@@ -258,8 +249,6 @@ bool plani_move_mode(plani_search *self, struct plani_point *point, int move)
         return move_idle(point, way % 4, way / 4);
     case PLANI_MOVE_COMMIT:
         return move_commit(self, point);
-    case PLANI_MOVE_UPDATE:
-        return move_update(self, point, (uint32_t)way);
     default:
         return move_parked(self, point, way);
     }

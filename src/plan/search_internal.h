@@ -231,12 +231,12 @@ int plani_compile_point(const plan_job *job, const struct plani_point *point, pl
 /* ---- the search: starts.c, search.c, descents.c, fit.c, place.c, reasons.c ------------------ */
 
 enum {
-    /* Work of all trials of an order in ops, built or simulated: what takes most of a second. Where
-     * a step is long, so many steps, up to what takes some seconds. */
-    PLANI_SEARCH_WORK = 2000000,
+    /* Work of one way (an order and an update) in ops, built or simulated: what takes some tenths
+     * of a second. Where a step is long, so many steps, up to what takes some seconds. */
+    PLANI_SEARCH_WORK = 1000000,
     PLANI_SEARCH_STEPS = 40,
     PLANI_SEARCH_WORK_MOST = 4000000,
-    PLANI_TRIES_MOST = 2400, /* steps: short programs need no more */
+    PLANI_TRIES_MOST = 1200, /* steps: short programs need no more */
     PLANI_TRIES_CLOSED = 48,
     PLANI_STARTS = 8,
     PLANI_FAILED_MAX = 64,
@@ -246,6 +246,8 @@ struct plani_scored {
     struct plani_point point;
     double score; /* INFINITY: none */
 };
+/* Starts whose score is above the best one by this factor are not followed. */
+static const double plani_near_start = 1.3;
 
 /* How much of the host a point gives to copies and to carried tiles, in PLANI_PARTS^2-th parts. */
 struct plani_crowd {
@@ -274,18 +276,18 @@ struct plani_search {
      * known. */
     uint64_t passing_bytes;
     plani_work *work;              /* the caller's */
-    uint64_t work_begin, work_end; /* of the order that is searched */
+    uint64_t work_begin, work_end; /* of the way that is searched */
     uint64_t tries_end;            /* the same in steps */
     uint32_t compiles;
     int frozen;         /* coordinate that no move changes, or PLANI_MOVES and a kind of state */
     bool is_reversed;   /* the last move is tried first */
-    enum update update; /* of the starts */
+    enum update update; /* of the way that is searched */
     bool has_fit;       /* some start with this update */
     double room_bytes[TIER_NVME];             /* for open homes, beside what passes */
     struct plani_scored starts[PLANI_STARTS]; /* the best ones, shortest first */
     uint32_t start_count;
     struct plani_point winner; /* what is compiled in the end */
-    struct plani_scored best;  /* in the order that is searched */
+    struct plani_scored best;  /* of the way that is searched; in the end, of all */
 };
 
 int plani_search_init(plani_search *self, const struct plan_place_asked *asked,
@@ -306,8 +308,7 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 
 /* Moves that change how programs use a placement. The members are the first of each coordinate. */
 enum {
-    PLANI_MOVE_UPDATE,                          /* another one */
-    PLANI_MOVE_COPIES = PLANI_UPDATES,          /* other numbers of parts */
+    PLANI_MOVE_COPIES,                          /* other numbers of parts */
     PLANI_MOVE_CARRIED = PLANI_MOVE_COPIES + 9, /* the same of carried tiles */
     PLANI_MOVE_HELD = PLANI_MOVE_CARRIED + 7,   /* other numbers of held stages */
     PLANI_MOVE_TILE = PLANI_MOVE_HELD + 10,     /* finer, coarser */
@@ -334,14 +335,14 @@ int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part
 int plani_try_relieved(plani_search *self, struct plani_point point, struct plani_scored *best,
                        bool *gained) MUST_CHECK;
 
-/* Searches one order: fills self->best. */
-int plani_search_order(plani_search *self, enum order order) MUST_CHECK;
-/* The best point of the order that was searched last; NULL: nothing was found to fit. */
+/* Searches all orders and updates that are open: fills self->best. */
+int plani_search_ways(plani_search *self) MUST_CHECK;
+/* The best point of that search; NULL: nothing was found to fit. */
 struct plani_scored *plani_search_best(plani_search *self);
 
-/* Fills self->starts with points of self->update, and uses about the `parts`-th part of the work
- * that is left. */
-int plani_try_starts(plani_search *self, uint32_t parts) MUST_CHECK;
+/* Fills self->starts with points of the job's order and self->update, for about an eighth of the
+ * work. */
+int plani_try_starts(plani_search *self) MUST_CHECK;
 /* Bytes of homes beyond the budgets, by arena, of the job as applied. */
 int plani_home_excess(plani_search *self, double bytes[TIER_COUNT]) MUST_CHECK;
 

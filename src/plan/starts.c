@@ -47,16 +47,13 @@ static uint32_t parked_room(const plani_search *self, uint64_t times)
     return (uint32_t)size_min(free_bytes / plani_parked_bytes(job), job->micro_batch_count);
 }
 
-/* Starts that are so much slower than the best one are not kept. */
-static const double near_start = 1.3;
-
 /* Tries the point, and keeps it if it is one of the best starts. */
 static int try_point(plani_search *self, const struct plani_point *point)
 {
     struct plani_scored *starts = self->starts, fresh = {.score = INFINITY};
     bool gained = false;
     if (self->start_count > 0)
-        fresh.score = near_start * starts[0].score;
+        fresh.score = plani_near_start * starts[0].score;
     if (self->start_count == PLANI_STARTS)
         fresh.score = fmin(fresh.score, starts[PLANI_STARTS - 1].score);
     TRY(plani_search_try(self, point, &fresh, &gained));
@@ -72,12 +69,12 @@ static int try_point(plani_search *self, const struct plani_point *point)
     return 0;
 }
 
-/* Sets the search's work by the first point that fits: its step may be long. */
+/* Sets the work of the way by its first point that fits: its step may be long. */
 static void note_fit(plani_search *self, uint32_t tile_idx, uint64_t step_ops)
 {
     uint64_t work = size_min(PLANI_SEARCH_STEPS * step_ops, PLANI_SEARCH_WORK_MOST);
     self->tile_first = tile_idx;
-    if (!self->is_closed && !plani_search_best(self))
+    if (!self->is_closed)
         self->work_end = self->work_begin + size_max(work, PLANI_SEARCH_WORK);
 }
 
@@ -200,7 +197,7 @@ static const uint8_t host_fills[][FILL_KINDS] = {
     {A, O, G, P, NONE}, {A, P, G, O, I}, {I, A, P, G, O}, {A, P, O, G, NONE}, {P, O, G, NONE},
 };
 
-static int try_fills(plani_search *self, uint32_t parts)
+static int try_fills(plani_search *self)
 {
     static const double shares[] = {1.5, 4, 12}; /* of what the serial order needs is left open */
     struct room room;
@@ -212,7 +209,7 @@ static int try_fills(plani_search *self, uint32_t parts)
         for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++)
             for (size_t d = 0; d < sizeof device_fills / sizeof device_fills[0]; d++) {
                 struct plani_point point = plani_first_point(self);
-                if (self->work->ops - begin > work / parts)
+                if (self->work->ops - begin > work / 8)
                     return 0;
                 fill_tier(self, &point, TIER_DEVICE, device_fills[d],
                           room.left[TIER_DEVICE] - shares[s] * room.passing[TIER_DEVICE]);
@@ -300,28 +297,12 @@ static int look_for_hope(plani_search *self)
     return 0;
 }
 
-/* The best point so far with the update of the starts. Starts need no more room than it. */
-static int try_best(plani_search *self, struct plani_scored *taken)
-{
-    struct plani_point point = self->best.point;
-    bool gained;
-    plani_point_apply(self, &point);
-    plani_point_set_update(self, &point, self->update);
-    TRY(plani_search_try(self, &point, taken, &gained));
-    self->has_fit = self->last_fits;
-    return 0;
-}
-
-int plani_try_starts(plani_search *self, uint32_t parts)
+int plani_try_starts(plani_search *self)
 {
     struct plani_point point = plani_first_point(self);
-    struct plani_scored other = {.score = INFINITY};
     self->start_count = 0;
     self->has_fit = false;
-    if (plani_search_best(self))
-        TRY(try_best(self, &other));
-    else
-        self->tile_first = 0;
+    self->tile_first = 0;
     if (self->is_closed) {
         point = plani_plain_point(&self->job, 0);
         return try_tiles(self, &point);
@@ -337,8 +318,7 @@ int plani_try_starts(plani_search *self, uint32_t parts)
     }
     plani_point_near(self, &point, true);
     TRY(try_start(self, &point));
-    TRY(try_fills(self, parts));
+    TRY(try_fills(self));
     TRY(try_copied(self));
-    TRY(try_finer(self));
-    return isfinite(other.score) ? try_point(self, &other.point) : 0;
+    return try_finer(self);
 }
