@@ -12,8 +12,8 @@
  * writes and a read could wait for each other in a circle: the second write, summed first, behind
  * the read, the read behind the first write, and the first write in the queue after the second.
  *
- * An op passes the threads by if nothing is known or asked about its bytes. For optimizer state with
- * places (slot.entry) sum and place are the entry's; for all other requests the sums are the
+ * An op passes the threads by if nothing is known or asked about its bytes. For optimizer state
+ * with places (slot.entry) sum and place are the entry's; for all other requests the sums are the
  * table's (config.verify).
  *
  * Nothing is allocated after creation; requests of io come from a pool. */

@@ -41,8 +41,8 @@ uint32_t lane_io_sum_threads(double bytes_per_second, double seconds_per_byte, u
  *
  * An op with op.behind may be submitted while that op is in flight. Its transfers wait in the queue
  * until all transfers of the other op are with the kernel (io_request.behind); a write is summed
- * meanwhile. The transport has the requests of a direction in the order in which they were submitted
- * here, also those that are still being summed (io_request.is_held).
+ * meanwhile. The transport has the requests of a direction in the order in which they were
+ * submitted here, also those that are still being summed (io_request.is_held).
  *
  * With `verify`, each write is summed before it is written, and its sum is stored when it is
  * complete. Each read is compared with the sums of what was written there (swap/checksum.h).

@@ -283,9 +283,9 @@ uint64_t op_moved_bytes(const op *item);
  * -ENOMEM. */
 int program_check(const program *prog) MUST_CHECK;
 
-/* Proves that `to` may run after `from`: what is carried out of `from` is what is carried into `to`,
- * buffer by buffer, with the same place, size, unit, tile, elements and state. Both programs have
- * passed program_check. 0, ERR_INTERNAL with the buffer named, or -ENOMEM. */
+/* Proves that `to` may run after `from`: what is carried out of `from` is what is carried into
+ * `to`, buffer by buffer, with the same place, size, unit, tile, elements and state. Both programs
+ * have passed program_check. 0, ERR_INTERNAL with the buffer named, or -ENOMEM. */
 int program_check_seam(const program *from, const program *to) MUST_CHECK;
 
 /* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must

@@ -204,7 +204,7 @@ static uint32_t count_sum_threads(const struct setup *setup)
     const plan_machine *machine = &setup->plan.machine;
     double drives =
         fmax(machine->drive_read_bytes_per_second, machine->drive_write_bytes_per_second) *
-        fmax(machine->drive_both_ways, 1);
+        plan_drive_both_ways(machine);
     uint32_t count =
         lane_io_sum_threads(drives, machine->write_sum_core_seconds, (uint32_t)setup->thread_count);
     if (count > 1)

@@ -70,6 +70,9 @@ struct plan_machine {
 };
 typedef struct plan_machine plan_machine;
 
+/* drive_both_ways, at least 1. Pure. */
+double plan_drive_both_ways(const plan_machine *machine);
+
 /* Rough figures for a machine that was not measured, named as defaults wherever they are
  * printed. */
 void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products);

@@ -25,7 +25,7 @@ const char *plan_resource_name(enum plan_resource resource)
     return names[resource];
 }
 
-static double both_ways(const plan_machine *machine)
+double plan_drive_both_ways(const plan_machine *machine)
 {
     return fmax(machine->drive_both_ways, 1);
 }
@@ -37,7 +37,7 @@ void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
     d[RESOURCE_DRIVE] =
         ((double)demand->drive_read_bytes / machine->drive_read_bytes_per_second +
          (double)demand->drive_write_bytes / machine->drive_write_bytes_per_second) /
-        both_ways(machine);
+        plan_drive_both_ways(machine);
     d[RESOURCE_H2D] = (double)demand->h2d_bytes / machine->h2d_bytes_per_second;
     d[RESOURCE_D2H] = (double)demand->d2h_bytes / machine->d2h_bytes_per_second;
     if (machine->device_is_cpu) /* one thread copies both ways */
@@ -60,7 +60,7 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     memset(share, 0, sizeof *share);
     plan_demand_seconds(machine, demand, share->demand);
     double longest =
-        share->demand[RESOURCE_DRIVE] * both_ways(machine); /* an op has one direction */
+        share->demand[RESOURCE_DRIVE] * plan_drive_both_ways(machine); /* an op has one direction */
     for (int r = 0; r < RESOURCE_COUNT; r++)
         longest = share->demand[r] > longest ? share->demand[r] : longest;
     share->alone_seconds = fmax(longest + machine->op_seconds + demand->wait_seconds, 1e-9);

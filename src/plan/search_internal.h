@@ -300,7 +300,7 @@ bool plani_search_may_go_on(const plani_search *self);
 /* 0 if all programs of the applied point have room in serial order, without copies, which a refusal
  * names; ERR_NO_FIT. */
 int plani_search_check(plani_search *self, const struct plani_point *point) MUST_CHECK;
-/* Of the point, which is applied. */
+/* How much of the host the point, which is applied, gives to copies and carried tiles. */
 struct plani_crowd plani_crowd_of(const plani_search *self, const struct plani_point *point);
 /* Tries the point; if its score is below that of *best it becomes *best, and *gained true. */
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
@@ -323,9 +323,9 @@ int plani_coordinate_of(int move);
 bool plani_move_mode(plani_search *self, struct plani_point *point, int move);
 /* False where the point has no home of the kind: gradients go straight into their update. */
 bool plani_has_homes(const plani_search *self, const struct plani_point *point, int kind);
-/* Each tries moves from *best, and makes every better point *best. *gained: one was.
+/* Each tries moves from *best, and makes every better point *best; *gained: there was one.
  *
- *   plani_try_modes     all of those above but the frozen ones
+ *   plani_try_modes     the moves above, except the frozen ones
  *   plani_try_kinds     of boundaries, by the `part`-th part of the units of a kind; and trades
  *   plani_try_relieved  where the last trial did not fit: of the point, so that less of it needs
  *                       memory */
