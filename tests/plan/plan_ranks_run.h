@@ -359,6 +359,18 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
 /* ---- a job's life
  * ----------------------------------------------------------------------------- */
 
+/* Draws a job of up to three ranks whose updates wait for a slow drive in the next forward. */
+static inline void run_draw_seam(random_job *r, uint64_t seed)
+{
+    fixture_ranks(r, seed, 1 + seed % 3, (uint32_t)(seed / 3 % 4));
+    if (seed % 4 == 0)
+        fixture_split(r);
+    if (seed % 5 == 0)
+        fixture_freeze(r);
+    r->job.update = UPDATE_IN_NEXT_FORWARD;
+    r->job.machine.drive_read_bytes_per_second = 200e6;
+}
+
 /* Room for every draw. */
 static inline void run_make_roomy(random_job *r)
 {

@@ -25,13 +25,7 @@ enum { SEEDS = 120 };
 
 static void carried_job(random_job *r, uint64_t seed)
 {
-    fixture_ranks(r, seed, 1 + seed % 3, (uint32_t)(seed / 3 % 4));
-    if (seed % 4 == 0)
-        fixture_split(r);
-    if (seed % 5 == 0)
-        fixture_freeze(r);
-    r->job.update = UPDATE_IN_NEXT_FORWARD;
-    r->job.machine.drive_read_bytes_per_second = 200e6;
+    run_draw_seam(r, seed);
     r->job.machine.drive_write_bytes_per_second = 400e6;
     for (uint32_t u = 0; u < r->job.unit_count; u++) {
         if (draw(r, 4))

@@ -26,13 +26,7 @@ enum { SEEDS = 120 };
 /* Most optimizer state on a slow drive, so that a step's beginning shows. */
 static void copied_job(random_job *r, uint64_t seed)
 {
-    fixture_ranks(r, seed, 1 + seed % 3, (uint32_t)(seed / 3 % 4));
-    if (seed % 4 == 0)
-        fixture_split(r);
-    if (seed % 5 == 0)
-        fixture_freeze(r);
-    r->job.update = UPDATE_IN_NEXT_FORWARD;
-    r->job.machine.drive_read_bytes_per_second = 200e6;
+    run_draw_seam(r, seed);
     for (uint32_t u = 0; u < r->job.unit_count; u++)
         if (draw(r, 4))
             r->homes[STATE_OPTIMIZER][u] = TIER_NVME;
