@@ -5,7 +5,10 @@
  * cost and what it waits while it uses none; at least a nanosecond, so that every op has a rate.
  * Ops that run together share the resources max-min fairly: all of them speed up together until a
  * resource is full; those that use it keep their rate, and the others go on growing (progressive
- * filling). Pure; allocates nothing. */
+ * filling). One use is not shared so: a read or write needs a core for its checksums, but less than
+ * one whole core. Its thread sleeps between pieces, and the system's scheduler serves a thread that
+ * wakes up at once, so full cores do not slow it; the others share what it leaves. Pure; allocates
+ * nothing. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -65,15 +68,24 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
         longest = share->demand[r] > longest ? share->demand[r] : longest;
     share->alone_seconds = fmax(longest + machine->op_seconds + demand->wait_seconds, 1e-9);
     assert(isfinite(share->alone_seconds));
+    share->is_served = demand->drive_read_bytes + demand->drive_write_bytes > 0 &&
+                       demand->core_seconds < share->alone_seconds;
 }
 
-void plani_share_rates(struct plani_share *const *running, uint32_t count)
+/* What the op needs of a resource that it shares fairly, per second at its full speed. */
+static double need_of(const struct plani_share *share, int r)
+{
+    return share->is_served && r == RESOURCE_CORES ? 0 : share->demand[r] / share->alone_seconds;
+}
+
+/* Shares the machine, of whose cores the share `cores` is left. */
+static void share_rates(struct plani_share *const *running, uint32_t count, double cores)
 {
     double left[RESOURCE_COUNT];
     bool fixed[LANE_COUNT] = {false};
-    assert(count <= LANE_COUNT);
     for (int r = 0; r < RESOURCE_COUNT; r++)
         left[r] = 1.0;
+    left[RESOURCE_CORES] = fmax(cores, 0);
     uint32_t open = count;
     while (open > 0) {
         /* The level (share of its own full speed) at which the next resource fills. */
@@ -82,7 +94,7 @@ void plani_share_rates(struct plani_share *const *running, uint32_t count)
             double wanted = 0;
             for (uint32_t i = 0; i < count; i++)
                 if (!fixed[i])
-                    wanted += running[i]->demand[r] / running[i]->alone_seconds;
+                    wanted += need_of(running[i], r);
             if (wanted > 0 && left[r] / wanted < level)
                 level = left[r] / wanted;
         }
@@ -91,7 +103,7 @@ void plani_share_rates(struct plani_share *const *running, uint32_t count)
         double used[RESOURCE_COUNT] = {0};
         for (uint32_t i = 0; i < count; i++)
             for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
-                used[r] += level * running[i]->demand[r] / running[i]->alone_seconds;
+                used[r] += level * need_of(running[i], r);
         /* Fix the ops that use a full resource, or all when each has reached its own full speed. */
         uint32_t newly = 0;
         bool fixes[LANE_COUNT] = {false};
@@ -100,7 +112,7 @@ void plani_share_rates(struct plani_share *const *running, uint32_t count)
                 continue;
             bool full = level >= 1.0;
             for (int r = 0; r < RESOURCE_COUNT; r++)
-                full = full || (running[i]->demand[r] > 0 && used[r] >= left[r] * (1.0 - 1e-9));
+                full = full || (need_of(running[i], r) > 0 && used[r] >= left[r] * (1.0 - 1e-9));
             fixes[i] = full;
             newly += full;
         }
@@ -111,11 +123,26 @@ void plani_share_rates(struct plani_share *const *running, uint32_t count)
             open--;
             running[i]->rate = level / running[i]->alone_seconds;
             for (int r = 0; r < RESOURCE_COUNT; r++) {
-                left[r] -= running[i]->demand[r] * running[i]->rate;
+                left[r] -= need_of(running[i], r) * level;
                 left[r] = left[r] > 0 ? left[r] : 0;
             }
         }
     }
+}
+
+void plani_share_rates(struct plani_share *const *running, uint32_t count)
+{
+    double served = 0, used = 0;
+    assert(count <= LANE_COUNT);
+    for (uint32_t i = 0; i < count; i++)
+        if (running[i]->is_served)
+            served += running[i]->demand[RESOURCE_CORES] / running[i]->alone_seconds;
+    share_rates(running, count, 1 - served);
+    for (uint32_t i = 0; i < count; i++)
+        if (running[i]->is_served)
+            used += running[i]->demand[RESOURCE_CORES] * running[i]->rate;
+    if (used < served) /* slowed by something else, they leave more of the cores */
+        share_rates(running, count, 1 - used);
 }
 
 /* ---- machines that were not measured -------------------------------------------------------- */

@@ -19,6 +19,7 @@ enum {
 struct plani_share {
     double demand[RESOURCE_COUNT]; /* seconds of the whole resource that the op needs */
     double alone_seconds;          /* its time when nothing else runs */
+    bool is_served;                /* it gets what it needs of the cores at once */
     double rate;                   /* out: share of the op done per second */
 };
 void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share);

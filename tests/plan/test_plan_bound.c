@@ -65,6 +65,8 @@ static void draw_op(struct dice *d, plani_builder *b)
         demand->device_seconds = 1e-3 * (double)(1 + draw(d, 5));
     if (lane == LANE_UPDATE)
         demand->core_seconds = 4e-3 * (double)(1 + draw(d, 5));
+    if (lane == LANE_READ || lane == LANE_WRITE) /* some need more than one core */
+        demand->core_seconds = 0.6e-9 * (double)(draw(d, 3) * bytes);
     for (uint64_t i = 0; i < 2 && idx > 0; i++)
         if (draw(d, 3))
             plani_depend(b, idx, (uint32_t)draw(d, idx));
@@ -358,10 +360,42 @@ static void no_order_is_below_a_bound(void **state)
     assert_true(caught * 2 >= PROGRAMS);
 }
 
+/* A write whose checksums need less than a core beside computing that fills all cores: the write
+ * keeps its speed, and computing gets the rest. With a second op on the drives it sums at half of
+ * the speed. Checksums that need more than a core share the cores with computing. */
+static void full_cores_do_not_slow_checksums(void **state)
+{
+    (void)state;
+    plan_machine machine;
+    plan_machine_default_cpu(&machine, 2, false);
+    machine.drive_read_bytes_per_second = machine.drive_write_bytes_per_second = 1e9;
+    machine.op_seconds = 0;
+    op_demand demands[] = {{.drive_write_bytes = 1000000000, .core_seconds = 0.5},
+                           {.device_seconds = 1},
+                           {.drive_read_bytes = 1000000000}};
+    struct plani_share shares[3], *running[3];
+    for (int i = 0; i < 3; i++) {
+        plani_demand(&machine, &demands[i], &shares[i]);
+        running[i] = &shares[i];
+    }
+    plani_share_rates(running, 2);
+    assert_float_equal(shares[0].rate, 1, 1e-9);
+    assert_float_equal(shares[1].rate, 0.75, 1e-9);
+    plani_share_rates(running, 3);
+    assert_float_equal(shares[0].rate, 0.5, 1e-9);
+    assert_float_equal(shares[1].rate, 0.875, 1e-9);
+    demands[0].core_seconds = 1.5;
+    plani_demand(&machine, &demands[0], &shares[0]);
+    plani_share_rates(running, 2);
+    assert_float_equal(shares[0].rate, shares[1].rate, 1e-9);
+    assert_true(shares[0].rate < 0.6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_order_is_below_a_bound),
                                        cmocka_unit_test(a_known_chain_is_found),
-                                       cmocka_unit_test(waiting_for_memory_is_named)};
+                                       cmocka_unit_test(waiting_for_memory_is_named),
+                                       cmocka_unit_test(full_cores_do_not_slow_checksums)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
