@@ -130,7 +130,9 @@ static const io_request *find_first(const lane_request *request)
  * is complete. */
 static int submit_write(lane_io *self, io_slot *slot)
 {
-    slot->transfer.is_held = slot->entry || (self->config.verify && !self->config.compares_not);
+    bool is_summed = slot->entry || (self->config.verify && !self->config.compares_not);
+    slot->transfer.is_held = is_summed && !self->config.sums_nothing;
+    slot->job.extent.sum = 0;
     TRY(io_submit(self->config.transport, &slot->transfer));
     if (slot->entry)
         place_begin_write(slot->entry, slot->which);
@@ -233,7 +235,7 @@ static bool push_comparison(lane_io *self, io_slot *slot)
     bool is_unread = slot->entry && (slot->entry->is_unread || request->prog->kind == PROGRAM_LOAD);
     /* Bytes that another process has written are always compared once: they may be from an older
      * slab. */
-    bool compares = !self->config.compares_not || is_unread;
+    bool compares = (!self->config.compares_not || is_unread) && !self->config.sums_nothing;
     if (slot->entry)
         slot->entry->is_unread = 0;
     if (!compares || (slot->entry ? !slot->entry->has_sum[slot->which] : !self->config.verify))
@@ -250,7 +252,7 @@ static int keep_sum(lane_io *self, io_slot *slot)
         place_written(slot->entry, slot->which, slot->job.extent.sum);
         return 0;
     }
-    if (!self->config.verify || self->config.compares_not)
+    if (!self->config.verify || self->config.compares_not || self->config.sums_nothing)
         return 0;
     int rc = checksum_put(self->config.verify, &slot->job.extent);
     return rc == -ENOENT ? 0 : rc;

@@ -40,7 +40,7 @@ enum { POWER_QUARTERS = 4, POWER_TORN_OF = 8, POWER_TORN = 2 };
 struct sim_drive {
     uint64_t file_bytes;  /* of the slab's file */
     uint64_t end_bytes;   /* its present end, <= file_bytes */
-    unsigned char *bytes; /* [file_bytes] */
+    unsigned char *bytes; /* [file_bytes]; NULL: the store keeps no bytes */
 };
 typedef struct sim_drive sim_drive;
 
@@ -64,24 +64,30 @@ struct sim_store {
     uint64_t log_used_bytes, log_capacity_bytes;
 };
 
-int sim_store_create(const slab *target, sim_store **out)
+int sim_store_create_empty(const slab *target, sim_store **out)
 {
-    *out = NULL;
-    sim_store *self = mem_alloc(1, sizeof *self, tag);
+    sim_store *self = *out = mem_alloc(1, sizeof *self, tag);
     if (!self)
         return -ENOMEM;
     pthread_mutex_init(&self->mutex, NULL);
     self->drive_count = target->drive_count;
-    for (uint32_t i = 0; i < self->drive_count; i++) {
-        sim_drive *drive = &self->drives[i];
-        drive->file_bytes = drive->end_bytes = target->files[i].file_bytes;
+    for (uint32_t i = 0; i < self->drive_count; i++)
+        self->drives[i].file_bytes = self->drives[i].end_bytes = target->files[i].file_bytes;
+    return 0;
+}
+
+int sim_store_create(const slab *target, sim_store **out)
+{
+    TRY(sim_store_create_empty(target, out));
+    for (uint32_t i = 0; i < (*out)->drive_count; i++) {
+        sim_drive *drive = &(*out)->drives[i];
         drive->bytes = mem_alloc(drive->file_bytes, 1, tag);
         if (!drive->bytes) {
-            sim_store_destroy(self);
+            sim_store_destroy(*out);
+            *out = NULL;
             return -ENOMEM;
         }
     }
-    *out = self;
     return 0;
 }
 
@@ -248,12 +254,14 @@ static int64_t move_bytes(sim_store *self, const tieri_transfer *item)
     uint64_t left = drive->end_bytes - size_min(item->file_offset, drive->end_bytes);
     uint64_t size_bytes = size_min(item->ask_bytes, left);
     if (item->direction == IO_READ) {
-        if (size_bytes)
+        if (size_bytes && drive->bytes)
             sim_store_get(self, item->drive_idx, item->file_offset, item->data, size_bytes);
         return (int64_t)size_bytes;
     }
     if (size_bytes == 0)
         return -ENOSPC;
+    if (!drive->bytes)
+        return (int64_t)size_bytes;
     int rc = 0;
     if (self->cached) { /* a sync comes either before or after this write */
         pthread_mutex_lock(&self->mutex);

@@ -25,6 +25,11 @@ typedef struct sim_store sim_store;
 /* Makes the bytes of the slab's drives, all zero. The store does not keep `target`, which may be
  * closed and reopened. -ENOMEM. */
 int sim_store_create(const slab *target, sim_store **out) MUST_CHECK;
+/* Makes drives that keep no bytes, for state that no machine here could hold. A read leaves memory
+ * as it is, and a write changes nothing. Time is virtual here too; paced lanes over such drives are
+ * drives of a stated speed (tests/swap/lane_pace.h). Of the calls below only sim_store_destroy,
+ * sim_store_cut and sim_store_sync may be made. -ENOMEM. */
+int sim_store_create_empty(const slab *target, sim_store **out) MUST_CHECK;
 void sim_store_destroy(sim_store *self); /* after the io that uses it; NULL is allowed */
 
 /* Cuts the drive's file to `size_bytes`, header included: reads beyond meet the end of the file,

@@ -117,6 +117,16 @@ enum io_backend engine_io_backend(const struct job *asked)
     return strcmp(asked->io.backend, "uring") == 0 ? IO_URING : IO_AUTO;
 }
 
+static bool simulates_drives(const struct engine_options *options)
+{
+    return options->test && options->test->simulates_drives;
+}
+
+static bool keeps_no_bytes(const struct engine_options *options)
+{
+    return simulates_drives(options) && options->test->keeps_no_bytes;
+}
+
 static int make_disk(struct engine *self, const struct engine_options *options)
 {
     struct setup *setup = self->setup;
@@ -138,16 +148,12 @@ static int make_disk(struct engine *self, const struct engine_options *options)
         .only_reads = setup->plan.only_eval && options->open_existing,
         .rank = setup->ranks.rank,
         .mode = setup->job->run.mode,
+        .is_sparse = keeps_no_bytes(options),
     };
     memcpy(config.uuid, options->uuid, sizeof config.uuid);
     TRY(slab_open(self->disk, &config));
     self->disk_is_open = true;
     return 0;
-}
-
-static bool simulates_drives(const struct engine_options *options)
-{
-    return options->test && options->test->simulates_drives;
 }
 
 /* Takes or makes the memory of simulated drives; it outlives the engine if the caller wants
@@ -161,7 +167,8 @@ static int make_store(struct engine *self, const struct engine_options *options,
         *store = *options->test->store;
         return 0;
     }
-    TRY(sim_store_create(self->disk, store));
+    TRY(keeps_no_bytes(options) ? sim_store_create_empty(self->disk, store)
+                                : sim_store_create(self->disk, store));
     if (options->test->store)
         *options->test->store = *store;
     else
@@ -253,6 +260,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
                               .verify = self->sums,
                               .places = self->places,
                               .compares_not = !asked->io.verify_reads,
+                              .sums_nothing = keeps_no_bytes(options),
                               .sum_thread_count = count_sum_threads(self->setup),
                               .start_thread = enginei_start_io_thread,
                               .user = &self->setup->cores.io};

@@ -113,6 +113,8 @@ int setupi_make_drives(struct setup *self, const struct setup_options *options)
                   setup_drive_sharers(&self->ranks, self->drive_names[d]);
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
+    if (options->test && options->test->keeps_no_bytes)
+        bytes = stated;
     self->plan.budget_bytes[TIER_NVME] = is_stated ? size_min(bytes, stated) : bytes;
     if (!is_stated || bytes < stated) /* their free space is the limit, not their budgets */
         self->plan.nvme_advice = "the drives of tiers.nvme have no more free space: free some, or "

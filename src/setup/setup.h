@@ -112,6 +112,9 @@ struct setup_test {
      * first run makes it; the caller destroys it. If store is NULL each run makes and frees its
      * own. */
     struct sim_store **store;
+    /* With simulates_drives: they keep no bytes, so nothing is summed or compared, the slabs' files
+     * take no space, and drives are as large as their budgets say. */
+    bool keeps_no_bytes;
 };
 
 struct setup_options {

@@ -13,6 +13,15 @@ if(TARGET sluice_profile)
     sluice_test(test_state_verify LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
     target_link_options(test_state_directory PRIVATE -Wl,--wrap=plan_machine_default_cpu)
 
+    # The records of 10^12 parameters, on drives that keep no bytes.
+    add_executable(test_state_scale state/test_state_scale.c)
+    target_link_libraries(test_state_scale PRIVATE train_fixture comm_fixture swap_fixture sluice_options)
+    foreach(ranks 1 16)
+        add_test(NAME slow.test_state_scale.${ranks} COMMAND test_state_scale ${ranks})
+        set_tests_properties(slow.test_state_scale.${ranks} PROPERTIES LABELS slow TIMEOUT 1800 RUN_SERIAL TRUE
+                             ENVIRONMENT "OMP_WAIT_POLICY=passive;SLUICE_TEST_TIMES=1")
+    endforeach()
+
     # Proofs of durability. Arguments are seeds; those of CI are few, the rest is labelled slow.
     add_library(crash_case STATIC state/crash_case.c state/crash_image.c)
     target_link_libraries(crash_case PUBLIC train_fixture)
