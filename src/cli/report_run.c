@@ -14,11 +14,11 @@
 
 /* ---- text ---- */
 
-/* How many ranks the summary holds: all of them, up to 8. */
+/* How many ranks have a line: all of them, up to 8. */
 static uint32_t ranks_shown(const struct train_summary *summary)
 {
-    enum { HELD = sizeof summary->ranks / sizeof summary->ranks[0] };
-    return summary->world_size < HELD ? summary->world_size : HELD;
+    enum { SHOWN = 8 }; /* at most TRAIN_RANKS_MAX */
+    return summary->world_size < SHOWN ? summary->world_size : SHOWN;
 }
 
 /* Prints one row per rank, for the first few ranks. */

@@ -147,8 +147,8 @@ int loop_collect_ranks(struct loop *self)
     if (rc == 0)
         rc = comm_gather(ranks->comm, "rank summaries", &own, sizeof own,
                          ranks->rank == 0 ? all : NULL);
-    enum { SHOWN = sizeof summary->ranks / sizeof summary->ranks[0] };
-    for (uint32_t r = 0; rc == 0 && ranks->rank == 0 && r < size_min(ranks->world, SHOWN); r++)
+    for (uint32_t r = 0; rc == 0 && ranks->rank == 0 && r < size_min(ranks->world, TRAIN_RANKS_MAX);
+         r++)
         summary->ranks[r] = all[r];
     mem_free(all);
     return rc;

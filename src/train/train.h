@@ -54,6 +54,8 @@ struct train_rank {
     uint64_t resident_bytes_max;
 };
 
+enum { TRAIN_RANKS_MAX = 64 }; /* whose figures a summary has */
+
 struct train_summary {
     uint64_t step;               /* the run is at this step, and it is committed */
     uint64_t steps_done, tokens; /* done by this call */
@@ -68,9 +70,9 @@ struct train_summary {
     uint64_t resident_bytes_max; /* VmHWM */
     /* our allocations between the second step and the end; should be 0 */
     uint64_t sealed_alloc_count;
-    uint64_t sealed_mapped_bytes; /* growth of the mappings in the same time */
-    uint64_t weights_hash;        /* state_weights_hash, on rank 0 */
-    struct train_rank ranks[8];   /* [min(world, 8)] on rank 0 */
+    uint64_t sealed_mapped_bytes;             /* growth of the mappings in the same time */
+    uint64_t weights_hash;                    /* state_weights_hash, on rank 0 */
+    struct train_rank ranks[TRAIN_RANKS_MAX]; /* [min(world, TRAIN_RANKS_MAX)] on rank 0 */
     uint32_t world_size;
 };
 

@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "tests/ranks/mpi_fixture.h"
 #include "setup/setup.h"
 #include "setup/summary.h"
 #include "state/verify.h"
+#include "tests/ranks/mpi_fixture.h"
 #include "train/train.h"
 
 enum { SKIPPED = 77, TIMEOUT_SECONDS = 120 };
@@ -113,8 +113,10 @@ int mpi_end(int failures)
 
 job *mpi_job(const char *name, const fixture_model *shape, const fixture_sets *sets)
 {
-    const char *texts[FIXTURE_SETS_MAX + 2] = {"device.backend=cpu", "device.threads=1"};
-    uint32_t count = 2;
+    char drive[64];
+    const char *texts[FIXTURE_SETS_MAX + 3] = {"device.backend=cpu", "device.threads=1", drive};
+    uint32_t count = 3;
+    snprintf(drive, sizeof drive, "tiers.nvme.0.budget=%uMiB", 64 * mpi_world);
     for (uint32_t i = 0; sets && i < sets->count; i++)
         texts[count++] = sets->text[i];
     if (mpi_rank == 0)

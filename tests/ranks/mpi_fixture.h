@@ -12,7 +12,7 @@
 #include "comm/comm.h"
 #include "tests/train/train_fixture.h"
 
-enum { MPI_RANKS_MAX = 8, MPI_UNITS_MAX = 64 };
+enum { MPI_RANKS_MAX = TRAIN_RANKS_MAX, MPI_UNITS_MAX = 64 };
 
 /* This process: */
 extern comm *mpi_comm;
@@ -29,8 +29,8 @@ int mpi_teardown(void **state);
 /* Waits for all and leaves; returns `failures`. */
 int mpi_end(int failures);
 
-/* fixture_job for all ranks, with a thread each: rank 0's file, read for mpi_world. The caller
- * destroys it. */
+/* fixture_job for all ranks, each with a thread and 64 MiB of the drive: rank 0's file, read for
+ * mpi_world. The caller destroys it. */
 job *mpi_job(const char *name, const fixture_model *shape, const fixture_sets *sets);
 
 /* All ranks together: adds the least budgets of device and host with which the job fits; see

@@ -183,7 +183,7 @@ static void fork_ranks(rig *self)
 {
     comm_join_config config = {.is_given = true,
                                .world = self->world,
-                               .timeout_seconds = 10, /* to join; then the job's */
+                               .timeout_seconds = 10 + self->world, /* to join; then the job's */
                                .exit_seconds = 10,
                                .host = "machine",
                                .report = cli_print_error,
@@ -402,7 +402,7 @@ void rig_end(rig *self)
 {
     if (self->mark_ns == 0)
         rig_mark(self);
-    double limit = self->limit_seconds > 0 ? self->limit_seconds : 60;
+    double limit = self->limit_seconds > 0 ? self->limit_seconds : 60 + 5 * (double)self->world;
     uint64_t end_ns = clock_ns() + (uint64_t)(limit * 1e9);
     int late = -1;
     if (self->launcher && self->pids[0] == 0)
@@ -472,7 +472,7 @@ static bool has_ended(const rig *self)
 
 void rig_await_step(const rig *self, uint64_t step)
 {
-    uint64_t end_ns = clock_ns() + 20000000000;
+    uint64_t end_ns = clock_ns() + (20 + self->world) * UINT64_C(1000000000);
     for (uint64_t done = 0; done < step && clock_ns() < end_ns && !has_ended(self);)
         done = self->launcher ? count_lines(self) : atomic_load(&self->board[0].step);
 }

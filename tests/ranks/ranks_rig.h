@@ -21,12 +21,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "tests/state/crash_case.h"
 #include "state/verify.h"
+#include "tests/state/crash_case.h"
 #include "train/train.h"
 
 enum {
-    RIG_RANKS_MAX = 8,
+    RIG_RANKS_MAX = 64,
     RIG_BATCH = 12,       /* windows of a step, whatever the world: 1, 2, 3, 4, 6 ranks go */
     RIG_STEPS = 13,       /* of a run, where the test says nothing else */
     RIG_COMMIT_EVERY = 3, /* the evaluation at 8 makes no step commit that would not */
@@ -62,8 +62,8 @@ struct rig {
     /* In the forked rank, before it trains; or NULL. The job is its own. */
     int (*prepare)(uint32_t rank, struct train_options *options, void *user);
     void *user;
-    /* Counted from rig_end on; 0: 60. Processes that still run then are killed, and the test
-     * fails. */
+    /* Counted from rig_end on; 0: 60 and 5 for each rank. Processes that still run then are killed,
+     * and the test fails. */
     double limit_seconds;
     /* While it runs: */
     pid_t launcher;            /* mpirun; else 0 */
@@ -103,7 +103,8 @@ void rig_end(rig *self);
 /* Begin and end, all well: every process ends with 0 (75 where a stop was asked for). */
 void rig_run_good(rig *self);
 
-/* Until rank 0 has done that many steps, or has ended, or 20 seconds are over. Under mpirun steps
+/* Until rank 0 has done that many steps, or has ended, or 20 seconds and one for each
+ * rank are over. Under mpirun steps
  * of runs before count until it has begun. */
 void rig_await_step(const rig *self, uint64_t step);
 void rig_sleep(double seconds);
