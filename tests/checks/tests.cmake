@@ -61,7 +61,7 @@ if(TARGET sluice)
     set_tests_properties(cli_runs PROPERTIES LABELS "cpu;nvme" TIMEOUT 60)
     add_test(NAME cli_profile COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_profile.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
-    set_tests_properties(cli_profile PROPERTIES LABELS "cpu;nvme" TIMEOUT 120
+    set_tests_properties(cli_profile PROPERTIES LABELS "cpu;nvme" TIMEOUT 240
                          ENVIRONMENT OMP_WAIT_POLICY=passive)
     add_test(NAME cli_ranks COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_cli_ranks.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
