@@ -68,12 +68,18 @@ static bool is_same_member(const configi_key *row, const job *was, const job *is
     return memcmp(a, b, row->member_bytes) == 0;
 }
 
+static bool is_delayed(const job *self)
+{
+    return self->schedule.update == UPDATE_DELAYED_ONE_STEP;
+}
+
 /* True if a changed row is not listed on its own:
  *
  *   train_batch_size              on the same number of ranks; the next key is listed
  *   gradient_accumulation_steps   on another number of ranks; the key above is listed
  *   communication_data_type       on one rank, because it sends nothing
  *   schedule.update               always; all but delayed_one_step give the same bits
+ *   schedule.delayed_from_step    unless both jobs have delayed_one_step
  *   scheduler.params              always; the learning rates that they give are compared */
 static bool is_left_out(const configi_key *row, const job *was, const job *is)
 {
@@ -85,6 +91,8 @@ static bool is_left_out(const configi_key *row, const job *was, const job *is)
         return is_other_world;
     if (row->offset == offsetof(job, comm.wire))
         return is->world <= 1;
+    if (row->offset == offsetof(job, schedule.delayed_from_step))
+        return !is_delayed(was) || !is_delayed(is);
     return row->offset == offsetof(job, schedule.update) ||
            strncmp(row->path, params, sizeof params - 1) == 0;
 }
@@ -164,11 +172,9 @@ uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, cha
     if (was->scheduler.type == is->scheduler.type && is->scheduler.type != JOB_SCHEDULE_NONE &&
         !are_same_rates(was, is, from_step))
         add_text(&self, "scheduler.params give other learning rates");
-    bool was_late = was->schedule.update == UPDATE_DELAYED_ONE_STEP;
-    bool is_late = is->schedule.update == UPDATE_DELAYED_ONE_STEP;
-    if (was_late != is_late)
-        add(&self, "schedule.update", was_late ? "delayed_one_step" : "exact",
-            is_late ? "delayed_one_step" : "exact");
+    if (is_delayed(was) != is_delayed(is))
+        add(&self, "schedule.update", is_delayed(was) ? "delayed_one_step" : "exact",
+            is_delayed(is) ? "delayed_one_step" : "exact");
     return self.count;
 }
 

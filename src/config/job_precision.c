@@ -147,5 +147,9 @@ int configi_fill_update(const configi_reader *reader, job *target)
             "gradients of the step before, unless an evaluation or a stop applies them at once; "
             "in_next_forward hides the same work exactly",
             reader->file);
+    else if (target->schedule.delayed_from_step > 0)
+        log_warn("%s: schedule.delayed_from_step has no effect: schedule.update is not "
+                 "delayed_one_step",
+                 reader->file);
     return 0;
 }

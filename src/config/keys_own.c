@@ -297,6 +297,11 @@ const configi_key configi_own_keys[] = {
         "0, no fp16 and no overflow check. delayed_one_step is approximate: gradients are one "
         "step late.",
         .values = updates),
+    KEY("schedule.delayed_from_step", INT, AT(schedule.delayed_from_step), "0", "[0,1000000000000]",
+        "steps", LATER,
+        "With delayed_one_step: the first step whose update is left to the next step. The steps "
+        "before it are exact. ZeRO-Offload waits for 40 steps; 0 and 1 delay from the beginning.",
+        .why = exact_steps),
     KEY("schedule.tile_elems", INT, AT(schedule.tile_elems), "0", "[0,]", "elements", FREE,
         "Elements of one optimizer tile; 0: automatic, at most zero_optimization.sub_group_size."),
     KEY("state.master", ENUM, AT(state.master), "fp32", "fp32|split", NONE, FIXED,

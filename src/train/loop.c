@@ -396,6 +396,14 @@ static uint64_t sent_so_far(const struct loop *self)
     return self->run.ranks.world > 1 ? comm_sent_bytes(self->run.ranks.comm) : 0;
 }
 
+/* True if this step's update is not left to the next step, because training is exact before
+ * schedule.delayed_from_step. A trial measures the steps after that. */
+static bool is_warm_up(const struct loop *self, uint64_t step)
+{
+    return self->run.setup->plan.update == UPDATE_DELAYED_ONE_STEP && !self->options->is_trial &&
+           step < self->run.job->schedule.delayed_from_step;
+}
+
 /* Calls the on_step of train_options.watch, if there is one. */
 static int watch_step(struct loop *self, const run_totals *run, enum program_kind kind,
                       uint64_t events_begin, double seconds)
@@ -428,6 +436,8 @@ static int one_step(struct loop *self)
     self->run.record.window_count += step_windows(self);
     self->run.record.skipped_count += skipped;
     TRY(mean_loss(self, &loss));
+    if (is_warm_up(self, self->run.record.step))
+        TRY(loop_apply_pending(self));
     if (self->run.engine->step.target_count == 0 && self->run.ranks.rank == 0)
         log_warn("step %" PRIu64 ": not one of its %" PRIu64
                  " tokens counts as a target: it has no loss, and its gradient is zero",

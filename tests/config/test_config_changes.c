@@ -63,6 +63,18 @@ static void rates_are_compared(void **state)
     assert_int_equal(changes(keys, NULL, "scheduler.params.warmup_max_lr=2e-3", sizeof told), 1);
 }
 
+/* The warm-up of a delayed update counts where both jobs delay it. */
+static void a_warm_up_is_told(void **state)
+{
+    (void)state;
+    static const char delayed[] = "\"schedule\": {\"update\": \"delayed_one_step\"}, ";
+    log_set_level(LOG_QUIET);
+    assert_int_equal(changes(delayed, NULL, "schedule.delayed_from_step=40", sizeof told), 1);
+    assert_string_equal(told, "schedule.delayed_from_step was 0 and is 40");
+    assert_int_equal(changes("", NULL, "schedule.delayed_from_step=40", sizeof told), 0);
+    log_set_level(LOG_WARN);
+}
+
 static void what_changes_no_bit_is_not_told(void **state)
 {
     (void)state;
@@ -120,11 +132,9 @@ static void text_is_cut_where_there_is_no_room(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_change_is_told),
-        cmocka_unit_test(rates_are_compared),
-        cmocka_unit_test(what_changes_no_bit_is_not_told),
-        cmocka_unit_test(late_keys_are_told),
-        cmocka_unit_test(text_is_cut_where_there_is_no_room),
+        cmocka_unit_test(each_change_is_told), cmocka_unit_test(rates_are_compared),
+        cmocka_unit_test(a_warm_up_is_told),   cmocka_unit_test(what_changes_no_bit_is_not_told),
+        cmocka_unit_test(late_keys_are_told),  cmocka_unit_test(text_is_cut_where_there_is_no_room),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

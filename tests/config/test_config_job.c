@@ -118,11 +118,14 @@ static void delayed_update_warns(void **state)
 {
     (void)state;
     static const char *const wanted[] = {"approximate", NULL};
+    static const char *const idle[] = {"delayed_from_step has no effect", NULL};
     uint32_t count;
     count_logged(SMALL_WITH("\"schedule\": {\"update\": \"delayed_one_step\"},"), wanted, &count);
     assert_int_equal(count, 1);
     count_logged(SMALL_WITH("\"schedule\": {\"update\": \"in_next_forward\"},"), wanted, &count);
     assert_int_equal(count, 0);
+    count_logged(SMALL_WITH("\"schedule\": {\"delayed_from_step\": 40},"), idle, &count);
+    assert_int_equal(count, 1);
 }
 
 /* Each format of state is accepted. Moments that are not fp32 cause one warning, wherever the job

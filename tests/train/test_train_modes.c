@@ -227,6 +227,28 @@ static void a_late_update_gives_other_bits(void **state)
     fixture_assert_same(&result, &again);
 }
 
+/* schedule.delayed_from_step: the steps before it are exact, and so is a run that ends before. */
+static void a_warm_up_is_exact(void **state)
+{
+    enum { DELAYED_FROM = 6 };
+    (void)state;
+    static fixture_result result;
+    static fixture_sets sets;
+    set_group(&sets);
+    fixture_set(&sets, "schedule.update=delayed_one_step");
+    fixture_set(&sets, "schedule.delayed_from_step=%d", DELAYED_FROM);
+    fixture_train_good("warm", &shape, &sets, &result);
+    fixture_remove("warm");
+    assert_int_equal(result.step_count, STEPS);
+    assert_memory_equal(result.loss_bits, baseline.loss_bits,
+                        DELAYED_FROM * sizeof result.loss_bits[0]);
+    assert_true(result.summary.weights_hash != baseline.summary.weights_hash);
+    fixture_set(&sets, "schedule.delayed_from_step=%d", STEPS + 1);
+    fixture_train_good("warm", &shape, &sets, &result);
+    fixture_remove("warm");
+    fixture_assert_same(&baseline, &result);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -236,6 +258,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(modes_give_equal_bits),
         cmocka_unit_test(a_late_update_gives_other_bits),
+        cmocka_unit_test(a_warm_up_is_exact),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }
