@@ -26,7 +26,6 @@
 enum {
     RESERVE_ALIGNMENT = 2 << 20, /* as every arena (tiers/arena.h); tiles rely on it */
     MALLOC_ALIGNMENT = 256,      /* the alignment that cudaMalloc guarantees */
-    COMPUTE_MAJOR_MIN = 8,       /* the kernels are built for sm_80 and later */
 };
 
 /* Host memory is registered in pieces that end on multiples of this in the address space. One call
@@ -142,7 +141,7 @@ static int attribute(uint32_t device_idx, enum cudaDeviceAttr which)
 
 static bool is_new_enough(uint32_t device_idx)
 {
-    return attribute(device_idx, cudaDevAttrComputeCapabilityMajor) >= COMPUTE_MAJOR_MIN;
+    return attribute(device_idx, cudaDevAttrComputeCapabilityMajor) >= DEVICE_COMPUTE_MAJOR_MIN;
 }
 
 uint32_t device_count(char text[DEVICE_TEXT_BYTES])
@@ -161,7 +160,7 @@ uint32_t device_count(char text[DEVICE_TEXT_BYTES])
     snprintf(text, DEVICE_TEXT_BYTES,
              "no usable GPU: the first of %d has compute capability %d.%d, %d.0 is needed", count,
              attribute(0, cudaDevAttrComputeCapabilityMajor),
-             attribute(0, cudaDevAttrComputeCapabilityMinor), COMPUTE_MAJOR_MIN);
+             attribute(0, cudaDevAttrComputeCapabilityMinor), DEVICE_COMPUTE_MAJOR_MIN);
     return 0;
 }
 
@@ -252,7 +251,8 @@ int device_open(uint32_t device_idx, device **out)
                        "GPU %u has compute capability %d.%d, %d.0 is needed; "
                        "CUDA_VISIBLE_DEVICES chooses among several",
                        device_idx, attribute(device_idx, cudaDevAttrComputeCapabilityMajor),
-                       attribute(device_idx, cudaDevAttrComputeCapabilityMinor), COMPUTE_MAJOR_MIN);
+                       attribute(device_idx, cudaDevAttrComputeCapabilityMinor),
+                       DEVICE_COMPUTE_MAJOR_MIN);
     device *self = mem_alloc(1, sizeof *self, tag);
     if (!self)
         return -ENOMEM;

@@ -70,6 +70,8 @@ static void report_job(FILE *out, const struct setup_summary *plan)
             cli_count((double)plan->tile_elems, text), plan->held_stages,
             plan->held_stages == 1 ? "" : "s");
     fprintf(out, "machine      %s%s\n", plan->machine_name, report_origin(plan));
+    if (plan->machine_cannot_run[0])
+        fprintf(out, "cannot run   %s\n", plan->machine_cannot_run);
     if (plan->machine_is_disturbed)
         fprintf(
             out,

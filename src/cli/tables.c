@@ -205,8 +205,12 @@ int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
     for (uint32_t i = 0; i < count && !first; i++)
         first = rows[i].code == 0 ? &rows[i].plan : NULL;
     if (first)
-        fprintf(out, "model        %s, ZeRO stage %" PRIu32 "; machine: %s\n\n", first->model_name,
+        fprintf(out, "model        %s, ZeRO stage %" PRIu32 "; machine: %s\n", first->model_name,
                 first->zero_stage, first->machine_name);
+    if (first && first->machine_cannot_run[0])
+        fprintf(out, "cannot run   %s\n", first->machine_cannot_run);
+    if (first)
+        fputc('\n', out);
     fprintf(out, "%6s %35s %10s %11s %9s %6s %8s\n", "", "peak of each rank", "step", "tokens/s",
             "TFLOPS", "", "busiest");
     fprintf(out, "%6s %11s %11s %11s %10s %11s %9s %6s %8s\n", "ranks", "device", "host", "nvme",
@@ -229,14 +233,14 @@ int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
 static int max_model_json(FILE *out, const char *family, const struct setup_max_model *found)
 {
     json_t *object = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "family", family,
-        "machine", found->machine_name, "num_layers", (json_int_t)found->layers, "hidden_size",
-        (json_int_t)found->hidden, "num_heads", (json_int_t)found->heads, "max_part_bytes",
-        (json_int_t)found->max_part_bytes, "param_count", (json_int_t)found->param_count,
-        "world_size", (json_int_t)found->world_size, "need_bytes",
-        cli_tiers_object(found->need_bytes), "budget_bytes", cli_tiers_object(found->budget_bytes),
-        "next_num_layers", (json_int_t)found->next_layers, "next_hidden_size",
-        (json_int_t)found->next_hidden, "next_problem", found->next_problem);
+        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "family", family,
+        "machine", found->machine_name, "cannot_run", found->machine_cannot_run, "num_layers",
+        (json_int_t)found->layers, "hidden_size", (json_int_t)found->hidden, "num_heads",
+        (json_int_t)found->heads, "max_part_bytes", (json_int_t)found->max_part_bytes,
+        "param_count", (json_int_t)found->param_count, "world_size", (json_int_t)found->world_size,
+        "need_bytes", cli_tiers_object(found->need_bytes), "budget_bytes",
+        cli_tiers_object(found->budget_bytes), "next_num_layers", (json_int_t)found->next_layers,
+        "next_hidden_size", (json_int_t)found->next_hidden, "next_problem", found->next_problem);
     return cli_print_json(out, object);
 }
 
@@ -255,6 +259,8 @@ int cli_print_max_model(FILE *out, const char *family, const struct setup_max_mo
     fprintf(out, "machine      %s, ranks %u, %u a host, ZeRO stage %u; found in %u tries\n",
             found->machine_name, found->world_size, found->ranks_per_host, found->zero_stage,
             found->tries);
+    if (found->machine_cannot_run[0])
+        fprintf(out, "cannot run   %s\n", found->machine_cannot_run);
     for (int a = 0; a < TIER_COUNT; a++)
         fprintf(out, "%-12s takes at least %s of %s on each rank\n", tier_name((enum tier)a),
                 size_format(found->need_bytes[a], need),

@@ -138,6 +138,7 @@ static const struct machine_row device_rows[] = {
     FLAG(machine, "is_gpu", device.is_gpu),
     TEXT(machine, "name", device.name),
     BYTES(machine, "memory_bytes", device.memory_bytes),
+    RATE(machine, "compute_capability", device.compute_capability),
     RATE(machine, "peak_flops", device.peak_flops),
     RATE(machine, "flops_16bit", device.flops_16bit),
     RATE(machine, "flops_fp32", device.flops_fp32),

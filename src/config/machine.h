@@ -110,7 +110,8 @@ struct machine {
     struct {
         bool is_gpu;
         char name[MACHINE_NAME_BYTES];
-        uint64_t memory_bytes; /* of a GPU; 0 for a CPU */
+        uint64_t memory_bytes;     /* of a GPU; 0 for a CPU */
+        double compute_capability; /* of a GPU, such as 8.6; 0: unknown */
         /* Dense 16-bit products: the maker's figure for a GPU, the best measured rate for a CPU. */
         double peak_flops;
         double flops_16bit, flops_fp32;               /* that large products reach */

@@ -147,6 +147,7 @@ void probei_describe_host(probei *self)
         const device_info *info = device_get_info(self->gpu);
         snprintf(out->device.name, sizeof out->device.name, "%s", info->name);
         out->device.memory_bytes = info->total_bytes;
+        out->device.compute_capability = info->compute_major + info->compute_minor / 10.0;
         double stated = stated_flops(info->name);
         if (stated > 0)
             out->device.peak_flops = stated;

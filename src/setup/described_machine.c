@@ -54,6 +54,34 @@ int setupi_described_ranks(struct setup *self)
     return 0;
 }
 
+/* True if the GPUs are known to be older than any that the kernels run on. */
+static bool has_old_gpus(const struct setup *self)
+{
+    double has = self->described_gpu ? self->stated->device.compute_capability : 0;
+    return has > 0 && has < DEVICE_COMPUTE_MAJOR_MIN;
+}
+
+void setupi_why_not_run(const struct setup *self, char text[SETUP_CANNOT_RUN_BYTES])
+{
+    text[0] = '\0';
+    if (has_old_gpus(self))
+        snprintf(text, SETUP_CANNOT_RUN_BYTES,
+                 "its GPUs have compute capability %.1f, and Sluice needs %d.0: only a plan",
+                 self->stated->device.compute_capability, DEVICE_COMPUTE_MAJOR_MIN);
+}
+
+/* bf16 products came with compute capability 8.0, as the kernels did. */
+static int check_dtype(const struct setup *self)
+{
+    if (self->job->type != DTYPE_BF16 || !has_old_gpus(self))
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "bf16.enabled is true, but a GPU of machine \"%s\" has compute capability %.1f, "
+                   "and bf16 products need %d.0: set fp16.enabled instead",
+                   self->stated->name, self->stated->device.compute_capability,
+                   DEVICE_COMPUTE_MAJOR_MIN);
+}
+
 int setupi_described_device(struct setup *self)
 {
     const machine *on = self->stated;
@@ -65,6 +93,7 @@ int setupi_described_device(struct setup *self)
                        "\"auto\" or \"cpu\"",
                        on->name);
     self->described_gpu = on->device.is_gpu && strcmp(asked, "cpu") != 0;
+    TRY(check_dtype(self));
     uint64_t threads = self->job->device.threads ? self->job->device.threads : cores;
     uint64_t updating = self->job->update.threads ? self->job->update.threads : cores;
     self->thread_count = (int)size_min(self->described_gpu ? updating : threads, cores);

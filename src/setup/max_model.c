@@ -120,6 +120,7 @@ static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool o
     memcpy(found->budget_bytes, setup->plan.budget_bytes, sizeof found->budget_bytes);
     snprintf(found->machine_name, sizeof found->machine_name, "%s",
              setup->stated ? setup->stated->name : "defaults");
+    setupi_why_not_run(setup, found->machine_cannot_run);
     setup_destroy(setup);
     return 1;
 }

@@ -59,6 +59,7 @@ static const struct setup_figure figures[] = {
     ONE("machine.is_measured", "", machine_is_measured),
     ONE("machine.disturbed", "", machine_is_disturbed),
     ONE("machine.disturbed_by", "", machine_disturbed_by),
+    ONE("machine.cannot_run", "", machine_cannot_run),
 
     {FIGURE("memory.TIER.homes.KIND", "bytes", home_bytes[0][0]),
      .step_bytes = {STEP(home_bytes[0][0]), STEP(home_bytes[0])}},

@@ -73,6 +73,10 @@ int setupi_described_ranks(struct setup *self) MUST_CHECK;
 int setupi_described_device(struct setup *self) MUST_CHECK;
 int setupi_described_budgets(struct setup *self) MUST_CHECK;
 
+/* Writes why the described machine could not run the job although it fits: its GPUs are too old for
+ * the kernels. "": it could, or it is not known. */
+void setupi_why_not_run(const struct setup *self, char text[SETUP_CANNOT_RUN_BYTES]);
+
 /* ---- the plan ---- */
 
 /* Fills the seconds of passes and stages from the machine's measured kernels. It does nothing if

@@ -438,6 +438,7 @@ void setup_summarize(const struct setup *self, struct setup_summary *out)
     derive_memory(out);
     derive_speed(out);
     setupi_summarize_waits(self, out);
+    setupi_why_not_run(self, out->machine_cannot_run);
 }
 
 int setup_plan_on(const struct job *asked, const struct setup_plan_options *options,

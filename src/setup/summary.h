@@ -24,6 +24,7 @@ enum {
     SETUP_PEAK_BYTES = 192,
     SETUP_LINKS_MAX = 8,
     SETUP_WAIT_BYTES = 320,
+    SETUP_CANNOT_RUN_BYTES = 160,
 };
 
 /* A part of the critical path (plan/waits.h), with names. */
@@ -70,6 +71,8 @@ struct setup_summary {
     char machine_name[96];     /* "defaults", or machine.json's */
     bool machine_is_disturbed; /* it was measured beside other work: */
     char machine_disturbed_by[96];
+    /* One sentence: why Sluice would not run on this machine, although the job fits; or "". */
+    char machine_cannot_run[SETUP_CANNOT_RUN_BYTES];
     double model_flops;    /* of a step of all ranks, without recomputation, as the field does */
     double hardware_flops; /* of a step of one rank, with recomputation */
     uint64_t sent_bytes;   /* by each rank to others in a steady step */
@@ -167,8 +170,9 @@ struct setup_max_model {
     uint64_t need_bytes[TIER_COUNT], budget_bytes[TIER_COUNT];
     uint32_t world_size, ranks_per_host, zero_stage;
     char machine_name[96];
-    uint64_t next_layers, next_hidden; /* 0: the family ends */
-    char next_problem[ERR_TEXT_BYTES]; /* which tier, with numbers */
+    char machine_cannot_run[SETUP_CANNOT_RUN_BYTES]; /* as in setup_summary */
+    uint64_t next_layers, next_hidden;               /* 0: the family ends */
+    char next_problem[ERR_TEXT_BYTES];               /* which tier, with numbers */
     uint32_t tries;
 };
 

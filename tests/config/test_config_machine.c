@@ -317,6 +317,7 @@ static void described_machines(void **state)
         assert_true(self->host.memory_bytes > 0 && self->host.core_count > 0);
         assert_true(self->host.dram_copy > 0 && self->device.is_gpu);
         assert_true(self->device.memory_bytes > 0 && self->device.peak_flops > 0);
+        assert_true(self->device.compute_capability > 0);
         assert_true(self->device.memory_rate > 0 && self->h2d.pinned > 0 && self->d2h.pinned > 0);
         assert_true(self->drive_count > 0 && self->drives[0].read > 0);
         assert_true(self->drives[0].write > 0 && self->drives[0].capacity_bytes > 0);

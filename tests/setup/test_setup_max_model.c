@@ -1,5 +1,6 @@
-/* plan --max-model on a small described machine: the model that it names fits as `plan` places it,
- * the next larger one does not, and more room on the drives gives a larger one. */
+/* Plans for a small described machine. The model that --max-model names fits as `plan` places it,
+ * the next larger one does not, and more room on the drives gives a larger one. If the GPUs are too
+ * old for the kernels, the plan says so and refuses bf16. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -110,11 +111,43 @@ static void refusals(void **state)
     job_destroy(asked);
 }
 
+/* Plans the job for the machine. `cannot_run`: what the plan says of old GPUs. */
+static int plan_old(double capability, const char *set, char cannot_run[SETUP_CANNOT_RUN_BYTES])
+{
+    static struct setup_summary plan;
+    struct machine on = described(16 * GIB, 16 * GIB);
+    struct setup_plan_options options = {.machine = &on, .is_described = true};
+    const char *const sets[] = {"schedule.update=after_backward", set};
+    on.device.compute_capability = capability;
+    job *asked = read_job(sets, set ? 2 : 1);
+    int rc = setup_plan_on(asked, &options, &plan);
+    job_destroy(asked);
+    snprintf(cannot_run, SETUP_CANNOT_RUN_BYTES, "%s", rc == 0 ? plan.machine_cannot_run : "");
+    return rc;
+}
+
+static void old_gpus(void **state)
+{
+    (void)state;
+    char said[SETUP_CANNOT_RUN_BYTES];
+    assert_int_equal(plan_old(7.0, NULL, said), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "capability 7.0, and bf16 products need 8.0"));
+    assert_int_equal(plan_old(7.5, "bf16={\"enabled\":false}", said), 0); /* fp32 */
+    assert_non_null(strstr(said, "compute capability 7.5"));
+    assert_int_equal(plan_old(7.0, "device.backend=cpu", said), 0);
+    assert_string_equal(said, "");
+    for (int known = 0; known < 2; known++) {
+        assert_int_equal(plan_old(known ? 8.0 : 0, NULL, said), 0);
+        assert_string_equal(said, "");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(named_fits),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(old_gpus),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
