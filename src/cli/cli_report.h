@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "profile/profile.h"
+#include "setup/published.h"
 #include "setup/summary.h"
 #include "train/train.h"
 
@@ -34,11 +35,18 @@ void cli_print_peaks(FILE *out, const uint64_t peak_bytes[TIER_COUNT],
 enum { CLI_FIGURE_BYTES = 48 };
 const char *cli_count(double value, char text[CLI_FIGURE_BYTES]);
 
-/* A paragraph of at most 90 columns, indented. */
-void cli_print_folded(FILE *out, const char *text);
+/* A paragraph of at most 90 columns, indented by `indent`, and by 2 more after the first line. */
+void cli_print_folded(FILE *out, int indent, const char *text);
 
 /* ZeRO's Table 1 and Table 2, from plan/zero.h. */
 int cli_table_zero(FILE *out, bool json) MUST_CHECK;
+
+/* Prints a published figure beside ours (setup/published.h), and above the first row of a paper its
+ * name. `before`: the row before, or NULL. */
+void cli_print_published(FILE *out, const struct setup_claim *before,
+                         const struct setup_published *row);
+/* The same as JSON, not rounded. The caller owns the object. */
+json_t *cli_published_object(const struct setup_published *row);
 
 /* One row: a job planned for a number of ranks. `problem`: why so many cannot run it, or "". */
 struct cli_ranks_row {

@@ -45,8 +45,10 @@ static const cli_option options[] = {
      "finds the largest model of a family (gpt, zero-offload, llama) that fits in\n"
      "place of JOB's model, with its sequence length",
      .target = &asked.max_model},
-    {"table", CLI_TEXT, "zero",
-     "prints Table 1 and Table 2 of ZeRO from its formulas; takes no JOB", .target = &asked.table},
+    {"table", CLI_TEXT, "zero|published",
+     "takes no JOB. zero: Table 1 and Table 2 of ZeRO from its formulas. published:\n"
+     "figures of the papers beside those of this planner, with the reasons for differences",
+     .target = &asked.table},
     {"json", CLI_FLAG, NULL, "one JSON object, bytes and seconds (default: tables)",
      .target = &asked.json},
 };
@@ -186,16 +188,42 @@ static int plan_one(void)
     return 0;
 }
 
+/* Plans the published figures. A text's rows are printed as they are found. */
+static int plan_published(void)
+{
+    static struct setup_published row; /* large */
+    const struct setup_claim *before = NULL;
+    json_t *list = json_array();
+    int rc = 0;
+    log_set_level(LOG_QUIET); /* remarks on the jobs of the rows */
+    for (uint32_t i = 0; i < setup_published_count() && rc == 0; i++) {
+        screen.ranks = setup_published_claim(i)->ranks;
+        rc = setup_published_plan(i, &screen.watch, &row);
+        cli_progress_clear(&screen.line);
+        if (rc == 0 && asked.json)
+            json_array_append_new(list, cli_published_object(&row));
+        else if (rc == 0)
+            cli_print_published(stdout, before, &row);
+        before = row.claim;
+    }
+    if (rc == 0 && asked.json)
+        return cli_print_json(stdout, json_pack("{s:o}", "published", list));
+    json_decref(list);
+    return rc;
+}
+
 /* Prints a table that needs no job. */
 static int plan_table(void)
 {
-    if (strcmp(asked.table, "zero") != 0)
-        return err_set(ERR_USAGE, "plan: --table is \"%s\", and the only table is \"zero\"",
+    bool is_zero = strcmp(asked.table, "zero") == 0;
+    if (!is_zero && strcmp(asked.table, "published") != 0)
+        return err_set(ERR_USAGE,
+                       "plan: --table is \"%s\", and the tables are \"zero\" and \"published\"",
                        asked.table);
     if (asked.path)
-        return err_set(ERR_USAGE, "plan: --table zero takes no job, and was given \"%s\"",
-                       asked.path);
-    return cli_table_zero(stdout, asked.json);
+        return err_set(ERR_USAGE, "plan: --table %s takes no job, and was given \"%s\"",
+                       asked.table, asked.path);
+    return is_zero ? cli_table_zero(stdout, asked.json) : plan_published();
 }
 
 /* Reads the figures for the plan. For a described machine, the number of ranks defaults to all of
@@ -237,17 +265,17 @@ static int plan_asked(void)
 static int plan_start(const cli_texts *operands)
 {
     asked.path = operands->count > 0 ? operands->items[0] : NULL;
-    if (asked.table)
-        return plan_table();
-    if (!asked.path)
-        return err_set(ERR_USAGE, "plan: JOB is missing; sluice plan --help says more");
-    TRY(cli_set_auto(&asked.set, asked.auto_of));
-    TRY(read_machine());
-    TRY(read_worlds());
+    if (!asked.table) {
+        if (!asked.path)
+            return err_set(ERR_USAGE, "plan: JOB is missing; sluice plan --help says more");
+        TRY(cli_set_auto(&asked.set, asked.auto_of));
+        TRY(read_machine());
+        TRY(read_worlds());
+    }
     keep_freed_memory();
     cli_progress_begin(&screen.line, NULL, true);
     screen.watch.on_progress = show_progress;
-    int rc = plan_asked();
+    int rc = asked.table ? plan_table() : plan_asked();
     cli_progress_end(&screen.line);
     return rc;
 }

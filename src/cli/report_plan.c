@@ -148,23 +148,22 @@ static void report_peaks(FILE *out, const struct setup_summary *plan)
             fprintf(out, "  %-10s %s\n", tier_name((enum tier)arena), plan->peak_what[arena]);
 }
 
-void cli_print_folded(FILE *out, const char *text)
+void cli_print_folded(FILE *out, int indent, const char *text)
 {
-    enum { WIDTH = 86 };
-    const char *lead = "  ";
-    while (*text) {
+    enum { COLUMNS = 90, HANGING = 2 };
+    size_t width = (size_t)(COLUMNS - HANGING - indent);
+    for (int lead = indent; *text; lead = indent + HANGING) {
         size_t length = strlen(text);
-        if (length > WIDTH) {
-            length = WIDTH;
+        if (length > width) {
+            length = width;
             while (length > 0 && text[length] != ' ')
                 length--;
-            length = length ? length : WIDTH;
+            length = length ? length : width;
         }
-        fprintf(out, "%s%.*s\n", lead, (int)length, text);
+        fprintf(out, "%*s%.*s\n", lead, "", (int)length, text);
         text += length;
         while (*text == ' ')
             text++;
-        lead = "    ";
     }
 }
 
@@ -173,7 +172,7 @@ static void report_reasons(FILE *out, const struct setup_summary *plan)
     if (plan->reason_count > 0)
         fputs("\nwhy\n", out);
     for (uint32_t i = 0; i < plan->reason_count; i++)
-        cli_print_folded(out, plan->reasons[i]);
+        cli_print_folded(out, 2, plan->reasons[i]);
 }
 
 /* ---- speed ---- */
@@ -223,7 +222,7 @@ static void report_waits(FILE *out, const struct setup_summary *plan)
     if (plan->wait_count > 0)
         fputs("\nwaits        the chain of ops that the step consists of, in order of time\n", out);
     for (uint32_t i = 0; i < plan->wait_count; i++)
-        cli_print_folded(out, plan->waits[i].text);
+        cli_print_folded(out, 2, plan->waits[i].text);
 }
 
 /* The scaled value, or "-" for 0. */

@@ -223,7 +223,7 @@ int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
     for (uint32_t i = 0; i < count; i++)
         if (rows[i].code != 0) {
             fprintf(out, "\n%" PRIu32 " rank%s:\n", rows[i].ranks, rows[i].ranks == 1 ? "" : "s");
-            cli_print_folded(out, rows[i].problem);
+            cli_print_folded(out, 2, rows[i].problem);
         }
     return 0;
 }

@@ -215,6 +215,15 @@ static void fill_found(plani_search *self, const struct plani_point *taken,
     found->parked_on_host = self->job.parked_on_host;
 }
 
+/* Bytes at rest, without the padding of tiles. */
+static void sum_homes(const plani_search *self, uint64_t sums[STATE_KIND_COUNT][TIER_COUNT])
+{
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        for (uint32_t u = 0; u < self->job.unit_count; u++)
+            if (self->homes[kind][u] < TIER_COUNT) /* inner activations may be recomputed */
+                sums[kind][self->homes[kind][u]] += self->bytes[kind][u];
+}
+
 /* A placement that fits, or the refusal of the last one that was tried. */
 static int place_any(plani_search *self, struct plan_place_found *found)
 {
@@ -222,6 +231,7 @@ static int place_any(plani_search *self, struct plan_place_found *found)
     int rc = plani_find_fit(self, &point, found->need_bytes);
     TRY(rc);
     fill_found(self, &point, found);
+    sum_homes(self, found->set.home_bytes);
     return rc == 0 ? 0 : plani_refuse_lack(&self->job, found->need_bytes);
 }
 

@@ -194,7 +194,7 @@ struct plan_place_found {
     enum update update;
     uint32_t parked_near; /* as in plan_job */
     bool parked_on_host;
-    plan_set set; /* compiled; the caller's to free. With only_fits: empty */
+    plan_set set; /* compiled; the caller's to free. With only_fits: empty but for home_bytes */
     /* With only_fits: bytes that the serial order of all programs takes. */
     uint64_t need_bytes[TIER_COUNT];
     uint32_t trial_count;   /* simulated steps, or steps whose bound was enough */

@@ -77,8 +77,9 @@ run 2 'for one number of ranks alone' plan - --ranks 1,2
 run 0 'plan [JOB] [options]' plan --help
 run 0 '121.6B' plan --table zero
 run 0 '"shown": "0.5T"' plan --table zero --json
-run 2 'the only table is "zero"' plan --table one
+run 2 'the tables are "zero" and "published"' plan --table one
 run 2 '--table zero takes no job' plan job.json --table zero
+run 2 '--table published takes no job' plan job.json --table published
 run 2 '--set needs a value' train job.json --set
 run 2 'takes no value' train job.json --fresh=1
 run 2 'takes one JOB' train a.json b.json

@@ -54,6 +54,10 @@ if(TARGET sluice)
     sluice_test(test_cli_plan LIBS PkgConfig::JANSSON LABELS cpu debug)
     target_compile_definitions(test_cli_plan PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
     add_dependencies(test_cli_plan sluice)
+    sluice_test(test_cli_published LIBS PkgConfig::JANSSON LABELS cpu)
+    target_compile_definitions(test_cli_published PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>"
+                               SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+    add_dependencies(test_cli_published sluice)
     add_test(NAME cli_commands COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_cli.sh
              $<TARGET_FILE:sluice> ${PROJECT_VERSION})
     set_tests_properties(cli_commands PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
@@ -69,7 +73,7 @@ if(TARGET sluice)
 endif()
 
 if(TARGET sluice)
-    add_test(NAME slow.plan_published_limits COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_published_limits.sh
+    add_test(NAME slow.train_tutorial_jobs COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_tutorial_jobs.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
-    set_tests_properties(slow.plan_published_limits PROPERTIES LABELS "cpu;slow" TIMEOUT 900)
+    set_tests_properties(slow.train_tutorial_jobs PROPERTIES LABELS "cpu;mpi;nvme;slow" TIMEOUT 600 SKIP_RETURN_CODE 77)
 endif()

@@ -59,8 +59,8 @@ static void sizes_as_named(void **state)
         "zero-offload-8b",  "zero-offload-10b", "zero-offload-11b", "zero-offload-12b",
         "zero-offload-13b", "zero-offload-15b", "zero-offload-20b", "zero-offload-40b",
         "zero-offload-60b", "zero-offload-70b", "turing-nlg-17b",   "gpt-100b",
-        "gpt-1t",           "gpt-32t",          "gpt2-10b",         "gpt2-1.5b",
-        "llama-8b",         "llama-70b",        "llama-405b",
+        "gpt-170b",         "gpt-1t",           "gpt-32t",          "gpt2-10b",
+        "gpt2-1.5b",        "llama-8b",         "llama-70b",        "llama-405b",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char text[512], *end;
