@@ -194,6 +194,7 @@ const char *op_kind_name(enum op_kind kind)
         [OP_FORWARD] = "forward",
         [OP_RECOMPUTE] = "recompute",
         [OP_BACKWARD] = "backward",
+        [OP_GRAD_ADD] = "grad_add",
         [OP_GRAD_CLOSE] = "grad_close",
         [OP_NORM_PART] = "norm_part",
         [OP_NORM] = "norm",

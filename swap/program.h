@@ -82,6 +82,7 @@ enum op_kind {
     /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ; the head's op does forward,
      * loss and backward in one */
     OP_BACKWARD,
+    OP_GRAD_ADD,   /* unit, tile: SOURCE, TARGET (fp32 sums of the own shard) -> TARGET */
     OP_GRAD_CLOSE, /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
     /* Part `tile` of the norm of several ranks, if one gather would take too much memory: NORM_SUMS
      * of some units as gathered, by rank -> TARGET, by block. The program's OP_NORM does the last
@@ -255,6 +256,7 @@ uint64_t op_moved_bytes(const op *item);
  *    its TARGET. Each rank has whole blocks of SHARD_ELEMS_STEP elements (without state_kind, for
  *    the norm's sums, of fp64). Operands of a collective do not overlap. Collectives have no
  *    condition except if_applied, and are all on one lane, in one order;
+ *  - an OP_GRAD_ADD reads SOURCE and adds it to TARGET, which is as large;
  *  - with several ranks an OP_NORM and an OP_NORM_PART have NORM_SUMS and TARGET of equal size,
  *    with equally many sums of each rank. Parts are numbered from 0, an OP_NORM is the last one,
  *    and a single rank has no parts;

@@ -28,6 +28,7 @@ static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
     [OP_FORWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
     [OP_RECOMPUTE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SAVED)},
     [OP_BACKWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_GRAD_ADD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
     [OP_GRAD_CLOSE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
     [OP_NORM_PART] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_NORM_SUMS)},
     [OP_NORM] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
@@ -318,6 +319,27 @@ static int check_norm(const program *prog, uint32_t op_idx)
     return 0;
 }
 
+/* Checks an addition to a sum: it changes TARGET alone, and SOURCE is as large. */
+static int check_grad_add(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    char text[SWAPI_OP_TEXT_BYTES];
+    if (item->kind != OP_GRAD_ADD)
+        return 0;
+    const operand *source = op_operand(item, ROLE_SOURCE), *target = op_operand(item, ROLE_TARGET);
+    if (source->access != ACCESS_READ || target->access != ACCESS_UPDATE ||
+        item->operand_count != 2)
+        return err_set(ERR_INTERNAL, "program: %s reads SOURCE and updates TARGET, no more",
+                       swapi_op_text(prog, op_idx, text));
+    if (source->size_bytes != target->size_bytes ||
+        source->size_bytes != item->elem_count * sizeof(float))
+        return err_set(
+            ERR_INTERNAL, "program: %s adds %llu bytes to %llu, and %llu elements are named",
+            swapi_op_text(prog, op_idx, text), (unsigned long long)source->size_bytes,
+            (unsigned long long)target->size_bytes, (unsigned long long)item->elem_count);
+    return 0;
+}
+
 /* Checks that the parts of a norm are counted from 0 and that an OP_NORM is the last. */
 static int check_norm_parts(const program *prog)
 {
@@ -390,6 +412,7 @@ static int check_op(const program *prog, uint32_t op_idx)
                        (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
     TRY(check_collective(prog, op_idx));
     TRY(check_norm(prog, op_idx));
+    TRY(check_grad_add(prog, op_idx));
     return check_state(prog, op_idx);
 }
 

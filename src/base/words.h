@@ -27,7 +27,7 @@ const char *tier_name(enum tier tier); /* "device", "host", "nvme", "recompute",
 /* The kinds of state that a training step keeps in a tier. */
 enum state_kind {
     STATE_PARAMS,            /* the working copy of the weights */
-    STATE_GRADS,             /* closed gradients; fp32 accumulators between micro-batches */
+    STATE_GRADS,             /* closed gradients; fp32 sums between micro-batches */
     STATE_OPTIMIZER,         /* master weights and moments, as tiles (base/tile.h) */
     STATE_ACTIVATIONS,       /* boundaries between stages */
     STATE_INNER_ACTIVATIONS, /* activations within a stage, if kept from forward to backward */
@@ -59,7 +59,7 @@ enum operand_access {
 /* The order in which the micro-batches of a step go through the stages. */
 enum order {
     ORDER_LAYER_MAJOR, /* all micro-batches pass a stage before the next one */
-    ORDER_BATCH_MAJOR, /* each micro-batch passes all stages; fp32 accumulators rest in between */
+    ORDER_BATCH_MAJOR, /* each micro-batch passes all stages; fp32 sums rest in between */
     ORDER_FASTEST      /* the one that the plan finds faster */
 };
 

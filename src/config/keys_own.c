@@ -288,8 +288,9 @@ const configi_key configi_own_keys[] = {
     KEY("schedule.order", ENUM, AT(schedule.order), "layer_major",
         "layer_major|batch_major|fastest", NONE, FREE,
         "layer_major: all micro-batches pass a unit before the next unit is fetched. "
-        "batch_major: each micro-batch passes all units, so that fewer activations rest. Both "
-        "give the same bits. fastest: the order with the shorter planned step."),
+        "batch_major: each micro-batch passes all units, so that fewer activations rest. One "
+        "rank gives the same bits in both; several ranks with several micro-batches add in another "
+        "order. fastest: the order with the shorter planned step."),
     KEY("schedule.update", ENUM, AT(schedule.update), "auto",
         "auto|after_backward|in_next_forward|in_backward|delayed_one_step", NONE, LATER,
         "When the optimizer runs. in_next_forward: during the next forward, which hides its I/O, "

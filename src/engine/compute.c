@@ -116,6 +116,14 @@ static int run_backward(struct engine *self, const program *prog, const op *item
                      saved_is_valid);
 }
 
+/* Adds to the sum of the rank's shard, or of a tile of it. */
+static int run_grad_add(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    void *sum = role_address(self, prog, item, ROLE_TARGET);
+    return self->setup->ops->add(self->setup->context, stream, DTYPE_FP32, item->elem_count, sum,
+                                 role_address(self, prog, item, ROLE_SOURCE), sum);
+}
+
 static int run_grad_close(struct engine *self, const program *prog, const op *item, void *stream)
 {
     grad_close_args args = {
@@ -406,6 +414,8 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
         return run_forward(self, prog, item, stream);
     case OP_BACKWARD:
         return run_backward(self, prog, item, stream);
+    case OP_GRAD_ADD:
+        return run_grad_add(self, prog, item, stream);
     case OP_GRAD_CLOSE:
         return run_grad_close(self, prog, item, stream);
     case OP_NORM_PART:
@@ -432,7 +442,7 @@ bool engine_may_replay(const struct setup *setup, const program *prog, const op 
         return false;
     if (is_computing(item))
         return setup->net->stages[item->stage].kind != STAGE_HEAD;
-    return item->kind == OP_GRAD_CLOSE;
+    return item->kind == OP_GRAD_ADD || item->kind == OP_GRAD_CLOSE;
 }
 
 bool enginei_may_replay(void *user, const program *prog, const op *item)

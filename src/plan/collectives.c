@@ -62,13 +62,15 @@ void plani_all_gather(plani_builder *b, plani_range source, plani_range target, 
                       (double)copied / copied_bytes_per_second);
 }
 
-uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator)
+uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator, uint32_t sums)
 {
     const plan_job *job = b->job;
     uint64_t own = plani_shard_elems(job, unit), all = plani_whole_elems(job, unit);
     uint64_t wire_bytes = job->wire_bytes ? job->wire_bytes : sizeof(float);
-    uint32_t reduced =
-        plani_transient(b, TIER_DEVICE, own * sizeof(float), PLANI_ANY, STATE_GRADS, unit);
+    uint32_t reduced = sums;
+    if (reduced == PROGRAM_NONE)
+        reduced =
+            plani_transient(b, TIER_DEVICE, own * sizeof(float), PLANI_ANY, STATE_GRADS, unit);
     uint32_t workspace = PROGRAM_NONE;
     if (job->reduce_scratch_bytes)
         workspace = plani_transient(b, TIER_DEVICE, all * job->reduce_scratch_bytes, PLANI_ANY,

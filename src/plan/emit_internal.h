@@ -113,10 +113,11 @@ typedef struct plani_range plani_range;
 /* True if the op keeps its place among the others of the compute lane. All other ops start in any
  * order that their dependencies allow: those of other lanes, those that only committing runs have,
  * and, with several ranks, closing and updating, since computing goes on while gradients are
- * reduced that are closed later. Kind, lane and conditions of the op are set by then. */
+ * reduced that are added or closed later. Kind, lane and conditions of the op are set by then. */
 static inline bool plani_is_chained(const plan_job *job, const op *item)
 {
-    bool follows_reduce = item->kind == OP_GRAD_CLOSE || item->kind == OP_UPDATE;
+    bool follows_reduce =
+        item->kind == OP_GRAD_ADD || item->kind == OP_GRAD_CLOSE || item->kind == OP_UPDATE;
     return item->lane == LANE_COMPUTE && !item->if_commits &&
            !(plani_world(job) > 1 && follows_reduce);
 }
@@ -143,6 +144,20 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx);
 int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to) MUST_CHECK;
 plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx);
 
+/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
+static inline plani_range plani_elems_of(uint32_t buffer_idx, uint64_t begin, uint64_t count,
+                                         uint64_t elem_bytes)
+{
+    return (plani_range){buffer_idx, begin * elem_bytes, count * elem_bytes};
+}
+
+/* False for PROGRAM_NONE, and after a failure. */
+static inline bool plani_is_on_device(const plani_builder *b, uint32_t buffer_idx)
+{
+    return b->error >= 0 && buffer_idx != PROGRAM_NONE &&
+           b->buffers[buffer_idx].base.arena == TIER_DEVICE;
+}
+
 /* Bytes that an op moves in the memory of the device. */
 static inline void plani_add_device_bytes(const plan_job *job, op_demand *demand, uint64_t bytes)
 {
@@ -162,13 +177,13 @@ void plani_emit_program(plani_builder *b, enum program_kind kind);
  * Indices of buffers; PROGRAM_NONE where there is none now. */
 struct plani_step {
     uint32_t *params;      /* [unit_count] kept on the device for the backward */
-    uint32_t *grads;       /* [unit_count] open fp32 accumulators on the device */
+    uint32_t *grads;       /* [unit_count] open fp32 accumulators of whole units on the device */
     uint32_t *inputs;      /* [stage_count * micro_batches] boundary before the stage */
     uint32_t *input_grads; /* [stage_count * micro_batches] */
     uint32_t *saved;       /* [stage_count * micro_batches] inner activations */
     uint32_t *uses_left;   /* [unit_count] backward passes that still add to the gradient */
     uint32_t *updated;     /* [unit_count] 1: the pending update is applied */
-    uint32_t *begun;       /* [unit_count] 1: the accumulator holds sums of this step */
+    uint32_t *begun;       /* [unit_count] 1: sums of this step are there, open or at rest */
     bool updates_first;    /* a unit's pending update comes before its first use */
     bool updates_late;     /* a unit's pending update comes after its last use */
     bool commits_behind;   /* a save follows each pending update, and OP_COMMIT the last one */
@@ -238,6 +253,11 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
 struct plani_new_params plani_begin_params(plani_builder *b, uint32_t unit, uint32_t wanted);
 void plani_finish_params(plani_builder *b, const struct plani_new_params *made);
 
+/* Brings the tile's operands to where its work runs, does it, and takes the results home. */
+void plani_tile_work(plani_builder *b, const struct plani_tile *t);
+/* Moves `elems` elements of `elem_bytes` each, tile by tile. */
+void plani_move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t source,
+                      uint32_t target, uint64_t elem_bytes, enum state_kind kind);
 /* Updates (or initializes, or loads) all tiles of a unit. With device_params not PROGRAM_NONE the
  * new working copy is also brought there. `after` is an op that the updates wait for, or
  * PROGRAM_NONE. */
@@ -250,11 +270,17 @@ void plani_fill_copies(plani_builder *b);
  * without a transfer. */
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);
 uint32_t plani_device_params(plani_builder *b, uint32_t unit);
+
+/* ---- grads.c -------------------------------------------------------------------------------- */
+
 /* Reduces the unit's gradient over the ranks, closes it tile by tile, and takes it home or
- * (in_backward) to the optimizer. */
-void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
-/* Brings an open accumulator [whole unit] fp32 to `target`, tile by tile. */
-void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target);
+ * (in_backward) to the optimizer. `has_sum`: contributions to it rest already. */
+void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator, bool has_sum);
+/* Leaves one contribution to a gradient that is not complete. With several ranks it is reduced and
+ * added to the sum of the own shard; a single rank has the sum in the accumulator. */
+void plani_rest_grads(plani_builder *b, uint32_t unit, uint32_t accumulator, bool has_sum);
+/* One rank: brings the sum [whole unit] fp32 back from where it rests. */
+void plani_resume_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
 
 /* ---- carry.c -------------------------------------------------------------------------------- */
 
@@ -294,8 +320,9 @@ void plani_commit(plani_builder *b);
  * sums. */
 void plani_all_gather(plani_builder *b, plani_range source, plani_range target, uint32_t state_kind,
                       uint32_t unit);
-/* Sums this rank's shard of an accumulator over all ranks; returns a transient [shard] fp32. */
-uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator);
+/* Sums this rank's shard of an accumulator over all ranks, [shard] fp32, into the device buffer
+ * `sums`, or into a transient where that is PROGRAM_NONE. Returns the buffer. */
+uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator, uint32_t sums);
 /* The norm's sums of all ranks, part by part, and the norm itself; returns its op. */
 uint32_t plani_norm(plani_builder *b);
 

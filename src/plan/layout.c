@@ -7,6 +7,7 @@
  *
  * Accumulators rest beside the gradients where a step leaves one and takes it up again: between the
  * micro-batches of a batch-major step, and between head and embedding where these are tied and cut.
+ * With several ranks they are sums over ranks of the own shard, in all stages.
  *
  * The state of a unit on nvme is
  *
@@ -188,7 +189,7 @@ static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, 
     if ((job->order == ORDER_BATCH_MAJOR && job->micro_batch_count > 1) ||
         (layout->is_cut && layout->grad_uses[unit] > 1))
         set->homes.accumulators[unit] =
-            add_state(layout, set, home, plani_whole_elems(job, unit) * sizeof(float), PLANI_ANY,
+            add_state(layout, set, home, plani_shard_elems(job, unit) * sizeof(float), PLANI_ANY,
                       STATE_GRADS, unit);
 }
 

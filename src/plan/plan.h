@@ -56,7 +56,8 @@ struct plan_homes {
     /* [unit_count] on the host: the first tiles of optimizer state whose home is nvme. Steps
      * update them here and write them there, but do not read them (plan_set.copy_bytes). */
     uint32_t *copies;
-    uint32_t *accumulators; /* [unit_count] fp32, where one rests between micro-batches or stages */
+    /* [unit_count] fp32 sums of the own shard, where they rest between micro-batches or stages. */
+    uint32_t *accumulators;
     /* [stage_count * micro_batch_count] input of the stage, and inner activations that are kept.
      * Batch-major: the micro-batches of a stage share one. */
     uint32_t *activations, *saved;

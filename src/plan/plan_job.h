@@ -21,9 +21,13 @@
  *
  * A shard is the rank's part of a unit's padded vector (base/shard.h). Whatever the stage,
  * gradients are reduced by the same reduce-scatter over the same shards, closed (rounded, squared)
- * shard by shard, and the norm is the same sum: stages agree to the bit. Each gradient is reduced
- * once a step, whatever the order, so accumulators that rest are whole. Stage 1 keeps a whole
+ * shard by shard, and the norm is the same sum: stages agree to the bit. Stage 1 keeps a whole
  * gradient, as ZeRO does, but uses only this rank's shard of it.
+ *
+ * Fp32 sums that rest before they are closed are those of the own shard, in all stages: batch-major
+ * reduces each micro-batch's gradient and adds it to them, and of a tied embedding that is cut head
+ * and embedding are reduced each. Layer-major reduces once for all micro-batches. With several
+ * ranks and micro-batches the orders therefore round differently.
  *
  * Split masters (tile_master_is_split of state_streams). The update of a tile reads and writes
  * the working copy, which is part of the state: it has places on the slab as the tiles have, is

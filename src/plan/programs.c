@@ -3,8 +3,9 @@
  * Training. The head (the last stage) is the turn: its backward does forward, loss and backward.
  *   layer-major   all micro-batches of the step pass a stage before the next stage's params are
  *                 fetched, in both directions
- *   batch-major   each micro-batch goes forward and back alone; fp32 accumulators rest in between
- * Both add to every gradient in the same order, so that they give the same bits. Where the
+ *   batch-major   each micro-batch goes forward and back alone; fp32 sums rest in between
+ * One rank adds to every gradient in the same order in both, so that they give the same bits. With
+ * several ranks, batch-major reduces each micro-batch's gradient by itself. Where the
  * embedding is tied, the head's sums over all micro-batches come first; so a batch-major step
  * leaves the embedding's backward for the end.
  *

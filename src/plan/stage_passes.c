@@ -6,7 +6,9 @@
  *   backward   [fetch params]            B mb0, B mb1, ...   [close the gradient, or park its sums]
  *
  * An accumulator opens with the first op that adds to it in a step and closes after the last pass
- * that adds to it. In between it stays on the device or, where it has a home, rests there. */
+ * that adds to it. In between it stays on the device or, where it has a home, rests there. With
+ * several ranks what rests is the own shard's sum over ranks: each pass then opens an accumulator
+ * of its own, which is reduced and added to that sum. */
 #include <assert.h>
 #include <math.h>
 
@@ -38,12 +40,6 @@ static uint32_t device_scratch(plani_builder *b, uint64_t bytes, enum state_kind
                                uint32_t unit)
 {
     return plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, kind, unit);
-}
-
-static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
-{
-    return b->error >= 0 && buffer_idx != PROGRAM_NONE &&
-           b->buffers[buffer_idx].base.arena == TIER_DEVICE;
 }
 
 /* Moves a whole buffer of activations of one micro-batch. */
@@ -108,17 +104,23 @@ static uint32_t unit_params(plani_builder *b, struct plani_step *st, uint32_t un
     return device;
 }
 
+/* True if what rests of the unit's gradient are sums over ranks. */
+static bool rests_reduced(const plani_builder *b, uint32_t unit)
+{
+    return plani_world(b->job) > 1 && b->set->homes.accumulators[unit] != PROGRAM_NONE;
+}
+
 static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run *run, uint32_t i)
 {
     uint32_t unit = run->pass->units[i], home = b->set->homes.accumulators[unit];
-    run->fresh[i] = !st->begun[unit];
-    st->begun[unit] = 1;
-    if (st->grads[unit] == PROGRAM_NONE && is_on_device(b, home))
+    bool is_reduced = rests_reduced(b, unit);
+    run->fresh[i] = is_reduced || !st->begun[unit];
+    if (st->grads[unit] == PROGRAM_NONE && !is_reduced && plani_is_on_device(b, home))
         st->grads[unit] = home;
     if (st->grads[unit] == PROGRAM_NONE) {
         st->grads[unit] = device_scratch(b, plani_whole_elems(b->job, unit) * 4, STATE_GRADS, unit);
         if (!run->fresh[i])
-            plani_move_accumulator(b, unit, home, st->grads[unit]);
+            plani_resume_grads(b, unit, st->grads[unit]);
     }
     run->grads[i] = st->grads[unit];
 }
@@ -126,14 +128,16 @@ static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run 
 static void leave_grads(plani_builder *b, struct plani_step *st, uint32_t unit)
 {
     uint32_t home = b->set->homes.accumulators[unit];
+    bool has_sum = rests_reduced(b, unit) && st->begun[unit];
     assert(st->uses_left[unit] > 0);
+    st->begun[unit] = 1;
     if (--st->uses_left[unit] == 0) {
         if (st->updates_late) /* with the gradient that rests there still, of the step before */
             plani_unit_work(b, unit, PLANI_WORK_UPDATE, PROGRAM_NONE, PROGRAM_NONE);
-        plani_close_grads(b, unit, st->grads[unit]);
+        plani_close_grads(b, unit, st->grads[unit], has_sum);
         st->grads[unit] = PROGRAM_NONE;
     } else if (home != PROGRAM_NONE && st->grads[unit] != home) {
-        plani_move_accumulator(b, unit, st->grads[unit], home);
+        plani_rest_grads(b, unit, st->grads[unit], has_sum);
         st->grads[unit] = PROGRAM_NONE;
     }
 }
@@ -160,7 +164,7 @@ static uint32_t bring_saved(plani_builder *b, struct plani_step *st, const struc
     uint32_t home = b->set->homes.saved[slot_of(b, run->s, mb)];
     if (access == 0 || *saved != PROGRAM_NONE)
         return *saved;
-    if (is_on_device(b, home)) {
+    if (plani_is_on_device(b, home)) {
         *saved = home;
         return home;
     }
@@ -199,7 +203,7 @@ static uint32_t output_buffer(plani_builder *b, struct plani_step *st, const str
     if (run->pass->output != ACCESS_WRITE)
         return *output;
     uint32_t home = b->set->homes.activations[slot_of(b, run->s + 1, mb)];
-    *output = run->trains && is_on_device(b, home)
+    *output = run->trains && plani_is_on_device(b, home)
                   ? home
                   : device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS,
                                    plani_stage_unit(b->job, run->s + 1));
@@ -225,7 +229,7 @@ static uint32_t output_grad_buffer(plani_builder *b, const struct plani_step *st
     if (run->pass->output_grad == 0)
         return PROGRAM_NONE;
     uint32_t waits = run->s == 0 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
-    if (waits == PROGRAM_NONE || is_on_device(b, waits))
+    if (waits == PROGRAM_NONE || plani_is_on_device(b, waits))
         return waits != PROGRAM_NONE ? waits : st->input_grads[slot_of(b, run->s + 1, mb)];
     uint32_t unit = plani_stage_unit(b->job, 1);
     uint32_t found = device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, unit);
@@ -242,7 +246,7 @@ static uint32_t input_grad_buffer(plani_builder *b, struct plani_step *st,
     if (run->pass->input_grad != ACCESS_WRITE)
         return *made;
     uint32_t waits = run->s == 1 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
-    *made = is_on_device(b, waits)
+    *made = plani_is_on_device(b, waits)
                 ? waits
                 : device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
     return *made;
@@ -253,7 +257,8 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
 {
     bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
     uint32_t waits = run->s == 1 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
-    if (run->phase != PHASE_BACKWARD || !is_last || waits == PROGRAM_NONE || is_on_device(b, waits))
+    if (run->phase != PHASE_BACKWARD || !is_last || waits == PROGRAM_NONE ||
+        plani_is_on_device(b, waits))
         return;
     move_whole(b, st->input_grads[slot_of(b, 1, mb)], waits, STATE_ACTIVATIONS, run->unit, mb);
 }

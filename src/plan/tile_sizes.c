@@ -39,7 +39,7 @@ static uint64_t moved_elems(const plan_job *job)
         return 0;
     for (uint32_t u = 0; u < job->unit_count; u++)
         if (plan_learns(job, u) && job->homes[STATE_GRADS][u] != TIER_DEVICE)
-            moved += plani_whole_elems(job, u);
+            moved += plani_shard_elems(job, u);
     return moved * job->micro_batch_count;
 }
 
@@ -55,16 +55,16 @@ uint32_t plani_list_candidates(const plan_job *job,
     list[0].tile_elems = job->tile_elems;
     if (job->tile_elems)
         return 1;
-    uint64_t largest_unit = 0, largest_whole = 0, moved = moved_elems(job);
+    uint64_t largest_unit = 0, largest_shard = 0, moved = moved_elems(job);
     for (uint32_t u = 0; u < job->unit_count; u++) {
         largest_unit = size_max(largest_unit, plan_rest_elems(job, STATE_OPTIMIZER, u));
-        largest_whole = size_max(largest_whole, plani_whole_elems(job, u));
+        largest_shard = size_max(largest_shard, plani_shard_elems(job, u));
     }
     uint64_t least =
         size_max(size_div_up(total_elems(job), TILES_MOST), size_div_up(moved, MOVES_MOST));
     uint64_t floor = size_round_up(least, TILE_ELEMS_STEP);
     uint64_t moves =
-        size_round_up(size_min(size_div_up(moved, MOVES_SEARCHED), largest_whole), TILE_ELEMS_STEP);
+        size_round_up(size_min(size_div_up(moved, MOVES_SEARCHED), largest_shard), TILE_ELEMS_STEP);
     uint64_t tile = size_round_up(size_div_up(largest_unit, TILES_OF_UNIT_LEAST), TILE_ELEMS_STEP);
     tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), size_max(floor, moves));
     if (job->tile_elems_max) {

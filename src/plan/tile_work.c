@@ -106,13 +106,6 @@ void plani_transfer(plani_builder *b, plani_range source, plani_range target, en
         plani_depend(b, (uint32_t)(b->op_count - 1), b->commit_op);
 }
 
-/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
-static plani_range elems_of(uint32_t buffer_idx, uint64_t begin, uint64_t count,
-                            uint64_t elem_bytes)
-{
-    return (plani_range){buffer_idx, begin * elem_bytes, count * elem_bytes};
-}
-
 struct plani_tile plani_tile_at(const plani_builder *b, uint32_t unit, uint64_t elems,
                                 uint64_t tile)
 {
@@ -139,7 +132,7 @@ uint64_t plani_tiles_of(const plani_builder *b, uint64_t elems)
 plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t,
                               uint32_t buffer_idx)
 {
-    return elems_of(buffer_idx, t->begin, t->count, b->job->param_bytes);
+    return plani_elems_of(buffer_idx, t->begin, t->count, b->job->param_bytes);
 }
 
 plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
@@ -243,7 +236,8 @@ static plani_range tile_grads(plani_builder *b, const struct plani_tile *t)
     if (found.size_bytes == 0)
         found = plani_carried(b, b->carried_in, t, STATE_GRADS, t->count * b->job->grad_bytes);
     if (found.size_bytes == 0)
-        found = elems_of(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
+        found =
+            plani_elems_of(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
     if (arena_of(b, found) == t->where)
         return found;
     plani_range staged = plani_tile_transient(b, t, t->where, found.size_bytes, STATE_GRADS);
@@ -343,7 +337,7 @@ static void tile_results(plani_builder *b, const struct plani_tile *t, plani_ran
         plani_tile_transfer(b, t, params, plani_tile_params(b, t, t->device_params), STATE_PARAMS);
 }
 
-static void emit_tile(plani_builder *b, const struct plani_tile *t)
+void plani_tile_work(plani_builder *b, const struct plani_tile *t)
 {
     static const struct {
         enum op_kind kind;
@@ -371,14 +365,13 @@ static void emit_tile(plani_builder *b, const struct plani_tile *t)
         tile_results(b, t, state, params);
 }
 
-/* Moves `elems` elements of `elem_bytes` each, tile by tile. */
-static void move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t source,
-                       uint32_t target, uint64_t elem_bytes, enum state_kind kind)
+void plani_move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t source,
+                      uint32_t target, uint64_t elem_bytes, enum state_kind kind)
 {
     for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
         struct plani_tile t = plani_tile_at(b, unit, elems, k);
-        plani_tile_transfer(b, &t, elems_of(source, t.begin, t.count, elem_bytes),
-                            elems_of(target, t.begin, t.count, elem_bytes), kind);
+        plani_tile_transfer(b, &t, plani_elems_of(source, t.begin, t.count, elem_bytes),
+                            plani_elems_of(target, t.begin, t.count, elem_bytes), kind);
     }
 }
 
@@ -388,17 +381,12 @@ static uint32_t device_params_of(plani_builder *b, uint32_t unit, uint64_t elems
                            STATE_PARAMS, unit);
 }
 
-static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
-{
-    return b->error < 0 || b->buffers[buffer_idx].base.arena == TIER_DEVICE;
-}
-
 /* Gathers `shard`, which is on the device, of all ranks into `whole`. */
 static void gather_params(plani_builder *b, uint32_t unit, uint32_t shard, uint32_t whole)
 {
     uint64_t bytes = b->job->param_bytes;
-    plani_all_gather(b, elems_of(shard, 0, plani_shard_elems(b->job, unit), bytes),
-                     elems_of(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
+    plani_all_gather(b, plani_elems_of(shard, 0, plani_shard_elems(b->job, unit), bytes),
+                     plani_elems_of(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
                      unit);
 }
 
@@ -413,11 +401,11 @@ struct plani_new_params plani_begin_params(plani_builder *b, uint32_t unit, uint
         if (wanted == PROGRAM_NONE)
             return made;
         made.shard = home;
-        if (!is_on_device(b, home))
+        if (!plani_is_on_device(b, home))
             made.shard = made.tiles_also_to =
                 device_params_of(b, unit, plani_shard_elems(job, unit));
     } else if (plan_is_sharded(job, STATE_OPTIMIZER, unit)) {
-        made.shard = made.tiles_to = high != PROGRAM_NONE && is_on_device(b, high)
+        made.shard = made.tiles_to = high != PROGRAM_NONE && plani_is_on_device(b, high)
                                          ? high
                                          : device_params_of(b, unit, plani_shard_elems(job, unit));
         made.tiles_also_to = PROGRAM_NONE;
@@ -432,8 +420,8 @@ void plani_finish_params(plani_builder *b, const struct plani_new_params *made)
         return;
     gather_params(b, made->unit, made->shard, made->whole);
     if (made->shard == made->tiles_to && made->shard != made->home && made->whole != made->home)
-        move_elems(b, made->unit, plani_whole_elems(b->job, made->unit), made->whole, made->home,
-                   b->job->param_bytes, STATE_PARAMS);
+        plani_move_elems(b, made->unit, plani_whole_elems(b->job, made->unit), made->whole,
+                         made->home, b->job->param_bytes, STATE_PARAMS);
 }
 
 void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
@@ -449,7 +437,7 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
         t.after = after;
         if (work == PLANI_WORK_INIT && runs_on_gpu(b, &t))
             t.where = TIER_HOST;
-        emit_tile(b, &t);
+        plani_tile_work(b, &t);
     }
     plani_finish_params(b, &made);
 }
@@ -458,7 +446,7 @@ uint32_t plani_device_params(plani_builder *b, uint32_t unit)
 {
     uint32_t home = b->set->homes.params[unit];
     bool is_whole = !plan_is_sharded(b->job, STATE_PARAMS, unit);
-    if (is_whole && is_on_device(b, home))
+    if (is_whole && plani_is_on_device(b, home))
         return home;
     return device_params_of(b, unit, plani_whole_elems(b->job, unit));
 }
@@ -468,9 +456,9 @@ uint32_t plani_fetch_params(plani_builder *b, uint32_t unit)
     uint32_t home = b->set->homes.params[unit], arrived = home;
     bool is_sharded = plan_is_sharded(b->job, STATE_PARAMS, unit);
     uint64_t elems = plan_rest_elems(b->job, STATE_PARAMS, unit);
-    if (!is_on_device(b, home)) {
+    if (!plani_is_on_device(b, home)) {
         arrived = device_params_of(b, unit, elems);
-        move_elems(b, unit, elems, home, arrived, b->job->param_bytes, STATE_PARAMS);
+        plani_move_elems(b, unit, elems, home, arrived, b->job->param_bytes, STATE_PARAMS);
     }
     if (!is_sharded)
         return arrived;
@@ -478,111 +466,4 @@ uint32_t plani_fetch_params(plani_builder *b, uint32_t unit)
     if (b->error >= 0)
         gather_params(b, unit, arrived, whole);
     return whole;
-}
-
-void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target)
-{
-    move_elems(b, unit, plani_whole_elems(b->job, unit), source, target, sizeof(float),
-               STATE_GRADS);
-}
-
-/* Closes one tile: rounds the sums to the gradient dtype and takes their squares. */
-static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t accumulator,
-                       plani_range closed)
-{
-    uint32_t idx = plani_tile_op(b, OP_GRAD_CLOSE, LANE_COMPUTE, t);
-    if (b->error < 0)
-        return;
-    op *item = &b->ops[idx];
-    plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
-    if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
-        item->demand.core_seconds = (double)t->count * 0.5e-9;
-    plani_use(b, idx, elems_of(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
-    plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
-    uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
-    plani_use(
-        b, idx,
-        elems_of(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP, sizeof(double)),
-        ROLE_NORM_SUMS, ACCESS_WRITE);
-}
-
-/* Takes a closed tile to where the update finds it: over the seam, or home. */
-static void leave_closed(plani_builder *b, const struct plani_tile *t, plani_range closed,
-                         plani_range at_home)
-{
-    plani_range carried = plani_carried(b, b->carried_out, t, STATE_GRADS, closed.size_bytes);
-    plani_tile_transfer(b, t, closed, carried.size_bytes > 0 ? carried : at_home, STATE_GRADS);
-}
-
-/* Closes a gradient of which `sums` has everything that rests on this rank: tile by tile, to its
- * home or to the update. */
-static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
-{
-    uint32_t home = b->set->homes.grads[unit]; /* none where the update follows at once */
-    uint64_t elems = plani_shard_elems(b->job, unit);
-    struct plani_new_params made = {.shard = PROGRAM_NONE, .high = PROGRAM_NONE};
-    if (home == PROGRAM_NONE)
-        made = plani_begin_params(b, unit, PROGRAM_NONE);
-    for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
-        struct plani_tile t = plani_tile_at(b, unit, elems, k);
-        plani_range at_home = elems_of(home, t.begin, t.count, b->job->grad_bytes);
-        plani_range closed = at_home;
-        if (home == PROGRAM_NONE || arena_of(b, at_home) != TIER_DEVICE)
-            closed = plani_tile_transient(b, &t, TIER_DEVICE, at_home.size_bytes, STATE_GRADS);
-        close_tile(b, &t, sums, closed);
-        if (b->error < 0)
-            return;
-        if (home == PROGRAM_NONE) {
-            t.closed = closed;
-            t.params_home = made.tiles_to;
-            t.work = PLANI_WORK_UPDATE;
-            emit_tile(b, &t);
-        } else if (closed.buffer_idx != home) {
-            leave_closed(b, &t, closed, at_home);
-        }
-    }
-    plani_finish_params(b, &made);
-}
-
-/* Closes this rank's shard of a gradient and gathers the others': each rank updates the whole
- * unit. */
-static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
-{
-    const plan_job *job = b->job;
-    uint32_t home = b->set->homes.grads[unit];
-    uint64_t bytes = job->grad_bytes;
-    uint64_t own = plani_shard_elems(job, unit), all = plani_whole_elems(job, unit);
-    uint32_t shard =
-        plani_transient(b, TIER_DEVICE, own * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
-    for (uint64_t k = 0; k < plani_tiles_of(b, own) && b->error >= 0; k++) {
-        struct plani_tile t = plani_tile_at(b, unit, own, k);
-        close_tile(b, &t, sums, elems_of(shard, t.begin, t.count, bytes));
-    }
-    uint32_t whole = home;
-    if (home == PROGRAM_NONE || !is_on_device(b, home))
-        whole = plani_transient(b, TIER_DEVICE, all * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
-    if (b->error < 0)
-        return;
-    plani_all_gather(b, elems_of(shard, 0, own, bytes), elems_of(whole, 0, all, bytes), STATE_GRADS,
-                     unit);
-    for (uint64_t k = 0; whole != home && k < plani_tiles_of(b, all) && b->error >= 0; k++) {
-        struct plani_tile t = plani_tile_at(b, unit, all, k);
-        t.closed = elems_of(whole, t.begin, t.count, bytes);
-        t.work = PLANI_WORK_UPDATE;
-        if (home == PROGRAM_NONE)
-            emit_tile(b, &t);
-        else
-            leave_closed(b, &t, t.closed, elems_of(home, t.begin, t.count, bytes));
-    }
-}
-
-void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)
-{
-    uint32_t sums = accumulator;
-    if (plani_world(b->job) > 1)
-        sums = plani_reduce_scatter(b, unit, accumulator);
-    if (plani_world(b->job) > 1 && !plan_is_sharded(b->job, STATE_OPTIMIZER, unit))
-        close_and_gather(b, unit, sums);
-    else
-        close_tiles(b, unit, sums);
 }

@@ -107,8 +107,9 @@ static const struct placement {
     {2, 3, {"device", "host", "host", "device"}, "layer_major", "in_next_forward", "32768"},
     {2, 3, {"nvme", "nvme", "nvme", "nvme"}, "layer_major", "in_next_forward", "16384"},
     {2, 2, {"host", "device", "device", "host"}, "batch_major", "after_backward", "0"},
+    {2, 3, {"host", "host", "host", "device"}, "batch_major", "in_next_forward", "32768"},
     {2, 1, {"nvme", "host", "nvme", "host"}, "layer_major", "after_backward", "32768"},
-    {2, 0, {"host", "host", "device", "device"}, "batch_major", "in_next_forward", "32768"},
+    {2, 0, {"host", "host", "device", "device"}, "layer_major", "in_next_forward", "32768"},
 };
 
 static void place(fixture_sets *sets, const struct placement *to)
@@ -124,7 +125,7 @@ static void place(fixture_sets *sets, const struct placement *to)
 static void placements_agree(void **state)
 {
     (void)state;
-    static fixture_result first, result;
+    static fixture_result first, first_by_batch, result;
     static const char *const wires[] = {"bf16", "fp32"};
     fixture_sets sets;
     gpu_ranks_shape.bf16 = true;
@@ -134,6 +135,7 @@ static void placements_agree(void **state)
         fixture_set(&sets, "communication_data_type=%s", wires[w]);
         gpu_ranks_train_good((struct gpu_ranks_run){.name = "first", .world = 2}, &sets, &first);
         hashes[w] = first.summary.weights_hash;
+        bool has_batch = false; /* several ranks give other bits in the other order */
         size_t count = sizeof placements / sizeof placements[0];
         for (size_t i = w == 0 || !gpu_ranks_are_few ? 0 : count - 1; i < count; i++) {
             const struct placement *to = &placements[i];
@@ -142,9 +144,12 @@ static void placements_agree(void **state)
             place(&sets, to);
             printf("stage %u: %s %s %s %s, %s, %s\n", to->stage, to->tiers[0], to->tiers[1],
                    to->tiers[2], to->tiers[3], to->order, to->update);
+            bool is_batch = strcmp(to->order, "batch_major") == 0;
             gpu_ranks_train_good((struct gpu_ranks_run){.name = "moved", .world = to->world}, &sets,
-                                 &result);
-            fixture_assert_same(&first, &result);
+                                 is_batch && !has_batch ? &first_by_batch : &result);
+            if (!is_batch || has_batch)
+                fixture_assert_same(is_batch ? &first_by_batch : &first, &result);
+            has_batch = has_batch || is_batch;
         }
     }
     assert_true(hashes[0] != hashes[1]); /* the canary: the wire changes bits */

@@ -29,7 +29,7 @@ struct ranks_run {
     uint64_t *sums[RUN_RANKS_MAX], *gathered[RUN_RANKS_MAX];
     uint64_t *masters[RUN_STEPS_MAX + 1][FIXTURE_UNITS_MAX]; /* by version: of the whole unit */
     uint64_t *grads[RUN_STEPS_MAX + 1][FIXTURE_UNITS_MAX];   /* of the step, all ranks' */
-    uint64_t params_read, closed, norms, norm_parts;
+    uint64_t params_read, added, closed, norms, norm_parts;
 };
 typedef struct ranks_run ranks_run;
 
@@ -185,6 +185,16 @@ static inline void run_compute(ranks_run *run, const program *prog, uint32_t ran
                                                                     item->stage, item->pass,
                                                                     item->micro_batch));
     }
+}
+
+/* A tile of what was reduced, and of the sum that rests. */
+static inline void run_grad_add(ranks_run *run, const program *prog, uint32_t rank, const op *item)
+{
+    const uint64_t *from = run_cells(run, prog, rank, op_operand(item, ROLE_SOURCE));
+    uint64_t *to = run_cells(run, prog, rank, op_operand(item, ROLE_TARGET));
+    for (uint64_t k = 0; k < item->elem_count / SHARD_ELEMS_STEP; k++)
+        run_put(to, k, 4, run_get(to, k, 4) + run_get(from, k, 4));
+    run->added++;
 }
 
 static inline void run_close(ranks_run *run, const program *prog, uint32_t rank, const op *item)
@@ -346,6 +356,8 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
                 run_copy(run, prog, rank, item);
             else if (item->kind >= OP_FORWARD && item->kind <= OP_BACKWARD)
                 run_compute(run, prog, rank, item);
+            else if (item->kind == OP_GRAD_ADD)
+                run_grad_add(run, prog, rank, item);
             else if (item->kind == OP_GRAD_CLOSE)
                 run_close(run, prog, rank, item);
             else if (item->kind >= OP_UPDATE && item->kind <= OP_WORKING_COPY)

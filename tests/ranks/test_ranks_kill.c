@@ -88,8 +88,15 @@ static uint32_t reference_count;
 static uint64_t hashes[SHAPES][COMMITS]; /* of the weights at each commit of 4 ranks */
 static double whole_seconds[SHAPES];
 
-static void set_for_all(rig *self, uint32_t stage)
+/* Several ranks give other bits in the other order, so each shape has its own. */
+static const char *order_of(uint32_t shape)
 {
+    return shape ? "batch_major" : "layer_major";
+}
+
+static void set_for_all(rig *self, uint32_t shape, uint32_t stage)
+{
+    fixture_set(&self->sets, "schedule.order=%s", order_of(shape));
     fixture_set(&self->sets, "zero_optimization.stage=%u", stage);
     fixture_set(&self->sets, "tiers.place.optimizer=nvme");
 }
@@ -109,7 +116,7 @@ static const crash_trail *find_reference(uint32_t shape, const history *wanted)
     rig_write_job(name_whole, &shapes[shape]);
     for (uint32_t p = 0; p < wanted->count; p++) {
         run = (rig){.name = name_whole, .world = wanted->parts[p].world};
-        set_for_all(&run, 2);
+        set_for_all(&run, shape, 2);
         if (p + 1 < wanted->count)
             run.stop_after = wanted->parts[p].until;
         rig_run_good(&run);
@@ -131,7 +138,7 @@ static void prepare_shape(uint32_t shape)
     fixture_remove(name_whole);
     rig_write_job(name_whole, &shapes[shape]);
     run = (rig){.name = name_whole, .world = WORLD, .by_mpirun = by_mpirun};
-    set_for_all(&run, 1);
+    set_for_all(&run, shape, 1);
     uint64_t begin_ns = clock_ns();
     rig_run_good(&run);
     whole_seconds[shape] = (double)(clock_ns() - begin_ns) * 1e-9;
@@ -201,11 +208,10 @@ static void draw_layout(trial *self)
     memset(sets, 0, sizeof *sets);
     uint32_t stage = (uint32_t)below(self, 4);
     const char *update = updates[below(self, 3)];
-    bool is_batch_major = below(self, 4) == 0;
     fixture_set(sets, "zero_optimization.stage=%u", stage);
     fixture_set(sets, "schedule.update=%s", update);
-    fixture_set(sets, "schedule.order=%s", is_batch_major ? "batch_major" : "layer_major");
-    say(self, " [stage %u %s%s", stage, update, is_batch_major ? " batch_major" : "");
+    fixture_set(sets, "schedule.order=%s", order_of(self->shape));
+    say(self, " [stage %u %s %s", stage, update, order_of(self->shape));
     for (uint32_t k = 0; k < 4; k++) {
         const char *tier = tiers[k == 2 && below(self, 2) ? 2 : below(self, 3)];
         fixture_set(sets, "tiers.place.%s=%s", kinds[k], tier);

@@ -1,10 +1,11 @@
-/* Several ranks train as one: ZeRO's stages, placements, orders and times of update give the same
- * bits at the same number of ranks, and the losses of one rank at the same global batch to 1e-4.
+/* Several ranks train as one: ZeRO's stages, placements and times of update give the same bits at
+ * the same number of ranks and in the same order, and the losses of one rank at the same global
+ * batch to 1e-4. One rank gives the same bits in both orders.
  *
  * test_ranks_stages RANKS FAMILY-DTYPE[-split][-m16|-m8] [CASE...]
  *
- * -split: split masters; -m16, -m8: moments in bf16 or in 8 bits. CASE is one of stages, canary,
- * curve, draws=SEED-SEED, overflow, scale, stop. */
+ * -split: split masters; -m16, -m8: moments in bf16 or in 8 bits. CASE is one of stages, parts,
+ * canary, curve, draws=SEED-SEED, overflow, scale, stop. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,28 +96,68 @@ static const struct way ways[] = {
      {"zero_optimization.stage=3", "zero_optimization.stage3_param_persistence_threshold=0",
       "tiers.place.optimizer=host", "tiers.place.params=host", "tiers.place.grads=host",
       "tiers.place.activations=host"}},
+};
+
+static const struct way batch_ways[] = {
+    {"stage 0, batch by batch", {"schedule.order=batch_major", "zero_optimization.stage=0"}},
+    {"stage 1, batch by batch",
+     {"schedule.order=batch_major", "zero_optimization.stage=1", "tiers.place.grads=nvme"}},
     {"stage 2, batch by batch",
-     {"zero_optimization.stage=2", "schedule.order=batch_major", "tiers.place.grads=host",
+     {"schedule.order=batch_major", "zero_optimization.stage=2", "tiers.place.grads=host",
       "tiers.place.optimizer=host", "schedule.tile_elems=32768"}},
+    {"stage 3, batch by batch",
+     {"schedule.order=batch_major", "zero_optimization.stage=3",
+      "zero_optimization.stage3_param_persistence_threshold=0", "tiers.place.grads=device"}},
 };
 
 /* One way after the other: the norm in one part, unit by unit, in parts of a few units. */
 static const uint64_t norm_part_bytes[3] = {0, 1, 256};
 
+/* All of the ways give the bits of the first one. */
+static void try_ways(const struct way *tried, size_t count, unsigned part_bytes, mpi_result *first)
+{
+    static mpi_result result;
+    for (size_t i = 0; i < count; i++) {
+        static fixture_sets sets;
+        set_uneven(&sets);
+        fixture_set(&sets, "model.max_part_bytes=%u", part_bytes);
+        for (int k = 0; k < 7 && tried[i].sets[k]; k++)
+            fixture_set(&sets, "%s", tried[i].sets[k]);
+        const mpi_call call = {.name = "way", .norm_part_bytes = norm_part_bytes[i % 3]};
+        mpi_train_call(&call, &shape, &sets, i ? &result : first);
+        if (i > 0)
+            mpi_assert_same(tried[i].name, first, &result);
+    }
+}
+
+enum { WAYS = sizeof ways / sizeof ways[0], BATCH_WAYS = sizeof batch_ways / sizeof batch_ways[0] };
+
+/* Stages agree in either order, and the orders on one rank. */
+static void try_all_ways(unsigned part_bytes, mpi_result *first)
+{
+    static mpi_result by_batch;
+    try_ways(ways, WAYS, part_bytes, first);
+    try_ways(batch_ways, BATCH_WAYS, part_bytes, &by_batch);
+    if (mpi_world == 1)
+        mpi_assert_same("batch by batch", first, &by_batch);
+    for (uint32_t i = 0; mpi_rank == 0 && i < 3; i++)
+        assert_true(fabs(by_batch.eval_losses[i] / first->eval_losses[i] - 1) <= 5e-3);
+}
+
+/* The same of units that are cut, which share gathers and, where they are tied, rest between head
+ * and embedding. */
+static void parts_give_equal_bits(void **state)
+{
+    (void)state;
+    static mpi_result first;
+    try_all_ways(shape.bf16 || is_fp16 ? 16384 : 32768, &first);
+}
+
 static void stages_give_equal_bits(void **state)
 {
     (void)state;
-    static mpi_result first, result, alone;
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
-        static fixture_sets sets;
-        set_uneven(&sets);
-        for (int k = 0; k < 7 && ways[i].sets[k]; k++)
-            fixture_set(&sets, "%s", ways[i].sets[k]);
-        const mpi_call call = {.name = "way", .norm_part_bytes = norm_part_bytes[i % 3]};
-        mpi_train_call(&call, &shape, &sets, i ? &result : &first);
-        if (i > 0)
-            mpi_assert_same(ways[i].name, &first, &result);
-    }
+    static mpi_result first, alone;
+    try_all_ways(0, &first);
     if (mpi_rank == 0) {
         assert_int_equal(first.run.step_count, 7);
         assert_int_equal(first.eval_count, 3); /* after steps 3 and 6, and at the end */
@@ -133,8 +174,9 @@ static void stages_give_equal_bits(void **state)
             fail_msg("evaluation %u: %.7g, and %.7g of one rank", i, first.eval_losses[i],
                      alone.eval_losses[i]);
     }
-    printf("%u ranks: %zu ways agree; held-out losses differ from one rank's by %.2g at most\n",
-           mpi_world, sizeof ways / sizeof ways[0], worst);
+    printf(
+        "%u ranks: %d and %d ways agree; held-out losses differ from one rank's by %.2g at most\n",
+        mpi_world, WAYS, BATCH_WAYS, worst);
 }
 
 /* The comparison can fail. */
@@ -237,6 +279,7 @@ static void draw_model(struct draws *d, fixture_model *model, fixture_sets *sets
         fixture_set(sets, "data_types.grad_accum_dtype=fp32");
     if (draw(d, 2))
         fixture_set(sets, "communication_data_type=%s", wires[draw(d, 3)]);
+    fixture_set(sets, "schedule.order=%s", draw(d, 2) ? "batch_major" : "layer_major");
     fixture_set(sets, "optimizer=%s", optimizers[draw(d, 3)]);
     fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
     *is_exact = dtype != 2 && draw(d, 2);
@@ -283,7 +326,6 @@ static void draw_program(struct draws *d, fixture_sets *sets, bool is_exact)
         fixture_set(sets, "%s.stage3_max_live_parameters=%u", zero, (unsigned)draw(d, 200000));
     if (draw(d, 3) == 0)
         fixture_set(sets, "%s.stage3_prefetch_bucket_size=%u", zero, (unsigned)draw(d, 200000));
-    fixture_set(sets, "schedule.order=%s", draw(d, 2) ? "batch_major" : "layer_major");
     fixture_set(sets, "schedule.update=%s", updates[draw(d, is_exact ? 3 : 2)]);
     fixture_set(sets, "schedule.tile_elems=%u",
                 draw(d, 2) ? 0 : (unsigned)TILE_ELEMS_STEP << draw(d, 2));
@@ -522,6 +564,7 @@ static int run_cases(int count, char **cases)
         struct CMUnitTest test;
     } known[] = {
         {"stages", cmocka_unit_test(stages_give_equal_bits)},
+        {"parts", cmocka_unit_test(parts_give_equal_bits)},
         {"canary", cmocka_unit_test(other_settings_give_other_bits)},
         {"curve", cmocka_unit_test(curves_follow_one_rank)},
         {"draws", cmocka_unit_test(draws_give_equal_bits)},

@@ -11,6 +11,8 @@
  *                           backward reads no parameters
  *   with reuse        2P to 3P    units of stages that are held for the backward are gathered once
  *   units that stay   2P    as in stage 2
+ *   batch by batch    each micro-batch's gradient is reduced, and in stage 3 its params gathered; a
+ *                     tied embedding's own part of its gradient is reduced once more
  *
  * To these the norm's sums are added: 8 bytes for each 4096 elements of its shards, to each other
  * rank.
@@ -59,6 +61,7 @@ static const struct volume volumes[] = {
      {"tiers.place.params=nvme", "tiers.place.grads=nvme"}},
     {"stage 3, smaller units stay", 3, 48000, false, false, {NULL}},
     {"stage 3, all units stay", 3, 1000000, false, false, {NULL}},
+    {"stage 0, batch by batch", 0, 0, false, true, {"tiers.place.grads=nvme"}},
     {"stage 3, batch by batch", 3, 0, false, true, {NULL}},
     {"stage 3 with reuse",
      3,
@@ -96,7 +99,7 @@ static struct sums sum_up(const struct volume *what, uint64_t held)
     for (uint32_t u = 0; u < unit_count; u++) {
         uint64_t shard = shard_of(u);
         bool stays = unit_elems[u] < what->stays_below;
-        sum.reduced += shard;
+        sum.reduced += shard * (rounds + (what->by_batch && u == 0 && is_tied));
         sum.gathered += shard * (what->stage < 3 || stays ? 1 : rounds * uses_of(u, held));
         sum.norm_blocks += shard / STEP_ELEMS;
         sum.padded += mpi_world * shard;

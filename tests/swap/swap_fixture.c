@@ -78,6 +78,7 @@ uint32_t builder_op(builder *self, enum op_kind kind)
         [OP_NORM] = LANE_COMPUTE,     [OP_UPDATE] = LANE_UPDATE,
         [OP_INIT] = LANE_UPDATE,      [OP_WORKING_COPY] = LANE_UPDATE,
         [OP_COMMIT] = LANE_COMMIT,    [OP_NORM_PART] = LANE_COMPUTE,
+        [OP_GRAD_ADD] = LANE_COMPUTE,
     };
     program *prog = &self->prog;
     prog->ops = grown(prog->ops, prog->op_count, &self->op_capacity, sizeof *prog->ops);

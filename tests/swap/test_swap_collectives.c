@@ -27,12 +27,22 @@ enum {
     SPACE = 65536,
 };
 
-enum { B_SUMS, B_GATHERED, B_ORDERED, B_ACCUMULATOR, B_REDUCED, B_SCRATCH, B_CLOSED, B_PARAMS };
+enum {
+    B_SUMS,
+    B_GATHERED,
+    B_ORDERED,
+    B_RESTED,
+    B_ACCUMULATOR,
+    B_REDUCED,
+    B_SCRATCH,
+    B_CLOSED,
+    B_PARAMS
+};
 
-enum { BACKWARD, REDUCE, CLOSE, GATHER_SUMS, NORM, GATHER, FORWARD };
+enum { BACKWARD, REDUCE, ADD, CLOSE, GATHER_SUMS, NORM, GATHER, FORWARD };
 
-/* A gradient is summed and closed, the norm taken; then its shards are gathered again, if they are
- * applied. */
+/* A gradient is reduced, added to the sum that rests and closed, and the norm is taken. Then its
+ * shards are gathered again, if they are applied. */
 static void build_step(program *out)
 {
     builder b;
@@ -41,6 +51,7 @@ static void build_step(program *out)
     builder_home(&b, TIER_DEVICE, 0, SUMS);
     builder_home(&b, TIER_DEVICE, 4096, WORLD * SUMS);
     builder_home(&b, TIER_DEVICE, 8192, WORLD * SUMS);
+    builder_home(&b, TIER_DEVICE, 2 * SPACE + PART32 + WHOLE, PART32);
     builder_transient(&b, TIER_DEVICE, SPACE, WHOLE32);
     builder_transient(&b, TIER_DEVICE, 2 * SPACE, PART32);
     builder_transient(&b, TIER_DEVICE, 2 * SPACE + PART32, WHOLE);
@@ -56,11 +67,15 @@ static void build_step(program *out)
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_REDUCED, 0, PART32);
     builder_use(&b, ROLE_WORKSPACE, ACCESS_WRITE, B_SCRATCH, 0, WHOLE);
     builder_dep(&b, BACKWARD);
+    builder_op(&b, OP_GRAD_ADD);
+    b.prog.ops[ADD].elem_count = PART32 / 4;
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_RESTED, 0, PART32);
+    builder_use(&b, ROLE_TARGET, ACCESS_UPDATE, B_REDUCED, 0, PART32);
+    builder_dep(&b, REDUCE);
     builder_op(&b, OP_GRAD_CLOSE);
     builder_use(&b, ROLE_GRADS0, ACCESS_READ, B_REDUCED, 0, PART32);
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_CLOSED, 0, PART);
     builder_use(&b, ROLE_NORM_SUMS, ACCESS_WRITE, B_SUMS, 0, SUMS);
-    builder_dep(&b, REDUCE);
     builder_op(&b, OP_ALL_GATHER);
     b.prog.ops[GATHER_SUMS].demand.comm_bytes = (WORLD - 1) * SUMS;
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_SUMS, 0, SUMS);
@@ -224,9 +239,25 @@ static void reduce_before_its_gradient(program *p)
 {
     program_drop_dep(p, REDUCE, 0);
 }
-static void close_before_its_sums(program *p)
+static void add_before_it_is_reduced(program *p)
 {
-    program_drop_dep(p, CLOSE, 0);
+    program_drop_dep(p, ADD, 0);
+}
+static void add_of_less(program *p)
+{
+    p->ops[ADD].operands[0].size_bytes /= 2;
+}
+static void add_of_other_elems(program *p)
+{
+    p->ops[ADD].elem_count -= 64;
+}
+static void add_forgets_the_sum(program *p)
+{
+    p->ops[ADD].operands[1].access = ACCESS_WRITE;
+}
+static void add_changes_both(program *p)
+{
+    p->ops[ADD].operands[0].access = ACCESS_UPDATE;
 }
 static void norm_before_its_sums(program *p)
 {
@@ -286,7 +317,11 @@ static const struct fault faults[] = {
     FAULT(norm_begins_late, "is part 1 of the norm, but part 0 is due"),
     FAULT(part_of_one, "of 3 ranks it takes NORM_SUMS and TARGET"),
     FAULT(reduce_before_its_gradient, "nothing orders them"),
-    FAULT(close_before_its_sums, "nothing orders them"),
+    FAULT(add_before_it_is_reduced, "nothing orders them"),
+    FAULT(add_of_less, "adds 8192 bytes to 16384, and 4096 elements are named"),
+    FAULT(add_of_other_elems, "and 4032 elements are named"),
+    FAULT(add_forgets_the_sum, "reads SOURCE and updates TARGET"),
+    FAULT(add_changes_both, "reads SOURCE and updates TARGET"),
     FAULT(norm_before_its_sums, "nothing orders them"),
     FAULT(gather_too_late, "nothing orders them"),
     FAULT(gather_before_its_part, "nothing orders them"),
