@@ -50,6 +50,10 @@ enum {
     COMM_HOST_BYTES = 64,
     COMM_RANKS_MAX = 1024,
     COMM_LABEL_BYTES = 96,
+    /* The most scratch that a comm_call needs, for all ranks' parts together; smaller units need
+     * less. A call converts each rank's part by itself, so that pieces must not be small: 64 Ki
+     * elements of each of 1024 ranks. */
+    COMM_SCRATCH_BYTES = 128 << 20,
 };
 
 enum comm_backend { COMM_SELF, COMM_MPI, COMM_STAGED, COMM_NCCL };
@@ -176,7 +180,10 @@ struct comm_call {
     /* reduce-scatter: fp32, bf16 or fp16. Each rank's contribution is rounded to this type (nearest
      * even) before it is sent, and summed in fp32. */
     enum dtype wire;
-    void *scratch; /* nccl with a 16-bit wire: [world * count] of `wire`; otherwise NULL */
+    /* nccl with a 16-bit wire: [world * scratch_elems] of `wire`, through which a reduce-scatter
+     * goes piece by piece; otherwise NULL. */
+    void *scratch;
+    uint64_t scratch_elems;
 };
 typedef struct comm_call comm_call;
 

@@ -202,22 +202,41 @@ static int convert(comm *self, nccl_state *state, const void *source, enum dtype
     return rc < 0 ? fail_here(self, state, rc) : 0;
 }
 
-/* Runs in place within scratch: NCCL puts the sum over this rank's part of the source. */
+/* Rounds elements [begin, begin + count) of every rank's part of the source into scratch, where the
+ * parts lie end to end. */
+static int fill_scratch(comm *self, nccl_state *state, const comm_call *call, uint64_t begin,
+                        uint64_t count)
+{
+    const float *source = call->source;
+    unsigned char *scratch = call->scratch;
+    if (count == call->count)
+        return convert(self, state, source, DTYPE_FP32, scratch, call->wire, self->world * count);
+    for (uint32_t r = 0; r < self->world; r++)
+        TRY(convert(self, state, source + r * call->count + begin, DTYPE_FP32,
+                    scratch + r * count * dtype_bytes(call->wire), call->wire, count));
+    return 0;
+}
+
+/* Runs piece by piece in place within scratch: NCCL puts the sum over this rank's part of it. */
 static int reduce_scatter_16_bit(comm *self, nccl_state *state, const comm_call *call)
 {
     ncclDataType_t type = call->wire == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
-    unsigned char *part = call->scratch;
-    if (!state->config.convert || !call->scratch)
+    unsigned char *scratch = call->scratch;
+    float *target = call->target;
+    if (!state->config.convert || !call->scratch || call->scratch_elems == 0)
         return fail_here(self, state,
                          err_set(ERR_INTERNAL, "%s: a wire of %s needs scratch and a conversion",
                                  call->label, dtype_name(call->wire)));
-    part += self->rank * call->count * dtype_bytes(call->wire);
-    TRY(convert(self, state, call->source, DTYPE_FP32, call->scratch, call->wire,
-                self->world * call->count));
-    TRY(settle(self, state, call->label,
-               state->api.reduce_scatter(call->scratch, part, call->count, type, ncclSum,
-                                         state->handle, state->config.stream)));
-    return convert(self, state, part, call->wire, call->target, DTYPE_FP32, call->count);
+    for (uint64_t begin = 0; begin < call->count; begin += call->scratch_elems) {
+        uint64_t count = size_min(call->scratch_elems, call->count - begin);
+        unsigned char *part = scratch + self->rank * count * dtype_bytes(call->wire);
+        TRY(fill_scratch(self, state, call, begin, count));
+        TRY(settle(self, state, call->label,
+                   state->api.reduce_scatter(scratch, part, count, type, ncclSum, state->handle,
+                                             state->config.stream)));
+        TRY(convert(self, state, part, call->wire, target + begin, DTYPE_FP32, count));
+    }
+    return 0;
 }
 
 /* A single rank copies without rounding. */
@@ -366,7 +385,8 @@ static int try_reduce_scatter(comm *self, nccl_state *state, const trial *memory
                                                .target = memory->target,
                                                .count = count,
                                                .wire = wire,
-                                               .scratch = memory->scratch}));
+                                               .scratch = memory->scratch,
+                                               .scratch_elems = count}));
     /* note_enqueued has recorded behind the last conversion. */
     TRY(await_stream(self, state));
     for (uint64_t i = 0; i < count; i++)

@@ -383,6 +383,9 @@ int enginei_run_collective(void *user, const program *prog, const op *item)
         return comm_all_gather(members, &call);
     }
     call.count = op_operand(item, ROLE_TARGET)->size_bytes / sizeof(float);
+    if (call.scratch)
+        call.scratch_elems = op_operand(item, ROLE_WORKSPACE)->size_bytes /
+                             (self->setup->ranks.world * dtype_bytes(call.wire));
     return comm_reduce_scatter(members, &call);
 }
 

@@ -72,9 +72,11 @@ uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumula
         reduced =
             plani_transient(b, TIER_DEVICE, own * sizeof(float), PLANI_ANY, STATE_GRADS, unit);
     uint32_t workspace = PROGRAM_NONE;
+    uint64_t piece = job->reduce_piece_elems ? size_min(own, job->reduce_piece_elems) : own;
     if (job->reduce_scratch_bytes)
-        workspace = plani_transient(b, TIER_DEVICE, all * job->reduce_scratch_bytes, PLANI_ANY,
-                                    STATE_KIND_COUNT, unit);
+        workspace =
+            plani_transient(b, TIER_DEVICE, plani_world(job) * piece * job->reduce_scratch_bytes,
+                            PLANI_ANY, STATE_KIND_COUNT, unit);
     uint32_t idx = collective(b, OP_REDUCE_SCATTER, STATE_GRADS, unit);
     plani_use(b, idx, (plani_range){accumulator, 0, all * sizeof(float)}, ROLE_SOURCE, ACCESS_READ);
     plani_use(b, idx, (plani_range){reduced, 0, own * sizeof(float)}, ROLE_TARGET, ACCESS_WRITE);

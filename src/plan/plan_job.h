@@ -125,8 +125,10 @@ struct plan_job {
     const uint8_t *stays_gathered;
     /* Bytes of a gradient's element on its way to other ranks: 4 or 2; 0 acts as 4. */
     uint32_t wire_bytes;
-    /* Per element of a whole unit: device memory that a reduce-scatter gets as ROLE_WORKSPACE. */
+    /* Device memory that a reduce-scatter gets as ROLE_WORKSPACE: so many bytes for each element of
+     * a whole unit, but of at most so many elements of each rank's shard (0: of all). */
     uint32_t reduce_scratch_bytes;
+    uint64_t reduce_piece_elems;
     /* All ranks' sums for the norm are gathered in parts of at most so many bytes, but of a unit
      * at least; 0: 16 MiB. Changes no bit of any run. */
     uint64_t norm_part_bytes;

@@ -251,6 +251,8 @@ static int make_rank_inputs(struct setup *self)
     plan->wire_bytes = (uint32_t)dtype_bytes(asked->comm.wire);
     bool is_nccl = self->collectives == COMM_NCCL;
     plan->reduce_scratch_bytes = is_nccl && plan->wire_bytes < 4 ? plan->wire_bytes : 0;
+    uint64_t piece_elems = COMM_SCRATCH_BYTES / plan->wire_bytes / plan->world;
+    plan->reduce_piece_elems = size_max(piece_elems / SHARD_ELEMS_STEP, 1) * SHARD_ELEMS_STEP;
     plan->live_elems_max = asked->max_live_parameters;
     plan->ahead_elems_max = asked->prefetch_bucket_size;
     plan->limits_reuse = asked->limits_reuse;

@@ -190,8 +190,8 @@ static void largest_models(void **state)
         {"offload-4-without", 36, 2048, 16, 0},
         {"offload-16-without", 49, 4096, 2 + 14.0 / 16, 0},
         {"offload-1", 73, 4096, 2, 14},
-        {"offload-16", 70, 4096, 2, 14.0 / 16},
-        {"offload-16-parallel", 101, 8192, 0, 1},
+        {"offload-16", 71, 4096, 2, 14.0 / 16},
+        {"offload-16-parallel", 103, 8192, 0, 1},
     };
     for (size_t i = 0; i < COUNT(expected); i++) {
         const json_t *row = find_row(expected[i].name), *need = member(row, "need_bytes");

@@ -120,7 +120,8 @@ static int check_gather(comm *self, const rank_rig *rig)
     return comm_watch(self);
 }
 
-static int check_sums(comm *self, const rank_rig *rig, enum dtype wire)
+/* In pieces of `scratch_elems` of each rank. */
+static int check_sums(comm *self, const rank_rig *rig, enum dtype wire, uint64_t scratch_elems)
 {
     uint32_t world = comm_get_world(self), own = comm_get_rank(self);
     uint64_t sent = comm_sent_bytes(self);
@@ -133,7 +134,8 @@ static int check_sums(comm *self, const rank_rig *rig, enum dtype wire)
                                                .target = target,
                                                .count = ELEMS,
                                                .wire = wire,
-                                               .scratch = wire == DTYPE_FP32 ? NULL : scratch}));
+                                               .scratch = wire == DTYPE_FP32 ? NULL : scratch,
+                                               .scratch_elems = scratch_elems}));
     TRY(move(rig, rig->host, target, ELEMS * sizeof(float), DEVICE_TO_HOST));
     for (uint64_t i = 0; i < ELEMS; i++) {
         float sum = world == 1 ? 0.1f * (float)i : 0.0f;
@@ -165,9 +167,11 @@ static int exchange_values(comm *self, void *user)
                        (unsigned long long)comm_held_bytes(self));
     for (int round = 0; round < 2; round++) {
         TRY(check_gather(self, &rig));
-        TRY(check_sums(self, &rig, DTYPE_FP32));
-        TRY(check_sums(self, &rig, DTYPE_BF16));
-        TRY(check_sums(self, &rig, DTYPE_FP16));
+        TRY(check_sums(self, &rig, DTYPE_FP32, 0));
+        TRY(check_sums(self, &rig, DTYPE_BF16, ELEMS));
+        TRY(check_sums(self, &rig, DTYPE_FP16, ELEMS));
+        TRY(check_sums(self, &rig, DTYPE_BF16, 1024)); /* five pieces, the last one is shorter */
+        TRY(check_sums(self, &rig, DTYPE_FP16, ELEMS - 8));
     }
     comm_close(self);
 #ifdef SLUICE_SIMULATED_GPU
