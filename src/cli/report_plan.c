@@ -66,9 +66,12 @@ static void report_job(FILE *out, const struct setup_summary *plan)
             plan->micro_batch_count == 1 ? "" : "es", plan->micro_batch, plan->seq_length,
             plan->world_size > 1 ? " on each rank" : "");
     fprintf(out, "schedule     %s, update %s; ", plan->order, plan->update);
-    fprintf(out, "tiles of %s elements, %" PRIu64 " stage%s held\n",
-            cli_count((double)plan->tile_elems, text), plan->held_stages,
-            plan->held_stages == 1 ? "" : "s");
+    uint64_t held = plan->held_stages + plan->held_passes;
+    fprintf(out, "tiles of %s elements, %" PRIu64 " %s%s held\n",
+            cli_count((double)plan->tile_elems, text), held, plan->held_passes ? "pass" : "stage",
+            held == 1           ? ""
+            : plan->held_passes ? "es of each stage"
+                                : "s");
     fprintf(out, "machine      %s%s\n", plan->machine_name, report_origin(plan));
     if (plan->machine_cannot_run[0])
         fprintf(out, "cannot run   %s\n", plan->machine_cannot_run);
@@ -81,10 +84,11 @@ static void report_job(FILE *out, const struct setup_summary *plan)
     if (plan->world_size > 1)
         fprintf(out,
                 "ranks        %" PRIu32 ", %" PRIu32 " a host, ZeRO stage %" PRIu32
-                "; each sends %s a step.\n             All figures are of each rank, but where "
-                "hosts or all are named.\n",
+                "; each sends %s a step,\n             %.3f P: gathers %.3f, reductions %.3f.\n"
+                "             All figures are of each rank, but where hosts or all are named.\n",
                 plan->world_size, plan->ranks_per_host, plan->zero_stage,
-                report_bytes((double)plan->sent_bytes, text));
+                report_bytes((double)plan->sent_bytes, text), plan->sent_times,
+                plan->gathered_times, plan->reduced_times);
 }
 
 /* ---- memory ---- */

@@ -32,12 +32,12 @@ void plan_set_fini(plan_set *set)
     memset(set, 0, sizeof *set);
 }
 
-/* One program of the set. A program that has no room for held stages holds none. */
+/* One program of the set. A program that has no room for held params holds none. */
 static int compile_kind(const plan_job *job, const struct plani_point *point,
                         enum program_kind kind, const plani_layout *layout, plan_set *out,
                         plani_work *work)
 {
-    const uint32_t held = out->held_stages;
+    const uint32_t stages = out->held_stages, passes = out->held_passes;
     uint64_t budgets[TIER_COUNT];
     memcpy(budgets, job->budget_bytes, sizeof budgets);
     if (kind == PROGRAM_STEADY)
@@ -45,10 +45,11 @@ static int compile_kind(const plan_job *job, const struct plani_point *point,
     struct plani_request asked = {.kind = kind, .whole = true, .work = work};
     asked.bounds = kind == PROGRAM_STEADY ? out : NULL;
     int rc = plani_compile_one(job, out, layout, &asked, budgets, &out->programs[kind]);
-    if (rc == ERR_NO_FIT && held > 0) {
-        out->held_stages = 0;
+    if (rc == ERR_NO_FIT && stages + passes > 0) {
+        out->held_stages = out->held_passes = 0;
         rc = plani_compile_one(job, out, layout, &asked, budgets, &out->programs[kind]);
-        out->held_stages = held;
+        out->held_stages = stages;
+        out->held_passes = passes;
     }
     return rc == 0 ? program_check(&out->programs[kind]) : rc;
 }

@@ -104,6 +104,9 @@ struct plan_set {
     /* The choices of the search. */
     uint64_t tile_elems;
     uint32_t held_stages; /* stages nearest the turn whose params stay for the backward */
+    /* With units in parts no stage is held. Instead so many last passes of each block's
+     * recomputation, and of the head's forward, keep their params for the backward. */
+    uint32_t held_passes;
     enum plan_commit commit;
     /* Host memory of copies of optimizer state that a step with update in_next_forward begins
      * with. Nothing can be read for it before the norm is known, at the end of a step, and

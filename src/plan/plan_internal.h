@@ -61,6 +61,23 @@ static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
     return job->stages[stage].passes[PHASE_FORWARD][0].units[0];
 }
 
+/* The number of passes of a stage in parts whose units its backward uses once more, the last one
+ * first: those of a block's recomputation, or the head's forward, which is the first half of its
+ * backward passes. 0: the stage is whole, or uses nothing again. */
+static inline uint32_t plani_turning_passes(const plan_job *job, uint32_t stage)
+{
+    const struct stage *item = &job->stages[stage];
+    uint32_t backs = item->pass_count[PHASE_BACKWARD];
+    if (!item->is_cut || backs == 0)
+        return 0;
+    return stage + 1 == job->stage_count ? backs / 2 : item->pass_count[PHASE_RECOMPUTE];
+}
+/* The phase of these passes. */
+static inline enum phase plani_turning_phase(const plan_job *job, uint32_t stage)
+{
+    return stage + 1 == job->stage_count ? PHASE_BACKWARD : PHASE_RECOMPUTE;
+}
+
 /* True if the stage's inner activations stay from forward to backward. */
 static inline bool plani_keeps_saved(const plan_job *job, uint32_t stage)
 {

@@ -16,15 +16,27 @@ static const struct {
     double carried; /* carried tiles fill it at the end of a step, which is less of the time */
     double halved;  /* a tile size is half of the largest one: twice as many ops */
     double held;    /* all stages are held: device memory */
+    double again;   /* of units in parts none are held: the backward gathers or reads them again */
     double crowded; /* copies and carried tiles leave room for no tile under way. In a run tiles are
                      * also compared and summed between ops. 151M params through 170 MiB: tiles of 1
                      * Mi in place of 4 Mi elements made a step 9 % shorter. */
     double older;   /* a commit is one step older: a crash loses one step more */
     double idle;    /* memory beside homes is left unused */
     double batch;   /* batch-major: every gradient is added to once a micro-batch */
-} price = {0.0003, 0.0003, 0.0005, 0.0001, 0.0002, 0.0003, 0.004, 0.0015, 0.0002, 0.001};
+} price = {0.0003, 0.0003, 0.0005, 0.0001, 0.0002, 0.0003, 0.0006, 0.004, 0.0015, 0.0002, 0.001};
 
 enum { TILES_UNDER_WAY = 6 }; /* fewer are crowded */
+
+/* The price of what is held. Whole stages are held where that makes a step shorter. Units in parts
+ * are held where they have room: a network that does not bind is spared too. `kept`: the share of
+ * stages that recompute nothing. */
+static double held_factor(const plan_job *job, const struct plani_point *point, double kept)
+{
+    double most = plani_held_most(job), share = point->held / fmax(most, 1);
+    if (!plani_has_cut_stage(job))
+        return price.held * share;
+    return most > 0 ? price.again * (1 - kept) * (1 - share) : 0;
+}
 
 /* Returns the score of the point, which is applied, over the time of its step. */
 static double factor_of(const plani_search *self, const struct plani_point *point)
@@ -44,7 +56,7 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
         larger++;
     double factor = 1 + price.kept * kept / fmax(count, 1) + price.far * far / all +
                     price.halved * fmin(larger, 8) +
-                    price.held * point->held / fmax(plani_held_most(job), 1) +
+                    held_factor(job, point, kept / fmax(count, 1)) +
                     price.older * (point->commit != plani_usual_commit(job)) +
                     price.idle * (point->idle_parts[0] + point->idle_parts[1]) / PLANI_PARTS +
                     price.batch * (point->order == ORDER_BATCH_MAJOR) +

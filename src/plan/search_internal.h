@@ -31,7 +31,9 @@ struct plani_point {
     uint32_t parked_near; /* as in plan_job */
     bool parked_on_host;
 
-    uint32_t held; /* stages nearest the turn that hold their params for the backward */
+    /* Stages nearest the turn that hold their params for the backward; of a model with units in
+     * parts, passes of each stage (plan_set.held_passes). */
+    uint32_t held;
     uint64_t tile_elems;
     /* Parts of the room beside homes, in device and host, that steady steps leave unused. To read
      * ahead as far as memory allows may start work that is not urgent, and make a step longer. */
@@ -129,8 +131,8 @@ int plani_try(const plan_job *job, const struct plani_point *point, double limit
 /* How steady steps commit, as far as the update says it. */
 enum plan_commit plani_usual_commit(const plan_job *job);
 bool plani_has_state_in_memory(const plan_job *job);
-/* How many stages before the turn may hold their params: within limits_reuse, and such that their
- * params and the head's together are within live_elems_max. */
+/* How many stages before the turn, or passes of each stage in parts, may hold their params: within
+ * limits_reuse, and such that all params that are there at once are within live_elems_max. */
 uint32_t plani_held_most(const plan_job *job);
 
 /* How one program of a set is compiled. */
@@ -310,7 +312,7 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 enum {
     PLANI_MOVE_COPIES,                          /* other numbers of parts */
     PLANI_MOVE_CARRIED = PLANI_MOVE_COPIES + 9, /* the same of carried tiles */
-    PLANI_MOVE_HELD = PLANI_MOVE_CARRIED + 7,   /* other numbers of held stages */
+    PLANI_MOVE_HELD = PLANI_MOVE_CARRIED + 7,   /* other numbers of held stages or passes */
     PLANI_MOVE_TILE = PLANI_MOVE_HELD + 10,     /* finer, coarser */
     PLANI_MOVE_IDLE = PLANI_MOVE_TILE + 2,      /* other parts of device and host are unused */
     PLANI_MOVE_COMMIT = PLANI_MOVE_IDLE + 8,    /* the other way */

@@ -61,6 +61,14 @@ struct pass_run {
     bool fresh[2];
 };
 
+/* True if the pass's params stay for the backward of its stage, which is in parts. */
+static bool turns(const plani_builder *b, const struct pass_run *run)
+{
+    uint32_t count = plani_turning_passes(b->job, run->s);
+    return run->phase == plani_turning_phase(b->job, run->s) && run->pass_idx < count &&
+           run->pass_idx + b->set->held_passes >= count;
+}
+
 /* True if a later pass of the phase uses `saved`. */
 static bool saved_goes_on(const struct pass_run *run)
 {
@@ -364,8 +372,9 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
             open_grads(b, st, run, i);
     for (uint32_t mb = run->mb_begin; mb < run->mb_end && b->error >= 0; mb++)
         run_micro_batch(b, st, run, mb);
-    if (run->phase == PHASE_FORWARD && run->trains && is_held(b, run->s))
-        for (uint32_t i = 0; i < pass->unit_count; i++)
+    bool is_kept = run->phase == PHASE_FORWARD && run->trains && is_held(b, run->s);
+    for (uint32_t i = 0; i < pass->unit_count; i++)
+        if (is_kept || (pass->reads_params[i] && turns(b, run)))
             st->params[pass->units[i]] = run->params[i];
     for (uint32_t i = 0; i < pass->unit_count && run->phase == PHASE_BACKWARD; i++)
         if (pass->adds_grads[i] && b->error >= 0)

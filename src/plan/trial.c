@@ -57,17 +57,68 @@ static uint64_t stage_elems(const plan_job *job, uint32_t s, bool gathered_only)
     return elems;
 }
 
+/* Elements of the units of a pass; or only of those whose params are gathered. */
+static uint64_t pass_elems(const plan_job *job, const struct pass *pass, bool gathered_only)
+{
+    uint64_t elems = 0;
+    for (uint32_t i = 0; i < pass->unit_count; i++)
+        if (pass->reads_params[i] &&
+            (!gathered_only || plan_is_sharded(job, STATE_PARAMS, pass->units[i])))
+            elems += plani_whole_elems(job, pass->units[i]);
+    return elems;
+}
+
+/* How many of the stage's passes may hold their params, where its units are in parts. */
+static uint32_t held_in_stage(const plan_job *job, uint32_t s, uint64_t reuse_most,
+                              uint64_t live_most)
+{
+    const struct stage *stage = &job->stages[s];
+    const struct pass *turning = stage->passes[plani_turning_phase(job, s)];
+    uint32_t most = plani_turning_passes(job, s), backs = stage->pass_count[PHASE_BACKWARD];
+    uint64_t distance = 0, live = 0;
+    for (uint32_t p = 0; p < backs; p++) {
+        const struct pass *pass = &stage->passes[PHASE_BACKWARD][p];
+        live = size_max(live, pass_elems(job, pass, true));
+        if (turning != stage->passes[PHASE_BACKWARD] && p + most < backs)
+            distance += pass_elems(job, pass, false);
+    }
+    for (uint32_t held = 0; held < most; held++) {
+        const struct pass *pass = &turning[most - 1 - held];
+        live += pass_elems(job, pass, true);
+        distance += pass_elems(job, pass, false);
+        if (distance > reuse_most || live > live_most)
+            return held;
+        distance += pass_elems(job, pass, false);
+    }
+    return UINT32_MAX;
+}
+
+static uint32_t held_passes_most(const plan_job *job, uint64_t reuse_most, uint64_t live_most)
+{
+    bool has_limits = reuse_most < UINT64_MAX || live_most < UINT64_MAX;
+    uint32_t most = 0, least = UINT32_MAX;
+    for (uint32_t s = 0; s < job->stage_count; s++) {
+        most = (uint32_t)size_max(most, plani_turning_passes(job, s));
+        if (has_limits && plani_turning_passes(job, s) > 0)
+            least = (uint32_t)size_min(least, held_in_stage(job, s, reuse_most, live_most));
+    }
+    return (uint32_t)size_min(most, least);
+}
+
 uint32_t plani_held_most(const plan_job *job)
 {
-    if (job->only_eval || plani_has_cut_stage(job))
-        return 0;      /* units are cut because the device is too small to hold them */
+    bool gathers = plani_world(job) > 1 && job->zero_stage >= 3;
+    uint64_t reuse_most = gathers && job->limits_reuse ? job->reuse_elems_max : UINT64_MAX;
+    uint64_t live_most = gathers && job->live_elems_max ? job->live_elems_max : UINT64_MAX;
+    if (job->only_eval)
+        return 0;
+    if (plani_has_cut_stage(job)) /* the device is too small to hold whole stages */
+        return held_passes_most(job, reuse_most, live_most);
     uint32_t most = 0; /* those before the head that are used again */
     for (uint32_t s = 0; s + 1 < job->stage_count; s++)
         most += plani_goes_back(job, s);
-    if (plani_world(job) < 2 || job->zero_stage < 3)
+    if (!gathers)
         return most;
-    uint64_t reuse_most = job->limits_reuse ? job->reuse_elems_max : UINT64_MAX;
-    uint64_t live_most = job->live_elems_max ? job->live_elems_max : UINT64_MAX;
     uint32_t head = job->stage_count - 1;
     uint64_t distance = stage_elems(job, head, false), live = stage_elems(job, head, true);
     for (uint32_t held = 0; held < most; held++) {
@@ -147,7 +198,9 @@ int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_s
     memset(set, 0, sizeof *set);
     set->tile_elems = point->tile_elems;
     set->copy_bytes = copy_bytes(job, point);
-    set->held_stages = point->held;
+    bool is_cut = plani_has_cut_stage(job);
+    set->held_stages = is_cut ? 0 : point->held;
+    set->held_passes = is_cut ? point->held : 0;
     set->commit = point->commit;
     int rc = plani_layout_make(job, set, layout);
     if (rc == 0)

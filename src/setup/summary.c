@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "config/machine.h"
@@ -311,6 +312,27 @@ static void summarize_writes(const struct setup *self, const struct step_sums *s
     out->drive_written_bytes = whole(written);
 }
 
+/* Counts elements that collectives of the steady step bring together, by the elements of all
+ * shards. */
+static void summarize_volume(const struct setup *self, struct setup_summary *out)
+{
+    const plan_job *plan = &self->plan;
+    const program *prog = &self->set.programs[PROGRAM_STEADY];
+    double gathered = 0, reduced = 0, all = 0;
+    for (uint32_t u = 0; u < plan->unit_count; u++)
+        all += (double)shard_whole_elems(plan->unit_elems[u], self->ranks.world);
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->lane != LANE_COMM || item->unit == PROGRAM_NONE)
+            continue;
+        double elems = (double)shard_whole_elems(plan->unit_elems[item->unit], self->ranks.world);
+        *(item->kind == OP_REDUCE_SCATTER ? &reduced : &gathered) += elems;
+    }
+    out->gathered_times = gathered / all;
+    out->reduced_times = reduced / all;
+    out->sent_times = out->gathered_times + out->reduced_times;
+}
+
 static void summarize_time(const struct setup *self, struct setup_summary *out)
 {
     const plan_job *plan = &self->plan;
@@ -329,6 +351,7 @@ static void summarize_time(const struct setup *self, struct setup_summary *out)
     out->hardware_flops = sums.flops;
     out->model_flops = model_step_flops(self->net, out->tokens_per_step);
     out->sent_bytes = whole(sums.bytes[RESOURCE_COMM]);
+    summarize_volume(self, out);
     out->machine_is_measured = plan->machine.is_measured;
 }
 
@@ -358,6 +381,7 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
     out->state_param_bytes =
         (double)tile_state_bytes(streams, TILE_CODE_BLOCK_ELEMS) / TILE_CODE_BLOCK_ELEMS;
     out->held_stages = self->set.held_stages;
+    out->held_passes = self->set.held_passes;
     out->op_count = self->set.programs[PROGRAM_STEADY].op_count;
     out->update = update_name(self->plan.update);
     out->order = order_name(self->plan.order);

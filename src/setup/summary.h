@@ -66,7 +66,7 @@ struct setup_summary {
     double state_param_bytes; /* for each parameter that learns, without the padding of tiles */
     const char *order;        /* schedule.order */
     const char *update;       /* schedule.update in use */
-    uint64_t tile_elems, held_stages, op_count;
+    uint64_t tile_elems, held_stages, held_passes, op_count;
     bool machine_is_measured;
     char machine_name[96];     /* "defaults", or machine.json's */
     bool machine_is_disturbed; /* it was measured beside other work: */
@@ -76,6 +76,9 @@ struct setup_summary {
     double model_flops;    /* of a step of all ranks, without recomputation, as the field does */
     double hardware_flops; /* of a step of one rank, with recomputation */
     uint64_t sent_bytes;   /* by each rank to others in a steady step */
+    /* How often a steady step gathers and reduces the model's padded parameters, and the sum of
+     * both, as ZeRO counts it. Each of N ranks sends (N - 1) / N of that, and the norm's sums. */
+    double gathered_times, reduced_times, sent_times;
 
     /* ---- memory of one rank ----
      * In each arena homes + scratch + places on the slab + padding + what is under way = peak. */

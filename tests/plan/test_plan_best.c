@@ -157,7 +157,8 @@ static int place(const struct question *q, double *ns)
             print_message("    %.6f s: order %d, update %d, tiles of %llu, %u held, copies %llu "
                           "MiB, commit %d; %u trials, %llu thousand ops\n",
                           *ns * 1e-9, found->order, found->update,
-                          (unsigned long long)found->set.tile_elems, found->set.held_stages,
+                          (unsigned long long)found->set.tile_elems,
+                          found->set.held_stages + found->set.held_passes,
                           (unsigned long long)(found->set.copy_bytes / MIB), found->set.commit,
                           found->trial_count, (unsigned long long)(found->work_ops / 1000));
     }

@@ -216,7 +216,7 @@ static void fewer_tiles_are_carried_where_room_is_short(void **state)
         plan_set set;
         bool is_short;
         assert_int_equal(plan_compile(&r.job, &set), 0);
-        uint64_t least = shortest_of_parts(&r, set.held_stages, &is_short);
+        uint64_t least = shortest_of_parts(&r, set.held_stages + set.held_passes, &is_short);
         double ratio = (double)set.programs[PROGRAM_STEADY].predicted_ns / (double)least;
         print_message("seed %llu: %u pieces are carried; %.3f of the shortest step\n",
                       (unsigned long long)seeds[i], set.carried_count, ratio);
@@ -237,7 +237,7 @@ static void carrying_makes_the_step_shorter(void **state)
         struct plani_point point = plani_plain_point(&r.job, set.tile_elems);
         struct plani_figures with, without;
         plani_work work = {0};
-        point.held = set.held_stages;
+        point.held = set.held_stages + set.held_passes;
         point.commit = set.commit;
         if (set.carried_count > 0 && set.copy_bytes == 0) {
             assert_int_equal(plani_try_step(&r.job, &point, 0, &without, &work), 0);

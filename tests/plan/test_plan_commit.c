@@ -466,9 +466,9 @@ static void steps_that_do_not_commit_decide(void **state)
         assert_true(seldom_ns <= 1.01 * plan_mean_step_ns(&r.job, &often));
         r.job.commit_every = 1;
         assert_true(plan_mean_step_ns(&r.job, &often) <= 1.01 * plan_mean_step_ns(&r.job, &seldom));
-        otherwise += often.tile_elems != seldom.tile_elems ||
-                     often.held_stages != seldom.held_stages ||
-                     often.copy_bytes != seldom.copy_bytes;
+        otherwise +=
+            often.tile_elems != seldom.tile_elems || often.held_stages != seldom.held_stages ||
+            often.held_passes != seldom.held_passes || often.copy_bytes != seldom.copy_bytes;
         held += plain.held_stages > 0;
         for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
             assert_int_equal(program_check(&seldom.programs[k]), 0);

@@ -127,7 +127,7 @@ static uint64_t ns_without(const random_job *r, const plan_set *with)
     program steady;
     struct plani_request asked = {.kind = PROGRAM_STEADY};
     struct plani_point point = plani_plain_point(&r->job, with->tile_elems);
-    point.held = with->held_stages;
+    point.held = with->held_stages + with->held_passes;
     point.commit = with->commit;
     assert_int_equal(plani_set_begin(&r->job, &point, &set, &layout), 0);
     assert_int_equal(

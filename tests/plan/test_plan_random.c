@@ -88,7 +88,7 @@ static struct figures figures_of(const plan_job *job, const plan_set *set)
                             (double)set->schedule_bound_ns,
                             set->commit,
                             set->tile_elems,
-                            set->held_stages};
+                            set->held_stages + set->held_passes};
     if (job->commits && job->needs_save_places && job->commit_every > 1) {
         found.ns = (double)set->uncommitted_ns;
         found.bound_ns = (double)set->uncommitted_bound_ns;

@@ -95,10 +95,11 @@ static void every_element_is_updated_once_a_step(void **state)
         run_end(&run);
         plan_set_fini(&set);
     }
-    print_message("seeds 1 to %d: %llu params of a unit read, %llu tiles added to sums, %llu blocks "
-                  "of gradients closed\n",
-                  SEEDS, (unsigned long long)params_read, (unsigned long long)added,
-                  (unsigned long long)closed);
+    print_message(
+        "seeds 1 to %d: %llu params of a unit read, %llu tiles added to sums, %llu blocks "
+        "of gradients closed\n",
+        SEEDS, (unsigned long long)params_read, (unsigned long long)added,
+        (unsigned long long)closed);
     assert_true(params_read > 10000 && added > 1000 && closed > 50000);
     assert_true(many_parts > SEEDS / 4);
 }
@@ -190,10 +191,15 @@ static void count_elems(const random_job *r, const program *prog, uint64_t *redu
                                                            : r->job.grad_bytes;
         uint64_t shard = shard_elems(r->elems[item->unit], r->job.world);
         assert_int_equal(item->demand.comm_bytes, (world - 1) * shard * wire);
-        if (item->kind == OP_REDUCE_SCATTER)
+        if (item->kind == OP_REDUCE_SCATTER) {
+            const operand *scratch = op_operand(item, ROLE_WORKSPACE);
+            uint64_t piece = r->job.reduce_piece_elems ? r->job.reduce_piece_elems : shard;
+            uint64_t bytes = world * size_min(shard, piece) * r->job.reduce_scratch_bytes;
+            assert_int_equal(scratch ? scratch->size_bytes : 0, bytes);
             *reduced += world * shard;
-        else
+        } else {
             gathered[item->state_kind == STATE_PARAMS] += world * shard;
+        }
     }
 }
 
@@ -206,6 +212,7 @@ static void ranks_send_what_their_stage_says(void **state)
         roomy_job(&r, seed);
         r.job.limits_reuse = true;
         r.job.reuse_elems_max = 0;
+        r.job.reduce_piece_elems = seed % 2 ? 0 : SHARD_ELEMS_STEP * (1 + seed % 20);
         plan_set set;
         run_compile(&r, seed, &set);
         uint64_t reduced, gathered[2], all = padded_elems(&r);
@@ -217,11 +224,78 @@ static void ranks_send_what_their_stage_says(void **state)
         uint64_t params = stage == 0 ? 0 : stage < 3 ? all : fetched_elems(&r) + stays_elems(&r);
         assert_int_equal(gathered[1], params);
         if (stage == 3)
-            assert_int_equal(set.held_stages, 0);
+            assert_int_equal(set.held_stages + set.held_passes, 0);
         plain += stage == 3 && r.job.order == ORDER_LAYER_MAJOR && !r.job.stays_gathered;
         plan_set_fini(&set);
     }
     assert_true(plain > 10 && more > 10);
+}
+
+/* True if a backward pass of the stage, after pass `after` of the phase, reads the unit's params. */
+static bool is_read_again(const struct stage *stage, int phase, uint32_t after, uint32_t unit)
+{
+    uint32_t begin = phase == PHASE_BACKWARD ? after + 1 : 0;
+    for (uint32_t p = begin; p < stage->pass_count[PHASE_BACKWARD]; p++)
+        for (uint32_t i = 0; i < stage->passes[PHASE_BACKWARD][p].unit_count; i++) {
+            const struct pass *pass = &stage->passes[PHASE_BACKWARD][p];
+            if (pass->units[i] == unit && pass->reads_params[i])
+                return true;
+        }
+    return false;
+}
+
+/* Elements that are not gathered again, since the last `held` passes before the turn of each stage
+ * keep their params. */
+static uint64_t shared_elems(const random_job *r, uint32_t held)
+{
+    const plan_job *job = &r->job;
+    uint64_t total = 0, rounds = job->order == ORDER_BATCH_MAJOR ? job->micro_batch_count : 1;
+    for (uint32_t s = 1; s < job->stage_count; s++) {
+        const struct stage *stage = &r->stages[s];
+        bool is_head = s + 1 == job->stage_count;
+        int phase = is_head ? PHASE_BACKWARD : PHASE_RECOMPUTE;
+        uint32_t count = stage->pass_count[phase] / (is_head ? 2 : 1);
+        uint32_t own = stage->passes[PHASE_FORWARD][0].units[0];
+        bool keeps = !is_head && r->homes[STATE_INNER_ACTIVATIONS][own] < TIER_COUNT;
+        for (uint32_t p = count - size_min(held, count); stage->is_cut && !keeps && p < count; p++)
+            for (uint32_t i = 0; i < stage->passes[phase][p].unit_count; i++) {
+                const struct pass *pass = &stage->passes[phase][p];
+                if (pass->reads_params[i] && gathers_for(r, pass->units[i]) &&
+                    is_read_again(stage, phase, p, pass->units[i]))
+                    total += rounds * shard_whole_elems(r->elems[pass->units[i]], job->world);
+            }
+    }
+    return total;
+}
+
+/* Units in parts: recomputation and backward share the gathers of as many passes as the plan says,
+ * and with room for them of all. */
+static void parts_share_their_gathers(void **state)
+{
+    (void)state;
+    int cut = 0, all = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        random_job r;
+        roomy_job(&r, seed);
+        r.job.zero_stage = 3;
+        r.job.limits_reuse = false;
+        r.job.live_elems_max = 0;
+        if (!plani_has_cut_stage(&r.job))
+            continue;
+        plan_set set;
+        run_compile(&r, seed, &set);
+        uint64_t reduced, gathered[2];
+        count_elems(&r, &set.programs[PROGRAM_STEADY], &reduced, gathered);
+        assert_int_equal(gathered[1],
+                         fetched_elems(&r) - shared_elems(&r, set.held_passes) + stays_elems(&r));
+        assert_int_equal(set.held_stages, 0);
+        cut += shared_elems(&r, UINT32_MAX) > 0;
+        all += shared_elems(&r, UINT32_MAX) > 0 &&
+               shared_elems(&r, UINT32_MAX) == shared_elems(&r, set.held_passes);
+        plan_set_fini(&set);
+    }
+    print_message("%d jobs with parts that can share gathers, %d of them share all\n", cut, all);
+    assert_true(cut > 20 && all >= cut * 9 / 10);
 }
 
 /* ---- memory
@@ -506,6 +580,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_is_updated_once_a_step),
         cmocka_unit_test(ranks_send_what_their_stage_says),
+        cmocka_unit_test(parts_share_their_gathers),
         cmocka_unit_test(states_rest_by_the_formulas),
         cmocka_unit_test(norm_takes_what_its_limit_says),
         cmocka_unit_test(caps_hold),

@@ -298,6 +298,8 @@ void mpi_assert_same(const char *what, const mpi_result *a, const mpi_result *b)
                  (unsigned long long)right->summary.weights_hash);
 }
 
+char mpi_unit_names[MPI_UNITS_MAX][MPI_NAME_BYTES];
+
 uint32_t mpi_units(const fixture_model *shape, const fixture_sets *sets,
                    uint64_t elems[MPI_UNITS_MAX])
 {
@@ -317,8 +319,10 @@ uint32_t mpi_units(const fixture_model *shape, const fixture_sets *sets,
             fail_msg("%s", err_text());
         count = found.unit_count;
         assert_true(count <= MPI_UNITS_MAX);
-        for (uint32_t u = 0; u < count; u++)
+        for (uint32_t u = 0; u < count; u++) {
             elems[u] = found.units[u].elems;
+            snprintf(mpi_unit_names[u], MPI_NAME_BYTES, "%s", found.units[u].name);
+        }
         state_inspect_fini(&found);
         fixture_remove("units");
     }

@@ -12,7 +12,7 @@
 #include "comm/comm.h"
 #include "tests/train/train_fixture.h"
 
-enum { MPI_RANKS_MAX = TRAIN_RANKS_MAX, MPI_UNITS_MAX = 64 };
+enum { MPI_RANKS_MAX = TRAIN_RANKS_MAX, MPI_UNITS_MAX = 64, MPI_NAME_BYTES = 64 };
 
 /* This process: */
 extern comm *mpi_comm;
@@ -75,7 +75,9 @@ void mpi_assert_same(const char *what, const mpi_result *a, const mpi_result *b)
 void mpi_barrier(void);
 
 /* Elements of each unit (a multiple of 4096) of the job as one rank has it, and how many units:
- * on rank 0, from the extents of a run of one rank. Elsewhere 0. */
+ * on rank 0, from the extents of a run of one rank. Elsewhere 0. The names of these units go to
+ * mpi_unit_names. */
+extern char mpi_unit_names[MPI_UNITS_MAX][MPI_NAME_BYTES];
 uint32_t mpi_units(const fixture_model *shape, const fixture_sets *sets,
                    uint64_t elems[MPI_UNITS_MAX]);
 
