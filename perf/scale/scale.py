@@ -234,8 +234,8 @@ def train_4b(options, work, checks):
 
 
 # Name: the function; GB of disk, GiB of memory, minutes.
-TRIALS = {"rank-1t": (rank_1t, 46, 13, 10), "rank-100b": (rank_100b, 48, 11, 15), "train-10b": (train_10b, 58, 14, 20),
-          "train-4b": (train_4b, 54, 14, 10)}
+TRIALS = {"rank-1t": (rank_1t, 46, 13, 10), "rank-100b": (rank_100b, 48, 11, 15), "train-10b": (train_10b, 63, 14, 20),
+          "train-4b": (train_4b, 56, 14, 10)}
 
 
 def lacks(options, name):
