@@ -9,6 +9,10 @@ Peers:
                freed memory and asks for huge pages, which makes PyTorch much faster; compiled: torch.compile, and kept.
                --shapes, --dtypes and --modes select a part; everything takes an hour on 2 cores
   adam         optimizer steps: perf/peers/compare_adam.py
+  deepspeed    whole steps of GPT-2 124M in bf16 by DeepSpeed's ZeRO-3 with parameters and optimizer on the drive, against ours
+               with all states on the drive: steps of 4x1024x2 tokens, where computing binds, and of 1x512, where the
+               update does. Each line has the peak resident memory and the bytes written a step of both. Needs 12 GiB of
+               memory and 6 GB of disk; half an hour on 2 cores
   aio          DeepSpeed's asynchronous I/O (it builds its library at first use and needs libaio-dev): reads and writes of
                the same number of bytes on the same file system
   tokenizers   the same text with the same tokenizer.json, on one thread and on all
@@ -32,7 +36,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from measure import (SHAPES, VOCAB, Absent, Side, Summary, Table, by_turns, count_of, dtypes_of, fail, gpt2, job_of,
-                     memory_gib, needs, main_of, run, said, scratch, shapes_of, write_job, write_tokens)
+                     memory_gib, needs, main_of, place, run, said, scratch, shapes_of, write_job, write_tokens)
 
 
 def beside(table, name, ours, theirs, amount, unit, note=""):
@@ -81,6 +85,51 @@ def pytorch(options, table, work):
                         side.close()
                 beside(table, name, seconds["ours"], seconds["peer"], batch * length, "tokens/s",
                        "losses at the end %.3f and %.3f" % (losses["ours"][-1], losses["peer"][-1]))
+
+
+DEEPSPEED_STEPS = ((4, 1024, 2), (1, 512, 1))  # micro-batch, tokens, micro-batches
+
+
+def figure_of(side, file, key):
+    """A number of /proc/PID/FILE of the side's process."""
+    with open("/proc/%d/%s" % (side.process.pid, file)) as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
+
+
+def deepspeed(options, table, work):
+    """Bytes written are those that the kernel counts for the process, so those to the drive."""
+    if memory_gib() < 12:
+        raise Absent("needs 12 GiB of memory, %.1f are free" % memory_gib())
+    for batch, length, accumulation in ((2, 128, 2), (1, 64, 1)) if options.quick else DEEPSPEED_STEPS:
+        model = model_of(options, length)
+        job = job_of(work, model, micro=batch, accumulation=accumulation, homes=place("nvme"), budgets=("2GiB", "1GiB"),
+                     more={"data.shuffle": "none", "run.steps": 1 << 20, "tiers.place.activations": "host"})
+        folder = os.path.join(work, "zero3")
+        os.makedirs(folder, exist_ok=True)
+        command = [options.python, "perf/peers/pytorch_train.py", "--tokens", os.path.join(work, "tokens"), "--length",
+                   str(length), "--batch", str(batch), "--accumulation", str(accumulation), "--layers",
+                   str(model["num_layers"]), "--width", str(model["hidden_size"]), "--vocab", str(model["vocab_size"]),
+                   "--zero3", folder]
+        sides = {}
+        try:
+            sides["peer"] = Side(command, os.path.join(options.out, "deepspeed.log"))
+            sides["ours"] = Side([options.side, "train", write_job(work, "job", job)],
+                                 os.path.join(options.out, "sluice-nvme.log"))
+            by_turns(sides, options.warm, warm=0)
+            before = {name: figure_of(side, "io", "write_bytes") for name, side in sides.items()}
+            seconds, losses = by_turns(sides, options.rounds, warm=0, swaps=True)
+            written = {name: (figure_of(side, "io", "write_bytes") - before[name]) / options.rounds * 1e-9
+                       for name, side in sides.items()}
+            memory = {name: figure_of(side, "status", "VmHWM") / 2**20 for name, side in sides.items()}
+        finally:
+            for side in sides.values():
+                side.close()
+            for name in ("zero3", "slabs", "run"):
+                shutil.rmtree(os.path.join(work, name), ignore_errors=True)
+        beside(table, "deepspeed ZeRO-3 on nvme: train %s bf16 B=%dx%d T=%d" % (options.name, batch, accumulation, length),
+               seconds["ours"], seconds["peer"], batch * accumulation * length, "tokens/s",
+               "peak memory %.2f and %.2f GiB; written a step %.2f and %.2f GB; losses at the end %.3f and %.3f" %
+               (memory["ours"], memory["peer"], written["ours"], written["peer"], losses["ours"][-1], losses["peer"][-1]))
 
 
 def needs_torch(options):
@@ -252,7 +301,7 @@ def llmc(options, table, work):
                    batch * length, "tokens/s", "%d steps of llm.c" % len(theirs))
 
 
-PEERS = {"pytorch": pytorch, "adam": adam, "aio": aio, "tokenizers": tokenizers, "llmc": llmc}
+PEERS = {"pytorch": pytorch, "deepspeed": deepspeed, "adam": adam, "aio": aio, "tokenizers": tokenizers, "llmc": llmc}
 
 
 def main():
@@ -307,7 +356,7 @@ def main():
         write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else VOCAB)
         for name in options.peers or PEERS:
             try:
-                if name == "pytorch":
+                if name in ("pytorch", "deepspeed"):
                     needs_torch(options)
                 PEERS[name](options, table, work)
             except Absent as why:

@@ -7,9 +7,13 @@ Answers "ready", then "seconds loss" for each line; it ends at the end of its in
 (GPT-2's shape, tied embeddings, tanh GELU, no dropout), the same tokens in the same order, AdamW in fp32 (here fused),
 clipping of the gradient's norm at 1.0, and bf16 (here by autocast) with fp32 weights. `plain` is a short model with torch's
 fused attention; `hf` is transformers' GPT2LMHeadModel.
+
+--zero3 DIR trains the same model by DeepSpeed: ZeRO-3 with parameters and optimizer in files in DIR (offload to "nvme"),
+weights in bf16 and the optimizer's state in fp32. The exit status is 3, with the reason, if DeepSpeed is not installed.
 """
 
 import argparse
+import os
 import sys
 import time
 
@@ -66,6 +70,63 @@ class Published(nn.Module):
         return self.model(ids, use_cache=False).logits
 
 
+def plain_stepper(options, model):
+    """Returns a function that makes a step of the given micro-batches and returns the last loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    forward = torch.compile(model) if options.compile else model
+
+    def step(pieces):
+        for source, target in pieces:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.dtype == "bf16"):
+                logits = forward(source)
+                loss = functional.cross_entropy(logits.view(-1, options.vocab), target)
+            (loss / len(pieces)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+    return step
+
+
+def zero3_stepper(options, model):
+    """The same by DeepSpeed. Its buffers hold the largest parameter, the embedding; its other settings are those of its
+    own examples for NVMe."""
+    os.environ.update(DS_ACCELERATOR="cpu", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT="0")
+    try:
+        import deepspeed
+        from deepspeed.ops.op_builder import AsyncIOBuilder
+        if not AsyncIOBuilder().is_compatible():
+            raise ImportError("its asynchronous I/O does not build here (libaio-dev?)")
+    except Exception as error:
+        print("absent deepspeed: %s" % str(error).split("\n")[0], flush=True)
+        sys.exit(3)
+    largest = options.vocab * options.width
+    nvme = {"device": "nvme", "nvme_path": options.zero3, "pin_memory": False}
+    config = {
+        "train_micro_batch_size_per_gpu": options.batch, "gradient_accumulation_steps": options.accumulation,
+        "gradient_clipping": 1.0, "bf16": {"enabled": options.dtype == "bf16"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": largest,
+                              "offload_param": dict(nvme, buffer_count=5, buffer_size=largest + (1 << 20)),
+                              "offload_optimizer": dict(nvme, buffer_count=12, pipeline_read=True, pipeline_write=True)},
+        "aio": {"block_size": 1 << 20, "queue_depth": 16, "intra_op_parallelism": 2, "single_submit": False,
+                "overlap_events": True},
+        "steps_per_print": 1 << 30,
+    }
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+
+    def step(pieces):
+        for source, target in pieces:
+            logits = engine(source)
+            loss = functional.cross_entropy(logits.float().view(-1, options.vocab), target)
+            engine.backward(loss)
+            engine.step()
+        return loss.item()
+    return step
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", required=True, help="file of 16-bit ids")
@@ -77,6 +138,8 @@ def main():
     parser.add_argument("--vocab", type=int, default=50257)
     parser.add_argument("--threads", type=int, default=0, help="0: PyTorch chooses")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step")
+    parser.add_argument("--zero3", metavar="DIR", help="by DeepSpeed, with parameters and optimizer in DIR")
     parser.add_argument("--model", choices=("plain", "hf"), default="plain")
     options = parser.parse_args()
     torch.manual_seed(1)
@@ -85,27 +148,20 @@ def main():
     kind = Plain if options.model == "plain" else Published
     model = kind(options.layers, options.width, options.width // 64, options.vocab, options.length)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    forward = torch.compile(model) if options.compile else model
+    make_step = (zero3_stepper if options.zero3 else plain_stepper)(options, model)
     with open(options.tokens, "rb") as file:
         ids = torch.frombuffer(bytearray(file.read()), dtype=torch.uint16).to(torch.int64)
     print("ready", flush=True)
     step, batch, length = 0, options.batch, options.length
     for _ in sys.stdin:
         begin = time.perf_counter()
-        first = (step * batch * length) % (len(ids) - batch * length - 1)
-        source = ids[first: first + batch * length].view(batch, length)
-        target = ids[first + 1: first + batch * length + 1]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.dtype == "bf16"):
-            logits = forward(source)
-            loss = functional.cross_entropy(logits.view(-1, options.vocab), target)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        value = loss.item()
+        pieces = []
+        for _ in range(options.accumulation):
+            first = (step * batch * length) % (len(ids) - batch * length - 1)
+            pieces.append((ids[first: first + batch * length].view(batch, length), ids[first + 1: first + batch * length + 1]))
+            step += 1
+        value = make_step(pieces)
         print("%.9f %.9g" % (time.perf_counter() - begin, value), flush=True)
-        step += 1
 
 
 if __name__ == "__main__":
