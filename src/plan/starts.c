@@ -47,8 +47,29 @@ static uint32_t parked_room(const plani_search *self, uint64_t times)
     return (uint32_t)size_min(free_bytes / plani_parked_bytes(job), job->micro_batch_count);
 }
 
+/* With units in parts: how many passes of each stage the device has room to hold, beside its homes
+ * and twice what passes through it. Programs are long there, and the search has few tries. */
+static int held_room(plani_search *self, const struct plani_point *point, uint32_t *held)
+{
+    const plan_job *job = &self->job;
+    uint64_t homes[TIER_COUNT], part_elems = 1, budget = job->budget_bytes[TIER_DEVICE];
+    uint32_t most = plani_has_cut_stage(job) ? plani_held_most(job) : 0;
+    *held = 0;
+    if (most == 0)
+        return 0;
+    plani_point_apply(self, point);
+    TRY(learn_passing(self));
+    plani_count_homes(job, homes);
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        part_elems = size_max(part_elems, plani_whole_elems(job, u));
+    uint64_t taken = homes[TIER_DEVICE] + 2 * self->passing_bytes;
+    uint64_t free_bytes = budget > taken ? budget - taken : 0;
+    *held = (uint32_t)size_min(free_bytes / (part_elems * job->param_bytes), most);
+    return 0;
+}
+
 /* Tries the point, and keeps it if it is one of the best starts. */
-static int try_point(plani_search *self, const struct plani_point *point)
+static int try_start_point(plani_search *self, const struct plani_point *point)
 {
     struct plani_scored *starts = self->starts, fresh = {.score = INFINITY};
     bool gained = false;
@@ -67,6 +88,16 @@ static int try_point(plani_search *self, const struct plani_point *point)
         starts[i] = starts[i - 1];
     starts[at] = fresh;
     return 0;
+}
+
+/* The same with as many held passes as have room, or else with none. */
+static int try_point(plani_search *self, const struct plani_point *point)
+{
+    struct plani_point next = *point;
+    TRY(held_room(self, point, &next.held));
+    if (next.held > 0)
+        TRY(try_start_point(self, &next));
+    return next.held > 0 && self->last_fits ? 0 : try_start_point(self, point);
 }
 
 /* Sets the work of the way by its first point that fits: its step may be long. */
