@@ -3,7 +3,7 @@
 #
 # The model's depth is cut, and for time its sequence to 256 tokens. Each file must end with status 0 and a finite loss
 # for each step, and the log must name the keys of its zero_optimization block that have no effect. Skipped (77) without
-# mpirun, or if this build has no MPI. Needs some 12 GiB of memory and 6 GiB of disk.
+# mpirun, or if this build has no MPI. Needs some 7 GiB of memory and 6 GiB of disk.
 set -u
 usage='use: check_tutorial_jobs.sh SLUICE REPOSITORY'
 . "$(dirname "$0")/lib.sh"
@@ -21,15 +21,15 @@ trains()
     file=$1
     layers=$2
     shift 2
-    rm -rf run
+    rm -rf run slabs
     call timeout 280 mpirun --bind-to none -n 2 "$sluice" train "$repository/configs/jobs/$file" \
         --set "model.num_layers=$layers" --set model.seq_length=256 --set data.train=text.txt \
         --set run.dir=run --set run.steps=2 --set run.commit_every=0 \
-        --set tiers.device.budget=4GiB --set tiers.host.budget=4GiB
+        --set tiers.device.budget=2560MiB --set tiers.host.budget=768MiB --set 'tiers.nvme=[{"path": "slabs"}]'
     [ $status -ne 2 ] || ! mpi_is_absent || skip "this build has no MPI"
     exits 0 "$file"
     sed -n 's/.*"loss": *\([-0-9.e+a-zA-Z]*\).*/\1/p' run/metrics.jsonl >losses
-    awk '!($1 + 0 > 1 && $1 + 0 < 15) { bad = 1 } END { exit bad || NR != 2 }' losses ||
+    awk '!($1 + 0 > 1 && $1 + 0 < 100) { bad = 1 } END { exit bad || NR != 2 }' losses ||
         fail "$file: losses $(tr '\n' ' ' <losses)"
     for key in "$@"; do
         says err "$key" "$file"
