@@ -84,8 +84,7 @@ uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes,
                     sizeof *b->buffers, "plan buffers");
     if (b->error < 0)
         return 0;
-    struct plani_buffer *fresh = &b->buffers[b->buffer_count];
-    memset(fresh, 0, sizeof *fresh);
+    struct plani_buffer *fresh = &b->buffers[b->buffer_count]; /* zeros, as what grows is */
     fresh->base.arena = (uint8_t)arena;
     fresh->base.state_kind = (uint8_t)kind;
     fresh->base.unit = unit;
@@ -112,8 +111,7 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
         return 0;
     if (b->op_count % PLANI_OPS_OF_A_NOTE == PLANI_OPS_OF_A_NOTE - 1)
         plani_note_work(b->job, NULL, PLANI_OPS_OF_A_NOTE);
-    op *fresh = &b->ops[b->op_count];
-    memset(fresh, 0, sizeof *fresh);
+    op *fresh = &b->ops[b->op_count]; /* zeros, as what grows is */
     fresh->kind = (uint8_t)kind;
     fresh->lane = (uint8_t)lane;
     fresh->unit = fresh->stage = fresh->micro_batch = fresh->tile = PROGRAM_NONE;

@@ -249,29 +249,40 @@ static int place_carried_in(struct walk *w)
     return 0;
 }
 
+/* Walks the arena with the lookahead. */
+static int walk_with(struct walk *w, uint64_t lookahead_ops)
+{
+    plani_space_init(&w->space, w->floor_bytes, w->budget_bytes);
+    for (int queue = 0; queue < QUEUES; queue++)
+        w->waiting[queue].next = w->waiting[queue].begin;
+    w->lookahead_ops = lookahead_ops;
+    w->peak_bytes = w->floor_bytes;
+    w->peak_buffer = w->floor_buffer;
+    memset(w->uses_left, 0, (w->b->buffer_count + 1) * sizeof *w->uses_left);
+    int rc = place_carried_in(w);
+    if (rc == 0)
+        rc = walk_ops(w);
+    plani_space_fini(&w->space);
+    return rc;
+}
+
 /* Walks the arena with the longest lookahead of the ladder that fits. */
 static int walk_arena(struct walk *w, uint64_t lookahead_most)
 {
     plani_builder *b = w->b;
-    uint64_t edge_count = b->edge_count;
-    w->lookahead_ops = lookahead_most;
-    for (;;) {
-        plani_space_init(&w->space, w->floor_bytes, w->budget_bytes);
-        for (int queue = 0; queue < QUEUES; queue++)
-            w->waiting[queue].next = w->waiting[queue].begin;
-        w->peak_bytes = w->floor_bytes;
-        w->peak_buffer = w->floor_buffer;
-        memset(w->uses_left, 0, (b->buffer_count + 1) * sizeof *w->uses_left);
-        int rc = place_carried_in(w);
-        if (rc == 0)
-            rc = walk_ops(w);
-        plani_space_fini(&w->space);
-        if (rc != ERR_NO_FIT || w->lookahead_ops == 1)
-            return rc;
+    const uint64_t edge_count = b->edge_count;
+    uint64_t lookahead = lookahead_most ? lookahead_most : size_min(2 * b->op_count, 8192);
+    int rc = walk_with(w, lookahead_most);
+    if (rc != ERR_NO_FIT || lookahead_most == 1)
+        return rc;
+    b->edge_count = edge_count;
+    TRY(walk_with(w, 1)); /* where the serial order does not fit, no longer lookahead does */
+    for (rc = ERR_NO_FIT; rc == ERR_NO_FIT && lookahead > 1;) {
         b->edge_count = edge_count;
-        uint64_t last = w->lookahead_ops ? w->lookahead_ops : size_min(2 * b->op_count, 8192);
-        w->lookahead_ops = last > 8 ? last / 2 : last - 1;
+        lookahead = lookahead > 8 ? lookahead / 2 : lookahead - 1;
+        rc = walk_with(w, lookahead);
     }
+    return rc;
 }
 
 /* QUEUES: none, since it has its place from the start. */
@@ -372,8 +383,12 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
     for (int a = 0; a < TIER_COUNT && rc == 0; a++) {
         fill_queues(&w, a);
         w.budget_bytes = budget_bytes[a];
-        rc = w.floor_bytes > w.budget_bytes ? err_set(ERR_NO_FIT, "homes do not fit")
-                                            : walk_arena(&w, lookahead_ops);
+        w.peak_bytes = w.floor_bytes;
+        w.peak_buffer = w.floor_buffer;
+        if (w.floor_bytes > w.budget_bytes)
+            rc = err_set(ERR_NO_FIT, "homes do not fit");
+        else if (w.waiting[QUEUES - 1].end > 0 || w.carried_end > 0) /* nvme has homes alone */
+            rc = walk_arena(&w, lookahead_ops);
         peaks->bytes[a] = w.peak_bytes;
         peaks->buffer[a] = w.peak_buffer;
     }

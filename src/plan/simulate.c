@@ -223,7 +223,7 @@ static int sim_init(struct sim *s, plani_builder *b, bool whole)
         s->ops[i].missing = (uint32_t)(graph->to_begin[i + 1] - graph->to_begin[i]);
         s->ops[i].missing += graph->chain_before[i] != PROGRAM_NONE;
         if (s->ops[i].missing == 0)
-            plani_heap_push(&s->ready[b->ops[i].lane], (uint32_t)i);
+            plani_heap_push(&s->ready[graph->lanes[i]], (uint32_t)i);
     }
     return 0;
 }
@@ -244,13 +244,13 @@ static void wait_less(struct sim *s, uint32_t idx)
 {
     assert(s->ops[idx].state == OP_WAITING && s->ops[idx].missing > 0);
     if (--s->ops[idx].missing == 0)
-        plani_heap_push(&s->ready[s->b->ops[idx].lane], idx);
+        plani_heap_push(&s->ready[s->graph->lanes[idx]], idx);
 }
 
 static void complete(struct sim *s, uint32_t idx)
 {
     const struct plani_graph *g = s->graph;
-    uint8_t lane = s->b->ops[idx].lane;
+    uint8_t lane = g->lanes[idx];
     assert(s->ops[idx].state == OP_RUNNING && s->running[lane] == idx);
     s->ops[idx].state = OP_COMPLETE;
     s->ops[idx].end = s->now;
@@ -505,7 +505,7 @@ static void fill_times(const struct sim *s, program *out)
 {
     out->predicted_ns = (uint64_t)llround(s->now * 1e9);
     for (uint64_t i = 0; i < s->b->op_count; i++)
-        out->lane_busy_ns[s->b->ops[i].lane] +=
+        out->lane_busy_ns[s->graph->lanes[i]] +=
             (uint64_t)(llround(s->ops[i].end * 1e9) - llround(s->ops[i].start * 1e9));
 }
 

@@ -87,6 +87,7 @@ struct plani_graph {
     uint64_t *in_begin;             /* [op_count + 1] in builder.edges: data dependencies by `to` */
     uint32_t *chain, *chain_before; /* [op_count] next and last op of the compute lane's chain */
     struct plani_share *shares;     /* [op_count] */
+    uint8_t *lanes;                 /* [op_count] those of the ops, side by side */
     uint64_t lane_count[LANE_COUNT];
     /* Linked: dependencies of data and of memory, but not of the chain. */
     uint64_t *from_begin, *to_begin; /* [op_count + 2] in successors, predecessors */

@@ -85,10 +85,12 @@ static int graph_alloc(struct plani_graph *g, const plani_builder *b)
     g->in_begin = mem_alloc(n + 1, sizeof *g->in_begin, "plan graph");
     g->chain = mem_alloc(2 * n + 1, sizeof *g->chain, "plan graph");
     g->shares = mem_alloc(n + 1, sizeof *g->shares, "plan graph");
+    g->lanes = mem_alloc(n + 1, sizeof *g->lanes, "plan graph");
     g->urgency = mem_alloc(n + 1, sizeof *g->urgency, "plan graph");
     g->from_begin = mem_alloc(n + 2, sizeof *g->from_begin, "plan graph");
     g->to_begin = mem_alloc(n + 2, sizeof *g->to_begin, "plan graph");
-    if (!g->in_begin || !g->chain || !g->shares || !g->urgency || !g->from_begin || !g->to_begin)
+    if (!g->in_begin || !g->chain || !g->shares || !g->lanes || !g->urgency || !g->from_begin ||
+        !g->to_begin)
         return -ENOMEM;
     g->chain_before = g->chain + n;
     return 0;
@@ -102,7 +104,8 @@ static void fill_graph(struct plani_graph *g, const plani_builder *b)
         while (edge < b->edge_count && b->edges[edge].to == i)
             edge++;
         plani_demand(&b->job->machine, &b->ops[i].demand, &g->shares[i]);
-        g->lane_count[b->ops[i].lane]++;
+        g->lanes[i] = b->ops[i].lane;
+        g->lane_count[g->lanes[i]]++;
         g->chain[i] = g->chain_before[i] = PROGRAM_NONE;
         if (!plani_is_chained(b->job, &b->ops[i]))
             continue;
@@ -159,10 +162,10 @@ int plani_rival_lane(const plan_machine *machine, int lane)
 }
 
 /* Lanes that get in each other's way are one line, which has the lower number. */
-static int line_of(const plani_builder *b, const op *item)
+static int line_of(const plani_builder *b, int lane)
 {
-    int rival = plani_rival_lane(&b->job->machine, item->lane);
-    return rival < item->lane ? rival : item->lane;
+    int rival = plani_rival_lane(&b->job->machine, lane);
+    return rival < lane ? rival : lane;
 }
 
 struct backward {
@@ -178,7 +181,7 @@ struct backward {
 static void done_one(struct backward *w, uint32_t idx)
 {
     if (--w->waits[idx] == 0)
-        plani_heap_push(&w->ready[line_of(w->b, &w->b->ops[idx])], idx);
+        plani_heap_push(&w->ready[line_of(w->b, w->g->lanes[idx])], idx);
 }
 
 static void run_backward(struct backward *w)
@@ -226,7 +229,7 @@ static int fill_urgency(struct plani_graph *g, const plani_builder *b)
             w.waits[i] = (uint32_t)(g->from_begin[i + 1] - g->from_begin[i]);
             w.waits[i] += g->chain[i] != PROGRAM_NONE;
             if (w.waits[i] == 0)
-                plani_heap_push(&w.ready[line_of(b, &b->ops[i])], (uint32_t)i);
+                plani_heap_push(&w.ready[line_of(b, g->lanes[i])], (uint32_t)i);
         }
         run_backward(&w);
     }
@@ -274,6 +277,7 @@ void plani_graph_destroy(struct plani_graph *g)
     mem_free(g->in_begin);
     mem_free(g->chain);
     mem_free(g->shares);
+    mem_free(g->lanes);
     mem_free(g->urgency);
     mem_free(g->from_begin);
     mem_free(g->to_begin);
