@@ -1,5 +1,5 @@
 #!/bin/sh
-# Ranks on several hosts: check_ranks_hosts.sh SLUICE [all]
+# Ranks on several hosts: check_ranks_hosts.sh SLUICE [all | speed]
 #
 # Hosts are network namespaces, with names, drives and mounts of their own, on one bridge; mpirun reaches them by
 # a launch agent in the place of ssh. Each host has two more interfaces that lead nowhere, one of them with the
@@ -13,11 +13,14 @@
 #   gone     a host whose network is cut, and one that loses its power: all end within the stated time, with one
 #            message that names the host; the next run goes on from the last commit, to the same bits
 #
-# "all" adds the stages and placements that the suite has no time for. All runs in namespaces of this script,
+# "all" adds the stages and placements that the suite has no time for. "speed" is another subject, by itself: two hosts
+# whose links take 1 and 10 Gb/s by tc. The bytes that a rank sends must be those of the plan, and at 1 Gb/s the plan must
+# name comm as what binds. The step is printed beside the planned one; with SLUICE_TEST_TIMES it must be within 10 % of it
+# where comm binds. It probes the machine first, so let nothing else run. All runs in namespaces of this script,
 # process ids included: they and all processes in them are gone with it, however it ends. Skipped (77) where
 # namespaces or bridges are not permitted, without mpirun or ip, or where this build has no MPI.
 set -u
-usage='use: check_ranks_hosts.sh SLUICE [all]'
+usage='use: check_ranks_hosts.sh SLUICE [all | speed]'
 . "$(dirname "$0")/lib.sh"
 hosts='node1 node2 node3'
 
@@ -116,7 +119,7 @@ launch()
     for place in $(echo "$places" | tr ',' ' '); do
         ranks=$((ranks + ${place#*:}))
     done
-    on node1 timeout 60 mpirun -n $ranks --host "$places" --oversubscribe --bind-to none \
+    on node1 timeout "${limit:-60}" mpirun -n $ranks --host "$places" --oversubscribe --bind-to none \
         --mca plm_rsh_agent "$scratch/agent" --mca orte_tmpdir_base "$scratch/tmp" \
         --mca btl_tcp_if_include 10.90.0.0/24 --mca oob_tcp_if_include 10.90.0.0/24 \
         "$sluice" train "$scratch/head/job.json" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
@@ -184,6 +187,56 @@ slabs()
     [ "$(echo "$found" | sed 's/rank-\([0-9]*\)-drive-0.slab/\1/g')" = "$4" ] ||
         fail "$1: the drive of $3 holds '$found', expected those of ranks $4"
 }
+
+# --- speed ---
+
+# figure FILE KEY: a number or a word of a JSON file, the first of that name.
+figure()
+{
+    sed -n "s/.*\"$2\": *\"\{0,1\}\([^\",}]*\).*/\1/p" "$1" | head -n 1
+}
+
+# linked GBIT: a step over links of that speed. A frame of 1514 bytes has 1448 bytes of TCP's data, and 24 more on the wire
+# that tc does not count. Burst: what a queue of 250 ticks a second sends in one.
+linked()
+{
+    for host in node1 node2; do
+        ip netns exec $host tc qdisc replace dev cluster root tbf rate "$1gbit" burst $(($1 * 600))kb latency 20ms ||
+            skip "tc sets no rate here"
+    done
+    sed "s/\"between\": *[^,}]*/\"between\": $(($1 * 125000000 / 1514 * 1448))/" "$scratch/measured.json" >"$scratch/machine.json"
+    set -- "$1" --machine "$scratch/machine.json" --set "run.dir=$scratch/head/speed-$1" --set run.steps=6 \
+        --set run.commit_every=0 --set model.num_layers=16 --set model.hidden_size=1024 --set model.num_heads=16 \
+        --set tiers.device.budget=1GiB --set tiers.host.budget=2GiB --set tiers.nvme.0.budget=2GiB \
+        --set tiers.place.optimizer=host --set train_batch_size=2 --set comm.timeout_seconds=20
+    gbit=$1
+    limit=240
+    shift
+    "$sluice" plan "$scratch/head/job.json" --json --ranks 2 --ranks-per-host 1 "$@" >"$scratch/plan.json" 2>"$scratch/err" ||
+        stop "plan at $gbit Gb/s: $(cat "$scratch/err")"
+    launch node1:1,node2:1 --json "$@"
+    exits 0 "a run at $gbit Gb/s"
+    [ $status -eq 0 ] || return
+    planned=$(figure "$scratch/plan.json" step_seconds)
+    binds=$(figure "$scratch/plan.json" busiest_resource)
+    sent=$(figure "$scratch/out" sent_bytes)
+    steps=$(sed -n 's/^{"step":[3-6],.*"seconds":\([0-9.]*\),.*/\1/p' "$scratch/head/speed-$gbit/metrics.jsonl" | sort -n)
+    middle=$(echo "$steps" | sed -n 2p)
+    echo "$gbit Gb/s: a step of $middle s ($(echo $steps)), planned $planned s; each rank sends $sent bytes; $binds binds"
+    [ "$binds" = comm ] || [ "$gbit" -gt 1 ] || fail "$gbit Gb/s: the plan names $binds"
+    [ "$sent" = "$(figure "$scratch/plan.json" sent_bytes)" ] || fail "$gbit Gb/s: the plan sends $(figure "$scratch/plan.json" sent_bytes)"
+    [ -z "${SLUICE_TEST_TIMES:-}" ] || [ "$binds" != comm ] || awk "BEGIN {exit !($middle < 1.1 * $planned && $middle > 0.9 * $planned)}" ||
+        fail "$gbit Gb/s: the step is not within 10 % of the plan"
+}
+
+if [ "$extent" = speed ]; then
+    command -v tc >/dev/null || skip "there is no tc"
+    "$sluice" probe --quick --drive "$scratch/drives/node1" --out "$scratch/measured.json" >"$scratch/out" 2>"$scratch/err" ||
+        stop "probe: $(cat "$scratch/err")"
+    linked 1
+    linked 10
+    finish links
+fi
 
 # --- bits and places ---
 
