@@ -141,7 +141,8 @@ def profile(options, work, checks, job, more):
 def rank_1t(options, work, checks):
     write_text(os.path.join(work, "text"))
     found = profile(options, work, checks, os.path.join(ROOT, "configs/jobs/infinity-1t-rank.json"),
-                    ["--set", "data.train=" + os.path.join(work, "text"), "--as-rank", "17", "--of", "512", "--transfers-only", "--comm-speed", "100", "--machine", "none"])
+                    ["--set", "data.train=" + os.path.join(work, "text"), "--as-rank", "17", "--of", "512",
+                     "--transfers-only", "--comm-speed", "100", "--machine", "none"])
     checks.equal("blocks", found["as_rank"]["blocks"], 128)
     checks.expect("the model has 10^12 parameters", found["parameters"] > 10**12)
 
@@ -161,7 +162,7 @@ def large_job(work, model, device, host, more):
 
 def rank_100b(options, work, checks):
     """Updates go along with the backward pass, so that gradients rest nowhere and each step is a steady one."""
-    job = large_job(work, {"preset": "gpt-100b", "seq_length": 256}, "5GiB", "4GiB", {"data": None})
+    job = large_job(work, {"preset": "gpt-100b", "seq_length": 256}, "8GiB", "4GiB", {"data": None})
     profile(options, work, checks, job, ["--as-rank", "0", "--of", "32", "--comm-speed", "100"])
 
 
@@ -234,7 +235,7 @@ def train_4b(options, work, checks):
 
 
 # Name: the function; GB of disk, GiB of memory, minutes.
-TRIALS = {"rank-1t": (rank_1t, 46, 13, 10), "rank-100b": (rank_100b, 48, 11, 15), "train-10b": (train_10b, 63, 14, 20),
+TRIALS = {"rank-1t": (rank_1t, 46, 13, 10), "rank-100b": (rank_100b, 50, 14, 15), "train-10b": (train_10b, 63, 14, 20),
           "train-4b": (train_4b, 56, 14, 10)}
 
 
