@@ -14,6 +14,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "tests/cli/plan_json.h"
+
 enum { COMMAND_BYTES = 2048 };
 
 static const char *const tiers[] = {"device", "host", "nvme"};
@@ -21,44 +23,6 @@ static const char *const kinds[] = {"params", "grads", "optimizer", "activations
                                     "inner_activations"};
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
-
-/* Runs `sluice plan --json` with these arguments and returns the JSON that it prints. */
-__attribute__((format(printf, 2, 3))) static json_t *run(int expected, const char *format, ...)
-{
-    char command[COMMAND_BYTES];
-    int used = snprintf(command, sizeof command, "%s plan --json ", SLUICE_PROGRAM);
-    va_list args;
-    va_start(args, format);
-    used += vsnprintf(command + used, sizeof command - (size_t)used, format, args);
-    va_end(args);
-    assert_true((size_t)used < sizeof command);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    json_error_t error;
-    json_t *found = json_loadf(pipe, JSON_REJECT_DUPLICATES, &error);
-    int status = pclose(pipe);
-    if (!found)
-        fail_msg("%s: line %d: %s", command, error.line, error.text);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), expected);
-    return found;
-}
-
-static json_t *member(const json_t *object, const char *key)
-{
-    json_t *found = json_object_get(object, key);
-    if (!found)
-        fail_msg("no member \"%s\"", key);
-    return found;
-}
-
-static double number(const json_t *object, const char *key)
-{
-    json_t *found = member(object, key);
-    if (!json_is_number(found))
-        fail_msg("\"%s\" is no number", key);
-    return json_number_value(found);
-}
 
 static void near(const char *what, double found, double expected, double tolerance)
 {
@@ -114,7 +78,7 @@ static json_t *find_cell(const json_t *list, const char *key, double value, cons
 static void cells_of_table_1(void **state)
 {
     (void)state;
-    json_t *all = run(0, "--table zero"), *list = member(all, "table_1");
+    json_t *all = plan_json(0, "--table zero"), *list = member(all, "table_1");
     assert_int_equal(json_array_size(list), COUNT(table1) * 9);
     for (size_t r = 0; r < COUNT(table1); r++)
         for (size_t m = 0; m < COUNT(table1_params); m++)
@@ -132,7 +96,7 @@ static void cells_of_table_1(void **state)
 static void cells_of_table_2(void **state)
 {
     (void)state;
-    json_t *all = run(0, "--table zero"), *list = member(all, "table_2");
+    json_t *all = plan_json(0, "--table zero"), *list = member(all, "table_2");
     assert_int_equal(json_array_size(list), COUNT(table2) * 4);
     for (size_t r = 0; r < COUNT(table2); r++)
         for (int stage = 0; stage <= 3; stage++) {
@@ -286,7 +250,7 @@ static void figures_of_a_plan(void **state)
 {
     (void)state;
     for (size_t i = 0; i < COUNT(ways); i++) {
-        json_t *plan = run(0, PLAN_OF_JOB, ways[i], job_text);
+        json_t *plan = plan_json(0, PLAN_OF_JOB, ways[i], job_text);
         print_message("%s: %.4f s a step\n", ways[i], number(plan, "step_seconds"));
         check_plan(plan);
         json_decref(plan);
@@ -357,9 +321,9 @@ static void figures_of_a_machine(void **state)
     (void)state;
     char path[] = "/tmp/sluice-machine-XXXXXX";
     write_file(path, machine_text);
-    json_t *plan =
-        run(0, "--machine %s - --set run.commit_every=0 --set device.backend=auto <<'JOB'\n%s\nJOB",
-            path, job_text);
+    json_t *plan = plan_json(
+        0, "--machine %s - --set run.commit_every=0 --set device.backend=auto <<'JOB'\n%s\nJOB",
+        path, job_text);
     json_t *drives = member(plan, "drives");
     double step = number(plan, "step_seconds");
     memory_adds_up(plan);
@@ -394,10 +358,10 @@ static void rows_of_ranks(void **state)
     (void)state;
     char path[] = "/tmp/sluice-plan-XXXXXX";
     write_file(path, job_text);
-    json_t *all = run(0,
-                      "%s --machine none --ranks 1,2,3,4 --set train_batch_size=16 "
-                      "--set gradient_accumulation_steps=auto",
-                      path);
+    json_t *all = plan_json(0,
+                            "%s --machine none --ranks 1,2,3,4 --set train_batch_size=16 "
+                            "--set gradient_accumulation_steps=auto",
+                            path);
     json_t *list = member(all, "table");
     assert_int_equal(json_array_size(list), 4);
     for (size_t i = 0; i < 4; i++) {
@@ -413,8 +377,8 @@ static void rows_of_ranks(void **state)
             check_plan(member(row, "plan"));
     }
     json_decref(all);
-    all = run(3, "%s --machine none --ranks 1,2 --set tiers.device.budget=1MiB",
-              path); /* none fits */
+    all = plan_json(3, "%s --machine none --ranks 1,2 --set tiers.device.budget=1MiB",
+                    path); /* none fits */
     assert_true(json_is_false(member(json_array_get(member(all, "table"), 1), "fits")));
     json_decref(all);
     remove(path);

@@ -16,6 +16,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "tests/cli/plan_json.h"
+
 enum { COMMAND_BYTES = 1024 };
 
 /* Shards are padded to 4096 elements a rank, and tiles to 64 KiB and a block of skew. */
@@ -24,38 +26,6 @@ enum { COMMAND_BYTES = 1024 };
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
 static json_t *rows; /* of the table */
-
-/* Runs `sluice plan --json ARGUMENTS` and returns the JSON that it prints. */
-static json_t *plan(const char *arguments)
-{
-    char command[COMMAND_BYTES];
-    int used = snprintf(command, sizeof command, "%s plan --json %s", SLUICE_PROGRAM, arguments);
-    assert_true((size_t)used < sizeof command);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    json_error_t error;
-    json_t *found = json_loadf(pipe, JSON_REJECT_DUPLICATES, &error);
-    assert_int_equal(pclose(pipe), 0);
-    if (!found)
-        fail_msg("%s: line %d: %s", command, error.line, error.text);
-    return found;
-}
-
-static json_t *member(const json_t *object, const char *key)
-{
-    json_t *found = json_object_get(object, key);
-    if (!found)
-        fail_msg("no member \"%s\"", key);
-    return found;
-}
-
-static double number(const json_t *object, const char *key)
-{
-    json_t *found = member(object, key);
-    if (!json_is_number(found))
-        fail_msg("\"%s\" is no number", key);
-    return json_number_value(found);
-}
 
 static const char *text(const json_t *object, const char *key)
 {
@@ -280,7 +250,7 @@ static void jobs_of_the_tutorial(void **state)
         char arguments[COMMAND_BYTES];
         snprintf(arguments, sizeof arguments, SLUICE_SOURCE_DIR "/configs/jobs/%s 2>/dev/null",
                  jobs[i].arguments);
-        json_t *found = plan(arguments);
+        json_t *found = plan_json(0, "%s", arguments);
         const json_t *row = find_row(jobs[i].row);
         for (size_t k = 0; k < COUNT(kinds); k++) {
             double sum = 0; /* the file leaves the tier to the planner */
@@ -295,7 +265,7 @@ static void jobs_of_the_tutorial(void **state)
 static int begin(void **state)
 {
     (void)state;
-    rows = json_incref(member(plan("--table published"), "published"));
+    rows = json_incref(member(plan_json(0, "--table published"), "published"));
     return 0;
 }
 
