@@ -72,7 +72,7 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
                        demand->core_seconds < share->alone_seconds;
 }
 
-/* What the op needs of a resource that it shares fairly, per second at its full speed. */
+/* The share of a resource that the op takes at its full speed; 0 of cores that it is served. */
 static double need_of(const struct plani_share *share, int r)
 {
     return share->is_served && r == RESOURCE_CORES ? 0 : share->demand[r] / share->alone_seconds;

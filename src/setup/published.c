@@ -71,7 +71,7 @@ static const char one_arena[] =
     }
 #define ONE_GPU(size, what, batch) SHAPE(size, what, 1, 0, OFFLOADED, batch, NULL)
 #define MANY_GPUS(size, what)      SHAPE(size, what, 16, 3, ON_HOST, "8", no_model_parallel)
-/* What a way to cut the dataflow saves on the GPU. */
+/* The GPU memory that a placement saves, of those that ZeRO-Offload compares. */
 #define CUT(name_, what_, places, times)                                                           \
     {                                                                                              \
         .name = name_, .source = offload, .what = what_, .machine = DGX2_ONE, .ranks = 1,          \
