@@ -9,7 +9,8 @@
 #include "base/log.h"
 #include "config/config_internal.h"
 
-/* In the order of the choices of optimizer.type. */
+enum { TYPE_ADAM, TYPE_ADAMW, TYPE_ADAGRAD, TYPE_LION, TYPE_COUNT };
+
 static const struct {
     enum job_optimizer type;
     bool decoupled; /* Adam: unless adam_w_mode says otherwise */
@@ -26,11 +27,37 @@ static const struct {
     {JOB_LION, true, 1e-3, 0.0, "lr|betas|weight_decay|fp32_optimizer_states"},
 };
 
+static const char as_torch[] = "AdamW, as in torch";
+static const char without_pages[] =
+    "AdamW in fp32. Its state rests where tiers.place.optimizer says, not in a driver's pages";
+static const char adamw_8bit[] =
+    "AdamW with state.moments 8bit. Both moments are codes with a scale for each 256 elements, as "
+    "in "
+    "bitsandbytes, but of all tensors, and rounded stochastically; master weights are exact";
+static const char lion_fp32[] = "Lion with its momentum in fp32, exact, 4 bytes a parameter";
+
+/* Names that transformers' `optim` has for the same optimizers: the choices of optimizer.type after
+ * the first TYPE_COUNT, in their order. The log says what they are here. */
+static const struct {
+    int type;
+    bool is_8bit; /* moments, unless the job has state.moments */
+    const char *what;
+} other_names[] = {
+    {TYPE_ADAMW, false, as_torch},      {TYPE_ADAMW, false, as_torch},
+    {TYPE_ADAMW, false, without_pages}, {TYPE_ADAMW, true, adamw_8bit},
+    {TYPE_ADAMW, true, adamw_8bit},     {TYPE_ADAMW, true, adamw_8bit},
+    {TYPE_ADAMW, true, adamw_8bit},     {TYPE_LION, false, lion_fp32},
+    {TYPE_LION, false, lion_fp32},      {TYPE_LION, false, lion_fp32},
+    {TYPE_LION, false, lion_fp32},
+};
+
+static const char type_path[] = "optimizer.type", moments_path[] = "state.moments";
+
 int configi_check_params(const configi_reader *reader, const char *block, const char *params)
 {
-    char params_path[CONFIGI_PATH_BYTES], type_path[CONFIGI_PATH_BYTES];
+    char params_path[CONFIGI_PATH_BYTES], block_type[CONFIGI_PATH_BYTES];
     configi_join(params_path, block, "params");
-    configi_join(type_path, block, "type");
+    configi_join(block_type, block, "type");
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)configi_get(reader, params_path), key, value)
@@ -39,7 +66,7 @@ int configi_check_params(const configi_reader *reader, const char *block, const 
         configi_join(path, params_path, key);
         if (configi_list_find(params, key) < 0)
             return configi_error(reader, path, "no parameter of %s, which has %s",
-                                 configi_text(reader, type_path), params);
+                                 configi_text(reader, block_type), params);
     }
     return 0;
 }
@@ -79,7 +106,14 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
 {
     static const char lr_path[] = "optimizer.params.lr", eps_path[] = "optimizer.params.eps";
     static const double torch_weight_decay = 0.01; /* the default of torch.optim.AdamW */
-    int idx = configi_choice_idx(reader, "optimizer.type");
+    int idx = configi_choice_idx(reader, type_path);
+    if (idx >= TYPE_COUNT) {
+        log_info("%s: %s %s: %s", reader->file, type_path, configi_choice(reader, type_path),
+                 other_names[idx - TYPE_COUNT].what);
+        if (other_names[idx - TYPE_COUNT].is_8bit && !configi_get(reader, moments_path))
+            target->state.moments = TILE_INT8;
+        idx = other_names[idx - TYPE_COUNT].type;
+    }
     TRY(configi_check_params(reader, "optimizer", optimizers[idx].params));
     target->optimizer.type = optimizers[idx].type;
     if (configi_is_auto(reader, lr_path))
@@ -91,7 +125,7 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
     if (target->optimizer.type != JOB_ADAM) {
         target->optimizer.decoupled = optimizers[idx].decoupled;
         target->optimizer.bias_correction = false;
-    } else if (strcmp(configi_choice(reader, "optimizer.type"), "AdamW") == 0) {
+    } else if (idx == TYPE_ADAMW) {
         target->optimizer.decoupled = true;
     }
     TRY(configi_check_fp32(reader, lr_path, target->optimizer.lr));
@@ -115,7 +149,7 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
 
 /* ---- how its state is stored ---- */
 
-static const char master_path[] = "state.master", moments_path[] = "state.moments";
+static const char master_path[] = "state.master";
 
 /* DeepSpeed has two keys that ask for moments in the dtype of the parameters. */
 static const struct {
@@ -156,7 +190,7 @@ static int check_is_adam(const configi_reader *reader, const job *target, const 
     return configi_error(reader, path,
                          "%s needs Adam or AdamW, and optimizer.type is %s, whose state is fp32; "
                          "leave it out, or change optimizer.type",
-                         value, configi_choice(reader, "optimizer.type"));
+                         value, configi_choice(reader, type_path));
 }
 
 /* Applies the keys of the two that are given in the job. */

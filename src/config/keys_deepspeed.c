@@ -109,8 +109,13 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE_ANY("comms_config", engine_only),
     IDLE("log_level", STRING, NONE, NONE, engine_only),
 
-    KEY("optimizer.type", ENUM, NOWHERE, "AdamW", "Adam|AdamW|Adagrad|Lion", NONE, FIXED,
-        "Adam is AdamW unless optimizer.params.adam_w_mode is false.",
+    KEY("optimizer.type", ENUM, NOWHERE, "AdamW",
+        "Adam|AdamW|Adagrad|Lion|adamw_torch|adamw_torch_fused|paged_adamw_32bit|adamw_8bit|"
+        "adamw_bnb_8bit|adamw_torch_8bit|paged_adamw_8bit|lion_32bit|lion_8bit|paged_lion_32bit|"
+        "paged_lion_8bit",
+        NONE, FIXED,
+        "Adam is AdamW unless optimizer.params.adam_w_mode is false. The names after Lion are "
+        "those of transformers' optim; the log says what they are here.",
         .later = "Lamb|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Muon|SGD|RMSprop|"
                  "Adamax|NAdam|RAdam|Adafactor"),
     IDLE_OFF("optimizer.legacy_fusion", engine_only),
