@@ -100,20 +100,28 @@ enum norm_kind {
 };
 
 /* y = norm(x). If `residual` is not NULL, first sum = x + residual (rounded to `type`), then y =
- * norm(sum). */
+ * norm(sum).
+ *
+ * All arithmetic is fp32, and y is rounded to `type` once, after weight and bias. Hugging Face's
+ * Llama and its relatives round x * rstd first; Gemma, OLMo 2 and Cohere round as here. */
 struct norm_args {
     enum norm_kind kind;
     enum dtype type;
     uint64_t rows, channels;
+    /* Elements from row to row of input and output; 0: C. All other arrays are contiguous. */
+    uint64_t stride;
     float epsilon;
     const void *input;    /* [rows, C] type */
-    const void *residual; /* [rows, C] type or NULL */
-    void *sum;            /* [rows, C] type, written if residual is given */
-    const void *weight;   /* [C] type */
-    const void *bias;     /* [C] type; NULL for NORM_RMS */
-    void *output;         /* [rows, C] type */
-    float *mean;          /* [rows] fp32, written for NORM_LAYER; NULL for NORM_RMS */
-    float *rstd;          /* [rows] fp32 */
+    const void *residual; /* [rows, C] type or NULL; NULL if there is a stride */
+    /* [rows, C] type, written if residual is given; without one it may still be given, for a copy
+     * of the input, and then output may be input */
+    void *sum;
+    const void *weight; /* [C] type; NULL: 1 */
+    bool adds_one;      /* the weight is 1 + the stored one */
+    const void *bias;   /* [C] type; NULL: none; NULL for NORM_RMS */
+    void *output;       /* [rows, C] type */
+    float *mean;        /* [rows] fp32, written for NORM_LAYER; NULL for NORM_RMS */
+    float *rstd;        /* [rows] fp32 */
 };
 typedef struct norm_args norm_args;
 
@@ -121,17 +129,20 @@ struct norm_grad_args {
     enum norm_kind kind;
     enum dtype type;
     uint64_t rows, channels;
+    uint64_t stride; /* elements from row to row of output_grad and input_grad; 0: C */
     /* [rows, C] type, the values that were normalized (`sum` if a residual was given) */
     const void *input;
-    const void *weight;      /* [C] type */
+    const void *weight;      /* [C] type; NULL: 1 */
+    bool adds_one;           /* as in norm_args */
     const float *mean;       /* [rows] or NULL */
     const float *rstd;       /* [rows] */
     const void *output_grad; /* [rows, C] type */
-    /* [rows, C] type or NULL: added to input_grad (the skip connection) */
+    /* [rows, C] type or NULL: added to input_grad (the skip connection); NULL if there is a
+     * stride */
     const void *residual_grad;
     void *input_grad;   /* [rows, C] type, overwritten; may be output_grad or residual_grad */
     float *weight_grad; /* [C] fp32, +=; NULL: neither parameter gradient is wanted */
-    float *bias_grad;   /* [C] fp32, +=; NULL for NORM_RMS, and if weight_grad is NULL */
+    float *bias_grad;   /* [C] fp32, +=; NULL: there is no bias, or weight_grad is NULL */
     void *scratch;      /* norm_grad_scratch_bytes */
 };
 typedef struct norm_grad_args norm_grad_args;
@@ -179,23 +190,29 @@ struct rope_table_args {
 };
 typedef struct rope_table_args rope_table_args;
 
-/* RMSNorm of single heads, in place. Each row has `heads` heads of D elements side by side, and
- * rows lie `stride` elements apart. All heads share one weight: y = x * rstd * weight over the D
- * elements of a head.
+/* The norm of single heads, in place. Each row has `heads` heads of D elements side by side, and
+ * rows lie `stride` elements apart. All heads share one weight, or each has its own. Kinds, weights
+ * and rounding are as in norm_args; there is no bias. With one head, D may be any width, so that
+ * one norm takes all of q or k; D <= 256 with several.
  *
- * The forward op saves x in `before` and the statistics in `rstd`. The backward op reads both and
- * replaces the gradient of y in `data` by the gradient of x. */
+ * The forward op saves x in `before` and the statistics in `mean` and `rstd`. The backward op reads
+ * them and replaces the gradient of y in `data` by the gradient of x. */
 struct head_norm_args {
     enum dtype type;
     uint64_t rows, heads, head_dim;
-    uint64_t stride;    /* elements between rows of data */
-    float epsilon;      /* forward */
-    const void *weight; /* [D] type */
-    void *data;         /* first head of row 0; forward: x becomes y; backward: dy becomes dx */
-    void *before;       /* [rows, H, D] type, contiguous: x; the forward op writes it */
-    float *rstd;        /* [rows, H] fp32; the forward op writes it */
-    float *weight_grad; /* backward: [D] fp32, +=; NULL: not wanted */
-    void *scratch;      /* backward: head_norm_grad_scratch_bytes */
+    uint64_t stride;      /* elements between rows of data */
+    float epsilon;        /* forward */
+    bool is_layer;        /* NORM_LAYER; false: NORM_RMS */
+    bool adds_one;        /* the weight is 1 + the stored one */
+    bool weight_per_head; /* weight and weight_grad are [H, D] */
+    const void *weight;   /* [D] type */
+    void *data;           /* first head of row 0; forward: x becomes y; backward: dy becomes dx */
+    void *before;         /* [rows, H, D] type, contiguous: x; the forward op writes it */
+    float *mean;          /* [rows, H] fp32, as rstd; NULL unless is_layer */
+    float *rstd;          /* [rows, H] fp32; the forward op writes it */
+    float *weight_grad;   /* backward: [D] fp32, +=; NULL: not wanted */
+    /* backward: head_norm_grad_scratch_bytes; with weight_per_head those of one head of H * D */
+    void *scratch;
 };
 typedef struct head_norm_args head_norm_args;
 
@@ -212,10 +229,22 @@ struct rope_args {
 };
 typedef struct rope_args rope_args;
 
+/* A plain activation maps input [rows, F] to output [rows, F]. A gated one has the input [rows, 2F]
+ * = gate | up, and the output [rows, F] is f(gate) * up. */
 enum activation_kind {
-    ACTIVATION_GELU,  /* tanh form: input [rows, F], output [rows, F] */
-    ACTIVATION_SWIGLU /* input [rows, 2F] = gate | up, output [rows, F] = silu(gate) * up */
+    ACTIVATION_GELU,      /* plain, tanh form: "gelu_new", "gelu_pytorch_tanh" */
+    ACTIVATION_SWIGLU,    /* gated, f = silu */
+    ACTIVATION_GELU_ERF,  /* plain, exact form: "gelu" */
+    ACTIVATION_RELU,      /* plain */
+    ACTIVATION_GEGLU,     /* gated, f = GELU in the tanh form */
+    ACTIVATION_GEGLU_ERF, /* gated, f = GELU in the exact form */
+    ACTIVATION_KIND_COUNT
 };
+
+static inline bool activation_is_gated(enum activation_kind kind)
+{
+    return kind == ACTIVATION_SWIGLU || kind == ACTIVATION_GEGLU || kind == ACTIVATION_GEGLU_ERF;
+}
 
 struct activation_args {
     enum activation_kind kind;
@@ -288,6 +317,16 @@ struct softmax_part_args {
     float grad_scale; /* read by cross_entropy_part */
 };
 typedef struct softmax_part_args softmax_part_args;
+
+static inline uint64_t norm_stride(const norm_args *args)
+{
+    return args->stride ? args->stride : args->channels;
+}
+
+static inline uint64_t norm_grad_stride(const norm_grad_args *args)
+{
+    return args->stride ? args->stride : args->channels;
+}
 
 static inline uint64_t cross_entropy_stride(const cross_entropy_args *args)
 {

@@ -1,5 +1,5 @@
-/* The arguments of the optimizer's ops: closing gradients, Adam, Lion, Adagrad. Part of kernels/ops.h,
- * whose rules hold here too; include that file. */
+/* The arguments of the optimizer's ops: closing gradients, Adam, Lion, Adagrad. Part of
+ * kernels/ops.h, whose rules hold here too; include that file. */
 #ifndef SLUICE_KERNELS_OPS_UPDATE_H
 #define SLUICE_KERNELS_OPS_UPDATE_H
 

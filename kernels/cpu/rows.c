@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "kernels/cpu/rows_internal.h"
+#include "kernels/head_norm_wide.h"
 #include "kernels/rope_frequency.h"
 
 const rows_table *rowsi_table(enum cpu_isa isa)
@@ -26,6 +27,20 @@ const rows_table *rowsi_table(enum cpu_isa isa)
     return &rowsi_baseline;
 }
 
+enum rows_function rowsi_function(enum activation_kind kind)
+{
+    static const enum rows_function functions[ACTIVATION_KIND_COUNT] = {
+        [ACTIVATION_GELU] = ROWS_FUNCTION_GELU,
+        [ACTIVATION_SWIGLU] = ROWS_FUNCTION_SILU,
+        [ACTIVATION_GELU_ERF] = ROWS_FUNCTION_GELU_ERF,
+        [ACTIVATION_RELU] = ROWS_FUNCTION_RELU,
+        [ACTIVATION_GEGLU] = ROWS_FUNCTION_GELU,
+        [ACTIVATION_GEGLU_ERF] = ROWS_FUNCTION_GELU_ERF,
+    };
+    assert((unsigned)kind < ACTIVATION_KIND_COUNT);
+    return functions[kind];
+}
+
 void cpui_rows_select(kernel_context *context)
 {
     context->rows = rowsi_table(context->isa);
@@ -34,8 +49,8 @@ void cpui_rows_select(kernel_context *context)
 int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args)
 {
     (void)stream;
-    assert(args->kind == NORM_RMS || (args->mean && args->bias));
-    assert(!args->residual || args->sum);
+    assert(args->kind == NORM_RMS ? !args->bias : args->mean != NULL);
+    assert(!args->residual || (args->sum && !args->stride));
     context->rows->norm_forward(context->thread_count, args);
     return 0;
 }
@@ -49,7 +64,8 @@ size_t cpui_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint
 int cpui_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
 {
     (void)stream;
-    assert(args->kind == NORM_RMS || (args->mean && !args->weight_grad == !args->bias_grad));
+    assert(args->kind == NORM_RMS ? !args->bias_grad : args->mean != NULL);
+    assert(!args->residual_grad || !args->stride);
     context->rows->norm_backward(context->thread_count, args);
     return 0;
 }
@@ -97,7 +113,10 @@ int cpui_embedding_backward(kernel_context *context, void *stream, const embeddi
 
 int cpui_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
 {
-    (void)stream;
+    if (head_norm_is_wide(args->heads, args->head_dim)) {
+        norm_args wide = head_norm_wide_forward(args);
+        return cpui_norm_forward(context, stream, &wide);
+    }
     context->rows->head_norm_forward(context->thread_count, args);
     return 0;
 }
@@ -105,13 +124,17 @@ int cpui_head_norm_forward(kernel_context *context, void *stream, const head_nor
 size_t cpui_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
                                          uint64_t head_dim)
 {
-    (void)context, (void)heads;
+    if (head_norm_is_wide(heads, head_dim))
+        return cpui_norm_grad_scratch_bytes(context, rows, head_dim);
     return (size_t)(rowsi_block_count(rows) * head_dim) * sizeof(float);
 }
 
 int cpui_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
 {
-    (void)stream;
+    if (head_norm_is_wide(args->heads, args->head_dim)) {
+        norm_grad_args wide = head_norm_wide_backward(args);
+        return cpui_norm_backward(context, stream, &wide);
+    }
     context->rows->head_norm_backward(context->thread_count, args);
     return 0;
 }

@@ -37,14 +37,27 @@ struct rows_conversion {
     uint64_t rows, cols;
 };
 
-/* The results of the activations for every value of bf16; the index is its 16 bits. rows_lookup.c
- * fills them. */
+/* The functions of activations, without or with a gate. Those before ROWS_FUNCTION_TABLES have
+ * tables for bf16. */
+enum rows_function {
+    ROWS_FUNCTION_GELU, /* tanh form */
+    ROWS_FUNCTION_SILU,
+    ROWS_FUNCTION_GELU_ERF,
+    ROWS_FUNCTION_TABLES,
+    ROWS_FUNCTION_RELU = ROWS_FUNCTION_TABLES,
+    ROWS_FUNCTION_COUNT
+};
+
+enum rows_function rowsi_function(enum activation_kind kind);
+
+/* The functions and their slopes for every value of bf16; the index is its 16 bits. Nothing is
+ * rounded to bf16. rows_lookup.c fills the tables. */
 struct rows_lookup {
-    float gelu[65536];       /* GELU(x), rounded to bf16 */
-    float gelu_slope[65536]; /* dx for dy = 1; this and all that follow are not rounded to bf16 */
-    float silu[65536];       /* silu(x) as in the forward pass */
-    float silu_slope[65536]; /* dgate for dy = 1, up = 1 */
-    float silu_backward[65536]; /* silu(x) as in the backward pass, which clamps x */
+    struct {
+        float value[65536];
+        float slope[65536];
+        float value_backward[65536]; /* as the backward pass computes it; right after the slopes */
+    } of[ROWS_FUNCTION_TABLES];
 };
 typedef struct rows_lookup rows_lookup;
 

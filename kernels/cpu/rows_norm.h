@@ -10,34 +10,65 @@
 
 enum { ROW_KEPT = 4096 }; /* elements: 16 KiB of fp32 */
 
-/* The elements of an array of one type, from element `at` of `data` on. */
+/* The elements of an array of one type, from element `at` of `data` on, each plus `added`. Without
+ * `data` each element is `added`. */
 struct row_operand {
     enum dtype type;
     const void *data;
     uint64_t at;
+    float added;
 };
-
-/* The same n elements as fp32: in place if they are fp32, else widened into kept [ROW_KEPT]. If
- * `kept` is too small for them, the operand is returned unchanged. */
-static inline struct row_operand keep_row(struct row_operand from, uint64_t n, float *kept)
-{
-    if (from.type == DTYPE_FP32 || n > ROW_KEPT)
-        return from;
-    for (uint64_t c = 0; c < n; c += ROWS_BLOCK)
-        (void)load_block(from.type, from.data, from.at + c, block_elems(n, c), kept + c);
-    return (struct row_operand){DTYPE_FP32, kept, 0};
-}
 
 /* Elements [c, c + n) of an operand, as from load_block. */
 static inline const float *load_part(const struct row_operand *from, uint64_t c, size_t n,
                                      float *buffer)
 {
-    return load_block(from->type, from->data, from->at + c, n, buffer);
+    float added = from->added;
+    const float *x = NULL;
+    if (from->data)
+        x = load_block(from->type, from->data, from->at + c, n, buffer);
+    if (x && added == 0.0f)
+        return x;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++)
+        buffer[i] = x ? x[i] + added : added;
+    return buffer;
 }
 
-/* sum = round(x + residual) for one row, at element `at` of each array. */
-static void residual_row(const norm_args *args, uint64_t at)
+/* The same n elements as fp32: in place if they are fp32, else widened into kept [ROW_KEPT]. If
+ * `kept` is too small for them, the operand is returned unchanged. */
+static inline struct row_operand keep_row(struct row_operand from, uint64_t n, float *kept)
 {
+    bool is_plain = from.data && from.added == 0.0f;
+    if ((from.type == DTYPE_FP32 && is_plain) || n > ROW_KEPT)
+        return from;
+    for (uint64_t c = 0; c < n; c += ROWS_BLOCK) {
+        size_t part = block_elems(n, c);
+        const float *x = load_part(&from, c, part, kept + c);
+        assert(x == kept + c);
+    }
+    return (struct row_operand){DTYPE_FP32, kept, 0, 0.0f};
+}
+
+/* The weights of a norm from element `at` on: those stored, 1 + those stored, or 1. */
+static inline struct row_operand weights_of(enum dtype type, const void *weight, uint64_t at,
+                                            bool adds_one)
+{
+    return (struct row_operand){type, weight, at, adds_one || !weight ? 1.0f : 0.0f};
+}
+
+/* sum = round(x + residual) for one row. Without a residual, sum is a copy of the row of the
+ * input. */
+static void sum_row(const norm_args *args, uint64_t row)
+{
+    uint64_t at = row * args->channels;
+    if (!args->residual) {
+        size_t elem_bytes = dtype_bytes(args->type);
+        memcpy((char *)args->sum + at * elem_bytes,
+               (const char *)args->input + row * norm_stride(args) * elem_bytes,
+               args->channels * elem_bytes);
+        return;
+    }
     float x_buffer[ROWS_BLOCK], residual_buffer[ROWS_BLOCK], sum_buffer[ROWS_BLOCK];
     for (uint64_t c = 0; c < args->channels; c += ROWS_BLOCK) {
         size_t n = block_elems(args->channels, c);
@@ -80,18 +111,19 @@ static double row_mean_square(const struct row_operand *row, uint64_t channels, 
 
 /* Operands that a thread widens once for all of its rows. */
 struct norm_operands {
-    struct row_operand weight, bias; /* bias: only for LayerNorm */
+    struct row_operand weight, bias; /* bias: only for LayerNorm; without data, 0 */
 };
 
 static void norm_row(const norm_args *args, uint64_t row, const struct norm_operands *shared)
 {
-    uint64_t channels = args->channels, at = row * channels;
+    uint64_t channels = args->channels, at = row * norm_stride(args);
     float x_buffer[ROWS_BLOCK], w_buffer[ROWS_BLOCK], b_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
     float kept[ROW_KEPT];
-    struct row_operand source = {args->type, args->input, at};
-    if (args->residual) {
-        residual_row(args, at);
+    struct row_operand source = {args->type, args->input, at, 0.0f};
+    if (args->sum) {
+        sum_row(args, row);
         source.data = args->sum;
+        source.at = row * channels;
     }
     source = keep_row(source, channels, kept);
     float mean = args->kind == NORM_LAYER ? row_mean(&source, channels) : 0.0f;
@@ -125,11 +157,11 @@ static void norm_forward(int threads, const norm_args *args)
     {
         float weight[ROW_KEPT], bias[ROW_KEPT];
         struct norm_operands shared = {
-            .weight = keep_row((struct row_operand){args->type, args->weight, 0}, args->channels,
-                               weight)};
+            .weight = keep_row(weights_of(args->type, args->weight, 0, args->adds_one),
+                               args->channels, weight)};
         if (args->kind == NORM_LAYER)
-            shared.bias =
-                keep_row((struct row_operand){args->type, args->bias, 0}, args->channels, bias);
+            shared.bias = keep_row((struct row_operand){args->type, args->bias, 0, 0.0f},
+                                   args->channels, bias);
 #pragma omp for schedule(static)
         for (uint64_t row = 0; row < args->rows; row++)
             norm_row(args, row, &shared);
@@ -178,7 +210,7 @@ static void norm_grad_row_sums(struct norm_grad_row *row, uint64_t channels, flo
     row->gx_mean = (float)(row_sum_fold(&gx_sum) / (double)channels);
 }
 
-/* dx = rstd * (g - mean(g) - xhat * mean(g xhat)) [+ residual_grad]. */
+/* dx = rstd * (g - mean(g) - xhat * mean(g xhat)) [+ residual_grad], at element `at`. */
 static void norm_grad_row_input(const norm_grad_args *args, uint64_t at,
                                 const struct norm_grad_row *row)
 {
@@ -240,13 +272,14 @@ static void norm_grad_rows(const norm_grad_args *args, uint64_t begin, uint64_t 
     float x[ROW_KEPT], dy[ROW_KEPT];
     uint64_t channels = args->channels;
     for (uint64_t i = begin; i < end; i++) {
-        uint64_t at = i * channels;
-        struct norm_grad_row row = {
-            .x = keep_row((struct row_operand){args->type, args->input, at}, channels, x),
-            .dy = keep_row((struct row_operand){args->type, args->output_grad, at}, channels, dy),
-            .weight = weight,
-            .mean = bias_sum ? args->mean[i] : 0.0f,
-            .rstd = args->rstd[i]};
+        uint64_t at = i * norm_grad_stride(args);
+        struct row_operand input = {args->type, args->input, i * channels, 0.0f};
+        struct row_operand grad = {args->type, args->output_grad, at, 0.0f};
+        struct norm_grad_row row = {.x = keep_row(input, channels, x),
+                                    .dy = keep_row(grad, channels, dy),
+                                    .weight = weight,
+                                    .mean = bias_sum ? args->mean[i] : 0.0f,
+                                    .rstd = args->rstd[i]};
         norm_grad_row_sums(&row, channels, weight_sum, bias_sum);
         norm_grad_row_input(args, at, &row);
     }
@@ -263,7 +296,7 @@ static void norm_backward(int threads, const norm_grad_args *args)
     {
         float kept[ROW_KEPT];
         struct row_operand weight =
-            keep_row((struct row_operand){args->type, args->weight, 0}, channels, kept);
+            keep_row(weights_of(args->type, args->weight, 0, args->adds_one), channels, kept);
 #pragma omp for schedule(static)
         for (uint64_t block = 0; block < block_count; block++) {
             float *weight_sum = scratch + block * 2 * channels;
@@ -273,10 +306,9 @@ static void norm_backward(int threads, const norm_grad_args *args)
             norm_grad_rows(args, block * step, end, weight, weight_sum, bias_sum);
         }
     }
-    if (!args->weight_grad)
-        return;
-    add_partial_sums(threads, scratch, block_count, 2 * channels, channels, args->weight_grad);
-    if (layer)
+    if (args->weight_grad)
+        add_partial_sums(threads, scratch, block_count, 2 * channels, channels, args->weight_grad);
+    if (args->bias_grad)
         add_partial_sums(threads, scratch + channels, block_count, 2 * channels, channels,
                          args->bias_grad);
 }
@@ -331,23 +363,38 @@ static uint64_t head_begin(const head_norm_args *args, uint64_t row, uint64_t he
     return row * args->stride + head * args->head_dim;
 }
 
+/* The weights of all heads of a row, or the ones that they share. */
+static uint64_t head_weight_count(const head_norm_args *args)
+{
+    return args->weight_per_head ? args->heads * args->head_dim : args->head_dim;
+}
+
+static const float *head_weights(const head_norm_args *args, uint64_t head, float *buffer)
+{
+    uint64_t at = args->weight_per_head ? head * args->head_dim : 0;
+    struct row_operand from = weights_of(args->type, args->weight, at, args->adds_one);
+    return load_part(&from, 0, (size_t)args->head_dim, buffer);
+}
+
 static void head_norm_one(const head_norm_args *args, uint64_t row, uint64_t head, const float *w)
 {
-    float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK], kept_buffer[ROWS_BLOCK];
+    float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK], kept_buffer[ROWS_BLOCK], mean = 0.0f;
     uint64_t at = row * args->heads + head, first = head_begin(args, row, head);
     size_t n = (size_t)args->head_dim;
     const float *x = load_block(args->type, args->data, first, n, x_buffer);
     float *kept = store_place(args->type, args->before, at * n, kept_buffer);
     memcpy(kept, x, n * sizeof *kept);
     store_block(args->type, args->before, at * n, n, kept);
-    struct row_operand before = {args->type, args->before, at * n};
-    double variance = row_mean_square(&before, n, 0.0f);
+    struct row_operand before = {args->type, args->before, at * n, 0.0f};
+    if (args->is_layer)
+        args->mean[at] = mean = row_mean(&before, n);
+    double variance = row_mean_square(&before, n, mean);
     float rstd = (float)(1.0 / sqrt(variance + (double)args->epsilon));
     args->rstd[at] = rstd;
     float *y = store_place(args->type, args->data, first, y_buffer);
 #pragma omp simd
     for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * rstd * w[i];
+        y[i] = (x[i] - mean) * rstd * w[i];
     store_block(args->type, args->data, first, n, y);
 }
 
@@ -358,56 +405,70 @@ static void head_norm_forward(int threads, const head_norm_args *args)
 #pragma omp parallel for schedule(static) num_threads(team(threads, count))
     for (uint64_t row = 0; row < args->rows; row++) {
         float w_buffer[ROWS_BLOCK];
-        const float *w = load_block(args->type, args->weight, 0, (size_t)args->head_dim, w_buffer);
-        for (uint64_t head = 0; head < args->heads; head++)
+        const float *w = head_weights(args, 0, w_buffer);
+        for (uint64_t head = 0; head < args->heads; head++) {
+            if (args->weight_per_head)
+                w = head_weights(args, head, w_buffer);
             head_norm_one(args, row, head, w);
+        }
     }
 }
 
-/* dx = rstd * (g - xhat * mean(g xhat)), g = dy * w, xhat = x * rstd; weight_sum += dy * xhat. */
+/* dx = rstd * (g - mean(g) - xhat * mean(g xhat)), g = dy * w, xhat = (x - mean) * rstd. RMSNorm
+ * has no mean and no mean(g). weight_sum += dy * xhat. */
 static void head_norm_grad_one(const head_norm_args *args, uint64_t row, uint64_t head,
                                const float *w, float *weight_sum)
 {
-    float x_buffer[ROWS_BLOCK], dy_buffer[ROWS_BLOCK], dx_buffer[ROWS_BLOCK], gx[ROWS_BLOCK];
+    float x_buffer[ROWS_BLOCK], dy_buffer[ROWS_BLOCK], dx_buffer[ROWS_BLOCK];
+    float g[ROWS_BLOCK], gx[ROWS_BLOCK];
     uint64_t at = row * args->heads + head, first = head_begin(args, row, head);
     size_t n = (size_t)args->head_dim;
-    float rstd = args->rstd[at];
-    struct row_sum gx_sum = {{0}};
+    float rstd = args->rstd[at], mean = args->is_layer ? args->mean[at] : 0.0f, g_mean = 0.0f;
+    struct row_sum g_sum = {{0}}, gx_sum = {{0}};
     const float *x = load_block(args->type, args->before, at * n, n, x_buffer);
     const float *dy = load_block(args->type, args->data, first, n, dy_buffer);
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
-        float xhat = x[i] * rstd;
+        float xhat = (x[i] - mean) * rstd;
         weight_sum[i] += dy[i] * xhat;
-        gx[i] = dy[i] * w[i] * xhat;
+        g[i] = dy[i] * w[i];
+        gx[i] = g[i] * xhat;
     }
     row_sum_add(&gx_sum, gx, n);
     float gx_mean = (float)(row_sum_fold(&gx_sum) / (double)n);
+    if (args->is_layer) {
+        row_sum_add(&g_sum, g, n);
+        g_mean = (float)(row_sum_fold(&g_sum) / (double)n);
+    }
     float *dx = store_place(args->type, args->data, first, dx_buffer);
 #pragma omp simd
     for (size_t i = 0; i < n; i++)
-        dx[i] = rstd * (dy[i] * w[i] - x[i] * rstd * gx_mean);
+        dx[i] = rstd * (g[i] - g_mean - (x[i] - mean) * rstd * gx_mean);
     store_block(args->type, args->data, first, n, dx);
 }
 
-/* scratch: [block_count, D] fp32, the partial sums of the weight gradient. */
+/* scratch: [block_count, D or H * D] fp32, the partial sums of the weight gradient. */
 static void head_norm_backward(int threads, const head_norm_args *args)
 {
     assert(args->head_dim <= ROWS_BLOCK);
-    uint64_t rows = args->rows, dim = args->head_dim;
+    uint64_t rows = args->rows, dim = args->head_dim, width = head_weight_count(args);
     uint64_t step = rowsi_rows_per_block(rows), block_count = rowsi_block_count(rows);
     float *scratch = args->scratch;
 #pragma omp parallel for schedule(static) num_threads(team(threads, rows * args->heads * dim))
     for (uint64_t block = 0; block < block_count; block++) {
         float w_buffer[ROWS_BLOCK];
-        const float *w = load_block(args->type, args->weight, 0, (size_t)dim, w_buffer);
-        float *weight_sum = scratch + block * dim;
+        const float *w = head_weights(args, 0, w_buffer);
+        float *weight_sum = scratch + block * width;
         uint64_t end = (block + 1) * step < rows ? (block + 1) * step : rows;
-        memset(weight_sum, 0, dim * sizeof *weight_sum);
+        memset(weight_sum, 0, width * sizeof *weight_sum);
         for (uint64_t row = block * step; row < end; row++)
-            for (uint64_t head = 0; head < args->heads; head++)
-                head_norm_grad_one(args, row, head, w, weight_sum);
+            for (uint64_t head = 0; head < args->heads; head++) {
+                if (args->weight_per_head)
+                    w = head_weights(args, head, w_buffer);
+                head_norm_grad_one(args, row, head, w,
+                                   weight_sum + (args->weight_per_head ? head * dim : 0));
+            }
     }
     if (args->weight_grad)
-        add_partial_sums(threads, scratch, block_count, dim, dim, args->weight_grad);
+        add_partial_sums(threads, scratch, block_count, width, width, args->weight_grad);
 }

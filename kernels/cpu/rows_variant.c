@@ -9,6 +9,7 @@
 #include "kernels/cpu/rows_math.h"
 
 /* These files define the static functions that the table below names. */
+#include "kernels/cpu/rows_activation.h"
 #include "kernels/cpu/rows_loss.h"
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"

@@ -36,8 +36,8 @@ int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uin
 int cudai_launch_fold_sums(void *stream, const float *sums, uint64_t blocks, uint64_t channels,
                            float *target);
 
-/* Norms of heads. Here a "row" of the blocks is a head; scratch: [blocks.count, D] fp32. D <=
- * 256. */
+/* Norms of heads, D <= 256. Here a "row" of the blocks is a head, and scratch is [blocks.count, D]
+ * fp32; with weight_per_head a "row" is a row, and scratch is [blocks.count, H * D]. */
 int cudai_launch_head_norm_forward(void *stream, const head_norm_args *args);
 int cudai_launch_head_norm_backward(void *stream, const head_norm_args *args,
                                     cudai_row_blocks blocks);
@@ -49,8 +49,8 @@ int cudai_launch_add(void *stream, int sm_count, enum dtype type, uint64_t count
 /* source_type and target_type must differ. */
 int cudai_launch_convert(void *stream, int sm_count, const void *source, enum dtype source_type,
                          void *target, enum dtype target_type, uint64_t count);
-int cudai_launch_activation_forward(void *stream, int sm_count, const activation_args *args);
-int cudai_launch_activation_backward(void *stream, int sm_count, const activation_args *args);
+int cudai_launch_activation(void *stream, int sm_count, const activation_args *args,
+                            bool is_backward);
 int cudai_launch_rope(void *stream, const rope_args *args);
 int cudai_launch_rope_table(void *stream, int sm_count, const rope_table_args *args);
 

@@ -27,44 +27,44 @@ template <int WIDTH> static __device__ __forceinline__ float row_sum(float value
     return WIDTH == CUDAI_WARP ? cudai_warp_sum(value) : cudai_block_sum(value, partial);
 }
 
-// Returns a pack of the values to normalize: the input, or its sum with the residual, which is also
-// stored.
+// Returns a pack of the values to normalize: the input, or its sum with the residual. If there is
+// an array for sums, the values are stored there.
 template <bool ALIGNED, typename T>
-static __device__ __forceinline__ rows_pack<T> norm_operand(const norm_args &args, uint64_t row_at,
+static __device__ __forceinline__ rows_pack<T> norm_operand(const norm_args &args, uint64_t row,
                                                             uint64_t at)
 {
-    const T *input = static_cast<const T *>(args.input) + row_at;
+    const T *input = static_cast<const T *>(args.input) + row * args.stride;
     rows_pack<T> x = rows_load<ALIGNED>(input, at, args.channels);
-    if (args.residual == nullptr)
+    if (args.sum == nullptr)
         return x;
-    const T *residual = static_cast<const T *>(args.residual) + row_at;
-    rows_pack<T> other = rows_load<ALIGNED>(residual, at, args.channels);
+    if (args.residual != nullptr) {
+        const T *residual = static_cast<const T *>(args.residual) + row * args.channels;
+        rows_pack<T> other = rows_load<ALIGNED>(residual, at, args.channels);
 #pragma unroll
-    for (int i = 0; i < rows_pack_elems<T>; i++)
-        x.item[i] = cudai_narrow<T>(__fadd_rn(cudai_widen(x.item[i]), cudai_widen(other.item[i])));
-    rows_store<ALIGNED>(static_cast<T *>(args.sum) + row_at, at, args.channels, x);
+        for (int i = 0; i < rows_pack_elems<T>; i++)
+            x.item[i] =
+                cudai_narrow<T>(__fadd_rn(cudai_widen(x.item[i]), cudai_widen(other.item[i])));
+    }
+    rows_store<ALIGNED>(static_cast<T *>(args.sum) + row * args.channels, at, args.channels, x);
     return x;
 }
 
 template <typename T, bool ALIGNED>
-static __device__ __forceinline__ void norm_output(const norm_args &args, uint64_t row_at,
-                                                   uint64_t at, const rows_pack<T> &x, float mean,
-                                                   float rstd)
+static __device__ __forceinline__ void norm_output(const norm_args &args, uint64_t row, uint64_t at,
+                                                   const rows_pack<T> &x, float mean, float rstd)
 {
-    bool is_layer = args.kind == NORM_LAYER;
-    rows_pack<T> w = rows_load<ALIGNED>(static_cast<const T *>(args.weight), at, args.channels), y;
-    rows_pack<T> b = {};
-    if (is_layer)
-        b = rows_load<ALIGNED>(static_cast<const T *>(args.bias), at, args.channels);
+    const float added = rows_weight_added(args.weight, args.adds_one);
+    rows_pack<T> w = rows_load_if<ALIGNED, T>(args.weight, at, args.channels), y;
+    rows_pack<T> b = rows_load_if<ALIGNED, T>(args.bias, at, args.channels);
 #pragma unroll
     for (int i = 0; i < rows_pack_elems<T>; i++) {
         float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
-        float value = __fmul_rn(xhat, cudai_widen(w.item[i]));
-        if (is_layer)
+        float value = __fmul_rn(xhat, rows_weight(w.item[i], added));
+        if (args.bias != nullptr)
             value = __fadd_rn(value, cudai_widen(b.item[i]));
         y.item[i] = cudai_narrow<T>(value);
     }
-    rows_store<ALIGNED>(static_cast<T *>(args.output) + row_at, at, args.channels, y);
+    rows_store<ALIGNED>(static_cast<T *>(args.output) + row * args.stride, at, args.channels, y);
 }
 
 // Threads of a block if a row has WIDTH threads. A block has one row, or one row per warp.
@@ -86,8 +86,8 @@ static __global__ void __launch_bounds__(block_of_width<WIDTH>) norm_forward_ker
     const uint64_t passes = PACKS > 0 ? PACKS : (channels + step - 1) / step;
     uint64_t row = static_cast<uint64_t>(blockIdx.x) * block_rows + threadIdx.x / WIDTH;
     for (; row < args.rows; row += static_cast<uint64_t>(gridDim.x) * block_rows) {
-        const uint64_t row_at = row * channels;
-        const T *source = static_cast<const T *>(args.residual ? args.sum : args.input) + row_at;
+        const T *source = static_cast<const T *>(args.sum ? args.sum : args.input) +
+                          row * (args.sum ? channels : args.stride);
         rows_pack<T> kept[PACKS > 0 ? PACKS : 1];
         float mean = 0.0f, sum = 0.0f;
 #pragma unroll
@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(block_of_width<WIDTH>) norm_forward_ker
             if (at >= channels)
                 continue;
             rows_pack<T> &x = kept[PACKS > 0 ? p : 0];
-            x = norm_operand<ALIGNED, T>(args, row_at, at);
+            x = norm_operand<ALIGNED, T>(args, row, at);
 #pragma unroll
             for (int i = 0; i < V; i++) // elements beyond the end are zero
                 sum = __fadd_rn(sum, cudai_widen(x.item[i]));
@@ -132,7 +132,7 @@ static __global__ void __launch_bounds__(block_of_width<WIDTH>) norm_forward_ker
                 continue;
             rows_pack<T> x =
                 PACKS > 0 ? kept[PACKS > 0 ? p : 0] : rows_load<ALIGNED>(source, at, channels);
-            norm_output<T, ALIGNED>(args, row_at, at, x, mean, rstd);
+            norm_output<T, ALIGNED>(args, row, at, x, mean, rstd);
         }
     }
 }
@@ -172,15 +172,18 @@ static cudaError_t launch_forward(cudaStream_t stream, const norm_args &args)
     return launch_forward_as<T, 0, many, ALIGNED>(stream, args);
 }
 
-extern "C" int cudai_launch_norm_forward(void *stream, const norm_args *args)
+extern "C" int cudai_launch_norm_forward(void *stream, const norm_args *asked)
 {
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    bool is_aligned = rows_are_aligned(rows_pack_bytes, args->input, args->residual, args->sum,
-                                       args->weight, args->bias, args->output);
-    CUDAI_BY_TYPE(args->type, T, {
-        if (is_aligned && args->channels % rows_pack_elems<T> == 0)
-            return launch_forward<T, true>(on, *args);
-        return launch_forward<T, false>(on, *args);
+    norm_args args = *asked;
+    args.stride = norm_stride(asked); // kernels need the actual stride
+    bool is_aligned = rows_are_aligned(rows_pack_bytes, args.input, args.residual, args.sum,
+                                       args.weight, args.bias, args.output);
+    CUDAI_BY_TYPE(args.type, T, {
+        constexpr uint64_t V = rows_pack_elems<T>;
+        if (is_aligned && args.channels % V == 0 && args.stride % V == 0)
+            return launch_forward<T, true>(on, args);
+        return launch_forward<T, false>(on, args);
     });
     return cudaErrorInvalidValue;
 }
@@ -207,9 +210,10 @@ block_sum_pair(float *first, float *second, float (*partial)[2][CUDAI_WARP], uns
 }
 
 // dx = rstd * (dy * w - g_mean - xhat * gx_mean) [+ residual]. `skip` is the residual, if has_skip.
+// `added` is what the stored weights are raised by.
 template <typename T>
 static __device__ __forceinline__ rows_pack<T>
-input_grad_of(const rows_pack<T> &x, const rows_pack<T> &dy, const rows_pack<T> &w,
+input_grad_of(const rows_pack<T> &x, const rows_pack<T> &dy, const rows_pack<T> &w, float added,
               const rows_pack<T> &skip, bool has_skip, float mean, float rstd, float g_mean,
               float gx_mean)
 {
@@ -217,7 +221,7 @@ input_grad_of(const rows_pack<T> &x, const rows_pack<T> &dy, const rows_pack<T> 
 #pragma unroll
     for (int i = 0; i < rows_pack_elems<T>; i++) {
         float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
-        float g = __fmul_rn(cudai_widen(dy.item[i]), cudai_widen(w.item[i]));
+        float g = __fmul_rn(cudai_widen(dy.item[i]), rows_weight(w.item[i], added));
         float value = __fmul_rn(rstd, __fsub_rn(__fsub_rn(g, g_mean), __fmul_rn(xhat, gx_mean)));
         if (has_skip)
             value = __fadd_rn(value, cudai_widen(skip.item[i]));
@@ -230,13 +234,13 @@ input_grad_of(const rows_pack<T> &x, const rows_pack<T> &dy, const rows_pack<T> 
 // add zeros.
 template <typename T>
 static __device__ __forceinline__ void add_grad_sums(const rows_pack<T> &x, const rows_pack<T> &dy,
-                                                     const rows_pack<T> &w, float mean, float rstd,
-                                                     float *g_sum, float *gx_sum)
+                                                     const rows_pack<T> &w, float added, float mean,
+                                                     float rstd, float *g_sum, float *gx_sum)
 {
 #pragma unroll
     for (int i = 0; i < rows_pack_elems<T>; i++) {
         float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
-        float g = __fmul_rn(cudai_widen(dy.item[i]), cudai_widen(w.item[i]));
+        float g = __fmul_rn(cudai_widen(dy.item[i]), rows_weight(w.item[i], added));
         *g_sum = __fadd_rn(*g_sum, g);
         *gx_sum = __fmaf_rn(g, xhat, *gx_sum);
     }
@@ -252,25 +256,26 @@ static __global__ void __launch_bounds__(block_max)
     const uint64_t channels = args.channels, at = static_cast<uint64_t>(threadIdx.x) * V;
     const bool has_columns = at < channels, has_skip = args.residual_grad != nullptr;
     const float count = static_cast<float>(channels);
+    const float added = rows_weight_added(args.weight, args.adds_one);
     float weight_sum[V] = {}, bias_sum[V] = {};
     rows_pack<T> w = {};
     if (has_columns)
-        w = rows_load<ALIGNED>(static_cast<const T *>(args.weight), at, channels);
+        w = rows_load_if<ALIGNED, T>(args.weight, at, channels);
     uint64_t row = blockIdx.x * rows_per_block;
     uint64_t end = args.rows - row < rows_per_block ? args.rows : row + rows_per_block;
     for (; row < end; row++) {
-        const uint64_t row_at = row * channels;
+        const uint64_t row_at = row * channels, grad_at = row * args.stride;
         const float mean = LAYER ? args.mean[row] : 0.0f, rstd = args.rstd[row];
         rows_pack<T> x = {}, dy = {}, skip = {};
         float g_mean = 0.0f, gx_mean = 0.0f;
         if (has_columns) {
             x = rows_load<ALIGNED>(static_cast<const T *>(args.input) + row_at, at, channels);
-            dy =
-                rows_load<ALIGNED>(static_cast<const T *>(args.output_grad) + row_at, at, channels);
+            dy = rows_load<ALIGNED>(static_cast<const T *>(args.output_grad) + grad_at, at,
+                                    channels);
             if (has_skip)
                 skip = rows_load<ALIGNED>(static_cast<const T *>(args.residual_grad) + row_at, at,
                                           channels);
-            add_grad_sums(x, dy, w, mean, rstd, &g_mean, &gx_mean);
+            add_grad_sums(x, dy, w, added, mean, rstd, &g_mean, &gx_mean);
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
@@ -285,8 +290,8 @@ static __global__ void __launch_bounds__(block_max)
         gx_mean = __fdiv_rn(gx_mean, count);
         if (has_columns)
             rows_store<ALIGNED>(
-                static_cast<T *>(args.input_grad) + row_at, at, channels,
-                input_grad_of(x, dy, w, skip, has_skip, mean, rstd, g_mean, gx_mean));
+                static_cast<T *>(args.input_grad) + grad_at, at, channels,
+                input_grad_of(x, dy, w, added, skip, has_skip, mean, rstd, g_mean, gx_mean));
     }
     float *sums = static_cast<float *>(args.scratch) + blockIdx.x * (LAYER ? 2 : 1) * channels;
 #pragma unroll
@@ -308,19 +313,20 @@ static __global__ void __launch_bounds__(block_max) norm_input_grad_kernel(norm_
     const bool is_layer = args.kind == NORM_LAYER, has_skip = args.residual_grad != nullptr;
     const uint64_t channels = args.channels, step = static_cast<uint64_t>(blockDim.x) * V;
     const uint64_t first = static_cast<uint64_t>(threadIdx.x) * V;
-    const T *weight = static_cast<const T *>(args.weight);
+    const float added = rows_weight_added(args.weight, args.adds_one);
     unsigned turn = 0;
     for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x, turn ^= 1) {
         const uint64_t row_at = row * channels;
         const T *input = static_cast<const T *>(args.input) + row_at;
-        const T *output_grad = static_cast<const T *>(args.output_grad) + row_at;
+        const T *output_grad = static_cast<const T *>(args.output_grad) + row * args.stride;
         const T *residual_grad = static_cast<const T *>(args.residual_grad);
         const float mean = is_layer ? args.mean[row] : 0.0f, rstd = args.rstd[row];
         float g_mean = 0.0f, gx_mean = 0.0f;
         for (uint64_t at = first; at < channels; at += step)
             add_grad_sums(rows_load<ALIGNED>(input, at, channels),
                           rows_load<ALIGNED>(output_grad, at, channels),
-                          rows_load<ALIGNED>(weight, at, channels), mean, rstd, &g_mean, &gx_mean);
+                          rows_load_if<ALIGNED, T>(args.weight, at, channels), added, mean, rstd,
+                          &g_mean, &gx_mean);
         block_sum_pair(&g_mean, &gx_mean, partial, turn);
         g_mean = is_layer ? __fdiv_rn(g_mean, static_cast<float>(channels)) : 0.0f;
         gx_mean = __fdiv_rn(gx_mean, static_cast<float>(channels));
@@ -330,9 +336,10 @@ static __global__ void __launch_bounds__(block_max) norm_input_grad_kernel(norm_
                 skip = rows_load<ALIGNED>(residual_grad + row_at, at, channels);
             rows_pack<T> dx = input_grad_of(rows_load<ALIGNED>(input, at, channels),
                                             rows_load<ALIGNED>(output_grad, at, channels),
-                                            rows_load<ALIGNED>(weight, at, channels), skip,
-                                            has_skip, mean, rstd, g_mean, gx_mean);
-            rows_store<ALIGNED>(static_cast<T *>(args.input_grad) + row_at, at, channels, dx);
+                                            rows_load_if<ALIGNED, T>(args.weight, at, channels),
+                                            added, skip, has_skip, mean, rstd, g_mean, gx_mean);
+            rows_store<ALIGNED>(static_cast<T *>(args.input_grad) + row * args.stride, at, channels,
+                                dx);
         }
     }
 }
@@ -350,7 +357,8 @@ struct column_args {
     const void *output_grad, *input; // [rows, channels]; no input for TERMS_GRAD
     const float *mean, *rstd;        // [rows]; a NULL mean stands for 0
     uint64_t rows, channels, rows_per_block;
-    float *sums; // [blocks, 1 or 2, channels]
+    uint64_t stride; // elements between rows of output_grad
+    float *sums;     // [blocks, 1 or 2, channels]
 };
 
 // A block of 32 x 8 threads sums 32 packs of columns over one block of rows: warp i % 8 adds row i
@@ -370,8 +378,8 @@ static __global__ void __launch_bounds__(CUDAI_WARP *column_rows)
     float sum[KINDS][V] = {};
     for (uint64_t row = begin + threadIdx.y; at < channels && row < end; row += column_rows) {
         const uint64_t row_at = row * channels;
-        rows_pack<T> dy =
-            rows_load<ALIGNED>(static_cast<const T *>(args.output_grad) + row_at, at, channels);
+        rows_pack<T> dy = rows_load<ALIGNED>(
+            static_cast<const T *>(args.output_grad) + row * args.stride, at, channels);
         rows_pack<T> x = {};
         float mean = 0.0f, rstd = 0.0f;
         if (TERMS != TERMS_GRAD) {
@@ -404,12 +412,12 @@ static __global__ void __launch_bounds__(CUDAI_WARP *column_rows)
     }
 }
 
-// target[c] += the sum over blocks of sums[block * width + c], in double. Each of 32 warps adds a
-// run of blocks in order, then the warps are added in order. Columns from `channels` on belong to
-// `second`.
+// target[c] += the sum over blocks of sums[block * stride + c], in double, for c < width <= stride.
+// Each of 32 warps adds a run of blocks in order, then the warps are added in order. Columns from
+// `channels` on belong to `second`.
 static __global__ void __launch_bounds__(CUDAI_WARP *fold_slices)
-    fold_sums_kernel(const float *sums, uint64_t blocks, uint64_t width, uint64_t channels,
-                     float *first, float *second)
+    fold_sums_kernel(const float *sums, uint64_t blocks, uint64_t stride, uint64_t width,
+                     uint64_t channels, float *first, float *second)
 {
     __shared__ double shared[fold_slices][CUDAI_WARP];
     const uint64_t column = blockIdx.x * uint64_t{CUDAI_WARP} + threadIdx.x;
@@ -418,7 +426,7 @@ static __global__ void __launch_bounds__(CUDAI_WARP *fold_slices)
     double sum = 0.0;
     if (column < width)
         for (uint64_t block = begin; block < end; block++)
-            sum += static_cast<double>(sums[block * width + column]);
+            sum += static_cast<double>(sums[block * stride + column]);
     shared[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || column >= width)
@@ -437,19 +445,20 @@ static cudaError_t launch_column_sums(cudaStream_t stream, const column_args &ar
     dim3 grid(static_cast<unsigned>((args.channels + tile - 1) / tile),
               static_cast<unsigned>(blocks));
     dim3 block(CUDAI_WARP, column_rows);
-    if (args.channels % rows_pack_elems<T> == 0 &&
+    if (args.channels % rows_pack_elems<T> == 0 && args.stride % rows_pack_elems<T> == 0 &&
         rows_are_aligned(rows_pack_bytes, args.output_grad, args.input))
         return cudai_launch(column_sums_kernel<T, TERMS, true>, grid, block, 0, stream, args);
     return cudai_launch(column_sums_kernel<T, TERMS, false>, grid, block, 0, stream, args);
 }
 
+// sums: [blocks, stride]
 static cudaError_t launch_fold(cudaStream_t stream, const float *sums, uint64_t blocks,
-                               uint64_t channels, float *first, float *second)
+                               uint64_t channels, uint64_t stride, float *first, float *second)
 {
     uint64_t width = second ? 2 * channels : channels;
     dim3 grid(static_cast<unsigned>((width + CUDAI_WARP - 1) / CUDAI_WARP));
     return cudai_launch(fold_sums_kernel, grid, dim3(CUDAI_WARP, fold_slices), 0, stream, sums,
-                        blocks, width, channels, first, second);
+                        blocks, stride, width, channels, first, second);
 }
 
 template <typename T, bool LAYER, bool ALIGNED>
@@ -470,6 +479,7 @@ static cudaError_t launch_backward(cudaStream_t stream, const norm_grad_args &ar
     columns.rstd = args.rstd;
     columns.rows = args.rows;
     columns.channels = args.channels;
+    columns.stride = args.stride;
     columns.rows_per_block = blocks.rows_per_block;
     columns.sums = static_cast<float *>(args.scratch);
     cudaError_t error = launch_column_sums < T,
@@ -480,32 +490,36 @@ static cudaError_t launch_backward(cudaStream_t stream, const norm_grad_args &ar
     return cudai_launch(norm_input_grad_kernel<T, ALIGNED>, grid, dim3(block_max), 0, stream, args);
 }
 
-extern "C" int cudai_launch_norm_backward(void *stream, const norm_grad_args *args,
+extern "C" int cudai_launch_norm_backward(void *stream, const norm_grad_args *asked,
                                           cudai_row_blocks blocks)
 {
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    bool is_layer = args->kind == NORM_LAYER;
-    bool is_aligned = rows_are_aligned(rows_pack_bytes, args->input, args->weight,
-                                       args->output_grad, args->residual_grad, args->input_grad);
+    norm_grad_args args = *asked;
+    args.stride = norm_grad_stride(asked);
+    bool is_layer = args.kind == NORM_LAYER;
+    bool is_aligned = rows_are_aligned(rows_pack_bytes, args.input, args.weight, args.output_grad,
+                                       args.residual_grad, args.input_grad);
     cudaError_t error = cudaErrorInvalidValue;
-    CUDAI_BY_TYPE(args->type, T, {
-        if (is_aligned && args->channels % rows_pack_elems<T> == 0)
-            error = is_layer ? launch_backward<T, true, true>(on, *args, blocks)
-                             : launch_backward<T, false, true>(on, *args, blocks);
+    CUDAI_BY_TYPE(args.type, T, {
+        constexpr uint64_t V = rows_pack_elems<T>;
+        if (is_aligned && args.channels % V == 0 && args.stride % V == 0)
+            error = is_layer ? launch_backward<T, true, true>(on, args, blocks)
+                             : launch_backward<T, false, true>(on, args, blocks);
         else
-            error = is_layer ? launch_backward<T, true, false>(on, *args, blocks)
-                             : launch_backward<T, false, false>(on, *args, blocks);
+            error = is_layer ? launch_backward<T, true, false>(on, args, blocks)
+                             : launch_backward<T, false, false>(on, args, blocks);
     });
-    if (error != cudaSuccess || !args->weight_grad)
+    if (error != cudaSuccess || !args.weight_grad)
         return error;
-    return launch_fold(on, static_cast<const float *>(args->scratch), blocks.count, args->channels,
-                       args->weight_grad, is_layer ? args->bias_grad : nullptr);
+    return launch_fold(on, static_cast<const float *>(args.scratch), blocks.count, args.channels,
+                       (is_layer ? 2 : 1) * args.channels, args.weight_grad, args.bias_grad);
 }
 
 extern "C" int cudai_launch_fold_sums(void *stream, const float *sums, uint64_t blocks,
                                       uint64_t channels, float *target)
 {
-    return launch_fold(static_cast<cudaStream_t>(stream), sums, blocks, channels, target, nullptr);
+    return launch_fold(static_cast<cudaStream_t>(stream), sums, blocks, channels, channels, target,
+                       nullptr);
 }
 
 extern "C" int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uint64_t n,
@@ -517,11 +531,11 @@ extern "C" int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_
     column_args args = {};
     args.output_grad = output_grad;
     args.rows = rows;
-    args.channels = n;
+    args.channels = args.stride = n;
     args.rows_per_block = blocks.rows_per_block;
     args.sums = scratch;
     CUDAI_BY_TYPE(type, T, error = launch_column_sums<T, TERMS_GRAD>(on, args, blocks.count));
     if (error != cudaSuccess)
         return error;
-    return launch_fold(on, scratch, blocks.count, n, bias_grad, nullptr);
+    return launch_fold(on, scratch, blocks.count, n, n, bias_grad, nullptr);
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows_launch.h"
+#include "kernels/head_norm_wide.h"
 
 /* Blocks of rows for the norm's parameter gradients; one block of threads computes each. Their
  * number is limited so that scratch stays near 32 MiB (2 C floats per block) for any number of
@@ -45,8 +46,8 @@ static cudai_row_blocks norm_blocks(uint64_t rows, uint64_t channels)
 int cudai_norm_forward(kernel_context *context, void *stream, const norm_args *args)
 {
     (void)context;
-    assert(args->kind == NORM_RMS || (args->mean && args->bias));
-    assert(!args->residual || args->sum);
+    assert(args->kind == NORM_RMS ? !args->bias : args->mean != NULL);
+    assert(!args->residual || (args->sum && !args->stride));
     if (args->rows == 0 || args->channels == 0)
         return 0;
     return cudai_check(cudai_launch_norm_forward(stream, args), "the norm kernel");
@@ -61,7 +62,8 @@ size_t cudai_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uin
 int cudai_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
 {
     (void)context;
-    assert(args->kind == NORM_RMS || (args->mean && !args->weight_grad == !args->bias_grad));
+    assert(args->kind == NORM_RMS ? !args->bias_grad : args->mean != NULL);
+    assert(!args->residual_grad || !args->stride);
     if (args->rows == 0 || args->channels == 0)
         return 0;
     cudai_row_blocks blocks = norm_blocks(args->rows, args->channels);
@@ -87,18 +89,23 @@ int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, 
         "the bias gradient kernel");
 }
 
-/* Blocks of heads for the gradient of their norm's weight. A head is short, so a block takes many
- * heads, and the sums of all blocks stay within 1 MiB. */
-static cudai_row_blocks head_blocks(uint64_t rows, uint64_t heads)
+/* Blocks of heads for the gradient of their norm's weight. A short head is one of many in a block,
+ * so that the sums of all blocks stay within 1 MiB. */
+static cudai_row_blocks head_blocks(uint64_t rows, uint64_t heads, uint64_t head_dim)
 {
+    if (head_norm_is_wide(heads, head_dim))
+        return norm_blocks(rows, head_dim);
     return row_blocks(rows * heads, HEAD_BLOCKS_MAX, HEADS_MIN);
 }
 
 int cudai_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
 {
-    (void)context;
     if (args->rows * args->heads * args->head_dim == 0)
         return 0;
+    if (head_norm_is_wide(args->heads, args->head_dim)) {
+        norm_args wide = head_norm_wide_forward(args);
+        return cudai_norm_forward(context, stream, &wide);
+    }
     return cudai_check(cudai_launch_head_norm_forward(stream, args), "the kernel of heads' norms");
 }
 
@@ -106,15 +113,21 @@ size_t cudai_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows
                                           uint64_t head_dim)
 {
     (void)context;
-    return (size_t)(head_blocks(rows, heads).count * head_dim) * sizeof(float);
+    uint64_t sums = head_norm_is_wide(heads, head_dim) ? 2 * head_dim : head_dim;
+    return (size_t)(head_blocks(rows, heads, head_dim).count * sums) * sizeof(float);
 }
 
 int cudai_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
 {
-    (void)context;
     if (args->rows * args->heads * args->head_dim == 0)
         return 0;
-    cudai_row_blocks blocks = head_blocks(args->rows, args->heads);
+    if (head_norm_is_wide(args->heads, args->head_dim)) {
+        norm_grad_args wide = head_norm_wide_backward(args);
+        return cudai_norm_backward(context, stream, &wide);
+    }
+    cudai_row_blocks blocks = args->weight_per_head
+                                  ? head_blocks(args->rows, 1, args->heads * args->head_dim)
+                                  : head_blocks(args->rows, args->heads, args->head_dim);
     return cudai_check(cudai_launch_head_norm_backward(stream, args, blocks),
                        "the gradient kernel of heads' norms");
 }
@@ -141,7 +154,7 @@ int cudai_activation_forward(kernel_context *context, void *stream, const activa
 {
     if (args->rows == 0 || args->features == 0)
         return 0;
-    return cudai_check(cudai_launch_activation_forward(stream, context->sm_count, args),
+    return cudai_check(cudai_launch_activation(stream, context->sm_count, args, false),
                        "the activation kernel");
 }
 
@@ -149,7 +162,7 @@ int cudai_activation_backward(kernel_context *context, void *stream, const activ
 {
     if (args->rows == 0 || args->features == 0)
         return 0;
-    return cudai_check(cudai_launch_activation_backward(stream, context->sm_count, args),
+    return cudai_check(cudai_launch_activation(stream, context->sm_count, args, true),
                        "the activation gradient kernel");
 }
 

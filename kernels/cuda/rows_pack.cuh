@@ -27,6 +27,19 @@ template <typename... P> static inline bool rows_are_aligned(size_t bytes, P... 
     return bits % bytes == 0;
 }
 
+// A norm's weights are those stored, 1 + those stored, or 1. The first function gives the number
+// that is added to the stored ones, the second gives one weight.
+static __device__ __forceinline__ float rows_weight_added(const void *weight, bool adds_one)
+{
+    return adds_one || weight == nullptr ? 1.0f : 0.0f;
+}
+
+template <typename T> static __device__ __forceinline__ float rows_weight(T stored, float added)
+{
+    float weight = cudai_widen(stored);
+    return added != 0.0f ? __fadd_rn(weight, added) : weight;
+}
+
 // Loads elements [at, at + pack) of a row of `channels`; those beyond its end are zero. ALIGNED
 // means that channels is a multiple of the pack and that the row begins at a multiple of 16 bytes.
 template <bool ALIGNED, typename T>
@@ -42,6 +55,16 @@ static __device__ __forceinline__ rows_pack<T> rows_load(const T *row, uint64_t 
             pack.item[i] = at + i < channels ? row[at + i] : T{};
         return pack;
     }
+}
+
+// The same where there may be no row: zeros then.
+template <bool ALIGNED, typename T>
+static __device__ __forceinline__ rows_pack<T> rows_load_if(const void *row, uint64_t at,
+                                                            uint64_t channels)
+{
+    if (row == nullptr)
+        return rows_pack<T>{};
+    return rows_load<ALIGNED>(static_cast<const T *>(row), at, channels);
 }
 
 template <bool ALIGNED, typename T>

@@ -6,26 +6,33 @@
 #include "kernels/reference/reference_internal.h"
 #include "kernels/rope_frequency.h"
 
+/* Weight `at` of a norm. */
+static double norm_weight(enum dtype type, const void *weight, bool adds_one, uint64_t at)
+{
+    return weight ? refi_load(type, weight, at) + (adds_one ? 1.0 : 0.0) : 1.0;
+}
+
 static void norm_forward_row(const norm_args *args, uint64_t row)
 {
-    uint64_t channels = args->channels, at = row * channels;
-    const void *source = args->residual ? args->sum : args->input;
+    uint64_t channels = args->channels, at = row * norm_stride(args), sum_at = row * channels;
+    const void *source = args->sum ? args->sum : args->input;
+    uint64_t from = args->sum ? sum_at : at;
     double mean = 0.0, variance = 0.0;
-    for (uint64_t c = 0; args->residual && c < channels; c++)
-        refi_store(args->type, args->sum, at + c,
+    for (uint64_t c = 0; args->sum && c < channels; c++)
+        refi_store(args->type, args->sum, sum_at + c,
                    refi_load(args->type, args->input, at + c) +
-                       refi_load(args->type, args->residual, at + c));
+                       (args->residual ? refi_load(args->type, args->residual, at + c) : 0.0));
     for (uint64_t c = 0; args->kind == NORM_LAYER && c < channels; c++)
-        mean += refi_load(args->type, source, at + c) / (double)channels;
+        mean += refi_load(args->type, source, from + c) / (double)channels;
     for (uint64_t c = 0; c < channels; c++) {
-        double distance = refi_load(args->type, source, at + c) - mean;
+        double distance = refi_load(args->type, source, from + c) - mean;
         variance += distance * distance / (double)channels;
     }
     double rstd = 1.0 / sqrt(variance + (double)args->epsilon);
     for (uint64_t c = 0; c < channels; c++) {
-        double xhat = (refi_load(args->type, source, at + c) - mean) * rstd;
-        double y = xhat * refi_load(args->type, args->weight, c);
-        if (args->kind == NORM_LAYER)
+        double xhat = (refi_load(args->type, source, from + c) - mean) * rstd;
+        double y = xhat * norm_weight(args->type, args->weight, args->adds_one, c);
+        if (args->bias)
             y += refi_load(args->type, args->bias, c);
         refi_store(args->type, args->output, at + c, y);
     }
@@ -54,13 +61,13 @@ size_t refi_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint
 static void norm_backward_row(const norm_grad_args *args, uint64_t row, double *weight_sum,
                               double *bias_sum)
 {
-    uint64_t channels = args->channels, at = row * channels;
+    uint64_t channels = args->channels, at = row * norm_grad_stride(args), from = row * channels;
     double mean = args->kind == NORM_LAYER ? (double)args->mean[row] : 0.0;
     double rstd = (double)args->rstd[row], g_mean = 0.0, gx_mean = 0.0;
     for (uint64_t c = 0; c < channels; c++) {
-        double xhat = (refi_load(args->type, args->input, at + c) - mean) * rstd;
+        double xhat = (refi_load(args->type, args->input, from + c) - mean) * rstd;
         double dy = refi_load(args->type, args->output_grad, at + c);
-        double g = dy * refi_load(args->type, args->weight, c);
+        double g = dy * norm_weight(args->type, args->weight, args->adds_one, c);
         weight_sum[c] += dy * xhat;
         bias_sum[c] += dy;
         g_mean += g / (double)channels;
@@ -69,9 +76,9 @@ static void norm_backward_row(const norm_grad_args *args, uint64_t row, double *
     if (args->kind == NORM_RMS)
         g_mean = 0.0; /* RMSNorm subtracts no mean, so the mean of g has no part in the gradient */
     for (uint64_t c = 0; c < channels; c++) {
-        double xhat = (refi_load(args->type, args->input, at + c) - mean) * rstd;
+        double xhat = (refi_load(args->type, args->input, from + c) - mean) * rstd;
         double g = refi_load(args->type, args->output_grad, at + c) *
-                   refi_load(args->type, args->weight, c);
+                   norm_weight(args->type, args->weight, args->adds_one, c);
         double dx = rstd * (g - g_mean - xhat * gx_mean);
         if (args->residual_grad)
             dx += refi_load(args->type, args->residual_grad, at + c);
@@ -88,9 +95,10 @@ int refi_norm_backward(kernel_context *context, void *stream, const norm_grad_ar
         weight_sum[c] = 0.0;
     for (uint64_t row = 0; row < args->rows; row++)
         norm_backward_row(args, row, weight_sum, bias_sum);
-    for (uint64_t c = 0; c < args->channels && args->weight_grad; c++) {
-        args->weight_grad[c] = (float)((double)args->weight_grad[c] + weight_sum[c]);
-        if (args->kind == NORM_LAYER)
+    for (uint64_t c = 0; c < args->channels; c++) {
+        if (args->weight_grad)
+            args->weight_grad[c] = (float)((double)args->weight_grad[c] + weight_sum[c]);
+        if (args->bias_grad)
             args->bias_grad[c] = (float)((double)args->bias_grad[c] + bias_sum[c]);
     }
     return 0;
@@ -160,6 +168,13 @@ int refi_embedding_backward(kernel_context *context, void *stream, const embeddi
     return 0;
 }
 
+/* Element `i` of the weights of head `at` of all rows. */
+static double head_weight(const head_norm_args *args, uint64_t at, uint64_t i)
+{
+    uint64_t begin = args->weight_per_head ? at % args->heads * args->head_dim : 0;
+    return norm_weight(args->type, args->weight, args->adds_one, begin + i);
+}
+
 int refi_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
 {
     uint64_t dim = args->head_dim;
@@ -167,18 +182,24 @@ int refi_head_norm_forward(kernel_context *context, void *stream, const head_nor
     (void)stream;
     for (uint64_t at = 0; at < args->rows * args->heads; at++) {
         uint64_t first = at / args->heads * args->stride + at % args->heads * dim;
-        double sum = 0;
+        double mean = 0, sum = 0;
         for (uint64_t i = 0; i < dim; i++) {
             double x = refi_load(args->type, args->data, first + i);
-            sum += x * x;
+            mean += args->is_layer ? x / (double)dim : 0.0;
             refi_store(args->type, args->before, at * dim + i, x);
         }
+        for (uint64_t i = 0; i < dim; i++) {
+            double distance = refi_load(args->type, args->before, at * dim + i) - mean;
+            sum += distance * distance;
+        }
         double rstd = 1.0 / sqrt(sum / (double)dim + (double)args->epsilon);
+        if (args->is_layer)
+            args->mean[at] = (float)mean;
         args->rstd[at] = (float)rstd;
         for (uint64_t i = 0; i < dim; i++) {
             double x = refi_load(args->type, args->before, at * dim + i);
             refi_store(args->type, args->data, first + i,
-                       x * rstd * refi_load(args->type, args->weight, i));
+                       (x - mean) * rstd * head_weight(args, at, i));
         }
     }
     return 0;
@@ -193,32 +214,35 @@ size_t refi_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows,
     return (size_t)head_dim * sizeof(double);
 }
 
-/* scratch: [D] double, the sums of the weight gradient. */
+/* scratch: [D or H * D] double, the sums of the weight gradient. */
 int refi_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
 {
-    uint64_t dim = args->head_dim;
-    double *sums = args->scratch;
+    uint64_t dim = args->head_dim, width = args->weight_per_head ? args->heads * dim : dim;
+    double *all_sums = args->scratch;
     (void)context;
     (void)stream;
-    memset(sums, 0, dim * sizeof *sums);
+    memset(all_sums, 0, width * sizeof *all_sums);
     for (uint64_t at = 0; at < args->rows * args->heads; at++) {
-        uint64_t first = at / args->heads * args->stride + at % args->heads * dim;
-        double rstd = (double)args->rstd[at], mean = 0;
+        uint64_t head = at % args->heads, first = at / args->heads * args->stride + head * dim;
+        double *sums = all_sums + (args->weight_per_head ? head * dim : 0);
+        double rstd = (double)args->rstd[at], mean = args->is_layer ? (double)args->mean[at] : 0.0;
+        double g_mean = 0, gx_mean = 0;
         for (uint64_t i = 0; i < dim; i++) {
-            double xhat = refi_load(args->type, args->before, at * dim + i) * rstd;
+            double xhat = (refi_load(args->type, args->before, at * dim + i) - mean) * rstd;
             double dy = refi_load(args->type, args->data, first + i);
+            double g = dy * head_weight(args, at, i);
             sums[i] += dy * xhat;
-            mean += dy * refi_load(args->type, args->weight, i) * xhat / (double)dim;
+            g_mean += args->is_layer ? g / (double)dim : 0.0;
+            gx_mean += g * xhat / (double)dim;
         }
         for (uint64_t i = 0; i < dim; i++) {
-            double xhat = refi_load(args->type, args->before, at * dim + i) * rstd;
-            double dy = refi_load(args->type, args->data, first + i);
-            double g = dy * refi_load(args->type, args->weight, i);
-            refi_store(args->type, args->data, first + i, rstd * (g - xhat * mean));
+            double xhat = (refi_load(args->type, args->before, at * dim + i) - mean) * rstd;
+            double g = refi_load(args->type, args->data, first + i) * head_weight(args, at, i);
+            refi_store(args->type, args->data, first + i, rstd * (g - g_mean - xhat * gx_mean));
         }
     }
-    for (uint64_t i = 0; i < dim && args->weight_grad; i++)
-        args->weight_grad[i] += (float)sums[i];
+    for (uint64_t i = 0; i < width && args->weight_grad; i++)
+        args->weight_grad[i] += (float)all_sums[i];
     return 0;
 }
 
@@ -258,22 +282,45 @@ int refi_rope(kernel_context *context, void *stream, const rope_args *args)
     return 0;
 }
 
-static double sigmoid(double x)
+/* f(x), and f'(x) in *slope, of an activation. */
+static double activation_function(enum activation_kind kind, double x, double *slope)
 {
-    return 1.0 / (1.0 + exp(-x));
+    const double root_2_over_pi = 0.79788456080286535588, root_half = 0.70710678118654752440;
+    switch (kind) {
+    case ACTIVATION_GELU:
+    case ACTIVATION_GEGLU: {
+        double t = tanh(root_2_over_pi * (x + 0.044715 * x * x * x));
+        double bend = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
+        *slope = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * bend;
+        return 0.5 * x * (1.0 + t);
+    }
+    case ACTIVATION_GELU_ERF:
+    case ACTIVATION_GEGLU_ERF: {
+        double below = 0.5 * erfc(-x * root_half);
+        *slope = below + x * exp(-0.5 * x * x) * 0.5 * root_2_over_pi;
+        return x * below;
+    }
+    case ACTIVATION_RELU:
+        *slope = x > 0.0 ? 1.0 : 0.0;
+        return x > 0.0 ? x : 0.0;
+    case ACTIVATION_SWIGLU:
+    case ACTIVATION_KIND_COUNT:
+        break;
+    }
+    double s = 1.0 / (1.0 + exp(-x));
+    *slope = s + x * s * (1.0 - s);
+    return x * s;
 }
 
-static const double root_2_over_pi = 0.79788456080286535588;
-
-/* Indices of element f of a row: in the output, of the gate (or of the input of GELU), and of
- * up. */
+/* Indices of element f of a row: in the output, of the gate (or of the input of a plain
+ * activation), and of up. */
 struct activation_at {
     uint64_t output, gate, up;
 };
 
 static struct activation_at activation_place(const activation_args *args, uint64_t row, uint64_t f)
 {
-    uint64_t width = args->kind == ACTIVATION_SWIGLU ? 2 * args->features : args->features;
+    uint64_t width = activation_is_gated(args->kind) ? 2 * args->features : args->features;
     return (struct activation_at){.output = row * args->features + f,
                                   .gate = row * width + f,
                                   .up = row * width + args->features + f};
@@ -286,11 +333,10 @@ int refi_activation_forward(kernel_context *context, void *stream, const activat
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t f = 0; f < args->features; f++) {
             struct activation_at at = activation_place(args, row, f);
-            double x = refi_load(args->type, args->input, at.gate), y;
-            if (args->kind == ACTIVATION_GELU)
-                y = 0.5 * x * (1.0 + tanh(root_2_over_pi * (x + 0.044715 * x * x * x)));
-            else
-                y = x * sigmoid(x) * refi_load(args->type, args->input, at.up);
+            double slope, x = refi_load(args->type, args->input, at.gate);
+            double y = activation_function(args->kind, x, &slope);
+            if (activation_is_gated(args->kind))
+                y *= refi_load(args->type, args->input, at.up);
             refi_store(args->type, args->output, at.output, y);
         }
     return 0;
@@ -303,19 +349,14 @@ int refi_activation_backward(kernel_context *context, void *stream, const activa
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t f = 0; f < args->features; f++) {
             struct activation_at at = activation_place(args, row, f);
-            double x = refi_load(args->type, args->input, at.gate);
-            double dy = refi_load(args->type, args->output_grad, at.output);
-            if (args->kind == ACTIVATION_GELU) {
-                double t = tanh(root_2_over_pi * (x + 0.044715 * x * x * x));
-                double slope = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
-                double grad = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope;
-                refi_store(args->type, args->input_grad, at.gate, dy * grad);
-            } else {
-                double up = refi_load(args->type, args->input, at.up), s = sigmoid(x);
-                refi_store(args->type, args->input_grad, at.gate,
-                           dy * up * (s + x * s * (1.0 - s)));
-                refi_store(args->type, args->input_grad, at.up, dy * x * s);
+            double slope, x = refi_load(args->type, args->input, at.gate);
+            double value = activation_function(args->kind, x, &slope);
+            double dy = refi_load(args->type, args->output_grad, at.output), up = 1.0;
+            if (activation_is_gated(args->kind)) {
+                up = refi_load(args->type, args->input, at.up);
+                refi_store(args->type, args->input_grad, at.up, dy * value);
             }
+            refi_store(args->type, args->input_grad, at.gate, dy * up * slope);
         }
     return 0;
 }

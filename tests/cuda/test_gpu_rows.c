@@ -207,22 +207,37 @@ static void check_shapes(const char *name, case_fn body, const uint64_t (*shapes
 
 /* ---- norms ---- */
 
-/* variant bit 0: RMSNorm; bit 1: with residual. */
+/* The parameters of a norm, by two bits: a weight (and a bias); one that adds 1; no bias; none that
+ * is no weight of an RMSNorm either. */
+struct norm_form {
+    bool has_weight, adds_one, has_bias;
+};
+
+static struct norm_form form_of(bool layer, int bits)
+{
+    return (struct norm_form){.has_weight = layer ? bits != 3 : bits < 2,
+                              .adds_one = bits == 1 || bits == 2,
+                              .has_bias = layer && bits < 2};
+}
+
+/* variant bit 0: RMSNorm; bit 1: with residual; bits 2-3: the form of the parameters. */
 static void norm_forward_case(struct run *run, const struct shape *shape)
 {
     enum dtype type = shape->type;
     uint64_t count = shape->rows * shape->channels;
     bool layer = !(shape->variant & 1), residual = shape->variant & 2;
+    struct norm_form form = form_of(layer, shape->variant >> 2);
     norm_args args = {.kind = layer ? NORM_LAYER : NORM_RMS,
                       .type = type,
                       .rows = shape->rows,
                       .channels = shape->channels,
+                      .adds_one = form.adds_one,
                       .epsilon = 1e-5f};
     args.input = draw(run, type, count, 1, 2.0f);
     args.residual = residual ? draw(run, type, count, 2, 1.0f) : NULL;
     args.sum = residual ? block(run, type, count) : NULL;
-    args.weight = draw(run, type, shape->channels, 3, 1.0f);
-    args.bias = layer ? draw(run, type, shape->channels, 4, 1.0f) : NULL;
+    args.weight = form.has_weight ? draw(run, type, shape->channels, 3, 1.0f) : NULL;
+    args.bias = form.has_bias ? draw(run, type, shape->channels, 4, 1.0f) : NULL;
     args.output = block(run, type, count);
     args.mean = layer ? block(run, DTYPE_FP32, shape->rows) : NULL;
     args.rstd = block(run, DTYPE_FP32, shape->rows);
@@ -264,7 +279,7 @@ static void norm_forward(void **state)
     static const uint64_t shapes[][2] = {{1, 1},    {11, 7},   {3, 63},   {9, 64},   {5, 65},
                                          {3, 255},  {2, 257},  {3, 512},  {2, 1000}, {2, 1024},
                                          {1, 1025}, {2, 2048}, {1, 4096}, {2, 4099}, {1, 8192}};
-    CHECK_SHAPES("norm forward", norm_forward_case, shapes, 4);
+    CHECK_SHAPES("norm forward", norm_forward_case, shapes, 16);
     gpu_fixture *gpu = gpu_begin();
     static const struct shape wide[] = {{DTYPE_BF16, 1, 8200, 3},  {DTYPE_BF16, 2, 16384, 2},
                                         {DTYPE_BF16, 1, 32768, 3}, {DTYPE_BF16, 2, 32776, 2},
@@ -278,35 +293,39 @@ static void norm_forward(void **state)
 }
 
 /* variant bit 0: RMSNorm; bits 1-2: no residual gradient, one, input_grad over output_grad,
- * input_grad over residual_grad. The absolute tolerance covers rstd up to 316 (one channel) times
+ * input_grad over residual_grad; bits 3-4: the form of the parameters.
+ * The absolute tolerance covers rstd up to 316 (one channel) times
  * 2^-24. */
 static void norm_backward_case(struct run *run, const struct shape *shape)
 {
     enum dtype type = shape->type;
     uint64_t count = shape->rows * shape->channels;
     bool layer = !(shape->variant & 1);
-    int form = shape->variant >> 1;
+    int place_of_grad = shape->variant >> 1 & 3;
+    struct norm_form form = form_of(layer, shape->variant >> 3);
     norm_grad_args args = {.kind = layer ? NORM_LAYER : NORM_RMS,
                            .type = type,
                            .rows = shape->rows,
-                           .channels = shape->channels};
+                           .channels = shape->channels,
+                           .adds_one = form.adds_one};
     void *dy = draw(run, type, count, 4, 1.0f);
     void *skip = draw(run, type, count, 5, 1.0f);
     args.input = draw(run, type, count, 1, 2.0f);
-    args.weight = draw(run, type, shape->channels, 2, 1.0f);
+    args.weight = form.has_weight ? draw(run, type, shape->channels, 2, 1.0f) : NULL;
     args.mean = layer ? draw(run, DTYPE_FP32, shape->rows, 3, 0.5f) : NULL;
     args.rstd = draw_at_least(run, DTYPE_FP32, shape->rows, 6, 0.5f, 0.1f);
     args.output_grad = dy;
-    args.residual_grad = form == 0 ? NULL : skip;
-    args.input_grad = form == 2 ? dy : form == 3 ? skip : block(run, type, count);
-    args.weight_grad = draw(run, DTYPE_FP32, shape->channels, 7, 1.0f);
-    args.bias_grad = layer ? draw(run, DTYPE_FP32, shape->channels, 8, 1.0f) : NULL;
+    args.residual_grad = place_of_grad == 0 ? NULL : skip;
+    args.input_grad = place_of_grad == 2 ? dy : place_of_grad == 3 ? skip : block(run, type, count);
+    args.weight_grad = form.has_weight ? draw(run, DTYPE_FP32, shape->channels, 7, 1.0f) : NULL;
+    args.bias_grad = form.has_bias ? draw(run, DTYPE_FP32, shape->channels, 8, 1.0f) : NULL;
     args.scratch =
         scratch(run, run->ops->norm_grad_scratch_bytes(run->context, shape->rows, shape->channels));
     assert_int_equal(run->ops->norm_backward(run->context, run->stream, &args), 0);
     emit(run, type, args.input_grad, count, 1e-4f);
-    emit(run, DTYPE_FP32, args.weight_grad, shape->channels, 3e-5f);
-    if (layer)
+    if (form.has_weight)
+        emit(run, DTYPE_FP32, args.weight_grad, shape->channels, 3e-5f);
+    if (form.has_bias)
         emit(run, DTYPE_FP32, args.bias_grad, shape->channels, 1e-5f);
 }
 
@@ -315,7 +334,7 @@ static void norm_backward(void **state)
     (void)state;
     static const uint64_t shapes[][2] = {{1, 1},  {35, 7},   {3, 63},   {17, 64},
                                          {5, 65}, {2, 1000}, {2, 2048}, {3, 4099}};
-    CHECK_SHAPES("norm backward", norm_backward_case, shapes, 8);
+    CHECK_SHAPES("norm backward", norm_backward_case, shapes, 32);
     gpu_fixture *gpu = gpu_begin();
     static const struct shape more[] = {{DTYPE_FP32, 700, 3, 4},   {DTYPE_BF16, 1100, 16, 7},
                                         {DTYPE_BF16, 18, 8192, 6}, {DTYPE_BF16, 18, 8200, 4},
@@ -350,16 +369,18 @@ static void sums(void **state)
 
 /* ---- activations ---- */
 
-/* variant bit 0: SwiGLU; bit 1: input_grad over input; bit 2: inputs up to the hundreds, where the
+/* variant / 4: the kind; bit 0: input_grad over input; bit 1: inputs up to the hundreds, where the
  * sigmoids are 0 or 1. The absolute tolerance is for the reference's form with tanh. */
 static void activation_case(struct run *run, const struct shape *shape)
 {
     enum dtype type = shape->type;
-    bool swiglu = shape->variant & 1, in_place = shape->variant & 2;
-    uint64_t count = shape->rows * shape->channels, in_count = swiglu ? 2 * count : count;
-    float scale = shape->variant & 4 ? 60.0f : 2.0f;
+    enum activation_kind kind = (enum activation_kind)(shape->variant / 4);
+    bool in_place = shape->variant & 1;
+    uint64_t count = shape->rows * shape->channels;
+    uint64_t in_count = activation_is_gated(kind) ? 2 * count : count;
+    float scale = shape->variant & 2 ? 60.0f : 2.0f;
     void *input = draw(run, type, in_count, 1, scale);
-    activation_args args = {.kind = swiglu ? ACTIVATION_SWIGLU : ACTIVATION_GELU,
+    activation_args args = {.kind = kind,
                             .type = type,
                             .rows = shape->rows,
                             .features = shape->channels,
@@ -378,7 +399,7 @@ static void activation(void **state)
     (void)state;
     static const uint64_t shapes[][2] = {{1, 1},  {3, 7},    {65, 63},  {33, 64},
                                          {4, 65}, {3, 1000}, {2, 4099}, {2, 4096}};
-    CHECK_SHAPES("activation", activation_case, shapes, 8);
+    CHECK_SHAPES("activation", activation_case, shapes, 4 * ACTIVATION_KIND_COUNT);
 }
 
 /* Infinities and NaN of fp32: the limits where there are any, NaN for NaN. */
@@ -406,43 +427,53 @@ static void activation_limits(void **state)
 
 /* ---- norms of heads ---- */
 
-/* Heads of `channels` elements, 3 of them in a row of `slack` more, which must not change: 5, or 16
- * (variant bit 0) so that packs are possible. */
+/* Heads of `channels` elements, 3 of them (1 if it is wide) in a row of some more, which must not
+ * change: 5, or 16 (variant bit 0) so that packs are possible. variant bit 1: LayerNorm; bit 2: the
+ * weight adds 1; bit 3: each head has its own. */
 static void head_norm_case(struct run *run, const struct shape *shape)
 {
-    enum { HEADS = 3 };
     enum dtype type = shape->type;
-    uint64_t dim = shape->channels, stride = HEADS * dim + (shape->variant & 1 ? 16 : 5);
-    uint64_t count = shape->rows * stride, heads = shape->rows * HEADS;
+    uint64_t dim = shape->channels, heads = dim > 256 ? 1 : 3;
+    uint64_t stride = heads * dim + (shape->variant & 1 ? 16 : 5);
+    uint64_t count = shape->rows * stride, all = shape->rows * heads;
+    bool layer = shape->variant & 2, per_head = shape->variant & 8;
+    uint64_t weights = per_head ? heads * dim : dim;
     head_norm_args args = {.type = type,
                            .rows = shape->rows,
-                           .heads = HEADS,
+                           .heads = heads,
                            .head_dim = dim,
                            .stride = stride,
+                           .is_layer = layer,
+                           .adds_one = shape->variant & 4,
+                           .weight_per_head = per_head,
                            .epsilon = 1e-5f};
-    args.weight = draw(run, type, dim, 1, 1.0f);
+    args.weight = draw(run, type, weights, 1, 1.0f);
     args.data = draw(run, type, count, 2, 2.0f);
-    args.before = block(run, type, heads * dim);
-    args.rstd = block(run, DTYPE_FP32, heads);
+    args.before = block(run, type, all * dim);
+    args.mean = layer ? block(run, DTYPE_FP32, all) : NULL;
+    args.rstd = block(run, DTYPE_FP32, all);
     assert_int_equal(run->ops->head_norm_forward(run->context, run->stream, &args), 0);
-    emit(run, type, args.data, count, 1e-6f);
-    emit(run, type, args.before, heads * dim, -1.0f);
-    emit(run, DTYPE_FP32, args.rstd, heads, 1e-6f);
+    emit(run, type, args.data, count, 4e-6f);
+    emit(run, type, args.before, all * dim, -1.0f);
+    emit(run, DTYPE_FP32, args.rstd, all, 1e-6f);
+    if (layer)
+        emit(run, DTYPE_FP32, args.mean, all, 1e-6f);
     args.data = draw(run, type, count, 3, 1.0f);
-    args.weight_grad = draw(run, DTYPE_FP32, dim, 4, 1.0f);
-    args.scratch =
-        scratch(run, run->ops->head_norm_grad_scratch_bytes(run->context, shape->rows, HEADS, dim));
+    args.weight_grad = draw(run, DTYPE_FP32, weights, 4, 1.0f);
+    args.scratch = scratch(run, run->ops->head_norm_grad_scratch_bytes(
+                                    run->context, shape->rows, per_head ? 1 : heads, weights));
     assert_int_equal(run->ops->head_norm_backward(run->context, run->stream, &args), 0);
-    emit(run, type, args.data, count, 2e-5f);
-    emit(run, DTYPE_FP32, args.weight_grad, dim, 4e-6f * (float)heads);
+    emit(run, type, args.data, count, 1e-4f);
+    emit(run, DTYPE_FP32, args.weight_grad, weights, 3e-5f + 4e-6f * (float)all);
 }
 
 static void head_norm(void **state)
 {
     (void)state;
     static const uint64_t shapes[][2] = {{1, 2},   {9, 6},    {70, 16},  {33, 64}, {5, 80},
-                                         {64, 96}, {50, 128}, {17, 192}, {9, 250}, {4, 256}};
-    CHECK_SHAPES("norms of heads", head_norm_case, shapes, 2);
+                                         {64, 96}, {50, 128}, {17, 192}, {9, 250}, {4, 256},
+                                         {3, 512}, {2, 1001}, {2, 4112}};
+    CHECK_SHAPES("norms of heads", head_norm_case, shapes, 16);
 }
 
 /* ---- rotary positions ---- */

@@ -90,12 +90,16 @@ static void norm_gradients(void **state)
 {
     (void)state;
     enum { ROWS = 3, C = 7, N = ROWS * C };
-    for (int kind = NORM_LAYER; kind <= NORM_RMS; kind++) {
+    /* By the bits of `form`: RMSNorm; the weight adds 1; there is no bias. */
+    for (int form = 0; form < 8; form++) {
+        enum norm_kind kind = form & 1 ? NORM_RMS : NORM_LAYER;
+        bool has_bias = kind == NORM_LAYER && !(form & 4);
         float *x = draw(N, 1), *residual = draw(N, 2), *w = draw(C, 3), *b = draw(C, 4);
         float *sum = zeros(N), *y = zeros(N), *mean = zeros(ROWS), *rstd = zeros(ROWS);
         float *dy = draw(N, 5), *skip = draw(N, 6), *dx = zeros(N), *dw = draw(C, 7);
         float *db = draw(C, 8), *scratch = zeros(4 * C), *zero = zeros(N);
-        norm_args args = {.kind = (enum norm_kind)kind,
+        norm_args args = {.kind = kind,
+                          .adds_one = form & 2,
                           .rows = ROWS,
                           .channels = C,
                           .epsilon = 0.1f,
@@ -103,7 +107,7 @@ static void norm_gradients(void **state)
                           .residual = residual,
                           .sum = sum,
                           .weight = w,
-                          .bias = kind == NORM_LAYER ? b : NULL,
+                          .bias = has_bias ? b : NULL,
                           .output = y,
                           .mean = kind == NORM_LAYER ? mean : NULL,
                           .rstd = rstd};
@@ -111,6 +115,7 @@ static void norm_gradients(void **state)
             .forward = forward_norm, .args = &args, .output = y, .weight = dy, .output_count = N};
         assert_int_equal(probe.forward(&probe), 0);
         norm_grad_args back = {.kind = args.kind,
+                               .adds_one = args.adds_one,
                                .rows = ROWS,
                                .channels = C,
                                .input = sum,
@@ -121,7 +126,7 @@ static void norm_gradients(void **state)
                                .residual_grad = zero,
                                .input_grad = dx,
                                .weight_grad = dw,
-                               .bias_grad = kind == NORM_LAYER ? db : NULL,
+                               .bias_grad = has_bias ? db : NULL,
                                .scratch = scratch};
         memset(dw, 0, C * sizeof *dw);
         memset(db, 0, C * sizeof *db);
@@ -130,7 +135,7 @@ static void norm_gradients(void **state)
         check_gradient("norm input", &probe, x, dx, N);
         check_gradient("norm residual", &probe, residual, dx, N);
         check_gradient("norm weight", &probe, w, dw, C);
-        if (kind == NORM_LAYER)
+        if (has_bias)
             check_gradient("norm bias", &probe, b, db, C);
         /* The skip connection is added, and the parameters' gradients accumulate. */
         float *dx_skip = zeros(N), *dw_once = zeros(C);
@@ -149,6 +154,58 @@ static void norm_gradients(void **state)
     }
 }
 
+/* In place: forward on a copy of the input. */
+static int forward_head_norm(struct probe *self)
+{
+    const head_norm_args *args = self->args;
+    memcpy(args->data, self->object, self->output_count * sizeof(float));
+    return ops->head_norm_forward(NULL, NULL, args);
+}
+
+static void head_norm_gradients(void **state)
+{
+    (void)state;
+    enum { ROWS = 2, H = 2, D = 5, STRIDE = 12, N = ROWS * STRIDE };
+    /* By the bits of `form`: LayerNorm; the weight adds 1; each head has its own. */
+    for (int form = 0; form < 8; form++) {
+        float *x = draw(N, 1), *y = zeros(N), *w = draw(H * D, 2), *dy = draw(N, 3);
+        float *dx = zeros(N), *dw = zeros(H * D), before[ROWS * H * D];
+        float mean[ROWS * H], rstd[ROWS * H];
+        double scratch[H * D];
+        head_norm_args args = {.rows = ROWS,
+                               .heads = H,
+                               .head_dim = D,
+                               .stride = STRIDE,
+                               .epsilon = 0.1f,
+                               .is_layer = form & 1,
+                               .adds_one = form & 2,
+                               .weight_per_head = form & 4,
+                               .weight = w,
+                               .data = y,
+                               .before = before,
+                               .mean = mean,
+                               .rstd = rstd,
+                               .weight_grad = dw,
+                               .scratch = scratch};
+        struct probe probe = {.forward = forward_head_norm,
+                              .args = &args,
+                              .object = x,
+                              .output = y,
+                              .weight = dy,
+                              .output_count = N};
+        assert_int_equal(probe.forward(&probe), 0);
+        head_norm_args back = args;
+        memcpy(dx, dy, N * sizeof *dx);
+        back.data = dx;
+        assert_int_equal(ops->head_norm_backward(NULL, NULL, &back), 0);
+        check_gradient("head norm", &probe, x, dx, N);
+        check_gradient("head norm weight", &probe, w, dw, form & 4 ? H * D : D);
+        float *all[] = {x, y, w, dy, dx, dw};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            mem_free(all[i]);
+    }
+}
+
 static int forward_activation(struct probe *self)
 {
     return ops->activation_forward(NULL, NULL, self->args);
@@ -158,10 +215,15 @@ static void activation_gradients(void **state)
 {
     (void)state;
     enum { ROWS = 3, F = 5 };
-    for (int kind = ACTIVATION_GELU; kind <= ACTIVATION_SWIGLU; kind++) {
-        uint64_t in_count = (uint64_t)ROWS * F * (kind == ACTIVATION_SWIGLU ? 2 : 1);
+    static const char *const names[ACTIVATION_KIND_COUNT] = {"gelu", "swiglu", "gelu erf",
+                                                             "relu", "geglu",  "geglu erf"};
+    for (int kind = 0; kind < ACTIVATION_KIND_COUNT; kind++) {
+        bool is_gated = activation_is_gated((enum activation_kind)kind);
+        uint64_t in_count = (uint64_t)ROWS * F * (is_gated ? 2 : 1);
         float *x = draw(in_count, 1), *y = zeros(ROWS * F), *dy = draw(ROWS * F, 2);
         float *dx = zeros(in_count);
+        for (uint64_t i = 0; i < in_count; i++) /* away from the bend of relu */
+            x[i] += kind != ACTIVATION_RELU ? 0.0f : x[i] < 0.0f ? -0.1f : 0.1f;
         activation_args args = {.kind = (enum activation_kind)kind,
                                 .rows = ROWS,
                                 .features = F,
@@ -175,7 +237,7 @@ static void activation_gradients(void **state)
                               .weight = dy,
                               .output_count = ROWS * F};
         assert_int_equal(ops->activation_backward(NULL, NULL, &args), 0);
-        check_gradient(kind == ACTIVATION_GELU ? "gelu" : "swiglu", &probe, x, dx, in_count);
+        check_gradient(names[kind], &probe, x, dx, in_count);
         mem_free(x);
         mem_free(y);
         mem_free(dy);
@@ -480,10 +542,11 @@ static void optimizer_by_hand(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(norm_gradients),      cmocka_unit_test(activation_gradients),
-        cmocka_unit_test(rope_gradients),      cmocka_unit_test(cross_entropy_gradients),
-        cmocka_unit_test(embedding_gradients), cmocka_unit_test(attention_gradients),
-        cmocka_unit_test(matmul_gradients),    cmocka_unit_test(optimizer_by_hand),
+        cmocka_unit_test(norm_gradients),          cmocka_unit_test(head_norm_gradients),
+        cmocka_unit_test(activation_gradients),    cmocka_unit_test(rope_gradients),
+        cmocka_unit_test(cross_entropy_gradients), cmocka_unit_test(embedding_gradients),
+        cmocka_unit_test(attention_gradients),     cmocka_unit_test(matmul_gradients),
+        cmocka_unit_test(optimizer_by_hand),
     };
     printf("seed %d\n", SEED);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,168 @@
+/* The rig of the tests of the CPU's row ops. Each case draws inputs from a seed, runs an op and
+ * emits its outputs widened to fp32. The case runs on the reference (compared within a tolerance:
+ * one unit of rounding of the output's type, since the fp32 arithmetic before it may tip a tie,
+ * plus a stated absolute part for what cancels), then on the instruction set with 1, 2 and 3
+ * threads and on the baseline: those must agree to the bit. */
+#ifndef SLUICE_TESTS_KERNELS_ROWS_CASES_H
+#define SLUICE_TESTS_KERNELS_ROWS_CASES_H
+
+#include <assert.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "kernels/cpu/rows_internal.h"
+#include "tests/kernels/kernels_isa.h"
+
+enum { SEED = 20261, BLOCKS_MAX = 64 };
+
+static enum cpu_isa tested_isa;
+static const enum dtype all_types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+
+/* The row part of the CPU's table; the other ops are tested elsewhere. */
+static const kernel_ops cpu_rows = {
+    .name = "cpu rows",
+    .norm_forward = cpui_norm_forward,
+    .norm_grad_scratch_bytes = cpui_norm_grad_scratch_bytes,
+    .norm_backward = cpui_norm_backward,
+    .embedding_forward = cpui_embedding_forward,
+    .embedding_grad_scratch_bytes = cpui_embedding_grad_scratch_bytes,
+    .embedding_backward = cpui_embedding_backward,
+    .head_norm_forward = cpui_head_norm_forward,
+    .head_norm_grad_scratch_bytes = cpui_head_norm_grad_scratch_bytes,
+    .head_norm_backward = cpui_head_norm_backward,
+    .rope_table = cpui_rope_table,
+    .rope = cpui_rope,
+    .activation_forward = cpui_activation_forward,
+    .activation_backward = cpui_activation_backward,
+    .add = cpui_add,
+    .scale_rows = cpui_scale_rows,
+    .bias_backward = cpui_bias_backward,
+    .bias_backward_scratch_bytes = cpui_bias_backward_scratch_bytes,
+    .cross_entropy = cpui_cross_entropy,
+    .zero = cpui_zero,
+    .convert = cpui_convert,
+};
+
+struct shape {
+    enum dtype type;
+    uint64_t rows, channels;
+    int variant; /* bits, as each case says */
+};
+
+/* One run of a case: its memory, freed at the end, and what it emitted. */
+struct run {
+    const kernel_ops *ops;
+    kernel_context *context; /* NULL for the reference */
+    void *blocks[BLOCKS_MAX];
+    int block_count;
+    float *values, *slack; /* [count]; slack: the tolerance of each value, from its size */
+    uint64_t count;
+};
+
+static void *block(struct run *run, uint64_t bytes)
+{
+    assert_true(run->block_count < BLOCKS_MAX);
+    void *memory = mem_alloc(bytes, 1, "test");
+    assert_non_null(memory);
+    run->blocks[run->block_count++] = memory;
+    return memory;
+}
+
+/* count normal numbers times `scale`, rounded to type. */
+static inline void *draw(struct run *run, enum dtype type, uint64_t count, uint64_t stream,
+                         float scale)
+{
+    float *x = block(run, count * sizeof *x);
+    for (uint64_t i = 0; i < count; i++)
+        x[i] = scale * rng_normal(SEED, stream, i);
+    if (type == DTYPE_FP32)
+        return x;
+    void *rounded = block(run, count * dtype_bytes(type));
+    dtype_convert(x, DTYPE_FP32, rounded, type, count);
+    return rounded;
+}
+
+static void emit(struct run *run, enum dtype type, const void *data, uint64_t count, float absolute)
+{
+    static const float unit[] = {
+        [DTYPE_FP32] = 4e-6f, [DTYPE_BF16] = 0x1p-7f, [DTYPE_FP16] = 0x1p-10f};
+    run->values = mem_resize(run->values, run->count + count, sizeof(float), "test");
+    run->slack = mem_resize(run->slack, run->count + count, sizeof(float), "test");
+    assert_true(run->values && run->slack);
+    dtype_convert(data, type, run->values + run->count, DTYPE_FP32, count);
+    for (uint64_t i = run->count; i < run->count + count; i++)
+        run->slack[i] = absolute + unit[type] * fabsf(run->values[i]);
+    run->count += count;
+}
+
+typedef void (*case_fn)(struct run *run, const struct shape *shape);
+
+static struct run run_case(case_fn body, const struct shape *shape, const kernel_ops *ops,
+                           kernel_context *context)
+{
+    struct run run = {.ops = ops, .context = context};
+    body(&run, shape);
+    for (int i = 0; i < run.block_count; i++)
+        mem_free(run.blocks[i]);
+    return run;
+}
+
+static inline void check_case(const char *name, case_fn body, const struct shape *shape)
+{
+    struct run expected = run_case(body, shape, &kernels_reference, NULL);
+    struct run first = {0};
+    for (int attempt = 0; attempt < 4; attempt++) {
+        int threads = attempt < 3 ? attempt + 1 : 2;
+        kernel_context context = rows_context_of(attempt < 3 ? tested_isa : CPU_BASELINE, threads);
+        struct run run = run_case(body, shape, &cpu_rows, &context);
+        assert_int_equal(run.count, expected.count);
+        for (uint64_t i = 0; attempt == 0 && i < run.count; i++)
+            if (!(fabsf(run.values[i] - expected.values[i]) <= expected.slack[i]) &&
+                run.values[i] != expected.values[i])
+                fail_msg("%s %s rows %llu channels %llu variant %d: value %llu is %.9g, not %.9g",
+                         name, dtype_name(shape->type), (unsigned long long)shape->rows,
+                         (unsigned long long)shape->channels, shape->variant, (unsigned long long)i,
+                         (double)run.values[i], (double)expected.values[i]);
+        if (attempt == 0) {
+            first = run;
+            continue;
+        }
+        if (memcmp(run.values, first.values, run.count * sizeof(float)) != 0)
+            fail_msg("%s %s rows %llu channels %llu variant %d: other bits on %s with %d threads",
+                     name, dtype_name(shape->type), (unsigned long long)shape->rows,
+                     (unsigned long long)shape->channels, shape->variant, context.rows->name,
+                     threads);
+        mem_free(run.values);
+        mem_free(run.slack);
+    }
+    mem_free(first.values);
+    mem_free(first.slack);
+    mem_free(expected.values);
+    mem_free(expected.slack);
+}
+
+/* The body with every dtype, odd shapes and variants [0, variants). The last shape is large enough
+ * for threads in every op and spans several blocks of summed rows. */
+static inline void check_shapes(const char *name, case_fn body, int variants)
+{
+    static const uint64_t shapes[][2] = {{1, 1},  {1, 1600}, {3, 7},    {3, 100},
+                                         {65, 1}, {65, 64},  {65, 100}, {65, 1600}};
+    for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            for (int variant = 0; variant < variants; variant++) {
+                struct shape shape = {all_types[t], shapes[s][0], shapes[s][1], variant};
+                check_case(name, body, &shape);
+            }
+}
+
+#endif

@@ -1,0 +1,232 @@
+/* The CPU's activations, sums, losses and small row ops of one instruction set (the program's
+ * argument: baseline, avx2 or avx512). */
+#include "tests/kernels/rows_cases.h"
+
+/* variant / 4: the kind; bit 0: input_grad over input; bit 1: inputs up to the hundreds, where the
+ * sigmoids are 0 or 1. The absolute tolerance is for the reference's form with tanh. */
+static void activation_case(struct run *run, const struct shape *shape)
+{
+    enum dtype type = shape->type;
+    enum activation_kind kind = (enum activation_kind)(shape->variant / 4);
+    bool in_place = shape->variant & 1;
+    uint64_t count = shape->rows * shape->channels;
+    uint64_t in_count = activation_is_gated(kind) ? 2 * count : count;
+    float scale = shape->variant & 2 ? 60.0f : 2.0f;
+    void *input = draw(run, type, in_count, 1, scale);
+    activation_args args = {.kind = kind,
+                            .type = type,
+                            .rows = shape->rows,
+                            .features = shape->channels,
+                            .input = input};
+    args.output = block(run, count * dtype_bytes(type));
+    args.output_grad = draw(run, type, count, 2, 1.0f);
+    args.input_grad = in_place ? input : block(run, in_count * dtype_bytes(type));
+    assert_int_equal(run->ops->activation_forward(run->context, NULL, &args), 0);
+    emit(run, type, args.output, count, 4e-6f);
+    assert_int_equal(run->ops->activation_backward(run->context, NULL, &args), 0);
+    emit(run, type, args.input_grad, in_count, 4e-6f * scale);
+}
+
+/* variant: sum over a fresh array, over a, over b. */
+static void add_case(struct run *run, const struct shape *shape)
+{
+    uint64_t count = shape->rows * shape->channels;
+    void *a = draw(run, shape->type, count, 1, 1.0f), *b = draw(run, shape->type, count, 2, 1.0f);
+    void *fresh = block(run, count * dtype_bytes(shape->type));
+    void *out = shape->variant == 0 ? fresh : shape->variant == 1 ? a : b;
+    assert_int_equal(run->ops->add(run->context, NULL, shape->type, count, a, b, out), 0);
+    emit(run, shape->type, out, count, 0.0f);
+}
+
+/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place. */
+static void scale_case(struct run *run, const struct shape *shape)
+{
+    bool in_place = shape->variant == 2;
+    uint64_t apart = shape->channels + 3, wide = shape->channels + 8;
+    scale_rows_args args = {.type = shape->type,
+                            .rows = shape->rows,
+                            .columns = shape->channels,
+                            .scale = 1.375f,
+                            .accumulates = shape->variant & 1,
+                            .source_stride = shape->variant < 2 ? apart : wide,
+                            .target_stride = wide};
+    void *source = draw(run, shape->type, shape->rows * args.source_stride, 1, 1.0f);
+    void *target = draw(run, shape->type, shape->rows * wide, 2, 1.0f);
+    args.source = in_place ? target : source;
+    args.target = target;
+    assert_int_equal(run->ops->scale_rows(run->context, NULL, &args), 0);
+    emit(run, shape->type, target, shape->rows * wide, 0.0f);
+}
+
+static void bias_case(struct run *run, const struct shape *shape)
+{
+    uint64_t rows = shape->rows, n = shape->channels;
+    void *dy = draw(run, shape->type, rows * n, 1, 1.0f);
+    float *grad = draw(run, DTYPE_FP32, n, 2, 1.0f);
+    void *scratch = block(run, run->ops->bias_backward_scratch_bytes(run->context, rows, n));
+    assert_int_equal(
+        run->ops->bias_backward(run->context, NULL, shape->type, rows, n, dy, grad, scratch), 0);
+    emit(run, DTYPE_FP32, grad, n, 1e-5f);
+}
+
+/* channels is the vocabulary. variant bit 0: gradient over logits (fp32 only); bit 1: logits up to
+ * the thousands, so that all but one or two probabilities vanish; bit 2: loss only. Each third
+ * target is ignored. A probability's relative error is that of exp of a rounded difference, |x|
+ * 2^-24. */
+static void cross_entropy_case(struct run *run, const struct shape *shape)
+{
+    uint64_t count = shape->rows * shape->channels;
+    bool in_place = (shape->variant & 1) && shape->type == DTYPE_FP32;
+    float *logits = draw(run, DTYPE_FP32, count, 1, shape->variant & 2 ? 1000.0f : 3.0f);
+    int32_t *targets = block(run, shape->rows * sizeof *targets);
+    for (uint64_t row = 0; row < shape->rows; row++)
+        targets[row] = row % 3 == 1 ? -1 : (int32_t)rng_below(SEED, 2, row, shape->channels);
+    targets[0] = (int32_t)shape->channels - 1;
+    cross_entropy_args args = {.type = shape->type,
+                               .rows = shape->rows,
+                               .vocab = shape->channels,
+                               .logits = logits,
+                               .targets = targets,
+                               .grad_scale = 0.125f};
+    args.losses = block(run, shape->rows * sizeof(float));
+    if (!(shape->variant & 4))
+        args.logits_grad = in_place ? logits : block(run, count * dtype_bytes(shape->type));
+    assert_int_equal(run->ops->cross_entropy(run->context, NULL, &args), 0);
+    emit(run, DTYPE_FP32, args.losses, shape->rows, 1e-6f);
+    if (args.logits_grad)
+        emit(run, shape->type, args.logits_grad, count, shape->variant & 2 ? 1e-5f : 1e-7f);
+}
+
+static void activations(void **state)
+{
+    (void)state;
+    check_shapes("activation", activation_case, 4 * ACTIVATION_KIND_COUNT);
+}
+
+/* When both operands are NaN, the compiler chooses whose payload survives. So all NaNs count as the
+ * same one. */
+static void one_nan(uint16_t *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if ((values[i] & 0x7fffu) > 0x7f80u)
+            values[i] = 0x7fc0;
+}
+
+/* Every value of bf16 through the tables and through the computing ops: the same bits, also in
+ * place. */
+static void activations_by_table(void **state)
+{
+    (void)state;
+    enum { VALUES = 65536 };
+    static const struct {
+        uint64_t rows, features;
+    } sizes[] = {{1, VALUES}, {101, 641}}; /* all; and no multiple of a block or a vector */
+    static uint16_t input[2 * VALUES], grad[VALUES], out[2][VALUES], input_grad[2][2 * VALUES];
+    kernel_context context = rows_context_of(tested_isa, 2);
+    for (uint32_t i = 0; i < VALUES; i++) {
+        input[i] = (uint16_t)i;
+        input[VALUES + i] = bf16_from_fp32(rng_normal(SEED, 7, i));
+        grad[i] = bf16_from_fp32(rng_normal(SEED, 8, i));
+    }
+    for (int variant = 0; variant < 2 * ACTIVATION_KIND_COUNT; variant++) {
+        activation_args args = {.kind = (enum activation_kind)(variant / 2),
+                                .type = DTYPE_BF16,
+                                .rows = sizes[variant % 2].rows,
+                                .features = sizes[variant % 2].features,
+                                .output_grad = grad};
+        for (int by_table = 0; by_table < 2; by_table++) {
+            if (by_table)
+                assert_int_equal(cpui_rows_lookup_create(&context), 0);
+            memcpy(input_grad[by_table], input, sizeof input);
+            args.input = input_grad[by_table]; /* the gradient takes its place */
+            args.output = out[by_table];
+            args.input_grad = input_grad[by_table];
+            assert_int_equal(cpui_activation_forward(&context, NULL, &args), 0);
+            assert_int_equal(cpui_activation_backward(&context, NULL, &args), 0);
+            one_nan(out[by_table], VALUES);
+            one_nan(input_grad[by_table], (size_t)2 * VALUES);
+        }
+        cpui_rows_lookup_destroy(&context);
+        assert_memory_equal(out[0], out[1], sizeof out[0]);
+        assert_memory_equal(input_grad[0], input_grad[1], sizeof input_grad[0]);
+    }
+}
+
+static void additions(void **state)
+{
+    (void)state;
+    check_shapes("add", add_case, 3);
+    check_shapes("scale rows", scale_case, 4);
+    check_shapes("bias backward", bias_case, 1);
+    check_case("bias backward", bias_case, &(struct shape){DTYPE_BF16, 5003, 3, 0});
+}
+
+static void cross_entropies(void **state)
+{
+    (void)state;
+    check_shapes("cross-entropy", cross_entropy_case, 8);
+    check_case("cross-entropy", cross_entropy_case, &(struct shape){DTYPE_BF16, 4, 50257, 0});
+    check_case("cross-entropy", cross_entropy_case, &(struct shape){DTYPE_FP32, 1, 262143, 1});
+}
+
+static void bad_indices_are_refused(void **state)
+{
+    (void)state;
+    kernel_context context = rows_context_of(tested_isa, 2);
+    float table[8] = {0}, out[4] = {7.0f, 7.0f, 7.0f, 7.0f}, loss = 7.0f;
+    const int32_t bad[] = {-2, 4, INT32_MAX};
+    for (int i = 0; i < 3; i++) {
+        int32_t ids[2] = {0, bad[i]};
+        embedding_args args = {.batch = 1,
+                               .tokens = 2,
+                               .channels = 2,
+                               .vocab = 4,
+                               .token_ids = ids,
+                               .token_table = table,
+                               .output = out};
+        embedding_grad_args back = {.batch = 1,
+                                    .tokens = 2,
+                                    .channels = 2,
+                                    .vocab = 4,
+                                    .token_ids = ids,
+                                    .output_grad = out,
+                                    .token_table_grad = table};
+        cross_entropy_args entropy = {
+            .rows = 1, .vocab = 4, .logits = table, .targets = &ids[1], .losses = &loss};
+        assert_int_equal(cpui_embedding_forward(&context, NULL, &args), ERR_INPUT);
+        assert_int_equal(cpui_embedding_backward(&context, NULL, &back), ERR_INPUT);
+        assert_int_equal(cpui_cross_entropy(&context, NULL, &entropy), ERR_INPUT);
+        assert_true(out[0] == 7.0f && table[0] == 0.0f && loss == 7.0f);
+    }
+}
+
+static void zeroing(void **state)
+{
+    (void)state;
+    enum { BYTES = 700001 };
+    unsigned char *data = mem_alloc(BYTES + 1, 1, "test");
+    kernel_context context = rows_context_of(tested_isa, 3);
+    memset(data, 0xa5, BYTES + 1);
+    assert_int_equal(cpui_zero(&context, NULL, data, BYTES), 0);
+    for (size_t i = 0; i < BYTES; i++)
+        assert_int_equal(data[i], 0);
+    assert_int_equal(data[BYTES], 0xa5);
+    mem_free(data);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(activations),
+        cmocka_unit_test(activations_by_table),
+        cmocka_unit_test(additions),
+        cmocka_unit_test(cross_entropies),
+        cmocka_unit_test(bad_indices_are_refused),
+        cmocka_unit_test(zeroing),
+    };
+    int status = isa_of_test(&tested_isa);
+    if (status != 0)
+        return status;
+    printf("seed %d\n", SEED);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
