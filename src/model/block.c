@@ -1,138 +1,70 @@
-/* A transformer block of both families, forward and backward:
- *
- *   middle = x + proj(attention(rope(qkv(norm1(x)))))     rope(head_norm(qkv)) if heads have norms
- *   y      = middle + down(activation(up(norm2(middle))))
- *
- * The sequence of ops depends only on shapes. Activations live in `saved` (modeli_block_layout) and
- * in the caller's boundary buffers. Until a boundary buffer gets its own value it is scratch:
- * call->output (forward) and run->grad (backward) first hold the attention branch's projection.
- * run->grad is call->input_grad, or a place in temp if nobody wants the gradient of the input. The
- * rest of `temp` is the library's scratch. Nothing is computed for a unit whose grads are NULL.
- * Allocates nothing. */
-#include "model/block_internal.h"
+/* Runs a pass of a block: its layers in order, forwards or backwards. A whole block is one pass;
+ * the backward first computes again what it reads, unless the caller kept `saved`. A pass of a
+ * block in parts runs the layers of one part (rows.c). The sequence of ops depends only on shapes.
+ * Nothing is computed for a unit whose grads are NULL. Allocates nothing. */
+#include "model/model_internal.h"
 
-/* One product of a linear layer. */
-static int multiply(const modeli_block_run *run, enum modeli_layer layer, enum modeli_product which,
-                    const void *a, const void *b, const void *bias, void *c)
+void *modeli_at_spot(const modeli_run *run, modeli_spot spot)
 {
-    const model *self = run->self;
-    return self->ops->matmul(self->products->layers[layer].matmul[which], run->stream, a, b, bias,
-                             c, run->call->temp);
+    const model_call *call = run->call;
+    switch (spot.buffer) {
+    case MODELI_SAVED:
+        return modeli_at(run->call->saved, spot.offset_bytes);
+    case MODELI_INPUT:
+        return (void *)call->input;
+    case MODELI_OUTPUT:
+        return call->output;
+    case MODELI_OUTPUT_GRAD:
+        return (void *)call->output_grad;
+    case MODELI_GRAD:
+        return run->grad;
+    case MODELI_SCRATCH:
+        return run->turn == MODELI_TURN_FORWARD ? call->output : run->grad;
+    case MODELI_NOWHERE:
+        break;
+    }
+    return NULL;
 }
 
-/* target = source W^T + b, plus the output of the adapters. */
-static int linear(const modeli_block_run *run, enum modeli_layer layer, const void *source,
-                  void *target)
+static int run_forward(const modeli_run *run, modeli_range range)
 {
-    modeli_pair weights = modeli_layer_whole(run->shape, layer);
-    TRY(multiply(run, layer, MODELI_FORWARD, source, modeli_block_param(run, weights.weight),
-                 modeli_block_param(run, weights.bias), target));
-    if (layer != MODELI_LAYER_DOWN) /* down's inner activations are made in compute_saved */
-        TRY(modeli_lora_inner(run, layer, source));
-    return modeli_lora_outer(run, layer, target);
+    for (uint32_t i = range.begin; i < range.end; i++) {
+        const modeli_layer *layer = &run->list->layers[i];
+        bool is_needed = run->turn == MODELI_TURN_FORWARD || layer->is_recomputed;
+        if (is_needed || layer->kind->has_matrix) /* it may have adapters */
+            TRY(layer->kind->forward(run, layer));
+    }
+    return 0;
 }
 
-/* Parameter gradients of a linear layer: dW += dY^T X (or = if it is fresh); db += column sums of
- * dY. */
-static int linear_weight_grad(const modeli_block_run *run, enum modeli_layer layer,
-                              const void *output_grad, const void *source)
+/* Stops where nothing further back learns. */
+static int run_backward(const modeli_run *run, modeli_range range)
 {
-    const model *self = run->self;
-    modeli_pair weights = modeli_layer_whole(run->shape, layer);
-    enum modeli_product gradient = run->call->fresh[0] ? MODELI_FIRST : MODELI_WEIGHT;
-    TRY(modeli_lora_weight_grads(run, layer, output_grad, source));
-    if (run->call->grads[0] == NULL)
-        return 0;
-    TRY(multiply(run, layer, gradient, output_grad, source, NULL,
-                 modeli_block_grad(run, weights.weight)));
-    if (weights.bias == MODELI_ABSENT)
-        return 0;
-    return self->ops->bias_backward(self->context, run->stream, self->type, run->shape->rows,
-                                    self->products->layers[layer].out, output_grad,
-                                    modeli_block_grad(run, weights.bias), run->call->temp);
+    const modeli_layer *first = modeli_first_owner(run->list);
+    for (uint32_t i = range.end; i-- > range.begin;) {
+        const modeli_layer *layer = &run->list->layers[i];
+        if (layer->kind->backward != NULL && (layer >= first || run->wants_inner))
+            TRY(layer->kind->backward(run, layer));
+    }
+    return 0;
 }
 
-/* dX = dY W. */
-static int linear_input_grad(const modeli_block_run *run, enum modeli_layer layer,
-                             const void *output_grad, void *input_grad)
+int modeli_block(model *self, void *stream, const model_call *call, const modeli_part *part,
+                 bool backward, bool saved_is_valid)
 {
-    uint64_t weight = modeli_layer_whole(run->shape, layer).weight;
-    TRY(multiply(run, layer, MODELI_INPUT, output_grad, modeli_block_param(run, weight), NULL,
-                 input_grad));
-    return modeli_lora_input_grads(run, layer, input_grad);
-}
-
-/* Fills `saved` from the input. Overwrites `projected` [N,C]. */
-static int compute_saved(const modeli_block_run *run, void *projected)
-{
-    const modeli_shape *shape = run->shape;
-    void *normed1 = modeli_block_saved(run, run->at.normed1);
-    void *normed2 = modeli_block_saved(run, run->at.normed2);
-    void *attended = modeli_block_saved(run, run->at.attention);
-
-    TRY(modeli_block_norm1(run, shape->norm1));
-    TRY(linear(run, MODELI_LAYER_QKV, normed1, modeli_block_saved(run, run->at.qkv)));
-    TRY(modeli_block_attend(run, shape->q_norm, shape->k_norm));
-    TRY(linear(run, MODELI_LAYER_PROJ, attended, projected));
-    TRY(modeli_block_norm2(run, shape->norm2, projected));
-    TRY(linear(run, MODELI_LAYER_UP, normed2, modeli_block_saved(run, run->at.ffn_input)));
-    TRY(modeli_block_activate(run));
-    return modeli_lora_inner(run, MODELI_LAYER_DOWN, modeli_block_saved(run, run->at.ffn_output));
-}
-
-int modeli_block_forward(model *self, void *stream, const model_call *call)
-{
-    modeli_block_run run = modeli_block_start(self, stream, call);
-    TRY(compute_saved(&run, call->output));
-    TRY(linear(&run, MODELI_LAYER_DOWN, modeli_block_saved(&run, run.at.ffn_output), call->output));
-    return modeli_block_add_middle(&run);
-}
-
-/* The ffn branch. Leaves the gradient of `middle` in run->grad. */
-static int ffn_backward(const modeli_block_run *run)
-{
-    const modeli_shape *shape = run->shape;
-    const void *output_grad = run->call->output_grad;
-    void *ffn_input = modeli_block_saved(run, run->at.ffn_input);
-    void *ffn_output = modeli_block_saved(run, run->at.ffn_output);
-    void *normed2 = modeli_block_saved(run, run->at.normed2);
-
-    TRY(linear_weight_grad(run, MODELI_LAYER_DOWN, output_grad, ffn_output));
-    TRY(linear_input_grad(run, MODELI_LAYER_DOWN, output_grad, ffn_output));
-    TRY(modeli_block_activate_grad(run));
-    TRY(linear_weight_grad(run, MODELI_LAYER_UP, ffn_input, normed2));
-    TRY(linear_input_grad(run, MODELI_LAYER_UP, ffn_input, run->grad));
-    return modeli_block_norm2_grad(run, shape->norm2);
-}
-
-/* The attention branch: turns the gradient of `middle` in run->grad into that of the input. Stops
- * when nothing further back learns. */
-static int attention_backward(const modeli_block_run *run)
-{
-    const modeli_shape *shape = run->shape;
-    void *qkv_grad = modeli_block_saved(run, run->at.qkv_grad);
-    void *attended = modeli_block_saved(run, run->at.attention);
-    void *attended_grad = modeli_block_saved(run, run->at.attention_grad);
-    void *normed1 = modeli_block_saved(run, run->at.normed1), *middle_grad = run->grad;
-
-    TRY(linear_weight_grad(run, MODELI_LAYER_PROJ, middle_grad, attended));
-    TRY(linear_input_grad(run, MODELI_LAYER_PROJ, middle_grad, attended_grad));
-    TRY(modeli_block_attend_grad(run));
-    TRY(modeli_block_head_norm_grad(run, shape->q_norm, shape->k_norm));
-    TRY(linear_weight_grad(run, MODELI_LAYER_QKV, qkv_grad, normed1));
-    if (run->call->input_grad == NULL && run->call->grads[shape->norm_unit] == NULL)
-        return 0;
-    TRY(linear_input_grad(run, MODELI_LAYER_QKV, qkv_grad, normed1));
-    return modeli_block_norm1_grad(run, shape->norm1);
-}
-
-int modeli_block_backward(model *self, void *stream, const model_call *call, bool saved_is_valid)
-{
-    modeli_block_run run = modeli_block_start(self, stream, call);
+    const modeli_list *list = &self->products->block;
+    modeli_range range = modeli_layers_of(list, part, backward);
+    modeli_run run = {.self = self, .stream = stream, .call = call, .list = list, .part = part};
+    if (!backward)
+        return run_forward(&run, range);
+    run.grad = call->input_grad;
+    run.wants_inner =
+        part != NULL || call->input_grad != NULL || call->grads[list->layers[0].unit] != NULL;
     if (run.grad == NULL)
         run.grad = modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_BLOCK));
-    if (!saved_is_valid)
-        TRY(compute_saved(&run, run.grad));
-    TRY(ffn_backward(&run));
-    return attention_backward(&run);
+    run.turn = MODELI_TURN_RECOMPUTE;
+    if (part == NULL && !saved_is_valid)
+        TRY(run_forward(&run, range));
+    run.turn = MODELI_TURN_BACKWARD;
+    return run_backward(&run, range);
 }

@@ -13,14 +13,28 @@ enum { RANK_MAX = 4096 };
 
 /* ---- the selection ---- */
 
+/* Names as PEFT's target_modules: the end of the module's name that no other layer of the block
+ * has, "q_proj" or "attn.c_proj". */
+static const char *target_of(const modeli_row *rows, const char *name)
+{
+    const char *end = strrchr(name, '.') + 1;
+    uint32_t count = 0;
+    for (; rows->kind != NULL; rows++)
+        for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && rows->weights[i].name != NULL; i++)
+            count += strcmp(strrchr(rows->weights[i].name, '.') + 1, end) == 0;
+    for (end -= count > 1 ? 2 : 0; count > 1 && end[-1] != '.';)
+        end--;
+    return end;
+}
+
 const char *model_lora_target(enum model_family family, uint32_t idx)
 {
-    static const char *const targets[MODEL_FAMILY_COUNT][MODEL_LORA_TARGETS_MAX] = {
-        [MODEL_GPT2] = {"c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"},
-        [MODEL_LLAMA] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
-                         "down_proj"},
-    };
-    return idx < MODEL_LORA_TARGETS_MAX ? targets[family][idx] : NULL;
+    const modeli_row *rows = modeli_family_of(family)->block;
+    for (const modeli_row *row = rows; row->kind != NULL; row++)
+        for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
+            if (row->kind == &modeli_linear && idx-- == 0)
+                return target_of(rows, row->weights[i].name);
+    return NULL;
 }
 
 /* Without a selection everything learns; with adapters only these. */
@@ -40,19 +54,10 @@ static bool block_learns(const model_spec *spec, uint64_t block)
     return false;
 }
 
-static bool embed_learns(const model_spec *spec)
+/* True if a member of spec.learn is selected, such as spec->learn.head. */
+static bool is_chosen(const model_spec *spec, bool is_selected)
 {
-    return spec->learn.is_given ? spec->learn.embed : learns_by_default(spec);
-}
-
-static bool head_learns(const model_spec *spec)
-{
-    return spec->learn.is_given ? spec->learn.head : learns_by_default(spec);
-}
-
-static bool norms_learn(const model_spec *spec)
-{
-    return spec->learn.is_given ? spec->learn.norms : learns_by_default(spec);
+    return spec->learn.is_given ? is_selected : learns_by_default(spec);
 }
 
 static int by_first(const void *a, const void *b)
@@ -155,19 +160,14 @@ static bool norms_are_apart(const model_spec *spec)
 void modeli_choose_split(model *self)
 {
     const model_spec *spec = &self->spec;
-    modeli_shape *shape = &self->products->shape;
-    bool is_given = spec->learn.is_given;
-    self->products->splits_block = norms_are_apart(spec) || spec->lora.rank > 0;
-    self->products->splits_head =
-        is_given && spec->learn.norms && !spec->learn.head && !spec->tie_embeddings;
-    shape->norm_unit = norms_are_apart(spec) ? 1 : 0;
-    /* modeli_note_split sets it, when it is known whether the head is cut */
-    shape->norm_final_unit = 0;
+    self->products->block.is_split = norms_are_apart(spec) || spec->lora.rank > 0;
+    self->products->head.is_split =
+        spec->learn.is_given && spec->learn.norms && !spec->learn.head && !spec->tie_embeddings;
 }
 
 int modeli_check_split(const model *self)
 {
-    if (self->products->block.count == 0 || !self->products->splits_block)
+    if (self->products->block.part_count == 0 || !self->products->block.is_split)
         return 0;
     if (self->spec.lora.rank > 0)
         return err_set(
@@ -182,81 +182,10 @@ int modeli_check_split(const model *self)
                    (unsigned long long)self->spec.max_part_bytes);
 }
 
-static bool is_pair(const modeli_pair *pair, uint64_t offset_elems)
+bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer)
 {
-    return pair->weight == offset_elems || pair->bias == offset_elems;
-}
-
-/* True if this tensor of a whole unit goes to the second unit. */
-static bool goes_apart(const model *self, bool is_head, uint64_t offset_elems)
-{
-    const modeli_shape *shape = &self->products->shape;
-    if (is_head)
-        return is_pair(&shape->norm_final, offset_elems);
-    return norms_are_apart(&self->spec) &&
-           (is_pair(&shape->norm1, offset_elems) || is_pair(&shape->norm2, offset_elems) ||
-            offset_elems == shape->q_norm || offset_elems == shape->k_norm);
-}
-
-/* Copies the tensors of one of the two units. A tensor that directly followed the one before does
- * so here too. */
-static void list_half(model *self, const model_unit *source, bool is_head, bool apart,
-                      modeli_lister *list)
-{
-    modeli_origin *origin = &self->products->origins[list->unit - self->units];
-    uint64_t previous_end = MODELI_ABSENT;
-    for (uint32_t i = 0; i < source->tensor_count; i++) {
-        const model_tensor *from = &source->tensors[i];
-        if (goes_apart(self, is_head, from->offset_elems) != apart)
-            continue;
-        origin->tensors[list->unit->tensor_count] = i;
-        model_tensor *tensor =
-            modeli_append(list, from->rows, from->columns, from->offset_elems == previous_end);
-        uint64_t offset = tensor->offset_elems;
-        *tensor = *from;
-        tensor->offset_elems = offset;
-        previous_end = from->offset_elems + from->rows * from->columns;
-    }
-}
-
-/* True if the tensor is that of a target: "model.layers.3.self_attn.q_proj.weight" for "q_proj". */
-static bool is_target(const char *tensor, const char *target)
-{
-    static const char end[] = ".weight";
-    size_t target_bytes = strlen(target), tensor_bytes = strlen(tensor);
-    size_t tail_bytes = 1 + target_bytes + sizeof end - 1;
-    if (tensor_bytes <= tail_bytes)
-        return false;
-    const char *tail = tensor + tensor_bytes - tail_bytes;
-    return tail[0] == '.' && strncmp(tail + 1, target, target_bytes) == 0 &&
-           strcmp(tail + 1 + target_bytes, end) == 0;
-}
-
-static const model_tensor *find_target(const model_unit *source, const char *target)
-{
-    for (uint32_t i = 0; i < source->tensor_count; i++)
-        if (is_target(source->tensors[i].name, target))
-            return &source->tensors[i];
-    assert(!"every target has a tensor");
-    return NULL;
-}
-
-/* The linear layer whose matrix holds this element of the whole block; *row is the element's row
- * there. */
-static enum modeli_layer layer_at(const model *self, uint64_t offset_elems, uint64_t *row)
-{
-    for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_DOWN; i++) {
-        enum modeli_layer layer = (enum modeli_layer)i;
-        uint64_t begin = modeli_layer_whole(&self->products->shape, layer).weight;
-        uint64_t columns = modeli_layer_columns(self, layer);
-        if (offset_elems < begin ||
-            offset_elems - begin >= modeli_layer_rows(self, layer) * columns)
-            continue;
-        *row = (offset_elems - begin) / columns;
-        return layer;
-    }
-    assert(!"a target's tensor is a linear layer's");
-    return MODELI_LAYER_QKV;
+    return list->is_split && layer->kind->is_norm &&
+           (list == &self->products->head || norms_are_apart(&self->spec));
 }
 
 /* Adds a matrix of an adapter. Its name is that of the target's weight with `matrix` before the
@@ -277,115 +206,80 @@ static uint64_t add_matrix(model *self, modeli_lister *list, const model_tensor 
 
 /* Adds A and B of every target after the unit's own tensors. The offsets are the same in
  * every block. */
-static void list_adapters(model *self, const model_unit *source, modeli_lister *list)
+void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister *lister)
 {
+    const modeli_list *list = &self->products->block;
     const model_lora *lora = &self->spec.lora;
-    const char *name;
-    uint32_t count = 0;
-    for (uint32_t i = 0; (name = model_lora_target(self->spec.family, i)) != NULL; i++) {
-        if (!(lora->targets >> i & 1))
-            continue;
-        const model_tensor *target = find_target(source, name);
-        modeli_adapter *adapter = &self->products->adapters[count++];
-        adapter->layer = layer_at(self, target->offset_elems, &adapter->column);
-        adapter->in = target->columns;
-        adapter->out = target->rows;
-        adapter->a = add_matrix(self, list, target, "lora_A", lora->rank, adapter->in,
-                                TENSOR_INIT_UNIFORM, 2 * i);
-        adapter->b = add_matrix(self, list, target, "lora_B", adapter->out, lora->rank,
-                                TENSOR_INIT_ZERO, 2 * i + 1);
+    uint32_t target_idx = 0, count = 0;
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        uint64_t column = 0;
+        for (uint32_t k = 0; layer->kind == &modeli_linear && column < layer->out; k++) {
+            const model_tensor *target = &whole->tensors[layer->first_tensor + k];
+            if (lora->targets >> target_idx & 1) {
+                modeli_adapter *adapter = &self->products->adapters[count++];
+                adapter->layer = i;
+                adapter->in = target->columns;
+                adapter->out = target->rows;
+                adapter->column = column;
+                adapter->a = add_matrix(self, lister, target, "lora_A", lora->rank, adapter->in,
+                                        TENSOR_INIT_UNIFORM, 2 * target_idx);
+                adapter->b = add_matrix(self, lister, target, "lora_B", adapter->out, lora->rank,
+                                        TENSOR_INIT_ZERO, 2 * target_idx + 1);
+            }
+            column += target->rows;
+            target_idx++;
+        }
     }
     self->products->adapter_count = count;
 }
 
-int modeli_list_split(model *self, uint32_t stage, const model_unit *source, const char *name)
+/* The offset in its half of the split unit of tensor `idx` of the whole unit. */
+static uint64_t offset_of(const model *self, uint32_t unit, uint32_t idx)
 {
-    bool is_head = stage + 1 == self->stage_count;
-    uint32_t first = modeli_stage_unit(self, stage);
-    modeli_lister list;
-    TRY(modeli_open_unit(self, first, stage, &list));
-    list_half(self, source, is_head, false, &list);
-    snprintf(list.unit->name, sizeof list.unit->name, "%s", name);
-    TRY(modeli_open_unit(self, first + 1, stage, &list));
-    list_half(self, source, is_head, true, &list);
-    const char *kind = is_head ? "norm" : self->spec.lora.rank > 0 ? "lora" : "norms";
-    snprintf(list.unit->name, sizeof list.unit->name, "%s.%s", name, kind);
-    if (!is_head && self->spec.lora.rank > 0)
-        list_adapters(self, source, &list);
-    return 0;
-}
-
-/* The offset in the split unit of a tensor of the whole unit. */
-static uint64_t moved(const model *self, uint32_t stage, const model_unit *source,
-                      uint64_t offset_elems)
-{
-    uint32_t idx = 0, first = modeli_stage_unit(self, stage);
-    if (offset_elems == MODELI_ABSENT)
-        return MODELI_ABSENT;
-    while (source->tensors[idx].offset_elems != offset_elems) {
-        idx++;
-        assert(idx < source->tensor_count);
+    uint32_t i = 0;
+    while (self->products->origins[unit].tensors[i] != idx) {
+        i++;
+        assert(i < self->units[unit].tensor_count);
     }
-    for (uint32_t u = first; u < first + 2; u++)
-        for (uint32_t i = 0; i < self->units[u].tensor_count; i++)
-            if (self->products->origins[u].tensors[i] == idx)
-                return self->units[u].tensors[i].offset_elems;
-    assert(!"a tensor of the whole unit is in neither half");
-    return MODELI_ABSENT;
+    return self->units[unit].tensors[i].offset_elems;
 }
 
-static void move_pair(const model *self, uint32_t stage, const model_unit *source,
-                      modeli_pair *pair)
+void modeli_note_split(model *self, modeli_list *list, uint32_t stage)
 {
-    pair->weight = moved(self, stage, source, pair->weight);
-    pair->bias = moved(self, stage, source, pair->bias);
-}
-
-void modeli_note_split(model *self, const modeli_whole *whole)
-{
-    modeli_shape *shape = &self->products->shape;
-    if (self->products->splits_block) {
-        modeli_pair *pairs[] = {&shape->norm1, &shape->qkv, &shape->proj,
-                                &shape->norm2, &shape->up,  &shape->down};
-        for (uint32_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
-            move_pair(self, 1, &whole->block, pairs[i]);
-        shape->q_norm = moved(self, 1, &whole->block, shape->q_norm);
-        shape->k_norm = moved(self, 1, &whole->block, shape->k_norm);
-    }
-    if (self->products->splits_head) {
-        uint32_t head = self->stage_count - 1;
-        move_pair(self, head, &whole->head, &shape->norm_final);
-        shape->output_matrix = moved(self, head, &whole->head, shape->output_matrix);
-        shape->norm_final_unit = 1;
+    modeli_whole whole;
+    modeli_list_whole(self, list, 0, &whole);
+    /* Offsets only get smaller, so a new one is not taken for that of a later tensor. */
+    for (uint32_t i = 0; i < whole.unit.tensor_count && list->is_split; i++) {
+        modeli_layer *layer = &list->layers[whole.layers[i]];
+        uint64_t *offsets[] = {&layer->at.weight, &layer->at.second, &layer->at.bias};
+        layer->unit = modeli_goes_apart(self, list, layer) ? 1 : 0;
+        for (uint32_t k = 0; k < 3; k++)
+            if (*offsets[k] == whole.tensors[i].offset_elems) {
+                *offsets[k] = offset_of(self, modeli_stage_unit(self, stage) + layer->unit, i);
+                break;
+            }
     }
 }
 
 /* ---- which units learn ---- */
 
-static bool is_norm_part(const model *self, uint32_t unit)
+static bool head_unit_learns(const model_spec *spec, const model_unit *unit)
 {
-    const modeli_parts *head = &self->products->head;
-    return head->count > 0 && unit == head->items[0].unit;
-}
-
-static bool head_unit_learns(const model *self, uint32_t unit)
-{
-    const model_spec *spec = &self->spec;
-    bool is_norm = self->products->splits_head ? unit + 1 == self->unit_count
-                                               : spec->tie_embeddings || is_norm_part(self, unit);
-    return head_learns(spec) || (is_norm && norms_learn(spec));
+    bool has_matrix = unit->tensors[unit->tensor_count - 1].init == TENSOR_INIT_NORMAL;
+    return is_chosen(spec, spec->learn.head) || (!has_matrix && is_chosen(spec, spec->learn.norms));
 }
 
 void modeli_note_learning(model *self)
 {
     const model_spec *spec = &self->spec;
     uint32_t head = self->stage_count - 1, head_unit = modeli_stage_unit(self, head), unit = 0;
-    self->first_learning = embed_learns(spec) ? 0 : head;
+    self->first_learning = is_chosen(spec, spec->learn.embed) ? 0 : head;
     for (; unit < modeli_stage_unit(self, 1); unit++)
-        self->units[unit].is_frozen = !embed_learns(spec);
+        self->units[unit].is_frozen = !is_chosen(spec, spec->learn.embed);
     for (uint32_t stage = 1; stage < head; stage++) {
         uint32_t end = modeli_stage_unit(self, stage + 1);
-        bool splits = self->products->splits_block, learns = block_learns(spec, stage - 1);
+        bool splits = self->products->block.is_split, learns = block_learns(spec, stage - 1);
         if (learns || splits)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
         for (; unit < end; unit++) /* a second unit exists only if it learns */
@@ -393,7 +287,7 @@ void modeli_note_learning(model *self)
     }
     assert(unit == head_unit);
     for (; unit < self->unit_count; unit++)
-        self->units[unit].is_frozen = !head_unit_learns(self, unit);
+        self->units[unit].is_frozen = !head_unit_learns(spec, &self->units[unit]);
     for (unit = 0; unit < self->unit_count; unit++) {
         self->param_count += self->units[unit].param_count;
         if (!self->units[unit].is_frozen)
@@ -408,15 +302,16 @@ modeli_work modeli_work_of(const model *self, uint32_t stage)
     modeli_work work = {.input = stage > self->first_learning};
     switch (source->kind) {
     case STAGE_EMBED:
-        work.weights = embed_learns(spec);
+        work.weights = is_chosen(spec, spec->learn.embed);
         break;
     case STAGE_BLOCK:
         work.weights = block_learns(spec, stage - 1);
-        work.norms = work.weights || norms_learn(spec);
+        work.norms = work.weights || is_chosen(spec, spec->learn.norms);
         break;
     case STAGE_HEAD:
-        work.weights = spec->tie_embeddings ? embed_learns(spec) : head_learns(spec);
-        work.norms = head_learns(spec) || norms_learn(spec);
+        work.weights = spec->tie_embeddings ? is_chosen(spec, spec->learn.embed)
+                                            : is_chosen(spec, spec->learn.head);
+        work.norms = is_chosen(spec, spec->learn.head) || is_chosen(spec, spec->learn.norms);
         break;
     }
     work.inner = work.input || work.norms;

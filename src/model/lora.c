@@ -17,7 +17,7 @@
  * Allocates nothing. */
 #include <assert.h>
 
-#include "model/block_internal.h"
+#include "model/model_internal.h"
 
 /* ---- shapes ---- */
 
@@ -29,7 +29,7 @@ static uint64_t rank_stride(const model *self)
 
 static uint64_t small_bytes(const model *self)
 {
-    uint64_t bytes = self->products->shape.rows * rank_stride(self) * dtype_bytes(self->type);
+    uint64_t bytes = modeli_rows(self) * rank_stride(self) * dtype_bytes(self->type);
     return size_round_up(bytes, MODELI_ALIGN_BYTES);
 }
 
@@ -51,7 +51,7 @@ static struct lora_temp temp_from(const model *self, uint64_t scratch_bytes)
         const modeli_adapter *adapter = &self->products->adapters[i];
         widest = size_max(widest, size_max(adapter->in, adapter->out));
     }
-    uint64_t delta_bytes = self->products->shape.rows * widest * dtype_bytes(self->type);
+    uint64_t delta_bytes = modeli_rows(self) * widest * dtype_bytes(self->type);
     at.end = at.delta + size_round_up(delta_bytes, MODELI_ALIGN_BYTES);
     for (uint32_t i = 0; i < MODELI_LAYER_ADAPTERS_MAX; i++) {
         at.small[i] = at.end;
@@ -72,60 +72,134 @@ uint64_t modeli_lora_dram_bytes(const model *self)
         const modeli_adapter *adapter = &self->products->adapters[i];
         columns += adapter->in + 4 * adapter->out + 4 * self->spec.lora.rank;
     }
-    return self->products->shape.rows * columns * dtype_bytes(self->type);
+    return modeli_rows(self) * columns * dtype_bytes(self->type);
 }
 
 /* ---- products ---- */
 
-modeli_linear modeli_inner_linear(const model *self, const modeli_adapter *adapter)
+static modeli_matrix inner_matrix(const model *self, const modeli_adapter *adapter)
 {
-    modeli_linear made =
-        modeli_linear_of(self, self->products->shape.rows, adapter->in, self->spec.lora.rank);
+    modeli_matrix made =
+        modeli_matrix_of(self, modeli_rows(self), adapter->in, self->spec.lora.rank);
     made.out_stride = rank_stride(self);
     return made;
 }
 
-modeli_linear modeli_outer_linear(const model *self, const modeli_adapter *adapter)
+static modeli_matrix outer_matrix(const model *self, const modeli_adapter *adapter)
 {
-    modeli_linear made =
-        modeli_linear_of(self, self->products->shape.rows, self->spec.lora.rank, adapter->out);
+    modeli_matrix made =
+        modeli_matrix_of(self, modeli_rows(self), self->spec.lora.rank, adapter->out);
     made.in_stride = rank_stride(self);
     return made;
+}
+
+int modeli_lora_prepare(model *self, uint64_t scratch_bytes[2])
+{
+    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+        modeli_adapter *adapter = &self->products->adapters[i];
+        TRY(modeli_make_matrix(self, &adapter->inner, inner_matrix(self, adapter)));
+        TRY(modeli_make_matrix(self, &adapter->outer, outer_matrix(self, adapter)));
+        modeli_product_scratch(self, &adapter->inner, scratch_bytes);
+        modeli_product_scratch(self, &adapter->outer, scratch_bytes);
+    }
+    return 0;
+}
+
+/* ---- costs ---- */
+
+static float small_scale(const model *self)
+{
+    return (float)(self->spec.lora.alpha / (double)self->spec.lora.rank);
+}
+
+static void cost_scale(const model *self, uint64_t columns, bool accumulates, model_costs *costs)
+{
+    modeli_cost_columns(self, MODEL_ROWS_PLAIN, (accumulates ? 3 : 2) * columns, costs);
+}
+
+static void cost_small(const model *self, model_costs *costs)
+{
+    if (small_scale(self) != 1.0f)
+        cost_scale(self, self->spec.lora.rank, false, costs);
+}
+
+static void cost_backward(const model *self, const modeli_layer *layer,
+                          const modeli_adapter *adapter, bool wants_input, model_costs *costs)
+{
+    modeli_matrix inner = inner_matrix(self, adapter), outer = outer_matrix(self, adapter);
+    if (adapter->out != layer->out)
+        cost_scale(self, adapter->out, false, costs);
+    modeli_cost_product(self, &outer, MODELI_WEIGHT, 1, costs);
+    modeli_cost_product(self, &outer, MODELI_INPUT_GRAD, 1, costs);
+    cost_small(self, costs);
+    modeli_cost_product(self, &inner, MODELI_WEIGHT, 1, costs);
+    if (!wants_input)
+        return;
+    modeli_cost_product(self, &inner, MODELI_INPUT_GRAD, 1, costs);
+    cost_scale(self, adapter->in, true, costs);
+}
+
+void modeli_lora_costs(const modeli_layer *layer, const modeli_costing *of, bool wants_input)
+{
+    const model *self = layer->net;
+    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+        const modeli_adapter *adapter = &self->products->adapters[i];
+        modeli_matrix inner = inner_matrix(self, adapter), outer = outer_matrix(self, adapter);
+        if (&self->products->block.layers[adapter->layer] != layer)
+            continue;
+        if (of->turn == MODELI_TURN_BACKWARD) {
+            cost_backward(self, layer, adapter, wants_input, of->costs);
+            continue;
+        }
+        modeli_cost_product(self, &inner, MODELI_FORWARD, 1, of->costs);
+        cost_small(self, of->costs);
+        if (of->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed)
+            continue;
+        modeli_cost_product(self, &outer, MODELI_FORWARD, 1, of->costs);
+        cost_scale(self, adapter->out, true, of->costs);
+    }
 }
 
 /* ---- running ---- */
 
 /* One adapter in one call. */
 struct lora_run {
-    const modeli_block_run *run;
+    const modeli_run *run;
     const modeli_adapter *adapter;
+    const modeli_layer *layer;
     const void *a, *b; /* its matrices */
     void *u;           /* [N,rank] */
     struct lora_temp at;
-    uint64_t layer_columns; /* of the layer's output */
 };
 
-static struct lora_run start(const modeli_block_run *run, uint32_t idx, bool backward)
+/* Finds the next adapter of a layer from *idx on, and moves *idx behind it. */
+static bool next_adapter(const modeli_run *run, const modeli_layer *layer, uint32_t *idx,
+                         struct lora_run *out)
 {
     const model *self = run->self;
-    const modeli_adapter *adapter = &self->products->adapters[idx];
-    uint64_t scratch = backward ? self->products->block_backward_scratch_bytes
-                                : self->products->block_forward_scratch_bytes;
-    return (struct lora_run){
+    const model_products *products = self->products;
+    while (*idx < products->adapter_count &&
+           &run->list->layers[products->adapters[*idx].layer] != layer)
+        ++*idx;
+    if (*idx == products->adapter_count)
+        return false;
+    const modeli_adapter *adapter = &products->adapters[(*idx)++];
+    *out = (struct lora_run){
         .run = run,
         .adapter = adapter,
+        .layer = layer,
         .a = modeli_param(self, run->call->params[1], adapter->a),
         .b = modeli_param(self, run->call->params[1], adapter->b),
-        .u = modeli_block_saved(run, run->at.adapters[idx]),
-        .at = temp_from(self, scratch),
-        .layer_columns = modeli_layer_rows(self, adapter->layer),
+        .u = modeli_at_spot(run, adapter->inner_at),
+        .at = temp_from(self, run->list->scratch_bytes[run->turn == MODELI_TURN_BACKWARD]),
     };
+    return true;
 }
 
-static int multiply(const struct lora_run *of, const modeli_linear *by, enum modeli_product which,
+static int multiply(const struct lora_run *of, const modeli_matrix *by, enum modeli_product which,
                     const void *a, const void *b, void *c)
 {
-    const modeli_block_run *run = of->run;
+    const modeli_run *run = of->run;
     return run->self->ops->matmul(by->matmul[which], run->stream, a, b, NULL, c, run->call->temp);
 }
 
@@ -133,10 +207,10 @@ static int multiply(const struct lora_run *of, const modeli_linear *by, enum mod
 static int scale(const struct lora_run *of, uint64_t columns, float by, bool accumulates,
                  const void *source, uint64_t source_stride, void *target, uint64_t target_stride)
 {
-    const modeli_block_run *run = of->run;
+    const modeli_run *run = of->run;
     scale_rows_args args = {
         .type = run->self->type,
-        .rows = run->shape->rows,
+        .rows = modeli_rows(run->self),
         .columns = columns,
         .scale = by,
         .accumulates = accumulates,
@@ -152,36 +226,31 @@ static int scale(const struct lora_run *of, uint64_t columns, float by, bool acc
 static int scale_small(const struct lora_run *of, void *small)
 {
     const model *self = of->run->self;
-    float by = (float)(self->spec.lora.alpha / (double)self->spec.lora.rank);
+    float by = small_scale(self);
     uint64_t stride = rank_stride(self);
     if (by == 1.0f)
         return 0;
     return scale(of, self->spec.lora.rank, by, false, small, stride, small, stride);
 }
 
-int modeli_lora_inner(const modeli_block_run *run, enum modeli_layer layer, const void *source)
+int modeli_lora_inner(const modeli_run *run, const modeli_layer *layer, const void *source)
 {
-    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
-        struct lora_run of = start(run, i, false);
-        if (of.adapter->layer != layer)
-            continue;
+    struct lora_run of;
+    for (uint32_t i = 0; next_adapter(run, layer, &i, &of);) {
         TRY(multiply(&of, &of.adapter->inner, MODELI_FORWARD, source, of.a, of.u));
         TRY(scale_small(&of, of.u));
     }
     return 0;
 }
 
-int modeli_lora_outer(const modeli_block_run *run, enum modeli_layer layer, void *target)
+int modeli_lora_outer(const modeli_run *run, const modeli_layer *layer, void *target)
 {
-    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
-        struct lora_run of = start(run, i, false);
-        if (of.adapter->layer != layer)
-            continue;
+    struct lora_run of;
+    for (uint32_t i = 0; next_adapter(run, layer, &i, &of);) {
         void *delta = modeli_at(run->call->temp, of.at.delta);
         void *columns = modeli_at(target, of.adapter->column * dtype_bytes(run->self->type));
         TRY(multiply(&of, &of.adapter->outer, MODELI_FORWARD, of.u, of.b, delta));
-        TRY(scale(&of, of.adapter->out, 1, true, delta, of.adapter->out, columns,
-                  of.layer_columns));
+        TRY(scale(&of, of.adapter->out, 1, true, delta, of.adapter->out, columns, layer->out));
     }
     return 0;
 }
@@ -190,34 +259,32 @@ int modeli_lora_outer(const modeli_block_run *run, enum modeli_layer layer, void
  * a copy in `delta`. */
 static int own_columns(const struct lora_run *of, const void *output_grad, const void **own)
 {
-    const modeli_block_run *run = of->run;
+    const modeli_run *run = of->run;
     const modeli_adapter *adapter = of->adapter;
     *own = output_grad;
-    if (adapter->out == of->layer_columns)
+    if (adapter->out == of->layer->out)
         return 0;
     void *delta = modeli_at(run->call->temp, of->at.delta);
     const char *columns =
         (const char *)output_grad + adapter->column * dtype_bytes(run->self->type);
     *own = delta;
-    return scale(of, adapter->out, 1, false, columns, of->layer_columns, delta, adapter->out);
+    return scale(of, adapter->out, 1, false, columns, of->layer->out, delta, adapter->out);
 }
 
-int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer layer,
+int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
                              const void *output_grad, const void *source)
 {
     enum modeli_product gradient = run->call->fresh[1] ? MODELI_FIRST : MODELI_WEIGHT;
+    struct lora_run of;
     uint32_t place = 0;
-    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
-        struct lora_run of = start(run, i, true);
-        if (of.adapter->layer != layer)
-            continue;
+    for (uint32_t i = 0; next_adapter(run, layer, &i, &of);) {
         const void *own;
         void *small = modeli_at(run->call->temp, of.at.small[place++]);
         float *grads = run->call->grads[1];
         TRY(own_columns(&of, output_grad, &own));
         TRY(multiply(&of, &of.adapter->outer, gradient, own, of.u,
                      modeli_grad(grads, of.adapter->b)));
-        TRY(multiply(&of, &of.adapter->outer, MODELI_INPUT, own, of.b, small));
+        TRY(multiply(&of, &of.adapter->outer, MODELI_INPUT_GRAD, own, of.b, small));
         TRY(scale_small(&of, small));
         TRY(multiply(&of, &of.adapter->inner, gradient, small, source,
                      modeli_grad(grads, of.adapter->a)));
@@ -225,17 +292,15 @@ int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer laye
     return 0;
 }
 
-int modeli_lora_input_grads(const modeli_block_run *run, enum modeli_layer layer, void *input_grad)
+int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer, void *input_grad)
 {
+    struct lora_run of;
     uint32_t place = 0;
-    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
-        struct lora_run of = start(run, i, true);
-        if (of.adapter->layer != layer)
-            continue;
+    for (uint32_t i = 0; next_adapter(run, layer, &i, &of);) {
         void *small = modeli_at(run->call->temp, of.at.small[place++]);
         void *delta = modeli_at(run->call->temp, of.at.delta);
         uint64_t in = of.adapter->in;
-        TRY(multiply(&of, &of.adapter->inner, MODELI_INPUT, small, of.a, delta));
+        TRY(multiply(&of, &of.adapter->inner, MODELI_INPUT_GRAD, small, of.a, delta));
         TRY(scale(&of, in, 1, true, delta, in, input_grad, in));
     }
     return 0;

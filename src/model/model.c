@@ -1,5 +1,5 @@
-/* Models as lists of units and stages: create, destroy, checks, FLOPs of a step. See model.h. Only
- * model_create allocates. One thread. */
+/* Models as lists of units and stages: checks, create, destroy, FLOPs of a step, and which file
+ * runs a stage. See model.h. Only model_create allocates. One thread. */
 #include "model/model.h"
 
 #include <assert.h>
@@ -178,23 +178,6 @@ static uint64_t chunk_rows_of(uint64_t channels, uint64_t rows)
     return size_min(size_max(chunk, CHUNK_ROWS_MIN), rows);
 }
 
-static void fill_shape(const model *self, modeli_shape *shape)
-{
-    const model_spec *spec = &self->spec;
-    bool is_llama = spec->family == MODEL_LLAMA;
-    shape->norm = is_llama ? NORM_RMS : NORM_LAYER;
-    shape->activation = is_llama ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
-    shape->has_rope = is_llama;
-    shape->rows = self->micro_batch * self->tokens;
-    shape->head_dim = spec->head_dim;
-    shape->attention_columns = spec->num_heads * shape->head_dim;
-    shape->qkv_columns = (spec->num_heads + 2 * spec->num_kv_heads) * shape->head_dim;
-    shape->ffn_columns = is_llama ? 2 * spec->ffn_size : spec->ffn_size;
-    /* If the embedding is tied, the output matrix is unit 0's token table, which begins at 0. */
-    shape->output_unit = spec->tie_embeddings ? 1 : 0;
-    shape->output_matrix = 0;
-}
-
 static void list_stages(model *self)
 {
     uint32_t last = self->stage_count - 1;
@@ -203,7 +186,7 @@ static void list_stages(model *self)
         stage->kind = i == 0 ? STAGE_EMBED : i == last ? STAGE_HEAD : STAGE_BLOCK;
         stage->units[0] = modeli_stage_unit(self, i);
         stage->unit_count = 1;
-        stage->is_cut = modeli_parts_of(self, i) != NULL;
+        stage->is_cut = modeli_list_of(self, i)->part_count > 0;
     }
     if (self->spec.tie_embeddings && !self->stages[last].is_cut) {
         self->stages[last].units[1] = 0;
@@ -211,7 +194,7 @@ static void list_stages(model *self)
     }
     for (uint32_t i = 1; i <= last; i++) {
         struct stage *stage = &self->stages[i];
-        if (i == last ? self->products->splits_head : self->products->splits_block) {
+        if (modeli_list_of(self, i)->is_split) {
             stage->units[1] = stage->units[0] + 1;
             stage->unit_count = 2;
         }
@@ -242,15 +225,14 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
 /* Computes the sizes of activations, of the cache and of the tables. */
 static void size_window(model *self, const model_window *window)
 {
-    const modeli_shape *shape = &self->products->shape;
-    uint64_t elem_bytes = dtype_bytes(self->type);
-    self->boundary_bytes = shape->rows * self->spec.hidden_size * elem_bytes;
-    self->chunk_rows = chunk_rows_of(self->spec.hidden_size, shape->rows);
+    uint64_t elem_bytes = dtype_bytes(self->type), rows = modeli_rows(self);
+    self->boundary_bytes = rows * self->spec.hidden_size * elem_bytes;
+    self->chunk_rows = chunk_rows_of(self->spec.hidden_size, rows);
     self->cache_positions = window->cache_positions;
     self->cache_bytes = 2 * self->spec.num_layers * self->spec.num_kv_heads *
-                        window->cache_positions * shape->head_dim * elem_bytes;
-    if (shape->has_rope)
-        self->constants_bytes = modeli_positions(self) * shape->head_dim * sizeof(float);
+                        window->cache_positions * self->spec.head_dim * elem_bytes;
+    if (self->products->has_rope)
+        self->constants_bytes = modeli_positions(self) * self->spec.head_dim * sizeof(float);
 }
 
 int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
@@ -288,12 +270,11 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
     self->stages = mem_alloc(self->stage_count, sizeof *self->stages, "model.stages");
     if (self->products == NULL || self->stages == NULL)
         goto fail;
-    fill_shape(self, &self->products->shape);
+    modeli_list_layers(self);
     modeli_choose_split(self);
-    modeli_whole whole;
-    modeli_list_whole(self, 0, &whole);
-    TRY_GOTO(rc, modeli_cut(self, &whole), fail);
+    TRY_GOTO(rc, modeli_cut(self), fail);
     TRY_GOTO(rc, modeli_list_units(self), fail);
+    modeli_find_places(self);
     size_window(self, window);
     list_stages(self);
     TRY_GOTO(rc, modeli_create_passes(self), fail);
@@ -312,9 +293,9 @@ void model_destroy(model *self)
         return;
     if (self->products != NULL) {
         modeli_release_products(self);
-        mem_free(self->products->embed.items);
-        mem_free(self->products->block.items);
-        mem_free(self->products->head.items);
+        mem_free(self->products->embed.parts);
+        mem_free(self->products->block.parts);
+        mem_free(self->products->head.parts);
         mem_free(self->products->origins);
     }
     for (uint32_t i = 0; i < self->unit_count; i++)
@@ -333,39 +314,17 @@ static double products_of(bool goes_back, bool learns)
     return 2 + (goes_back ? 2 : 0) + (learns ? 2 : 0);
 }
 
-/* True if the matrix that gives the logits learns. */
-static bool head_matrix_learns(const model *self)
-{
-    if (self->spec.tie_embeddings)
-        return !self->units[0].is_frozen;
-    for (uint32_t u = self->unit_count; u-- > 0;)
-        for (uint32_t i = 0; i < self->units[u].tensor_count; i++)
-            if (strcmp(self->units[u].tensors[i].name, "lm_head.weight") == 0)
-                return !self->units[u].is_frozen;
-    return true;
-}
-
-/* Elements of all A and B, which always learn. */
-static double adapter_elems(const model *self)
-{
-    double elems = 0;
-    for (uint32_t u = 0; u < self->unit_count && self->spec.lora.rank > 0; u++)
-        for (uint32_t i = 0; i < self->units[u].tensor_count; i++)
-            if (self->units[u].tensors[i].is_adapter)
-                elems += (double)self->units[u].tensors[i].rows *
-                         (double)self->units[u].tensors[i].columns;
-    return elems;
-}
-
 double model_step_flops(const model *self, uint64_t tokens)
 {
     const model_spec *spec = &self->spec;
-    const modeli_shape *shape = &self->products->shape;
-    double channels = (double)spec->hidden_size;
-    double ffn = (double)spec->ffn_size, context = (double)self->tokens;
-    double attention = (double)shape->attention_columns;
-    double block = channels * ((double)shape->qkv_columns + attention) +
-                   channels * ((double)shape->ffn_columns + ffn);
+    const modeli_list *list = &self->products->block;
+    double attention = (double)modeli_width_of(self, MODELI_QUERIES), block = 0;
+    for (uint32_t i = 0; i < list->layer_count; i++)
+        block += (double)list->layers[i].matrix_rows * (double)list->layers[i].in;
+    double rank = (double)spec->lora.rank, adapters = 0; /* elements of A and B */
+    for (uint32_t i = 0; i < self->products->adapter_count; i++)
+        adapters += (double)spec->num_layers * rank *
+                    (double)(self->products->adapters[i].in + self->products->adapters[i].out);
     /* Sums over all blocks: FLOPs of a matrix element, and of attention (the forward is a
      * third). */
     double products = 0, attends = 0;
@@ -374,8 +333,44 @@ double model_step_flops(const model *self, uint64_t tokens)
         products += products_of(goes_back, !self->units[self->stages[s].units[0]].is_frozen);
         attends += goes_back ? 12 : 4;
     }
-    double matrices = products * block + products_of(true, head_matrix_learns(self)) *
-                                             (double)spec->vocab_size * channels;
-    return (matrices + 6 * adapter_elems(self)) * (double)tokens +
-           attends * attention * context * (double)tokens / 2;
+    double matrices =
+        products * block + products_of(true, modeli_work_of(self, self->stage_count - 1).weights) *
+                               (double)spec->vocab_size * (double)spec->hidden_size;
+    return (matrices + 6 * adapters) * (double)tokens +
+           attends * attention * (double)self->tokens * (double)tokens / 2;
+}
+
+/* ---- running ---- */
+
+int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
+              const model_call *call, bool saved_is_valid)
+{
+    bool backward;
+    assert(self->ops != NULL);
+    assert(stage < self->stage_count);
+    assert(pass < self->stages[stage].pass_count[phase]);
+    if (phase == PHASE_BACKWARD)
+        TRY(modeli_begin_grads(self, stage, pass, stream, call));
+    const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
+    switch (self->stages[stage].kind) {
+    case STAGE_EMBED:
+        return modeli_embed(self, stream, call, part, backward);
+    case STAGE_BLOCK:
+        return modeli_block(self, stream, call, part, backward, saved_is_valid);
+    case STAGE_HEAD:
+        return modeli_head(self, stream, call, part, backward);
+    }
+    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
+}
+
+int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
+                      uint64_t row, float *logits)
+{
+    uint32_t head = self->stage_count - 1;
+    assert(self->ops != NULL);
+    assert(row < modeli_rows(self));
+    assert(pass < self->stages[head].pass_count[PHASE_FORWARD]);
+    bool is_backward;
+    const modeli_part *part = modeli_pass_part(self, PHASE_FORWARD, head, pass, &is_backward);
+    return modeli_row_logits(self, stream, call, part, row, logits);
 }

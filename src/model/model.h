@@ -39,10 +39,10 @@
  *   head, forward    norm | logits.0 logits.1 .. (softmax over all parts)
  *         backward   the same, then gradients  .. logits.1 logits.0 | norm
  *
- * If heads have norms, these lie in the last part of qkv, and the backward of that part begins with
- * them. The parts depend only on the spec, the dtype and max_part_bytes. Initial weights do not
- * depend on the cut. Losses and gradients do, by fp32 rounding, because they are summed over a
- * layer's parts. A stage whose units are small enough has one pass.
+ * rows.c says which layers run in which part. The parts depend only on the spec, the dtype and
+ * max_part_bytes. Initial weights do not depend on the cut. Losses and gradients do, by fp32
+ * rounding, because they are summed over a layer's parts. A stage whose units are small enough has
+ * one pass.
  *
  * LEARNING. spec.learn selects the units that learn. The others are frozen (model_unit.is_frozen):
  * no pass adds to their gradients. If only some tensors of a unit learn, the unit is split in two,

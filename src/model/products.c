@@ -12,15 +12,9 @@
 
 /* ---- shapes of products ---- */
 
-/* True if the layer has a bias; layers of embedding and head have none. */
-static bool has_bias(const model *self, enum modeli_layer layer)
+modeli_matrix modeli_matrix_of(const model *self, uint64_t rows, uint64_t in, uint64_t out)
 {
-    return modeli_layer_whole(&self->products->shape, layer).bias != MODELI_ABSENT;
-}
-
-modeli_linear modeli_linear_of(const model *self, uint64_t rows, uint64_t in, uint64_t out)
-{
-    return (modeli_linear){
+    return (modeli_matrix){
         .rows = rows,
         .in = in,
         .out = out,
@@ -32,28 +26,22 @@ modeli_linear modeli_linear_of(const model *self, uint64_t rows, uint64_t in, ui
     };
 }
 
-modeli_linear modeli_layer_linear(const model *self, enum modeli_layer layer)
+modeli_matrix modeli_layer_matrix(const model *self, const modeli_layer *layer,
+                                  const modeli_part *part)
 {
-    modeli_linear made =
-        modeli_linear_of(self, self->products->shape.rows, modeli_layer_columns(self, layer),
-                         modeli_layer_rows(self, layer));
-    made.has_bias = has_bias(self, layer);
+    modeli_matrix made = modeli_matrix_of(self, modeli_rows(self), layer->in, layer->matrix_rows);
+    made.has_bias = layer->at.bias != MODELI_ABSENT;
+    if (part != NULL) {
+        made.out = part->rows;
+        made.in_grad_type = DTYPE_FP32;
+        made.adds_in_grad = !part->is_last;
+    }
     return made;
 }
 
-modeli_linear modeli_part_linear(const model *self, const modeli_part *part)
+modeli_matrix modeli_logits_matrix(const model *self, const modeli_part *part, bool is_last)
 {
-    modeli_linear made = modeli_layer_linear(self, part->layer);
-    made.out = part->rows;
-    made.in_grad_type = DTYPE_FP32;
-    made.adds_in_grad = !part->is_last;
-    return made;
-}
-
-modeli_linear modeli_logits_linear(const model *self, const modeli_part *part, bool is_last)
-{
-    modeli_linear made =
-        part ? modeli_part_linear(self, part) : modeli_layer_linear(self, MODELI_LAYER_OUTPUT);
+    modeli_matrix made = modeli_layer_matrix(self, modeli_output_of(self), part);
     made.rows = is_last ? made.rows % self->chunk_rows : self->chunk_rows;
     made.out_stride = modeli_logits_stride(made.out);
     made.out_type = DTYPE_FP32;
@@ -61,7 +49,7 @@ modeli_linear modeli_logits_linear(const model *self, const modeli_part *part, b
     return made;
 }
 
-matmul_desc modeli_product_desc(const model *self, const modeli_linear *of,
+matmul_desc modeli_product_desc(const model *self, const modeli_matrix *of,
                                 enum modeli_product which)
 {
     switch (which) {
@@ -78,7 +66,7 @@ matmul_desc modeli_product_desc(const model *self, const modeli_linear *of,
             .c_type = of->out_type,
             .has_bias = of->has_bias,
         };
-    case MODELI_INPUT:
+    case MODELI_INPUT_GRAD:
         return (matmul_desc){
             .m = of->rows,
             .n = of->in,
@@ -117,7 +105,7 @@ static bool is_same(const matmul_desc *a, const matmul_desc *b)
 }
 
 /* Finds the product of a shape, or makes it. */
-static int make_product(model *self, modeli_linear *of, enum modeli_product which)
+static int make_product(model *self, modeli_matrix *of, enum modeli_product which)
 {
     model_products *products = self->products;
     uint32_t count = products->matmul_count;
@@ -143,7 +131,7 @@ static int make_product(model *self, modeli_linear *of, enum modeli_product whic
     return 0;
 }
 
-static int make_linear(model *self, modeli_linear *target, modeli_linear made)
+int modeli_make_matrix(model *self, modeli_matrix *target, modeli_matrix made)
 {
     *target = made;
     for (int which = MODELI_FORWARD; which < MODELI_PRODUCTS; which++)
@@ -152,169 +140,84 @@ static int make_linear(model *self, modeli_linear *target, modeli_linear made)
     return 0;
 }
 
-/* Makes the products of the logits of a whole head, or of one of its parts. */
-static int make_logits(model *self, const modeli_part *part, modeli_linear chunks[2],
-                       modeli_linear *row)
+int modeli_make_logits(model *self, const modeli_part *part, modeli_matrix chunks[2],
+                       modeli_matrix *row)
 {
-    TRY(make_linear(self, &chunks[0], modeli_logits_linear(self, part, false)));
-    modeli_linear last = modeli_logits_linear(self, part, true);
+    TRY(modeli_make_matrix(self, &chunks[0], modeli_logits_matrix(self, part, false)));
+    modeli_matrix last = modeli_logits_matrix(self, part, true);
     if (last.rows != 0)
-        TRY(make_linear(self, &chunks[1], last));
-    *row = modeli_linear_of(self, 1, last.in, last.out);
+        TRY(modeli_make_matrix(self, &chunks[1], last));
+    *row = modeli_matrix_of(self, 1, last.in, last.out);
     row->out_type = DTYPE_FP32;
     return make_product(self, row, MODELI_FORWARD);
 }
 
-static int make_part(model *self, modeli_part *part)
-{
-    if (part->layer <= MODELI_LAYER_DOWN)
-        return make_linear(self, &part->products[0], modeli_part_linear(self, part));
-    if (part->layer == MODELI_LAYER_OUTPUT)
-        return make_logits(self, part, part->products, &part->row_logits);
-    return 0;
-}
-
-static int make_attention(model *self)
-{
-    const modeli_shape *shape = &self->products->shape;
-    attention_desc desc = {
-        .batch = self->micro_batch,
-        .tokens = self->tokens,
-        .heads = self->spec.num_heads,
-        .kv_heads = self->spec.num_kv_heads,
-        .head_dim = shape->head_dim,
-        .qkv_stride = shape->qkv_columns,
-        .type = self->type,
-        .scale = modeli_score_scale(self),
-    };
-    return self->ops->attention_create(self->context, &desc, &self->products->attention);
-}
-
 /* ---- scratch ---- */
 
-/* The largest scratch of the products that were made; gradients run in a backward. */
-static void add_scratch(const model *self, const modeli_linear *of, uint64_t *forward,
-                        uint64_t *backward)
+void modeli_product_scratch(const model *self, const modeli_matrix *of, uint64_t bytes[2])
 {
     for (int which = MODELI_FORWARD; which < MODELI_PRODUCTS; which++) {
-        uint64_t *most = which == MODELI_FORWARD ? forward : backward;
+        uint64_t *most = &bytes[which != MODELI_FORWARD];
         if (of->matmul[which] != NULL)
             *most = size_max(*most, self->ops->matmul_scratch_bytes(of->matmul[which]));
     }
 }
 
-static uint64_t bias_scratch(const model *self, enum modeli_layer layer)
+/* Raises bytes[backward] to the scratch of the layers that a pass runs. */
+static void add_scratch(const modeli_list *list, const modeli_part *part, bool backward,
+                        uint64_t bytes[2])
 {
-    if (!has_bias(self, layer))
-        return 0;
-    return self->ops->bias_backward_scratch_bytes(self->context, self->products->shape.rows,
-                                                  modeli_layer_rows(self, layer));
-}
-
-/* Scratch for the norms of q's heads; those of k's need no more. */
-static uint64_t head_norm_scratch(const model *self)
-{
-    const modeli_shape *shape = &self->products->shape;
-    if (!modeli_has_head_norms(self))
-        return 0;
-    return self->ops->head_norm_grad_scratch_bytes(self->context, shape->rows, self->spec.num_heads,
-                                                   shape->head_dim);
-}
-
-static uint64_t norm_scratch(const model *self)
-{
-    return self->ops->norm_grad_scratch_bytes(self->context, self->products->shape.rows,
-                                              self->spec.hidden_size);
-}
-
-static uint64_t embedding_scratch(const model *self)
-{
-    return self->ops->embedding_grad_scratch_bytes(self->context, self->products->shape.rows,
-                                                   self->spec.vocab_size);
-}
-
-/* Makes the products of a whole block and finds its scratch. */
-static int make_block(model *self)
-{
-    model_products *products = self->products;
-    const kernel_ops *ops = self->ops;
-    uint64_t forward = ops->attention_forward_scratch_bytes(products->attention);
-    uint64_t backward = ops->attention_backward_scratch_bytes(products->attention);
-    backward = size_max(backward, size_max(norm_scratch(self), head_norm_scratch(self)));
-    for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_DOWN; i++) {
-        enum modeli_layer layer = (enum modeli_layer)i;
-        modeli_linear *made = &products->layers[layer];
-        TRY(make_linear(self, made, modeli_layer_linear(self, layer)));
-        add_scratch(self, made, &forward, &backward);
-        backward = size_max(backward, bias_scratch(self, layer));
+    modeli_range range = modeli_layers_of(list, part, backward);
+    for (uint32_t i = range.begin; i < range.end; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        uint64_t both[2] = {0, 0};
+        if (layer->kind->scratch != NULL)
+            layer->kind->scratch(layer, part, both);
+        bytes[backward] = size_max(bytes[backward], both[backward]);
     }
-    for (uint32_t i = 0; i < products->adapter_count; i++) {
-        modeli_adapter *adapter = &products->adapters[i];
-        TRY(make_linear(self, &adapter->inner, modeli_inner_linear(self, adapter)));
-        TRY(make_linear(self, &adapter->outer, modeli_outer_linear(self, adapter)));
-        add_scratch(self, &adapter->inner, &forward, &backward);
-        add_scratch(self, &adapter->outer, &forward, &backward);
-    }
-    products->block_forward_scratch_bytes = forward;
-    products->block_backward_scratch_bytes = size_max(forward, backward);
+}
+
+/* Makes the products of a whole stage and finds its scratch. A backward also runs the forward. */
+static int make_whole(model *self, modeli_list *list)
+{
+    uint64_t *bytes = list->scratch_bytes;
+    for (uint32_t i = 0; i < list->layer_count; i++)
+        if (list->layers[i].kind->prepare != NULL &&
+            !(list->part_count > 0 && list->layers[i].kind->has_matrix))
+            TRY(list->layers[i].kind->prepare(self, &list->layers[i]));
+    if (list->part_count > 0)
+        return 0;
+    add_scratch(list, NULL, false, bytes);
+    add_scratch(list, NULL, true, bytes);
+    if (list == &self->products->block)
+        TRY(modeli_lora_prepare(self, bytes));
+    bytes[1] = size_max(bytes[0], bytes[1]);
     return 0;
 }
 
-/* The same for a whole head. */
-static int make_head(model *self)
+static int make_part(model *self, const modeli_list *list, modeli_part *part)
 {
-    model_products *products = self->products;
-    uint64_t forward = 0, backward = norm_scratch(self);
-    TRY(make_logits(self, NULL, products->logits, &products->row_logits));
-    add_scratch(self, &products->logits[0], &forward, &backward);
-    add_scratch(self, &products->logits[1], &forward, &backward);
-    add_scratch(self, &products->row_logits, &forward, &backward);
-    products->head_forward_scratch_bytes = forward;
-    products->head_backward_scratch_bytes = size_max(forward, backward);
+    const modeli_layer *owner = &list->layers[part->owner];
+    uint64_t *bytes = part->scratch_bytes;
+    if (owner->kind == &modeli_output)
+        TRY(modeli_make_logits(self, part, part->products, &part->row_logits));
+    else if (owner->kind->has_product)
+        TRY(modeli_make_matrix(self, &part->products[0], modeli_layer_matrix(self, owner, part)));
+    add_scratch(list, part, false, bytes);
+    add_scratch(list, part, true, bytes);
     return 0;
-}
-
-/* Finds the scratch that a part needs for block_parts.c and head_parts.c, its products included. */
-static void find_part_scratch(const model *self, modeli_part *part)
-{
-    const kernel_ops *ops = self->ops;
-    const kernel_attention *attention = self->products->attention;
-    uint64_t forward = 0, backward = 0;
-    add_scratch(self, &part->products[0], &forward, &backward);
-    add_scratch(self, &part->products[1], &forward, &backward);
-    if (part->layer == MODELI_LAYER_OUTPUT) /* its backward makes the logits again */
-        backward = size_max(backward, forward);
-    add_scratch(self, &part->row_logits, &forward, &backward);
-    if (part->norm.weight != MODELI_ABSENT)
-        backward = size_max(backward, norm_scratch(self));
-    if (part->layer == MODELI_LAYER_TABLE || part->layer == MODELI_LAYER_POSITIONS)
-        backward = size_max(backward, embedding_scratch(self));
-    if (part->layer <= MODELI_LAYER_DOWN && part->is_last)
-        backward = size_max(backward, bias_scratch(self, part->layer));
-    if (part->layer == MODELI_LAYER_PROJ && part->is_first)
-        backward = size_max(backward, ops->attention_backward_scratch_bytes(attention));
-    if (part->q_norm != MODELI_ABSENT)
-        backward = size_max(backward, head_norm_scratch(self));
-    if (part->layer == MODELI_LAYER_QKV && part->is_last)
-        forward = size_max(forward, ops->attention_forward_scratch_bytes(attention));
-    part->forward_scratch_bytes = forward;
-    part->backward_scratch_bytes = backward;
 }
 
 static int make_all(model *self)
 {
     model_products *products = self->products;
-    modeli_parts *lists[] = {&products->embed, &products->block, &products->head};
-    TRY(make_attention(self));
-    products->embed_backward_scratch_bytes = embedding_scratch(self);
-    for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
-        for (uint32_t i = 0; i < lists[k]->count; i++) {
-            TRY(make_part(self, &lists[k]->items[i]));
-            find_part_scratch(self, &lists[k]->items[i]);
-        }
-    if (products->block.count == 0)
-        TRY(make_block(self));
-    return products->head.count == 0 ? make_head(self) : 0;
+    modeli_list *lists[] = {&products->embed, &products->block, &products->head};
+    for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
+        TRY(make_whole(self, lists[k]));
+        for (uint32_t i = 0; i < lists[k]->part_count; i++)
+            TRY(make_part(self, lists[k], &lists[k]->parts[i]));
+    }
+    return 0;
 }
 
 int model_prepare(model *self, const kernel_ops *ops, kernel_context *context)
@@ -347,23 +250,4 @@ void modeli_release_products(model *self)
     products->attention = NULL;
     self->ops = NULL;
     self->context = NULL;
-}
-
-int model_fill_constants(model *self, void *stream, void *constants)
-{
-    if (!self->products->shape.has_rope)
-        return 0;
-    const model_spec *spec = &self->spec;
-    rope_table_args args = {
-        .table = constants,
-        .tokens = modeli_positions(self),
-        .head_dim = self->products->shape.head_dim,
-        .theta = spec->rope_theta,
-        .scaling = spec->rope_scaling,
-        .factor = spec->rope_factor,
-        .low_freq_factor = spec->rope_low_freq_factor,
-        .high_freq_factor = spec->rope_high_freq_factor,
-        .original_positions = (double)spec->rope_original_positions,
-    };
-    return self->ops->rope_table(self->context, stream, &args);
 }

@@ -29,7 +29,8 @@ model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns
     return tensor;
 }
 
-int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli_lister *list)
+/* Begins a unit without tensors. */
+static int open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli_lister *list)
 {
     model_unit *unit = &self->units[unit_idx];
     self->products->origins[unit_idx].unit = whole_unit;
@@ -38,27 +39,42 @@ int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli
     return unit->tensors == NULL ? -ENOMEM : 0;
 }
 
-static int list_whole_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
-                           const model_unit *source, const char *name)
+/* Lists a whole unit; or the first or second unit of a stage that is split. A tensor that directly
+ * followed the one before does so here too. */
+static int list_unit(model *self, uint32_t stage, const modeli_whole *whole, bool is_second,
+                     const char *name)
 {
+    const modeli_list *of = modeli_list_of(self, stage);
+    uint32_t unit_idx = modeli_stage_unit(self, stage) + (is_second ? 1 : 0);
+    modeli_origin *origin = &self->products->origins[unit_idx];
     modeli_lister list;
-    TRY(modeli_open_unit(self, unit_idx, whole_unit, &list));
-    model_tensor *tensors = list.unit->tensors;
-    memcpy(tensors, source->tensors, source->tensor_count * sizeof *tensors);
-    *list.unit = *source;
-    list.unit->tensors = tensors;
-    snprintf(list.unit->name, sizeof list.unit->name, "%s", name);
-    for (uint32_t i = 0; i < source->tensor_count; i++)
-        self->products->origins[unit_idx].tensors[i] = i;
+    uint64_t previous_end = MODELI_ABSENT;
+    TRY(open_unit(self, unit_idx, stage, &list));
+    for (uint32_t i = 0; i < whole->unit.tensor_count; i++) {
+        const model_tensor *from = &whole->tensors[i];
+        if (modeli_goes_apart(self, of, &of->layers[whole->layers[i]]) != is_second)
+            continue;
+        origin->tensors[list.unit->tensor_count] = i;
+        model_tensor *tensor =
+            modeli_append(&list, from->rows, from->columns, from->offset_elems == previous_end);
+        uint64_t offset = tensor->offset_elems;
+        *tensor = *from;
+        tensor->offset_elems = offset;
+        previous_end = from->offset_elems + from->rows * from->columns;
+    }
+    bool has_lora = self->spec.lora.rank > 0 && of == &self->products->block;
+    const char *end = of == &self->products->head ? ".norm" : has_lora ? ".lora" : ".norms";
+    snprintf(list.unit->name, sizeof list.unit->name, "%s%s", name, is_second ? end : "");
+    if (is_second && has_lora)
+        modeli_list_adapters(self, whole, &list);
     return 0;
 }
 
 /* Adds rows [begin, end) of tensor `idx` of a whole unit. A vector's elements count as rows.
  * Returns the offset in the part's unit, or MODELI_ABSENT if the range is empty. */
-static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *source, uint32_t idx,
+static uint64_t add_slice(model *self, modeli_lister *list, const model_tensor *whole, uint32_t idx,
                           uint64_t begin, uint64_t end, bool is_vector, bool with_previous)
 {
-    const model_tensor *whole = &source->tensors[idx];
     if (begin >= end)
         return MODELI_ABSENT;
     uint64_t whole_rows = is_vector ? whole->columns : whole->rows;
@@ -77,119 +93,90 @@ static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *so
     return tensor->offset_elems;
 }
 
-/* Adds elements [begin, end) of the vector at an offset of a whole unit. */
-static uint64_t add_vector(model *self, modeli_lister *list, const model_unit *source,
-                           uint64_t offset_elems, uint64_t begin, uint64_t end)
+/* Adds the part's rows of all tensors that make up the owner's matrix, or of all vectors that make
+ * up its bias. */
+static uint64_t add_rows(model *self, modeli_lister *list, const modeli_whole *whole,
+                         uint32_t layer, const modeli_part *part, bool is_bias)
 {
-    if (offset_elems == MODELI_ABSENT)
-        return MODELI_ABSENT;
-    uint32_t idx = 0;
-    while (source->tensors[idx].offset_elems != offset_elems) {
-        idx++;
-        assert(idx < source->tensor_count);
+    uint64_t first = 0, offset = MODELI_ABSENT;
+    for (uint32_t i = 0; i < whole->unit.tensor_count; i++) {
+        const model_tensor *tensor = &whole->tensors[i];
+        bool is_vector = tensor->init == TENSOR_INIT_ZERO;
+        if (whole->layers[i] != layer || is_vector != is_bias)
+            continue;
+        uint64_t rows = is_vector ? tensor->columns : tensor->rows;
+        uint64_t low = size_max(first, part->row_begin);
+        uint64_t high = size_min(first + rows, part->row_begin + part->rows);
+        if (low < high) {
+            uint64_t at = add_slice(self, list, tensor, i, low - first, high - first, is_vector,
+                                    offset != MODELI_ABSENT);
+            offset = offset == MODELI_ABSENT ? at : offset;
+        }
+        first += rows;
     }
-    return add_slice(self, list, source, idx, begin, end, true, false);
+    return offset;
 }
 
-/* Adds the part's elements of all vectors that make up the layer's bias. */
-static uint64_t add_bias(model *self, modeli_lister *list, const model_unit *source,
-                         uint64_t offset_elems, const modeli_part *part)
+/* Adds all vectors of a layer without a matrix. */
+static void add_vectors(model *self, modeli_lister *list, const modeli_whole *whole, uint32_t layer,
+                        const modeli_params *of, modeli_params *at)
 {
-    uint64_t bias = MODELI_ABSENT;
-    if (offset_elems == MODELI_ABSENT)
-        return MODELI_ABSENT;
-    uint64_t vector_end = offset_elems + modeli_layer_rows(self, part->layer);
-    for (uint32_t i = 0; i < source->tensor_count; i++) {
-        const model_tensor *tensor = &source->tensors[i];
-        if (tensor->offset_elems < offset_elems || tensor->offset_elems >= vector_end)
+    for (uint32_t i = 0; i < whole->unit.tensor_count; i++) {
+        const model_tensor *tensor = &whole->tensors[i];
+        if (whole->layers[i] != layer)
             continue;
-        uint64_t first = tensor->offset_elems - offset_elems;
-        uint64_t low = size_max(first, part->row_begin);
-        uint64_t high = size_min(first + tensor->columns, part->row_begin + part->rows);
-        if (low >= high)
-            continue;
-        uint64_t at = add_slice(self, list, source, i, low - first, high - first, true,
-                                bias != MODELI_ABSENT);
-        if (bias == MODELI_ABSENT)
-            bias = at;
+        uint64_t offset = add_slice(self, list, tensor, i, 0, tensor->columns, true, false);
+        *(tensor->offset_elems == of->weight   ? &at->weight
+          : tensor->offset_elems == of->second ? &at->second
+                                               : &at->bias) = offset;
     }
-    return bias;
-}
-
-/* Adds the part's rows of all tensors that make up the layer's matrix. */
-static uint64_t add_rows(model *self, modeli_lister *list, const model_unit *source,
-                         uint64_t offset_elems, const modeli_part *part)
-{
-    uint64_t columns = modeli_layer_columns(self, part->layer);
-    uint64_t matrix_end = offset_elems + modeli_layer_rows(self, part->layer) * columns;
-    uint64_t weight = MODELI_ABSENT;
-    for (uint32_t i = 0; i < source->tensor_count; i++) {
-        const model_tensor *tensor = &source->tensors[i];
-        if (tensor->offset_elems < offset_elems || tensor->offset_elems >= matrix_end)
-            continue;
-        uint64_t first = (tensor->offset_elems - offset_elems) / columns; /* row in the layer */
-        uint64_t low = size_max(first, part->row_begin);
-        uint64_t high = size_min(first + tensor->rows, part->row_begin + part->rows);
-        if (low >= high)
-            continue;
-        uint64_t at = add_slice(self, list, source, i, low - first, high - first, false,
-                                weight != MODELI_ABSENT);
-        if (weight == MODELI_ABSENT)
-            weight = at;
-    }
-    return weight;
 }
 
 /* Lists the unit of a part. Notes the offsets in the part; they are the same in every block. */
-static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const model_unit *source,
-                     modeli_part *part)
+static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const modeli_whole *whole,
+                     const modeli_list *layers, modeli_part *part)
 {
-    const modeli_shape *shape = &self->products->shape;
-    modeli_pair whole = modeli_layer_whole(shape, part->layer);
-    modeli_pair norm = {MODELI_ABSENT, MODELI_ABSENT};
+    modeli_range range = modeli_layers_of(layers, part, false);
+    uint32_t begin = layers->layers[part->owner].forward_begin;
     modeli_lister list;
-    TRY(modeli_open_unit(self, unit_idx, whole_unit, &list));
-    if (part->layer == MODELI_LAYER_NORM)
-        norm = shape->norm_final;
-    else if (part->is_first && part->layer == MODELI_LAYER_QKV)
-        norm = shape->norm1;
-    else if (part->is_first && part->layer == MODELI_LAYER_UP)
-        norm = shape->norm2;
-    uint64_t channels = self->spec.hidden_size;
-    part->norm.weight = add_vector(self, &list, source, norm.weight, 0, channels);
-    part->norm.bias = add_vector(self, &list, source, norm.bias, 0, channels);
-    part->weights.weight = add_rows(self, &list, source, whole.weight, part);
-    part->weights.bias = add_bias(self, &list, source, whole.bias, part);
-    part->q_norm = part->k_norm = MODELI_ABSENT;
-    if (part->is_last && part->layer == MODELI_LAYER_QKV) {
-        part->q_norm = add_vector(self, &list, source, shape->q_norm, 0, shape->head_dim);
-        part->k_norm = add_vector(self, &list, source, shape->k_norm, 0, shape->head_dim);
+    TRY(open_unit(self, unit_idx, whole_unit, &list));
+    for (uint32_t i = 0; i < MODELI_GROUP_MAX; i++)
+        part->at[i] = (modeli_params){MODELI_ABSENT, MODELI_ABSENT, MODELI_ABSENT};
+    for (uint32_t i = range.begin; i < range.end; i++) {
+        const modeli_layer *layer = &layers->layers[i];
+        assert(i - begin < MODELI_GROUP_MAX);
+        modeli_params *at = &part->at[i - begin];
+        if (layer->matrix_rows == 0) {
+            add_vectors(self, &list, whole, i, &layer->at, at);
+            continue;
+        }
+        at->weight = add_rows(self, &list, whole, i, part, false);
+        at->bias = add_rows(self, &list, whole, i, part, true);
     }
-    assert(part->layer != MODELI_LAYER_NORM || part->norm.weight == shape->norm_final.weight);
     return 0;
 }
 
 /* Lists the units of one stage in parts. `name`: "embed", "block.3", "head". */
 static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
-                      const model_unit *source, modeli_parts *parts, const char *name)
+                      const modeli_whole *whole, modeli_list *list, const char *name)
 {
     uint32_t number = 0;
-    for (uint32_t i = 0; i < parts->count; i++) {
-        modeli_part *part = &parts->items[i];
+    for (uint32_t i = 0; i < list->part_count; i++) {
+        modeli_part *part = &list->parts[i];
+        const modeli_layer *owner = &list->layers[part->owner];
         uint32_t unit_idx = first_unit + part->unit;
-        bool is_main = part->layer == MODELI_LAYER_TABLE || part->layer == MODELI_LAYER_OUTPUT;
-        if (part->layer == MODELI_LAYER_OUTPUT && self->spec.tie_embeddings)
+        if (owner->kind == &modeli_output && self->spec.tie_embeddings)
             continue; /* already listed as a part of the embedding */
-        TRY(list_part(self, unit_idx, whole_unit, source, part));
+        TRY(list_part(self, unit_idx, whole_unit, whole, list, part));
         model_unit *unit = &self->units[unit_idx];
         number = part->is_first ? 0 : number + 1;
-        const char *layer = modeli_layer_name(part->layer);
+        bool is_main = owner->kind == &modeli_output || (whole_unit == 0 && part->owner == 0);
         if (is_main)
             snprintf(unit->name, sizeof unit->name, "%s.%u", name, number);
-        else if (part->layer == MODELI_LAYER_NORM)
-            snprintf(unit->name, sizeof unit->name, "%s.%s", name, layer);
+        else if (owner->matrix_rows == 0)
+            snprintf(unit->name, sizeof unit->name, "%s.%s", name, owner->row->name);
         else
-            snprintf(unit->name, sizeof unit->name, "%s.%s.%u", name, layer, number);
+            snprintf(unit->name, sizeof unit->name, "%s.%s.%u", name, owner->row->name, number);
     }
     return 0;
 }
@@ -199,23 +186,23 @@ static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
 {
     model_products *products = self->products;
     uint32_t last = self->stage_count - 1, unit = modeli_stage_unit(self, stage);
-    model_unit *source = stage == 0 ? &whole->embed : stage == last ? &whole->head : &whole->block;
-    modeli_parts *parts = stage == 0      ? &products->embed
-                          : stage == last ? &products->head
-                                          : &products->block;
+    bool is_end = stage == 0 || stage == last;
+    modeli_list *list = stage == 0      ? &products->embed
+                        : stage == last ? &products->head
+                                        : &products->block;
     char name[MODEL_NAME_BYTES / 2];
-    if (stage == 0 || stage == last)
+    if (is_end)
         snprintf(name, sizeof name, "%s", stage == 0 ? "embed" : "head");
     else
         snprintf(name, sizeof name, "block.%u", stage - 1);
-    if (stage > 0 && (stage == last ? products->splits_head : products->splits_block))
-        return modeli_list_split(self, stage, source, name);
-    if (parts->count == 0)
-        return list_whole_unit(self, unit, stage, source, name);
+    modeli_list_whole(self, list, is_end ? 0 : stage - 1, whole);
+    if (list->part_count == 0) {
+        TRY(list_unit(self, stage, whole, false, name));
+        return list->is_split ? list_unit(self, stage, whole, true, name) : 0;
+    }
     /* The parts of embedding and head already have their units' numbers; those of a tied head are
      * in two lists. */
-    bool is_end = stage == 0 || stage == last;
-    return list_parts(self, is_end ? 0 : unit, stage, source, parts, name);
+    return list_parts(self, is_end ? 0 : unit, stage, whole, list, name);
 }
 
 int modeli_list_units(model *self)
@@ -229,11 +216,10 @@ int modeli_list_units(model *self)
         return -ENOMEM;
     self->unit_count = count;
     modeli_whole whole;
-    for (uint32_t i = 0; i < self->stage_count; i++) {
-        modeli_list_whole(self, i == 0 ? 0 : i - 1, &whole);
+    for (uint32_t i = 0; i < self->stage_count; i++)
         TRY(list_stage(self, i, &whole));
-    }
-    modeli_note_split(self, &whole);
+    modeli_note_split(self, &products->block, 1);
+    modeli_note_split(self, &products->head, self->stage_count - 1);
     modeli_note_learning(self);
     return 0;
 }

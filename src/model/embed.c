@@ -1,0 +1,160 @@
+/* The embedding: rows of the token table, and of the table of positions where there is one. Its
+ * parts are rows of the token table, then of the positions. Allocates nothing. */
+#include "base/size.h"
+#include "model/model_internal.h"
+
+enum { TABLE, POSITIONS }; /* layers of the list */
+
+static embedding_args args_of(const model *self, const model_call *call)
+{
+    return (embedding_args){
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = modeli_call_tokens(self, call),
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .token_ids = call->tokens,
+        .output = call->output,
+    };
+}
+
+static embedding_grad_args grad_args_of(const model *self, const model_call *call)
+{
+    return (embedding_grad_args){
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .token_ids = call->tokens,
+        .output_grad = call->output_grad,
+        .scratch = call->temp,
+    };
+}
+
+static int whole_backward(model *self, void *stream, const model_call *call)
+{
+    const modeli_layer *layers = self->products->embed.layers;
+    embedding_grad_args args = grad_args_of(self, call);
+    args.token_table_grad = modeli_grad(call->grads[0], layers[TABLE].at.weight);
+    if (self->products->embed.layer_count > POSITIONS)
+        args.position_table_grad = modeli_grad(call->grads[0], layers[POSITIONS].at.weight);
+    return self->ops->embedding_backward(self->context, stream, &args);
+}
+
+static int whole(model *self, void *stream, const model_call *call, bool backward)
+{
+    const modeli_layer *layers = self->products->embed.layers;
+    if (backward)
+        return whole_backward(self, stream, call);
+    embedding_args args = args_of(self, call);
+    args.token_table = modeli_param(self, call->params[0], layers[TABLE].at.weight);
+    if (self->products->embed.layer_count > POSITIONS) {
+        uint64_t first = self->cache_positions > 0 ? call->position : 0;
+        args.position_table = modeli_param(
+            self, call->params[0], layers[POSITIONS].at.weight + first * self->spec.hidden_size);
+    }
+    return self->ops->embedding_forward(self->context, stream, &args);
+}
+
+/* ---- parts ---- */
+
+static int table(model *self, void *stream, const model_call *call, const modeli_part *part,
+                 bool backward)
+{
+    uint64_t at = part->at[0].weight;
+    if (backward) {
+        embedding_grad_args args = grad_args_of(self, call);
+        args.row_begin = part->row_begin;
+        args.row_count = part->rows;
+        args.token_table_grad = modeli_grad(call->grads[0], at);
+        return self->ops->embedding_backward(self->context, stream, &args);
+    }
+    embedding_args args = args_of(self, call);
+    args.row_begin = part->row_begin;
+    args.row_count = part->rows;
+    args.token_table = modeli_param(self, call->params[0], at);
+    return self->ops->embedding_forward(self->context, stream, &args);
+}
+
+/* Adds positions: all sequences in one call if the part has all their positions, else sequence by
+ * sequence. The table may have more rows than a sequence has tokens; a part that has only such rows
+ * does nothing. */
+static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
+                     bool backward)
+{
+    uint64_t first = self->cache_positions ? call->position : 0, end = part->row_begin + part->rows;
+    uint64_t tokens = modeli_call_tokens(self, call), begin = size_max(part->row_begin, first);
+    if (begin >= size_min(end, first + tokens))
+        return 0;
+    uint64_t rows = size_min(end, first + tokens) - begin;
+    uint64_t table = part->at[0].weight + (begin - part->row_begin) * self->spec.hidden_size;
+    bool is_all = rows == tokens;
+    uint64_t call_count = is_all ? 1 : self->micro_batch;
+    for (uint64_t b = 0; b < call_count; b++) {
+        uint64_t row = b * self->tokens + (begin - first);
+        uint64_t offset_bytes = row * self->spec.hidden_size * dtype_bytes(self->type);
+        uint64_t batch = is_all ? self->micro_batch : 1;
+        if (backward) {
+            embedding_grad_args args = grad_args_of(self, call);
+            args.batch = batch;
+            args.tokens = rows;
+            args.token_ids += row;
+            args.output_grad = (const char *)call->output_grad + offset_bytes;
+            args.position_table_grad = modeli_grad(call->grads[0], table);
+            TRY(self->ops->embedding_backward(self->context, stream, &args));
+        } else {
+            embedding_args args = args_of(self, call);
+            args.batch = batch;
+            args.tokens = rows;
+            args.token_ids += row;
+            args.position_table = modeli_param(self, call->params[0], table);
+            args.output = modeli_at(call->output, offset_bytes);
+            TRY(self->ops->embedding_forward(self->context, stream, &args));
+        }
+    }
+    return 0;
+}
+
+int modeli_embed(model *self, void *stream, const model_call *call, const modeli_part *part,
+                 bool backward)
+{
+    if (part == NULL)
+        return whole(self, stream, call, backward);
+    return part->owner == TABLE ? table(self, stream, call, part, backward)
+                                : positions(self, stream, call, part, backward);
+}
+
+/* ---- scratch and costs ---- */
+
+static void table_scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
+{
+    const model *self = layer->net;
+    (void)part;
+    bytes[1] = self->ops->embedding_grad_scratch_bytes(self->context, modeli_rows(self),
+                                                       self->spec.vocab_size);
+}
+
+/* A whole embedding has one call for both tables; a part has its share of a table's rows. */
+static void table_costs(const modeli_layer *layer, const modeli_costing *of)
+{
+    const modeli_list *embed = &layer->net->products->embed;
+    double elem_bytes = (double)dtype_bytes(layer->net->type);
+    double elems = (double)modeli_rows(layer->net) * (double)layer->in;
+    double share =
+        of->part ? (double)of->part->rows / (double)layer->matrix_rows : (double)embed->layer_count;
+    if (of->turn == MODELI_TURN_RECOMPUTE || (of->part == NULL && layer != embed->layers))
+        return;
+    if (of->turn == MODELI_TURN_BACKWARD)
+        of->costs->row_bytes[MODEL_ROWS_TABLE_GRAD] +=
+            share * elems * (elem_bytes + 2 * sizeof(float));
+    else
+        of->costs->row_bytes[MODEL_ROWS_TABLE] += share * elems * 2 * elem_bytes;
+    of->costs->call_count++;
+}
+
+const modeli_kind modeli_table = {
+    .has_matrix = true,
+    .scratch = table_scratch,
+    .costs = table_costs,
+};

@@ -1,0 +1,139 @@
+/* ATTENTION: causal attention of the projections q k v, which lie side by side in each row; or, for
+ * a model with a cache, over the positions in the cache, after which it puts the call's own keys
+ * and values. Allocates nothing after model_prepare. */
+#include <math.h>
+
+#include "model/model_internal.h"
+
+static uint64_t out_columns(const modeli_layer *layer)
+{
+    return modeli_width_of(layer->net, MODELI_QUERIES);
+}
+
+/* [0] log-sum-exp of the scores [B,H,T] fp32. */
+static uint64_t kept_bytes(const modeli_layer *layer, uint32_t idx)
+{
+    return idx > 0 ? 0 : modeli_rows(layer->net) * layer->net->spec.num_heads * sizeof(float);
+}
+
+/* q, k and v of the first row of a buffer. */
+struct heads {
+    void *q, *k, *v;
+};
+
+static struct heads heads_of(const model *self, void *qkv)
+{
+    uint64_t head_bytes = self->spec.head_dim * dtype_bytes(self->type);
+    void *k = modeli_at(qkv, self->spec.num_heads * head_bytes);
+    return (struct heads){qkv, k, modeli_at(k, self->spec.num_kv_heads * head_bytes)};
+}
+
+/* The factor of the scores: 1 / sqrt(D). */
+static float scale_of(const model *self)
+{
+    return (float)(1.0 / sqrt((double)self->spec.head_dim));
+}
+
+static int forward_cached(const modeli_run *run, const modeli_layer *layer, struct heads of)
+{
+    const model *self = run->self;
+    uint64_t half_bytes = self->spec.num_kv_heads * self->cache_positions * self->spec.head_dim *
+                          dtype_bytes(self->type);
+    void *keys = modeli_at(run->call->cache, 2 * run->call->layer * half_bytes);
+    attention_cached_args args = {
+        .type = self->type,
+        .rows = run->call->count,
+        .begin = run->call->position,
+        .capacity = self->cache_positions,
+        .heads = self->spec.num_heads,
+        .kv_heads = self->spec.num_kv_heads,
+        .head_dim = self->spec.head_dim,
+        .qkv_stride = layer->in,
+        .scale = scale_of(self),
+        .q = of.q,
+        .k = of.k,
+        .v = of.v,
+        .keys = keys,
+        .values = modeli_at(keys, half_bytes),
+        .output = modeli_value_at(run, layer->writes),
+    };
+    return self->ops->attention_cached(self->context, run->stream, &args);
+}
+
+static int forward(const modeli_run *run, const modeli_layer *layer)
+{
+    const model *self = run->self;
+    struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
+    if (self->cache_positions > 0)
+        return forward_cached(run, layer, of);
+    return self->ops->attention_forward(self->products->attention, run->stream, of.q, of.k, of.v,
+                                        modeli_value_at(run, layer->writes),
+                                        modeli_at_spot(run, layer->kept[0]), run->call->temp);
+}
+
+static int backward(const modeli_run *run, const modeli_layer *layer)
+{
+    const model *self = run->self;
+    struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
+    struct heads grads = heads_of(self, modeli_at_spot(run, layer->input_grad));
+    return self->ops->attention_backward(
+        self->products->attention, run->stream, of.q, of.k, of.v,
+        modeli_value_at(run, layer->writes), modeli_at_spot(run, layer->kept[0]),
+        modeli_at_spot(run, layer->output_grad), grads.q, grads.k, grads.v, run->call->temp);
+}
+
+static int prepare(model *self, modeli_layer *layer)
+{
+    attention_desc desc = {
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .heads = self->spec.num_heads,
+        .kv_heads = self->spec.num_kv_heads,
+        .head_dim = self->spec.head_dim,
+        .qkv_stride = layer->in,
+        .type = self->type,
+        .scale = scale_of(self),
+    };
+    return self->ops->attention_create(self->context, &desc, &self->products->attention);
+}
+
+static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
+{
+    const kernel_attention *attention = layer->net->products->attention;
+    (void)part;
+    bytes[0] = layer->net->ops->attention_forward_scratch_bytes(attention);
+    bytes[1] = layer->net->ops->attention_backward_scratch_bytes(attention);
+}
+
+static uint64_t columns(const modeli_layer *layer, bool backward)
+{
+    return (backward ? 2 : 1) * (layer->in + layer->out);
+}
+
+/* Causal attention counts half of the T x T scores. Forward: 2 products (Q K^T, P V), so 2 B T T H
+ * D. Backward: 5 products (scores again, and the gradients of P, V, Q, K). */
+static void costs(const modeli_layer *layer, const modeli_costing *of)
+{
+    double rows = (double)modeli_rows(layer->net), tokens = (double)layer->net->tokens;
+    double flops = 2 * rows * tokens * (double)layer->out;
+    if (of->turn == MODELI_TURN_BACKWARD)
+        of->costs->attention_backward_flops += 2.5 * flops;
+    else
+        of->costs->attention_forward_flops += flops;
+    of->costs->call_count++;
+}
+
+const modeli_kind modeli_attention = {
+    .has_product = true,
+    .keeps_input = true,
+    .keeps_output = true,
+    .gradient = MODELI_GRAD_OWN,
+    .out = out_columns,
+    .kept_bytes = kept_bytes,
+    .forward = forward,
+    .backward = backward,
+    .prepare = prepare,
+    .scratch = scratch,
+    .columns = columns,
+    .costs = costs,
+};

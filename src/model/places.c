@@ -1,0 +1,271 @@
+/* The places of a block's values and of their gradients, and the layers that a backward computes
+ * again. All this follows from the order of the layers and from what each kind's backward reads.
+ * Pure.
+ *
+ * TIME. With n layers, layer i runs at time i in the forward or in the recomputation, and at time
+ * 2n - 1 - i in the backward. A piece of `saved` is needed from the time when it is written to the
+ * time when it is last read. Pieces may share memory if no time needs both.
+ *
+ * VALUES. `saved` keeps the values that a backward reads. The others lie in a boundary buffer where
+ * one is free:
+ * - the input x and the output y; and the value that the last sum adds, which y replaces;
+ * - in a whole block, a value of C columns that no backward reads (MODELI_SCRATCH).
+ *
+ * GRADIENTS. kind->gradient says what a kind can do. A gradient takes the place of its value, or of
+ * another gradient, where nothing reads that later. Only the gradients of attention's operands
+ * need places of their own; they find the space of the values after attention.
+ *
+ * A block in parts also has these pieces, which its passes leave for each other:
+ *   input_sum      [N, widest input] fp32    gradient of a layer's input, summed over its parts
+ *   bias_sums      [widest output] fp32      column sums of the gradient of a layer's output */
+#include <assert.h>
+
+#include "model/model_internal.h"
+
+enum {
+    PIECES_MAX =
+        2 * MODELI_VALUES_MAX + MODELI_KEPT_MAX * MODELI_LAYERS_MAX + MODEL_LORA_TARGETS_MAX
+};
+
+/* A piece of `saved`, needed at times [first, last]. */
+struct piece {
+    uint64_t bytes, offset, end;
+    uint32_t first, last;
+    bool is_placed;
+};
+
+/* Until all pieces have their place, the offset of a spot in `saved` is the index of its piece. */
+struct layout {
+    const model *self;
+    modeli_list *list;
+    struct piece pieces[PIECES_MAX];
+    uint32_t piece_count;
+    bool is_kept[MODELI_VALUES_MAX];
+    modeli_spot grads[MODELI_VALUES_MAX]; /* of each value, as far as the walk back has come */
+};
+
+static uint32_t back_time(const modeli_list *list, uint32_t layer)
+{
+    return 2 * list->layer_count - 1 - layer;
+}
+
+static modeli_spot add_piece(struct layout *of, uint64_t bytes, uint32_t first, uint32_t last)
+{
+    assert(of->piece_count < PIECES_MAX);
+    of->pieces[of->piece_count] = (struct piece){.bytes = bytes, .first = first, .last = last};
+    return (modeli_spot){MODELI_SAVED, of->piece_count++};
+}
+
+static uint64_t value_bytes(const struct layout *of, uint32_t value)
+{
+    return modeli_rows(of->self) * of->list->values[value].columns * dtype_bytes(of->self->type);
+}
+
+/* The value that a layer's backward reads, if it reads its input. */
+static uint32_t kept_input(const modeli_layer *layer)
+{
+    if (!layer->kind->keeps_input)
+        return MODELI_NO_VALUE;
+    return layer->sum != MODELI_NO_VALUE ? layer->sum : layer->reads[0];
+}
+
+/* The time of the last backward that reads the value; 0 if there is none. */
+static uint32_t last_kept(const modeli_list *list, uint32_t value)
+{
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        if (kept_input(layer) == value || (layer->kind->keeps_output && layer->writes == value))
+            return back_time(list, i);
+    }
+    return 0;
+}
+
+static uint32_t first_written(const modeli_list *list, uint32_t value)
+{
+    uint32_t i = 0;
+    while (list->layers[i].writes != value && list->layers[i].sum != value)
+        i++;
+    return i;
+}
+
+static uint32_t last_read(const modeli_list *list, uint32_t value)
+{
+    uint32_t last = first_written(list, value);
+    for (uint32_t i = last; i < list->layer_count; i++)
+        if (list->layers[i].reads[0] == value || list->layers[i].reads[1] == value)
+            last = i;
+    return last;
+}
+
+/* ---- values ---- */
+
+static modeli_spot spot_of(struct layout *of, uint32_t value)
+{
+    const modeli_list *list = of->list;
+    const modeli_layer *last = &list->layers[list->layer_count - 1];
+    uint32_t kept_until = last_kept(list, value);
+    bool is_wide = list->values[value].columns != of->self->spec.hidden_size;
+    if (value == MODELI_X)
+        return (modeli_spot){MODELI_INPUT, 0};
+    if (value == last->writes)
+        return (modeli_spot){MODELI_OUTPUT, 0};
+    if (kept_until == 0 && last->kind == &modeli_add && last->reads[1] == value)
+        return (modeli_spot){MODELI_OUTPUT, 0};
+    if (kept_until == 0 && list->part_count == 0 && !is_wide)
+        return (modeli_spot){MODELI_SCRATCH, 0};
+    return add_piece(of, value_bytes(of, value), first_written(list, value),
+                     kept_until ? kept_until : last_read(list, value));
+}
+
+/* A backward computes again what it reads, and what that is computed from. */
+static void find_recomputed(struct layout *of)
+{
+    bool is_wanted[MODELI_VALUES_MAX];
+    for (uint32_t v = 0; v < of->list->value_count; v++)
+        is_wanted[v] = of->is_kept[v];
+    for (uint32_t i = of->list->layer_count; i-- > 0;) {
+        modeli_layer *layer = &of->list->layers[i];
+        layer->is_recomputed = is_wanted[layer->writes] || is_wanted[layer->sum];
+        if (layer->is_recomputed)
+            is_wanted[layer->reads[0]] = is_wanted[layer->reads[1]] = true;
+        is_wanted[MODELI_NO_VALUE] = false;
+    }
+}
+
+/* ---- gradients ---- */
+
+/* Says where a value's gradient lies until the backward of the layer that made the value. */
+static void take_place(struct layout *of, uint32_t value, modeli_spot spot)
+{
+    of->grads[value] = spot;
+    if (spot.buffer != MODELI_SAVED || value == MODELI_NO_VALUE || value == MODELI_X)
+        return;
+    struct piece *piece = &of->pieces[spot.offset_bytes];
+    uint32_t end = back_time(of->list, first_written(of->list, value));
+    piece->last = end > piece->last ? end : piece->last;
+}
+
+/* The place of the gradient of the value that layer i reads, if no other gradient has one for it:
+ * that of the value, if no later backward reads it; or a new one. */
+static modeli_spot new_grad(struct layout *of, uint32_t i)
+{
+    const modeli_layer *layer = &of->list->layers[i];
+    uint32_t value = layer->reads[0], time = back_time(of->list, i);
+    assert(of->grads[value].buffer == MODELI_NOWHERE);
+    if (layer->kind->gradient == MODELI_GRAD_REPLACES && last_kept(of->list, value) == time &&
+        of->list->values[value].at.buffer == MODELI_SAVED)
+        return of->list->values[value].at;
+    return add_piece(of, value_bytes(of, value), time, time);
+}
+
+static void place_grad(struct layout *of, uint32_t i)
+{
+    modeli_layer *layer = &of->list->layers[i];
+    layer->output_grad = layer->input_grad = of->grads[layer->writes];
+    assert(layer->output_grad.buffer != MODELI_NOWHERE);
+    if (layer->kind->gradient == MODELI_GRAD_ADDS) {
+        layer->residual_grad = of->grads[kept_input(layer)];
+        layer->input_grad = (modeli_spot){MODELI_GRAD, 0};
+    } else if (layer->kind->gradient == MODELI_GRAD_OWN ||
+               layer->kind->gradient == MODELI_GRAD_REPLACES) {
+        layer->input_grad = new_grad(of, i);
+    }
+    take_place(of, layer->reads[0], layer->input_grad);
+    take_place(of, layer->reads[1], layer->input_grad);
+}
+
+/* ---- memory ---- */
+
+/* Puts a piece above all that is needed at one of its times. Returns its end. */
+static uint64_t place_piece(struct layout *of, struct piece *piece)
+{
+    piece->offset = 0;
+    for (uint32_t i = 0; i < of->piece_count; i++) {
+        const struct piece *other = &of->pieces[i];
+        if (other->is_placed && other->first <= piece->last && piece->first <= other->last)
+            piece->offset = size_max(piece->offset, other->end);
+    }
+    piece->is_placed = true;
+    piece->end = piece->offset;
+    modeli_reserve(&piece->end, piece->bytes);
+    return piece->end;
+}
+
+/* First what is kept from the forward to the backward, then the others in order of time. Returns
+ * the bytes of all. */
+static uint64_t place_pieces(struct layout *of)
+{
+    uint32_t turn = of->list->layer_count;
+    uint64_t end = 0;
+    for (int is_kept = 1; is_kept >= 0; is_kept--)
+        for (uint32_t time = 0; time < 2 * turn; time++)
+            for (uint32_t i = 0; i < of->piece_count; i++) {
+                struct piece *piece = &of->pieces[i];
+                if (piece->first == time && (time < turn && piece->last >= turn) == is_kept)
+                    end = size_max(end, place_piece(of, piece));
+            }
+    return end;
+}
+
+static void resolve(const struct layout *of, modeli_spot *spot)
+{
+    if (spot->buffer == MODELI_SAVED)
+        spot->offset_bytes = of->pieces[spot->offset_bytes].offset;
+}
+
+static void place_parts(const model *self, modeli_list *list, uint64_t *end)
+{
+    uint64_t widest_in = 0, widest_out = 0;
+    bool has_bias = false;
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        if (layer->matrix_rows == 0)
+            continue;
+        widest_in = size_max(widest_in, layer->in);
+        widest_out = size_max(widest_out, layer->out);
+        has_bias |= layer->at.bias != MODELI_ABSENT;
+    }
+    list->input_sum = modeli_reserve(end, modeli_rows(self) * widest_in * sizeof(float));
+    list->bias_sums = modeli_reserve(end, has_bias ? widest_out * sizeof(float) : 0);
+}
+
+void modeli_find_places(model *self)
+{
+    model_products *products = self->products;
+    modeli_list *list = &products->block;
+    struct layout of = {.self = self, .list = list};
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        modeli_layer *layer = &list->layers[i];
+        for (uint32_t k = 0; k < MODELI_KEPT_MAX && layer->kind->kept_bytes; k++)
+            layer->kept[k] =
+                add_piece(&of, layer->kind->kept_bytes(layer, k), i, back_time(list, i));
+    }
+    for (uint32_t v = MODELI_X; v < list->value_count; v++) {
+        of.is_kept[v] = last_kept(list, v) > 0;
+        list->values[v].at = spot_of(&of, v);
+    }
+    for (uint32_t a = 0; a < products->adapter_count; a++) {
+        modeli_adapter *adapter = &products->adapters[a];
+        adapter->inner_at = add_piece(&of, modeli_lora_saved_bytes(self), adapter->layer,
+                                      back_time(list, adapter->layer));
+    }
+    find_recomputed(&of);
+    of.grads[list->layers[list->layer_count - 1].writes] = (modeli_spot){MODELI_OUTPUT_GRAD, 0};
+    for (uint32_t i = list->layer_count; i-- > 0;)
+        place_grad(&of, i);
+
+    list->saved_bytes = place_pieces(&of);
+    for (uint32_t v = MODELI_X; v < list->value_count; v++)
+        resolve(&of, &list->values[v].at);
+    for (uint32_t a = 0; a < products->adapter_count; a++)
+        resolve(&of, &products->adapters[a].inner_at);
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        modeli_layer *layer = &list->layers[i];
+        modeli_spot *spots[] = {&layer->kept[0], &layer->kept[1], &layer->output_grad,
+                                &layer->input_grad, &layer->residual_grad};
+        for (uint32_t k = 0; k < sizeof spots / sizeof spots[0]; k++)
+            resolve(&of, spots[k]);
+    }
+    if (list->part_count > 0)
+        place_parts(self, list, &list->saved_bytes);
+}

@@ -1,0 +1,221 @@
+/* The layers of a model, made of its family's rows: their widths, the offsets of their tensors, and
+ * which of them run together when a block is cut into parts. Pure.
+ *
+ * OWNERS. In a block in parts each layer with a matrix runs as several parts, and the layers
+ * without one run beside them:
+ * - Forward: norms, and what stands between a norm and the next matrix, run in the first part of
+ *   that next matrix; all others in the last part of the matrix before them. Their tensors lie in
+ *   the units of these parts.
+ * - Backward: a layer with tensors runs in the part that has them. The others run as early as their
+ *   gradient is known, in the first part of the next matrix (parts run from last to first), unless
+ *   a layer with tensors must run before them.
+ *
+ *   Llama, forward   norm1 qkv.0 | qkv.1 heads rope attend | proj.0 | add1 norm2 up.0 | ..
+ *          backward  .. up.0' norm2' | proj.0' attend' rope' | heads' qkv.1' | qkv.0' norm1'
+ *
+ * In embedding and head each layer is alone. */
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "model/model_internal.h"
+
+uint64_t modeli_width_of(const model *self, enum modeli_width width)
+{
+    const model_spec *spec = &self->spec;
+    switch (width) {
+    case MODELI_HIDDEN:
+        return spec->hidden_size;
+    case MODELI_QUERIES:
+        return spec->num_heads * spec->head_dim;
+    case MODELI_KEYS:
+        return spec->num_kv_heads * spec->head_dim;
+    case MODELI_QKV:
+        return (spec->num_heads + 2 * spec->num_kv_heads) * spec->head_dim;
+    case MODELI_HEAD:
+        return spec->head_dim;
+    case MODELI_FFN:
+        return spec->ffn_size;
+    case MODELI_VOCAB:
+        return spec->vocab_size;
+    case MODELI_POSITIONS:
+        return spec->position_count;
+    }
+    return 0;
+}
+
+static bool is_true(const model_spec *spec, enum modeli_when when)
+{
+    return when == MODELI_ALWAYS || (when == MODELI_IF_QKV_BIAS && spec->qkv_bias) ||
+           (when == MODELI_IF_QK_NORM && spec->qk_norm);
+}
+
+/* The value of a name; a name that is new is a new value. */
+static uint32_t find_value(const model *self, modeli_list *list, const char *name,
+                           size_t name_bytes)
+{
+    uint32_t idx = MODELI_X;
+    if (name_bytes == 0)
+        return MODELI_NO_VALUE;
+    for (; idx < list->value_count; idx++)
+        if (list->values[idx].name_bytes == name_bytes &&
+            memcmp(list->values[idx].name, name, name_bytes) == 0)
+            return idx;
+    assert(idx < MODELI_VALUES_MAX);
+    list->values[idx] = (modeli_value){name, name_bytes, self->spec.hidden_size, {0}};
+    list->value_count = idx + 1;
+    return idx;
+}
+
+/* Adds a row's layer. A norm directly after the sum that it reads takes that sum over, since its
+ * kernel does both. */
+static void add_layer(const model *self, modeli_list *list, const modeli_row *row)
+{
+    modeli_layer *before = list->layer_count > 0 ? &list->layers[list->layer_count - 1] : NULL;
+    modeli_layer made = {.net = self, .row = row, .kind = row->kind};
+    size_t first_bytes = strcspn(row->reads, " ");
+    const char *second = row->reads + first_bytes + (row->reads[first_bytes] != 0);
+    made.reads[0] = find_value(self, list, row->reads, first_bytes);
+    made.reads[1] = find_value(self, list, second, strlen(second));
+    if (row->kind == &modeli_norm && before != NULL && before->kind == &modeli_add &&
+        before->writes == made.reads[0]) {
+        made.sum = before->writes;
+        memcpy(made.reads, before->reads, sizeof made.reads);
+        list->layer_count--;
+    }
+    made.at = (modeli_params){MODELI_ABSENT, MODELI_ABSENT, MODELI_ABSENT};
+    made.in = made.reads[0] ? list->values[made.reads[0]].columns : self->spec.hidden_size;
+    for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
+        if (row->kind->has_matrix)
+            made.matrix_rows += modeli_width_of(self, row->weights[i].width);
+    made.out = row->kind->out ? row->kind->out(&made) : made.in;
+    made.writes = find_value(self, list, row->writes, strlen(row->writes));
+    list->values[made.writes].columns = made.out;
+    assert(list->layer_count < MODELI_LAYERS_MAX);
+    list->layers[list->layer_count++] = made;
+}
+
+static void add_rows(const model *self, modeli_list *list, const modeli_row *rows)
+{
+    list->value_count = MODELI_X;
+    find_value(self, list, "x", 1);
+    for (; rows->kind != NULL; rows++)
+        if (rows->is_there == MODELI_UNSET || is_true(&self->spec, rows->is_there))
+            add_layer(self, list, rows);
+}
+
+/* ---- owners ---- */
+
+static void find_owners(modeli_list *list)
+{
+    modeli_layer *layers = list->layers, *owner = NULL;
+    uint32_t end = 0, back_end = 0; /* of the layers that the owners so far run */
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        if (layers[i].matrix_rows == 0)
+            continue;
+        uint32_t begin = end;
+        while (owner != NULL && begin < i && layers[begin].kind != &modeli_norm)
+            begin++;
+        if (owner != NULL) {
+            owner->forward_end = begin;
+            for (uint32_t k = end; k < begin; k++)
+                if (layers[k].row->weights[0].name != NULL)
+                    back_end = k + 1;
+            owner->backward_end = back_end;
+        }
+        owner = &layers[i];
+        owner->forward_begin = begin;
+        owner->backward_begin = back_end;
+        end = back_end = i + 1;
+    }
+    assert(owner != NULL);
+    owner->forward_end = owner->backward_end = list->layer_count;
+}
+
+/* Embedding and head. */
+static void be_alone(modeli_list *list)
+{
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        modeli_layer *layer = &list->layers[i];
+        layer->forward_begin = layer->backward_begin = i;
+        layer->forward_end = layer->backward_end = i + 1;
+    }
+}
+
+modeli_range modeli_layers_of(const modeli_list *list, const modeli_part *part, bool backward)
+{
+    if (part == NULL)
+        return (modeli_range){0, list->layer_count};
+    const modeli_layer *owner = &list->layers[part->owner];
+    uint32_t begin = backward ? owner->backward_begin : owner->forward_begin;
+    uint32_t end = backward ? owner->backward_end : owner->forward_end;
+    return (modeli_range){part->is_first ? begin : part->owner,
+                          part->is_last ? end : part->owner + 1};
+}
+
+void modeli_list_layers(model *self)
+{
+    model_products *products = self->products;
+    const modeli_family *family = modeli_family_of(self->spec.family);
+    add_rows(self, &products->embed, family->embed);
+    add_rows(self, &products->block, family->block);
+    add_rows(self, &products->head, family->head);
+    find_owners(&products->block);
+    be_alone(&products->embed);
+    be_alone(&products->head);
+    for (uint32_t i = 0; i < products->block.layer_count; i++)
+        products->has_rope |= products->block.layers[i].kind == &modeli_rope;
+    products->head.layers[MODELI_FINAL_NORM].is_recomputed = true;
+    /* A tied output matrix is unit 0's token table, which begins at 0. */
+    if (self->spec.tie_embeddings) {
+        products->head.layers[MODELI_OUTPUT_MATRIX].at.weight = 0;
+        products->head.layers[MODELI_OUTPUT_MATRIX].unit = 1;
+    }
+}
+
+/* ---- tensors of a whole unit ---- */
+
+/* Adds a layer's weights, or its biases. Matrices of one layer lie one after the other without
+ * alignment, and so do biases; vectors that are used alone are aligned. */
+static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bool is_bias,
+                        modeli_lister *list, modeli_whole *whole)
+{
+    const modeli_row *row = layer->row;
+    bool is_matrix = layer->kind->has_matrix && !is_bias;
+    for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++) {
+        char pattern[MODEL_NAME_BYTES];
+        uint64_t width = modeli_width_of(self, row->weights[i].width);
+        model_tensor *tensor =
+            modeli_append(list, is_matrix ? width : 1, is_matrix ? layer->in : width,
+                          i > 0 && layer->kind->has_matrix);
+        snprintf(pattern, sizeof pattern, "%s.%s", row->weights[i].name,
+                 is_bias ? "bias" : "weight");
+        snprintf(tensor->name, sizeof tensor->name, pattern, whole->block);
+        tensor->init = is_bias                ? TENSOR_INIT_ZERO
+                       : layer->kind->is_norm ? TENSOR_INIT_ONE
+                       : row->is_residual     ? TENSOR_INIT_NORMAL_RESIDUAL
+                                              : TENSOR_INIT_NORMAL;
+        whole->layers[whole->unit.tensor_count - 1] = idx;
+        if (i == 0)
+            *(is_bias ? &layer->at.bias : &layer->at.weight) = tensor->offset_elems;
+        else if (!layer->kind->has_matrix)
+            layer->at.second = tensor->offset_elems;
+    }
+}
+
+void modeli_list_whole(const model *self, modeli_list *list, uint64_t block, modeli_whole *whole)
+{
+    memset(whole, 0, sizeof *whole);
+    whole->unit.tensors = whole->tensors;
+    whole->block = block;
+    modeli_lister lister = {.unit = &whole->unit};
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        modeli_layer *layer = &list->layers[i];
+        if (layer->kind == &modeli_output && self->spec.tie_embeddings)
+            continue;
+        layer->first_tensor = whole->unit.tensor_count;
+        add_tensors(self, layer, i, false, &lister, whole);
+        if (is_true(&self->spec, layer->row->has_bias))
+            add_tensors(self, layer, i, true, &lister, whole);
+    }
+}
