@@ -58,16 +58,25 @@ struct matmul_desc {
 };
 typedef struct matmul_desc matmul_desc;
 
-/* Causal attention over packed projections. Query head h reads key/value head h / (H/G).
+/* Attention over packed projections. Query head h reads key/value head h / (H/G).
  *   row r = b*T + t of q, k and v   begins at element r*qkv_stride
  *   head h of q                     begins at element h*D of the row
  *   head g of k and v               begins at element g*D of the row
- *   row of the output               H*D elements, contiguous */
+ *   row of the output               H*D elements, contiguous
+ *
+ * Members that are zero mean plain causal attention: a query sees all keys up to its own position.
+ * kernels/attention_range.h is the rule that follows from `window`, `is_bidirectional` and the
+ * documents of a call. Keys outside of it cost nothing, except within the blocks at its ends. */
 struct attention_desc {
     uint64_t batch, tokens, heads, kv_heads, head_dim; /* H % G == 0, D <= 256 */
     uint64_t qkv_stride;                               /* elements */
     enum dtype type;
     float scale; /* factor of the scores; 1/sqrt(D) in the published models */
+    /* > 0: a scaled score s becomes soft_cap * tanh(s / soft_cap) before the softmax */
+    float soft_cap;
+    /* > 0: a query sees at most this many positions, of which it is the last; not bidirectional */
+    uint64_t window;
+    bool is_bidirectional; /* a query sees the keys after it too */
 };
 typedef struct attention_desc attention_desc;
 
@@ -75,7 +84,8 @@ typedef struct attention_desc attention_desc;
  * values of earlier positions are kept in a cache:
  *
  *   keys, values [G, capacity, D]   hold positions [0, begin); the op appends the new k and v
- *   row r of q                      is position begin + r and attends to positions [0, begin + r]
+ *   row r of q                      is position begin + r and attends to positions [0, begin + r],
+ *                                   with a window only to the last `window` of them
  *
  * q, k, v and output are laid out as in attention_desc, for one sequence. Scores, probabilities and
  * sums are fp32 or better for every type, so results differ from attention_forward's by the
@@ -85,7 +95,8 @@ struct attention_cached_args {
     enum dtype type;
     uint64_t rows, begin, capacity; /* begin + rows <= capacity */
     uint64_t heads, kv_heads, head_dim, qkv_stride;
-    float scale;
+    float scale, soft_cap; /* as in attention_desc */
+    uint64_t window;       /* as in attention_desc */
     const void *q, *k, *v; /* rows of qkv_stride elements */
     /* [G, capacity, D] type; aligned to whole elements only, if G * capacity * D elements are no
      * multiple of the usual alignment */
@@ -373,6 +384,12 @@ struct kernel_ops {
     void (*attention_destroy)(kernel_attention *attention);
     size_t (*attention_forward_scratch_bytes)(const kernel_attention *attention);
     size_t (*attention_backward_scratch_bytes)(const kernel_attention *attention);
+    /* Sets the documents of the calls that follow, forward and backward. begins [B,T] int32, in
+     * device memory: for each row the position in its sequence at which the row's document begins.
+     * A query sees only keys of its own document. NULL, which is the state after create: each
+     * sequence is one document. The array is read when a call computes, and must be valid until
+     * then. Its first element of a sequence is 0, and no element is below the one before it. */
+    void (*attention_set_documents)(kernel_attention *attention, const int32_t *begins);
     /* lse: [B,H,T] fp32, the logarithm of the softmax denominator of each row of scaled scores. */
     int (*attention_forward)(kernel_attention *attention, void *stream, const void *q,
                              const void *k, const void *v, void *output, float *lse,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/attention_range.h"
 #include "kernels/reference/reference_internal.h"
 
 struct kernel_matmul {
@@ -12,6 +13,7 @@ struct kernel_matmul {
 
 struct kernel_attention {
     attention_desc desc;
+    const int32_t *begins; /* [B,T] or NULL; see attention_set_documents */
 };
 
 int refi_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
@@ -76,6 +78,7 @@ int refi_attention_create(kernel_context *context, const attention_desc *desc,
     if (desc->kv_heads == 0 || desc->heads % desc->kv_heads != 0)
         return err_set(-EINVAL, "reference attention: %llu heads do not share %llu key/value heads",
                        (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads);
+    TRY(attention_mask_check(desc));
     *attention = mem_alloc(1, sizeof **attention, "reference attention");
     if (!*attention)
         return -ENOMEM;
@@ -86,6 +89,11 @@ int refi_attention_create(kernel_context *context, const attention_desc *desc,
 void refi_attention_destroy(kernel_attention *attention)
 {
     mem_free(attention);
+}
+
+void refi_attention_set_documents(kernel_attention *attention, const int32_t *begins)
+{
+    attention->begins = begins;
 }
 
 /* Scratch: one row of probabilities, [T] double. */
@@ -127,20 +135,34 @@ static double dot(const attention_desc *desc, const void *x, uint64_t x_at, cons
     return sum;
 }
 
-/* probability[0..t] = softmax of the scaled scores of query row t. Returns the logarithm of the
- * softmax denominator. */
-static double softmax_row(const attention_desc *desc, struct head_place place, const void *q,
-                          const void *k, uint64_t t, double *probability)
+/* The score of a query and a key at these elements, scaled and capped. *slope is its derivative by
+ * the scaled score. */
+static double score_of(const attention_desc *desc, const void *q, uint64_t q_at, const void *k,
+                       uint64_t k_at, double *slope)
 {
-    double max = -INFINITY, sum = 0.0;
-    for (uint64_t s = 0; s <= t; s++) {
-        probability[s] = (double)desc->scale * dot(desc, q, place.q + t * desc->qkv_stride, k,
-                                                   place.kv + s * desc->qkv_stride);
+    double score = (double)desc->scale * dot(desc, q, q_at, k, k_at);
+    *slope = 1.0;
+    if (desc->soft_cap == 0.0f)
+        return score;
+    double t = tanh(score / (double)desc->soft_cap);
+    *slope = 1.0 - t * t;
+    return (double)desc->soft_cap * t;
+}
+
+/* probability[s] = softmax of the scores of query row t, for the keys s that it sees. Returns the
+ * logarithm of the softmax denominator. */
+static double softmax_row(const attention_desc *desc, struct head_place place, const void *q,
+                          const void *k, uint64_t t, attention_range keys, double *probability)
+{
+    double max = -INFINITY, sum = 0.0, slope;
+    for (uint64_t s = keys.begin; s < keys.end; s++) {
+        probability[s] = score_of(desc, q, place.q + t * desc->qkv_stride, k,
+                                  place.kv + s * desc->qkv_stride, &slope);
         max = fmax(max, probability[s]);
     }
-    for (uint64_t s = 0; s <= t; s++)
+    for (uint64_t s = keys.begin; s < keys.end; s++)
         sum += exp(probability[s] - max);
-    for (uint64_t s = 0; s <= t; s++)
+    for (uint64_t s = keys.begin; s < keys.end; s++)
         probability[s] = exp(probability[s] - max) / sum;
     return max + log(sum);
 }
@@ -152,21 +174,24 @@ int refi_attention_forward(kernel_attention *attention, void *stream, const void
     uint64_t output_stride = desc->heads * desc->head_dim;
     double *probability = scratch;
     (void)stream;
-    for (uint64_t batch = 0; batch < desc->batch; batch++)
+    for (uint64_t batch = 0; batch < desc->batch; batch++) {
+        attention_mask mask = attention_mask_of(desc, attention->begins, batch);
         for (uint64_t head = 0; head < desc->heads; head++) {
             struct head_place place = head_at(desc, batch, head);
             for (uint64_t t = 0; t < desc->tokens; t++) {
+                attention_range keys = attention_keys_of(&mask, t);
                 lse[(batch * desc->heads + head) * desc->tokens + t] =
-                    (float)softmax_row(desc, place, q, k, t, probability);
+                    (float)softmax_row(desc, place, q, k, t, keys, probability);
                 for (uint64_t d = 0; d < desc->head_dim; d++) {
                     double sum = 0.0;
-                    for (uint64_t s = 0; s <= t; s++)
+                    for (uint64_t s = keys.begin; s < keys.end; s++)
                         sum += probability[s] *
                                refi_load(desc->type, v, place.kv + s * desc->qkv_stride + d);
                     refi_store(desc->type, output, place.output + t * output_stride + d, sum);
                 }
             }
         }
+    }
     return 0;
 }
 
@@ -179,24 +204,28 @@ struct attention_grads {
 
 /* One query row t of one head: writes its q_grad and adds to k_sum and v_sum. */
 static void attention_grad_row(const attention_desc *desc, const struct attention_grads *grads,
-                               struct head_place place, uint64_t t)
+                               struct head_place place, uint64_t t, attention_range keys)
 {
     uint64_t stride = desc->qkv_stride, dim = desc->head_dim;
     uint64_t q_at = place.q + t * stride, output_at = place.output + t * desc->heads * dim;
     double mean = 0.0; /* average of the gradients of the probabilities, weighted by them */
-    (void)softmax_row(desc, place, grads->q, grads->k, t, grads->probability);
-    for (uint64_t s = 0; s <= t; s++) {
+    (void)softmax_row(desc, place, grads->q, grads->k, t, keys, grads->probability);
+    for (uint64_t s = keys.begin; s < keys.end; s++) {
         grads->score_grad[s] =
             dot(desc, grads->output_grad, output_at, grads->v, place.kv + s * stride);
         mean += grads->probability[s] * grads->score_grad[s];
     }
-    for (uint64_t s = 0; s <= t; s++)
+    for (uint64_t s = keys.begin; s < keys.end; s++) {
+        double slope = 1.0;
+        if (desc->soft_cap > 0.0f)
+            (void)score_of(desc, grads->q, q_at, grads->k, place.kv + s * stride, &slope);
         grads->score_grad[s] =
-            (double)desc->scale * grads->probability[s] * (grads->score_grad[s] - mean);
+            (double)desc->scale * slope * grads->probability[s] * (grads->score_grad[s] - mean);
+    }
     for (uint64_t d = 0; d < dim; d++) {
         double q_sum = 0.0, q = refi_load(desc->type, grads->q, q_at + d);
         double output_grad = refi_load(desc->type, grads->output_grad, output_at + d);
-        for (uint64_t s = 0; s <= t; s++) {
+        for (uint64_t s = keys.begin; s < keys.end; s++) {
             q_sum +=
                 grads->score_grad[s] * refi_load(desc->type, grads->k, place.kv + s * stride + d);
             grads->k_sum[s * dim + d] += grads->score_grad[s] * q;
@@ -223,12 +252,14 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
     grads.score_grad = grads.probability + tokens;
     grads.k_sum = grads.score_grad + tokens;
     grads.v_sum = grads.k_sum + tokens * dim;
-    for (uint64_t batch = 0; batch < desc->batch; batch++)
+    for (uint64_t batch = 0; batch < desc->batch; batch++) {
+        attention_mask mask = attention_mask_of(desc, attention->begins, batch);
         for (uint64_t group = 0; group < desc->kv_heads; group++) {
             memset(grads.k_sum, 0, 2 * tokens * dim * sizeof(double));
             for (uint64_t head = group * share; head < (group + 1) * share; head++)
                 for (uint64_t t = 0; t < tokens; t++)
-                    attention_grad_row(desc, &grads, head_at(desc, batch, head), t);
+                    attention_grad_row(desc, &grads, head_at(desc, batch, head), t,
+                                       attention_keys_of(&mask, t));
             uint64_t kv_at = head_at(desc, batch, group * share).kv;
             for (uint64_t t = 0; t < tokens; t++)
                 for (uint64_t d = 0; d < dim; d++) {
@@ -237,6 +268,7 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
                     refi_store(desc->type, v_grad, at, grads.v_sum[t * dim + d]);
                 }
         }
+    }
     return 0;
 }
 
@@ -257,17 +289,20 @@ static uint64_t kept_at(const attention_cached_args *args, uint64_t group, uint6
 static void attend_cached(const attention_cached_args *args, uint64_t row, uint64_t head)
 {
     uint64_t group = head / (args->heads / args->kv_heads), count = args->begin + row + 1;
+    uint64_t first = args->window && count > args->window ? count - args->window : 0;
     double max = -INFINITY, sum = 0.0;
     for (uint64_t d = 0; d < args->head_dim; d++) {
         double weighted = 0.0;
         for (int turn = d == 0 ? 0 : 1; turn < 2; turn++) { /* turn 0 finds the largest score */
             sum = weighted = 0.0;
-            for (uint64_t s = 0; s < count; s++) {
+            for (uint64_t s = first; s < count; s++) {
                 double score = 0.0;
                 for (uint64_t i = 0; i < args->head_dim; i++)
                     score += projected(args, args->q, row, head, i) *
                              refi_load(args->type, args->keys, kept_at(args, group, s, i));
                 score *= (double)args->scale;
+                if (args->soft_cap > 0.0f)
+                    score = (double)args->soft_cap * tanh(score / (double)args->soft_cap);
                 if (turn == 0) {
                     max = fmax(max, score);
                     continue;

@@ -1,10 +1,6 @@
 /* The reference backend against itself: each backward op against finite differences of its forward
- * op, in fp32, so that a backend which agrees with the reference has the right gradients.
- *
- * The loss is sum(weight[i] * output[i]) in double. Derivatives are taken by the five-point stencil
- * with h = 1/32: its error is h^4 f'''''/30 (below 1e-6 for these functions) and the rounding of
- * outputs to fp32 costs about 2^-24 / h per output, 2e-6 each; the tolerance 2e-4 (1 + |gradient|)
- * leaves room for sums of some hundred outputs. */
+ * op, in fp32, so that a backend which agrees with the reference has the right gradients. Attention
+ * is in test_kernels_reference_attention.c. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,71 +11,7 @@
 
 #include <cmocka.h>
 
-#include "base/mem.h"
-#include "base/rng.h"
-#include "kernels/ops.h"
-
-static const kernel_ops *const ops = &kernels_reference;
-enum { SEED = 20260 };
-
-static float *draw(uint64_t count, uint64_t stream)
-{
-    float *x = mem_alloc(count, sizeof *x, "test");
-    assert_non_null(x);
-    for (uint64_t i = 0; i < count; i++)
-        x[i] = rng_normal(SEED, stream, i);
-    return x;
-}
-
-static float *zeros(uint64_t count)
-{
-    float *x = mem_alloc(count, sizeof *x, "test");
-    assert_non_null(x);
-    return x;
-}
-
-/* A forward op as a function of whatever `self` points to: writes `output`. */
-struct probe {
-    int (*forward)(struct probe *self);
-    const void *args;
-    void *object, *scratch;
-    const float *output, *weight;
-    uint64_t output_count;
-};
-
-static double loss(struct probe *probe)
-{
-    double sum = 0.0;
-    assert_int_equal(probe->forward(probe), 0);
-    for (uint64_t i = 0; i < probe->output_count; i++)
-        sum += (double)probe->weight[i] * (double)probe->output[i];
-    return sum;
-}
-
-/* Compares grad[count] with the derivative of the loss by each x[i]. */
-static void check_gradient(const char *name, struct probe *probe, float *x, const float *grad,
-                           uint64_t count)
-{
-    static const double factor[4] = {1.0, -8.0, 8.0, -1.0};
-    static const float offset[4] = {-2.0f, -1.0f, 1.0f, 2.0f};
-    const float h = 1.0f / 32.0f;
-    for (uint64_t i = 0; i < count; i++) {
-        float kept = x[i];
-        double slope = 0.0, steps = 0.0;
-        for (int k = 0; k < 4; k++) {
-            x[i] = kept + offset[k] * h; /* rounded: `steps` is the distance really gone */
-            steps += factor[k] * (double)(x[i] - kept);
-            slope += factor[k] * loss(probe);
-        }
-        x[i] = kept;
-        slope /= steps; /* exactly 12 h when no step was rounded */
-        double error = fabs(slope - (double)grad[i]);
-        if (!(error <= 2e-4 * (1.0 + fabs(slope))))
-            fail_msg("%s: element %llu: gradient %.8g, finite difference %.8g", name,
-                     (unsigned long long)i, (double)grad[i], slope);
-    }
-    assert_int_equal(probe->forward(probe), 0); /* outputs as they were */
-}
+#include "tests/kernels/finite_differences.h"
 
 static int forward_norm(struct probe *self)
 {
@@ -379,58 +311,6 @@ static void embedding_gradients(void **state)
         mem_free(all[i]);
 }
 
-static int forward_attention(struct probe *self)
-{
-    float *const *qkv = self->object; /* q, k, v, output, lse */
-    return ops->attention_forward((kernel_attention *)(uintptr_t)self->args, NULL, qkv[0], qkv[1],
-                                  qkv[2], qkv[3], qkv[4], self->scratch);
-}
-
-static void attention_gradients(void **state)
-{
-    (void)state;
-    enum { B = 2, T = 4, H = 4, G = 2, D = 3, STRIDE = (H + 2 * G) * D, N = B * T * STRIDE };
-    attention_desc desc = {.batch = B,
-                           .tokens = T,
-                           .heads = H,
-                           .kv_heads = G,
-                           .head_dim = D,
-                           .qkv_stride = STRIDE,
-                           .scale = 0.57735f};
-    kernel_attention *attention;
-    assert_int_equal(ops->attention_create(NULL, &desc, &attention), 0);
-    float *qkv = draw(N, 1), *dqkv = zeros(N), *y = zeros(B * T * H * D),
-          *dy = draw(B * T * H * D, 2);
-    float lse[B * H * T];
-    void *scratch = mem_alloc(ops->attention_backward_scratch_bytes(attention), 1, "test");
-    float *parts[] = {qkv, qkv + H * D, qkv + (H + G) * D, y, lse};
-    struct probe probe = {.forward = forward_attention,
-                          .args = attention,
-                          .object = parts,
-                          .scratch = scratch,
-                          .output = y,
-                          .weight = dy,
-                          .output_count = B * T * H * D};
-    assert_int_equal(probe.forward(&probe), 0);
-    assert_int_equal(ops->attention_backward(attention, NULL, parts[0], parts[1], parts[2], y, lse,
-                                             dy, dqkv, dqkv + H * D, dqkv + (H + G) * D, scratch),
-                     0);
-    check_gradient("attention", &probe, qkv, dqkv, N);
-    /* Token 0 sees itself alone: its output is its value, its log-sum its own score. */
-    double score = 0.0;
-    for (int d = 0; d < D; d++) {
-        assert_true(y[d] == parts[2][d]);
-        score += (double)(qkv[d] * parts[1][d]);
-    }
-    assert_true(fabs((double)lse[0] - score * 0.57735) < 1e-5);
-    ops->attention_destroy(attention);
-    mem_free(scratch);
-    mem_free(qkv);
-    mem_free(dqkv);
-    mem_free(y);
-    mem_free(dy);
-}
-
 static int forward_matmul(struct probe *self)
 {
     float *const *abc = self->object; /* a, b, bias, c */
@@ -545,8 +425,7 @@ int main(void)
         cmocka_unit_test(norm_gradients),          cmocka_unit_test(head_norm_gradients),
         cmocka_unit_test(activation_gradients),    cmocka_unit_test(rope_gradients),
         cmocka_unit_test(cross_entropy_gradients), cmocka_unit_test(embedding_gradients),
-        cmocka_unit_test(attention_gradients),     cmocka_unit_test(matmul_gradients),
-        cmocka_unit_test(optimizer_by_hand),
+        cmocka_unit_test(matmul_gradients),        cmocka_unit_test(optimizer_by_hand),
     };
     printf("seed %d\n", SEED);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,6 +43,7 @@ endif()
 # The latter run in the CPU's best set and in the sets below it that have other variants.
 if(TARGET sluice_kernels_reference)
     sluice_test(test_kernels_reference LIBS sluice_kernels_reference LABELS cpu)
+    sluice_test(test_kernels_reference_attention LIBS sluice_kernels_reference LABELS cpu)
 endif()
 if(TARGET kernels_rows AND TARGET sluice_kernels_reference)
     foreach(name test_kernels_rows test_kernels_rows_point test_kernels_rows_exact test_kernels_parts)

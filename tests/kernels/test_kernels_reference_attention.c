@@ -1,0 +1,146 @@
+/* Attention of the reference backend, with windows, soft caps, both directions and documents: its
+ * results against the definition, and its gradients against finite differences. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/kernels/finite_differences.h"
+
+static int forward_attention(struct probe *self)
+{
+    float *const *qkv = self->object; /* q, k, v, output, lse */
+    return ops->attention_forward((kernel_attention *)(uintptr_t)self->args, NULL, qkv[0], qkv[1],
+                                  qkv[2], qkv[3], qkv[4], self->scratch);
+}
+
+enum { B = 2, T = 7, H = 4, G = 2, D = 3, STRIDE = (H + 2 * G) * D };
+
+/* Kinds of attention, and the documents of both sequences. */
+static const struct attention_kind {
+    uint64_t window;
+    float soft_cap;
+    bool is_bidirectional, has_documents;
+} attention_kinds[] = {
+    {.window = 0},
+    {.window = 1},
+    {.window = 3},
+    {.window = 20},
+    {.soft_cap = 2},
+    {.is_bidirectional = true},
+    {.window = 2, .soft_cap = 1.5f, .has_documents = true},
+    {.is_bidirectional = true, .soft_cap = 1.5f, .has_documents = true},
+    {.has_documents = true},
+};
+static const int32_t document_begins[B * T] = {0, 0, 0, 3, 4, 4, 4, 0, 1, 1, 1, 1, 1, 6};
+
+static bool is_seen(const struct attention_kind *kind, int b, int t, int s)
+{
+    const int32_t *begins = document_begins + b * T;
+    return (s <= t || kind->is_bidirectional) && (kind->window == 0 || s + (int)kind->window > t) &&
+           (!kind->has_documents || begins[s] == begins[t]);
+}
+
+/* The output of row t of a head and the logarithm of its sum, by the definition. */
+static void check_attention(const struct attention_kind *kind, float *const *qkv, int b, int h,
+                            int t)
+{
+    double sum = 0.0, output[D] = {0};
+    const float *q = qkv[0] + (b * T + t) * STRIDE + h * D;
+    for (int s = 0; s < T; s++) {
+        const float *k = qkv[1] + (b * T + s) * STRIDE + h / 2 * D, *v = k + G * D;
+        double score = 0.0;
+        for (int d = 0; d < D; d++)
+            score += (double)(q[d] * k[d]) * 0.57735;
+        if (kind->soft_cap > 0)
+            score = (double)kind->soft_cap * tanh(score / (double)kind->soft_cap);
+        if (!is_seen(kind, b, t, s))
+            continue;
+        sum += exp(score);
+        for (int d = 0; d < D; d++)
+            output[d] += exp(score) * (double)v[d];
+    }
+    for (int d = 0; d < D; d++)
+        assert_true(fabs((double)qkv[3][((b * T + t) * H + h) * D + d] - output[d] / sum) < 2e-6);
+    assert_true(fabs((double)qkv[4][(b * H + h) * T + t] - log(sum)) < 1e-5);
+}
+
+static void check_attention_kind(const struct attention_kind *kind)
+{
+    enum { N = B * T * STRIDE };
+    attention_desc desc = {.batch = B,
+                           .tokens = T,
+                           .heads = H,
+                           .kv_heads = G,
+                           .head_dim = D,
+                           .qkv_stride = STRIDE,
+                           .scale = 0.57735f,
+                           .soft_cap = kind->soft_cap,
+                           .window = kind->window,
+                           .is_bidirectional = kind->is_bidirectional};
+    kernel_attention *attention;
+    assert_int_equal(ops->attention_create(NULL, &desc, &attention), 0);
+    ops->attention_set_documents(attention, kind->has_documents ? document_begins : NULL);
+    float *qkv = draw(N, 1), *dqkv = zeros(N), *y = zeros(B * T * H * D),
+          *dy = draw(B * T * H * D, 2);
+    float lse[B * H * T];
+    void *scratch = mem_alloc(ops->attention_backward_scratch_bytes(attention), 1, "test");
+    float *parts[] = {qkv, qkv + H * D, qkv + (H + G) * D, y, lse};
+    struct probe probe = {.forward = forward_attention,
+                          .args = attention,
+                          .object = parts,
+                          .scratch = scratch,
+                          .output = y,
+                          .weight = dy,
+                          .output_count = B * T * H * D};
+    assert_int_equal(probe.forward(&probe), 0);
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < H; h++)
+            for (int t = 0; t < T; t++)
+                check_attention(kind, parts, b, h, t);
+    assert_int_equal(ops->attention_backward(attention, NULL, parts[0], parts[1], parts[2], y, lse,
+                                             dy, dqkv, dqkv + H * D, dqkv + (H + G) * D, scratch),
+                     0);
+    check_gradient("attention", &probe, qkv, dqkv, N);
+    ops->attention_destroy(attention);
+    mem_free(scratch);
+    mem_free(qkv);
+    mem_free(dqkv);
+    mem_free(y);
+    mem_free(dy);
+}
+
+static void attention_gradients(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof attention_kinds / sizeof *attention_kinds; i++)
+        check_attention_kind(&attention_kinds[i]);
+}
+
+static void attention_refusals(void **state)
+{
+    (void)state;
+    attention_desc desc = {.batch = 1, .tokens = 4, .heads = 1, .kv_heads = 1, .head_dim = 2};
+    kernel_attention *attention;
+    desc.window = 2;
+    desc.is_bidirectional = true;
+    assert_int_equal(ops->attention_create(NULL, &desc, &attention), ERR_BACKEND);
+    desc.is_bidirectional = false;
+    desc.soft_cap = -1.0f;
+    assert_int_equal(ops->attention_create(NULL, &desc, &attention), ERR_BACKEND);
+}
+
+int main(void)
+{
+    printf("seed %d\n", SEED);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_gradients),
+        cmocka_unit_test(attention_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
