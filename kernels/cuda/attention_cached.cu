@@ -1,8 +1,8 @@
 // Attention of new positions over cached keys and values (attention_cached_args in kernels/ops.h).
 // First, k and v of the new positions are appended to the cached ones. Then a block of four warps
-// computes one row of one head. Warp w visits positions w, w + 4, ... with a running maximum; each
-// lane holds every 32nd element of the head. The four warps' results are combined in order, so
-// results depend only on the operands.
+// computes one row of one head. Warp w visits every fourth position, from the w-th that it sees on,
+// with a running maximum; each lane holds every 32nd element of the head. The four warps' results
+// are combined in order, so results depend only on the operands.
 //
 // Everything is fp32. Each row and head reads keys and values once, so the kernel suits one new row
 // at a time, where these reads are the limit. It is also correct for a chunk of a prompt, but
@@ -38,6 +38,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
     const uint32_t dim = static_cast<uint32_t>(args.head_dim);
     const uint64_t row = blockIdx.x / args.heads, head = blockIdx.x % args.heads;
     const uint64_t group = head / (args.heads / args.kv_heads), count = args.begin + row + 1;
+    const uint64_t first = args.window && count > args.window ? count - args.window : 0;
     const T *query = static_cast<const T *>(args.q) + row * args.qkv_stride + head * dim;
     const T *keys = static_cast<const T *>(args.keys) + group * args.capacity * dim;
     const T *values = static_cast<const T *>(args.values) + group * args.capacity * dim;
@@ -48,7 +49,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
         own[i] = d < dim ? __fmul_rn(cudai_widen(query[d]), args.scale) : 0.0f;
         output[i] = 0.0f;
     }
-    for (uint64_t s = warp; s < count; s += WARPS) {
+    for (uint64_t s = first + warp; s < count; s += WARPS) {
         float score = 0.0f;
 #pragma unroll
         for (uint32_t i = 0; i < SHARE; i++) {
@@ -57,6 +58,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
                 score = __fmaf_rn(own[i], cudai_widen(keys[s * dim + d]), score);
         }
         score = cudai_warp_sum(score);
+        if (args.soft_cap > 0.0f)
+            score = __fmul_rn(args.soft_cap, tanhf(__fdiv_rn(score, args.soft_cap)));
         const float most = fmaxf(largest, score);
         const float shrink = largest == -INFINITY ? 0.0f : expf(__fsub_rn(largest, most));
         const float p = expf(__fsub_rn(score, most));

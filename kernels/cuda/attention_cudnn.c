@@ -123,6 +123,8 @@ static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
     if (desc->kv_heads == 0 || desc->heads % desc->kv_heads != 0)
         return err_set(-EINVAL, "%llu query heads cannot share %llu key/value heads",
                        (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads);
+    if (desc->window || desc->soft_cap != 0.0f || desc->is_bidirectional)
+        return err_set(ERR_BACKEND, "cuDNN's attention is used for plain causal attention only");
     if (desc->type == DTYPE_FP32)
         return err_set(ERR_BACKEND, "cuDNN's attention takes bf16 and fp16, not fp32");
     if (desc->head_dim % 8 != 0 || desc->head_dim > head_dim_max || desc->qkv_stride % 8 != 0)

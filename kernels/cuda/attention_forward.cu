@@ -1,7 +1,7 @@
-// Fused causal attention, forward pass, for bf16 and fp16 (Dao, FlashAttention-2, 2023).
+// Fused attention, forward pass, for bf16 and fp16 (Dao, FlashAttention-2, 2023).
 //
-// A block takes one tile of queries of one head and visits the tiles of keys up to the diagonal: S
-// = Q K^T, online softmax (Milakov and Gimelshein 2018) in fp32 with powers of 2, P rounded to the
+// A block takes one tile of queries of one head and visits the tiles of keys that they see: S = Q
+// K^T, online softmax (Milakov and Gimelshein 2018) in fp32 with powers of 2, P rounded to the
 // 16-bit type, O = O * correction + P V with O in registers. The sums of a softmax use P before it
 // is rounded. The tile of queries stays in shared memory. The keys are loaded during the product
 // with the values, and the values during the product with the keys.
@@ -28,21 +28,6 @@ template <int MT> struct softmax_state {
     float largest[MT][2]; // largest unscaled score so far
     float sum[MT][2];     // sum over this thread's columns, relative to `largest`
 };
-
-// Sets a score to -infinity if its key comes after its query. `ahead` is the first query's position
-// minus the first key's.
-template <int MT, int N>
-__device__ __forceinline__ void mask_scores(float (&scores)[MT][N / 8][4], uint32_t ahead)
-{
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (attention_column(n, i) > ahead + attention_row(m, i))
-                    scores[m][n][i] = -INFINITY;
-}
 
 // Turns scores into exp(scale (score - largest)), and updates the state and the output. `factor` is
 // scale log2(e).
@@ -133,10 +118,17 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
     const T *q = attention_head<T>(args.q, args, place.batch, place.head) + first * args.qkv_stride;
     const T *k = attention_head<T>(args.k, args, place.batch, kv_head);
     const T *v = attention_head<T>(args.v, args, place.batch, kv_head);
-    uint32_t end = first + queries < tokens ? first + queries : tokens;
+    const attention_mask mask = attention_mask_at(args.mask, place.batch);
     uint32_t warp_row = threadIdx.x / CUDAI_WARP * 16 * MT, warp_first = first + warp_row;
     T *warp_tile = q_tile + warp_row * pitch;
     float factor = args.scale * ATTENTION_LOG2E;
+    const attention_reach reach = attention_reach_of<true>(mask, warp_first, 16 * MT);
+    uint32_t begin, end; // of the keys that the tile sees
+    {
+        const attention_reach all = attention_reach_of<true>(mask, first, queries);
+        begin = all.begin / keys * keys;
+        end = all.end;
+    }
 
     float output[MT][DIM / 8][4];
     attention_clear(output);
@@ -150,10 +142,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
         }
     attention_load<T, DIM, queries>(q_tile, q, args.qkv_stride, tokens - first, args.head_dim,
                                     args.is_vector);
-    attention_load<T, DIM, keys>(k_tile, k, args.qkv_stride, tokens, args.head_dim, args.is_vector);
+    attention_load<T, DIM, keys>(k_tile, k + begin * args.qkv_stride, args.qkv_stride,
+                                 tokens - begin, args.head_dim, args.is_vector);
     cudai_copy_commit();
-    for (uint32_t key = 0; key < end; key += keys) {
-        bool is_seen = key < warp_first + 16 * MT; // by some row of this warp
+    for (uint32_t key = begin; key < end; key += keys) {
+        bool is_seen = attention_sees(reach, key, keys); // by some row of this warp
         cudai_copy_wait<0>();
         __syncthreads(); // the keys are loaded; nobody reads the last step's values any more
         attention_load<T, DIM, keys>(v_tile, v + key * args.qkv_stride, args.qkv_stride,
@@ -172,8 +165,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
             cudai_copy_commit();
         }
         if (is_seen) {
-            if (key + keys - 1 > warp_first)
-                mask_scores<MT, keys>(scores, warp_first - key);
+            if (args.soft_cap > 0.0f)
+                attention_cap<MT, keys / 8>(args, scores);
+            if (!attention_sees_whole(reach, key, keys))
+                attention_hide<MT, keys>(scores, -INFINITY, mask, warp_first, key);
             online_softmax<DIM, MT, keys>(scores, state, output, factor);
             uint32_t probs[MT][keys / 16][4];
             attention_round<T, MT, keys>(probs, scores);

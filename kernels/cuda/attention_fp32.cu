@@ -1,4 +1,4 @@
-// Fused causal attention for fp32 operands, both passes. It is the algorithm of
+// Fused attention for fp32 operands, both passes. It is the algorithm of
 // attention_forward.cu, attention_key_grad.cu and attention_query_grad.cu with fp32 multiply-adds
 // and accurate exponentials. The matrix units that those files use multiply only 16-bit operands,
 // and cuDNN's attention takes only 16-bit operands. So this file serves every fp32 shape, and no
@@ -178,6 +178,27 @@ template <typename F> inline cudaError_t fp32_by_dim(uint64_t head_dim, F call)
     return call(std::integral_constant<int, 256>());
 }
 
+// Caps scores; see attention_cap in
+// attention_tiles.cuh.
+template <int DIM>
+__device__ __forceinline__ void fp32_cap(const cudai_attention_args &args,
+                                         float (&scores)[fp32_share<DIM>][fp32_share<DIM>])
+{
+#pragma unroll
+    for (int i = 0; i < fp32_share<DIM>; i++)
+#pragma unroll
+        for (int j = 0; j < fp32_share<DIM>; j++)
+            scores[i][j] = attention_tanh(scores[i][j] * (args.scale / args.soft_cap)) *
+                           (args.soft_cap / args.scale);
+}
+
+// The derivative of the cap, of a score that is capped.
+__device__ __forceinline__ float fp32_slope(const cudai_attention_args &args, float score)
+{
+    float t = args.soft_cap > 0.0f ? score * (args.scale / args.soft_cap) : 0.0f;
+    return 1.0f - t * t;
+}
+
 // ---- forward ----
 
 template <int DIM>
@@ -198,30 +219,35 @@ __device__ __forceinline__ float row_sum(float value)
     return value;
 }
 
-// Turns scores into exp(scale score - largest), or 0 if the key comes after the query. Updates the
-// largest scaled score, the sum and the output of each row. `ahead` is the first query's position
-// minus the first key's; it is large if no pair is masked.
+__device__ __forceinline__ bool is_within(const attention_columns &seen, uint32_t column)
+{
+    return static_cast<int>(column) >= seen.begin && static_cast<int>(column) < seen.end;
+}
+
+// Turns scores into exp(scale score - largest), or 0 if the query does not see the key. Updates the
+// largest scaled score, the sum and the output of each row. `first` and `key` are the positions of
+// the first query and of the first key.
 template <int DIM>
 __device__ __forceinline__ void
 online_softmax(float (&scores)[fp32_share<DIM>][fp32_share<DIM>], float (&largest)[fp32_share<DIM>],
                float (&sum)[fp32_share<DIM>], float (&output)[fp32_share<DIM>][DIM / 64][4],
-               float scale, uint32_t ahead)
+               float scale, const attention_mask &mask, uint32_t first, uint32_t key)
 {
     constexpr int share = fp32_share<DIM>;
 #pragma unroll
     for (int i = 0; i < share; i++) {
-        uint32_t last = ahead + fp32_y() + 16 * i;
+        const attention_columns seen = attention_columns_of(mask, first + fp32_y() + 16 * i, key);
         float most = -INFINITY;
 #pragma unroll
         for (int j = 0; j < share; j++)
-            if (fp32_x() + 16 * j <= last)
+            if (is_within(seen, fp32_x() + 16 * j))
                 most = fmaxf(most, scores[i][j] * scale);
         most = fmaxf(largest[i], row_max(most));
         float base = most == -INFINITY ? 0.0f : most, part = 0.0f;
 #pragma unroll
         for (int j = 0; j < share; j++) {
             float p = expf(__fmaf_rn(scores[i][j], scale, -base));
-            scores[i][j] = fp32_x() + 16 * j <= last ? p : 0.0f;
+            scores[i][j] = is_within(seen, fp32_x() + 16 * j) ? p : 0.0f;
             part += scores[i][j];
         }
         float shrink = expf(largest[i] - base);
@@ -246,7 +272,8 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
     uint32_t tiles = (tokens + rows - 1) / rows;
     attention_place place = attention_locate(tiles, args.heads);
     uint32_t first = (tiles - 1 - place.tile) * rows; // long tiles start first
-    uint32_t end = first + rows < tokens ? first + rows : tokens;
+    const attention_mask mask = attention_mask_at(args.mask, place.batch);
+    const attention_reach reach = attention_reach_of<true>(mask, first, rows);
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     const float *k = attention_head<float>(args.k, args, place.batch, kv_head);
     const float *v = attention_head<float>(args.v, args, place.batch, kv_head);
@@ -261,7 +288,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
         largest[i] = -INFINITY;
         sum[i] = 0.0f;
     }
-    for (uint32_t key = 0; key < end; key += rows) {
+    for (uint32_t key = reach.begin / rows * rows; key < reach.end; key += rows) {
         uint64_t offset = key * args.qkv_stride;
         __syncthreads(); // nobody reads the last step's tiles any more
         fp32_load<DIM>(k_tile, k + offset, args.qkv_stride, tokens - key, args.head_dim,
@@ -271,7 +298,9 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
         __syncthreads();
         float scores[share][share];
         fp32_product<DIM>(scores, q_tile, k_tile);
-        online_softmax<DIM>(scores, largest, sum, output, args.scale, first - key);
+        if (args.soft_cap > 0.0f)
+            fp32_cap<DIM>(args, scores);
+        online_softmax<DIM>(scores, largest, sum, output, args.scale, mask, first, key);
         fp32_keep<DIM>(probs, scores);
         __syncwarp(); // a row of probabilities stays within its warp
         fp32_mix<DIM>(output, probs, v_tile);
@@ -312,6 +341,8 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
     uint32_t first = place.tile * rows; // long tiles start first
     uint64_t group = args.heads / args.kv_heads, output_stride = args.heads * args.head_dim;
     uint64_t offset = first * args.qkv_stride;
+    const attention_mask mask = attention_mask_at(args.mask, place.batch);
+    const attention_reach reach = attention_reach_of<false>(mask, first, rows);
     fp32_load<DIM>(k_tile, attention_head<float>(args.k, args, place.batch, place.head) + offset,
                    args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
     fp32_load<DIM>(v_tile, attention_head<float>(args.v, args, place.batch, place.head) + offset,
@@ -323,7 +354,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
         const float *q = attention_head<float>(args.q, args, place.batch, head);
         const float *grad = attention_output_head<float>(args.output_grad, args, place.batch, head);
         uint64_t first_row = (place.batch * args.heads + head) * args.tokens;
-        for (uint32_t query = first; query < tokens; query += rows) {
+        for (uint32_t query = reach.begin; query < reach.end; query += rows) {
             __syncthreads(); // nobody reads the last step's tiles any more
             fp32_load<DIM>(q_tile, q + query * args.qkv_stride, args.qkv_stride, tokens - query,
                            args.head_dim, args.is_vector);
@@ -333,18 +364,22 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
             float scores[share][share], grads[share][share];
             fp32_product<DIM>(scores, k_tile, q_tile);
             fp32_product<DIM>(grads, v_tile, grad_tile);
+            if (args.soft_cap > 0.0f)
+                fp32_cap<DIM>(args, scores);
 #pragma unroll
             for (int j = 0; j < share; j++) {
                 uint32_t column = query + fp32_x() + 16 * j; // position of a query
                 bool is_there = column < tokens;
                 float lse = is_there ? args.lse[first_row + column] : 0.0f;
                 float delta = is_there ? args.delta[first_row + column] : 0.0f;
+                const attention_columns seen = attention_columns_of(mask, column, first);
 #pragma unroll
                 for (int i = 0; i < share; i++) {
-                    bool counts = is_there && column >= first + fp32_y() + 16 * i;
+                    bool counts = is_within(seen, fp32_y() + 16 * i);
                     float p = counts ? expf(__fmaf_rn(scores[i][j], args.scale, -lse)) : 0.0f;
+                    float slope = fp32_slope(args, scores[i][j]);
                     scores[i][j] = p;
-                    grads[i][j] = counts ? p * (grads[i][j] - delta) : 0.0f;
+                    grads[i][j] = counts ? p * (grads[i][j] - delta) * slope : 0.0f;
                 }
             }
             fp32_keep<DIM>(probs, scores);
@@ -382,7 +417,8 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
     uint32_t tiles = (tokens + rows - 1) / rows;
     attention_place place = attention_locate(tiles, args.heads);
     uint32_t first = (tiles - 1 - place.tile) * rows; // long tiles start first
-    uint32_t end = first + rows < tokens ? first + rows : tokens;
+    const attention_mask mask = attention_mask_at(args.mask, place.batch);
+    const attention_reach reach = attention_reach_of<true>(mask, first, rows);
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     uint64_t output_stride = args.heads * args.head_dim, offset = first * args.qkv_stride;
     const float *k = attention_head<float>(args.k, args, place.batch, kv_head);
@@ -402,7 +438,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
         lse[i] = first + row < tokens ? args.lse[first_row + row] : 0.0f;
         delta[i] = first + row < tokens ? args.delta[first_row + row] : 0.0f;
     }
-    for (uint32_t key = 0; key < end; key += rows) {
+    for (uint32_t key = reach.begin / rows * rows; key < reach.end; key += rows) {
         __syncthreads(); // nobody reads the last step's tiles any more
         fp32_load<DIM>(k_tile, k + key * args.qkv_stride, args.qkv_stride, tokens - key,
                        args.head_dim, args.is_vector);
@@ -412,14 +448,20 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
         float scores[share][share], grads[share][share];
         fp32_product<DIM>(scores, q_tile, k_tile);
         fp32_product<DIM>(grads, grad_tile, v_tile);
+        if (args.soft_cap > 0.0f)
+            fp32_cap<DIM>(args, scores);
 #pragma unroll
-        for (int i = 0; i < share; i++)
+        for (int i = 0; i < share; i++) {
+            const attention_columns seen =
+                attention_columns_of(mask, first + fp32_y() + 16 * i, key);
 #pragma unroll
             for (int j = 0; j < share; j++) {
-                bool counts = key + fp32_x() + 16 * j <= first + fp32_y() + 16 * i;
+                bool counts = is_within(seen, fp32_x() + 16 * j);
                 float p = counts ? expf(__fmaf_rn(scores[i][j], args.scale, -lse[i])) : 0.0f;
-                scores[i][j] = counts ? p * (grads[i][j] - delta[i]) : 0.0f;
+                float slope = fp32_slope(args, scores[i][j]);
+                scores[i][j] = counts ? p * (grads[i][j] - delta[i]) * slope : 0.0f;
             }
+        }
         fp32_keep<DIM>(score_grads, scores);
         __syncwarp(); // a row stays within its warp
         fp32_mix<DIM>(sums, score_grads, k_tile);

@@ -1,8 +1,8 @@
-// Fused causal attention, gradients of keys and values, for bf16 and fp16 (Dao, FlashAttention-2,
+// Fused attention, gradients of keys and values, for bf16 and fp16 (Dao, FlashAttention-2,
 // 2023, algorithm 2, by columns).
 //
 // A block takes one tile of keys of one key/value head. It visits the query heads of its group, and
-// of each head the tiles of queries from the diagonal on, always in the same order. P is recomputed
+// of each head the tiles of queries that see its keys, always in the same order. P is recomputed
 // from the saved lse. Everything is transposed, so that a warp's rows are keys (' means
 // transposed):
 //   S' = K Q',  P' = exp(scale S' - lse),  dP' = V dO',  dS' = P' (dP' - delta),
@@ -83,14 +83,12 @@ __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *s
     cudai_copy_commit();
 }
 
-// Turns the scores into P' and dP' into dS', both in place. A pair counts if the query does not
-// come before the key: `ahead` is the first query's position minus that of the warp's first key.
-// Queries after the end of the sequence need no mask, since their rows of Q and dO, lse and delta
-// are zero.
+// Turns the scores into P' and dP' into dS', both in place. Queries after the end of the sequence
+// need no mask, since their rows of Q and dO, lse and delta are zero.
 template <int MT, int N, int WHAT>
-__device__ __forceinline__ void
-score_grads(float (&scores)[MT][N / 8][4], float (&grads)[MT][N / 8][4], const float *lse,
-            const float *delta, float factor, bool is_masked, int ahead)
+__device__ __forceinline__ void score_grads(float (&scores)[MT][N / 8][4],
+                                            float (&grads)[MT][N / 8][4], const float *lse,
+                                            const float *delta, float factor)
 {
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
@@ -103,12 +101,36 @@ score_grads(float (&scores)[MT][N / 8][4], float (&grads)[MT][N / 8][4], const f
             for (int m = 0; m < MT; m++)
 #pragma unroll
                 for (int i = side; i < 4; i += 2) {
-                    int row = static_cast<int>(attention_row(m, i));
-                    bool counts = !is_masked || static_cast<int>(query) + ahead >= row;
                     float p = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, base));
-                    scores[m][n][i] = counts ? p : 0.0f;
+                    scores[m][n][i] = p;
                     if constexpr (WHAT & KEYS)
-                        grads[m][n][i] = counts ? p * (grads[m][n][i] - row_delta) : 0.0f;
+                        grads[m][n][i] = p * (grads[m][n][i] - row_delta);
+                }
+        }
+}
+
+// Sets P' and dS' to 0 where the query does not see the key. `query` and `key` are the positions of
+// the first query and of the warp's first key.
+template <int MT, int N, int WHAT>
+__device__ __forceinline__ void mask_grads(float (&probs)[MT][N / 8][4],
+                                           float (&grads)[MT][N / 8][4], const attention_mask &mask,
+                                           uint32_t query, uint32_t key)
+{
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            const attention_columns seen =
+                attention_columns_of(mask, query + attention_column(n, side), key);
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int i = side; i < 4; i += 2) {
+                    const int row = static_cast<int>(attention_row(m, i));
+                    const bool counts = row >= seen.begin && row < seen.end;
+                    probs[m][n][i] = counts ? probs[m][n][i] : 0.0f;
+                    if constexpr (WHAT & KEYS)
+                        grads[m][n][i] = counts ? grads[m][n][i] : 0.0f;
                 }
         }
 }
@@ -127,8 +149,15 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
     uint32_t warp_row = threadIdx.x / CUDAI_WARP * 16 * MT, warp_first = first + warp_row;
     uint64_t group = args.heads / args.kv_heads;
     uint64_t offset = first * args.qkv_stride;
-    // The steps of one head end at the end of the sequence.
-    uint32_t steps_per_head = (tokens - first + queries - 1) / queries;
+    const attention_mask mask = attention_mask_at(args.mask, place.batch);
+    const attention_reach reach = attention_reach_of<false>(mask, warp_first, 16 * MT);
+    uint32_t begin, end; // of the queries that see the tile
+    {
+        const attention_reach all = attention_reach_of<false>(mask, first, keys);
+        begin = all.begin;
+        end = all.end;
+    }
+    uint32_t steps_per_head = (end - begin + queries - 1) / queries;
     uint64_t steps = group * steps_per_head;
 
     float key_sums[WHAT & KEYS ? MT : 1][DIM / 8][4],
@@ -143,21 +172,21 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
             v_tile, attention_head<T>(args.v, args, place.batch, place.head) + offset,
             args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
     uint64_t head = place.head * group; // the head of the step that is loaded next
-    uint32_t query = first;
+    uint32_t query = begin;
     load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
     for (uint64_t n = 0; n < steps; n++) {
         uint32_t current = query; // the first query of the step that is computed now
-        if (query + queries < tokens) {
+        if (query + queries < end) {
             query += queries;
         } else {
-            query = first;
+            query = begin;
             head++;
         }
         cudai_copy_wait<0>();
         __syncthreads(); // this step is loaded; nobody reads the one before any more
         if (sizes::stages == 2 && n + 1 < steps)
             load_step<T, DIM, WHAT>(args, shared, (n + 1) % 2, place.batch, head, query);
-        if (current + queries > warp_first) { // if a key of this warp is seen
+        if (attention_sees(reach, current, queries)) { // if a key of this warp is seen
             query_step<T> step = step_place<T, DIM, WHAT>(shared, sizes::stages == 2 ? n % 2 : 0);
             float scores[MT][queries / 8][4], grads[MT][queries / 8][4];
             uint32_t p[MT][queries / 16][4];
@@ -167,10 +196,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
             if constexpr (WHAT & KEYS)
                 attention_product<T, DIM, MT, queries>(grads, v_tile + warp_row * pitch,
                                                        step.output_grad);
-            bool is_masked = current < warp_first + 16 * MT - 1;
-            score_grads<MT, queries, WHAT>(
-                scores, grads, step.lse, step.delta, args.scale * ATTENTION_LOG2E, is_masked,
-                static_cast<int>(current) - static_cast<int>(warp_first));
+            if (args.soft_cap > 0.0f)
+                attention_cap_grads<MT, queries / 8>(args, scores, grads, [&](int, int n8, int i) {
+                    return step.delta[attention_column(n8, i)];
+                });
+            score_grads<MT, queries, WHAT>(scores, grads, step.lse, step.delta,
+                                           args.scale * ATTENTION_LOG2E);
+            if (!attention_sees_whole(reach, current, queries))
+                mask_grads<MT, queries, WHAT>(scores, grads, mask, current, warp_first);
             if constexpr (WHAT & VALUES) {
                 attention_round<T, MT, queries>(p, scores);
                 attention_mix<T, DIM, MT, queries>(value_sums, p, step.output_grad);

@@ -8,7 +8,7 @@
 #ifndef SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 
-#include "kernels/ops.h"
+#include "kernels/attention_range.h"
 
 /* The operands of all kernels. Those that a kernel does not use are NULL. */
 struct cudai_attention_args {
@@ -17,6 +17,8 @@ struct cudai_attention_args {
     uint32_t head_dim;
     bool is_vector;                 /* rows of every tensor can be moved in accesses of 16 bytes */
     float scale;                    /* > 0 */
+    float soft_cap;                 /* 0: none */
+    attention_mask mask;            /* of sequence 0 */
     const void *q, *k, *v;          /* rows of qkv_stride */
     void *output;                   /* [B,T,H,D]; written by the forward pass, read by delta */
     float *lse;                     /* [B,H,T]; written by the forward pass */

@@ -16,7 +16,8 @@
  * memory may choose cuDNN. It then refuses to continue from this run's files instead of continuing
  * with different bits.
  *
- * fp32 operands always use our own kernels. The forward and backward calls only enqueue. */
+ * fp32 operands, and calls with documents, always use our own kernels. The forward and backward
+ * calls only enqueue. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -36,6 +37,7 @@
 struct kernel_attention {
     kernel_context *context;
     attention_desc desc;
+    const int32_t *begins;  /* see attention_set_documents */
     cudai_cudnn_plan *plan; /* NULL: our own kernels */
 };
 
@@ -143,10 +145,10 @@ static int run_ours(const kernel_context *context, const struct trial *trial)
 {
     uint64_t k = (uint64_t)(trial->k - trial->q), v = (uint64_t)(trial->v - trial->q);
     char *grads = trial->grads[0];
-    TRY(cudai_own_attention_forward(context, &trial->desc, trial->stream, trial->q, trial->k,
+    TRY(cudai_own_attention_forward(context, &trial->desc, NULL, trial->stream, trial->q, trial->k,
                                     trial->v, trial->output[0], trial->lse[0]));
     return cudai_own_attention_backward(
-        context, &trial->desc, trial->stream, trial->q, trial->k, trial->v, trial->output[0],
+        context, &trial->desc, NULL, trial->stream, trial->q, trial->k, trial->v, trial->output[0],
         trial->lse[0], trial->output_grad, grads, grads + k, grads + v, trial->scratch);
 }
 
@@ -489,6 +491,17 @@ void cudai_attention_destroy(kernel_attention *attention)
     mem_free(attention);
 }
 
+void cudai_attention_set_documents(kernel_attention *attention, const int32_t *begins)
+{
+    attention->begins = begins;
+}
+
+/* Documents lie elsewhere in each call, and cuDNN's plans know nothing of them. */
+static bool is_by_cudnn(const kernel_attention *attention)
+{
+    return attention->plan && !attention->begins;
+}
+
 size_t cudai_attention_forward_scratch_bytes(const kernel_attention *attention)
 {
     return attention->plan ? cudai_cudnn_plan_forward_scratch_bytes(attention->plan) : 0;
@@ -496,17 +509,19 @@ size_t cudai_attention_forward_scratch_bytes(const kernel_attention *attention)
 
 size_t cudai_attention_backward_scratch_bytes(const kernel_attention *attention)
 {
-    return attention->plan ? cudai_cudnn_plan_backward_scratch_bytes(attention->plan)
-                           : cudai_own_attention_scratch_bytes(&attention->desc);
+    size_t ours = cudai_own_attention_scratch_bytes(&attention->desc);
+    if (!attention->plan)
+        return ours;
+    return size_max(ours, cudai_cudnn_plan_backward_scratch_bytes(attention->plan));
 }
 
 int cudai_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
                             const void *v, void *output, float *lse, void *scratch)
 {
-    if (attention->plan)
+    if (is_by_cudnn(attention))
         return cudai_cudnn_forward(attention->plan, stream, q, k, v, output, lse, scratch);
-    return cudai_own_attention_forward(attention->context, &attention->desc, stream, q, k, v,
-                                       output, lse);
+    return cudai_own_attention_forward(attention->context, &attention->desc, attention->begins,
+                                       stream, q, k, v, output, lse);
 }
 
 int cudai_attention_backward(kernel_attention *attention, void *stream, const void *q,
@@ -514,9 +529,10 @@ int cudai_attention_backward(kernel_attention *attention, void *stream, const vo
                              const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                              void *scratch)
 {
-    if (attention->plan)
+    if (is_by_cudnn(attention))
         return cudai_cudnn_backward(attention->plan, stream, q, k, v, output, lse, output_grad,
                                     q_grad, k_grad, v_grad, scratch);
-    return cudai_own_attention_backward(attention->context, &attention->desc, stream, q, k, v,
-                                        output, lse, output_grad, q_grad, k_grad, v_grad, scratch);
+    return cudai_own_attention_backward(attention->context, &attention->desc, attention->begins,
+                                        stream, q, k, v, output, lse, output_grad, q_grad, k_grad,
+                                        v_grad, scratch);
 }

@@ -56,6 +56,7 @@ static int desc_check(const attention_desc *desc)
     TRY(size_mul(desc->batch, desc->tokens, &bytes));
     TRY(size_mul(bytes, desc->qkv_stride, &bytes));
     TRY(size_mul(bytes, 8, &bytes));
+    TRY(attention_mask_check(desc));
     return blocks_check(desc);
 }
 
@@ -101,7 +102,7 @@ size_t cudai_own_attention_scratch_bytes(const attention_desc *desc)
 }
 
 /* Returns the arguments that all kernels share, without the operands. */
-static cudai_attention_args args_of(const attention_desc *desc)
+static cudai_attention_args args_of(const attention_desc *desc, const int32_t *begins)
 {
     return (cudai_attention_args){.batch = desc->batch,
                                   .tokens = desc->tokens,
@@ -109,7 +110,9 @@ static cudai_attention_args args_of(const attention_desc *desc)
                                   .kv_heads = desc->kv_heads,
                                   .qkv_stride = desc->qkv_stride,
                                   .head_dim = (uint32_t)desc->head_dim,
-                                  .scale = desc->scale};
+                                  .scale = desc->scale,
+                                  .soft_cap = desc->soft_cap,
+                                  .mask = attention_mask_of(desc, begins, 0)};
 }
 
 /* True if rows at these addresses (NULL: not used) can be moved 16 bytes at a time. */
@@ -125,11 +128,11 @@ static bool is_vector(const attention_desc *desc, const cudai_attention_args *ar
 }
 
 int cudai_own_attention_forward(const kernel_context *context, const attention_desc *desc,
-                                void *stream, const void *q, const void *k, const void *v,
-                                void *output, float *lse)
+                                const int32_t *begins, void *stream, const void *q, const void *k,
+                                const void *v, void *output, float *lse)
 {
     (void)context;
-    cudai_attention_args args = args_of(desc);
+    cudai_attention_args args = args_of(desc, begins);
     args.q = q;
     args.k = k;
     args.v = v;
@@ -143,12 +146,13 @@ int cudai_own_attention_forward(const kernel_context *context, const attention_d
 }
 
 int cudai_own_attention_backward(const kernel_context *context, const attention_desc *desc,
-                                 void *stream, const void *q, const void *k, const void *v,
-                                 const void *output, const float *lse, const void *output_grad,
-                                 void *q_grad, void *k_grad, void *v_grad, void *scratch)
+                                 const int32_t *begins, void *stream, const void *q, const void *k,
+                                 const void *v, const void *output, const float *lse,
+                                 const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
+                                 void *scratch)
 {
     (void)context;
-    cudai_attention_args args = args_of(desc);
+    cudai_attention_args args = args_of(desc, begins);
     args.q = q;
     args.k = k;
     args.v = v;

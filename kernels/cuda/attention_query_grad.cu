@@ -1,14 +1,13 @@
-// Fused causal attention, gradient of the queries for bf16 and fp16, and delta for all types.
+// Fused attention, gradient of the queries for bf16 and fp16, and delta for all types.
 //
 //   delta = rowsum(dO * O) in fp32, [B,H,T]. 8 lanes compute a row, in a fixed order. It runs
 //   before both gradients.
 //
-// dQ: a block takes one tile of queries of one head and visits the tiles of keys up to the
-// diagonal. P is recomputed from the saved lse, dP = dO V^T, dS = P (dP - delta), dQ += dS K, and
-// at the end dQ *= scale. dS is rounded to the 16-bit type before its product and never leaves the
-// registers. Compared with one kernel for all gradients, this computes S and dP once more. But it
-// needs no atomics and no sum of dQ in memory, so the bits depend only on the operands. Allocates
-// nothing.
+// dQ: a block takes one tile of queries of one head and visits the tiles of keys that they see. P
+// is recomputed from the saved lse, dP = dO V^T, dS = P (dP - delta), dQ += dS K, and at the end dQ
+// *= scale. dS is rounded to the 16-bit type before its product and never leaves the registers.
+// Compared with one kernel for all gradients, this computes S and dP once more. But it needs no
+// atomics and no sum of dQ in memory, so the bits depend only on the operands. Allocates nothing.
 #include "kernels/cuda/attention_tiles.cuh"
 
 namespace
@@ -26,13 +25,11 @@ template <int DIM> struct config {
         2 * size_t(2 * queries * attention_pitch<DIM> + stages * 2 * key_elems);
 };
 
-// Turns scores into dS, given dP. A pair counts if the key does not come after the query: `ahead`
-// is the position of the warp's first query minus the first key's.
+// Turns scores into dS, given dP.
 template <int MT, int N>
-__device__ __forceinline__ void score_grads(float (&scores)[MT][N / 8][4],
-                                            const float (&grads)[MT][N / 8][4],
-                                            const float (&base)[MT][2], const float (&delta)[MT][2],
-                                            float factor, bool is_masked, uint32_t ahead)
+__device__ __forceinline__ void
+score_grads(float (&scores)[MT][N / 8][4], const float (&grads)[MT][N / 8][4],
+            const float (&base)[MT][2], const float (&delta)[MT][2], float factor)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -41,8 +38,7 @@ __device__ __forceinline__ void score_grads(float (&scores)[MT][N / 8][4],
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float p = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, base[m][i / 2]));
-                bool counts = !is_masked || attention_column(n, i) <= ahead + attention_row(m, i);
-                scores[m][n][i] = counts ? p * (grads[m][n][i] - delta[m][i / 2]) : 0.0f;
+                scores[m][n][i] = p * (grads[m][n][i] - delta[m][i / 2]);
             }
 }
 
@@ -74,7 +70,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
     attention_place place = attention_locate(tiles, args.heads);
     uint32_t first = (tiles - 1 - place.tile) * queries; // long tiles start first
     uint32_t warp_row = threadIdx.x / CUDAI_WARP * 16 * MT, warp_first = first + warp_row;
-    uint32_t end = first + queries < tokens ? first + queries : tokens;
+    const attention_mask mask = attention_mask_at(args.mask, place.batch);
+    const attention_reach reach = attention_reach_of<true>(mask, warp_first, 16 * MT);
+    uint32_t begin, end; // of the keys that the tile sees
+    {
+        const attention_reach all = attention_reach_of<true>(mask, first, queries);
+        begin = all.begin / keys * keys;
+        end = all.end;
+    }
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     uint64_t output_stride = args.heads * args.head_dim;
     const T *q = attention_head<T>(args.q, args, place.batch, place.head);
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
                                     tokens - first, args.head_dim, args.is_vector);
     attention_load<T, DIM, queries>(grad_tile, output_grad + first * output_stride, output_stride,
                                     tokens - first, args.head_dim, args.is_vector);
-    load_step<T, DIM>(args, steps, k, v, 0);
+    load_step<T, DIM>(args, steps, k, v, begin);
 
     float base[MT][2], delta[MT][2], sums[MT][DIM / 8][4];
     uint64_t first_row = (place.batch * args.heads + place.head) * args.tokens + warp_first;
@@ -100,21 +103,25 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
             delta[m][half] = is_there ? args.delta[first_row + row] : 0.0f;
         }
     attention_clear(sums);
-    for (uint32_t key = 0, n = 0; key < end; key += keys, n++) {
+    for (uint32_t key = begin, n = 0; key < end; key += keys, n++) {
         T *k_tile = steps + (sizes::stages == 2 ? n % 2 : 0) * 2 * sizes::key_elems;
         cudai_copy_wait<0>();
         __syncthreads(); // this step is loaded; nobody reads the one before any more
         if (sizes::stages == 2 && key + keys < end)
             load_step<T, DIM>(args, steps + (n + 1) % 2 * 2 * sizes::key_elems, k, v, key + keys);
-        if (key < warp_first + 16 * MT) { // if a query of this warp sees it
+        if (attention_sees(reach, key, keys)) { // if a query of this warp sees it
             float scores[MT][keys / 8][4], grads[MT][keys / 8][4];
             attention_clear(scores);
             attention_clear(grads);
             attention_product<T, DIM, MT, keys>(scores, q_tile + warp_row * pitch, k_tile);
             attention_product<T, DIM, MT, keys>(grads, grad_tile + warp_row * pitch,
                                                 k_tile + sizes::key_elems);
-            score_grads<MT, keys>(scores, grads, base, delta, args.scale * ATTENTION_LOG2E,
-                                  key + keys - 1 > warp_first, warp_first - key);
+            if (args.soft_cap > 0.0f)
+                attention_cap_grads<MT, keys / 8>(
+                    args, scores, grads, [&](int m, int, int i) { return delta[m][i / 2]; });
+            score_grads<MT, keys>(scores, grads, base, delta, args.scale * ATTENTION_LOG2E);
+            if (!attention_sees_whole(reach, key, keys))
+                attention_hide<MT, keys>(scores, 0.0f, mask, warp_first, key);
             uint32_t p[MT][keys / 16][4];
             attention_round<T, MT, keys>(p, scores);
             attention_mix<T, DIM, MT, keys>(sums, p, k_tile);

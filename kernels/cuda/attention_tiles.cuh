@@ -39,6 +39,101 @@ static __device__ __forceinline__ attention_place attention_locate(uint32_t tile
     return {blockIdx.x % tiles, rest % heads, rest / heads};
 }
 
+// The positions of the other side that some neighbouring rows of one side see: at least one of them
+// sees [begin, end), and all of them see [all_begin, all_end), which may be empty. Rows after the
+// end of the sequence count as if they were not there.
+struct attention_reach {
+    uint32_t begin, end, all_begin, all_end;
+};
+
+// The reach of `rows` queries from `first` on, or of as many keys.
+template <bool OF_QUERIES>
+static __device__ __forceinline__ attention_reach attention_reach_of(const attention_mask &mask,
+                                                                     uint32_t first, uint32_t rows)
+{
+    const uint32_t tokens = static_cast<uint32_t>(mask.tokens);
+    if (first >= tokens)
+        return {0, 0, 0, 0};
+    const uint32_t last = rows < tokens - first ? first + rows - 1 : tokens - 1;
+    const attention_range low =
+        OF_QUERIES ? attention_keys_of(&mask, first) : attention_queries_of(&mask, first);
+    const attention_range high =
+        OF_QUERIES ? attention_keys_of(&mask, last) : attention_queries_of(&mask, last);
+    return {static_cast<uint32_t>(low.begin), static_cast<uint32_t>(high.end),
+            static_cast<uint32_t>(high.begin), static_cast<uint32_t>(low.end)};
+}
+
+// True if one of the rows sees a position of a tile, or if all of them see all of it.
+static __device__ __forceinline__ bool attention_sees(const attention_reach &reach, uint32_t first,
+                                                      uint32_t count)
+{
+    return first < reach.end && first + count > reach.begin;
+}
+
+static __device__ __forceinline__ bool attention_sees_whole(const attention_reach &reach,
+                                                            uint32_t first, uint32_t count)
+{
+    return first >= reach.all_begin && first + count <= reach.all_end;
+}
+
+// The keys of a tile that begins at `key` that a query sees, counted from its beginning. A query
+// after the end of the sequence sees none.
+struct attention_columns {
+    int begin, end;
+};
+
+static __device__ __forceinline__ attention_columns attention_columns_of(const attention_mask &mask,
+                                                                         uint32_t query,
+                                                                         uint32_t key)
+{
+    if (query >= mask.tokens)
+        return {0, 0};
+    const attention_range keys = attention_keys_of(&mask, query);
+    return {static_cast<int>(keys.begin) - static_cast<int>(key),
+            static_cast<int>(keys.end) - static_cast<int>(key)};
+}
+
+// tanh, with an absolute error of some 1e-7.
+static __device__ __forceinline__ float attention_tanh(float x)
+{
+    return 1.0f - __fdividef(2.0f, cudai_exp2(2.0f * ATTENTION_LOG2E * x) + 1.0f);
+}
+
+// Caps scores: scale * score becomes soft_cap tanh(scale * score / soft_cap).
+template <int MT, int N>
+static __device__ __forceinline__ void attention_cap(const cudai_attention_args &args,
+                                                     float (&scores)[MT][N][4])
+{
+    const float inner = args.scale / args.soft_cap, outer = args.soft_cap / args.scale;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                scores[m][n][i] = outer * attention_tanh(scores[m][n][i] * inner);
+}
+
+// The same, and multiplies the distance of a gradient from its row's delta by the derivative, so
+// that what follows needs to know nothing of the cap. delta_of(m, n, i) is that of an element.
+template <int MT, int N, typename F>
+static __device__ __forceinline__ void attention_cap_grads(const cudai_attention_args &args,
+                                                           float (&scores)[MT][N][4],
+                                                           float (&grads)[MT][N][4], F delta_of)
+{
+    const float inner = args.scale / args.soft_cap, outer = args.soft_cap / args.scale;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float t = attention_tanh(scores[m][n][i] * inner), delta = delta_of(m, n, i);
+                scores[m][n][i] = outer * t;
+                grads[m][n][i] = (grads[m][n][i] - delta) * (1.0f - t * t) + delta;
+            }
+}
+
 template <typename T>
 static __device__ __forceinline__ const T *
 attention_head(const void *base, const cudai_attention_args &args, uint64_t batch, uint64_t head)
@@ -184,6 +279,30 @@ static __device__ __forceinline__ uint32_t attention_row(int m, int i)
 static __device__ __forceinline__ uint32_t attention_column(int n, int i)
 {
     return static_cast<uint32_t>(n * 8 + i % 2) + threadIdx.x % 4 * 2;
+}
+
+// Sets the elements of a block of queries by keys to `value` where the query does not see the key.
+// `first` is the position of the warp's first query, `key` that of the first key.
+template <int MT, int N>
+static __device__ __forceinline__ void attention_hide(float (&block)[MT][N / 8][4], float value,
+                                                      const attention_mask &mask, uint32_t first,
+                                                      uint32_t key)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const attention_columns seen =
+                attention_columns_of(mask, first + attention_row(m, 2 * half), key);
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++) {
+                    const int column = static_cast<int>(attention_column(n, i));
+                    if (column < seen.begin || column >= seen.end)
+                        block[m][n][i] = value;
+                }
+        }
 }
 
 // Multiplies the warp's rows of sums by their factors, rounds them, and writes the first `present`

@@ -1,5 +1,6 @@
 /* Our fused attention on a GPU against the definition in double: forward and backward, odd
- * lengths, head dimensions, strides and addresses, grouped heads, fp32, bf16 and fp16; that
+ * lengths, head dimensions, strides and addresses, grouped heads, windows, soft caps, both
+ * directions, documents, fp32, bf16 and fp16; that
  * nothing outside a row's heads is read or written; that addresses and repetition touch no bit;
  * extreme scores, NaN, refusals; and, on a real GPU alone, long sequences and tensors of more
  * than 2^31 elements. */
@@ -16,13 +17,21 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "tests/cuda/gpu_attention_truth.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/kernels/attention_truth.h"
 
 /* The last `pad` elements of each packed row are unused; `sharpness` scales the scores. */
 struct shape {
     uint64_t batch, tokens, heads, kv_heads, head_dim, pad;
     float sharpness;
+};
+
+/* A kind of attention. Zeros mean plain causal attention. */
+struct kind {
+    uint64_t window;
+    uint64_t document; /* tokens of the longest document; 0: no documents */
+    float soft_cap;
+    bool is_bidirectional;
 };
 
 /* One case on the host and on the GPU. Arrays on the GPU begin `shift` elements after an aligned
@@ -35,6 +44,7 @@ struct rig {
     float *qkv, *output_grad, *output, *lse, *grads;
     char *gpu_qkv, *gpu_output_grad, *gpu_output, *gpu_grads;
     float *gpu_lse;
+    int32_t *begins, *gpu_begins; /* NULL: no documents */
     void *scratch;
     kernel_attention *attention;
 };
@@ -157,8 +167,26 @@ static void rig_init(struct rig *rig, gpu_fixture *gpu, const struct shape *shap
     rig->gpu_lse = gpu_alloc(gpu, rig->lse_count * sizeof(float));
 }
 
+/* Changes what the queries see, before the first run. */
+static void rig_set_kind(struct rig *rig, const struct kind *kind)
+{
+    attention_desc *desc = &rig->truth.desc;
+    desc->window = kind->window;
+    desc->soft_cap = kind->soft_cap;
+    desc->is_bidirectional = kind->is_bidirectional;
+    if (!kind->document)
+        return;
+    rig->begins = truth_documents(desc->batch, desc->tokens, kind->document, rig->gpu->seed);
+    rig->truth.begins = rig->begins;
+    rig->gpu_begins = gpu_alloc(rig->gpu, rig->rows * sizeof *rig->begins);
+    gpu_upload(rig->gpu, rig->gpu_begins, rig->begins, rig->rows * sizeof *rig->begins);
+}
+
 static void rig_fini(struct rig *rig)
 {
+    if (rig->begins)
+        gpu_free(rig->gpu, rig->gpu_begins);
+    mem_free(rig->begins);
     cudai_attention_destroy(rig->attention);
     gpu_free(rig->gpu, rig->scratch);
     gpu_free(rig->gpu, rig->gpu_lse);
@@ -188,6 +216,7 @@ static void rig_run(struct rig *rig)
     gpu_upload(gpu, rig->gpu_output_grad, image, rig->out_count * rig->elem_bytes);
     if (!rig->attention) {
         assert_int_equal(cudai_attention_create(&gpu->context, desc, &rig->attention), 0);
+        cudai_attention_set_documents(rig->attention, rig->gpu_begins);
         assert_int_equal(cudai_attention_forward_scratch_bytes(rig->attention), 0);
         rig->scratch = gpu_alloc(gpu, cudai_attention_backward_scratch_bytes(rig->attention));
     }
@@ -241,13 +270,21 @@ static void rig_check(const struct rig *rig)
         }
 }
 
-static void check_shape(gpu_fixture *gpu, const struct shape *shape, enum dtype type)
+static void check_kind(gpu_fixture *gpu, const struct shape *shape, const struct kind *kind,
+                       enum dtype type)
 {
     struct rig rig;
     rig_init(&rig, gpu, shape, type, 0);
+    rig_set_kind(&rig, kind);
     rig_run(&rig);
     rig_check(&rig);
     rig_fini(&rig);
+}
+
+static void check_shape(gpu_fixture *gpu, const struct shape *shape, enum dtype type)
+{
+    static const struct kind causal;
+    check_kind(gpu, shape, &causal, type);
 }
 
 /* Every kernel of the 16-bit types pads D to 32, 64, 96, 128, 192 or 256, that of fp32 to 64, 128,
@@ -266,6 +303,34 @@ static void matches_definition(void **state)
     gpu_fixture *gpu = gpu_begin();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         check_shape(gpu, &shapes[i], type_under_test);
+    gpu_end(gpu);
+}
+
+static const struct kind kinds[] = {
+    {.window = 1},
+    {.window = 50},
+    {.window = 1000},
+    {.document = 1},
+    {.document = 60},
+    {.soft_cap = 2},
+    {.is_bidirectional = true},
+    {.document = 60, .is_bidirectional = true},
+    {.window = 33, .document = 90, .soft_cap = 1.5f},
+};
+
+static void matches_definition_of_each_kind(void **state)
+{
+    (void)state;
+    static const struct shape some[] = {
+        {2, 150, 2, 1, 64, 0, 1}, {1, 200, 1, 1, 128, 0, 1}, {1, 135, 2, 1, 200, 8, 1}};
+    static const struct shape long_one = {2, 3001, 8, 2, 128, 0, 1};
+    gpu_fixture *gpu = gpu_begin();
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        for (size_t j = 0; j < sizeof some / sizeof *some; j++)
+            check_kind(gpu, &some[j], &kinds[i], type_under_test);
+        if (!gpu->is_simulated)
+            check_kind(gpu, &long_one, &kinds[i], type_under_test);
+    }
     gpu_end(gpu);
 }
 
@@ -443,6 +508,13 @@ static void refusals(void **state)
     desc.scale = 0.0f;
     expect_refused(gpu, &desc, "scale");
     desc = good;
+    desc.soft_cap = -1.0f;
+    expect_refused(gpu, &desc, "soft cap");
+    desc = good;
+    desc.window = 2;
+    desc.is_bidirectional = true;
+    expect_refused(gpu, &desc, "window");
+    desc = good;
     desc.tokens = (uint64_t)1 << 29;
     desc.heads = desc.kv_heads = 256;
     desc.qkv_stride = 6144;
@@ -469,6 +541,7 @@ int main(int argc, char **argv)
         return 2;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matches_definition),
+        cmocka_unit_test(matches_definition_of_each_kind),
         cmocka_unit_test(addresses_and_repetition_keep_bits),
         cmocka_unit_test(later_rows_keep_bits),
         cmocka_unit_test(large_scores_stay_exact),

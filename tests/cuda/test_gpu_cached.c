@@ -1,5 +1,5 @@
 /* Attention over kept keys and values on a GPU against the reference backend: all types, grouped
- * heads, fewer and more positions than a block has warps. */
+ * heads, fewer and more positions than a block has warps, windows and soft caps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,8 @@
 #include "tests/cuda/gpu_fixture.h"
 
 struct shape {
-    uint64_t begin, rows, heads, kv_heads, head_dim;
+    uint64_t begin, rows, heads, kv_heads, head_dim, window;
+    float soft_cap;
 };
 
 static float *random_values(enum dtype type, uint64_t count, uint64_t seed)
@@ -38,6 +39,8 @@ static attention_cached_args args_of(const struct shape *s, enum dtype type)
         .head_dim = s->head_dim,
         .qkv_stride = (s->heads + 2 * s->kv_heads) * s->head_dim,
         .scale = 1.0f / sqrtf((float)s->head_dim),
+        .soft_cap = s->soft_cap,
+        .window = s->window,
     };
 }
 
@@ -78,7 +81,9 @@ static void matches_reference(void **state)
 {
     (void)state;
     static const struct shape shapes[] = {
-        {0, 1, 1, 1, 2}, {0, 5, 4, 2, 8}, {33, 2, 2, 1, 64}, {7, 1, 2, 2, 80}, {40, 3, 2, 1, 256},
+        {0, 1, 1, 1, 2, 0, 0},    {0, 5, 4, 2, 8, 0, 0},        {33, 2, 2, 1, 64, 0, 0},
+        {7, 1, 2, 2, 80, 0, 0},   {40, 3, 2, 1, 256, 0, 0},     {33, 2, 2, 1, 64, 1, 0},
+        {33, 3, 2, 1, 64, 35, 0}, {40, 2, 2, 2, 48, 500, 0.5f}, {40, 3, 2, 1, 64, 10, 2},
     };
     gpu_fixture *gpu = gpu_begin();
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
@@ -91,7 +96,7 @@ static void wide_heads_are_refused(void **state)
 {
     (void)state;
     gpu_fixture *gpu = gpu_begin();
-    const struct shape s = {0, 1, 1, 1, 257};
+    const struct shape s = {0, 1, 1, 1, 257, 0, 0};
     attention_cached_args args = args_of(&s, DTYPE_FP32);
     assert_int_equal(cudai_attention_cached(&gpu->context, gpu->stream, &args), ERR_BACKEND);
     gpu_end(gpu);

@@ -181,7 +181,14 @@ static gpu_fixture *begin(void)
     gpu_fixture *gpu = gpu_begin();
     assert_int_equal(cudai_cudnn_create(&gpu->context), 0);
     if (gpu->is_simulated) {
-        attention_desc desc = {1, 1, 1, 1, 8, 24, DTYPE_BF16, 1.0f};
+        attention_desc desc = {.batch = 1,
+                               .tokens = 1,
+                               .heads = 1,
+                               .kv_heads = 1,
+                               .head_dim = 8,
+                               .qkv_stride = 24,
+                               .type = DTYPE_BF16,
+                               .scale = 1.0f};
         cudai_cudnn_plan *plan;
         assert_null(gpu->context.cudnn);
         assert_null(cudai_cudnn_version(&gpu->context));
@@ -341,10 +348,14 @@ static void test_chosen(void **state)
         return;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const struct shape *s = &shapes[i];
-        attention_desc desc = {s->batch,    s->tokens,
-                               s->heads,    s->kv_heads,
-                               s->head_dim, (s->heads + 2 * s->kv_heads) * s->head_dim,
-                               s->type,     1.0f / sqrtf((float)s->head_dim)};
+        attention_desc desc = {.batch = s->batch,
+                               .tokens = s->tokens,
+                               .heads = s->heads,
+                               .kv_heads = s->kv_heads,
+                               .head_dim = s->head_dim,
+                               .qkv_stride = (s->heads + 2 * s->kv_heads) * s->head_dim,
+                               .type = s->type,
+                               .scale = 1.0f / sqrtf((float)s->head_dim)};
         cudai_cudnn_plan *plan;
         char expected[96] = ", attention: ours";
         int rc = cudai_cudnn_plan_create(&gpu->context, &desc, &plan);

@@ -1,7 +1,7 @@
 # Our fused attention against the definition, one test for each operand type; and the choice of the attention
 # for a shape, with a stand-in for cuDNN.
 sluice_gpu_test(test_gpu_attention PARTS base attention INSTANCES fp32 bf16 fp16
-                SOURCES cuda/test_gpu_attention.c cuda/gpu_attention_truth.c)
+                SOURCES cuda/test_gpu_attention.c kernels/attention_truth.c)
 sluice_gpu_test(test_gpu_cached PARTS base attention LIBS sluice_kernels_reference)
 sluice_gpu_test(test_gpu_attention_choice PARTS base attention SIMULATED_ONLY)
 if(TARGET test_gpu_attention_choice_simulated)

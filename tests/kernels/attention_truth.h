@@ -1,7 +1,7 @@
-/* Attention computed row by row in double, to check attention on a GPU: packed operands, a run's
+/* Attention computed row by row in double, to check a backend's attention: packed operands, a run's
  * results, and checks of single rows against the definition, each with its own bound. */
-#ifndef SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
-#define SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
+#ifndef SLUICE_TESTS_KERNELS_ATTENTION_TRUTH_H
+#define SLUICE_TESTS_KERNELS_ATTENTION_TRUTH_H
 
 #include <stdint.h>
 
@@ -9,14 +9,18 @@
 
 /* All arrays are on the host, widened to fp32; rows of q | k | v without gaps. */
 struct attention_case {
-    attention_desc desc;       /* its qkv_stride is the GPU's; here rows have packed_elems */
+    attention_desc desc;       /* its qkv_stride is the backend's; here rows have packed_elems */
     uint64_t packed_elems;     /* (H + 2 G) D */
     const float *qkv;          /* [B T, packed_elems] */
     const float *output_grad;  /* [B T, H D] */
     const float *output, *lse; /* [B T, H D], [B, H, T]: what the kernels gave */
     const float *grads;        /* [B T, packed_elems] */
+    const int32_t *begins;     /* [B, T] where documents begin, or NULL */
 };
 typedef struct attention_case attention_case;
+
+/* Documents of 1 to `longest` tokens, drawn from `seed`; mem_free frees them. */
+int32_t *truth_documents(uint64_t batch, uint64_t tokens, uint64_t longest, uint64_t seed);
 
 /* Fails the cmocka test, saying where, unless output, lse and dQ of query row `row` of a head are
  * right. */

@@ -1,4 +1,4 @@
-/* The definition of causal attention and its gradients, one row at a time, in double.
+/* The definition of attention and its gradients, one row at a time, in double.
  *
  * Beside each true value go two sums of magnitudes that bound the error of a kernel that follows
  * the contract: `rounded`, of terms with a factor that is rounded to the working type before a
@@ -16,7 +16,8 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "tests/cuda/gpu_attention_truth.h"
+#include "base/rng.h"
+#include "tests/kernels/attention_truth.h"
 
 enum { HEAD_DIM_MAX = 256 };
 
@@ -34,8 +35,31 @@ static void add_term(struct element *element, double factor, double factor_magni
 
 static double noise(const attention_desc *desc, double score_magnitude)
 {
-    return 0x1p-24 *
-           (64 + 2 * (double)desc->head_dim + 0.5 * (double)desc->tokens + 8 * score_magnitude);
+    return 0x1p-24 * (64 + 2 * (double)desc->head_dim + 0.5 * (double)desc->tokens +
+                      8 * score_magnitude + 32 * (double)desc->soft_cap);
+}
+
+int32_t *truth_documents(uint64_t batch, uint64_t tokens, uint64_t longest, uint64_t seed)
+{
+    int32_t *begins = mem_alloc(batch * tokens, sizeof *begins, "documents");
+    assert_non_null(begins);
+    for (uint64_t b = 0; b < batch; b++)
+        for (uint64_t t = 0, begin = 0, end = 0; t < tokens; t++) {
+            if (t == end) {
+                begin = t;
+                end += 1 + rng_below(seed, 3, b * tokens + t, longest);
+            }
+            begins[b * tokens + t] = (int32_t)begin;
+        }
+    return begins;
+}
+
+static bool is_seen(const attention_case *self, uint64_t batch, uint64_t query, uint64_t key)
+{
+    const attention_desc *d = &self->desc;
+    const int32_t *begins = self->begins ? self->begins + batch * d->tokens : NULL;
+    return (key <= query || d->is_bidirectional) && (!d->window || query < key + d->window) &&
+           (!begins || begins[query] == begins[key]);
 }
 
 static void expect_row(const attention_case *self, const char *what, const float *got,
@@ -70,6 +94,22 @@ static double dot(const float *a, const float *b, uint64_t count, double *magnit
     return sum;
 }
 
+/* The score of a query and a key, the magnitude of what it is summed from, and its derivative by
+ * the product of the two. */
+static double score_of(const attention_desc *desc, const float *q, const float *k,
+                       double *magnitude, double *slope)
+{
+    double scale = (double)desc->scale, cap = (double)desc->soft_cap;
+    double score = dot(q, k, desc->head_dim, magnitude) * scale;
+    *magnitude *= scale;
+    *slope = scale;
+    if (cap == 0)
+        return score;
+    double t = tanh(score / cap);
+    *slope *= 1 - t * t;
+    return cap * t;
+}
+
 void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head, uint64_t row)
 {
     const attention_desc *d = &self->desc;
@@ -81,27 +121,31 @@ void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head
     const float *got = self->output + ((first + row) * d->heads + head) * dim;
     const float *output_grad = self->output_grad + ((first + row) * d->heads + head) * dim;
     struct element output[HEAD_DIM_MAX] = {{0}}, q_grad[HEAD_DIM_MAX] = {{0}};
-    double *p = mem_alloc(row + 1, sizeof *p, "true probabilities");
+    double *p = mem_alloc(2 * d->tokens, sizeof *p, "true probabilities"), *slopes = p + d->tokens;
     assert_non_null(p);
     double largest = -INFINITY, sum = 0, score_magnitude = 0, magnitude, delta_magnitude;
-    for (uint64_t s = 0; s <= row; s++) {
-        p[s] = dot(q, k + s * self->packed_elems, dim, &magnitude) * (double)d->scale;
+    for (uint64_t s = 0; s < d->tokens; s++) {
+        if (!is_seen(self, batch, row, s))
+            continue;
+        p[s] = score_of(d, q, k + s * self->packed_elems, &magnitude, &slopes[s]);
         largest = fmax(largest, p[s]);
-        score_magnitude = fmax(score_magnitude, magnitude * (double)d->scale);
+        score_magnitude = fmax(score_magnitude, magnitude);
     }
-    for (uint64_t s = 0; s <= row; s++)
-        sum += p[s] = exp(p[s] - largest);
+    for (uint64_t s = 0; s < d->tokens; s++)
+        if (is_seen(self, batch, row, s))
+            sum += p[s] = exp(p[s] - largest);
     /* The rounded output enters delta, as in the contract. */
     double delta = dot(output_grad, got, dim, &delta_magnitude);
-    for (uint64_t s = 0; s <= row; s++) {
+    for (uint64_t s = 0; s < d->tokens; s++) {
+        if (!is_seen(self, batch, row, s))
+            continue;
         const float *key = k + s * self->packed_elems, *value = v + s * self->packed_elems;
         double weight = p[s] / sum;
-        double grad = weight * (dot(output_grad, value, dim, &magnitude) - delta);
-        magnitude = weight * (magnitude + delta_magnitude);
+        double grad = weight * (dot(output_grad, value, dim, &magnitude) - delta) * slopes[s];
+        magnitude = weight * (magnitude + delta_magnitude) * (double)d->scale;
         for (uint64_t i = 0; i < dim; i++) {
             add_term(&output[i], weight, weight, (double)value[i]);
-            add_term(&q_grad[i], grad * (double)d->scale, magnitude * (double)d->scale,
-                     (double)key[i]);
+            add_term(&q_grad[i], grad, magnitude, (double)key[i]);
         }
     }
     mem_free(p);
@@ -129,15 +173,17 @@ void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_hea
     struct element k_grad[HEAD_DIM_MAX] = {{0}}, v_grad[HEAD_DIM_MAX] = {{0}};
     double score_magnitude = 0, magnitude, delta_magnitude;
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (uint64_t t = row; t < d->tokens; t++) {
+        for (uint64_t t = 0; t < d->tokens; t++) {
+            if (!is_seen(self, batch, t, row))
+                continue;
             const float *q = self->qkv + (first + t) * self->packed_elems + head * dim;
             const float *grad = self->output_grad + ((first + t) * d->heads + head) * dim;
             const float *output = self->output + ((first + t) * d->heads + head) * dim;
             double lse = (double)self->lse[(batch * d->heads + head) * d->tokens + t];
-            double p = exp(dot(q, k, dim, &magnitude) * (double)d->scale - lse);
-            score_magnitude = fmax(score_magnitude, magnitude * (double)d->scale + fabs(lse));
+            double slope, p = exp(score_of(d, q, k, &magnitude, &slope) - lse);
+            score_magnitude = fmax(score_magnitude, magnitude + fabs(lse));
             double delta = dot(grad, output, dim, &delta_magnitude);
-            double score_grad = p * (dot(grad, v, dim, &magnitude) - delta) * (double)d->scale;
+            double score_grad = p * (dot(grad, v, dim, &magnitude) - delta) * slope;
             magnitude = p * (magnitude + delta_magnitude) * (double)d->scale;
             for (uint64_t i = 0; i < dim; i++) {
                 add_term(&v_grad[i], p, p, (double)grad[i]);
