@@ -1,4 +1,4 @@
-/* Causal attention, block by block: create, scratch sizes and the forward pass.
+/* Attention, block by block: create, scratch sizes and the forward pass.
  *
  * The forward pass is the online softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention,
  * 2022). For each block of query rows, and for each of its key blocks: S = Q K^T, P = exp(S -
@@ -68,7 +68,7 @@ static int desc_check(const attention_desc *desc)
     TRY(size_mul(desc->batch, desc->tokens, &bytes));
     TRY(size_mul(bytes, desc->qkv_stride, &bytes));
     TRY(size_mul(bytes, 8, &bytes));
-    return 0;
+    return attention_mask_check(desc);
 }
 
 /* Describes the product of one kind over r query rows and c key rows. */
@@ -119,22 +119,30 @@ static int shape_create(kernel_attention *attention, uint64_t rows, uint64_t col
     return 0;
 }
 
-/* Creates every shape that the loops visit: full key blocks, and the last key block of each query
- * block. */
+/* Creates every shape that the loops visit, whatever the window and the documents: whole query
+ * blocks with up to key_rows keys in whole units, and the last query block with its last key block
+ * and with whole ones. If attention is bidirectional, whole query blocks also see the last keys. */
 static int shapes_create(kernel_attention *attention)
 {
-    uint64_t shapes_max = attention->key_rows / attention->query_rows + 3;
+    uint64_t unit = attention->query_rows, shapes_max = 2 * (attention->key_rows / unit) + 4;
+    uint64_t last_rows = attention->desc.tokens % unit;
     attention->shapes = mem_alloc(shapes_max, sizeof *attention->shapes, "attention shapes");
     if (!attention->shapes)
         return -ENOMEM;
     for (uint64_t block = 0; block < attention->query_block_count; block++) {
         uint64_t rows = attention_block_rows(attention, block);
-        uint64_t keys = block * attention->query_rows + rows;
+        uint64_t keys = block * unit + rows;
         uint64_t last =
             keys % attention->key_rows ? keys % attention->key_rows : attention->key_rows;
         TRY(shape_create(attention, rows, last));
         if (keys > attention->key_rows)
             TRY(shape_create(attention, rows, attention->key_rows));
+        if (!attention->desc.is_bidirectional || rows < unit || last_rows == 0)
+            continue;
+        if (block == 0)
+            TRY(shape_create(attention, rows, last_rows));
+        if (keys + last_rows <= attention->key_rows)
+            TRY(shape_create(attention, rows, keys + last_rows));
     }
     return 0;
 }
@@ -193,6 +201,11 @@ void cpui_attention_destroy(kernel_attention *attention)
             cpui_product_destroy(attention->shapes[i].products[kind]);
     mem_free(attention->shapes);
     mem_free(attention);
+}
+
+void cpui_attention_set_documents(kernel_attention *attention, const int32_t *begins)
+{
+    attention->begins = begins;
 }
 
 size_t cpui_attention_forward_scratch_bytes(const kernel_attention *attention)
@@ -257,6 +270,34 @@ const block_shape *cpui_attention_shape(const kernel_attention *attention, uint6
         if (attention->shapes[i].rows == rows && attention->shapes[i].cols == cols)
             return &attention->shapes[i];
     return NULL;
+}
+
+attention_range cpui_attention_keys(const kernel_attention *attention, const attention_mask *mask,
+                                    uint64_t first_row, uint64_t rows)
+{
+    attention_range keys = attention_keys_of_block(mask, first_row, first_row + rows);
+    /* There are few shapes of the last rows, so that their key blocks begin as without a mask. */
+    uint64_t unit = rows < attention->query_rows ? attention->key_rows : attention->query_rows;
+    keys.begin = keys.begin / unit * unit;
+    keys.end = size_min(size_round_up(keys.end, attention->query_rows), mask->tokens);
+    return keys;
+}
+
+score_block cpui_attention_scores(const kernel_attention *attention, const attention_mask *mask,
+                                  const attention_worker *worker, attention_range rows,
+                                  attention_range keys)
+{
+    return (score_block){.rows = rows.end - rows.begin,
+                         .cols = keys.end - keys.begin,
+                         .stride = attention->score_stride,
+                         .first_row = rows.begin,
+                         .first_key = keys.begin,
+                         .mask = mask,
+                         .scale = attention->desc.scale,
+                         .soft_cap = attention->desc.soft_cap,
+                         .scores = worker->scores,
+                         .store_type = attention->product_type,
+                         .round_type = attention->desc.type};
 }
 
 void cpui_attention_product(attention_worker *worker, const block_shape *shape,
@@ -330,7 +371,9 @@ static void forward_task(const kernel_attention *attention, const struct forward
 {
     const attention_desc *desc = &attention->desc;
     uint64_t rows = attention_block_rows(attention, query_block);
-    uint64_t first_row = query_block * attention->query_rows, keys = first_row + rows;
+    uint64_t first_row = query_block * attention->query_rows;
+    attention_mask mask = attention_mask_of(desc, attention->begins, batch);
+    attention_range keys = cpui_attention_keys(attention, &mask, first_row, rows);
     uint64_t batch_first = batch * desc->tokens * desc->qkv_stride;
     uint64_t kv_first = batch_first + head / (desc->heads / desc->kv_heads) * desc->head_dim;
     uint64_t q_elem = batch_first + first_row * desc->qkv_stride + head * desc->head_dim;
@@ -347,12 +390,12 @@ static void forward_task(const kernel_attention *attention, const struct forward
         worker->row_sum[row] = 0.0f;
     }
     memset(worker->output, 0, rows * attention->head_stride * sizeof *worker->output);
-    for (uint64_t key = 0; key < keys; key += attention->key_rows) {
-        uint64_t cols = size_min(attention->key_rows, keys - key);
+    for (uint64_t key = keys.begin; key < keys.end; key += attention->key_rows) {
+        uint64_t cols = size_min(attention->key_rows, keys.end - key);
         uint64_t elem = kv_first + key * desc->qkv_stride;
-        score_block block = {
-            rows,        cols,           attention->score_stride, first_row - key + 1,
-            desc->scale, worker->scores, attention->product_type, desc->type};
+        score_block block = cpui_attention_scores(attention, &mask, worker,
+                                                  (attention_range){first_row, first_row + rows},
+                                                  (attention_range){key, key + cols});
         if (!attention->by_dots) {
             forward_block(attention, args, worker, q, elem, &block, &state);
             continue;
@@ -371,6 +414,7 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
     const attention_desc *desc = &attention->desc;
     if (attention->by_tiles) {
         attention_amx_pass pass = {.desc = desc,
+                                   .begins = attention->begins,
                                    .rows = attention->rows,
                                    .thread_count = attention->context->thread_count,
                                    .q = q,
@@ -435,17 +479,21 @@ int cpui_attention_cached(kernel_context *context, void *stream, const attention
     const attention_rows *rows = cpui_attention_rows(context->isa);
     size_t elem_bytes = dtype_bytes(args->type), row_bytes = args->head_dim * elem_bytes;
     uint64_t shared_by = args->heads / args->kv_heads;
+    uint64_t window = args->window ? args->window : UINT64_MAX;
     keep_new(args);
 #pragma omp parallel for schedule(static) num_threads(context->thread_count)
     for (uint64_t item = 0; item < args->rows * args->heads; item++) {
         uint64_t row = item / args->heads, head = item % args->heads, group = head / shared_by;
+        uint64_t seen = args->begin + row + 1, first = seen > window ? seen - window : 0;
+        uint64_t kept = (group * args->capacity + first) * row_bytes;
         const cached_row one = {
             .query = (const char *)args->q + row * args->qkv_stride * elem_bytes + head * row_bytes,
-            .keys = (const char *)args->keys + group * args->capacity * row_bytes,
-            .values = (const char *)args->values + group * args->capacity * row_bytes,
-            .count = args->begin + row + 1,
+            .keys = (const char *)args->keys + kept,
+            .values = (const char *)args->values + kept,
+            .count = seen - first,
             .head_dim = args->head_dim,
             .scale = args->scale,
+            .soft_cap = args->soft_cap,
             .type = args->type,
             .output = (char *)args->output + item * row_bytes,
         };

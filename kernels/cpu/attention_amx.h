@@ -1,4 +1,4 @@
-/* Block-wise causal attention in bf16 on AMX tiles. These functions compute the whole pass from
+/* Block-wise attention in bf16 on AMX tiles. These functions compute the whole pass from
  * packed q, k, v to the output or to their gradients, without a product library. attention.c uses
  * them if they can run; oneDNN's products stay the portable way.
  *
@@ -18,6 +18,7 @@
 /* The operands of a pass; see attention_forward and attention_backward in kernels/ops.h. */
 struct attention_amx_pass {
     const attention_desc *desc; /* bf16 */
+    const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
     const attention_rows *rows;
     int thread_count;
     const void *q, *k, *v;

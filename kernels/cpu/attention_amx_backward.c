@@ -38,9 +38,18 @@ struct backward_worker {
 
 /* One block of queries of one head. */
 struct backward_block {
+    const attention_mask *mask;
     uint64_t batch, head, first_row, rows, columns; /* columns: groups of 32 queries */
     bool opens_group; /* this is the first head of the group, so the sums start from zero */
 };
+
+/* The strips of keys that the queries of the block from `row` to `end` see. */
+static attention_range strips_seen(const struct backward_block *block, uint64_t row, uint64_t end)
+{
+    attention_range keys = attention_keys_of_block(block->mask, block->first_row + row,
+                                                   block->first_row + size_min(end, block->rows));
+    return (attention_range){keys.begin / TILE_DEPTH, size_div_up(keys.end, TILE_DEPTH)};
+}
 
 static char *take(char *base, size_t *offset, size_t bytes)
 {
@@ -81,12 +90,6 @@ size_t cpui_attention_amx_backward_bytes(const attention_desc *desc)
     return worker_layout(desc, NULL, &worker);
 }
 
-/* The lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
-static inline __mmask16 seen(bool diagonal, uint64_t key, int half)
-{
-    return diagonal ? (__mmask16)((0xffffffffu << key) >> (TILE * half)) : (__mmask16)0xffff;
-}
-
 /* The targets of a strip of 32 keys by 32 queries. */
 struct strip_targets {
     /* left tiles of rows [0,16); those of rows [16,32) are BLOCK_COLUMNS tiles later */
@@ -98,7 +101,7 @@ struct strip_targets {
  * which takes only one step, but puts query 8*i + 4*tile + j (i, j < 4) into column 4*i + j.
  * query_finish puts the sums back in order. */
 static inline __attribute__((always_inline)) void
-grad_strip(const float *scores, const float *prob_grads, bool diagonal, __m512 factor,
+grad_strip(const float *scores, const float *prob_grads, const uint32_t *lanes, __m512 factor,
            const float *lse, const float *delta, const struct strip_targets *targets)
 {
     __m512 lse_of[2] = {_mm512_loadu_ps(lse), _mm512_loadu_ps(lse + TILE)};
@@ -115,12 +118,12 @@ grad_strip(const float *scores, const float *prob_grads, bool diagonal, __m512 f
                 size_t from = at + (size_t)half * TILE_SUMS;
                 p[half] = exp2_lanes(
                     _mm512_fmsub_ps(_mm512_loadu_ps(scores + from), factor, lse_of[half]));
-                if (diagonal)
-                    p[half] = _mm512_maskz_mov_ps(seen(true, key + odd, half), p[half]);
+                if (lanes)
+                    p[half] = _mm512_maskz_mov_ps(seen(lanes, key + odd, half), p[half]);
                 ds[half] = _mm512_mul_ps(
                     p[half], _mm512_sub_ps(_mm512_loadu_ps(prob_grads + from), delta_of[half]));
-                if (diagonal)
-                    ds[half] = _mm512_maskz_mov_ps(seen(true, key + odd, half), ds[half]);
+                if (lanes)
+                    ds[half] = _mm512_maskz_mov_ps(seen(lanes, key + odd, half), ds[half]);
             }
             grads[odd] = to_halves(ds[0], ds[1]);
             _mm512_storeu_si512(targets->probs + row, to_halves(p[0], p[1]));
@@ -144,16 +147,22 @@ static inline void scores_strip(const struct backward_worker *worker, uint64_t c
                   chunks, worker->prob_grads + at, 2 * TILE_SUMS, true);
 }
 
-/* One strip of 32 keys and the queries of the block from column `first` on. Only the first column
- * may be on the diagonal. Adds to dK and dV of the strip. */
+/* One strip of 32 keys and the queries of the block that see it. Adds to dK and dV of the strip. */
 static void backward_strip(const attention_desc *desc, const struct backward_worker *worker,
-                           const struct backward_block *block, uint64_t strip, uint64_t first)
+                           const struct backward_block *block, uint64_t strip)
 {
+    uint64_t key = strip * TILE_DEPTH, block_end = block->first_row + block->rows;
+    attention_range queries =
+        attention_queries_of_block(block->mask, key, size_min(key + TILE_DEPTH, desc->tokens));
+    uint64_t first = size_max(queries.begin, block->first_row) - block->first_row;
+    uint64_t end = size_min(queries.end, block_end) - block->first_row;
+    first /= TILE_DEPTH;
+    end = size_div_up(end, TILE_DEPTH);
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
     __m512 factor = _mm512_set1_ps(desc->scale * LOG2E);
     scores_strip(worker, chunks, strip, first);
-    for (uint64_t column = first; column < block->columns; column++) {
-        if (column + 1 < block->columns) /* one column ahead: tiles and vectors overlap in time */
+    for (uint64_t column = first; column < end; column++) {
+        if (column + 1 < end) /* one column ahead: tiles and vectors overlap in time */
             scores_strip(worker, chunks, strip, column + 1);
         tiles_fence();
         size_t at = column % 2 * STRIP_SUMS;
@@ -163,43 +172,54 @@ static void backward_strip(const attention_desc *desc, const struct backward_wor
                 (2 * column * CHUNK_STRIPS + strip % CHUNK_STRIPS) * TILE_HALVES};
         const float *lse = worker->lse + column * TILE_DEPTH;
         const float *delta = worker->delta + column * TILE_DEPTH;
-        if (strip * TILE_DEPTH == block->first_row + column * TILE_DEPTH)
-            grad_strip(worker->scores + at, worker->prob_grads + at, true, factor, lse, delta,
+        uint32_t lanes_of[TILE_DEPTH];
+        const uint32_t *lanes =
+            strip_lanes(block->mask, block->first_row + column * TILE_DEPTH, key, lanes_of);
+        if (desc->soft_cap > 0.0f)
+            strip_cap(desc, worker->scores + at, worker->prob_grads + at, delta);
+        if (lanes)
+            grad_strip(worker->scores + at, worker->prob_grads + at, lanes, factor, lse, delta,
                        &targets);
         else
-            grad_strip(worker->scores + at, worker->prob_grads + at, false, factor, lse, delta,
+            grad_strip(worker->scores + at, worker->prob_grads + at, NULL, factor, lse, delta,
                        &targets);
         tiles_fence();
     }
-    bool fresh = block->opens_group && strip * TILE_DEPTH >= block->first_row;
+    /* this block has the first query of all that see the strip */
+    bool fresh = block->opens_group && queries.begin >= block->first_row;
     size_t left_step = BLOCK_COLUMNS * TILE_HALVES, row = 2 * chunks * TILE_SUMS;
     for (uint64_t tile = 0; tile < 2 * chunks; tile += 2) {
         size_t right = (tile * BLOCK_COLUMNS + first) * TILE_HALVES;
         size_t sums = 2 * strip * row + tile * TILE_SUMS;
         tiles_product(worker->probs + first * TILE_HALVES, left_step, worker->grad_depth + right,
-                      left_step, block->columns - first, worker->value_sums + sums, row, fresh);
+                      left_step, end - first, worker->value_sums + sums, row, fresh);
         tiles_product(worker->score_grads + first * TILE_HALVES, left_step,
-                      worker->query_depth + right, left_step, block->columns - first,
-                      worker->key_sums + sums, row, fresh);
+                      worker->query_depth + right, left_step, end - first, worker->key_sums + sums,
+                      row, fresh);
     }
     tiles_fence();
 }
 
-/* Adds the part of a chunk, strips [begin, begin + strips), to dQ'. */
+/* Adds the part of the chunk of strips from `begin` on to dQ'. */
 static void query_chunk(const attention_desc *desc, const struct backward_worker *worker,
-                        const struct backward_block *block, uint64_t begin, uint64_t strips)
+                        const struct backward_block *block, uint64_t begin)
 {
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
     size_t left_step = size_div_up(desc->tokens, TILE_DEPTH) * TILE_HALVES;
     size_t right_step = CHUNK_STRIPS * TILE_HALVES;
     for (uint64_t column = 0; column < block->columns; column++) {
-        uint64_t seen_strips = block->first_row / TILE_DEPTH + column + 1 - begin;
+        attention_range seen = strips_seen(block, column * TILE_DEPTH, (column + 1) * TILE_DEPTH);
+        uint64_t first = size_max(seen.begin, begin);
+        uint64_t end = size_min(seen.end, begin + CHUNK_STRIPS);
+        if (first >= end)
+            continue;
         for (uint64_t tile = 0; tile < 2 * chunks; tile += 2)
-            tiles_product(worker->key_columns + tile * left_step + begin * TILE_HALVES, left_step,
-                          worker->score_grads_depth + 2 * column * right_step, right_step,
-                          size_min(strips, seen_strips),
+            tiles_product(worker->key_columns + tile * left_step + first * TILE_HALVES, left_step,
+                          worker->score_grads_depth + 2 * column * right_step +
+                              first % CHUNK_STRIPS * TILE_HALVES,
+                          right_step, end - first,
                           worker->query_sums + (tile * BLOCK_TILES + 2 * column) * TILE_SUMS,
-                          BLOCK_TILES * TILE_SUMS, begin == 0);
+                          BLOCK_TILES * TILE_SUMS, first == seen.begin);
     }
     tiles_fence();
 }
@@ -274,13 +294,13 @@ static void backward_block(const attention_amx_pass *pass, const struct backward
                             (const uint16_t *)pass->output + out + i * out_stride, DTYPE_BF16, dim);
     }
     tiles_fence();
-    uint64_t first_strip = block->first_row / TILE_DEPTH, end = first_strip + block->columns;
-    for (uint64_t begin = 0; begin < end; begin += CHUNK_STRIPS) {
-        uint64_t strips = size_min(CHUNK_STRIPS, end - begin);
-        for (uint64_t strip = begin; strip < begin + strips; strip++)
-            backward_strip(desc, worker, block, strip,
-                           strip > first_strip ? strip - first_strip : 0);
-        query_chunk(desc, worker, block, begin, strips);
+    attention_range seen = strips_seen(block, 0, block->rows);
+    for (uint64_t begin = seen.begin / CHUNK_STRIPS * CHUNK_STRIPS; begin < seen.end;
+         begin += CHUNK_STRIPS) {
+        uint64_t end = size_min(begin + CHUNK_STRIPS, seen.end);
+        for (uint64_t strip = size_max(begin, seen.begin); strip < end; strip++)
+            backward_strip(desc, worker, block, strip);
+        query_chunk(desc, worker, block, begin);
     }
     query_finish(pass, worker, block);
 }
@@ -292,6 +312,7 @@ static void backward_task(const attention_amx_pass *pass, const struct backward_
     uint64_t tokens = desc->tokens, dim = desc->head_dim, group = desc->heads / desc->kv_heads;
     uint64_t strips = size_div_up(tokens, TILE_DEPTH), chunks = size_div_up(dim, TILE_DEPTH);
     uint64_t first = batch * tokens * desc->qkv_stride + kv_head * dim;
+    attention_mask mask = attention_mask_of(desc, pass->begins, batch);
     struct head_rows keys = {(const uint16_t *)pass->k + first, desc->qkv_stride, tokens, dim};
     struct head_rows values = {(const uint16_t *)pass->v + first, desc->qkv_stride, tokens, dim};
     pack_left(&keys, strips * TILE_DEPTH, chunks, worker->keys);
@@ -300,8 +321,13 @@ static void backward_task(const attention_amx_pass *pass, const struct backward_
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (uint64_t row = 0; row < tokens; row += BLOCK_ROWS) {
             uint64_t rows = size_min(BLOCK_ROWS, tokens - row);
-            struct backward_block block = {
-                batch, head, row, rows, size_div_up(rows, TILE_DEPTH), head == kv_head * group};
+            struct backward_block block = {&mask,
+                                           batch,
+                                           head,
+                                           row,
+                                           rows,
+                                           size_div_up(rows, TILE_DEPTH),
+                                           head == kv_head * group};
             backward_block(pass, worker, &block);
         }
     key_finish(desc, worker->key_sums, desc->scale, (uint16_t *)pass->k_grad + first);

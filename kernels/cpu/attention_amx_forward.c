@@ -1,8 +1,8 @@
 /* The forward pass of attention_amx.h: online softmax (Milakov and Gimelshein 2018; Dao et al.,
  * FlashAttention, 2022) over blocks of 32 query rows and chunks of CHUNK_KEYS keys:
  *   S' = K Q',  P' = exp2(S' c - max),  O' = O' * correction + V' P',   c = scale * log2(e).
- * Blocks of 32 by 32 scores above the diagonal are never computed; blocks on the diagonal are
- * masked.
+ * Blocks of 32 by 32 scores that no query sees are never computed; blocks at the ends of what the
+ * queries see are masked.
  *
  * A task is one key/value head of one sequence. If there are few heads, each is divided into
  * several tasks, which take its query blocks in turn. BUNCH blocks go through the keys together, so
@@ -34,8 +34,11 @@ struct forward_worker {
 
 /* The state of 32 queries, one in each lane. */
 struct forward_state {
-    uint16_t *query;           /* their tiles in the scratch */
-    float *output;             /* the same */
+    uint16_t *query; /* their tiles in the scratch */
+    float *output;   /* the same */
+    uint64_t first_row;
+    attention_range strips;    /* of keys that they see */
+    bool is_fresh;             /* no chunk has come yet: output holds nothing */
     __m512 largest[2], sum[2]; /* largest: of the scores times c; sum: of their exponentials */
 };
 
@@ -66,15 +69,9 @@ size_t cpui_attention_amx_forward_bytes(const attention_desc *desc)
     return worker_layout(desc, NULL, &worker);
 }
 
-/* The lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
-static inline __mmask16 seen(bool diagonal, uint64_t key, int half)
-{
-    return diagonal ? (__mmask16)((0xffffffffu << key) >> (TILE * half)) : (__mmask16)0xffff;
-}
-
 /* Raises `largest` by the scores of a strip. NaN is ignored here, since the exponentials show
  * it. */
-static inline void strip_largest(const float *scores, bool diagonal, __m512 largest[2])
+static inline void strip_largest(const float *scores, const uint32_t *lanes, __m512 largest[2])
 {
     __m512 best[4] = {largest[0], largest[1], largest[0], largest[1]};
     for (uint64_t key = 0; key < TILE_DEPTH; key += 2) {
@@ -82,7 +79,7 @@ static inline void strip_largest(const float *scores, bool diagonal, __m512 larg
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
             __m512 score = _mm512_loadu_ps(row + (i & 1) * TILE_SUMS + (i >> 1) * TILE);
-            best[i] = _mm512_mask_max_ps(best[i], seen(diagonal, key + (uint64_t)(i >> 1), i & 1),
+            best[i] = _mm512_mask_max_ps(best[i], seen(lanes, key + (uint64_t)(i >> 1), i & 1),
                                          score, best[i]);
         }
     }
@@ -91,7 +88,7 @@ static inline void strip_largest(const float *scores, bool diagonal, __m512 larg
 }
 
 /* Computes one strip of P' from its scores and adds its exponentials to sum[4]. */
-static inline void strip_probs(const float *scores, bool diagonal, __m512 factor,
+static inline void strip_probs(const float *scores, const uint32_t *lanes, __m512 factor,
                                const __m512 offset[2], __m512 sum[4], uint16_t *probs)
 {
     const __m512i pairs =
@@ -105,9 +102,9 @@ static inline void strip_probs(const float *scores, bool diagonal, __m512 factor
             __m512 a = exp2_lanes(_mm512_fmadd_ps(_mm512_loadu_ps(score), factor, offset[half]));
             __m512 b =
                 exp2_lanes(_mm512_fmadd_ps(_mm512_loadu_ps(score + TILE), factor, offset[half]));
-            if (diagonal) {
-                a = _mm512_maskz_mov_ps(seen(true, key, half), a);
-                b = _mm512_maskz_mov_ps(seen(true, key + 1, half), b);
+            if (lanes) {
+                a = _mm512_maskz_mov_ps(seen(lanes, key, half), a);
+                b = _mm512_maskz_mov_ps(seen(lanes, key + 1, half), b);
             }
             sum[half] = _mm512_add_ps(sum[half], a);
             sum[2 + half] = _mm512_add_ps(sum[2 + half], b);
@@ -118,15 +115,16 @@ static inline void strip_probs(const float *scores, bool diagonal, __m512 factor
 }
 
 /* Raises the state to the new largest scores; where they grew, the sums and the output are scaled
- * down. */
-static void state_raise(struct forward_state *state, const __m512 largest[2], bool first,
-                        uint64_t chunks)
+ * down. Lanes that have seen no key yet stay at -infinity. */
+static void state_raise(struct forward_state *state, const __m512 largest[2], uint64_t chunks)
 {
     for (int half = 0; half < 2; half++) {
         __mmask16 grown = _mm512_cmp_ps_mask(largest[half], state->largest[half], _CMP_NEQ_UQ);
-        __m512 factor = exp2_lanes(_mm512_sub_ps(state->largest[half], largest[half]));
+        __m512 factor =
+            _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), grown,
+                               exp2_lanes(_mm512_sub_ps(state->largest[half], largest[half])));
         state->largest[half] = largest[half];
-        if (first || grown == 0)
+        if (state->is_fresh || grown == 0)
             continue;
         state->sum[half] = _mm512_mul_ps(state->sum[half], factor);
         for (uint64_t tile = 0; tile < 2 * chunks; tile++)
@@ -137,14 +135,18 @@ static void state_raise(struct forward_state *state, const __m512 largest[2], bo
     }
 }
 
-/* One chunk of `strips` strips of keys from strip `begin` on. has_diagonal: the last strip is on
- * the diagonal. */
-static void forward_chunk(const attention_desc *desc, const struct forward_worker *worker,
-                          struct forward_state *state, uint64_t begin, uint64_t strips,
-                          bool has_diagonal)
+/* One chunk of `strips` strips of keys from strip `begin` on. */
+static void forward_chunk(const attention_desc *desc, const attention_mask *mask,
+                          const struct forward_worker *worker, struct forward_state *state,
+                          uint64_t begin, uint64_t strips)
 {
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
     uint64_t key_strips = size_div_up(desc->tokens, TILE_DEPTH);
+    uint32_t lanes_of[CHUNK_STRIPS][TILE_DEPTH];
+    const uint32_t *lanes[CHUNK_STRIPS];
+    for (uint64_t strip = 0; strip < strips; strip++)
+        lanes[strip] =
+            strip_lanes(mask, state->first_row, (begin + strip) * TILE_DEPTH, lanes_of[strip]);
     __m512 factor = _mm512_set1_ps(desc->scale * LOG2E);
     __m512 largest[2] = {_mm512_set1_ps(-INFINITY), _mm512_set1_ps(-INFINITY)};
     size_t key_step = chunks * TILE_HALVES, value_step = key_strips * TILE_HALVES;
@@ -154,14 +156,17 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
                           key_step, chunks, worker->scores + strip * STRIP_SUMS, 2 * TILE_SUMS,
                           true);
         tiles_fence();
-        if (strip > 0) /* one strip later: tiles and vectors overlap in time */
-            strip_largest(worker->scores + (strip - 1) * STRIP_SUMS,
-                          has_diagonal && strip == strips, largest);
+        if (strip > 0) { /* one strip later: tiles and vectors overlap in time */
+            float *scores = worker->scores + (strip - 1) * STRIP_SUMS;
+            if (desc->soft_cap > 0.0f)
+                strip_cap(desc, scores, NULL, NULL);
+            strip_largest(scores, lanes[strip - 1], largest);
+        }
     }
     __m512 offset[2], sum[4];
     for (int half = 0; half < 2; half++)
         largest[half] = _mm512_max_ps(_mm512_mul_ps(largest[half], factor), state->largest[half]);
-    state_raise(state, largest, begin == 0, chunks);
+    state_raise(state, largest, chunks);
     for (int half = 0; half < 2; half++) {
         offset[half] = _mm512_sub_ps(_mm512_setzero_ps(), largest[half]);
         sum[half] = state->sum[half];
@@ -170,10 +175,10 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
     for (uint64_t strip = 0; strip < strips; strip++) {
         const float *scores = worker->scores + strip * STRIP_SUMS;
         uint16_t *probs = worker->probs + strip * TILE_HALVES;
-        if (has_diagonal && strip + 1 == strips)
-            strip_probs(scores, true, factor, offset, sum, probs);
+        if (lanes[strip])
+            strip_probs(scores, lanes[strip], factor, offset, sum, probs);
         else
-            strip_probs(scores, false, factor, offset, sum, probs);
+            strip_probs(scores, NULL, factor, offset, sum, probs);
     }
     for (int half = 0; half < 2; half++)
         state->sum[half] = _mm512_add_ps(sum[half], sum[2 + half]);
@@ -181,8 +186,9 @@ static void forward_chunk(const attention_desc *desc, const struct forward_worke
     for (uint64_t tile = 0; tile < 2 * chunks; tile += 2)
         tiles_product(worker->values + tile * value_step + begin * TILE_HALVES, value_step,
                       worker->probs, CHUNK_STRIPS * TILE_HALVES, strips,
-                      state->output + tile * 2 * TILE_SUMS, 2 * TILE_SUMS, begin == 0);
+                      state->output + tile * 2 * TILE_SUMS, 2 * TILE_SUMS, state->is_fresh);
     tiles_fence();
+    state->is_fresh = false;
 }
 
 /* Divides by the sums and rounds into the output and lse of the caller. */
@@ -219,11 +225,18 @@ static void forward_finish(const attention_amx_pass *pass, const struct forward_
 }
 
 /* Packs the queries of a block and sets its state to the beginning. */
-static void forward_begin(const attention_amx_pass *pass, struct forward_state *state,
-                          uint64_t batch, uint64_t head, uint64_t block)
+static void forward_begin(const attention_amx_pass *pass, const attention_mask *mask,
+                          struct forward_state *state, uint64_t batch, uint64_t head,
+                          uint64_t block)
 {
     const attention_desc *desc = pass->desc;
     uint64_t first_row = block * TILE_DEPTH;
+    attention_range keys =
+        attention_keys_of_block(mask, first_row, size_min(first_row + TILE_DEPTH, desc->tokens));
+    state->first_row = first_row;
+    state->strips.begin = keys.begin / TILE_DEPTH;
+    state->strips.end = size_div_up(keys.end, TILE_DEPTH);
+    state->is_fresh = true;
     struct head_rows query = {
         (const uint16_t *)pass->q + (batch * desc->tokens + first_row) * desc->qkv_stride +
             head * desc->head_dim,
@@ -242,23 +255,25 @@ static void forward_bunch(const attention_amx_pass *pass, const struct forward_w
 {
     uint64_t chunks = size_div_up(pass->desc->head_dim, TILE_DEPTH);
     uint64_t count = size_min(BUNCH, size_div_up(blocks - first, step));
-    uint64_t last = first + (count - 1) * step;
+    attention_mask mask = attention_mask_of(pass->desc, pass->begins, batch);
     struct forward_state states[BUNCH];
     for (uint64_t i = 0; i < count; i++) {
         states[i].query = worker->query + i * chunks * 2 * TILE_HALVES;
         states[i].output = worker->output + i * chunks * 4 * TILE_SUMS;
-        forward_begin(pass, &states[i], batch, head, first + i * step);
+        forward_begin(pass, &mask, &states[i], batch, head, first + i * step);
     }
-    for (uint64_t begin = 0; begin <= last; begin += CHUNK_STRIPS)
+    uint64_t begin = states[0].strips.begin / CHUNK_STRIPS * CHUNK_STRIPS;
+    for (; begin < states[count - 1].strips.end; begin += CHUNK_STRIPS)
         for (uint64_t i = 0; i < count; i++) {
-            uint64_t end = first + i * step + 1;
-            if (begin >= end)
-                continue;
-            uint64_t strips = size_min(CHUNK_STRIPS, end - begin);
-            forward_chunk(pass->desc, worker, &states[i], begin, strips, begin + strips == end);
+            attention_range strips = states[i].strips;
+            strips.begin = size_max(strips.begin, begin);
+            strips.end = size_min(strips.end, begin + CHUNK_STRIPS);
+            if (strips.begin < strips.end)
+                forward_chunk(pass->desc, &mask, worker, &states[i], strips.begin,
+                              strips.end - strips.begin);
         }
     for (uint64_t i = 0; i < count; i++)
-        forward_finish(pass, &states[i], batch, head, (first + i * step) * TILE_DEPTH);
+        forward_finish(pass, &states[i], batch, head, states[i].first_row);
 }
 
 /* Part `part` of `parts` of the query blocks of one key/value head. */
@@ -270,7 +285,10 @@ static void forward_task(const attention_amx_pass *pass, const struct forward_wo
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
     uint64_t first = batch * desc->tokens * desc->qkv_stride + kv_head * desc->head_dim;
     uint64_t last_block = blocks - 1 - (blocks - 1 - part) % parts;
-    uint64_t rows = (last_block + 1) * TILE_DEPTH, group = desc->heads / desc->kv_heads;
+    attention_mask mask = attention_mask_of(desc, pass->begins, batch);
+    uint64_t last_row = size_min((last_block + 1) * TILE_DEPTH, desc->tokens) - 1;
+    uint64_t rows = size_round_up(attention_keys_of(&mask, last_row).end, TILE_DEPTH);
+    uint64_t group = desc->heads / desc->kv_heads;
     struct head_rows keys = {(const uint16_t *)pass->k + first, desc->qkv_stride, desc->tokens,
                              desc->head_dim};
     struct head_rows values = {(const uint16_t *)pass->v + first, desc->qkv_stride, desc->tokens,

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "kernels/attention_range.h"
 #include "kernels/cpu/transpose.h"
 
 enum {
@@ -192,6 +193,54 @@ static inline __m512 exp2_lanes(__m512 y)
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62d6c6p-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(p, y);
+}
+
+/* ---- 32 queries and a strip of 32 keys ---- */
+
+/* Sets lanes[key] to the lanes of the queries from `row` on that see a key from `key` on. Returns
+ * NULL if all existing queries see all keys, else `lanes`. */
+static inline const uint32_t *strip_lanes(const attention_mask *mask, uint64_t row, uint64_t key,
+                                          uint32_t lanes[TILE_DEPTH])
+{
+    uint64_t row_end = size_min(row + TILE_DEPTH, mask->tokens);
+    if (attention_sees_all(mask, row, row_end, key, key + TILE_DEPTH))
+        return NULL;
+    for (uint64_t i = 0; i < TILE_DEPTH; i++) {
+        attention_range seen = {0, 0};
+        if (key + i < mask->tokens)
+            seen = attention_queries_of(mask, key + i);
+        uint64_t begin = seen.begin > row ? size_min(seen.begin - row, TILE_DEPTH) : 0;
+        uint64_t end = seen.end > row ? size_min(seen.end - row, TILE_DEPTH) : 0;
+        lanes[i] = (uint32_t)(((uint64_t)1 << end) - ((uint64_t)1 << begin));
+    }
+    return lanes;
+}
+
+/* The lanes of queries [16*half, +16) that see key `key` of a strip; lanes as above. */
+static inline __mmask16 seen(const uint32_t *lanes, uint64_t key, int half)
+{
+    return lanes ? (__mmask16)(lanes[key] >> (TILE * half)) : (__mmask16)0xffff;
+}
+
+/* Caps the scores of a strip; see cap_scores in attention_vectors.h. prob_grads and delta [32] are
+ * NULL in the forward pass. */
+static inline void strip_cap(const attention_desc *desc, float *scores, float *prob_grads,
+                             const float *delta)
+{
+    __m512 twice = _mm512_set1_ps(2.0f * LOG2E * desc->scale / desc->soft_cap);
+    __m512 outer = _mm512_set1_ps(desc->soft_cap / desc->scale);
+    __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
+    for (size_t i = 0; i < 4 * TILE_SUMS; i += TILE) {
+        __m512 power = exp2_lanes(_mm512_mul_ps(_mm512_loadu_ps(scores + i), twice));
+        __m512 t = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(power, one)));
+        _mm512_storeu_ps(scores + i, _mm512_mul_ps(t, outer));
+        if (prob_grads) {
+            __m512 base = _mm512_loadu_ps(delta + i / TILE_SUMS % 2 * TILE);
+            __m512 distance = _mm512_sub_ps(_mm512_loadu_ps(prob_grads + i), base);
+            __m512 slope = _mm512_fnmadd_ps(t, t, one);
+            _mm512_storeu_ps(prob_grads + i, _mm512_fmadd_ps(distance, slope, base));
+        }
+    }
 }
 
 /* Rounds to bf16; a is the lower half of the result, b the upper half. */

@@ -1,4 +1,4 @@
-/* The backward pass of block-wise causal attention (Dao et al., FlashAttention, 2022, section 3.1).
+/* The backward pass of block-wise attention (Dao et al., FlashAttention, 2022, section 3.1).
  *
  * One task is one key/value head of one sequence. It loops over the query heads of its group in
  * order, over their key blocks, and over the query blocks that see each. P is recomputed from the
@@ -25,9 +25,16 @@ struct backward_args {
 
 /* One query block and one key block of one head, and their elements in the tensors. */
 struct block_pair {
-    uint64_t first_row, rows, key, cols;
-    uint64_t q_elem, out_elem, kv_elem;
+    attention_range rows, keys;
+    uint64_t key_offset; /* of the first key in the key block that was prepared */
+    uint64_t q_elem, out_elem;
     const float *lse; /* [rows] */
+};
+
+/* The key block that all query blocks of a head share, as the products read it. */
+struct key_block {
+    const void *k, *v; /* row by row; not by dots */
+    size_t row_bytes;
 };
 
 /* Rounds `rows` rows of fp32 sums into a head of a gradient, which is laid out like q, k and v. */
@@ -42,28 +49,30 @@ static void store_rows(const kernel_attention *attention, const float *sums, voi
             desc->type, desc->head_dim);
 }
 
-/* A pair of blocks by the products of the library. k and v are its key block as they read it. */
+/* A pair of blocks by the products of the library. */
 static void backward_products(const kernel_attention *attention, const struct backward_args *args,
                               attention_worker *worker, const struct block_pair *pair,
-                              const void *k, const void *v, const score_block *block)
+                              const struct key_block *keys, const score_block *block)
 {
     const attention_desc *desc = &attention->desc;
-    const block_shape *shape = cpui_attention_shape(attention, pair->rows, pair->cols);
+    const block_shape *shape = cpui_attention_shape(attention, block->rows, block->cols);
     const void *q = cpui_attention_operand(attention, args->q, pair->q_elem, desc->qkv_stride,
-                                           pair->rows, worker->wide_q);
+                                           block->rows, worker->wide_q);
     const void *output_grad =
         cpui_attention_operand(attention, args->output_grad, pair->out_elem,
-                               desc->heads * desc->head_dim, pair->rows, worker->wide_output_grad);
+                               desc->heads * desc->head_dim, block->rows, worker->wide_output_grad);
+    const void *k = (const char *)keys->k + pair->key_offset * keys->row_bytes;
+    const void *v = (const char *)keys->v + pair->key_offset * keys->row_bytes;
     cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
     cpui_attention_product(worker, shape, PRODUCT_PROB_GRAD, output_grad, v, worker->prob_grads);
     attention->rows->softmax_grad(block, worker->prob_grads, pair->lse,
-                                  worker->delta + pair->first_row);
+                                  worker->delta + pair->rows.begin);
     cpui_attention_product(worker, shape, PRODUCT_VALUE_GRAD, worker->scores, output_grad,
-                           worker->value_grads + pair->key * attention->head_stride);
+                           worker->value_grads + pair->keys.begin * attention->head_stride);
     cpui_attention_product(worker, shape, PRODUCT_KEY_GRAD, worker->prob_grads, q,
-                           worker->key_grads + pair->key * attention->head_stride);
+                           worker->key_grads + pair->keys.begin * attention->head_stride);
     cpui_attention_product(worker, shape, PRODUCT_QUERY_GRAD, worker->prob_grads, k,
-                           worker->query_grads + pair->first_row * attention->head_stride);
+                           worker->query_grads + pair->rows.begin * attention->head_stride);
 }
 
 /* The same by attention_dots.h, which has the key block already. */
@@ -73,51 +82,77 @@ static void backward_dots(const kernel_attention *attention, const struct backwa
 {
     const attention_desc *desc = &attention->desc;
     uint64_t stride = attention->head_stride;
-    dots_rows q = attention_dots_rows(args->q, pair->q_elem, desc->qkv_stride, pair->rows);
+    dots_rows q = attention_dots_rows(args->q, pair->q_elem, desc->qkv_stride, block->rows);
     dots_rows grad = attention_dots_rows(args->output_grad, pair->out_elem,
-                                         desc->heads * desc->head_dim, pair->rows);
-    dots_sums sums = {worker->query_grads + pair->first_row * stride,
-                      worker->key_grads + pair->key * stride,
-                      worker->value_grads + pair->key * stride, stride};
+                                         desc->heads * desc->head_dim, block->rows);
+    dots_sums sums = {worker->query_grads + pair->rows.begin * stride,
+                      worker->key_grads + pair->keys.begin * stride,
+                      worker->value_grads + pair->keys.begin * stride, stride};
     cpui_attention_dots_queries(&worker->dots, &q, &grad);
-    cpui_attention_dots_backward(&worker->dots, block, worker->prob_grads, pair->lse,
-                                 worker->delta + pair->first_row, &sums);
+    cpui_attention_dots_backward(&worker->dots, block, pair->key_offset, worker->prob_grads,
+                                 pair->lse, worker->delta + pair->rows.begin, &sums);
 }
 
-/* One key block, from key `key` on, and all query blocks of a head that see it. `head` has the
- * elements and lse of its first query row and its first key. */
-static void backward_keys(const kernel_attention *attention, const struct backward_args *args,
-                          attention_worker *worker, const struct block_pair *head, uint64_t key)
+/* One head of one sequence: the elements and lse of its first query row and its first key. */
+struct head_place {
+    const attention_mask *mask;
+    uint64_t q_elem, out_elem, kv_elem;
+    const float *lse;
+};
+
+/* One query block and the keys that it sees of the prepared key block `keys`. */
+static void backward_pair(const kernel_attention *attention, const struct backward_args *args,
+                          attention_worker *worker, const struct head_place *head,
+                          attention_range rows, attention_range keys,
+                          const struct key_block *prepared)
 {
     const attention_desc *desc = &attention->desc;
-    uint64_t stride = desc->qkv_stride, out_stride = desc->heads * desc->head_dim;
-    uint64_t keys = size_min(attention->key_rows, desc->tokens - key);
+    attention_range seen =
+        cpui_attention_keys(attention, head->mask, rows.begin, rows.end - rows.begin);
+    seen.begin = size_max(seen.begin, keys.begin);
+    seen.end = size_min(seen.end, keys.end);
+    if (seen.begin >= seen.end)
+        return;
+    struct block_pair pair = {.rows = rows,
+                              .keys = seen,
+                              .key_offset = seen.begin - keys.begin,
+                              .q_elem = head->q_elem + rows.begin * desc->qkv_stride,
+                              .out_elem =
+                                  head->out_elem + rows.begin * desc->heads * desc->head_dim,
+                              .lse = head->lse + rows.begin};
+    score_block block = cpui_attention_scores(attention, head->mask, worker, rows, seen);
+    if (attention->by_dots)
+        backward_dots(attention, args, worker, &pair, &block);
+    else
+        backward_products(attention, args, worker, &pair, prepared, &block);
+}
+
+/* One key block, from key `key` on, and all query blocks of a head that see it. */
+static void backward_keys(const kernel_attention *attention, const struct backward_args *args,
+                          attention_worker *worker, const struct head_place *head, uint64_t key)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t stride = desc->qkv_stride, unit = attention->query_rows;
+    uint64_t count = size_min(attention->key_rows, desc->tokens - key);
     uint64_t kv_elem = head->kv_elem + key * stride;
-    const void *k = NULL, *v = NULL;
+    bool is_wide = attention->product_type != desc->type;
+    struct key_block prepared = {.row_bytes = is_wide ? desc->head_dim * sizeof(float)
+                                                      : stride * dtype_bytes(desc->type)};
     if (attention->by_dots) {
-        dots_rows keys_of = attention_dots_rows(args->k, kv_elem, stride, keys);
-        dots_rows values = attention_dots_rows(args->v, kv_elem, stride, keys);
+        dots_rows keys_of = attention_dots_rows(args->k, kv_elem, stride, count);
+        dots_rows values = attention_dots_rows(args->v, kv_elem, stride, count);
         cpui_attention_dots_keys(&worker->dots, &keys_of, &values);
     } else {
-        k = cpui_attention_operand(attention, args->k, kv_elem, stride, keys, worker->wide_k);
-        v = cpui_attention_operand(attention, args->v, kv_elem, stride, keys, worker->wide_v);
+        prepared.k =
+            cpui_attention_operand(attention, args->k, kv_elem, stride, count, worker->wide_k);
+        prepared.v =
+            cpui_attention_operand(attention, args->v, kv_elem, stride, count, worker->wide_v);
     }
-    for (uint64_t row = key; row < desc->tokens; row += attention->query_rows) {
-        uint64_t rows = size_min(attention->query_rows, desc->tokens - row);
-        struct block_pair pair = {.first_row = row,
-                                  .rows = rows,
-                                  .key = key,
-                                  .cols = size_min(keys, row + rows - key),
-                                  .q_elem = head->q_elem + row * stride,
-                                  .out_elem = head->out_elem + row * out_stride,
-                                  .kv_elem = kv_elem,
-                                  .lse = head->lse + row};
-        score_block block = {rows,        pair.cols,      attention->score_stride, row - key + 1,
-                             desc->scale, worker->scores, attention->product_type, desc->type};
-        if (attention->by_dots)
-            backward_dots(attention, args, worker, &pair, &block);
-        else
-            backward_products(attention, args, worker, &pair, k, v, &block);
+    attention_range keys = {key, key + count};
+    attention_range queries = attention_queries_of_block(head->mask, keys.begin, keys.end);
+    for (uint64_t row = queries.begin / unit * unit; row < queries.end; row += unit) {
+        attention_range rows = {row, size_min(row + unit, desc->tokens)};
+        backward_pair(attention, args, worker, head, rows, keys, &prepared);
     }
 }
 
@@ -128,7 +163,9 @@ static void backward_head(const kernel_attention *attention, const struct backwa
     const attention_desc *desc = &attention->desc;
     uint64_t dim = desc->head_dim, tokens = desc->tokens, out_stride = desc->heads * dim;
     uint64_t first = batch * tokens * desc->qkv_stride;
-    struct block_pair whole = {.q_elem = first + head * dim,
+    attention_mask mask = attention_mask_of(desc, attention->begins, batch);
+    struct head_place whole = {.mask = &mask,
+                               .q_elem = first + head * dim,
                                .out_elem = batch * tokens * out_stride + head * dim,
                                .kv_elem = first + kv_head * dim,
                                .lse = args->lse + (batch * desc->heads + head) * tokens};
@@ -168,6 +205,7 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
     const attention_desc *desc = &attention->desc;
     if (attention->by_tiles) {
         attention_amx_pass pass = {.desc = desc,
+                                   .begins = attention->begins,
                                    .rows = attention->rows,
                                    .thread_count = attention->context->thread_count,
                                    .q = q,

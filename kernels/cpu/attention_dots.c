@@ -219,49 +219,70 @@ static uint64_t vectors_of(uint64_t columns)
     return columns > VEC_ELEMS ? 2 : 1;
 }
 
+/* The columns that at least one row of a patch sees. */
+static attention_range patch_columns(const score_block *block, uint64_t row, uint64_t count)
+{
+    return (attention_range){block_columns(block, row).begin,
+                             block_columns(block, row + count - 1).end};
+}
+
+/* Packed keys: those of the block begin `offset` keys after the first, and `count` are packed from
+ * there on, at least block->cols. */
+struct packed_keys {
+    uint64_t offset, count;
+};
+
 /* scores[rows, cols] = rows times columns over D. Panels that no row of a patch sees are left
- * out. `packed` keys are packed, at least block->cols. */
-static void multiply_seen(const attention_dots *dots, const score_block *block, uint64_t packed,
-                          const uint32_t *rows, const uint32_t *columns, float *scores)
+ * out. */
+static void multiply_seen(const attention_dots *dots, const score_block *block,
+                          struct packed_keys packed, const uint32_t *rows, const uint32_t *columns,
+                          float *scores)
 {
     uint64_t words = words_of(dots->head_dim);
+    columns += packed.offset * words;
     for (uint64_t panel = 0; panel < block->cols; panel += PANEL)
         for (uint64_t row = 0; row < block->rows; row += PATCH_ROWS) {
             uint64_t count = size_min(block->rows - row, PATCH_ROWS);
-            if (panel >= block->first_valid + row + count - 1)
+            attention_range seen = patch_columns(block, row, count);
+            if (panel >= seen.end || panel + PANEL <= seen.begin)
                 continue;
             struct broadcast a = {rows + row * words, words, 1};
-            multiply(count, vectors_of(packed - panel), words, &a, columns + panel * words,
+            multiply(count, vectors_of(packed.count - panel), words, &a, columns + panel * words,
                      scores + row * block->stride + panel, block->stride, false);
         }
 }
 
-/* sums[rows, D] += P times pairs of keys, up to the last key that a patch sees. A row of P begins
- * every `row_words` words. `packed` as above. */
-static void multiply_keys(const attention_dots *dots, const score_block *block, uint64_t packed,
-                          const void *probs, uint64_t row_words, const uint32_t *pairs, float *sums,
-                          uint64_t stride)
+/* sums[rows, D] += P times pairs of keys, those that a patch sees. A row of P begins every
+ * `row_words` words. */
+static void multiply_keys(const attention_dots *dots, const score_block *block,
+                          struct packed_keys packed, const void *probs, uint64_t row_words,
+                          const uint32_t *pairs, float *sums, uint64_t stride)
 {
-    uint64_t words = words_of(block->cols), panel_words = words_of(packed);
+    uint64_t words = words_of(block->cols), panel_words = words_of(packed.offset + packed.count);
     uint64_t chain = block->cols > CHAIN_KEYS ? words_of(size_div_up(block->cols, 2)) : words;
     for (uint64_t panel = 0; panel < dots->head_dim; panel += PANEL) {
         uint64_t vectors = vectors_of(dots->head_dim - panel);
+        const uint32_t *first =
+            pairs + panel * panel_words + packed.offset / 2 * vectors * VEC_ELEMS;
         for (uint64_t row = 0; row < block->rows; row += PATCH_ROWS) {
             uint64_t count = size_min(block->rows - row, PATCH_ROWS);
-            uint64_t seen = size_min(words_of(block->first_valid + row + count - 1), words);
-            for (uint64_t word = 0; word < seen; word += chain) {
+            attention_range seen = patch_columns(block, row, count);
+            for (uint64_t link = 0; link < words; link += chain) {
+                uint64_t word = size_max(link, seen.begin / 2);
+                uint64_t end = size_min(size_min(link + chain, words), words_of(seen.end));
+                if (word >= end)
+                    continue;
                 struct broadcast a = {(const uint32_t *)probs + row * row_words + word, row_words,
                                       1};
-                multiply(count, vectors, size_min(seen - word, chain), &a,
-                         pairs + panel * panel_words + word * vectors * VEC_ELEMS,
+                multiply(count, vectors, end - word, &a, first + word * vectors * VEC_ELEMS,
                          sums + row * stride + panel, stride, true);
             }
         }
     }
 }
 
-/* sums[cols, D] += P' times pairs of queries, from the first query that sees a patch. P is stored
- * as pairs of rows; a pair begins every 2 * block->stride words. */
+/* sums[cols, D] += P' times pairs of queries, those that see a patch. P is stored as pairs of rows;
+ * a pair begins every 2 * block->stride words. */
 static void multiply_queries(const attention_dots *dots, const score_block *block,
                              const void *probs, const uint32_t *pairs, float *sums, uint64_t stride)
 {
@@ -270,10 +291,17 @@ static void multiply_queries(const attention_dots *dots, const score_block *bloc
         uint64_t vectors = vectors_of(dots->head_dim - panel);
         for (uint64_t key = 0; key < block->cols; key += PATCH_ROWS) {
             uint64_t count = size_min(block->cols - key, PATCH_ROWS);
-            /* row r sees the keys below first_valid + r */
-            uint64_t first = key < block->first_valid ? 0 : (key + 1 - block->first_valid) / 2;
+            uint64_t position = block->first_key + key;
+            attention_range seen =
+                attention_queries_of_block(block->mask, position, position + count);
+            uint64_t first =
+                seen.begin > block->first_row ? (seen.begin - block->first_row) / 2 : 0;
+            uint64_t end = seen.end > block->first_row ? words_of(seen.end - block->first_row) : 0;
+            end = size_min(end, words);
+            if (first >= end)
+                continue;
             struct broadcast a = {(const uint32_t *)probs + first * step + key, 1, step};
-            multiply(count, vectors, words - first, &a,
+            multiply(count, vectors, end - first, &a,
                      pairs + panel * words + first * vectors * VEC_ELEMS,
                      sums + key * stride + panel, stride, true);
         }
@@ -282,29 +310,30 @@ static void multiply_queries(const attention_dots *dots, const score_block *bloc
 
 /* ---- softmax ---- */
 
-static uint64_t valid_cols(const score_block *block, uint64_t row)
+/* The lanes of columns [col, col + 16) that lie in `seen`. */
+static __mmask16 seen_mask(attention_range seen, uint64_t col)
 {
-    return size_min(block->first_valid + row, block->cols);
+    uint64_t begin = seen.begin > col ? size_min(seen.begin - col, VEC_ELEMS) : 0;
+    uint64_t end = seen.end > col ? size_min(seen.end - col, VEC_ELEMS) : 0;
+    return (__mmask16)((1u << end) - (1u << begin));
 }
 
-static __mmask16 seen_mask(uint64_t valid, uint64_t col)
-{
-    return valid >= col + VEC_ELEMS ? 0xffff
-           : valid > col            ? (__mmask16)((1u << (valid - col)) - 1u)
-                                    : 0;
-}
-
-/* The largest of scores[0, valid); a NaN is left to the exponential. */
-static float largest_score(const float *scores, uint64_t valid)
+/* The largest of scores[seen]; a NaN is left to the exponential. */
+static float largest_score(const float *scores, attention_range seen)
 {
     vec largest[2] = {vec_set(-INFINITY), vec_set(-INFINITY)};
-    uint64_t col = 0;
-    for (; col + 2 * VEC_ELEMS <= valid; col += 2 * VEC_ELEMS) {
+    uint64_t col = seen.begin / VEC_ELEMS * VEC_ELEMS;
+    for (; col < seen.begin; col += VEC_ELEMS) {
+        __mmask16 mask = seen_mask(seen, col);
+        largest[0] = _mm512_mask_max_ps(largest[0], mask, _mm512_maskz_loadu_ps(mask, scores + col),
+                                        largest[0]);
+    }
+    for (; col + 2 * VEC_ELEMS <= seen.end; col += 2 * VEC_ELEMS) {
         largest[0] = vec_max(vec_load(scores + col), largest[0]);
         largest[1] = vec_max(vec_load(scores + col + VEC_ELEMS), largest[1]);
     }
-    for (; col < valid; col += VEC_ELEMS) {
-        __mmask16 mask = seen_mask(valid, col);
+    for (; col < seen.end; col += VEC_ELEMS) {
+        __mmask16 mask = seen_mask(seen, col);
         largest[0] = _mm512_mask_max_ps(largest[0], mask, _mm512_maskz_loadu_ps(mask, scores + col),
                                         largest[0]);
     }
@@ -315,22 +344,21 @@ static float largest_score(const float *scores, uint64_t valid)
 static void softmax_rows(const score_block *block, const softmax_state *state)
 {
     vec scale = vec_set(block->scale);
+    cap_scores(block, NULL, NULL);
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
         uint16_t *probs = (uint16_t *)scores;
-        uint64_t valid = valid_cols(block, row), whole = valid / VEC_ELEMS * VEC_ELEMS, col = 0;
+        attention_range seen = block_columns(block, row);
         /* rounding keeps the order, so the largest product with scale > 0 is that of the largest */
-        float largest = raise_largest(state, row, largest_score(scores, valid) * block->scale);
+        float largest = raise_largest(state, row, largest_score(scores, seen) * block->scale);
         vec offset = vec_set(-largest), sum = vec_set(0.0f);
-        for (; col < whole; col += VEC_ELEMS) {
-            vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
-            sum = sum + p;
-            _mm256_storeu_si256((__m256i *)(probs + col), (__m256i)_mm512_cvtneps_pbh(p));
-        }
-        for (; col < block->cols; col += VEC_ELEMS) {
-            __mmask16 mask = seen_mask(valid, col);
+        for (uint64_t col = 0; col < block->cols; col += VEC_ELEMS) {
+            __mmask16 mask = seen_mask(seen, col);
             vec p = vec_set(0.0f);
-            if (mask) {
+            if (mask == 0xffff) {
+                p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
+                sum = sum + p;
+            } else if (mask) {
                 vec x = vec_fma(_mm512_maskz_loadu_ps(mask, scores + col), scale, offset);
                 p = _mm512_maskz_mov_ps(mask, vec_exp(x));
                 sum = sum + p;
@@ -345,11 +373,12 @@ void cpui_attention_dots_forward(const attention_dots *dots, const score_block *
                                  const dots_rows *keys, const dots_rows *values,
                                  const softmax_state *state)
 {
+    struct packed_keys packed = {0, keys->count};
     pack_columns(keys, dots->head_dim, dots->key_columns);
-    multiply_seen(dots, block, keys->count, dots->query_rows, dots->key_columns, block->scores);
+    multiply_seen(dots, block, packed, dots->query_rows, dots->key_columns, block->scores);
     softmax_rows(block, state);
     pack_pairs(values, dots->head_dim, dots->value_pairs);
-    multiply_keys(dots, block, values->count, block->scores, block->stride, dots->value_pairs,
+    multiply_keys(dots, block, packed, block->scores, block->stride, dots->value_pairs,
                   state->output, state->output_stride);
 }
 
@@ -376,13 +405,16 @@ static void softmax_pairs(const attention_dots *dots, const score_block *block, 
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     vec scale = vec_set(block->scale);
     uint64_t stride = block->stride;
+    cap_scores(block, prob_grads, delta);
     for (uint64_t row = 0; row < block->rows; row += 2) {
         bool has_odd = row + 1 < block->rows;
         uint64_t odd = has_odd ? row + 1 : row, at = row * stride, odd_at = odd * stride;
-        uint64_t valid = valid_cols(block, row), odd_valid = has_odd ? valid_cols(block, odd) : 0;
+        attention_range seen = block_columns(block, row), odd_seen = {0, 0};
+        if (has_odd)
+            odd_seen = block_columns(block, odd);
         for (uint64_t col = 0; col < block->cols;
              col += VEC_ELEMS, at += VEC_ELEMS, odd_at += VEC_ELEMS) {
-            __mmask16 mask = seen_mask(valid, col), odd_mask = seen_mask(odd_valid, col);
+            __mmask16 mask = seen_mask(seen, col), odd_mask = seen_mask(odd_seen, col);
             __m512i probs = _mm512_setzero_si512(), grads = probs;
             if (mask | odd_mask) {
                 vec grad, odd_grad;
@@ -412,15 +444,16 @@ void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const
 }
 
 void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
-                                  float *prob_grads, const float *lse, const float *delta,
-                                  const dots_sums *sums)
+                                  uint64_t key_offset, float *prob_grads, const float *lse,
+                                  const float *delta, const dots_sums *sums)
 {
-    multiply_seen(dots, block, dots->keys, dots->query_rows, dots->key_columns, block->scores);
-    multiply_seen(dots, block, dots->keys, dots->grad_rows, dots->value_columns, prob_grads);
+    struct packed_keys packed = {key_offset, dots->keys - key_offset};
+    multiply_seen(dots, block, packed, dots->query_rows, dots->key_columns, block->scores);
+    multiply_seen(dots, block, packed, dots->grad_rows, dots->value_columns, prob_grads);
     softmax_pairs(dots, block, prob_grads, lse, delta);
     multiply_queries(dots, block, block->scores, dots->grad_pairs, sums->values, sums->stride);
     multiply_queries(dots, block, prob_grads, dots->query_pairs, sums->keys, sums->stride);
-    multiply_keys(dots, block, dots->keys, dots->score_grads, block->stride / 2, dots->key_pairs,
+    multiply_keys(dots, block, packed, dots->score_grads, block->stride / 2, dots->key_pairs,
                   sums->query, sums->stride);
 }
 
@@ -460,10 +493,11 @@ void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const
 }
 
 void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
-                                  float *prob_grads, const float *lse, const float *delta,
-                                  const dots_sums *sums)
+                                  uint64_t key_offset, float *prob_grads, const float *lse,
+                                  const float *delta, const dots_sums *sums)
 {
-    (void)dots, (void)block, (void)prob_grads, (void)lse, (void)delta, (void)sums;
+    (void)dots, (void)block, (void)key_offset, (void)prob_grads, (void)lse, (void)delta;
+    (void)sums;
 }
 
 #endif

@@ -3,8 +3,8 @@
  *
  * The products of a library pack both operands each time that it is called. Here the operand whose
  * elements are broadcast is read as it lies, the other one is packed once for all the products that
- * read it, the probabilities are written in the layout of the next product, and what lies above the
- * diagonal is left out, 8 rows by 32 columns at a time.
+ * read it, the probabilities are written in the layout of the next product, and what the mask hides
+ * is left out, 8 rows by 32 columns at a time.
  *
  * Each element of a product is one chain of pairs in the order of k, begun at zero, and then added
  * to what is there. oneDNN 2.6 sums in the same order, so the two ways agree to the bit. Subnormal
@@ -69,10 +69,11 @@ typedef struct dots_sums dots_sums;
 /* Packs a key block for the backward pass. */
 void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values);
 
-/* The packed query block, and the first block->cols of the packed keys. block->scores and
- * prob_grads are scratch of the same layout; lse and delta have a number for each row. */
+/* The packed query block, and block->cols of the packed keys from `key_offset` on, which is a
+ * multiple of 32. block->scores and prob_grads are scratch of the same layout; lse and delta have a
+ * number for each row. */
 void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
-                                  float *prob_grads, const float *lse, const float *delta,
-                                  const dots_sums *sums);
+                                  uint64_t key_offset, float *prob_grads, const float *lse,
+                                  const float *delta, const dots_sums *sums);
 
 #endif

@@ -2,11 +2,14 @@
  * products of each block shape, and the scratch of one thread.
  *
  * The T query rows of a head are cut into blocks of query_rows, its keys into blocks of key_rows (a
- * multiple of query_rows). A query block is combined with the key blocks up to its own end:
+ * multiple of query_rows). A query block is combined with the key blocks that it sees:
  *
  *   keys ->  0        key_rows            T
  *   queries  [S S \ . |      .      . ]       S full, \ on the diagonal (masked above it),
  *            [S S S S | S \  .      . ]       . never computed
+ *
+ * The keys of a query block begin and end at multiples of query_rows, or at the end of the
+ * sequence; cpui_attention_keys says where. With a window or documents they need not begin at 0.
  *
  * Each thread holds the scores of one query block and one key block at a time. The cut depends on T
  * alone, every product runs on one thread, and every sum has a fixed order, so results do not
@@ -38,6 +41,7 @@ typedef struct block_shape block_shape;
 struct kernel_attention {
     kernel_context *context;
     attention_desc desc;
+    const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
     const attention_rows *rows; /* the table of the instruction set */
     /* attention_amx.h runs the passes; of the members below only the bytes are set */
     bool by_tiles;
@@ -90,6 +94,15 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
 /* The prepared products of a shape. They exist for every block that the loops visit. */
 const block_shape *cpui_attention_shape(const kernel_attention *attention, uint64_t rows,
                                         uint64_t cols);
+
+/* The keys of the query block [first_row, first_row + rows), in whole units of query_rows. */
+attention_range cpui_attention_keys(const kernel_attention *attention, const attention_mask *mask,
+                                    uint64_t first_row, uint64_t rows);
+
+/* The scores of a pair of blocks in the scratch of a worker. */
+score_block cpui_attention_scores(const kernel_attention *attention, const attention_mask *mask,
+                                  const attention_worker *worker, attention_range rows,
+                                  attention_range keys);
 
 /* Runs one product, unless this worker has failed before. */
 void cpui_attention_product(attention_worker *worker, const block_shape *shape,

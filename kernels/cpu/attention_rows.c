@@ -5,13 +5,6 @@
 #include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/attention_vectors.h"
 
-/* The number of columns that row `row` sees. */
-static inline uint64_t valid_cols(const score_block *block, uint64_t row)
-{
-    uint64_t valid = block->first_valid + row;
-    return valid < block->cols ? valid : block->cols;
-}
-
 /* Stores the vector of columns [col, col + VEC_ELEMS) of a row in the type of the block. */
 static inline void store_elems(const score_block *block, void *row, uint64_t col, vec values)
 {
@@ -25,12 +18,12 @@ static inline void store_elems(const score_block *block, void *row, uint64_t col
         vec_store((float *)row + col, values);
 }
 
-/* Sets the columns from `col` (a multiple of VEC_ELEMS) to the end of the block to zero. */
-static inline void clear_tail(const score_block *block, void *row, uint64_t col)
+/* Sets columns [begin, end) to zero; begin is a multiple of VEC_ELEMS. */
+static inline void clear_columns(const score_block *block, void *row, uint64_t begin, uint64_t end)
 {
     size_t elem_bytes = dtype_bytes(block->store_type);
-    if (col < block->cols)
-        memset((char *)row + col * elem_bytes, 0, (block->cols - col) * elem_bytes);
+    if (begin < end)
+        memset((char *)row + begin * elem_bytes, 0, (end - begin) * elem_bytes);
 }
 
 static inline uint64_t elems_at(uint64_t valid, uint64_t col)
@@ -38,33 +31,33 @@ static inline uint64_t elems_at(uint64_t valid, uint64_t col)
     return valid - col < VEC_ELEMS ? valid - col : VEC_ELEMS;
 }
 
-static float row_largest(const float *row, uint64_t valid, float scale)
+/* The largest of row[seen] * scale; -infinity if there are none. */
+static float row_largest(const float *row, attention_range seen, float scale)
 {
     vec factor = vec_set(scale), lowest = vec_set(-INFINITY), largest = lowest;
-    uint64_t col = 0;
-    for (; col + VEC_ELEMS <= valid; col += VEC_ELEMS)
-        largest = vec_max(vec_load(row + col) * factor, largest);
-    if (col < valid)
-        largest = vec_max(vec_first(vec_load(row + col) * factor, valid - col, lowest), largest);
+    for (uint64_t col = seen.begin / VEC_ELEMS * VEC_ELEMS; col < seen.end; col += VEC_ELEMS)
+        largest = vec_max(vec_within(vec_load(row + col) * factor, seen, col, lowest), largest);
     return vec_largest(largest);
 }
 
 static void softmax(const score_block *block, const softmax_state *state)
 {
     vec scale = vec_set(block->scale), zero = vec_set(0.0f);
+    cap_scores(block, NULL, NULL);
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
-        uint64_t valid = valid_cols(block, row);
-        float largest = raise_largest(state, row, row_largest(scores, valid, block->scale));
+        attention_range seen = block_columns(block, row);
+        uint64_t first = seen.begin / VEC_ELEMS * VEC_ELEMS, col = first;
+        float largest = raise_largest(state, row, row_largest(scores, seen, block->scale));
         vec offset = vec_set(-largest), sum = zero;
-        uint64_t col = 0;
-        for (; col < valid; col += VEC_ELEMS) {
+        for (; col < seen.end; col += VEC_ELEMS) {
             vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
-            p = vec_first(p, elems_at(valid, col), zero);
+            p = vec_within(p, seen, col, zero);
             sum = sum + p;
             store_elems(block, scores, col, p);
         }
-        clear_tail(block, scores, col);
+        clear_columns(block, scores, 0, first);
+        clear_columns(block, scores, col, block->cols);
         state->row_sum[row] += vec_sum(sum);
     }
 }
@@ -73,20 +66,23 @@ static void softmax_grad(const score_block *block, float *prob_grads, const floa
                          const float *delta)
 {
     vec scale = vec_set(block->scale), zero = vec_set(0.0f);
+    cap_scores(block, prob_grads, delta);
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
         float *grads = prob_grads + row * block->stride;
-        uint64_t valid = valid_cols(block, row), col = 0;
+        attention_range seen = block_columns(block, row);
+        uint64_t first = seen.begin / VEC_ELEMS * VEC_ELEMS, col = first;
         vec offset = vec_set(-lse[row]), row_delta = vec_set(delta[row]);
-        for (; col < valid; col += VEC_ELEMS) {
+        for (; col < seen.end; col += VEC_ELEMS) {
             vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
             vec grad = p * (vec_load(grads + col) - row_delta) * scale;
-            uint64_t count = elems_at(valid, col);
-            store_elems(block, scores, col, vec_first(p, count, zero));
-            store_elems(block, grads, col, vec_first(grad, count, zero));
+            store_elems(block, scores, col, vec_within(p, seen, col, zero));
+            store_elems(block, grads, col, vec_within(grad, seen, col, zero));
         }
-        clear_tail(block, scores, col);
-        clear_tail(block, grads, col);
+        clear_columns(block, scores, 0, first);
+        clear_columns(block, scores, col, block->cols);
+        clear_columns(block, grads, 0, first);
+        clear_columns(block, grads, col, block->cols);
     }
 }
 
@@ -186,7 +182,7 @@ static inline vec load_some(const void *source, enum dtype type, uint64_t i, uin
 static void weigh_block(float *scores, uint64_t count, float *largest, float *sum, vec *output,
                         uint64_t vectors)
 {
-    float top = row_largest(scores, count, 1.0f);
+    float top = row_largest(scores, (attention_range){0, count}, 1.0f);
     if (top > *largest) {
         float factor = *largest == -INFINITY ? 0.0f : one_exp(*largest - top);
         for (uint64_t i = 0; i < vectors; i++)
@@ -225,6 +221,11 @@ static inline void attend_typed(const cached_row *row, enum dtype type)
                                 score);
             scores[j] = vec_sum(score);
         }
+        if (row->soft_cap > 0.0f)
+            for (uint64_t j = 0; j < count; j += VEC_ELEMS)
+                vec_store(scores + j,
+                          vec_set(row->soft_cap) *
+                              vec_tanh(vec_load(scores + j) * vec_set(1.0f / row->soft_cap)));
         weigh_block(scores, count, &largest, &sum, output, vectors);
         for (uint64_t j = 0; j < count; j++) {
             vec p = vec_set(scores[j]);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "kernels/attention_range.h"
 #include "kernels/cpu/cpu_internal.h"
 
 /* Rows of blocks start at multiples of this many floats, so whole vectors may be read and
@@ -23,16 +24,27 @@ enum { ATTENTION_LANES_MAX = 16, ATTENTION_HEAD_DIM_MAX = 256 };
  *   scores  [rows, stride] fp32 becomes [rows, 2*stride] bf16 or [rows, stride] fp32. Element c of
  *           a row is stored at the first byte of the row + c * dtype_bytes(store_type), so a store
  *           never overwrites a score that is not yet loaded.
- * Row r sees the columns below min(cols, first_valid + r), at least one; the others become 0. */
+ * A row's probabilities are 0 in the columns outside of block_columns. */
 struct score_block {
     uint64_t rows, cols, stride; /* stride in floats, a multiple of ATTENTION_LANES_MAX, >= cols */
-    uint64_t first_valid;        /* > 0 */
-    float scale;
+    uint64_t first_row, first_key; /* the positions of row 0 and of column 0 */
+    const attention_mask *mask;
+    float scale, soft_cap; /* of attention_desc */
     float *scores;
     enum dtype store_type; /* fp32 or bf16: the operand type of the products */
     enum dtype round_type; /* values are rounded to this type, even if they are stored as fp32 */
 };
 typedef struct score_block score_block;
+
+/* The columns that row `row` sees. There may be none. Neither end falls from a row to the next. */
+static inline attention_range block_columns(const score_block *block, uint64_t row)
+{
+    attention_range keys = attention_keys_of(block->mask, block->first_row + row);
+    uint64_t first = block->first_key, last = first + block->cols;
+    keys.begin = keys.begin < first ? first : keys.begin > last ? last : keys.begin;
+    keys.end = keys.end < first ? first : keys.end > last ? last : keys.end;
+    return (attention_range){keys.begin - first, keys.end - first};
+}
 
 /* The running state of a block of query rows over its key blocks. */
 struct softmax_state {
@@ -47,7 +59,7 @@ typedef struct softmax_state softmax_state;
 struct cached_row {
     const void *query, *keys, *values; /* [head_dim], then rows of head_dim */
     uint64_t count, head_dim;          /* count > 0; head_dim <= ATTENTION_HEAD_DIM_MAX */
-    float scale;
+    float scale, soft_cap;             /* of attention_cached_args */
     enum dtype type;
     void *output; /* [head_dim] type */
 };
@@ -56,15 +68,15 @@ typedef struct cached_row cached_row;
 struct attention_rows {
     const char *name;
 
-    /* output = softmax(scale * query keys') values, in fp32, block by block from the first key
-     * on. */
+    /* output = softmax(scores) values, in fp32, block by block from the first key on. The scores
+     * are scale * query keys', capped. */
     void (*attend)(const cached_row *row);
 
-    /* scores -> exp(scale * score - row_max); also updates the state. */
+    /* scores -> exp(scale * score - row_max), of capped scores; also updates the state. */
     void (*softmax)(const score_block *block, const softmax_state *state);
 
-    /* scores -> P = exp(scale * score - lse[r]); prob_grads (same layout) -> P * (prob_grad -
-     * delta[r]) * scale. */
+    /* scores -> P = exp(scale * score - lse[r]), of capped scores; prob_grads (same layout) -> the
+     * gradient of the products, P * (prob_grad - delta[r]) * scale * slope of the cap. */
     void (*softmax_grad)(const score_block *block, float *prob_grads, const float *lse,
                          const float *delta);
 

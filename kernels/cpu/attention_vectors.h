@@ -86,6 +86,17 @@ static inline vec vec_first(vec a, uint64_t count, vec b)
     return vec_select((vecu)(number < limit), a, b);
 }
 
+/* The vector of columns [col, col + VEC_ELEMS) with b in those outside of `range`. */
+static inline vec vec_within(vec a, attention_range range, uint64_t col, vec b)
+{
+    if (range.begin <= col && col + VEC_ELEMS <= range.end)
+        return a;
+    uint64_t begin = range.begin > col ? range.begin - col : 0;
+    uint64_t end = range.end > col ? range.end - col : 0;
+    return vec_first(b, begin < VEC_ELEMS ? begin : VEC_ELEMS,
+                     vec_first(a, end < VEC_ELEMS ? end : VEC_ELEMS, b));
+}
+
 /* The bits of a, shifted left by 23: an integer in the low 8 bits becomes an exponent. */
 static inline vec vec_exponent(vec a)
 {
@@ -166,6 +177,37 @@ static inline float one_exp(float x)
     float values[VEC_ELEMS];
     vec_store(values, vec_exp(vec_set(x)));
     return values[0];
+}
+
+/* tanh x, with an absolute error of some 1e-7. */
+static inline vec vec_tanh(vec x)
+{
+    vec one = vec_set(1.0f);
+    return one - vec_set(2.0f) / (vec_exp(x + x) + one);
+}
+
+/* Caps the scores that a block's rows see: scale * score becomes soft_cap * tanh(scale * score /
+ * soft_cap). With prob_grads, which may be NULL, the distance of a gradient from delta[r] is
+ * multiplied by the derivative of that, so that what follows needs to know nothing of the cap. */
+static inline void cap_scores(const score_block *block, float *prob_grads, const float *delta)
+{
+    if (block->soft_cap == 0.0f)
+        return;
+    vec inner = vec_set(block->scale / block->soft_cap), one = vec_set(1.0f);
+    vec outer = vec_set(block->soft_cap / block->scale);
+    for (uint64_t row = 0; row < block->rows; row++) {
+        attention_range seen = block_columns(block, row);
+        for (uint64_t col = seen.begin / VEC_ELEMS * VEC_ELEMS; col < seen.end; col += VEC_ELEMS) {
+            float *scores = block->scores + row * block->stride + col;
+            vec t = vec_tanh(vec_load(scores) * inner);
+            vec_store(scores, t * outer);
+            if (prob_grads) {
+                float *grads = prob_grads + row * block->stride + col;
+                vec base = vec_set(delta[row]);
+                vec_store(grads, vec_fma(vec_load(grads) - base, one - t * t, base));
+            }
+        }
+    }
 }
 
 /* Scales what was summed before down to the new largest score, and returns that. */

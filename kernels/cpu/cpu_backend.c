@@ -67,6 +67,7 @@ const kernel_ops kernels_cpu = {
     .matmul = cpui_matmul,
     .attention_create = cpui_attention_create,
     .attention_destroy = cpui_attention_destroy,
+    .attention_set_documents = cpui_attention_set_documents,
     .attention_forward_scratch_bytes = cpui_attention_forward_scratch_bytes,
     .attention_backward_scratch_bytes = cpui_attention_backward_scratch_bytes,
     .attention_forward = cpui_attention_forward,

@@ -1,6 +1,7 @@
 /* Attention over kept keys and values against the definition, in double: all types, grouped heads,
- * head dimensions that fill no vector, many blocks of keys; and that neither threads nor the number
- * of rows in a call touch a bit. Argument: the backend, "cpu" or "reference". */
+ * head dimensions that fill no vector, many blocks of keys, windows and soft caps; and that neither
+ * threads nor the number of rows in a call touch a bit. Argument: the backend, "cpu" or
+ * "reference". */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,6 +24,10 @@ static const kernel_ops *ops = &kernels_cpu;
 
 struct shape {
     uint64_t begin, rows, heads, kv_heads, head_dim;
+    struct {
+        uint64_t window;
+        float soft_cap;
+    } kind;
 };
 
 struct tensors {
@@ -62,6 +67,8 @@ static void tensors_init(struct tensors *t, const struct shape *s, enum dtype ty
         .head_dim = s->head_dim,
         .qkv_stride = stride,
         .scale = 1.0f / sqrtf((float)s->head_dim),
+        .soft_cap = s->kind.soft_cap,
+        .window = s->kind.window,
         .q = t->qkv,
         .k = t->qkv + s->heads * s->head_dim * elem,
         .v = t->qkv + (s->heads + s->kv_heads) * s->head_dim * elem,
@@ -125,15 +132,18 @@ static double expected_output(const struct tensors *t, uint64_t row, uint64_t he
     uint64_t count = a->begin + row + 1;
     double score[512], largest = -INFINITY, sum = 0, total = 0;
     assert_true(count <= 512);
-    for (uint64_t s = 0; s < count; s++) {
+    uint64_t first = a->window && a->window < count ? count - a->window : 0;
+    for (uint64_t s = first; s < count; s++) {
         score[s] = 0;
         for (uint64_t i = 0; i < a->head_dim; i++)
             score[s] += load(t, a->q, row * a->qkv_stride + head * a->head_dim + i) *
                         load(t, t->keys, kept + s * a->head_dim + i);
         score[s] *= (double)a->scale;
+        if (a->soft_cap > 0)
+            score[s] = (double)a->soft_cap * tanh(score[s] / (double)a->soft_cap);
         largest = fmax(largest, score[s]);
     }
-    for (uint64_t s = 0; s < count; s++) {
+    for (uint64_t s = first; s < count; s++) {
         sum += exp(score[s] - largest);
         total += exp(score[s] - largest) * load(t, t->values, kept + s * a->head_dim + d);
     }
@@ -169,8 +179,18 @@ static void check_shape(const struct shape *s, enum dtype type, float factor)
 }
 
 static const struct shape shapes[] = {
-    {0, 1, 1, 1, 2},    {0, 5, 4, 2, 8},     {63, 1, 3, 1, 20}, {64, 2, 4, 4, 64},
-    {130, 3, 6, 2, 80}, {190, 1, 2, 1, 256}, {1, 70, 2, 2, 16},
+    {0, 1, 1, 1, 2, {0}},
+    {0, 5, 4, 2, 8, {0}},
+    {63, 1, 3, 1, 20, {0}},
+    {64, 2, 4, 4, 64, {0}},
+    {130, 3, 6, 2, 80, {0}},
+    {190, 1, 2, 1, 256, {0}},
+    {1, 70, 2, 2, 16, {0}},
+    {130, 3, 2, 1, 20, {.window = 1}},
+    {60, 70, 4, 2, 64, {.window = 66}},
+    {10, 3, 2, 1, 8, {.window = 500}},
+    {130, 3, 2, 1, 20, {.window = 100, .soft_cap = 1.5f}},
+    {70, 2, 2, 2, 80, {.soft_cap = 3}},
 };
 enum { SHAPE_COUNT = sizeof shapes / sizeof shapes[0] };
 
@@ -186,7 +206,7 @@ static void matches_definition(void **state)
 static void large_scores_stay_finite(void **state)
 {
     (void)state;
-    const struct shape s = {150, 2, 2, 1, 32};
+    const struct shape s = {150, 2, 2, 1, 32, {0}};
     check_shape(&s, DTYPE_FP32, 40);
     check_shape(&s, DTYPE_BF16, 40);
 }
@@ -194,7 +214,7 @@ static void large_scores_stay_finite(void **state)
 static void threads_and_rows_keep_bits(void **state)
 {
     (void)state;
-    const struct shape s = {70, 9, 4, 2, 48};
+    const struct shape s = {70, 9, 4, 2, 48, {.window = 74}};
     for (enum dtype type = 0; type < DTYPE_COUNT; type++) {
         struct tensors all, each;
         tensors_init(&all, &s, type, 1);
