@@ -244,7 +244,7 @@ static int find_before(prepi_maker *self)
                                 .before = self->before.ids,
                                 .before_count = count,
                                 .end_id = end_id,
-                                .has_safe_end = end[0] && tokenizer_find(words, end) >= 0};
+                                .has_safe_end = end[0] && tokenizer_separates(words, end)};
     return 0;
 }
 

@@ -13,10 +13,10 @@
 
 enum { JIT_STACK_FIRST = 32768, JIT_STACK_MOST = 8 << 20 };
 
-static void worker_destroy(toki_worker *self)
+void toki_worker_destroy(toki_worker *self)
 {
-    toki_bytes *const texts[] = {&self->utf8, &self->normal, &self->shadow, &self->space_text,
-                                 &self->space_shadow};
+    toki_bytes *const texts[] = {&self->utf8,   &self->normal[0],  &self->normal[1],
+                                 &self->shadow, &self->space_text, &self->space_shadow};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         mem_free(texts[i]->data);
     pcre2_match_data_free(self->match);
@@ -27,7 +27,7 @@ static void worker_destroy(toki_worker *self)
     mem_free(self);
 }
 
-static toki_worker *worker_create(void)
+toki_worker *toki_worker_create(void)
 {
     toki_worker *self = mem_alloc(1, sizeof *self, "tokenizer worker");
     if (!self)
@@ -37,7 +37,7 @@ static toki_worker *worker_create(void)
     self->stack = pcre2_jit_stack_create(JIT_STACK_FIRST, JIT_STACK_MOST, NULL);
     self->cache = mem_alloc(TOKI_CACHE_ENTRIES, sizeof *self->cache, "tokenizer cache");
     if (!self->match || !self->context || !self->cache) { /* the JIT stack is optional */
-        worker_destroy(self);
+        toki_worker_destroy(self);
         (void)err_set(-ENOMEM, "no memory for a tokenizer's worker");
         return NULL;
     }
@@ -53,7 +53,7 @@ static toki_worker *worker_take(tokenizer *self)
     if (worker)
         self->idle = worker->next;
     pthread_mutex_unlock(&self->lock);
-    return worker ? worker : worker_create();
+    return worker ? worker : toki_worker_create();
 }
 
 static void worker_give(tokenizer *self, toki_worker *worker)
@@ -77,7 +77,7 @@ static int open_bytes(tokenizer *self)
         self->tokens[id].byte_count = 1;
     }
     self->hash = TOKI_BYTE_VALUES;
-    self->cuts_lines = self->cuts_spaces = true;
+    self->cuts_lines = self->cuts_spaces = self->cuts_tabs = true;
     return 0;
 }
 
@@ -114,9 +114,10 @@ static int open_file(tokenizer *self, const char *name)
     }
     const char *suffix = strrchr(path, '.');
     bool is_pieces = suffix && strcmp(suffix, ".model") == 0;
-    self->kind = is_pieces ? TOKI_SENTENCEPIECE : TOKI_BPE;
-    if (is_pieces)
+    if (is_pieces) {
+        self->kind = TOKI_SENTENCEPIECE;
         self->no_stream = "is a SentencePiece model";
+    }
     TRY(is_pieces ? toki_sp_open(self, path) : toki_json_open(self, path));
     return toki_config_read(self, name);
 }
@@ -144,7 +145,7 @@ void tokenizer_close(tokenizer *self)
         return;
     while (self->idle) {
         toki_worker *next = self->idle->next;
-        worker_destroy(self->idle);
+        toki_worker_destroy(self->idle);
         self->idle = next;
     }
     for (uint32_t i = 0; i < self->stage_count; i++)
@@ -160,7 +161,11 @@ void tokenizer_close(tokenizer *self)
     mem_free(self->merges);
     mem_free(self->followers);
     mem_free(self->followers_at);
-    mem_free(self->steady);
+    for (uint32_t i = 0; i < self->step_count; i++)
+        toki_step_fini(&self->steps[i]);
+    toki_trie_fini(&self->trie);
+    toki_trie_fini(&self->trie_within);
+    mem_free(self->scores);
     token_list_fini(&self->prefix);
     token_list_fini(&self->suffix);
     pthread_mutex_destroy(&self->lock);
@@ -187,6 +192,18 @@ int32_t tokenizer_begin_id(const tokenizer *self)
 int32_t tokenizer_find(const tokenizer *self, const char *token)
 {
     return toki_find_text(self, token, strlen(token));
+}
+
+bool tokenizer_separates(const tokenizer *self, const char *token)
+{
+    int32_t id = tokenizer_find(self, token);
+    for (size_t set = 0; set < 2; set++)
+        for (uint32_t i = 0; id >= 0 && i < self->added[set].count; i++) {
+            const toki_added_token *added = &self->added[set].tokens[i];
+            if (added->id == id)
+                return !added->rstrip && !added->single_word && !self->has_first;
+        }
+    return false;
 }
 
 uint64_t tokenizer_hash(const tokenizer *self)
@@ -233,7 +250,8 @@ bool tokenizer_cut_is_safe(const tokenizer *self, const char *text, size_t bytes
     if (text[at - 1] == '\n')
         return self->cuts_lines && text[at] != '/' && !is_blank_before(text, at - 1) &&
                !is_blank_after(text, at);
-    return self->cuts_spaces && (text[at] == ' ' || text[at] == '\t') && !is_blank_before(text, at);
+    return (text[at] == ' ' ? self->cuts_spaces : text[at] == '\t' && self->cuts_tabs) &&
+           !is_blank_before(text, at);
 }
 
 const char *tokenizer_token_bytes(const tokenizer *self, int32_t id, bool skip_special,

@@ -2,8 +2,9 @@
  *
  *   name                        tokenizer
  *   "bytes"                     token = byte value; vocabulary 256, no other tokens
- *   DIR or DIR/tokenizer.json   Hugging Face's tokenizer.json of the byte-level BPE kind (GPT-2,
- *                               Llama 3, Qwen, SmolLM, ...); ids are exactly those of its library
+ *   DIR or DIR/tokenizer.json   Hugging Face's tokenizer.json: BPE, byte-level (GPT-2, Llama 3,
+ *                               Qwen, SmolLM, ...) or with byte fallback (Llama 2, Gemma), WordPiece
+ *                               (BERT), Unigram (T5, ALBERT); ids are exactly those of its library
  *   FILE.model                  a SentencePiece model; needs libsentencepiece at build time
  *
  * tokenizer_config.json, config.json and generation_config.json in the same directory name the
@@ -46,6 +47,9 @@ int32_t tokenizer_end_id(const tokenizer *self);
 int32_t tokenizer_begin_id(const tokenizer *self);
 /* The id of a token by its text as in the file ("<|im_start|>"), or -1 if there is none. */
 int32_t tokenizer_find(const tokenizer *self, const char *token);
+/* True if a text is found to have this token where it stands, and the ids of the text after it are
+ * those of that text alone. */
+bool tokenizer_separates(const tokenizer *self, const char *token);
 /* XXH3 of everything that affects ids. Compare it where runs and token files must agree. */
 uint64_t tokenizer_hash(const tokenizer *self);
 
@@ -112,7 +116,8 @@ bool tokenizer_cuts_lines(const tokenizer *self);
 /* The bytes of one token as they stand in the text, not zero-terminated. *bytes is 0 for an id
  * outside the vocabulary, and for special tokens if `skip_special`. The bytes are constant and
  * belong to the tokenizer. A token may end within a UTF-8 sequence, so join the bytes before
- * printing. */
+ * printing. A space that the tokenizer puts in front of a text, or between words, belongs to the
+ * token after it. */
 const char *tokenizer_token_bytes(const tokenizer *self, int32_t id, bool skip_special,
                                   size_t *bytes);
 

@@ -10,44 +10,9 @@
 #include "base/size.h"
 #include "text/tokenizer_internal.h"
 
-enum { NODES_MAX = 1 << 24, NODE_BITS = 40, BYTE_BITS = 32 };
-
-static size_t edge_place(const toki_added *self, uint32_t node, uint8_t byte)
-{
-    uint64_t key = (uint64_t)node << 8 | byte;
-    return (key * 0x9e3779b97f4a7c15u) >> 32 & self->mask;
-}
-
-static uint32_t follow(const toki_added *self, uint32_t node, uint8_t byte)
-{
-    uint64_t key = (uint64_t)node << NODE_BITS | (uint64_t)byte << BYTE_BITS;
-    for (size_t place = edge_place(self, node, byte); self->edges[place];
-         place = (place + 1) & self->mask)
-        if ((self->edges[place] & ~(uint64_t)UINT32_MAX) == key)
-            return (uint32_t)self->edges[place];
-    return 0;
-}
-
-static void put_edge(toki_added *self, uint32_t node, uint8_t byte, uint32_t next)
-{
-    size_t place = edge_place(self, node, byte);
-    while (self->edges[place])
-        place = (place + 1) & self->mask;
-    self->edges[place] = (uint64_t)node << NODE_BITS | (uint64_t)byte << BYTE_BITS | next;
-}
-
 static void put(toki_added *self, const toki_added_token *token, int32_t idx)
 {
-    uint32_t node = 0;
-    for (size_t i = 0; i < token->text_bytes; i++) {
-        uint32_t next = follow(self, node, (uint8_t)token->text[i]);
-        if (!next) {
-            next = self->node_count++;
-            put_edge(self, node, (uint8_t)token->text[i], next);
-        }
-        node = next;
-    }
-    self->token_of_node[node] = idx;
+    toki_trie_put(&self->trie, token->text, token->text_bytes, idx);
     uint8_t first = (uint8_t)token->text[0];
     for (unsigned second = 0; second < 256; second++)
         if (token->text_bytes == 1 || second == (uint8_t)token->text[1])
@@ -56,22 +21,13 @@ static void put(toki_added *self, const toki_added_token *token, int32_t idx)
 
 int toki_added_make(toki_added *self, uint32_t count, const toki_added_token *tokens)
 {
-    size_t nodes = 1;
+    size_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
-        nodes += tokens[i].text_bytes;
-    if (nodes > NODES_MAX)
-        return err_set(ERR_INPUT, "added_tokens: texts of %zu bytes in all; at most %d are read",
-                       nodes - 1, NODES_MAX);
-    self->mask = 15;
-    while (self->mask < 2 * nodes)
-        self->mask = 2 * self->mask + 1;
-    self->edges = mem_alloc(self->mask + 1, sizeof *self->edges, "tokenizer added tokens");
-    self->token_of_node = mem_alloc(nodes, sizeof *self->token_of_node, "tokenizer added tokens");
+        bytes += tokens[i].text_bytes;
+    TRY(toki_trie_make(&self->trie, bytes, "added_tokens"));
     self->tokens = mem_alloc(count, sizeof *self->tokens, "tokenizer added tokens");
-    if (!self->edges || !self->token_of_node || !self->tokens)
+    if (!self->tokens)
         return -ENOMEM;
-    memset(self->token_of_node, 0xff, nodes * sizeof *self->token_of_node);
-    self->node_count = 1;
     self->first_byte = count ? (uint8_t)tokens[0].text[0] : -1;
     for (uint32_t i = 0; i < count; i++) {
         self->has_single_word |= tokens[i].single_word;
@@ -88,8 +44,7 @@ int toki_added_make(toki_added *self, uint32_t count, const toki_added_token *to
 
 void toki_added_fini(toki_added *self)
 {
-    mem_free(self->edges);
-    mem_free(self->token_of_node);
+    toki_trie_fini(&self->trie);
     mem_free(self->tokens);
     *self = (toki_added){0};
 }
@@ -107,24 +62,6 @@ static size_t candidate(const toki_added *self, const char *text, size_t bytes, 
             (1u << (bytes_at[at + 1] % 8)))
             return at;
     return at;
-}
-
-/* The longest token at `at`; *end is where it ends. */
-static const toki_added_token *token_at(const toki_added *self, const char *text, size_t bytes,
-                                        size_t at, size_t *end)
-{
-    const toki_added_token *found = NULL;
-    uint32_t node = 0;
-    for (size_t i = at; i < bytes; i++) {
-        node = follow(self, node, (uint8_t)text[i]);
-        if (!node)
-            break;
-        if (self->token_of_node[node] >= 0) {
-            found = &self->tokens[self->token_of_node[node]];
-            *end = i + 1;
-        }
-    }
-    return found;
 }
 
 static size_t character_before(const char *text, size_t at)
@@ -166,12 +103,14 @@ const toki_added_token *toki_added_next(const tokenizer *owner, const toki_added
                                         size_t *begin, size_t *end, size_t *resume)
 {
     while (self->count && (at = candidate(self, text, bytes, at)) < bytes) {
-        size_t stop, step;
-        const toki_added_token *token = token_at(self, text, bytes, at, &stop);
-        if (!token) {
+        size_t length, step;
+        int32_t idx = toki_trie_longest(&self->trie, text + at, bytes - at, &length);
+        if (idx < 0) {
             at++;
             continue;
         }
+        const toki_added_token *token = &self->tokens[idx];
+        size_t stop = at + length;
         *resume = stop; /* before the spaces that it strips, where a token may begin */
         if (token->single_word && is_within_word(owner, text, bytes, at, stop)) {
             at = stop;

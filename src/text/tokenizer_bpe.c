@@ -1,4 +1,6 @@
-/* Turns one word into ids. Among all pairs of neighbours the one with the lowest rank merges, the
+/* The merges of BPE within one word. Its symbols are at first its bytes (of a byte-level tokenizer)
+ * or its characters; a character without a token is its bytes as tokens ("<0x0A>"), or the unknown
+ * token. Among all pairs of neighbours the one with the lowest rank merges, the
  * leftmost of equal ones, until no pair has a rank. See tokenizer_internal.h.
  *
  *   short words     the ranks of all pairs in an array, searched for the lowest at each merge:
@@ -23,15 +25,9 @@
  *   certain symbols. They are the first ids of the word, and the others are those of its rest.
  *
  * This holds for every table of merges. How many symbols are given up depends on the table: mostly
- * a few at the end. A table that needs more than the window is refused.
- *
- * Repeated words are looked up in the worker's cache. Nothing is allocated for a word that is not
- * longer than all words before it. */
+ * a few at the end. A table that needs more than the window is refused. */
 #include <errno.h>
 #include <string.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include "base/mem.h"
 #include "base/size.h"
@@ -71,14 +67,37 @@ static int append(token_list *out, int32_t id)
     return 0;
 }
 
-/* The first id for a byte. -1: the byte has none, or belongs to the unknown token before it. */
-static int32_t byte_id(const tokenizer *self, char byte, bool *was_unknown)
+/* A walk over the first symbols of a word. */
+struct symbols {
+    bool was_unknown;
+    size_t bytes_left; /* of a character that becomes byte tokens */
+};
+typedef struct symbols symbols;
+
+/* The symbol at a place, and its bytes. -1: there is none; the unknown token before may stand for
+ * the bytes. */
+static int32_t next_symbol(const tokenizer *self, symbols *walk, const char *at, size_t *step)
 {
-    int32_t id = self->byte_ids[(unsigned char)byte];
-    if (id < 0 && *was_unknown && self->fuses_unknown)
+    unsigned char byte = (unsigned char)*at;
+    int32_t id = self->byte_ids[byte];
+    *step = 1;
+    if (self->decoder.is_byte_level) {
+    } else if (walk->bytes_left > 0) {
+        walk->bytes_left--;
+        return id;
+    } else {
+        (void)toki_decode(at, step);
+        id = byte < 0x80 ? self->ascii_ids[byte] : toki_find_text(self, at, *step);
+        if (id < 0 && self->has_all_bytes) {
+            walk->bytes_left = *step - 1;
+            *step = 1;
+            id = self->byte_ids[byte];
+        }
+    }
+    if (id < 0 && walk->was_unknown && self->fuses_unknown)
         return -1;
     if (id >= 0 || self->unknown_id >= 0)
-        *was_unknown = id < 0;
+        walk->was_unknown = id < 0;
     return id >= 0 ? id : self->unknown_id;
 }
 
@@ -93,10 +112,10 @@ static uint32_t find_rank(const tokenizer *self, const uint32_t pair[2], uint32_
 static int short_word(const tokenizer *self, const char *word, size_t bytes, token_list *out)
 {
     uint32_t ids[SHORT_SYMBOLS + 1], merged[SHORT_SYMBOLS + 1], ranks[SHORT_SYMBOLS + 1];
-    size_t count = 0;
-    bool was_unknown = false;
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t id = byte_id(self, word[i], &was_unknown);
+    size_t count = 0, step;
+    symbols walk = {0};
+    for (size_t i = 0; i < bytes; i += step) {
+        int32_t id = next_symbol(self, &walk, word + i, &step);
         if (id >= 0)
             ids[count++] = (uint32_t)id;
     }
@@ -168,33 +187,31 @@ static void rank_pair(const tokenizer *self, long_word *word, int32_t place)
         heap_put(word, (uint64_t)left->rank << 32 | (uint64_t)place);
 }
 
-/* Makes the symbols of a word and ranks their pairs. *count: the symbols. */
+/* Makes the symbols of a word and ranks their pairs. A symbol's place is that of its first byte.
+ * *first and *last: the first and the last symbol, -1 if there is none. */
 static int begin_long_word(const tokenizer *self, toki_worker *worker, const char *bytes_at,
-                           size_t bytes, long_word *out, int32_t *count)
+                           size_t bytes, long_word *out, int32_t *first, int32_t *last)
 {
-    bool was_unknown = false;
-    if (worker->word_capacity < bytes) {
-        mem_free(worker->word);
-        worker->word_capacity = 0;
-        worker->word = mem_alloc(bytes, sizeof(symbol) + 3 * sizeof(uint64_t), "tokenizer word");
-        if (!worker->word)
-            return -ENOMEM;
-        worker->word_capacity = bytes;
-    }
-    out->heap = worker->word;
-    out->symbols = (symbol *)(out->heap + 3 * worker->word_capacity);
+    symbols walk = {0};
+    size_t step;
+    out->heap = toki_word_room(worker, bytes * (sizeof(symbol) + 3 * sizeof(uint64_t)));
+    if (!out->heap)
+        return -ENOMEM;
+    out->symbols = (symbol *)(out->heap + 3 * bytes);
     out->heap_count = 0;
-    *count = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t id = byte_id(self, bytes_at[i], &was_unknown);
+    *first = *last = -1;
+    for (size_t i = 0; i < bytes; i += step) {
+        int32_t id = next_symbol(self, &walk, bytes_at + i, &step);
         if (id < 0)
             continue;
-        out->symbols[*count] = (symbol){.id = (uint32_t)id, .left = *count - 1, .right = -1};
-        if (*count)
-            out->symbols[*count - 1].right = *count;
-        ++*count;
+        out->symbols[i] = (symbol){.id = (uint32_t)id, .left = *last, .right = -1};
+        if (*last >= 0)
+            out->symbols[*last].right = (int32_t)i;
+        else
+            *first = (int32_t)i;
+        *last = (int32_t)i;
     }
-    for (int32_t i = 0; i < *count; i++)
+    for (int32_t i = *first; i >= 0; i = out->symbols[i].right)
         rank_pair(self, out, i);
     return 0;
 }
@@ -228,9 +245,9 @@ static void merge_pair(const tokenizer *self, long_word *word, int32_t place)
         rank_pair(self, word, left->left);
 }
 
-static int end_long_word(const long_word *word, int32_t count, token_list *out)
+static int end_long_word(const long_word *word, int32_t first, token_list *out)
 {
-    for (int32_t i = 0; i >= 0 && i < count; i = word->symbols[i].right)
+    for (int32_t i = first; i >= 0; i = word->symbols[i].right)
         TRY(append(out, (int32_t)word->symbols[i].id));
     return 0;
 }
@@ -239,11 +256,11 @@ static int merge_long_word(const tokenizer *self, toki_worker *worker, const cha
                            size_t bytes, token_list *out)
 {
     long_word word = {0};
-    int32_t count, place;
-    TRY(begin_long_word(self, worker, bytes_at, bytes, &word, &count));
+    int32_t first, last, place;
+    TRY(begin_long_word(self, worker, bytes_at, bytes, &word, &first, &last));
     while (best_pair(&word, &place) != RANK_NONE)
         merge_pair(self, &word, place);
-    return end_long_word(&word, count, out);
+    return end_long_word(&word, first, out);
 }
 
 /* --- longer words --- */
@@ -255,30 +272,42 @@ static uint32_t risk_of(const tokenizer *self, uint32_t id, const char *text, si
 {
     for (uint32_t i = self->followers_at[id]; i < self->followers_at[id + 1]; i++) {
         const toki_token *right = &self->tokens[self->followers[i].right];
+        size_t bytes;
+        const char *word = toki_word_of(self, right, &bytes);
         if (!right->is_word && self->unknown_id >= 0)
             return self->followers[i].rank; /* it may hold an unknown token that comes later */
-        if (right->is_word && right->byte_count >= least &&
-            memcmp(right->bytes, text, size_min(right->byte_count, known)) == 0)
+        if (right->is_word && bytes >= least && memcmp(word, text, size_min(bytes, known)) == 0)
             return self->followers[i].rank;
     }
     return RANK_NONE;
+}
+
+/* True if a text ends within a character. */
+static bool ends_within(const char *text, size_t bytes)
+{
+    size_t begin = bytes - 1, length;
+    while (begin > 0 && ((unsigned char)text[begin] & 0xc0) == 0x80)
+        begin--;
+    (void)toki_decode(text + begin, &length);
+    return begin + length != bytes;
 }
 
 int toki_word_front(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
                     token_list *out, size_t *done)
 {
     long_word word = {0};
-    int32_t count, place;
+    int32_t first, last, place;
     size_t least = 0; /* bytes of the symbol that was given up last */
-    *done = bytes;    /* the bytes of the certain symbols */
-    for (size_t i = 0; i < bytes; i++)
+    while (!self->decoder.is_byte_level && bytes > 0 && ends_within(text, bytes))
+        bytes--;
+    *done = bytes; /* the bytes of the certain symbols */
+    for (size_t i = 0; self->decoder.is_byte_level && i < bytes; i++)
         if (self->byte_ids[(unsigned char)text[i]] < 0)
             return err_set(ERR_INPUT,
                            "a word (text without a place to split) of more than %zu bytes has the "
                            "byte 0x%02x, for which the tokenizer has no token: cut the word",
                            bytes, (unsigned char)text[i]);
-    TRY(begin_long_word(self, worker, text, bytes, &word, &count));
-    int32_t last = count - 1;
+    TRY(begin_long_word(self, worker, text, bytes, &word, &first, &last));
     bool is_new = true;
     for (uint32_t risk = 0; last >= 0;) {
         symbol *at = &word.symbols[last];
@@ -289,7 +318,7 @@ int toki_word_front(const tokenizer *self, toki_worker *worker, const char *text
         if (risk < best) {
             at->is_gone = true;
             *done = (size_t)last;
-            least = self->tokens[at->id].byte_count;
+            (void)toki_word_of(self, &self->tokens[at->id], &least);
             last = at->left;
             if (last >= 0) {
                 word.symbols[last].right = -1;
@@ -309,23 +338,22 @@ int toki_word_front(const tokenizer *self, toki_worker *worker, const char *text
                        "tokenizer's merges its first tokens depend on bytes that come later; cut "
                        "the word",
                        bytes);
-    return end_long_word(&word, last < 0 ? 0 : count, out);
+    return end_long_word(&word, last < 0 ? -1 : first, out);
 }
 
 int toki_word_rest(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
                    token_list *out)
 {
-    bool is_whole = !self->has_all_bytes && bytes <= WHOLE_BYTES_MOST;
+    bool is_whole = self->takes_whole_words || (self->decoder.is_byte_level &&
+                                                !self->has_all_bytes && bytes <= WHOLE_BYTES_MOST);
     for (size_t done; !is_whole && bytes > self->word_window; word += done, bytes -= done)
         TRY(toki_word_front(self, worker, word, self->word_window, out, &done));
     return bytes <= SHORT_SYMBOLS ? short_word(self, word, bytes, out)
                                   : merge_long_word(self, worker, word, bytes, out);
 }
 
-/* --- the cache --- */
-
-static int merge_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
-                      token_list *out)
+int toki_bpe_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
+                  token_list *out)
 {
     if (self->ignores_merges) {
         int32_t id = toki_find_word(self, word, bytes);
@@ -333,30 +361,4 @@ static int merge_word(const tokenizer *self, toki_worker *worker, const char *wo
             return append(out, id);
     }
     return toki_word_rest(self, worker, word, bytes, out);
-}
-
-int toki_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
-              token_list *out)
-{
-    if (bytes == 0)
-        return 0;
-    if (bytes > TOKI_CACHED_BYTES)
-        return merge_word(self, worker, word, bytes, out);
-    toki_cached *cached = &worker->cache[XXH3_64bits(word, bytes) & (TOKI_CACHE_ENTRIES - 1)];
-    if (cached->byte_count == bytes && memcmp(cached->bytes, word, bytes) == 0) {
-        if (out->capacity - out->count < TOKI_CACHED_IDS)
-            TRY(toki_list_reserve(out, TOKI_CACHED_IDS));
-        memcpy(&out->ids[out->count], cached->ids, sizeof cached->ids);
-        out->count += cached->id_count;
-        return 0;
-    }
-    size_t before = out->count;
-    TRY(merge_word(self, worker, word, bytes, out));
-    if (out->count - before > TOKI_CACHED_IDS)
-        return 0;
-    cached->byte_count = (uint8_t)bytes;
-    cached->id_count = (uint8_t)(out->count - before);
-    memcpy(cached->bytes, word, bytes);
-    memcpy(cached->ids, &out->ids[before], (out->count - before) * sizeof *out->ids);
-    return 0;
 }

@@ -23,10 +23,10 @@ struct wanted {
 };
 typedef struct wanted wanted;
 
-static const char *const usual_begins[] = {"<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>",
-                                           NULL};
+static const char *const usual_begins[] = {
+    "<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[CLS]", NULL};
 static const char *const usual_ends[] = {
-    "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "</s>", "<eos>", NULL};
+    "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "</s>", "<eos>", "[SEP]", NULL};
 
 static void by_text(const tokenizer *self, const json_t *object, wanted *what)
 {

@@ -17,6 +17,7 @@ struct encoding {
     toki_worker *worker;
     const char *text, *shadow;
     token_list *out;
+    bool is_first; /* the text is the beginning of what was to be encoded */
 };
 typedef struct encoding encoding;
 
@@ -91,12 +92,11 @@ int toki_match_failed(int code, size_t at)
                    at, (const char *)text);
 }
 
-/* Finds the next match of a piece at or after `at`. Returns 1, 0 if there is none, or an error. */
-static int find(encoding *self, const toki_stage *stage, const char *piece, size_t bytes, size_t at,
-                size_t *begin, size_t *end)
+/* Finds the next match at or after `at`. Returns 1, 0 if there is none, or an error. */
+static int find(toki_worker *worker, const toki_stage *stage, const char *text, size_t bytes,
+                size_t at, size_t *begin, size_t *end)
 {
-    toki_worker *worker = self->worker;
-    PCRE2_SPTR subject = (PCRE2_SPTR)piece;
+    PCRE2_SPTR subject = (PCRE2_SPTR)text;
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
     uint64_t limit = size_min(MATCH_LIMIT + MATCH_LIMIT_PER_BYTE * (uint64_t)bytes, UINT32_MAX);
     pcre2_set_match_limit(worker->context, (uint32_t)limit);
@@ -115,35 +115,46 @@ static int find(encoding *self, const toki_stage *stage, const char *piece, size
     return 1;
 }
 
-/* Cuts a piece at all matches. An empty match counts if it does not touch the match before it, as
- * in the library. */
+int toki_match_next(toki_worker *worker, const toki_stage *stage, const char *text, size_t bytes,
+                    toki_matches *walk)
+{
+    walk->gap_begin = walk->end;
+    while (walk->at <= bytes) {
+        int found = find(worker, stage, text, bytes, walk->at, &walk->begin, &walk->end);
+        if (found <= 0) {
+            walk->end = walk->gap_begin;
+            return found;
+        }
+        if (walk->begin == walk->end && walk->has_match && walk->end == walk->gap_begin) {
+            size_t step = 1;
+            if (walk->at < bytes)
+                (void)toki_decode(text + walk->at, &step);
+            walk->at += step;
+            continue;
+        }
+        walk->at = walk->end;
+        walk->has_match = true;
+        return 1;
+    }
+    return 0;
+}
+
+/* Cuts a piece at all matches. */
 static int split(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
 {
     const toki_stage *stage = &self->self->stages[stage_idx];
     const char *piece = self->shadow + begin;
-    size_t bytes = end - begin, at = 0, taken = 0, match_begin = 0, match_end = 0;
     parts state = {.stage_idx = stage_idx};
-    bool has_match = false;
-    while (at <= bytes) {
-        int found = find(self, stage, piece, bytes, at, &match_begin, &match_end);
-        TRY(found);
-        if (!found)
-            break;
-        if (match_begin == match_end && has_match && match_end == taken) {
-            size_t step = 1;
-            if (at < bytes)
-                toki_decode(piece + at, &step);
-            at += step;
-            continue;
-        }
-        if (match_begin != taken)
-            TRY(take_part(self, &state, begin + taken, begin + match_begin, false));
-        TRY(take_part(self, &state, begin + match_begin, begin + match_end, true));
-        at = taken = match_end;
-        has_match = true;
+    toki_matches walk = {0};
+    int found;
+    while ((found = toki_match_next(self->worker, stage, piece, end - begin, &walk)) > 0) {
+        if (walk.begin != walk.gap_begin)
+            TRY(take_part(self, &state, begin + walk.gap_begin, begin + walk.begin, false));
+        TRY(take_part(self, &state, begin + walk.begin, begin + walk.end, true));
     }
-    if (taken != bytes)
-        TRY(take_part(self, &state, begin + taken, end, false));
+    TRY(found);
+    if (walk.gap_begin != end - begin)
+        TRY(take_part(self, &state, begin + walk.gap_begin, end, false));
     return release(self, &state);
 }
 
@@ -165,42 +176,132 @@ static int add_space(encoding *self, uint32_t stage_idx, size_t begin, size_t en
     return run_stage(&inner, stage_idx + 1, 0, end - begin + 1);
 }
 
+static bool is_mark_at(const toki_mark *mark, const char *text, size_t bytes)
+{
+    return bytes >= mark->bytes && memcmp(text, mark->text, mark->bytes) == 0;
+}
+
+/* Cuts a piece before each mark, or before each that follows another character. */
+static int cut_marks(encoding *self, uint32_t stage_idx, const toki_mark *mark, bool at_each,
+                     size_t begin, size_t end)
+{
+    size_t from = begin, after = begin; /* the end of the last mark */
+    for (size_t at = begin; at < end; at++) {
+        const char *found = memchr(self->text + at, mark->text[0], end - at);
+        if (!found)
+            break;
+        at = (size_t)(found - self->text);
+        if (!is_mark_at(mark, found, end - at))
+            continue;
+        if (at_each || at != after) {
+            TRY(run_stage(self, stage_idx + 1, from, at));
+            from = at;
+        }
+        after = at + mark->bytes;
+        at = after - 1;
+    }
+    return run_stage(self, stage_idx + 1, from, end);
+}
+
+/* Makes marks of spaces in a copy, puts a mark in front, and cuts. */
+static int add_marks(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
+{
+    const toki_stage *stage = &self->self->stages[stage_idx];
+    const toki_mark *mark = &stage->mark;
+    bool has_mark = self->text[begin] == ' ' || is_mark_at(mark, self->text + begin, end - begin);
+    bool is_prepended =
+        !has_mark && (stage->prepend == TOKI_PREPEND_ALWAYS ||
+                      (stage->prepend == TOKI_PREPEND_FIRST && self->is_first && begin == 0));
+    encoding inner = *self;
+    toki_bytes *const copies[] = {&self->worker->space_text, &self->worker->space_shadow};
+    const char *const sources[] = {self->text, self->shadow};
+    for (size_t c = 0; c < (self->text == self->shadow ? 1 : 2); c++) {
+        toki_bytes *copy = copies[c];
+        copy->count = 0;
+        TRY(toki_bytes_reserve(copy, (end - begin + 1) * mark->bytes));
+        if (is_prepended)
+            TRY(toki_append(copy, mark->text, mark->bytes));
+        for (size_t at = begin; at < end; at++)
+            if (sources[c][at] != ' ')
+                copy->data[copy->count++] = sources[c][at];
+            else
+                TRY(toki_append(copy, mark->text, mark->bytes));
+    }
+    inner.text = copies[0]->data;
+    inner.shadow = self->text == self->shadow ? inner.text : copies[1]->data;
+    inner.is_first = false;
+    return stage->cuts_marks ? cut_marks(&inner, stage_idx, mark, true, 0, copies[0]->count)
+                             : run_stage(&inner, stage_idx + 1, 0, copies[0]->count);
+}
+
+/* Removes white space, and makes each punctuation character a piece. */
+static int cut_classes(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
+{
+    const toki_stage *stage = &self->self->stages[stage_idx];
+    size_t from = begin, length;
+    for (size_t at = begin; at < end; at += length) {
+        uint32_t character = toki_decode(self->text + at, &length);
+        bool is_space = stage->takes_spaces && toki_is_space(character);
+        if (!is_space && !(stage->takes_punctuation && toki_is_punctuation(character)))
+            continue;
+        TRY(run_stage(self, stage_idx + 1, from, at));
+        if (!is_space)
+            TRY(run_stage(self, stage_idx + 1, at, at + length));
+        from = at + length;
+    }
+    return run_stage(self, stage_idx + 1, from, end);
+}
+
 static int run_stage(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
 {
     if (begin == end)
         return 0;
     if (stage_idx == self->self->stage_count)
         return toki_word(self->self, self->worker, self->text + begin, end - begin, self->out);
-    return self->self->stages[stage_idx].adds_space ? add_space(self, stage_idx, begin, end)
-                                                    : split(self, stage_idx, begin, end);
+    const toki_stage *stage = &self->self->stages[stage_idx];
+    switch (stage->kind) {
+    case TOKI_PATTERN:
+        return split(self, stage_idx, begin, end);
+    case TOKI_ADD_SPACE:
+        return add_space(self, stage_idx, begin, end);
+    case TOKI_METASPACE:
+        return add_marks(self, stage_idx, begin, end);
+    case TOKI_MARKS:
+        return cut_marks(self, stage_idx, &stage->mark, false, begin, end);
+    case TOKI_CLASSES:
+        return cut_classes(self, stage_idx, begin, end);
+    }
+    return err_set(ERR_INTERNAL, "there is no stage of kind %d", (int)stage->kind);
 }
 
 /* Encodes a text without added tokens, after normalization. */
-static int encode_plain(encoding *self, const char *text, size_t bytes)
+static int encode_plain(encoding *self, const char *text, size_t bytes, bool is_first)
 {
     self->text = text;
+    self->is_first = is_first;
     TRY(toki_text_shadow(text, bytes, &self->worker->shadow, &self->shadow));
     return run_stage(self, 0, 0, bytes);
 }
 
 /* Cuts out added tokens: first those of added[0] from the original text, then those of added[1]
  * from each remaining part, after normalization. */
-static int encode_part(encoding *self, uint32_t level, const char *text, size_t bytes)
+static int encode_part(encoding *self, uint32_t level, const char *text, size_t bytes,
+                       bool is_first)
 {
     const tokenizer *owner = self->self;
     size_t at = 0, taken = 0, begin, end;
     if (bytes == 0)
         return 0;
-    if (level == 1 && owner->form)
-        TRY(toki_text_normal(owner->form, owner->steady, text, bytes, &self->worker->normal, &text,
-                             &bytes));
+    if (level == 1)
+        TRY(toki_normalize(owner, self->worker, text, bytes, &text, &bytes));
     while (true) {
         const toki_added_token *token =
             toki_added_next(owner, &owner->added[level], text, bytes, at, taken, &begin, &end, &at);
         size_t stop = token ? begin : bytes;
+        bool begins = is_first && taken == 0;
         if (taken < stop)
-            TRY(level == 0 ? encode_part(self, 1, text + taken, stop - taken)
-                           : encode_plain(self, text + taken, stop - taken));
+            TRY(level == 0 ? encode_part(self, 1, text + taken, stop - taken, begins)
+                           : encode_plain(self, text + taken, stop - taken, begins));
         if (!token)
             return 0;
         TRY(toki_list_reserve(self->out, 1));
@@ -215,9 +316,7 @@ int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, si
     encoding state = {.self = self, .worker = worker, .out = out};
     TRY(toki_text_valid(text, bytes, &worker->utf8, &text, &bytes));
     if (!plain_text)
-        return encode_part(&state, 0, text, bytes);
-    if (self->form)
-        TRY(toki_text_normal(self->form, self->steady, text, bytes, &worker->normal, &text,
-                             &bytes));
-    return encode_plain(&state, text, bytes);
+        return encode_part(&state, 0, text, bytes, true);
+    TRY(toki_normalize(self, worker, text, bytes, &text, &bytes));
+    return encode_plain(&state, text, bytes, true);
 }

@@ -4,13 +4,15 @@
  * A text takes this way. Each arrow cuts it into pieces, and the next arrow treats a piece as a
  * text of its own:
  *
- *   bytes -> UTF-8 -> added tokens (not normalized) -> NFC -> added tokens (normalized)
+ *   bytes -> UTF-8 -> added tokens (not normalized) -> normalizer -> added tokens (normalized)
  *         -> stage 0 -> ... -> words -> ids
  *
  * Vocabulary:
  *   added token   found in a text before anything else happens to the text
- *   stage         a pattern (or an added space) that cuts a piece into smaller ones
- *   word          a piece after the last stage; the merges apply within it
+ *   step          a part of the normalizer: a change of a text
+ *   stage         a part of the pre-tokenizer: it cuts a piece into smaller ones
+ *   mark          a character that stands for a space in the vocabulary, mostly U+2581
+ *   word          a piece after the last stage; the model makes ids of it
  *   stand-in      a character that replaces, for the patterns only, one on whose class versions of
  *                 Unicode disagree; the text with stand-ins is the shadow (tokenizer_text.c)
  *   steady        a character that a normal form keeps and that begins a new cluster
@@ -26,8 +28,11 @@
 
 enum {
     TOKI_BYTE_VALUES = 256,
+    TOKI_ASCII = 128,
     TOKI_ID_MAX = (1 << 22) - 1, /* of a tokenizer.json; bounds the tables of tokens */
     TOKI_STAGES_MAX = 32,
+    TOKI_STEPS_MAX = 32,
+    TOKI_DECODER_MAX = 4, /* replacements of a decoder */
     TOKI_CACHE_ENTRIES = 1 << 15,
     TOKI_CACHED_BYTES = 29, /* longer words are not cached */
     TOKI_CACHED_IDS = 8,    /* words of more tokens are not cached */
@@ -50,7 +55,7 @@ struct toki_token {
     const char *bytes; /* the bytes that it stands for in a text */
     uint32_t text_bytes, byte_count;
     bool is_special;
-    bool is_word; /* all characters are of the byte alphabet, so merges may give it */
+    bool is_word; /* merges may give it; else a character is not of the byte alphabet */
 };
 typedef struct toki_token toki_token;
 
@@ -61,6 +66,15 @@ struct toki_index {
     size_t mask;
 };
 typedef struct toki_index toki_index;
+
+/* Numbers by keys of bytes, found byte by byte: a trie with hashed edges. Node 0 is the root. */
+struct toki_trie {
+    uint64_t *edges; /* [mask + 1]: node << 40 | byte << 32 | next node; 0: empty */
+    size_t mask;
+    int32_t *values; /* [node_count]; -1: no key ends there */
+    uint32_t node_count;
+};
+typedef struct toki_trie toki_trie;
 
 /* A pair of ids that merge; rank UINT32_MAX: an empty slot. */
 struct toki_merge {
@@ -84,18 +98,14 @@ struct toki_added_token {
 };
 typedef struct toki_added_token toki_added_token;
 
-/* A set of added tokens: a trie with hashed edges, and a filter on the first two bytes before
- * it. */
+/* A set of added tokens: a trie, and a filter on the first two bytes before it. */
 struct toki_added {
     uint32_t count;           /* tokens in the set; 0: nothing is ever found */
     uint8_t pairs[65536 / 8]; /* bit (first byte << 8 | second byte) */
     int first_byte;           /* the first byte of all tokens; -1: they differ */
     bool has_single_word;     /* at least one token is single_word */
     size_t longest;           /* bytes of the longest token */
-    uint64_t *edges;          /* [mask + 1]: node << 40 | byte << 32 | next node; 0: empty */
-    size_t mask;
-    int32_t *token_of_node; /* [node_count]: index into tokens; -1: no token ends there */
-    uint32_t node_count;
+    toki_trie trie;           /* the values are indices into tokens */
     toki_added_token *tokens;
 };
 typedef struct toki_added toki_added;
@@ -132,15 +142,83 @@ struct toki_known {
 };
 typedef struct toki_known toki_known;
 
+enum toki_stage_kind {
+    TOKI_PATTERN,
+    TOKI_ADD_SPACE, /* a piece gets a space in front if it has none */
+    TOKI_METASPACE, /* spaces become marks, a mark may be put in front; cuts before marks */
+    TOKI_MARKS,     /* cuts before a mark that follows another character */
+    TOKI_CLASSES,   /* removes white space, makes each punctuation character a piece */
+};
+
+/* Which pieces get a mark in front, unless they begin with one. */
+enum toki_prepend { TOKI_PREPEND_ALWAYS, TOKI_PREPEND_FIRST, TOKI_PREPEND_NEVER };
+
+/* A character in UTF-8, with a zero. */
+struct toki_mark {
+    char text[5];
+    uint8_t bytes;
+};
+typedef struct toki_mark toki_mark;
+
 struct toki_stage {
-    bool adds_space;  /* no pattern: a piece gets a space in front if it has none */
-    pcre2_code *code; /* owned; NULL if adds_space */
+    enum toki_stage_kind kind;
+    pcre2_code *code; /* owned; NULL unless TOKI_PATTERN */
     bool has_jit;
     const toki_known *known; /* NULL: nothing is known of the pattern */
     bool invert;             /* exchanges the roles of matches and gaps */
     enum toki_behavior behavior;
+    toki_mark mark;                       /* TOKI_METASPACE, TOKI_MARKS */
+    enum toki_prepend prepend;            /* TOKI_METASPACE */
+    bool cuts_marks;                      /* TOKI_METASPACE */
+    bool takes_spaces, takes_punctuation; /* TOKI_CLASSES */
 };
 typedef struct toki_stage toki_stage;
+
+/* The normal forms of Unicode that a normalizer may ask for. */
+enum toki_form { TOKI_NFC, TOKI_NFKC, TOKI_NFD, TOKI_NFKD };
+
+enum toki_step_kind {
+    TOKI_STEP_FORM,     /* a normal form */
+    TOKI_STEP_MAP,      /* a function of each character */
+    TOKI_STEP_STRIP,    /* removes white space at the ends */
+    TOKI_STEP_PREPEND,  /* puts a text in front */
+    TOKI_STEP_REPLACE,  /* replaces each match of a pattern by a text */
+    TOKI_STEP_CHARSMAP, /* SentencePiece's rules, by a double-array trie */
+};
+
+enum { TOKI_MAPPED_MAX = 3 };
+/* Writes what becomes of a character; returns the number of characters, 0 if it is removed. */
+typedef int toki_map(uint32_t character, uint32_t out[TOKI_MAPPED_MAX]);
+
+struct toki_step {
+    enum toki_step_kind kind;
+    enum toki_form form;   /* TOKI_STEP_FORM */
+    uint8_t *steady;       /* TOKI_STEP_FORM; see toki_steady_make */
+    toki_map *map;         /* TOKI_STEP_MAP */
+    bool at_begin, at_end; /* TOKI_STEP_STRIP */
+    toki_stage pattern;    /* TOKI_STEP_REPLACE */
+    /* the text of TOKI_STEP_PREPEND and TOKI_STEP_REPLACE; the decoded charsmap, whose first bytes
+     * are the trie of unit_count units, followed by texts that end with zeros */
+    char *text;
+    size_t text_bytes;
+    size_t unit_count;     /* TOKI_STEP_CHARSMAP */
+    bool is_space_to_mark; /* TOKI_STEP_REPLACE: of each space by U+2581 */
+};
+typedef struct toki_step toki_step;
+
+/* How a token's text becomes the bytes that it stands for (tokenizer_decoder.c). */
+struct toki_decoder {
+    bool is_byte_level; /* its characters stand for bytes */
+    bool joins;         /* a space comes before each token that has not the prefix */
+    bool cleans;        /* WordPiece's cleanup: no space before a full stop, and so on */
+    bool falls_back;    /* "<0x0A>" is a byte */
+    char prefix[64];    /* of a token that continues a word; "": there is none */
+    uint32_t count;     /* of replacements */
+    struct {
+        char from[16], to[16];
+    } replacements[TOKI_DECODER_MAX];
+};
+typedef struct toki_decoder toki_decoder;
 
 /* A cached word with its ids; texts repeat words. */
 struct toki_cached {
@@ -155,20 +233,17 @@ _Static_assert(sizeof(toki_cached) == 64, "one cache line");
 /* The state of one call of encode. Concurrent calls have one each. */
 struct toki_worker {
     struct toki_worker *next;
-    toki_bytes utf8, normal, shadow, space_text, space_shadow;
+    toki_bytes utf8, normal[2], shadow, space_text, space_shadow;
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
     toki_cached *cache; /* [TOKI_CACHE_ENTRIES] */
-    void *word;         /* tokenizer_bpe.c's tables for a word of up to `word_capacity` bytes */
+    void *word;         /* the model's tables for one word, from toki_word_room */
     size_t word_capacity;
 };
 typedef struct toki_worker toki_worker;
 
-/* The normal forms of Unicode that a normalizer may ask for. */
-enum toki_form { TOKI_AS_IT_IS, TOKI_NFC, TOKI_NFKC };
-
-enum toki_kind { TOKI_BYTES, TOKI_BPE, TOKI_SENTENCEPIECE };
+enum toki_kind { TOKI_BYTES, TOKI_BPE, TOKI_WORDPIECE, TOKI_UNIGRAM, TOKI_SENTENCEPIECE };
 
 struct tokenizer {
     enum toki_kind kind;
@@ -183,16 +258,24 @@ struct tokenizer {
     toki_follower *followers;           /* those of a left side lie together, by rising rank */
     uint32_t *followers_at;             /* by left side: the first; and the end of the last list */
     int32_t byte_ids[TOKI_BYTE_VALUES]; /* -1: no token is this single byte */
+    int32_t ascii_ids[TOKI_ASCII];      /* tokens whose text is this character; -1: none */
     /* for bytes without a token; -1: such bytes are dropped, as in the library */
     int32_t unknown_id;
     bool fuses_unknown, ignores_merges;
-    bool has_all_bytes; /* each byte is a token */
+    bool has_all_bytes;     /* each byte is a token */
+    bool takes_whole_words; /* words are not merged window by window */
+    toki_decoder decoder;
+    /* Unigram: all tokens, and the pieces' scores by id; WordPiece: those that begin a word, and
+     * those that continue one, without their prefix */
+    toki_trie trie, trie_within;
+    double *scores, unknown_score;
+    size_t word_characters_max; /* WordPiece: longer words are unknown */
     /* bytes; longer words are merged window by window (tokenizer_bpe.c). It is longer than every
      * token. */
     size_t word_window;
 
-    enum toki_form form;
-    uint8_t *steady;     /* for `form`, unless TOKI_AS_IT_IS; see toki_steady_make */
+    toki_step steps[TOKI_STEPS_MAX];
+    uint32_t step_count;
     toki_added added[2]; /* [0]: searched in the original text; [1]: in the normalized text */
     toki_stage stages[TOKI_STAGES_MAX];
     uint32_t stage_count;
@@ -200,7 +283,8 @@ struct tokenizer {
     token_list prefix, suffix;  /* what adds_special puts around a text */
 
     int32_t begin_id, end_id;
-    bool cuts_lines, cuts_spaces; /* see tokenizer_cut_is_safe */
+    bool cuts_lines, cuts_spaces, cuts_tabs; /* see tokenizer_cut_is_safe */
+    bool has_first;                          /* a text's first piece is treated differently */
     /* NULL if texts can be encoded as streams; else the reason why not */
     const char *no_stream;
     size_t stream_window; /* bytes of each buffer of a stream */
@@ -212,7 +296,6 @@ struct tokenizer {
 /* ---- tokenizer_vocab.c ----
  *
  * First all tokens are put in one after another, then toki_vocab_index makes them searchable. */
-void toki_byte_alphabet(uint16_t characters[TOKI_BYTE_VALUES]);
 /* Makes room for `count` ids and for `text_bytes` bytes of texts in all. */
 int toki_vocab_reserve(tokenizer *self, uint64_t count, uint64_t text_bytes) MUST_CHECK;
 /* Copies the text. There must be room, and the id must be unused. A token put after
@@ -221,11 +304,33 @@ void toki_vocab_put(tokenizer *self, int32_t id, const char *text, size_t bytes)
 int toki_vocab_index(tokenizer *self) MUST_CHECK;
 int32_t toki_find_text(const tokenizer *self, const char *text, size_t bytes); /* -1: none */
 int32_t toki_find_word(const tokenizer *self, const char *word, size_t bytes); /* -1: none */
+/* The bytes of a word that is this token. */
+const char *toki_word_of(const tokenizer *self, const toki_token *token, size_t *bytes);
 int toki_merges_reserve(tokenizer *self, uint64_t count) MUST_CHECK;
 void toki_merges_put(tokenizer *self, toki_merge merge); /* for equal pairs the last one stays */
 const toki_merge *toki_merge_find(const tokenizer *self, uint32_t left, uint32_t right);
 /* Lists the merges by their left sides, and chooses word_window. After all merges. */
 int toki_merges_list(tokenizer *self) MUST_CHECK;
+
+/* ---- tokenizer_trie.c ----
+ *
+ * A trie for keys of up to `bytes` bytes in all. ERR_INPUT with `what` if they are too many. For
+ * equal keys the last value stays. */
+int toki_trie_make(toki_trie *self, size_t bytes, const char *what) MUST_CHECK;
+void toki_trie_put(toki_trie *self, const char *key, size_t bytes, int32_t value);
+void toki_trie_fini(toki_trie *self);
+/* The node after `node` and a byte; 0: there is none. */
+static inline uint32_t toki_trie_next(const toki_trie *self, uint32_t node, uint8_t byte)
+{
+    uint64_t key = (uint64_t)node << 8 | byte;
+    size_t place = (key * 0x9e3779b97f4a7c15u) >> 32 & self->mask;
+    for (; self->edges[place]; place = (place + 1) & self->mask)
+        if (self->edges[place] >> 32 == key)
+            return (uint32_t)self->edges[place];
+    return 0;
+}
+/* The value of the longest key at the beginning of a text, and its bytes; -1: there is none. */
+int32_t toki_trie_longest(const toki_trie *self, const char *text, size_t bytes, size_t *length);
 
 /* ---- tokenizer_added.c ----
  *
@@ -244,6 +349,9 @@ uint32_t toki_decode(const char *text, size_t *bytes); /* one character of valid
 /* Valid UTF-8: the text itself, or a copy in *copy if bytes had to be replaced by U+FFFD. */
 int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char **out,
                     size_t *out_bytes) MUST_CHECK;
+int toki_append(toki_bytes *self, const void *text, size_t bytes) MUST_CHECK;
+/* The number of leading ASCII bytes. */
+size_t toki_ascii_run(const char *text, size_t bytes);
 /* Makes a bit set; bit c is 1 if the form keeps the character c, whatever is before it, and c
  * begins a cluster. */
 int toki_steady_make(enum toki_form form, uint8_t **out) MUST_CHECK;
@@ -257,6 +365,34 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
 int toki_text_shadow(const char *text, size_t bytes, toki_bytes *copy, const char **out) MUST_CHECK;
 uint32_t toki_stand_in(uint32_t character);
 bool toki_is_space(uint32_t character); /* Unicode's White_Space */
+/* True if the library's normal forms keep the character because their Unicode is older than it. */
+bool toki_is_unknown(uint32_t character);
+
+/* ---- tokenizer_classes.c: classes of characters as the library's own tables have them ---- */
+bool toki_is_punctuation(uint32_t character);
+/* What becomes of a character in a step of the normalizer. */
+toki_map toki_map_clean, toki_map_chinese, toki_map_lower, toki_map_no_nonspacing,
+    toki_map_no_marks;
+
+/* ---- tokenizer_normalize.c ----
+ *
+ * All steps of the normalizer on valid UTF-8. The result is the text itself or lies in the
+ * worker. */
+int toki_normalize(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
+                   const char **out, size_t *out_bytes) MUST_CHECK;
+void toki_step_fini(toki_step *self);
+
+/* ---- tokenizer_decoder.c ---- */
+void toki_byte_alphabet(uint16_t characters[TOKI_BYTE_VALUES]);
+int toki_byte_token(const char *text, size_t bytes); /* the byte of "<0x0A>"; -1: it is none */
+/* Writes the bytes that a token's text stands for; there must be room for toki_decoded_most(bytes)
+ * of them. True if merges may give the token. */
+bool toki_decode_token(const toki_decoder *self, const char *text, size_t text_bytes, char *out,
+                       size_t *count);
+static inline size_t toki_decoded_most(size_t text_bytes)
+{
+    return text_bytes + 1;
+}
 
 /* ---- tokenizer_pattern.c ----
  *
@@ -277,11 +413,19 @@ const toki_known *toki_known_find(const char *pattern, size_t bytes); /* NULL: n
 /* True if the matches of the pattern leave no gaps where a text may be cut. */
 bool toki_known_takes_all(const toki_known *self);
 
-/* ---- tokenizer_bpe.c ----
+/* ---- tokenizer_word.c ----
  *
- * Appends the ids of one word. */
+ * Appends the ids of one word. ERR_INPUT for a character that has no token. */
 int toki_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
               token_list *out) MUST_CHECK;
+/* Memory for a word's tables; it stays until the next call. */
+void *toki_word_room(toki_worker *worker, size_t bytes) MUST_CHECK;
+
+/* ---- tokenizer_bpe.c ----
+ *
+ * Appends the ids that the merges give for a word. */
+int toki_bpe_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
+                  token_list *out) MUST_CHECK;
 /* Appends the ids with which every word begins that begins with these bytes. *done: the bytes of
  * these ids. ERR_INPUT if they are too few to be worth it. */
 int toki_word_front(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
@@ -292,6 +436,17 @@ int toki_word_rest(const tokenizer *self, toki_worker *worker, const char *word,
 
 /* ---- tokenizer_encode.c ---- */
 int toki_match_failed(int code, size_t at); /* for an error of PCRE2, at a byte of a text */
+/* A walk over the matches of a pattern; all zero is the beginning. The gap before a match begins at
+ * gap_begin; after the last match it ends with the text. */
+struct toki_matches {
+    size_t gap_begin, begin, end, at;
+    bool has_match;
+};
+typedef struct toki_matches toki_matches;
+/* Finds the next match. An empty match counts if it does not touch the match before it, as in the
+ * library. Returns 1, 0 if there is none, or an error. */
+int toki_match_next(toki_worker *worker, const toki_stage *stage, const char *text, size_t bytes,
+                    toki_matches *walk) MUST_CHECK;
 int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
                 bool plain_text, token_list *out) MUST_CHECK;
 
@@ -306,6 +461,8 @@ int toki_json_open(tokenizer *self, const char *path) MUST_CHECK;
 int toki_config_read(tokenizer *self, const char *name) MUST_CHECK;
 
 int toki_list_reserve(token_list *self, size_t more) MUST_CHECK;
+toki_worker *toki_worker_create(void) MUST_CHECK;
+void toki_worker_destroy(toki_worker *self);
 
 /* ---- tokenizer_sp.c; tokenizer_sp_absent.c if libsentencepiece was not there at build time ----
  *

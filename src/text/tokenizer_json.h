@@ -33,9 +33,26 @@ int toki_type(const toki_reader *self, const char *where, const json_t *object,
 int toki_id(const toki_reader *self, const char *where, const json_t *value,
             int32_t *out) MUST_CHECK;
 
-/* ---- tokenizer_model.c ----
+/* The "replacement" of a Metaspace: one character. */
+int toki_read_mark(const toki_reader *self, const char *where, const json_t *part,
+                   toki_mark *out) MUST_CHECK;
+
+enum { TOKI_SHOWN = 40 }; /* bytes of a token's text in a message */
+static inline int toki_shown(size_t bytes)
+{
+    return bytes < TOKI_SHOWN ? (int)bytes : TOKI_SHOWN;
+}
+
+/* The text of an entry of added_tokens; NULL if it has none, which toki_read_added reports. */
+const char *toki_content_of(const json_t *added, size_t *bytes);
+size_t toki_vocab_size(const json_t *vocab); /* entries of model.vocab */
+
+/* ---- tokenizer_model.c, tokenizer_specials.c, tokenizer_steps.c, tokenizer_decoder.c ----
  *
- * The order of the calls: normalizer and model, then the added tokens, then the post-processor. */
+ * The order of the calls: decoder, model, normalizer, then the added tokens, then the
+ * post-processor. The decoder's is_byte_level is set before. */
+int toki_read_decoder(const toki_reader *self) MUST_CHECK;
+int toki_read_normalizer(const toki_reader *self) MUST_CHECK;
 int toki_read_model(const toki_reader *self) MUST_CHECK;
 int toki_read_added(const toki_reader *self) MUST_CHECK;
 int toki_read_post_processor(const toki_reader *self) MUST_CHECK;

@@ -1,51 +1,84 @@
-/* tokenizer.json: the model (vocabulary and merges), the added tokens, and the post-processor. See
- * tokenizer_json.h. */
+/* tokenizer.json: the model, that is its vocabulary with merges or scores. See tokenizer_json.h. */
 #include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "text/tokenizer_json.h"
 
-enum { SHOWN = 40 }; /* bytes of a token's text in a message */
-
-static int shown(size_t bytes)
-{
-    return (int)size_min(bytes, SHOWN);
-}
-
 /* --- vocabulary --- */
 
-static const char *content_of(const json_t *added, size_t *bytes)
+/* One token of model.vocab: {"text": id}, or [["text", score], ...] with ids in order. */
+struct vocab_entry {
+    const char *text;
+    size_t bytes;
+    int32_t id;
+    double score;
+};
+typedef struct vocab_entry vocab_entry;
+
+/* A walk over model.vocab; all zero is the beginning. */
+struct vocab_walk {
+    void *at;
+    size_t idx;
+};
+typedef struct vocab_walk vocab_walk;
+
+/* 1: *out is the next entry; 0: there are no more; or an error. */
+static int next_entry(const toki_reader *self, const json_t *vocab, vocab_walk *walk,
+                      vocab_entry *out)
 {
-    const json_t *content = json_object_get(added, "content");
-    *bytes = json_string_length(content);
-    /* NULL if it is not a string; toki_read_added reports that */
-    return json_string_value(content);
+    if (json_is_object(vocab)) {
+        walk->at = walk->at ? json_object_iter_next((json_t *)vocab, walk->at)
+                            : json_object_iter((json_t *)vocab);
+        if (!walk->at)
+            return 0;
+        *out = (vocab_entry){.text = json_object_iter_key(walk->at)};
+        out->bytes = strlen(out->text);
+        TRY(toki_id(self, "model.vocab", json_object_iter_value(walk->at), &out->id));
+        return 1;
+    }
+    if (walk->idx == json_array_size(vocab))
+        return 0;
+    const json_t *pair = json_array_get(vocab, walk->idx);
+    const json_t *text = json_array_get(pair, 0), *score = json_array_get(pair, 1);
+    if (json_array_size(pair) != 2 || !json_is_string(text) || !json_is_number(score) ||
+        walk->idx > TOKI_ID_MAX)
+        return err_set(ERR_INPUT, "%s: model.vocab[%zu] is not a pair of a text and a number",
+                       self->path, walk->idx);
+    *out = (vocab_entry){json_string_value(text), json_string_length(text), (int32_t)walk->idx++,
+                         json_number_value(score)};
+    return 1;
+}
+
+size_t toki_vocab_size(const json_t *vocab)
+{
+    return json_is_object(vocab) ? json_object_size(vocab) : json_array_size(vocab);
 }
 
 /* Makes room for the model's tokens and for the added ones, all of which may be new. */
-static int reserve_tokens(const toki_reader *self, const json_t *vocab, const json_t *added)
+static int reserve_tokens(const toki_reader *self, const json_t *vocab, const json_t *added,
+                          uint64_t *vocab_bytes)
 {
     uint64_t text_bytes = 1, highest = 0;
-    const char *text;
-    json_t *id_value;
-    void *at = json_object_iter((json_t *)vocab);
-    for (; at; at = json_object_iter_next((json_t *)vocab, at)) {
-        int32_t id;
-        text = json_object_iter_key(at);
-        id_value = json_object_iter_value(at);
-        TRY(toki_id(self, "model.vocab", id_value, &id));
-        highest = size_max(highest, (uint64_t)id + 1);
-        text_bytes += strlen(text);
+    vocab_walk walk = {0};
+    vocab_entry token;
+    int rc;
+    while ((rc = next_entry(self, vocab, &walk, &token)) > 0) {
+        highest = size_max(highest, (uint64_t)token.id + 1);
+        text_bytes += token.bytes;
     }
+    TRY(rc);
+    *vocab_bytes = text_bytes;
     for (size_t i = 0; i < json_array_size(added); i++) {
         size_t bytes;
-        if (content_of(json_array_get(added, i), &bytes))
+        if (toki_content_of(json_array_get(added, i), &bytes))
             text_bytes += bytes;
     }
-    uint64_t most = json_object_size(vocab) + json_array_size(added);
+    uint64_t most = toki_vocab_size(vocab) + json_array_size(added);
     if (most > TOKI_ID_MAX)
         return err_set(ERR_INPUT, "%s: %llu tokens; at most %d are read", self->path,
                        (unsigned long long)most, (int)TOKI_ID_MAX);
@@ -55,18 +88,18 @@ static int reserve_tokens(const toki_reader *self, const json_t *vocab, const js
 static int read_vocab(const toki_reader *self, const json_t *vocab)
 {
     tokenizer *owner = self->self;
-    void *at = json_object_iter((json_t *)vocab);
-    for (; at; at = json_object_iter_next((json_t *)vocab, at)) {
-        int32_t id;
-        const char *text = json_object_iter_key(at);
-        TRY(toki_id(self, "model.vocab", json_object_iter_value(at), &id));
-        const toki_token *token = &owner->tokens[id];
+    vocab_walk walk = {0};
+    vocab_entry listed;
+    int rc;
+    while ((rc = next_entry(self, vocab, &walk, &listed)) > 0) {
+        const toki_token *token = &owner->tokens[listed.id];
         if (token->text)
             return err_set(ERR_INPUT, "%s: model.vocab gives the id %d to \"%.*s\" and to \"%.*s\"",
-                           self->path, id, shown(token->text_bytes), token->text,
-                           shown(strlen(text)), text);
-        toki_vocab_put(owner, id, text, strlen(text));
+                           self->path, listed.id, toki_shown(token->text_bytes), token->text,
+                           toki_shown(listed.bytes), listed.text);
+        toki_vocab_put(owner, listed.id, listed.text, listed.bytes);
     }
+    TRY(rc);
     return toki_vocab_index(owner);
 }
 
@@ -107,7 +140,7 @@ static int side_id(const toki_reader *self, struct side side, size_t i, uint32_t
     int32_t id = toki_find_text(self->self, side.text, side.bytes);
     if (id < 0)
         return err_set(ERR_INPUT, "%s: model.merges[%zu] has \"%.*s\", which is not in model.vocab",
-                       self->path, i, shown(side.bytes), side.text);
+                       self->path, i, toki_shown(side.bytes), side.text);
     *out = (uint32_t)id;
     return 0;
 }
@@ -160,50 +193,80 @@ static int refuse_affix(const toki_reader *self, const json_t *model, const char
     return 0;
 }
 
-/* Reads how to treat a byte that is not a token. It has no effect if all 256 bytes are in the
- * vocabulary. */
+/* Finds the tokens of bytes ("<0x0A>") of a model that is not byte-level. */
+static int read_fallback(const toki_reader *self, const json_t *model)
+{
+    tokenizer *owner = self->self;
+    bool falls_back;
+    int count = 0;
+    TRY(toki_member_bool(self, "model", model, "byte_fallback", false, &falls_back));
+    for (unsigned b = 0; falls_back && b < TOKI_BYTE_VALUES; b++) {
+        char text[8];
+        snprintf(text, sizeof text, "<0x%02X>", b);
+        owner->byte_ids[b] = toki_find_text(owner, text, strlen(text));
+        count += owner->byte_ids[b] >= 0;
+    }
+    owner->has_all_bytes = count == TOKI_BYTE_VALUES;
+    if (count != 0 && !owner->has_all_bytes)
+        return err_set(ERR_CONFIG,
+                       "%s: model.byte_fallback is supported with all 256 tokens of bytes or with "
+                       "none; model.vocab has %d",
+                       self->path, count);
+    return 0;
+}
+
+static bool is_byte_token(const tokenizer *owner, uint32_t id)
+{
+    return toki_byte_token(owner->tokens[id].text, owner->tokens[id].text_bytes) >= 0;
+}
+
+/* Reads how to treat a byte or a character that is not a token. It has no effect on a byte-level
+ * model whose vocabulary has all 256 bytes. */
 static int read_unknown(const toki_reader *self, const json_t *model)
 {
     tokenizer *owner = self->self;
     json_t *unknown;
-    bool falls_back, is_complete = true;
+    bool falls_back;
     TRY(toki_member_bool(self, "model", model, "fuse_unk", false, &owner->fuses_unknown));
     TRY(toki_member_bool(self, "model", model, "byte_fallback", false, &falls_back));
     TRY(toki_member(self, "model", model, "unk_token", JSON_STRING, &unknown));
-    for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++)
-        is_complete &= owner->byte_ids[b] >= 0;
-    owner->has_all_bytes = is_complete;
-    if (is_complete)
+    if (owner->decoder.is_byte_level) {
+        owner->has_all_bytes = true;
+        for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++)
+            owner->has_all_bytes &= owner->byte_ids[b] >= 0;
+        if (owner->has_all_bytes)
+            return 0;
+        if (falls_back)
+            return err_set(
+                ERR_CONFIG,
+                "%s: model.byte_fallback with bytes that are not in model.vocab is not supported",
+                self->path);
+    } else {
+        TRY(read_fallback(self, model));
+    }
+    if (unknown) {
+        owner->unknown_id =
+            toki_find_text(owner, json_string_value(unknown), json_string_length(unknown));
+        if (owner->unknown_id < 0)
+            return err_set(ERR_INPUT, "%s: model.unk_token is not in model.vocab", self->path);
+    }
+    if (owner->decoder.is_byte_level)
         return 0;
-    if (falls_back)
-        return err_set(
-            ERR_CONFIG,
-            "%s: model.byte_fallback with bytes that are not in model.vocab is not supported",
-            self->path);
-    if (!unknown)
-        return 0;
-    owner->unknown_id =
-        toki_find_text(owner, json_string_value(unknown), json_string_length(unknown));
-    if (owner->unknown_id < 0)
-        return err_set(ERR_INPUT, "%s: model.unk_token is not in model.vocab", self->path);
+    /* toki_word_front compares the texts of tokens with the word, and knows all tokens of a part */
+    owner->takes_whole_words = !owner->has_all_bytes;
+    for (size_t i = 0; i <= owner->merge_mask && !owner->takes_whole_words; i++)
+        owner->takes_whole_words =
+            owner->merges[i].rank != UINT32_MAX && (is_byte_token(owner, owner->merges[i].left) ||
+                                                    is_byte_token(owner, owner->merges[i].right));
     return 0;
 }
 
-int toki_read_model(const toki_reader *self)
+static int read_bpe(const toki_reader *self, const json_t *model)
 {
-    json_t *model, *vocab, *merges, *added, *type;
-    TRY(toki_member(self, "the document", self->root, "model", JSON_OBJECT, &model));
-    if (!model)
-        return err_set(ERR_INPUT, "%s has no model: this is not a tokenizer.json", self->path);
-    TRY(toki_member(self, "model", model, "type", JSON_STRING, &type));
-    if (type && strcmp(json_string_value(type), "BPE") != 0)
-        return err_set(ERR_CONFIG, "%s: a model of type %s is not supported; BPE is", self->path,
-                       json_string_value(type));
-    TRY(toki_member(self, "model", model, "vocab", JSON_OBJECT, &vocab));
+    json_t *merges;
     TRY(toki_member(self, "model", model, "merges", JSON_ARRAY, &merges));
-    if (!vocab || !merges)
-        return err_set(ERR_INPUT, "%s: model.%s is missing", self->path,
-                       vocab ? "merges" : "vocab");
+    if (!merges)
+        return err_set(ERR_INPUT, "%s: model.merges is missing", self->path);
     const json_t *dropout = json_object_get(model, "dropout");
     if (dropout && !json_is_null(dropout) &&
         !(json_is_number(dropout) && json_number_value(dropout) == 0))
@@ -213,225 +276,134 @@ int toki_read_model(const toki_reader *self)
     TRY(refuse_affix(self, model, "end_of_word_suffix"));
     TRY(toki_member_bool(self, "model", model, "ignore_merges", false,
                          &self->self->ignores_merges));
-    TRY(toki_member(self, "the document", self->root, "added_tokens", JSON_ARRAY, &added));
-    TRY(reserve_tokens(self, vocab, added));
-    TRY(read_vocab(self, vocab));
     TRY(read_merges(self, merges));
     TRY(toki_merges_list(self->self));
     return read_unknown(self, model);
 }
 
-/* --- added tokens --- */
-
-/* The added token with this id: its entry in the file, and how to search for it. */
-struct added {
-    const json_t *entry;
-    toki_added_token token;
-    bool is_normalized;
-};
-typedef struct added added;
-
-static int read_added_token(const toki_reader *self, const json_t *entry, added *entries,
-                            int32_t *next_id, uint32_t *moved)
+/* Puts the tokens of the model in tries. `prefix` begins the tokens that continue a word. */
+static int make_tries(const toki_reader *self, uint64_t vocab_bytes, const char *prefix)
 {
+    enum { PIECE_BYTES_MAX = 4096 }; /* each place of a text is compared with as many bytes */
     tokenizer *owner = self->self;
-    added fresh = {.entry = entry};
-    bool is_special;
-    size_t bytes;
-    int32_t written;
-    if (!json_is_object(entry))
-        return err_set(ERR_INPUT, "%s: an entry of added_tokens is not an object", self->path);
-    const char *text = content_of(entry, &bytes);
-    if (!text)
-        return err_set(ERR_INPUT, "%s: an entry of added_tokens has no content", self->path);
-    TRY(toki_id(self, "added_tokens", json_object_get(entry, "id"), &written));
-    TRY(toki_member_bool(self, "added_tokens", entry, "special", false, &is_special));
-    TRY(toki_member_bool(self, "added_tokens", entry, "normalized", !is_special,
-                         &fresh.is_normalized));
-    TRY(toki_member_bool(self, "added_tokens", entry, "single_word", false,
-                         &fresh.token.single_word));
-    TRY(toki_member_bool(self, "added_tokens", entry, "lstrip", false, &fresh.token.lstrip));
-    TRY(toki_member_bool(self, "added_tokens", entry, "rstrip", false, &fresh.token.rstrip));
-    if (bytes == 0)
-        return 0;
-    int32_t id = toki_find_text(owner, text, bytes);
-    if (id < 0) { /* the library numbers new tokens itself and ignores the file's ids */
-        id = (*next_id)++;
-        if (owner->tokens[id].text)
-            return err_set(
-                ERR_INPUT,
-                "%s: the added token \"%.*s\" would get the id %d of \"%.*s\": model.vocab "
-                "has gaps below it",
-                self->path, shown(bytes), text, id, shown(owner->tokens[id].text_bytes),
-                owner->tokens[id].text);
-        toki_vocab_put(owner, id, text, bytes);
-    }
-    *moved += id != written;
-    owner->tokens[id].is_special |= is_special;
-    fresh.token.id = id;
-    entries[id] = fresh;
-    return 0;
-}
-
-/* Makes one of the two sets. Normalized tokens are searched in normalized text, so their own texts
- * are normalized first. */
-static int make_set(tokenizer *owner, const added *entries, bool normalized)
-{
-    uint32_t count = 0, most = 0;
-    for (uint64_t id = 0; id < owner->token_count; id++)
-        most += entries[id].entry && entries[id].is_normalized == normalized;
-    if (most == 0)
-        return 0;
-    toki_added_token *tokens = mem_alloc(most, sizeof *tokens, "tokenizer added tokens");
-    toki_bytes *copies = mem_alloc(most, sizeof *copies, "tokenizer added tokens");
-    int rc = tokens && copies ? 0 : -ENOMEM;
-    for (uint64_t id = 0; rc == 0 && id < owner->token_count; id++) {
-        if (!entries[id].entry || entries[id].is_normalized != normalized)
+    size_t prefix_bytes = prefix ? strlen(prefix) : 0;
+    TRY(toki_trie_make(&owner->trie, vocab_bytes, "model.vocab"));
+    if (prefix)
+        TRY(toki_trie_make(&owner->trie_within, vocab_bytes, "model.vocab"));
+    for (uint64_t id = 0; id < owner->token_count; id++) {
+        const toki_token *token = &owner->tokens[id];
+        if (!token->text || token->text_bytes == 0)
             continue;
-        toki_added_token *token = &tokens[count];
-        *token = entries[id].token;
-        token->text = content_of(entries[id].entry, &token->text_bytes);
-        if (normalized && owner->form)
-            rc = toki_text_normal(owner->form, owner->steady, token->text, token->text_bytes,
-                                  &copies[count], &token->text, &token->text_bytes);
-        count++;
+        if (token->text_bytes > PIECE_BYTES_MAX)
+            return err_set(ERR_INPUT,
+                           "%s: model.vocab has a token of %u bytes; at most %d are read",
+                           self->path, token->text_bytes, (int)PIECE_BYTES_MAX);
+        toki_trie_put(&owner->trie, token->text, token->text_bytes, (int32_t)id);
+        if (prefix && token->text_bytes > prefix_bytes &&
+            memcmp(token->text, prefix, prefix_bytes) == 0)
+            toki_trie_put(&owner->trie_within, token->text + prefix_bytes,
+                          token->text_bytes - prefix_bytes, (int32_t)id);
     }
-    if (rc == 0)
-        rc = toki_added_make(&owner->added[normalized], count, tokens);
-    for (uint32_t i = 0; copies && i < count; i++)
-        mem_free(copies[i].data);
-    mem_free(copies);
-    mem_free(tokens);
-    return rc;
-}
-
-int toki_read_added(const toki_reader *self)
-{
-    tokenizer *owner = self->self;
-    json_t *list, *model = json_object_get(self->root, "model");
-    int32_t next_id = (int32_t)json_object_size(json_object_get(model, "vocab"));
-    uint32_t moved = 0;
-    TRY(toki_member(self, "the document", self->root, "added_tokens", JSON_ARRAY, &list));
-    added *entries = mem_alloc(owner->token_count, sizeof *entries, "tokenizer added tokens");
-    int rc = entries ? 0 : -ENOMEM;
-    for (size_t i = 0; rc == 0 && i < json_array_size(list); i++)
-        rc = read_added_token(self, json_array_get(list, i), entries, &next_id, &moved);
-    while (owner->token_count && !owner->tokens[owner->token_count - 1].text)
-        owner->token_count--; /* room reserved for tokens that already existed */
-    for (int normalized = 0; rc == 0 && normalized < 2; normalized++)
-        rc = make_set(owner, entries, normalized);
-    mem_free(entries);
-    if (rc == 0 && (owner->added[0].has_single_word || owner->added[1].has_single_word))
-        rc = toki_pattern_word_character(&owner->word_character);
-    if (rc == 0 && moved)
-        log_warn("%s: %u of added_tokens get other ids than the file says, as in the tokenizers "
-                 "library: those follow the vocabulary",
-                 self->path, moved);
-    return rc;
-}
-
-/* --- the post-processor --- */
-
-static int add_id_around(const toki_reader *self, token_list *out, const json_t *id)
-{
-    if (out->count == TOKI_ID_MAX)
-        return err_set(ERR_INPUT, "%s: post_processor puts more than %d ids around a text",
-                       self->path, (int)TOKI_ID_MAX);
-    TRY(toki_list_reserve(out, 1));
-    return toki_id(self, "post_processor", id, &out->ids[out->count++]);
-}
-
-/* Reads one piece of a template: the place of the text, or a special token with its ids. */
-static int read_piece(const toki_reader *self, const json_t *post, const json_t *piece,
-                      bool *has_text)
-{
-    tokenizer *owner = self->self;
-    json_t *text, *special, *name, *all, *named, *ids;
-    TRY(toki_member(self, "post_processor.single", piece, "Sequence", JSON_OBJECT, &text));
-    TRY(toki_member(self, "post_processor.single", piece, "SpecialToken", JSON_OBJECT, &special));
-    if (text) {
-        TRY(toki_member(self, "post_processor.single", text, "id", JSON_STRING, &name));
-        if (*has_text || !name || strcmp(json_string_value(name), "A") != 0)
-            return err_set(ERR_CONFIG, "%s: post_processor.single must have exactly one text, A",
-                           self->path);
-        *has_text = true;
-        return 0;
-    }
-    TRY(toki_member(self, "post_processor.single", special, "id", JSON_STRING, &name));
-    TRY(toki_member(self, "post_processor", post, "special_tokens", JSON_OBJECT, &all));
-    if (!name)
-        return err_set(ERR_INPUT, "%s: a piece of post_processor.single has no id", self->path);
-    TRY(toki_member(self, "post_processor.special_tokens", all, json_string_value(name),
-                    JSON_OBJECT, &named));
-    TRY(toki_member(self, "post_processor.special_tokens", named, "ids", JSON_ARRAY, &ids));
-    if (!ids)
-        return err_set(ERR_INPUT, "%s: post_processor.special_tokens has no ids of \"%.*s\"",
-                       self->path, SHOWN, json_string_value(name));
-    for (size_t i = 0; i < json_array_size(ids); i++)
-        TRY(add_id_around(self, *has_text ? &owner->suffix : &owner->prefix,
-                          json_array_get(ids, i)));
     return 0;
 }
 
-static int read_template(const toki_reader *self, const json_t *post)
+static int read_wordpiece(const toki_reader *self, const json_t *model, uint64_t vocab_bytes)
 {
-    json_t *single;
-    bool has_text = false;
-    TRY(toki_member(self, "post_processor", post, "single", JSON_ARRAY, &single));
-    for (size_t i = 0; i < json_array_size(single); i++)
-        TRY(read_piece(self, post, json_array_get(single, i), &has_text));
-    if (!has_text)
-        return err_set(ERR_INPUT, "%s: post_processor.single has no text", self->path);
-    return 0;
-}
-
-/* RobertaProcessing and BertProcessing: ["<s>", 0] before the text, ["</s>", 2] after it. */
-static int read_pair(const toki_reader *self, const json_t *post)
-{
+    enum { CHARACTERS_MAX = 100 };
     tokenizer *owner = self->self;
-    json_t *cls, *sep;
-    TRY(toki_member(self, "post_processor", post, "cls", JSON_ARRAY, &cls));
-    TRY(toki_member(self, "post_processor", post, "sep", JSON_ARRAY, &sep));
-    TRY(add_id_around(self, &owner->prefix, json_array_get(cls, 1)));
-    return add_id_around(self, &owner->suffix, json_array_get(sep, 1));
+    json_t *prefix, *unknown;
+    const json_t *most = json_object_get(model, "max_input_chars_per_word");
+    TRY(toki_member(self, "model", model, "continuing_subword_prefix", JSON_STRING, &prefix));
+    TRY(toki_member(self, "model", model, "unk_token", JSON_STRING, &unknown));
+    if (most && !(json_is_integer(most) && json_integer_value(most) >= 0))
+        return err_set(ERR_INPUT, "%s: model.max_input_chars_per_word is not a count", self->path);
+    owner->word_characters_max = most ? (size_t)json_integer_value(most) : CHARACTERS_MAX;
+    const char *name = unknown ? json_string_value(unknown) : "[UNK]";
+    owner->unknown_id = toki_find_text(owner, name, strlen(name));
+    if (owner->unknown_id < 0)
+        return err_set(ERR_INPUT, "%s: model.unk_token is not in model.vocab", self->path);
+    return make_tries(self, vocab_bytes, prefix ? json_string_value(prefix) : "##");
 }
 
-static int read_post(const toki_reader *self, const json_t *post, bool is_inner, bool *adds)
+/* A score as the library reads it from the file: the digits as an integer, times or divided by a
+ * power of ten. That is not always the nearest number, and equal scores are decided by it. */
+static double score_of(double value)
 {
-    const char *type;
-    json_t *list;
-    TRY(toki_type(self, "post_processor", post, &type));
-    if (strcmp(type, "ByteLevel") == 0)
-        return 0; /* it changes only offsets */
-    if (strcmp(type, "Sequence") == 0 && !is_inner) {
-        TRY(toki_member(self, "post_processor", post, "processors", JSON_ARRAY, &list));
-        for (size_t i = 0; i < json_array_size(list); i++)
-            TRY(read_post(self, json_array_get(list, i), true, adds));
-        return 0;
+    enum { DIGITS = 17, POWER_MAX = 308 };
+    char text[40], digits[DIGITS + 2];
+    size_t count = 0;
+    for (int precision = 15; precision <= DIGITS; precision++) {
+        snprintf(text, sizeof text, "%.*e", precision - 1, fabs(value));
+        if (strtod(text, NULL) == fabs(value))
+            break;
     }
-    if (*adds)
-        return err_set(ERR_CONFIG, "%s: two post-processors that add tokens are not supported",
-                       self->path);
-    *adds = true;
-    if (strcmp(type, "TemplateProcessing") == 0)
-        return read_template(self, post);
-    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0)
-        return read_pair(self, post);
-    return err_set(ERR_CONFIG, "%s: the post-processor %s is not supported", self->path, type);
+    const char *exponent = strchr(text, 'e');
+    if (!exponent || value == 0)
+        return value;
+    for (const char *at = text; at < exponent; at++)
+        if (*at != '.')
+            digits[count++] = *at;
+    while (count > 1 && digits[count - 1] == '0')
+        count--;
+    digits[count] = '\0';
+    int power = atoi(exponent + 1) - (int)(count - 1);
+    double score = (double)strtoull(digits, NULL, 10);
+    for (; power < -POWER_MAX; power += POWER_MAX)
+        score /= 1e308;
+    score = power < 0 ? score / pow(10, -power) : score * pow(10, power);
+    return value < 0 ? -score : score;
 }
 
-int toki_read_post_processor(const toki_reader *self)
+static int read_unigram(const toki_reader *self, const json_t *model, const json_t *vocab,
+                        uint64_t vocab_bytes)
 {
-    const json_t *post = json_object_get(self->root, "post_processor");
-    bool adds = false;
+    static const double unknown_penalty = 10; /* as in SentencePiece */
     tokenizer *owner = self->self;
-    if (post && !json_is_null(post))
-        TRY(read_post(self, post, false, &adds));
-    const token_list *around[] = {&owner->prefix, &owner->suffix};
-    for (size_t side = 0; side < 2; side++)
-        for (size_t i = 0; i < around[side]->count; i++)
-            if ((uint64_t)around[side]->ids[i] >= owner->token_count)
-                return err_set(ERR_INPUT, "%s: post_processor adds the id %d; the highest is %lld",
-                               self->path, around[side]->ids[i], (long long)owner->token_count - 1);
-    return 0;
+    const json_t *unknown = json_object_get(model, "unk_id");
+    vocab_walk walk = {0};
+    vocab_entry listed;
+    if (unknown && !json_is_null(unknown)) {
+        TRY(toki_id(self, "model.unk_id", unknown, &owner->unknown_id));
+        if ((size_t)owner->unknown_id >= toki_vocab_size(vocab))
+            return err_set(ERR_INPUT, "%s: model.unk_id is not in model.vocab", self->path);
+    }
+    owner->scores = mem_alloc(toki_vocab_size(vocab), sizeof *owner->scores, "tokenizer scores");
+    if (!owner->scores)
+        return -ENOMEM;
+    double least = HUGE_VAL;
+    while (next_entry(self, vocab, &walk, &listed) > 0) {
+        owner->scores[listed.id] = score_of(listed.score);
+        least = fmin(least, owner->scores[listed.id]);
+    }
+    owner->unknown_score = least - unknown_penalty;
+    TRY(read_fallback(self, model));
+    return make_tries(self, vocab_bytes, NULL);
+}
+
+int toki_read_model(const toki_reader *self)
+{
+    static const char *const kinds[] = {"BPE", "WordPiece", "Unigram"};
+    json_t *model, *vocab, *added, *type;
+    uint64_t vocab_bytes;
+    int kind = 0;
+    TRY(toki_member(self, "the document", self->root, "model", JSON_OBJECT, &model));
+    if (!model)
+        return err_set(ERR_INPUT, "%s has no model: this is not a tokenizer.json", self->path);
+    TRY(toki_member(self, "model", model, "type", JSON_STRING, &type));
+    while (type && kind < 3 && strcmp(json_string_value(type), kinds[kind]) != 0)
+        kind++;
+    if (kind == 3 || (kind > 0 && self->self->decoder.is_byte_level))
+        return err_set(
+            ERR_CONFIG, "%s: a model of type %s is not supported%s; BPE, WordPiece and Unigram are",
+            self->path, json_string_value(type), kind < 3 ? " together with ByteLevel" : "");
+    self->self->kind = TOKI_BPE + (enum toki_kind)kind;
+    TRY(toki_member(self, "model", model, "vocab", kind == 2 ? JSON_ARRAY : JSON_OBJECT, &vocab));
+    if (!vocab)
+        return err_set(ERR_INPUT, "%s: model.vocab is missing", self->path);
+    TRY(toki_member(self, "the document", self->root, "added_tokens", JSON_ARRAY, &added));
+    TRY(reserve_tokens(self, vocab, added, &vocab_bytes));
+    TRY(read_vocab(self, vocab));
+    return kind == 0   ? read_bpe(self, model)
+           : kind == 1 ? read_wordpiece(self, model, vocab_bytes)
+                       : read_unigram(self, model, vocab, vocab_bytes);
 }

@@ -170,7 +170,7 @@ static int normal_work(stream *self, uint32_t idx, bool is_end)
     while (!is_end && cut > 0) {
         cut = character_before(buffer, cut);
         uint32_t character = toki_decode(buffer + cut, &step);
-        if (owner->steady[character / 8] & (1u << (character % 8)))
+        if (owner->steps[0].steady[character / 8] & (1u << (character % 8)))
             break;
     }
     if (cut == 0)
@@ -178,8 +178,8 @@ static int normal_work(stream *self, uint32_t idx, bool is_end)
                        "%zu bytes of combining characters without a letter between them: the "
                        "tokenizer's normal form would take them as one character; cut the text",
                        at->count);
-    TRY(toki_text_normal(owner->form, owner->steady, buffer, cut, &self->worker->normal, &text,
-                         &bytes));
+    TRY(toki_text_normal(owner->steps[0].form, owner->steps[0].steady, buffer, cut,
+                         &self->worker->normal[0], &text, &bytes));
     TRY(push(self, idx + 1, text, bytes));
     drop(self, idx, cut);
     return 0;
@@ -409,7 +409,7 @@ static int stage_work(stream *self, uint32_t idx, bool is_end)
 
 static bool adds_space(const stream *self, uint32_t idx)
 {
-    return self->kind[idx] == STAGE && self->self->stages[self->index[idx]].adds_space;
+    return self->kind[idx] == STAGE && self->self->stages[self->index[idx]].kind == TOKI_ADD_SPACE;
 }
 
 static int work(stream *self, uint32_t idx, bool is_end)
@@ -520,7 +520,7 @@ static int create(stream *self, bool plain_text)
     size_t capacity = size_max(owner->stream_window, 2 * (longest + CHARACTER));
     if (!plain_text && owner->added[0].count)
         add_layer(self, ADDED_TOKENS, 0, capacity);
-    if (owner->form)
+    if (owner->step_count)
         add_layer(self, NORMAL_FORM, 0, capacity);
     if (!plain_text && owner->added[1].count)
         add_layer(self, ADDED_TOKENS, 1, capacity);

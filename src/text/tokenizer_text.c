@@ -1,4 +1,4 @@
-/* Prepares texts before they are cut: valid UTF-8, NFC, and stand-ins for characters on which
+/* Prepares texts before they are cut: valid UTF-8, normal forms, and stand-ins for characters on which
  * versions of Unicode disagree. See tokenizer_internal.h.
  *
  * Which characters are letters, digits and marks depends on the version of Unicode. The
@@ -167,7 +167,7 @@ bool toki_is_space(uint32_t character)
 }
 
 /* The number of leading ASCII bytes; long runs are counted in steps of eight. */
-static size_t ascii_run(const char *text, size_t bytes)
+size_t toki_ascii_run(const char *text, size_t bytes)
 {
     size_t at = 0;
     for (; at + 8 <= bytes; at += 8) {
@@ -181,13 +181,13 @@ static size_t ascii_run(const char *text, size_t bytes)
     return at;
 }
 
-static int append_bytes(toki_bytes *copy, const void *text, size_t bytes)
+int toki_append(toki_bytes *self, const void *text, size_t bytes)
 {
     if (bytes == 0)
-        return 0; /* the copy may have no memory yet */
-    TRY(toki_bytes_reserve(copy, bytes));
-    memcpy(copy->data + copy->count, text, bytes);
-    copy->count += bytes;
+        return 0; /* there may be no memory yet */
+    TRY(toki_bytes_reserve(self, bytes));
+    memcpy(self->data + self->count, text, bytes);
+    self->count += bytes;
     return 0;
 }
 
@@ -200,7 +200,7 @@ static int end_copy(const char *text, size_t bytes, size_t taken, toki_bytes *co
     *out_bytes = bytes;
     if (taken == 0)
         return 0;
-    TRY(append_bytes(copy, text + taken, bytes - taken));
+    TRY(toki_append(copy, text + taken, bytes - taken));
     *out = copy->data;
     *out_bytes = copy->count;
     return 0;
@@ -212,7 +212,7 @@ int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char
     size_t at = 0, taken = 0;
     copy->count = 0;
     while (at < bytes) {
-        at += ascii_run(text + at, bytes - at);
+        at += toki_ascii_run(text + at, bytes - at);
         if (at == bytes)
             break;
         int length = utf8_character(text + at, bytes - at);
@@ -220,8 +220,8 @@ int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char
             at += (size_t)length;
             continue;
         }
-        TRY(append_bytes(copy, text + taken, at - taken));
-        TRY(append_bytes(copy, "\xef\xbf\xbd", 3)); /* U+FFFD */
+        TRY(toki_append(copy, text + taken, at - taken));
+        TRY(toki_append(copy, "\xef\xbf\xbd", 3)); /* U+FFFD */
         at += length < 0 ? (size_t)-length : bytes - at;
         taken = at;
     }
@@ -263,7 +263,7 @@ int toki_text_shadow(const char *text, size_t bytes, toki_bytes *copy, const cha
     pthread_once(&three_bytes_once, make_three_bytes);
     bool is_copied = false;
     for (size_t at = 0; at < bytes;) {
-        at += ascii_run(text + at, bytes - at);
+        at += toki_ascii_run(text + at, bytes - at);
         if (at == bytes)
             break;
         size_t step;
@@ -286,9 +286,19 @@ int toki_text_shadow(const char *text, size_t bytes, toki_bytes *copy, const cha
     return 0;
 }
 
-/* --- NFC and NFKC --- */
+/* --- normal forms --- */
 
-static bool is_unknown(uint32_t character)
+static bool composes(enum toki_form form)
+{
+    return form == TOKI_NFC || form == TOKI_NFKC;
+}
+
+static utf8proc_option_t compatible(enum toki_form form)
+{
+    return form == TOKI_NFKC || form == TOKI_NFKD ? UTF8PROC_COMPAT : 0;
+}
+
+bool toki_is_unknown(uint32_t character)
 {
     for (size_t i = 0; i < UNKNOWN_COUNT; i++)
         if (character >= unknown_marks[i].first && character <= unknown_marks[i].last)
@@ -298,9 +308,9 @@ static bool is_unknown(uint32_t character)
 
 /* True if the character begins a new cluster (it is not a mark and composes with nothing before it)
  * and is its own normal form. */
-static bool is_steady(uint32_t character, utf8proc_option_t compatible)
+static bool is_steady(uint32_t character, enum toki_form form)
 {
-    if (is_unknown(character))
+    if (toki_is_unknown(character))
         return true;
     const utf8proc_property_t *property = utf8proc_get_property((utf8proc_int32_t)character);
     if (property->combining_class != 0 || property->category == UTF8PROC_CATEGORY_MN ||
@@ -312,10 +322,10 @@ static bool is_steady(uint32_t character, utf8proc_option_t compatible)
     int boundary = 0;
     utf8proc_ssize_t count =
         utf8proc_decompose_char((utf8proc_int32_t)character, parts, 32,
-                                UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | compatible, &boundary);
+                                UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | compatible(form), &boundary);
     if (count == 1)
         return parts[0] == (utf8proc_int32_t)character;
-    if (count < 1 || count > 32)
+    if (count < 1 || count > 32 || !composes(form))
         return false;
     count = utf8proc_normalize_utf32(parts, count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     return count == 1 && parts[0] == (utf8proc_int32_t)character;
@@ -323,12 +333,11 @@ static bool is_steady(uint32_t character, utf8proc_option_t compatible)
 
 int toki_steady_make(enum toki_form form, uint8_t **out)
 {
-    utf8proc_option_t compatible = form == TOKI_NFKC ? UTF8PROC_COMPAT : 0;
-    *out = mem_alloc(CHARACTERS / 8, 1, "tokenizer NFC");
+    *out = mem_alloc(CHARACTERS / 8, 1, "tokenizer normal form");
     if (!*out)
         return -ENOMEM;
     for (uint32_t c = 0; c < CHARACTERS; c++)
-        if (c < 0x80 || is_steady(c, compatible))
+        if (c < 0x80 || is_steady(c, form))
             (*out)[c / 8] |= (uint8_t)(1u << (c % 8));
     return 0;
 }
@@ -337,13 +346,14 @@ int toki_steady_make(enum toki_form form, uint8_t **out)
 static int append_normal(enum toki_form form, const char *text, size_t bytes, toki_bytes *copy)
 {
     utf8proc_uint8_t *normal = NULL;
-    utf8proc_ssize_t count = utf8proc_map(
-        (const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, &normal,
-        UTF8PROC_STABLE | UTF8PROC_COMPOSE | (form == TOKI_NFKC ? UTF8PROC_COMPAT : 0));
+    utf8proc_ssize_t count =
+        utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, &normal,
+                     UTF8PROC_STABLE | (composes(form) ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+                         compatible(form));
     if (count < 0)
         return err_set(ERR_INTERNAL, "utf8proc cannot normalize a text of %zu bytes: %s", bytes,
                        utf8proc_errmsg(count));
-    int rc = append_bytes(copy, normal, (size_t)count);
+    int rc = toki_append(copy, normal, (size_t)count);
     free(normal); /* utf8proc's, from malloc */
     return rc;
 }
@@ -355,7 +365,7 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
     size_t previous = 0; /* where the last steady character began */
     copy->count = 0;
     for (size_t at = 0; at < bytes;) {
-        size_t run = ascii_run(text + at, bytes - at), step;
+        size_t run = toki_ascii_run(text + at, bytes - at), step;
         if (run) {
             at += run;
             previous = at - 1;
@@ -374,9 +384,9 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
             character = toki_decode(text + at, &step);
         } while (!(steady[character / 8] & (1u << (character % 8))));
         character = toki_decode(text + previous, &step);
-        if (previous < at && is_unknown(character)) /* utf8proc might treat it as a mark */
+        if (previous < at && toki_is_unknown(character)) /* utf8proc might treat it as a mark */
             previous += step;
-        TRY(append_bytes(copy, text + taken, previous - taken));
+        TRY(toki_append(copy, text + taken, previous - taken));
         TRY(append_normal(form, text + previous, at - previous, copy));
         taken = previous = at;
     }

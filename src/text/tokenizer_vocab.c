@@ -1,10 +1,5 @@
 /* The tokens of a tokenizer.json by id, by text and by bytes, and its merges by pair. See
- * tokenizer_internal.h.
- *
- * The file writes the byte b as the character byte_alphabet[b], so that every byte is visible:
- * bytes that are visible in Latin-1 as themselves, the other 68 as U+0100 and following. A token
- * whose text has any other character cannot result from merges; it stands for its text
- * unchanged. */
+ * tokenizer_internal.h. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -17,26 +12,14 @@
 #include "base/size.h"
 #include "text/tokenizer_internal.h"
 
-enum { ALPHABET_END = 0x100 + 68 };
-
-void toki_byte_alphabet(uint16_t characters[TOKI_BYTE_VALUES])
-{
-    uint16_t next = 0x100;
-    for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++) {
-        bool is_visible = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-        characters[b] = is_visible ? (uint16_t)b : next++;
-    }
-    assert(next == ALPHABET_END);
-}
-
 int toki_vocab_reserve(tokenizer *self, uint64_t count, uint64_t text_bytes)
 {
     self->tokens = mem_alloc(count, sizeof *self->tokens, "tokenizer vocabulary");
-    self->arena = mem_alloc(text_bytes, 2, "tokenizer texts");
+    self->arena_bytes = 2 * text_bytes + count * toki_decoded_most(0);
+    self->arena = mem_alloc(self->arena_bytes, 1, "tokenizer texts");
     if (!self->tokens || !self->arena)
         return -ENOMEM;
     self->token_count = count;
-    self->arena_bytes = 2 * text_bytes;
     return 0;
 }
 
@@ -46,38 +29,6 @@ static char *arena_take(tokenizer *self, size_t bytes)
     char *taken = self->arena + self->arena_count;
     self->arena_count += bytes;
     return taken;
-}
-
-/* The byte that each character of the alphabet stands for; -1: none. Filled at the first call. */
-static int16_t byte_of[ALPHABET_END];
-static pthread_once_t byte_of_once = PTHREAD_ONCE_INIT;
-
-static void make_byte_of(void)
-{
-    uint16_t characters[TOKI_BYTE_VALUES];
-    toki_byte_alphabet(characters);
-    memset(byte_of, 0xff, sizeof byte_of);
-    for (int16_t b = 0; b < TOKI_BYTE_VALUES; b++)
-        byte_of[characters[b]] = b;
-}
-
-/* Writes the bytes that a token's text stands for. False if a character is not of the alphabet: the
- * text then stands for itself. */
-static bool to_bytes(const char *text, size_t text_bytes, char *bytes, size_t *count)
-{
-    pthread_once(&byte_of_once, make_byte_of);
-    size_t step;
-    *count = 0;
-    for (size_t at = 0; at < text_bytes; at += step) {
-        uint32_t character = toki_decode(text + at, &step);
-        if (character >= ALPHABET_END || byte_of[character] < 0) {
-            memcpy(bytes, text, text_bytes);
-            *count = text_bytes;
-            return false;
-        }
-        bytes[(*count)++] = (char)byte_of[character];
-    }
-    return true;
 }
 
 static int index_make(toki_index *self, uint64_t count)
@@ -104,12 +55,12 @@ void toki_vocab_put(tokenizer *self, int32_t id, const char *text, size_t bytes)
 {
     assert(id >= 0 && (uint64_t)id < self->token_count && !self->tokens[id].text);
     toki_token *token = &self->tokens[id];
-    char *copy = arena_take(self, bytes), *decoded = arena_take(self, bytes);
+    char *copy = arena_take(self, bytes), *decoded = arena_take(self, toki_decoded_most(bytes));
     size_t count;
     memcpy(copy, text, bytes);
     token->text = copy;
     token->text_bytes = (uint32_t)bytes;
-    token->is_word = to_bytes(text, bytes, decoded, &count);
+    token->is_word = toki_decode_token(&self->decoder, text, bytes, decoded, &count);
     token->bytes = decoded;
     token->byte_count = (uint32_t)count;
     if (self->by_text.ids) {
@@ -121,19 +72,21 @@ void toki_vocab_put(tokenizer *self, int32_t id, const char *text, size_t bytes)
 int toki_vocab_index(tokenizer *self)
 {
     TRY(index_make(&self->by_text, self->token_count));
-    TRY(index_make(&self->by_bytes, self->token_count));
+    TRY(index_make(&self->by_bytes, self->decoder.is_byte_level ? self->token_count : 0));
     memset(self->byte_ids, 0xff, sizeof self->byte_ids);
     for (uint64_t id = 0; id < self->token_count; id++) {
         const toki_token *token = &self->tokens[id];
         if (!token->text)
             continue;
         index_put(&self->by_text, token->text, token->text_bytes, (int32_t)id);
-        if (!token->is_word)
+        if (!self->decoder.is_byte_level || !token->is_word)
             continue;
         index_put(&self->by_bytes, token->bytes, token->byte_count, (int32_t)id);
         if (token->byte_count == 1)
             self->byte_ids[(unsigned char)token->bytes[0]] = (int32_t)id;
     }
+    for (int c = 0; c < TOKI_ASCII; c++)
+        self->ascii_ids[c] = toki_find_text(self, (const char[]){(char)c}, 1);
     return 0;
 }
 
@@ -160,7 +113,14 @@ int32_t toki_find_text(const tokenizer *self, const char *text, size_t bytes)
 
 int32_t toki_find_word(const tokenizer *self, const char *word, size_t bytes)
 {
-    return find(self, &self->by_bytes, word, bytes);
+    return find(self, self->decoder.is_byte_level ? &self->by_bytes : &self->by_text, word, bytes);
+}
+
+const char *toki_word_of(const tokenizer *self, const toki_token *token, size_t *bytes)
+{
+    bool is_byte_level = self->decoder.is_byte_level;
+    *bytes = is_byte_level ? token->byte_count : token->text_bytes;
+    return is_byte_level ? token->bytes : token->text;
 }
 
 /* --- merges --- */
@@ -235,7 +195,9 @@ int toki_merges_list(tokenizer *self)
         uint32_t first = self->followers_at[id];
         qsort(self->followers + first, self->followers_at[id + 1] - first, sizeof *self->followers,
               by_rank);
-        longest = size_max(longest, self->tokens[id].is_word ? self->tokens[id].byte_count : 0);
+        size_t bytes;
+        (void)toki_word_of(self, &self->tokens[id], &bytes);
+        longest = size_max(longest, self->tokens[id].is_word ? bytes : 0);
     }
     if (longest > TOKEN_BYTES_MOST)
         return err_set(ERR_INPUT, "model.vocab has a token of %zu bytes; at most %d are read",

@@ -6,9 +6,9 @@
     tests/reference/check_tokenizer.py --sluice build/release/src/cli/sluice --wheels WHEELS --work DIR [--speed]
         [--only NAME] [--every N] [--long]
 
-Needs tokenizers, numpy and gguf. Each wheel gives a tokenizer.json, or vocabulary and merges of which one is made with
+Needs tokenizers, sentencepiece, numpy and gguf. Each wheel gives a tokenizer.json, or vocabulary and merges of which one is made with
 the configuration that its model is published with; variations of GPT-2's (splits, digits, unknown bytes, added tokens)
-come on top. The text is made of the wheels and of this system: translations in all languages of Django, manual pages,
+come on top. Those that are not byte-level are trained (make_tokenizers.py). The text is made of the wheels and of this system: translations in all languages of Django, manual pages,
 locale definitions, code, every code point, marks, white space, emoji, added tokens, runs of one byte, U+FFFD for invalid UTF-8.
 Exit status 1 where an id differs. With --long: only texts of 20 MB without a safe cut, which are encoded as streams; the
 library takes several GB for them. With --speed: MB/s of both, with one thread and with all.
@@ -286,11 +286,28 @@ def read_pair(path):
     return result
 
 
+def compare_texts(args, library, tokenizer, lists):
+    """The bytes of tokens, one after the other, against the library's decoder. It may drop spaces at the beginning."""
+    lines = subprocess.run([args.token_tool, tokenizer], capture_output=True, text=True, check=True).stdout.split('\n')
+    tokens = [bytes.fromhex(line) for line in lines[:-1]]
+    wrong = 0
+    for ids, text in zip(lists, library.decode_batch(lists, skip_special_tokens=False)):
+        ours = b''.join(tokens[i] for i in ids).decode('utf-8', 'replace')
+        if ours != text and ours.lstrip(' ') != text.lstrip(' '):
+            at = next((i for i, (x, y) in enumerate(zip(ours, text)) if x != y), 0)
+            if wrong == 0:
+                print('  text: library %r, here %r' % (text[at:at + 20], ours[at:at + 20]))
+            wrong += 1
+    return wrong
+
+
 def compare(args, name, tokenizer, texts, lines, raw):
     library = Tokenizer.from_file(tokenizer)
     library.no_truncation()
     library.no_padding()
-    expected = [e.ids for e in library.encode_batch(texts)]
+    inner, outer = library.encode('a', add_special_tokens=False).ids, library.encode('a').ids
+    end = len(outer) - len(inner) - outer.index(inner[0])  # ids after a text; --no-document-end leaves them out
+    expected = [e.ids[:len(e.ids) - end] for e in library.encode_batch(texts)]
     output = os.path.join(args.work, 'ids')
     run(args, tokenizer, lines, output)
     found, wanted = read_pair(output), [ids for ids in expected if ids]
@@ -302,7 +319,9 @@ def compare(args, name, tokenizer, texts, lines, raw):
             break
     run(args, tokenizer, raw, output)  # one large file, cut where it may be
     whole = library.encode(open(raw, 'rb').read().decode('utf-8', 'replace')).ids
-    wrong += [i for part in read_pair(output) for i in part] != whole
+    wrong += [i for part in read_pair(output) for i in part] != whole[:len(whole) - end]
+    if args.token_tool:
+        wrong += compare_texts(args, library, tokenizer, wanted)
     print('%-28s %s: %d texts, %d ids' % (name, 'DIFFERS in %d' % wrong if wrong else 'same', len(found),
                                           sum(map(len, wanted)) + len(whole)), flush=True)
     return wrong
@@ -331,6 +350,7 @@ def main():
     for name in 'sluice', 'wheels', 'work':
         parser.add_argument('--' + name, required=True)
     parser.add_argument('--only')
+    parser.add_argument('--token-tool', help='compare decoded texts too: the program tests/token-tool of the build')
     parser.add_argument('--every', type=int, default=1, help='take each Nth text')
     parser.add_argument('--speed', action='store_true')
     parser.add_argument('--long', action='store_true', help='texts of 20 MB without a safe cut')
@@ -344,8 +364,12 @@ def main():
         return os.path.join(folder, 'tokenizer.json')
     if not os.path.exists(os.path.join(args.work, 'tokenizers')):
         published(wheels, out)
-        variations(out)
+        if os.path.exists(out('gpt2')):
+            variations(out)
     datas = long_texts() if args.long else documents(wheels)[::args.every]
+    if not os.path.exists(os.path.join(args.work, 'tokenizers', 'bert_raw')):
+        import make_tokenizers
+        make_tokenizers.make([data.decode('utf-8', 'replace') for data in documents(wheels)[:300]], out)
     texts = [data.decode('utf-8', 'replace') for data in datas]
     lines, raw = os.path.join(args.work, 'texts.jsonl'), os.path.join(args.work, 'texts.txt')
     if args.speed:

@@ -262,9 +262,9 @@ static void refusals_name_the_part(void **state)
     static const struct {
         const char *pre_tokenizer, *rest, *said;
     } cases[] = {
-        {"null", "", "ByteLevel is missing"},
-        {"{\"type\": \"Metaspace\"}", "", "Metaspace is not supported"},
-        {BYTE_LEVEL, ", \"normalizer\": {\"type\": \"Lowercase\"}", "normalizer Lowercase"},
+        {"{\"type\": \"Metaspace\"}", "", "replacement is not one character"},
+        {"{\"type\": \"UnicodeScripts\"}", "", "UnicodeScripts is not supported"},
+        {BYTE_LEVEL, ", \"normalizer\": {\"type\": \"Nmt\"}", "normalizer Nmt"},
         {STAGES(SPLIT("(a", "Isolated")), "", "( that is not closed"},
         {STAGES(SPLIT("[a&&b]", "Isolated")), "", "intersection"},
         {STAGES(SPLIT("\\\\p{Nothing}", "Isolated")), "", "is not understood"},

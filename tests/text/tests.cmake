@@ -1,6 +1,7 @@
 # Tokenizers and chat templates.
 sluice_test(test_text_chats LIBS sluice_data LABELS cpu debug)
 sluice_test(test_text_tokenizer LIBS sluice_text LABELS cpu debug)
+sluice_test(test_text_pieces LIBS sluice_text LABELS cpu debug)
 sluice_test(test_text_long LIBS sluice_text LABELS cpu debug)
 sluice_test(test_text_sentencepiece LIBS sluice_text LABELS cpu debug) # skipped without the library
 if(SLUICE_SENTENCEPIECE_FOUND)
@@ -10,3 +11,5 @@ if(SLUICE_SENTENCEPIECE_FOUND)
 endif()
 add_executable(chat-tool reference/chat_tool.c) # for reference/check_chats.py, on demand
 target_link_libraries(chat-tool PRIVATE sluice_text PkgConfig::JANSSON)
+add_executable(token-tool reference/token_tool.c) # for reference/check_tokenizer.py, on demand
+target_link_libraries(token-tool PRIVATE sluice_text)
