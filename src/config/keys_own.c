@@ -128,7 +128,8 @@ const configi_key configi_own_keys[] = {
         "begins, in run.dir/data. Token files need none."),
     KEY("data.chat_template", ENUM, AT(data.chat_template), "auto",
         "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|mistral-tekken|"
-        "zephyr|plain|alpaca",
+        "zephyr|llama2|phi3|phi4-mini|phi4|gemma|gemma3|olmo2|tulu|granite|granite3.1|glm4|cohere|"
+        "plain|alpaca",
         NONE, LATER,
         "How the conversations in JSON records are written. The loss counts only the answers. "
         "auto: as the files beside the tokenizer say; Alpaca's records are written with Alpaca's "

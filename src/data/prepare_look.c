@@ -86,10 +86,8 @@ static int find_key(prepare_work *self, const struct stat *info, const prepare_o
         XXH3_64bits_update(state, numbers, sizeof numbers);
         add_text(state, whole);
         add_text(state, self->kind == DATA_JSONL ? options->field : "");
-        const char *const form[] = {
-            self->chat.name,       self->chat.system,        self->chat.user_before,
-            self->chat.user_after, self->chat.answer_before, self->chat.begin,
-            self->chat.end};
+        const char *const form[] = {self->chat.name, self->chat.system, self->chat.begin,
+                                    self->chat.eos};
         for (size_t i = 0; i < sizeof form / sizeof form[0]; i++)
             add_text(state, form[i]);
         self->key = XXH3_64bits_digest(state);

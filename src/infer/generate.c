@@ -22,7 +22,7 @@
 enum {
     CHUNK_MOST = 256, /* tokens of a prompt in one call: products are near their best speed */
     FITS_STEPS = 12,  /* steps of the search for the longest context */
-    CHAT_ENDS = 5,    /* tokens that end an answer in one form or another */
+    CHAT_ENDS = 9,    /* tokens that end an answer in one form or another */
 };
 
 struct generator {
@@ -125,8 +125,9 @@ static int read_chat(generator *self)
     const tokenize_options options = {.adds_special = form && form->is_text};
     if (rc == 0)
         rc = tokenizer_encode(self->words, text.bytes, text.length, &options, &self->ids);
-    static const char *const ends[CHAT_ENDS] = {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>",
-                                                "<|endoftext|>", "</s>"};
+    static const char *const ends[CHAT_ENDS] = {
+        "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>",        "</s>",
+        "<|end|>",    "<|user|>",   "<end_of_turn>",   "<|END_OF_TURN_TOKEN|>"};
     for (int i = 0; i < CHAT_ENDS; i++)
         self->ends[i] = tokenizer_find(self->words, ends[i]);
     chat_text_fini(&text);

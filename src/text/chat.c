@@ -96,12 +96,8 @@ static size_t blank_at(const unsigned char *at, size_t bytes)
     return 0;
 }
 
-static struct piece strip(struct piece text)
+static struct piece strip_end(struct piece text)
 {
-    for (size_t blank; (blank = blank_at((const unsigned char *)text.at, text.bytes)) > 0;) {
-        text.at += blank;
-        text.bytes -= blank;
-    }
     while (text.bytes > 0) {
         size_t length = 1;
         while (length < 3 && length < text.bytes &&
@@ -113,6 +109,15 @@ static struct piece strip(struct piece text)
         text.bytes -= length;
     }
     return text;
+}
+
+static struct piece strip(struct piece text)
+{
+    for (size_t blank; (blank = blank_at((const unsigned char *)text.at, text.bytes)) > 0;) {
+        text.at += blank;
+        text.bytes -= blank;
+    }
+    return strip_end(text);
 }
 
 static struct piece strip_newlines(struct piece text, bool at_begin, bool at_end)
@@ -156,26 +161,115 @@ static bool is_role(const chat_message *message, const char *role)
 
 /* ---- the forms ---- */
 
-static int add_chatml(chat_text *out, const char *role, struct piece content)
+static enum chat_role role_of(const chat_message *message)
 {
-    TRY(add_between(out, "<|im_start|>", role, "\n"));
-    size_t begin = out->length;
-    TRY(add_bytes(out, content.at, content.bytes));
-    TRY(add(out, "<|im_end|>"));
-    if (strcmp(role, "assistant") == 0)
-        TRY(note_answer(out, begin));
-    return add(out, "\n");
+    return is_role(message, "system") ? CHAT_SYSTEM
+           : is_role(message, "user") ? CHAT_USER
+                                      : CHAT_ASSISTANT;
 }
 
-static int render_chatml(const chat_form *form, const chat_message *messages, size_t count,
-                         chat_text *out)
+/* Adds a text of a form, in which \1 and \2 are tokens. */
+static int add_part(const chat_form *form, chat_text *out, const char *text)
 {
-    if (form->adds_system && !is_role(&messages[0], "system"))
-        TRY(add_chatml(out, "system", (struct piece){form->system, strlen(form->system)}));
-    for (size_t i = 0; i < count; i++)
-        TRY(add_chatml(out, messages[i].role, content_of(&messages[i])));
+    for (size_t run; text && *text; text += run) {
+        run = strcspn(text, "\1\2");
+        TRY(add_bytes(out, text, run));
+        if (text[run])
+            TRY(add(out, text[run++] == '\1' ? form->begin : form->eos));
+    }
     return 0;
 }
+
+static int add_turn(const chat_form *form, chat_text *out, enum chat_role role,
+                    struct piece content, bool is_last)
+{
+    bool is_answer = role == CHAT_ASSISTANT;
+    TRY(add_part(form, out, form->before[role]));
+    if (role == CHAT_USER && form->ends_with_user && out->answer_count > 0 &&
+        out->answers[out->answer_count - 1].end == out->length - strlen(form->before[role]))
+        out->answers[out->answer_count - 1].end = out->length;
+    size_t begin = out->length;
+    TRY(add_bytes(out, content.at, content.bytes));
+    if (!is_answer)
+        return add_part(form, out,
+                        role == CHAT_USER && form->user_after ? form->user_after : form->after);
+    TRY(add_part(form, out, form->answer_end));
+    TRY(note_answer(out, begin));
+    return is_last && form->ends_plainly ? 0 : add_part(form, out, form->answer_after);
+}
+
+/* Adds a user's message with the system message in it. */
+static int add_both(const chat_form *form, chat_text *out, const chat_message *system,
+                    struct piece content)
+{
+    TRY(add_part(form, out, form->before[CHAT_USER]));
+    size_t begin = out->length;
+    TRY(add_part(form, out, form->system_before));
+    TRY(add_bytes(out, system->content, system->bytes));
+    TRY(add_part(form, out, form->system_after));
+    TRY(add_bytes(out, content.at, content.bytes));
+    if (form->system_before) /* llama2: both are stripped as one text */
+        out->length =
+            begin + strip_end((struct piece){out->bytes + begin, out->length - begin}).bytes;
+    return add_part(form, out, form->user_after ? form->user_after : form->after);
+}
+
+/* Checks the order of the roles. *first: the first message after a system message that goes into a
+ * user's; *taker: that user's message. */
+static int check_turns(const chat_form *form, const chat_message *messages, size_t count,
+                       size_t *first, size_t *taker)
+{
+    bool has_system = is_role(&messages[0], "system");
+    *first = has_system && form->system_place >= CHAT_SYSTEM_FIRST;
+    *taker = SIZE_MAX;
+    if (has_system && form->system_place == CHAT_SYSTEM_REFUSED)
+        return err_set(ERR_INPUT,
+                       "message 0 is of \"system\", which the chat template %s does not "
+                       "have",
+                       form->name);
+    if (!has_system && form->system_place == CHAT_SYSTEM_NEEDED)
+        return err_set(ERR_INPUT,
+                       "a conversation begins without a system message: the chat template %s would "
+                       "write one with today's date; add one",
+                       form->name);
+    size_t turns = has_system; /* the first message that takes turns */
+    for (size_t i = turns; form->takes_turns && i < count; i++)
+        if (!is_role(&messages[i], (i - turns) % 2 == 0 ? "user" : "assistant"))
+            return err_set(ERR_INPUT,
+                           "message %zu is of \"%s\": the chat template %s needs user and "
+                           "assistant in turn, after at most one system message",
+                           i, messages[i].role, form->name);
+    for (size_t i = *first; *first > 0 && i < count; i++)
+        if (is_role(&messages[i], "user") &&
+            (form->system_place == CHAT_SYSTEM_LAST || *taker == SIZE_MAX))
+            *taker = i;
+    return 0;
+}
+
+static int render_turns(const chat_form *form, const chat_message *messages, size_t count,
+                        bool asks, chat_text *out)
+{
+    size_t first, taker;
+    TRY(check_turns(form, messages, count, &first, &taker));
+    TRY(add_part(form, out, form->start));
+    if (form->adds_system && !is_role(&messages[0], "system"))
+        TRY(add_turn(form, out, CHAT_SYSTEM, (struct piece){form->system, strlen(form->system)},
+                     false));
+    for (size_t i = first; i < count; i++) {
+        enum chat_role role = role_of(&messages[i]);
+        struct piece content = content_of(&messages[i]);
+        bool joins = i == taker && form->system_before;
+        if ((form->strips >> role & 1) && !joins)
+            content = strip(content);
+        TRY(i == taker ? add_both(form, out, &messages[0], content)
+                       : add_turn(form, out, role, content, i + 1 == count));
+    }
+    if (!asks)
+        return add_part(form, out, form->finish);
+    return add_part(form, out, form->ask ? form->ask : form->before[CHAT_ASSISTANT]);
+}
+
+/* ---- forms with a way of their own ---- */
 
 /* Index of the last user message that is not a tool's answer, or count - 1 if there is none. */
 static size_t last_query(const chat_message *messages, size_t count)
@@ -217,17 +311,18 @@ static void split_reasoning(const chat_message *message, struct piece *reasoning
     *content = strip_newlines(*content, true, false);
 }
 
-static int render_qwen3(const chat_message *messages, size_t count, chat_text *out)
+static int render_qwen3(const chat_form *form, const chat_message *messages, size_t count,
+                        chat_text *out)
 {
     size_t query = last_query(messages, count);
     for (size_t i = 0; i < count; i++) {
         struct piece reasoning, content;
         if (!is_role(&messages[i], "assistant")) {
-            TRY(add_chatml(out, messages[i].role, content_of(&messages[i])));
+            TRY(add_turn(form, out, role_of(&messages[i]), content_of(&messages[i]), false));
             continue;
         }
         split_reasoning(&messages[i], &reasoning, &content);
-        TRY(add(out, "<|im_start|>assistant\n"));
+        TRY(add(out, form->before[CHAT_ASSISTANT]));
         size_t begin = out->length;
         if (i > query && (i + 1 == count || reasoning.bytes > 0)) {
             reasoning = strip_newlines(reasoning, true, true);
@@ -237,87 +332,23 @@ static int render_qwen3(const chat_message *messages, size_t count, chat_text *o
             TRY(add(out, "\n</think>\n\n"));
         }
         TRY(add_bytes(out, content.at, content.bytes));
-        TRY(add(out, "<|im_end|>"));
+        TRY(add(out, form->answer_end));
         TRY(note_answer(out, begin));
-        TRY(add(out, "\n"));
+        TRY(add(out, form->answer_after));
     }
     return 0;
 }
 
-static int add_llama3(chat_text *out, const char *role, const char *before, struct piece content)
+/* The role's name, the content, a newline. */
+static int render_plain(const chat_form *form, const chat_message *messages, size_t count,
+                        chat_text *out)
 {
-    content = strip(content);
-    TRY(add_between(out, "<|start_header_id|>", role, "<|end_header_id|>\n\n"));
-    TRY(add(out, before));
-    size_t begin = out->length;
-    TRY(add_bytes(out, content.at, content.bytes));
-    TRY(add(out, "<|eot_id|>"));
-    return strcmp(role, "assistant") == 0 ? note_answer(out, begin) : 0;
-}
-
-static int render_llama3(const chat_form *form, const chat_message *messages, size_t count,
-                         chat_text *out)
-{
-    size_t first = 0;
-    TRY(add(out, form->begin));
-    if (form->has_dates) {
-        struct piece content = {"", 0};
-        if (is_role(&messages[0], "system"))
-            content = content_of(&messages[first++]);
-        TRY(add_llama3(out, "system",
-                       "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n",
-                       content));
-    }
-    for (size_t i = first; i < count; i++)
-        TRY(add_llama3(out, messages[i].role, "", content_of(&messages[i])));
-    return 0;
-}
-
-static int render_mistral(const chat_form *form, const chat_message *messages, size_t count,
-                          chat_text *out)
-{
-    size_t first = is_role(&messages[0], "system"), taker = first;
-    for (size_t i = first; i < count; i++) {
-        bool is_user = (i - first) % 2 == 0;
-        if (!is_role(&messages[i], is_user ? "user" : "assistant"))
-            return err_set(ERR_INPUT,
-                           "message %zu is of \"%s\": the chat template %s needs user and "
-                           "assistant in turn, after at most one system message",
-                           i, messages[i].role, form->name);
-        if (is_user && !form->is_first)
-            taker = i;
-    }
-    TRY(add(out, form->begin));
-    for (size_t i = first; i < count; i++) {
-        bool is_user = is_role(&messages[i], "user");
-        TRY(add(out, is_user ? form->user_before : form->answer_before));
-        size_t begin = out->length;
-        if (first > 0 && i == taker) {
-            TRY(add_bytes(out, messages[0].content, messages[0].bytes));
-            TRY(add(out, "\n\n"));
-        }
-        struct piece content = content_of(&messages[i]);
-        if (!is_user && form->strips_answers)
-            content = strip(content);
-        TRY(add_bytes(out, content.at, content.bytes));
-        TRY(add(out, is_user ? form->user_after : form->end));
-        if (!is_user)
-            TRY(note_answer(out, begin));
-    }
-    return 0;
-}
-
-/* Zephyr and plain: the role's name, the content, an end. */
-static int render_simple(const chat_form *form, const chat_message *messages, size_t count,
-                         chat_text *out)
-{
-    bool is_zephyr = form->kind == CHAT_ZEPHYR;
     for (size_t i = 0; i < count; i++) {
         bool is_answer = is_role(&messages[i], "assistant");
-        TRY(add_between(out, is_zephyr ? "<|" : "", messages[i].role, is_zephyr ? "|>\n" : ": "));
+        TRY(add_between(out, "", messages[i].role, ": "));
         size_t begin = out->length;
         TRY(add_bytes(out, messages[i].content, messages[i].bytes));
-        if (is_zephyr || is_answer)
+        if (is_answer)
             TRY(add(out, form->end));
         if (is_answer && form->end[0])
             TRY(note_answer(out, begin));
@@ -367,26 +398,6 @@ static void drop_context(const chat_message *messages, size_t count, chat_text *
     out->answer_count = kept;
 }
 
-/* Adds the beginning of an answer. */
-static int ask(const chat_form *form, chat_text *out)
-{
-    switch (form->kind) {
-    case CHAT_CHATML:
-    case CHAT_QWEN3:
-        return add(out, "<|im_start|>assistant\n");
-    case CHAT_LLAMA3:
-        return add(out, "<|start_header_id|>assistant<|end_header_id|>\n\n");
-    case CHAT_ZEPHYR:
-        return add(out, "<|assistant|>\n");
-    case CHAT_PLAIN:
-        return add(out, "assistant:");
-    case CHAT_MISTRAL:
-    case CHAT_ALPACA:
-        break; /* the end of the user's message is enough */
-    }
-    return 0;
-}
-
 int chat_render(const chat_form *form, const chat_message *messages, size_t count, bool asks,
                 chat_text *out)
 {
@@ -401,28 +412,24 @@ int chat_render(const chat_form *form, const chat_message *messages, size_t coun
                            "and assistant",
                            i, messages[i].role);
     int rc = 0;
+    const char *asked = "";
     switch (form->kind) {
-    case CHAT_CHATML:
-        rc = render_chatml(form, messages, count, out);
+    case CHAT_TURNS:
+        rc = render_turns(form, messages, count, asks, out);
         break;
     case CHAT_QWEN3:
-        rc = render_qwen3(messages, count, out);
+        rc = render_qwen3(form, messages, count, out);
+        asked = form->before[CHAT_ASSISTANT];
         break;
-    case CHAT_LLAMA3:
-        rc = render_llama3(form, messages, count, out);
-        break;
-    case CHAT_MISTRAL:
-        rc = render_mistral(form, messages, count, out);
-        break;
-    case CHAT_ZEPHYR:
     case CHAT_PLAIN:
-        rc = render_simple(form, messages, count, out);
+        rc = render_plain(form, messages, count, out);
+        asked = "assistant:";
         break;
-    case CHAT_ALPACA:
+    case CHAT_ALPACA: /* the end of the user's message is enough */
         rc = render_alpaca(form, messages, count, out);
         break;
     }
     if (rc == 0)
         drop_context(messages, count, out);
-    return rc == 0 && asks ? ask(form, out) : rc;
+    return rc == 0 && asks ? add(out, asked) : rc;
 }

@@ -13,7 +13,19 @@
  *   mistral         tokenizer versions 2, 3  the text's beginning; answers are stripped [6]
  *   mistral-v1      version 1                the text's beginning [7]
  *   mistral-tekken  Nemo                     as mistral, but answers are not stripped
- *   zephyr          Zephyr                   nothing
+ *   zephyr          Zephyr, StableLM 2       nothing
+ *   llama2          Llama 2                  as mistral-v1, and the beginning at each user
+ *   phi3            Phi-3, Phi-3.5           the document's end after the last message
+ *   phi4-mini       Phi-4-mini               as phi3, without newlines
+ *   phi4            Phi-4                    nothing
+ *   gemma           Gemma, Gemma 2           the text's beginning; contents are stripped [9]
+ *   gemma3          Gemma 3                  as gemma [7]
+ *   olmo2           OLMo 2                   the text's beginning
+ *   tulu            Tulu 2, Tulu 3           nothing
+ *   granite         Granite 3.0              nothing
+ *   granite3.1      Granite 3.1 to 3.3       a system message must be there [10]
+ *   glm4            GLM-4                    "[gMASK]<sop>" [11]
+ *   cohere          Command R                the text's beginning; contents are stripped
  *   plain           none                     "user: ", "assistant: ", newlines; the document's end
  *                                            after an answer
  *   alpaca          Stanford Alpaca          its prompt; the document's end after an answer [8]
@@ -28,9 +40,12 @@
  *   [6] The system message stands before the last user's message. If an answer follows that
  *       message, as in training, the published template leaves the system message out. We keep it,
  *       because a model that answers has seen it there.
- *   [7] The system message stands before the first user's message.
+ *   [7] The system message stands in the first user's message, before its text.
  *   [8] A system message takes the place of the prompt's first sentences. A newline follows
  *       "### Response:", as in Axolotl, LLaMA-Factory and Alpaca-LoRA; Stanford's code has none.
+ *   [9] It refuses system messages, as the published template does.
+ *   [10] Without one, the published template writes one with the date of the day.
+ *   [11] The next user's "<|user|>" ends an answer, and is a target with it.
  *
  * "auto" finds the form from the tokenizer's directory: from chat_template.jinja, or
  * "chat_template" of tokenizer_config.json, by the words that are characteristic of each form. A
@@ -51,7 +66,8 @@ enum { CHAT_SYSTEM_BYTES = 2048, CHAT_TOKEN_BYTES = 128 };
 /* The names above, as choices of an option. */
 #define CHAT_NAMES                                                                                 \
     "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|mistral-tekken|"   \
-    "zephyr|plain|alpaca"
+    "zephyr|llama2|phi3|phi4-mini|phi4|gemma|gemma3|olmo2|tulu|granite|granite3.1|glm4|cohere|"    \
+    "plain|alpaca"
 
 /* Parts of Alpaca's prompt for an instruction with an input. The first sentences are a system
  * message of the form alpaca. The heading stands between the instruction and the input. */
@@ -60,28 +76,49 @@ enum { CHAT_SYSTEM_BYTES = 2048, CHAT_TOKEN_BYTES = 128 };
     "context. Write a response that appropriately completes the request."
 #define CHAT_ALPACA_INPUT "\n\n### Input:\n"
 
-enum chat_kind {
-    CHAT_CHATML,
-    CHAT_QWEN3,
-    CHAT_LLAMA3,
-    CHAT_MISTRAL,
-    CHAT_ZEPHYR,
-    CHAT_PLAIN,
-    CHAT_ALPACA
+enum chat_kind { CHAT_TURNS, CHAT_QWEN3, CHAT_PLAIN, CHAT_ALPACA };
+
+/* The roles of messages, and sets of them. */
+enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
+enum { CHAT_USERS = 1 << CHAT_USER, CHAT_ANSWERS = 1 << CHAT_ASSISTANT, CHAT_ALL = 7 };
+
+/* Where the system message goes. */
+enum chat_system {
+    CHAT_SYSTEM_TURN,    /* a message of its own */
+    CHAT_SYSTEM_NEEDED,  /* the same, and it must be there */
+    CHAT_SYSTEM_FIRST,   /* into the first user's message */
+    CHAT_SYSTEM_LAST,    /* into the last user's message */
+    CHAT_SYSTEM_REFUSED, /* nowhere */
 };
 
+/* In the texts of a form, \1 is the token that begins a text, and \2 the one that ends it. */
 struct chat_form {
     enum chat_kind kind;
     const char *name; /* one of the above; constant */
     bool adds_system; /* adds `system` if no system message comes first */
     char system[CHAT_SYSTEM_BYTES];
-    bool is_text;        /* alpaca: what the tokenizer puts before a text stands before it */
-    bool has_dates;      /* llama3.1 */
-    bool strips_answers; /* mistral: strips white space */
-    bool is_first; /* mistral: the system message goes to the first user's message, not the last */
-    const char *user_before, *user_after, *answer_before; /* mistral */
-    /* The text's beginning and end, as the tokenizer writes them; "" if there is none. */
-    char begin[CHAT_TOKEN_BYTES], end[CHAT_TOKEN_BYTES];
+    bool is_text; /* alpaca: what the tokenizer puts before a text stands before it */
+
+    /* CHAT_TURNS; texts that are NULL are empty */
+    const char *start;              /* before all messages */
+    const char *before[CHAT_ROLES]; /* before a content */
+    const char *after;              /* after the content of system and user */
+    const char *user_after;         /* instead of `after`, of the user; NULL: `after` */
+    const char *answer_end;         /* after an answer, which it ends */
+    const char *answer_after;       /* after answer_end */
+    const char *finish;             /* after all messages, unless an answer is asked for */
+    const char *ask;                /* begins an answer that is asked for; NULL: as other answers */
+    unsigned strips;     /* set of roles: white space around their contents is left out */
+    bool takes_turns;    /* user and assistant must alternate */
+    bool ends_plainly;   /* no answer_after after the last message */
+    bool ends_with_user; /* before[CHAT_USER] ends an answer */
+    enum chat_system system_place;
+    const char *system_before, *system_after; /* around one that is in a user's message */
+
+    /* The tokens \1 and \2 as the tokenizer writes them; "" if there is none. */
+    char begin[CHAT_TOKEN_BYTES], eos[CHAT_TOKEN_BYTES];
+    /* The text that ends an answer; "" if there is none. */
+    char end[CHAT_TOKEN_BYTES];
 };
 typedef struct chat_form chat_form;
 
@@ -94,6 +131,9 @@ int chat_form_find(const char *name, const char *tokenizer_name, const tokenizer
  * tokenizer show a form. */
 int chat_form_find_or(const char *name, const char *otherwise, const char *tokenizer_name,
                       const tokenizer *words, chat_form *out) MUST_CHECK;
+
+/* Writes `end` after a change of `eos`. */
+void chat_form_end(chat_form *form);
 
 struct chat_message {
     const char *role;    /* "system", "user" or "assistant" */

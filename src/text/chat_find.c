@@ -13,42 +13,129 @@
 
 enum { FILE_MAX_BYTES = 16 << 20 };
 
-/* The forms, with the parts that all their models share. */
+#define CHATML                                                                                     \
+    .before = {"<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"},           \
+    .after = "<|im_end|>\n", .answer_end = "<|im_end|>", .answer_after = "\n"
+#define LLAMA3(system_text)                                                                        \
+    .start = "<|begin_of_text|>",                                                                  \
+    .before = {"<|start_header_id|>system<|end_header_id|>\n\n" system_text,                       \
+               "<|start_header_id|>user<|end_header_id|>\n\n",                                     \
+               "<|start_header_id|>assistant<|end_header_id|>\n\n"},                               \
+    .after = "<|eot_id|>", .answer_end = "<|eot_id|>", .strips = CHAT_ALL
+#define INST(user_before, user_end, answer_before)                                                 \
+    .before = {NULL, user_before, answer_before}, .user_after = user_end, .answer_end = "\2",      \
+    .ask = "", .takes_turns = true, .system_after = "\n\n", .begin = "<s>", .eos = "</s>"
+#define NAMED(between) .before = {"<|system|>" between, "<|user|>" between, "<|assistant|>" between}
+#define GEMMA                                                                                      \
+    .start = "\1", .before = {NULL, "<start_of_turn>user\n", "<start_of_turn>model\n"},            \
+    .after = "<end_of_turn>\n", .answer_end = "<end_of_turn>", .answer_after = "\n",               \
+    .strips = CHAT_ALL, .takes_turns = true, .begin = "<bos>", .eos = "<eos>"
+#define GRANITE                                                                                    \
+    .before = {"<|start_of_role|>system<|end_of_role|>", "<|start_of_role|>user<|end_of_role|>",   \
+               "<|start_of_role|>assistant<|end_of_role|>"},                                       \
+    .after = "<|end_of_text|>\n", .answer_end = "<|end_of_text|>", .answer_after = "\n"
+#define COHERE(role) "<|START_OF_TURN_TOKEN|><|" role "_TOKEN|>"
+
+/* The forms, with the parts that all their models share. begin and eos are those of the models, for
+ * a tokenizer that names none. */
 static const chat_form forms[] = {
-    {.kind = CHAT_CHATML, .name = "chatml"},
-    {.kind = CHAT_CHATML,
-     .name = "qwen2",
-     .adds_system = true,
-     .system = "You are a helpful assistant."},
-    {.kind = CHAT_CHATML,
-     .name = "qwen2.5",
+    {.name = "chatml", CHATML},
+    {.name = "qwen2", CHATML, .adds_system = true, .system = "You are a helpful assistant."},
+    {.name = "qwen2.5",
+     CHATML,
      .adds_system = true,
      .system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-    {.kind = CHAT_QWEN3, .name = "qwen3"},
-    {.kind = CHAT_CHATML,
-     .name = "smollm2",
+    {.kind = CHAT_QWEN3, .name = "qwen3", CHATML},
+    {.name = "smollm2",
+     CHATML,
      .adds_system = true,
      .system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
-    {.kind = CHAT_LLAMA3, .name = "llama3", .begin = "<|begin_of_text|>"},
-    {.kind = CHAT_LLAMA3, .name = "llama3.1", .begin = "<|begin_of_text|>", .has_dates = true},
-    {.kind = CHAT_MISTRAL,
-     .name = "mistral",
-     .strips_answers = true,
-     .user_before = "[INST] ",
-     .user_after = "[/INST]",
-     .answer_before = " "},
-    {.kind = CHAT_MISTRAL,
-     .name = "mistral-v1",
-     .is_first = true,
-     .user_before = " [INST] ",
+    {.name = "llama3", LLAMA3("")},
+    {.name = "llama3.1",
+     LLAMA3("Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"),
+     .adds_system = true},
+    {.name = "mistral",
+     INST("[INST] ", "[/INST]", " "),
+     .start = "\1",
+     .strips = CHAT_ANSWERS,
+     .system_place = CHAT_SYSTEM_LAST},
+    {.name = "mistral-v1",
+     INST(" [INST] ", " [/INST]", " "),
+     .start = "\1",
+     .system_place = CHAT_SYSTEM_FIRST},
+    {.name = "mistral-tekken",
+     INST("[INST]", "[/INST]", ""),
+     .start = "\1",
+     .system_place = CHAT_SYSTEM_LAST},
+    {.name = "llama2",
+     .before = {NULL, "\1[INST] ", " "},
      .user_after = " [/INST]",
-     .answer_before = " "},
-    {.kind = CHAT_MISTRAL,
-     .name = "mistral-tekken",
-     .user_before = "[INST]",
-     .user_after = "[/INST]",
-     .answer_before = ""},
-    {.kind = CHAT_ZEPHYR, .name = "zephyr"},
+     .answer_end = " \2",
+     .ask = "",
+     .takes_turns = true,
+     .strips = CHAT_USERS | CHAT_ANSWERS,
+     .system_place = CHAT_SYSTEM_FIRST,
+     .system_before = "<<SYS>>\n",
+     .system_after = "\n<</SYS>>\n\n",
+     .begin = "<s>",
+     .eos = "</s>"},
+    {.name = "zephyr",
+     NAMED("\n"),
+     .after = "\2\n",
+     .answer_end = "\2",
+     .answer_after = "\n",
+     .eos = "</s>"},
+    {.name = "phi3",
+     NAMED("\n"),
+     .after = "<|end|>\n",
+     .answer_end = "<|end|>",
+     .answer_after = "\n",
+     .finish = "\2",
+     .eos = "<|endoftext|>"},
+    {.name = "phi4-mini",
+     NAMED(""),
+     .after = "<|end|>",
+     .answer_end = "<|end|>",
+     .finish = "\2",
+     .eos = "<|endoftext|>"},
+    {.name = "phi4",
+     .before = {"<|im_start|>system<|im_sep|>", "<|im_start|>user<|im_sep|>",
+                "<|im_start|>assistant<|im_sep|>"},
+     .after = "<|im_end|>",
+     .answer_end = "<|im_end|>"},
+    {.name = "gemma", GEMMA, .system_place = CHAT_SYSTEM_REFUSED},
+    {.name = "gemma3", GEMMA, .system_place = CHAT_SYSTEM_FIRST, .system_after = "\n\n"},
+    {.name = "olmo2",
+     NAMED("\n"),
+     .start = "\1",
+     .after = "\n",
+     .answer_end = "\2",
+     .answer_after = "\n",
+     .ends_plainly = true,
+     .begin = "<|endoftext|>",
+     .eos = "<|endoftext|>"},
+    {.name = "tulu",
+     NAMED("\n"),
+     .after = "\n",
+     .answer_end = "\2",
+     .answer_after = "\n",
+     .ends_plainly = true,
+     .eos = "<|end_of_text|>"},
+    {.name = "granite", GRANITE},
+    {.name = "granite3.1", GRANITE, .system_place = CHAT_SYSTEM_NEEDED},
+    {.name = "glm4",
+     NAMED("\n"),
+     .start = "[gMASK]<sop>",
+     .ask = "<|assistant|>",
+     .ends_with_user = true},
+    {.name = "cohere",
+     .start = "\1",
+     .before = {COHERE("SYSTEM"), COHERE("USER"), COHERE("CHATBOT")},
+     .after = "<|END_OF_TURN_TOKEN|>",
+     .answer_end = "<|END_OF_TURN_TOKEN|>",
+     .strips = CHAT_USERS | CHAT_ANSWERS,
+     .takes_turns = true,
+     .begin = "<BOS_TOKEN>"},
     {.kind = CHAT_PLAIN, .name = "plain"},
     {.kind = CHAT_ALPACA, .name = "alpaca", .is_text = true},
 };
@@ -216,6 +303,53 @@ static const struct signature {
      .one = {"{{content+eos_token}}", "{{message['content']+eos_token}}"},
      .none = {"[SYSTEM_PROMPT]", "<<SYS>>"},
      .spaced = "[INST]"},
+    {.form = "llama2",
+     .all = {"bos_token+'[INST]'+content.strip()+'[/INST]'", "''+content.strip()+''+eos_token",
+             "'<<SYS>>'+system_message+'<</SYS>>'+message['content']"},
+     .none = {"tools"}},
+    {.form = "phi3",
+     .all = {"'<|system|>'+message['content']+'<|end|>'", "'<|user|>'+message['content']+'<|end|>'",
+             "'<|assistant|>'+message['content']+'<|end|>'"},
+     .one = {"{{eos_token}}"},
+     .none = {"bos_token", "tools"}},
+    {.form = "phi4-mini",
+     .all = {"'<|'+message['role']+'|>'+message['content']+'<|end|>'", "{{eos_token}}"},
+     .none = {"bos_token"}},
+    {.form = "phi4",
+     .all = {"'<|im_start|>system<|im_sep|>'+message['content']+'<|im_end|>'",
+             "'<|im_start|>user<|im_sep|>'+message['content']+'<|im_end|>'",
+             "'<|im_start|>assistant<|im_sep|>'+message['content']+'<|im_end|>'"},
+     .none = {"bos_token", "eos_token", "|trim", "strip(", "think>", "reasoning", "tools"}},
+    {.form = "gemma",
+     .all = {"{{bos_token}}", "'<start_of_turn>'+role+''+message['content']|trim+'<end_of_turn>'",
+             "raise_exception('Systemrolenotsupported')"}},
+    {.form = "gemma3",
+     .all = {"{{bos_token}}", "'<start_of_turn>'+role+''+(first_user_prefixifloop.first",
+             "message['content']|trim"},
+     .none = {"tools"}},
+    {.form = "olmo2",
+     .all = {"{{bos_token}}", "'<|assistant|>'+message['content']+eos_token+''", "ifnotloop.last"},
+     .one = {"'<|user|>'+message['content']+''}}"},
+     .none = {"tools"}},
+    {.form = "tulu",
+     .all = {"'<|assistant|>'+message['content']+eos_token+''",
+             "'<|user|>'+message['content']+''}}", "ifnotloop.last"},
+     .none = {"bos_token", "tools"}},
+    {.form = "granite3.1",
+     .all = {"'<|start_of_role|>'+message['role']+'<|end_of_role|>'+message['content']+'<|end_of_"
+             "text|>'",
+             "strftime_now"}},
+    {.form = "granite",
+     .all = {"'<|start_of_role|>user<|end_of_role|>'+message['content']+'<|end_of_text|>'",
+             "'<|start_of_role|>assistant<|end_of_role|>'+message['content']+'<|end_of_text|>'"},
+     .none = {"strftime_now"}},
+    {.form = "glm4",
+     .all = {"[gMASK]<sop>", "<|{{item['role']}}|>{{item['metadata']}}{{item['content']}}"}},
+    {.form = "cohere",
+     .all = {"'<|START_OF_TURN_TOKEN|><|USER_TOKEN|>'+content.strip()+'<|END_OF_TURN_TOKEN|>'",
+             "'<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>'+content.strip()+'<|END_OF_TURN_TOKEN|>'",
+             "bos_token"},
+     .none = {"tools", "documents"}},
     {.form = "zephyr",
      .all = {"'<|user|>'+message['content']+eos_token", "'<|system|>'+message['content']+eos_token",
              "'<|assistant|>'+message['content']+eos_token"},
@@ -262,7 +396,7 @@ static int form_of_template(const char *text, chat_form *out)
                        "knows; set the one that its model was trained with, if it is among %s",
                        CHAT_NAMES);
     *out = *found;
-    if (out->kind == CHAT_CHATML)
+    if (strcmp(out->name, "chatml") == 0)
         out->adds_system = find_system(text, out->system);
     return 0;
 }
@@ -284,8 +418,8 @@ static int form_of_tokens(const tokenizer *words, const char *otherwise, chat_fo
     return 0;
 }
 
-static int copy_token(const tokenizer *words, int32_t id, const char *otherwise,
-                      char text[CHAT_TOKEN_BYTES])
+/* Copies the text of a token; what is there stays if the tokenizer has none. */
+static int copy_token(const tokenizer *words, int32_t id, char text[CHAT_TOKEN_BYTES])
 {
     size_t bytes = 0;
     const char *token = id >= 0 ? tokenizer_token_bytes(words, id, false, &bytes) : "";
@@ -293,11 +427,17 @@ static int copy_token(const tokenizer *words, int32_t id, const char *otherwise,
         return err_set(ERR_CONFIG,
                        "the tokenizer's token %d of %zu bytes is too long for a template", (int)id,
                        bytes);
-    if (bytes == 0)
-        snprintf(text, CHAT_TOKEN_BYTES, "%s", otherwise);
-    else
+    if (bytes > 0)
         snprintf(text, CHAT_TOKEN_BYTES, "%.*s", (int)bytes, token);
     return 0;
+}
+
+void chat_form_end(chat_form *form)
+{
+    const char *end =
+        form->kind == CHAT_PLAIN || form->kind == CHAT_ALPACA ? "\2" : form->answer_end;
+    const char *eos = end ? strchr(end, '\2') : NULL; /* the rest of such an end is no token */
+    snprintf(form->end, sizeof form->end, "%s", eos ? form->eos : end ? end : "");
 }
 
 int chat_form_find_or(const char *name, const char *otherwise, const char *tokenizer_name,
@@ -317,12 +457,9 @@ int chat_form_find_or(const char *name, const char *otherwise, const char *token
         mem_free(text);
     }
     TRY(rc);
-    if (out->kind == CHAT_MISTRAL)
-        TRY(copy_token(words, tokenizer_begin_id(words), "<s>", out->begin));
-    if (out->kind == CHAT_MISTRAL || out->kind == CHAT_ZEPHYR)
-        TRY(copy_token(words, tokenizer_end_id(words), "</s>", out->end));
-    if (out->kind == CHAT_PLAIN || out->kind == CHAT_ALPACA)
-        TRY(copy_token(words, tokenizer_end_id(words), "", out->end));
+    TRY(copy_token(words, tokenizer_begin_id(words), out->begin));
+    TRY(copy_token(words, tokenizer_end_id(words), out->eos));
+    chat_form_end(out);
     return 0;
 }
 

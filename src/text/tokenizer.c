@@ -201,7 +201,8 @@ bool tokenizer_separates(const tokenizer *self, const char *token)
         for (uint32_t i = 0; id >= 0 && i < self->added[set].count; i++) {
             const toki_added_token *added = &self->added[set].tokens[i];
             if (added->id == id)
-                return !added->rstrip && !added->single_word && !self->has_first;
+                return (set == 0 || self->step_count == 0) && !added->rstrip &&
+                       !added->single_word && !self->has_first;
         }
     return false;
 }

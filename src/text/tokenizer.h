@@ -3,8 +3,9 @@
  *   name                        tokenizer
  *   "bytes"                     token = byte value; vocabulary 256, no other tokens
  *   DIR or DIR/tokenizer.json   Hugging Face's tokenizer.json: BPE, byte-level (GPT-2, Llama 3,
- *                               Qwen, SmolLM, ...) or with byte fallback (Llama 2, Gemma), WordPiece
- *                               (BERT), Unigram (T5, ALBERT); ids are exactly those of its library
+ *                               Qwen, SmolLM, ...) or with byte fallback (Llama 2, Gemma);
+ *                               WordPiece (BERT); Unigram (T5, ALBERT). Ids are exactly those of
+ *                               its library
  *   FILE.model                  a SentencePiece model; needs libsentencepiece at build time
  *
  * tokenizer_config.json, config.json and generation_config.json in the same directory name the

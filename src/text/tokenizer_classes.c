@@ -9,8 +9,8 @@
 
 #include "text/tokenizer_internal.h"
 
-/* Neither punctuation nor marks for the library, although Unicode 15 says so. is_mark: it is a mark
- * in Unicode 9, and is only no non-spacing mark. */
+/* Characters that are punctuation or marks in Unicode 15, but not for the library. is_mark: it
+ * counts as a mark, but not as a non-spacing one. */
 static const struct {
     uint32_t first, last;
     bool is_mark;

@@ -5,8 +5,9 @@
  * token whose text has any other character cannot result from merges; it stands for its text
  * unchanged.
  *
- * All other decoders change each token by itself, except that they may drop a space at the beginning
- * of a text, or put a space between tokens. Here that space belongs to the token after it. */
+ * All other decoders change each token by itself, except that they may drop a space at the
+ * beginning of a text, or put a space between tokens. Here that space belongs to the token after
+ * it. */
 #include <assert.h>
 #include <ctype.h>
 #include <stdio.h>

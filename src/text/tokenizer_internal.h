@@ -370,7 +370,7 @@ bool toki_is_unknown(uint32_t character);
 
 /* ---- tokenizer_classes.c: classes of characters as the library's own tables have them ---- */
 bool toki_is_punctuation(uint32_t character);
-/* What becomes of a character in a step of the normalizer. */
+/* Functions for TOKI_STEP_MAP. */
 toki_map toki_map_clean, toki_map_chinese, toki_map_lower, toki_map_no_nonspacing,
     toki_map_no_marks;
 

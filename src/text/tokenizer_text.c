@@ -1,5 +1,5 @@
-/* Prepares texts before they are cut: valid UTF-8, normal forms, and stand-ins for characters on which
- * versions of Unicode disagree. See tokenizer_internal.h.
+/* Prepares texts before they are cut: valid UTF-8, normal forms, and stand-ins for characters on
+ * which versions of Unicode disagree. See tokenizer_internal.h.
  *
  * Which characters are letters, digits and marks depends on the version of Unicode. The
  * `tokenizers` library (0.23) matches patterns by Unicode 16, counts digits by Unicode 17 and

@@ -25,7 +25,9 @@ enum { HEAD_BYTES = 4, INPUT_MAX = 8192, TOKENS_MAX = 1 << 20 };
 
 static const char *const names[] = {"auto",           "chatml", "qwen2",    "qwen2.5", "qwen3",
                                     "smollm2",        "llama3", "llama3.1", "mistral", "mistral-v1",
-                                    "mistral-tekken", "zephyr", "plain",    "alpaca"};
+                                    "mistral-tekken", "zephyr", "plain",    "alpaca",  "llama2",
+                                    "phi3",           "gemma",  "gemma3",   "olmo2",   "granite3.1",
+                                    "glm4",           "cohere"};
 
 static const enum data_format formats[] = {DATA_JSONL,  DATA_AUTO,     DATA_MESSAGES,
                                            DATA_ALPACA, DATA_SHAREGPT, DATA_PROMPT_COMPLETION};

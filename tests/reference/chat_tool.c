@@ -56,8 +56,8 @@ int main(int argc, char **argv)
     int rc = chat_form_find(argv[1], argv[2], words, &form);
     if (rc == 0) {
         snprintf(form.begin, sizeof form.begin, "%s", argv[3]);
-        if (form.kind == CHAT_MISTRAL || form.kind == CHAT_ZEPHYR)
-            snprintf(form.end, sizeof form.end, "%s", argv[4]);
+        snprintf(form.eos, sizeof form.eos, "%s", argv[4]);
+        chat_form_end(&form);
     }
     char *line = NULL;
     size_t capacity = 0;

@@ -81,6 +81,8 @@ def main():
         differs = 0
         for messages, answer in zip(asked, answers):
             wanted, marked = expected(template, messages, begin, end)
+            if "today's date" in answer.get("error", ""):
+                continue  # such a message is refused
             is_left_out = "mistral" in str(answer.get("form")) and messages[0]["role"] == "system"
             if wanted is None or wanted == answer.get("text") or (is_left_out and messages[-1]["role"] == "assistant"):
                 spans += marked is not None

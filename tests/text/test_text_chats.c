@@ -13,7 +13,7 @@ static void forms_are_exact(void **state)
                                         {"user", "Q2", 2, NULL, false},
                                         {"assistant", "A2", 2, NULL, false}};
     static const struct {
-        const char *name, *all, *without_system;
+        const char *name, *all, *without_system; /* NULL: refused, or not tried */
     } forms[] = {
         {"chatml",
          "<|im_start|>system\n S "
@@ -62,6 +62,57 @@ static void forms_are_exact(void **state)
          "<|system|>\n S </s>\n<|user|>\nQ1\n</s>\n<|assistant|>\n A1 </s>\n<|user|>\nQ2</s>\n"
          "<|assistant|>\nA2</s>\n",
          "<|user|>\nQ1\n</s>\n"},
+        {"llama2",
+         "<s>[INST] <<SYS>>\n S \n<</SYS>>\n\nQ1 [/INST] A1 </s><s>[INST] Q2 [/INST] A2 </s>",
+         "<s>[INST] Q1 [/INST]"},
+        {"phi3",
+         "<|system|>\n S <|end|>\n<|user|>\nQ1\n<|end|>\n<|assistant|>\n A1 "
+         "<|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\nA2<|end|>\n<|endoftext|>",
+         "<|user|>\nQ1\n<|end|>\n<|endoftext|>"},
+        {"phi4-mini",
+         "<|system|> S <|end|><|user|>Q1\n<|end|><|assistant|> A1 <|end|><|user|>Q2<|end|>"
+         "<|assistant|>A2<|end|><|endoftext|>",
+         "<|user|>Q1\n<|end|><|endoftext|>"},
+        {"phi4",
+         "<|im_start|>system<|im_sep|> S <|im_end|><|im_start|>user<|im_sep|>Q1\n<|im_end|>"
+         "<|im_start|>assistant<|im_sep|> A1 <|im_end|><|im_start|>user<|im_sep|>Q2<|im_end|>"
+         "<|im_start|>assistant<|im_sep|>A2<|im_end|>",
+         "<|im_start|>user<|im_sep|>Q1\n<|im_end|>"},
+        {"gemma", NULL, "<bos><start_of_turn>user\nQ1<end_of_turn>\n"},
+        {"gemma3",
+         "<bos><start_of_turn>user\n S \n\nQ1<end_of_turn>\n<start_of_turn>model\nA1<end_of_turn>\n"
+         "<start_of_turn>user\nQ2<end_of_turn>\n<start_of_turn>model\nA2<end_of_turn>\n",
+         "<bos><start_of_turn>user\nQ1<end_of_turn>\n"},
+        {"olmo2",
+         "<|endoftext|><|system|>\n S \n<|user|>\nQ1\n\n<|assistant|>\n A1 <|endoftext|>\n"
+         "<|user|>\nQ2\n<|assistant|>\nA2<|endoftext|>",
+         "<|endoftext|><|user|>\nQ1\n\n"},
+        {"tulu",
+         "<|system|>\n S \n<|user|>\nQ1\n\n<|assistant|>\n A1 <|end_of_text|>\n"
+         "<|user|>\nQ2\n<|assistant|>\nA2<|end_of_text|>",
+         "<|user|>\nQ1\n\n"},
+        {"granite",
+         "<|start_of_role|>system<|end_of_role|> S <|end_of_text|>\n<|start_of_role|>user"
+         "<|end_of_role|>Q1\n<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|> A1 "
+         "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>Q2<|end_of_text|>\n"
+         "<|start_of_role|>assistant<|end_of_role|>A2<|end_of_text|>\n",
+         "<|start_of_role|>user<|end_of_role|>Q1\n<|end_of_text|>\n"},
+        {"granite3.1",
+         "<|start_of_role|>system<|end_of_role|> S <|end_of_text|>\n<|start_of_role|>user"
+         "<|end_of_role|>Q1\n<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|> A1 "
+         "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>Q2<|end_of_text|>\n"
+         "<|start_of_role|>assistant<|end_of_role|>A2<|end_of_text|>\n",
+         NULL},
+        {"glm4",
+         "[gMASK]<sop><|system|>\n S <|user|>\nQ1\n<|assistant|>\n A1 "
+         "<|user|>\nQ2<|assistant|>\nA2",
+         "[gMASK]<sop><|user|>\nQ1\n"},
+        {"cohere",
+         "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|> S <|END_OF_TURN_TOKEN|>"
+         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q1<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|>"
+         "<|CHATBOT_TOKEN|>A1<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q2"
+         "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>A2<|END_OF_TURN_TOKEN|>",
+         "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q1<|END_OF_TURN_TOKEN|>"},
         {"plain", "system:  S \nuser: Q1\n\nassistant:  A1 \nuser: Q2\nassistant: A2\n",
          "user: Q1\n\n"},
         {"alpaca",
@@ -74,21 +125,68 @@ static void forms_are_exact(void **state)
     chat_form form;
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         assert_int_equal(chat_form_find(forms[i].name, "none", words, &form), 0);
-        assert_int_equal(chat_render(&form, four, 5, false, &text), 0);
+        int rc = chat_render(&form, four, 5, false, &text);
+        assert_int_equal(rc, strcmp(forms[i].name, "gemma") == 0 ? ERR_INPUT : 0);
         if (forms[i].all && (text.length != strlen(forms[i].all) ||
                              memcmp(text.bytes, forms[i].all, text.length) != 0))
             fail_msg("%s: %.*s", forms[i].name, (int)text.length, text.bytes);
-        assert_int_equal(text.answer_count, 2);
-        const chat_span *last = &text.answers[1];
-        assert_true(last->end >= text.length - 1 && last->end > last->begin + 1);
-        assert_int_equal(chat_render(&form, four + 1, 1, false, &text), 0);
-        if (text.length != strlen(forms[i].without_system) ||
-            memcmp(text.bytes, forms[i].without_system, text.length) != 0)
+        if (rc == 0) {
+            assert_int_equal(text.answer_count, 2);
+            const chat_span *last = &text.answers[1];
+            size_t after = text.length - last->end; /* at most a newline and a last token */
+            assert_true(
+                after == 0 || text.bytes[last->end] == '\n' ||
+                (after > 1 && strncmp(text.bytes + last->end, "<|endoftext|>", after) == 0));
+            assert_true(last->end > last->begin + 1);
+        }
+        rc = chat_render(&form, four + 1, 1, false, &text);
+        assert_int_equal(rc, forms[i].without_system ? 0 : ERR_INPUT);
+        if (rc == 0 && (text.length != strlen(forms[i].without_system) ||
+                        memcmp(text.bytes, forms[i].without_system, text.length) != 0))
             fail_msg("%s: %.*s", forms[i].name, (int)text.length, text.bytes);
         assert_int_equal(text.answer_count, 0);
     }
     assert_int_equal(chat_form_find("auto", "none", words, &form), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "data.chat_template"));
+    chat_text_fini(&text);
+}
+
+/* Order of roles, what begins an answer, and what ends it. */
+static void turns_are_checked(void **state)
+{
+    (void)state;
+    static const chat_message said[] = {{"user", "Q", 1, NULL, false},
+                                        {"assistant", " A ", 3, NULL, false},
+                                        {"user", "R", 1, NULL, false},
+                                        {"user", "S", 1, NULL, false}};
+    static const struct {
+        const char *name, *asked;
+    } rows[] = {{"phi3", "<|end|>\n<|assistant|>\n"},   {"phi4-mini", "<|end|><|assistant|>"},
+                {"gemma", "\n<start_of_turn>model\n"},  {"glm4", "\nR<|assistant|>"},
+                {"llama2", "<s>[INST] R [/INST]"},      {"mistral", "[INST] R[/INST]"},
+                {"cohere", "<|CHATBOT_TOKEN|>"},        {"zephyr", "</s>\n<|assistant|>\n"},
+                {"granite", "assistant<|end_of_role|>"}};
+    static const char *const strict[] = {"gemma", "gemma3", "llama2", "cohere", "mistral"};
+    chat_text text = {0};
+    chat_form form;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assert_int_equal(chat_form_find(rows[i].name, "none", words, &form), 0);
+        assert_int_equal(chat_render(&form, said, 3, true, &text), 0);
+        size_t bytes = strlen(rows[i].asked);
+        if (text.length < bytes || memcmp(text.bytes + text.length - bytes, rows[i].asked, bytes))
+            fail_msg("%s: %.*s", rows[i].name, (int)text.length, text.bytes);
+    }
+    for (size_t i = 0; i < sizeof strict / sizeof strict[0]; i++) {
+        assert_int_equal(chat_form_find(strict[i], "none", words, &form), 0);
+        assert_int_equal(chat_render(&form, said, 4, false, &text), ERR_INPUT);
+        assert_non_null(strstr(err_text(), "message 3"));
+    }
+    assert_int_equal(chat_form_find("glm4", "none", words, &form), 0);
+    assert_int_equal(chat_render(&form, said, 3, false, &text), 0);
+    static const char answer[] = " A <|user|>\n"; /* with what ends it */
+    assert_int_equal(text.answer_count, 1);
+    assert_int_equal(text.answers[0].end - text.answers[0].begin, sizeof answer - 1);
+    assert_memory_equal(text.bytes + text.answers[0].begin, answer, sizeof answer - 1);
     chat_text_fini(&text);
 }
 
@@ -151,7 +249,7 @@ static void forms_are_found(void **state)
          "\"default\", \"template\": \"{{- bos_token }}{{- 'Cutting Knowledge Date: December 2023' "
          "}}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ "
          "message['content'] | trim + '<|eot_id|>' }}\"}]}",
-         "llama3.1", NULL},
+         "llama3.1", ""},
         {"{\"chat_template\": \"{% set content = '<|start_header_id|>' + message['role'] + "
          "'<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}{% set content = "
          "bos_token + content %}\"}",
@@ -373,9 +471,8 @@ int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forms_are_exact),
-        cmocka_unit_test(reasoning_of_qwen3),
-        cmocka_unit_test(forms_are_found),
+        cmocka_unit_test(forms_are_exact),          cmocka_unit_test(turns_are_checked),
+        cmocka_unit_test(reasoning_of_qwen3),       cmocka_unit_test(forms_are_found),
         cmocka_unit_test(answers_of_merged_tokens),
     };
     return cmocka_run_group_tests(tests, prepare_setup, prepare_teardown);
