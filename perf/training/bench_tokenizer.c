@@ -457,7 +457,7 @@ static void check(struct bench *b)
             break;
         at += bytes;
     }
-    if (at != end && b->words->form == TOKI_AS_IT_IS)
+    if (at != end && b->words->step_count == 0)
         bench_require(err_set(ERR_INTERNAL,
                               "the ids of the text's first %zu bytes differ from it at "
                               "byte %zu",

@@ -240,7 +240,8 @@ static int read_classes(const toki_reader *self, const json_t *part, const char 
 
 static int read_whitespace(const toki_reader *self)
 {
-    static const char words[] = "\\w+|[^\\w\\s]+";
+    /* the library's own pattern, by another engine than that of Split: joiners are in words */
+    static const char words[] = "[\\w\\u200c\\u200d]+|[^\\w\\s\\u200c\\u200d]+";
     toki_stage *stage = NULL;
     TRY(next_stage(self, &stage));
     stage->behavior = TOKI_REMOVED;

@@ -369,6 +369,9 @@ def main():
     datas = long_texts() if args.long else documents(wheels)[::args.every]
     if not os.path.exists(os.path.join(args.work, 'tokenizers', 'bert_raw')):
         import make_tokenizers
+        model = wheels.find('mistral_common/data/tokenizer.model.v1')
+        if model:
+            make_tokenizers.published_bpe('mistral_v1', model, out)
         make_tokenizers.make([data.decode('utf-8', 'replace') for data in documents(wheels)[:300]], out)
     texts = [data.decode('utf-8', 'replace') for data in datas]
     lines, raw = os.path.join(args.work, 'texts.jsonl'), os.path.join(args.work, 'texts.txt')

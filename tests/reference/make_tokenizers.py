@@ -91,27 +91,35 @@ def merges_of(pieces):
     return ids, [(pieces[a].piece, pieces[b].piece) for _, a, b in sorted(ways)]
 
 
+def save_bpe(name, pieces, marks, out):
+    """With marks as Gemma has it, else as Llama 2."""
+    made = Tokenizer(models.BPE(*merges_of(pieces), fuse_unk=True, byte_fallback=True, unk_token='<unk>'))
+    made.normalizer = normalizers.Replace(' ', '▁')
+    if marks:
+        made.pre_tokenizer = pre_tokenizers.Split(' ', 'merged_with_previous')
+        made.add_tokens([AddedToken(token, normalized=False) for token in marks + ['<start_of_turn>']])
+    else:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+        made.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 1)])
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ('<unk>', '<s>', '</s>')])
+    document = dict(json.loads(made.to_str()), decoder=FALLBACK)
+    save(document, out(name))
+    return document
+
+
 def bpe(lines, out):
-    special = [AddedToken(token, normalized=False, special=True) for token in ('<unk>', '<s>', '</s>')]
     marks = ['\n', '\n\n', '▁▁', '▁▁▁▁']
-    for name in 'llama2', 'gemma':
-        pieces, _ = train_pieces(lines, model_type='bpe', byte_fallback=True, normalization_rule_name='identity',
-                                 remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
-                                 add_dummy_prefix=name == 'llama2',
-                                 user_defined_symbols=marks if name == 'gemma' else [])
-        made = Tokenizer(models.BPE(*merges_of(pieces), fuse_unk=True, byte_fallback=True, unk_token='<unk>'))
-        made.normalizer = normalizers.Replace(' ', '▁')
-        if name == 'llama2':
-            made.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
-            made.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 1)])
-        else:
-            made.pre_tokenizer = pre_tokenizers.Split(' ', 'merged_with_previous')
-            made.add_tokens([AddedToken(token, normalized=False) for token in marks + ['<start_of_turn>']])
-        made.add_special_tokens(special)
-        document = dict(json.loads(made.to_str()), decoder=FALLBACK)
-        save(document, out(name))
-        if name == 'llama2':
-            vary_bpe(document, out)
+    options = dict(model_type='bpe', byte_fallback=True, normalization_rule_name='identity',
+                   remove_extra_whitespaces=False, allow_whitespace_only_pieces=True)
+    save_bpe('gemma', train_pieces(lines, add_dummy_prefix=False, user_defined_symbols=marks, **options)[0], marks, out)
+    vary_bpe(save_bpe('llama2', train_pieces(lines, **options)[0], [], out), out)
+
+
+def published_bpe(name, data, out):
+    """A published SentencePiece model of the kind of Llama 2's."""
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(data)
+    save_bpe(name, proto.pieces, [], out)
 
 
 def vary_bpe(document, out):
