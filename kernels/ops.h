@@ -192,12 +192,22 @@ struct embedding_grad_args {
 typedef struct embedding_grad_args embedding_grad_args;
 
 struct rope_table_args {
-    float *table; /* [T, D/2, 2] fp32 (cos, sin) */
+    float *table; /* [T, D/2, 2] fp32 (cos, sin), times the attention factor */
+    /* head_dim: the elements of a head that are rotated, all D or the first ones */
     uint64_t tokens, head_dim;
     double theta;
     enum rope_scaling scaling;
-    /* read only if `scaling` needs them */
+    /* Each is read only if `scaling` needs it. */
     double factor, low_freq_factor, high_freq_factor, original_positions;
+    uint64_t length; /* DYNAMIC, LONGROPE: tokens of a sequence; 0: those of the table */
+    /* YARN: turns within the original positions; 0: 32 and 1. keeps_fraction: the bounds are not
+     * rounded to whole pairs ("truncate": false). */
+    double beta_fast, beta_slow;
+    bool keeps_fraction;
+    double attention_factor;       /* YARN, LONGROPE; 0: follows from the others */
+    double mscale, mscale_all_dim; /* YARN, for the attention factor; 0: not given */
+    /* LONGROPE: [D/2] in host memory, for sequences up to original_positions and for longer ones */
+    const double *short_factors, *long_factors;
 };
 typedef struct rope_table_args rope_table_args;
 
@@ -228,15 +238,20 @@ struct head_norm_args {
 typedef struct head_norm_args head_norm_args;
 
 /* Rotary positions, in place. Each row has `heads` heads of D elements side by side, and rows lie
- * `stride` elements apart. In each head, the pair (i, i + D/2) of position t is rotated by the
- * angle t * theta^(-2i/D), whose frequency rope_table_args may scale. */
+ * `stride` elements apart. The first R elements of each head are rotated. The pair (i, i + R/2), or
+ * (2i, 2i + 1) if interleaved, of position p is rotated by the angle p * theta^(-2i/R), whose
+ * frequency rope_table_args may scale. Token t of a sequence has position t, or t less the token at
+ * which its document begins. */
 struct rope_args {
     enum dtype type;
-    uint64_t batch, tokens, heads, head_dim; /* D even */
-    uint64_t stride;                         /* elements between rows */
-    void *data;                              /* first head of row 0 */
-    const float *table;                      /* [T, D/2, 2] fp32 (cos, sin) from rope_table */
-    bool inverse;                            /* rotate back: the backward pass */
+    uint64_t batch, tokens, heads, head_dim;
+    uint64_t stride;       /* elements between rows */
+    uint64_t rotated;      /* R, even; 0: D */
+    bool interleaved;      /* as in Cohere's models and GLM 4 */
+    const int32_t *begins; /* [B,T]: where each token's document begins, in [0, t]; NULL: 0 */
+    void *data;            /* first head of row 0 */
+    const float *table;    /* [T, R/2, 2] fp32 (cos, sin) from rope_table */
+    bool inverse;          /* rotate back: the backward pass */
 };
 typedef struct rope_args rope_args;
 
@@ -268,8 +283,9 @@ struct activation_args {
 };
 typedef struct activation_args activation_args;
 
-/* target = scale * source, or target += scale * source, on rows that may lie apart. The product is
- * rounded to fp32, the sum too, and then the result to `type`. */
+/* target = scale * source, target += scale * source, or target = addend + scale * source, on rows
+ * that may lie apart. The product is rounded to fp32, the sum too, and then the result to `type`.
+ * */
 struct scale_rows_args {
     enum dtype type;
     uint64_t rows, columns;
@@ -278,10 +294,46 @@ struct scale_rows_args {
     const void *source; /* [rows, columns] type */
     void *target;       /* [rows, columns] type; may be source if the strides are equal */
     uint64_t source_stride, target_stride; /* elements from row to row, at least `columns` */
+    const void *addend; /* [rows, columns] type, with the target's stride; NULL: none */
 };
 typedef struct scale_rows_args scale_rows_args;
 
-/* Softmax cross-entropy of one chunk of rows. */
+/* A multiplier as a tensor of `type` would hold it. Gemma's sqrt(C) of embeddings is one. */
+static inline float scale_of_type(enum dtype type, double scale)
+{
+    float value = (float)scale;
+    if (type == DTYPE_BF16)
+        return fp32_from_bf16(bf16_from_fp32(value));
+    return type == DTYPE_FP16 ? fp32_from_fp16(fp16_from_fp32(value)) : value;
+}
+
+/* Dropout: target = source * 1 / (1 - p), or 0 where the element is dropped. The backward pass is
+ * the same op on the gradients: kernels/dropout_mask.h finds the same elements again. The product
+ * is rounded to fp32, then to `type`.
+ *
+ * A call has the columns [column_begin, column_begin + columns) of the rows [row_begin, row_begin +
+ * rows) of a micro-batch of sequences of T rows of `width` elements. The mask does not depend on
+ * the cut. `counter` is memory of the device, so that a recorded launch may be replayed with
+ * another step. */
+struct dropout_args {
+    enum dtype type;
+    uint64_t rows, columns;
+    uint64_t stride;    /* elements from row to row of source and target; 0: columns */
+    const void *source; /* [rows, columns] type */
+    void *target;       /* [rows, columns] type; may be source */
+    float probability;  /* p in [0, 1) */
+    uint64_t seed;      /* of the run */
+    uint32_t site;      /* number of the place in the model, below 2^23 */
+    /* [2]: the step, and the number in the global batch of the micro-batch's first sequence */
+    const uint32_t *counter;
+    uint64_t tokens;                  /* T */
+    uint64_t row_begin, column_begin; /* 0 if the call has all */
+    uint64_t width;                   /* 0: columns */
+};
+typedef struct dropout_args dropout_args;
+
+/* Softmax cross-entropy of one chunk of rows. The softmax is of z = logit_scale * logit, or with a
+ * soft cap of cap * tanh(z / cap), and the gradient is that of the logits. */
 struct cross_entropy_args {
     enum dtype type;
     uint64_t rows, vocab;
@@ -291,10 +343,12 @@ struct cross_entropy_args {
     const float *logits;    /* [rows, V] fp32 */
     const int32_t *targets; /* [rows]; -1: the row is ignored, with loss 0 and gradient 0 */
     float *losses;          /* [rows] fp32 nats */
-    /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: compute the loss only. It may be at
-     * the address of logits if type is fp32. */
+    /* [rows, V] type, (softmax - onehot) * grad_scale * the slope of z; NULL: compute the loss
+     * only. It may be at the address of logits if type is fp32. */
     void *logits_grad;
     float grad_scale;
+    float logit_scale; /* 0: 1 */
+    float soft_cap;    /* 0: none */
 };
 typedef struct cross_entropy_args cross_entropy_args;
 
@@ -304,14 +358,14 @@ typedef struct cross_entropy_args cross_entropy_args;
  *   2. softmax_losses once;
  *   3. cross_entropy_part for every part.
  *
- * A row has three statistics: its largest logit so far, the sum of exp(logit - largest) so far, and
- * the logit of its target (0 until the target's part has come). For an ignored row they have no
- * meaning. Results agree with cross_entropy within fp32's rounding; other parts may give other
- * bits.
+ * A row has three statistics: its largest z so far (the logit, scaled and capped as above), the sum
+ * of exp(z - largest) so far, and the z of its target (0 until the target's part has come). For an
+ * ignored row they have no meaning. Results agree with cross_entropy within fp32's rounding; other
+ * parts may give other bits.
  *
- * Infinities and NaN are propagated: a row that contains +infinity or NaN, or only -infinity, has a
- * NaN loss. The caller makes sure that targets are below the vocabulary size, since a part cannot
- * check it. */
+ * Infinities and NaN are propagated: a row whose z contains +infinity or NaN, or only -infinity,
+ * has a NaN loss. The caller makes sure that targets are below the vocabulary size, since a part
+ * cannot check it. */
 struct softmax_part_args {
     enum dtype type;        /* of logits_grad */
     uint64_t rows, columns; /* columns: those of this part */
@@ -325,7 +379,8 @@ struct softmax_part_args {
     float *losses; /* [rows] fp32 nats; softmax_losses writes it */
     /* [rows, columns] type; cross_entropy_part writes it; may be logits if type is fp32 */
     void *logits_grad;
-    float grad_scale; /* read by cross_entropy_part */
+    float grad_scale;            /* read by cross_entropy_part */
+    float logit_scale, soft_cap; /* as in cross_entropy_args, equal in all calls */
 };
 typedef struct softmax_part_args softmax_part_args;
 
@@ -337,6 +392,16 @@ static inline uint64_t norm_stride(const norm_args *args)
 static inline uint64_t norm_grad_stride(const norm_grad_args *args)
 {
     return args->stride ? args->stride : args->channels;
+}
+
+static inline uint64_t dropout_stride(const dropout_args *args)
+{
+    return args->stride ? args->stride : args->columns;
+}
+
+static inline uint64_t dropout_width(const dropout_args *args)
+{
+    return args->width ? args->width : args->columns;
 }
 
 static inline uint64_t cross_entropy_stride(const cross_entropy_args *args)
@@ -436,6 +501,7 @@ struct kernel_ops {
                const void *a, const void *b, void *out) MUST_CHECK;
     int (*scale_rows)(kernel_context *context, void *stream,
                       const scale_rows_args *args) MUST_CHECK;
+    int (*dropout)(kernel_context *context, void *stream, const dropout_args *args) MUST_CHECK;
     /* bias_grad[n] += column sums of output_grad [rows, n] type, in a fixed order. */
     int (*bias_backward)(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
                          uint64_t n, const void *output_grad, float *bias_grad,

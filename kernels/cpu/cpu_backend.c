@@ -88,6 +88,7 @@ const kernel_ops kernels_cpu = {
     .activation_backward = cpui_activation_backward,
     .add = cpui_add,
     .scale_rows = cpui_scale_rows,
+    .dropout = cpui_dropout,
     .bias_backward = cpui_bias_backward,
     .bias_backward_scratch_bytes = cpui_bias_backward_scratch_bytes,
     .cross_entropy = cpui_cross_entropy,

@@ -94,6 +94,7 @@ KERNEL_OP(rope) cpui_rope MUST_CHECK;
 KERNEL_OP(activation_forward) cpui_activation_forward MUST_CHECK;
 KERNEL_OP(activation_backward) cpui_activation_backward MUST_CHECK;
 KERNEL_OP(scale_rows) cpui_scale_rows MUST_CHECK;
+KERNEL_OP(dropout) cpui_dropout MUST_CHECK;
 KERNEL_OP(add) cpui_add MUST_CHECK;
 KERNEL_OP(bias_backward) cpui_bias_backward MUST_CHECK;
 KERNEL_OP(bias_backward_scratch_bytes) cpui_bias_backward_scratch_bytes;

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "kernels/cpu/rows_internal.h"
+#include "kernels/dropout_mask.h"
 #include "kernels/head_norm_wide.h"
 #include "kernels/rope_frequency.h"
 
@@ -144,14 +145,14 @@ int cpui_rope_table(kernel_context *context, void *stream, const rope_table_args
     (void)stream;
     assert(args->head_dim % 2 == 0);
     uint64_t pairs = args->head_dim / 2, tokens = args->tokens;
+    double factor = rope_attention_factor(args);
     float *table = args->table;
 #pragma omp parallel for schedule(static) num_threads(context->thread_count)
     for (uint64_t i = 0; i < pairs; i++) {
-        double plain = pow(args->theta, -2.0 * (double)i / (double)args->head_dim);
-        double frequency = rope_scaled_frequency(args, plain);
+        double frequency = rope_frequency(args, i);
         for (uint64_t t = 0; t < tokens; t++) {
-            table[(t * pairs + i) * 2] = (float)cos((double)t * frequency);
-            table[(t * pairs + i) * 2 + 1] = (float)sin((double)t * frequency);
+            table[(t * pairs + i) * 2] = (float)(cos((double)t * frequency) * factor);
+            table[(t * pairs + i) * 2 + 1] = (float)(sin((double)t * frequency) * factor);
         }
     }
     return 0;
@@ -160,7 +161,8 @@ int cpui_rope_table(kernel_context *context, void *stream, const rope_table_args
 int cpui_rope(kernel_context *context, void *stream, const rope_args *args)
 {
     (void)stream;
-    assert(args->head_dim % 2 == 0);
+    assert((args->rotated ? args->rotated : args->head_dim) % 2 == 0);
+    assert(args->rotated <= args->head_dim);
     context->rows->rope(context->thread_count, args);
     return 0;
 }
@@ -199,6 +201,16 @@ int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args
     assert(args->source_stride >= args->columns && args->target_stride >= args->columns);
     assert(args->source != args->target || args->source_stride == args->target_stride);
     context->rows->scale_rows(context->thread_count, args);
+    return 0;
+}
+
+int cpui_dropout(kernel_context *context, void *stream, const dropout_args *args)
+{
+    (void)stream;
+    assert(args->probability >= 0.0f && args->probability < 1.0f);
+    assert(args->site >> DROPOUT_SITE_BITS == 0 && args->tokens > 0);
+    assert(args->tokens * dropout_width(args) / 4 >> DROPOUT_QUAD_BITS == 0);
+    context->rows->dropout(context->thread_count, args);
     return 0;
 }
 

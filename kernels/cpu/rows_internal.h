@@ -78,6 +78,7 @@ struct rows_table {
     void (*add)(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
                 void *out);
     void (*scale_rows)(int threads, const scale_rows_args *args);
+    void (*dropout)(int threads, const dropout_args *args);
     void (*bias_backward)(int threads, enum dtype type, uint64_t rows, uint64_t n,
                           const void *output_grad, float *bias_grad, float *scratch);
     void (*cross_entropy)(int threads, const cross_entropy_args *args);
@@ -90,6 +91,7 @@ struct rows_table {
      * may be x. */
     void (*exp)(const float *x, float *out, size_t count);
     void (*sigmoid)(const float *x, float *out, size_t count);
+    void (*tanh)(const float *x, float *out, size_t count);
 };
 typedef struct rows_table rows_table;
 

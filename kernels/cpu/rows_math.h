@@ -320,6 +320,27 @@ static inline float exp_one(float x)
     return exp_below(x > 89.0f ? 89.0f : x);
 }
 
+/* tanh(x), within 3 ulp. With e = e^-2|x| - 1, tanh|x| is -e / (2 + e). As in exp_below, e^-2|x| is
+ * 2^n e^r; the polynomial gives e^r - 1 without cancellation. e is -1 from |x| = 40 on. */
+static inline float tanh_one(float x)
+{
+    const float log2e = 0x1.715476p+0f, ln2_high = 0x1.62e43p-1f, ln2_low = -0x1.05c61p-29f;
+    const float shift = ROUNDING_SHIFT + 127.0f;
+    float twice = x < 0.0f ? 2.0f * x : -2.0f * x;
+    twice = twice < -80.0f ? -80.0f : twice;
+    float shifted = fused(twice, log2e, shift), n = shifted - shift;
+    float r = fused(n, -ln2_low, fused(n, -ln2_high, twice));
+    float p = 0x1.6d10fcp-10f;
+    p = fused(p, r, 0x1.120b62p-7f);
+    p = fused(p, r, 0x1.55551ap-5f);
+    p = fused(p, r, 0x1.5554dep-3f);
+    p = fused(p, r, 0.5f);
+    float power = fp32_from_bits(fp32_bits(shifted) << 23);
+    float e = fused(power, fused(p * r, r, r), power - 1.0f);
+    float size = -e / (2.0f + e);
+    return x < 0.0f ? -size : size;
+}
+
 /* factor / (1 + e^-x). The factor (1 + tanh u) / 2 of GELU is sigmoid(2u): unlike the form with
  * tanh, it has no cancellation in its left tail. */
 static inline float sigmoid_times(float factor, float x)

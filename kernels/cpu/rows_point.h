@@ -1,64 +1,89 @@
 /* Ops that map elements to elements: rotary positions, addition, scaled rows, conversion, and the
  * embedding. Part of rows_variant.c. */
 
-/* Rotates the pairs [first, first + n) of all heads of one row. cosine and sine: [n], for the
- * position of this row; the sign of the sine gives the direction. */
-static void rope_pairs(const rope_args *args, uint64_t row, uint64_t first, size_t n,
-                       const float *cosine, const float *sine)
+/* How n neighbouring pairs of each head of a row turn. The sign of the sine gives the direction. */
+struct rope_turn {
+    size_t n;
+    float cosine[ROWS_BLOCK / 2], sine[ROWS_BLOCK / 2];
+};
+
+static void rope_halves(const rope_args *args, uint64_t low_at, uint64_t half,
+                        const struct rope_turn *turn)
 {
-    float low_buffer[ROWS_BLOCK], high_buffer[ROWS_BLOCK];
-    float new_low_buffer[ROWS_BLOCK], new_high_buffer[ROWS_BLOCK];
-    for (uint64_t head = 0; head < args->heads; head++) {
-        uint64_t low_at = row * args->stride + head * args->head_dim + first;
-        uint64_t high_at = low_at + args->head_dim / 2;
-        const float *low = load_block(args->type, args->data, low_at, n, low_buffer);
-        const float *high = load_block(args->type, args->data, high_at, n, high_buffer);
-        float *new_low = store_place(args->type, args->data, low_at, new_low_buffer);
-        float *new_high = store_place(args->type, args->data, high_at, new_high_buffer);
+    float low_buffer[ROWS_BLOCK / 2], high_buffer[ROWS_BLOCK / 2];
+    float new_low_buffer[ROWS_BLOCK / 2], new_high_buffer[ROWS_BLOCK / 2];
+    size_t n = turn->n;
+    uint64_t high_at = low_at + half;
+    const float *cosine = turn->cosine, *sine = turn->sine;
+    const float *low = load_block(args->type, args->data, low_at, n, low_buffer);
+    const float *high = load_block(args->type, args->data, high_at, n, high_buffer);
+    float *new_low = store_place(args->type, args->data, low_at, new_low_buffer);
+    float *new_high = store_place(args->type, args->data, high_at, new_high_buffer);
 #pragma omp simd
-        for (size_t i = 0; i < n; i++) {
-            float x = low[i], y = high[i];
-            new_low[i] = x * cosine[i] - y * sine[i];
-            new_high[i] = x * sine[i] + y * cosine[i];
-        }
-        store_block(args->type, args->data, low_at, n, new_low);
-        store_block(args->type, args->data, high_at, n, new_high);
+    for (size_t i = 0; i < n; i++) {
+        float x = low[i], y = high[i];
+        new_low[i] = x * cosine[i] - y * sine[i];
+        new_high[i] = x * sine[i] + y * cosine[i];
     }
+    store_block(args->type, args->data, low_at, n, new_low);
+    store_block(args->type, args->data, high_at, n, new_high);
+}
+
+static void rope_interleaved(const rope_args *args, uint64_t at, const struct rope_turn *turn)
+{
+    float buffer[ROWS_BLOCK], new_buffer[ROWS_BLOCK];
+    const float *old = load_block(args->type, args->data, at, 2 * turn->n, buffer);
+    float *new = store_place(args->type, args->data, at, new_buffer);
+    const float *cosine = turn->cosine, *sine = turn->sine;
+#pragma omp simd
+    for (size_t i = 0; i < turn->n; i++) {
+        float x = old[2 * i], y = old[2 * i + 1];
+        new[2 * i] = x *cosine[i] - y *sine[i];
+        new[2 * i + 1] = x *sine[i] + y *cosine[i];
+    }
+    store_block(args->type, args->data, at, 2 * turn->n, new);
 }
 
 static void rope(int threads, const rope_args *args)
 {
-    uint64_t rows = args->batch * args->tokens, pairs = args->head_dim / 2;
-    uint64_t count = rows * args->heads * args->head_dim;
-#pragma omp parallel for schedule(static) num_threads(team(threads, count))
+    enum { PAIRS = ROWS_BLOCK / 2 };
+    uint64_t rows = args->batch * args->tokens;
+    uint64_t pairs = (args->rotated ? args->rotated : args->head_dim) / 2;
+#pragma omp parallel for schedule(static) num_threads(team(threads, rows * args->heads * 2 * pairs))
     for (uint64_t row = 0; row < rows; row++) {
-        const float *table = args->table + (row % args->tokens) * pairs * 2;
-        for (uint64_t first = 0; first < pairs; first += ROWS_BLOCK) {
-            float cosine[ROWS_BLOCK], sine[ROWS_BLOCK];
-            size_t n = block_elems(pairs, first);
+        const float *table = args->table + rope_position(args, row) * pairs * 2;
+        for (uint64_t first = 0; first < pairs; first += PAIRS) {
+            struct rope_turn turn = {.n = (size_t)(pairs - first < PAIRS ? pairs - first : PAIRS)};
             float sign = args->inverse ? -1.0f : 1.0f;
-            for (size_t i = 0; i < n; i++) {
-                cosine[i] = table[2 * (first + i)];
-                sine[i] = sign * table[2 * (first + i) + 1];
+            for (size_t i = 0; i < turn.n; i++) {
+                turn.cosine[i] = table[2 * (first + i)];
+                turn.sine[i] = sign * table[2 * (first + i) + 1];
             }
-            rope_pairs(args, row, first, n, cosine, sine);
+            for (uint64_t head = 0; head < args->heads; head++) {
+                uint64_t begin = row * args->stride + head * args->head_dim;
+                if (args->interleaved)
+                    rope_interleaved(args, begin + 2 * first, &turn);
+                else
+                    rope_halves(args, begin + first, pairs, &turn);
+            }
         }
     }
 }
 
 static void scale_block(const scale_rows_args *args, uint64_t row, uint64_t column)
 {
-    float source_buffer[ROWS_BLOCK], target_buffer[ROWS_BLOCK], out_buffer[ROWS_BLOCK];
+    float source_buffer[ROWS_BLOCK], added_buffer[ROWS_BLOCK], out_buffer[ROWS_BLOCK];
     size_t n = block_elems(args->columns, column);
     uint64_t at = row * args->target_stride + column;
     const float *source =
         load_block(args->type, args->source, row * args->source_stride + column, n, source_buffer);
     float *out = store_place(args->type, args->target, at, out_buffer), scale = args->scale;
-    if (args->accumulates) {
-        const float *target = load_block(args->type, args->target, at, n, target_buffer);
+    const void *addend = args->accumulates ? args->target : args->addend;
+    if (addend) {
+        const float *added = load_block(args->type, addend, at, n, added_buffer);
 #pragma omp simd
         for (size_t i = 0; i < n; i++)
-            out[i] = target[i] + scale * source[i];
+            out[i] = added[i] + scale * source[i];
     } else {
 #pragma omp simd
         for (size_t i = 0; i < n; i++)
@@ -73,6 +98,42 @@ static void scale_rows(int threads, const scale_rows_args *args)
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t column = 0; column < args->columns; column += ROWS_BLOCK)
             scale_block(args, row, column);
+}
+
+/* n elements of a row, n <= ROWS_BLOCK, from column `column` of this call on. */
+static void dropout_block(const dropout_args *args, uint64_t row, uint64_t column, size_t n)
+{
+    uint32_t words[ROWS_BLOCK + 8];
+    float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
+    uint64_t token = args->row_begin + row, at = row * dropout_stride(args) + column;
+    uint64_t elem = token % args->tokens * dropout_width(args) + args->column_begin + column;
+    const dropout_place place = {.seed = args->seed,
+                                 .step = args->counter[0],
+                                 .sequence = args->counter[1] + (uint32_t)(token / args->tokens),
+                                 .site = args->site};
+    const uint32_t threshold = dropout_threshold(args->probability);
+    const float scale = dropout_scale(args->probability);
+    size_t skipped = (size_t)(elem % 4), quads = (skipped + n + 3) / 4;
+#pragma omp simd
+    for (size_t i = 0; i < quads; i++)
+        dropout_words(place, elem / 4 + i, words + 4 * i);
+    const uint32_t *word = words + skipped;
+    const float *x = load_block(args->type, args->source, at, n, x_buffer);
+    float *y = store_place(args->type, args->target, at, y_buffer);
+#pragma omp simd
+    for (size_t i = 0; i < n; i++)
+        y[i] = word[i] < threshold ? 0.0f : scale * x[i];
+    store_block(args->type, args->target, at, n, y);
+}
+
+static void dropout(int threads, const dropout_args *args)
+{
+    uint64_t blocks = (args->columns + ROWS_BLOCK - 1) / ROWS_BLOCK;
+#pragma omp parallel for schedule(static) num_threads(team(threads, args->rows * args->columns))
+    for (uint64_t block = 0; block < args->rows * blocks; block++) {
+        uint64_t column = block % blocks * ROWS_BLOCK;
+        dropout_block(args, block / blocks, column, block_elems(args->columns, column));
+    }
 }
 
 static void add(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
@@ -241,4 +302,11 @@ static void sigmoid_all(const float *x, float *out, size_t count)
 #pragma omp simd
     for (size_t i = 0; i < count; i++)
         out[i] = sigmoid_times(1.0f, x[i]);
+}
+
+static void tanh_all(const float *x, float *out, size_t count)
+{
+#pragma omp simd
+    for (size_t i = 0; i < count; i++)
+        out[i] = tanh_one(x[i]);
 }

@@ -7,6 +7,8 @@
 
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
+#include "kernels/dropout_mask.h"
+#include "kernels/rope_frequency.h"
 
 /* These files define the static functions that the table below names. */
 #include "kernels/cpu/rows_activation.h"
@@ -27,6 +29,7 @@ const rows_table VARIANT_TABLE = {
     .activation_backward = activation_backward,
     .add = add,
     .scale_rows = scale_rows,
+    .dropout = dropout,
     .bias_backward = bias_backward,
     .cross_entropy = cross_entropy,
     .softmax_part = softmax_part,
@@ -35,4 +38,5 @@ const rows_table VARIANT_TABLE = {
     .convert_rows = convert_rows,
     .exp = exp_all,
     .sigmoid = sigmoid_all,
+    .tanh = tanh_all,
 };

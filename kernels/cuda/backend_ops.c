@@ -107,6 +107,7 @@ static const kernel_ops ops = {
     .activation_backward = cudai_activation_backward,
     .add = cudai_add,
     .scale_rows = cudai_scale_rows,
+    .dropout = cudai_dropout,
     .bias_backward = cudai_bias_backward,
     .bias_backward_scratch_bytes = cudai_bias_backward_scratch_bytes,
     .cross_entropy = cudai_cross_entropy,

@@ -134,6 +134,7 @@ KERNEL_OP(rope) cudai_rope MUST_CHECK;
 KERNEL_OP(activation_forward) cudai_activation_forward MUST_CHECK;
 KERNEL_OP(activation_backward) cudai_activation_backward MUST_CHECK;
 KERNEL_OP(scale_rows) cudai_scale_rows MUST_CHECK;
+KERNEL_OP(dropout) cudai_dropout MUST_CHECK;
 KERNEL_OP(add) cudai_add MUST_CHECK;
 KERNEL_OP(bias_backward) cudai_bias_backward MUST_CHECK;
 KERNEL_OP(bias_backward_scratch_bytes) cudai_bias_backward_scratch_bytes;

@@ -44,6 +44,7 @@ int cudai_launch_head_norm_backward(void *stream, const head_norm_args *args,
 
 /* Pointwise kernels. Their geometry depends on sm_count, but their results do not. */
 int cudai_launch_scale_rows(void *stream, const scale_rows_args *args);
+int cudai_launch_dropout(void *stream, const dropout_args *args);
 int cudai_launch_add(void *stream, int sm_count, enum dtype type, uint64_t count, const void *a,
                      const void *b, void *out);
 /* source_type and target_type must differ. */

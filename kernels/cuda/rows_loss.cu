@@ -50,10 +50,33 @@ static __device__ __forceinline__ uint64_t place_of(uint64_t begin, unsigned pac
     return begin + (static_cast<uint64_t>(pack) * blockDim.x + threadIdx.x) * width;
 }
 
-// x = this thread's elements of a turn; -infinity beyond the end of the row.
+// The map of logits before the softmax: z = scale * logit, or cap * tanh(z / cap).
+struct logit_map {
+    float scale, cap; // cap 0: none
+};
+
+template <typename A> static __device__ __forceinline__ logit_map logit_map_of(const A &args)
+{
+    return logit_map{args.logit_scale == 0.0f ? 1.0f : args.logit_scale, args.soft_cap};
+}
+
+static __device__ __forceinline__ float mapped_logit(logit_map map, float logit)
+{
+    float z = map.scale == 1.0f ? logit : __fmul_rn(map.scale, logit);
+    return map.cap == 0.0f ? z : __fmul_rn(map.cap, tanhf(__fdiv_rn(z, map.cap)));
+}
+
+// dz/dlogit, from z.
+static __device__ __forceinline__ float logit_slope(logit_map map, float z)
+{
+    float t = map.cap == 0.0f ? 0.0f : __fdiv_rn(z, map.cap);
+    return __fmul_rn(map.scale, __fmaf_rn(-t, t, 1.0f));
+}
+
+// x = z of this thread's elements of a turn; -infinity beyond the end of the row.
 template <bool IS_PACKED>
-static __device__ __forceinline__ void load_items(const float *logits, uint64_t count,
-                                                  uint64_t begin, float (&x)[ITEMS])
+static __device__ __forceinline__ void load_items(logit_map map, const float *logits,
+                                                  uint64_t count, uint64_t begin, float (&x)[ITEMS])
 {
     const unsigned width = IS_PACKED ? PACK : 1;
 #pragma unroll
@@ -65,7 +88,7 @@ static __device__ __forceinline__ void load_items(const float *logits, uint64_t 
         if (at < count)
             loaded = cudai_load<float, width>(logits + at);
         for (unsigned k = 0; k < width; k++)
-            x[pack * width + k] = at + k < count ? loaded.item[k] : -INFINITY;
+            x[pack * width + k] = at + k < count ? mapped_logit(map, loaded.item[k]) : -INFINITY;
     }
 }
 
@@ -116,14 +139,15 @@ struct row_stats {
 
 // All threads get the same result. `partial` is shared memory of 32 floats.
 template <bool IS_PACKED>
-static __device__ __forceinline__ row_stats stats_of_row(const float *logits, uint64_t count,
-                                                         float before, float *partial)
+static __device__ __forceinline__ row_stats stats_of_row(logit_map map, const float *logits,
+                                                         uint64_t count, float before,
+                                                         float *partial)
 {
     float largest = -INFINITY, shift = 0.0f, sum = 0.0f;
     uint64_t turn = static_cast<uint64_t>(blockDim.x) * ITEMS;
     for (uint64_t begin = 0; begin < count; begin += turn) {
         float x[ITEMS];
-        load_items<IS_PACKED>(logits, count, begin, x);
+        load_items<IS_PACKED>(map, logits, count, begin, x);
         float top = x[0];
 #pragma unroll
         for (int i = 1; i < ITEMS; i++)
@@ -143,28 +167,33 @@ static __device__ __forceinline__ row_stats stats_of_row(const float *logits, ui
     return stats;
 }
 
-// grads[i] = exp(logits[i] - largest) * scale, in place or not.
+// grads[i] = exp(z[i] - largest) * scale * slope of z[i], in place or not.
 template <typename T, bool IS_PACKED>
-static __device__ __forceinline__ void softmax_grad(const float *logits, uint64_t count,
-                                                    float largest, float scale, T *grads)
+static __device__ __forceinline__ void softmax_grad(logit_map map, const float *logits,
+                                                    uint64_t count, float largest, float scale,
+                                                    T *grads)
 {
     uint64_t turn = static_cast<uint64_t>(blockDim.x) * ITEMS;
     for (uint64_t begin = 0; begin < count; begin += turn) {
         float x[ITEMS];
-        load_items<IS_PACKED>(logits, count, begin, x);
+        load_items<IS_PACKED>(map, logits, count, begin, x);
 #pragma unroll
-        for (int i = 0; i < ITEMS; i++)
-            x[i] = expf(x[i] - largest) * scale;
+        for (int i = 0; i < ITEMS; i++) {
+            float grad = expf(x[i] - largest) * scale;
+            bool is_plain = map.scale == 1.0f && map.cap == 0.0f;
+            x[i] = is_plain ? grad : __fmul_rn(grad, logit_slope(map, x[i]));
+        }
         store_items<T, IS_PACKED>(grads, count, begin, x);
     }
 }
 
-// Returns the gradient at the target's column.
-static __device__ __forceinline__ float target_grad(float target_logit, float largest, float sum,
-                                                    float grad_scale)
+// Returns the gradient at the target's column, whose z is given.
+static __device__ __forceinline__ float target_grad(logit_map map, float z, float largest,
+                                                    float sum, float grad_scale)
 {
-    double softmax = exp(static_cast<double>(target_logit - largest)) / static_cast<double>(sum);
-    return static_cast<float>((softmax - 1.0) * static_cast<double>(grad_scale));
+    double softmax = exp(static_cast<double>(z - largest)) / static_cast<double>(sum);
+    return static_cast<float>((softmax - 1.0) * static_cast<double>(grad_scale) *
+                              static_cast<double>(logit_slope(map, z)));
 }
 
 static __device__ __forceinline__ float loss_of(float target_logit, float largest, float sum)
@@ -182,6 +211,7 @@ static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_arg
 {
     uint64_t vocab = args.vocab, at = row * args.stride;
     int32_t target = args.targets[row];
+    const logit_map map = logit_map_of(args);
     const float *logits = args.logits + at;
     T *grads = args.logits_grad ? static_cast<T *>(args.logits_grad) + at : nullptr;
     if (target < 0 || static_cast<uint64_t>(target) >= vocab) {
@@ -193,17 +223,17 @@ static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_arg
         return;
     }
     // Read before the barriers of the sums; after them the logits may be overwritten.
-    float target_logit = logits[target];
-    row_stats stats = stats_of_row<IS_PACKED>(logits, vocab, -INFINITY, partial);
+    float target_logit = mapped_logit(map, logits[target]);
+    row_stats stats = stats_of_row<IS_PACKED>(map, logits, vocab, -INFINITY, partial);
     if (threadIdx.x == 0)
         args.losses[row] = loss_of(target_logit, stats.largest, stats.sum);
     if (!grads)
         return;
-    softmax_grad<T, IS_PACKED>(logits, vocab, stats.largest, __fdiv_rn(args.grad_scale, stats.sum),
-                               grads);
+    softmax_grad<T, IS_PACKED>(map, logits, vocab, stats.largest,
+                               __fdiv_rn(args.grad_scale, stats.sum), grads);
     if (threadIdx.x == owner_of<IS_PACKED>(static_cast<uint64_t>(target)))
-        grads[target] =
-            cudai_narrow<T>(target_grad(target_logit, stats.largest, stats.sum, args.grad_scale));
+        grads[target] = cudai_narrow<T>(
+            target_grad(map, target_logit, stats.largest, stats.sum, args.grad_scale));
 }
 
 template <typename T, bool IS_PACKED>
@@ -259,13 +289,14 @@ template <bool IS_PACKED>
 static __device__ __forceinline__ void softmax_part_row(const softmax_part_args &args, uint64_t row,
                                                         float *partial)
 {
+    const logit_map map = logit_map_of(args);
     const float *logits = args.logits + row * args.stride;
     int32_t target = args.targets[row];
     float before = args.is_first ? -INFINITY : args.largest[row];
     float held = args.is_first ? 0.0f : args.sum[row];
     float largest = before, sum = target < IGNORED ? __uint_as_float(NAN_BITS) : held;
     if (target >= 0) { // after its barriers all threads have read the old stats
-        row_stats stats = stats_of_row<IS_PACKED>(logits, args.columns, before, partial);
+        row_stats stats = stats_of_row<IS_PACKED>(map, logits, args.columns, before, partial);
         double kept = static_cast<double>(held) * static_cast<double>(expf(before - stats.shift));
         largest = stats.largest;
         sum = static_cast<float>(kept + static_cast<double>(stats.sum));
@@ -277,7 +308,7 @@ static __device__ __forceinline__ void softmax_part_row(const softmax_part_args 
     args.sum[row] = sum;
     uint64_t column = static_cast<uint64_t>(target) - args.column_begin; // wraps if before
     if (target >= 0 && column < args.columns)
-        args.target_logit[row] = logits[column];
+        args.target_logit[row] = mapped_logit(map, logits[column]);
     else if (args.is_first)
         args.target_logit[row] = 0.0f;
 }
@@ -332,13 +363,14 @@ static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part
                                target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS));
         return;
     }
+    const logit_map map = logit_map_of(args);
     float largest = args.largest[row], sum = args.sum[row];
-    softmax_grad<T, IS_PACKED>(args.logits + at, columns, largest, __fdiv_rn(args.grad_scale, sum),
-                               grads);
+    softmax_grad<T, IS_PACKED>(map, args.logits + at, columns, largest,
+                               __fdiv_rn(args.grad_scale, sum), grads);
     uint64_t column = static_cast<uint64_t>(target) - args.column_begin; // wraps if before
     if (column < columns && threadIdx.x == owner_of<IS_PACKED>(column))
-        grads[column] =
-            cudai_narrow<T>(target_grad(args.target_logit[row], largest, sum, args.grad_scale));
+        grads[column] = cudai_narrow<T>(
+            target_grad(map, args.target_logit[row], largest, sum, args.grad_scale));
 }
 
 template <typename T, bool IS_PACKED>

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows_launch.h"
+#include "kernels/dropout_mask.h"
 #include "kernels/head_norm_wide.h"
 
 /* Blocks of rows for the norm's parameter gradients; one block of threads computes each. Their
@@ -144,7 +145,8 @@ int cudai_rope_table(kernel_context *context, void *stream, const rope_table_arg
 int cudai_rope(kernel_context *context, void *stream, const rope_args *args)
 {
     (void)context;
-    assert(args->head_dim % 2 == 0);
+    assert((args->rotated ? args->rotated : args->head_dim) % 2 == 0);
+    assert(args->rotated <= args->head_dim);
     if (args->batch * args->tokens * args->heads * args->head_dim == 0)
         return 0;
     return cudai_check(cudai_launch_rope(stream, args), "the rotary kernel");
@@ -182,6 +184,17 @@ int cudai_scale_rows(kernel_context *context, void *stream, const scale_rows_arg
     if (args->rows == 0 || args->columns == 0)
         return 0;
     return cudai_check(cudai_launch_scale_rows(stream, args), "the kernel that scales rows");
+}
+
+int cudai_dropout(kernel_context *context, void *stream, const dropout_args *args)
+{
+    (void)context;
+    assert(args->probability >= 0.0f && args->probability < 1.0f);
+    assert(args->site >> DROPOUT_SITE_BITS == 0 && args->tokens > 0);
+    assert(args->tokens * dropout_width(args) / 4 >> DROPOUT_QUAD_BITS == 0);
+    if (args->rows == 0 || args->columns == 0)
+        return 0;
+    return cudai_check(cudai_launch_dropout(stream, args), "the dropout kernel");
 }
 
 int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)

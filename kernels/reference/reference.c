@@ -80,6 +80,7 @@ const kernel_ops kernels_reference = {
     .activation_backward = refi_activation_backward,
     .add = refi_add,
     .scale_rows = refi_scale_rows,
+    .dropout = refi_dropout,
     .bias_backward = refi_bias_backward,
     .bias_backward_scratch_bytes = refi_bias_backward_scratch_bytes,
     .cross_entropy = refi_cross_entropy,

@@ -24,6 +24,15 @@ static inline void refi_store(enum dtype type, void *target, uint64_t at, double
             type == DTYPE_BF16 ? bf16_from_fp32((float)value) : fp16_from_fp32((float)value);
 }
 
+/* ERR_INPUT if a token is below `lowest` or not below `vocab`. */
+static inline int refi_index_check(int32_t idx, int32_t lowest, uint64_t vocab)
+{
+    if (idx >= lowest && (idx < 0 || (uint64_t)idx < vocab))
+        return 0;
+    return err_set(ERR_INPUT, "reference: token %d is outside the vocabulary of %llu", idx,
+                   (unsigned long long)vocab);
+}
+
 /* reference_products.c */
 KERNEL_OP(matmul_create) refi_matmul_create MUST_CHECK;
 KERNEL_OP(matmul_destroy) refi_matmul_destroy;
@@ -54,9 +63,12 @@ KERNEL_OP(rope) refi_rope MUST_CHECK;
 KERNEL_OP(activation_forward) refi_activation_forward MUST_CHECK;
 KERNEL_OP(activation_backward) refi_activation_backward MUST_CHECK;
 KERNEL_OP(scale_rows) refi_scale_rows MUST_CHECK;
+KERNEL_OP(dropout) refi_dropout MUST_CHECK;
 KERNEL_OP(add) refi_add MUST_CHECK;
 KERNEL_OP(bias_backward) refi_bias_backward MUST_CHECK;
 KERNEL_OP(bias_backward_scratch_bytes) refi_bias_backward_scratch_bytes;
+
+/* reference_loss.c */
 KERNEL_OP(cross_entropy) refi_cross_entropy MUST_CHECK;
 KERNEL_OP(softmax_part) refi_softmax_part MUST_CHECK;
 KERNEL_OP(softmax_losses) refi_softmax_losses MUST_CHECK;

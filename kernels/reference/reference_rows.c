@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/rng.h"
 #include "kernels/reference/reference_internal.h"
 #include "kernels/rope_frequency.h"
 
@@ -104,14 +105,6 @@ int refi_norm_backward(kernel_context *context, void *stream, const norm_grad_ar
     return 0;
 }
 
-static int index_check(int32_t idx, int32_t lowest, uint64_t vocab)
-{
-    if (idx >= lowest && (idx < 0 || (uint64_t)idx < vocab))
-        return 0;
-    return err_set(ERR_INPUT, "reference: token %d is outside the vocabulary of %llu", idx,
-                   (unsigned long long)vocab);
-}
-
 /* True if row `idx` of a table lies in the part; row_count 0 means the whole table. */
 static bool is_in_part(uint64_t idx, uint64_t row_begin, uint64_t row_count)
 {
@@ -123,7 +116,7 @@ int refi_embedding_forward(kernel_context *context, void *stream, const embeddin
     (void)context;
     (void)stream;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
-        TRY(index_check(args->token_ids[row], 0, args->vocab));
+        TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
         uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
         if (args->token_table && !is_in_part(token, args->row_begin, args->row_count))
             continue;
@@ -153,7 +146,7 @@ int refi_embedding_backward(kernel_context *context, void *stream, const embeddi
     (void)context;
     (void)stream;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
-        TRY(index_check(args->token_ids[row], 0, args->vocab));
+        TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
         uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
         bool in_part =
             args->token_table_grad && is_in_part(token, args->row_begin, args->row_count);
@@ -249,31 +242,34 @@ int refi_head_norm_backward(kernel_context *context, void *stream, const head_no
 int refi_rope_table(kernel_context *context, void *stream, const rope_table_args *args)
 {
     uint64_t pairs = args->head_dim / 2;
+    double factor = rope_attention_factor(args);
     (void)context;
     (void)stream;
-    for (uint64_t t = 0; t < args->tokens; t++)
-        for (uint64_t i = 0; i < pairs; i++) {
-            double plain = pow(args->theta, -2.0 * (double)i / (double)args->head_dim);
-            double angle = (double)t * rope_scaled_frequency(args, plain);
-            args->table[(t * pairs + i) * 2] = (float)cos(angle);
-            args->table[(t * pairs + i) * 2 + 1] = (float)sin(angle);
+    for (uint64_t i = 0; i < pairs; i++) {
+        double frequency = rope_frequency(args, i);
+        for (uint64_t t = 0; t < args->tokens; t++) {
+            args->table[(t * pairs + i) * 2] = (float)(cos((double)t * frequency) * factor);
+            args->table[(t * pairs + i) * 2 + 1] = (float)(sin((double)t * frequency) * factor);
         }
+    }
     return 0;
 }
 
 int refi_rope(kernel_context *context, void *stream, const rope_args *args)
 {
-    uint64_t half = args->head_dim / 2;
+    uint64_t half = (args->rotated ? args->rotated : args->head_dim) / 2;
     (void)context;
     (void)stream;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++)
         for (uint64_t head = 0; head < args->heads; head++)
             for (uint64_t i = 0; i < half; i++) {
-                const float *turn = args->table + ((row % args->tokens) * half + i) * 2;
+                uint64_t position = rope_position(args, row);
+                const float *turn = args->table + (position * half + i) * 2;
                 double cosine = (double)turn[0];
                 double sine = args->inverse ? -(double)turn[1] : (double)turn[1];
-                uint64_t x_at = row * args->stride + head * args->head_dim + i;
-                uint64_t y_at = x_at + half;
+                uint64_t begin = row * args->stride + head * args->head_dim;
+                uint64_t x_at = begin + (args->interleaved ? 2 * i : i);
+                uint64_t y_at = x_at + (args->interleaved ? 1 : half);
                 double x = refi_load(args->type, args->data, x_at);
                 double y = refi_load(args->type, args->data, y_at);
                 refi_store(args->type, args->data, x_at, x * cosine - y * sine);
@@ -371,9 +367,34 @@ int refi_scale_rows(kernel_context *context, void *stream, const scale_rows_args
             float value =
                 (float)refi_load(args->type, args->source, row * args->source_stride + column);
             float scaled = args->scale * value;
-            if (args->accumulates)
-                scaled = (float)refi_load(args->type, args->target, at) + scaled;
+            const void *addend = args->accumulates ? args->target : args->addend;
+            if (addend)
+                scaled = (float)refi_load(args->type, addend, at) + scaled;
             refi_store(args->type, args->target, at, (double)scaled);
+        }
+    return 0;
+}
+
+/* The words come from base/rng.h, not from the function that the other backends share. */
+int refi_dropout(kernel_context *context, void *stream, const dropout_args *args)
+{
+    uint64_t width = dropout_width(args), stride = dropout_stride(args);
+    double drop_below = (double)args->probability * 4294967296.0;
+    float scale = (float)(1.0 / (1.0 - (double)args->probability));
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t column = 0; column < args->columns; column++) {
+            uint64_t token = args->row_begin + row;
+            uint64_t elem = token % args->tokens * width + args->column_begin + column;
+            uint64_t sequence = args->counter[1] + token / args->tokens;
+            uint64_t from = (uint64_t)args->counter[0] << 32 | sequence, at = row * stride + column;
+            uint32_t words[4];
+            rng_block(args->seed, from, UINT64_C(1) << 63 | (uint64_t)args->site << 40 | elem / 4,
+                      words);
+            float x = (float)refi_load(args->type, args->source, at);
+            bool is_dropped = words[elem % 4] < (uint32_t)drop_below;
+            refi_store(args->type, args->target, at, is_dropped ? 0.0 : (double)(scale * x));
         }
     return 0;
 }
@@ -407,88 +428,6 @@ int refi_bias_backward(kernel_context *context, void *stream, enum dtype type, u
         for (uint64_t row = 0; row < rows; row++)
             sum += refi_load(type, output_grad, row * n + c);
         bias_grad[c] = (float)sum;
-    }
-    return 0;
-}
-
-int refi_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
-{
-    (void)context;
-    (void)stream;
-    for (uint64_t row = 0; row < args->rows; row++) {
-        uint64_t at = row * cross_entropy_stride(args);
-        const float *logits = args->logits + at;
-        int32_t target = args->targets[row];
-        double max = -INFINITY, sum = 0.0;
-        TRY(index_check(target, -1, args->vocab));
-        for (uint64_t i = 0; i < args->vocab; i++)
-            max = fmax(max, (double)logits[i]);
-        for (uint64_t i = 0; i < args->vocab; i++)
-            sum += exp((double)logits[i] - max);
-        args->losses[row] = target < 0 ? 0.0f : (float)(log(sum) + max - (double)logits[target]);
-        for (uint64_t i = 0; args->logits_grad && i < args->vocab; i++) {
-            double softmax = exp((double)logits[i] - max) / sum;
-            double grad = softmax - ((uint64_t)target == i ? 1.0 : 0.0);
-            refi_store(args->type, args->logits_grad, at + i,
-                       target < 0 ? 0.0 : grad * (double)args->grad_scale);
-        }
-    }
-    return 0;
-}
-
-int refi_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
-{
-    (void)context;
-    (void)stream;
-    for (uint64_t row = 0; row < args->rows; row++) {
-        const float *logits = args->logits + row * softmax_part_stride(args);
-        int32_t target = args->targets[row];
-        double before = args->is_first ? -INFINITY : (double)args->largest[row], max = before;
-        double sum = args->is_first ? 0.0 : (double)args->sum[row];
-        TRY(index_check(target, -1, INT32_MAX));
-        if (args->is_first)
-            args->target_logit[row] = 0.0f;
-        for (uint64_t i = 0; i < args->columns; i++) {
-            max = fmax(max, (double)logits[i]);
-            if (target >= 0 && (uint64_t)target == args->column_begin + i)
-                args->target_logit[row] = logits[i];
-        }
-        double shift = max == -INFINITY ? 0.0 : max;
-        sum *= exp(before - shift);
-        for (uint64_t i = 0; i < args->columns; i++)
-            sum += exp((double)logits[i] - shift);
-        args->largest[row] = (float)max;
-        args->sum[row] = (float)sum;
-    }
-    return 0;
-}
-
-int refi_softmax_losses(kernel_context *context, void *stream, const softmax_part_args *args)
-{
-    (void)context;
-    (void)stream;
-    for (uint64_t row = 0; row < args->rows; row++) {
-        double distance = (double)args->largest[row] - (double)args->target_logit[row];
-        args->losses[row] =
-            args->targets[row] < 0 ? 0.0f : (float)(log((double)args->sum[row]) + distance);
-    }
-    return 0;
-}
-
-int refi_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
-{
-    (void)context;
-    (void)stream;
-    for (uint64_t row = 0; row < args->rows; row++) {
-        int32_t target = args->targets[row];
-        for (uint64_t i = 0; i < args->columns; i++) {
-            uint64_t at = row * softmax_part_stride(args) + i;
-            double softmax =
-                exp((double)args->logits[at] - (double)args->largest[row]) / (double)args->sum[row];
-            bool is_target = target >= 0 && (uint64_t)target == args->column_begin + i;
-            double grad = (softmax - (is_target ? 1.0 : 0.0)) * (double)args->grad_scale;
-            refi_store(args->type, args->logits_grad, at, target < 0 ? 0.0 : grad);
-        }
     }
     return 0;
 }

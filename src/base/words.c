@@ -62,6 +62,9 @@ const char *rope_scaling_name(enum rope_scaling scaling)
         [ROPE_PLAIN] = "default",
         [ROPE_LINEAR] = "linear",
         [ROPE_LLAMA3] = "llama3",
+        [ROPE_DYNAMIC] = "dynamic",
+        [ROPE_YARN] = "yarn",
+        [ROPE_LONGROPE] = "longrope",
     };
     return NAME_OF(names, scaling);
 }

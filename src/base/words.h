@@ -84,13 +84,25 @@ const char *update_name(enum update update); /* "after_backward", ..., "auto" */
  * types with these names. A wave is 2 pi / f positions long.
  *   PLAIN    f
  *   LINEAR   f / factor
+ *   DYNAMIC  the theta that f comes from is raised if sequences are longer than original_positions
+ *            (NTK): by (factor * length / original_positions - factor + 1)^(D / (D - 2))
+ *   YARN     f for fast pairs, f / factor for slow ones, a linear blend in between
+ *   LONGROPE f / a factor of each pair, from a list for short sequences or one for long ones
  *   LLAMA3   f if the wave is shorter than original_positions / high_freq_factor;
  *            f / factor if it is longer than original_positions / low_freq_factor;
  *            in between both are blended, and the weight of f grows linearly in
  *            original_positions / wave */
-enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_SCALING_COUNT };
+enum rope_scaling {
+    ROPE_PLAIN,
+    ROPE_LINEAR,
+    ROPE_LLAMA3,
+    ROPE_DYNAMIC,
+    ROPE_YARN,
+    ROPE_LONGROPE,
+    ROPE_SCALING_COUNT
+};
 
-const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3" */
+const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3", ... */
 
 /* The formats of a file of text or tokens. */
 enum data_format {

@@ -208,6 +208,9 @@ static json_t *rope_scaling(const struct job_model *from)
 {
     switch (from->rope_scaling) {
     case ROPE_PLAIN:
+    case ROPE_DYNAMIC: /* no job has these three yet */
+    case ROPE_YARN:
+    case ROPE_LONGROPE:
     case ROPE_SCALING_COUNT:
         break;
     case ROPE_LINEAR:

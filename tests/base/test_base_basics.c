@@ -100,13 +100,16 @@ static void memory_is_counted(void **state)
 static void random_numbers(void **state)
 {
     (void)state;
-    /* Known answer of Philox-4x32-10 for all-zero counter and key (Random123's kat_vectors). */
+    /* Known answer of Philox-4x32-10 for all-zero counter and key (Random123's kat_vectors), and
+     * for the digits of pi. */
     uint32_t words[4];
     rng_block(0, 0, 0, words);
     assert_int_equal(words[0], 0x6627e8d5);
     assert_int_equal(words[1], 0xe169c58d);
     assert_int_equal(words[2], 0xbc57ac4c);
     assert_int_equal(words[3], 0x9b00dbd8);
+    rng_block(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, words);
+    assert_memory_equal(words, ((uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}), 16);
     double sum = 0, squares = 0;
     for (uint64_t i = 0; i < 100000; i++) {
         double value = (double)rng_normal(3, 4, i);

@@ -152,7 +152,9 @@ endif()
 # against the reference backend.
 if(TARGET sluice_kernels_reference)
     sluice_gpu_test(test_gpu_rows PARTS base rows LIBS sluice_kernels_reference
-                    INSTANCES norm_forward norm_backward head_norm sums activation rope point)
+                    INSTANCES norm_forward norm_backward head_norm sums)
+    sluice_gpu_test(test_gpu_rows_point PARTS base rows LIBS sluice_kernels_reference
+                    INSTANCES activation rope point)
     sluice_gpu_test(test_gpu_rows_large PARTS base rows LIBS sluice_kernels_reference
                     INSTANCES norm sums activation rope point)
 endif()

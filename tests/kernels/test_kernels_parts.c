@@ -232,12 +232,13 @@ struct softmax {
     bool in_place; /* gradients over logits: fp32 */
     float *logits; /* [rows, vocab] */
     int32_t *targets;
+    float logit_scale, soft_cap;
 };
 
 static void softmax_init(struct softmax *data, enum dtype type, uint64_t rows, uint64_t vocab,
                          float scale, bool in_place)
 {
-    *data = (struct softmax){type, rows, vocab, scale, in_place, NULL, NULL};
+    *data = (struct softmax){type, rows, vocab, scale, in_place, NULL, NULL, 0.0f, 0.0f};
     data->logits = draw(DTYPE_FP32, rows * vocab, 11, scale);
     data->targets = block(rows * sizeof *data->targets);
     for (uint64_t row = 0; row < rows; row++)
@@ -266,7 +267,9 @@ static void softmax_run(const struct softmax *data, const kernel_ops *ops, kerne
                               .sum = stats + data->rows,
                               .target_logit = stats + 2 * data->rows,
                               .losses = losses,
-                              .grad_scale = 0.125f};
+                              .grad_scale = 0.125f,
+                              .logit_scale = data->logit_scale,
+                              .soft_cap = data->soft_cap};
     memset(stats, 0xff, 3 * data->rows * sizeof *stats); /* the first part begins them */
     for (int part = 0; part < cut->parts; part++) {
         args.is_first = part == 0;
@@ -322,7 +325,7 @@ static void softmax_compare(const struct softmax *data, const struct cut *cut)
     float *losses = block(loss_bytes), *other_losses = block(loss_bytes);
     void *grads = block(grad_bytes), *other = block(grad_bytes);
     float loss_slack = 1e-6f + 4e-7f * data->scale;
-    float grad_slack = data->scale > 100 ? 1e-5f : 1e-7f;
+    float grad_slack = data->scale > 100 || data->soft_cap > 0 ? 1e-5f : 1e-7f;
     kernel_context context = rows_context_of(tested_isa, 1);
     const kernel_ops *ops = &(kernel_ops){.softmax_part = cpui_softmax_part,
                                           .softmax_losses = cpui_softmax_losses,
@@ -336,7 +339,9 @@ static void softmax_compare(const struct softmax *data, const struct cut *cut)
                                 .targets = data->targets,
                                 .losses = other_losses,
                                 .logits_grad = other,
-                                .grad_scale = 0.125f};
+                                .grad_scale = 0.125f,
+                                .logit_scale = data->logit_scale,
+                                .soft_cap = data->soft_cap};
     assert_int_equal(cpui_cross_entropy(&context, NULL, &uncut), 0);
     assert_close("losses of the uncut", DTYPE_FP32, losses, other_losses, data->rows, loss_slack);
     assert_close("gradients of the uncut", data->type, grads, other, count, grad_slack);
@@ -367,11 +372,13 @@ static void softmax_parts_agree(void **state)
                                       {3, {3, 4, 7}}, {6, {40, 77, 600, 1111, 1599, 1600}}};
     for (int type = 0; type < DTYPE_COUNT; type++)
         for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++)
-            for (int variant = 0; variant < 4; variant++) {
+            for (int variant = 0; variant < 8; variant++) {
                 struct softmax data;
                 bool in_place = (variant & 1) && type == DTYPE_FP32;
                 softmax_init(&data, (enum dtype)type, 17, cuts[i].ends[cuts[i].parts - 1],
                              variant & 2 ? 1000.0f : 3.0f, in_place);
+                data.logit_scale = variant & 4 ? 0.07f : 0.0f;
+                data.soft_cap = variant < 6 ? 0.0f : 30.0f;
                 softmax_compare(&data, &cuts[i]);
                 softmax_fini(&data);
             }
@@ -398,8 +405,17 @@ static void rows_may_lie_apart(void **state)
         unsigned char *grads_apart = block(APART * WIDE * elem_bytes);
         for (uint64_t row = 0; row < APART; row++)
             memcpy(apart + row * WIDE, data.logits + row * NARROW, NARROW * sizeof *apart);
-        cross_entropy_args args = {(enum dtype)type, APART,     NARROW, 0,   data.logits,
-                                   data.targets,     losses[0], grads,  0.5f};
+        cross_entropy_args args = {(enum dtype)type,
+                                   APART,
+                                   NARROW,
+                                   0,
+                                   data.logits,
+                                   data.targets,
+                                   losses[0],
+                                   grads,
+                                   0.5f,
+                                   0,
+                                   0};
         softmax_part_args part = {.type = (enum dtype)type,
                                   .rows = APART,
                                   .columns = NARROW,

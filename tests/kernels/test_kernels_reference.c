@@ -213,25 +213,39 @@ static void rope_gradients(void **state)
     assert_true(fabsf(table[D + 3] - (0.5f * 0.0025f + 0.5f * 0.01f)) < 1e-7f);
     made.scaling = ROPE_PLAIN;
     assert_int_equal(ops->rope_table(NULL, NULL, &made), 0);
-    rope_args args = {.batch = B,
-                      .tokens = T,
-                      .heads = H,
-                      .head_dim = D,
-                      .stride = STRIDE,
-                      .data = y,
-                      .table = table};
-    struct probe probe = {.forward = forward_rope,
-                          .args = &args,
-                          .object = x,
-                          .output = y,
-                          .weight = dy,
-                          .output_count = N};
-    rope_args back = args;
-    memcpy(dx, dy, N * sizeof *dx);
-    back.data = dx;
-    back.inverse = true;
-    assert_int_equal(ops->rope(NULL, NULL, &back), 0);
-    check_gradient("rope", &probe, x, dx, N);
+    /* By the bits of `form`: pairs lie side by side; two of four elements turn; two documents. */
+    const int32_t begins[B * T] = {0, 1, 1, 0, 0, 2};
+    for (int form = 0; form < 8; form++) {
+        made.head_dim = form & 2 ? 2 : D;
+        assert_int_equal(ops->rope_table(NULL, NULL, &made), 0);
+        rope_args args = {.batch = B,
+                          .tokens = T,
+                          .heads = H,
+                          .head_dim = D,
+                          .stride = STRIDE,
+                          .rotated = form & 2 ? 2 : 0,
+                          .interleaved = form & 1,
+                          .begins = form & 4 ? begins : NULL,
+                          .data = y,
+                          .table = table};
+        struct probe probe = {.forward = forward_rope,
+                              .args = &args,
+                              .object = x,
+                              .output = y,
+                              .weight = dy,
+                              .output_count = N};
+        rope_args back = args;
+        memcpy(dx, dy, N * sizeof *dx);
+        back.data = dx;
+        back.inverse = true;
+        assert_int_equal(ops->rope(NULL, NULL, &back), 0);
+        check_gradient("rope", &probe, x, dx, N);
+        /* The first elements of token 2 turn by 2, or by its place in its document. */
+        float angle = form & 4 ? 1.0f : 2.0f;
+        uint64_t at = 2 * STRIDE, other = at + (form & 3 ? 1 : 2);
+        assert_true(fabsf(y[at] - (x[at] * cosf(angle) - x[other] * sinf(angle))) < 1e-5f);
+        assert_true(!(form & 2) || (y[at + 2] == x[at + 2] && y[at + 3] == x[at + 3]));
+    }
     mem_free(x);
     mem_free(y);
     mem_free(dy);
@@ -250,22 +264,26 @@ static void cross_entropy_gradients(void **state)
     const int32_t targets[ROWS] = {0, -1, 8, 3};
     const float weight[ROWS] = {0.25f, 0.25f, 0.25f, 0.25f};
     float *x = draw(ROWS * V, 1), *grad = zeros(ROWS * V), losses[ROWS];
-    cross_entropy_args args = {.rows = ROWS,
-                               .vocab = V,
-                               .logits = x,
-                               .targets = targets,
-                               .losses = losses,
-                               .grad_scale = 0.25f};
-    struct probe probe = {.forward = forward_cross_entropy,
-                          .args = &args,
-                          .output = losses,
-                          .weight = weight,
-                          .output_count = ROWS};
-    cross_entropy_args back = args;
-    back.logits_grad = grad;
-    assert_int_equal(ops->cross_entropy(NULL, NULL, &back), 0);
-    check_gradient("cross-entropy", &probe, x, grad, ROWS * V);
-    assert_true(losses[1] == 0.0f && grad[V] == 0.0f);
+    for (int form = 0; form < 4; form++) { /* by its bits: the logits are scaled; capped */
+        cross_entropy_args args = {.rows = ROWS,
+                                   .vocab = V,
+                                   .logit_scale = form & 1 ? 0.75f : 0.0f,
+                                   .soft_cap = form & 2 ? 2.0f : 0.0f,
+                                   .logits = x,
+                                   .targets = targets,
+                                   .losses = losses,
+                                   .grad_scale = 0.25f};
+        struct probe probe = {.forward = forward_cross_entropy,
+                              .args = &args,
+                              .output = losses,
+                              .weight = weight,
+                              .output_count = ROWS};
+        cross_entropy_args back = args;
+        back.logits_grad = grad;
+        assert_int_equal(ops->cross_entropy(NULL, NULL, &back), 0);
+        check_gradient("cross-entropy", &probe, x, grad, ROWS * V);
+        assert_true(losses[1] == 0.0f && grad[V] == 0.0f);
+    }
     mem_free(x);
     mem_free(grad);
 }

@@ -163,36 +163,49 @@ static void head_norm_case(struct run *run, const struct shape *shape)
     emit(run, DTYPE_FP32, args.weight_grad, weights, 3e-5f);
 }
 
-/* `channels` pairs a head, 3 heads, 5 elements between the last head and the next row, which must
- * not change. variant bit 0: inverse. */
+/* `channels` pairs are rotated in each of 3 heads, with 5 elements between the last head and the
+ * next row, which must not change. variant bit 0: inverse; bit 1: interleaved; bit 2: 6 more
+ * elements in each head; bit 3: documents of 7 tokens. */
 static void rope_case(struct run *run, const struct shape *shape)
 {
-    uint64_t dim = 2 * shape->channels, stride = 3 * dim + 5, count = shape->rows * stride;
+    uint64_t rotated = 2 * shape->channels, dim = rotated + (shape->variant & 4 ? 6 : 0);
+    uint64_t stride = 3 * dim + 5, count = shape->rows * stride;
     uint64_t batch = shape->rows % 5 == 0 ? 5 : 1, tokens = shape->rows / batch;
+    double *factors = block(run, 2 * shape->channels * sizeof *factors);
+    for (uint64_t i = 0; i < 2 * shape->channels; i++)
+        factors[i] = 1.0 + 0.25 * (double)i;
+    int32_t *begins = shape->variant & 8 ? block(run, shape->rows * sizeof *begins) : NULL;
+    for (uint64_t row = 0; begins && row < shape->rows; row++)
+        begins[row] = (int32_t)(row % tokens / 7 * 7);
     rope_args args = {.type = shape->type,
                       .batch = batch,
                       .tokens = tokens,
                       .heads = 3,
                       .head_dim = dim,
                       .stride = stride,
+                      .rotated = dim == rotated ? 0 : rotated,
+                      .interleaved = shape->variant & 2,
+                      .begins = begins,
                       .inverse = shape->variant & 1};
-    float *table = block(run, tokens * dim * sizeof *table);
+    float *table = block(run, tokens * rotated * sizeof *table);
     args.data = draw(run, shape->type, count, 1, 1.0f);
     args.table = table;
     /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three
      * kinds. */
     rope_table_args made = {.table = table,
                             .tokens = tokens,
-                            .head_dim = dim,
+                            .head_dim = rotated,
                             .theta = 10000.0,
-                            .scaling = (enum rope_scaling)(shape->rows % 3),
+                            .scaling = (enum rope_scaling)(shape->rows % ROPE_SCALING_COUNT),
                             .factor = 8,
                             .low_freq_factor = 1,
                             .high_freq_factor = 4,
-                            .original_positions = 100};
+                            .original_positions = 40,
+                            .short_factors = factors,
+                            .long_factors = factors + shape->channels};
     assert_int_equal(run->ops->rope_table(run->context, NULL, &made), 0);
     assert_int_equal(run->ops->rope(run->context, NULL, &args), 0);
-    emit(run, DTYPE_FP32, table, tokens * dim, 0.0f);
+    emit(run, DTYPE_FP32, table, tokens * rotated, 0.0f);
     emit(run, shape->type, args.data, count, 1e-6f);
 }
 
@@ -223,13 +236,16 @@ static void head_norms(void **state)
 static void ropes(void **state)
 {
     (void)state;
-    static const uint64_t pairs[] = {1, 3, 32, 64, 600};
-    for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
-        for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++)
-            for (int variant = 0; variant < 2; variant++)
-                for (uint64_t rows = 65; rows < 68; rows++)
-                    check_case("rope", rope_case,
-                               &(struct shape){all_types[t], rows, pairs[p], variant});
+    static const uint64_t pairs[] = {1, 3, 32, 64, 300};
+    enum { TYPES = sizeof all_types / sizeof *all_types, PAIRS = sizeof pairs / sizeof *pairs };
+    for (uint64_t t = 0; t < TYPES; t++)
+        for (uint64_t p = 0; p < PAIRS; p++)
+            for (uint64_t variant = 0; variant < 16; variant++) {
+                /* Every scaling and both numbers of sequences, in turn. */
+                uint64_t rows = 65 + (variant / 2 + 5 * t + p) % ROPE_SCALING_COUNT;
+                check_case("rope", rope_case,
+                           &(struct shape){all_types[t], rows, pairs[p], (int)variant});
+            }
 }
 
 int main(void)

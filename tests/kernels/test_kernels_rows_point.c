@@ -1,5 +1,6 @@
 /* The CPU's activations, sums, losses and small row ops of one instruction set (the program's
  * argument: baseline, avx2 or avx512). */
+#include "kernels/dropout_mask.h"
 #include "tests/kernels/rows_cases.h"
 
 /* variant / 4: the kind; bit 0: input_grad over input; bit 1: inputs up to the hundreds, where the
@@ -38,7 +39,8 @@ static void add_case(struct run *run, const struct shape *shape)
     emit(run, shape->type, out, count, 0.0f);
 }
 
-/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place. */
+/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place.
+ * variant 4: they are added to a third array. */
 static void scale_case(struct run *run, const struct shape *shape)
 {
     bool in_place = shape->variant == 2;
@@ -48,14 +50,44 @@ static void scale_case(struct run *run, const struct shape *shape)
                             .columns = shape->channels,
                             .scale = 1.375f,
                             .accumulates = shape->variant & 1,
-                            .source_stride = shape->variant < 2 ? apart : wide,
+                            .source_stride = shape->variant % 4 < 2 ? apart : wide,
                             .target_stride = wide};
     void *source = draw(run, shape->type, shape->rows * args.source_stride, 1, 1.0f);
     void *target = draw(run, shape->type, shape->rows * wide, 2, 1.0f);
     args.source = in_place ? target : source;
     args.target = target;
+    if (shape->variant == 4)
+        args.addend = draw(run, shape->type, shape->rows * wide, 3, 1.0f);
     assert_int_equal(run->ops->scale_rows(run->context, NULL, &args), 0);
     emit(run, shape->type, target, shape->rows * wide, 0.0f);
+}
+
+/* Rows of 3 sequences, columns [4, 4 + channels) of wider rows, in rows that lie apart. variant bit
+ * 0: in place; bit 1: odd places. */
+static void dropout_case(struct run *run, const struct shape *shape)
+{
+    uint64_t odd = shape->variant & 2 ? 1 : 0, stride = shape->channels + (odd ? 5 : 16);
+    uint32_t *counter = block(run, 2 * sizeof *counter);
+    counter[0] = 7;
+    counter[1] = 0xfffffffe;
+    dropout_args args = {.type = shape->type,
+                         .rows = shape->rows,
+                         .columns = shape->channels,
+                         .stride = stride,
+                         .probability = 0.3f,
+                         .seed = SEED,
+                         .site = 3 << 16 | 5,
+                         .counter = counter,
+                         .tokens = shape->rows / 2 + 1,
+                         .row_begin = shape->rows / 3,
+                         .column_begin = 4 + odd,
+                         .width = shape->channels + 12 + odd};
+    void *source = draw(run, shape->type, shape->rows * stride, 1, 1.0f);
+    void *target = draw(run, shape->type, shape->rows * stride, 2, 1.0f);
+    args.source = source;
+    args.target = shape->variant & 1 ? source : target;
+    assert_int_equal(run->ops->dropout(run->context, NULL, &args), 0);
+    emit(run, shape->type, args.target, shape->rows * stride, 0.0f);
 }
 
 static void bias_case(struct run *run, const struct shape *shape)
@@ -70,7 +102,8 @@ static void bias_case(struct run *run, const struct shape *shape)
 }
 
 /* channels is the vocabulary. variant bit 0: gradient over logits (fp32 only); bit 1: logits up to
- * the thousands, so that all but one or two probabilities vanish; bit 2: loss only. Each third
+ * the thousands, so that all but one or two probabilities vanish; bit 2: loss only; bits 3 and 4:
+ * the logits are scaled, and capped. Each third
  * target is ignored. A probability's relative error is that of exp of a rounded difference, |x|
  * 2^-24. */
 static void cross_entropy_case(struct run *run, const struct shape *shape)
@@ -87,14 +120,16 @@ static void cross_entropy_case(struct run *run, const struct shape *shape)
                                .vocab = shape->channels,
                                .logits = logits,
                                .targets = targets,
-                               .grad_scale = 0.125f};
+                               .grad_scale = 0.125f,
+                               .logit_scale = shape->variant & 8 ? 0.07f : 0.0f,
+                               .soft_cap = shape->variant & 16 ? 30.0f : 0.0f};
     args.losses = block(run, shape->rows * sizeof(float));
     if (!(shape->variant & 4))
         args.logits_grad = in_place ? logits : block(run, count * dtype_bytes(shape->type));
     assert_int_equal(run->ops->cross_entropy(run->context, NULL, &args), 0);
-    emit(run, DTYPE_FP32, args.losses, shape->rows, 1e-6f);
+    emit(run, DTYPE_FP32, args.losses, shape->rows, shape->variant & 16 ? 1e-5f : 1e-6f);
     if (args.logits_grad)
-        emit(run, shape->type, args.logits_grad, count, shape->variant & 2 ? 1e-5f : 1e-7f);
+        emit(run, shape->type, args.logits_grad, count, shape->variant & 18 ? 1e-5f : 1e-7f);
 }
 
 static void activations(void **state)
@@ -156,15 +191,87 @@ static void additions(void **state)
 {
     (void)state;
     check_shapes("add", add_case, 3);
-    check_shapes("scale rows", scale_case, 4);
+    check_shapes("scale rows", scale_case, 5);
     check_shapes("bias backward", bias_case, 1);
     check_case("bias backward", bias_case, &(struct shape){DTYPE_BF16, 5003, 3, 0});
+}
+
+/* Random123's vectors of known answers, of which two can be a mask; and the mask is that of the
+ * whole however the call is cut. */
+static void dropouts(void **state)
+{
+    (void)state;
+    enum { ROWS = 12, TOKENS = 4, WIDTH = 37, COUNT = ROWS * WIDTH };
+    uint32_t words[4];
+    dropout_words((dropout_place){UINT64_MAX, UINT32_MAX, UINT32_MAX, (1u << 23) - 1},
+                  (UINT64_C(1) << 40) - 1, words);
+    assert_memory_equal(words, ((uint32_t[]){0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}), 16);
+    dropout_words((dropout_place){0x299f31d0a4093822, 0x03707344, 0x13198a2e, 0x05a308},
+                  0xd3243f6a88, words);
+    assert_memory_equal(words, ((uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}), 16);
+
+    check_shapes("dropout", dropout_case, 4);
+    kernel_context context = rows_context_of(tested_isa, 2);
+    float ones[COUNT], whole[COUNT], cut[COUNT];
+    uint32_t counter[2] = {11, 40};
+    for (int i = 0; i < COUNT; i++)
+        ones[i] = 1.0f;
+    dropout_args args = {.rows = ROWS,
+                         .columns = WIDTH,
+                         .source = ones,
+                         .target = whole,
+                         .probability = 0.25f,
+                         .seed = SEED,
+                         .counter = counter,
+                         .tokens = TOKENS};
+    assert_int_equal(cpui_dropout(&context, NULL, &args), 0);
+    args.stride = args.width = WIDTH;
+    for (int piece = 0; piece < 4; piece++) { /* rows from 5 on, columns from 18 on */
+        args.row_begin = piece & 1 ? 5 : 0;
+        args.rows = piece & 1 ? ROWS - 5 : 5;
+        args.column_begin = piece & 2 ? 18 : 0;
+        args.columns = piece & 2 ? WIDTH - 18 : 18;
+        args.source = ones + args.row_begin * WIDTH + args.column_begin;
+        args.target = cut + args.row_begin * WIDTH + args.column_begin;
+        assert_int_equal(cpui_dropout(&context, NULL, &args), 0);
+    }
+    assert_memory_equal(cut, whole, sizeof whole);
+    /* The last two sequences alone, as a micro-batch that begins with sequence 41. */
+    counter[1] = 41;
+    args = (dropout_args){.rows = ROWS - TOKENS,
+                          .columns = WIDTH,
+                          .source = ones,
+                          .target = cut,
+                          .probability = 0.25f,
+                          .seed = SEED,
+                          .counter = counter,
+                          .tokens = TOKENS};
+    assert_int_equal(cpui_dropout(&context, NULL, &args), 0);
+    assert_memory_equal(cut, whole + TOKENS * WIDTH, (ROWS - TOKENS) * WIDTH * sizeof *cut);
+    int dropped = 0;
+    for (int i = 0; i < COUNT; i++) {
+        assert_true(whole[i] == 0.0f || whole[i] == 1.0f / 0.75f);
+        dropped += whole[i] == 0.0f;
+    }
+    assert_in_range(dropped, COUNT / 4 - 40, COUNT / 4 + 40); /* 4 standard deviations are 36 */
+    /* Another step, site or seed drops others; a probability of 0 nothing. */
+    for (int other = 0; other < 4; other++) {
+        dropout_args changed = args;
+        counter[0] = other == 0 ? 12 : 11;
+        changed.site = other == 1;
+        changed.seed += other == 2;
+        changed.probability = other == 3 ? 0.0f : 0.25f;
+        assert_int_equal(cpui_dropout(&context, NULL, &changed), 0);
+        assert_memory_not_equal(cut, whole + TOKENS * WIDTH, sizeof *cut * TOKENS * WIDTH);
+        if (other == 3)
+            assert_memory_equal(cut, ones, sizeof *cut * TOKENS * WIDTH);
+    }
 }
 
 static void cross_entropies(void **state)
 {
     (void)state;
-    check_shapes("cross-entropy", cross_entropy_case, 8);
+    check_shapes("cross-entropy", cross_entropy_case, 32);
     check_case("cross-entropy", cross_entropy_case, &(struct shape){DTYPE_BF16, 4, 50257, 0});
     check_case("cross-entropy", cross_entropy_case, &(struct shape){DTYPE_FP32, 1, 262143, 1});
 }
@@ -217,11 +324,9 @@ static void zeroing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(activations),
-        cmocka_unit_test(activations_by_table),
-        cmocka_unit_test(additions),
-        cmocka_unit_test(cross_entropies),
-        cmocka_unit_test(bad_indices_are_refused),
+        cmocka_unit_test(activations),     cmocka_unit_test(activations_by_table),
+        cmocka_unit_test(additions),       cmocka_unit_test(dropouts),
+        cmocka_unit_test(cross_entropies), cmocka_unit_test(bad_indices_are_refused),
         cmocka_unit_test(zeroing),
     };
     int status = isa_of_test(&tested_isa);

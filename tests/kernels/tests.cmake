@@ -53,3 +53,10 @@ if(TARGET kernels_rows AND TARGET sluice_kernels_reference)
         sluice_isa_test(${name} SETS baseline avx2 LABELS cpu)
     endforeach()
 endif()
+# Both against PyTorch's own operations.
+if(TARGET kernels_rows AND TARGET sluice_kernels_reference AND TARGET PkgConfig::JANSSON)
+    sluice_test(test_kernels_pytorch LIBS kernels_rows sluice_kernels_reference PkgConfig::JANSSON
+                LABELS cpu debug)
+    target_compile_definitions(test_kernels_pytorch PRIVATE
+                               FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
+endif()

@@ -1,0 +1,286 @@
+/* The row ops against PyTorch's and transformers' own operations in fp32: activations, norms,
+ * losses and rotary positions, with gradients (reference/rows.json, which its README describes).
+ * Arguments: none; both the reference backend and the CPU's run. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "base/rng.h"
+#include "tests/kernels/kernels_isa.h"
+
+enum { SEED = 20262, ROWS = 3, WIDTH = 8, HEADS = 2, PAIRS = 8, POSITION = 700, MOST = 64 };
+
+static json_t *document;
+
+static void draw(float *x, uint64_t stream, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        x[i] = rng_normal(SEED, stream, i);
+}
+
+static json_t *case_of(const char *group, const char *name)
+{
+    json_t *found = json_object_get(json_object_get(document, group), name);
+    if (!found)
+        fail_msg("rows.json has no %s %s", group, name);
+    return found;
+}
+
+/* fp32's rounding of a few operations, and of PyTorch's own tails. */
+static void expect(const char *name, const json_t *from, const char *key, const float *got,
+                   size_t count, double slack)
+{
+    const json_t *list = json_object_get(from, key);
+    assert_int_equal(json_array_size(list), count);
+    for (size_t i = 0; i < count; i++) {
+        double want = json_number_value(json_array_get(list, i));
+        if (!(fabs((double)got[i] - want) <= slack * (1.0 + fabs(want))))
+            fail_msg("%s %s[%zu]: %.9g, but PyTorch has %.9g", name, key, i, (double)got[i], want);
+    }
+}
+
+/* A backend: the reference (context NULL) or the CPU's row ops. */
+struct backend {
+    kernel_ops ops;
+    kernel_context *context;
+};
+
+static void activations(const struct backend *b)
+{
+    static const char *const names[ACTIVATION_KIND_COUNT] = {
+        [ACTIVATION_GELU] = "gelu",         [ACTIVATION_SWIGLU] = "swiglu",
+        [ACTIVATION_GELU_ERF] = "gelu_erf", [ACTIVATION_RELU] = "relu",
+        [ACTIVATION_GEGLU] = "geglu",       [ACTIVATION_GEGLU_ERF] = "geglu_erf"};
+    for (int kind = 0; kind < ACTIVATION_KIND_COUNT; kind++) {
+        const json_t *want = case_of("activations", names[kind]);
+        bool is_gated = activation_is_gated((enum activation_kind)kind);
+        size_t in_count = ROWS * WIDTH * (is_gated ? 2 : 1);
+        float x[MOST], dy[MOST], y[MOST], dx[MOST];
+        draw(x, 1, in_count);
+        draw(dy, 2, ROWS * WIDTH);
+        activation_args args = {.kind = (enum activation_kind)kind,
+                                .rows = ROWS,
+                                .features = WIDTH,
+                                .input = x,
+                                .output = y,
+                                .output_grad = dy,
+                                .input_grad = dx};
+        assert_int_equal(b->ops.activation_forward(b->context, NULL, &args), 0);
+        assert_int_equal(b->ops.activation_backward(b->context, NULL, &args), 0);
+        expect(names[kind], want, "y", y, ROWS * WIDTH, 3e-7);
+        expect(names[kind], want, "dx", dx, in_count, 1e-6);
+    }
+}
+
+static void norms(const struct backend *b)
+{
+    static const struct {
+        const char *name;
+        enum norm_kind kind;
+        bool has_weight, adds_one;
+    } cases[] = {{"gemma", NORM_RMS, true, true},
+                 {"cohere", NORM_LAYER, true, false},
+                 {"olmo", NORM_LAYER, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const json_t *want = case_of("norms", cases[i].name);
+        bool is_layer = cases[i].kind == NORM_LAYER, has_weight = cases[i].has_weight;
+        float x[MOST], w[MOST], dy[MOST], y[MOST], dx[MOST], dw[MOST] = {0}, mean[ROWS], rstd[ROWS];
+        double scratch[4 * MOST];
+        draw(x, 1, ROWS * WIDTH);
+        draw(w, 2, WIDTH);
+        draw(dy, 3, ROWS * WIDTH);
+        norm_args args = {.kind = cases[i].kind,
+                          .rows = ROWS,
+                          .channels = WIDTH,
+                          .epsilon = 1e-5f,
+                          .input = x,
+                          .weight = has_weight ? w : NULL,
+                          .adds_one = cases[i].adds_one,
+                          .output = y,
+                          .mean = is_layer ? mean : NULL,
+                          .rstd = rstd};
+        norm_grad_args back = {.kind = args.kind,
+                               .rows = ROWS,
+                               .channels = WIDTH,
+                               .input = x,
+                               .weight = args.weight,
+                               .adds_one = args.adds_one,
+                               .mean = args.mean,
+                               .rstd = rstd,
+                               .output_grad = dy,
+                               .input_grad = dx,
+                               .weight_grad = has_weight ? dw : NULL,
+                               .scratch = scratch};
+        assert_int_equal(b->ops.norm_forward(b->context, NULL, &args), 0);
+        assert_int_equal(b->ops.norm_backward(b->context, NULL, &back), 0);
+        expect(cases[i].name, want, "y", y, ROWS * WIDTH, 1e-6);
+        expect(cases[i].name, want, "dx", dx, ROWS * WIDTH, 2e-6);
+        if (has_weight)
+            expect(cases[i].name, want, "dweight", dw, WIDTH, 1e-6);
+    }
+}
+
+static void head_norms(const struct backend *b)
+{
+    enum { COUNT = ROWS * HEADS * WIDTH };
+    const json_t *want = case_of("norms", "heads");
+    float data[COUNT], before[COUNT], w[HEADS * WIDTH], dw[HEADS * WIDTH] = {0};
+    float mean[ROWS * HEADS], rstd[ROWS * HEADS];
+    double scratch[2 * HEADS * WIDTH];
+    draw(data, 1, COUNT);
+    draw(w, 2, HEADS * WIDTH);
+    head_norm_args args = {.rows = ROWS,
+                           .heads = HEADS,
+                           .head_dim = WIDTH,
+                           .stride = HEADS * WIDTH,
+                           .epsilon = 1e-5f,
+                           .is_layer = true,
+                           .weight_per_head = true,
+                           .weight = w,
+                           .data = data,
+                           .before = before,
+                           .mean = mean,
+                           .rstd = rstd,
+                           .weight_grad = dw,
+                           .scratch = scratch};
+    assert_int_equal(b->ops.head_norm_forward(b->context, NULL, &args), 0);
+    expect("heads", want, "y", data, COUNT, 1e-6);
+    draw(data, 3, COUNT);
+    assert_int_equal(b->ops.head_norm_backward(b->context, NULL, &args), 0);
+    expect("heads", want, "dx", data, COUNT, 2e-6);
+    expect("heads", want, "dweight", dw, HEADS * WIDTH, 1e-6);
+}
+
+static void losses(const struct backend *b)
+{
+    static const char *const names[] = {"scaled", "capped", "both"};
+    static const int32_t targets[ROWS] = {1, 7, 0};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *want = case_of("losses", names[i]);
+        float x[MOST], got[ROWS], dx[MOST];
+        draw(x, 1, ROWS * WIDTH);
+        cross_entropy_args args = {
+            .rows = ROWS,
+            .vocab = WIDTH,
+            .logits = x,
+            .targets = targets,
+            .losses = got,
+            .logits_grad = dx,
+            .grad_scale = 1.0f,
+            .logit_scale = 4 * (float)json_number_value(json_object_get(want, "scale")),
+            .soft_cap = (float)json_number_value(json_object_get(want, "cap"))};
+        assert_int_equal(b->ops.cross_entropy(b->context, NULL, &args), 0);
+        expect(names[i], want, "y", got, ROWS, 1e-6);
+        expect(names[i], want, "dx", dx, ROWS * WIDTH, 2e-6);
+    }
+}
+
+/* Frequencies of fp32, as transformers has them, are off by 2^-24 or so: 700 radians by 1e-4. */
+static void rope_tables(const struct backend *b)
+{
+    static const struct {
+        const char *name;
+        rope_table_args args;
+    } cases[] = {{"dynamic", {.scaling = ROPE_DYNAMIC, .factor = 4}},
+                 {"dynamic_short", {.scaling = ROPE_DYNAMIC, .factor = 4}},
+                 {"yarn", {.scaling = ROPE_YARN, .factor = 8}},
+                 {"yarn_given",
+                  {.scaling = ROPE_YARN,
+                   .factor = 8,
+                   .beta_fast = 20,
+                   .beta_slow = 2,
+                   .mscale = 0.7,
+                   .mscale_all_dim = 1.2,
+                   .keeps_fraction = true}},
+                 {"longrope", {.scaling = ROPE_LONGROPE, .factor = 4}},
+                 {"longrope_short", {.scaling = ROPE_LONGROPE, .factor = 4}}};
+    static float table[(POSITION + 1) * PAIRS * 2];
+    double short_factors[PAIRS], long_factors[PAIRS];
+    for (int i = 0; i < PAIRS; i++) {
+        short_factors[i] = 1 + 0.25 * i;
+        long_factors[i] = 3 + 0.5 * i;
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const json_t *want = case_of("ropes", cases[i].name);
+        rope_table_args args = cases[i].args;
+        args.table = table;
+        args.tokens = POSITION + 1;
+        args.head_dim = (uint64_t)2 * PAIRS;
+        args.theta = 10000.0;
+        args.original_positions = json_number_value(json_object_get(want, "positions"));
+        args.short_factors = short_factors;
+        args.long_factors = long_factors;
+        assert_int_equal(b->ops.rope_table(b->context, NULL, &args), 0);
+        expect(cases[i].name, want, "table", table + POSITION * PAIRS * 2, (size_t)2 * PAIRS, 2e-4);
+    }
+}
+
+static void rope_of_glm4(const struct backend *b)
+{
+    enum { DIM = 4 * PAIRS, TOKENS = POSITION + 1 };
+    static float table[TOKENS * PAIRS * 2], data[TOKENS * HEADS * DIM];
+    float *last = data + (size_t)POSITION * HEADS * DIM;
+    rope_table_args made = {
+        .table = table, .tokens = TOKENS, .head_dim = (uint64_t)2 * PAIRS, .theta = 10000.0};
+    rope_args args = {.batch = 1,
+                      .tokens = TOKENS,
+                      .heads = HEADS,
+                      .head_dim = DIM,
+                      .stride = (uint64_t)HEADS * DIM,
+                      .rotated = (uint64_t)2 * PAIRS,
+                      .interleaved = true,
+                      .data = data,
+                      .table = table};
+    draw(last, 1, (uint64_t)HEADS * DIM);
+    assert_int_equal(b->ops.rope_table(b->context, NULL, &made), 0);
+    assert_int_equal(b->ops.rope(b->context, NULL, &args), 0);
+    expect("glm4", case_of("ropes", "glm4"), "y", last, (size_t)HEADS * DIM, 1e-6);
+}
+
+static void as_pytorch(void **state)
+{
+    enum cpu_isa isa = CPU_BASELINE;
+    (void)state;
+    assert_int_equal(isa_of_test(&isa), 0);
+    kernel_context context = rows_context_of(isa, 2);
+    const struct backend backends[] = {{kernels_reference, NULL},
+                                       {{.norm_forward = cpui_norm_forward,
+                                         .norm_backward = cpui_norm_backward,
+                                         .head_norm_forward = cpui_head_norm_forward,
+                                         .head_norm_backward = cpui_head_norm_backward,
+                                         .rope_table = cpui_rope_table,
+                                         .rope = cpui_rope,
+                                         .activation_forward = cpui_activation_forward,
+                                         .activation_backward = cpui_activation_backward,
+                                         .cross_entropy = cpui_cross_entropy},
+                                        &context}};
+    for (int i = 0; i < 2; i++) {
+        activations(&backends[i]);
+        norms(&backends[i]);
+        head_norms(&backends[i]);
+        losses(&backends[i]);
+        rope_tables(&backends[i]);
+        rope_of_glm4(&backends[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(as_pytorch)};
+    json_error_t error;
+    document = json_load_file(FIXTURE_DIR "/rows.json", JSON_REJECT_DUPLICATES, &error);
+    if (!document) {
+        fprintf(stderr, "rows.json:%d: %s\n", error.line, error.text);
+        return 1;
+    }
+    int status = cmocka_run_group_tests(tests, NULL, NULL);
+    json_decref(document);
+    return status;
+}

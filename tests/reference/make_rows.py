@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Makes rows.json: results of PyTorch's and transformers' own operations, to compare the row ops with.
+
+Needs torch (CPU), numpy and transformers 5. Usage: python3 make_rows.py [TARGET_DIR]
+README.md describes the file. Operands are not stored: both sides draw them from src/base/rng.h.
+"""
+
+import json
+import pathlib
+import sys
+
+import torch
+import transformers
+from torch.nn import functional
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from make_fixtures import rng_normal
+
+SEED = 20262
+ROWS, WIDTH, HEADS, PAIRS, POSITION = 3, 8, 2, 8, 700
+
+
+def draw(stream, *shape):
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.from_numpy(rng_normal(SEED, stream, count)).reshape(shape).requires_grad_()
+
+
+def numbers(tensor):
+    return [float(f"{x:.9g}") for x in tensor.detach().flatten().tolist()]
+
+
+def result(y, dy, **inputs):
+    """y and the gradients of sum(y * dy) by the inputs."""
+    grads = torch.autograd.grad((y * dy).sum(), list(inputs.values()))
+    return {"y": numbers(y), **{f"d{name}": numbers(grad) for name, grad in zip(inputs, grads)}}
+
+
+def activations():
+    tanh_gelu = lambda x: functional.gelu(x, approximate="tanh")
+    functions = {"gelu": tanh_gelu, "swiglu": functional.silu, "gelu_erf": functional.gelu,
+                 "relu": functional.relu, "geglu": tanh_gelu, "geglu_erf": functional.gelu}
+    results = {}
+    for name, function in functions.items():
+        is_gated = name in ("swiglu", "geglu", "geglu_erf")
+        x, dy = draw(1, ROWS, 2 * WIDTH if is_gated else WIDTH), draw(2, ROWS, WIDTH)
+        y = function(x[:, :WIDTH]) * x[:, WIDTH:] if is_gated else function(x)
+        results[name] = result(y, dy, x=x)
+    return results
+
+
+def norms():
+    """gemma: RMS with 1 + weight; cohere: no bias; olmo: no parameters. heads: Cohere's of [H, D]."""
+    results = {}
+    for name in ("gemma", "cohere", "olmo", "heads"):
+        shape = (HEADS, WIDTH) if name == "heads" else (WIDTH,)
+        x, weight, dy = draw(1, ROWS, *shape), draw(2, *shape), draw(3, ROWS, *shape)
+        if name == "olmo":
+            results[name] = result(functional.layer_norm(x, shape, None, None, 1e-5), dy, x=x)
+            continue
+        norm = (GemmaRMSNorm if name == "gemma" else CohereLayerNorm)(shape if name == "heads" else WIDTH, 1e-5)
+        norm.weight = torch.nn.Parameter(weight.detach())
+        results[name] = result(norm(x), dy, x=x, weight=norm.weight)
+    return results
+
+
+def losses():
+    results = {}
+    targets = torch.tensor([1, 7, 0])
+    for name, scale, cap in (("scaled", 0.25, 0.0), ("capped", 1.0, 3.0), ("both", 0.5, 2.0)):
+        logits = draw(1, ROWS, WIDTH)
+        x = 4 * logits * scale
+        z = torch.tanh(x / cap) * cap if cap else x
+        loss = functional.cross_entropy(z, targets, reduction="none")
+        results[name] = {"scale": scale, "cap": cap, **result(loss, torch.ones(ROWS), x=logits)}
+    return results
+
+
+class Config:
+    """What the functions of modeling_rope_utils read of a configuration."""
+
+    def __init__(self, parameters, positions):
+        self.head_dim = 2 * PAIRS
+        self.hidden_size, self.num_attention_heads = self.head_dim, 1
+        self.max_position_embeddings = positions
+        self.rope_parameters = {"rope_theta": 10000.0, "original_max_position_embeddings": positions, **parameters}
+
+    def standardize_rope_params(self):
+        pass
+
+
+def ropes():
+    """Cosines and sines of one position, whose angle is computed in double from fp32 frequencies."""
+    short, long = [1 + 0.25 * i for i in range(PAIRS)], [3 + 0.5 * i for i in range(PAIRS)]
+    lists = {"short_factor": short, "long_factor": long, "factor": 4.0}
+    cases = {
+        "dynamic": ("dynamic", {"factor": 4.0}, 256),
+        "dynamic_short": ("dynamic", {"factor": 4.0}, 2048),
+        "yarn": ("yarn", {"factor": 8.0}, 512),
+        "yarn_given": ("yarn", {"factor": 8.0, "beta_fast": 20.0, "beta_slow": 2.0, "mscale": 0.7,
+                                "mscale_all_dim": 1.2, "truncate": False}, 512),
+        "longrope": ("longrope", lists, 512),
+        "longrope_short": ("longrope", lists, 2048),
+    }
+    results = {}
+    for name, (kind, parameters, positions) in cases.items():
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](Config(parameters, positions), "cpu", seq_len=POSITION + 1)
+        angles = frequencies.double() * POSITION
+        table = torch.stack([angles.cos() * factor, angles.sin() * factor], -1)
+        results[name] = {"scaling": kind, "positions": positions, "table": numbers(table)}
+    # GLM 4's own rotation: the first half of a head, in pairs that lie side by side.
+    x = draw(1, 1, HEADS, 1, 4 * PAIRS)
+    angles = (10000.0 ** (-torch.arange(PAIRS, dtype=torch.float64) / PAIRS) * POSITION).repeat(2)
+    y, _ = apply_rotary_pos_emb(x, x, angles.cos().float()[None, None], angles.sin().float()[None, None])
+    results["glm4"] = {"y": numbers(y)}
+    return results
+
+
+def main():
+    target = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent)
+    document = {
+        "format": 1,
+        "made_by": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
+        "seed": SEED, "rows": ROWS, "width": WIDTH, "heads": HEADS, "pairs": PAIRS, "position": POSITION,
+        "activations": activations(), "norms": norms(), "losses": losses(), "ropes": ropes(),
+    }
+    lines = []  # one for each case
+    for key, value in document.items():
+        if isinstance(value, dict):
+            cases = ",\n".join(f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in value.items())
+            lines.append(f" {json.dumps(key)}: {{\n{cases}\n }}")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    (target / "rows.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
