@@ -1,5 +1,5 @@
-/* Which elements a dropout drops: a pure function of the run's seed, the step, the sequence's number
- * in the global batch, the site (the place in the model) and the element's number within its
+/* Which elements a dropout drops: a pure function of the run's seed, the step, the sequence's
+ * number in the global batch, the site (the place in the model) and the element's number within its
  * sequence and site. So a recomputation, another cut into parts or micro-batches and another number
  * of ranks drop the same elements, and no mask is kept. One function for all backends, on hosts and
  * on GPUs.

@@ -172,7 +172,8 @@ struct embedding_args {
     const void *token_table;       /* [row_count or V, C] type; NULL: add the positions only */
     /* [>= T, C] type or NULL; only with the whole token table or with none */
     const void *position_table;
-    void *output; /* [B,T,C] type */
+    void *output;          /* [B,T,C] type */
+    const int32_t *begins; /* as in rope_args: positions restart there; NULL: they do not */
 };
 typedef struct embedding_args embedding_args;
 
@@ -188,6 +189,7 @@ struct embedding_grad_args {
     float *token_table_grad;
     float *position_table_grad; /* [>= T, C] fp32, +=; or NULL */
     void *scratch;              /* embedding_grad_scratch_bytes */
+    const int32_t *begins;      /* as in embedding_args */
 };
 typedef struct embedding_grad_args embedding_grad_args;
 

@@ -1,6 +1,5 @@
-/* The positions of rows, and the frequencies of rotary positions, scaled as rope_table_args says,
- * with the factor of their tables. All backends call these functions, which are pure, on the host;
- * rope_position is also called on GPUs. Frequencies are computed in double.
+/* The frequencies of rotary positions, scaled as rope_table_args says, and the factor of their
+ * tables. All backends call these functions on the host. They are pure and compute in double.
  *
  * The formulas are those of Hugging Face's modeling_rope_utils.py, which computes in fp32. */
 #ifndef SLUICE_KERNELS_ROPE_FREQUENCY_H
@@ -9,18 +8,6 @@
 #include <math.h>
 
 #include "kernels/ops.h"
-
-#ifdef __CUDACC__
-#define ROPE_ON_GPU __host__ __device__
-#else
-#define ROPE_ON_GPU
-#endif
-
-/* The position of a row; rows are counted over the whole batch. */
-ROPE_ON_GPU static inline uint64_t rope_position(const rope_args *args, uint64_t row)
-{
-    return row % args->tokens - (args->begins ? (uint64_t)args->begins[row] : 0);
-}
 
 /* The length of the sequences. */
 static inline double rope_length(const rope_table_args *args)

@@ -51,7 +51,8 @@ static void rope(int threads, const rope_args *args)
     uint64_t pairs = (args->rotated ? args->rotated : args->head_dim) / 2;
 #pragma omp parallel for schedule(static) num_threads(team(threads, rows * args->heads * 2 * pairs))
     for (uint64_t row = 0; row < rows; row++) {
-        const float *table = args->table + rope_position(args, row) * pairs * 2;
+        const float *table =
+            args->table + row_position(row, args->tokens, args->begins) * pairs * 2;
         for (uint64_t first = 0; first < pairs; first += PAIRS) {
             struct rope_turn turn = {.n = (size_t)(pairs - first < PAIRS ? pairs - first : PAIRS)};
             float sign = args->inverse ? -1.0f : 1.0f;
@@ -226,7 +227,8 @@ static void embedding_forward(int threads, const embedding_args *args)
     size_t elem_bytes = dtype_bytes(args->type);
 #pragma omp parallel for schedule(static) num_threads(team(threads, rows *channels))
     for (uint64_t row = 0; row < rows; row++) {
-        uint64_t position_at = (row % args->tokens) * channels, out_at = row * channels;
+        uint64_t position_at = row_position(row, args->tokens, args->begins) * channels;
+        uint64_t out_at = row * channels;
         if (!args->token_table) {
             if (args->position_table)
                 embedding_add_row(args, out_at, args->output, out_at, position_at);
@@ -265,7 +267,8 @@ static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, 
                 token[i] += dy[i];
         }
         if (args->position_table_grad) {
-            float *position = args->position_table_grad + (row % args->tokens) * channels + c;
+            float *position = args->position_table_grad +
+                              row_position(row, args->tokens, args->begins) * channels + c;
 #pragma omp simd
             for (size_t i = 0; i < n; i++)
                 position[i] += dy[i];

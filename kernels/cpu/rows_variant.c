@@ -8,7 +8,7 @@
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 #include "kernels/dropout_mask.h"
-#include "kernels/rope_frequency.h"
+#include "kernels/row_position.h"
 
 /* These files define the static functions that the table below names. */
 #include "kernels/cpu/rows_activation.h"

@@ -17,6 +17,7 @@
 
 extern "C" {
 #include "kernels/cuda/rows_launch.h"
+#include "kernels/row_position.h"
 }
 
 enum {
@@ -100,7 +101,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) forward_kernel(embedding
                 continue;
             source = table + part_row * channels;
         }
-        const T *position = positions ? positions + row % args.tokens * channels : nullptr;
+        const T *position = positions
+                                ? positions + row_position(row, args.tokens, args.begins) * channels
+                                : nullptr;
         for (uint64_t c = static_cast<uint64_t>(threadIdx.x) * N; c < channels;
              c += static_cast<uint64_t>(blockDim.x) * N)
             embed_pack<T, N>(source, position, output, c);
@@ -411,8 +414,17 @@ extern "C" int cudai_launch_embedding_tokens(const embedding_grad_args *args, co
 
 // --- positions ---------------------------------------------------------------------------------
 
+// Adds a pack of a row's gradients.
+template <typename T, int N>
+static __device__ __forceinline__ void add_grads(cudai_pack<float, N> *sum, const T *grads)
+{
+    cudai_pack<T, N> x = cudai_load<T, N>(grads);
+    for (int k = 0; k < N; k++)
+        sum->item[k] += cudai_widen(x.item[k]);
+}
+
 // Each thread owns some channels of a position and adds the sequences in order, with the CPU's
-// bits.
+// bits. If positions restart with documents, it looks for its position in each of them.
 template <typename T, int N>
 static __global__ void __launch_bounds__(BLOCK_THREADS) positions_kernel(embedding_grad_args args)
 {
@@ -422,14 +434,17 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) positions_kernel(embeddi
          t += step)
         for (uint64_t c = static_cast<uint64_t>(threadIdx.x) * N; c < channels;
              c += static_cast<uint64_t>(blockDim.x) * N) {
-            const T *grads = static_cast<const T *>(args.output_grad) + t * channels + c;
+            const T *grads = static_cast<const T *>(args.output_grad) + c;
             float *target = args.position_table_grad + t * channels + c;
             cudai_pack<float, N> sum = cudai_load<float, N>(target);
+            if (args.begins == nullptr) {
 #pragma unroll 4
-            for (uint64_t b = 0; b < args.batch; b++) {
-                cudai_pack<T, N> x = cudai_load<T, N>(grads + b * sequence);
-                for (int k = 0; k < N; k++)
-                    sum.item[k] += cudai_widen(x.item[k]);
+                for (uint64_t b = 0; b < args.batch; b++)
+                    add_grads<T, N>(&sum, grads + b * sequence + t * channels);
+            } else {
+                for (uint64_t row = t; row < args.batch * args.tokens; row++)
+                    if (row_position(row, args.tokens, args.begins) == t)
+                        add_grads<T, N>(&sum, grads + row * channels);
             }
             cudai_store<float, N>(target, sum);
         }

@@ -5,6 +5,7 @@
 #include "kernels/cuda/rows_map.cuh"
 #include "kernels/dropout_mask.h"
 #include "kernels/rope_frequency.h"
+#include "kernels/row_position.h"
 
 // --- the functions -----------------------------------------------------------------------------
 
@@ -170,7 +171,8 @@ static __global__ void __launch_bounds__(point_threads) rope_kernel(rope_args ar
         T *head_at = static_cast<T *>(args.data) + row * args.stride + head * args.head_dim;
         T *low_at = head_at + (INTERLEAVED ? 2 * first : first);
         T *high_at = low_at + (INTERLEAVED ? V : pairs);
-        const float *turn_at = args.table + (rope_position(&args, row) * pairs + first) * 2;
+        const float *turn_at =
+            args.table + (row_position(row, args.tokens, args.begins) * pairs + first) * 2;
         const cudai_pack<T, V> low = cudai_load<T, V>(low_at), high = cudai_load<T, V>(high_at);
         constexpr int FLOATS = V > 1 ? 4 : 1; // table entries per access; it is aligned if V > 1
         float turn[2 * V];

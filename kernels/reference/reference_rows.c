@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "kernels/reference/reference_internal.h"
 #include "kernels/rope_frequency.h"
+#include "kernels/row_position.h"
 
 /* Weight `at` of a norm. */
 static double norm_weight(enum dtype type, const void *weight, bool adds_one, uint64_t at)
@@ -117,7 +118,8 @@ int refi_embedding_forward(kernel_context *context, void *stream, const embeddin
     (void)stream;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
-        uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
+        uint64_t token = (uint64_t)args->token_ids[row];
+        uint64_t position = row_position(row, args->tokens, args->begins);
         if (args->token_table && !is_in_part(token, args->row_begin, args->row_count))
             continue;
         token -= args->row_begin;
@@ -147,7 +149,8 @@ int refi_embedding_backward(kernel_context *context, void *stream, const embeddi
     (void)stream;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
-        uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
+        uint64_t token = (uint64_t)args->token_ids[row];
+        uint64_t position = row_position(row, args->tokens, args->begins);
         bool in_part =
             args->token_table_grad && is_in_part(token, args->row_begin, args->row_count);
         for (uint64_t c = 0; c < args->channels; c++) {
@@ -263,7 +266,7 @@ int refi_rope(kernel_context *context, void *stream, const rope_args *args)
     for (uint64_t row = 0; row < args->batch * args->tokens; row++)
         for (uint64_t head = 0; head < args->heads; head++)
             for (uint64_t i = 0; i < half; i++) {
-                uint64_t position = rope_position(args, row);
+                uint64_t position = row_position(row, args->tokens, args->begins);
                 const float *turn = args->table + (position * half + i) * 2;
                 double cosine = (double)turn[0];
                 double sine = args->inverse ? -(double)turn[1] : (double)turn[1];

@@ -17,8 +17,8 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "tests/cuda/gpu_fixture.h"
 #include "kernels/ops.h"
+#include "tests/cuda/gpu_fixture.h"
 
 enum {
     PARTS_MAX = 6,
@@ -43,10 +43,11 @@ struct problem {
     struct shape shape;
     uint64_t rows;
     int32_t *ids;                          /* [rows] */
+    int32_t *begins;                       /* [rows]; NULL if the number of tokens is even */
     float *table, *positions, *grads;      /* [vocab, C], [tokens, C], [rows, C] */
     float *table_before, *position_before; /* what the accumulators hold */
     /* on the GPU */
-    int32_t *gpu_ids;
+    int32_t *gpu_ids, *gpu_begins;
     void *gpu_table, *gpu_positions, *gpu_grads, *scratch;
 };
 
@@ -83,6 +84,9 @@ static struct problem problem_init(gpu_fixture *gpu, struct shape shape)
     p.ids = block(rows * sizeof *p.ids);
     for (uint64_t row = 0; row < rows; row++)
         p.ids[row] = draw_id(gpu, &shape, row);
+    p.begins = shape.tokens % 2 ? block(rows * sizeof *p.begins) : NULL;
+    for (uint64_t row = 0; p.begins && row < rows; row++) /* documents of 11 tokens */
+        p.begins[row] = (int32_t)(row % shape.tokens / 11 * 11);
     p.table = draw(gpu, shape.type, shape.vocab * channels, 1);
     p.positions = draw(gpu, shape.type, shape.tokens * channels, 2);
     p.grads = draw(gpu, shape.type, rows * channels, 3);
@@ -96,6 +100,8 @@ static struct problem problem_init(gpu_fixture *gpu, struct shape shape)
     gpu_round(p.positions, shape.type, 1);
 
     p.gpu_ids = gpu_alloc_copy(gpu, p.ids, rows * sizeof *p.ids);
+    if (p.begins)
+        p.gpu_begins = gpu_alloc_copy(gpu, p.begins, rows * sizeof *p.begins);
     p.gpu_table = gpu_alloc_values(gpu, p.table, shape.type, shape.vocab * channels);
     p.gpu_positions = gpu_alloc_values(gpu, p.positions, shape.type, shape.tokens * channels);
     p.gpu_grads = gpu_alloc_values(gpu, p.grads, shape.type, rows * channels);
@@ -106,8 +112,9 @@ static struct problem problem_init(gpu_fixture *gpu, struct shape shape)
 
 static void problem_fini(gpu_fixture *gpu, struct problem *p)
 {
-    void *on_gpu[] = {p->gpu_ids, p->gpu_table, p->gpu_positions, p->gpu_grads, p->scratch};
-    void *on_host[] = {p->ids,   p->table,        p->positions,
+    void *on_gpu[] = {p->gpu_ids,       p->gpu_begins, p->gpu_table,
+                      p->gpu_positions, p->gpu_grads,  p->scratch};
+    void *on_host[] = {p->ids,   p->begins,       p->table,          p->positions,
                        p->grads, p->table_before, p->position_before};
     for (size_t i = 0; i < sizeof on_gpu / sizeof *on_gpu; i++)
         gpu_free(gpu, on_gpu[i]);
@@ -123,6 +130,7 @@ static embedding_args forward_args(const struct problem *p)
                             .tokens = shape->tokens,
                             .channels = shape->channels,
                             .vocab = shape->vocab,
+                            .begins = p->gpu_begins,
                             .token_ids = p->gpu_ids};
 }
 
@@ -134,6 +142,7 @@ static embedding_grad_args backward_args(const struct problem *p)
                                  .tokens = shape->tokens,
                                  .channels = shape->channels,
                                  .vocab = shape->vocab,
+                                 .begins = p->gpu_begins,
                                  .token_ids = p->gpu_ids,
                                  .output_grad = p->gpu_grads,
                                  .scratch = p->scratch};
@@ -220,6 +229,7 @@ static void check_forward(gpu_fixture *gpu, struct shape shape)
         gpu_narrow(p.table, table, shape.type, shape.vocab * shape.channels);
         gpu_narrow(p.positions, positions, shape.type, shape.tokens * shape.channels);
         args.token_ids = p.ids;
+        args.begins = p.begins;
         args.token_table = table;
         args.position_table = has_positions ? positions : NULL;
         args.output = expected;
@@ -369,11 +379,13 @@ static void check_table_gradient(const struct problem *p, const float *got, uint
 
 static void check_position_gradient(const struct problem *p, const float *got)
 {
-    uint64_t count = p->shape.tokens * p->shape.channels;
+    uint64_t channels = p->shape.channels, count = p->shape.tokens * channels;
     float *want = block(count * sizeof *want);
     memcpy(want, p->position_before, count * sizeof *want);
-    for (uint64_t i = 0; i < p->rows * p->shape.channels; i++)
-        want[i % count] += p->grads[i];
+    for (uint64_t i = 0; i < p->rows * channels; i++) {
+        uint64_t row = i / channels, begin = p->begins ? (uint64_t)p->begins[row] : 0;
+        want[(row % p->shape.tokens - begin) * channels + i % channels] += p->grads[i];
+    }
     gpu_expect_same("positions' gradient", got, want, count, sizeof *want);
     mem_free(want);
 }

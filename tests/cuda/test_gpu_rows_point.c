@@ -132,8 +132,8 @@ static void add_case(struct run *run, const struct shape *shape)
     emit(run, shape->type, out, count, -1.0f);
 }
 
-/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place. variant
- * 4: they are added to a third array. */
+/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place.
+ * variant 4: they are added to a third array. */
 static void scale_case(struct run *run, const struct shape *shape)
 {
     bool in_place = shape->variant == 2;

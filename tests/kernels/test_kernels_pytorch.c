@@ -182,7 +182,8 @@ static void losses(const struct backend *b)
     }
 }
 
-/* Frequencies of fp32, as transformers has them, are off by 2^-24 or so: 700 radians by 1e-4. */
+/* The frequencies of transformers are fp32, with an error of 2^-24 or so, which is 1e-4 at 700
+ * radians. */
 static void rope_tables(const struct backend *b)
 {
     static const struct {

@@ -85,7 +85,8 @@ static void norm_backward_case(struct run *run, const struct shape *shape)
         emit(run, DTYPE_FP32, args.bias_grad, shape->channels, 1e-5f);
 }
 
-/* variant bit 0: with positions. 13 token ids: most rows share one. */
+/* variant bit 0: with positions; bit 1: documents of 7 tokens. 13 token ids: most rows share one.
+ * */
 static void embedding_case(struct run *run, const struct shape *shape)
 {
     enum { VOCAB = 13 };
@@ -95,7 +96,11 @@ static void embedding_case(struct run *run, const struct shape *shape)
     int32_t *ids = block(run, shape->rows * sizeof *ids);
     for (uint64_t row = 0; row < shape->rows; row++)
         ids[row] = (int32_t)rng_below(SEED, 1, row, VOCAB);
+    int32_t *begins = shape->variant & 2 ? block(run, shape->rows * sizeof *begins) : NULL;
+    for (uint64_t row = 0; begins && row < shape->rows; row++)
+        begins[row] = (int32_t)(row % tokens / 7 * 7);
     embedding_args args = {.type = type,
+                           .begins = begins,
                            .batch = batch,
                            .tokens = tokens,
                            .channels = channels,
@@ -108,6 +113,7 @@ static void embedding_case(struct run *run, const struct shape *shape)
     emit(run, type, args.output, count, 0.0f);
 
     embedding_grad_args back = {.type = type,
+                                .begins = begins,
                                 .batch = batch,
                                 .tokens = tokens,
                                 .channels = channels,
@@ -219,7 +225,7 @@ static void norms(void **state)
 static void embeddings(void **state)
 {
     (void)state;
-    check_shapes("embedding", embedding_case, 2);
+    check_shapes("embedding", embedding_case, 4);
 }
 
 static void head_norms(void **state)
