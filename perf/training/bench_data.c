@@ -72,7 +72,7 @@ static double sample(void *user)
     struct bench *b = user;
     uint64_t start = clock_ns();
     for (uint64_t i = 0; i < b->count; i++)
-        bench_require(sampler_window(&b->windows, b->next++, b->inputs, b->targets));
+        bench_require(sampler_window(&b->windows, b->next++, b->inputs, b->targets, NULL));
     return (double)(clock_ns() - start) * 1e-9;
 }
 
@@ -102,7 +102,7 @@ static void check(struct bench *b)
 {
     uint64_t tokens = b->windows.tokens_per_window;
     for (uint64_t window = 0; window < 64; window++) {
-        bench_require(sampler_window(&b->windows, window, b->inputs, b->targets));
+        bench_require(sampler_window(&b->windows, window, b->inputs, b->targets, NULL));
         for (uint64_t i = 0; i < tokens; i++) {
             bool is_right = i + 1 == tokens || b->inputs[i + 1] == b->targets[i];
             if (b->windows.shuffle == SHUFFLE_NONE)
