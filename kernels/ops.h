@@ -162,18 +162,23 @@ typedef struct norm_grad_args norm_grad_args;
  * row_count) of the vocabulary, and rows of the output whose token lies outside the part do not
  * change. A call with token_table NULL adds the position rows to the output.
  *
- * One call with both tables gives the same bits as one call for each part followed by one call for
- * the positions. */
+ * Row b*T + t has the position position_first + t, or, where documents begin, position_first + t -
+ * begins[b*T + t]. position_table holds positions [position_begin, position_begin +
+ * position_count); rows with a position outside do not change.
+ *
+ * One call with both tables gives the same bits as one call for each part, first of the tokens,
+ * then of the positions. */
 struct embedding_args {
     enum dtype type;
     uint64_t batch, tokens, channels, vocab;
     uint64_t row_begin, row_count; /* row_count 0: the whole vocabulary (row_begin is 0 then) */
     const int32_t *token_ids;      /* [B,T], each in [0, V) */
     const void *token_table;       /* [row_count or V, C] type; NULL: add the positions only */
-    /* [>= T, C] type or NULL; only with the whole token table or with none */
+    /* [position_count or T, C] type or NULL. With a token table both must be whole. */
     const void *position_table;
-    void *output;          /* [B,T,C] type */
+    uint64_t position_first, position_begin, position_count; /* count 0: T */
     const int32_t *begins; /* as in rope_args: positions restart there; NULL: they do not */
+    void *output;          /* [B,T,C] type */
 };
 typedef struct embedding_args embedding_args;
 
@@ -187,9 +192,11 @@ struct embedding_grad_args {
     const void *output_grad; /* [B,T,C] type */
     /* [row_count or V, C] fp32, += in the order of rows (no atomics); or NULL */
     float *token_table_grad;
-    float *position_table_grad; /* [>= T, C] fp32, +=; or NULL */
-    void *scratch;              /* embedding_grad_scratch_bytes */
-    const int32_t *begins;      /* as in embedding_args */
+    /* [position_count or T, C] fp32, += in the order of rows; or NULL */
+    float *position_table_grad;
+    uint64_t position_first, position_begin, position_count;
+    void *scratch;         /* embedding_grad_scratch_bytes */
+    const int32_t *begins; /* as in embedding_args */
 };
 typedef struct embedding_grad_args embedding_grad_args;
 

@@ -20,4 +20,13 @@ ROW_POSITION_ON_GPU static inline uint64_t row_position(uint64_t row, uint64_t t
     return row % tokens - (begins != NULL ? (uint64_t)begins[row] : 0);
 }
 
+/* The same as a row of a table that begins with position `table_begin`, where sequences begin with
+ * position `first`. A huge number if the position lies before the table. */
+ROW_POSITION_ON_GPU static inline uint64_t row_position_in(uint64_t row, uint64_t tokens,
+                                                           const int32_t *begins, uint64_t first,
+                                                           uint64_t table_begin)
+{
+    return first + row_position(row, tokens, begins) - table_begin;
+}
+
 #endif

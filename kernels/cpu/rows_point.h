@@ -224,13 +224,16 @@ static void embedding_forward(int threads, const embedding_args *args)
 {
     uint64_t rows = args->batch * args->tokens, channels = args->channels;
     uint64_t part_rows = args->row_count ? args->row_count : args->vocab;
+    uint64_t position_count = args->position_count ? args->position_count : args->tokens;
     size_t elem_bytes = dtype_bytes(args->type);
 #pragma omp parallel for schedule(static) num_threads(team(threads, rows *channels))
     for (uint64_t row = 0; row < rows; row++) {
-        uint64_t position_at = row_position(row, args->tokens, args->begins) * channels;
-        uint64_t out_at = row * channels;
+        uint64_t position = row_position_in(row, args->tokens, args->begins, args->position_first,
+                                            args->position_begin);
+        uint64_t position_at = position * channels, out_at = row * channels;
+        bool has_position = args->position_table && position < position_count;
         if (!args->token_table) {
-            if (args->position_table)
+            if (has_position)
                 embedding_add_row(args, out_at, args->output, out_at, position_at);
             continue;
         }
@@ -238,7 +241,7 @@ static void embedding_forward(int threads, const embedding_args *args)
         uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin;
         if (part_row >= part_rows)
             continue;
-        if (args->position_table)
+        if (has_position)
             embedding_add_row(args, out_at, args->token_table, part_row * channels, position_at);
         else
             memcpy((char *)args->output + out_at * elem_bytes,
@@ -252,12 +255,16 @@ static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, 
 {
     uint64_t rows = args->batch * args->tokens, channels = args->channels;
     uint64_t part_rows = args->row_count ? args->row_count : args->vocab;
+    uint64_t position_count = args->position_count ? args->position_count : args->tokens;
     float buffer[ROWS_BLOCK];
     for (uint64_t row = 0; row < rows; row++) {
-        /* wraps around if before this part */
+        /* both wrap around if before this part */
         uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin;
+        uint64_t place = row_position_in(row, args->tokens, args->begins, args->position_first,
+                                         args->position_begin);
         bool in_part = args->token_table_grad && part_row < part_rows;
-        if (!in_part && !args->position_table_grad)
+        bool has_position = args->position_table_grad && place < position_count;
+        if (!in_part && !has_position)
             continue;
         const float *dy = load_block(args->type, args->output_grad, row * channels + c, n, buffer);
         if (in_part) {
@@ -266,9 +273,8 @@ static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, 
             for (size_t i = 0; i < n; i++)
                 token[i] += dy[i];
         }
-        if (args->position_table_grad) {
-            float *position = args->position_table_grad +
-                              row_position(row, args->tokens, args->begins) * channels + c;
+        if (has_position) {
+            float *position = args->position_table_grad + place * channels + c;
 #pragma omp simd
             for (size_t i = 0; i < n; i++)
                 position[i] += dy[i];

@@ -80,6 +80,12 @@ static __device__ __forceinline__ void embed_pack(const T *source, const T *posi
     cudai_store<T, N>(output + c, x);
 }
 
+// The rows of the position table.
+template <typename ARGS> static __host__ __device__ uint64_t position_count(const ARGS &args)
+{
+    return args.position_count ? args.position_count : args.tokens;
+}
+
 template <typename T, int N>
 static __global__ void __launch_bounds__(BLOCK_THREADS) forward_kernel(embedding_args args)
 {
@@ -101,9 +107,10 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) forward_kernel(embedding
                 continue;
             source = table + part_row * channels;
         }
-        const T *position = positions
-                                ? positions + row_position(row, args.tokens, args.begins) * channels
-                                : nullptr;
+        uint64_t place = row_position_in(row, args.tokens, args.begins, args.position_first,
+                                         args.position_begin);
+        const T *position =
+            positions && place < position_count(args) ? positions + place * channels : nullptr;
         for (uint64_t c = static_cast<uint64_t>(threadIdx.x) * N; c < channels;
              c += static_cast<uint64_t>(blockDim.x) * N)
             embed_pack<T, N>(source, position, output, c);
@@ -430,12 +437,14 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) positions_kernel(embeddi
 {
     uint64_t channels = args.channels, sequence = args.tokens * channels;
     uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.y;
-    for (uint64_t t = static_cast<uint64_t>(blockIdx.x) * blockDim.y + threadIdx.y; t < args.tokens;
-         t += step)
-        for (uint64_t c = static_cast<uint64_t>(threadIdx.x) * N; c < channels;
+    for (uint64_t place = static_cast<uint64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+         place < position_count(args); place += step) {
+        // the first row that may have the position; a huge number if none has it
+        uint64_t t = place + args.position_begin - args.position_first;
+        for (uint64_t c = static_cast<uint64_t>(threadIdx.x) * N; c < channels && t < args.tokens;
              c += static_cast<uint64_t>(blockDim.x) * N) {
             const T *grads = static_cast<const T *>(args.output_grad) + c;
-            float *target = args.position_table_grad + t * channels + c;
+            float *target = args.position_table_grad + place * channels + c;
             cudai_pack<float, N> sum = cudai_load<float, N>(target);
             if (args.begins == nullptr) {
 #pragma unroll 4
@@ -448,6 +457,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS) positions_kernel(embeddi
             }
             cudai_store<float, N>(target, sum);
         }
+    }
 }
 
 template <typename T, int N>
@@ -455,7 +465,7 @@ static cudaError_t launch_positions(const embedding_grad_args *args, int sm_coun
                                     cudaStream_t stream)
 {
     dim3 block = shape_of_block(args->channels / N);
-    unsigned blocks = block_count((args->tokens + block.y - 1) / block.y, sm_count);
+    unsigned blocks = block_count((position_count(*args) + block.y - 1) / block.y, sm_count);
     return cudai_launch(positions_kernel<T, N>, dim3(blocks), block, 0, stream, *args);
 }
 

@@ -116,10 +116,12 @@ int refi_embedding_forward(kernel_context *context, void *stream, const embeddin
 {
     (void)context;
     (void)stream;
+    uint64_t position_count = args->position_count ? args->position_count : args->tokens;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
         uint64_t token = (uint64_t)args->token_ids[row];
-        uint64_t position = row_position(row, args->tokens, args->begins);
+        uint64_t position = row_position_in(row, args->tokens, args->begins, args->position_first,
+                                            args->position_begin);
         if (args->token_table && !is_in_part(token, args->row_begin, args->row_count))
             continue;
         token -= args->row_begin;
@@ -127,7 +129,7 @@ int refi_embedding_forward(kernel_context *context, void *stream, const embeddin
             double x = args->token_table
                            ? refi_load(args->type, args->token_table, token * args->channels + c)
                            : refi_load(args->type, args->output, row * args->channels + c);
-            if (args->position_table)
+            if (args->position_table && position < position_count)
                 x += refi_load(args->type, args->position_table, position * args->channels + c);
             refi_store(args->type, args->output, row * args->channels + c, x);
         }
@@ -147,17 +149,19 @@ int refi_embedding_backward(kernel_context *context, void *stream, const embeddi
 {
     (void)context;
     (void)stream;
+    uint64_t position_count = args->position_count ? args->position_count : args->tokens;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
         uint64_t token = (uint64_t)args->token_ids[row];
-        uint64_t position = row_position(row, args->tokens, args->begins);
+        uint64_t position = row_position_in(row, args->tokens, args->begins, args->position_first,
+                                            args->position_begin);
         bool in_part =
             args->token_table_grad && is_in_part(token, args->row_begin, args->row_count);
         for (uint64_t c = 0; c < args->channels; c++) {
             float dy = (float)refi_load(args->type, args->output_grad, row * args->channels + c);
             if (in_part)
                 args->token_table_grad[(token - args->row_begin) * args->channels + c] += dy;
-            if (args->position_table_grad)
+            if (args->position_table_grad && position < position_count)
                 args->position_table_grad[position * args->channels + c] += dy;
         }
     }
