@@ -125,6 +125,14 @@ enum data_format {
 
 const char *data_format_name(enum data_format format); /* "auto", "text", "llmc", ... */
 
+/* How the documents of a window are treated. */
+enum documents {
+    /* Attention looks only at its own document, positions begin again in each, and the first token
+     * of a document is no target. */
+    DOCUMENTS_SEPARATE,
+    DOCUMENTS_JOINED /* as one text */
+};
+
 /* The order of the windows of an epoch. */
 enum shuffle {
     SHUFFLE_WINDOWS, /* windows of the sequence as it is, in a seeded permutation */

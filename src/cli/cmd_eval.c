@@ -131,10 +131,12 @@ const cli_command cli_eval_command = {
     .summary = "prints the loss of a trained model on files",
     .details =
         "RUN is a run directory with a commit, or that of a kept commit (RUN/keep/step-...).\n"
-        "HF_DIR is a checkpoint of Hugging Face. The files make one text, in order; each token\n"
-        "but the first is predicted once. The model's tokenizer cuts the text, and after each\n"
-        "document comes its end token, as in training, which is predicted too. Prints the mean\n"
-        "loss in nats per token, the perplexity (e^loss) and, if the tokens' bytes are known,\n"
+        "HF_DIR is a checkpoint of Hugging Face. The files are read in order; each token but a\n"
+        "document's first is predicted once, from those of its document (with --set\n"
+        "data.documents=joined from all before it). The model's tokenizer cuts the text, and\n"
+        "after each document comes its end token, as in training, which is predicted too. Prints\n"
+        "the mean loss in nats per token, the perplexity (e^loss) and, if the tokens' bytes are "
+        "known,\n"
         "bits per byte.\n"
         "The places of a run's states in training do not matter here. By default parameters lie\n"
         "in memory; --set tiers.device.budget=... and tiers.host.budget=... limit it.\n"

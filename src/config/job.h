@@ -108,6 +108,7 @@ struct job {
         char chat_template[JOB_NAME_BYTES];
         enum data_format format;
         enum shuffle shuffle;
+        enum documents documents;
         uint64_t seed;
     } data;
     struct {

@@ -136,8 +136,12 @@ const configi_key configi_own_keys[] = {
         "own prompts if these files say nothing."),
     KEY("data.shuffle", ENUM, AT(data.shuffle), "windows", "windows|documents|none", NONE, LATER,
         "Order of the training samples, drawn anew for each epoch: windows of the files as they "
-        "are; documents, packed end to end, and windows of those; or none, in order. No attention "
-        "mask keeps documents of a window apart."),
+        "are; documents, packed end to end, and windows of those; or none, in order."),
+    KEY("data.documents", ENUM, AT(data.documents), "separate", "separate|joined", NONE, LATER,
+        "Documents that share a window. separate: attention looks only at its own document, "
+        "positions begin again in each, and the first token of a document is no target. joined: "
+        "they are one text. Where documents are known: records, rows of an array, Megatron's "
+        "index, files, and the tokenizer's end token in text and in ids."),
     KEY("data.seed", INT, AT(data.seed), "1", "[0,]", NONE, LATER,
         "Seed of the order of the training samples."),
     KEY("data.format", ENUM, AT(data.format), "auto",

@@ -25,6 +25,7 @@ struct corpus {
     uint32_t file_count;
     uint64_t token_count, document_count, counted;
     uint64_t vocab_size;
+    int32_t end_token; /* -1: none */
 };
 
 static int64_t token_at(const unsigned char *raw, datai_type type, uint64_t idx)
@@ -171,6 +172,7 @@ int corpus_open_each(const char *const *paths, const enum data_format *formats, 
     if (!self->files)
         goto failed;
     self->file_count = path_count;
+    self->end_token = -1;
     for (uint32_t i = 0; i < path_count; i++)
         self->files[i].fd = self->files[i].index_fd = -1;
     TRY_GOTO(rc, open_files(self, paths, formats), failed);
@@ -333,5 +335,80 @@ int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count
     TRY(file_document(file, idx - file->document_begin, begin, &end));
     *count = end - *begin;
     *begin += file->token_begin;
+    return 0;
+}
+
+int corpus_document_of(corpus *self, uint64_t at, uint64_t *idx)
+{
+    if (at >= self->token_count)
+        return err_set(-EINVAL, "the document of token %llu was requested from a corpus of %llu",
+                       (unsigned long long)at, (unsigned long long)self->token_count);
+    const datai_file *file = &self->files[file_of(self, at, false)];
+    uint64_t low = 0, high = file->document_count - 1, begin, end;
+    while (low < high) { /* the last document that begins at or before the token */
+        uint64_t middle = low + (high - low + 1) / 2;
+        TRY(file_document(file, middle, &begin, &end));
+        if (begin <= at - file->token_begin)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    *idx = file->document_begin + low;
+    return 0;
+}
+
+void corpus_set_end_token(corpus *self, int32_t token)
+{
+    for (uint32_t i = 0; i < self->file_count; i++)
+        if (self->files[i].documents != DATAI_ONE || self->files[i].is_bytes)
+            return;
+    self->end_token = token;
+}
+
+bool corpus_has_documents(const corpus *self)
+{
+    return self->document_count > 1 || self->end_token >= 0;
+}
+
+/* ---- which document a token belongs to ---- */
+
+void datai_note_document(uint64_t first, uint64_t last, uint64_t count, bool is_begun,
+                         int32_t *targets, int32_t *begins)
+{
+    for (uint64_t t = first; t < size_min(last, count); t++)
+        begins[t] = (int32_t)first;
+    if (is_begun && first > 0)
+        targets[first - 1] = -1;
+}
+
+void datai_note_ends(const corpus *self, uint64_t count, const int32_t *inputs, int32_t *targets,
+                     int32_t *begins)
+{
+    int32_t begin = 0;
+    for (uint64_t t = 0; self->end_token >= 0 && t < count; t++) {
+        begin = begins[t] = begins[t] > begin ? begins[t] : begin;
+        if (inputs[t] != self->end_token)
+            continue;
+        begin = (int32_t)t + 1;
+        targets[t] = -1;
+    }
+}
+
+int corpus_separate(corpus *self, uint64_t from, uint64_t count, const int32_t *inputs,
+                    int32_t *targets, int32_t *begins)
+{
+    const uint64_t end = from + count + 1;
+    uint64_t idx;
+    TRY(corpus_document_of(self, from, &idx));
+    for (uint64_t at = from; at < end; idx++) {
+        uint64_t begin, length;
+        TRY(corpus_document(self, idx, &begin, &length));
+        uint64_t last = size_min(begin + length, end);
+        if (last <= at)
+            continue; /* it is empty */
+        datai_note_document(at - from, last - from, count, begin == at, targets, begins);
+        at = last;
+    }
+    datai_note_ends(self, count, inputs, targets, begins);
     return 0;
 }

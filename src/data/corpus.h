@@ -94,6 +94,22 @@ uint64_t corpus_counted(const corpus *self);
  * empty. corpus_document reads the file's index, with up to three small reads. */
 uint64_t corpus_document_count(const corpus *self);
 int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count) MUST_CHECK;
+/* The document that holds the token `at`. As many times three small reads as the number of
+ * documents has bits. */
+int corpus_document_of(corpus *self, uint64_t at, uint64_t *idx) MUST_CHECK;
+/* In files that store no documents (llmc, u16, u32), a document also ends with this token. Such ends
+ * are no documents for the functions above; only corpus_separate knows them. */
+void corpus_set_end_token(corpus *self, int32_t token);
+/* True if the corpus has several documents, or an end token that divides it. */
+bool corpus_has_documents(const corpus *self);
+
+/* Tells the documents of a window apart: of tokens [from, from + count], the first of which are
+ * inputs [count] and all but the first of which are targets [count]. begins [count]: begins[t] is
+ * the place in this window of the first input that belongs to the document of input t; 0 for a
+ * document that began before the window. The first token of a document does not count as a target
+ * (-1), because no token of its document precedes it. */
+int corpus_separate(corpus *self, uint64_t from, uint64_t count, const int32_t *inputs,
+                    int32_t *targets, int32_t *begins) MUST_CHECK;
 
 struct sampleri_documents;
 
@@ -117,12 +133,15 @@ int sampler_init(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_p
 void sampler_fini(sampler *self);
 
 /* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T], which are the
- * next tokens, or -1 for a token that does not count. */
-int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets) MUST_CHECK;
+ * next tokens, or -1 for a token that does not count.
+ *
+ * begins [T]: documents are told apart as corpus_separate does it; NULL: they are not. */
+int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets,
+                   int32_t *begins) MUST_CHECK;
 
 /* For evaluation: window `idx` of the corpus in order, without shuffling; it wraps around at the
  * end. */
-int sampler_window_in_order(sampler *self, uint64_t idx, int32_t *inputs,
-                            int32_t *targets) MUST_CHECK;
+int sampler_window_in_order(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets,
+                            int32_t *begins) MUST_CHECK;
 
 #endif

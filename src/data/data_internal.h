@@ -196,6 +196,15 @@ bool datai_kind_fits(enum data_format kind, const char *field, const datai_names
 int datai_refuse_kind(enum data_format wanted, const char *field,
                       const datai_names *names) MUST_CHECK;
 
+/* Tokens [first, last) of a window of `count` inputs and one more token are those of one document.
+ * is_begun: the first of them is the document's first token. */
+void datai_note_document(uint64_t first, uint64_t last, uint64_t count, bool is_begun,
+                         int32_t *targets, int32_t *begins);
+/* Ends documents where corpus_end_token stands among the inputs. Call it after all documents of the
+ * window are noted. */
+void datai_note_ends(const corpus *self, uint64_t count, const int32_t *inputs, int32_t *targets,
+                     int32_t *begins);
+
 /* A bijection of [0, count) for each seed, stream and epoch: returns the value at `position`.
  * `stream` is the first of six consecutive streams of rng.h that it uses. */
 uint64_t datai_permute(uint64_t seed, uint64_t stream, uint64_t epoch, uint64_t count,

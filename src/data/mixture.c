@@ -30,7 +30,7 @@ struct mixture {
     uint32_t source_count;
     uint64_t upto[MIXTURE_SOURCES_MAX + 1]; /* [s]: W(s - 1), as a fraction of WHOLE */
     uint64_t seed;
-    bool has_marks;
+    bool has_marks, is_separate;
     uint64_t block;            /* the block of the tables below; UINT64_MAX: not filled yet */
     uint8_t source_of[BLOCK];  /* [place] */
     uint16_t number_of[BLOCK]; /* [place]: number of the place among those of its source */
@@ -75,7 +75,8 @@ static int share_out(mixture *self, const double *weights)
 }
 
 int mixture_create(corpus *const *sources, const double *weights, uint32_t source_count,
-                   uint64_t seed, uint64_t tokens_per_window, enum shuffle shuffle, mixture **out)
+                   uint64_t seed, uint64_t tokens_per_window, enum shuffle shuffle,
+                   enum documents documents, mixture **out)
 {
     *out = NULL;
     mixture *self = mem_alloc(1, sizeof *self, "data sources");
@@ -91,6 +92,8 @@ int mixture_create(corpus *const *sources, const double *weights, uint32_t sourc
             break;
         self->source_count++;
         self->has_marks = self->has_marks || corpus_has_marks(sources[taken]);
+        self->is_separate = self->is_separate || (documents == DOCUMENTS_SEPARATE &&
+                                                  corpus_has_documents(sources[taken]));
     }
     if (rc == 0)
         rc = share_out(self, weights);
@@ -133,9 +136,14 @@ uint64_t mixture_token_count(const mixture *self)
     return count;
 }
 
-bool mixture_has_marks(const mixture *self)
+bool mixture_has_uncounted(const mixture *self)
 {
-    return self->has_marks;
+    return self->has_marks || self->is_separate;
+}
+
+bool mixture_is_separate(const mixture *self)
+{
+    return self->is_separate;
 }
 
 bool mixture_is_text(const mixture *self)
@@ -166,17 +174,19 @@ static void deal(mixture *self, uint64_t block)
     self->block = block;
 }
 
-int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets)
+int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets, int32_t *begins)
 {
+    if (!self->is_separate)
+        begins = NULL;
     if (self->source_count == 1)
-        return sampler_window(&self->sources[0], idx, inputs, targets);
+        return sampler_window(&self->sources[0], idx, inputs, targets, begins);
     uint64_t block = idx / BLOCK, place = idx % BLOCK;
     if (self->block != block)
         deal(self, block);
     uint32_t source = self->source_of[place];
     return sampler_window(&self->sources[source],
-                          had_before(self, source, block) + self->number_of[place], inputs,
-                          targets);
+                          had_before(self, source, block) + self->number_of[place], inputs, targets,
+                          begins);
 }
 
 uint64_t mixture_windows_in_order(const mixture *self)
@@ -184,9 +194,11 @@ uint64_t mixture_windows_in_order(const mixture *self)
     return self->sources[0].windows_per_epoch;
 }
 
-int mixture_window_in_order(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets)
+int mixture_window_in_order(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets,
+                            int32_t *begins)
 {
-    return sampler_window_in_order(&self->sources[0], idx, inputs, targets);
+    return sampler_window_in_order(&self->sources[0], idx, inputs, targets,
+                                   self->is_separate ? begins : NULL);
 }
 
 mixture_use mixture_get_use(const mixture *self, uint32_t source, uint64_t window_count)

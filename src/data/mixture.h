@@ -18,26 +18,31 @@ enum { MIXTURE_SOURCES_MAX = 64 };
 typedef struct mixture mixture;
 
 /* Takes ownership of the corpora, also on failure. weights are above 0, with any sum. A window has
- * T = tokens_per_window tokens. ERR_INPUT for a source that is too short for one window, and for a
+ * T = tokens_per_window tokens. DOCUMENTS_SEPARATE has an effect if some source has several
+ * documents. ERR_INPUT for a source that is too short for one window, and for a
  * share of less than one window in 1024. */
 int mixture_create(corpus *const *sources, const double *weights, uint32_t source_count,
                    uint64_t seed, uint64_t tokens_per_window, enum shuffle shuffle,
-                   mixture **out) MUST_CHECK;
+                   enum documents documents, mixture **out) MUST_CHECK;
 void mixture_destroy(mixture *self); /* NULL is allowed */
 
 uint32_t mixture_source_count(const mixture *self);
 corpus *mixture_source(const mixture *self, uint32_t idx);
 uint64_t mixture_token_count(const mixture *self); /* of all sources */
-bool mixture_has_marks(const mixture *self);       /* true if some tokens do not count as targets */
-bool mixture_is_text(const mixture *self);         /* all sources are text as bytes */
+/* True if some tokens do not count as targets: marked ones, or the first ones of documents that are
+ * separate. */
+bool mixture_has_uncounted(const mixture *self);
+bool mixture_is_separate(const mixture *self); /* windows tell their documents apart */
+bool mixture_is_text(const mixture *self);     /* all sources are text as bytes */
 
-/* As sampler_window. */
-int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets) MUST_CHECK;
+/* As sampler_window. begins is written if mixture_is_separate, and may be NULL if not. */
+int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets,
+                   int32_t *begins) MUST_CHECK;
 
 /* Windows in order, for evaluation; only of source 0. */
 uint64_t mixture_windows_in_order(const mixture *self);
-int mixture_window_in_order(mixture *self, uint64_t idx, int32_t *inputs,
-                            int32_t *targets) MUST_CHECK;
+int mixture_window_in_order(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets,
+                            int32_t *begins) MUST_CHECK;
 
 /* The use of one source in the first `window_count` windows: its own windows, its share of all
  * windows, and the number of its epochs. */

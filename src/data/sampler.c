@@ -61,17 +61,21 @@ uint64_t datai_permute(uint64_t seed, uint64_t stream, uint64_t epoch, uint64_t 
     return value;
 }
 
-static int read_window(sampler *self, uint64_t begin, int32_t *inputs, int32_t *targets)
+static int read_window(sampler *self, uint64_t begin, int32_t *inputs, int32_t *targets,
+                       int32_t *begins)
 {
     uint64_t count = self->tokens_per_window;
     TRY(corpus_read(self->source, begin, count, inputs));
-    if (corpus_has_marks(self->source))
-        return corpus_read_targets(self->source, begin + 1, count, targets);
-    memcpy(targets, inputs + 1, (count - 1) * sizeof *targets);
-    return corpus_read(self->source, begin + count, 1, targets + count - 1);
+    if (corpus_has_marks(self->source)) {
+        TRY(corpus_read_targets(self->source, begin + 1, count, targets));
+    } else {
+        memcpy(targets, inputs + 1, (count - 1) * sizeof *targets);
+        TRY(corpus_read(self->source, begin + count, 1, targets + count - 1));
+    }
+    return begins ? corpus_separate(self->source, begin, count, inputs, targets, begins) : 0;
 }
 
-/* ---- documents ---- */
+/* ---- the order of documents ---- */
 
 int sampler_init(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
                  enum shuffle shuffle)
@@ -150,7 +154,7 @@ static int order_documents(sampler *self, uint64_t epoch)
 
 /* Tokens [from, from + T] of the epoch's packed sequence. */
 static int read_packed(sampler *self, uint64_t epoch, uint64_t from, int32_t *inputs,
-                       int32_t *targets)
+                       int32_t *targets, int32_t *begins)
 {
     const uint64_t window = self->tokens_per_window, end = from + window + 1;
     TRY(order_documents(self, epoch));
@@ -175,30 +179,35 @@ static int read_packed(sampler *self, uint64_t epoch, uint64_t from, int32_t *in
         if (first_target < last)
             TRY(corpus_read_targets(self->source, begin + first_target - at, last - first_target,
                                     targets + (first_target - from - 1)));
+        if (begins && first < last)
+            datai_note_document(first - from, last - from, window, first == at, targets, begins);
         at += count;
     }
+    if (begins)
+        datai_note_ends(self->source, window, inputs, targets, begins);
     return 0;
 }
 
 /* ---- windows ---- */
 
-int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets)
+int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets, int32_t *begins)
 {
     if (self->shuffle == SHUFFLE_NONE)
-        return sampler_window_in_order(self, idx, inputs, targets);
+        return sampler_window_in_order(self, idx, inputs, targets, begins);
     uint64_t epoch = idx / self->windows_per_epoch;
     uint64_t window = datai_permute(self->seed, STREAM_SAMPLER, epoch, self->windows_per_epoch,
                                     idx % self->windows_per_epoch);
     if (self->shuffle == SHUFFLE_DOCUMENTS)
-        return read_packed(self, epoch, window * self->tokens_per_window, inputs, targets);
+        return read_packed(self, epoch, window * self->tokens_per_window, inputs, targets, begins);
     uint64_t used = self->windows_per_epoch * self->tokens_per_window + 1;
     uint64_t rest = corpus_token_count(self->source) - used;
     uint64_t shift = rng_below(self->seed, STREAM_SHIFT, epoch, rest + 1);
-    return read_window(self, shift + window * self->tokens_per_window, inputs, targets);
+    return read_window(self, shift + window * self->tokens_per_window, inputs, targets, begins);
 }
 
-int sampler_window_in_order(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets)
+int sampler_window_in_order(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets,
+                            int32_t *begins)
 {
     uint64_t window = idx % self->windows_per_epoch;
-    return read_window(self, window * self->tokens_per_window, inputs, targets);
+    return read_window(self, window * self->tokens_per_window, inputs, targets, begins);
 }

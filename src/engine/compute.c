@@ -54,6 +54,8 @@ static void fill_call(const struct engine *self, const program *prog, const op *
                   role_address(self, prog, item, ROLE_GRADS1)},
         .tokens = tokens + item->micro_batch * rows,
         .targets = tokens + step_tokens + item->micro_batch * rows,
+        .begins =
+            self->step.is_separate ? tokens + 2 * step_tokens + item->micro_batch * rows : NULL,
         .input = role_address(self, prog, item, ROLE_INPUT),
         .output = role_address(self, prog, item, ROLE_OUTPUT),
         .input_grad = role_address(self, prog, item, ROLE_INPUT_GRAD),

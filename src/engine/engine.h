@@ -31,8 +31,10 @@ struct engine_step {
     uint64_t seed;    /* the run's seed, for stochastic rounding of state that is not fp32 */
     /* for every optimizer: of the pending update, else of this step's update */
     adam_scalars scalars;
-    bool skip;             /* the gradients overflowed, so the update of these scalars is skipped */
-    double loss_scale;     /* the factor in this step's gradients; 1 except for fp16 */
+    bool skip;         /* the gradients overflowed, so the update of these scalars is skipped */
+    double loss_scale; /* the factor in this step's gradients; 1 except for fp16 */
+    /* documents of a window are told apart: the buffer of tokens also has where they begin */
+    bool is_separate;
     uint64_t target_count; /* targets in the windows of all ranks; the loss is the mean over them */
     /* written by the program: norm of this step's gradients, without the loss scale */
     double grad_norm;

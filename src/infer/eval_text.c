@@ -32,9 +32,32 @@ static int add_tokens(void *user, const uint32_t *tokens, uint64_t count)
     return 0;
 }
 
+/* Ends a document of the list where it ends now. */
 static int end_document(void *user)
 {
-    (void)user;
+    eval_tokens *self = user;
+    if (self->end_count == self->end_capacity) {
+        uint64_t capacity = size_max(2 * self->end_capacity, 1024);
+        uint64_t *ends = mem_resize(self->ends, capacity, sizeof *ends, "ends of documents");
+        if (!ends)
+            return -ENOMEM;
+        self->ends = ends;
+        self->end_capacity = capacity;
+    }
+    self->ends[self->end_count++] = self->count;
+    return 0;
+}
+
+/* Ends the documents of a file whose tokens are the last of the list. */
+static int add_ends(eval_tokens *self, corpus *file)
+{
+    uint64_t all = self->count, begin, count;
+    for (uint64_t i = 0; i < corpus_document_count(file); i++) {
+        TRY(corpus_document(file, i, &begin, &count));
+        self->count = all - corpus_token_count(file) + begin + count;
+        TRY(end_document(self));
+    }
+    self->count = all;
     return 0;
 }
 
@@ -57,6 +80,8 @@ static int add_file(eval_tokens *self, const char *path, enum data_format format
         for (uint64_t i = 0; rc == 0 && i < count; i++)
             self->list[self->count++] = (uint32_t)piece[i] | (marks[i] < 0 ? TOKEN_UNCOUNTED : 0);
     }
+    if (rc == 0)
+        rc = add_ends(self, file);
     mem_free(piece);
     corpus_close(file);
     return rc;
@@ -90,11 +115,17 @@ static int look_at(eval_tokens *self, const infer_model *from,
         TRY(prepare_look(asked->files[i], format, &options, &work[i]));
         is_any = is_any || work[i].is_needed;
     }
-    if (is_any)
-        return cut_files(self, asked, work, &options, format);
+    bool separates = job_of->data.documents == DOCUMENTS_SEPARATE;
+    if (is_any) {
+        TRY(cut_files(self, asked, work, &options, format));
+        self->is_separate = separates && self->end_count > 1;
+        return 0;
+    }
     TRY(corpus_open_as(asked->files, asked->file_count, format, self->vocab, &self->files));
     self->count = corpus_token_count(self->files);
     self->is_text = corpus_is_text(self->files);
+    corpus_set_end_token(self->files, self->words ? tokenizer_end_id(self->words) : -1);
+    self->is_separate = separates && corpus_has_documents(self->files);
     return 0;
 }
 
@@ -125,6 +156,7 @@ void eval_tokens_close(eval_tokens *self)
     if (self->files)
         corpus_close(self->files);
     mem_free(self->list);
+    mem_free(self->ends);
     memset(self, 0, sizeof *self);
 }
 
@@ -143,6 +175,32 @@ int eval_tokens_targets(eval_tokens *self, uint64_t begin, uint64_t count, int32
         return corpus_read_targets(self->files, begin, count, targets);
     for (uint64_t i = 0; i < count; i++)
         targets[i] = self->list[begin + i] & TOKEN_UNCOUNTED ? -1 : (int32_t)self->list[begin + i];
+    return 0;
+}
+
+int eval_tokens_separate(eval_tokens *self, uint64_t from, uint64_t count, const int32_t *inputs,
+                         int32_t *targets, int32_t *begins)
+{
+    if (self->files)
+        return corpus_separate(self->files, from, count, inputs, targets, begins);
+    uint64_t low = 0, high = self->end_count; /* the first document that ends after `from` */
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (self->ends[middle] > from)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    int32_t begin = 0;
+    for (uint64_t t = 0; t < count; t++) {
+        begins[t] = begin;
+        if (low == self->end_count || self->ends[low] > from + t + 1)
+            continue;
+        targets[t] = -1;
+        begin = (int32_t)t + 1;
+        while (low < self->end_count && self->ends[low] <= from + t + 1)
+            low++;
+    }
     return 0;
 }
 

@@ -73,10 +73,13 @@ static int load_batch(evaluator *self, uint64_t *count)
     uint64_t tokens = setup->net->tokens, rows = setup->net->micro_batch * tokens;
     int32_t *inputs =
         (int32_t *)(void *)engine_home(self->from.engine, setup->set.homes.tokens_host);
-    int32_t *targets = inputs + rows;
+    int32_t *targets = inputs + rows, *begins = targets + rows;
     memset(inputs, 0, rows * sizeof *inputs);
-    for (uint64_t i = 0; i < rows; i++)
+    for (uint64_t i = 0; i < rows; i++) {
         targets[i] = -1;
+        begins[i] = (int32_t)(i % tokens); /* padding looks only at itself */
+    }
+    self->from.engine->step.is_separate = self->source.is_separate;
     *count = size_min(setup->net->micro_batch, self->window_count - self->done);
     for (uint64_t w = 0; w < *count; w++) {
         eval_window at = eval_window_at(&self->text, self->done + w);
@@ -85,6 +88,9 @@ static int load_batch(evaluator *self, uint64_t *count)
         uint64_t counted = at.input_count - at.first_counted;
         TRY(eval_tokens_targets(&self->source, at.begin + at.first_counted + 1, counted,
                                 out + at.first_counted));
+        if (self->source.is_separate)
+            TRY(eval_tokens_separate(&self->source, at.begin, at.input_count, in, out,
+                                     begins + w * tokens));
         self->result->text_bytes +=
             eval_tokens_bytes(&self->source, out + at.first_counted, counted);
     }

@@ -82,8 +82,8 @@ struct infer_evaluate_options {
 };
 
 struct infer_evaluate_result {
-    /* Predicted and counted tokens, each once: all but the first of the text; only the answers of
-     * conversations. */
+    /* Predicted and counted tokens, each once: all but the first of each document; only the answers
+     * of conversations. */
     uint64_t tokens;
     /* bytes that these tokens stand for; 0: not known (ids without a tokenizer) */
     uint64_t text_bytes;
@@ -95,8 +95,8 @@ struct infer_evaluate_result {
     double seconds; /* time of computing */
 };
 
-/* Computes the loss of a trained model on files. The files form one text, as in training. Each
- * token but the first is predicted once, in order: windows that overlap (stride < context) count
+/* Computes the loss of a trained model on files, whose documents are separate or joined as in
+ * training (data.documents). Each token but a document's first is predicted once, in order: windows that overlap (stride < context) count
  * only the targets that no earlier window has counted. ERR_INPUT for files with fewer than two
  * tokens; ERR_NO_FIT; ERR_STOPPED. */
 int infer_evaluate(const struct infer_evaluate_options *options,

@@ -107,7 +107,10 @@ struct eval_tokens {
     corpus *files;
     uint32_t *list;    /* [capacity] tokens of text and JSON records, with TOKEN_UNCOUNTED */
     uint64_t capacity; /* elements of list, of which `count` are used */
-    uint64_t vocab;    /* the model's vocabulary size */
+    uint64_t *ends;    /* [end_capacity] where documents of the list end, ascending */
+    uint64_t end_count, end_capacity;
+    bool is_separate; /* documents are told apart (data.documents) */
+    uint64_t vocab;   /* the model's vocabulary size */
     /* the model's tokenizer; NULL: it has none, and the files hold tokens */
     const tokenizer *words;
     bool is_text;   /* each byte is a token */
@@ -129,6 +132,10 @@ int eval_tokens_read(eval_tokens *self, uint64_t begin, uint64_t count, int32_t 
  * conversation. */
 int eval_tokens_targets(eval_tokens *self, uint64_t begin, uint64_t count,
                         int32_t *targets) MUST_CHECK;
+
+/* Tells the documents of a window apart, as corpus_separate does it. */
+int eval_tokens_separate(eval_tokens *self, uint64_t from, uint64_t count, const int32_t *inputs,
+                         int32_t *targets, int32_t *begins) MUST_CHECK;
 
 /* How many bytes of text these targets stand for. Special tokens, such as a document's end, count
  * 0. */

@@ -1,6 +1,5 @@
 /* The embedding: rows of the token table, and of the table of positions where there is one. Its
  * parts are rows of the token table, then of the positions. Allocates nothing. */
-#include "base/size.h"
 #include "model/model_internal.h"
 
 enum { TABLE, POSITIONS }; /* layers of the list */
@@ -14,6 +13,9 @@ static embedding_args args_of(const model *self, const model_call *call)
         .channels = self->spec.hidden_size,
         .vocab = self->spec.vocab_size,
         .token_ids = call->tokens,
+        .position_first = self->cache_positions ? call->position : 0,
+        .position_count = self->spec.position_count,
+        .begins = call->begins,
         .output = call->output,
     };
 }
@@ -28,6 +30,8 @@ static embedding_grad_args grad_args_of(const model *self, const model_call *cal
         .vocab = self->spec.vocab_size,
         .token_ids = call->tokens,
         .output_grad = call->output_grad,
+        .position_count = self->spec.position_count,
+        .begins = call->begins,
         .scratch = call->temp,
     };
 }
@@ -49,11 +53,8 @@ static int whole(model *self, void *stream, const model_call *call, bool backwar
         return whole_backward(self, stream, call);
     embedding_args args = args_of(self, call);
     args.token_table = modeli_param(self, call->params[0], layers[TABLE].at.weight);
-    if (self->products->embed.layer_count > POSITIONS) {
-        uint64_t first = self->cache_positions > 0 ? call->position : 0;
-        args.position_table = modeli_param(
-            self, call->params[0], layers[POSITIONS].at.weight + first * self->spec.hidden_size);
-    }
+    if (self->products->embed.layer_count > POSITIONS)
+        args.position_table = modeli_param(self, call->params[0], layers[POSITIONS].at.weight);
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 
@@ -77,43 +78,23 @@ static int table(model *self, void *stream, const model_call *call, const modeli
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 
-/* Adds positions: all sequences in one call if the part has all their positions, else sequence by
- * sequence. The table may have more rows than a sequence has tokens; a part that has only such rows
- * does nothing. */
+/* Adds the positions that the part has. */
 static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
                      bool backward)
 {
-    uint64_t first = self->cache_positions ? call->position : 0, end = part->row_begin + part->rows;
-    uint64_t tokens = modeli_call_tokens(self, call), begin = size_max(part->row_begin, first);
-    if (begin >= size_min(end, first + tokens))
-        return 0;
-    uint64_t rows = size_min(end, first + tokens) - begin;
-    uint64_t table = part->at[0].weight + (begin - part->row_begin) * self->spec.hidden_size;
-    bool is_all = rows == tokens;
-    uint64_t call_count = is_all ? 1 : self->micro_batch;
-    for (uint64_t b = 0; b < call_count; b++) {
-        uint64_t row = b * self->tokens + (begin - first);
-        uint64_t offset_bytes = row * self->spec.hidden_size * dtype_bytes(self->type);
-        uint64_t batch = is_all ? self->micro_batch : 1;
-        if (backward) {
-            embedding_grad_args args = grad_args_of(self, call);
-            args.batch = batch;
-            args.tokens = rows;
-            args.token_ids += row;
-            args.output_grad = (const char *)call->output_grad + offset_bytes;
-            args.position_table_grad = modeli_grad(call->grads[0], table);
-            TRY(self->ops->embedding_backward(self->context, stream, &args));
-        } else {
-            embedding_args args = args_of(self, call);
-            args.batch = batch;
-            args.tokens = rows;
-            args.token_ids += row;
-            args.position_table = modeli_param(self, call->params[0], table);
-            args.output = modeli_at(call->output, offset_bytes);
-            TRY(self->ops->embedding_forward(self->context, stream, &args));
-        }
+    uint64_t at = part->at[0].weight;
+    if (backward) {
+        embedding_grad_args args = grad_args_of(self, call);
+        args.position_begin = part->row_begin;
+        args.position_count = part->rows;
+        args.position_table_grad = modeli_grad(call->grads[0], at);
+        return self->ops->embedding_backward(self->context, stream, &args);
     }
-    return 0;
+    embedding_args args = args_of(self, call);
+    args.position_begin = part->row_begin;
+    args.position_count = part->rows;
+    args.position_table = modeli_param(self, call->params[0], at);
+    return self->ops->embedding_forward(self->context, stream, &args);
 }
 
 int modeli_embed(model *self, void *stream, const model_call *call, const modeli_part *part,

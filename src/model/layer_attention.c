@@ -66,6 +66,7 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
     struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
     if (self->cache_positions > 0)
         return forward_cached(run, layer, of);
+    self->ops->attention_set_documents(self->products->attention, run->call->begins);
     return self->ops->attention_forward(self->products->attention, run->stream, of.q, of.k, of.v,
                                         modeli_value_at(run, layer->writes),
                                         modeli_at_spot(run, layer->kept[0]), run->call->temp);
@@ -76,6 +77,7 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
     const model *self = run->self;
     struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
     struct heads grads = heads_of(self, modeli_at_spot(run, layer->input_grad));
+    self->ops->attention_set_documents(self->products->attention, run->call->begins);
     return self->ops->attention_backward(
         self->products->attention, run->stream, of.q, of.k, of.v,
         modeli_value_at(run, layer->writes), modeli_at_spot(run, layer->kept[0]),

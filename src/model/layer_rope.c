@@ -16,6 +16,7 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
         .data = data,
         .table = (const float *)run->call->constants + first * self->spec.head_dim,
         .inverse = inverse,
+        .begins = run->call->begins,
     };
     return self->ops->rope(self->context, run->stream, &args);
 }

@@ -230,8 +230,11 @@ struct model_call {
     /* True if grads[i] holds nothing yet. The pass then writes all of the unit, also what it would
      * not touch, and reads nothing: products write the matrices, the rest is filled with zeros. */
     bool fresh[2];
-    const int32_t *tokens;   /* [B,T]: only embed and head use it (may always be set) */
-    const int32_t *targets;  /* [B,T]; -1 ignored: head */
+    const int32_t *tokens;  /* [B,T]: only embed and head use it (may always be set) */
+    const int32_t *targets; /* [B,T]; -1 ignored: head */
+    /* [B,T]: the position in its window at which each token's document begins; NULL: a window is
+     * one document. Attention does not look before it, and positions count from it. */
+    const int32_t *begins;
     const void *input;       /* [B,T,C]; NULL for embed */
     void *output;            /* forward of embed and blocks */
     const void *output_grad; /* backward of embed and blocks */

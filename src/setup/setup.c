@@ -81,7 +81,7 @@ static int make_model(struct setup *self, const struct setup_options *options)
 enum {
     /* Raise it whenever the same job on the same machine gives other bits than before. Runs of
      * another version are then refused. */
-    NUMERICS_VERSION = 6,
+    NUMERICS_VERSION = 7,
 };
 
 /* Writes the identity: everything that the bits of a run depend on besides its data, such as model,
@@ -309,7 +309,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .workspace_bytes = self->workspace_temp_offset + temp,
         .constants_bytes = net->constants_bytes,
         .cache_bytes = net->cache_bytes,
-        .tokens_bytes = 2 * step_tokens * sizeof(int32_t),
+        .tokens_bytes = 3 * step_tokens * sizeof(int32_t), /* and targets, begins of documents */
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),

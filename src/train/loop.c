@@ -48,7 +48,7 @@ static void fill_random(const struct loop *self, uint64_t first, uint64_t count,
             (int32_t)rng_below(self->run.job->data.seed, RANDOM_STREAM + first, i, vocabulary);
 }
 
-/* Puts the tokens and targets of this rank's windows into the host buffer. The step's windows, of
+/* Puts the tokens, targets and begins of documents of this rank's windows into the host buffer. The step's windows, of
  * all ranks in rank order, begin with window `first`. `from` NULL: random tokens. Sets the engine's
  * step.target_count to the targets of all ranks; they exchange their counts if some tokens do not
  * count as targets. */
@@ -59,6 +59,8 @@ static int load_windows(struct loop *self, mixture *from, bool shuffled, uint64_
     int32_t *tokens =
         (int32_t *)(void *)engine_home(self->run.engine, self->run.setup->set.homes.tokens_host);
     int32_t *targets = tokens + windows * net->tokens;
+    int32_t *begins = targets + windows * net->tokens;
+    self->run.engine->step.is_separate = from && mixture_is_separate(from);
     first += self->run.ranks.rank * windows;
     uint64_t *target_count = &self->run.engine->step.target_count;
     *target_count = step_windows(self) * net->tokens;
@@ -67,11 +69,11 @@ static int load_windows(struct loop *self, mixture *from, bool shuffled, uint64_
         return 0;
     }
     for (uint64_t w = 0; w < windows; w++) {
-        int32_t *in = tokens + w * net->tokens, *out = targets + w * net->tokens;
-        TRY(shuffled ? mixture_window(from, first + w, in, out)
-                     : mixture_window_in_order(from, first + w, in, out));
+        uint64_t at = w * net->tokens;
+        TRY((shuffled ? mixture_window : mixture_window_in_order)(from, first + w, tokens + at,
+                                                                  targets + at, begins + at));
     }
-    if (!mixture_has_marks(from))
+    if (!mixture_has_uncounted(from))
         return 0;
     uint64_t own = 0;
     for (uint64_t i = 0; i < windows * net->tokens; i++)
@@ -192,12 +194,12 @@ int loop_evaluate(struct loop *self, bool is_last)
         TRY(mean_loss(self, &mean));
         uint64_t targets = self->run.engine->step.target_count;
         counted += targets;
-        if (mixture_has_marks(self->valid_data))
+        if (mixture_has_uncounted(self->valid_data))
             mean = targets ? mean * (double)targets : 0;
         sum += mean;
     }
     /* Programs have the same weight, unless some targets do not count. */
-    double weight = mixture_has_marks(self->valid_data) ? (double)counted : (double)runs;
+    double weight = mixture_has_uncounted(self->valid_data) ? (double)counted : (double)runs;
     struct train_eval eval = {.step = self->run.record.step, .loss = counted ? sum / weight : NAN};
     self->summary->eval_loss = eval.loss;
     self->summary->eval_given = true;
@@ -206,7 +208,7 @@ int loop_evaluate(struct loop *self, bool is_last)
         .step = eval.step,
         .valid_loss = (float)eval.loss,
         .tokens = runs * windows * self->run.setup->net->tokens,
-        .has_counted = mixture_has_marks(self->valid_data),
+        .has_counted = mixture_has_uncounted(self->valid_data),
         .counted_tokens = counted,
         .seconds = (double)(clock_ns() - begin_ns) * 1e-9,
     };
@@ -229,7 +231,7 @@ static void fill_line(const struct loop *self, const run_totals *run, double los
         .loss_scale = engine->step.loss_scale,
         .skipped = engine->step.skip,
         .tokens = tokens,
-        .has_counted = self->train_data && mixture_has_marks(self->train_data),
+        .has_counted = self->train_data && mixture_has_uncounted(self->train_data),
         .counted_tokens = engine->step.target_count,
         .seconds = seconds,
         .tokens_per_second = (double)tokens / seconds,

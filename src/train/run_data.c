@@ -39,7 +39,8 @@ struct loop_data {
     prepare_options options;                 /* on rank 0 */
     tokenizer *tokens;                       /* on rank 0, or NULL */
     char tokenizer_name[MADE_PATH_BYTES];
-    bool is_late; /* tokens must be made of some file */
+    int32_t end_token; /* the tokenizer's, or -1 */
+    bool is_late;      /* tokens must be made of some file */
 };
 
 static const struct job_files *list_of(const struct job *asked, int list)
@@ -109,12 +110,14 @@ static int open_list(const struct loop *self, int list, mixture **out)
         while (first + count < files->count && files->source[first + count] == files->source[first])
             count++;
         rc = open_corpus(self, list, first, count, &sources[opened]);
+        if (rc == 0 && self->data)
+            corpus_set_end_token(sources[opened], self->data->end_token);
         first += count;
     }
     if (rc == 0)
-        return mixture_create(sources, files->weight, opened, asked->data.seed,
-                              asked->model.seq_length,
-                              list == TRAIN ? asked->data.shuffle : SHUFFLE_NONE, out);
+        return mixture_create(
+            sources, files->weight, opened, asked->data.seed, asked->model.seq_length,
+            list == TRAIN ? asked->data.shuffle : SHUFFLE_NONE, asked->data.documents, out);
     for (uint32_t i = 0; i < opened; i++)
         corpus_close(sources[i]);
     return rc;
@@ -181,6 +184,7 @@ static int look_at_all(struct loop *self)
     struct loop_data *data = self->data;
     name_tokenizer(self->run.job, data->tokenizer_name);
     TRY(tokenizer_open(data->tokenizer_name, &data->tokens));
+    data->end_token = data->tokens ? tokenizer_end_id(data->tokens) : -1;
     data->options = (prepare_options){.words = data->tokens,
                                       .tokenizer_name = data->tokenizer_name,
                                       .chat_template = self->run.job->data.chat_template,
@@ -205,6 +209,7 @@ static int find_what_to_make(struct loop *self)
     TRY(ranks_agree(ranks, "data", rc));
     struct loop_data *data = self->data;
     TRY(ranks_from_rank0(ranks, "files to be made into tokens", data->words, sizeof data->words));
+    TRY(ranks_from_rank0(ranks, "end token", &data->end_token, sizeof data->end_token));
     for (int list = 0; list < LISTS; list++)
         for (uint32_t i = 0; i < JOB_FILES_MAX; i++)
             data->is_late = data->is_late || data->words[list][i].is_made;

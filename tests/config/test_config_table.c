@@ -108,6 +108,8 @@ static void choices_are_enumerators(void **state)
         {"data.shuffle", "windows", SHUFFLE_WINDOWS},
         {"data.shuffle", "documents", SHUFFLE_DOCUMENTS},
         {"data.shuffle", "none", SHUFFLE_NONE},
+        {"data.documents", "separate", DOCUMENTS_SEPARATE},
+        {"data.documents", "joined", DOCUMENTS_JOINED},
         {"tiers.place.inner_activations", "auto", TIER_AUTO},
         {"tiers.place.inner_activations", "device", TIER_DEVICE},
         {"tiers.place.inner_activations", "host", TIER_HOST},

@@ -13,7 +13,7 @@ static uint64_t windows_of(corpus *source)
     uint64_t hash = 0;
     assert_int_equal(sampler_init(&windows, source, 3, WINDOW, SHUFFLE_WINDOWS), 0);
     for (uint64_t idx = 0; idx < 2 * windows.windows_per_epoch; idx++) {
-        assert_int_equal(sampler_window(&windows, idx, inputs, targets), 0);
+        assert_int_equal(sampler_window(&windows, idx, inputs, targets, NULL), 0);
         assert_memory_equal(inputs + 1, targets, (WINDOW - 1) * sizeof *inputs);
         for (int i = 0; i < WINDOW; i++)
             hash = rng_u64(hash, (uint64_t)inputs[i], (uint64_t)targets[i]);

@@ -175,7 +175,7 @@ static void documents_are_shuffled(void **state)
         memset(seen, 0, sizeof seen);
         int32_t *all = packed[epoch];
         for (uint64_t i = 0; i < W; i++) { /* its place, by the permutation's own inverse */
-            assert_int_equal(sampler_window(&windows, epoch * W + i, inputs, targets), 0);
+            assert_int_equal(sampler_window(&windows, epoch * W + i, inputs, targets, NULL), 0);
             assert_memory_equal(inputs + 1, targets, (T - 1) * sizeof *inputs);
             uint64_t place = datai_permute(9, 0x73616d706c657200u, epoch, W, i);
             assert_true(place < W && !seen[place % W]);
@@ -199,9 +199,9 @@ static void documents_are_shuffled(void **state)
     for (uint64_t i = 0; i < 50;
          i++) { /* any window at once, in whatever order they are asked for */
         uint64_t idx = rng_below(SEED, 3, i, 6 * W);
-        assert_int_equal(sampler_window(&windows, idx, inputs, targets), 0);
-        assert_int_equal(sampler_window(&other, 5 * W - 1, again, again + T), 0);
-        assert_int_equal(sampler_window(&other, idx, again, again + T), 0);
+        assert_int_equal(sampler_window(&windows, idx, inputs, targets, NULL), 0);
+        assert_int_equal(sampler_window(&other, 5 * W - 1, again, again + T, NULL), 0);
+        assert_int_equal(sampler_window(&other, idx, again, again + T, NULL), 0);
         assert_memory_equal(inputs, again, sizeof inputs);
         assert_memory_equal(targets, again + T, sizeof targets);
     }
@@ -224,7 +224,7 @@ static void many_short_documents(void **state)
     static uint8_t had[ROWS];
     uint64_t count = 0;
     for (uint64_t i = 0; i < windows.windows_per_epoch; i++) {
-        assert_int_equal(sampler_window(&windows, i, inputs, targets), 0);
+        assert_int_equal(sampler_window(&windows, i, inputs, targets, NULL), 0);
         for (uint64_t k = 1; k < T;
              k += 2) /* T is even: documents lie at the same places in every window */
             count += had[(uint16_t)inputs[k]]++ == 0;
@@ -246,10 +246,111 @@ static void windows_in_order(void **state)
     assert_int_equal(sampler_init(&windows, source, 9, T, SHUFFLE_NONE), 0);
     for (uint64_t i = 0; i < 2 * windows.windows_per_epoch; i++) {
         uint64_t begin = i % windows.windows_per_epoch * T;
-        assert_int_equal(sampler_window(&windows, i, inputs, targets), 0);
+        assert_int_equal(sampler_window(&windows, i, inputs, targets, NULL), 0);
         for (uint64_t k = 0; k < T; k++)
             assert_int_equal(inputs[k], (begin + k) % 10 ? (begin + k) / 10 : 40000);
     }
+    corpus_close(source);
+}
+
+/* ---- which document a token belongs to ---- */
+
+enum { MARK = 40000 };
+
+/* Ids alone: documents of random lengths, each with MARK at its end. */
+static corpus *open_marked(uint64_t rows)
+{
+    struct bytes *out = fresh(0);
+    for (uint64_t i = 0; i < rows; i++) {
+        uint64_t length = 1 + rng_below(SEED, 31, i, 20);
+        for (uint64_t c = 0; c < length; c++)
+            put(out, c == length - 1 ? MARK : i, 2);
+    }
+    const char *path = store("marked.u16", out);
+    return open_good(&path, 1, DATA_U16, 65536);
+}
+
+/* Reads windows with and without their documents. An input with the value MARK is the first
+ * (at_begin) or the last of its document. */
+static void expect_documents(corpus *source, enum shuffle shuffle, bool at_begin)
+{
+    enum { T = 24 };
+    int32_t inputs[2][T], targets[2][T], begins[T];
+    uint64_t inner = 0, ignored = 0;
+    sampler windows;
+    assert_int_equal(sampler_init(&windows, source, 5, T, shuffle), 0);
+    for (uint64_t i = 0; i < 2 * windows.windows_per_epoch; i++) {
+        assert_int_equal(sampler_window(&windows, i, inputs[0], targets[0], NULL), 0);
+        assert_int_equal(sampler_window(&windows, i, inputs[1], targets[1], begins), 0);
+        assert_memory_equal(inputs[0], inputs[1], sizeof inputs[0]);
+        int32_t begin = 0;
+        for (int32_t t = 0; t < T; t++) {
+            if (t > 0 && inputs[0][at_begin ? t : t - 1] == MARK)
+                begin = t;
+            assert_int_equal(begins[t], begin);
+            bool is_other = at_begin ? targets[0][t] == MARK : inputs[0][t] == MARK;
+            assert_int_equal(targets[1][t], is_other ? -1 : targets[0][t]);
+            inner += begin > 0;
+            ignored += is_other;
+        }
+    }
+    assert_true(inner > 0 && ignored > 0);
+    sampler_fini(&windows);
+}
+
+static void windows_tell_documents_apart(void **state)
+{
+    (void)state;
+    static const enum shuffle all[] = {SHUFFLE_WINDOWS, SHUFFLE_DOCUMENTS, SHUFFLE_NONE};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        corpus *source = open_rows(300, 7);
+        corpus_set_end_token(source, 3); /* the file stores its documents: no effect */
+        expect_documents(source, all[i], true);
+        corpus_close(source);
+        source = open_marked(300);
+        assert_false(corpus_has_documents(source));
+        corpus_set_end_token(source, MARK);
+        assert_true(corpus_has_documents(source));
+        expect_documents(source, all[i], false);
+        corpus_close(source);
+    }
+}
+
+/* Documents of many lengths, some of them empty, in two files. */
+static void documents_of_an_index_are_told_apart(void **state)
+{
+    (void)state;
+    enum { T = 100 };
+    static int32_t document_of[2 * TOKENS];
+    int32_t inputs[T], targets[T], begins[T];
+    const char *path = write_megatron("pair", 0, TOKENS, 65000, 8);
+    const char *both[2] = {path, path};
+    corpus *source = open_good(both, 2, DATA_AUTO, 65536);
+    uint64_t begin, count, empty = 0;
+    for (uint64_t i = 0; i < corpus_document_count(source); i++) {
+        assert_int_equal(corpus_document(source, i, &begin, &count), 0);
+        empty += count == 0;
+        for (uint64_t t = begin; t < begin + count; t++)
+            document_of[t] = (int32_t)i;
+    }
+    sampler windows;
+    assert_int_equal(sampler_init(&windows, source, 5, T, SHUFFLE_NONE), 0);
+    for (uint64_t w = 0; w < windows.windows_per_epoch; w++) {
+        uint64_t of, from = w * T;
+        assert_int_equal(sampler_window(&windows, w, inputs, targets, begins), 0);
+        for (int32_t t = 0; t < T; t++) {
+            assert_int_equal(corpus_document_of(source, from + t, &of), 0);
+            assert_int_equal(of, document_of[from + t]);
+            assert_true(begins[t] <= t && document_of[from + begins[t]] == document_of[from + t]);
+            assert_true(begins[t] == 0 ||
+                        document_of[from + begins[t] - 1] != document_of[from + t]);
+            assert_int_equal(targets[t] < 0, document_of[from + t + 1] != document_of[from + t]);
+        }
+    }
+    assert_int_equal(corpus_document_of(source, 2 * TOKENS, &begin), -EINVAL);
+    print_message("%llu documents, %llu of them empty\n",
+                  (unsigned long long)corpus_document_count(source), (unsigned long long)empty);
+    sampler_fini(&windows);
     corpus_close(source);
 }
 
@@ -279,14 +380,18 @@ static void shares_are_exact(void **state)
     uint64_t had[SOURCES] = {0};
     for (int s = 0; s < SOURCES; s++)
         sources[s] = open_source((uint64_t)s, tokens[s]);
-    assert_int_equal(mixture_create(sources, weights, SOURCES, 5, T, SHUFFLE_WINDOWS, &data), 0);
+    assert_int_equal(
+        mixture_create(sources, weights, SOURCES, 5, T, SHUFFLE_WINDOWS, DOCUMENTS_JOINED, &data),
+        0);
     for (int s = 0; s < SOURCES; s++)
         sources[s] = open_source((uint64_t)s, tokens[s]);
-    assert_int_equal(mixture_create(sources, weights, SOURCES, 5, T, SHUFFLE_WINDOWS, &other), 0);
+    assert_int_equal(
+        mixture_create(sources, weights, SOURCES, 5, T, SHUFFLE_WINDOWS, DOCUMENTS_JOINED, &other),
+        0);
     static uint8_t seen[SOURCES][1001];
     memset(seen, 0, sizeof seen);
     for (uint64_t w = 0; w < BLOCKS * 1024; w++) {
-        assert_int_equal(mixture_window(data, w, inputs, targets), 0);
+        assert_int_equal(mixture_window(data, w, inputs, targets, NULL), 0);
         int s = inputs[T - 1] / 1000;
         uint64_t per_epoch = (tokens[s] - 2) / T;
         assert_true(s < SOURCES);
@@ -295,8 +400,8 @@ static void shares_are_exact(void **state)
         had[s]++;
         assert_int_equal(seen[s][inputs[T - 1] % 1000]++, 0); /* once an epoch, of its own */
         if (w % 97 == 0) {                                    /* any window at once */
-            assert_int_equal(mixture_window(other, (w * 7919) % 99991, again, again + T), 0);
-            assert_int_equal(mixture_window(other, w, again, again + T), 0);
+            assert_int_equal(mixture_window(other, (w * 7919) % 99991, again, again + T, NULL), 0);
+            assert_int_equal(mixture_window(other, w, again, again + T, NULL), 0);
             assert_memory_equal(inputs, again, sizeof inputs);
             assert_memory_equal(targets, again + T, sizeof targets);
         }
@@ -320,24 +425,29 @@ static void too_small_a_share(void **state)
     static const double weights[2] = {2000, 1};
     corpus *sources[2] = {open_source(0, 100), open_source(1, 100)};
     mixture *data;
-    assert_int_equal(mixture_create(sources, weights, 2, 5, 8, SHUFFLE_WINDOWS, &data), ERR_INPUT);
+    assert_int_equal(
+        mixture_create(sources, weights, 2, 5, 8, SHUFFLE_WINDOWS, DOCUMENTS_JOINED, &data),
+        ERR_INPUT);
     assert_non_null(strstr(err_text(), "less than one window in 1024"));
     corpus *one = open_source(0, 100), *two = open_source(1, 9);
     sources[0] = one;
     sources[1] = two;
     static const double even[2] = {1, 1};
-    assert_int_equal(mixture_create(sources, even, 2, 5, 8, SHUFFLE_WINDOWS, &data), ERR_INPUT);
+    assert_int_equal(
+        mixture_create(sources, even, 2, 5, 8, SHUFFLE_WINDOWS, DOCUMENTS_JOINED, &data),
+        ERR_INPUT);
     assert_non_null(strstr(err_text(), "9 tokens"));
     /* One source is its sampler. */
     one = open_source(0, 900);
-    assert_int_equal(mixture_create(&one, even, 1, 5, 8, SHUFFLE_WINDOWS, &data), 0);
+    assert_int_equal(mixture_create(&one, even, 1, 5, 8, SHUFFLE_WINDOWS, DOCUMENTS_JOINED, &data),
+                     0);
     corpus *same = open_source(0, 900);
     sampler windows;
     assert_int_equal(sampler_init(&windows, same, 5, 8, SHUFFLE_WINDOWS), 0);
     int32_t a[16], b[16];
     for (uint64_t w = 0; w < 300; w++) {
-        assert_int_equal(mixture_window(data, w, a, a + 8), 0);
-        assert_int_equal(sampler_window(&windows, w, b, b + 8), 0);
+        assert_int_equal(mixture_window(data, w, a, a + 8, NULL), 0);
+        assert_int_equal(sampler_window(&windows, w, b, b + 8, NULL), 0);
         assert_memory_equal(a, b, sizeof a);
     }
     mixture_destroy(data);
@@ -369,6 +479,8 @@ int main(void)
         cmocka_unit_test(documents_are_shuffled),
         cmocka_unit_test(many_short_documents),
         cmocka_unit_test(windows_in_order),
+        cmocka_unit_test(windows_tell_documents_apart),
+        cmocka_unit_test(documents_of_an_index_are_told_apart),
         cmocka_unit_test(shares_are_exact),
         cmocka_unit_test(too_small_a_share),
     };

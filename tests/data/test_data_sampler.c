@@ -116,9 +116,9 @@ static void short_and_shrinking_files(void **state)
     assert_int_equal(windows.windows_per_epoch, 1);
     int32_t inputs[15], targets[15];
     for (uint64_t idx = 0; idx < 20; idx++)
-        assert_int_equal(sampler_window(&windows, idx, inputs, targets), 0);
+        assert_int_equal(sampler_window(&windows, idx, inputs, targets, NULL), 0);
     assert_int_equal(truncate(path, 3), 0);
-    assert_int_equal(sampler_window(&windows, 0, inputs, targets), ERR_INPUT);
+    assert_int_equal(sampler_window(&windows, 0, inputs, targets, NULL), ERR_INPUT);
     assert_non_null(strstr(err_text(), path));
     corpus_close(source);
 }
@@ -157,8 +157,8 @@ static void each_window_once(void **state)
             unsigned char seen[TOKENS_MAX] = {0};
             uint64_t shift = UINT64_MAX;
             for (uint64_t i = 0; i < per_epoch; i++) {
-                assert_int_equal(sampler_window(&windows, epoch * per_epoch + i, inputs, targets),
-                                 0);
+                assert_int_equal(
+                    sampler_window(&windows, epoch * per_epoch + i, inputs, targets, NULL), 0);
                 uint64_t begin = begin_of(inputs, window, targets, token_count);
                 if (shift == UINT64_MAX)
                     shift = begin % window;
@@ -189,11 +189,11 @@ static void resumes_by_number(void **state)
     for (uint64_t i = 0; i < 500; i++) {
         uint64_t idx = rng_u64(SEED, 2, i) >> (i % 40); /* any number, huge ones included */
         assert_int_equal(sampler_init(&other, source, SEED, 24, SHUFFLE_WINDOWS), 0);
-        assert_int_equal(sampler_window(&one, idx, a, b), 0);
-        assert_int_equal(sampler_window(&other, idx, x, y), 0);
+        assert_int_equal(sampler_window(&one, idx, a, b, NULL), 0);
+        assert_int_equal(sampler_window(&other, idx, x, y, NULL), 0);
         assert_memory_equal(a, x, sizeof a);
         assert_memory_equal(b, y, sizeof b);
-        assert_int_equal(sampler_window(&reseeded, idx, x, y), 0);
+        assert_int_equal(sampler_window(&reseeded, idx, x, y, NULL), 0);
         differences += memcmp(a, x, sizeof a) != 0;
     }
     assert_true(differences > 450);
@@ -210,7 +210,7 @@ static void order_is_shuffled(void **state)
     int32_t inputs[16], targets[16];
     uint64_t successors = 0, previous = 0;
     for (uint64_t i = 0; i < windows.windows_per_epoch; i++) {
-        assert_int_equal(sampler_window(&windows, i, inputs, targets), 0);
+        assert_int_equal(sampler_window(&windows, i, inputs, targets, NULL), 0);
         uint64_t begin = begin_of(inputs, 16, targets, 4001);
         successors += i > 0 && begin == previous + 16;
         previous = begin;
@@ -230,7 +230,7 @@ static void evaluation_in_order(void **state)
     mem_stats before, after;
     mem_get_stats(&before);
     for (uint64_t idx = 0; idx < 20; idx++) {
-        assert_int_equal(sampler_window_in_order(&windows, idx, inputs, targets), 0);
+        assert_int_equal(sampler_window_in_order(&windows, idx, inputs, targets, NULL), 0);
         for (uint64_t i = 0; i < 10; i++) {
             assert_int_equal(inputs[i], byte_at(idx % 9 * 10 + i));
             assert_int_equal(targets[i], byte_at(idx % 9 * 10 + i + 1));

@@ -106,8 +106,8 @@ static void check_sampler(corpus *source, uint64_t length)
     for (uint64_t i = 0; i < corpus_token_count(source); i++)
         times[(uint32_t)tokens[i] % INPUT_MAX]++;
     for (uint64_t i = 0; i < windows.windows_per_epoch; i++) {
-        FUZZ_CHECK(sampler_window(&windows, windows.windows_per_epoch + i, in, out) == 0, "%s",
-                   err_text());
+        FUZZ_CHECK(sampler_window(&windows, windows.windows_per_epoch + i, in, out, NULL) == 0,
+                   "%s", err_text());
         for (uint64_t k = 0; k < length; k++) {
             FUZZ_CHECK(times[(uint32_t)in[k] % INPUT_MAX]-- > 0, "token %d too often", in[k]);
             FUZZ_CHECK(k == 0 || out[k - 1] == in[k] || out[k - 1] == -1, "target %d", out[k - 1]);

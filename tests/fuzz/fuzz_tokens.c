@@ -284,7 +284,7 @@ static void check_epoch(sampler *windows, uint64_t epoch, size_t count)
         return;
     uint64_t sum = 0, last_sum = 0;
     for (uint64_t i = 0; i < per_epoch; i++) {
-        int rc = sampler_window(windows, epoch * per_epoch + i, inputs, targets);
+        int rc = sampler_window(windows, epoch * per_epoch + i, inputs, targets, NULL);
         FUZZ_CHECK(rc == 0, "%s", err_text());
         for (uint64_t k = 0; k < length; k++) {
             FUZZ_CHECK(k == 0 || inputs[k] == targets[k - 1], "targets are not the next tokens");
@@ -317,7 +317,8 @@ static void check_sampler(const struct input *self, corpus *source, size_t count
     }
     for (uint64_t i = 0; i < 3; i++) {
         const int32_t *wanted = expected + i % windows.windows_per_epoch * length;
-        FUZZ_CHECK(sampler_window_in_order(&windows, i, inputs, targets) == 0, "%s", err_text());
+        FUZZ_CHECK(sampler_window_in_order(&windows, i, inputs, targets, NULL) == 0, "%s",
+                   err_text());
         FUZZ_CHECK(memcmp(inputs, wanted, length * sizeof *inputs) == 0 &&
                        memcmp(targets, wanted + 1, length * sizeof *targets) == 0,
                    "window %llu in order", (unsigned long long)i);
@@ -325,7 +326,7 @@ static void check_sampler(const struct input *self, corpus *source, size_t count
     check_epoch(&windows, 0, count);
     check_epoch(&windows, 1, count);
     check_epoch(&windows, (uint64_t)1 << 40, count);
-    FUZZ_CHECK(sampler_window(&windows, UINT64_MAX, inputs, targets) == 0, "%s", err_text());
+    FUZZ_CHECK(sampler_window(&windows, UINT64_MAX, inputs, targets, NULL) == 0, "%s", err_text());
 }
 
 /* If a file changes during a run, the read fails, or the tokens are within the vocabulary. */

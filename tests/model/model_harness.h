@@ -66,6 +66,7 @@ struct harness {
     void **boundary; /* [stage_count - 1]: output of stage i */
     void *grad[2];   /* gradients of a boundary, used in turn */
     int32_t *tokens, *targets;
+    const int32_t *begins; /* of documents, as in model_call; the test's own */
     float *losses;
     void *saved, *temp, *constants;
     int poison; /* byte that fills scratch: 0xff is NaN in every type */
@@ -245,6 +246,7 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
     model_call call = {
         .tokens = h->tokens,
         .targets = h->targets,
+        .begins = h->begins,
         .input = input.block,
         .output = output.block,
         .output_grad = output_grad.block,

@@ -15,6 +15,8 @@ if(TARGET sluice_kernels_reference)
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+    sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
     sluice_test(test_model_pytorch
                 LIBS sluice_model sluice_kernels_reference PkgConfig::JANSSON LABELS cpu
                 INSTANCES gpt2-tied gpt2-untied llama-tied llama-untied)
@@ -22,7 +24,7 @@ if(TARGET sluice_kernels_reference)
                                FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
     if(TARGET sluice_kernels)
         foreach(test test_model_gradients test_model_learn test_model_lora test_model_cut test_model_pytorch
-                test_model_cache)
+                test_model_cache test_model_documents)
             target_link_libraries(${test} PRIVATE sluice_kernels)
             target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)
         endforeach()
@@ -34,6 +36,7 @@ if(TARGET sluice_kernels_reference)
         sluice_isa_test(test_model_cut SETS ${model_sets} LABELS cpu INSTANCES gpt2 llama)
         sluice_isa_test(test_model_cache SETS ${model_sets} LABELS cpu
                         INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+        sluice_isa_test(test_model_documents SETS ${model_sets} LABELS cpu INSTANCES gpt2 qwen3)
         sluice_isa_test(test_model_pytorch SETS ${model_sets} LABELS cpu INSTANCES gpt2-tied)
     endif()
 endif()

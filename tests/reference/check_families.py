@@ -4,8 +4,9 @@
 Usage: python3 check_families.py SLUICE [FAMILY ...]        SLUICE: the program, as built
 
 Makes each checkpoint with transformers in a directory that is removed again, and lets both take a few
-steps of AdamW on the same tokens, ours from the same directory (model.hf) in whole units and in parts:
-losses and norms of the gradient in fp32; the first step's in bf16. Needs torch and transformers; without
+steps of AdamW on the same tokens, ours from the same directory (model.hf) in whole units and in parts, and with
+windows of several documents, which transformers takes as rows of their own: losses and norms of the gradient in
+fp32; the first step's in bf16. Needs torch and transformers; without
 them it exits with 77. README.md has the results.
 """
 
@@ -24,6 +25,8 @@ except ImportError as missing:
     sys.exit(77)
 
 VOCAB, LENGTH, SEQUENCES, STEPS, RATE, EPSILON = 223, 64, 4, 4, 1e-3, 1e-4
+TOKENS = SEQUENCES * LENGTH + 2  # as many windows as a step takes, and one token of rest: all steps see the same
+DOCUMENT = 43  # tokens: a divisor of TOKENS, so that windows cut documents
 # fp32: the order of sums. bf16: 8 bits of mantissa, rounded at other places; transformers, too, rounds.
 LOSS_FP32, NORM_FP32, LOSS_BF16 = 1e-5, 1e-4, 2e-3
 SMALL = dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -59,16 +62,31 @@ def make_checkpoint(config, where):
     model.save_pretrained(where)
 
 
-def torch_steps(where, windows, dtype):
+def rows_of(ids, document):
+    """Inputs and targets of all windows; those of documents apart, each with what one window has of it."""
+    rows = []
+    for begin in range(0, SEQUENCES * LENGTH, LENGTH):
+        at, end = begin, begin + LENGTH
+        while at < end:
+            last = min(end, at - at % document + document)
+            targets = ids[at + 1 : last + 1].tolist()
+            if last % document == 0:
+                targets[-1] = -100  # the first token of the next document
+            rows.append((ids[at:last].tolist(), targets))
+            at = last
+    return rows
+
+
+def torch_steps(where, rows_in, dtype):
     model = hf.AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="eager")
     model.train()  # there is no dropout
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0,
                                   foreach=False)
-    batch, rows = torch.tensor(windows), []
+    counted, rows = sum(target >= 0 for _, targets in rows_in for target in targets), []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        logits = model(batch[:, :-1]).logits.float()
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        loss = sum(torch.nn.functional.cross_entropy(model(torch.tensor([inputs])).logits[0].float(), torch.tensor(targets),
+                                                     reduction="sum") for inputs, targets in rows_in) / counted
         loss.backward()
         norm = torch.stack([p.grad.float().norm() for p in model.parameters()]).norm()
         rows.append((loss.item(), norm.item()))
@@ -77,10 +95,10 @@ def torch_steps(where, windows, dtype):
 
 
 def our_steps(sluice, where, tokens, scratch, dtype, part_bytes):
-    run = scratch / f"run-{dtype}-{part_bytes}"
+    run = scratch / f"run-{tokens.name}-{dtype}-{part_bytes}"
     job = {
         "model": {"hf": str(where), "seq_length": LENGTH, "max_part_bytes": part_bytes},
-        "data": {"train": [str(tokens)], "format": "u16", "shuffle": "none"},
+        "data": {"train": [str(tokens)], "format": "npy", "shuffle": "none"},
         "run": {"dir": str(run), "steps": STEPS, "commit_every": 0},
         "device": {"backend": "cpu"},
         "tiers": {"place": {kind: "device" for kind in ("params", "grads", "optimizer")}},
@@ -104,23 +122,23 @@ def worst(ours, theirs, column):
 
 
 def check(sluice, name, scratch):
-    where, tokens = scratch / "hf", scratch / "tokens.u16"
+    where = scratch / "hf"
     make_checkpoint(FAMILIES[name], where)
-    # As many windows as a step takes, and one token of rest, which an epoch needs: all steps see the same.
-    ids = np.random.default_rng(5).integers(0, VOCAB, SEQUENCES * LENGTH + 2).astype("<u2")
-    ids.tofile(tokens)
-    windows = [ids[b : b + LENGTH + 1].astype("int64").tolist()
-               for b in range(0, SEQUENCES * LENGTH, LENGTH)]
-    exact = torch_steps(where, windows, torch.float32)
-    rounded = torch_steps(where, windows, torch.bfloat16)
+    ids = np.random.default_rng(5).integers(0, VOCAB, TOKENS).astype("<u2")
+    np.save(scratch / "joined.npy", ids)
+    np.save(scratch / "documents.npy", ids.reshape(-1, DOCUMENT))
     good = True
-    for part_bytes in (0, 20000):
-        fp32 = our_steps(sluice, where, tokens, scratch, "fp32", part_bytes)
-        bf16 = our_steps(sluice, where, tokens, scratch, "bf16", part_bytes)
+    for data, document, part_bytes in (("joined", TOKENS, 0), ("joined", TOKENS, 20000), ("documents", DOCUMENT, 0),
+                                       ("documents", DOCUMENT, 20000)):
+        rows = rows_of(ids.astype("int64"), document)
+        exact = torch_steps(where, rows, torch.float32)
+        rounded = torch_steps(where, rows, torch.bfloat16)
+        fp32 = our_steps(sluice, where, scratch / f"{data}.npy", scratch, "fp32", part_bytes)
+        bf16 = our_steps(sluice, where, scratch / f"{data}.npy", scratch, "bf16", part_bytes)
         loss, norm = worst(fp32, exact, 0), worst(fp32, exact, 1)
         half = abs(bf16[0][0] - rounded[0][0])
         passed = loss < LOSS_FP32 and norm < NORM_FP32 and half < LOSS_BF16
-        print(f"{name:13} {'parts' if part_bytes else 'whole'}: {exact[0][0]:.5f} -> {exact[-1][0]:.5f}; "
+        print(f"{name:13} {data} {'parts' if part_bytes else 'whole'}: {exact[0][0]:.5f} -> {exact[-1][0]:.5f}; "
               f"fp32 loss {loss:.1e}, gradient {norm:.1e}; bf16 loss {half:.1e}"
               f"{'' if passed else '   FAILED'}", flush=True)
         good = good and passed
