@@ -305,7 +305,7 @@ def compare(args, name, tokenizer, texts, lines, raw):
     library = Tokenizer.from_file(tokenizer)
     library.no_truncation()
     library.no_padding()
-    inner, outer = library.encode('a', add_special_tokens=False).ids, library.encode('a').ids
+    inner, outer = library.encode('n', add_special_tokens=False).ids, library.encode('n').ids
     end = len(outer) - len(inner) - outer.index(inner[0])  # ids after a text; --no-document-end leaves them out
     expected = [e.ids[:len(e.ids) - end] for e in library.encode_batch(texts)]
     output = os.path.join(args.work, 'ids')

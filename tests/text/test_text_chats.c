@@ -467,13 +467,108 @@ static void answers_of_merged_tokens(void **state)
     remove_all();
 }
 
+/* ---- a tokenizer that puts marks in front ---- */
+
+/* Writes a tokenizer.json of Llama 2's kind with added tokens. `normalizer` makes marks; `more`
+ * goes to each added token. */
+static tokenizer *open_marking(const char *normalizer, const char *const added[], const char *more)
+{
+    enum { FIRST_ADDED = 263 };
+    FILE *file = fopen(in_directory("tokenizer.json"), "w");
+    assert_non_null(file);
+    fprintf(
+        file,
+        "{\"normalizer\": %s, \"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": "
+        "\"Replace\", \"pattern\": {\"String\": \"\xe2\x96\x81\"}, \"content\": \" \"}, {\"type\": "
+        "\"ByteFallback\"}]}, \"model\": {\"type\": \"BPE\", \"byte_fallback\": true, \"merges\": "
+        "[[\"a\", \"b\"], [\"ab\", \"ab\"], [\"\xe2\x96\x81\", \"abab\"]], \"vocab\": "
+        "{\"<unk>\": 256, \"\xe2\x96\x81\": 257, \"a\": 258, \"b\": 259, \"ab\": 260, \"abab\": "
+        "261, \"\xe2\x96\x81"
+        "abab\": 262",
+        normalizer);
+    for (unsigned b = 0; b < 256; b++)
+        fprintf(file, ", \"<0x%02X>\": %u", b, b);
+    fprintf(file, "}}, \"added_tokens\": [");
+    for (int i = 0; added[i]; i++)
+        fprintf(file,
+                "%s{\"id\": %d, \"content\": \"%s\", \"normalized\": false, \"special\": true%s}",
+                i ? ", " : "", FIRST_ADDED + i, added[i], more);
+    fprintf(file, "]}");
+    assert_int_equal(fclose(file), 0);
+    tokenizer *self;
+    if (tokenizer_open(directory, &self) < 0)
+        fail_msg("%s", err_text());
+    return self;
+}
+
+#define MARKS                                                                                      \
+    "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\xe2\x96\x81\"}"
+#define MARK_FIRST                                                                                 \
+    "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Prepend\", \"prepend\": "             \
+    "\"\xe2\x96\x81\"}, " MARKS "]}"
+
+/* Exactly the tokens of the answers count, with the one that ends each. */
+static void answers_of_marked_tokens(void **state)
+{
+    (void)state;
+    static const char *const phi3[] = {"<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>",
+                                       NULL};
+    static const char *const gemma[] = {"<bos>", "<start_of_turn>", "<end_of_turn>", NULL};
+    static const char *const llama2[] = {"<s>", "</s>", NULL};
+    static const struct {
+        const char *form, *normalizer, *more;
+        const char *const *added;
+        const char *counted; /* the bytes of the tokens that count */
+    } rows[] = {
+        {"phi3", MARK_FIRST, ", \"rstrip\": true", phi3, " abab<|end|> x<|end|>"},
+        {"phi3", MARKS, "", phi3, "abab<|end|>x<|end|>"},
+        {"gemma", MARKS, "", gemma, "abab<end_of_turn>x<end_of_turn>"},
+        {"llama2", MARK_FIRST, "", llama2, " abab </s>x </s>"},
+    };
+    static const char line[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"ab\"}, {\"role\": "
+        "\"assistant\", \"content\": \"abab\"}, {\"role\": \"user\", "
+        "\"content\": \"b\"}, {\"role\": \"assistant\", \"content\": \"x\"}]}\n";
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        enum { LENGTH = 256 };
+        tokenizer *marking = open_marking(rows[i].normalizer, rows[i].added, rows[i].more);
+        prepare_options options = options_of(rows[i].form, NULL);
+        prepare_work work;
+        char counted[LENGTH] = "";
+        int32_t tokens[LENGTH], targets[LENGTH];
+        const char *made = in_directory("marked.tokens");
+        options.words = marking;
+        options.vocab_size = tokenizer_vocab(marking);
+        assert_int_equal(prepare_look(write_text("one.jsonl", line, sizeof line - 1), DATA_AUTO,
+                                      &options, &work),
+                         0);
+        if (prepare_make(&work, &options, made) < 0)
+            fail_msg("%s", err_text());
+        corpus *source = open_good(&made, 1, DATA_AUTO, options.vocab_size);
+        uint64_t count = corpus_token_count(source);
+        assert_in_range(count, 1, LENGTH);
+        assert_int_equal(corpus_read(source, 0, count, tokens), 0);
+        assert_int_equal(corpus_read_targets(source, 0, count, targets), 0);
+        for (uint64_t t = 0; t < count; t++) {
+            size_t bytes;
+            const char *token = tokenizer_token_bytes(marking, tokens[t], false, &bytes);
+            if (targets[t] >= 0)
+                strncat(counted, token, bytes);
+        }
+        assert_string_equal(counted, rows[i].counted);
+        corpus_close(source);
+        tokenizer_close(marking);
+        remove_all();
+    }
+}
+
 int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forms_are_exact),          cmocka_unit_test(turns_are_checked),
         cmocka_unit_test(reasoning_of_qwen3),       cmocka_unit_test(forms_are_found),
-        cmocka_unit_test(answers_of_merged_tokens),
+        cmocka_unit_test(answers_of_merged_tokens), cmocka_unit_test(answers_of_marked_tokens),
     };
     return cmocka_run_group_tests(tests, prepare_setup, prepare_teardown);
 }
