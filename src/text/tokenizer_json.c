@@ -158,6 +158,12 @@ static int read_split(const toki_reader *self, const json_t *part)
     if (!regex == !literal)
         return err_set(ERR_INPUT, "%s: a Split of pre_tokenizer needs a pattern: Regex or String",
                        self->path);
+    const tokenizer *owner = self->self;
+    if (literal && !stage->invert && strcmp(json_string_value(literal), " ") == 0 &&
+        owner->step_count > 0 && owner->steps[owner->step_count - 1].is_space_to_mark) {
+        self->self->stage_count--; /* it never matches: no space is left (Gemma) */
+        return 0;
+    }
     return regex ? toki_pattern_compile(where, json_string_value(regex), json_string_length(regex),
                                         stage)
                  : toki_pattern_literal(where, json_string_value(literal),
