@@ -305,9 +305,10 @@ def compare(args, name, tokenizer, texts, lines, raw):
     library = Tokenizer.from_file(tokenizer)
     library.no_truncation()
     library.no_padding()
-    inner, outer = library.encode('n', add_special_tokens=False).ids, library.encode('n').ids
-    end = len(outer) - len(inner) - outer.index(inner[0])  # ids after a text; --no-document-end leaves them out
-    expected = [e.ids[:len(e.ids) - end] for e in library.encode_batch(texts)]
+    encoded = library.encode_batch(texts)
+    masks = [e.special_tokens_mask for e in encoded]
+    end = next((mask[::-1].index(0) for mask in masks if 0 in mask), 0)  # ids after a text: no document ends are written
+    expected = [e.ids[:len(e.ids) - end] for e in encoded]
     output = os.path.join(args.work, 'ids')
     run(args, tokenizer, lines, output)
     found, wanted = read_pair(output), [ids for ids in expected if ids]
