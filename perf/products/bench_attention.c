@@ -1,7 +1,10 @@
 /* GFLOP/s of attention forward and backward (causal work counts half), against a large square
  * product of the same dtype in the same run. Usage: bench_attention [THREADS [T]]; T: only shapes
  * with so many tokens. bench.h has the common options; --quick leaves out what takes long. Before
- * the timing, the last query row of the first head is checked against a loop in double. */
+ * the timing, the last query row of the first head is checked against a loop in double.
+ *
+ * A window of many documents follows the same window as one document. Its FLOPs are those of the
+ * documents, and the last line compares the tokens per second of both. */
 #include <math.h>
 
 #include "perf/products/bench_products.h"
@@ -12,15 +15,17 @@ struct bench {
     char *qkv, *grads, *output, *output_grad;
     size_t k_offset, v_offset; /* bytes from q to k and v in a packed row */
     float *lse;
+    int32_t *begins;   /* NULL: one document */
+    uint64_t document; /* tokens of a document */
     void *scratch;
 };
 
-/* Long sequences have a head for each of two threads. */
+/* Long sequences have a head for each of two threads. document: tokens of each, 0 for T. */
 static const struct {
-    uint64_t batch, tokens, heads, kv_heads, head_dim;
-} shapes[] = {{4, 256, 8, 8, 64},    {1, 1024, 16, 16, 100}, {1, 1024, 25, 25, 64},
-              {1, 2048, 16, 4, 128}, {1, 8192, 2, 2, 64},    {1, 8192, 2, 2, 128},
-              {1, 32768, 2, 2, 64}};
+    uint64_t batch, tokens, heads, kv_heads, head_dim, document;
+} shapes[] = {{4, 256, 8, 8, 64, 0},    {1, 1024, 16, 16, 100, 0}, {1, 1024, 25, 25, 64, 0},
+              {1, 2048, 16, 4, 128, 0}, {1, 8192, 2, 2, 64, 0},    {1, 8192, 2, 2, 64, 256},
+              {1, 8192, 2, 2, 128, 0},  {1, 32768, 2, 2, 64, 0}};
 
 enum { LONG_TOKENS = 8192, LONG_WARMUP = 1, LONG_RUNS = 7 };
 
@@ -52,6 +57,13 @@ static void bench_init(struct bench *b, kernel_context *context)
     const attention_desc *d = &b->desc;
     bench_require(kernels_cpu.attention_create(context, d, &b->attention));
     uint64_t rows = d->batch * d->tokens, width = d->heads * d->head_dim;
+    b->begins = NULL;
+    if (b->document < d->tokens) {
+        b->begins = bench_block(rows * sizeof *b->begins);
+        for (uint64_t row = 0; row < rows; row++)
+            b->begins[row] = (int32_t)(row % d->tokens / b->document * b->document);
+        kernels_cpu.attention_set_documents(b->attention, b->begins);
+    }
     size_t elem_bytes = dtype_bytes(d->type);
     b->k_offset = width * elem_bytes;
     b->v_offset = (width + d->kv_heads * d->head_dim) * elem_bytes;
@@ -73,6 +85,7 @@ static void bench_fini(struct bench *b)
     mem_free(b->grads);
     mem_free(b->output);
     mem_free(b->lse);
+    mem_free(b->begins);
     mem_free(b->scratch);
 }
 
@@ -81,7 +94,7 @@ static void check(struct bench *b)
     const attention_desc *d = &b->desc;
     uint64_t row = d->tokens - 1;
     double denominator = 0, output = 0;
-    for (uint64_t s = 0; s < d->tokens; s++) {
+    for (uint64_t s = row / b->document * b->document; s < d->tokens; s++) {
         double score = 0;
         for (uint64_t i = 0; i < d->head_dim; i++)
             score += (double)bench_value(b->qkv, d->type, row * d->qkv_stride + i) *
@@ -104,17 +117,23 @@ static struct bench_time measure(int (*run)(void *user), struct bench *b)
     return bench_measure_runs(run, b, LONG_WARMUP, bench_is_quick() ? 3 : LONG_RUNS);
 }
 
-static void report(const attention_desc *d, const char *pass, struct bench_time time, double flops,
-                   double limit)
+/* Prints and keeps a pass, and returns its seconds. */
+static double report(const struct bench *b, const char *pass, struct bench_time time, double flops,
+                     double limit)
 {
+    const attention_desc *d = &b->desc;
     printf("  %-8s %9.3f ms (%.3f to %.3f)  %6.1f GFLOP/s  %3.0f%% of %.0f\n", pass,
            time.median * 1e3, time.fastest * 1e3, time.slowest * 1e3, flops / time.median * 1e-9,
            100 * flops / time.median / limit, limit * 1e-9);
-    char name[80];
-    snprintf(name, sizeof name, "attention %s %s B=%d T=%d H=%d G=%d D=%d", dtype_name(d->type),
-             pass, (int)d->batch, (int)d->tokens, (int)d->heads, (int)d->kv_heads,
-             (int)d->head_dim);
+    char name[112];
+    int length = snprintf(name, sizeof name, "attention %s %s B=%d T=%d H=%d G=%d D=%d",
+                          dtype_name(d->type), pass, (int)d->batch, (int)d->tokens, (int)d->heads,
+                          (int)d->kv_heads, (int)d->head_dim);
+    if (b->begins)
+        snprintf(name + length, sizeof name - (size_t)length, ", documents of %d",
+                 (int)b->document);
     bench_keep(name, flops / time.median * 1e-9, "GFLOP/s", limit * 1e-9, time.spread);
+    return time.median;
 }
 
 int main(int argc, char **argv)
@@ -128,10 +147,13 @@ int main(int argc, char **argv)
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_FP32};
     for (size_t type = 0; type < sizeof types / sizeof *types; type++) {
         double limit = bench_limit(context, types[type], NULL);
+        double whole = 0; /* seconds of the shape before */
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             if (is_left_out(shapes[i].tokens, types[type], only))
                 continue;
-            struct bench b = {.desc = {.batch = shapes[i].batch,
+            struct bench b = {.document =
+                                  shapes[i].document ? shapes[i].document : shapes[i].tokens,
+                              .desc = {.batch = shapes[i].batch,
                                        .tokens = shapes[i].tokens,
                                        .heads = shapes[i].heads,
                                        .kv_heads = shapes[i].kv_heads,
@@ -142,13 +164,17 @@ int main(int argc, char **argv)
             d->scale = 1.0f / sqrtf((float)d->head_dim);
             bench_init(&b, context);
             check(&b);
-            printf("%s B=%d T=%d H=%d G=%d D=%d\n", dtype_name(d->type), (int)d->batch,
-                   (int)d->tokens, (int)d->heads, (int)d->kv_heads, (int)d->head_dim);
-            /* Two products forward and five backward, of T*T*D each; causal attention needs
-             * half. */
-            double product = (double)(d->batch * d->heads * d->tokens * d->tokens * d->head_dim);
-            report(d, "forward", measure(run_forward, &b), 2 * product, limit);
-            report(d, "backward", measure(run_backward, &b), 5 * product, limit);
+            printf("%s B=%d T=%d H=%d G=%d D=%d, documents of %d\n", dtype_name(d->type),
+                   (int)d->batch, (int)d->tokens, (int)d->heads, (int)d->kv_heads, (int)d->head_dim,
+                   (int)b.document);
+            /* Two products forward and five backward, of T*T*D each for one document; causal
+             * attention needs half. */
+            double product = (double)(d->batch * d->heads * d->tokens * b.document * d->head_dim);
+            double seconds = report(&b, "forward", measure(run_forward, &b), 2 * product, limit);
+            seconds += report(&b, "backward", measure(run_backward, &b), 5 * product, limit);
+            if (b.begins)
+                printf("  tokens/s: %.1f times those of one document\n", whole / seconds);
+            whole = seconds;
             bench_fini(&b);
         }
     }
