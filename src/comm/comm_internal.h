@@ -30,7 +30,11 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "base/size.h"
 #include "comm/comm.h"
+
+/* Memory through which a rank exchanges, unless the job says otherwise; a round has half of it. */
+#define COMMI_STAGING_BYTES (8 * MIB)
 
 /* A backend of the bulk plane. Its state hangs on comm.bulk_state. */
 struct commi_bulk_ops {

@@ -14,8 +14,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 
-#define STAGING_BYTES_DEFAULT (8 * MIB)
-#define HALF_BYTES_MAX        GIB /* a message's length is an int */
+#define HALF_BYTES_MAX GIB /* a message's length is an int */
 
 enum {
     SLOT_BYTES_MIN = 256, /* a head and a chunk of 16 fp32 elements at the least */
@@ -257,7 +256,7 @@ static int make(exchange *self, const comm_open_config *config)
     comm *group = self->group;
     bool is_staged = config->backend == COMM_STAGED;
     offer mine = {.is_staged = is_staged, .fd = -1};
-    mine.staging_bytes = config->staging_bytes > 0 ? config->staging_bytes : STAGING_BYTES_DEFAULT;
+    mine.staging_bytes = config->staging_bytes > 0 ? config->staging_bytes : COMMI_STAGING_BYTES;
     self->loops = sum_loops_of(cpu_isa());
     if (sysconf(_SC_NPROCESSORS_ONLN) > (long)group->ranks[group->rank].local_world)
         self->spin_ns = SPIN_NS;

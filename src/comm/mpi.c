@@ -4,8 +4,10 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <mpi.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
@@ -14,7 +16,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { TAG = 77 }; /* of all messages: their order tells them apart */
+enum {
+    TAG = 77,             /* of all messages: their order tells them apart */
+    MPI_HEAD_BYTES = 256, /* room for Open MPI's own head of a message */
+};
 
 struct commi_mpi {
     /* a duplicate, so messages of other users of MPI in this process cannot meet ours */
@@ -86,20 +91,39 @@ static bool has_shared_memory(const commi_launch *launch)
  * reads these variables in MPI_Init. What the user has set about either stays. */
 static void ask_for_shared_memory(const commi_launch *launch)
 {
-    static const char open_mpi[] = "Open MPI";
-    if (strncmp(commi_mpi_version(), open_mpi, sizeof open_mpi - 1) != 0)
-        return;
     if (getenv("OMPI_MCA_btl") || getenv("OMPI_MCA_pml") || !has_shared_memory(launch))
         return;
     (void)setenv("OMPI_MCA_btl", "^tcp,ofi", 1);
     (void)setenv("OMPI_MCA_pml", "ob1", 1);
 }
 
+/* By default Open MPI first asks the other side whether a message longer than 64 KiB may come. On
+ * TCP question and answer wait behind the data under way, on a slow link tens of milliseconds for
+ * each round of a collective. A receive for every round is posted before the round is sent, so its
+ * messages may come unasked. Open MPI takes memory for the messages under way, two rounds. */
+static void ask_for_eager_messages(void)
+{
+    char bytes[24];
+    (void)snprintf(bytes, sizeof bytes, "%" PRIu64, COMMI_STAGING_BYTES / 2 + MPI_HEAD_BYTES);
+    (void)setenv("OMPI_MCA_btl_tcp_eager_limit", bytes, 0);
+    (void)setenv("OMPI_MCA_btl_tcp_max_send_size", bytes, 0);
+}
+
+static void ask_open_mpi(const commi_launch *launch)
+{
+    static const char open_mpi[] = "Open MPI";
+    if (strncmp(commi_mpi_version(), open_mpi, sizeof open_mpi - 1) != 0)
+        return;
+    if (launch->is_one_host)
+        ask_for_shared_memory(launch);
+    else
+        ask_for_eager_messages();
+}
+
 int commi_mpi_open(comm *self, const commi_launch *launch)
 {
     int provided = MPI_THREAD_SINGLE;
-    if (launch->is_one_host)
-        ask_for_shared_memory(launch);
+    ask_open_mpi(launch);
     commi_guard_enter(self->guard, "MPI_Init");
     int rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
     commi_guard_enter(self->guard, NULL);
