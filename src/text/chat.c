@@ -184,10 +184,10 @@ static int add_turn(const chat_form *form, chat_text *out, enum chat_role role,
                     struct piece content, bool is_last)
 {
     bool is_answer = role == CHAT_ASSISTANT;
-    TRY(add_part(form, out, form->before[role]));
     if (role == CHAT_USER && form->ends_with_user && out->answer_count > 0 &&
-        out->answers[out->answer_count - 1].end == out->length - strlen(form->before[role]))
-        out->answers[out->answer_count - 1].end = out->length;
+        out->answers[out->answer_count - 1].end == out->length)
+        out->answers[out->answer_count - 1].end += strcspn(form->before[role], "\n");
+    TRY(add_part(form, out, form->before[role]));
     size_t begin = out->length;
     TRY(add_bytes(out, content.at, content.bytes));
     if (!is_answer)

@@ -111,7 +111,7 @@ struct chat_form {
     unsigned strips;     /* set of roles: white space around their contents is left out */
     bool takes_turns;    /* user and assistant must alternate */
     bool ends_plainly;   /* no answer_after after the last message */
-    bool ends_with_user; /* before[CHAT_USER] ends an answer */
+    bool ends_with_user; /* the first line of before[CHAT_USER] ends an answer */
     enum chat_system system_place;
     const char *system_before, *system_after; /* around one that is in a user's message */
 

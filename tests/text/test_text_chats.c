@@ -183,7 +183,7 @@ static void turns_are_checked(void **state)
     }
     assert_int_equal(chat_form_find("glm4", "none", words, &form), 0);
     assert_int_equal(chat_render(&form, said, 3, false, &text), 0);
-    static const char answer[] = " A <|user|>\n"; /* with what ends it */
+    static const char answer[] = " A <|user|>"; /* with what ends it */
     assert_int_equal(text.answer_count, 1);
     assert_int_equal(text.answers[0].end - text.answers[0].begin, sizeof answer - 1);
     assert_memory_equal(text.bytes + text.answers[0].begin, answer, sizeof answer - 1);
