@@ -1,5 +1,5 @@
-/* cuDNN's fused attention, as cuda_internal.h declares it: causal, grouped query heads, packed
- * projections, bf16 and fp16.
+/* cuDNN's fused attention, as cuda_internal.h declares it: causal or bidirectional, grouped query
+ * heads, packed projections, bf16 and fp16.
  *
  * The graphs state the plain mathematics: S = scale Q K^T masked, P = softmax(S), O = P V, and its
  * derivatives. cuDNN recognizes attention by its pattern, so the operations and their order must be
@@ -72,6 +72,7 @@ struct cudai_cudnn_plan {
 struct shapes {
     cudnnDataType_t type;
     bool is_grouped;             /* H > G */
+    bool is_bidirectional;       /* there is no mask */
     cudai_cudnn_shape q, kv;     /* [b, h or g, T, D] in packed rows */
     cudai_cudnn_shape kv_turned; /* [b, g, D, T], the same memory */
     cudai_cudnn_shape output;    /* [b, h, T, D] in rows of H*D */
@@ -100,6 +101,7 @@ static struct shapes shapes_of(const attention_desc *desc, uint64_t batch, uint6
     return (struct shapes){
         .type = desc->type == DTYPE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
         .is_grouped = desc->heads != desc->kv_heads,
+        .is_bidirectional = desc->is_bidirectional,
         .q = shape_of(b, h, t, d, t * stride, d, stride, 1),
         .kv = shape_of(b, g, t, d, t * stride, d, stride, 1),
         .kv_turned = shape_of(b, g, d, t, t * stride, d, 1, stride),
@@ -123,8 +125,8 @@ static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
     if (desc->kv_heads == 0 || desc->heads % desc->kv_heads != 0)
         return err_set(-EINVAL, "%llu query heads cannot share %llu key/value heads",
                        (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads);
-    if (desc->window || desc->soft_cap != 0.0f || desc->is_bidirectional)
-        return err_set(ERR_BACKEND, "cuDNN's attention is used for plain causal attention only");
+    if (desc->window || desc->soft_cap != 0.0f)
+        return err_set(ERR_BACKEND, "cuDNN's attention is not used with a window or a soft cap");
     if (desc->type == DTYPE_FP32)
         return err_set(ERR_BACKEND, "cuDNN's attention takes bf16 and fp16, not fp32");
     if (desc->head_dim % 8 != 0 || desc->head_dim > head_dim_max || desc->qkv_stride % 8 != 0)
@@ -179,10 +181,12 @@ static cudnnBackendDescriptor_t pointwise(cudai_cudnn_graph *graph, cudnnPointwi
     return y;
 }
 
-/* Returns x where the key is not after the query, and the mask's value elsewhere. */
-static cudnnBackendDescriptor_t causal(cudai_cudnn_graph *graph, const struct shapes *shapes,
+/* Returns x where the query sees the key, and the mask's value elsewhere. */
+static cudnnBackendDescriptor_t masked(cudai_cudnn_graph *graph, const struct shapes *shapes,
                                        cudnnBackendDescriptor_t x)
 {
+    if (shapes->is_bidirectional)
+        return x;
     const cudai_cudnn_shape *score = &shapes->score;
     cudnnBackendDescriptor_t row = virtual_tensor(graph, score, CUDNN_DATA_INT32);
     cudnnBackendDescriptor_t column = virtual_tensor(graph, score, CUDNN_DATA_INT32);
@@ -212,7 +216,7 @@ static void make_forward(cudai_cudnn_graph *graph, const struct shapes *shapes)
     cudnnBackendDescriptor_t s = virtual_tensor(graph, score, CUDNN_DATA_FLOAT);
     cudai_cudnn_matmul(graph, q, k, s);
     s = pointwise(graph, CUDNN_POINTWISE_MUL, score, s, scale);
-    s = causal(graph, shapes, s);
+    s = masked(graph, shapes, s);
     cudnnBackendDescriptor_t largest = virtual_tensor(graph, row, CUDNN_DATA_FLOAT);
     cudai_cudnn_reduce(graph, CUDNN_REDUCE_TENSOR_MAX, s, largest);
     s = pointwise(graph, CUDNN_POINTWISE_SUB, score, s, largest);
@@ -275,7 +279,7 @@ static void make_backward(cudai_cudnn_graph *graph, const struct shapes *shapes,
     cudai_cudnn_matmul(graph, q, k, p);
     p = pointwise(graph, CUDNN_POINTWISE_MUL, score, p, scale);
     p = pointwise(graph, CUDNN_POINTWISE_SUB, score, p, lse);
-    p = causal(graph, shapes, p);
+    p = masked(graph, shapes, p);
     p = pointwise(graph, CUDNN_POINTWISE_EXP, score, p, NULL);
     make_kv_grad(graph, shapes, p, output_grad, UID_V_GRAD);
 
@@ -480,7 +484,8 @@ int cudai_cudnn_forward(cudai_cudnn_plan *plan, void *stream, const void *q, con
     add_arg(&args, UID_OUTPUT, output);
     add_arg(&args, UID_LSE, lse);
     add_arg(&args, UID_SCALE, &plan->scale);
-    add_arg(&args, UID_MASK, &plan->mask);
+    if (!plan->desc.is_bidirectional)
+        add_arg(&args, UID_MASK, &plan->mask);
     TRY(check_alignment(&args));
     return cudai_cudnn_graph_run(&plan->forward, stream, args.uids, args.addresses, args.count,
                                  plan->forward.workspace_bytes > 0 ? scratch : NULL);
@@ -521,7 +526,8 @@ int cudai_cudnn_backward(cudai_cudnn_plan *plan, void *stream, const void *q, co
             if (plan->is_ordered)
                 add_arg(&args, UID_Q_GRAD_SUM, q_sum);
             add_arg(&args, UID_SCALE, &plan->scale);
-            add_arg(&args, UID_MASK, &plan->mask);
+            if (!desc->is_bidirectional)
+                add_arg(&args, UID_MASK, &plan->mask);
             add_arg(&args, UID_ONE, &plan->one);
             TRY(check_alignment(&args));
             TRY(cudai_cudnn_graph_run(&plan->backward, stream, args.uids, args.addresses,

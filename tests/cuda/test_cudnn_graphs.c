@@ -15,8 +15,8 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "tests/fake_cudnn/fake_cudnn.h"
 #include "kernels/cuda/cudnn_internal.h"
+#include "tests/fake_cudnn/fake_cudnn.h"
 
 enum { SEED = 77, PAD = 8, GUARD_BYTES = 256, GUARD = 0x5a };
 
@@ -188,14 +188,13 @@ static void expect_close(const char *name, const struct block *got, const struct
 
 /* P and dS are rounded to 16 bits on the way, as is each query head's part of dK and dV: errors of
  * a few units of rounding of values of about 1, added over the tokens. */
-static void check_case(kernel_context *context, const struct shape *shape, enum dtype type,
-                       int part_count)
+static void check_desc(kernel_context *context, const attention_desc *desc, int part_count)
 {
-    attention_desc desc = desc_of(shape, type);
-    struct tensors got = new_tensors(&desc), want = new_tensors(&desc);
+    struct tensors got = new_tensors(desc), want = new_tensors(desc);
+    enum dtype type = desc->type;
     double tolerance = type == DTYPE_BF16 ? 0.03 : 0.004;
     cudai_cudnn_plan *plan;
-    assert_int_equal(cudai_cudnn_plan_create(context, &desc, &plan), 0);
+    assert_int_equal(cudai_cudnn_plan_create(context, desc, &plan), 0);
     assert_string_equal(cudai_cudnn_plan_way(plan),
                         fake_cudnn.planned_engine_idx >= FAKE_ENGINE_CHOSEN ? "ordered" : "parted");
     fake_cudnn.run_count = 0;
@@ -210,6 +209,13 @@ static void check_case(kernel_context *context, const struct shape *shape, enum 
     free_tensors(&want);
 }
 
+static void check_case(kernel_context *context, const struct shape *shape, enum dtype type,
+                       int part_count)
+{
+    attention_desc desc = desc_of(shape, type);
+    check_desc(context, &desc, part_count);
+}
+
 static void test_shapes(void **state)
 {
     static const struct shape shapes[] = {
@@ -221,6 +227,9 @@ static void test_shapes(void **state)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         check_case(&context, &shapes[i], DTYPE_BF16, 1);
         check_case(&context, &shapes[i], DTYPE_FP16, 1);
+        attention_desc desc = desc_of(&shapes[i], DTYPE_FP16);
+        desc.is_bidirectional = true;
+        check_desc(&context, &desc, 1);
     }
     fake_cudnn.workspace_bytes = 0; /* no scratch is asked for, none is given */
     check_case(&context, &shapes[1], DTYPE_FP16, 1);
@@ -398,6 +407,12 @@ static void test_refused_shapes(void **state)
     other = desc;
     other.type = DTYPE_FP32;
     expect_refusal(&other, 9, 91900, "fp32");
+    other = desc;
+    other.window = 100;
+    expect_refusal(&other, 9, 91900, "window");
+    other = desc;
+    other.soft_cap = 50.0f;
+    expect_refusal(&other, 9, 91900, "soft cap");
     other = desc;
     other.head_dim = 60;
     expect_refusal(&other, 9, 91900, "multiples of 8");
