@@ -55,9 +55,18 @@ struct logit_map {
     float scale, cap; // cap 0: none
 };
 
-template <typename A> static __device__ __forceinline__ logit_map logit_map_of(const A &args)
+// Kernels know whether anything is done, so that those without are as if there were no map.
+template <bool IS_MAPPED, typename A>
+static __device__ __forceinline__ logit_map logit_map_of(const A &args)
 {
-    return logit_map{args.logit_scale == 0.0f ? 1.0f : args.logit_scale, args.soft_cap};
+    if constexpr (IS_MAPPED)
+        return logit_map{args.logit_scale == 0.0f ? 1.0f : args.logit_scale, args.soft_cap};
+    return logit_map{1.0f, 0.0f};
+}
+
+template <typename A> static bool is_mapped(const A &args)
+{
+    return (args.logit_scale != 0.0f && args.logit_scale != 1.0f) || args.soft_cap != 0.0f;
 }
 
 static __device__ __forceinline__ float mapped_logit(logit_map map, float logit)
@@ -205,13 +214,13 @@ static __device__ __forceinline__ float loss_of(float target_logit, float larges
 
 // --- the whole vocabulary ------------------------------------------------------------------------
 
-template <typename T, bool IS_PACKED>
+template <typename T, bool IS_PACKED, bool IS_MAPPED>
 static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_args &args,
                                                          uint64_t row, float *partial)
 {
     uint64_t vocab = args.vocab, at = row * args.stride;
     int32_t target = args.targets[row];
-    const logit_map map = logit_map_of(args);
+    const logit_map map = logit_map_of<IS_MAPPED>(args);
     const float *logits = args.logits + at;
     T *grads = args.logits_grad ? static_cast<T *>(args.logits_grad) + at : nullptr;
     if (target < 0 || static_cast<uint64_t>(target) >= vocab) {
@@ -236,13 +245,13 @@ static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_arg
             target_grad(map, target_logit, stats.largest, stats.sum, args.grad_scale));
 }
 
-template <typename T, bool IS_PACKED>
+template <typename T, bool IS_PACKED, bool IS_MAPPED>
 static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
     cross_entropy_kernel(cross_entropy_args args)
 {
     __shared__ float partial[CUDAI_WARP];
     for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
-        cross_entropy_row<T, IS_PACKED>(args, row, partial);
+        cross_entropy_row<T, IS_PACKED, IS_MAPPED>(args, row, partial);
 }
 
 // Returns the threads of a block for rows of `count` elements. They depend only on `count`.
@@ -267,9 +276,14 @@ static cudaError_t launch_cross_entropy(const cross_entropy_args *asked, int sm_
     cross_entropy_args args = *asked;
     args.stride = cross_entropy_stride(asked); // kernels need the actual stride
     dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.vocab);
+    bool mapped = is_mapped(args);
     if (args.stride % PACK == 0)
-        return cudai_launch(cross_entropy_kernel<T, true>, grid, block, 0, stream, args);
-    return cudai_launch(cross_entropy_kernel<T, false>, grid, block, 0, stream, args);
+        return cudai_launch(mapped ? cross_entropy_kernel<T, true, true>
+                                   : cross_entropy_kernel<T, true, false>,
+                            grid, block, 0, stream, args);
+    return cudai_launch(mapped ? cross_entropy_kernel<T, false, true>
+                               : cross_entropy_kernel<T, false, false>,
+                        grid, block, 0, stream, args);
 }
 
 extern "C" int cudai_launch_cross_entropy(const cross_entropy_args *args, int sm_count,
@@ -285,11 +299,11 @@ extern "C" int cudai_launch_cross_entropy(const cross_entropy_args *args, int sm
 // Adds one more part to a row's stats:
 //   sum = round_fp32(sum * exp(old largest - new largest) + the part's sum); NaN has one pattern.
 // A target below -1 makes the sum NaN.
-template <bool IS_PACKED>
+template <bool IS_PACKED, bool IS_MAPPED>
 static __device__ __forceinline__ void softmax_part_row(const softmax_part_args &args, uint64_t row,
                                                         float *partial)
 {
-    const logit_map map = logit_map_of(args);
+    const logit_map map = logit_map_of<IS_MAPPED>(args);
     const float *logits = args.logits + row * args.stride;
     int32_t target = args.targets[row];
     float before = args.is_first ? -INFINITY : args.largest[row];
@@ -313,12 +327,12 @@ static __device__ __forceinline__ void softmax_part_row(const softmax_part_args 
         args.target_logit[row] = 0.0f;
 }
 
-template <bool IS_PACKED>
+template <bool IS_PACKED, bool IS_MAPPED>
 static __global__ void __launch_bounds__(THREADS_MAX) softmax_part_kernel(softmax_part_args args)
 {
     __shared__ float partial[CUDAI_WARP];
     for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
-        softmax_part_row<IS_PACKED>(args, row, partial);
+        softmax_part_row<IS_PACKED, IS_MAPPED>(args, row, partial);
 }
 
 extern "C" int cudai_launch_softmax_part(const softmax_part_args *asked, int sm_count, void *stream)
@@ -327,9 +341,14 @@ extern "C" int cudai_launch_softmax_part(const softmax_part_args *asked, int sm_
     args.stride = softmax_part_stride(asked);
     dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.columns);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
+    bool mapped = is_mapped(args);
     if (args.stride % PACK == 0)
-        return cudai_launch(softmax_part_kernel<true>, grid, block, 0, on, args);
-    return cudai_launch(softmax_part_kernel<false>, grid, block, 0, on, args);
+        return cudai_launch(mapped ? softmax_part_kernel<true, true>
+                                   : softmax_part_kernel<true, false>,
+                            grid, block, 0, on, args);
+    return cudai_launch(mapped ? softmax_part_kernel<false, true>
+                               : softmax_part_kernel<false, false>,
+                        grid, block, 0, on, args);
 }
 
 static __global__ void __launch_bounds__(LOSS_THREADS) softmax_losses_kernel(softmax_part_args args)
@@ -351,7 +370,7 @@ extern "C" int cudai_launch_softmax_losses(const softmax_part_args *args, int sm
                         0, static_cast<cudaStream_t>(stream), *args);
 }
 
-template <typename T, bool IS_PACKED>
+template <typename T, bool IS_PACKED, bool IS_MAPPED>
 static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part_args &args,
                                                               uint64_t row)
 {
@@ -363,7 +382,7 @@ static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part
                                target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS));
         return;
     }
-    const logit_map map = logit_map_of(args);
+    const logit_map map = logit_map_of<IS_MAPPED>(args);
     float largest = args.largest[row], sum = args.sum[row];
     softmax_grad<T, IS_PACKED>(map, args.logits + at, columns, largest,
                                __fdiv_rn(args.grad_scale, sum), grads);
@@ -373,12 +392,12 @@ static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part
             target_grad(map, args.target_logit[row], largest, sum, args.grad_scale));
 }
 
-template <typename T, bool IS_PACKED>
+template <typename T, bool IS_PACKED, bool IS_MAPPED>
 static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
     cross_entropy_part_kernel(softmax_part_args args)
 {
     for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
-        cross_entropy_part_row<T, IS_PACKED>(args, row);
+        cross_entropy_part_row<T, IS_PACKED, IS_MAPPED>(args, row);
 }
 
 template <typename T>
@@ -388,9 +407,14 @@ static cudaError_t launch_cross_entropy_part(const softmax_part_args *asked, int
     softmax_part_args args = *asked;
     args.stride = softmax_part_stride(asked);
     dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.columns);
+    bool mapped = is_mapped(args);
     if (args.stride % PACK == 0)
-        return cudai_launch(cross_entropy_part_kernel<T, true>, grid, block, 0, stream, args);
-    return cudai_launch(cross_entropy_part_kernel<T, false>, grid, block, 0, stream, args);
+        return cudai_launch(mapped ? cross_entropy_part_kernel<T, true, true>
+                                   : cross_entropy_part_kernel<T, true, false>,
+                            grid, block, 0, stream, args);
+    return cudai_launch(mapped ? cross_entropy_part_kernel<T, false, true>
+                               : cross_entropy_part_kernel<T, false, false>,
+                        grid, block, 0, stream, args);
 }
 
 extern "C" int cudai_launch_cross_entropy_part(const softmax_part_args *args, int sm_count,

@@ -246,8 +246,9 @@ static __device__ __forceinline__ void add_grad_sums(const rows_pack<T> &x, cons
     }
 }
 
-// A thread has one pack of columns of each row. Block b takes rows [b * rows_per_block, ...).
-template <typename T, bool LAYER, bool ALIGNED>
+// A thread has one pack of columns of each row. Block b takes rows [b * rows_per_block, ...). If
+// PLAIN, the weight is the stored one and rows lie side by side. More would not fit in registers.
+template <typename T, bool LAYER, bool PLAIN, bool ALIGNED>
 static __global__ void __launch_bounds__(block_max)
     norm_backward_kernel(norm_grad_args args, uint64_t rows_per_block)
 {
@@ -256,15 +257,15 @@ static __global__ void __launch_bounds__(block_max)
     const uint64_t channels = args.channels, at = static_cast<uint64_t>(threadIdx.x) * V;
     const bool has_columns = at < channels, has_skip = args.residual_grad != nullptr;
     const float count = static_cast<float>(channels);
-    const float added = rows_weight_added(args.weight, args.adds_one);
+    const float added = PLAIN ? 0.0f : rows_weight_added(args.weight, args.adds_one);
     float weight_sum[V] = {}, bias_sum[V] = {};
     rows_pack<T> w = {};
-    if (has_columns)
-        w = rows_load_if<ALIGNED, T>(args.weight, at, channels);
+    if (has_columns && (PLAIN || args.weight != nullptr))
+        w = rows_load<ALIGNED>(static_cast<const T *>(args.weight), at, channels);
     uint64_t row = blockIdx.x * rows_per_block;
     uint64_t end = args.rows - row < rows_per_block ? args.rows : row + rows_per_block;
     for (; row < end; row++) {
-        const uint64_t row_at = row * channels, grad_at = row * args.stride;
+        const uint64_t row_at = row * channels, grad_at = PLAIN ? row_at : row * args.stride;
         const float mean = LAYER ? args.mean[row] : 0.0f, rstd = args.rstd[row];
         rows_pack<T> x = {}, dy = {}, skip = {};
         float g_mean = 0.0f, gx_mean = 0.0f;
@@ -468,7 +469,9 @@ static cudaError_t launch_backward(cudaStream_t stream, const norm_grad_args &ar
     uint64_t packs = (args.channels + rows_pack_elems<T> - 1) / rows_pack_elems<T>;
     if (packs <= block_max) {
         dim3 threads(static_cast<unsigned>((packs + CUDAI_WARP - 1) / CUDAI_WARP * CUDAI_WARP));
-        return cudai_launch(norm_backward_kernel<T, LAYER, ALIGNED>,
+        bool is_plain = args.stride == args.channels && args.weight && !args.adds_one;
+        return cudai_launch(is_plain ? norm_backward_kernel<T, LAYER, true, ALIGNED>
+                                     : norm_backward_kernel<T, LAYER, false, ALIGNED>,
                             dim3(static_cast<unsigned>(blocks.count)), threads, 0, stream, args,
                             blocks.rows_per_block);
     }
