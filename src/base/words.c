@@ -69,6 +69,16 @@ const char *rope_scaling_name(enum rope_scaling scaling)
     return NAME_OF(names, scaling);
 }
 
+const char *activation_name(enum activation activation)
+{
+    static const char *const names[ACTIVATION_NAME_COUNT] = {
+        [ACTIVATION_OF_FAMILY] = "default",         [ACTIVATION_NAMED_GELU] = "gelu",
+        [ACTIVATION_NAMED_GELU_TANH] = "gelu_tanh", [ACTIVATION_NAMED_RELU] = "relu",
+        [ACTIVATION_NAMED_SILU] = "silu",
+    };
+    return NAME_OF(names, activation);
+}
+
 const char *data_format_name(enum data_format format)
 {
     static const char *const names[DATA_FORMAT_COUNT] = {

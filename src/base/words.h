@@ -104,6 +104,20 @@ enum rope_scaling {
 
 const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3", ... */
 
+/* The function inside the feed-forward part, by the name that config.json has for it. In a gated
+ * part it is the function of the gate. */
+enum activation {
+    ACTIVATION_OF_FAMILY, /* the family's own */
+    ACTIVATION_NAMED_GELU,
+    ACTIVATION_NAMED_GELU_TANH,
+    ACTIVATION_NAMED_RELU,
+    ACTIVATION_NAMED_SILU,
+    ACTIVATION_NAME_COUNT
+};
+
+/* "default", "gelu", "gelu_tanh", "relu", "silu" */
+const char *activation_name(enum activation activation);
+
 /* The formats of a file of text or tokens. */
 enum data_format {
     DATA_AUTO, /* decided for each file by its first bytes and by the files beside it */

@@ -4,6 +4,7 @@
  * hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,7 +20,6 @@ enum { SEQ_LENGTH_DEFAULT = 1024 };
 
 static int fill_gpt2(hfi_config *self)
 {
-    static const char *const gelu[] = {"gelu_new", "gelu_fast", "gelu_pytorch_tanh", NULL};
     uint64_t channels, layers, heads, ffn;
     TRY(hfi_put(self, "family", json_string("gpt2")));
     TRY(hfi_take_uint(self, "num_layers", "n_layer", "num_hidden_layers", HFI_REQUIRED, &layers));
@@ -30,8 +30,7 @@ static int fill_gpt2(hfi_config *self)
                       &ffn));
     TRY(hfi_take_uint(self, "position_count", "n_positions", "max_position_embeddings", 1024,
                       &self->positions));
-    TRY(hfi_one_of(self, "activation_function", "gelu_new", gelu,
-                   "the gpt2 family computes GELU in its tanh form"));
+    TRY(hfi_put_activation(self, "activation_function", "gelu_new", "gelu_tanh", false));
     TRY(hfi_refuse(self, "scale_attn_by_inverse_layer_idx", false,
                    "scores are not divided by the "
                    "number of their layer"));
@@ -45,27 +44,93 @@ static int fill_gpt2(hfi_config *self)
     return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
 }
 
-/* The differences between the families that share Llama's block. */
+/* How a family says that attention is limited to a window. */
+enum window { NO_WINDOW, WINDOW, WINDOW_OF_QWEN };
+
+/* The differences between the families that are relatives of Llama. */
 struct variant {
-    const char *name;
-    uint64_t kv_heads; /* if config.json does not say; 0: as many as heads */
-    uint64_t head_dim; /* if config.json does not say; 0: hidden_size / heads */
+    const char *name;   /* model_type */
+    const char *family; /* ours; NULL: llama. The same for other members: find_variant */
+    uint64_t kv_heads;  /* if config.json does not say; 0: as many as heads */
+    uint64_t head_dim;  /* if config.json does not say; 0: hidden_size / heads */
     uint64_t positions;
-    bool qkv_bias, qk_norm;
-    bool has_attention_bias, has_mlp_bias; /* keys that this family has */
+    const char *epsilon_key;
+    double epsilon, theta;         /* if config.json does not say */
+    const char *activation, *ours; /* the same in its words and in those of model.activation */
+    bool qkv_bias, qk_norm, ties, is_plain; /* is_plain: the feed-forward part has no gate */
+    bool has_attention_bias, has_mlp_bias;  /* keys that this family has */
+    bool has_multipliers, has_nope;
+    enum window window;
 };
 
 static const struct variant variants[] = {
     {.name = "llama", .positions = 2048, .has_attention_bias = true, .has_mlp_bias = true},
-    {.name = "mistral", .kv_heads = 8, .positions = 131072},
-    {.name = "qwen2", .kv_heads = 32, .positions = 32768, .qkv_bias = true},
+    {.name = "mistral", .kv_heads = 8, .positions = 131072, .window = WINDOW},
+    {.name = "qwen2",
+     .kv_heads = 32,
+     .positions = 32768,
+     .qkv_bias = true,
+     .window = WINDOW_OF_QWEN},
     {.name = "qwen3",
      .kv_heads = 32,
      .head_dim = 128,
      .positions = 32768,
      .qk_norm = true,
-     .has_attention_bias = true},
+     .has_attention_bias = true,
+     .window = WINDOW_OF_QWEN},
+    {.name = "granite",
+     .positions = 2048,
+     .has_attention_bias = true,
+     .has_mlp_bias = true,
+     .has_multipliers = true},
+    {.name = "smollm3",
+     .kv_heads = 4,
+     .positions = 32768,
+     .theta = 2000000,
+     .ties = true,
+     .has_attention_bias = true,
+     .has_mlp_bias = true,
+     .has_nope = true,
+     .window = WINDOW_OF_QWEN},
+    {.name = "olmo2", .family = "olmo2", .positions = 2048, .epsilon = 1e-5},
+    {.name = "phi3", .family = "phi3", .positions = 4096, .epsilon = 1e-5, .window = WINDOW},
+    {.name = "gemma",
+     .family = "gemma",
+     .kv_heads = 16,
+     .head_dim = 256,
+     .positions = 8192,
+     .ties = true,
+     .activation = "gelu_pytorch_tanh",
+     .ours = "gelu_tanh"},
+    {.name = "starcoder2",
+     .family = "starcoder2",
+     .kv_heads = 2,
+     .positions = 4096,
+     .epsilon_key = "norm_epsilon",
+     .epsilon = 1e-5,
+     .ties = true,
+     .activation = "gelu_pytorch_tanh",
+     .ours = "gelu_tanh",
+     .is_plain = true,
+     .window = WINDOW},
 };
+
+/* Finds the variant of a name, and completes it by the defaults above. NULL: there is none. */
+static const struct variant *find_variant(const char *name, struct variant *out)
+{
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        *out = variants[i];
+        out->family = out->family ? out->family : "llama";
+        out->epsilon_key = out->epsilon_key ? out->epsilon_key : "rms_norm_eps";
+        out->epsilon = out->epsilon != 0 ? out->epsilon : 1e-6;
+        out->theta = out->theta != 0 ? out->theta : 10000;
+        out->activation = out->activation ? out->activation : "silu";
+        out->ours = out->ours ? out->ours : "silu";
+        if (strcmp(name, out->name) == 0)
+            return out;
+    }
+    return NULL;
+}
 
 /* Sets *has to true if a layer attends within a window: the layers from `first` on, or those that
  * layer_types names. */
@@ -95,42 +160,88 @@ static int has_window_layer(const hfi_config *self, uint64_t layers, uint64_t fi
 /* Finds self->window, the width of the window that attention is limited to; 0: none. */
 static int find_window(hfi_config *self, const struct variant *of, uint64_t layers)
 {
-    enum { WINDOW = 4096, WINDOW_FROM_LAYER = 28 }; /* if config.json does not say */
-    bool is_mistral = strcmp(of->name, "mistral") == 0, has = is_mistral, uses = is_mistral;
+    enum { WIDTH = 4096, WINDOW_FROM_LAYER = 28 }; /* if config.json does not say */
+    bool is_qwens = of->window == WINDOW_OF_QWEN, has = true, uses = true;
+    bool is_mistral = strcmp(of->name, "mistral") == 0;
     uint64_t first = 0;
-    if (strcmp(of->name, "llama") == 0)
+    if (of->window == NO_WINDOW)
         return 0; /* this family has none, whatever the file says */
-    if (!is_mistral) {
+    if (is_qwens) {
         TRY(hfi_bool(self, "use_sliding_window", false, &uses));
         if (!uses)
             return 0;
         const json_t *written = json_object_get(self->doc, "max_window_layers");
         if (!written || !json_is_integer(written) || json_integer_value(written) != 0)
             TRY(hfi_uint(self, "max_window_layers", NULL, WINDOW_FROM_LAYER, &first));
-        TRY(has_window_layer(self, layers, first, &has));
+        TRY(has_window_layer(self, layers, of->has_nope ? 0 : first, &has));
     }
-    if (!has || json_is_null(json_object_get(self->doc, "sliding_window")))
+    const json_t *width = json_object_get(self->doc, "sliding_window");
+    if (!has || json_is_null(width) || (!width && !is_qwens && !is_mistral))
         return 0;
-    return hfi_uint(self, "sliding_window", NULL, WINDOW, &self->window);
+    return hfi_uint(self, "sliding_window", NULL, WIDTH, &self->window);
 }
 
-static int refuse_of_llama(hfi_config *self, const struct variant *of)
+/* Biases of attention and of the feed-forward part. */
+static int put_biases(hfi_config *self, const struct variant *of)
 {
-    static const char *const silu[] = {"silu", "swish", NULL};
-    TRY(hfi_one_of(self, "hidden_act", "silu", silu, "the llama family computes SwiGLU"));
+    bool attention = false, mlp = false;
     if (of->has_attention_bias)
-        TRY(hfi_refuse(self, "attention_bias", false,
-                       "biases of all four projections of attention are not built"));
+        TRY(hfi_bool(self, "attention_bias", false, &attention));
     if (of->has_mlp_bias)
-        TRY(hfi_refuse(self, "mlp_bias", false, "biases of the feed-forward part are not built"));
-    hfi_say_dropout(self);
+        TRY(hfi_bool(self, "mlp_bias", false, &mlp));
+    if (strcmp(of->family, "llama") != 0) {
+        TRY(hfi_refuse(self, "attention_bias", false, "this family has no biases of attention"));
+        return hfi_refuse(self, "use_bias", true, "this family always has biases");
+    }
+    TRY(hfi_put(self, "qkv_bias", json_boolean(of->qkv_bias || attention)));
+    if (attention)
+        TRY(hfi_put(self, "out_bias", json_true()));
+    return mlp ? hfi_put(self, "mlp_bias", json_true()) : 0;
+}
+
+static int put_multipliers(hfi_config *self)
+{
+    static const char *const keys[] = {"attention_multiplier", "embedding_multiplier",
+                                       "residual_multiplier", "logits_scaling"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        double value;
+        TRY(hfi_real(self, self->doc, "", keys[i], 1, &value));
+        if (i == 0 || value != 1)
+            TRY(hfi_put(self, keys[i], json_real(value)));
+    }
     return 0;
+}
+
+/* Blocks without rotary positions: each `interval`-th, as the list must also say. */
+static int put_nope(hfi_config *self, uint64_t layers)
+{
+    uint64_t interval;
+    const json_t *list = hfi_get(self, "no_rope_layers");
+    TRY(hfi_uint(self, "no_rope_layer_interval", NULL, 4, &interval));
+    if (list && json_array_size(list) != layers)
+        return hfi_error(self, "no_rope_layers", "it is no list of num_hidden_layers numbers");
+    for (uint64_t i = 0; list && i < layers; i++)
+        if (json_integer_value(json_array_get(list, i)) == 0) {
+            interval = i + 1; /* the first one without */
+            break;
+        } else if (i + 1 == layers) {
+            interval = 0;
+        }
+    for (uint64_t i = 0; list && i < layers; i++) {
+        bool has = interval == 0 || (i + 1) % interval != 0;
+        if ((json_integer_value(json_array_get(list, i)) != 0) != has)
+            return hfi_error(self, "no_rope_layers",
+                             "only blocks at equal intervals without rotary positions are built");
+    }
+    if (interval == 1)
+        return hfi_error(self, "no_rope_layers", "no block has rotary positions");
+    return interval == 0 ? 0 : hfi_put(self, "nope_interval", json_integer((json_int_t)interval));
 }
 
 static int fill_llama(hfi_config *self, const struct variant *of)
 {
     uint64_t channels, layers, heads, kv_heads, ffn, head_dim;
-    TRY(hfi_put(self, "family", json_string("llama")));
+    TRY(hfi_put(self, "family", json_string(of->family)));
     TRY(hfi_take_uint(self, "num_layers", "num_hidden_layers", NULL, HFI_REQUIRED, &layers));
     TRY(hfi_take_uint(self, "hidden_size", "hidden_size", NULL, HFI_REQUIRED, &channels));
     TRY(hfi_take_uint(self, "num_heads", "num_attention_heads", NULL, HFI_REQUIRED, &heads));
@@ -145,12 +256,24 @@ static int fill_llama(hfi_config *self, const struct variant *of)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
     TRY(find_window(self, of, layers));
-    TRY(refuse_of_llama(self, of));
-    TRY(hfi_put(self, "qkv_bias", json_boolean(of->qkv_bias)));
-    TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
-    TRY(hfi_put_real(self, "norm_epsilon", "rms_norm_eps", 1e-6));
-    TRY(hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", false));
-    return hfi_put_rope(self);
+    /* Older files of Gemma have the true name here, and another one in hidden_act. */
+    bool is_old = strcmp(of->name, "gemma") == 0 && hfi_get(self, "hidden_activation");
+    TRY(hfi_put_activation(self, is_old ? "hidden_activation" : "hidden_act", of->activation,
+                           of->ours, !of->is_plain));
+    TRY(hfi_refuse(self, "use_bidirectional_attention", false, "attention is always causal"));
+    hfi_say_dropout(self);
+    TRY(put_biases(self, of));
+    if (strcmp(of->family, "llama") == 0)
+        TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
+    if (of->has_multipliers)
+        TRY(put_multipliers(self));
+    if (of->has_nope)
+        TRY(put_nope(self, layers));
+    if (strcmp(of->name, "gemma") == 0)
+        TRY(hfi_put(self, "embedding_multiplier", json_real(sqrt((double)channels))));
+    TRY(hfi_put_real(self, "norm_epsilon", of->epsilon_key, of->epsilon));
+    TRY(hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", of->ties));
+    return hfi_put_rope(self, of->theta);
 }
 
 /* Fills the model block from config.json. */
@@ -168,11 +291,15 @@ static int fill_block(hfi_config *self)
     TRY(hfi_take_uint(self, "vocab_size", "vocab_size", NULL, HFI_REQUIRED, &vocab));
     if (strcmp(name, "gpt2") == 0)
         return fill_gpt2(self);
-    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
-        if (strcmp(name, variants[i].name) == 0)
-            return fill_llama(self, &variants[i]);
-    return hfi_error(self, "model_type",
-                     "\"%.64s\" is not one of gpt2, llama, mistral, qwen2, qwen3", name);
+    struct variant of;
+    if (find_variant(name, &of))
+        return fill_llama(self, &of);
+    char known[ERR_TEXT_BYTES / 2] = "gpt2";
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, ", %s", variants[i].name);
+    }
+    return hfi_error(self, "model_type", "\"%.64s\" is not one of %s", name, known);
 }
 
 /* ---- into the job ---- */

@@ -39,10 +39,6 @@ int hfi_bool(const hfi_config *self, const char *key, bool fallback, bool *value
 int hfi_real(const hfi_config *self, const json_t *block, const char *inside, const char *key,
              double fallback, double *value) MUST_CHECK;
 
-/* Returns ERR_CONFIG if the text is not in the list. NULL ends the list. */
-int hfi_one_of(const hfi_config *self, const char *key, const char *fallback,
-               const char *const *known, const char *why) MUST_CHECK;
-
 /* Returns ERR_CONFIG if the switch does not have the wanted value. */
 int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char *why) MUST_CHECK;
 
@@ -56,11 +52,15 @@ int hfi_take_uint(hfi_config *self, const char *key, const char *from, const cha
                   uint64_t fallback, uint64_t *value) MUST_CHECK;
 int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback) MUST_CHECK;
 int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallback) MUST_CHECK;
+/* Writes `activation` if the function that `from` names is not `ours`, the family's own; `fallback`
+ * is that in config.json's words. Refuses a function that is not built with or without a gate. */
+int hfi_put_activation(hfi_config *self, const char *from, const char *fallback, const char *ours,
+                       bool has_gate) MUST_CHECK;
 
 /* --- hf_config_rope.c --- */
 
 /* Writes rope_theta and rope_scaling, taken from rope_parameters, rope_scaling or the file's own
- * keys. */
-int hfi_put_rope(hfi_config *self) MUST_CHECK;
+ * keys. `theta`: the family's, where config.json does not give it. */
+int hfi_put_rope(hfi_config *self, double theta) MUST_CHECK;
 
 #endif

@@ -72,17 +72,28 @@ int hfi_real(const hfi_config *self, const json_t *block, const char *inside, co
     return 0;
 }
 
-int hfi_one_of(const hfi_config *self, const char *key, const char *fallback,
-               const char *const *known, const char *why)
+int hfi_put_activation(hfi_config *self, const char *from, const char *fallback, const char *ours,
+                       bool has_gate)
 {
+    static const struct {
+        const char *theirs, *ours;
+    } known[] = {
+        {"silu", "silu"},           {"swish", "silu"}, {"gelu_new", "gelu_tanh"},
+        {"gelu_fast", "gelu_tanh"}, {"gelu", "gelu"},  {"gelu_pytorch_tanh", "gelu_tanh"},
+        {"relu", "relu"},
+    };
     char shown[CONFIGI_VALUE_BYTES];
-    const json_t *found = hfi_get(self, key);
+    const char *other = has_gate ? "relu" : "silu"; /* the one that is not built */
+    const json_t *found = hfi_get(self, from);
     const char *text = found ? json_string_value(found) : fallback;
-    for (const char *const *each = known; text && *each; each++)
-        if (strcmp(text, *each) == 0)
-            return 0;
-    return hfi_error(self, key, "%s is not built: %s, \"%s\"",
-                     found ? configi_show(found, shown) : "what is absent", why, known[0]);
+    for (size_t i = 0; text && i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(text, known[i].theirs) == 0 && strcmp(known[i].ours, other) != 0)
+            return strcmp(known[i].ours, ours) == 0
+                       ? 0
+                       : hfi_put(self, "activation", json_string(known[i].ours));
+    return hfi_error(self, from, "%s is not built; gelu, gelu_pytorch_tanh and %s are",
+                     found ? configi_show(found, shown) : "what is absent",
+                     has_gate ? "silu" : "relu");
 }
 
 int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char *why)
@@ -96,8 +107,9 @@ int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char 
 
 void hfi_say_dropout(const hfi_config *self)
 {
-    static const char *const keys[] = {"attention_dropout", "attn_pdrop", "embd_pdrop",
-                                       "resid_pdrop"};
+    static const char *const keys[] = {"attention_dropout", "attn_pdrop",
+                                       "embd_pdrop",        "resid_pdrop",
+                                       "residual_dropout",  "embedding_dropout"};
     char text[CONFIGI_VALUE_BYTES] = "";
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         size_t used = strlen(text);

@@ -96,13 +96,11 @@ static int fill_scaling(const hfi_config *self, const struct rope *rope, const c
     return configi_put(self->file, scaling, "original_max_position_embeddings", json_real(value));
 }
 
-int hfi_put_rope(hfi_config *self)
+int hfi_put_rope(hfi_config *self, double theta)
 {
-    enum { THETA = 10000 }; /* if config.json does not say */
     struct rope rope;
-    double theta;
     TRY(find_block(self, &rope));
-    TRY(pick(self, &rope, "rope_theta", THETA, &theta));
+    TRY(pick(self, &rope, "rope_theta", theta, &theta));
     TRY(hfi_put(self, "rope_theta", json_real(theta)));
     TRY(refuse_partial(self, &rope));
     const char *type = type_of(&rope);

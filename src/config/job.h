@@ -40,11 +40,15 @@ enum job_schedule {
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
     char hf[FILE_PATH_BYTES];    /* directory of a Hugging Face checkpoint, or "" */
-    char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
+    char family[JOB_NAME_BYTES]; /* "gpt2", "llama", ... */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     uint64_t head_dim;       /* 0: hidden_size / num_heads */
     uint64_t position_count; /* gpt2: rows of the position table; 0: seq_length */
-    bool tie_embeddings, qkv_bias, qk_norm;
+    bool tie_embeddings, qkv_bias, out_bias, mlp_bias, qk_norm;
+    enum activation activation;
+    /* 0: none */
+    double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
+    uint64_t nope_interval; /* 0: every block has rotary positions */
     double rope_theta, norm_epsilon, init_std;
     enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;

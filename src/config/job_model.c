@@ -151,22 +151,30 @@ static int check_rope_scaling(const configi_reader *reader, const struct job_mod
 static int fill_variant(const configi_reader *reader, bool is_llama, struct job_model *model)
 {
     static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";
+    bool is_gpt2 = !is_llama, has_options = strcmp(model->family, "llama") == 0;
+    const char *other = model->out_bias                         ? "model.out_bias"
+                        : model->mlp_bias                       ? "model.mlp_bias"
+                        : model->residual_multiplier != 0       ? "model.residual_multiplier"
+                        : model->qk_norm                        ? "model.qk_norm"
+                        : configi_get(reader, bias) && !is_gpt2 ? bias
+                                                                : NULL;
+    if (!has_options && other != NULL)
+        return configi_error(reader, other, "the %s family has no such option: leave it out",
+                             model->family);
     if (!configi_get(reader, bias))
         model->qkv_bias = !is_llama;
     TRY(check_rope_scaling(reader, model));
     if (is_llama && model->position_count != 0)
         return configi_error(reader, positions,
-                             "the llama family has no table of positions: "
-                             "leave it out");
+                             "the %s family has no table of positions: leave it out",
+                             model->family);
     if (is_llama)
         return 0;
     if (!model->qkv_bias)
         return configi_error(reader, bias, "the gpt2 family always has these biases: leave it out");
-    if (model->qk_norm)
-        return configi_error(reader, "model.qk_norm",
-                             "the gpt2 family has no norms of heads: leave it out");
-    if (model->rope_scaling != ROPE_PLAIN)
-        return configi_error(reader, "model.rope_scaling",
+    if (model->rope_scaling != ROPE_PLAIN || model->nope_interval != 0)
+        return configi_error(reader,
+                             model->nope_interval ? "model.nope_interval" : "model.rope_scaling",
                              "the gpt2 family has no rotary positions: leave it out");
     if (model->position_count != 0 && model->position_count < model->seq_length)
         return configi_error(reader, positions,
@@ -184,9 +192,9 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
                              "and its dimensions");
     if (!configi_get(reader, "model.family"))
         return configi_error(reader, "model.family",
-                             "missing; give model.preset or model.hf, or gpt2 or llama and the "
-                             "dimensions");
-    bool is_llama = strcmp(model->family, "llama") == 0;
+                             "missing; give model.preset or model.hf, or a family such as gpt2 or "
+                             "llama and the dimensions");
+    bool is_llama = strcmp(model->family, "gpt2") != 0; /* or one of its relatives */
     TRY(check_required(reader, "model.num_layers"));
     TRY(check_required(reader, "model.hidden_size"));
     TRY(check_required(reader, "model.num_heads"));

@@ -40,13 +40,19 @@ const configi_key configi_own_keys[] = {
         "the "
         "log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
-        "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3), relative "
-        "to the current directory. Its config.json defines the model, and a new run begins with "
+        "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
+        "phi3, "
+        "gemma, olmo2, granite, smollm3), relative to the current directory. Its config.json "
+        "defines the model, and a new run begins with "
         "its weights. The block may add seq_length (default: 1024, or less if the model allows "
         "less) and max_part_bytes. Other keys may only repeat what config.json says."),
-    KEY("model.family", ENUM, AT(model.family), NONE, "gpt2|llama", NONE, FIXED,
+    KEY("model.family", ENUM, AT(model.family), NONE, "gpt2|llama|starcoder2|phi3|gemma|olmo2",
+        NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
-        "grouped keys and values."),
+        "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
+        "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
+        "gate and norms that multiply by 1 + weight. olmo2: llama with norms after the layers, and "
+        "of all of q and of k."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -56,14 +62,35 @@ const configi_key configi_own_keys[] = {
     KEY("model.num_kv_heads", INT, AT(model.num_kv_heads), NONE, "[1,65536]", NONE, FIXED,
         "Heads of keys and values; must divide num_heads. Default: num_heads.", .why = dimensions),
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
-        "Width of a head (llama). Default: hidden_size / num_heads."),
+        "Width of a head, but for gpt2. Default: hidden_size / num_heads."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
-        "Whether the projections to queries, keys and values have biases. Default: gpt2 true "
-        "(always); llama false (Qwen2: true)."),
+        "Whether the projections to queries, keys and values have biases. Default: gpt2 and "
+        "starcoder2 true (always); llama false (Qwen2: true)."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "RMSNorm over each head of queries and keys before the rotation (llama; Qwen3: true)."),
+    KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
+        "Whether the projection of attention's output has a bias (llama)."),
+    KEY("model.mlp_bias", BOOL, AT(model.mlp_bias), "false", NONE, NONE, FIXED,
+        "Whether the linear layers of the feed-forward part have biases (llama)."),
+    KEY("model.activation", ENUM, AT(model.activation), "default",
+        "default|gelu|gelu_tanh|relu|silu", NONE, FIXED,
+        "The function of the feed-forward part, or of its gate. default: the family's own. gelu: "
+        "the exact form. relu: without a gate; silu: with one."),
+    KEY("model.embedding_multiplier", FLOAT, AT(model.embedding_multiplier), NONE, "(0,]", NONE,
+        FIXED, "Factor of the embedding's rows, rounded to the working dtype. Default: none."),
+    KEY("model.attention_multiplier", FLOAT, AT(model.attention_multiplier), NONE, "(0,]", NONE,
+        FIXED, "Factor of attention's scores. Default: 1 / sqrt(head_dim)."),
+    KEY("model.residual_multiplier", FLOAT, AT(model.residual_multiplier), NONE, "(0,]", NONE,
+        FIXED, "Factor of what each branch adds to the residual stream (llama). Default: none."),
+    KEY("model.logits_scaling", FLOAT, AT(model.logits_scaling), NONE, "(0,]", NONE, FIXED,
+        "Divisor of the logits. Default: none."),
+    KEY("model.nope_interval", INT, AT(model.nope_interval), NONE, "[1,65536]", "blocks", FIXED,
+        "Every block whose number, from 1 on, is a multiple of it has no rotary positions. "
+        "Default: all have them.",
+        .why = program_blocks),
     KEY("model.ffn_size", INT, AT(model.ffn_size), NONE, "[1,16777216]", "elements", FIXED,
-        "Inner width of the feed-forward part. Default: gpt2 4 hidden_size; llama 8/3 hidden_size, "
+        "Inner width of the feed-forward part. Default: gpt2 4 hidden_size; others 8/3 "
+        "hidden_size, "
         "rounded up to a multiple of 256.",
         .why = dimensions),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
@@ -73,12 +100,12 @@ const configi_key configi_own_keys[] = {
     KEY("model.position_count", INT, AT(model.position_count), NONE, "[1,16777216]", "rows", FIXED,
         "Rows of the table of positions (gpt2), at least seq_length. Default: seq_length."),
     KEY("model.tie_embeddings", BOOL, AT(model.tie_embeddings), NONE, NONE, NONE, FIXED,
-        "Whether the output matrix is the embedding. Default: gpt2 true, llama false."),
+        "Whether the output matrix is the embedding. Default: gpt2 true, others false."),
     KEY("model.rope_theta", FLOAT, AT(model.rope_theta), "10000.0", "(0,]", NONE, FIXED,
-        "Base of the rotary positions (llama)."),
+        "Base of the rotary positions."),
     KEY("model.rope_scaling.type", ENUM, AT(model.rope_scaling), "default", "default|linear|llama3",
         NONE, FIXED,
-        "How rotary frequencies are stretched (llama). linear: all are divided by factor. "
+        "How rotary frequencies are stretched. linear: all are divided by factor. "
         "llama3: those of long waves are divided, those of short waves stay, and those in "
         "between are blended."),
     KEY("model.rope_scaling.factor", FLOAT, AT(model.rope_factor), NONE, "(0,]", NONE, FIXED,

@@ -191,17 +191,25 @@ static int fill_common(json_t *config, const struct job_model *from, const char 
                           from->init_std, "use_cache", 1, "bos_token_id", "eos_token_id"));
 }
 
+static const char *gpt2_activation(const struct job_model *from)
+{
+    return from->activation == ACTIVATION_NAMED_GELU   ? "gelu"
+           : from->activation == ACTIVATION_NAMED_RELU ? "relu"
+                                                       : "gelu_new";
+}
+
 static int fill_gpt2(json_t *config, const struct job_model *from)
 {
     uint64_t positions = from->position_count ? from->position_count : from->seq_length;
     TRY(fill_common(config, from, "GPT2LMHeadModel", "gpt2"));
-    return add_keys(
-        config,
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "n_layer",
-                  (json_int_t)from->num_layers, "n_embd", (json_int_t)from->hidden_size, "n_head",
-                  (json_int_t)from->num_heads, "n_inner", (json_int_t)from->ffn_size, "n_positions",
-                  (json_int_t)positions, "activation_function", "gelu_new", "layer_norm_epsilon",
-                  from->norm_epsilon, "attn_pdrop", 0.0, "embd_pdrop", 0.0, "resid_pdrop", 0.0));
+    return add_keys(config,
+                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "n_layer",
+                              (json_int_t)from->num_layers, "n_embd", (json_int_t)from->hidden_size,
+                              "n_head", (json_int_t)from->num_heads, "n_inner",
+                              (json_int_t)from->ffn_size, "n_positions", (json_int_t)positions,
+                              "activation_function", gpt2_activation(from), "layer_norm_epsilon",
+                              from->norm_epsilon, "attn_pdrop", 0.0, "embd_pdrop", 0.0,
+                              "resid_pdrop", 0.0));
 }
 
 static json_t *rope_scaling(const struct job_model *from)
@@ -226,17 +234,105 @@ static json_t *rope_scaling(const struct job_model *from)
     return json_null();
 }
 
+/* Hugging Face's names of a family that is Llama's relative. */
+struct relative {
+    const char *family, *class_name, *type_name;
+};
+
+static const struct relative *find_relative(const struct job_model *from)
+{
+    static const struct relative relatives[] = {
+        {"starcoder2", "Starcoder2ForCausalLM", "starcoder2"},
+        {"phi3", "Phi3ForCausalLM", "phi3"},
+        {"gemma", "GemmaForCausalLM", "gemma"},
+        {"olmo2", "Olmo2ForCausalLM", "olmo2"},
+    };
+    static const struct relative llamas[] = {{"llama", "LlamaForCausalLM", "llama"},
+                                             {"llama", "Qwen2ForCausalLM", "qwen2"},
+                                             {"llama", "Qwen3ForCausalLM", "qwen3"},
+                                             {"llama", "GraniteForCausalLM", "granite"},
+                                             {"llama", "SmolLM3ForCausalLM", "smollm3"}};
+    bool is_granite = from->embedding_multiplier != 0 || from->attention_multiplier != 0 ||
+                      from->residual_multiplier != 0 || from->logits_scaling != 0;
+    for (size_t i = 0; i < sizeof relatives / sizeof relatives[0]; i++)
+        if (strcmp(from->family, relatives[i].family) == 0)
+            return &relatives[i];
+    return &llamas[from->qk_norm                       ? 2
+                   : is_granite                        ? 3
+                   : from->nope_interval != 0          ? 4
+                   : from->qkv_bias && !from->out_bias ? 1
+                                                       : 0];
+}
+
+/* True if the model has what its type in config.json cannot say. */
+static bool is_beyond(const struct job_model *from, const char *type)
+{
+    bool is_qwen = strcmp(type, "qwen2") == 0 || strcmp(type, "qwen3") == 0;
+    bool is_granite = strcmp(type, "granite") == 0, is_gemma = strcmp(type, "gemma") == 0;
+    bool has_factors = from->attention_multiplier != 0 || from->residual_multiplier != 0 ||
+                       from->logits_scaling != 0;
+    bool is_scaled =
+        is_gemma && fabs(from->embedding_multiplier / sqrt((double)from->hidden_size) - 1) < 1e-9;
+    bool is_other = strcmp(from->family, "llama") != 0;
+    return (is_qwen && (from->mlp_bias || from->nope_interval != 0)) ||
+           (!is_other && strcmp(type, "qwen2") != 0 && from->qkv_bias != from->out_bias) ||
+           (has_factors && !is_granite) ||
+           (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
+           (is_gemma && !is_scaled) || (from->nope_interval != 0 && strcmp(type, "smollm3") != 0);
+}
+
+static double or_one(double factor)
+{
+    return factor != 0 ? factor : 1;
+}
+
+/* Adds the keys of single types. */
+static int fill_own_keys(json_t *config, const struct job_model *from, const char *type)
+{
+    bool is_qwen2 = strcmp(type, "qwen2") == 0;
+    if (strcmp(type, "starcoder2") == 0)
+        return add_keys(config, json_pack("{s:f, s:b, s:f, s:f, s:n}", "norm_epsilon",
+                                          from->norm_epsilon, "use_bias", 1, "residual_dropout",
+                                          0.0, "embedding_dropout", 0.0, "sliding_window"));
+    if (strcmp(type, "phi3") == 0) /* no id of padding that the vocabulary may lack */
+        return add_keys(config, json_pack("{s:n, s:n}", "sliding_window", "pad_token_id"));
+    if (strcmp(type, "smollm3") == 0)
+        TRY(add_keys(config, json_pack("{s:I, s:n, s:b, s:n}", "no_rope_layer_interval",
+                                       (json_int_t)from->nope_interval, "no_rope_layers",
+                                       "use_sliding_window", 0, "pad_token_id")));
+    if (strcmp(type, "granite") == 0) {
+        uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
+        double scores = 1 / sqrt((double)head_dim);
+        TRY(add_keys(
+            config, json_pack("{s:f, s:f, s:f, s:f}", "embedding_multiplier",
+                              or_one(from->embedding_multiplier), "attention_multiplier",
+                              from->attention_multiplier != 0 ? from->attention_multiplier : scores,
+                              "residual_multiplier", or_one(from->residual_multiplier),
+                              "logits_scaling", or_one(from->logits_scaling))));
+    }
+    if (strcmp(type, "gemma") == 0 || strcmp(type, "olmo2") == 0)
+        TRY(add_keys(config, json_pack("{s:n}", "pad_token_id")));
+    if (!is_qwen2)
+        TRY(add_keys(config, json_pack("{s:b}", "attention_bias", (int)from->out_bias)));
+    if (strcmp(type, "llama") == 0 || strcmp(type, "granite") == 0 || strcmp(type, "smollm3") == 0)
+        TRY(add_keys(config, json_pack("{s:b}", "mlp_bias", (int)from->mlp_bias)));
+    return 0;
+}
+
 static int fill_llama(json_t *config, const struct job_model *from)
 {
-    const char *class_name = from->qk_norm    ? "Qwen3ForCausalLM"
-                             : from->qkv_bias ? "Qwen2ForCausalLM"
-                                              : "LlamaForCausalLM";
-    const char *type_name = from->qk_norm ? "qwen3" : from->qkv_bias ? "qwen2" : "llama";
-    if (from->qk_norm && from->qkv_bias)
-        return err_set(ERR_CONFIG, "no family of Hugging Face has both model.qk_norm and "
-                                   "model.qkv_bias: the run cannot be exported");
+    const struct relative *as = find_relative(from);
+    bool has_tanh = strcmp(as->type_name, "gemma") == 0 || strcmp(as->type_name, "starcoder2") == 0;
+    static const char *const acts[] = {"", "gelu", "gelu_pytorch_tanh", "relu", "silu"};
+    const char *act = from->activation != ACTIVATION_OF_FAMILY ? acts[from->activation]
+                      : has_tanh                               ? "gelu_pytorch_tanh"
+                                                               : "silu";
     uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
-    TRY(fill_common(config, from, class_name, type_name));
+    if (is_beyond(from, as->type_name))
+        return err_set(ERR_CONFIG,
+                       "no family of Hugging Face has this combination of model.qk_norm, biases, "
+                       "multipliers and positions: the run cannot be exported");
+    TRY(fill_common(config, from, as->class_name, as->type_name));
     TRY(add_keys(config,
                  json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:o}",
                            "num_hidden_layers", (json_int_t)from->num_layers, "hidden_size",
@@ -245,12 +341,9 @@ static int fill_llama(json_t *config, const struct job_model *from)
                            (json_int_t)from->num_kv_heads, "head_dim", (json_int_t)head_dim,
                            "intermediate_size", (json_int_t)from->ffn_size,
                            "max_position_embeddings", (json_int_t)from->seq_length, "hidden_act",
-                           "silu", "rms_norm_eps", from->norm_epsilon, "rope_theta",
-                           from->rope_theta, "rope_scaling", rope_scaling(from))));
-    if (from->qk_norm || !from->qkv_bias)
-        TRY(add_keys(config, json_pack("{s:b}", "attention_bias", 0)));
-    if (!from->qk_norm && !from->qkv_bias)
-        TRY(add_keys(config, json_pack("{s:b}", "mlp_bias", 0)));
+                           act, "rms_norm_eps", from->norm_epsilon, "rope_theta", from->rope_theta,
+                           "rope_scaling", rope_scaling(from))));
+    TRY(fill_own_keys(config, from, as->type_name));
     return add_keys(config, json_pack("{s:f}", "attention_dropout", 0.0));
 }
 
@@ -266,9 +359,9 @@ static int write_config(const state_view *run, const char *side_dir, const char 
     if (side_dir[0] && access(source, F_OK) == 0)
         return carry_config(source, target, type);
     json_t *config = json_object();
-    int rc = !config                              ? -ENOMEM
-             : strcmp(from->family, "llama") == 0 ? fill_llama(config, from)
-                                                  : fill_gpt2(config, from);
+    int rc = !config                             ? -ENOMEM
+             : strcmp(from->family, "gpt2") == 0 ? fill_gpt2(config, from)
+                                                 : fill_llama(config, from);
     if (rc == 0)
         rc = add_keys(config, json_pack("{s:s}", "torch_dtype", torch_names[type]));
     if (rc == 0)

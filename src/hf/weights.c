@@ -73,16 +73,16 @@ static int find_prefix(hf_weights *self)
 {
     static const struct {
         const char *added, *dropped;
-    } forms[MODEL_FAMILY_COUNT][2] = {
-        [MODEL_GPT2] = {{"transformer.", ""}, {"", ""}},
-        [MODEL_LLAMA] = {{"", ""}, {"", "model."}},
+    } forms[2][2] = {
+        {{"", ""}, {"", "model."}}, {{"transformer.", ""}, {"", ""}}, /* gpt2 */
     };
+    bool is_gpt2 = self->net->spec.family == MODEL_GPT2;
     const char *table = self->net->units[0].tensors[0].name;
     char name[2 * MODEL_NAME_BYTES], other[2 * MODEL_NAME_BYTES] = "";
     hf_tensor found;
     for (int i = 0; i < 2; i++) {
-        self->added = forms[self->net->spec.family][i].added;
-        self->dropped = forms[self->net->spec.family][i].dropped;
+        self->added = forms[is_gpt2][i].added;
+        self->dropped = forms[is_gpt2][i].dropped;
         stored_name(self, table, name);
         if (hf_find(self->files, name, &found))
             return 0;

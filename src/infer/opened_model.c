@@ -250,7 +250,7 @@ static void tell(const struct setup *setup)
     const uint64_t *params = setup->set.home_bytes[STATE_PARAMS];
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
     log_info("%s: parameters in %s, %s on the device and %s in host memory",
-             setup->net->spec.family == MODEL_LLAMA ? "llama" : "gpt2",
+             model_family_name(setup->net->spec.family),
              dtype_name(setup->net->type), size_format(params[TIER_DEVICE], on_device),
              size_format(params[TIER_HOST], on_host));
     if (params[TIER_NVME] > 0)

@@ -50,16 +50,20 @@ static int run_backward(const modeli_run *run, modeli_range range)
 }
 
 int modeli_block(model *self, void *stream, const model_call *call, const modeli_part *part,
-                 bool backward, bool saved_is_valid)
+                 enum phase phase, bool saved_is_valid)
 {
+    bool backward = phase == PHASE_BACKWARD;
     const modeli_list *list = &self->products->block;
     modeli_range range = modeli_layers_of(list, part, backward);
     modeli_run run = {.self = self, .stream = stream, .call = call, .list = list, .part = part};
+    if (phase == PHASE_RECOMPUTE)
+        run.turn = MODELI_TURN_RECOMPUTE;
     if (!backward)
         return run_forward(&run, range);
     run.grad = call->input_grad;
-    run.wants_inner =
-        part != NULL || call->input_grad != NULL || call->grads[list->layers[0].unit] != NULL;
+    bool begins_with_norm = list->layers[0].kind->is_norm;
+    run.wants_inner = part != NULL || call->input_grad != NULL ||
+                      (begins_with_norm && call->grads[list->layers[0].unit] != NULL);
     if (run.grad == NULL)
         run.grad = modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_BLOCK));
     run.turn = MODELI_TURN_RECOMPUTE;

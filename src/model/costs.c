@@ -56,6 +56,8 @@ void modeli_cost_columns(const model *self, enum model_row_kind kind, uint64_t c
 
 static void add_layer(const modeli_layer *layer, const modeli_costing *of)
 {
+    if (layer == modeli_final_norm_of(layer->net) && layer->net->spec.logits_scaling != 0)
+        modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, 2 * layer->in, of->costs);
     bool backward = of->turn == MODELI_TURN_BACKWARD;
     uint64_t columns = layer->kind->columns ? layer->kind->columns(layer, backward) : 0;
     if (layer->kind->costs != NULL)
@@ -65,9 +67,9 @@ static void add_layer(const modeli_layer *layer, const modeli_costing *of)
 }
 
 /* Counts what a backward without `saved` computes again. */
-static void add_recomputed(const modeli_list *list, model_costs *costs)
+static void add_recomputed(const modeli_list *list, uint32_t stage, model_costs *costs)
 {
-    modeli_costing of = {.turn = MODELI_TURN_RECOMPUTE, .costs = costs};
+    modeli_costing of = {.turn = MODELI_TURN_RECOMPUTE, .stage = stage, .costs = costs};
     for (uint32_t i = 0; i < list->layer_count; i++)
         if (list->layers[i].is_recomputed || list->layers[i].kind->has_matrix)
             add_layer(&list->layers[i], &of);
@@ -83,15 +85,19 @@ void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint3
     const modeli_list *list = modeli_list_of(self, stage);
     const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
     modeli_range range = modeli_layers_of(list, part, backward);
-    modeli_costing of = {part, backward ? MODELI_TURN_BACKWARD : MODELI_TURN_FORWARD,
+    modeli_costing of = {part, backward ? MODELI_TURN_BACKWARD : MODELI_TURN_FORWARD, stage,
                          modeli_work_of(self, stage), out};
     if (part != NULL)
         of.work.inner = true; /* the passes leave it for each other */
     else if (backward)
-        add_recomputed(list, out);
+        add_recomputed(list, stage, out);
+    if (phase == PHASE_RECOMPUTE)
+        of.turn = MODELI_TURN_RECOMPUTE;
     for (uint32_t k = 0; k < range.end - range.begin; k++) {
         const modeli_layer *layer = &list->layers[backward ? range.end - 1 - k : range.begin + k];
-        if (!backward || of.work.inner || layer >= modeli_first_owner(list))
+        bool is_needed = backward ? of.work.inner || layer >= modeli_first_owner(list)
+                                  : phase != PHASE_RECOMPUTE || layer->is_recomputed;
+        if (is_needed)
             add_layer(layer, &of);
     }
     if (part != NULL && backward && part->owner == MODELI_FINAL_NORM &&
@@ -106,7 +112,7 @@ void model_kept_costs(const model *self, uint32_t stage, model_costs *out)
     assert(stage < self->stage_count);
     if (self->stages[stage].kind == STAGE_BLOCK && !self->stages[stage].is_cut &&
         stage >= self->first_learning)
-        add_recomputed(&self->products->block, out);
+        add_recomputed(&self->products->block, stage, out);
 }
 
 double model_costs_flops(const model_costs *costs)

@@ -97,13 +97,51 @@ static int positions(model *self, void *stream, const model_call *call, const mo
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 
+/* ---- the factor of the rows: spec.embedding_multiplier ---- */
+
+static int multiply(const model *self, void *stream, const void *source, void *target)
+{
+    float factor = (float)self->spec.embedding_multiplier;
+    scale_rows_args args = {
+        .type = self->type,
+        .rows = modeli_rows(self),
+        .columns = self->spec.hidden_size,
+        .scale = self->type == DTYPE_BF16 ? fp32_from_bf16(bf16_from_fp32(factor)) : factor,
+        .source = source,
+        .target = target,
+        .source_stride = self->spec.hidden_size,
+        .target_stride = self->spec.hidden_size,
+    };
+    return self->ops->scale_rows(self->context, stream, &args);
+}
+
+/* True if the pass is the last one that writes rows. */
+static bool is_last(const modeli_list *embed, const modeli_part *part)
+{
+    return part == NULL || part == &embed->parts[embed->part_count - 1];
+}
+
 int modeli_embed(model *self, void *stream, const model_call *call, const modeli_part *part,
                  bool backward)
 {
+    const modeli_list *embed = &self->products->embed;
+    bool has_factor = self->spec.embedding_multiplier != 0;
+    model_call inner = *call;
+    if (has_factor && backward) { /* in temp, after the scratch */
+        uint64_t scratch = (part ? part->scratch_bytes : embed->scratch_bytes)[1];
+        void *grad = modeli_at(call->temp, size_round_up(scratch, MODELI_ALIGN_BYTES));
+        TRY(multiply(self, stream, call->output_grad, grad));
+        inner.output_grad = grad;
+    }
     if (part == NULL)
-        return whole(self, stream, call, backward);
-    return part->owner == TABLE ? table(self, stream, call, part, backward)
-                                : positions(self, stream, call, part, backward);
+        TRY(whole(self, stream, &inner, backward));
+    else if (part->owner == TABLE)
+        TRY(table(self, stream, &inner, part, backward));
+    else
+        TRY(positions(self, stream, &inner, part, backward));
+    if (!has_factor || backward || !is_last(embed, part))
+        return 0;
+    return multiply(self, stream, call->output, call->output);
 }
 
 /* ---- scratch and costs ---- */
@@ -126,7 +164,10 @@ static void table_costs(const modeli_layer *layer, const modeli_costing *of)
         of->part ? (double)of->part->rows / (double)layer->matrix_rows : (double)embed->layer_count;
     if (of->turn == MODELI_TURN_RECOMPUTE || (of->part == NULL && layer != embed->layers))
         return;
-    if (of->turn == MODELI_TURN_BACKWARD)
+    bool backward = of->turn == MODELI_TURN_BACKWARD;
+    if (layer->net->spec.embedding_multiplier != 0 && (backward || is_last(embed, of->part)))
+        modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, 2 * layer->in, of->costs);
+    if (backward)
         of->costs->row_bytes[MODEL_ROWS_TABLE_GRAD] +=
             share * elems * (elem_bytes + 2 * sizeof(float));
     else

@@ -15,9 +15,11 @@
     {                                                                                              \
         weight_name, MODELI_##weight_width                                                         \
     }
-#define WEIGHTS(...) .weights = {__VA_ARGS__}
-#define BIAS         .has_bias = MODELI_ALWAYS
-#define RESIDUAL     .is_residual = true
+#define WEIGHTS(...)   .weights = {__VA_ARGS__}
+#define BIAS           .has_bias = MODELI_ALWAYS
+#define BIAS_IF(which) .has_bias = MODELI_IF_##which
+#define IF(which)      .is_there = MODELI_IF_##which
+#define RESIDUAL       .is_residual = true
 
 /* ---- GPT-2 ----
  *
@@ -54,9 +56,10 @@ static const modeli_row gpt2_head[] = {
 
 /* ---- Llama ----
  *
- * RMSNorm, rotary positions, grouped key/value heads, SwiGLU. If the spec asks for them: biases of
- * q, k and v (Qwen2), norms of q's and k's heads (Qwen3). The rotary form is Hugging Face's (pairs
- * i and i + D/2), so their weights need no reordering. */
+ * RMSNorm, rotary positions, grouped key/value heads, SwiGLU. If the spec asks for them: biases,
+ * norms of q's and k's heads (Qwen3), factors of branches (Granite), blocks without rotary
+ * positions (SmolLM3). The rotary form is Hugging Face's (pairs i and i + D/2), so their weights
+ * need no reordering. */
 
 #define LAYER "model.layers.%llu."
 #define ATTN  LAYER "self_attn."
@@ -71,18 +74,21 @@ static const modeli_row llama_block[] = {
     ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), RMS),
     ROW(linear, "qkv", "a", "qkv",
         WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS)),
-        .has_bias = MODELI_IF_QKV_BIAS),
+        BIAS_IF(QKV_BIAS)),
     ROW(head_norm, "heads", "qkv", "qkv", WEIGHTS(W(ATTN "q_norm", HEAD), W(ATTN "k_norm", HEAD)),
-        .is_there = MODELI_IF_QK_NORM),
+        IF(QK_NORM)),
     ROW(rope, "rope", "qkv", "qkv"),
     ROW(attention, "attend", "qkv", "o"),
-    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), BIAS_IF(OUT_BIAS), RESIDUAL),
+    ROW(scale, "scale1", "p", "p", IF(SCALED)),
     ROW(add, "add1", "x p", "m"),
     ROW(norm, "norm2", "m", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), RMS),
-    ROW(linear, "up", "b", "f",
-        WEIGHTS(W(LAYER "mlp.gate_proj", FFN), W(LAYER "mlp.up_proj", FFN))),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(LAYER "mlp.gate_proj", FFN), W(LAYER "mlp.up_proj", FFN)),
+        BIAS_IF(MLP_BIAS)),
     ROW(gate, "gate", "f", "g", .activation = ACTIVATION_SWIGLU),
-    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), BIAS_IF(MLP_BIAS),
+        RESIDUAL),
+    ROW(scale, "scale2", "d", "d", IF(SCALED)),
     ROW(add, "add2", "m d", "y"),
     END,
 };
@@ -93,11 +99,109 @@ static const modeli_row llama_head[] = {
     END,
 };
 
+/* ---- Starcoder2: Llama's attention with the norms, biases and feed-forward part of GPT-2 ---- */
+
+static const modeli_row starcoder2_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), BIAS),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS)), BIAS),
+    ROW(rope, "rope", "qkv", "qkv"),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), BIAS, RESIDUAL),
+    ROW(add, "add1", "x p", "m"),
+    ROW(norm, "norm2", "m", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), BIAS),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(LAYER "mlp.c_fc", FFN)), BIAS),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_GELU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.c_proj", HIDDEN)), BIAS, RESIDUAL),
+    ROW(add, "add2", "m d", "y"),
+    END,
+};
+
+static const modeli_row starcoder2_head[] = {
+    ROW(norm, "norm", "x", "a", WEIGHTS(W("model.norm", HIDDEN)), BIAS),
+    ROW(output, "output", "a", "logits", WEIGHTS(W("lm_head", VOCAB))),
+    END,
+};
+
+/* ---- Phi-3: Llama, with one stored matrix for q, k, v, and one for gate and up ---- */
+
+static const modeli_row phi3_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), RMS),
+    ROW(linear, "qkv", "a", "qkv", WEIGHTS(W(ATTN "qkv_proj", QKV))),
+    ROW(rope, "rope", "qkv", "qkv"),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add1", "x p", "m"),
+    ROW(norm, "norm2", "m", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), RMS),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(LAYER "mlp.gate_up_proj", GATE_UP))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_SWIGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add2", "m d", "y"),
+    END,
+};
+
+/* ---- Gemma: Llama, with 1 + weight in norms, and the gate by GELU ---- */
+
+#define RMS_ONE RMS, .adds_one = true
+
+static const modeli_row gemma_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), RMS_ONE),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS))),
+    ROW(rope, "rope", "qkv", "qkv"),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add1", "x p", "m"),
+    ROW(norm, "norm2", "m", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), RMS_ONE),
+    ROW(linear, "up", "b", "f",
+        WEIGHTS(W(LAYER "mlp.gate_proj", FFN), W(LAYER "mlp.up_proj", FFN))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_GEGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add2", "m d", "y"),
+    END,
+};
+
+static const modeli_row gemma_head[] = {
+    ROW(norm, "norm", "x", "a", WEIGHTS(W("model.norm", HIDDEN)), RMS_ONE),
+    ROW(output, "output", "a", "logits", WEIGHTS(W("lm_head", VOCAB))),
+    END,
+};
+
+/* ---- OLMo 2: Llama, with the norms after the layers, and one norm of all of q and of k ---- */
+
+static const modeli_row olmo2_block[] = {
+    ROW(linear, "qkv", "x", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS))),
+    ROW(head_norm, "heads", "qkv", "qkv",
+        WEIGHTS(W(ATTN "q_norm", QUERIES), W(ATTN "k_norm", KEYS))),
+    ROW(rope, "rope", "qkv", "qkv"),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(norm, "norm1", "p", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), RMS),
+    ROW(add, "add1", "x b", "m"),
+    ROW(linear, "up", "m", "f",
+        WEIGHTS(W(LAYER "mlp.gate_proj", FFN), W(LAYER "mlp.up_proj", FFN))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_SWIGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(norm, "norm2", "d", "e", WEIGHTS(W(LAYER "post_feedforward_layernorm", HIDDEN)), RMS),
+    ROW(add, "add2", "m e", "y"),
+    END,
+};
+
 const modeli_family *modeli_family_of(enum model_family family)
 {
     static const modeli_family families[MODEL_FAMILY_COUNT] = {
-        [MODEL_GPT2] = {gpt2_embed, gpt2_block, gpt2_head},
-        [MODEL_LLAMA] = {llama_embed, llama_block, llama_head},
+        [MODEL_GPT2] = {"gpt2", gpt2_embed, gpt2_block, gpt2_head},
+        [MODEL_LLAMA] = {"llama", llama_embed, llama_block, llama_head},
+        [MODEL_STARCODER2] = {"starcoder2", llama_embed, starcoder2_block, starcoder2_head},
+        [MODEL_PHI3] = {"phi3", llama_embed, phi3_block, llama_head},
+        [MODEL_GEMMA] = {"gemma", llama_embed, gemma_block, gemma_head},
+        [MODEL_OLMO2] = {"olmo2", llama_embed, olmo2_block, llama_head},
     };
     return &families[family];
+}
+
+const char *model_family_name(enum model_family family)
+{
+    return modeli_family_of(family)->name;
 }

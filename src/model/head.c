@@ -51,6 +51,26 @@ static void *saved_at(const struct head_run *run, uint64_t offset_bytes)
 
 /* ---- the final norm ---- */
 
+/* Divides rows by spec.logits_scaling: the normed rows, which then give the divided logits, and the
+ * gradient of those. */
+static int divide(const struct head_run *run, uint64_t rows, void *data)
+{
+    const model *self = run->self;
+    scale_rows_args args = {
+        .type = self->type,
+        .rows = rows,
+        .columns = self->spec.hidden_size,
+        .scale = (float)(1 / self->spec.logits_scaling),
+        .source = data,
+        .target = data,
+        .source_stride = self->spec.hidden_size,
+        .target_stride = self->spec.hidden_size,
+    };
+    if (self->spec.logits_scaling == 0)
+        return 0;
+    return self->ops->scale_rows(self->context, run->stream, &args);
+}
+
 static int norm_rows(const struct head_run *run, uint64_t rows, const void *input, void *output,
                      float *mean, float *rstd)
 {
@@ -61,7 +81,8 @@ static int norm_rows(const struct head_run *run, uint64_t rows, const void *inpu
     args.output = output;
     args.mean = norm->row->norm == NORM_LAYER ? mean : NULL;
     args.rstd = rstd;
-    return run->self->ops->norm_forward(run->self->context, run->stream, &args);
+    TRY(run->self->ops->norm_forward(run->self->context, run->stream, &args));
+    return divide(run, rows, output);
 }
 
 static int norm_all(const struct head_run *run)
@@ -76,6 +97,7 @@ static int norm_backward(const struct head_run *run, void *grad, void *scratch)
 {
     const modeli_layer *norm = modeli_final_norm_of(run->self);
     norm_grad_args args = modeli_norm_grad_args(norm, run->call, norm->at);
+    TRY(divide(run, args.rows, grad));
     args.input = run->call->input;
     args.mean = norm->row->norm == NORM_LAYER ? saved_at(run, run->saved.mean) : NULL;
     args.rstd = saved_at(run, run->saved.rstd);

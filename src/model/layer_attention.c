@@ -28,9 +28,11 @@ static struct heads heads_of(const model *self, void *qkv)
     return (struct heads){qkv, k, modeli_at(k, self->spec.num_kv_heads * head_bytes)};
 }
 
-/* The factor of the scores: 1 / sqrt(D). */
+/* The factor of the scores: 1 / sqrt(D), if the spec has no other. */
 static float scale_of(const model *self)
 {
+    if (self->spec.attention_multiplier != 0)
+        return (float)self->spec.attention_multiplier;
     return (float)(1.0 / sqrt((double)self->spec.head_dim));
 }
 

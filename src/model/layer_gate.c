@@ -4,13 +4,13 @@
 
 static uint64_t out_columns(const modeli_layer *layer)
 {
-    return activation_is_gated(layer->row->activation) ? layer->in / 2 : layer->in;
+    return activation_is_gated(layer->activation) ? layer->in / 2 : layer->in;
 }
 
 static activation_args args_of(const modeli_run *run, const modeli_layer *layer)
 {
     return (activation_args){
-        .kind = layer->row->activation,
+        .kind = layer->activation,
         .type = run->self->type,
         .rows = modeli_rows(run->self),
         .features = layer->out,

@@ -1,16 +1,31 @@
 /* HEAD_NORM: RMSNorm over the D elements of each head of q and of k, in place on the projections
- * q k v. All heads of q share one weight, those of k another. It keeps what it replaces. Allocates
- * nothing. */
+ * q k v; or, by the width of its weights, one norm over all heads of q and one over those of k. q
+ * has one weight, k another. It keeps what it replaces. Allocates nothing. */
 #include "model/model_internal.h"
 
-/* [0] 1 / standard deviation [N,H+G] fp32; [1] q and k before the norm [N,(H+G)D]. In both all rows
- * of q's heads come first. */
+/* Heads of q, or of k, that have a norm each; 1: all have one together. */
+static uint64_t norms_of(const modeli_layer *layer, bool is_k)
+{
+    const model_spec *spec = &layer->net->spec;
+    if (layer->row->weights[0].width != MODELI_HEAD)
+        return 1;
+    return is_k ? spec->num_kv_heads : spec->num_heads;
+}
+
+static uint64_t columns_of(const modeli_layer *layer, bool is_k)
+{
+    return modeli_width_of(layer->net, is_k ? MODELI_KEYS : MODELI_QUERIES);
+}
+
+/* [0] 1 / standard deviation [N, norms] fp32; [1] q and k before the norm [N,(H+G)D]. In both all
+ * rows of q come first. */
 static uint64_t kept_bytes(const modeli_layer *layer, uint32_t idx)
 {
-    const model *self = layer->net;
-    uint64_t heads = self->spec.num_heads + self->spec.num_kv_heads;
-    uint64_t head_bytes = self->spec.head_dim * dtype_bytes(self->type);
-    return modeli_rows(self) * heads * (idx == 0 ? sizeof(float) : head_bytes);
+    uint64_t rows = modeli_rows(layer->net);
+    if (idx == 0)
+        return rows * (norms_of(layer, false) + norms_of(layer, true)) * sizeof(float);
+    return rows * (columns_of(layer, false) + columns_of(layer, true)) *
+           dtype_bytes(layer->net->type);
 }
 
 /* The arguments for q's heads or k's; `data` are the projections, or their gradient. */
@@ -19,21 +34,21 @@ static head_norm_args args_of(const modeli_run *run, const modeli_layer *layer, 
 {
     const model *self = run->self;
     modeli_params params = modeli_params_of(run, layer);
-    uint64_t heads = self->spec.num_heads, rows = modeli_rows(self);
-    uint64_t head_bytes = self->spec.head_dim * dtype_bytes(self->type);
-    uint64_t before = is_k ? rows * heads : 0;
+    uint64_t rows = modeli_rows(self), elem_bytes = dtype_bytes(self->type);
+    uint64_t q_columns = is_k ? columns_of(layer, false) : 0; /* before k's */
     float *rstd = modeli_at_spot(run, layer->kept[0]);
+    void *before = modeli_at_spot(run, layer->kept[1]);
     return (head_norm_args){
         .type = self->type,
         .rows = rows,
-        .heads = is_k ? self->spec.num_kv_heads : heads,
-        .head_dim = self->spec.head_dim,
+        .heads = norms_of(layer, is_k),
+        .head_dim = columns_of(layer, is_k) / norms_of(layer, is_k),
         .stride = layer->in,
         .epsilon = (float)self->spec.norm_epsilon,
         .weight = modeli_layer_param(run, layer, is_k ? params.second : params.weight),
-        .data = modeli_at(data, is_k ? heads * head_bytes : 0),
-        .before = modeli_at(modeli_at_spot(run, layer->kept[1]), before * head_bytes),
-        .rstd = rstd + before,
+        .data = modeli_at(data, q_columns * elem_bytes),
+        .before = modeli_at(before, rows * q_columns * elem_bytes),
+        .rstd = rstd + (is_k ? rows * norms_of(layer, false) : 0),
         .weight_grad = modeli_layer_grad(run, layer, is_k ? params.second : params.weight),
         .scratch = run->call->temp,
     };
@@ -57,31 +72,30 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
     return 0;
 }
 
-/* Scratch for the norms of q's heads; those of k's need no more. */
+/* Scratch for the norms of q; those of k need no more. */
 static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
 {
     const model *self = layer->net;
+    uint64_t norms = norms_of(layer, false);
     (void)part;
-    bytes[1] = self->ops->head_norm_grad_scratch_bytes(self->context, modeli_rows(self),
-                                                       self->spec.num_heads, self->spec.head_dim);
+    bytes[1] = self->ops->head_norm_grad_scratch_bytes(self->context, modeli_rows(self), norms,
+                                                       columns_of(layer, false) / norms);
 }
 
 /* Forward: the old value, the new value, and a copy of the old one. Backward: that copy, the old
  * gradient and the new one. */
 static uint64_t columns(const modeli_layer *layer, bool backward)
 {
-    const model_spec *spec = &layer->net->spec;
     (void)backward;
-    return 3 * (spec->num_heads + spec->num_kv_heads) * spec->head_dim;
+    return 3 * (columns_of(layer, false) + columns_of(layer, true));
 }
 
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
-    const model_spec *spec = &layer->net->spec;
     enum model_row_kind kind =
         of->turn == MODELI_TURN_BACKWARD ? MODEL_ROWS_NORM_GRAD : MODEL_ROWS_NORM;
-    modeli_cost_columns(layer->net, kind, 3 * spec->num_heads * spec->head_dim, of->costs);
-    modeli_cost_columns(layer->net, kind, 3 * spec->num_kv_heads * spec->head_dim, of->costs);
+    modeli_cost_columns(layer->net, kind, 3 * columns_of(layer, false), of->costs);
+    modeli_cost_columns(layer->net, kind, 3 * columns_of(layer, true), of->costs);
 }
 
 const modeli_kind modeli_head_norm = {

@@ -62,12 +62,12 @@ static int bias_grad(const modeli_run *run, const modeli_layer *layer, float *ta
                     sums + part->row_begin, target);
 }
 
-/* dX = dY W, rounded after the last of the layer's parts. */
-static int input_grad(const modeli_run *run, const modeli_layer *layer, const void *output_grad,
-                      const void *weight)
+/* dX = dY W, rounded after the last of the layer's parts, into own_grad. */
+static int own_input_grad(const modeli_run *run, const modeli_layer *layer, const void *output_grad,
+                          const void *weight)
 {
     const model *self = run->self;
-    void *target = modeli_at_spot(run, layer->input_grad);
+    void *target = modeli_at_spot(run, layer->own_grad);
     if (run->part == NULL) {
         TRY(multiply(run, layer, MODELI_INPUT_GRAD, output_grad, weight, NULL, target));
         return modeli_lora_input_grads(run, layer, target);
@@ -78,6 +78,20 @@ static int input_grad(const modeli_run *run, const modeli_layer *layer, const vo
         return 0;
     return self->ops->convert(self->context, run->stream, sum, DTYPE_FP32, target, self->type,
                               modeli_rows(self) * layer->in);
+}
+
+/* Adds the gradient that other readers of the input gave, if there is one. */
+static int input_grad(const modeli_run *run, const modeli_layer *layer, const void *output_grad,
+                      const void *weight)
+{
+    const model *self = run->self;
+    TRY(own_input_grad(run, layer, output_grad, weight));
+    if (layer->residual_grad.buffer == MODELI_NOWHERE || (run->part && !run->part->is_first))
+        return 0;
+    return self->ops->add(self->context, run->stream, self->type, modeli_rows(self) * layer->in,
+                          modeli_at_spot(run, layer->residual_grad),
+                          modeli_at_spot(run, layer->own_grad),
+                          modeli_at_spot(run, layer->input_grad));
 }
 
 static int backward(const modeli_run *run, const modeli_layer *layer)
@@ -138,6 +152,9 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
         modeli_cost_columns(self, MODEL_ROWS_PLAIN, layer->out, of->costs);
     if (wants_input)
         modeli_cost_product(self, &matrix, MODELI_INPUT_GRAD, 1, of->costs);
+    if (wants_input && layer->residual_grad.buffer != MODELI_NOWHERE &&
+        (part == NULL || part->is_first))
+        modeli_cost_columns(self, MODEL_ROWS_PLAIN, 3 * layer->in, of->costs);
     if (part != NULL && part->is_first)
         modeli_cost_rows(MODEL_ROWS_PLAIN, matrix.rows, matrix.in,
                          sizeof(float) + dtype_bytes(self->type), of->costs);

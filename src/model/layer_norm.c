@@ -22,6 +22,7 @@ norm_args modeli_norm_args(const modeli_layer *layer, const model_call *call, mo
         .rows = modeli_rows(layer->net),
         .channels = layer->in,
         .epsilon = (float)layer->net->spec.norm_epsilon,
+        .adds_one = layer->row->adds_one,
         .weight = modeli_param(layer->net, unit, params.weight),
         .bias = modeli_param(layer->net, unit, params.bias),
     };
@@ -36,6 +37,7 @@ norm_grad_args modeli_norm_grad_args(const modeli_layer *layer, const model_call
         .type = layer->net->type,
         .rows = modeli_rows(layer->net),
         .channels = layer->in,
+        .adds_one = layer->row->adds_one,
         .weight = modeli_param(layer->net, call->params[layer->unit], params.weight),
         .weight_grad = modeli_grad(grads, params.weight),
         .bias_grad = modeli_grad(grads, params.bias),

@@ -2,9 +2,17 @@
  * them, those of k are turned. The backward turns the gradient back. Allocates nothing. */
 #include "model/model_internal.h"
 
+static bool has_positions(const model *self, uint64_t block)
+{
+    uint64_t interval = self->spec.nope_interval;
+    return interval == 0 || (block + 1) % interval != 0;
+}
+
 static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *data, bool inverse)
 {
     const model *self = run->self;
+    if (!has_positions(self, run->call->layer))
+        return 0;
     uint64_t first = self->cache_positions ? run->call->position : 0;
     rope_args args = {
         .type = self->type,
@@ -40,7 +48,8 @@ static uint64_t columns(const modeli_layer *layer, bool backward)
 
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
-    modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, columns(layer, false), of->costs);
+    if (has_positions(layer->net, of->stage - 1))
+        modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, columns(layer, false), of->costs);
 }
 
 const modeli_kind modeli_rope = {
@@ -54,7 +63,7 @@ const modeli_kind modeli_rope = {
 int model_fill_constants(model *self, void *stream, void *constants)
 {
     const model_spec *spec = &self->spec;
-    if (!self->products->has_rope)
+    if (!modeli_has_rope(self->spec.family))
         return 0;
     rope_table_args args = {
         .table = constants,

@@ -83,12 +83,21 @@ enum modeli_width {
     MODELI_QKV,       /* (H + 2G) D */
     MODELI_HEAD,      /* D */
     MODELI_FFN,       /* F */
+    MODELI_GATE_UP,   /* 2F */
     MODELI_VOCAB,     /* V */
     MODELI_POSITIONS, /* rows of the table of positions */
 };
 
 /* Says in which models a row is there, or has biases. UNSET: it is there, without biases. */
-enum modeli_when { MODELI_UNSET, MODELI_ALWAYS, MODELI_IF_QKV_BIAS, MODELI_IF_QK_NORM };
+enum modeli_when {
+    MODELI_UNSET,
+    MODELI_ALWAYS,
+    MODELI_IF_QKV_BIAS,
+    MODELI_IF_OUT_BIAS,
+    MODELI_IF_MLP_BIAS,
+    MODELI_IF_QK_NORM,
+    MODELI_IF_SCALED /* spec.residual_multiplier */
+};
 
 /* "<name>.weight" in Hugging Face's files; a %llu in it is the block's index. A vector [width], or
  * a matrix of `width` rows and as many columns as the layer reads. Several matrices of one row lie
@@ -109,16 +118,20 @@ struct modeli_row {
     enum modeli_when is_there;
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
     enum norm_kind norm;
+    bool adds_one; /* NORM: the weights are stored less 1 */
     enum activation_kind activation;
 };
 typedef struct modeli_row modeli_row;
 
 struct modeli_family {
+    const char *name;
     const modeli_row *embed, *block, *head;
 };
 typedef struct modeli_family modeli_family;
 
 const modeli_family *modeli_family_of(enum model_family family);
+bool modeli_is_gated(enum model_family family); /* the feed-forward part: rows.c */
+bool modeli_has_rope(enum model_family family);
 
 /* ---- layers: rows of one model ---- */
 
@@ -188,14 +201,17 @@ struct modeli_layer {
     modeli_params at;      /* in the whole or split unit; all blocks have the same offsets */
     uint32_t unit;         /* 0 or 1: index into stage.units */
     uint32_t first_tensor; /* index in the whole unit */
-    bool is_recomputed;    /* a backward without `saved` computes its output again */
+    enum activation_kind activation; /* GATE */
+    bool is_recomputed;              /* a backward without `saved` computes its output again */
     /* Only of owners: the layers [forward_begin, forward_end) that the first and the last part run
      * before and after the owner in a forward; and those of the backward. */
     uint32_t forward_begin, forward_end, backward_begin, backward_end;
     /* Indices into list.values; MODELI_NO_VALUE. sum: what the ADD in a NORM writes. */
     uint32_t reads[2], sum, writes;
     modeli_spot output_grad, input_grad;
-    modeli_spot residual_grad;         /* NORM: what its input's gradient is added to */
+    /* NORM, LINEAR: the gradient of the input that its other readers gave, to which its own is
+     * added; own_grad: where a LINEAR makes that first */
+    modeli_spot residual_grad, own_grad;
     modeli_spot kept[MODELI_KEPT_MAX]; /* of kind->kept_bytes */
     modeli_matrix matrix;              /* of a whole block */
 };
@@ -233,8 +249,8 @@ struct modeli_kind {
 };
 
 extern const modeli_kind modeli_norm, modeli_linear, modeli_head_norm, modeli_rope,
-    modeli_attention, modeli_gate, modeli_add;        /* layer_*.c */
-extern const modeli_kind modeli_table, modeli_output; /* embed.c, head.c: output matrix */
+    modeli_attention, modeli_gate, modeli_add, modeli_scale; /* layer_*.c */
+extern const modeli_kind modeli_table, modeli_output;        /* embed.c, head.c: output matrix */
 
 /* One part of a cut unit: rows [row_begin, row_begin + rows) of the matrix of one owner. All blocks
  * have the same parts, with the same offsets. */
@@ -277,7 +293,7 @@ static inline uint64_t modeli_rows(const model *self)
 /* ---- running a block: block.c ---- */
 /* One pass. `part`: NULL for a whole block. */
 int modeli_block(model *self, void *stream, const model_call *call, const modeli_part *part,
-                 bool backward, bool saved_is_valid) MUST_CHECK;
+                 enum phase phase, bool saved_is_valid) MUST_CHECK;
 
 /* A call with everything that its layers need. */
 struct modeli_run {

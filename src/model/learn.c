@@ -314,6 +314,7 @@ modeli_work modeli_work_of(const model *self, uint32_t stage)
         work.norms = is_chosen(spec, spec->learn.head) || is_chosen(spec, spec->learn.norms);
         break;
     }
-    work.inner = work.input || work.norms;
+    bool begins_with_norm = modeli_list_of(self, stage)->layers[0].kind->is_norm;
+    work.inner = work.input || (work.norms && begins_with_norm);
     return work;
 }

@@ -39,7 +39,8 @@ static int check_heads(const model_spec *spec)
         return err_set(ERR_CONFIG,
                        "model.num_heads is %llu, which does not divide model.hidden_size %llu",
                        heads, channels);
-    if (is_given && spec->family == MODEL_GPT2)
+    bool is_gpt2 = spec->family == MODEL_GPT2, has_rope = modeli_has_rope(spec->family);
+    if (is_given && is_gpt2)
         return err_set(ERR_CONFIG,
                        "model.head_dim is %llu, but heads of the gpt2 family are model.hidden_size "
                        "%llu / model.num_heads %llu wide: leave it out",
@@ -50,7 +51,7 @@ static int check_heads(const model_spec *spec)
         return err_set(ERR_CONFIG,
                        "model.num_kv_heads is %llu, which does not divide model.num_heads %llu",
                        kv_heads, heads);
-    if (spec->family == MODEL_GPT2 && kv_heads != heads)
+    if (is_gpt2 && kv_heads != heads)
         return err_set(
             ERR_CONFIG,
             "model.num_kv_heads is %llu, but the gpt2 family has no grouped heads: leave "
@@ -67,7 +68,7 @@ static int check_heads(const model_spec *spec)
                        "largest supported is %d: use at least %llu heads",
                        channels, heads, head_dim, HEAD_DIM_MAX,
                        (unsigned long long)size_div_up(channels, HEAD_DIM_MAX));
-    if (spec->family == MODEL_LLAMA && head_dim % 2 != 0)
+    if (has_rope && head_dim % 2 != 0)
         return err_set(ERR_CONFIG,
                        "model.hidden_size %llu / model.num_heads %llu gives heads of %llu, but "
                        "rotary positions turn pairs: it must be even",
@@ -82,7 +83,22 @@ static int check_variant(const model_spec *spec)
     if ((unsigned)spec->rope_scaling >= ROPE_SCALING_COUNT)
         return err_set(ERR_CONFIG, "model.rope_scaling.type is number %d, which is none",
                        (int)spec->rope_scaling);
-    if (spec->family == MODEL_GPT2 && (spec->qk_norm || spec->rope_scaling != ROPE_PLAIN))
+    bool has_options = spec->family == MODEL_LLAMA;
+    const char *other = spec->qk_norm                    ? "qk_norm"
+                        : spec->out_bias                 ? "out_bias"
+                        : spec->mlp_bias                 ? "mlp_bias"
+                        : spec->residual_multiplier != 0 ? "residual_multiplier"
+                                                         : NULL;
+    if (!has_options && other != NULL)
+        return err_set(ERR_CONFIG, "model.%s is given, but the %s family has none: leave it out",
+                       other, model_family_name(spec->family));
+    if ((unsigned)spec->activation >= ACTIVATION_NAME_COUNT ||
+        spec->activation ==
+            (modeli_is_gated(spec->family) ? ACTIVATION_NAMED_RELU : ACTIVATION_NAMED_SILU))
+        return err_set(ERR_CONFIG, "model.activation is %s, which the %s family does not have",
+                       activation_name(spec->activation), model_family_name(spec->family));
+    if (!modeli_has_rope(spec->family) &&
+        (spec->rope_scaling != ROPE_PLAIN || spec->nope_interval != 0))
         return err_set(ERR_CONFIG, "model.%s is given, but the gpt2 family has none: leave it out",
                        spec->qk_norm ? "qk_norm" : "rope_scaling");
     if (spec->family == MODEL_GPT2 && spec->position_count < spec->seq_length)
@@ -131,8 +147,7 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
 static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_batch)
 {
     if ((unsigned)spec->family >= MODEL_FAMILY_COUNT)
-        return err_set(ERR_CONFIG, "model.family is number %d, which is none of gpt2, llama",
-                       (int)spec->family);
+        return err_set(ERR_CONFIG, "model.family is number %d, which is none", (int)spec->family);
     if ((unsigned)type >= DTYPE_COUNT)
         return err_set(ERR_CONFIG,
                        "the working type is number %d, which is none of fp32, bf16, fp16",
@@ -155,7 +170,7 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
     if (!(spec->init_std >= 0 && isfinite(spec->init_std)))
         return err_set(ERR_CONFIG, "model.init_std is %g, but must be a number not below 0",
                        spec->init_std);
-    if (spec->family == MODEL_LLAMA && !(spec->rope_theta > 1 && isfinite(spec->rope_theta)))
+    if (modeli_has_rope(spec->family) && !(spec->rope_theta > 1 && isfinite(spec->rope_theta)))
         return err_set(ERR_CONFIG, "model.rope_theta is %g, but must be a number above 1",
                        spec->rope_theta);
     TRY(check_heads(spec));
@@ -231,7 +246,7 @@ static void size_window(model *self, const model_window *window)
     self->cache_positions = window->cache_positions;
     self->cache_bytes = 2 * self->spec.num_layers * self->spec.num_kv_heads *
                         window->cache_positions * self->spec.head_dim * elem_bytes;
-    if (self->products->has_rope)
+    if (modeli_has_rope(self->spec.family))
         self->constants_bytes = modeli_positions(self) * self->spec.head_dim * sizeof(float);
 }
 
@@ -244,7 +259,7 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
         full.num_kv_heads = full.num_heads;
     if (full.ffn_size == 0 && full.family == MODEL_GPT2 && full.hidden_size <= INT32_MAX)
         full.ffn_size = 4 * full.hidden_size;
-    if (full.family == MODEL_LLAMA)
+    if (full.family != MODEL_GPT2)
         full.position_count = 0;
     else if (full.position_count == 0)
         full.position_count = full.seq_length;
@@ -356,7 +371,7 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
     case STAGE_EMBED:
         return modeli_embed(self, stream, call, part, backward);
     case STAGE_BLOCK:
-        return modeli_block(self, stream, call, part, backward, saved_is_valid);
+        return modeli_block(self, stream, call, part, phase, saved_is_valid);
     case STAGE_HEAD:
         return modeli_head(self, stream, call, part, backward);
     }

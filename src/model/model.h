@@ -73,7 +73,15 @@
 
 enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
 
-enum model_family { MODEL_GPT2, MODEL_LLAMA, MODEL_FAMILY_COUNT };
+enum model_family {
+    MODEL_GPT2,
+    MODEL_LLAMA,
+    MODEL_STARCODER2,
+    MODEL_PHI3,
+    MODEL_GEMMA,
+    MODEL_OLMO2,
+    MODEL_FAMILY_COUNT
+};
 
 enum { MODEL_RANGES_MAX = 64, MODEL_LORA_TARGETS_MAX = 7 };
 
@@ -108,14 +116,21 @@ struct model_spec {
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     /* num_kv_heads 0 means num_heads; for gpt2, ffn_size 0 means 4 * hidden_size */
     uint64_t head_dim; /* D; 0: hidden_size / num_heads. llama: H * D may differ from hidden_size */
-    bool qkv_bias;     /* llama: q, k and v have biases (Qwen2); gpt2 always has them */
+    /* llama; other families have or lack these by themselves: biases of q, k and v (Qwen2), of
+     * attention's output, and of the feed-forward part */
+    bool qkv_bias, out_bias, mlp_bias;
     bool qk_norm; /* llama: RMSNorm over each head's D of q and of k, before the rotation (Qwen3) */
+    enum activation activation; /* of the feed-forward part */
+    /* Factors of the rows of the embedding (rounded to the working dtype), of scores in place of 1
+     * / sqrt(D), of each residual branch (llama), and the divisor of logits. 0: there is none. */
+    double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
+    uint64_t nope_interval;  /* llama: every such block has no rotary positions; 0: all have them */
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
     enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
     bool tie_embeddings;
-    double rope_theta;   /* llama; 10000 */
+    double rope_theta;   /* where there are rotary positions; 10000 */
     double norm_epsilon; /* 1e-5 */
     double init_std;     /* std of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
     uint64_t max_part_bytes; /* the largest working params of a unit; 0: units are never cut */
@@ -251,7 +266,7 @@ struct model_call {
      * before its own and writes those of its own. */
     void *cache;
     uint64_t position, count;
-    uint64_t layer; /* block: its index */
+    uint64_t layer; /* block: its index, from 0 on; in every call */
 };
 typedef struct model_call model_call;
 
@@ -274,6 +289,8 @@ int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call
  * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"). NULL if `idx` is not below the number of
  * targets. */
 const char *model_lora_target(enum model_family family, uint32_t idx);
+
+const char *model_family_name(enum model_family family); /* "gpt2": the word of model.family */
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * (parameters of
  * matrices) * tokens, plus 12 * L * H * D * T * tokens / 2 for causal attention. Recomputation is

@@ -26,7 +26,6 @@ typedef struct modeli_adapter modeli_adapter;
 /* model.products. model_create fills all but what model_prepare makes: products and attention. */
 struct model_products {
     modeli_list embed, block, head;
-    bool has_rope;
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
     modeli_origin *origins; /* [unit_count] */
@@ -194,6 +193,7 @@ const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_
 struct modeli_costing {
     const modeli_part *part; /* NULL: whole */
     enum modeli_turn turn;
+    uint32_t stage;
     modeli_work work; /* in a backward */
     model_costs *costs;
 };

@@ -115,17 +115,20 @@ static void touch_backward(const modeli_list *list, const modeli_layer *layer,
     if (layer->kind->keeps_input)
         touch(pass, list->values[layer->sum ? layer->sum : layer->reads[0]].at, false);
     touch(pass, layer->output_grad, false);
+    if (layer->matrix_rows > 0 && part != NULL && !part->is_first)
+        return;
     touch(pass, layer->residual_grad, false);
-    if (layer->matrix_rows == 0 || part == NULL || part->is_first)
-        touch(pass, layer->input_grad, true);
+    touch(pass, layer->input_grad, true);
 }
 
 static void block_access(const modeli_list *list, const modeli_part *part, uint32_t pass_idx,
-                         bool backward, struct pass *pass)
+                         enum phase phase, struct pass *pass)
 {
+    bool backward = phase == PHASE_BACKWARD;
     modeli_range range = modeli_layers_of(list, part, backward);
     for (uint32_t i = range.begin; i < range.end && !backward; i++)
-        touch_forward(list, &list->layers[i], part, pass);
+        if (phase == PHASE_FORWARD || list->layers[i].is_recomputed)
+            touch_forward(list, &list->layers[i], part, pass);
     for (uint32_t i = range.end; i-- > range.begin && backward;)
         touch_backward(list, &list->layers[i], part, pass);
     if (backward || (pass_idx > 0 && pass->saved == ACCESS_WRITE))
@@ -163,7 +166,7 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
     else if (is_embed)
         pass->output = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
     else if (stage->kind == STAGE_BLOCK)
-        block_access(&self->products->block, part, pass_idx, backward, pass);
+        block_access(&self->products->block, part, pass_idx, phase, pass);
     else
         head_access(part, pass_idx, backward, pass);
     if (part == NULL) /* the caller decides whether to keep `saved` */

@@ -109,7 +109,8 @@ static modeli_spot spot_of(struct layout *of, uint32_t value)
         return (modeli_spot){MODELI_INPUT, 0};
     if (value == last->writes)
         return (modeli_spot){MODELI_OUTPUT, 0};
-    if (kept_until == 0 && last->kind == &modeli_add && last->reads[1] == value)
+    if (kept_until == 0 && last->kind == &modeli_add && last->reads[1] == value &&
+        !list->layers[first_written(list, value)].is_recomputed)
         return (modeli_spot){MODELI_OUTPUT, 0};
     if (kept_until == 0 && list->part_count == 0 && !is_wide)
         return (modeli_spot){MODELI_SCRATCH, 0};
@@ -125,7 +126,8 @@ static void find_recomputed(struct layout *of)
         is_wanted[v] = of->is_kept[v];
     for (uint32_t i = of->list->layer_count; i-- > 0;) {
         modeli_layer *layer = &of->list->layers[i];
-        layer->is_recomputed = is_wanted[layer->writes] || is_wanted[layer->sum];
+        layer->is_recomputed =
+            is_wanted[layer->writes] || is_wanted[layer->sum] || layer->kind->kept_bytes != NULL;
         if (layer->is_recomputed)
             is_wanted[layer->reads[0]] = is_wanted[layer->reads[1]] = true;
         is_wanted[MODELI_NO_VALUE] = false;
@@ -151,7 +153,6 @@ static modeli_spot new_grad(struct layout *of, uint32_t i)
 {
     const modeli_layer *layer = &of->list->layers[i];
     uint32_t value = layer->reads[0], time = back_time(of->list, i);
-    assert(of->grads[value].buffer == MODELI_NOWHERE);
     if (layer->kind->gradient == MODELI_GRAD_REPLACES && last_kept(of->list, value) == time &&
         of->list->values[value].at.buffer == MODELI_SAVED)
         return of->list->values[value].at;
@@ -163,13 +164,19 @@ static void place_grad(struct layout *of, uint32_t i)
     modeli_layer *layer = &of->list->layers[i];
     layer->output_grad = layer->input_grad = of->grads[layer->writes];
     assert(layer->output_grad.buffer != MODELI_NOWHERE);
-    if (layer->kind->gradient == MODELI_GRAD_ADDS) {
-        layer->residual_grad = of->grads[kept_input(layer)];
+    bool is_changed = layer->kind->gradient != MODELI_GRAD_IN_PLACE &&
+                      layer->kind->gradient != MODELI_GRAD_PASSES;
+    uint32_t value = layer->sum != MODELI_NO_VALUE ? layer->sum : layer->reads[0];
+    if (is_changed && value != layer->writes)
+        layer->residual_grad = of->grads[value];
+    bool adds = layer->residual_grad.buffer != MODELI_NOWHERE;
+    assert(!adds || layer->kind == &modeli_norm || layer->kind == &modeli_linear);
+    for (int k = 0; k < 2 && layer->kind->gradient == MODELI_GRAD_PASSES; k++)
+        assert(of->grads[layer->reads[k]].buffer == MODELI_NOWHERE);
+    if (is_changed && !(adds && layer->kind->gradient == MODELI_GRAD_ADDS))
+        layer->input_grad = layer->own_grad = new_grad(of, i);
+    if (adds)
         layer->input_grad = (modeli_spot){MODELI_GRAD, 0};
-    } else if (layer->kind->gradient == MODELI_GRAD_OWN ||
-               layer->kind->gradient == MODELI_GRAD_REPLACES) {
-        layer->input_grad = new_grad(of, i);
-    }
     take_place(of, layer->reads[0], layer->input_grad);
     take_place(of, layer->reads[1], layer->input_grad);
 }
@@ -240,16 +247,16 @@ void modeli_find_places(model *self)
             layer->kept[k] =
                 add_piece(&of, layer->kind->kept_bytes(layer, k), i, back_time(list, i));
     }
-    for (uint32_t v = MODELI_X; v < list->value_count; v++) {
+    for (uint32_t v = MODELI_X; v < list->value_count; v++)
         of.is_kept[v] = last_kept(list, v) > 0;
+    find_recomputed(&of);
+    for (uint32_t v = MODELI_X; v < list->value_count; v++)
         list->values[v].at = spot_of(&of, v);
-    }
     for (uint32_t a = 0; a < products->adapter_count; a++) {
         modeli_adapter *adapter = &products->adapters[a];
         adapter->inner_at = add_piece(&of, modeli_lora_saved_bytes(self), adapter->layer,
                                       back_time(list, adapter->layer));
     }
-    find_recomputed(&of);
     of.grads[list->layers[list->layer_count - 1].writes] = (modeli_spot){MODELI_OUTPUT_GRAD, 0};
     for (uint32_t i = list->layer_count; i-- > 0;)
         place_grad(&of, i);
@@ -261,8 +268,8 @@ void modeli_find_places(model *self)
         resolve(&of, &products->adapters[a].inner_at);
     for (uint32_t i = 0; i < list->layer_count; i++) {
         modeli_layer *layer = &list->layers[i];
-        modeli_spot *spots[] = {&layer->kept[0], &layer->kept[1], &layer->output_grad,
-                                &layer->input_grad, &layer->residual_grad};
+        modeli_spot *spots[] = {&layer->kept[0],    &layer->kept[1],       &layer->output_grad,
+                                &layer->input_grad, &layer->residual_grad, &layer->own_grad};
         for (uint32_t k = 0; k < sizeof spots / sizeof spots[0]; k++)
             resolve(&of, spots[k]);
     }

@@ -36,6 +36,8 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
         return spec->head_dim;
     case MODELI_FFN:
         return spec->ffn_size;
+    case MODELI_GATE_UP:
+        return 2 * spec->ffn_size;
     case MODELI_VOCAB:
         return spec->vocab_size;
     case MODELI_POSITIONS:
@@ -47,7 +49,38 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
 static bool is_true(const model_spec *spec, enum modeli_when when)
 {
     return when == MODELI_ALWAYS || (when == MODELI_IF_QKV_BIAS && spec->qkv_bias) ||
-           (when == MODELI_IF_QK_NORM && spec->qk_norm);
+           (when == MODELI_IF_OUT_BIAS && spec->out_bias) ||
+           (when == MODELI_IF_MLP_BIAS && spec->mlp_bias) ||
+           (when == MODELI_IF_QK_NORM && spec->qk_norm) ||
+           (when == MODELI_IF_SCALED && spec->residual_multiplier != 0);
+}
+
+/* The activation of a row in a model: the row's own, or that of the spec in the same form. */
+static enum activation_kind activation_of(const model_spec *spec, const modeli_row *row)
+{
+    static const enum activation_kind kinds[2][ACTIVATION_NAME_COUNT] = {
+        {0, ACTIVATION_GELU_ERF, ACTIVATION_GELU, ACTIVATION_RELU, 0},
+        {0, ACTIVATION_GEGLU_ERF, ACTIVATION_GEGLU, 0, ACTIVATION_SWIGLU},
+    };
+    return spec->activation == ACTIVATION_OF_FAMILY
+               ? row->activation
+               : kinds[activation_is_gated(row->activation)][spec->activation];
+}
+
+bool modeli_is_gated(enum model_family family)
+{
+    const modeli_row *row = modeli_family_of(family)->block;
+    while (row->kind != &modeli_gate)
+        row++;
+    return activation_is_gated(row->activation);
+}
+
+bool modeli_has_rope(enum model_family family)
+{
+    const modeli_row *row = modeli_family_of(family)->block;
+    while (row->kind != NULL && row->kind != &modeli_rope)
+        row++;
+    return row->kind != NULL;
 }
 
 /* The value of a name; a name that is new is a new value. */
@@ -88,6 +121,7 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
     for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
         if (row->kind->has_matrix)
             made.matrix_rows += modeli_width_of(self, row->weights[i].width);
+    made.activation = activation_of(&self->spec, row);
     made.out = row->kind->out ? row->kind->out(&made) : made.in;
     made.writes = find_value(self, list, row->writes, strlen(row->writes));
     list->values[made.writes].columns = made.out;
@@ -163,8 +197,6 @@ void modeli_list_layers(model *self)
     find_owners(&products->block);
     be_alone(&products->embed);
     be_alone(&products->head);
-    for (uint32_t i = 0; i < products->block.layer_count; i++)
-        products->has_rope |= products->block.layers[i].kind == &modeli_rope;
     products->head.layers[MODELI_FINAL_NORM].is_recomputed = true;
     /* A tied output matrix is unit 0's token table, which begins at 0. */
     if (self->spec.tie_embeddings) {
@@ -192,6 +224,7 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
                  is_bias ? "bias" : "weight");
         snprintf(tensor->name, sizeof tensor->name, pattern, whole->block);
         tensor->init = is_bias                ? TENSOR_INIT_ZERO
+                       : row->adds_one        ? TENSOR_INIT_ZERO
                        : layer->kind->is_norm ? TENSOR_INIT_ONE
                        : row->is_residual     ? TENSOR_INIT_NORMAL_RESIDUAL
                                               : TENSOR_INIT_NORMAL;

@@ -60,13 +60,17 @@ static void size_embed(const model *self, const modeli_part *part, bool backward
     const modeli_list *embed = &self->products->embed;
     uint64_t boundary = self->boundary_bytes;
     uint64_t sums = 2 * sizeof(float) * (boundary / dtype_bytes(self->type));
-    pass->temp_bytes = backward ? embed->scratch_bytes[1] : 0;
+    pass->temp_bytes = (part ? part->scratch_bytes : embed->scratch_bytes)[backward];
     pass->dram_bytes = backward ? 2 * boundary + 2 * sums : 3 * boundary;
-    if (part == NULL)
+    if (part != NULL) {
+        double share = (double)part->rows / (double)embed->layers[part->owner].matrix_rows;
+        pass->dram_bytes = (uint64_t)(share * (double)(backward ? boundary + sums : 3 * boundary));
+    }
+    if (self->spec.embedding_multiplier == 0)
         return;
-    double share = (double)part->rows / (double)embed->layers[part->owner].matrix_rows;
-    pass->temp_bytes = part->scratch_bytes[backward];
-    pass->dram_bytes = (uint64_t)(share * (double)(backward ? boundary + sums : 3 * boundary));
+    pass->dram_bytes += 2 * boundary;
+    if (backward) /* the gradient times that factor */
+        pass->temp_bytes = size_round_up(pass->temp_bytes, MODELI_ALIGN_BYTES) + boundary;
 }
 
 /* Sums over a block's layers. A backward counts three times the columns of its forward, one of

@@ -27,7 +27,10 @@ __attribute__((format(printf, 4, 5))) static void append(char *text, size_t capa
 
 static enum model_family family_of(const struct job_model *from)
 {
-    return strcmp(from->family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+    int family = 0;
+    while (strcmp(model_family_name((enum model_family)family), from->family) != 0)
+        assert(++family < MODEL_FAMILY_COUNT);
+    return (enum model_family)family;
 }
 
 model_spec setup_model_spec(const struct job_model *from)
@@ -43,7 +46,15 @@ model_spec setup_model_spec(const struct job_model *from)
         .seq_length = from->seq_length,
         .head_dim = from->head_dim,
         .qkv_bias = from->qkv_bias,
+        .out_bias = from->out_bias,
+        .mlp_bias = from->mlp_bias,
         .qk_norm = from->qk_norm,
+        .activation = from->activation,
+        .embedding_multiplier = from->embedding_multiplier,
+        .attention_multiplier = from->attention_multiplier,
+        .residual_multiplier = from->residual_multiplier,
+        .logits_scaling = from->logits_scaling,
+        .nope_interval = from->nope_interval,
         .position_count = from->position_count,
         .rope_scaling = from->rope_scaling,
         .rope_factor = from->rope_factor,
@@ -61,11 +72,28 @@ model_spec setup_model_spec(const struct job_model *from)
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 {
     int used = 0;
-    bool is_llama = spec->family == MODEL_LLAMA;
+    bool is_llama = spec->family != MODEL_GPT2; /* or one of its relatives */
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {
+        {"embedding_multiplier", spec->embedding_multiplier},
+        {"attention_multiplier", spec->attention_multiplier},
+        {"residual_multiplier", spec->residual_multiplier},
+        {"logits_scaling", spec->logits_scaling},
+        {"nope_interval", (double)spec->nope_interval},
+        {"out_bias", spec->out_bias},
+        {"mlp_bias", spec->mlp_bias},
+    };
     if (is_llama && spec->head_dim * spec->num_heads != spec->hidden_size)
         append(text, capacity, &used, "model.head_dim=%" PRIu64 "\n", spec->head_dim);
-    if (is_llama && spec->qkv_bias)
+    if (spec->family == MODEL_LLAMA && spec->qkv_bias)
         append(text, capacity, &used, "model.qkv_bias=true\n");
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (numbers[i].value != 0)
+            append(text, capacity, &used, "model.%s=%.17g\n", numbers[i].key, numbers[i].value);
+    if (spec->activation != ACTIVATION_OF_FAMILY)
+        append(text, capacity, &used, "model.activation=%s\n", activation_name(spec->activation));
     if (spec->qk_norm)
         append(text, capacity, &used, "model.qk_norm=true\n");
     if (!is_llama && spec->position_count != spec->seq_length)
@@ -121,8 +149,9 @@ static int find_target(enum model_family family, const char *asked, uint32_t *ta
 static void default_targets(struct job_train *train, enum model_family family)
 {
     static const char *const names[MODEL_FAMILY_COUNT][2] = {
-        [MODEL_GPT2] = {"c_attn", NULL},
-        [MODEL_LLAMA] = {"q_proj", "v_proj"},
+        [MODEL_GPT2] = {"c_attn", NULL},           [MODEL_LLAMA] = {"q_proj", "v_proj"},
+        [MODEL_STARCODER2] = {"q_proj", "v_proj"}, [MODEL_PHI3] = {"qkv_proj"},
+        [MODEL_GEMMA] = {"q_proj", "v_proj"},      [MODEL_OLMO2] = {"q_proj", "v_proj"},
     };
     for (int i = 0; i < 2 && names[family][i]; i++)
         strcpy(train->lora_targets[train->lora_target_count++], names[family][i]);

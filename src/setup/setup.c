@@ -104,7 +104,7 @@ static int make_identity(struct setup *self)
         "\ntrain_micro_batch_size_per_gpu=%" PRIu64 "\noptimizer.type=%s\ndtype=%s"
         "\ndata_types.grad_accum_dtype=%s\nlogits_chunk=%" PRIu64
         "\nbackend=%s\nkernels=%s\nthreads=%d\nnumerics=%d\n",
-        s->family == MODEL_LLAMA ? "llama" : "gpt2", (uint64_t)s->num_layers,
+        model_family_name(s->family), (uint64_t)s->num_layers,
         (uint64_t)s->hidden_size, (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads,
         (uint64_t)s->ffn_size, (uint64_t)s->vocab_size, (uint64_t)s->seq_length,
         s->tie_embeddings ? "true" : "false", s->rope_theta, s->norm_epsilon, s->init_std,

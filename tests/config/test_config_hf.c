@@ -1,5 +1,6 @@
 /* config.json of a Hugging Face checkpoint as a model block: every family, the forms of rotary
  * positions, what is absent, what is refused by its key, and what a job may say beside it. */
+#include <math.h>
 #include <sys/stat.h>
 
 #include "tests/config/test_config_common.h"
@@ -111,6 +112,32 @@ static const struct {
     {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, "
      "\"use_sliding_window\": true, \"sliding_window\": 128, \"max_window_layers\": 0",
      {FIELD(model.seq_length, 128)}},
+    {GPT2 ", \"activation_function\": \"gelu\"", {FIELD(model.activation, ACTIVATION_NAMED_GELU)}},
+    {LLAMA ", \"attention_bias\": true, \"mlp_bias\": true, \"hidden_act\": \"gelu\"",
+     {FIELD(model.qkv_bias, true), FIELD(model.out_bias, true), FIELD(model.mlp_bias, true),
+      FIELD(model.activation, ACTIVATION_NAMED_GELU)}},
+    {"\"model_type\": \"starcoder2\", " SIZES ", \"sliding_window\": 64",
+     {FIELD_IS_TEXT(model.family, "starcoder2"), FIELD(model.num_kv_heads, 2),
+      FIELD(model.activation, ACTIVATION_OF_FAMILY), FIELD(model.norm_epsilon, 1e-5),
+      FIELD(model.tie_embeddings, true), FIELD(model.seq_length, 64)}},
+    {"\"model_type\": \"phi3\", " SIZES,
+     {FIELD_IS_TEXT(model.family, "phi3"), FIELD(model.num_kv_heads, 4),
+      FIELD(model.norm_epsilon, 1e-5), FIELD(model.tie_embeddings, false)}},
+    {"\"model_type\": \"gemma\", " SIZES ", \"num_key_value_heads\": 1, \"head_dim\": 12, "
+     "\"hidden_act\": \"gelu\", \"hidden_activation\": \"gelu_pytorch_tanh\"",
+     {FIELD_IS_TEXT(model.family, "gemma"), FIELD(model.activation, ACTIVATION_OF_FAMILY),
+      FIELD(model.embedding_multiplier, sqrt(48)), FIELD(model.tie_embeddings, true)}},
+    {"\"model_type\": \"olmo2\", " SIZES,
+     {FIELD_IS_TEXT(model.family, "olmo2"), FIELD(model.norm_epsilon, 1e-5)}},
+    {"\"model_type\": \"granite\", " SIZES
+     ", \"embedding_multiplier\": 12, \"logits_scaling\": 8, \"residual_multiplier\": 1",
+     {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.embedding_multiplier, 12),
+      FIELD(model.logits_scaling, 8), FIELD(model.residual_multiplier, 0),
+      FIELD(model.attention_multiplier, 1)}},
+    {"\"model_type\": \"smollm3\", " SIZES
+     ", \"num_key_value_heads\": 2, \"no_rope_layers\": [1, 0, 1]",
+     {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.nope_interval, 2),
+      FIELD(model.rope_theta, 2000000), FIELD(model.tie_embeddings, true)}},
     {"\"model_type\": \"qwen3\", " SIZES
      ", \"num_key_value_heads\": 2, \"tie_word_embeddings\": true, "
      "\"use_sliding_window\": true, \"sliding_window\": 128, "
@@ -149,16 +176,37 @@ static const struct {
     {"\"model_type\": \"gpt2\", \"vocab_size\": 5", NULL, {"n_layer", "missing"}},
     {GPT2 ", \"vocab_size\": -3", NULL, {"duplicate"}},
     {"\"model_type\": \"llama\", \"vocab_size\": 1.5", NULL, {"vocab_size", "1.5", "whole number"}},
-    {GPT2 ", \"activation_function\": \"gelu\"", NULL, {"activation_function", "\"gelu\"", "tanh"}},
+    {GPT2 ", \"activation_function\": \"silu\"", NULL, {"activation_function", "\"silu\"", "relu"}},
     {GPT2 ", \"activation_function\": 7", NULL, {"activation_function", "7"}},
     {GPT2 ", \"scale_attn_by_inverse_layer_idx\": true", NULL, {"inverse_layer_idx", "not built"}},
     {GPT2 ", \"scale_attn_weights\": false", NULL, {"scale_attn_weights", "false", "not built"}},
     {GPT2 ", \"add_cross_attention\": true", NULL, {"add_cross_attention", "not built"}},
     {GPT2 ", \"layer_norm_epsilon\": 0", NULL, {"layer_norm_epsilon", "above 0"}},
     {GPT2 ", \"tie_word_embeddings\": 1", NULL, {"tie_word_embeddings", "true or false"}},
-    {LLAMA ", \"hidden_act\": \"gelu\"", NULL, {"hidden_act", "\"gelu\"", "silu"}},
-    {LLAMA ", \"attention_bias\": true", NULL, {"attention_bias", "not built"}},
-    {LLAMA ", \"mlp_bias\": true", NULL, {"mlp_bias", "not built"}},
+    {LLAMA ", \"hidden_act\": \"relu\"", NULL, {"hidden_act", "\"relu\"", "silu"}},
+    {LLAMA ", \"attention_bias\": 1", NULL, {"attention_bias", "true or false"}},
+    {LLAMA ", \"mlp_bias\": \"yes\"", NULL, {"mlp_bias", "true or false"}},
+    {"\"model_type\": \"olmo2\", " SIZES ", \"attention_bias\": true",
+     NULL,
+     {"attention_bias", "not built"}},
+    {"\"model_type\": \"starcoder2\", " SIZES ", \"use_bias\": false",
+     NULL,
+     {"use_bias", "not built"}},
+    {"\"model_type\": \"phi3\", " SIZES ", \"rope_scaling\": {\"type\": \"longrope\"}",
+     NULL,
+     {"rope_scaling", "longrope"}},
+    {"\"model_type\": \"gemma\", " SIZES ", \"use_bidirectional_attention\": true",
+     NULL,
+     {"use_bidirectional_attention", "causal"}},
+    {"\"model_type\": \"granite\", " SIZES ", \"logits_scaling\": 0",
+     NULL,
+     {"logits_scaling", "above 0"}},
+    {"\"model_type\": \"smollm3\", " SIZES ", \"no_rope_layers\": [0, 0, 1]",
+     NULL,
+     {"no_rope_layers", "rotary"}},
+    {"\"model_type\": \"smollm3\", " SIZES ", \"no_rope_layers\": [1, 0]",
+     NULL,
+     {"no_rope_layers", "num_hidden_layers"}},
     {LLAMA ", \"partial_rotary_factor\": 0.5", NULL, {"partial_rotary_factor", "0.5"}},
     {LLAMA ", \"rope_parameters\": {\"partial_rotary_factor\": 0.25}", NULL, {"partial_rotary"}},
     {LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2}", NULL, {"\"yarn\"", "llama3"}},
@@ -185,9 +233,6 @@ static const struct {
      "\"num_attention_heads\": 4, \"intermediate_size\": 80",
      NULL,
      {"num_attention_heads", "4", "50"}},
-    {"\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 2, \"attention_bias\": true",
-     NULL,
-     {"attention_bias", "not built"}},
     {"\"model_type\": \"qwen2\", " SIZES
      ", \"num_key_value_heads\": 2, \"use_sliding_window\": true, "
      "\"layer_types\": [\"linear_attention\"]",
@@ -276,7 +321,10 @@ static void hand_written_blocks(void **state)
         {model, "model.rope_scaling.type=default", "no such number"},
         {model, "model.position_count=40", "model.position_count"},
         {SMALL_JOB, "model.qkv_bias=false", "always has"},
-        {SMALL_JOB, "model.qk_norm=true", "no norms of heads"},
+        {SMALL_JOB, "model.qk_norm=true", "no such option"},
+        {SMALL_JOB, "model.mlp_bias=true", "no such option"},
+        {SMALL_JOB, "model.nope_interval=2", "no rotary"},
+        {model, "model.family=gemma", "the gemma family has no such option"},
         {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "no rotary"},
         {SMALL_JOB, "model.position_count=31", "below model.seq_length, 32"},
         {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\"}", "rope_scaling.factor"},

@@ -16,10 +16,24 @@
 #include "model/model.h"
 #include "model/model_internal.h"
 
-/* The family of an instance, "gpt2", "llama", or one of Llama's variants. */
+/* The family of that name; other instances are variants of Llama. */
 static inline enum model_family harness_family(const char *instance)
 {
-    return strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
+    for (int i = 0; i < MODEL_FAMILY_COUNT; i++) {
+        const char *name = model_family_name((enum model_family)i);
+        if (strncmp(instance, name, strlen(name)) == 0)
+            return (enum model_family)i;
+    }
+    return MODEL_LLAMA;
+}
+
+/* All targets of adapters, for model_lora.targets. */
+static inline uint32_t harness_targets(enum model_family family)
+{
+    uint32_t count = 0;
+    while (model_lora_target(family, count) != NULL)
+        count++;
+    return (1u << count) - 1;
 }
 
 /* Completes the spec of a small model: two layers where none are given, four heads, and an
@@ -28,17 +42,35 @@ static inline enum model_family harness_family(const char *instance)
  *   "gpt2-long"   more positions than a sequence has tokens
  *   "qwen2"       biases, and frequencies that are divided
  *   "qwen3"       norms of heads, heads that are wider together than the residual stream, and
- *                 frequencies stretched as Llama 3 does it, with frequencies of each kind */
+ *                 frequencies stretched as Llama 3 does it, with frequencies of each kind
+ *   "granite"     biases everywhere, and all multipliers
+ *   "smollm3"     a block without rotary positions
+ *   "gemma"       a factor of the embedding
+ *   "gpt2-erf"    another activation */
 static inline void harness_complete(const char *instance, model_spec *spec)
 {
     spec->family = harness_family(instance);
     spec->num_layers = spec->num_layers ? spec->num_layers : 2;
     spec->num_heads = 4;
-    spec->num_kv_heads = spec->family == MODEL_LLAMA ? 2 : 4;
+    spec->num_kv_heads = spec->family == MODEL_GPT2 ? 4 : 2;
     spec->rope_theta = 10000;
     spec->norm_epsilon = 1e-5;
     if (strcmp(instance, "gpt2-long") == 0)
         spec->position_count = spec->seq_length + 70;
+    if (strcmp(instance, "gpt2-erf") == 0)
+        spec->activation = ACTIVATION_NAMED_GELU;
+    if (strcmp(instance, "gemma") == 0)
+        spec->embedding_multiplier = 3.3;
+    if (strcmp(instance, "smollm3") == 0)
+        spec->nope_interval = 2;
+    if (strcmp(instance, "granite") == 0) {
+        spec->qkv_bias = spec->out_bias = spec->mlp_bias = true;
+        spec->activation = ACTIVATION_NAMED_GELU;
+        spec->embedding_multiplier = 1.7;
+        spec->attention_multiplier = 0.3;
+        spec->residual_multiplier = 0.6;
+        spec->logits_scaling = 1.6;
+    }
     if (strcmp(instance, "qwen2") == 0) {
         spec->qkv_bias = true;
         spec->rope_scaling = ROPE_LINEAR;
@@ -253,6 +285,7 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         .input_grad = input_grad.block,
         .losses = losses.block,
         .grad_scale = grad_scale,
+        .layer = stage > 0 ? stage - 1 : 0,
         .saved = saved.block,
         .temp = harness_fresh(h, &h->temp, of->temp_bytes),
         .constants = h->constants,

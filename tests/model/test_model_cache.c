@@ -21,26 +21,17 @@ static const char *instance = "gpt2";
 
 static model_spec small_spec(uint64_t max_part_bytes)
 {
-    bool is_llama = strncmp(instance, "gpt2", 4) != 0, is_qwen3 = strcmp(instance, "qwen3") == 0;
-    return (model_spec){
-        .family = is_llama ? MODEL_LLAMA : MODEL_GPT2,
-        .head_dim = is_qwen3 ? 24 : 0,
-        .qk_norm = is_qwen3,
-        .qkv_bias = strcmp(instance, "qwen2") == 0,
-        .position_count = strcmp(instance, "gpt2-long") == 0 ? 2 * TOKENS : 0,
-        .num_layers = 2,
+    model_spec spec = {
         .hidden_size = 64,
-        .num_heads = 4,
-        .num_kv_heads = is_llama ? 2 : 4,
         .ffn_size = 96,
         .vocab_size = VOCAB,
         .seq_length = TOKENS,
-        .tie_embeddings = !is_llama,
-        .rope_theta = 10000,
-        .norm_epsilon = 1e-5,
+        .tie_embeddings = strncmp(instance, "gpt2", 4) == 0,
         .init_std = 0.1, /* so that attention is not all alike */
         .max_part_bytes = max_part_bytes,
     };
+    harness_complete(instance, &spec);
+    return spec;
 }
 
 /* One forward pass of every stage of `self` on the harness's params; logits of `row`. */

@@ -25,11 +25,6 @@ static const double alpha = 4.5;
 static enum model_family family;
 static const char *instance;
 
-static uint32_t all_targets(void)
-{
-    return family == MODEL_LLAMA ? 0x7f : 0xf;
-}
-
 static model_spec small(bool tied)
 {
     bool is_llama = family == MODEL_LLAMA;
@@ -40,7 +35,7 @@ static model_spec small(bool tied)
         .seq_length = 12,
         .tie_embeddings = tied,
         .init_std = 0.15,
-        .lora = {.rank = RANK, .alpha = alpha, .targets = all_targets()},
+        .lora = {.rank = RANK, .alpha = alpha, .targets = harness_targets(family)},
     };
     harness_complete(instance, &spec);
     return spec;
@@ -282,7 +277,7 @@ static void test_fresh(void **state)
                              : largest == 0);
         }
     }
-    assert_int_equal(seen, 2 * 2 * __builtin_popcount(all_targets()));
+    assert_int_equal(seen, 2 * 2 * __builtin_popcount(harness_targets(family)));
     harness_destroy(&with);
     harness_destroy(&base);
 }
@@ -304,7 +299,7 @@ static void test_refusals(void **state)
     spec = small(true);
     spec.lora.targets = 0;
     refuse(&spec, "train.lora.targets");
-    spec.lora.targets = all_targets() + 1;
+    spec.lora.targets = harness_targets(family) + 1;
     refuse(&spec, "train.lora.targets");
     spec = small(true);
     spec.lora.rank = 5000;
@@ -317,7 +312,7 @@ static void test_refusals(void **state)
 int main(int argc, char **argv)
 {
     instance = argc > 1 ? argv[1] : "gpt2";
-    family = strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
+    family = harness_family(instance);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dense), cmocka_unit_test(test_slopes),   cmocka_unit_test(test_kept),
         cmocka_unit_test(test_fresh), cmocka_unit_test(test_refusals),

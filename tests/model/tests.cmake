@@ -3,20 +3,21 @@ sluice_test(test_model_shapes LIBS sluice_model LABELS cpu debug)
 sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 
 if(TARGET sluice_kernels_reference)
+    set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 granite smollm3)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES gpt2 llama qwen2 qwen3)
+                INSTANCES ${model_families} gpt2-erf)
     sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen2 qwen3)
+                INSTANCES ${model_families})
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3)
+                INSTANCES gpt2 llama qwen3 olmo2 granite)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3)
+                INSTANCES gpt2 llama qwen3 olmo2 granite)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+                INSTANCES ${model_families} gpt2-long)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+                INSTANCES ${model_families} gpt2-long)
     sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+                INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2)
     sluice_test(test_model_pytorch
                 LIBS sluice_model sluice_kernels_reference PkgConfig::JANSSON LABELS cpu
                 INSTANCES gpt2-tied gpt2-untied llama-tied llama-untied)

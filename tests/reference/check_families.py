@@ -35,6 +35,8 @@ GPT2 = dict(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=96,
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=32)
+# PyTorch gives the embedding of a padding token no gradient; here every token is one of the text.
+NO_PAD = dict(pad_token_id=None, bos_token_id=None, eos_token_id=None)
 FAMILIES = {
     "gpt2": hf.GPT2Config(**GPT2),
     "gpt2-untied": hf.GPT2Config(**GPT2, n_inner=72, tie_word_embeddings=False),
@@ -47,6 +49,17 @@ FAMILIES = {
     "qwen2": hf.Qwen2Config(**SMALL),
     "qwen2-tied": hf.Qwen2Config(**SMALL, tie_word_embeddings=True),
     "qwen3": hf.Qwen3Config(**SMALL, head_dim=20),
+    "gpt2-gelu": hf.GPT2Config(**GPT2, activation_function="gelu"),
+    "llama-bias": hf.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "qwen3-bias": hf.Qwen3Config(**SMALL, head_dim=20, attention_bias=True),
+    "starcoder2": hf.Starcoder2Config(**SMALL),
+    "phi3": hf.Phi3Config(**SMALL, **NO_PAD),
+    "gemma": hf.GemmaConfig(**SMALL, head_dim=16, **NO_PAD),
+    "olmo2": hf.Olmo2Config(**SMALL),
+    "granite": hf.GraniteConfig(**SMALL, embedding_multiplier=12.0, attention_multiplier=0.25,
+                                residual_multiplier=0.22, logits_scaling=8.0),
+    "granite-bias": hf.GraniteConfig(**SMALL, attention_bias=True, mlp_bias=True, attention_multiplier=0.3),
+    "smollm3": hf.SmolLM3Config(**SMALL, no_rope_layer_interval=2, **NO_PAD),
     "qwen3-tied": hf.Qwen3Config(**SMALL, head_dim=20, tie_word_embeddings=True),
 }
 

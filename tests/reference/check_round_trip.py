@@ -29,6 +29,7 @@ from check_families import FAMILIES, LENGTH, VOCAB, make_checkpoint
 LIMITS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOWS = 8
+SMALL = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 80}
 OWN_MODELS = {
     "own-gpt2": {"family": "gpt2", "num_layers": 2, "hidden_size": 48, "num_heads": 4},
     "own-llama": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4,
@@ -41,6 +42,13 @@ OWN_MODELS = {
                   "qkv_bias": True},
     "own-qwen3": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80,
                   "qk_norm": True, "head_dim": 20},
+    "own-bias": {"family": "llama", **SMALL, "qkv_bias": True, "out_bias": True, "mlp_bias": True},
+    "own-granite": {"family": "llama", **SMALL, "embedding_multiplier": 12.0, "logits_scaling": 8.0},
+    "own-smollm3": {"family": "llama", **SMALL, "nope_interval": 2},
+    "own-starcoder2": {"family": "starcoder2", **SMALL},
+    "own-phi3": {"family": "phi3", **SMALL},
+    "own-gemma": {"family": "gemma", **SMALL, "embedding_multiplier": 48**0.5},
+    "own-olmo2": {"family": "olmo2", **SMALL},
 }
 
 
