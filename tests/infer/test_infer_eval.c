@@ -118,6 +118,43 @@ static void runs_give_their_own_losses(void **state)
     fixture_remove("run");
 }
 
+/* Documents that share a window have the losses that each has alone, and each token but a
+ * document's first is counted. Joined they are one text. */
+static void documents_are_as_if_alone(void **state)
+{
+    (void)state;
+    enum { DOCUMENTS = 6, LENGTH = 16 }; /* two to a window */
+    static fixture_sets sets;
+    static fixture_result trained;
+    const fixture_model shape = {.family = "llama", .layers = 2, .hidden = 64};
+    const char *joined = "data.documents=joined";
+    memset(&sets, 0, sizeof sets);
+    fixture_set(&sets, "run.steps=4");
+    fixture_train_good("run", &shape, &sets, &trained);
+    struct infer_evaluate_result one, all, text;
+    double nats = 0;
+    const char *file;
+    char run[2 * FIXTURE_PATH_BYTES];
+    snprintf(run, sizeof run, "%s", fixture_path("run", NULL));
+    struct infer_evaluate_options asked = {.path = run, .files = &file, .file_count = 1};
+    for (uint64_t d = 0; d < DOCUMENTS; d++) {
+        file = fixture_rows("one.npy", d * LENGTH, 1, LENGTH);
+        assert_int_equal(infer_evaluate(&asked, &one), 0);
+        assert_int_equal(one.tokens, LENGTH - 1);
+        nats += one.nats;
+    }
+    file = fixture_rows("all.npy", 0, DOCUMENTS, LENGTH);
+    assert_int_equal(infer_evaluate(&asked, &all), 0);
+    assert_int_equal(all.tokens, DOCUMENTS * (LENGTH - 1));
+    assert_true(fabs(all.nats - nats) < 1e-3);
+    asked.set = &joined;
+    asked.set_count = 1;
+    assert_int_equal(infer_evaluate(&asked, &text), 0);
+    assert_int_equal(text.tokens, DOCUMENTS * LENGTH - 1);
+    assert_true(fabs(text.loss - all.loss) > 1e-3);
+    fixture_remove("run");
+}
+
 static void expect_refusal(struct infer_evaluate_options *options, int code, const char *word)
 {
     struct infer_evaluate_result result;
@@ -163,6 +200,7 @@ int main(void)
         cmocka_unit_test(windows_count_each_token_once),
         cmocka_unit_test(results_are_as_by_hand),
         cmocka_unit_test(runs_give_their_own_losses),
+        cmocka_unit_test(documents_are_as_if_alone),
         cmocka_unit_test(what_cannot_be_evaluated_is_refused),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

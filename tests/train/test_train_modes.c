@@ -3,8 +3,8 @@
  * activations, units cut in parts, one to three drives, both I/O backends, paranoid mode, split
  * masters, placements, tiles, lookahead and budgets.
  *
- * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8]. It names the
- * numeric fingerprint that all runs of a group share. */
+ * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8][-documents]. It
+ * names the numeric fingerprint that all runs of a group share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,6 +53,11 @@ static void set_group(fixture_sets *sets)
         fixture_set(sets, "gradient_clipping=0");
         if (is_group("bf16"))
             fixture_set(sets, "bf16.check_grad_overflow=false");
+    }
+    if (is_group("documents")) { /* shorter than a window, which they cross */
+        const char *path = fixture_rows("rows.npy", 0, 600, 23);
+        fixture_set(sets, "data.train=[\"%s\"]", path);
+        fixture_set(sets, "data.valid=[\"%s\"]", path);
     }
     if (is_group("-m16") || is_group("-m8"))
         fixture_set(sets, "state.moments=%s", is_group("-m16") ? "bf16" : "8bit");

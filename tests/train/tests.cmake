@@ -9,8 +9,8 @@ if(TARGET sluice_profile)
     sluice_test(test_train_invariance LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_shapes})
     set(train_modes gpt2-fp32 gpt2-fp16-untied llama-fp16 llama-bf16 gpt2-bf16-unclipped
-        llama-fp32-untied-unclipped gpt2-fp32-cut llama-bf16-untied-cut gpt2-fp16-cut
-        gpt2-bf16-lion llama-fp32-adagrad gpt2-bf16-cut-m16 llama-fp32-unclipped-m8)
+        llama-fp32-untied-unclipped gpt2-fp32-cut-documents llama-bf16-untied-cut gpt2-fp16-cut
+        gpt2-bf16-lion llama-fp32-adagrad-documents gpt2-bf16-cut-m16 llama-fp32-unclipped-m8)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
     set(train_sets avx2 avx512_bf16) # what avx512 computes, the tests of kernels and models compare
@@ -64,7 +64,7 @@ if(TARGET sluice_profile)
     # Paranoid mode looks at programs and memory, not at numbers: every kind of program is run, and a model
     # or dtype more of the same kind is slow.
     set(paranoid_shapes gpt2-bf16 llama-fp32)
-    set(paranoid_modes gpt2-fp16-untied llama-bf16 gpt2-bf16-unclipped gpt2-fp32-cut llama-bf16-untied-cut
+    set(paranoid_modes gpt2-fp16-untied llama-bf16 gpt2-bf16-unclipped gpt2-fp32-cut-documents llama-bf16-untied-cut
         llama-fp32-unclipped-m8)
     again_test(paranoid SLUICE_TEST_PARANOID test_train_invariance ${paranoid_shapes})
     again_test(paranoid SLUICE_TEST_PARANOID test_train_modes ${paranoid_modes})

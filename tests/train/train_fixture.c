@@ -32,18 +32,39 @@ static int remove_entry(const char *path, const struct stat *status, int type, s
     return remove(path);
 }
 
-/* A text that can be learned: a walk over 64 letters with some noise. */
+/* Letters [first, first + bytes) of a text that can be learned: a walk over 64 letters with some
+ * noise. */
+static void put_text(FILE *file, uint64_t seed, uint64_t first, uint64_t bytes)
+{
+    unsigned letter = 0;
+    for (uint64_t i = 0; i < first + bytes; i++) {
+        if (i >= first)
+            fputc((int)(' ' + letter), file);
+        letter = (unsigned)((5 * letter + 17 + rng_below(seed, STREAM_TEXT, i, 4)) % 64);
+    }
+}
+
 static int write_text(const char *name, uint64_t seed, uint64_t bytes)
 {
     FILE *file = fopen(fixture_path(NULL, name), "wb");
     if (!file)
         return -1;
-    unsigned letter = 0;
-    for (uint64_t i = 0; i < bytes; i++) {
-        fputc((int)(' ' + letter), file);
-        letter = (unsigned)((5 * letter + 17 + rng_below(seed, STREAM_TEXT, i, 4)) % 64);
-    }
+    put_text(file, seed, 0, bytes);
     return fclose(file);
+}
+
+const char *fixture_rows(const char *name, uint64_t first, uint64_t rows, uint64_t columns)
+{
+    const char *path = fixture_path(NULL, name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fprintf(file, "\x93NUMPY%c%c%c%c", 1, 0, 118, 0); /* version 1.0, a header of 118 bytes */
+    int used = fprintf(file, "{'descr': '|u1', 'fortran_order': False, 'shape': (%llu, %llu), }",
+                       (unsigned long long)rows, (unsigned long long)columns);
+    fprintf(file, "%*s", 118 - used, "\n");
+    put_text(file, 11, first, rows * columns);
+    assert_int_equal(fclose(file), 0);
+    return path;
 }
 
 int fixture_setup(void **state)

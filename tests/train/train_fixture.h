@@ -108,6 +108,9 @@ void fixture_assert_same(const fixture_result *a, const fixture_result *b);
 /* Path of a file of the run NAME; valid until the fourth call after this one. */
 const char *fixture_path(const char *name, const char *file);
 bool fixture_exists(const char *path);
+/* Writes a NumPy array of bytes in whose rows, documents for a job, the text of train.txt goes on
+ * from letter `first`. Returns its path, as fixture_path. */
+const char *fixture_rows(const char *name, uint64_t first, uint64_t rows, uint64_t columns);
 /* Removes a run's directory and its drive's. */
 void fixture_remove(const char *name);
 /* A JSON file, and all lines of a run's metrics.jsonl as an array. The caller drops the
