@@ -97,8 +97,8 @@ int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count
 /* The document that holds the token `at`. As many times three small reads as the number of
  * documents has bits. */
 int corpus_document_of(corpus *self, uint64_t at, uint64_t *idx) MUST_CHECK;
-/* In files that store no documents (llmc, u16, u32), a document also ends with this token. Such ends
- * are no documents for the functions above; only corpus_separate knows them. */
+/* In files that store no documents (llmc, u16, u32), a document also ends with this token. The
+ * functions above do not count such documents; only corpus_separate knows them. */
 void corpus_set_end_token(corpus *self, int32_t token);
 /* True if the corpus has several documents, or an end token that divides it. */
 bool corpus_has_documents(const corpus *self);

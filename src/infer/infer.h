@@ -96,9 +96,9 @@ struct infer_evaluate_result {
 };
 
 /* Computes the loss of a trained model on files, whose documents are separate or joined as in
- * training (data.documents). Each token but a document's first is predicted once, in order: windows that overlap (stride < context) count
- * only the targets that no earlier window has counted. ERR_INPUT for files with fewer than two
- * tokens; ERR_NO_FIT; ERR_STOPPED. */
+ * training (data.documents). Each token but a document's first is predicted once, in order: windows
+ * that overlap (stride < context) count only the targets that no earlier window has counted.
+ * ERR_INPUT for files with fewer than two tokens; ERR_NO_FIT; ERR_STOPPED. */
 int infer_evaluate(const struct infer_evaluate_options *options,
                    struct infer_evaluate_result *result) MUST_CHECK;
 

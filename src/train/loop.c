@@ -48,10 +48,10 @@ static void fill_random(const struct loop *self, uint64_t first, uint64_t count,
             (int32_t)rng_below(self->run.job->data.seed, RANDOM_STREAM + first, i, vocabulary);
 }
 
-/* Puts the tokens, targets and begins of documents of this rank's windows into the host buffer. The step's windows, of
- * all ranks in rank order, begin with window `first`. `from` NULL: random tokens. Sets the engine's
- * step.target_count to the targets of all ranks; they exchange their counts if some tokens do not
- * count as targets. */
+/* Puts the tokens and targets of this rank's windows, and where their documents begin, into the
+ * host buffer. The step's windows, of all ranks in rank order, begin with window `first`. `from`
+ * NULL: random tokens. Sets the engine's step.target_count to the targets of all ranks; they
+ * exchange their counts if some tokens do not count as targets. */
 static int load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t first)
 {
     const model *net = self->run.setup->net;

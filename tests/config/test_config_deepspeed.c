@@ -379,13 +379,52 @@ static void other_spellings_are_read(void **state)
     }
 }
 
+/* The names of transformers' `optim`, in any case. */
+static void optimizers_have_names_of_transformers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set;
+        enum job_optimizer type;
+        enum tile_format moments;
+    } rows[] = {
+        {"optimizer.type=adamw_torch", JOB_ADAM, TILE_FP32},
+        {"optimizer.type=adamw_torch_fused", JOB_ADAM, TILE_FP32},
+        {"optimizer.type=paged_adamw_32bit", JOB_ADAM, TILE_FP32},
+        {"optimizer.type=adamw_8bit", JOB_ADAM, TILE_INT8},
+        {"optimizer.type=adamw_bnb_8bit", JOB_ADAM, TILE_INT8},
+        {"optimizer.type=adamw_torch_8bit", JOB_ADAM, TILE_INT8},
+        {"optimizer.type=PAGED_ADAMW_8BIT", JOB_ADAM, TILE_INT8},
+        {"optimizer.type=lion_32bit", JOB_LION, TILE_FP32},
+        {"optimizer.type=lion_8bit", JOB_LION, TILE_FP32},
+        {"optimizer.type=paged_lion_32bit", JOB_LION, TILE_FP32},
+        {"optimizer.type=paged_lion_8bit", JOB_LION, TILE_FP32},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        job *self = read_good(SMALL_WITH(""), rows[i].set);
+        assert_int_equal(self->optimizer.type, rows[i].type);
+        assert_int_equal(self->state.moments, rows[i].moments);
+        assert_true(self->optimizer.decoupled);
+        job_destroy(self);
+    }
+    job *self =
+        read_good(SMALL_WITH("\"state\": {\"moments\": \"fp32\"},"), "optimizer.type=adamw_8bit");
+    assert_int_equal(self->state.moments, TILE_FP32);
+    job_destroy(self);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_key_has_its_fate),   cmocka_unit_test(every_row_is_listed),
-        cmocka_unit_test(wrong_fates_are_noticed),  cmocka_unit_test(batch_sizes_agree),
-        cmocka_unit_test(batch_values_are_checked), cmocka_unit_test(auto_is_named),
-        cmocka_unit_test(auto_of_hugging_face),     cmocka_unit_test(hugging_face_fills_gaps),
+        cmocka_unit_test(optimizers_have_names_of_transformers),
+        cmocka_unit_test(every_key_has_its_fate),
+        cmocka_unit_test(every_row_is_listed),
+        cmocka_unit_test(wrong_fates_are_noticed),
+        cmocka_unit_test(batch_sizes_agree),
+        cmocka_unit_test(batch_values_are_checked),
+        cmocka_unit_test(auto_is_named),
+        cmocka_unit_test(auto_of_hugging_face),
+        cmocka_unit_test(hugging_face_fills_gaps),
         cmocka_unit_test(other_spellings_are_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);

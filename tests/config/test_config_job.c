@@ -339,39 +339,6 @@ static const char deepspeed_job[] =
     "\"wandb\": {\"enabled\": false}, \"elasticity\": {\"enabled\": false, \"x\": 1},\n"
     "\"wall_clock_breakdown\": false, \"dump_state\": true}";
 
-/* The names of transformers' `optim`, in any case. */
-static void names_of_transformers(void)
-{
-    static const struct {
-        const char *set;
-        enum job_optimizer type;
-        enum tile_format moments;
-    } rows[] = {
-        {"optimizer.type=adamw_torch", JOB_ADAM, TILE_FP32},
-        {"optimizer.type=adamw_torch_fused", JOB_ADAM, TILE_FP32},
-        {"optimizer.type=paged_adamw_32bit", JOB_ADAM, TILE_FP32},
-        {"optimizer.type=adamw_8bit", JOB_ADAM, TILE_INT8},
-        {"optimizer.type=adamw_bnb_8bit", JOB_ADAM, TILE_INT8},
-        {"optimizer.type=adamw_torch_8bit", JOB_ADAM, TILE_INT8},
-        {"optimizer.type=PAGED_ADAMW_8BIT", JOB_ADAM, TILE_INT8},
-        {"optimizer.type=lion_32bit", JOB_LION, TILE_FP32},
-        {"optimizer.type=lion_8bit", JOB_LION, TILE_FP32},
-        {"optimizer.type=paged_lion_32bit", JOB_LION, TILE_FP32},
-        {"optimizer.type=paged_lion_8bit", JOB_LION, TILE_FP32},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        job *self = read_good(SMALL_WITH(""), rows[i].set);
-        assert_int_equal(self->optimizer.type, rows[i].type);
-        assert_int_equal(self->state.moments, rows[i].moments);
-        assert_true(self->optimizer.decoupled);
-        job_destroy(self);
-    }
-    job *self =
-        read_good(SMALL_WITH("\"state\": {\"moments\": \"fp32\"},"), "optimizer.type=adamw_8bit");
-    assert_int_equal(self->state.moments, TILE_FP32);
-    job_destroy(self);
-}
-
 static void deepspeed_file_works(void **state)
 {
     (void)state;
@@ -420,7 +387,6 @@ static void deepspeed_file_works(void **state)
     assert_true(self->optimizer.lr == 1e-3 && self->optimizer.beta1 == 0.9);
     assert_true(self->optimizer.beta2 == 0.999);
     job_destroy(self);
-    names_of_transformers();
     self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
                                 "\"offload_param\": {\"device\": \"none\"}},"),
                      NULL);
