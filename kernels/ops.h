@@ -293,8 +293,7 @@ struct activation_args {
 typedef struct activation_args activation_args;
 
 /* target = scale * source, target += scale * source, or target = addend + scale * source, on rows
- * that may lie apart. The product is rounded to fp32, the sum too, and then the result to `type`.
- * */
+ * that may lie apart. Product and sum are rounded to fp32 each, and then the result to `type`. */
 struct scale_rows_args {
     enum dtype type;
     uint64_t rows, columns;

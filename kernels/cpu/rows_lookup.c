@@ -25,6 +25,7 @@ static void fill(const rows_table *rows, const float *input, const float *grad, 
                                 .input = input,
                                 .output = lookup->of[function].value,
                                 .output_grad = grad,
+                                /* a gated function also fills value_backward, which follows */
                                 .input_grad = lookup->of[function].slope};
         rows->activation_forward(threads, &args, NULL);
         rows->activation_backward(threads, &args, NULL);

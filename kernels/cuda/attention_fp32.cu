@@ -178,8 +178,7 @@ template <typename F> inline cudaError_t fp32_by_dim(uint64_t head_dim, F call)
     return call(std::integral_constant<int, 256>());
 }
 
-// Caps scores; see attention_cap in
-// attention_tiles.cuh.
+// Caps scores; see attention_cap in attention_tiles.cuh.
 template <int DIM>
 __device__ __forceinline__ void fp32_cap(const cudai_attention_args &args,
                                          float (&scores)[fp32_share<DIM>][fp32_share<DIM>])

@@ -99,8 +99,8 @@ static void ask_for_shared_memory(const commi_launch *launch)
 
 /* By default Open MPI first asks the other side whether a message longer than 64 KiB may come. On
  * TCP question and answer wait behind the data under way, on a slow link tens of milliseconds for
- * each round of a collective. A receive for every round is posted before the round is sent, so its
- * messages may come unasked. Open MPI takes memory for the messages under way, two rounds. */
+ * each round of a collective. No rank is more than two rounds ahead of another, so the messages of
+ * rounds of the default size may come unasked. Open MPI takes memory for some of them. */
 static void ask_for_eager_messages(void)
 {
     char bytes[24];

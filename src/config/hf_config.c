@@ -50,7 +50,7 @@ enum window { NO_WINDOW, WINDOW, WINDOW_OF_QWEN };
 /* The differences between the families that are relatives of Llama. */
 struct variant {
     const char *name;   /* model_type */
-    const char *family; /* ours; NULL: llama. The same for other members: find_variant */
+    const char *family; /* model.family; find_variant fills in what is left out */
     uint64_t kv_heads;  /* if config.json does not say; 0: as many as heads */
     uint64_t head_dim;  /* if config.json does not say; 0: hidden_size / heads */
     uint64_t positions;
@@ -189,14 +189,27 @@ static int put_biases(hfi_config *self, const struct variant *of)
         TRY(hfi_bool(self, "attention_bias", false, &attention));
     if (of->has_mlp_bias)
         TRY(hfi_bool(self, "mlp_bias", false, &mlp));
-    if (strcmp(of->family, "llama") != 0) {
-        TRY(hfi_refuse(self, "attention_bias", false, "this family has no biases of attention"));
-        return hfi_refuse(self, "use_bias", true, "this family always has biases");
-    }
+    if (strcmp(of->family, "starcoder2") == 0)
+        return hfi_refuse(self, "use_bias", true, "models without these biases are not built");
+    if (strcmp(of->family, "llama") != 0)
+        return hfi_refuse(self, "attention_bias", false, "this family has no biases of attention");
     TRY(hfi_put(self, "qkv_bias", json_boolean(of->qkv_bias || attention)));
     if (attention)
         TRY(hfi_put(self, "out_bias", json_true()));
     return mlp ? hfi_put(self, "mlp_bias", json_true()) : 0;
+}
+
+/* In files of Gemma "gelu" means the tanh form, as transformers reads it; older ones have the true
+ * name in another key. */
+static int put_activation(hfi_config *self, const struct variant *of)
+{
+    bool is_gemma = strcmp(of->name, "gemma") == 0;
+    bool is_old = is_gemma && hfi_get(self, "hidden_activation");
+    const char *act = json_string_value(hfi_get(self, "hidden_act"));
+    if (is_gemma && !is_old && act && strcmp(act, "gelu") == 0)
+        return 0;
+    return hfi_put_activation(self, is_old ? "hidden_activation" : "hidden_act", of->activation,
+                              of->ours, !of->is_plain);
 }
 
 static int put_multipliers(hfi_config *self)
@@ -256,10 +269,7 @@ static int fill_llama(hfi_config *self, const struct variant *of)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
     TRY(find_window(self, of, layers));
-    /* Older files of Gemma have the true name here, and another one in hidden_act. */
-    bool is_old = strcmp(of->name, "gemma") == 0 && hfi_get(self, "hidden_activation");
-    TRY(hfi_put_activation(self, is_old ? "hidden_activation" : "hidden_act", of->activation,
-                           of->ours, !of->is_plain));
+    TRY(put_activation(self, of));
     TRY(hfi_refuse(self, "use_bidirectional_attention", false, "attention is always causal"));
     hfi_say_dropout(self);
     TRY(put_biases(self, of));
@@ -346,6 +356,33 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
         configi_show(own, shown), self->positions, self->file, most);
 }
 
+/* Refuses the keys that change the arithmetic, and that only config.json may give: the checkpoint
+ * was trained without them. */
+static int refuse_other_arithmetic(const configi_reader *reader, const hfi_config *self)
+{
+    static const char *const keys[] = {
+        "activation",
+        "out_bias",
+        "mlp_bias",
+        "nope_interval",
+        "embedding_multiplier",
+        "attention_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];
+        configi_join(path, "model", keys[i]);
+        const json_t *own = configi_get(reader, path);
+        bool is_default = json_is_false(own) ||
+                          (json_is_string(own) && strcmp(json_string_value(own), "default") == 0);
+        if (own && !is_default && !json_object_get(self->block, keys[i]))
+            return configi_error(reader, path, "%s is not what %s says: leave the key out",
+                                 configi_show(own, given), self->file);
+    }
+    return 0;
+}
+
 /* Refuses keys that config.json does not give. A plain model block may add rope_scaling, this
  * one may not. */
 static int refuse_additions(const configi_reader *reader, const hfi_config *self)
@@ -361,7 +398,7 @@ static int refuse_additions(const configi_reader *reader, const hfi_config *self
     if (configi_get(reader, scaling) && !is_plain && !json_object_get(self->block, "rope_scaling"))
         return configi_error(reader, scaling, "%s has no rope_scaling: leave the key out",
                              self->file);
-    return 0;
+    return refuse_other_arithmetic(reader, self);
 }
 
 static int merge_block(const configi_reader *reader, const hfi_config *self)

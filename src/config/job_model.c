@@ -184,6 +184,28 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
     return 0;
 }
 
+/* Factors are used in fp32, in which neither they nor their inverses may be 0 or infinite. */
+static int check_factors(const configi_reader *reader, const struct job_model *model)
+{
+    const struct {
+        const char *path;
+        double value; /* 0: not given */
+    } factors[] = {
+        {"model.embedding_multiplier", model->embedding_multiplier},
+        {"model.attention_multiplier", model->attention_multiplier},
+        {"model.residual_multiplier", model->residual_multiplier},
+        {"model.logits_scaling", model->logits_scaling},
+    };
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
+        double value = factors[i].value;
+        if (value != 0 && !(value >= 1e-30 && value <= 1e30))
+            return configi_error(reader, factors[i].path,
+                                 "%g must lie between 1e-30 and 1e30, for it is used in fp32",
+                                 value);
+    }
+    return 0;
+}
+
 int configi_fill_model(const configi_reader *reader, struct job_model *model)
 {
     if (!configi_get(reader, "model"))
@@ -207,5 +229,6 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     if (!configi_get(reader, "model.tie_embeddings"))
         model->tie_embeddings = !is_llama;
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
+    TRY(check_factors(reader, model));
     return fill_variant(reader, is_llama, model);
 }

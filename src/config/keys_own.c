@@ -64,8 +64,8 @@ const configi_key configi_own_keys[] = {
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
         "Width of a head, but for gpt2. Default: hidden_size / num_heads."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
-        "Whether the projections to queries, keys and values have biases. Default: gpt2 and "
-        "starcoder2 true (always); llama false (Qwen2: true)."),
+        "Whether the projections to queries, keys and values have biases, for llama. Default: "
+        "false (Qwen2: true). gpt2 and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "RMSNorm over each head of queries and keys before the rotation (llama; Qwen3: true)."),
     KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
@@ -77,7 +77,9 @@ const configi_key configi_own_keys[] = {
         "The function of the feed-forward part, or of its gate. default: the family's own. gelu: "
         "the exact form. relu: without a gate; silu: with one."),
     KEY("model.embedding_multiplier", FLOAT, AT(model.embedding_multiplier), NONE, "(0,]", NONE,
-        FIXED, "Factor of the embedding's rows, rounded to the working dtype. Default: none."),
+        FIXED,
+        "Factor of the embedding's rows, rounded to the working dtype. Default: none. Gemma's is "
+        "the root of model.hidden_size."),
     KEY("model.attention_multiplier", FLOAT, AT(model.attention_multiplier), NONE, "(0,]", NONE,
         FIXED, "Factor of attention's scores. Default: 1 / sqrt(head_dim)."),
     KEY("model.residual_multiplier", FLOAT, AT(model.residual_multiplier), NONE, "(0,]", NONE,
@@ -152,7 +154,8 @@ const configi_key configi_own_keys[] = {
         "How text and JSON records become tokens: bytes (each byte is a token, 256 in all), or the "
         "path of a tokenizer.json, of a directory that has one, or of a SentencePiece .model. "
         "Default with model.hf: the checkpoint's own. The tokens are made once, when the run "
-        "begins, in run.dir/data. Token files need none."),
+        "begins, in run.dir/data. Token files need none; with one, its end token tells where the "
+        "documents of plain ids end."),
     KEY("data.chat_template", ENUM, AT(data.chat_template), "auto",
         "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|mistral-tekken|"
         "zephyr|llama2|phi3|phi4-mini|phi4|gemma|gemma3|olmo2|tulu|granite|granite3.1|glm4|cohere|"

@@ -357,12 +357,19 @@ int corpus_document_of(corpus *self, uint64_t at, uint64_t *idx)
     return 0;
 }
 
-void corpus_set_end_token(corpus *self, int32_t token)
+int corpus_set_end_token(corpus *self, int32_t token)
 {
-    for (uint32_t i = 0; i < self->file_count; i++)
-        if (self->files[i].documents != DATAI_ONE || self->files[i].is_bytes)
-            return;
-    self->end_token = token;
+    self->end_token = -1;
+    for (uint32_t i = 0; i < self->file_count && token >= 0; i++) {
+        datai_file *file = &self->files[i];
+        int32_t first;
+        if (file->documents != DATAI_ONE || file->is_bytes || file->token_count == 0)
+            continue;
+        TRY(read_file_tokens(file, 0, 1, self->vocab_size, false, &first));
+        file->end = first == token ? DATAI_END_FIRST : DATAI_END_LAST;
+        self->end_token = token;
+    }
+    return 0;
 }
 
 bool corpus_has_documents(const corpus *self)
@@ -372,26 +379,33 @@ bool corpus_has_documents(const corpus *self)
 
 /* ---- which document a token belongs to ---- */
 
-void datai_note_document(uint64_t first, uint64_t last, uint64_t count, bool is_begun,
-                         int32_t *targets, int32_t *begins)
+/* Divides inputs [first, last) at the end tokens among them. */
+static void note_ends(const corpus *self, enum datai_end end, uint64_t first, uint64_t last,
+                      const int32_t *inputs, int32_t *targets, int32_t *begins)
 {
-    for (uint64_t t = first; t < size_min(last, count); t++)
-        begins[t] = (int32_t)first;
-    if (is_begun && first > 0)
-        targets[first - 1] = -1;
+    for (uint64_t t = first, begin = first; t < last; t++) {
+        bool is_end = inputs[t] == self->end_token;
+        if (end == DATAI_END_FIRST && is_end)
+            begin = t;
+        begins[t] = (int32_t)begin;
+        if (end == DATAI_END_LAST && is_end)
+            begin = t + 1;
+        if (end == DATAI_END_FIRST ? targets[t] == self->end_token : is_end)
+            targets[t] = -1;
+    }
 }
 
-void datai_note_ends(const corpus *self, uint64_t count, const int32_t *inputs, int32_t *targets,
-                     int32_t *begins)
+void datai_note_document(const corpus *self, uint64_t idx, datai_stretch of, const int32_t *inputs,
+                         int32_t *targets, int32_t *begins)
 {
-    int32_t begin = 0;
-    for (uint64_t t = 0; self->end_token >= 0 && t < count; t++) {
-        begin = begins[t] = begins[t] > begin ? begins[t] : begin;
-        if (inputs[t] != self->end_token)
-            continue;
-        begin = (int32_t)t + 1;
-        targets[t] = -1;
-    }
+    enum datai_end end = self->files[file_of(self, idx, true)].end;
+    uint64_t last = size_min(of.last, of.count);
+    for (uint64_t t = of.first; t < last; t++)
+        begins[t] = (int32_t)of.first;
+    if (end != DATAI_END_NONE)
+        note_ends(self, end, of.first, last, inputs, targets, begins);
+    if (of.is_begun && of.first > 0)
+        targets[of.first - 1] = -1;
 }
 
 int corpus_separate(corpus *self, uint64_t from, uint64_t count, const int32_t *inputs,
@@ -406,9 +420,9 @@ int corpus_separate(corpus *self, uint64_t from, uint64_t count, const int32_t *
         uint64_t last = size_min(begin + length, end);
         if (last <= at)
             continue; /* it is empty */
-        datai_note_document(at - from, last - from, count, begin == at, targets, begins);
+        datai_note_document(self, idx, (datai_stretch){at - from, last - from, count, begin == at},
+                            inputs, targets, begins);
         at = last;
     }
-    datai_note_ends(self, count, inputs, targets, begins);
     return 0;
 }

@@ -97,15 +97,16 @@ int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count
 /* The document that holds the token `at`. As many times three small reads as the number of
  * documents has bits. */
 int corpus_document_of(corpus *self, uint64_t at, uint64_t *idx) MUST_CHECK;
-/* In files that store no documents (llmc, u16, u32), a document also ends with this token. The
- * functions above do not count such documents; only corpus_separate knows them. */
-void corpus_set_end_token(corpus *self, int32_t token);
+/* In files of ids that store no documents (llmc, u16, u32), this token ends documents; or begins
+ * them, if a file begins with it, as llm.c's do. The functions above do not count such documents;
+ * only corpus_separate knows them. -1: no token does. */
+int corpus_set_end_token(corpus *self, int32_t token) MUST_CHECK;
 /* True if the corpus has several documents, or an end token that divides it. */
 bool corpus_has_documents(const corpus *self);
 
-/* Tells the documents of a window apart: of tokens [from, from + count], the first of which are
- * inputs [count] and all but the first of which are targets [count]. begins [count]: begins[t] is
- * the place in this window of the first input that belongs to the document of input t; 0 for a
+/* Tells the documents of a window apart. The window has the count + 1 tokens from `from` on: all but
+ * the last are inputs [count], all but the first are targets [count]. begins [count]: begins[t] is
+ * the place in the window of the first input that belongs to the document of input t; 0 for a
  * document that began before the window. The first token of a document does not count as a target
  * (-1), because no token of its document precedes it. */
 int corpus_separate(corpus *self, uint64_t from, uint64_t count, const int32_t *inputs,

@@ -46,6 +46,13 @@ enum datai_documents {
     DATAI_ENDS      /* in fd at index_at: the end of each document in tokens, uint64 */
 };
 
+/* Where the end token stands in a file of one stored document that has several in truth. */
+enum datai_end {
+    DATAI_END_NONE, /* there is no such token */
+    DATAI_END_LAST, /* as the last token of each document */
+    DATAI_END_FIRST /* as the first one: the file begins with it, as llm.c writes its files */
+};
+
 struct datai_file {
     int fd;                  /* -1 while not open */
     char *path;              /* of the file that holds the tokens; from mem_alloc */
@@ -59,6 +66,7 @@ struct datai_file {
     bool has_marks;                    /* bit 31 of a token: it does not count as a target */
     uint64_t counted;                  /* number of tokens that count as targets */
     enum datai_documents documents;
+    enum datai_end end;
     uint64_t document_begin, document_count; /* in the whole sequence */
     uint64_t row_tokens;                     /* for DATAI_ROWS */
     int index_fd;                            /* for DATAI_MEGATRON; else -1 */
@@ -196,14 +204,16 @@ bool datai_kind_fits(enum data_format kind, const char *field, const datai_names
 int datai_refuse_kind(enum data_format wanted, const char *field,
                       const datai_names *names) MUST_CHECK;
 
-/* Tokens [first, last) of a window of `count` inputs and one more token are those of one document.
- * is_begun: the first of them is the document's first token. */
-void datai_note_document(uint64_t first, uint64_t last, uint64_t count, bool is_begun,
+/* Tokens [first, last) of a window of `count` inputs and one token more. */
+struct datai_stretch {
+    uint64_t first, last, count;
+    bool is_begun; /* the first of them is its document's first token */
+};
+typedef struct datai_stretch datai_stretch;
+
+/* Notes that the stretch belongs to document `idx` of the corpus; divides it at its end tokens. */
+void datai_note_document(const corpus *self, uint64_t idx, datai_stretch of, const int32_t *inputs,
                          int32_t *targets, int32_t *begins);
-/* Ends documents where corpus_end_token stands among the inputs. Call it after all documents of the
- * window are noted. */
-void datai_note_ends(const corpus *self, uint64_t count, const int32_t *inputs, int32_t *targets,
-                     int32_t *begins);
 
 /* A bijection of [0, count) for each seed, stream and epoch: returns the value at `position`.
  * `stream` is the first of six consecutive streams of rng.h that it uses. */

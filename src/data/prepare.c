@@ -244,6 +244,7 @@ static int find_before(prepi_maker *self)
                                 .before = self->before.ids,
                                 .before_count = count,
                                 .end_id = end_id,
+                                .cut_id = tokenizer_document_end_id(words),
                                 .has_safe_end = end[0] && tokenizer_separates(words, end)};
     return 0;
 }

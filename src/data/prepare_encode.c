@@ -98,11 +98,16 @@ int prepi_begin_text(const prepi_rules *rules, prepi_piece *piece)
     return add_ids(rules, piece, rules->before, rules->before_count, 0);
 }
 
+bool prepi_is_end(const prepi_rules *rules, int32_t id)
+{
+    return id >= 0 && (id == rules->end_id || id == rules->cut_id);
+}
+
 int prepi_add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *ids, size_t count)
 {
     size_t from = 0;
     for (size_t i = 0; !piece->is_record && i < count; i++) {
-        if (ids[i] != rules->end_id)
+        if (ids[i] != rules->cut_id)
             continue;
         TRY(add_ids(rules, piece, ids + from, i + 1 - from, 0));
         TRY(end_document(piece));
@@ -113,7 +118,7 @@ int prepi_add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *i
 
 int prepi_end_text(const prepi_rules *rules, prepi_piece *piece, bool is_ended)
 {
-    return is_ended && !piece->is_record ? 0 : add_end(rules, piece);
+    return is_ended && !piece->is_record ? end_document(piece) : add_end(rules, piece);
 }
 
 static int encode_text(const prepi_rules *rules, prepi_piece *piece)
@@ -124,9 +129,9 @@ static int encode_text(const prepi_rules *rules, prepi_piece *piece)
     TRY(prepi_add_ids(rules, piece, piece->ids.ids, piece->ids.count));
     if (!piece->ends)
         return 0;
-    bool is_ended =
-        piece->end_count > 0 && piece->ends_at[piece->end_count - 1] == piece->token_count;
-    return prepi_end_text(rules, piece, is_ended);
+    const token_list *ids = &piece->ids;
+    return prepi_end_text(rules, piece,
+                          ids->count > 0 && prepi_is_end(rules, ids->ids[ids->count - 1]));
 }
 
 /* ---- texts with answers ---- */

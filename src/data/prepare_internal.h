@@ -41,6 +41,7 @@ struct prepi_rules {
     const int32_t *before; /* [before_count] ids put before each document */
     size_t before_count;
     int32_t end_id;    /* -1: the tokenizer has none */
+    int32_t cut_id;    /* a document ends after it (tokenizer_document_end_id), or -1 */
     bool has_safe_end; /* the token that ends an answer is one of the tokenizer's own */
 };
 typedef struct prepi_rules prepi_rules;
@@ -118,6 +119,7 @@ int prepi_begin_text(const prepi_rules *rules, prepi_piece *piece) MUST_CHECK;
 int prepi_add_ids(const prepi_rules *rules, prepi_piece *piece, const int32_t *ids,
                   size_t count) MUST_CHECK;
 int prepi_end_text(const prepi_rules *rules, prepi_piece *piece, bool is_ended) MUST_CHECK;
+bool prepi_is_end(const prepi_rules *rules, int32_t id); /* a text that ends with it needs no end */
 int prepi_add_document(const prepi_rules *rules, prepi_piece *piece, const char *text,
                        size_t bytes) MUST_CHECK;
 int prepi_add_completion(const prepi_rules *rules, prepi_piece *piece, const char *text,

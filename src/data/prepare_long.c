@@ -306,7 +306,7 @@ static int add_stretch(void *user, const int32_t *ids, size_t count)
     prepi_piece *piece = &maker->pieces[0];
     piece->token_count = piece->end_count = 0;
     TRY(prepi_add_ids(&maker->rules, piece, ids, count));
-    self->is_ended = ids[count - 1] == maker->rules.end_id;
+    self->is_ended = prepi_is_end(&maker->rules, ids[count - 1]);
     TRY(prepi_write(maker, piece));
     prepi_tell(maker, false);
     return 0;

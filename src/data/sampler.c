@@ -120,26 +120,26 @@ void sampler_fini(sampler *self)
 }
 
 /* The document at this place of the epoch's order. */
-static int document_at(sampler *self, uint64_t epoch, uint64_t position, uint64_t *begin,
-                       uint64_t *count)
+static int document_at(sampler *self, uint64_t epoch, uint64_t position, uint64_t *idx,
+                       uint64_t *begin, uint64_t *count)
 {
-    uint64_t idx = datai_permute(self->seed, STREAM_DOCUMENTS, epoch,
-                                 corpus_document_count(self->source), position);
-    return corpus_document(self->source, idx, begin, count);
+    *idx = datai_permute(self->seed, STREAM_DOCUMENTS, epoch, corpus_document_count(self->source),
+                         position);
+    return corpus_document(self->source, *idx, begin, count);
 }
 
 /* Sums the lengths of the epoch's documents, unless this is done already. */
 static int order_documents(sampler *self, uint64_t epoch)
 {
     struct sampleri_documents *order = self->documents;
-    uint64_t document_count = corpus_document_count(self->source), sum = 0, begin, count;
+    uint64_t document_count = corpus_document_count(self->source), sum = 0, idx, begin, count;
     if (order->epoch == epoch)
         return 0;
     order->epoch = UINT64_MAX;
     for (uint64_t i = 0; i < document_count; i++) {
         if (i % order->stride == 0)
             order->begins[i / order->stride] = sum;
-        TRY(document_at(self, epoch, i, &begin, &count));
+        TRY(document_at(self, epoch, i, &idx, &begin, &count));
         sum += count;
     }
     if (sum != corpus_token_count(self->source))
@@ -169,8 +169,8 @@ static int read_packed(sampler *self, uint64_t epoch, uint64_t from, int32_t *in
     }
     uint64_t at = order->begins[low]; /* where document `i` of the order begins */
     for (uint64_t i = low * order->stride; at < end; i++) {
-        uint64_t begin, count;
-        TRY(document_at(self, epoch, i, &begin, &count));
+        uint64_t idx, begin, count;
+        TRY(document_at(self, epoch, i, &idx, &begin, &count));
         uint64_t first = size_max(at, from), last = size_min(at + count, end);
         uint64_t last_input = size_min(last, end - 1), first_target = size_max(first, from + 1);
         if (first < last_input)
@@ -180,11 +180,11 @@ static int read_packed(sampler *self, uint64_t epoch, uint64_t from, int32_t *in
             TRY(corpus_read_targets(self->source, begin + first_target - at, last - first_target,
                                     targets + (first_target - from - 1)));
         if (begins && first < last)
-            datai_note_document(first - from, last - from, window, first == at, targets, begins);
+            datai_note_document(self->source, idx,
+                                (datai_stretch){first - from, last - from, window, first == at},
+                                inputs, targets, begins);
         at += count;
     }
-    if (begins)
-        datai_note_ends(self->source, window, inputs, targets, begins);
     return 0;
 }
 

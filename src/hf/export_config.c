@@ -179,7 +179,7 @@ static int add_keys(json_t *config, json_t *more)
     return rc;
 }
 
-/* Fills in the keys of config.json that are common to both families. Without the last two the
+/* Fills in the keys of config.json that are common to all families. Without the last two the
  * defaults would be those of another vocabulary. */
 static int fill_common(json_t *config, const struct job_model *from, const char *class_name,
                        const char *type_name)
@@ -189,6 +189,32 @@ static int fill_common(json_t *config, const struct job_model *from, const char 
                           "model_type", type_name, "vocab_size", (json_int_t)from->vocab_size,
                           "tie_word_embeddings", (int)from->tie_embeddings, "initializer_range",
                           from->init_std, "use_cache", 1, "bos_token_id", "eos_token_id"));
+}
+
+/* True if the model has what its type in config.json cannot say. */
+static bool is_beyond(const struct job_model *from, const char *type)
+{
+    bool is_qwen = strcmp(type, "qwen2") == 0 || strcmp(type, "qwen3") == 0;
+    bool is_granite = strcmp(type, "granite") == 0, is_gemma = strcmp(type, "gemma") == 0;
+    bool has_factors = from->attention_multiplier != 0 || from->residual_multiplier != 0 ||
+                       from->logits_scaling != 0;
+    bool is_scaled =
+        is_gemma && fabs(from->embedding_multiplier / sqrt((double)from->hidden_size) - 1) < 1e-9;
+    bool is_other = strcmp(from->family, "llama") != 0;
+    return (is_qwen && (from->mlp_bias || from->nope_interval != 0)) ||
+           (!is_other && strcmp(type, "qwen2") != 0 && from->qkv_bias != from->out_bias) ||
+           (has_factors && !is_granite) ||
+           (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
+           (is_gemma && (!is_scaled || from->activation == ACTIVATION_NAMED_GELU)) ||
+           (strcmp(type, "phi3") == 0 && from->rope_scaling != ROPE_PLAIN) ||
+           (from->nope_interval != 0 && strcmp(type, "smollm3") != 0);
+}
+
+static int refuse_combination(void)
+{
+    return err_set(ERR_CONFIG,
+                   "no family of Hugging Face has this combination of model.qk_norm, biases, "
+                   "activation, multipliers and positions: the run cannot be exported");
 }
 
 static const char *gpt2_activation(const struct job_model *from)
@@ -201,6 +227,8 @@ static const char *gpt2_activation(const struct job_model *from)
 static int fill_gpt2(json_t *config, const struct job_model *from)
 {
     uint64_t positions = from->position_count ? from->position_count : from->seq_length;
+    if (is_beyond(from, "gpt2"))
+        return refuse_combination();
     TRY(fill_common(config, from, "GPT2LMHeadModel", "gpt2"));
     return add_keys(config,
                     json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "n_layer",
@@ -264,23 +292,6 @@ static const struct relative *find_relative(const struct job_model *from)
                                                        : 0];
 }
 
-/* True if the model has what its type in config.json cannot say. */
-static bool is_beyond(const struct job_model *from, const char *type)
-{
-    bool is_qwen = strcmp(type, "qwen2") == 0 || strcmp(type, "qwen3") == 0;
-    bool is_granite = strcmp(type, "granite") == 0, is_gemma = strcmp(type, "gemma") == 0;
-    bool has_factors = from->attention_multiplier != 0 || from->residual_multiplier != 0 ||
-                       from->logits_scaling != 0;
-    bool is_scaled =
-        is_gemma && fabs(from->embedding_multiplier / sqrt((double)from->hidden_size) - 1) < 1e-9;
-    bool is_other = strcmp(from->family, "llama") != 0;
-    return (is_qwen && (from->mlp_bias || from->nope_interval != 0)) ||
-           (!is_other && strcmp(type, "qwen2") != 0 && from->qkv_bias != from->out_bias) ||
-           (has_factors && !is_granite) ||
-           (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
-           (is_gemma && !is_scaled) || (from->nope_interval != 0 && strcmp(type, "smollm3") != 0);
-}
-
 static double or_one(double factor)
 {
     return factor != 0 ? factor : 1;
@@ -329,9 +340,7 @@ static int fill_llama(json_t *config, const struct job_model *from)
                                                                : "silu";
     uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
     if (is_beyond(from, as->type_name))
-        return err_set(ERR_CONFIG,
-                       "no family of Hugging Face has this combination of model.qk_norm, biases, "
-                       "multipliers and positions: the run cannot be exported");
+        return refuse_combination();
     TRY(fill_common(config, from, as->class_name, as->type_name));
     TRY(add_keys(config,
                  json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:o}",

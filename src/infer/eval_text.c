@@ -124,7 +124,8 @@ static int look_at(eval_tokens *self, const infer_model *from,
     TRY(corpus_open_as(asked->files, asked->file_count, format, self->vocab, &self->files));
     self->count = corpus_token_count(self->files);
     self->is_text = corpus_is_text(self->files);
-    corpus_set_end_token(self->files, self->words ? tokenizer_end_id(self->words) : -1);
+    TRY(corpus_set_end_token(self->files,
+                             self->words ? tokenizer_document_end_id(self->words) : -1));
     self->is_separate = separates && corpus_has_documents(self->files);
     return 0;
 }

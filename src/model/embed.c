@@ -101,12 +101,11 @@ static int positions(model *self, void *stream, const model_call *call, const mo
 
 static int multiply(const model *self, void *stream, const void *source, void *target)
 {
-    float factor = (float)self->spec.embedding_multiplier;
     scale_rows_args args = {
         .type = self->type,
         .rows = modeli_rows(self),
         .columns = self->spec.hidden_size,
-        .scale = self->type == DTYPE_BF16 ? fp32_from_bf16(bf16_from_fp32(factor)) : factor,
+        .scale = scale_of_type(self->type, self->spec.embedding_multiplier),
         .source = source,
         .target = target,
         .source_stride = self->spec.hidden_size,

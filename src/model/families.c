@@ -1,5 +1,5 @@
 /* The families: tables of rows for the embedding, for a block and for the head. The names are
- * Hugging Face's; model_internal.h says what the members of a row mean. */
+ * Hugging Face's; layers_internal.h says what the members of a row mean. */
 #include "model/model_internal.h"
 
 #define ROW(kind_name, row_name, values_read, value_written, ...)                                  \

@@ -128,8 +128,8 @@ static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t
 
 static uint64_t columns(const modeli_layer *layer, bool backward)
 {
-    (void)backward;
-    return layer->in + layer->out;
+    bool adds = backward && layer->residual_grad.buffer != MODELI_NOWHERE;
+    return layer->in + layer->out + (adds ? 3 * layer->in : 0);
 }
 
 static void costs(const modeli_layer *layer, const modeli_costing *of)

@@ -76,7 +76,7 @@ static int check_heads(const model_spec *spec)
     return 0;
 }
 
-/* Checks the settings that are allowed in only one of the two families. */
+/* Checks the settings that only some families allow. */
 static int check_variant(const model_spec *spec)
 {
     double low = spec->rope_low_freq_factor, high = spec->rope_high_freq_factor;
@@ -100,7 +100,7 @@ static int check_variant(const model_spec *spec)
     if (!modeli_has_rope(spec->family) &&
         (spec->rope_scaling != ROPE_PLAIN || spec->nope_interval != 0))
         return err_set(ERR_CONFIG, "model.%s is given, but the gpt2 family has none: leave it out",
-                       spec->qk_norm ? "qk_norm" : "rope_scaling");
+                       spec->nope_interval != 0 ? "nope_interval" : "rope_scaling");
     if (spec->family == MODEL_GPT2 && spec->position_count < spec->seq_length)
         return err_set(
             ERR_CONFIG, "model.position_count is %llu, which is below model.seq_length %llu",

@@ -34,7 +34,7 @@
  *   what one pass leaves for the next ones.
  *
  *   block, forward   norm1+qkv.0 qkv.1 .. | proj.0 .. | norm2+up.0 .. | down.0 ..
- *          backward  [recompute: forward without down]  .. down.1 down.0 | .. up.0 | .. | .. qkv.0
+ *          backward  [recompute what it reads]  .. down.1 down.0 | .. up.0 | .. | .. qkv.0
  *   embed            table.0 table.1 .. | positions; the same order in the backward
  *   head, forward    norm | logits.0 logits.1 .. (softmax over all parts)
  *         backward   the same, then gradients  .. logits.1 logits.0 | norm

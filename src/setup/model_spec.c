@@ -28,8 +28,10 @@ __attribute__((format(printf, 4, 5))) static void append(char *text, size_t capa
 static enum model_family family_of(const struct job_model *from)
 {
     int family = 0;
-    while (strcmp(model_family_name((enum model_family)family), from->family) != 0)
-        assert(++family < MODEL_FAMILY_COUNT);
+    while (strcmp(model_family_name((enum model_family)family), from->family) != 0) {
+        family++;
+        assert(family < MODEL_FAMILY_COUNT);
+    }
     return (enum model_family)family;
 }
 
@@ -145,7 +147,7 @@ static int find_target(enum model_family family, const char *asked, uint32_t *ta
         asked, known);
 }
 
-/* PEFT's own choice if no list is given. */
+/* PEFT's own choice if no list is given; for families that it does not know, what is alike. */
 static void default_targets(struct job_train *train, enum model_family family)
 {
     static const char *const names[MODEL_FAMILY_COUNT][2] = {

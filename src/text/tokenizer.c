@@ -184,6 +184,22 @@ int32_t tokenizer_end_id(const tokenizer *self)
     return self->end_id;
 }
 
+int32_t tokenizer_document_end_id(const tokenizer *self)
+{
+    static const char *const of_messages[] = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
+                                              "<end_of_turn>"};
+    static const char *const of_documents[] = {"<|endoftext|>", "<|end_of_text|>"};
+    bool ends_messages = false;
+    for (size_t i = 0; i < sizeof of_messages / sizeof of_messages[0]; i++)
+        ends_messages |= self->end_id >= 0 && tokenizer_find(self, of_messages[i]) == self->end_id;
+    for (size_t i = 0; ends_messages && i < sizeof of_documents / sizeof of_documents[0]; i++) {
+        int32_t id = tokenizer_find(self, of_documents[i]);
+        if (id >= 0 && self->tokens[id].is_special)
+            return id;
+    }
+    return ends_messages ? -1 : self->end_id;
+}
+
 int32_t tokenizer_begin_id(const tokenizer *self)
 {
     return self->begin_id;

@@ -46,6 +46,10 @@ uint64_t tokenizer_vocab(const tokenizer *self);
 /* The token that ends, or begins, a document; -1 if there is none. */
 int32_t tokenizer_end_id(const tokenizer *self);
 int32_t tokenizer_begin_id(const tokenizer *self);
+/* The token with which documents end within text and ids; -1 if none is known. It is
+ * tokenizer_end_id, unless chats end each of their messages with that: then it is another token
+ * with a usual name, if there is one. */
+int32_t tokenizer_document_end_id(const tokenizer *self);
 /* The id of a token by its text as in the file ("<|im_start|>"), or -1 if there is none. */
 int32_t tokenizer_find(const tokenizer *self, const char *token);
 /* True if a text is found to have this token where it stands, and the ids of the text after it are

@@ -39,7 +39,7 @@ struct loop_data {
     prepare_options options;                 /* on rank 0 */
     tokenizer *tokens;                       /* on rank 0, or NULL */
     char tokenizer_name[MADE_PATH_BYTES];
-    int32_t end_token; /* the tokenizer's, or -1 */
+    int32_t end_token; /* ends documents of ids; -1: none is known */
     bool is_late;      /* tokens must be made of some file */
 };
 
@@ -94,6 +94,11 @@ static int open_corpus(const struct loop *self, int list, uint32_t first, uint32
     if (rc == 0)
         rc = corpus_open_each(paths, formats, count, asked->model.vocab_size, out);
     mem_free(made);
+    TRY(rc);
+    if (self->data)
+        rc = corpus_set_end_token(*out, self->data->end_token);
+    if (rc < 0)
+        corpus_close(*out);
     return rc;
 }
 
@@ -110,8 +115,6 @@ static int open_list(const struct loop *self, int list, mixture **out)
         while (first + count < files->count && files->source[first + count] == files->source[first])
             count++;
         rc = open_corpus(self, list, first, count, &sources[opened]);
-        if (rc == 0 && self->data)
-            corpus_set_end_token(sources[opened], self->data->end_token);
         first += count;
     }
     if (rc == 0)
@@ -184,7 +187,7 @@ static int look_at_all(struct loop *self)
     struct loop_data *data = self->data;
     name_tokenizer(self->run.job, data->tokenizer_name);
     TRY(tokenizer_open(data->tokenizer_name, &data->tokens));
-    data->end_token = data->tokens ? tokenizer_end_id(data->tokens) : -1;
+    data->end_token = data->tokens ? tokenizer_document_end_id(data->tokens) : -1;
     data->options = (prepare_options){.words = data->tokens,
                                       .tokenizer_name = data->tokenizer_name,
                                       .chat_template = self->run.job->data.chat_template,

@@ -127,6 +127,8 @@ static const struct {
      "\"hidden_act\": \"gelu\", \"hidden_activation\": \"gelu_pytorch_tanh\"",
      {FIELD_IS_TEXT(model.family, "gemma"), FIELD(model.activation, ACTIVATION_OF_FAMILY),
       FIELD(model.embedding_multiplier, sqrt(48)), FIELD(model.tie_embeddings, true)}},
+    {"\"model_type\": \"gemma\", " SIZES ", \"hidden_act\": \"gelu\"",
+     {FIELD(model.activation, ACTIVATION_OF_FAMILY)}},
     {"\"model_type\": \"olmo2\", " SIZES,
      {FIELD_IS_TEXT(model.family, "olmo2"), FIELD(model.norm_epsilon, 1e-5)}},
     {"\"model_type\": \"granite\", " SIZES
@@ -249,6 +251,14 @@ static const struct {
     {LLAMA, "model.qk_norm=true", {"model.qk_norm", "true", "says false"}},
     {LLAMA, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", {"rope_scaling", "leave"}},
     {LLAMA, "model.preset=gpt2-124m", {"model.preset", "model.hf"}},
+    {LLAMA, "model.activation=gelu", {"model.activation", "\"gelu\"", "leave the key out"}},
+    {LLAMA, "model.mlp_bias=true", {"model.mlp_bias", "leave the key out"}},
+    {LLAMA, "model.nope_interval=2", {"model.nope_interval", "2", "leave the key out"}},
+    {LLAMA, "model.attention_multiplier=0.05", {"model.attention_multiplier", "leave the key"}},
+    {LLAMA, "model.embedding_multiplier=2", {"model.embedding_multiplier", "leave the key"}},
+    {LLAMA, "model.residual_multiplier=2", {"model.residual_multiplier", "leave the key"}},
+    {LLAMA, "model.logits_scaling=2", {"model.logits_scaling", "leave the key"}},
+    {LLAMA, "model.out_bias=true", {"model.out_bias", "leave the key"}},
 };
 
 static void wrong_is_refused(void **state)
@@ -272,9 +282,10 @@ static void jobs_may_repeat(void **state)
 {
     (void)state;
     static const char keys[] = LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}";
-    static const char *const sets[] = {"model.num_layers=3", "model.family=llama",
-                                       "model.rope_theta=1e4",
-                                       "model.rope_scaling={\"factor\": 2, \"type\": \"linear\"}"};
+    static const char *const sets[] = {
+        "model.num_layers=3",       "model.family=llama",
+        "model.rope_theta=1e4",     "model.mlp_bias=false",
+        "model.activation=default", "model.rope_scaling={\"factor\": 2, \"type\": \"linear\"}"};
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
         job_destroy(read_right(keys, sets[i]));
     job *self = read_right(keys, "model.seq_length=4096");
@@ -324,6 +335,8 @@ static void hand_written_blocks(void **state)
         {SMALL_JOB, "model.qk_norm=true", "no such option"},
         {SMALL_JOB, "model.mlp_bias=true", "no such option"},
         {SMALL_JOB, "model.nope_interval=2", "no rotary"},
+        {model, "model.logits_scaling=1e-40", "model.logits_scaling"},
+        {model, "model.embedding_multiplier=1e39", "model.embedding_multiplier"},
         {model, "model.family=gemma", "the gemma family has no such option"},
         {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "no rotary"},
         {SMALL_JOB, "model.position_count=31", "below model.seq_length, 32"},

@@ -257,14 +257,14 @@ static void windows_in_order(void **state)
 
 enum { MARK = 40000 };
 
-/* Ids alone: documents of random lengths, each with MARK at its end. */
-static corpus *open_marked(uint64_t rows)
+/* Ids alone: documents of random lengths, each with MARK at its begin or at its end. */
+static corpus *open_marked(uint64_t rows, bool at_begin)
 {
     struct bytes *out = fresh(0);
     for (uint64_t i = 0; i < rows; i++) {
-        uint64_t length = 1 + rng_below(SEED, 31, i, 20);
+        uint64_t length = 2 + rng_below(SEED, 31, i, 20);
         for (uint64_t c = 0; c < length; c++)
-            put(out, c == length - 1 ? MARK : i, 2);
+            put(out, c == (at_begin ? 0 : length - 1) ? MARK : i, 2);
     }
     const char *path = store("marked.u16", out);
     return open_good(&path, 1, DATA_U16, 65536);
@@ -304,16 +304,54 @@ static void windows_tell_documents_apart(void **state)
     static const enum shuffle all[] = {SHUFFLE_WINDOWS, SHUFFLE_DOCUMENTS, SHUFFLE_NONE};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         corpus *source = open_rows(300, 7);
-        corpus_set_end_token(source, 3); /* the file stores its documents: no effect */
+        /* the file stores its documents: no effect */
+        assert_int_equal(corpus_set_end_token(source, 3), 0);
         expect_documents(source, all[i], true);
         corpus_close(source);
-        source = open_marked(300);
-        assert_false(corpus_has_documents(source));
-        corpus_set_end_token(source, MARK);
-        assert_true(corpus_has_documents(source));
-        expect_documents(source, all[i], false);
-        corpus_close(source);
+        for (int at_begin = 0; at_begin < 2; at_begin++) {
+            source = open_marked(300, at_begin);
+            assert_false(corpus_has_documents(source));
+            assert_int_equal(corpus_set_end_token(source, MARK), 0);
+            assert_true(corpus_has_documents(source));
+            expect_documents(source, all[i], at_begin);
+            corpus_close(source);
+        }
     }
+}
+
+/* A file that stores its documents, and one of ids, in one corpus. */
+static void files_of_both_kinds_are_told_apart(void **state)
+{
+    (void)state;
+    enum { T = 24 };
+    int32_t inputs[T], targets[T], begins[T];
+    corpus *parts[2] = {open_rows(50, 7), open_marked(50, false)};
+    corpus_close(parts[0]);
+    corpus_close(parts[1]);
+    char rows[256], marked[256];
+    snprintf(rows, sizeof rows, "%s", in_directory("rows.npy"));
+    snprintf(marked, sizeof marked, "%s", in_directory("marked.u16"));
+    const char *paths[2] = {marked, rows};
+    const enum data_format formats[2] = {DATA_U16, DATA_NPY};
+    corpus *both;
+    assert_int_equal(corpus_open_each(paths, formats, 2, 65536, &both), 0);
+    assert_int_equal(corpus_set_end_token(both, MARK), 0);
+    uint64_t border, count;
+    assert_int_equal(corpus_document(both, 1, &border, &count), 0);
+    sampler windows;
+    assert_int_equal(sampler_init(&windows, both, 5, T, SHUFFLE_NONE), 0);
+    for (uint64_t w = 0; w < windows.windows_per_epoch; w++) {
+        int32_t begin = 0;
+        assert_int_equal(sampler_window(&windows, w, inputs, targets, begins), 0);
+        for (int32_t t = 0; t < T; t++) {
+            bool is_row = w * T + (uint64_t)t >= border;
+            if (t > 0 && inputs[is_row ? t : t - 1] == MARK)
+                begin = t;
+            assert_int_equal(begins[t], begin);
+        }
+    }
+    sampler_fini(&windows);
+    corpus_close(both);
 }
 
 /* Documents of many lengths, some of them empty, in two files. */
@@ -480,6 +518,7 @@ int main(void)
         cmocka_unit_test(many_short_documents),
         cmocka_unit_test(windows_in_order),
         cmocka_unit_test(windows_tell_documents_apart),
+        cmocka_unit_test(files_of_both_kinds_are_told_apart),
         cmocka_unit_test(documents_of_an_index_are_told_apart),
         cmocka_unit_test(shares_are_exact),
         cmocka_unit_test(too_small_a_share),

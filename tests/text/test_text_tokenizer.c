@@ -251,8 +251,41 @@ static void special_ids_are_known(void **state)
     assert_int_equal(fclose(file), 0);
     self = open_it();
     assert_int_equal(tokenizer_end_id(self), 263);
+    assert_int_equal(tokenizer_document_end_id(self), 263);
     assert_true(tokenizer_hash(self) != hash);
     tokenizer_close(self);
+    assert_int_equal(unlink(config), 0);
+}
+
+/* A token that ends the messages of a chat ends no document. */
+static void messages_are_no_documents(void **state)
+{
+    (void)state;
+    char config[PATH_BYTES + 32];
+    snprintf(config, sizeof config, "%s/tokenizer_config.json", folder);
+    FILE *file = fopen(config, "w");
+    assert_non_null(file);
+    fprintf(file, "{\"eos_token\": \"<|im_end|>\"}");
+    assert_int_equal(fclose(file), 0);
+    static const struct {
+        const char *other;
+        int32_t end;
+    } rows[] = {{"<|endoftext|>", 264}, {"<|other|>", -1}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char added[256];
+        snprintf(
+            added, sizeof added,
+            ", \"added_tokens\": [" ADDED(
+                "263", "<|im_end|>",
+                ", \"special\": true") ", "
+                                       "{\"id\": 264, \"content\": \"%s\", \"special\": true}]",
+            rows[i].other);
+        write_tokenizer(BYTE_LEVEL, added);
+        tokenizer *self = open_it();
+        assert_int_equal(tokenizer_end_id(self), 263);
+        assert_int_equal(tokenizer_document_end_id(self), rows[i].end);
+        tokenizer_close(self);
+    }
     assert_int_equal(unlink(config), 0);
 }
 
@@ -323,10 +356,10 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(merges_go_by_rank),        cmocka_unit_test(long_words_are_as_short_ones),
-        cmocka_unit_test(added_tokens_are_found),   cmocka_unit_test(stages_cut),
-        cmocka_unit_test(special_ids_are_known),    cmocka_unit_test(refusals_name_the_part),
-        cmocka_unit_test(hostile_patterns_give_up),
+        cmocka_unit_test(merges_go_by_rank),      cmocka_unit_test(long_words_are_as_short_ones),
+        cmocka_unit_test(added_tokens_are_found), cmocka_unit_test(stages_cut),
+        cmocka_unit_test(special_ids_are_known),  cmocka_unit_test(messages_are_no_documents),
+        cmocka_unit_test(refusals_name_the_part), cmocka_unit_test(hostile_patterns_give_up),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
