@@ -18,7 +18,7 @@
 #define ATTENTION_RANGE_ON static inline
 #endif
 
-/* What decides for one sequence. */
+/* The facts on which the rule depends, for one sequence. */
 struct attention_mask {
     uint64_t tokens, window;
     bool is_bidirectional;

@@ -400,10 +400,11 @@ void datai_note_document(const corpus *self, uint64_t idx, datai_stretch of, con
 {
     enum datai_end end = self->files[file_of(self, idx, true)].end;
     uint64_t last = size_min(of.last, of.count);
-    for (uint64_t t = of.first; t < last; t++)
-        begins[t] = (int32_t)of.first;
     if (end != DATAI_END_NONE)
         note_ends(self, end, of.first, last, inputs, targets, begins);
+    else
+        for (uint64_t t = of.first; t < last; t++)
+            begins[t] = (int32_t)of.first;
     if (of.is_begun && of.first > 0)
         targets[of.first - 1] = -1;
 }

@@ -104,8 +104,8 @@ int corpus_set_end_token(corpus *self, int32_t token) MUST_CHECK;
 /* True if the corpus has several documents, or an end token that divides it. */
 bool corpus_has_documents(const corpus *self);
 
-/* Tells the documents of a window apart. The window has the count + 1 tokens from `from` on: all but
- * the last are inputs [count], all but the first are targets [count]. begins [count]: begins[t] is
+/* Tells the documents of a window apart. The window has the count + 1 tokens from `from` on. All
+ * but the last are inputs [count], all but the first are targets [count]. begins [count]: begins[t] is
  * the place in the window of the first input that belongs to the document of input t; 0 for a
  * document that began before the window. The first token of a document does not count as a target
  * (-1), because no token of its document precedes it. */

@@ -78,7 +78,7 @@ static int table(model *self, void *stream, const model_call *call, const modeli
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 
-/* Adds the positions that the part has. */
+/* Adds those positions whose rows lie in the part's table. */
 static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
                      bool backward)
 {
