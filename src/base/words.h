@@ -4,6 +4,9 @@
 #ifndef SLUICE_BASE_WORDS_H
 #define SLUICE_BASE_WORDS_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 /* Limits that several rooms share. */
 enum {
     DRIVES_MAX = 16,         /* drives of one rank */
@@ -103,6 +106,23 @@ enum rope_scaling {
 };
 
 const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3", ... */
+
+enum { ROPE_PAIRS_MAX = 128 }; /* a head has at most 256 elements */
+
+/* A scaling with its numbers. It reads those that it needs. 0 means that a number is not given and
+ * follows from others, as kernels/ops.h says (struct rope_table_args). */
+struct rope_form {
+    enum rope_scaling scaling;
+    double factor;                                       /* LONGROPE: of attention_factor alone */
+    uint64_t original_positions;                         /* all but LINEAR */
+    double low_freq_factor, high_freq_factor;            /* LLAMA3 */
+    double attention_factor;                             /* YARN, LONGROPE */
+    double beta_fast, beta_slow, mscale, mscale_all_dim; /* YARN */
+    bool truncates;                                      /* YARN: bounds are whole pairs */
+    uint32_t pair_count;                                 /* LONGROPE: numbers in each list */
+    double short_factors[ROPE_PAIRS_MAX], long_factors[ROPE_PAIRS_MAX];
+};
+typedef struct rope_form rope_form;
 
 /* The function inside the feed-forward part, by the name that config.json has for it. In a gated
  * part it is the function of the gate. */

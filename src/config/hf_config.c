@@ -55,7 +55,8 @@ struct variant {
     uint64_t head_dim;  /* if config.json does not say; 0: hidden_size / heads */
     uint64_t positions;
     const char *epsilon_key;
-    double epsilon, theta;         /* if config.json does not say */
+    double epsilon; /* if config.json does not say */
+    hfi_rope rope;
     const char *activation, *ours; /* the same in its words and in those of model.activation */
     bool qkv_bias, qk_norm, ties, is_plain; /* is_plain: the feed-forward part has no gate */
     bool has_attention_bias, has_mlp_bias;  /* keys that this family has */
@@ -86,14 +87,19 @@ static const struct variant variants[] = {
     {.name = "smollm3",
      .kv_heads = 4,
      .positions = 32768,
-     .theta = 2000000,
+     .rope.theta = 2000000,
      .ties = true,
      .has_attention_bias = true,
      .has_mlp_bias = true,
      .has_nope = true,
      .window = WINDOW_OF_QWEN},
     {.name = "olmo2", .family = "olmo2", .positions = 2048, .epsilon = 1e-5},
-    {.name = "phi3", .family = "phi3", .positions = 4096, .epsilon = 1e-5, .window = WINDOW},
+    {.name = "phi3",
+     .family = "phi3",
+     .positions = 4096,
+     .epsilon = 1e-5,
+     .rope = {.share = 1, .original = 4096},
+     .window = WINDOW},
     {.name = "gemma",
      .family = "gemma",
      .kv_heads = 16,
@@ -113,6 +119,24 @@ static const struct variant variants[] = {
      .ours = "gelu_tanh",
      .is_plain = true,
      .window = WINDOW},
+    {.name = "glm",
+     .family = "glm",
+     .kv_heads = 2,
+     .head_dim = 128,
+     .positions = 131072,
+     .epsilon = 1.5625e-7,
+     .rope.share = 0.5,
+     .qkv_bias = true,
+     .has_attention_bias = true},
+    {.name = "glm4",
+     .family = "glm4",
+     .kv_heads = 2,
+     .head_dim = 128,
+     .positions = 131072,
+     .epsilon = 1.5625e-7,
+     .rope.share = 0.5,
+     .qkv_bias = true,
+     .has_attention_bias = true},
 };
 
 /* Finds the variant of a name, and completes it by the defaults above. NULL: there is none. */
@@ -123,7 +147,7 @@ static const struct variant *find_variant(const char *name, struct variant *out)
         out->family = out->family ? out->family : "llama";
         out->epsilon_key = out->epsilon_key ? out->epsilon_key : "rms_norm_eps";
         out->epsilon = out->epsilon != 0 ? out->epsilon : 1e-6;
-        out->theta = out->theta != 0 ? out->theta : 10000;
+        out->rope.theta = out->rope.theta != 0 ? out->rope.theta : 10000;
         out->activation = out->activation ? out->activation : "silu";
         out->ours = out->ours ? out->ours : "silu";
         if (strcmp(name, out->name) == 0)
@@ -185,8 +209,11 @@ static int find_window(hfi_config *self, const struct variant *of, uint64_t laye
 static int put_biases(hfi_config *self, const struct variant *of)
 {
     bool attention = false, mlp = false;
+    bool is_glm = of->qkv_bias && of->has_attention_bias; /* the key is only about q, k and v */
     if (of->has_attention_bias)
-        TRY(hfi_bool(self, "attention_bias", false, &attention));
+        TRY(hfi_bool(self, "attention_bias", is_glm, &attention));
+    if (is_glm)
+        return hfi_put(self, "qkv_bias", json_boolean(attention));
     if (of->has_mlp_bias)
         TRY(hfi_bool(self, "mlp_bias", false, &mlp));
     if (strcmp(of->family, "starcoder2") == 0)
@@ -283,7 +310,7 @@ static int fill_llama(hfi_config *self, const struct variant *of)
         TRY(hfi_put(self, "embedding_multiplier", json_real(sqrt((double)channels))));
     TRY(hfi_put_real(self, "norm_epsilon", of->epsilon_key, of->epsilon));
     TRY(hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", of->ties));
-    return hfi_put_rope(self, of->theta);
+    return hfi_put_rope(self, &of->rope);
 }
 
 /* Fills the model block from config.json. */

@@ -59,8 +59,20 @@ int hfi_put_activation(hfi_config *self, const char *from, const char *fallback,
 
 /* --- hf_config_rope.c --- */
 
-/* Writes rope_theta and rope_scaling, taken from rope_parameters, rope_scaling or the file's own
- * keys. `theta`: the family's, where config.json does not give it. */
-int hfi_put_rope(hfi_config *self, double theta) MUST_CHECK;
+/* A family's rotary positions, as long as config.json says nothing else, and its own names of keys
+ * outside the block if they are not transformers' usual ones (NULL). */
+struct hfi_rope {
+    double theta;
+    double share; /* of each head that is rotated; 0: always all of it */
+    const char *theta_key, *share_key;
+    /* original_max_position_embeddings, in families that have this key outside the block; 0: the
+     * others */
+    uint64_t original;
+};
+typedef struct hfi_rope hfi_rope;
+
+/* Writes rope_theta, partial_rotary_factor and rope_scaling, taken from rope_parameters,
+ * rope_scaling or the file's own keys. The types yarn and dynamic may raise self->positions. */
+int hfi_put_rope(hfi_config *self, const hfi_rope *of) MUST_CHECK;
 
 #endif

@@ -4,26 +4,77 @@
  *   "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8, ...}
  *
  * As in transformers, rope_scaling goes before rope_parameters, and a key within the block goes
- * before the file's own key of that name. See hf_config_internal.h. */
+ * before the file's own key of that name. A key within the block that transformers does not know is
+ * refused, because it may change the arithmetic. One that belongs to another type has no effect.
+ * See hf_config_internal.h. */
+#include <math.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "config/hf_config_internal.h"
+
+/* Types as bits. */
+enum {
+    LINEAR = 1 << ROPE_LINEAR,
+    LLAMA3 = 1 << ROPE_LLAMA3,
+    DYNAMIC = 1 << ROPE_DYNAMIC,
+    YARN = 1 << ROPE_YARN,
+    LONGROPE = 1 << ROPE_LONGROPE,
+};
+
+/* Only some types have these numbers. The keys have the same names in our rope_scaling. */
+static const struct {
+    const char *key;
+    int types;
+    bool is_needed;
+} numbers[] = {
+    {"low_freq_factor", LLAMA3, true},
+    {"high_freq_factor", LLAMA3, true},
+    {"attention_factor", YARN | LONGROPE, false},
+    {"beta_fast", YARN, false},
+    {"beta_slow", YARN, false},
+    {"mscale", YARN, false},
+    {"mscale_all_dim", YARN, false},
+};
+static const char *const lists[] = {"short_factor", "long_factor"};
 
 struct rope {
     const json_t *block; /* NULL: there is none */
     const char *name;    /* the block's name; "": there is no block */
+    const hfi_rope *of;  /* what the family has */
+    enum rope_scaling scaling;
 };
+
+/* ---- the block ---- */
+
+static bool is_known(const char *key)
+{
+    /* "finetuned" has no effect in transformers either. */
+    static const char *const others[] = {
+        "type",         "rope_type", "rope_theta",
+        "factor",       "truncate",  "original_max_position_embeddings",
+        "short_factor", "finetuned", "partial_rotary_factor",
+        "long_factor"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (strcmp(key, others[i]) == 0)
+            return true;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (strcmp(key, numbers[i].key) == 0)
+            return true;
+    return false;
+}
 
 static int find_block(const hfi_config *self, struct rope *rope)
 {
     static const char *const names[] = {"rope_scaling", "rope_parameters"};
-    *rope = (struct rope){.name = ""};
     for (int i = 0; i < 2 && !rope->block; i++) {
         const json_t *found = hfi_get(self, names[i]);
         if (found && !json_is_object(found))
             return hfi_error(self, names[i], "it is no object");
-        if (found && json_object_size(found) > 0)
-            *rope = (struct rope){found, names[i]};
+        if (found && json_object_size(found) > 0) {
+            rope->block = found;
+            rope->name = names[i];
+        }
     }
     const char *key;
     json_t *value;
@@ -32,88 +83,138 @@ static int find_block(const hfi_config *self, struct rope *rope)
         if (json_is_object(value))
             return hfi_error(self, rope->name,
                              "\"%.64s\": positions that differ between layers are not built", key);
+        if (!is_known(key))
+            return hfi_error(self, rope->name, "\"%.64s\" is no key that is built", key);
     }
     return 0;
 }
 
-/* Returns the type; NULL if its value is not text. */
-static const char *type_of(const struct rope *rope)
+/* The value of a key of the block; NULL if it is absent or null. */
+static const json_t *inside(const struct rope *rope, const char *key)
 {
-    const json_t *type = json_object_get(rope->block, "rope_type");
-    if (!type || json_is_null(type))
-        type = json_object_get(rope->block, "type");
-    return !type || json_is_null(type) ? "default" : json_string_value(type);
+    const json_t *value = json_object_get(rope->block, key);
+    return json_is_null(value) ? NULL : value;
 }
 
-/* Reads a key of the block, or else the file's own. */
-static int pick(const hfi_config *self, const struct rope *rope, const char *key, double fallback,
-                double *value)
+/* Finds the type. Phi-3 calls longrope also "su" and "yarn". */
+static int find_type(const hfi_config *self, struct rope *rope)
 {
-    const json_t *found = json_object_get(rope->block, key);
-    bool is_inside = found && !json_is_null(found);
-    return hfi_real(self, is_inside ? rope->block : self->doc, is_inside ? rope->name : "", key,
-                    fallback, value);
+    const json_t *found = inside(rope, "rope_type");
+    found = found ? found : inside(rope, "type");
+    const char *type = found ? json_string_value(found) : rope_scaling_name(ROPE_PLAIN);
+    if (rope->of->original && type && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0))
+        type = rope_scaling_name(ROPE_LONGROPE);
+    for (int i = 0; type && i < ROPE_SCALING_COUNT; i++) {
+        rope->scaling = (enum rope_scaling)i;
+        if (strcmp(type, rope_scaling_name(rope->scaling)) == 0)
+            return 0;
+    }
+    return hfi_error(
+        self, rope->name,
+        "the type \"%.64s\" is not built; default, linear, dynamic, yarn, longrope and "
+        "llama3 are",
+        type ? type : "");
 }
 
-static int refuse_partial(const hfi_config *self, const struct rope *rope)
+/* Reads a key of the block, or else the file's own, which may have another name. */
+static int pick(const hfi_config *self, const struct rope *rope, const char *key, const char *own,
+                double fallback, double *value)
+{
+    bool is_inside = inside(rope, key) != NULL;
+    return hfi_real(self, is_inside ? rope->block : self->doc, is_inside ? rope->name : "",
+                    is_inside || !own ? key : own, fallback, value);
+}
+
+static int put_share(hfi_config *self, const struct rope *rope)
 {
     static const char key[] = "partial_rotary_factor";
-    double factor;
-    TRY(pick(self, rope, key, 1.0, &factor));
-    return factor == 1.0
-               ? 0
-               : hfi_error(
-                     self, key,
-                     "%g is not built: rotary positions always apply to the whole of each head",
-                     factor);
+    double share, always = rope->of->share;
+    TRY(pick(self, rope, key, rope->of->share_key, always ? always : 1, &share));
+    if (share > 1 || (always == 0 && share != 1))
+        return hfi_error(self, key,
+                         "%g is not built: rotary positions of this family always apply to the "
+                         "whole of each head",
+                         share);
+    return hfi_put(self, key, json_real(share));
 }
 
+/* ---- the scaling ---- */
+
 /* Finds the number of positions that the model was first trained with: the file's own key, else the
- * block's, else the longest sequence. */
+ * block's, else the longest sequence. Families that always have the file's own key have a default
+ * for it. The type dynamic counts from the longest sequence. */
 static int find_original(const hfi_config *self, const struct rope *rope, double *value)
 {
     static const char key[] = "original_max_position_embeddings";
-    bool is_own = hfi_get(self, key) != NULL;
+    bool is_own = hfi_get(self, key) != NULL || rope->of->original > 0;
+    *value = (double)self->positions;
+    if (rope->scaling == ROPE_DYNAMIC)
+        return 0;
     return hfi_real(self, is_own ? self->doc : rope->block, is_own ? "" : rope->name, key,
-                    (double)self->positions, value);
+                    rope->of->original ? (double)rope->of->original : *value, value);
+}
+
+static int put_real(const hfi_config *self, json_t *scaling, const char *key, double value)
+{
+    return configi_put(self->file, scaling, key, json_real(value));
+}
+
+static int fill_numbers(const hfi_config *self, const struct rope *rope, json_t *scaling)
+{
+    double value;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        bool is_of_type = numbers[i].types >> rope->scaling & 1;
+        if (!is_of_type || (!numbers[i].is_needed && !inside(rope, numbers[i].key)))
+            continue;
+        TRY(hfi_real(self, rope->block, rope->name, numbers[i].key, 0, &value));
+        TRY(put_real(self, scaling, numbers[i].key, value));
+    }
+    json_t *truncate = json_object_get(rope->block, "truncate");
+    if (rope->scaling == ROPE_YARN && truncate) /* its type is checked as that of a job's key */
+        TRY(configi_put(self->file, scaling, "truncate", json_incref(truncate)));
+    for (int i = 0; rope->scaling == ROPE_LONGROPE && i < 2; i++) {
+        json_t *list = json_object_get(rope->block, lists[i]);
+        if (!json_is_array(list))
+            return hfi_error(self, rope->name, "%s: it is no list of numbers", lists[i]);
+        TRY(configi_put(self->file, scaling, lists[i], json_incref(list)));
+    }
+    return 0;
 }
 
 /* Writes into `scaling` our rope_scaling for this block. */
-static int fill_scaling(const hfi_config *self, const struct rope *rope, const char *type,
-                        json_t *scaling)
+static int fill_scaling(hfi_config *self, const struct rope *rope, json_t *scaling)
 {
-    static const char *const keys[] = {"factor", "low_freq_factor", "high_freq_factor"};
-    bool is_linear = strcmp(type, "linear") == 0;
-    double value;
-    TRY(configi_put(self->file, scaling, "type", json_string(type)));
-    for (int i = 0; i < (is_linear ? 1 : 3); i++) {
-        TRY(hfi_real(self, rope->block, rope->name, keys[i], 0, &value));
-        TRY(configi_put(self->file, scaling, keys[i], json_real(value)));
-    }
-    if (is_linear)
+    static const double most = 0x1p40; /* positions, far more than any model has */
+    const char *name = rope_scaling_name(rope->scaling);
+    double original, factor;
+    TRY(find_original(self, rope, &original));
+    bool is_ratio = (YARN | LONGROPE) >> rope->scaling & 1;
+    TRY(hfi_real(self, rope->block, rope->name, "factor",
+                 is_ratio ? (double)self->positions / original : 0, &factor));
+    TRY(configi_put(self->file, scaling, "type", json_string(name)));
+    TRY(put_real(self, scaling, "factor", factor));
+    TRY(fill_numbers(self, rope, scaling));
+    if (rope->scaling == ROPE_LINEAR)
         return 0;
-    TRY(find_original(self, rope, &value));
-    return configi_put(self->file, scaling, "original_max_position_embeddings", json_real(value));
+    /* These two stretch a model whose max_position_embeddings may be that of its first training. */
+    if ((YARN | DYNAMIC) >> rope->scaling & 1)
+        self->positions = size_max(self->positions, (uint64_t)fmin(factor * original, most));
+    return put_real(self, scaling, "original_max_position_embeddings", original);
 }
 
-int hfi_put_rope(hfi_config *self, double theta)
+int hfi_put_rope(hfi_config *self, const hfi_rope *of)
 {
-    struct rope rope;
+    struct rope rope = {.name = "", .of = of};
+    double theta;
     TRY(find_block(self, &rope));
-    TRY(pick(self, &rope, "rope_theta", theta, &theta));
+    TRY(pick(self, &rope, "rope_theta", of->theta_key, of->theta, &theta));
     TRY(hfi_put(self, "rope_theta", json_real(theta)));
-    TRY(refuse_partial(self, &rope));
-    const char *type = type_of(&rope);
-    if (!type || (strcmp(type, "default") != 0 && strcmp(type, "linear") != 0 &&
-                  strcmp(type, "llama3") != 0))
-        return hfi_error(self, rope.name,
-                         "the type \"%.64s\" is not built; default, linear and "
-                         "llama3 are",
-                         type ? type : "");
-    if (strcmp(type, "default") == 0)
+    TRY(put_share(self, &rope));
+    TRY(find_type(self, &rope));
+    if (rope.scaling == ROPE_PLAIN)
         return 0;
     json_t *scaling = json_object();
-    int rc = fill_scaling(self, &rope, type, scaling);
+    int rc = fill_scaling(self, &rope, scaling);
     if (rc < 0) {
         json_decref(scaling);
         return rc;

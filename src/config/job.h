@@ -50,9 +50,8 @@ struct job_model {
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
     uint64_t nope_interval; /* 0: every block has rotary positions */
     double rope_theta, norm_epsilon, init_std;
-    enum rope_scaling rope_scaling;
-    double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
-    uint64_t rope_original_positions;
+    double partial_rotary_factor; /* share of each head that has rotary positions; 1: all */
+    rope_form rope;
     /* units whose working params are larger are cut into parts; 0: no unit is cut */
     uint64_t max_part_bytes;
 };

@@ -119,31 +119,69 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
     return 0;
 }
 
-/* A rope_scaling other than the default needs its numbers. */
-static int check_rope_scaling(const configi_reader *reader, const struct job_model *model)
+/* Checks that rope_scaling has the numbers of its type and no others. */
+static int check_rope_scaling(const configi_reader *reader, const rope_form *rope)
 {
+    enum {
+        LINEAR = 1 << ROPE_LINEAR,
+        LLAMA3 = 1 << ROPE_LLAMA3,
+        DYNAMIC = 1 << ROPE_DYNAMIC,
+        YARN = 1 << ROPE_YARN,
+        LONGROPE = 1 << ROPE_LONGROPE,
+        LONGER = LLAMA3 | DYNAMIC | YARN | LONGROPE,
+    };
     static const struct {
-        const char *path;
-        enum rope_scaling from; /* this type and all after it need the number */
+        const char *key;
+        int needed, optional; /* bits of types */
     } rows[] = {
-        {"model.rope_scaling.factor", ROPE_LINEAR},
-        {"model.rope_scaling.low_freq_factor", ROPE_LLAMA3},
-        {"model.rope_scaling.high_freq_factor", ROPE_LLAMA3},
-        {"model.rope_scaling.original_max_position_embeddings", ROPE_LLAMA3},
+        {"factor", LINEAR | LONGER, 0},
+        {"low_freq_factor", LLAMA3, 0},
+        {"high_freq_factor", LLAMA3, 0},
+        {"original_max_position_embeddings", LONGER, 0},
+        {"attention_factor", 0, YARN | LONGROPE},
+        {"beta_fast", 0, YARN},
+        {"beta_slow", 0, YARN},
+        {"mscale", 0, YARN},
+        {"mscale_all_dim", 0, YARN},
+        {"truncate", 0, YARN},
+        {"short_factor", LONGROPE, 0},
+        {"long_factor", LONGROPE, 0},
     };
     const char *type = configi_choice(reader, "model.rope_scaling.type");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        bool is_needed = model->rope_scaling >= rows[i].from;
-        if (is_needed && !configi_get(reader, rows[i].path))
-            return configi_error(reader, rows[i].path, "missing; the type \"%s\" needs it", type);
-        if (!is_needed && configi_get(reader, rows[i].path))
-            return configi_error(reader, rows[i].path, "the type \"%s\" has no such number", type);
+        char path[CONFIGI_PATH_BYTES];
+        configi_join(path, "model.rope_scaling", rows[i].key);
+        bool is_given = configi_get(reader, path) != NULL;
+        int bit = 1 << rope->scaling;
+        if (!is_given && (rows[i].needed & bit))
+            return configi_error(reader, path, "missing; the type \"%s\" needs it", type);
+        if (is_given && !((rows[i].needed | rows[i].optional) & bit))
+            return configi_error(reader, path, "the type \"%s\" has no such number", type);
     }
-    if (model->rope_scaling != ROPE_LLAMA3)
-        return 0;
-    if (model->rope_high_freq_factor <= model->rope_low_freq_factor)
-        return configi_error(reader, rows[2].path, "%g is not above low_freq_factor, %g",
-                             model->rope_high_freq_factor, model->rope_low_freq_factor);
+    if (rope->scaling == ROPE_LLAMA3 && rope->high_freq_factor <= rope->low_freq_factor)
+        return configi_error(reader, "model.rope_scaling.high_freq_factor",
+                             "%g is not above low_freq_factor, %g", rope->high_freq_factor,
+                             rope->low_freq_factor);
+    return 0;
+}
+
+/* Fills the lists of the type longrope. model_create checks their length. */
+static int fill_pairs(const configi_reader *reader, rope_form *rope)
+{
+    static const char *const paths[] = {"model.rope_scaling.short_factor",
+                                        "model.rope_scaling.long_factor"};
+    double *const targets[] = {rope->short_factors, rope->long_factors};
+    for (int i = 0; i < 2; i++) {
+        const json_t *list = configi_get(reader, paths[i]);
+        size_t count = json_array_size(list);
+        if (count > ROPE_PAIRS_MAX || (i > 0 && count != rope->pair_count))
+            return configi_error(reader, paths[i],
+                                 "%zu numbers; both lists have as many, and at most %d", count,
+                                 (int)ROPE_PAIRS_MAX);
+        rope->pair_count = (uint32_t)count;
+        for (size_t k = 0; k < count; k++)
+            targets[i][k] = json_number_value(json_array_get(list, k));
+    }
     return 0;
 }
 
@@ -152,18 +190,20 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
 {
     static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";
     bool is_gpt2 = !is_llama, has_options = strcmp(model->family, "llama") == 0;
-    const char *other = model->out_bias                         ? "model.out_bias"
-                        : model->mlp_bias                       ? "model.mlp_bias"
-                        : model->residual_multiplier != 0       ? "model.residual_multiplier"
-                        : model->qk_norm                        ? "model.qk_norm"
-                        : configi_get(reader, bias) && !is_gpt2 ? bias
-                                                                : NULL;
+    bool is_glm = strcmp(model->family, "glm") == 0 || strcmp(model->family, "glm4") == 0;
+    const char *other = model->out_bias                   ? "model.out_bias"
+                        : model->mlp_bias                 ? "model.mlp_bias"
+                        : model->residual_multiplier != 0 ? "model.residual_multiplier"
+                        : model->qk_norm                  ? "model.qk_norm"
+                        : configi_get(reader, bias) && !is_gpt2 && !is_glm ? bias
+                                                                           : NULL;
     if (!has_options && other != NULL)
         return configi_error(reader, other, "the %s family has no such option: leave it out",
                              model->family);
     if (!configi_get(reader, bias))
-        model->qkv_bias = !is_llama;
-    TRY(check_rope_scaling(reader, model));
+        model->qkv_bias = is_gpt2 || is_glm;
+    TRY(check_rope_scaling(reader, &model->rope));
+    TRY(fill_pairs(reader, &model->rope));
     if (is_llama && model->position_count != 0)
         return configi_error(reader, positions,
                              "the %s family has no table of positions: leave it out",
@@ -172,9 +212,12 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
         return 0;
     if (!model->qkv_bias)
         return configi_error(reader, bias, "the gpt2 family always has these biases: leave it out");
-    if (model->rope_scaling != ROPE_PLAIN || model->nope_interval != 0)
+    if (model->rope.scaling != ROPE_PLAIN || model->nope_interval != 0 ||
+        model->partial_rotary_factor != 1)
         return configi_error(reader,
-                             model->nope_interval ? "model.nope_interval" : "model.rope_scaling",
+                             model->nope_interval                ? "model.nope_interval"
+                             : model->partial_rotary_factor != 1 ? "model.partial_rotary_factor"
+                                                                 : "model.rope_scaling",
                              "the gpt2 family has no rotary positions: leave it out");
     if (model->position_count != 0 && model->position_count < model->seq_length)
         return configi_error(reader, positions,

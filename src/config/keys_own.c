@@ -42,17 +42,19 @@ const configi_key configi_own_keys[] = {
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi3, "
-        "gemma, olmo2, granite, smollm3), relative to the current directory. Its config.json "
+        "gemma, olmo2, granite, smollm3, glm, glm4), relative to the current directory. Its "
+        "config.json "
         "defines the model, and a new run begins with "
         "its weights. The block may add seq_length (default: 1024, or less if the model allows "
         "less) and max_part_bytes. Other keys may only repeat what config.json says."),
-    KEY("model.family", ENUM, AT(model.family), NONE, "gpt2|llama|starcoder2|phi3|gemma|olmo2",
-        NONE, FIXED,
+    KEY("model.family", ENUM, AT(model.family), NONE,
+        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4", NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
         "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
         "gate and norms that multiply by 1 + weight. olmo2: llama with norms after the layers, and "
-        "of all of q and of k."),
+        "of all of q and of k. glm: llama with rotary positions of neighbours and one matrix for "
+        "gate and up. glm4: the same with norms after both branches, too."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -64,8 +66,9 @@ const configi_key configi_own_keys[] = {
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
         "Width of a head, but for gpt2. Default: hidden_size / num_heads."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
-        "Whether the projections to queries, keys and values have biases, for llama. Default: "
-        "false (Qwen2: true). gpt2 and starcoder2 always have them, the others never."),
+        "Whether the projections to queries, keys and values have biases, for llama, glm and glm4. "
+        "Default: false for llama (Qwen2: true), true for glm and glm4. gpt2 and starcoder2 always "
+        "have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "RMSNorm over each head of queries and keys before the rotation (llama; Qwen3: true)."),
     KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
@@ -105,23 +108,51 @@ const configi_key configi_own_keys[] = {
         "Whether the output matrix is the embedding. Default: gpt2 true, others false."),
     KEY("model.rope_theta", FLOAT, AT(model.rope_theta), "10000.0", "(0,]", NONE, FIXED,
         "Base of the rotary positions."),
-    KEY("model.rope_scaling.type", ENUM, AT(model.rope_scaling), "default", "default|linear|llama3",
-        NONE, FIXED,
+    KEY("model.partial_rotary_factor", FLOAT, AT(model.partial_rotary_factor), "1.0", "(0,1]", NONE,
+        FIXED,
+        "Share of each head, its first elements, that has rotary positions (Phi-4-mini: 0.75, "
+        "GLM-4: 0.5)."),
+    KEY("model.rope_scaling.type", ENUM, AT(model.rope.scaling), "default",
+        "default|linear|llama3|dynamic|yarn|longrope", NONE, FIXED,
         "How rotary frequencies are stretched. linear: all are divided by factor. "
         "llama3: those of long waves are divided, those of short waves stay, and those in "
-        "between are blended."),
-    KEY("model.rope_scaling.factor", FLOAT, AT(model.rope_factor), NONE, "(0,]", NONE, FIXED,
-        "The divisor of the frequencies."),
-    KEY("model.rope_scaling.low_freq_factor", FLOAT, AT(model.rope_low_freq_factor), NONE, "(0,]",
+        "between are blended. yarn: as llama3, by another ramp, and scores grow. dynamic: the base "
+        "is raised if seq_length is above original_max_position_embeddings. longrope: each is "
+        "divided by its number of a list: long_factor if seq_length is above that, else "
+        "short_factor."),
+    KEY("model.rope_scaling.factor", FLOAT, AT(model.rope.factor), NONE, "(0,]", NONE, FIXED,
+        "The divisor of the frequencies. dynamic: how many times longer sequences may be. "
+        "longrope: it only gives attention_factor."),
+    KEY("model.rope_scaling.low_freq_factor", FLOAT, AT(model.rope.low_freq_factor), NONE, "(0,]",
         NONE, FIXED,
         "llama3: waves longer than original_max_position_embeddings / low_freq_factor are long."),
-    KEY("model.rope_scaling.high_freq_factor", FLOAT, AT(model.rope_high_freq_factor), NONE, "(0,]",
+    KEY("model.rope_scaling.high_freq_factor", FLOAT, AT(model.rope.high_freq_factor), NONE, "(0,]",
         NONE, FIXED,
         "llama3: waves shorter than original_max_position_embeddings / high_freq_factor are "
         "short."),
     KEY("model.rope_scaling.original_max_position_embeddings", INT,
-        AT(model.rope_original_positions), NONE, "[1,1073741824]", "tokens", FIXED,
-        "llama3: the longest sequence before the frequencies were stretched."),
+        AT(model.rope.original_positions), NONE, "[1,1073741824]", "tokens", FIXED,
+        "All types but linear: the longest sequence before the frequencies were stretched."),
+    KEY("model.rope_scaling.attention_factor", FLOAT, AT(model.rope.attention_factor), NONE, "(0,]",
+        NONE, FIXED,
+        "yarn, longrope: factor of q and of k. Default: it follows from factor as in "
+        "transformers."),
+    KEY("model.rope_scaling.beta_fast", FLOAT, AT(model.rope.beta_fast), NONE, "(0,]", "turns",
+        FIXED,
+        "yarn: waves that turn more often within original_max_position_embeddings stay. Default: "
+        "32."),
+    KEY("model.rope_scaling.beta_slow", FLOAT, AT(model.rope.beta_slow), NONE, "(0,]", "turns",
+        FIXED, "yarn: waves that turn less often are divided by factor. Default: 1."),
+    KEY("model.rope_scaling.mscale", FLOAT, AT(model.rope.mscale), NONE, "(0,]", NONE, FIXED,
+        "yarn: gives attention_factor with mscale_all_dim."),
+    KEY("model.rope_scaling.mscale_all_dim", FLOAT, AT(model.rope.mscale_all_dim), NONE, "(0,]",
+        NONE, FIXED, "yarn: gives attention_factor with mscale."),
+    KEY("model.rope_scaling.truncate", BOOL, AT(model.rope.truncates), "true", NONE, NONE, FIXED,
+        "yarn: the bounds between the waves are rounded to whole pairs of a head's elements."),
+    KEY("model.rope_scaling.short_factor", FLOATS, NOWHERE, NONE, "(0,]", NONE, FIXED,
+        "longrope: a divisor for each pair of a head's rotated elements."),
+    KEY("model.rope_scaling.long_factor", FLOATS, NOWHERE, NONE, "(0,]", NONE, FIXED,
+        "longrope: the same for longer sequences."),
     KEY("model.norm_epsilon", FLOAT, AT(model.norm_epsilon), "1e-5", "(0,1]", NONE, FIXED,
         "Added to the variance in norms."),
     KEY("model.init_std", FLOAT, AT(model.init_std), "0.02", "[0,]", NONE, FIXED,

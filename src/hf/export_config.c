@@ -191,6 +191,12 @@ static int fill_common(json_t *config, const struct job_model *from, const char 
                           from->init_std, "use_cache", 1, "bos_token_id", "eos_token_id"));
 }
 
+/* True for the types whose heads may have rotary positions in part. */
+static bool has_share(const char *type)
+{
+    return strcmp(type, "phi3") == 0 || strncmp(type, "glm", 3) == 0;
+}
+
 /* True if the model has what its type in config.json cannot say. */
 static bool is_beyond(const struct job_model *from, const char *type)
 {
@@ -206,7 +212,9 @@ static bool is_beyond(const struct job_model *from, const char *type)
            (has_factors && !is_granite) ||
            (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
            (is_gemma && (!is_scaled || from->activation == ACTIVATION_NAMED_GELU)) ||
-           (strcmp(type, "phi3") == 0 && from->rope_scaling != ROPE_PLAIN) ||
+           (strcmp(type, "phi3") == 0 && from->rope.scaling != ROPE_PLAIN &&
+            from->rope.scaling != ROPE_LONGROPE) ||
+           (from->partial_rotary_factor != 1 && !has_share(type)) ||
            (from->nope_interval != 0 && strcmp(type, "smollm3") != 0);
 }
 
@@ -240,26 +248,57 @@ static int fill_gpt2(json_t *config, const struct job_model *from)
                               "resid_pdrop", 0.0));
 }
 
-static json_t *rope_scaling(const struct job_model *from)
+static json_t *list_of(const double *numbers, uint32_t count)
 {
-    switch (from->rope_scaling) {
-    case ROPE_PLAIN:
-    case ROPE_DYNAMIC: /* no job has these three yet */
-    case ROPE_YARN:
-    case ROPE_LONGROPE:
-    case ROPE_SCALING_COUNT:
-        break;
-    case ROPE_LINEAR:
-        return json_pack("{s:s, s:f}", "rope_type", rope_scaling_name(ROPE_LINEAR), "factor",
-                         from->rope_factor);
-    case ROPE_LLAMA3:
-        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", rope_scaling_name(ROPE_LLAMA3),
-                         "factor", from->rope_factor, "low_freq_factor", from->rope_low_freq_factor,
-                         "high_freq_factor", from->rope_high_freq_factor,
-                         "original_max_position_embeddings",
-                         (json_int_t)from->rope_original_positions);
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < count; i++)
+        json_array_append_new(list, json_real(numbers[i]));
+    return list;
+}
+
+/* Adds rope_scaling and the longest sequence, from which some types compute. Phi-3's block has only
+ * the type and the lists, because its older code refuses more. */
+static int add_rope(json_t *config, const struct job_model *from, bool is_phi3)
+{
+    const rope_form *rope = &from->rope;
+    const struct {
+        const char *key;
+        double value; /* 0: not given */
+    } numbers[] = {
+        {"low_freq_factor", rope->low_freq_factor},
+        {"high_freq_factor", rope->high_freq_factor},
+        {"attention_factor", rope->attention_factor},
+        {"beta_fast", rope->beta_fast},
+        {"beta_slow", rope->beta_slow},
+        {"mscale", rope->mscale},
+        {"mscale_all_dim", rope->mscale_all_dim},
+    };
+    bool is_plain = rope->scaling == ROPE_PLAIN, is_dynamic = rope->scaling == ROPE_DYNAMIC;
+    double longest = rope->factor * (double)rope->original_positions;
+    uint64_t positions = is_dynamic ? rope->original_positions : from->seq_length;
+    json_t *block = is_plain ? json_null() : json_object();
+    if (!is_plain)
+        json_object_set_new(block, is_phi3 ? "type" : "rope_type",
+                            json_string(rope_scaling_name(rope->scaling)));
+    if (is_phi3 && !is_plain && longest == floor(longest))
+        positions = (uint64_t)longest; /* the ratio of the two numbers is the factor */
+    else if (!is_plain)
+        json_object_set_new(block, "factor", json_real(rope->factor));
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (numbers[i].value != 0)
+            json_object_set_new(block, numbers[i].key, json_real(numbers[i].value));
+    if (rope->scaling == ROPE_YARN && !rope->truncates)
+        json_object_set_new(block, "truncate", json_false());
+    if (rope->scaling == ROPE_LONGROPE) {
+        json_object_set_new(block, "short_factor", list_of(rope->short_factors, rope->pair_count));
+        json_object_set_new(block, "long_factor", list_of(rope->long_factors, rope->pair_count));
     }
-    return json_null();
+    if (rope->original_positions != 0 && !is_dynamic)
+        json_object_set_new(is_phi3 ? config : block, "original_max_position_embeddings",
+                            json_integer((json_int_t)rope->original_positions));
+    return add_keys(config,
+                    json_pack("{s:f, s:o, s:I}", "rope_theta", from->rope_theta, "rope_scaling",
+                              block, "max_position_embeddings", (json_int_t)positions));
 }
 
 /* Hugging Face's names of a family that is Llama's relative. */
@@ -274,6 +313,8 @@ static const struct relative *find_relative(const struct job_model *from)
         {"phi3", "Phi3ForCausalLM", "phi3"},
         {"gemma", "GemmaForCausalLM", "gemma"},
         {"olmo2", "Olmo2ForCausalLM", "olmo2"},
+        {"glm", "GlmForCausalLM", "glm"},
+        {"glm4", "Glm4ForCausalLM", "glm4"},
     };
     static const struct relative llamas[] = {{"llama", "LlamaForCausalLM", "llama"},
                                              {"llama", "Qwen2ForCausalLM", "qwen2"},
@@ -300,7 +341,7 @@ static double or_one(double factor)
 /* Adds the keys of single types. */
 static int fill_own_keys(json_t *config, const struct job_model *from, const char *type)
 {
-    bool is_qwen2 = strcmp(type, "qwen2") == 0;
+    bool is_qwen2 = strcmp(type, "qwen2") == 0, is_glm = strncmp(type, "glm", 3) == 0;
     if (strcmp(type, "starcoder2") == 0)
         return add_keys(config, json_pack("{s:f, s:b, s:f, s:f, s:n}", "norm_epsilon",
                                           from->norm_epsilon, "use_bias", 1, "residual_dropout",
@@ -321,10 +362,11 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
                               "residual_multiplier", or_one(from->residual_multiplier),
                               "logits_scaling", or_one(from->logits_scaling))));
     }
-    if (strcmp(type, "gemma") == 0 || strcmp(type, "olmo2") == 0)
+    if (strcmp(type, "gemma") == 0 || strcmp(type, "olmo2") == 0 || is_glm)
         TRY(add_keys(config, json_pack("{s:n}", "pad_token_id")));
     if (!is_qwen2)
-        TRY(add_keys(config, json_pack("{s:b}", "attention_bias", (int)from->out_bias)));
+        TRY(add_keys(config, json_pack("{s:b}", "attention_bias",
+                                       (int)(is_glm ? from->qkv_bias : from->out_bias))));
     if (strcmp(type, "llama") == 0 || strcmp(type, "granite") == 0 || strcmp(type, "smollm3") == 0)
         TRY(add_keys(config, json_pack("{s:b}", "mlp_bias", (int)from->mlp_bias)));
     return 0;
@@ -342,16 +384,17 @@ static int fill_llama(json_t *config, const struct job_model *from)
     if (is_beyond(from, as->type_name))
         return refuse_combination();
     TRY(fill_common(config, from, as->class_name, as->type_name));
-    TRY(add_keys(config,
-                 json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:o}",
-                           "num_hidden_layers", (json_int_t)from->num_layers, "hidden_size",
-                           (json_int_t)from->hidden_size, "num_attention_heads",
-                           (json_int_t)from->num_heads, "num_key_value_heads",
-                           (json_int_t)from->num_kv_heads, "head_dim", (json_int_t)head_dim,
-                           "intermediate_size", (json_int_t)from->ffn_size,
-                           "max_position_embeddings", (json_int_t)from->seq_length, "hidden_act",
-                           act, "rms_norm_eps", from->norm_epsilon, "rope_theta", from->rope_theta,
-                           "rope_scaling", rope_scaling(from))));
+    TRY(add_keys(config, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f}", "num_hidden_layers",
+                                   (json_int_t)from->num_layers, "hidden_size",
+                                   (json_int_t)from->hidden_size, "num_attention_heads",
+                                   (json_int_t)from->num_heads, "num_key_value_heads",
+                                   (json_int_t)from->num_kv_heads, "head_dim", (json_int_t)head_dim,
+                                   "intermediate_size", (json_int_t)from->ffn_size, "hidden_act",
+                                   act, "rms_norm_eps", from->norm_epsilon)));
+    TRY(add_rope(config, from, strcmp(as->type_name, "phi3") == 0));
+    if (has_share(as->type_name))
+        TRY(add_keys(config,
+                     json_pack("{s:f}", "partial_rotary_factor", from->partial_rotary_factor)));
     TRY(fill_own_keys(config, from, as->type_name));
     return add_keys(config, json_pack("{s:f}", "attention_dropout", 0.0));
 }

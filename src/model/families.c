@@ -188,6 +188,45 @@ static const modeli_row olmo2_block[] = {
     END,
 };
 
+/* ---- GLM-4: Llama, with pairs of neighbours and one matrix for gate and up. The models of 0414
+ * (GLM4) have norms after both branches, too ---- */
+
+static const modeli_row glm_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), RMS),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS)),
+        BIAS_IF(QKV_BIAS)),
+    ROW(rope, "rope", "qkv", "qkv", .interleaved = true),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add1", "x p", "m"),
+    ROW(norm, "norm2", "m", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), RMS),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(LAYER "mlp.gate_up_proj", GATE_UP))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_SWIGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add2", "m d", "y"),
+    END,
+};
+
+static const modeli_row glm4_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), RMS),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS)),
+        BIAS_IF(QKV_BIAS)),
+    ROW(rope, "rope", "qkv", "qkv", .interleaved = true),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(norm, "norm2", "p", "s", WEIGHTS(W(LAYER "post_self_attn_layernorm", HIDDEN)), RMS),
+    ROW(add, "add1", "x s", "m"),
+    ROW(norm, "norm3", "m", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), RMS),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(LAYER "mlp.gate_up_proj", GATE_UP))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_SWIGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(norm, "norm4", "d", "e", WEIGHTS(W(LAYER "post_mlp_layernorm", HIDDEN)), RMS),
+    ROW(add, "add2", "m e", "y"),
+    END,
+};
+
 const modeli_family *modeli_family_of(enum model_family family)
 {
     static const modeli_family families[MODEL_FAMILY_COUNT] = {
@@ -197,6 +236,8 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_PHI3] = {"phi3", llama_embed, phi3_block, llama_head},
         [MODEL_GEMMA] = {"gemma", llama_embed, gemma_block, gemma_head},
         [MODEL_OLMO2] = {"olmo2", llama_embed, olmo2_block, llama_head},
+        [MODEL_GLM] = {"glm", llama_embed, glm_block, llama_head},
+        [MODEL_GLM4] = {"glm4", llama_embed, glm4_block, llama_head},
     };
     return &families[family];
 }

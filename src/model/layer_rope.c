@@ -1,6 +1,13 @@
 /* ROPE: rotary positions, in place on the projections q k v: the heads of q and, directly after
- * them, those of k are turned. The backward turns the gradient back. Allocates nothing. */
+ * them, those of k are turned, or the first elements of each. The backward turns the gradient back.
+ * Allocates nothing. */
 #include "model/model_internal.h"
+
+uint64_t modeli_rotated(const model_spec *spec)
+{
+    double share = spec->partial_rotary_factor;
+    return share == 0 ? spec->head_dim : (uint64_t)((double)spec->head_dim * share);
+}
 
 static bool has_positions(const model *self, uint64_t block)
 {
@@ -14,6 +21,7 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
     if (!has_positions(self, run->call->layer))
         return 0;
     uint64_t first = self->cache_positions ? run->call->position : 0;
+    uint64_t rotated = modeli_rotated(&self->spec);
     rope_args args = {
         .type = self->type,
         .batch = self->micro_batch,
@@ -21,8 +29,10 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
         .heads = self->spec.num_heads + self->spec.num_kv_heads,
         .head_dim = self->spec.head_dim,
         .stride = layer->in,
+        .rotated = rotated,
+        .interleaved = layer->row->interleaved,
         .data = data,
-        .table = (const float *)run->call->constants + first * self->spec.head_dim,
+        .table = (const float *)run->call->constants + first * rotated,
         .inverse = inverse,
         .begins = run->call->begins,
     };
@@ -43,7 +53,7 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
 static uint64_t columns(const modeli_layer *layer, bool backward)
 {
     const model_spec *spec = &layer->net->spec;
-    return (backward ? 4 : 2) * (spec->num_heads + spec->num_kv_heads) * spec->head_dim;
+    return (backward ? 4 : 2) * (spec->num_heads + spec->num_kv_heads) * modeli_rotated(spec);
 }
 
 static void costs(const modeli_layer *layer, const modeli_costing *of)
@@ -63,18 +73,28 @@ const modeli_kind modeli_rope = {
 int model_fill_constants(model *self, void *stream, void *constants)
 {
     const model_spec *spec = &self->spec;
+    const rope_form *form = &spec->rope;
     if (!modeli_has_rope(self->spec.family))
         return 0;
     rope_table_args args = {
         .table = constants,
         .tokens = modeli_positions(self),
-        .head_dim = spec->head_dim,
+        .head_dim = modeli_rotated(spec),
         .theta = spec->rope_theta,
-        .scaling = spec->rope_scaling,
-        .factor = spec->rope_factor,
-        .low_freq_factor = spec->rope_low_freq_factor,
-        .high_freq_factor = spec->rope_high_freq_factor,
-        .original_positions = (double)spec->rope_original_positions,
+        .scaling = form->scaling,
+        .factor = form->factor,
+        .low_freq_factor = form->low_freq_factor,
+        .high_freq_factor = form->high_freq_factor,
+        .original_positions = (double)form->original_positions,
+        .length = spec->seq_length,
+        .beta_fast = form->beta_fast,
+        .beta_slow = form->beta_slow,
+        .keeps_fraction = !form->truncates,
+        .attention_factor = form->attention_factor,
+        .mscale = form->mscale,
+        .mscale_all_dim = form->mscale_all_dim,
+        .short_factors = form->short_factors,
+        .long_factors = form->long_factors,
     };
     return self->ops->rope_table(self->context, stream, &args);
 }

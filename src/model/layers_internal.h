@@ -118,7 +118,8 @@ struct modeli_row {
     enum modeli_when is_there;
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
     enum norm_kind norm;
-    bool adds_one; /* NORM: the weights are stored less 1 */
+    bool adds_one;    /* NORM: the weights are stored less 1 */
+    bool interleaved; /* ROPE: pairs are neighbours (2i, 2i + 1), not (i, i + R/2) */
     enum activation_kind activation;
 };
 typedef struct modeli_row modeli_row;
@@ -132,6 +133,7 @@ typedef struct modeli_family modeli_family;
 const modeli_family *modeli_family_of(enum model_family family);
 bool modeli_is_gated(enum model_family family); /* the feed-forward part: rows.c */
 bool modeli_has_rope(enum model_family family);
+uint64_t modeli_rotated(const model_spec *spec); /* R: the elements of each head that ROPE turns */
 
 /* ---- layers: rows of one model ---- */
 

@@ -79,10 +79,6 @@ static int check_heads(const model_spec *spec)
 /* Checks the settings that only some families allow. */
 static int check_variant(const model_spec *spec)
 {
-    double low = spec->rope_low_freq_factor, high = spec->rope_high_freq_factor;
-    if ((unsigned)spec->rope_scaling >= ROPE_SCALING_COUNT)
-        return err_set(ERR_CONFIG, "model.rope_scaling.type is number %d, which is none",
-                       (int)spec->rope_scaling);
     bool has_options = spec->family == MODEL_LLAMA;
     const char *other = spec->qk_norm                    ? "qk_norm"
                         : spec->out_bias                 ? "out_bias"
@@ -98,22 +94,48 @@ static int check_variant(const model_spec *spec)
         return err_set(ERR_CONFIG, "model.activation is %s, which the %s family does not have",
                        activation_name(spec->activation), model_family_name(spec->family));
     if (!modeli_has_rope(spec->family) &&
-        (spec->rope_scaling != ROPE_PLAIN || spec->nope_interval != 0))
+        (spec->rope.scaling != ROPE_PLAIN || spec->nope_interval != 0))
         return err_set(ERR_CONFIG, "model.%s is given, but the gpt2 family has none: leave it out",
                        spec->nope_interval != 0 ? "nope_interval" : "rope_scaling");
     if (spec->family == MODEL_GPT2 && spec->position_count < spec->seq_length)
         return err_set(
             ERR_CONFIG, "model.position_count is %llu, which is below model.seq_length %llu",
             (unsigned long long)spec->position_count, (unsigned long long)spec->seq_length);
-    if (spec->rope_scaling != ROPE_PLAIN && !(spec->rope_factor > 0 && isfinite(spec->rope_factor)))
-        return err_set(ERR_CONFIG, "model.rope_scaling.factor is %g, but must be a number above 0",
-                       spec->rope_factor);
-    if (spec->rope_scaling == ROPE_LLAMA3 &&
-        !(low > 0 && high > low && isfinite(high) && spec->rope_original_positions > 0))
+    return 0;
+}
+
+/* Checks what the tables of rotary positions are made from. The spec is complete. */
+static int check_rope(const model_spec *spec)
+{
+    const rope_form *form = &spec->rope;
+    double low = form->low_freq_factor, high = form->high_freq_factor;
+    double share = spec->partial_rotary_factor;
+    if (!(share >= 0 && share <= 1) || modeli_rotated(spec) < 2 || modeli_rotated(spec) % 2 != 0)
         return err_set(ERR_CONFIG,
-                       "model.rope_scaling: low_freq_factor %g must lie above 0, high_freq_factor "
-                       "%g above it, and original_max_position_embeddings %llu above 0",
-                       low, high, (unsigned long long)spec->rope_original_positions);
+                       "model.partial_rotary_factor is %g, but of the %llu elements of a head it "
+                       "must leave an even number to turn",
+                       share, (unsigned long long)spec->head_dim);
+    if ((unsigned)form->scaling >= ROPE_SCALING_COUNT)
+        return err_set(ERR_CONFIG, "model.rope_scaling.type is number %d, which is none",
+                       (int)form->scaling);
+    if (form->scaling == ROPE_PLAIN)
+        return 0;
+    if (!(form->factor > 0 && isfinite(form->factor)))
+        return err_set(ERR_CONFIG, "model.rope_scaling.factor is %g, but must be a number above 0",
+                       form->factor);
+    if (form->scaling != ROPE_LINEAR && form->original_positions == 0)
+        return err_set(ERR_CONFIG, "model.rope_scaling.original_max_position_embeddings is 0, but "
+                                   "must be above 0");
+    if (form->scaling == ROPE_LLAMA3 && !(low > 0 && high > low && isfinite(high)))
+        return err_set(ERR_CONFIG,
+                       "model.rope_scaling: low_freq_factor %g must lie above 0, and "
+                       "high_freq_factor %g above it",
+                       low, high);
+    if (form->scaling == ROPE_LONGROPE && form->pair_count != modeli_rotated(spec) / 2)
+        return err_set(ERR_CONFIG,
+                       "model.rope_scaling: short_factor and long_factor have %u numbers, but "
+                       "%llu pairs of a head's elements are turned",
+                       form->pair_count, (unsigned long long)modeli_rotated(spec) / 2);
     return 0;
 }
 
@@ -247,7 +269,8 @@ static void size_window(model *self, const model_window *window)
     self->cache_bytes = 2 * self->spec.num_layers * self->spec.num_kv_heads *
                         window->cache_positions * self->spec.head_dim * elem_bytes;
     if (modeli_has_rope(self->spec.family))
-        self->constants_bytes = modeli_positions(self) * self->spec.head_dim * sizeof(float);
+        self->constants_bytes =
+            modeli_positions(self) * modeli_rotated(&self->spec) * sizeof(float);
 }
 
 int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
@@ -269,6 +292,8 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
     TRY(check_spec(&full, type, micro_batch));
     if (full.head_dim == 0)
         full.head_dim = full.hidden_size / full.num_heads;
+    if (modeli_has_rope(full.family))
+        TRY(check_rope(&full));
     TRY(modeli_check_learn(&full));
     TRY(check_window(&full, micro_batch, window));
 

@@ -80,6 +80,8 @@ enum model_family {
     MODEL_PHI3,
     MODEL_GEMMA,
     MODEL_OLMO2,
+    MODEL_GLM,
+    MODEL_GLM4,
     MODEL_FAMILY_COUNT
 };
 
@@ -116,8 +118,8 @@ struct model_spec {
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     /* num_kv_heads 0 means num_heads; for gpt2, ffn_size 0 means 4 * hidden_size */
     uint64_t head_dim; /* D; 0: hidden_size / num_heads. llama: H * D may differ from hidden_size */
-    /* llama; other families have or lack these by themselves: biases of q, k and v (Qwen2), of
-     * attention's output, and of the feed-forward part */
+    /* llama; other families have or lack these by themselves: biases of q, k and v (Qwen2; also glm
+     * and glm4), of attention's output, and of the feed-forward part */
     bool qkv_bias, out_bias, mlp_bias;
     bool qk_norm; /* llama: RMSNorm over each head's D of q and of k, before the rotation (Qwen3) */
     enum activation activation; /* of the feed-forward part */
@@ -126,9 +128,11 @@ struct model_spec {
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
     uint64_t nope_interval;  /* llama: every such block has no rotary positions; 0: all have them */
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
-    enum rope_scaling rope_scaling;
-    double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
-    uint64_t rope_original_positions;
+    /* Share of each head, its first elements, that has rotary positions; 0: all of it. */
+    double partial_rotary_factor;
+    /* DYNAMIC and LONGROPE depend on the length of sequences. That is seq_length for every call,
+     * also for shorter ones, so that all calls of a model have the same angles. */
+    rope_form rope;
     bool tie_embeddings;
     double rope_theta;   /* where there are rotary positions; 10000 */
     double norm_epsilon; /* 1e-5 */

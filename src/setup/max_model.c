@@ -67,7 +67,8 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
     m.vocab_size = is_llama ? 128256 : 50257;
     m.tie_embeddings = m.qkv_bias = !is_llama;
     m.qk_norm = false;
-    m.rope_scaling = ROPE_PLAIN;
+    m.rope.scaling = ROPE_PLAIN;
+    m.partial_rotary_factor = 1;
     m.head_dim = m.position_count = 0;
     m.hf[0] = '\0';
     if (m.max_part_bytes == 0 && at->hidden >= CUT_FROM_HIDDEN)

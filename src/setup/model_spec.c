@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 #include "base/rng.h"
 #include "base/shard.h"
 #include "base/tile.h"
@@ -58,17 +60,48 @@ model_spec setup_model_spec(const struct job_model *from)
         .logits_scaling = from->logits_scaling,
         .nope_interval = from->nope_interval,
         .position_count = from->position_count,
-        .rope_scaling = from->rope_scaling,
-        .rope_factor = from->rope_factor,
-        .rope_low_freq_factor = from->rope_low_freq_factor,
-        .rope_high_freq_factor = from->rope_high_freq_factor,
-        .rope_original_positions = from->rope_original_positions,
+        .partial_rotary_factor = from->partial_rotary_factor,
+        .rope = from->rope,
         .tie_embeddings = from->tie_embeddings,
         .rope_theta = from->rope_theta,
         .norm_epsilon = from->norm_epsilon,
         .init_std = from->init_std,
         .max_part_bytes = from->max_part_bytes,
     };
+}
+
+/* Lists of numbers have a line with their hash. */
+static void append_rope(const rope_form *rope, char *text, size_t capacity, int *used)
+{
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {
+        {"factor", rope->factor},
+        {"low_freq_factor", rope->low_freq_factor},
+        {"high_freq_factor", rope->high_freq_factor},
+        {"original_max_position_embeddings", (double)rope->original_positions},
+        {"attention_factor", rope->attention_factor},
+        {"beta_fast", rope->beta_fast},
+        {"beta_slow", rope->beta_slow},
+        {"mscale", rope->mscale},
+        {"mscale_all_dim", rope->mscale_all_dim},
+    };
+    if (rope->scaling == ROPE_PLAIN)
+        return;
+    append(text, capacity, used, "model.rope_scaling.type=%s\n", rope_scaling_name(rope->scaling));
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (numbers[i].value != 0)
+            append(text, capacity, used, "model.rope_scaling.%s=%.17g\n", numbers[i].key,
+                   numbers[i].value);
+    if (rope->scaling == ROPE_YARN && !rope->truncates)
+        append(text, capacity, used, "model.rope_scaling.truncate=false\n");
+    if (rope->scaling == ROPE_LONGROPE)
+        append(text, capacity, used,
+               "model.rope_scaling.short_factor=%016" PRIx64
+               "\nmodel.rope_scaling.long_factor=%016" PRIx64 "\n",
+               XXH3_64bits(rope->short_factors, rope->pair_count * sizeof(double)),
+               XXH3_64bits(rope->long_factors, rope->pair_count * sizeof(double)));
 }
 
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
@@ -89,7 +122,7 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
     };
     if (is_llama && spec->head_dim * spec->num_heads != spec->hidden_size)
         append(text, capacity, &used, "model.head_dim=%" PRIu64 "\n", spec->head_dim);
-    if (spec->family == MODEL_LLAMA && spec->qkv_bias)
+    if (is_llama && spec->qkv_bias)
         append(text, capacity, &used, "model.qkv_bias=true\n");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         if (numbers[i].value != 0)
@@ -100,17 +133,10 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         append(text, capacity, &used, "model.qk_norm=true\n");
     if (!is_llama && spec->position_count != spec->seq_length)
         append(text, capacity, &used, "model.position_count=%" PRIu64 "\n", spec->position_count);
-    if (spec->rope_scaling == ROPE_PLAIN)
-        return used;
-    append(text, capacity, &used, "model.rope_scaling.type=%s\nmodel.rope_scaling.factor=%.17g\n",
-           rope_scaling_name(spec->rope_scaling), spec->rope_factor);
-    if (spec->rope_scaling == ROPE_LLAMA3)
-        append(text, capacity, &used,
-               "model.rope_scaling.low_freq_factor=%.17g\n"
-               "model.rope_scaling.high_freq_factor=%.17g\n"
-               "model.rope_scaling.original_max_position_embeddings=%" PRIu64 "\n",
-               spec->rope_low_freq_factor, spec->rope_high_freq_factor,
-               spec->rope_original_positions);
+    if (is_llama && spec->partial_rotary_factor != 0 && spec->partial_rotary_factor != 1)
+        append(text, capacity, &used, "model.partial_rotary_factor=%.17g\n",
+               spec->partial_rotary_factor);
+    append_rope(&spec->rope, text, capacity, &used);
     return used;
 }
 
@@ -154,6 +180,7 @@ static void default_targets(struct job_train *train, enum model_family family)
         [MODEL_GPT2] = {"c_attn", NULL},           [MODEL_LLAMA] = {"q_proj", "v_proj"},
         [MODEL_STARCODER2] = {"q_proj", "v_proj"}, [MODEL_PHI3] = {"qkv_proj"},
         [MODEL_GEMMA] = {"q_proj", "v_proj"},      [MODEL_OLMO2] = {"q_proj", "v_proj"},
+        [MODEL_GLM] = {"q_proj", "v_proj"},        [MODEL_GLM4] = {"q_proj", "v_proj"},
     };
     for (int i = 0; i < 2 && names[family][i]; i++)
         strcpy(train->lora_targets[train->lora_target_count++], names[family][i]);

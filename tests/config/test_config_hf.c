@@ -18,6 +18,7 @@
 #define LLAMA3                                                                                     \
     "\"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "                       \
     "\"original_max_position_embeddings\": 8192"
+#define LISTS "\"short_factor\": [1, 1, 1, 1.5], \"long_factor\": [2, 3, 4, 5]"
 
 static char hf_file[128];
 
@@ -70,7 +71,7 @@ static const struct {
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.num_kv_heads, 4), FIELD(model.head_dim, 12),
       FIELD(model.ffn_size, 80), FIELD(model.qkv_bias, false), FIELD(model.qk_norm, false),
       FIELD(model.norm_epsilon, 1e-6), FIELD(model.rope_theta, 10000),
-      FIELD(model.rope_scaling, ROPE_PLAIN), FIELD(model.seq_length, 1024),
+      FIELD(model.rope.scaling, ROPE_PLAIN), FIELD(model.seq_length, 1024),
       FIELD(model.tie_embeddings, false)}},
     /* SmolLM, as it is published: an older form with null where nothing is scaled. */
     {LLAMA
@@ -80,20 +81,51 @@ static const struct {
      {FIELD(model.num_kv_heads, 2), FIELD(model.norm_epsilon, 1e-5),
       FIELD(model.rope_theta, 100000), FIELD(model.tie_embeddings, true)}},
     {LLAMA ", \"rope_theta\": 500000.0, \"rope_scaling\": {" LLAMA3 ", \"rope_type\": \"llama3\"}",
-     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, ROPE_LLAMA3),
-      FIELD(model.rope_factor, 8), FIELD(model.rope_low_freq_factor, 1),
-      FIELD(model.rope_high_freq_factor, 4), FIELD(model.rope_original_positions, 8192)}},
+     {FIELD(model.rope_theta, 500000), FIELD(model.rope.scaling, ROPE_LLAMA3),
+      FIELD(model.rope.factor, 8), FIELD(model.rope.low_freq_factor, 1),
+      FIELD(model.rope.high_freq_factor, 4), FIELD(model.rope.original_positions, 8192)}},
     /* The newer form; what is in the block goes before what is outside. */
     {LLAMA ", \"rope_theta\": 7, \"rope_parameters\": {\"rope_theta\": 500000.0, " LLAMA3
            ", \"rope_type\": \"llama3\"}",
-     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, ROPE_LLAMA3)}},
+     {FIELD(model.rope_theta, 500000), FIELD(model.rope.scaling, ROPE_LLAMA3)}},
     {LLAMA ", \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8, "
            "\"low_freq_factor\": 1, \"high_freq_factor\": 4}",
-     {FIELD(model.rope_original_positions, 4096)}},
+     {FIELD(model.rope.original_positions, 4096)}},
     {LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}",
-     {FIELD(model.rope_scaling, ROPE_LINEAR), FIELD(model.rope_factor, 2.5)}},
+     {FIELD(model.rope.scaling, ROPE_LINEAR), FIELD(model.rope.factor, 2.5)}},
     {LLAMA ", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 12345.5}",
-     {FIELD(model.rope_scaling, ROPE_PLAIN), FIELD(model.rope_theta, 12345.5)}},
+     {FIELD(model.rope.scaling, ROPE_PLAIN), FIELD(model.rope_theta, 12345.5)}},
+    /* max_position_embeddings is that of the first training: Qwen2 is stretched by hand so. */
+    {LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.5, \"attention_factor\": null, "
+           "\"original_max_position_embeddings\": 2048, \"finetuned\": true}",
+     {FIELD(model.rope.scaling, ROPE_YARN), FIELD(model.rope.factor, 2.5),
+      FIELD(model.rope.original_positions, 2048), FIELD(model.rope.attention_factor, 0),
+      FIELD(model.rope.beta_fast, 0), FIELD(model.rope.truncates, true)}},
+    {LLAMA
+     ", \"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 5e4, \"beta_fast\": 16, "
+     "\"beta_slow\": 2, \"mscale\": 0.7, \"mscale_all_dim\": 0.8, \"truncate\": false, "
+     "\"attention_factor\": 1.2, \"factor\": null, \"low_freq_factor\": 3, "
+     "\"original_max_position_embeddings\": 1024}",
+     {FIELD(model.rope.factor, 4), FIELD(model.rope.beta_fast, 16), FIELD(model.rope.beta_slow, 2),
+      FIELD(model.rope.mscale, 0.7), FIELD(model.rope.mscale_all_dim, 0.8),
+      FIELD(model.rope.truncates, false), FIELD(model.rope.attention_factor, 1.2),
+      FIELD(model.rope.low_freq_factor, 0), FIELD(model.rope_theta, 5e4)}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2, "
+           "\"original_max_position_embeddings\": 7}",
+     {FIELD(model.rope.scaling, ROPE_DYNAMIC), FIELD(model.rope.factor, 2),
+      FIELD(model.rope.original_positions, 4096)}},
+    {"\"model_type\": \"phi3\", " SIZES ", \"original_max_position_embeddings\": 512, "
+     "\"partial_rotary_factor\": 0.75, \"rope_scaling\": {\"type\": \"su\", " LISTS "}",
+     {FIELD(model.rope.scaling, ROPE_LONGROPE), FIELD(model.rope.factor, 8),
+      FIELD(model.rope.original_positions, 512), FIELD(model.partial_rotary_factor, 0.75),
+      FIELD(model.rope.pair_count, 4), FIELD(model.rope.short_factors[3], 1.5),
+      FIELD(model.rope.long_factors[0], 2)}},
+    /* Phi-3 has the number of first positions outside the block, even if it is only the default. */
+    {"\"model_type\": \"phi3\", " SIZES ", \"rope_parameters\": {\"rope_type\": \"longrope\", "
+     "\"attention_factor\": 1.25, \"original_max_position_embeddings\": 512, "
+     "\"partial_rotary_factor\": 0.5, " LISTS "}",
+     {FIELD(model.rope.original_positions, 4096), FIELD(model.rope.attention_factor, 1.25),
+      FIELD(model.partial_rotary_factor, 0.5)}},
     {"\"model_type\": \"mistral\", " SIZES ", \"head_dim\": 16, \"num_key_value_heads\": 1, "
      "\"sliding_window\": null",
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.head_dim, 16), FIELD(model.num_kv_heads, 1),
@@ -131,6 +163,14 @@ static const struct {
      {FIELD(model.activation, ACTIVATION_OF_FAMILY)}},
     {"\"model_type\": \"olmo2\", " SIZES,
      {FIELD_IS_TEXT(model.family, "olmo2"), FIELD(model.norm_epsilon, 1e-5)}},
+    {"\"model_type\": \"glm4\", " SIZES,
+     {FIELD_IS_TEXT(model.family, "glm4"), FIELD(model.num_kv_heads, 2), FIELD(model.head_dim, 128),
+      FIELD(model.qkv_bias, true), FIELD(model.out_bias, false),
+      FIELD(model.partial_rotary_factor, 0.5), FIELD(model.norm_epsilon, 1.5625e-7)}},
+    {"\"model_type\": \"glm\", " SIZES ", \"head_dim\": 12, \"attention_bias\": false, "
+     "\"rope_parameters\": {\"partial_rotary_factor\": 1.0}",
+     {FIELD_IS_TEXT(model.family, "glm"), FIELD(model.qkv_bias, false),
+      FIELD(model.partial_rotary_factor, 1)}},
     {"\"model_type\": \"granite\", " SIZES
      ", \"embedding_multiplier\": 12, \"logits_scaling\": 8, \"residual_multiplier\": 1",
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.embedding_multiplier, 12),
@@ -196,7 +236,18 @@ static const struct {
      {"use_bias", "not built"}},
     {"\"model_type\": \"phi3\", " SIZES ", \"rope_scaling\": {\"type\": \"longrope\"}",
      NULL,
-     {"rope_scaling", "longrope"}},
+     {"rope_scaling", "short_factor"}},
+    {"\"model_type\": \"phi3\", " SIZES ", \"rope_scaling\": {\"type\": \"longrope\", "
+     "\"short_factor\": [1, 0], \"long_factor\": [1, 2]}",
+     NULL,
+     {"rope_scaling.short_factor", "above 0"}},
+    {"\"model_type\": \"phi3\", " SIZES ", \"rope_scaling\": {\"type\": \"longrope\", "
+     "\"short_factor\": [1, 1], \"long_factor\": [1]}",
+     NULL,
+     {"rope_scaling.long_factor", "1 numbers"}},
+    {"\"model_type\": \"phi3\", " SIZES ", \"partial_rotary_factor\": 1.5",
+     NULL,
+     {"partial_rotary_factor", "1.5"}},
     {"\"model_type\": \"gemma\", " SIZES ", \"use_bidirectional_attention\": true",
      NULL,
      {"use_bidirectional_attention", "causal"}},
@@ -211,8 +262,17 @@ static const struct {
      {"no_rope_layers", "num_hidden_layers"}},
     {LLAMA ", \"partial_rotary_factor\": 0.5", NULL, {"partial_rotary_factor", "0.5"}},
     {LLAMA ", \"rope_parameters\": {\"partial_rotary_factor\": 0.25}", NULL, {"partial_rotary"}},
-    {LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2}", NULL, {"\"yarn\"", "llama3"}},
-    {LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", NULL, {"\"dynamic\""}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"mrope\", \"factor\": 2}", NULL, {"\"mrope\"", "yarn"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"alpha\": 2}",
+     NULL,
+     {"\"alpha\"", "built"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\"}", NULL, {"factor", "missing"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"beta_fast\": 0}",
+     NULL,
+     {"rope_scaling.beta_fast", "above 0"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"truncate\": 1}",
+     NULL,
+     {"rope_scaling.truncate", "true or false"}},
     {LLAMA ", \"rope_scaling\": {\"type\": 3}", NULL, {"rope_scaling", "type"}},
     {LLAMA ", \"rope_scaling\": {\"type\": \"linear\"}", NULL, {"rope_scaling.factor", "missing"}},
     {LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8}",
@@ -249,6 +309,10 @@ static const struct {
     {LLAMA, "model.num_layers=4", {"model.num_layers", "4", "config.json", "says 3"}},
     {LLAMA, "model.family=gpt2", {"model.family", "\"gpt2\"", "\"llama\""}},
     {LLAMA, "model.qk_norm=true", {"model.qk_norm", "true", "says false"}},
+    {LLAMA, "model.partial_rotary_factor=0.5", {"model.partial_rotary_factor", "0.5", "says 1"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}",
+     "model.seq_length=8193",
+     {"8193", "8192 positions"}},
     {LLAMA, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", {"rope_scaling", "leave"}},
     {LLAMA, "model.preset=gpt2-124m", {"model.preset", "model.hf"}},
     {LLAMA, "model.activation=gelu", {"model.activation", "\"gelu\"", "leave the key out"}},
@@ -301,13 +365,20 @@ static void jobs_may_repeat(void **state)
 static void a_runs_copy_needs_no_checkpoint(void **state)
 {
     (void)state;
-    job *self = read_right(LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}",
-                           "model.seq_length=77");
-    job *again = read_good(self->text, NULL);
-    assert_jobs_equal(self, again);
-    assert_string_equal(again->model.hf, test_dir);
-    job_destroy(self);
-    job_destroy(again);
+    static const char *const keys[] = {
+        LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}",
+        LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.5, \"truncate\": false}",
+        "\"model_type\": \"phi3\", " SIZES ", \"partial_rotary_factor\": 0.75, "
+        "\"rope_scaling\": {\"type\": \"longrope\", " LISTS "}",
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        job *self = read_right(keys[i], "model.seq_length=77");
+        job *again = read_good(self->text, NULL);
+        assert_jobs_equal(self, again);
+        assert_string_equal(again->model.hf, test_dir);
+        job_destroy(self);
+        job_destroy(again);
+    }
 }
 
 /* The same keys without a checkpoint. */
@@ -322,14 +393,19 @@ static void hand_written_blocks(void **state)
     job *self = read_good(model, NULL);
     assert_true(self->model.qkv_bias && self->model.qk_norm);
     assert_int_equal(self->model.head_dim, 24);
-    assert_int_equal(self->model.rope_scaling, ROPE_LLAMA3);
-    assert_int_equal(self->model.rope_original_positions, 8192);
+    assert_int_equal(self->model.rope.scaling, ROPE_LLAMA3);
+    assert_int_equal(self->model.rope.original_positions, 8192);
     job_destroy(self);
     static const struct {
         const char *text, *set, *word;
     } bad[] = {
         {model, "model.rope_scaling.type=linear", "no such number"},
         {model, "model.rope_scaling.type=default", "no such number"},
+        {model, "model.rope_scaling.type=yarn", "no such number"},
+        {model, "model.rope_scaling.beta_fast=16", "no such number"},
+        {model, "model.rope_scaling={\"type\": \"yarn\", \"factor\": 2}", "missing"},
+        {model, "model.partial_rotary_factor=1.5", "model.partial_rotary_factor"},
+        {SMALL_JOB, "model.partial_rotary_factor=0.5", "no rotary"},
         {model, "model.position_count=40", "model.position_count"},
         {SMALL_JOB, "model.qkv_bias=false", "always has"},
         {SMALL_JOB, "model.qk_norm=true", "no such option"},

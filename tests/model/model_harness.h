@@ -21,7 +21,8 @@ static inline enum model_family harness_family(const char *instance)
 {
     for (int i = 0; i < MODEL_FAMILY_COUNT; i++) {
         const char *name = model_family_name((enum model_family)i);
-        if (strncmp(instance, name, strlen(name)) == 0)
+        if (strncmp(instance, name, strcspn(instance, "-")) == 0 &&
+            strlen(name) == strcspn(instance, "-"))
             return (enum model_family)i;
     }
     return MODEL_LLAMA;
@@ -46,7 +47,11 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "granite"     biases everywhere, and all multipliers
  *   "smollm3"     a block without rotary positions
  *   "gemma"       a factor of the embedding
- *   "gpt2-erf"    another activation */
+ *   "phi3-long"   heads that are turned in part, and the list of frequencies for long sequences
+ *   "llama-yarn"  frequencies that YaRN scales
+ *   "llama-ntk"   a base that is raised for long sequences
+ *   "gpt2-erf"    another activation
+ *   "glm", "glm4" heads that are turned in part, and biases of q, k and v */
 static inline void harness_complete(const char *instance, model_spec *spec)
 {
     spec->family = harness_family(instance);
@@ -61,6 +66,29 @@ static inline void harness_complete(const char *instance, model_spec *spec)
         spec->activation = ACTIVATION_NAMED_GELU;
     if (strcmp(instance, "gemma") == 0)
         spec->embedding_multiplier = 3.3;
+    if (strcmp(instance, "phi3-long") == 0) {
+        spec->partial_rotary_factor = 0.75;
+        spec->rope = (rope_form){.scaling = ROPE_LONGROPE,
+                                 .factor = 4,
+                                 .original_positions = spec->seq_length - 1,
+                                 .attention_factor = 0.9,
+                                 .pair_count = spec->hidden_size / spec->num_heads * 3 / 8};
+        for (uint32_t i = 0; i < spec->rope.pair_count; i++) {
+            spec->rope.short_factors[i] = 1 + 0.1 * i;
+            spec->rope.long_factors[i] = 1.5 + 0.2 * i;
+        }
+    }
+    if (spec->family == MODEL_GLM || spec->family == MODEL_GLM4) {
+        spec->partial_rotary_factor = 0.5;
+        spec->qkv_bias = true;
+        spec->head_dim = spec->hidden_size / spec->num_heads / 4 * 4 + 4;
+    }
+    if (strcmp(instance, "llama-yarn") == 0)
+        spec->rope = (rope_form){
+            .scaling = ROPE_YARN, .factor = 4, .original_positions = 64, .attention_factor = 0.9};
+    if (strcmp(instance, "llama-ntk") == 0)
+        spec->rope = (rope_form){
+            .scaling = ROPE_DYNAMIC, .factor = 4, .original_positions = spec->seq_length - 1};
     if (strcmp(instance, "smollm3") == 0)
         spec->nope_interval = 2;
     if (strcmp(instance, "granite") == 0) {
@@ -73,17 +101,17 @@ static inline void harness_complete(const char *instance, model_spec *spec)
     }
     if (strcmp(instance, "qwen2") == 0) {
         spec->qkv_bias = true;
-        spec->rope_scaling = ROPE_LINEAR;
-        spec->rope_factor = 2;
+        spec->rope.scaling = ROPE_LINEAR;
+        spec->rope.factor = 2;
     }
     if (strcmp(instance, "qwen3") == 0) {
         spec->qk_norm = true;
         spec->head_dim = spec->hidden_size / spec->num_heads + 6;
-        spec->rope_scaling = ROPE_LLAMA3;
-        spec->rope_factor = 8;
-        spec->rope_low_freq_factor = 1;
-        spec->rope_high_freq_factor = 4;
-        spec->rope_original_positions = 64;
+        spec->rope = (rope_form){.scaling = ROPE_LLAMA3,
+                                 .factor = 8,
+                                 .low_freq_factor = 1,
+                                 .high_freq_factor = 4,
+                                 .original_positions = 64};
     }
 }
 

@@ -135,7 +135,7 @@ static int spy_head_norm_backward(kernel_context *context, void *stream, const h
 
 static int spy_rope(kernel_context *context, void *stream, const rope_args *args)
 {
-    note(MODEL_ROWS_PLAIN, args->batch * args->tokens * args->heads * args->head_dim,
+    note(MODEL_ROWS_PLAIN, args->batch * args->tokens * args->heads * args->rotated,
          2 * dtype_bytes(args->type));
     return kernels_reference.rope(context, stream, args);
 }

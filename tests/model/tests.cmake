@@ -3,7 +3,8 @@ sluice_test(test_model_shapes LIBS sluice_model LABELS cpu debug)
 sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 
 if(TARGET sluice_kernels_reference)
-    set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 granite smollm3)
+    set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 granite smollm3 phi3-long
+                       llama-yarn llama-ntk glm glm4)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${model_families} gpt2-erf)
     sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug
@@ -17,7 +18,7 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_families} gpt2-long)
     sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2)
+                INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2 llama-yarn glm4)
     sluice_test(test_model_pytorch
                 LIBS sluice_model sluice_kernels_reference PkgConfig::JANSSON LABELS cpu
                 INSTANCES gpt2-tied gpt2-untied llama-tied llama-untied)
