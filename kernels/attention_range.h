@@ -10,6 +10,7 @@
 #ifndef SLUICE_KERNELS_ATTENTION_RANGE_H
 #define SLUICE_KERNELS_ATTENTION_RANGE_H
 
+#include "kernels/dropout_mask.h"
 #include "kernels/ops.h"
 
 #ifdef __CUDACC__
@@ -43,6 +44,17 @@ static inline int attention_mask_check(const attention_desc *desc)
                        "attention: the soft cap of the scores is %g; it must be "
                        "positive, or 0 for none",
                        (double)desc->soft_cap);
+    if (!(desc->dropout >= 0.0f && desc->dropout < 1.0f))
+        return err_set(ERR_BACKEND, "attention: a dropout of %g; it must be at least 0 and below 1",
+                       (double)desc->dropout);
+    if (desc->dropout > 0.0f &&
+        dropout_row_quad(desc->tokens, desc->heads, 0) >> DROPOUT_QUAD_BITS != 0)
+        return err_set(
+            ERR_BACKEND,
+            "attention: dropout of %llu heads over %llu tokens: a sequence may have 2^%d "
+            "probabilities; use shorter sequences, or no dropout",
+            (unsigned long long)desc->heads, (unsigned long long)desc->tokens,
+            DROPOUT_QUAD_BITS + 2);
     return 0;
 }
 

@@ -56,6 +56,14 @@ DROPOUT_ON_GPU static inline void dropout_words(dropout_place place, uint64_t qu
     words[3] = c3;
 }
 
+/* Attention's probabilities: the first quad of the row of a head's query, in sequences of `tokens`.
+ * Key k has word k % 4 of quad number k / 4 from there on. */
+DROPOUT_ON_GPU static inline uint64_t dropout_row_quad(uint64_t tokens, uint64_t head,
+                                                       uint64_t query)
+{
+    return (head * tokens + query) * ((tokens + 3) / 4);
+}
+
 /* An element is dropped if its word is below this. probability is in [0, 1). */
 DROPOUT_ON_GPU static inline uint32_t dropout_threshold(float probability)
 {

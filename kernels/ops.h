@@ -77,8 +77,22 @@ struct attention_desc {
     /* > 0: a query sees at most this many positions, of which it is the last; not bidirectional */
     uint64_t window;
     bool is_bidirectional; /* a query sees the keys after it too */
+    /* In [0, 1): the share of the probabilities that calls with a mask (attention_set_dropout)
+     * drop. The others are multiplied by 1 / (1 - dropout). lse and the sums of the softmax count
+     * all. */
+    float dropout;
 };
 typedef struct attention_desc attention_desc;
+
+/* The masks of a call with dropout, one for each of its sequences, as in dropout_args. The element
+ * of a mask is the position of head, query and key (dropout_row_quad in kernels/dropout_mask.h), so
+ * that no cut into blocks matters. */
+struct attention_dropout {
+    uint64_t seed;
+    uint32_t site;
+    const uint32_t *counter; /* [2] in device memory */
+};
+typedef struct attention_dropout attention_dropout;
 
 /* Attention of the new positions of one sequence over all positions up to their own. The keys and
  * values of earlier positions are kept in a cache:
@@ -463,6 +477,9 @@ struct kernel_ops {
      * sequence is one document. The array is read when a call computes, and must be valid until
      * then. Its first element of a sequence is 0, and no element is below the one before it. */
     void (*attention_set_documents)(kernel_attention *attention, const int32_t *begins);
+    /* Sets the masks of the calls that follow, forward and backward. NULL, which is the state after
+     * create: nothing is dropped. */
+    void (*attention_set_dropout)(kernel_attention *attention, const attention_dropout *masks);
     /* lse: [B,H,T] fp32, the logarithm of the softmax denominator of each row of scaled scores. */
     int (*attention_forward)(kernel_attention *attention, void *stream, const void *q,
                              const void *k, const void *v, void *output, float *lse,

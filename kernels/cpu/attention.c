@@ -34,7 +34,7 @@ enum {
     QUERY_ROWS_SHORT = 64,
     QUERY_ROWS_LONG = 128,
     LONG_TOKENS = 1024,
-    KEY_ROWS = 512,
+    KEY_ROWS = ATTENTION_KEYS_MAX,
     HEAD_DIM_MAX = 256,
 };
 
@@ -208,6 +208,11 @@ void cpui_attention_set_documents(kernel_attention *attention, const int32_t *be
     attention->begins = begins;
 }
 
+void cpui_attention_set_dropout(kernel_attention *attention, const attention_dropout *masks)
+{
+    attention->masks = masks ? *masks : (attention_dropout){0};
+}
+
 size_t cpui_attention_forward_scratch_bytes(const kernel_attention *attention)
 {
     return attention->forward_bytes * (size_t)attention->context->thread_count;
@@ -237,6 +242,8 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
     size_t offset = 0;
     *worker = (attention_worker){0};
     worker->scores = take(base, &offset, rows * attention->score_stride);
+    if (attention->desc.dropout > 0.0f)
+        worker->kept = take(base, &offset, rows * attention->score_stride);
     if (backward) {
         uint64_t tokens = attention->desc.tokens;
         worker->prob_grads = take(base, &offset, rows * attention->score_stride);
@@ -284,10 +291,10 @@ attention_range cpui_attention_keys(const kernel_attention *attention, const att
 }
 
 score_block cpui_attention_scores(const kernel_attention *attention, const attention_mask *mask,
-                                  const attention_worker *worker, attention_range rows,
-                                  attention_range keys)
+                                  const attention_drop *drop, const attention_worker *worker,
+                                  attention_range rows, attention_range keys)
 {
-    return (score_block){.rows = rows.end - rows.begin,
+    score_block block = {.rows = rows.end - rows.begin,
                          .cols = keys.end - keys.begin,
                          .stride = attention->score_stride,
                          .first_row = rows.begin,
@@ -298,6 +305,11 @@ score_block cpui_attention_scores(const kernel_attention *attention, const atten
                          .scores = worker->scores,
                          .store_type = attention->product_type,
                          .round_type = attention->desc.type};
+    if (drop) {
+        attention->rows->drop(&block, drop, worker->kept);
+        block.kept = worker->kept;
+    }
+    return block;
 }
 
 void cpui_attention_product(attention_worker *worker, const block_shape *shape,
@@ -385,6 +397,8 @@ static void forward_task(const kernel_attention *attention, const struct forward
     }
     softmax_state state = {worker->row_max, worker->row_sum, worker->output,
                            attention->head_stride};
+    attention_drop drop_of;
+    const attention_drop *drop = attention_drop_of(desc, &attention->masks, batch, head, &drop_of);
     for (uint64_t row = 0; row < rows; row++) {
         worker->row_max[row] = -INFINITY;
         worker->row_sum[row] = 0.0f;
@@ -393,7 +407,7 @@ static void forward_task(const kernel_attention *attention, const struct forward
     for (uint64_t key = keys.begin; key < keys.end; key += attention->key_rows) {
         uint64_t cols = size_min(attention->key_rows, keys.end - key);
         uint64_t elem = kv_first + key * desc->qkv_stride;
-        score_block block = cpui_attention_scores(attention, &mask, worker,
+        score_block block = cpui_attention_scores(attention, &mask, drop, worker,
                                                   (attention_range){first_row, first_row + rows},
                                                   (attention_range){key, key + cols});
         if (!attention->by_dots) {
@@ -415,6 +429,7 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
     if (attention->by_tiles) {
         attention_amx_pass pass = {.desc = desc,
                                    .begins = attention->begins,
+                                   .masks = attention->masks,
                                    .rows = attention->rows,
                                    .thread_count = attention->context->thread_count,
                                    .q = q,

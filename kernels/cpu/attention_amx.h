@@ -19,6 +19,7 @@
 struct attention_amx_pass {
     const attention_desc *desc; /* bf16 */
     const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
+    attention_dropout masks;    /* counter NULL: nothing is dropped */
     const attention_rows *rows;
     int thread_count;
     const void *q, *k, *v;

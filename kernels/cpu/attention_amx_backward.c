@@ -4,8 +4,9 @@
  *   S' = K Q',  P' = exp2(S' c - lse log2(e)),  c = scale * log2(e),
  *   dP' = V dO',  dS' = P' * (dP' - rowsum(dO * O)),
  *   dV += P' dO,  dK += dS' Q * scale,  dQ' += K' dS' * scale.
- * scale is applied once, when dK and dQ are rounded. One task is one key/value head of one
- * sequence. */
+ * scale is applied once, when dK and dQ are rounded. With dropout, elements of dP' are zero, and in
+ * the product for dV those of P'; what is kept is scaled in dP' and at the end in dV. One task is
+ * one key/value head of one sequence. */
 #include <assert.h>
 #include <omp.h>
 
@@ -39,6 +40,7 @@ struct backward_worker {
 /* One block of queries of one head. */
 struct backward_block {
     const attention_mask *mask;
+    const attention_drop *drop;                     /* or NULL */
     uint64_t batch, head, first_row, rows, columns; /* columns: groups of 32 queries */
     bool opens_group; /* this is the first head of the group, so the sums start from zero */
 };
@@ -97,12 +99,13 @@ struct strip_targets {
     uint16_t *depth; /* the first right tile; the second is CHUNK_STRIPS tiles later */
 };
 
-/* Computes P' and dS' of 32 keys by 32 queries. The right tiles are interleaved within 128 bits,
- * which takes only one step, but puts query 8*i + 4*tile + j (i, j < 4) into column 4*i + j.
- * query_finish puts the sums back in order. */
+/* Computes P' and dS' of 32 keys by 32 queries; `kept` may be NULL. The right tiles are interleaved
+ * within 128 bits, which takes only one step, but puts query 8*i + 4*tile + j (i, j < 4) into
+ * column 4*i + j. query_finish puts the sums back in order. */
 static inline __attribute__((always_inline)) void
-grad_strip(const float *scores, const float *prob_grads, const uint32_t *lanes, __m512 factor,
-           const float *lse, const float *delta, const struct strip_targets *targets)
+grad_strip(const float *scores, const float *prob_grads, const uint32_t *lanes,
+           const uint32_t *kept, __m512 factor, const float *lse, const float *delta,
+           const struct strip_targets *targets)
 {
     __m512 lse_of[2] = {_mm512_loadu_ps(lse), _mm512_loadu_ps(lse + TILE)};
     __m512 delta_of[2] = {_mm512_loadu_ps(delta), _mm512_loadu_ps(delta + TILE)};
@@ -124,6 +127,8 @@ grad_strip(const float *scores, const float *prob_grads, const uint32_t *lanes, 
                     p[half], _mm512_sub_ps(_mm512_loadu_ps(prob_grads + from), delta_of[half]));
                 if (lanes)
                     ds[half] = _mm512_maskz_mov_ps(seen(lanes, key + odd, half), ds[half]);
+                if (kept)
+                    p[half] = _mm512_maskz_mov_ps(seen(kept, key + odd, half), p[half]);
             }
             grads[odd] = to_halves(ds[0], ds[1]);
             _mm512_storeu_si512(targets->probs + row, to_halves(p[0], p[1]));
@@ -172,30 +177,37 @@ static void backward_strip(const attention_desc *desc, const struct backward_wor
                 (2 * column * CHUNK_STRIPS + strip % CHUNK_STRIPS) * TILE_HALVES};
         const float *lse = worker->lse + column * TILE_DEPTH;
         const float *delta = worker->delta + column * TILE_DEPTH;
-        uint32_t lanes_of[TILE_DEPTH];
-        const uint32_t *lanes =
-            strip_lanes(block->mask, block->first_row + column * TILE_DEPTH, key, lanes_of);
+        uint32_t lanes_of[TILE_DEPTH], kept[TILE_DEPTH];
+        uint64_t row = block->first_row + column * TILE_DEPTH;
+        const uint32_t *lanes = strip_lanes(block->mask, row, key, lanes_of);
+        if (block->drop) {
+            strip_kept(block->drop, row, key, kept);
+            strip_drop(worker->prob_grads + at, kept, block->drop->scale);
+        }
         if (desc->soft_cap > 0.0f)
             strip_cap(desc, worker->scores + at, worker->prob_grads + at, delta);
-        if (lanes)
-            grad_strip(worker->scores + at, worker->prob_grads + at, lanes, factor, lse, delta,
-                       &targets);
+        if (block->drop)
+            grad_strip(worker->scores + at, worker->prob_grads + at, lanes, kept, factor, lse,
+                       delta, &targets);
+        else if (lanes)
+            grad_strip(worker->scores + at, worker->prob_grads + at, lanes, NULL, factor, lse,
+                       delta, &targets);
         else
-            grad_strip(worker->scores + at, worker->prob_grads + at, NULL, factor, lse, delta,
+            grad_strip(worker->scores + at, worker->prob_grads + at, NULL, NULL, factor, lse, delta,
                        &targets);
         tiles_fence();
     }
     /* this block has the first query of all that see the strip */
     bool fresh = block->opens_group && queries.begin >= block->first_row;
-    size_t left_step = BLOCK_COLUMNS * TILE_HALVES, row = 2 * chunks * TILE_SUMS;
+    size_t left_step = BLOCK_COLUMNS * TILE_HALVES, sums_step = 2 * chunks * TILE_SUMS;
     for (uint64_t tile = 0; tile < 2 * chunks; tile += 2) {
         size_t right = (tile * BLOCK_COLUMNS + first) * TILE_HALVES;
-        size_t sums = 2 * strip * row + tile * TILE_SUMS;
+        size_t sums = 2 * strip * sums_step + tile * TILE_SUMS;
         tiles_product(worker->probs + first * TILE_HALVES, left_step, worker->grad_depth + right,
-                      left_step, end - first, worker->value_sums + sums, row, fresh);
+                      left_step, end - first, worker->value_sums + sums, sums_step, fresh);
         tiles_product(worker->score_grads + first * TILE_HALVES, left_step,
                       worker->query_depth + right, left_step, end - first, worker->key_sums + sums,
-                      row, fresh);
+                      sums_step, fresh);
     }
     tiles_fence();
 }
@@ -318,10 +330,14 @@ static void backward_task(const attention_amx_pass *pass, const struct backward_
     pack_left(&keys, strips * TILE_DEPTH, chunks, worker->keys);
     pack_left(&values, strips * TILE_DEPTH, chunks, worker->values);
     pack_depth(&keys, strips * TILE_DEPTH, chunks, strips, true, worker->key_columns);
+    attention_drop drop_of;
+    const attention_drop *drop = NULL;
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (uint64_t row = 0; row < tokens; row += BLOCK_ROWS) {
             uint64_t rows = size_min(BLOCK_ROWS, tokens - row);
+            drop = attention_drop_of(pass->desc, &pass->masks, batch, head, &drop_of);
             struct backward_block block = {&mask,
+                                           drop,
                                            batch,
                                            head,
                                            row,
@@ -331,7 +347,8 @@ static void backward_task(const attention_amx_pass *pass, const struct backward_
             backward_block(pass, worker, &block);
         }
     key_finish(desc, worker->key_sums, desc->scale, (uint16_t *)pass->k_grad + first);
-    key_finish(desc, worker->value_sums, 1.0f, (uint16_t *)pass->v_grad + first);
+    key_finish(desc, worker->value_sums, drop ? drop->scale : 1.0f,
+               (uint16_t *)pass->v_grad + first);
 }
 
 void cpui_attention_amx_backward(const attention_amx_pass *pass)

@@ -1,6 +1,7 @@
 /* The forward pass of attention_amx.h: online softmax (Milakov and Gimelshein 2018; Dao et al.,
  * FlashAttention, 2022) over blocks of 32 query rows and chunks of CHUNK_KEYS keys:
  *   S' = K Q',  P' = exp2(S' c - max),  O' = O' * correction + V' P',   c = scale * log2(e).
+ * With dropout, elements of P' are zero in the product; what is kept is scaled in O' at the end.
  * Blocks of 32 by 32 scores that no query sees are never computed; blocks at the ends of what the
  * queries see are masked.
  *
@@ -34,8 +35,9 @@ struct forward_worker {
 
 /* The state of 32 queries, one in each lane. */
 struct forward_state {
-    uint16_t *query; /* their tiles in the scratch */
-    float *output;   /* the same */
+    uint16_t *query;            /* their tiles in the scratch */
+    float *output;              /* the same */
+    const attention_drop *drop; /* or NULL */
     uint64_t first_row;
     attention_range strips;    /* of keys that they see */
     bool is_fresh;             /* no chunk has come yet: output holds nothing */
@@ -87,9 +89,11 @@ static inline void strip_largest(const float *scores, const uint32_t *lanes, __m
     largest[1] = _mm512_max_ps(best[1], best[3]);
 }
 
-/* Computes one strip of P' from its scores and adds its exponentials to sum[4]. */
-static inline void strip_probs(const float *scores, const uint32_t *lanes, __m512 factor,
-                               const __m512 offset[2], __m512 sum[4], uint16_t *probs)
+/* Computes one strip of P' from its scores and adds its exponentials to sum[4]. `kept` may be
+ * NULL. */
+static inline __attribute__((always_inline)) void
+strip_probs(const float *scores, const uint32_t *lanes, const uint32_t *kept, __m512 factor,
+            const __m512 offset[2], __m512 sum[4], uint16_t *probs)
 {
     const __m512i pairs =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -108,6 +112,10 @@ static inline void strip_probs(const float *scores, const uint32_t *lanes, __m51
             }
             sum[half] = _mm512_add_ps(sum[half], a);
             sum[2 + half] = _mm512_add_ps(sum[2 + half], b);
+            if (kept) {
+                a = _mm512_maskz_mov_ps(seen(kept, key, half), a);
+                b = _mm512_maskz_mov_ps(seen(kept, key + 1, half), b);
+            }
             _mm512_storeu_si512(probs + half * CHUNK_STRIPS * TILE_HALVES + key * TILE,
                                 _mm512_permutexvar_epi16(pairs, to_halves(a, b)));
         }
@@ -175,10 +183,15 @@ static void forward_chunk(const attention_desc *desc, const attention_mask *mask
     for (uint64_t strip = 0; strip < strips; strip++) {
         const float *scores = worker->scores + strip * STRIP_SUMS;
         uint16_t *probs = worker->probs + strip * TILE_HALVES;
-        if (lanes[strip])
-            strip_probs(scores, lanes[strip], factor, offset, sum, probs);
+        uint32_t kept[TILE_DEPTH];
+        if (state->drop)
+            strip_kept(state->drop, state->first_row, (begin + strip) * TILE_DEPTH, kept);
+        if (state->drop)
+            strip_probs(scores, lanes[strip], kept, factor, offset, sum, probs);
+        else if (lanes[strip])
+            strip_probs(scores, lanes[strip], NULL, factor, offset, sum, probs);
         else
-            strip_probs(scores, NULL, factor, offset, sum, probs);
+            strip_probs(scores, NULL, NULL, factor, offset, sum, probs);
     }
     for (int half = 0; half < 2; half++)
         state->sum[half] = _mm512_add_ps(sum[half], sum[2 + half]);
@@ -207,7 +220,8 @@ static void forward_finish(const attention_amx_pass *pass, const struct forward_
         uint64_t first = half * TILE, count = rows > first ? size_min(rows - first, TILE) : 0;
         for (uint64_t i = 0; i < count; i++)
             lse[first + i] = (float)((double)largest[i] * 0x1.62e42fefa39efp-1) + logf(sum[i]);
-        __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), state->sum[half]);
+        float scale = state->drop ? state->drop->scale : 1.0f;
+        __m512 factor = _mm512_div_ps(_mm512_set1_ps(scale), state->sum[half]);
         for (uint64_t tile = 0; tile * TILE < dim; tile++) {
             const float *sums = state->output + (2 * tile + half) * TILE_SUMS;
             __m512i r[TILE];
@@ -257,7 +271,10 @@ static void forward_bunch(const attention_amx_pass *pass, const struct forward_w
     uint64_t count = size_min(BUNCH, size_div_up(blocks - first, step));
     attention_mask mask = attention_mask_of(pass->desc, pass->begins, batch);
     struct forward_state states[BUNCH];
+    attention_drop drop_of;
+    const attention_drop *drop = attention_drop_of(pass->desc, &pass->masks, batch, head, &drop_of);
     for (uint64_t i = 0; i < count; i++) {
+        states[i].drop = drop;
         states[i].query = worker->query + i * chunks * 2 * TILE_HALVES;
         states[i].output = worker->output + i * chunks * 4 * TILE_SUMS;
         forward_begin(pass, &mask, &states[i], batch, head, first + i * step);

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "kernels/attention_range.h"
+#include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/transpose.h"
 
 enum {
@@ -220,6 +220,43 @@ static inline const uint32_t *strip_lanes(const attention_mask *mask, uint64_t r
 static inline __mmask16 seen(const uint32_t *lanes, uint64_t key, int half)
 {
     return lanes ? (__mmask16)(lanes[key] >> (TILE * half)) : (__mmask16)0xffff;
+}
+
+/* Sets kept[key] to the lanes of the queries from `row` on that keep a key from `key` on. */
+static inline void strip_kept(const attention_drop *drop, uint64_t row, uint64_t key,
+                              uint32_t kept[TILE_DEPTH])
+{
+    const __m512i threshold = _mm512_set1_epi32((int)drop->threshold);
+    const __m512i quads = /* the first words of 16 queries */
+        _mm512_set_epi32(60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0);
+    const dropout_place place = drop->place;
+    const uint64_t step = drop->row_quads;
+    for (uint64_t i = 0; i < TILE_DEPTH; i += 4) {
+        uint32_t words[4 * TILE_DEPTH];
+        uint64_t quad = drop->first_quad + row * step + (key + i) / 4;
+#pragma omp simd
+        for (uint64_t query = 0; query < TILE_DEPTH; query++)
+            dropout_words(place, quad + query * step, words + 4 * query);
+        for (uint64_t k = 0; k < 4; k++) {
+            __m512i low = _mm512_i32gather_epi32(quads, words + k, 4);
+            __m512i high = _mm512_i32gather_epi32(quads, words + 4 * TILE + k, 4);
+            kept[i + k] = (uint32_t)_mm512_cmpge_epu32_mask(low, threshold) |
+                          (uint32_t)_mm512_cmpge_epu32_mask(high, threshold) << TILE;
+        }
+    }
+}
+
+/* The gradients of what a strip keeps, times `scale`, in place. */
+static inline void strip_drop(float *prob_grads, const uint32_t *kept, float scale)
+{
+    const __m512 factor = _mm512_set1_ps(scale);
+    for (uint64_t key = 0; key < TILE_DEPTH; key++)
+        for (int half = 0; half < 2; half++) {
+            float *at = prob_grads + key / TILE * 2 * TILE_SUMS + (size_t)half * TILE_SUMS +
+                        key % TILE * TILE;
+            _mm512_storeu_ps(
+                at, _mm512_maskz_mul_ps(seen(kept, key, half), _mm512_loadu_ps(at), factor));
+        }
 }
 
 /* Caps the scores of a strip; see cap_scores in attention_vectors.h. prob_grads and delta [32] are

@@ -96,6 +96,7 @@ static void backward_dots(const kernel_attention *attention, const struct backwa
 /* One head of one sequence: the elements and lse of its first query row and its first key. */
 struct head_place {
     const attention_mask *mask;
+    const attention_drop *drop; /* or NULL */
     uint64_t q_elem, out_elem, kv_elem;
     const float *lse;
 };
@@ -120,7 +121,8 @@ static void backward_pair(const kernel_attention *attention, const struct backwa
                               .out_elem =
                                   head->out_elem + rows.begin * desc->heads * desc->head_dim,
                               .lse = head->lse + rows.begin};
-    score_block block = cpui_attention_scores(attention, head->mask, worker, rows, seen);
+    score_block block =
+        cpui_attention_scores(attention, head->mask, head->drop, worker, rows, seen);
     if (attention->by_dots)
         backward_dots(attention, args, worker, &pair, &block);
     else
@@ -164,7 +166,10 @@ static void backward_head(const kernel_attention *attention, const struct backwa
     uint64_t dim = desc->head_dim, tokens = desc->tokens, out_stride = desc->heads * dim;
     uint64_t first = batch * tokens * desc->qkv_stride;
     attention_mask mask = attention_mask_of(desc, attention->begins, batch);
+    attention_drop drop;
     struct head_place whole = {.mask = &mask,
+                               .drop =
+                                   attention_drop_of(desc, &attention->masks, batch, head, &drop),
                                .q_elem = first + head * dim,
                                .out_elem = batch * tokens * out_stride + head * dim,
                                .kv_elem = first + kv_head * dim,
@@ -206,6 +211,7 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
     if (attention->by_tiles) {
         attention_amx_pass pass = {.desc = desc,
                                    .begins = attention->begins,
+                                   .masks = attention->masks,
                                    .rows = attention->rows,
                                    .thread_count = attention->context->thread_count,
                                    .q = q,

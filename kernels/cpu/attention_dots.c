@@ -363,6 +363,8 @@ static void softmax_rows(const score_block *block, const softmax_state *state)
                 p = _mm512_maskz_mov_ps(mask, vec_exp(x));
                 sum = sum + p;
             }
+            if (mask)
+                p = keep_elems(block, row, col, p);
             _mm256_storeu_si256((__m256i *)(probs + col), (__m256i)_mm512_cvtneps_pbh(p));
         }
         state->row_sum[row] += vec_sum(sum);
@@ -405,6 +407,7 @@ static void softmax_pairs(const attention_dots *dots, const score_block *block, 
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     vec scale = vec_set(block->scale);
     uint64_t stride = block->stride;
+    drop_grads(block, prob_grads);
     cap_scores(block, prob_grads, delta);
     for (uint64_t row = 0; row < block->rows; row += 2) {
         bool has_odd = row + 1 < block->rows;
@@ -422,6 +425,10 @@ static void softmax_pairs(const attention_dots *dots, const score_block *block, 
                                 delta[row], &grad);
                 vec odd_p = prob_of(block->scores + odd_at, prob_grads + odd_at, odd_mask, scale,
                                     lse[odd], delta[odd], &odd_grad);
+                if (mask)
+                    p = keep_elems(block, row, col, p);
+                if (odd_mask)
+                    odd_p = keep_elems(block, odd, col, odd_p);
                 probs = (__m512i)_mm512_cvtne2ps_pbh(odd_p, p);
                 grads = (__m512i)_mm512_cvtne2ps_pbh(odd_grad, grad);
             }

@@ -42,6 +42,7 @@ struct kernel_attention {
     kernel_context *context;
     attention_desc desc;
     const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
+    attention_dropout masks;    /* counter NULL: nothing is dropped */
     const attention_rows *rows; /* the table of the instruction set */
     /* attention_amx.h runs the passes; of the members below only the bytes are set */
     bool by_tiles;
@@ -63,6 +64,7 @@ struct kernel_attention {
 struct attention_worker {
     float *scores;     /* [query_rows, score_stride] */
     float *prob_grads; /* like scores; backward */
+    float *kept;       /* like scores; with dropout */
     float *output;     /* [query_rows, head_stride] forward */
     float *row_max;    /* [query_rows] forward: the largest score */
     float *row_sum;    /* [query_rows] forward */
@@ -99,10 +101,11 @@ const block_shape *cpui_attention_shape(const kernel_attention *attention, uint6
 attention_range cpui_attention_keys(const kernel_attention *attention, const attention_mask *mask,
                                     uint64_t first_row, uint64_t rows);
 
-/* The scores of a pair of blocks in the scratch of a worker. */
+/* The scores of a pair of blocks in the scratch of a worker, and what their dropout keeps. drop may
+ * be NULL. */
 score_block cpui_attention_scores(const kernel_attention *attention, const attention_mask *mask,
-                                  const attention_worker *worker, attention_range rows,
-                                  attention_range keys);
+                                  const attention_drop *drop, const attention_worker *worker,
+                                  attention_range rows, attention_range keys);
 
 /* Runs one product, unless this worker has failed before. */
 void cpui_attention_product(attention_worker *worker, const block_shape *shape,

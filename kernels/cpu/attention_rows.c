@@ -54,7 +54,7 @@ static void softmax(const score_block *block, const softmax_state *state)
             vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
             p = vec_within(p, seen, col, zero);
             sum = sum + p;
-            store_elems(block, scores, col, p);
+            store_elems(block, scores, col, keep_elems(block, row, col, p));
         }
         clear_columns(block, scores, 0, first);
         clear_columns(block, scores, col, block->cols);
@@ -66,6 +66,7 @@ static void softmax_grad(const score_block *block, float *prob_grads, const floa
                          const float *delta)
 {
     vec scale = vec_set(block->scale), zero = vec_set(0.0f);
+    drop_grads(block, prob_grads);
     cap_scores(block, prob_grads, delta);
     for (uint64_t row = 0; row < block->rows; row++) {
         float *scores = block->scores + row * block->stride;
@@ -76,6 +77,7 @@ static void softmax_grad(const score_block *block, float *prob_grads, const floa
         for (; col < seen.end; col += VEC_ELEMS) {
             vec p = vec_exp(vec_fma(vec_load(scores + col), scale, offset));
             vec grad = p * (vec_load(grads + col) - row_delta) * scale;
+            p = keep_elems(block, row, col, p);
             store_elems(block, scores, col, vec_within(p, seen, col, zero));
             store_elems(block, grads, col, vec_within(grad, seen, col, zero));
         }
@@ -83,6 +85,30 @@ static void softmax_grad(const score_block *block, float *prob_grads, const floa
         clear_columns(block, scores, col, block->cols);
         clear_columns(block, grads, 0, first);
         clear_columns(block, grads, col, block->cols);
+    }
+}
+
+static void fill_kept(const score_block *block, const attention_drop *drop, float *kept)
+{
+    enum { ROOM = ATTENTION_KEYS_MAX + ATTENTION_LANES_MAX };
+    uint32_t words[ROOM];
+    for (uint64_t row = 0; row < block->rows; row++) {
+        attention_range seen = block_columns(block, row);
+        uint64_t begin = seen.begin / ATTENTION_LANES_MAX * ATTENTION_LANES_MAX;
+        uint64_t end = (seen.end + ATTENTION_LANES_MAX - 1) / ATTENTION_LANES_MAX;
+        uint64_t count = seen.begin < seen.end ? end * ATTENTION_LANES_MAX - begin : 0;
+        uint64_t quad = drop->first_quad + (block->first_row + row) * drop->row_quads +
+                        (block->first_key + begin) / 4;
+        float *factors = kept + row * block->stride + begin;
+        dropout_place place = drop->place;
+        uint32_t threshold = drop->threshold;
+        float scale = drop->scale;
+#pragma omp simd
+        for (uint64_t i = 0; i < count / 4; i++)
+            dropout_words(place, quad + i, words + 4 * i);
+#pragma omp simd
+        for (uint64_t i = 0; i < count; i++)
+            factors[i] = words[i] < threshold ? 0.0f : scale;
     }
 }
 
@@ -255,6 +281,7 @@ const attention_rows VARIANT_TABLE = {
     .attend = attend,
     .softmax = softmax,
     .softmax_grad = softmax_grad,
+    .drop = fill_kept,
     .store = store,
     .widen = widen,
     .dot = dot,

@@ -17,7 +17,7 @@
 
 /* Rows of blocks start at multiples of this many floats, so whole vectors may be read and
  * written. */
-enum { ATTENTION_LANES_MAX = 16, ATTENTION_HEAD_DIM_MAX = 256 };
+enum { ATTENTION_LANES_MAX = 16, ATTENTION_HEAD_DIM_MAX = 256, ATTENTION_KEYS_MAX = 512 };
 
 /* A block of scores, which is replaced in place by the probabilities for the next product.
  *
@@ -33,8 +33,38 @@ struct score_block {
     float *scores;
     enum dtype store_type; /* fp32 or bf16: the operand type of the products */
     enum dtype round_type; /* values are rounded to this type, even if they are stored as fp32 */
+    /* [rows, stride] factors of the probabilities (attention_drop); NULL: nothing is dropped. They
+     * are defined for whole vectors around the columns that a row sees. */
+    const float *kept;
 };
 typedef struct score_block score_block;
+
+/* The dropout of one head of one sequence; see attention_desc.dropout. */
+struct attention_drop {
+    dropout_place place;
+    uint64_t first_quad, row_quads; /* of the head's first query; from query to query */
+    uint32_t threshold;
+    float scale; /* of what is kept */
+};
+typedef struct attention_drop attention_drop;
+
+/* Writes the dropout of a head to *drop and returns it; NULL if nothing is dropped. */
+static inline const attention_drop *attention_drop_of(const attention_desc *desc,
+                                                      const attention_dropout *masks,
+                                                      uint64_t batch, uint64_t head,
+                                                      attention_drop *drop)
+{
+    if (desc->dropout == 0.0f || masks->counter == NULL)
+        return NULL;
+    *drop = (attention_drop){
+        .place = {masks->seed, masks->counter[0], masks->counter[1] + (uint32_t)batch, masks->site},
+        .first_quad = dropout_row_quad(desc->tokens, head, 0),
+        .row_quads = dropout_row_quad(desc->tokens, 0, 1),
+        .threshold = dropout_threshold(desc->dropout),
+        .scale = dropout_scale(desc->dropout),
+    };
+    return drop;
+}
 
 /* The columns that row `row` sees. There may be none. Neither end falls from a row to the next. */
 static inline attention_range block_columns(const score_block *block, uint64_t row)
@@ -72,13 +102,18 @@ struct attention_rows {
      * are scale * query keys', capped. */
     void (*attend)(const cached_row *row);
 
-    /* scores -> exp(scale * score - row_max), of capped scores; also updates the state. */
+    /* scores -> exp(scale * score - row_max), of capped scores, times what is kept; also updates
+     * the state. */
     void (*softmax)(const score_block *block, const softmax_state *state);
 
-    /* scores -> P = exp(scale * score - lse[r]), of capped scores; prob_grads (same layout) -> the
-     * gradient of the products, P * (prob_grad - delta[r]) * scale * slope of the cap. */
+    /* P = exp(scale * score - lse[r]), of capped scores. scores -> P times what is kept; prob_grads
+     * (same layout), first multiplied by what is kept -> the gradient of the products, P *
+     * (prob_grad - delta[r]) * scale * slope of the cap. */
     void (*softmax_grad)(const score_block *block, float *prob_grads, const float *lse,
                          const float *delta);
+
+    /* Fills block->kept, given as `kept`: 0 or drop->scale. block->first_key is a multiple of 4. */
+    void (*drop)(const score_block *block, const attention_drop *drop, float *kept);
 
     /* target[i] = source[i] * factor, rounded to type. */
     void (*store)(const float *source, float factor, void *target, enum dtype type, uint64_t count);

@@ -210,6 +210,24 @@ static inline void cap_scores(const score_block *block, float *prob_grads, const
     }
 }
 
+/* p, of row `row` and columns [col, col + VEC_ELEMS), times what is kept. */
+static inline vec keep_elems(const score_block *block, uint64_t row, uint64_t col, vec p)
+{
+    return block->kept ? p * vec_load(block->kept + row * block->stride + col) : p;
+}
+
+/* The gradients of what is kept, in place. */
+static inline void drop_grads(const score_block *block, float *prob_grads)
+{
+    for (uint64_t row = 0; block->kept && row < block->rows; row++) {
+        attention_range seen = block_columns(block, row);
+        uint64_t at = row * block->stride;
+        for (uint64_t col = seen.begin / VEC_ELEMS * VEC_ELEMS; col < seen.end; col += VEC_ELEMS)
+            vec_store(prob_grads + at + col,
+                      vec_load(prob_grads + at + col) * vec_load(block->kept + at + col));
+    }
+}
+
 /* Scales what was summed before down to the new largest score, and returns that. */
 static inline float raise_largest(const softmax_state *state, uint64_t row, float largest)
 {

@@ -68,6 +68,7 @@ const kernel_ops kernels_cpu = {
     .attention_create = cpui_attention_create,
     .attention_destroy = cpui_attention_destroy,
     .attention_set_documents = cpui_attention_set_documents,
+    .attention_set_dropout = cpui_attention_set_dropout,
     .attention_forward_scratch_bytes = cpui_attention_forward_scratch_bytes,
     .attention_backward_scratch_bytes = cpui_attention_backward_scratch_bytes,
     .attention_forward = cpui_attention_forward,

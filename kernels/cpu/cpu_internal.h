@@ -67,6 +67,7 @@ KERNEL_OP(matmul) cpui_matmul MUST_CHECK;
 KERNEL_OP(attention_create) cpui_attention_create MUST_CHECK;
 KERNEL_OP(attention_destroy) cpui_attention_destroy;
 KERNEL_OP(attention_set_documents) cpui_attention_set_documents;
+KERNEL_OP(attention_set_dropout) cpui_attention_set_dropout;
 KERNEL_OP(attention_forward_scratch_bytes) cpui_attention_forward_scratch_bytes;
 KERNEL_OP(attention_backward_scratch_bytes) cpui_attention_backward_scratch_bytes;
 KERNEL_OP(attention_forward) cpui_attention_forward MUST_CHECK;

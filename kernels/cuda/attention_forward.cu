@@ -3,8 +3,9 @@
 // A block takes one tile of queries of one head and visits the tiles of keys that they see: S = Q
 // K^T, online softmax (Milakov and Gimelshein 2018) in fp32 with powers of 2, P rounded to the
 // 16-bit type, O = O * correction + P V with O in registers. The sums of a softmax use P before it
-// is rounded. The tile of queries stays in shared memory. The keys are loaded during the product
-// with the values, and the values during the product with the keys.
+// is rounded and before dropout, whose scale comes at the end. The tile of queries stays in shared
+// memory. The keys are loaded during the product with the values, and the values during the product
+// with the keys.
 //
 // Each row's arithmetic has a fixed order and needs nothing from other rows, so its bits depend
 // only on the row's operands and its position. Allocates nothing.
@@ -90,7 +91,7 @@ finish_rows(const cudai_attention_args &args, const attention_place &place, T *t
             float sum = state.sum[m][half];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            factors[m][half] = 1.0f / sum;
+            factors[m][half] = (args.drop.masks.counter ? args.drop.scale : 1.0f) / sum;
             uint32_t row = attention_row(m, 2 * half);
             if (threadIdx.x % 4 == 0 && row < present)
                 lse[row] = __fmaf_rn(state.largest[m][half], args.scale, logf(sum));
@@ -170,6 +171,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
             if (!attention_sees_whole(reach, key, keys))
                 attention_hide<MT, keys>(scores, -INFINITY, mask, warp_first, key);
             online_softmax<DIM, MT, keys>(scores, state, output, factor);
+            if (args.drop.masks.counter)
+                attention_keep(
+                    scores,
+                    attention_kept<MT, keys, false>(args, place.batch, place.head, warp_first, key),
+                    1.0f);
             uint32_t probs[MT][keys / 16][4];
             attention_round<T, MT, keys>(probs, scores);
             attention_mix<T, DIM, MT, keys>(output, probs, v_tile);

@@ -198,6 +198,17 @@ __device__ __forceinline__ float fp32_slope(const cudai_attention_args &args, fl
     return 1.0f - t * t;
 }
 
+// The factor of a probability: 0 if it is dropped.
+__device__ __forceinline__ float fp32_kept(const cudai_attention_args &args, uint64_t batch,
+                                           uint64_t head, uint32_t query, uint32_t key)
+{
+    if (!args.drop.masks.counter)
+        return 1.0f;
+    uint32_t words[4];
+    attention_words(args, batch, head, query, key, words);
+    return attention_is_kept(args, words, key) ? args.drop.scale : 0.0f;
+}
+
 // ---- forward ----
 
 template <int DIM>
@@ -300,6 +311,12 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
         if (args.soft_cap > 0.0f)
             fp32_cap<DIM>(args, scores);
         online_softmax<DIM>(scores, largest, sum, output, args.scale, mask, first, key);
+#pragma unroll
+        for (int i = 0; i < share; i++)
+#pragma unroll
+            for (int j = 0; j < share; j++)
+                scores[i][j] *= fp32_kept(args, place.batch, place.head, first + fp32_y() + 16 * i,
+                                          key + fp32_x() + 16 * j);
         fp32_keep<DIM>(probs, scores);
         __syncwarp(); // a row of probabilities stays within its warp
         fp32_mix<DIM>(output, probs, v_tile);
@@ -377,8 +394,10 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
                     bool counts = is_within(seen, fp32_y() + 16 * i);
                     float p = counts ? expf(__fmaf_rn(scores[i][j], args.scale, -lse)) : 0.0f;
                     float slope = fp32_slope(args, scores[i][j]);
-                    scores[i][j] = p;
-                    grads[i][j] = counts ? p * (grads[i][j] - delta) * slope : 0.0f;
+                    float kept =
+                        fp32_kept(args, place.batch, head, column, first + fp32_y() + 16 * i);
+                    scores[i][j] = p * kept;
+                    grads[i][j] = counts ? p * (grads[i][j] * kept - delta) * slope : 0.0f;
                 }
             }
             fp32_keep<DIM>(probs, scores);
@@ -458,7 +477,9 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
                 bool counts = is_within(seen, fp32_x() + 16 * j);
                 float p = counts ? expf(__fmaf_rn(scores[i][j], args.scale, -lse[i])) : 0.0f;
                 float slope = fp32_slope(args, scores[i][j]);
-                scores[i][j] = counts ? p * (grads[i][j] - delta[i]) * slope : 0.0f;
+                float kept = fp32_kept(args, place.batch, place.head, first + fp32_y() + 16 * i,
+                                       key + fp32_x() + 16 * j);
+                scores[i][j] = counts ? p * (grads[i][j] * kept - delta[i]) * slope : 0.0f;
             }
         }
         fp32_keep<DIM>(score_grads, scores);

@@ -7,6 +7,8 @@
 // transposed):
 //   S' = K Q',  P' = exp(scale S' - lse),  dP' = V dO',  dS' = P' (dP' - delta),
 //   dV += P' dO,  dK += dS' Q,  and at the end dK *= scale.
+// With dropout, what is dropped is 0 in dP', and in P' for dV; dV is scaled at the end.
+//
 // P' and dS' are rounded to the 16-bit type before their products and never leave the registers,
 // where dK and dV are summed in fp32. There are no atomics and no sums in memory, so the bits
 // depend only on the operands.
@@ -176,6 +178,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
     load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
     for (uint64_t n = 0; n < steps; n++) {
         uint32_t current = query; // the first query of the step that is computed now
+        uint64_t current_head = head;
         if (query + queries < end) {
             query += queries;
         } else {
@@ -196,6 +199,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
             if constexpr (WHAT & KEYS)
                 attention_product<T, DIM, MT, queries>(grads, v_tile + warp_row * pitch,
                                                        step.output_grad);
+            uint64_t kept = 0;
+            if (args.drop.masks.counter) {
+                kept = attention_kept<MT, queries, true>(args, place.batch, current_head,
+                                                         warp_first, current);
+                if constexpr (WHAT & KEYS)
+                    attention_keep(grads, kept, args.drop.scale);
+            }
             if (args.soft_cap > 0.0f)
                 attention_cap_grads<MT, queries / 8>(args, scores, grads, [&](int, int n8, int i) {
                     return step.delta[attention_column(n8, i)];
@@ -205,6 +215,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
             if (!attention_sees_whole(reach, current, queries))
                 mask_grads<MT, queries, WHAT>(scores, grads, mask, current, warp_first);
             if constexpr (WHAT & VALUES) {
+                if (args.drop.masks.counter)
+                    attention_keep(scores, kept, 1.0f);
                 attention_round<T, MT, queries>(p, scores);
                 attention_mix<T, DIM, MT, queries>(value_sums, p, step.output_grad);
             }
@@ -224,7 +236,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
     if constexpr (WHAT & VALUES) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
-            factors[m][0] = factors[m][1] = 1.0f;
+            factors[m][0] = factors[m][1] = args.drop.masks.counter ? args.drop.scale : 1.0f;
         T *target = const_cast<T *>(attention_head<T>(args.v_grad, args, place.batch, place.head));
         attention_write<T, DIM, MT>(v_tile + warp_row * pitch, value_sums, factors,
                                     target + warp_offset, args.qkv_stride, present, args.head_dim,

@@ -10,15 +10,24 @@
 
 #include "kernels/attention_range.h"
 
+/* Dropout of a call; counter NULL: nothing is dropped. */
+struct cudai_attention_drop {
+    attention_dropout masks;
+    uint32_t threshold;
+    float scale; /* of what is kept */
+};
+typedef struct cudai_attention_drop cudai_attention_drop;
+
 /* The operands of all kernels. Those that a kernel does not use are NULL. */
 struct cudai_attention_args {
     uint64_t batch, tokens, heads, kv_heads;
     uint64_t qkv_stride; /* elements */
     uint32_t head_dim;
-    bool is_vector;                 /* rows of every tensor can be moved in accesses of 16 bytes */
-    float scale;                    /* > 0 */
-    float soft_cap;                 /* 0: none */
-    attention_mask mask;            /* of sequence 0 */
+    bool is_vector;      /* rows of every tensor can be moved in accesses of 16 bytes */
+    float scale;         /* > 0 */
+    float soft_cap;      /* 0: none */
+    attention_mask mask; /* of sequence 0 */
+    cudai_attention_drop drop;
     const void *q, *k, *v;          /* rows of qkv_stride */
     void *output;                   /* [B,T,H,D]; written by the forward pass, read by delta */
     float *lse;                     /* [B,H,T]; written by the forward pass */

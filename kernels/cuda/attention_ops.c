@@ -16,8 +16,8 @@
  * memory may choose cuDNN. It then refuses to continue from this run's files instead of continuing
  * with different bits.
  *
- * fp32 operands, and calls with documents, always use our own kernels. The forward and backward
- * calls only enqueue. */
+ * fp32 operands, and calls with documents or dropout, always use our own kernels. The forward and
+ * backward calls only enqueue. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -37,8 +37,9 @@
 struct kernel_attention {
     kernel_context *context;
     attention_desc desc;
-    const int32_t *begins;  /* see attention_set_documents */
-    cudai_cudnn_plan *plan; /* NULL: our own kernels */
+    const int32_t *begins;   /* see attention_set_documents */
+    attention_dropout masks; /* counter NULL: nothing is dropped */
+    cudai_cudnn_plan *plan;  /* NULL: our own kernels */
 };
 
 enum { REASON_BYTES = 512 };
@@ -145,11 +146,12 @@ static int run_ours(const kernel_context *context, const struct trial *trial)
 {
     uint64_t k = (uint64_t)(trial->k - trial->q), v = (uint64_t)(trial->v - trial->q);
     char *grads = trial->grads[0];
-    TRY(cudai_own_attention_forward(context, &trial->desc, NULL, trial->stream, trial->q, trial->k,
-                                    trial->v, trial->output[0], trial->lse[0]));
-    return cudai_own_attention_backward(
-        context, &trial->desc, NULL, trial->stream, trial->q, trial->k, trial->v, trial->output[0],
-        trial->lse[0], trial->output_grad, grads, grads + k, grads + v, trial->scratch);
+    TRY(cudai_own_attention_forward(context, &trial->desc, NULL, NULL, trial->stream, trial->q,
+                                    trial->k, trial->v, trial->output[0], trial->lse[0]));
+    return cudai_own_attention_backward(context, &trial->desc, NULL, NULL, trial->stream, trial->q,
+                                        trial->k, trial->v, trial->output[0], trial->lse[0],
+                                        trial->output_grad, grads, grads + k, grads + v,
+                                        trial->scratch);
 }
 
 static int run_theirs_backward(const struct trial *trial, char *grads)
@@ -496,10 +498,17 @@ void cudai_attention_set_documents(kernel_attention *attention, const int32_t *b
     attention->begins = begins;
 }
 
-/* Documents lie elsewhere in each call, and cuDNN's plans know nothing of them. */
+void cudai_attention_set_dropout(kernel_attention *attention, const attention_dropout *masks)
+{
+    attention->masks = masks ? *masks : (attention_dropout){0};
+}
+
+/* Documents lie elsewhere in each call, and cuDNN's plans know nothing of them, nor of our
+ * masks. */
 static bool is_by_cudnn(const kernel_attention *attention)
 {
-    return attention->plan && !attention->begins;
+    bool drops = attention->desc.dropout > 0.0f && attention->masks.counter;
+    return attention->plan && !attention->begins && !drops;
 }
 
 size_t cudai_attention_forward_scratch_bytes(const kernel_attention *attention)
@@ -521,7 +530,7 @@ int cudai_attention_forward(kernel_attention *attention, void *stream, const voi
     if (is_by_cudnn(attention))
         return cudai_cudnn_forward(attention->plan, stream, q, k, v, output, lse, scratch);
     return cudai_own_attention_forward(attention->context, &attention->desc, attention->begins,
-                                       stream, q, k, v, output, lse);
+                                       &attention->masks, stream, q, k, v, output, lse);
 }
 
 int cudai_attention_backward(kernel_attention *attention, void *stream, const void *q,
@@ -533,6 +542,6 @@ int cudai_attention_backward(kernel_attention *attention, void *stream, const vo
         return cudai_cudnn_backward(attention->plan, stream, q, k, v, output, lse, output_grad,
                                     q_grad, k_grad, v_grad, scratch);
     return cudai_own_attention_backward(attention->context, &attention->desc, attention->begins,
-                                        stream, q, k, v, output, lse, output_grad, q_grad, k_grad,
-                                        v_grad, scratch);
+                                        &attention->masks, stream, q, k, v, output, lse,
+                                        output_grad, q_grad, k_grad, v_grad, scratch);
 }

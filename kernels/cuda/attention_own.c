@@ -102,8 +102,13 @@ size_t cudai_own_attention_scratch_bytes(const attention_desc *desc)
 }
 
 /* Returns the arguments that all kernels share, without the operands. */
-static cudai_attention_args args_of(const attention_desc *desc, const int32_t *begins)
+static cudai_attention_args args_of(const attention_desc *desc, const int32_t *begins,
+                                    const attention_dropout *masks)
 {
+    cudai_attention_drop drop = {.threshold = dropout_threshold(desc->dropout),
+                                 .scale = dropout_scale(desc->dropout)};
+    if (masks && desc->dropout > 0.0f)
+        drop.masks = *masks;
     return (cudai_attention_args){.batch = desc->batch,
                                   .tokens = desc->tokens,
                                   .heads = desc->heads,
@@ -112,7 +117,8 @@ static cudai_attention_args args_of(const attention_desc *desc, const int32_t *b
                                   .head_dim = (uint32_t)desc->head_dim,
                                   .scale = desc->scale,
                                   .soft_cap = desc->soft_cap,
-                                  .mask = attention_mask_of(desc, begins, 0)};
+                                  .mask = attention_mask_of(desc, begins, 0),
+                                  .drop = drop};
 }
 
 /* True if rows at these addresses (NULL: not used) can be moved 16 bytes at a time. */
@@ -128,11 +134,12 @@ static bool is_vector(const attention_desc *desc, const cudai_attention_args *ar
 }
 
 int cudai_own_attention_forward(const kernel_context *context, const attention_desc *desc,
-                                const int32_t *begins, void *stream, const void *q, const void *k,
-                                const void *v, void *output, float *lse)
+                                const int32_t *begins, const attention_dropout *masks, void *stream,
+                                const void *q, const void *k, const void *v, void *output,
+                                float *lse)
 {
     (void)context;
-    cudai_attention_args args = args_of(desc, begins);
+    cudai_attention_args args = args_of(desc, begins, masks);
     args.q = q;
     args.k = k;
     args.v = v;
@@ -146,13 +153,13 @@ int cudai_own_attention_forward(const kernel_context *context, const attention_d
 }
 
 int cudai_own_attention_backward(const kernel_context *context, const attention_desc *desc,
-                                 const int32_t *begins, void *stream, const void *q, const void *k,
-                                 const void *v, const void *output, const float *lse,
-                                 const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
-                                 void *scratch)
+                                 const int32_t *begins, const attention_dropout *masks,
+                                 void *stream, const void *q, const void *k, const void *v,
+                                 const void *output, const float *lse, const void *output_grad,
+                                 void *q_grad, void *k_grad, void *v_grad, void *scratch)
 {
     (void)context;
-    cudai_attention_args args = args_of(desc, begins);
+    cudai_attention_args args = args_of(desc, begins, masks);
     args.q = q;
     args.k = k;
     args.v = v;

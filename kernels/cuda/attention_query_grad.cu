@@ -116,6 +116,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
             attention_product<T, DIM, MT, keys>(scores, q_tile + warp_row * pitch, k_tile);
             attention_product<T, DIM, MT, keys>(grads, grad_tile + warp_row * pitch,
                                                 k_tile + sizes::key_elems);
+            if (args.drop.masks.counter)
+                attention_keep(
+                    grads,
+                    attention_kept<MT, keys, false>(args, place.batch, place.head, warp_first, key),
+                    args.drop.scale);
             if (args.soft_cap > 0.0f)
                 attention_cap_grads<MT, keys / 8>(
                     args, scores, grads, [&](int m, int, int i) { return delta[m][i / 2]; });

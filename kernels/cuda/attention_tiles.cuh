@@ -305,6 +305,68 @@ static __device__ __forceinline__ void attention_hide(float (&block)[MT][N / 8][
         }
 }
 
+// --- dropout (kernels/dropout_mask.h) ---
+
+// The words of the 4 keys from `key` / 4 * 4 on, for one query.
+static __device__ __forceinline__ void attention_words(const cudai_attention_args &args,
+                                                       uint64_t batch, uint64_t head,
+                                                       uint32_t query, uint32_t key,
+                                                       uint32_t (&words)[4])
+{
+    const attention_dropout &masks = args.drop.masks;
+    const dropout_place place = {masks.seed, masks.counter[0],
+                                 masks.counter[1] + static_cast<uint32_t>(batch), masks.site};
+    dropout_words(place, dropout_row_quad(args.tokens, head, query) + key / 4, words);
+}
+
+static __device__ __forceinline__ bool attention_is_kept(const cudai_attention_args &args,
+                                                         const uint32_t (&words)[4], uint32_t key)
+{
+    const uint32_t low = key % 2 ? words[1] : words[0], high = key % 2 ? words[3] : words[2];
+    return (key % 4 < 2 ? low : high) >= args.drop.threshold;
+}
+
+// Which elements of a block are kept: bit 4 (m N / 8 + n) + i. The warp's first row is `first`, the
+// first column `column`; rows are queries, or keys if BY_KEYS. The loop is not unrolled, because
+// the generator is long.
+template <int MT, int N, bool BY_KEYS>
+static __device__ __forceinline__ uint64_t attention_kept(const cudai_attention_args &args,
+                                                          uint64_t batch, uint64_t head,
+                                                          uint32_t first, uint32_t column)
+{
+    static_assert(MT * N / 2 <= 64, "a bit for each element of a thread");
+    uint64_t kept = 0;
+#pragma unroll 1
+    for (int pair = 0; pair < MT * N / 4; pair++) {
+        const int m = pair / (N / 4), n = pair / 2 % (N / 8), i = pair % 2 * 2;
+        const uint32_t row = first + attention_row(m, i), other = column + attention_column(n, 0);
+        uint32_t words[4];
+        bool is_kept[2];
+        attention_words(args, batch, head, BY_KEYS ? other : row, BY_KEYS ? row : other, words);
+        is_kept[0] = attention_is_kept(args, words, BY_KEYS ? row : other);
+        if (BY_KEYS)
+            attention_words(args, batch, head, other + 1, row, words);
+        is_kept[1] = attention_is_kept(args, words, BY_KEYS ? row : other + 1);
+        kept |= static_cast<uint64_t>((is_kept[0] ? 1 : 0) | (is_kept[1] ? 2 : 0)) << (2 * pair);
+    }
+    return kept;
+}
+
+// Multiplies what is kept by `scale` and sets the rest to 0.
+template <int MT, int N>
+static __device__ __forceinline__ void attention_keep(float (&values)[MT][N][4], uint64_t kept,
+                                                      float scale)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                values[m][n][i] =
+                    kept >> (4 * (m * N + n) + i) & 1 ? values[m][n][i] * scale : 0.0f;
+}
+
 // Multiplies the warp's rows of sums by their factors, rounds them, and writes the first `present`
 // rows to `target`. They pass through the warp's own rows of a tile in shared memory, so that
 // writes are whole 16-byte units.

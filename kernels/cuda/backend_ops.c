@@ -87,6 +87,7 @@ static const kernel_ops ops = {
     .attention_create = cudai_attention_create,
     .attention_destroy = cudai_attention_destroy,
     .attention_set_documents = cudai_attention_set_documents,
+    .attention_set_dropout = cudai_attention_set_dropout,
     .attention_forward_scratch_bytes = cudai_attention_forward_scratch_bytes,
     .attention_backward_scratch_bytes = cudai_attention_backward_scratch_bytes,
     .attention_forward = cudai_attention_forward,

@@ -74,23 +74,27 @@ int cudai_matmul_plain_launch(const matmul_desc *desc, void *stream, const void 
 KERNEL_OP(attention_create) cudai_attention_create MUST_CHECK;
 KERNEL_OP(attention_destroy) cudai_attention_destroy;
 KERNEL_OP(attention_set_documents) cudai_attention_set_documents;
+KERNEL_OP(attention_set_dropout) cudai_attention_set_dropout;
 KERNEL_OP(attention_forward_scratch_bytes) cudai_attention_forward_scratch_bytes;
 KERNEL_OP(attention_backward_scratch_bytes) cudai_attention_backward_scratch_bytes;
 KERNEL_OP(attention_forward) cudai_attention_forward MUST_CHECK;
 KERNEL_OP(attention_backward) cudai_attention_backward MUST_CHECK;
 
 /* Our own fused attention kernels. They have the same contract and take every shape of
- * attention_desc. `begins` is that of attention_set_documents. Only the backward pass needs
+ * attention_desc. `begins` is that of attention_set_documents, `masks` (or NULL) that of
+ * attention_set_dropout. Only the backward pass needs
  * scratch. The results are deterministic. */
 int cudai_own_attention_check(const kernel_context *context, const attention_desc *desc) MUST_CHECK;
 size_t cudai_own_attention_scratch_bytes(const attention_desc *desc);
 int cudai_own_attention_forward(const kernel_context *context, const attention_desc *desc,
-                                const int32_t *begins, void *stream, const void *q, const void *k,
-                                const void *v, void *output, float *lse) MUST_CHECK;
+                                const int32_t *begins, const attention_dropout *masks, void *stream,
+                                const void *q, const void *k, const void *v, void *output,
+                                float *lse) MUST_CHECK;
 int cudai_own_attention_backward(const kernel_context *context, const attention_desc *desc,
-                                 const int32_t *begins, void *stream, const void *q, const void *k,
-                                 const void *v, const void *output, const float *lse,
-                                 const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
+                                 const int32_t *begins, const attention_dropout *masks,
+                                 void *stream, const void *q, const void *k, const void *v,
+                                 const void *output, const float *lse, const void *output_grad,
+                                 void *q_grad, void *k_grad, void *v_grad,
                                  void *scratch) MUST_CHECK;
 
 KERNEL_OP(attention_cached) cudai_attention_cached MUST_CHECK;

@@ -62,6 +62,7 @@ const kernel_ops kernels_reference = {
     .attention_forward_scratch_bytes = refi_attention_forward_scratch_bytes,
     .attention_backward_scratch_bytes = refi_attention_backward_scratch_bytes,
     .attention_set_documents = refi_attention_set_documents,
+    .attention_set_dropout = refi_attention_set_dropout,
     .attention_forward = refi_attention_forward,
     .attention_backward = refi_attention_backward,
     .attention_cached = refi_attention_cached,

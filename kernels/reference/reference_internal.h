@@ -43,6 +43,7 @@ KERNEL_OP(attention_destroy) refi_attention_destroy;
 KERNEL_OP(attention_forward_scratch_bytes) refi_attention_forward_scratch_bytes;
 KERNEL_OP(attention_backward_scratch_bytes) refi_attention_backward_scratch_bytes;
 KERNEL_OP(attention_set_documents) refi_attention_set_documents;
+KERNEL_OP(attention_set_dropout) refi_attention_set_dropout;
 KERNEL_OP(attention_forward) refi_attention_forward MUST_CHECK;
 KERNEL_OP(attention_backward) refi_attention_backward MUST_CHECK;
 

@@ -13,7 +13,8 @@ struct kernel_matmul {
 
 struct kernel_attention {
     attention_desc desc;
-    const int32_t *begins; /* [B,T] or NULL; see attention_set_documents */
+    const int32_t *begins;   /* [B,T] or NULL; see attention_set_documents */
+    attention_dropout masks; /* counter NULL: nothing is dropped */
 };
 
 int refi_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
@@ -94,6 +95,31 @@ void refi_attention_destroy(kernel_attention *attention)
 void refi_attention_set_documents(kernel_attention *attention, const int32_t *begins)
 {
     attention->begins = begins;
+}
+
+void refi_attention_set_dropout(kernel_attention *attention, const attention_dropout *masks)
+{
+    attention->masks = masks != NULL ? *masks : (attention_dropout){0};
+}
+
+/* One row of probabilities: that of a query of one head. */
+struct row_place {
+    uint64_t batch, head, query;
+};
+
+/* The factor of the probability of key s: 0 if it is dropped. */
+static double kept(const kernel_attention *attention, struct row_place row, uint64_t s)
+{
+    const attention_desc *desc = &attention->desc;
+    const attention_dropout *masks = &attention->masks;
+    uint32_t words[4];
+    if (desc->dropout == 0.0f || masks->counter == NULL)
+        return 1.0;
+    dropout_words((dropout_place){masks->seed, masks->counter[0],
+                                  masks->counter[1] + (uint32_t)row.batch, masks->site},
+                  dropout_row_quad(desc->tokens, row.head, row.query) + s / 4, words);
+    return words[s % 4] < dropout_threshold(desc->dropout) ? 0.0
+                                                           : (double)dropout_scale(desc->dropout);
 }
 
 /* Scratch: one row of probabilities, [T] double. */
@@ -182,6 +208,8 @@ int refi_attention_forward(kernel_attention *attention, void *stream, const void
                 attention_range keys = attention_keys_of(&mask, t);
                 lse[(batch * desc->heads + head) * desc->tokens + t] =
                     (float)softmax_row(desc, place, q, k, t, keys, probability);
+                for (uint64_t s = keys.begin; s < keys.end; s++)
+                    probability[s] *= kept(attention, (struct row_place){batch, head, t}, s);
                 for (uint64_t d = 0; d < desc->head_dim; d++) {
                     double sum = 0.0;
                     for (uint64_t s = keys.begin; s < keys.end; s++)
@@ -202,17 +230,21 @@ struct attention_grads {
     double *k_sum, *v_sum;            /* [T, D], for one key/value head */
 };
 
-/* One query row t of one head: writes its q_grad and adds to k_sum and v_sum. */
-static void attention_grad_row(const attention_desc *desc, const struct attention_grads *grads,
-                               struct head_place place, uint64_t t, attention_range keys)
+/* One query row of one head: writes its q_grad and adds to k_sum and v_sum. */
+static void attention_grad_row(const kernel_attention *attention,
+                               const struct attention_grads *grads, struct row_place row,
+                               attention_range keys)
 {
-    uint64_t stride = desc->qkv_stride, dim = desc->head_dim;
+    const attention_desc *desc = &attention->desc;
+    struct head_place place = head_at(desc, row.batch, row.head);
+    uint64_t stride = desc->qkv_stride, dim = desc->head_dim, t = row.query;
     uint64_t q_at = place.q + t * stride, output_at = place.output + t * desc->heads * dim;
     double mean = 0.0; /* average of the gradients of the probabilities, weighted by them */
     (void)softmax_row(desc, place, grads->q, grads->k, t, keys, grads->probability);
     for (uint64_t s = keys.begin; s < keys.end; s++) {
         grads->score_grad[s] =
-            dot(desc, grads->output_grad, output_at, grads->v, place.kv + s * stride);
+            dot(desc, grads->output_grad, output_at, grads->v, place.kv + s * stride) *
+            kept(attention, row, s);
         mean += grads->probability[s] * grads->score_grad[s];
     }
     for (uint64_t s = keys.begin; s < keys.end; s++) {
@@ -221,6 +253,7 @@ static void attention_grad_row(const attention_desc *desc, const struct attentio
             (void)score_of(desc, grads->q, q_at, grads->k, place.kv + s * stride, &slope);
         grads->score_grad[s] =
             (double)desc->scale * slope * grads->probability[s] * (grads->score_grad[s] - mean);
+        grads->probability[s] *= kept(attention, row, s);
     }
     for (uint64_t d = 0; d < dim; d++) {
         double q_sum = 0.0, q = refi_load(desc->type, grads->q, q_at + d);
@@ -258,7 +291,7 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
             memset(grads.k_sum, 0, 2 * tokens * dim * sizeof(double));
             for (uint64_t head = group * share; head < (group + 1) * share; head++)
                 for (uint64_t t = 0; t < tokens; t++)
-                    attention_grad_row(desc, &grads, head_at(desc, batch, head), t,
+                    attention_grad_row(attention, &grads, (struct row_place){batch, head, t},
                                        attention_keys_of(&mask, t));
             uint64_t kv_at = head_at(desc, batch, group * share).kv;
             for (uint64_t t = 0; t < tokens; t++)

@@ -32,7 +32,11 @@ struct kind {
     uint64_t document; /* tokens of the longest document; 0: no documents */
     float soft_cap;
     bool is_bidirectional;
+    float dropout;
 };
+
+/* Masks of step 7 for sequences from 30 on. */
+static const uint32_t counter[2] = {7, 30};
 
 /* One case on the host and on the GPU. Arrays on the GPU begin `shift` elements after an aligned
  * address and end at the end of the last row's heads. */
@@ -45,6 +49,7 @@ struct rig {
     char *gpu_qkv, *gpu_output_grad, *gpu_output, *gpu_grads;
     float *gpu_lse;
     int32_t *begins, *gpu_begins; /* NULL: no documents */
+    uint32_t *gpu_counter;        /* NULL: no dropout */
     void *scratch;
     kernel_attention *attention;
 };
@@ -174,6 +179,12 @@ static void rig_set_kind(struct rig *rig, const struct kind *kind)
     desc->window = kind->window;
     desc->soft_cap = kind->soft_cap;
     desc->is_bidirectional = kind->is_bidirectional;
+    desc->dropout = kind->dropout;
+    if (kind->dropout > 0) {
+        rig->truth.masks = (attention_dropout){rig->gpu->seed, 9, counter};
+        rig->gpu_counter = gpu_alloc(rig->gpu, sizeof counter);
+        gpu_upload(rig->gpu, rig->gpu_counter, counter, sizeof counter);
+    }
     if (!kind->document)
         return;
     rig->begins = truth_documents(desc->batch, desc->tokens, kind->document, rig->gpu->seed);
@@ -186,6 +197,8 @@ static void rig_fini(struct rig *rig)
 {
     if (rig->begins)
         gpu_free(rig->gpu, rig->gpu_begins);
+    if (rig->gpu_counter)
+        gpu_free(rig->gpu, rig->gpu_counter);
     mem_free(rig->begins);
     cudai_attention_destroy(rig->attention);
     gpu_free(rig->gpu, rig->scratch);
@@ -217,6 +230,9 @@ static void rig_run(struct rig *rig)
     if (!rig->attention) {
         assert_int_equal(cudai_attention_create(&gpu->context, desc, &rig->attention), 0);
         cudai_attention_set_documents(rig->attention, rig->gpu_begins);
+        attention_dropout masks = rig->truth.masks;
+        masks.counter = rig->gpu_counter;
+        cudai_attention_set_dropout(rig->attention, rig->gpu_counter ? &masks : NULL);
         assert_int_equal(cudai_attention_forward_scratch_bytes(rig->attention), 0);
         rig->scratch = gpu_alloc(gpu, cudai_attention_backward_scratch_bytes(rig->attention));
     }
@@ -316,6 +332,8 @@ static const struct kind kinds[] = {
     {.is_bidirectional = true},
     {.document = 60, .is_bidirectional = true},
     {.window = 33, .document = 90, .soft_cap = 1.5f},
+    {.dropout = 0.1f},
+    {.document = 60, .soft_cap = 2, .is_bidirectional = true, .dropout = 0.5f},
 };
 
 static void matches_definition_of_each_kind(void **state)

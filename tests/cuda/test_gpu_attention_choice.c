@@ -168,8 +168,8 @@ static int wide_forward(cudai_cudnn_plan *plan, void *stream, const void *q, con
     float *wide_v = widened(desc, v, span(desc, desc->kv_heads));
     float *wide_output = widened(desc, output, out_count(desc));
     TRY(cudai_own_attention_check(plan->context, &wide));
-    TRY(cudai_own_attention_forward(plan->context, &wide, NULL, stream, wide_q, wide_k, wide_v,
-                                    wide_output, lse));
+    TRY(cudai_own_attention_forward(plan->context, &wide, NULL, NULL, stream, wide_q, wide_k,
+                                    wide_v, wide_output, lse));
     narrow_and_free(desc, wide_output, output, out_count(desc));
     assert_int_equal(cudaFree(wide_q), cudaSuccess);
     assert_int_equal(cudaFree(wide_k), cudaSuccess);
@@ -191,8 +191,8 @@ static int wide_backward(cudai_cudnn_plan *plan, void *stream, const void *const
         in[i] = widened(desc, inputs[i], counts[i]);
     for (int i = 0; i < 3; i++)
         out[i] = widened(desc, grads[i], counts[i]);
-    TRY(cudai_own_attention_backward(plan->context, &wide, NULL, stream, in[0], in[1], in[2], in[3],
-                                     lse, in[4], out[0], out[1], out[2], scratch));
+    TRY(cudai_own_attention_backward(plan->context, &wide, NULL, NULL, stream, in[0], in[1], in[2],
+                                     in[3], lse, in[4], out[0], out[1], out[2], scratch));
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     for (int i = 0; i < 3; i++) { /* the columns of one tensor alone; the others' are between */
         attention_desc row = *desc;
@@ -225,7 +225,7 @@ int cudai_cudnn_forward(cudai_cudnn_plan *plan, void *stream, const void *q, con
     }
     if (behaviour == OTHER_ROUNDING)
         return wide_forward(plan, stream, q, k, v, output, lse);
-    TRY(cudai_own_attention_forward(plan->context, &plan->desc, NULL, stream, q, k, v, output,
+    TRY(cudai_own_attention_forward(plan->context, &plan->desc, NULL, NULL, stream, q, k, v, output,
                                     lse));
     if (behaviour != WRONG_LSE)
         return 0;
@@ -252,7 +252,7 @@ int cudai_cudnn_backward(cudai_cudnn_plan *plan, void *stream, const void *q, co
                              (void *const[]){q_grad, k_grad, v_grad}, scratch);
     if (behaviour == UNSTABLE && plan->backward_count++ > 0)
         desc.scale *= 1.0005f;
-    TRY(cudai_own_attention_backward(plan->context, &desc, NULL, stream, q, k, v, output, lse,
+    TRY(cudai_own_attention_backward(plan->context, &desc, NULL, NULL, stream, q, k, v, output, lse,
                                      output_grad, q_grad, k_grad, v_grad, scratch));
     if (behaviour == LEAVES_DK) {
         uint64_t row = desc.batch * desc.tokens - 1;

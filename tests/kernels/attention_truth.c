@@ -17,6 +17,8 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/size.h"
+#include "kernels/dropout_mask.h"
 #include "tests/kernels/attention_truth.h"
 
 enum { HEAD_DIM_MAX = 256 };
@@ -60,6 +62,22 @@ static bool is_seen(const attention_case *self, uint64_t batch, uint64_t query, 
     const int32_t *begins = self->begins ? self->begins + batch * d->tokens : NULL;
     return (key <= query || d->is_bidirectional) && (!d->window || query < key + d->window) &&
            (!begins || begins[query] == begins[key]);
+}
+
+/* The factor of a probability: by its own count of the masks, 0 if it is dropped. */
+static double kept(const attention_case *self, uint64_t batch, uint64_t head, uint64_t query,
+                   uint64_t key)
+{
+    const attention_desc *d = &self->desc;
+    uint64_t row_elems = size_round_up(d->tokens, 4); /* of the mask */
+    uint64_t elem = (head * d->tokens + query) * row_elems + key;
+    uint32_t words[4];
+    if (!self->masks.counter || d->dropout == 0)
+        return 1;
+    dropout_words((dropout_place){self->masks.seed, self->masks.counter[0],
+                                  self->masks.counter[1] + (uint32_t)batch, self->masks.site},
+                  elem / 4, words);
+    return words[elem % 4] < (double)d->dropout * 0x1p32 ? 0 : 1 / (1 - (double)d->dropout);
 }
 
 static void expect_row(const attention_case *self, const char *what, const float *got,
@@ -140,11 +158,12 @@ void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head
         if (!is_seen(self, batch, row, s))
             continue;
         const float *key = k + s * self->packed_elems, *value = v + s * self->packed_elems;
-        double weight = p[s] / sum;
-        double grad = weight * (dot(output_grad, value, dim, &magnitude) - delta) * slopes[s];
-        magnitude = weight * (magnitude + delta_magnitude) * (double)d->scale;
+        double weight = p[s] / sum, factor = kept(self, batch, head, row, s);
+        double grad =
+            weight * (factor * dot(output_grad, value, dim, &magnitude) - delta) * slopes[s];
+        magnitude = weight * (factor * magnitude + delta_magnitude) * (double)d->scale;
         for (uint64_t i = 0; i < dim; i++) {
-            add_term(&output[i], weight, weight, (double)value[i]);
+            add_term(&output[i], weight * factor, weight * factor, (double)value[i]);
             add_term(&q_grad[i], grad, magnitude, (double)key[i]);
         }
     }
@@ -183,10 +202,11 @@ void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_hea
             double slope, p = exp(score_of(d, q, k, &magnitude, &slope) - lse);
             score_magnitude = fmax(score_magnitude, magnitude + fabs(lse));
             double delta = dot(grad, output, dim, &delta_magnitude);
-            double score_grad = p * (dot(grad, v, dim, &magnitude) - delta) * slope;
-            magnitude = p * (magnitude + delta_magnitude) * (double)d->scale;
+            double factor = kept(self, batch, head, t, row);
+            double score_grad = p * (factor * dot(grad, v, dim, &magnitude) - delta) * slope;
+            magnitude = p * (factor * magnitude + delta_magnitude) * (double)d->scale;
             for (uint64_t i = 0; i < dim; i++) {
-                add_term(&v_grad[i], p, p, (double)grad[i]);
+                add_term(&v_grad[i], p * factor, p * factor, (double)grad[i]);
                 add_term(&k_grad[i], score_grad, magnitude, (double)q[i]);
             }
         }

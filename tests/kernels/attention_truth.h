@@ -16,6 +16,7 @@ struct attention_case {
     const float *output, *lse; /* [B T, H D], [B, H, T]: what the kernels gave */
     const float *grads;        /* [B T, packed_elems] */
     const int32_t *begins;     /* [B, T] where documents begin, or NULL */
+    attention_dropout masks;   /* counter (on the host) NULL: nothing is dropped */
 };
 typedef struct attention_case attention_case;
 

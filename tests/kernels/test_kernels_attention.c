@@ -37,9 +37,14 @@ struct kind {
     uint64_t document; /* tokens of the longest document; 0: no documents */
     float soft_cap;
     bool is_bidirectional;
+    float dropout;
 };
 
 static const struct kind causal;
+
+/* Masks of step 7 for sequences from 30 on. */
+static const uint32_t counter[2] = {7, 30};
+static const attention_dropout masks = {SEED, 9, counter};
 
 /* Packed rows q | k | v | pad, their gradients alike; all in the working type. */
 struct tensors {
@@ -92,7 +97,8 @@ static void tensors_init(struct tensors *t, const struct shape *shape, const str
                                .scale = 1.0f / sqrtf((float)shape->head_dim),
                                .soft_cap = kind->soft_cap,
                                .window = kind->window,
-                               .is_bidirectional = kind->is_bidirectional};
+                               .is_bidirectional = kind->is_bidirectional,
+                               .dropout = kind->dropout};
     if (kind->document)
         t->begins = truth_documents(shape->batch, shape->tokens, kind->document, SEED);
     else
@@ -145,6 +151,7 @@ static void run_both(kernel_context *context, struct tensors *t)
     kernel_attention *attention;
     assert_int_equal(kernels_cpu.attention_create(context, &t->desc, &attention), 0);
     kernels_cpu.attention_set_documents(attention, t->begins);
+    kernels_cpu.attention_set_dropout(attention, &masks);
     size_t forward_bytes = kernels_cpu.attention_forward_scratch_bytes(attention);
     size_t backward_bytes = kernels_cpu.attention_backward_scratch_bytes(attention);
     void *forward_scratch = new_block(forward_bytes), *backward_scratch = new_block(backward_bytes);
@@ -202,7 +209,8 @@ static void check_shape(kernel_context *context, const struct shape *shape, cons
                             .output = output,
                             .lse = t.lse,
                             .grads = grads,
-                            .begins = t.begins};
+                            .begins = t.begins,
+                            .masks = masks};
     for (uint64_t b = 0; b < shape->batch; b++)
         for (uint64_t row = 0; row < shape->tokens; row++) {
             for (uint64_t h = 0; h < shape->heads; h++)
@@ -243,6 +251,10 @@ static void check_type(enum dtype type, bool native)
         {{1, 1100, 1, 1, 16}, {.document = 300, .is_bidirectional = true}},
         {{2, 451, 2, 1, 36}, {.document = 90, .soft_cap = 3, .is_bidirectional = true}},
         {{1, 700, 2, 1, 64}, {.window = 65, .document = 120, .soft_cap = 1.5f}},
+        {{2, 203, 4, 2, 64}, {.dropout = 0.1f}},
+        {{1, 1100, 1, 1, 16}, {.dropout = 0.5f}},
+        {{1, 1153, 2, 1, 36}, {.document = 300, .soft_cap = 2, .dropout = 0.25f}},
+        {{1, 451, 2, 1, 36}, {.is_bidirectional = true, .dropout = 0.9f}},
     };
     kernel_context *context = new_context(2, native);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -309,17 +321,18 @@ static void threads_and_addresses_keep_bits(void **state)
 {
     (void)state;
     static const struct shape shapes[] = {{2, 200, 6, 2, 25}, {1, 700, 4, 4, 64}};
-    static const struct kind kinds[] = {{.window = 0}, {.window = 70, .document = 130}};
-    for (size_t i = 0; i < 4; i++)
+    static const struct kind kinds[] = {
+        {.window = 0}, {.window = 70, .document = 130}, {.dropout = 0.3f}};
+    for (size_t i = 0; i < 6; i++)
         for (int type = 0; type < DTYPE_COUNT; type++) {
             struct tensors first;
-            tensors_init(&first, &shapes[i / 2], &kinds[i % 2], (enum dtype)type, 0);
+            tensors_init(&first, &shapes[i / 3], &kinds[i % 3], (enum dtype)type, 0);
             kernel_context *context = new_context(1, true);
             run_both(context, &first);
             kernels_cpu.context_destroy(context);
             for (int threads = 1; threads <= 3; threads++) {
                 struct tensors again;
-                tensors_init(&again, &shapes[i / 2], &kinds[i % 2], (enum dtype)type,
+                tensors_init(&again, &shapes[i / 3], &kinds[i % 3], (enum dtype)type,
                              (uint64_t)threads - 1);
                 context = new_context(threads, true);
                 struct other_thread job = {context, &again};

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/dropout_mask.h"
 #include "tests/kernels/finite_differences.h"
 
 static int forward_attention(struct probe *self)
@@ -26,6 +27,7 @@ static const struct attention_kind {
     uint64_t window;
     float soft_cap;
     bool is_bidirectional, has_documents;
+    float dropout;
 } attention_kinds[] = {
     {.window = 0},
     {.window = 1},
@@ -36,7 +38,11 @@ static const struct attention_kind {
     {.window = 2, .soft_cap = 1.5f, .has_documents = true},
     {.is_bidirectional = true, .soft_cap = 1.5f, .has_documents = true},
     {.has_documents = true},
+    {.dropout = 0.3f},
+    {.is_bidirectional = true, .soft_cap = 1.5f, .has_documents = true, .dropout = 0.5f},
 };
+static const uint32_t counter[2] = {5, 11};
+static const attention_dropout masks = {SEED, 3, counter};
 static const int32_t document_begins[B * T] = {0, 0, 0, 3, 4, 4, 4, 0, 1, 1, 1, 1, 1, 6};
 
 static bool is_seen(const struct attention_kind *kind, int b, int t, int s)
@@ -44,6 +50,15 @@ static bool is_seen(const struct attention_kind *kind, int b, int t, int s)
     const int32_t *begins = document_begins + b * T;
     return (s <= t || kind->is_bidirectional) && (kind->window == 0 || s + (int)kind->window > t) &&
            (!kind->has_documents || begins[s] == begins[t]);
+}
+
+/* The factor of a probability. A row of a mask has T rounded up to whole quads. */
+static double kept(const struct attention_kind *kind, int b, int h, int t, int s)
+{
+    uint32_t words[4];
+    int elem = (h * T + t) * 8 + s;
+    dropout_words((dropout_place){SEED, 5, 11 + (uint32_t)b, 3}, (uint64_t)elem / 4, words);
+    return words[elem % 4] < (double)kind->dropout * 0x1p32 ? 0 : 1 / (1 - (double)kind->dropout);
 }
 
 /* The output of row t of a head and the logarithm of its sum, by the definition. */
@@ -63,7 +78,7 @@ static void check_attention(const struct attention_kind *kind, float *const *qkv
             continue;
         sum += exp(score);
         for (int d = 0; d < D; d++)
-            output[d] += exp(score) * (double)v[d];
+            output[d] += exp(score) * kept(kind, b, h, t, s) * (double)v[d];
     }
     for (int d = 0; d < D; d++)
         assert_true(fabs((double)qkv[3][((b * T + t) * H + h) * D + d] - output[d] / sum) < 2e-6);
@@ -82,9 +97,11 @@ static void check_attention_kind(const struct attention_kind *kind)
                            .scale = 0.57735f,
                            .soft_cap = kind->soft_cap,
                            .window = kind->window,
-                           .is_bidirectional = kind->is_bidirectional};
+                           .is_bidirectional = kind->is_bidirectional,
+                           .dropout = kind->dropout};
     kernel_attention *attention;
     assert_int_equal(ops->attention_create(NULL, &desc, &attention), 0);
+    ops->attention_set_dropout(attention, &masks);
     ops->attention_set_documents(attention, kind->has_documents ? document_begins : NULL);
     float *qkv = draw(N, 1), *dqkv = zeros(N), *y = zeros(B * T * H * D),
           *dy = draw(B * T * H * D, 2);
@@ -132,6 +149,12 @@ static void attention_refusals(void **state)
     assert_int_equal(ops->attention_create(NULL, &desc, &attention), ERR_BACKEND);
     desc.is_bidirectional = false;
     desc.soft_cap = -1.0f;
+    assert_int_equal(ops->attention_create(NULL, &desc, &attention), ERR_BACKEND);
+    desc.soft_cap = 0;
+    desc.dropout = 1;
+    assert_int_equal(ops->attention_create(NULL, &desc, &attention), ERR_BACKEND);
+    desc.dropout = 0.5f;
+    desc.tokens = 1 << 21;
     assert_int_equal(ops->attention_create(NULL, &desc, &attention), ERR_BACKEND);
 }
 
