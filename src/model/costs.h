@@ -28,6 +28,7 @@ enum model_row_kind {
     MODEL_ROWS_TABLE,      /* gathers rows of the embedding */
     MODEL_ROWS_TABLE_GRAD, /* adds rows of the embedding's gradient, in order */
     MODEL_ROWS_LOSS,       /* softmax and losses from logits, and their gradient */
+    MODEL_ROWS_DROPOUT,
     MODEL_ROW_KIND_COUNT
 };
 

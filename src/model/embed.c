@@ -97,7 +97,7 @@ static int positions(model *self, void *stream, const model_call *call, const mo
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 
-/* ---- the factor of the rows: spec.embedding_multiplier ---- */
+/* ---- the factor of the rows (spec.embedding_multiplier), and their dropout ---- */
 
 static int multiply(const model *self, void *stream, const void *source, void *target)
 {
@@ -114,6 +114,13 @@ static int multiply(const model *self, void *stream, const void *source, void *t
     return self->ops->scale_rows(self->context, stream, &args);
 }
 
+static int drop(const model *self, void *stream, const model_call *call, const void *source,
+                void *target)
+{
+    return modeli_drop(self, stream, call, self->spec.embedding_dropout, 0, self->spec.hidden_size,
+                       source, target);
+}
+
 /* True if the pass is the last one that writes rows. */
 static bool is_last(const modeli_list *embed, const modeli_part *part)
 {
@@ -124,13 +131,16 @@ int modeli_embed(model *self, void *stream, const model_call *call, const modeli
                  bool backward)
 {
     const modeli_list *embed = &self->products->embed;
-    bool has_factor = self->spec.embedding_multiplier != 0;
+    bool has_factor = self->spec.embedding_multiplier != 0, drops = modeli_drops_rows(self);
     model_call inner = *call;
-    if (has_factor && backward) { /* in temp, after the scratch */
+    if (backward && (has_factor || drops)) { /* in temp, after the scratch */
         uint64_t scratch = (part ? part->scratch_bytes : embed->scratch_bytes)[1];
         void *grad = modeli_at(call->temp, size_round_up(scratch, MODELI_ALIGN_BYTES));
-        TRY(multiply(self, stream, call->output_grad, grad));
         inner.output_grad = grad;
+        if (drops)
+            TRY(drop(self, stream, call, call->output_grad, grad));
+        if (has_factor)
+            TRY(multiply(self, stream, drops ? grad : call->output_grad, grad));
     }
     if (part == NULL)
         TRY(whole(self, stream, &inner, backward));
@@ -138,9 +148,13 @@ int modeli_embed(model *self, void *stream, const model_call *call, const modeli
         TRY(table(self, stream, &inner, part, backward));
     else
         TRY(positions(self, stream, &inner, part, backward));
-    if (!has_factor || backward || !is_last(embed, part))
+    if (backward || !is_last(embed, part))
         return 0;
-    return multiply(self, stream, call->output, call->output);
+    if (has_factor)
+        TRY(multiply(self, stream, call->output, call->output));
+    if (!drops || call->dropout_counter == NULL)
+        return 0;
+    return drop(self, stream, call, call->output, call->output);
 }
 
 /* ---- scratch and costs ---- */
@@ -166,6 +180,8 @@ static void table_costs(const modeli_layer *layer, const modeli_costing *of)
     bool backward = of->turn == MODELI_TURN_BACKWARD;
     if (layer->net->spec.embedding_multiplier != 0 && (backward || is_last(embed, of->part)))
         modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, 2 * layer->in, of->costs);
+    if (modeli_drops_rows(layer->net) && (backward || is_last(embed, of->part)))
+        modeli_cost_columns(layer->net, MODEL_ROWS_DROPOUT, 2 * layer->in, of->costs);
     if (backward)
         of->costs->row_bytes[MODEL_ROWS_TABLE_GRAD] +=
             share * elems * (elem_bytes + 2 * sizeof(float));

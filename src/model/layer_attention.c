@@ -62,13 +62,25 @@ static int forward_cached(const modeli_run *run, const modeli_layer *layer, stru
     return self->ops->attention_cached(self->context, run->stream, &args);
 }
 
+/* Tells the kernels what depends on the call: documents, and the masks of dropout. */
+static void set_call(const modeli_run *run)
+{
+    const model *self = run->self;
+    const model_call *call = run->call;
+    bool drops = self->spec.attention_dropout > 0 && call->dropout_counter != NULL;
+    const attention_dropout masks = {call->dropout_seed, (uint32_t)modeli_block_site(call, 0),
+                                     call->dropout_counter};
+    self->ops->attention_set_documents(self->products->attention, call->begins);
+    self->ops->attention_set_dropout(self->products->attention, drops ? &masks : NULL);
+}
+
 static int forward(const modeli_run *run, const modeli_layer *layer)
 {
     const model *self = run->self;
     struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
     if (self->cache_positions > 0)
         return forward_cached(run, layer, of);
-    self->ops->attention_set_documents(self->products->attention, run->call->begins);
+    set_call(run);
     return self->ops->attention_forward(self->products->attention, run->stream, of.q, of.k, of.v,
                                         modeli_value_at(run, layer->writes),
                                         modeli_at_spot(run, layer->kept[0]), run->call->temp);
@@ -79,7 +91,7 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
     const model *self = run->self;
     struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
     struct heads grads = heads_of(self, modeli_at_spot(run, layer->input_grad));
-    self->ops->attention_set_documents(self->products->attention, run->call->begins);
+    set_call(run);
     return self->ops->attention_backward(
         self->products->attention, run->stream, of.q, of.k, of.v,
         modeli_value_at(run, layer->writes), modeli_at_spot(run, layer->kept[0]),
@@ -97,6 +109,7 @@ static int prepare(model *self, modeli_layer *layer)
         .qkv_stride = layer->in,
         .type = self->type,
         .scale = scale_of(self),
+        .dropout = (float)self->spec.attention_dropout,
     };
     return self->ops->attention_create(self->context, &desc, &self->products->attention);
 }
@@ -115,7 +128,8 @@ static uint64_t columns(const modeli_layer *layer, bool backward)
 }
 
 /* Causal attention counts half of the T x T scores. Forward: 2 products (Q K^T, P V), so 2 B T T H
- * D. Backward: 5 products (scores again, and the gradients of P, V, Q, K). */
+ * D. Backward: 5 products (scores again, and the gradients of P, V, Q, K). Dropout costs as much as
+ * that of as many activations. */
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
     double rows = (double)modeli_rows(layer->net), tokens = (double)layer->net->tokens;
@@ -124,6 +138,10 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
         of->costs->attention_backward_flops += 2.5 * flops;
     else
         of->costs->attention_forward_flops += flops;
+    if (layer->net->spec.attention_dropout > 0)
+        of->costs->row_bytes[MODEL_ROWS_DROPOUT] += rows * tokens *
+                                                    (double)layer->net->spec.num_heads *
+                                                    (double)dtype_bytes(layer->net->type);
     of->costs->call_count++;
 }
 

@@ -61,6 +61,14 @@ enum {
     MODELI_ADAPTER_ORIGIN = 64,
 };
 
+/* Sites of dropouts (kernels/dropout_mask.h), which number the masks of a model:
+ *
+ *   0                     rows of the embedding
+ *   64 (i + 1)            attention's probabilities in block i
+ *   64 (i + 1) + 1 + k    DROPOUT row number k of block i, from 0 on
+ *   64 (i + 1) + 32 + t   what the adapter of target t reads in block i */
+enum { MODELI_BLOCK_SITES = 64, MODELI_ROW_SITE = 1, MODELI_ADAPTER_SITE = 32 };
+
 enum { MODELI_NO_VALUE, MODELI_X };
 
 #define MODELI_ABSENT UINT64_MAX /* the offset of a tensor that a layer does not have */
@@ -96,7 +104,8 @@ enum modeli_when {
     MODELI_IF_OUT_BIAS,
     MODELI_IF_MLP_BIAS,
     MODELI_IF_QK_NORM,
-    MODELI_IF_SCALED /* spec.residual_multiplier */
+    MODELI_IF_SCALED, /* spec.residual_multiplier */
+    MODELI_IF_DROPOUT /* spec.hidden_dropout */
 };
 
 /* "<name>.weight" in Hugging Face's files; a %llu in it is the block's index. A vector [width], or
@@ -127,6 +136,7 @@ typedef struct modeli_row modeli_row;
 struct modeli_family {
     const char *name;
     const modeli_row *embed, *block, *head;
+    bool drops_rows; /* the rows of the embedding may have a dropout */
 };
 typedef struct modeli_family modeli_family;
 
@@ -204,6 +214,7 @@ struct modeli_layer {
     uint32_t unit;         /* 0 or 1: index into stage.units */
     uint32_t first_tensor; /* index in the whole unit */
     enum activation_kind activation; /* GATE */
+    uint32_t site;                   /* DROPOUT: in its block */
     bool is_recomputed;              /* a backward without `saved` computes its output again */
     /* Only of owners: the layers [forward_begin, forward_end) that the first and the last part run
      * before and after the owner in a forward; and those of the backward. */
@@ -251,8 +262,8 @@ struct modeli_kind {
 };
 
 extern const modeli_kind modeli_norm, modeli_linear, modeli_head_norm, modeli_rope,
-    modeli_attention, modeli_gate, modeli_add, modeli_scale; /* layer_*.c */
-extern const modeli_kind modeli_table, modeli_output;        /* embed.c, head.c: output matrix */
+    modeli_attention, modeli_gate, modeli_add, modeli_scale, modeli_dropout; /* layer_*.c */
+extern const modeli_kind modeli_table, modeli_output; /* embed.c, head.c: output matrix */
 
 /* One part of a cut unit: rows [row_begin, row_begin + rows) of the matrix of one owner. All blocks
  * have the same parts, with the same offsets. */

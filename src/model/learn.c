@@ -124,6 +124,9 @@ static int check_lora(const model_spec *spec)
     if (!(lora->alpha > 0 && isfinite(lora->alpha)))
         return err_set(ERR_CONFIG, "train.lora.alpha is %g, but must be a number above 0",
                        lora->alpha);
+    if (!(lora->dropout >= 0 && lora->dropout < 1))
+        return err_set(ERR_CONFIG, "train.lora.dropout is %g, but must be at least 0 and below 1",
+                       lora->dropout);
     for (uint32_t i = 0; model_lora_target(spec->family, i) != NULL; i++)
         known |= 1u << i;
     if (lora->targets == 0 || (lora->targets & ~known) != 0)
@@ -222,6 +225,7 @@ void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister 
                 adapter->in = target->columns;
                 adapter->out = target->rows;
                 adapter->column = column;
+                adapter->target = target_idx;
                 adapter->a = add_matrix(self, lister, target, "lora_A", lora->rank, adapter->in,
                                         TENSOR_INIT_UNIFORM, 2 * target_idx);
                 adapter->b = add_matrix(self, lister, target, "lora_B", adapter->out, lora->rank,

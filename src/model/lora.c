@@ -1,8 +1,11 @@
 /* Low-rank adapters beside the linear layers of whole blocks (Hu et al. 2021, "LoRA"):
  *
- *   y += B u,  u = s A x,  s = alpha / rank
- *   backward, given dy:  du = s dy B;  dB += dy^T u;  dA += du^T x;  dx += du A
+ *   y += B u,  u = s A d(x),  s = alpha / rank
+ *   backward, given dy:  du = s dy B;  dB += dy^T u;  dA += du^T d(x);  dx += d(du A)
  *   (dA and dB are written if they are fresh)
+ *
+ * d is the dropout of train.lora.dropout, with a mask of its own for each adapter; without one d(x)
+ * is x.
  *
  * All products are in the working dtype with fp32 sums. As in PEFT, the terms added to y and dx are
  * first rounded to it. The scale is applied to u and du, which are small. u [N,rank] of every
@@ -11,7 +14,7 @@
  * of the output.
  *
  * temp, after the library's scratch (modeli_lora_temp):
- *   delta   the largest term added to y or dx; or dy's columns of an adapter without gaps
+ *   delta   the largest term added to y or dx; or d(x); or dy's columns of an adapter without gaps
  *   small   du of each of the layer's adapters
  *
  * Allocates nothing. */
@@ -71,6 +74,7 @@ uint64_t modeli_lora_dram_bytes(const model *self)
     for (uint32_t i = 0; i < self->products->adapter_count; i++) {
         const modeli_adapter *adapter = &self->products->adapters[i];
         columns += adapter->in + 4 * adapter->out + 4 * self->spec.lora.rank;
+        columns += self->spec.lora.dropout > 0 ? 2 * adapter->in : 0;
     }
     return modeli_rows(self) * columns * dtype_bytes(self->type);
 }
@@ -123,6 +127,12 @@ static void cost_small(const model *self, model_costs *costs)
         cost_scale(self, self->spec.lora.rank, false, costs);
 }
 
+static void cost_drop(const model *self, const modeli_adapter *adapter, model_costs *costs)
+{
+    if (self->spec.lora.dropout > 0)
+        modeli_cost_columns(self, MODEL_ROWS_DROPOUT, 2 * adapter->in, costs);
+}
+
 static void cost_backward(const model *self, const modeli_layer *layer,
                           const modeli_adapter *adapter, bool wants_input, model_costs *costs)
 {
@@ -132,10 +142,12 @@ static void cost_backward(const model *self, const modeli_layer *layer,
     modeli_cost_product(self, &outer, MODELI_WEIGHT, 1, costs);
     modeli_cost_product(self, &outer, MODELI_INPUT_GRAD, 1, costs);
     cost_small(self, costs);
+    cost_drop(self, adapter, costs);
     modeli_cost_product(self, &inner, MODELI_WEIGHT, 1, costs);
     if (!wants_input)
         return;
     modeli_cost_product(self, &inner, MODELI_INPUT_GRAD, 1, costs);
+    cost_drop(self, adapter, costs);
     cost_scale(self, adapter->in, true, costs);
 }
 
@@ -151,6 +163,7 @@ void modeli_lora_costs(const modeli_layer *layer, const modeli_costing *of, bool
             cost_backward(self, layer, adapter, wants_input, of->costs);
             continue;
         }
+        cost_drop(self, adapter, of->costs);
         modeli_cost_product(self, &inner, MODELI_FORWARD, 1, of->costs);
         cost_small(self, of->costs);
         if (of->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed)
@@ -233,11 +246,34 @@ static int scale_small(const struct lora_run *of, void *small)
     return scale(of, self->spec.lora.rank, by, false, small, stride, small, stride);
 }
 
+static int drop(const struct lora_run *of, const void *source, void *target)
+{
+    const modeli_run *run = of->run;
+    return modeli_drop(run->self, run->stream, run->call, run->self->spec.lora.dropout,
+                       modeli_block_site(run->call, MODELI_ADAPTER_SITE + of->adapter->target),
+                       of->adapter->in, source, target);
+}
+
+static bool drops(const struct lora_run *of)
+{
+    return of->run->self->spec.lora.dropout > 0 && of->run->call->dropout_counter != NULL;
+}
+
+/* The adapter's input: that of the layer or, with dropout, its copy in delta. */
+static int own_input(const struct lora_run *of, const void *source, const void **own)
+{
+    void *delta = modeli_at(of->run->call->temp, of->at.delta);
+    *own = drops(of) ? delta : source;
+    return drops(of) ? drop(of, source, delta) : 0;
+}
+
 int modeli_lora_inner(const modeli_run *run, const modeli_layer *layer, const void *source)
 {
     struct lora_run of;
     for (uint32_t i = 0; next_adapter(run, layer, &i, &of);) {
-        TRY(multiply(&of, &of.adapter->inner, MODELI_FORWARD, source, of.a, of.u));
+        const void *own;
+        TRY(own_input(&of, source, &own));
+        TRY(multiply(&of, &of.adapter->inner, MODELI_FORWARD, own, of.a, of.u));
         TRY(scale_small(&of, of.u));
     }
     return 0;
@@ -286,7 +322,8 @@ int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
                      modeli_grad(grads, of.adapter->b)));
         TRY(multiply(&of, &of.adapter->outer, MODELI_INPUT_GRAD, own, of.b, small));
         TRY(scale_small(&of, small));
-        TRY(multiply(&of, &of.adapter->inner, gradient, small, source,
+        TRY(own_input(&of, source, &own)); /* dy is not needed any more */
+        TRY(multiply(&of, &of.adapter->inner, gradient, small, own,
                      modeli_grad(grads, of.adapter->a)));
     }
     return 0;
@@ -301,6 +338,8 @@ int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer, vo
         void *delta = modeli_at(run->call->temp, of.at.delta);
         uint64_t in = of.adapter->in;
         TRY(multiply(&of, &of.adapter->inner, MODELI_INPUT_GRAD, small, of.a, delta));
+        if (drops(&of))
+            TRY(drop(&of, delta, delta));
         TRY(scale(&of, in, 1, true, delta, in, input_grad, in));
     }
     return 0;

@@ -8,15 +8,19 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "kernels/dropout_mask.h"
 #include "model/model_internal.h"
 
 enum {
     HEAD_DIM_MAX = 256,
-    LAYERS_MAX = 1 << 20,
+    LAYERS_MAX = 1 << 16,
     CHUNK_ROWS_MIN = 64,
     CHUNK_ROWS_SMALL = 1024, /* up to here a chunk may have C rows */
     CHUNK_ROWS_STEP = 16,
 };
+
+static_assert(MODELI_BLOCK_SITES * (LAYERS_MAX + 1) <= 1 << DROPOUT_SITE_BITS,
+              "every dropout has a site");
 
 /* Far below 2^63: sums of a few such terms, and their bytes, cannot overflow. */
 #define ELEMS_MAX 0x1p56
@@ -76,9 +80,20 @@ static int check_heads(const model_spec *spec)
     return 0;
 }
 
+static int check_dropout(const char *name, double probability)
+{
+    if (probability >= 0 && probability < 1)
+        return 0;
+    return err_set(ERR_CONFIG, "model.%s_dropout is %g, but must be at least 0 and below 1", name,
+                   probability);
+}
+
 /* Checks the settings that only some families allow. */
 static int check_variant(const model_spec *spec)
 {
+    TRY(check_dropout("hidden", spec->hidden_dropout));
+    TRY(check_dropout("embedding", spec->embedding_dropout));
+    TRY(check_dropout("attention", spec->attention_dropout));
     bool has_options = spec->family == MODEL_LLAMA;
     const char *other = spec->qk_norm                    ? "qk_norm"
                         : spec->out_bias                 ? "out_bias"

@@ -109,6 +109,7 @@ struct model_lora {
     uint64_t rank;
     double alpha;
     uint32_t targets; /* bit i: model_lora_target(family, i) */
+    double dropout;   /* of x, for each target apart; 0: none */
 };
 typedef struct model_lora model_lora;
 
@@ -126,6 +127,9 @@ struct model_spec {
     /* Factors of the rows of the embedding (rounded to the working dtype), of scores in place of 1
      * / sqrt(D), of each residual branch (llama), and the divisor of logits. 0: there is none. */
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
+    /* Dropouts in training: of what each branch adds to the residual stream and of the embedding's
+     * rows, in families that have these; of attention's probabilities. 0: none. */
+    double hidden_dropout, embedding_dropout, attention_dropout;
     uint64_t nope_interval;  /* llama: every such block has no rotary positions; 0: all have them */
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
     /* Share of each head, its first elements, that has rotary positions; 0: all of it. */
@@ -271,8 +275,17 @@ struct model_call {
     void *cache;
     uint64_t position, count;
     uint64_t layer; /* block: its index, from 0 on; in every call */
+    /* The masks of dropouts follow from their place in the model, from the run's seed, and from [2]
+     * in device memory: the step, and the number in the global batch of the call's first sequence.
+     * NULL: nothing is dropped. All calls of a micro-batch have the same, and a backward of a model
+     * with dropout (model_has_dropout) needs it. */
+    const uint32_t *dropout_counter;
+    uint64_t dropout_seed;
 };
 typedef struct model_call model_call;
+
+/* True if something in the model is dropped at random in training. */
+bool model_has_dropout(const model_spec *spec);
 
 /* One pass of one phase. The forward of embed and blocks writes output, that of the head only
  * losses (evaluation). In the backward, blocks first recompute `saved` from input unless

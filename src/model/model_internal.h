@@ -17,6 +17,7 @@ struct modeli_adapter {
     uint32_t layer; /* index in the block's list */
     uint64_t in, out;
     uint64_t column;            /* its first column of the layer's output; it has `out` columns */
+    uint32_t target;            /* model_lora_target */
     uint64_t a, b;              /* offsets in the second unit: [rank,in], [out,rank] */
     modeli_spot inner_at;       /* of its inner activations u [N,rank], in `saved` */
     modeli_matrix inner, outer; /* u = x A^T, y = u B^T; after model_prepare */
@@ -253,6 +254,16 @@ int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
                              const void *output_grad, const void *source) MUST_CHECK;
 int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer,
                             void *input_grad) MUST_CHECK;
+
+/* ---- dropout.c ----
+ *
+ * target = dropout(source), [N,columns]; they may be the same. Call it only if the call drops. */
+int modeli_drop(const model *self, void *stream, const model_call *call, double probability,
+                uint64_t site, uint64_t columns, const void *source, void *target) MUST_CHECK;
+/* True if rows of the embedding have a dropout. */
+bool modeli_drops_rows(const model *self);
+/* The site number `idx` of the call's block. */
+uint64_t modeli_block_site(const model_call *call, uint64_t idx);
 
 /* ---- embedding and head: embed.c, head.c. `part`: NULL if they are whole ---- */
 int modeli_embed(model *self, void *stream, const model_call *call, const modeli_part *part,

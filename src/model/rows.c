@@ -52,7 +52,8 @@ static bool is_true(const model_spec *spec, enum modeli_when when)
            (when == MODELI_IF_OUT_BIAS && spec->out_bias) ||
            (when == MODELI_IF_MLP_BIAS && spec->mlp_bias) ||
            (when == MODELI_IF_QK_NORM && spec->qk_norm) ||
-           (when == MODELI_IF_SCALED && spec->residual_multiplier != 0);
+           (when == MODELI_IF_SCALED && spec->residual_multiplier != 0) ||
+           (when == MODELI_IF_DROPOUT && spec->hidden_dropout > 0);
 }
 
 /* The activation of a row in a model: the row's own, or that of the spec in the same form. */
@@ -122,6 +123,9 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
         if (row->kind->has_matrix)
             made.matrix_rows += modeli_width_of(self, row->weights[i].width);
     made.activation = activation_of(&self->spec, row);
+    made.site = MODELI_ROW_SITE;
+    for (uint32_t i = 0; i < list->layer_count; i++)
+        made.site += list->layers[i].kind == &modeli_dropout;
     made.out = row->kind->out ? row->kind->out(&made) : made.in;
     made.writes = find_value(self, list, row->writes, strlen(row->writes));
     list->values[made.writes].columns = made.out;

@@ -66,10 +66,9 @@ static void size_embed(const model *self, const modeli_part *part, bool backward
         double share = (double)part->rows / (double)embed->layers[part->owner].matrix_rows;
         pass->dram_bytes = (uint64_t)(share * (double)(backward ? boundary + sums : 3 * boundary));
     }
-    if (self->spec.embedding_multiplier == 0)
-        return;
-    pass->dram_bytes += 2 * boundary;
-    if (backward) /* the gradient times that factor */
+    uint32_t changes = (self->spec.embedding_multiplier != 0) + modeli_drops_rows(self);
+    pass->dram_bytes += 2 * boundary * changes;
+    if (backward && changes > 0) /* the gradient before factor and dropout */
         pass->temp_bytes = size_round_up(pass->temp_bytes, MODELI_ALIGN_BYTES) + boundary;
 }
 

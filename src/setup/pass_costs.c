@@ -20,7 +20,7 @@ static const double cpu_row_weights[MODEL_ROW_KIND_COUNT] = {
     [MODEL_ROWS_NORM] = 1,         [MODEL_ROWS_NORM_GRAD] = 0.75, [MODEL_ROWS_GELU] = 1.45,
     [MODEL_ROWS_GELU_GRAD] = 1.55, [MODEL_ROWS_SWIGLU] = 0.9,     [MODEL_ROWS_SWIGLU_GRAD] = 0.95,
     [MODEL_ROWS_PLAIN] = 0.35,     [MODEL_ROWS_TABLE] = 0.5,      [MODEL_ROWS_TABLE_GRAD] = 0.4,
-    [MODEL_ROWS_LOSS] = 1.6,
+    [MODEL_ROWS_LOSS] = 1.6,       [MODEL_ROWS_DROPOUT] = 1.5,
 };
 
 /* ---- products ---- */

@@ -51,7 +51,8 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "llama-yarn"  frequencies that YaRN scales
  *   "llama-ntk"   a base that is raised for long sequences
  *   "gpt2-erf"    another activation
- *   "glm", "glm4" heads that are turned in part, and biases of q, k and v */
+ *   "glm", "glm4" heads that are turned in part, and biases of q, k and v
+ *   "-dropout"    at the end: every dropout that the family has */
 static inline void harness_complete(const char *instance, model_spec *spec)
 {
     spec->family = harness_family(instance);
@@ -64,6 +65,11 @@ static inline void harness_complete(const char *instance, model_spec *spec)
         spec->position_count = spec->seq_length + 70;
     if (strcmp(instance, "gpt2-erf") == 0)
         spec->activation = ACTIVATION_NAMED_GELU;
+    if (strstr(instance, "-dropout") != NULL) {
+        spec->hidden_dropout = 0.2;
+        spec->embedding_dropout = 0.1;
+        spec->attention_dropout = 0.15;
+    }
     if (strcmp(instance, "gemma") == 0)
         spec->embedding_multiplier = 3.3;
     if (strcmp(instance, "phi3-long") == 0) {
@@ -129,7 +135,10 @@ struct harness {
     const int32_t *begins; /* of documents, as in model_call; the test's own */
     float *losses;
     void *saved, *temp, *constants;
-    int poison; /* byte that fills scratch: 0xff is NaN in every type */
+    uint64_t seed;       /* of dropout, where the model has one */
+    uint32_t counter[2]; /* the same */
+    bool is_evaluated;   /* nothing is dropped */
+    int poison;          /* byte that fills scratch: 0xff is NaN in every type */
 };
 typedef struct harness harness;
 
@@ -155,6 +164,7 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     memset(h, 0, sizeof *h);
     h->ops = ops;
     h->poison = 0xff;
+    h->seed = 17;
     kernel_context_config config = {.thread_count = 1};
     assert_int_equal(ops->context_create(&config, &h->context), 0);
     assert_int_equal(model_create(spec, type, micro_batch, &h->self), 0);
@@ -317,6 +327,8 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         .saved = saved.block,
         .temp = harness_fresh(h, &h->temp, of->temp_bytes),
         .constants = h->constants,
+        .dropout_counter = model_has_dropout(&self->spec) && !h->is_evaluated ? h->counter : NULL,
+        .dropout_seed = h->seed,
     };
     for (uint32_t i = 0; i < of->unit_count; i++) {
         call.params[i] = of->reads_params[i] ? h->params[of->units[i]] : NULL;

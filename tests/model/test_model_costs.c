@@ -156,6 +156,12 @@ static int spy_scale_rows(kernel_context *context, void *stream, const scale_row
     return kernels_reference.scale_rows(context, stream, args);
 }
 
+static int spy_dropout(kernel_context *context, void *stream, const dropout_args *args)
+{
+    note(MODEL_ROWS_DROPOUT, args->rows * args->columns, 2 * dtype_bytes(args->type));
+    return kernels_reference.dropout(context, stream, args);
+}
+
 static int spy_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
                              uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
 {
@@ -218,6 +224,7 @@ static void make_spy(void)
     spy.rope = spy_rope;
     spy.add = spy_add;
     spy.scale_rows = spy_scale_rows;
+    spy.dropout = spy_dropout;
     spy.bias_backward = spy_bias_backward;
     spy.convert = spy_convert;
     spy.zero = spy_zero;
@@ -263,6 +270,11 @@ static void compare(const model *self, const model_costs *costs)
                      (double)(self->spec.num_heads * self->spec.head_dim);
     assert_true(costs->attention_forward_flops == forward * (double)attention_runs[0]);
     assert_true(costs->attention_backward_flops == 2.5 * forward * (double)attention_runs[1]);
+    double probabilities = (double)self->micro_batch * (double)self->tokens * (double)self->tokens /
+                           2 * (double)self->spec.num_heads;
+    if (self->spec.attention_dropout > 0)
+        row_bytes[MODEL_ROWS_DROPOUT] += 2 * probabilities * (double)dtype_bytes(self->type) *
+                                         (double)(attention_runs[0] + attention_runs[1]);
     for (int kind = 0; kind < MODEL_ROW_KIND_COUNT; kind++)
         if (kind != MODEL_ROWS_TABLE && kind != MODEL_ROWS_TABLE_GRAD)
             assert_true(costs->row_bytes[kind] == row_bytes[kind]);
@@ -440,10 +452,10 @@ static void test_adapters(void **state)
     const model_learn norms = {.is_given = true, .norms = true};
     const model_learn block = {.is_given = true, .range_count = 1};
     uint32_t all = harness_targets(family);
-    check_model(true, DTYPE_BF16, 0, 0, &everything, &(model_lora){4, 8, all});
-    check_model(false, DTYPE_BF16, 0, 0, &norms, &(model_lora){3, 3, all});
-    check_model(false, DTYPE_BF16, 0, 0, &block, &(model_lora){8, 1, 0x5});
-    check_model(false, DTYPE_BF16, 0, 0, &everything, &(model_lora){8, 1, 0xa});
+    check_model(true, DTYPE_BF16, 0, 0, &everything, &(model_lora){4, 8, all, 0.1});
+    check_model(false, DTYPE_BF16, 0, 0, &norms, &(model_lora){3, 3, all, 0});
+    check_model(false, DTYPE_BF16, 0, 0, &block, &(model_lora){8, 1, 0x5, 0});
+    check_model(false, DTYPE_BF16, 0, 0, &everything, &(model_lora){8, 1, 0xa, 0.5});
 }
 
 int main(int argc, char **argv)

@@ -21,7 +21,7 @@
 
 enum { SEED = 23, RANK = 3, PROBES = 2 };
 
-static const double alpha = 4.5;
+static const double alpha = 4.5, drops[] = {0, 0.3};
 static enum model_family family;
 static const char *instance;
 
@@ -203,11 +203,11 @@ static void test_dense(void **state)
 
 /* ---- against finite differences ---- */
 
-static void test_slopes(void **state)
+static void check_slopes(double dropout)
 {
-    (void)state;
     harness h;
     model_spec spec = small(true);
+    spec.lora.dropout = dropout;
     start(&h, &kernels_reference, &spec, DTYPE_FP32);
     harness_forward(&h, false);
     harness_backward(&h, 1, false);
@@ -224,13 +224,20 @@ static void test_slopes(void **state)
     harness_destroy(&h);
 }
 
-/* ---- other ---- */
-
-static void test_kept(void **state)
+static void test_slopes(void **state)
 {
     (void)state;
+    for (int i = 0; i < 2; i++)
+        check_slopes(drops[i]);
+}
+
+/* ---- other ---- */
+
+static void check_kept(double dropout)
+{
     harness kept, made;
     model_spec spec = small(true);
+    spec.lora.dropout = dropout;
     start(&kept, &kernels_reference, &spec, DTYPE_BF16);
     start(&made, &kernels_reference, &spec, DTYPE_BF16);
     harness_step(&kept, 0.05f, true);
@@ -239,6 +246,13 @@ static void test_kept(void **state)
         assert_memory_equal(kept.grads[u], made.grads[u], made.self->units[u].elems * 4);
     harness_destroy(&kept);
     harness_destroy(&made);
+}
+
+static void test_kept(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        check_kept(drops[i]);
 }
 
 /* B is zero, A within +-1 / sqrt(in) and spread over it; the loss is the base's. */
@@ -307,6 +321,9 @@ static void test_refusals(void **state)
     spec = small(true);
     spec.lora.alpha = 0;
     refuse(&spec, "train.lora.alpha");
+    spec = small(true);
+    spec.lora.dropout = 1;
+    refuse(&spec, "train.lora.dropout is 1");
 }
 
 int main(int argc, char **argv)
