@@ -39,7 +39,9 @@ static int fill_gpt2(hfi_config *self)
                    "of the head's width"));
     TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
     /* reorder_and_upcast_attn asks for fp32 scores. Scores are always fp32 here. */
-    hfi_say_dropout(self);
+    TRY(hfi_put_dropout(self, "hidden_dropout", "resid_pdrop", 0.1));
+    TRY(hfi_put_dropout(self, "embedding_dropout", "embd_pdrop", 0.1));
+    TRY(hfi_put_dropout(self, "attention_dropout", "attn_pdrop", 0.1));
     TRY(hfi_put_real(self, "norm_epsilon", "layer_norm_epsilon", 1e-5));
     return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
 }
@@ -61,6 +63,7 @@ struct variant {
     bool qkv_bias, qk_norm, ties, is_plain; /* is_plain: the feed-forward part has no gate */
     bool has_attention_bias, has_mlp_bias;  /* keys that this family has */
     bool has_multipliers, has_nope;
+    const char *hidden_dropout, *embedding_dropout; /* its keys for them */
     enum window window;
 };
 
@@ -99,6 +102,7 @@ static const struct variant variants[] = {
      .positions = 4096,
      .epsilon = 1e-5,
      .rope = {.share = 1, .original = 4096},
+     .hidden_dropout = "resid_pdrop", /* transformers reads embd_pdrop, but does not use it */
      .window = WINDOW},
     {.name = "gemma",
      .family = "gemma",
@@ -118,6 +122,8 @@ static const struct variant variants[] = {
      .activation = "gelu_pytorch_tanh",
      .ours = "gelu_tanh",
      .is_plain = true,
+     .hidden_dropout = "residual_dropout",
+     .embedding_dropout = "embedding_dropout",
      .window = WINDOW},
     {.name = "glm",
      .family = "glm",
@@ -298,7 +304,11 @@ static int fill_llama(hfi_config *self, const struct variant *of)
     TRY(find_window(self, of, layers));
     TRY(put_activation(self, of));
     TRY(hfi_refuse(self, "use_bidirectional_attention", false, "attention is always causal"));
-    hfi_say_dropout(self);
+    TRY(hfi_put_dropout(self, "attention_dropout", "attention_dropout", 0));
+    if (of->hidden_dropout)
+        TRY(hfi_put_dropout(self, "hidden_dropout", of->hidden_dropout, 0));
+    if (of->embedding_dropout)
+        TRY(hfi_put_dropout(self, "embedding_dropout", of->embedding_dropout, 0));
     TRY(put_biases(self, of));
     if (strcmp(of->family, "llama") == 0)
         TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
@@ -341,6 +351,33 @@ static int fill_block(hfi_config *self)
 
 /* ---- into the job ---- */
 
+/* A dropout changes training, not the model: the job's own value counts. */
+static bool is_dropout(const char *key)
+{
+    const char *end = strrchr(key, '_');
+    return end && strcmp(end, "_dropout") == 0;
+}
+
+/* Logs one line about the dropouts of config.json, unless the job sets them. */
+static void say_dropout(const configi_reader *reader, const hfi_config *self)
+{
+    const char *key;
+    json_t *value;
+    char text[CONFIGI_VALUE_BYTES] = "";
+    json_object_foreach(self->block, key, value)
+    {
+        char path[CONFIGI_PATH_BYTES];
+        size_t used = strlen(text);
+        configi_join(path, "model", key);
+        if (is_dropout(key) && !configi_get(reader, path))
+            snprintf(text + used, sizeof text - used, "%s%s %g", used ? ", " : "", key,
+                     json_number_value(value));
+    }
+    if (text[0] != '\0' && !configi_get(reader, "train.dropout"))
+        log_info("%s: training has dropout, as it says: %s; train.dropout 0 turns it off",
+                 self->file, text);
+}
+
 /* If both the job and config.json give a key, the values must be the same. */
 static int merge_key(const configi_reader *reader, const hfi_config *self, const char *key,
                      json_t *value)
@@ -351,7 +388,7 @@ static int merge_key(const configi_reader *reader, const hfi_config *self, const
     if (!own)
         return configi_put(reader->file, json_object_get(reader->doc, "model"), key,
                            json_incref(value));
-    if (configi_is_same(own, value))
+    if (configi_is_same(own, value) || is_dropout(key))
         return 0;
     return configi_error(reader, path, "%s contradicts %s, which says %s: leave the key out",
                          configi_show(own, given), self->file, configi_show(value, says));
@@ -433,6 +470,7 @@ static int merge_block(const configi_reader *reader, const hfi_config *self)
     const char *key;
     json_t *value;
     TRY(refuse_additions(reader, self));
+    say_dropout(reader, self);
     json_object_foreach(self->block, key, value) TRY(merge_key(reader, self, key, value));
     TRY(merge_seq_length(reader, self));
     return configi_mark_expanded(reader);

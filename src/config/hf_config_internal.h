@@ -42,9 +42,6 @@ int hfi_real(const hfi_config *self, const json_t *block, const char *inside, co
 /* Returns ERR_CONFIG if the switch does not have the wanted value. */
 int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char *why) MUST_CHECK;
 
-/* Logs one line if the families' keys ask for dropout, because dropout is not built. */
-void hfi_say_dropout(const hfi_config *self);
-
 /* These write into the block. hfi_put takes the reference to `value`. hfi_take_uint writes what
  * hfi_uint finds in `from` or `other`; hfi_put_real and hfi_put_bool write the value of `from`. */
 int hfi_put(hfi_config *self, const char *key, json_t *value) MUST_CHECK;
@@ -52,6 +49,9 @@ int hfi_take_uint(hfi_config *self, const char *key, const char *from, const cha
                   uint64_t fallback, uint64_t *value) MUST_CHECK;
 int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback) MUST_CHECK;
 int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallback) MUST_CHECK;
+/* Writes the probability that `from` or the fallback gives, unless it is 0. */
+int hfi_put_dropout(hfi_config *self, const char *key, const char *from,
+                    double fallback) MUST_CHECK;
 /* Writes `activation` if the function that `from` names is not `ours`, the family's own; `fallback`
  * is that in config.json's words. Refuses a function that is not built with or without a gate. */
 int hfi_put_activation(hfi_config *self, const char *from, const char *fallback, const char *ours,

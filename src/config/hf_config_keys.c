@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "config/hf_config_internal.h"
 
 int hfi_error(const hfi_config *self, const char *key, const char *format, ...)
@@ -105,24 +104,20 @@ int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char 
     return hfi_error(self, key, "%s is not built: %s", value ? "true" : "false", why);
 }
 
-void hfi_say_dropout(const hfi_config *self)
-{
-    static const char *const keys[] = {"attention_dropout", "attn_pdrop",
-                                       "embd_pdrop",        "resid_pdrop",
-                                       "residual_dropout",  "embedding_dropout"};
-    char text[CONFIGI_VALUE_BYTES] = "";
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        size_t used = strlen(text);
-        if (json_number_value(hfi_get(self, keys[i])) != 0)
-            snprintf(text + used, sizeof text - used, "%s%s", used ? ", " : "", keys[i]);
-    }
-    if (text[0] != '\0')
-        log_info("%s: no effect here: %s (there is no dropout)", self->file, text);
-}
-
 int hfi_put(hfi_config *self, const char *key, json_t *value)
 {
     return configi_put(self->file, self->block, key, value);
+}
+
+int hfi_put_dropout(hfi_config *self, const char *key, const char *from, double fallback)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    const json_t *found = hfi_get(self, from);
+    double value = found ? json_number_value(found) : fallback;
+    if (found && !(json_is_number(found) && value >= 0 && value < 1))
+        return hfi_error(self, from, "%s is no number from 0 to below 1",
+                         configi_show(found, shown));
+    return value == 0 ? 0 : hfi_put(self, key, json_real(value));
 }
 
 int hfi_take_uint(hfi_config *self, const char *key, const char *from, const char *other,

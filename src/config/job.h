@@ -48,6 +48,8 @@ struct job_model {
     enum activation activation;
     /* 0: none */
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
+    /* in training; train.dropout, if it is given */
+    double hidden_dropout, embedding_dropout, attention_dropout;
     uint64_t nope_interval; /* 0: every block has rotary positions */
     double rope_theta, norm_epsilon, init_std;
     double partial_rotary_factor; /* share of each head that has rotary positions; 1: all */
@@ -69,7 +71,7 @@ struct job_train {
     struct job_blocks blocks[JOB_BLOCKS_MAX];
     uint32_t range_count;
     uint64_t lora_rank; /* 0: no adapters */
-    double lora_alpha;
+    double lora_alpha, lora_dropout;
     /* Names as in PEFT; if none is given, the family's usual ones. */
     char lora_targets[JOB_TARGETS_MAX][JOB_NAME_BYTES];
     uint32_t lora_target_count;

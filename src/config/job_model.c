@@ -227,6 +227,35 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
     return 0;
 }
 
+/* Refuses dropouts of other families. train.dropout replaces those of this family. */
+static int fill_dropout(const configi_reader *reader, struct job_model *model)
+{
+    static const struct {
+        const char *family;
+        bool has_hidden, has_embedding;
+    } families[] = {{"gpt2", true, true}, {"starcoder2", true, true}, {"phi3", true, false}};
+    const json_t *instead = configi_get(reader, "train.dropout");
+    bool has_hidden = false, has_embedding = false;
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (strcmp(model->family, families[i].family) == 0) {
+            has_hidden = families[i].has_hidden;
+            has_embedding = families[i].has_embedding;
+        }
+    const char *other = model->hidden_dropout != 0 && !has_hidden ? "model.hidden_dropout"
+                        : model->embedding_dropout != 0 && !has_embedding
+                            ? "model.embedding_dropout"
+                            : NULL;
+    if (other)
+        return configi_error(reader, other, "the %s family has no such dropout: leave it out",
+                             model->family);
+    if (instead) {
+        model->hidden_dropout = has_hidden ? json_number_value(instead) : 0;
+        model->embedding_dropout = has_embedding ? json_number_value(instead) : 0;
+        model->attention_dropout = json_number_value(instead);
+    }
+    return 0;
+}
+
 /* Factors are used in fp32, in which neither they nor their inverses may be 0 or infinite. */
 static int check_factors(const configi_reader *reader, const struct job_model *model)
 {
@@ -273,5 +302,6 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
         model->tie_embeddings = !is_llama;
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
     TRY(check_factors(reader, model));
+    TRY(fill_dropout(reader, model));
     return fill_variant(reader, is_llama, model);
 }

@@ -89,6 +89,15 @@ const configi_key configi_own_keys[] = {
         FIXED, "Factor of what each branch adds to the residual stream (llama). Default: none."),
     KEY("model.logits_scaling", FLOAT, AT(model.logits_scaling), NONE, "(0,]", NONE, FIXED,
         "Divisor of the logits. Default: none."),
+    KEY("model.hidden_dropout", FLOAT, AT(model.hidden_dropout), "0.0", "[0,1)", NONE, FIXED,
+        "Share of what each branch adds to the residual stream that is dropped at random in "
+        "training (gpt2, starcoder2, phi3). With model.hf the default is what config.json says, as "
+        "in transformers. The elements depend on run.seed, the step and the sample, not on how the "
+        "step is computed."),
+    KEY("model.embedding_dropout", FLOAT, AT(model.embedding_dropout), "0.0", "[0,1)", NONE, FIXED,
+        "The same for the rows of the embedding (gpt2, starcoder2)."),
+    KEY("model.attention_dropout", FLOAT, AT(model.attention_dropout), "0.0", "[0,1)", NONE, FIXED,
+        "The same for attention's probabilities (every family)."),
     KEY("model.nope_interval", INT, AT(model.nope_interval), NONE, "[1,65536]", "blocks", FIXED,
         "Every block whose number, from 1 on, is a multiple of it has no rotary positions. "
         "Default: all have them.",
@@ -223,11 +232,18 @@ const configi_key configi_own_keys[] = {
         "optimizer state. Values: blocks.FIRST-LAST, blocks.NUMBER (from 0 on), embed, head (the "
         "final norm and an untied output matrix), norms (all of them), all. A tied embedding is "
         "embed. Default: all, or with train.lora only the adapters."),
+    KEY("train.dropout", FLOAT, NOWHERE, NONE, "[0,1)", NONE, FIXED,
+        "Takes the place of all of the model's dropouts (model.hidden_dropout and the like), those "
+        "of config.json too; 0 turns them off. It does not concern adapters."),
     KEY("train.lora.rank", INT, AT(train.lora_rank), "8", "[1,4096]", NONE, FIXED,
         "Low-rank adapters beside the linear layers of every block: y = W x + alpha / rank B (A "
         "x), where A has rank rows. train.lora asks for adapters, even if the block is empty."),
     KEY("train.lora.alpha", FLOAT, AT(train.lora_alpha), "8", "(0,]", NONE, FIXED,
         "Adapters are scaled by alpha / rank."),
+    KEY("train.lora.dropout", FLOAT, AT(train.lora_dropout), "0.0", "[0,1)", NONE, FIXED,
+        "Share of what an adapter reads that is dropped at random in training, as PEFT's "
+        "lora_dropout; the layer beside it reads all. The elements depend on run.seed, the step "
+        "and the sample, not on how the step is computed."),
     KEY("train.lora.targets", STRINGS, NOWHERE, NONE, NONE, NONE, FIXED,
         "Layers with adapters, named as PEFT's target_modules: q_proj, k_proj, v_proj, o_proj, "
         "gate_proj, up_proj, down_proj (llama); c_attn, attn.c_proj, c_fc, mlp.c_proj, or c_proj "

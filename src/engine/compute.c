@@ -47,6 +47,8 @@ static void fill_call(const struct engine *self, const program *prog, const op *
     const int32_t *tokens = role_address(self, prog, item, ROLE_TOKENS);
     unsigned char *workspace = role_address(self, prog, item, ROLE_WORKSPACE);
     void *saved = role_address(self, prog, item, ROLE_SAVED);
+    const uint32_t *counters = (const uint32_t *)(tokens + 3 * step_tokens);
+    bool drops = prog->kind != PROGRAM_EVAL && model_has_dropout(&setup->net->spec);
     *call = (model_call){
         .params = {role_address(self, prog, item, ROLE_PARAMS0),
                    role_address(self, prog, item, ROLE_PARAMS1)},
@@ -69,6 +71,8 @@ static void fill_call(const struct engine *self, const program *prog, const op *
         .position = self->position,
         .count = self->count,
         .layer = item->stage - 1,
+        .dropout_counter = drops ? counters + 2 * item->micro_batch : NULL,
+        .dropout_seed = self->step.seed,
     };
 }
 

@@ -238,14 +238,14 @@ static int fill_gpt2(json_t *config, const struct job_model *from)
     if (is_beyond(from, "gpt2"))
         return refuse_combination();
     TRY(fill_common(config, from, "GPT2LMHeadModel", "gpt2"));
-    return add_keys(config,
-                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "n_layer",
-                              (json_int_t)from->num_layers, "n_embd", (json_int_t)from->hidden_size,
-                              "n_head", (json_int_t)from->num_heads, "n_inner",
-                              (json_int_t)from->ffn_size, "n_positions", (json_int_t)positions,
-                              "activation_function", gpt2_activation(from), "layer_norm_epsilon",
-                              from->norm_epsilon, "attn_pdrop", 0.0, "embd_pdrop", 0.0,
-                              "resid_pdrop", 0.0));
+    return add_keys(
+        config,
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "n_layer",
+                  (json_int_t)from->num_layers, "n_embd", (json_int_t)from->hidden_size, "n_head",
+                  (json_int_t)from->num_heads, "n_inner", (json_int_t)from->ffn_size, "n_positions",
+                  (json_int_t)positions, "activation_function", gpt2_activation(from),
+                  "layer_norm_epsilon", from->norm_epsilon, "attn_pdrop", from->attention_dropout,
+                  "embd_pdrop", from->embedding_dropout, "resid_pdrop", from->hidden_dropout));
 }
 
 static json_t *list_of(const double *numbers, uint32_t count)
@@ -343,11 +343,13 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
 {
     bool is_qwen2 = strcmp(type, "qwen2") == 0, is_glm = strncmp(type, "glm", 3) == 0;
     if (strcmp(type, "starcoder2") == 0)
-        return add_keys(config, json_pack("{s:f, s:b, s:f, s:f, s:n}", "norm_epsilon",
-                                          from->norm_epsilon, "use_bias", 1, "residual_dropout",
-                                          0.0, "embedding_dropout", 0.0, "sliding_window"));
+        return add_keys(config,
+                        json_pack("{s:f, s:b, s:f, s:f, s:n}", "norm_epsilon", from->norm_epsilon,
+                                  "use_bias", 1, "residual_dropout", from->hidden_dropout,
+                                  "embedding_dropout", from->embedding_dropout, "sliding_window"));
     if (strcmp(type, "phi3") == 0) /* no id of padding that the vocabulary may lack */
-        return add_keys(config, json_pack("{s:n, s:n}", "sliding_window", "pad_token_id"));
+        return add_keys(config, json_pack("{s:f, s:n, s:n}", "resid_pdrop", from->hidden_dropout,
+                                          "sliding_window", "pad_token_id"));
     if (strcmp(type, "smollm3") == 0)
         TRY(add_keys(config, json_pack("{s:I, s:n, s:b, s:n}", "no_rope_layer_interval",
                                        (json_int_t)from->nope_interval, "no_rope_layers",
@@ -396,7 +398,7 @@ static int fill_llama(json_t *config, const struct job_model *from)
         TRY(add_keys(config,
                      json_pack("{s:f}", "partial_rotary_factor", from->partial_rotary_factor)));
     TRY(fill_own_keys(config, from, as->type_name));
-    return add_keys(config, json_pack("{s:f}", "attention_dropout", 0.0));
+    return add_keys(config, json_pack("{s:f}", "attention_dropout", from->attention_dropout));
 }
 
 /* ---- all files ---- */

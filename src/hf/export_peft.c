@@ -190,7 +190,7 @@ static int write_config(const export_adapters *self, const char *base, const cha
                   "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", base,
                   "r", (json_int_t)spec->lora.rank, "lora_alpha",
                   is_whole ? json_integer((json_int_t)alpha) : json_real(alpha), "target_modules",
-                  targets, "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out",
+                  targets, "lora_dropout", spec->lora.dropout, "bias", "none", "fan_in_fan_out",
                   spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",
                   "init_lora_weights", 1, "use_rslora", 0, "use_dora", 0);
     return hfi_write_json(dir, config_name, doc, JSON_INDENT(2));

@@ -71,11 +71,13 @@ void setupi_list_differences(const char *was, const char *is, char *text, size_t
 }
 
 /* True for a line that the weights of an import depend on: lines of the model, and the type of the
- * optimizer, whose moments begin at zero. The length of sequences, the initial weights and
+ * optimizer, whose moments begin at zero. The length of sequences, the initial weights, dropout and
  * everything that only affects how it is computed may differ. */
 static bool is_of_import(const char *line, size_t length)
 {
-    static const char *const free_keys[] = {"model.seq_length=", "model.init_std="};
+    static const char *const free_keys[] = {
+        "model.seq_length=", "model.init_std=", "model.hidden_dropout=", "model.embedding_dropout=",
+        "model.attention_dropout="};
     static const char optimizer[] = "optimizer.type=";
     for (size_t i = 0; i < sizeof free_keys / sizeof free_keys[0]; i++)
         if (strncmp(line, free_keys[i], strlen(free_keys[i])) == 0)

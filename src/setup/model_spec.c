@@ -58,6 +58,9 @@ model_spec setup_model_spec(const struct job_model *from)
         .attention_multiplier = from->attention_multiplier,
         .residual_multiplier = from->residual_multiplier,
         .logits_scaling = from->logits_scaling,
+        .hidden_dropout = from->hidden_dropout,
+        .embedding_dropout = from->embedding_dropout,
+        .attention_dropout = from->attention_dropout,
         .nope_interval = from->nope_interval,
         .position_count = from->position_count,
         .partial_rotary_factor = from->partial_rotary_factor,
@@ -119,6 +122,9 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"nope_interval", (double)spec->nope_interval},
         {"out_bias", spec->out_bias},
         {"mlp_bias", spec->mlp_bias},
+        {"hidden_dropout", spec->hidden_dropout},
+        {"embedding_dropout", spec->embedding_dropout},
+        {"attention_dropout", spec->attention_dropout},
     };
     if (is_llama && spec->head_dim * spec->num_heads != spec->hidden_size)
         append(text, capacity, &used, "model.head_dim=%" PRIu64 "\n", spec->head_dim);
@@ -200,7 +206,8 @@ int setup_fill_learning(const struct job *asked, model_spec *spec)
             (model_range){train.blocks[i].first, train.blocks[i].last};
     if (train.all)
         learn->blocks[learn->range_count++] = (model_range){0, spec->num_layers - 1};
-    spec->lora = (model_lora){.rank = train.lora_rank, .alpha = train.lora_alpha};
+    spec->lora = (model_lora){
+        .rank = train.lora_rank, .alpha = train.lora_alpha, .dropout = train.lora_dropout};
     if (train.lora_rank > 0 && train.lora_target_count == 0)
         default_targets(&train, family_of(&asked->model));
     for (uint32_t i = 0; i < train.lora_target_count; i++)
@@ -246,6 +253,8 @@ int setupi_name_learning(const model *net, char *text, size_t capacity)
             between = ",";
         }
     append(text, capacity, &used, "\n");
+    if (lora->dropout > 0)
+        append(text, capacity, &used, "train.lora.dropout=%.17g\n", lora->dropout);
     return used;
 }
 

@@ -104,14 +104,13 @@ static int make_identity(struct setup *self)
         "\ntrain_micro_batch_size_per_gpu=%" PRIu64 "\noptimizer.type=%s\ndtype=%s"
         "\ndata_types.grad_accum_dtype=%s\nlogits_chunk=%" PRIu64
         "\nbackend=%s\nkernels=%s\nthreads=%d\nnumerics=%d\n",
-        model_family_name(s->family), (uint64_t)s->num_layers,
-        (uint64_t)s->hidden_size, (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads,
-        (uint64_t)s->ffn_size, (uint64_t)s->vocab_size, (uint64_t)s->seq_length,
-        s->tie_embeddings ? "true" : "false", s->rope_theta, s->norm_epsilon, s->init_std,
-        (uint64_t)s->max_part_bytes, (uint64_t)self->net->micro_batch,
-        optimizers[self->job->optimizer.type], dtype_name(self->net->type),
-        dtype_name(self->job->grad_dtype), (uint64_t)self->net->chunk_rows, self->ops->name,
-        self->ops->describe(self->context),
+        model_family_name(s->family), (uint64_t)s->num_layers, (uint64_t)s->hidden_size,
+        (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads, (uint64_t)s->ffn_size,
+        (uint64_t)s->vocab_size, (uint64_t)s->seq_length, s->tie_embeddings ? "true" : "false",
+        s->rope_theta, s->norm_epsilon, s->init_std, (uint64_t)s->max_part_bytes,
+        (uint64_t)self->net->micro_batch, optimizers[self->job->optimizer.type],
+        dtype_name(self->net->type), dtype_name(self->job->grad_dtype),
+        (uint64_t)self->net->chunk_rows, self->ops->name, self->ops->describe(self->context),
         self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
         NUMERICS_VERSION);
     const char *choices =
@@ -298,6 +297,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
     }
     self->workspace_temp_offset = size_round_up(saved, 256);
     uint64_t step_tokens = self->job->accumulation * net->micro_batch * net->tokens;
+    uint64_t counters = model_has_dropout(&net->spec) ? 2 * self->job->accumulation : 0;
     *plan = (plan_job){
         .unit_count = net->unit_count,
         .stage_count = net->stage_count,
@@ -309,7 +309,8 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .workspace_bytes = self->workspace_temp_offset + temp,
         .constants_bytes = net->constants_bytes,
         .cache_bytes = net->cache_bytes,
-        .tokens_bytes = 3 * step_tokens * sizeof(int32_t), /* and targets, begins of documents */
+        /* and targets, begins of documents, counters of dropout */
+        .tokens_bytes = (3 * step_tokens + counters) * sizeof(int32_t),
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),

@@ -48,6 +48,20 @@ static void fill_random(const struct loop *self, uint64_t first, uint64_t count,
             (int32_t)rng_below(self->run.job->data.seed, RANDOM_STREAM + first, i, vocabulary);
 }
 
+/* Writes the counters of dropout: for each micro-batch the step and the number of its first window
+ * among the windows of all ranks. */
+static void put_counters(const struct loop *self, uint32_t *counters)
+{
+    const model *net = self->run.setup->net;
+    uint64_t count = self->run.job->accumulation;
+    if (!model_has_dropout(&net->spec))
+        return;
+    for (uint64_t i = 0; i < count; i++) {
+        counters[2 * i] = (uint32_t)(self->run.record.step + 1);
+        counters[2 * i + 1] = (uint32_t)((self->run.ranks.rank * count + i) * net->micro_batch);
+    }
+}
+
 /* Puts the tokens and targets of this rank's windows, and where their documents begin, into the
  * host buffer. The step's windows, of all ranks in rank order, begin with window `first`. `from`
  * NULL: random tokens. Sets the engine's step.target_count to the targets of all ranks; they
@@ -61,6 +75,7 @@ static int load_windows(struct loop *self, mixture *from, bool shuffled, uint64_
     int32_t *targets = tokens + windows * net->tokens;
     int32_t *begins = targets + windows * net->tokens;
     self->run.engine->step.is_separate = from && mixture_is_separate(from);
+    put_counters(self, (uint32_t *)(void *)(begins + windows * net->tokens));
     first += self->run.ranks.rank * windows;
     uint64_t *target_count = &self->run.engine->step.target_count;
     *target_count = step_windows(self) * net->tokens;

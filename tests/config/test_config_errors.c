@@ -194,7 +194,7 @@ static const struct wrong cases[] = {
     {NULL, "train.only=[\"blocks.12345678901\"]", {"train.only", "is none of"}},
     {NULL, "train.lora.rank=0", {"train.lora.rank", "[1,4096]"}},
     {NULL, "train.lora.targets=[]", {"train.lora.targets", "the list is empty"}},
-    {NULL, "train.lora={\"dropout\": 0.1}", {"train.lora.dropout", "unknown key"}},
+    {NULL, "train.lora={\"dropout\": 1}", {"train.lora.dropout", "[0,1)"}},
     {NULL, "train.lora.bias=none", {"unknown key \"bias\""}},
     {NULL, "debug.io.stop_seconds=-1", {"debug.io.stop_seconds", "[0,1e9] seconds"}},
     {NULL,

@@ -58,6 +58,21 @@ static const struct {
       FIELD(model.num_heads, 4), FIELD(model.num_kv_heads, 4), FIELD(model.ffn_size, 192),
       FIELD(model.vocab_size, 300), FIELD(model.position_count, 96), FIELD(model.seq_length, 96),
       FIELD(model.norm_epsilon, 1e-5), FIELD(model.tie_embeddings, true)}},
+    {GPT2,
+     {FIELD(model.hidden_dropout, 0.1), FIELD(model.embedding_dropout, 0.1),
+      FIELD(model.attention_dropout, 0.1)}},
+    {GPT2 ", \"resid_pdrop\": 0, \"embd_pdrop\": 0.0, \"attn_pdrop\": 0.25",
+     {FIELD(model.hidden_dropout, 0), FIELD(model.embedding_dropout, 0),
+      FIELD(model.attention_dropout, 0.25)}},
+    {LLAMA ", \"attention_dropout\": 0.5",
+     {FIELD(model.hidden_dropout, 0), FIELD(model.embedding_dropout, 0),
+      FIELD(model.attention_dropout, 0.5)}},
+    {"\"model_type\": \"starcoder2\", " SIZES
+     ", \"residual_dropout\": 0.2, \"embedding_dropout\": 0.3, \"attention_dropout\": null",
+     {FIELD(model.hidden_dropout, 0.2), FIELD(model.embedding_dropout, 0.3),
+      FIELD(model.attention_dropout, 0)}},
+    {"\"model_type\": \"phi3\", " SIZES ", \"resid_pdrop\": 0.2, \"embd_pdrop\": 0.3",
+     {FIELD(model.hidden_dropout, 0.2), FIELD(model.embedding_dropout, 0)}},
     {GPT2 ", \"n_inner\": 72, \"layer_norm_epsilon\": 1e-6, \"tie_word_embeddings\": false, "
           "\"activation_function\": \"gelu_pytorch_tanh\", \"reorder_and_upcast_attn\": true",
      {FIELD(model.ffn_size, 72), FIELD(model.norm_epsilon, 1e-6),
@@ -225,6 +240,8 @@ static const struct {
     {GPT2 ", \"add_cross_attention\": true", NULL, {"add_cross_attention", "not built"}},
     {GPT2 ", \"layer_norm_epsilon\": 0", NULL, {"layer_norm_epsilon", "above 0"}},
     {GPT2 ", \"tie_word_embeddings\": 1", NULL, {"tie_word_embeddings", "true or false"}},
+    {GPT2 ", \"resid_pdrop\": 1", NULL, {"resid_pdrop", "1", "below 1"}},
+    {LLAMA ", \"attention_dropout\": \"0.1\"", NULL, {"attention_dropout", "no number"}},
     {LLAMA ", \"hidden_act\": \"relu\"", NULL, {"hidden_act", "\"relu\"", "silu"}},
     {LLAMA ", \"attention_bias\": 1", NULL, {"attention_bias", "true or false"}},
     {LLAMA ", \"mlp_bias\": \"yes\"", NULL, {"mlp_bias", "true or false"}},
@@ -323,6 +340,8 @@ static const struct {
     {LLAMA, "model.residual_multiplier=2", {"model.residual_multiplier", "leave the key"}},
     {LLAMA, "model.logits_scaling=2", {"model.logits_scaling", "leave the key"}},
     {LLAMA, "model.out_bias=true", {"model.out_bias", "leave the key"}},
+    {LLAMA, "model.hidden_dropout=0.1", {"model.hidden_dropout", "llama", "no such dropout"}},
+    {LLAMA, "model.embedding_dropout=0.1", {"model.embedding_dropout", "llama"}},
 };
 
 static void wrong_is_refused(void **state)
@@ -357,6 +376,23 @@ static void jobs_may_repeat(void **state)
     job_destroy(self);
     self = read_right(keys, "model.max_part_bytes=1MiB");
     assert_int_equal(self->model.max_part_bytes, 1 << 20);
+    job_destroy(self);
+}
+
+/* Dropout is a matter of training: the job's own values count. */
+static void jobs_choose_dropout(void **state)
+{
+    (void)state;
+    job *self = read_right(GPT2, "train.dropout=0");
+    assert_true(self->model.hidden_dropout == 0 && self->model.embedding_dropout == 0 &&
+                self->model.attention_dropout == 0);
+    job_destroy(self);
+    self = read_right(GPT2, "model.hidden_dropout=0.3");
+    assert_true(self->model.hidden_dropout == 0.3 && self->model.attention_dropout == 0.1);
+    job_destroy(self);
+    self = read_right(LLAMA, "train.dropout=0.2");
+    assert_true(self->model.hidden_dropout == 0 && self->model.embedding_dropout == 0 &&
+                self->model.attention_dropout == 0.2);
     job_destroy(self);
 }
 
@@ -468,6 +504,7 @@ int main(void)
         cmocka_unit_test(families_are_read),
         cmocka_unit_test(wrong_is_refused),
         cmocka_unit_test(jobs_may_repeat),
+        cmocka_unit_test(jobs_choose_dropout),
         cmocka_unit_test(a_runs_copy_needs_no_checkpoint),
         cmocka_unit_test(hand_written_blocks),
     };

@@ -250,12 +250,14 @@ static void what_learns_is_read(void **state)
     assert_false(self->train.is_given);
     assert_int_equal(self->train.lora_rank, 8);
     assert_true(self->train.lora_alpha == 8);
+    assert_true(self->train.lora_dropout == 0);
     assert_int_equal(self->train.lora_target_count, 0);
     job_destroy(self);
-    self = read_good(SMALL_JOB, "train.lora={\"rank\": 16, \"alpha\": 32, "
+    self = read_good(SMALL_JOB, "train.lora={\"rank\": 16, \"alpha\": 32, \"dropout\": 0.05, "
                                 "\"targets\": [\"q_proj\", \"down_proj\"]}");
     assert_int_equal(self->train.lora_rank, 16);
     assert_true(self->train.lora_alpha == 32);
+    assert_true(self->train.lora_dropout == 0.05);
     assert_int_equal(self->train.lora_target_count, 2);
     assert_string_equal(self->train.lora_targets[1], "down_proj");
     job_destroy(self);

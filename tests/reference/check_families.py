@@ -92,7 +92,7 @@ def rows_of(ids, document):
 
 def torch_steps(where, rows_in, dtype):
     model = hf.AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="eager")
-    model.train()  # there is no dropout
+    model.train()  # these checkpoints have no dropout
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0,
                                   foreach=False)
     counted, rows = sum(target >= 0 for _, targets in rows_in for target in targets), []

@@ -29,8 +29,9 @@ static const fixture_model shapes[] = {
 };
 static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
 static const char *const adapters[] = {
-    "{\"rank\":4,\"alpha\":6,\"targets\":[\"q_proj\",\"v_proj\",\"gate_proj\",\"down_proj\"]}",
-    "{\"rank\":3,\"alpha\":3,\"targets\":[\"c_attn\",\"c_proj\"]}",
+    "{\"rank\":4,\"alpha\":6,\"dropout\":0.1,\"targets\":[\"q_proj\",\"v_proj\",\"gate_proj\","
+    "\"down_proj\"]}",
+    "{\"rank\":3,\"alpha\":3,\"dropout\":0.05,\"targets\":[\"c_attn\",\"c_proj\"]}",
 };
 
 static fixture_sets make_sets(int family, const char *tier, const char *update)

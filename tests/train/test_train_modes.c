@@ -3,8 +3,8 @@
  * activations, units cut in parts, one to three drives, both I/O backends, paranoid mode, split
  * masters, placements, tiles, lookahead and budgets.
  *
- * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8][-documents]. It
- * names the numeric fingerprint that all runs of a group share. */
+ * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8][-documents]
+ * [-dropout][-lora]. It names the numeric fingerprint that all runs of a group share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -58,6 +58,13 @@ static void set_group(fixture_sets *sets)
         const char *path = fixture_rows("rows.npy", 0, 600, 23);
         fixture_set(sets, "data.train=[\"%s\"]", path);
         fixture_set(sets, "data.valid=[\"%s\"]", path);
+    }
+    if (is_group("dropout"))
+        fixture_set(sets, "train.dropout=0.1");
+    if (is_group("lora")) {
+        fixture_set(sets, "train.lora={\"rank\":4,\"alpha\":8,\"dropout\":%s}",
+                    is_group("dropout") ? "0.1" : "0");
+        fixture_set(sets, "optimizer.params.lr=0.02");
     }
     if (is_group("-m16") || is_group("-m8"))
         fixture_set(sets, "state.moments=%s", is_group("-m16") ? "bf16" : "8bit");
@@ -191,7 +198,7 @@ static void modes_give_equal_bits(void **state)
     if (is_group("cut"))
         assert_true(baseline.plan.unit_count > 8);
     else
-        assert_int_equal(baseline.plan.unit_count, 5);
+        assert_int_equal(baseline.plan.unit_count, is_group("lora") ? 8 : 5);
     assert_int_equal(baseline.skipped[0], is_group("fp16"));
     assert_false(baseline.skipped[STEPS - 1] && baseline.skipped[STEPS - 2]);
     /* Where each costs much (the simulated GPU), three that have both orders and two kinds of
@@ -254,6 +261,23 @@ static void a_warm_up_is_exact(void **state)
     fixture_assert_same(&baseline, &result);
 }
 
+/* The canary: without dropout, or with that of other seeds, each step has another loss. */
+static void dropout_gives_other_bits(void **state)
+{
+    (void)state;
+    static const char *const canaries[] = {"train.dropout=0", "run.seed=2"};
+    static fixture_result result;
+    for (size_t i = 0; i < 2 && is_group("dropout"); i++) {
+        static fixture_sets sets;
+        set_group(&sets);
+        fixture_set(&sets, "%s", canaries[i]);
+        fixture_train_good("other", &shape, &sets, &result);
+        fixture_remove("other");
+        for (int step = 0; step < STEPS; step++)
+            assert_true(result.loss_bits[step] != baseline.loss_bits[step]);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -264,6 +288,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(modes_give_equal_bits),
         cmocka_unit_test(a_late_update_gives_other_bits),
         cmocka_unit_test(a_warm_up_is_exact),
+        cmocka_unit_test(dropout_gives_other_bits),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

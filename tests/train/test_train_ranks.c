@@ -2,6 +2,7 @@
  * start of a run, and a run in which one rank has other data or fails. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -302,6 +303,38 @@ static void ranks_may_have_other_machine_files(void **state)
     }
 }
 
+/* Dropout goes by the number of a sample in the global batch: two ranks drop what one rank drops in
+ * twice as many micro-batches, so that their losses differ by the order of sums only. */
+static void ranks_drop_the_same(void **state)
+{
+    (void)state;
+    static fixture_result alone, other, both;
+    fixture_sets sets = plain_sets();
+    fixture_set(&sets, "train.dropout=0.2");
+    fixture_sets halves = sets, without = sets;
+    fixture_set(&sets, "gradient_accumulation_steps=2");
+    fixture_set(&without, "gradient_accumulation_steps=2");
+    fixture_set(&without, "train.dropout=0");
+    fixture_set(&halves, "gradient_accumulation_steps=1");
+    fixture_train_good("alone", &shape, &sets, &alone);
+    fixture_train_good("without", &shape, &without, &other);
+    struct run_of run = {.jobs = {NULL}};
+    for (int r = 0; r < RANKS; r++)
+        run.jobs[r] = fixture_job_ranks("both", &shape, &halves, RANKS);
+    comm_fixture ranks;
+    run_all(&run, &ranks);
+    comm_fixture_expect_ok(&ranks);
+    fixture_read_steps("both", &both);
+    assert_int_equal(both.step_count, STEPS);
+    for (int i = 0; i < STEPS; i++) {
+        assert_true(fabs(both.losses[i] - alone.losses[i]) < 1e-5 * alone.losses[i]);
+        assert_true(fabs(both.losses[i] - other.losses[i]) > 1e-4 * alone.losses[i]);
+    }
+    fixture_remove("alone");
+    fixture_remove("without");
+    fixture_remove("both");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +344,7 @@ int main(void)
         cmocka_unit_test(a_shared_drive_holds_no_more_than_its_budget),
         cmocka_unit_test(ranks_may_have_other_numbers_of_threads),
         cmocka_unit_test(ranks_may_have_other_machine_files),
+        cmocka_unit_test(ranks_drop_the_same),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

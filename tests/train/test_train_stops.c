@@ -5,9 +5,9 @@
  * lost.
  *
  * Argument: the kind of run, as FAMILY-DTYPE and any of untied, cut, unclipped, delayed, tokens,
- * lion, adagrad, adam, m16, m8, split, onecycle, range. A run with delayed_one_step only has to go
- * on: a stop brings the weights up to date, so later results differ from those of the run that was
- * never stopped. */
+ * lion, adagrad, adam, m16, m8, split, onecycle, range, dropout. A run with delayed_one_step only
+ * has to go on: a stop brings the weights up to date, so later results differ from those of the run
+ * that was never stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,6 +57,8 @@ static bool overflows(void)
 
 static void set_optimizer(fixture_sets *sets)
 {
+    if (is_group("dropout"))
+        fixture_set(sets, "train.dropout=0.1");
     if (is_group("lion"))
         fixture_set(sets, "optimizer={\"type\":\"Lion\",\"params\":{\"lr\":3e-4}}");
     if (is_group("adagrad"))
