@@ -527,9 +527,10 @@ struct kernel_ops {
     int (*scale_rows)(kernel_context *context, void *stream,
                       const scale_rows_args *args) MUST_CHECK;
     int (*dropout)(kernel_context *context, void *stream, const dropout_args *args) MUST_CHECK;
-    /* bias_grad[n] += column sums of output_grad [rows, n] type, in a fixed order. */
+    /* bias_grad[n] += column sums of output_grad [rows, n] type, in a fixed order. Its rows lie
+     * `stride` elements apart; the op does not read the gap after a row. */
     int (*bias_backward)(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                         uint64_t n, const void *output_grad, float *bias_grad,
+                         uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
                          void *scratch) MUST_CHECK;
     size_t (*bias_backward_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t n);
 

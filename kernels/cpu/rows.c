@@ -221,11 +221,13 @@ size_t cpui_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, 
 }
 
 int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                       uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+                       uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
+                       void *scratch)
 {
     (void)stream;
-    context->rows->bias_backward(context->thread_count, type, rows, n, output_grad, bias_grad,
-                                 scratch);
+    assert(stride >= n);
+    context->rows->bias_backward(context->thread_count, type, rows, n, stride, output_grad,
+                                 bias_grad, scratch);
     return 0;
 }
 

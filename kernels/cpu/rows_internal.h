@@ -79,7 +79,7 @@ struct rows_table {
                 void *out);
     void (*scale_rows)(int threads, const scale_rows_args *args);
     void (*dropout)(int threads, const dropout_args *args);
-    void (*bias_backward)(int threads, enum dtype type, uint64_t rows, uint64_t n,
+    void (*bias_backward)(int threads, enum dtype type, uint64_t rows, uint64_t n, uint64_t stride,
                           const void *output_grad, float *bias_grad, float *scratch);
     void (*cross_entropy)(int threads, const cross_entropy_args *args);
     void (*softmax_part)(int threads, const softmax_part_args *args);

@@ -340,7 +340,7 @@ static void add_rows(enum dtype type, const void *dy, uint64_t at, uint64_t stri
 }
 
 /* scratch: [block_count, n] fp32. */
-static void bias_backward(int threads, enum dtype type, uint64_t rows, uint64_t n,
+static void bias_backward(int threads, enum dtype type, uint64_t rows, uint64_t n, uint64_t stride,
                           const void *output_grad, float *bias_grad, float *scratch)
 {
     uint64_t step = rowsi_rows_per_block(rows), block_count = rowsi_block_count(rows);
@@ -350,7 +350,8 @@ static void bias_backward(int threads, enum dtype type, uint64_t rows, uint64_t 
         uint64_t end = (block + 1) * step < rows ? (block + 1) * step : rows;
         memset(partial, 0, n * sizeof *partial);
         for (uint64_t c = 0; c < n; c += ROWS_BLOCK)
-            add_rows(type, output_grad, c, n, block * step, end, block_elems(n, c), partial + c);
+            add_rows(type, output_grad, c, stride, block * step, end, block_elems(n, c),
+                     partial + c);
     }
     add_partial_sums(threads, scratch, block_count, n, n, bias_grad);
 }

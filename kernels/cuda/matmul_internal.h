@@ -40,6 +40,7 @@ struct kernel_matmul {
     kernel_context *context;
     matmul_desc desc;
     bool is_plain;     /* every call uses our own kernel */
+    bool begins_bias;  /* C is first filled with the bias, and the product is added to it */
     bool has_reported; /* a call with less aligned operands has been logged */
     /* the alignments for which the algorithm was chosen */
     uint32_t a_align_bytes, b_align_bytes, c_align_bytes;

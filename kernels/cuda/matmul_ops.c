@@ -12,7 +12,9 @@
  *   cuBLASLt's B     A [m, k]                [k, m]                  none
  *                    A [k, m] a_transposed   [m, k]                  transpose
  *   cuBLASLt's C = D C [m, n]                [n, m]
- * The library's bias epilogue adds a vector along the rows of D, so it adds our bias[n].
+ * The library's bias epilogue adds a vector along the rows of D, so it adds our bias[n]. Its bias
+ * has C's type, and ours has the operands'. Where these differ (the logits of BERT), our own kernel
+ * first fills C with the bias, as a product over no k, and the library adds the product.
  *
  * Numbers. 16-bit operands are multiplied exactly and added in fp32. fp32 operands are multiplied
  * as fp32 (CUBLAS_COMPUTE_32F), not as TF32: TF32's 11 bits would differ from the CPU backend by
@@ -130,7 +132,7 @@ static int set_operation(kernel_matmul *product)
     TRY_CUBLAS(
         product, "cublasLtMatmulDescSetAttribute of transposition",
         api->desc_set(product->operation, CUBLASLT_MATMUL_DESC_TRANSB, &right, sizeof right));
-    if (!desc->has_bias)
+    if (!desc->has_bias || product->begins_bias)
         return 0;
     uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     /* No memory yet: cuBLASLt looks only at the alignment of this address when it chooses an
@@ -166,7 +168,8 @@ cublasStatus_t cudai_product_run(const kernel_matmul *product, void *stream, con
                                  const void *b, void *c, void *scratch)
 {
     const struct cudai_cublas *cublas = product->context->cublas;
-    const float alpha = 1.0f, beta = product->desc.accumulate ? 1.0f : 0.0f;
+    bool adds = product->desc.accumulate || product->begins_bias;
+    const float alpha = 1.0f, beta = adds ? 1.0f : 0.0f;
     return cublas->api.matmul(cublas->handle, product->operation, &alpha, b, product->left, a,
                               product->right, &beta, c, product->product, c, product->product,
                               &product->algo, scratch, product->scratch_bytes, stream);
@@ -174,7 +177,7 @@ cublasStatus_t cudai_product_run(const kernel_matmul *product, void *stream, con
 
 cublasStatus_t cudai_product_set_bias(const kernel_matmul *product, const void *bias)
 {
-    if (!product->desc.has_bias)
+    if (!product->desc.has_bias || product->begins_bias)
         return CUBLAS_STATUS_SUCCESS;
     return product->context->cublas->api.desc_set(
         product->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
@@ -185,8 +188,7 @@ static int prepare(kernel_matmul *product, bool *is_found)
 {
     const matmul_desc *desc = &product->desc;
     *is_found = false;
-    if (desc->has_bias && desc->c_type != desc->ab_type)
-        return 0; /* the epilogue's bias has C's type, but ours has the operands' type */
+    product->begins_bias = desc->has_bias && desc->c_type != desc->ab_type;
     product->a_align_bytes =
         align_bytes_of(cudai_a_rows(desc), cudai_a_columns(desc), desc->a_stride, desc->ab_type);
     product->b_align_bytes =
@@ -314,6 +316,12 @@ int cudai_matmul(kernel_matmul *product, void *stream, const void *a, const void
         return cudai_check(cudai_matmul_plain_launch(desc, stream, a, b, bias, c),
                            "the plain matrix product");
     TRY(check_scratch(product, scratch));
+    if (product->begins_bias) {
+        matmul_desc fill = *desc;
+        fill.k = 0;
+        TRY(cudai_check(cudai_matmul_plain_launch(&fill, stream, a, b, bias, c),
+                        "the bias of a matrix product"));
+    }
     TRY_CUBLAS(product, "cublasLtMatmulDescSetAttribute of the bias",
                cudai_product_set_bias(product, bias));
     TRY_CUBLAS(product, "cublasLtMatmul", cudai_product_run(product, stream, a, b, c, scratch));

@@ -29,8 +29,8 @@ extern "C" {
 int cudai_launch_norm_forward(void *stream, const norm_args *args);
 int cudai_launch_norm_backward(void *stream, const norm_grad_args *args, cudai_row_blocks blocks);
 int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uint64_t n,
-                               const void *output_grad, float *bias_grad, float *scratch,
-                               cudai_row_blocks blocks);
+                               uint64_t stride, const void *output_grad, float *bias_grad,
+                               float *scratch, cudai_row_blocks blocks);
 
 /* target[c] += the sum over `blocks` rows of sums [blocks, channels], in order, in double. */
 int cudai_launch_fold_sums(void *stream, const float *sums, uint64_t blocks, uint64_t channels,

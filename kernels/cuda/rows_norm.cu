@@ -526,15 +526,16 @@ extern "C" int cudai_launch_fold_sums(void *stream, const float *sums, uint64_t 
 }
 
 extern "C" int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uint64_t n,
-                                          const void *output_grad, float *bias_grad, float *scratch,
-                                          cudai_row_blocks blocks)
+                                          uint64_t stride, const void *output_grad,
+                                          float *bias_grad, float *scratch, cudai_row_blocks blocks)
 {
     cudaStream_t on = static_cast<cudaStream_t>(stream);
     cudaError_t error = cudaErrorInvalidValue;
     column_args args = {};
     args.output_grad = output_grad;
     args.rows = rows;
-    args.channels = args.stride = n;
+    args.channels = n;
+    args.stride = stride;
     args.rows_per_block = blocks.rows_per_block;
     args.sums = scratch;
     CUDAI_BY_TYPE(type, T, error = launch_column_sums<T, TERMS_GRAD>(on, args, blocks.count));

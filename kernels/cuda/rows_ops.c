@@ -79,15 +79,17 @@ size_t cudai_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows,
 }
 
 int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                        uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+                        uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
+                        void *scratch)
 {
     (void)context;
+    assert(stride >= n);
     if (rows == 0 || n == 0)
         return 0;
     cudai_row_blocks blocks = row_blocks(rows, BIAS_BLOCKS_MAX, BIAS_ROWS_MIN);
-    return cudai_check(
-        cudai_launch_bias_backward(stream, type, rows, n, output_grad, bias_grad, scratch, blocks),
-        "the bias gradient kernel");
+    return cudai_check(cudai_launch_bias_backward(stream, type, rows, n, stride, output_grad,
+                                                  bias_grad, scratch, blocks),
+                       "the bias gradient kernel");
 }
 
 /* Blocks of heads for the gradient of their norm's weight. A short head is one of many in a block,

@@ -425,7 +425,8 @@ size_t refi_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, 
 }
 
 int refi_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                       uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+                       uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
+                       void *scratch)
 {
     (void)context;
     (void)stream;
@@ -433,7 +434,7 @@ int refi_bias_backward(kernel_context *context, void *stream, enum dtype type, u
     for (uint64_t c = 0; c < n; c++) {
         double sum = (double)bias_grad[c];
         for (uint64_t row = 0; row < rows; row++)
-            sum += refi_load(type, output_grad, row * n + c);
+            sum += refi_load(type, output_grad, row * stride + c);
         bias_grad[c] = (float)sum;
     }
     return 0;

@@ -134,7 +134,7 @@ static int add(struct bench *b)
 
 static int bias_backward(struct bench *b)
 {
-    return kernels_cpu.bias_backward(b->context, NULL, b->type, b->tokens, HIDDEN, b->in[0],
+    return kernels_cpu.bias_backward(b->context, NULL, b->type, b->tokens, HIDDEN, HIDDEN, b->in[0],
                                      b->grads, b->scratch);
 }
 

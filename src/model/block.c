@@ -49,11 +49,10 @@ static int run_backward(const modeli_run *run, modeli_range range)
     return 0;
 }
 
-int modeli_block(model *self, void *stream, const model_call *call, const modeli_part *part,
-                 enum phase phase, bool saved_is_valid)
+int modeli_block(model *self, void *stream, const modeli_list *list, const model_call *call,
+                 const modeli_part *part, enum phase phase, bool saved_is_valid)
 {
     bool backward = phase == PHASE_BACKWARD;
-    const modeli_list *list = &self->products->block;
     modeli_range range = modeli_layers_of(list, part, backward);
     modeli_run run = {.self = self, .stream = stream, .call = call, .list = list, .part = part};
     if (phase == PHASE_RECOMPUTE)
@@ -65,7 +64,7 @@ int modeli_block(model *self, void *stream, const model_call *call, const modeli
     run.wants_inner = part != NULL || call->input_grad != NULL ||
                       (begins_with_norm && call->grads[list->layers[0].unit] != NULL);
     if (run.grad == NULL)
-        run.grad = modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_BLOCK));
+        run.grad = modeli_at(call->temp, modeli_unwanted_grad(self, list));
     run.turn = MODELI_TURN_RECOMPUTE;
     if (part == NULL && !saved_is_valid)
         TRY(run_forward(&run, range));

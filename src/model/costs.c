@@ -112,7 +112,7 @@ void model_kept_costs(const model *self, uint32_t stage, model_costs *out)
     assert(stage < self->stage_count);
     if (self->stages[stage].kind == STAGE_BLOCK && !self->stages[stage].is_cut &&
         stage >= self->first_learning)
-        add_recomputed(&self->products->block, stage, out);
+        add_recomputed(modeli_list_of(self, stage), stage, out);
 }
 
 double model_costs_flops(const model_costs *costs)

@@ -1,8 +1,7 @@
-/* The embedding: rows of the token table, and of the table of positions where there is one. Its
- * parts are rows of the token table, then of the positions. Allocates nothing. */
+/* The embedding: rows of the token table, and of the tables of token types and of positions where
+ * there are any. All tokens have type 0. Its parts are rows of the tables, in the same order.
+ * Allocates nothing. */
 #include "model/model_internal.h"
-
-enum { TABLE, POSITIONS }; /* layers of the list */
 
 static embedding_args args_of(const model *self, const model_call *call)
 {
@@ -14,7 +13,6 @@ static embedding_args args_of(const model *self, const model_call *call)
         .vocab = self->spec.vocab_size,
         .token_ids = call->tokens,
         .position_first = self->cache_positions ? call->position : 0,
-        .position_count = self->spec.position_count,
         .begins = call->begins,
         .output = call->output,
     };
@@ -30,71 +28,78 @@ static embedding_grad_args grad_args_of(const model *self, const model_call *cal
         .vocab = self->spec.vocab_size,
         .token_ids = call->tokens,
         .output_grad = call->output_grad,
-        .position_count = self->spec.position_count,
         .begins = call->begins,
         .scratch = call->temp,
     };
 }
 
-static int whole_backward(model *self, void *stream, const model_call *call)
+/* Some rows of a table, which lie at `at` in their unit. */
+struct rows_of_table {
+    enum modeli_width table;
+    uint64_t begin, count, at;
+};
+
+/* The first table writes the rows of its tokens; the others add theirs. */
+static int forward(model *self, void *stream, const model_call *call, struct rows_of_table of)
 {
-    const modeli_layer *layers = self->products->embed.layers;
+    embedding_args args = args_of(self, call);
+    if (of.table == MODELI_TYPES && of.begin > 0)
+        return 0;
+    const void *rows = modeli_param(self, call->params[0], of.at);
+    if (of.table == MODELI_VOCAB) {
+        args.row_begin = of.begin;
+        args.row_count = of.count;
+        args.token_table = rows;
+    } else {
+        args.position_begin = of.begin;
+        args.position_count = of.count;
+        args.position_table = rows;
+    }
+    if (of.table == MODELI_TYPES) { /* sequences of one token, whose position is 0, as its type */
+        args.batch *= args.tokens;
+        args.tokens = 1;
+        args.begins = NULL;
+    }
+    return self->ops->embedding_forward(self->context, stream, &args);
+}
+
+static int backward(model *self, void *stream, const model_call *call, struct rows_of_table of)
+{
     embedding_grad_args args = grad_args_of(self, call);
-    args.token_table_grad = modeli_grad(call->grads[0], layers[TABLE].at.weight);
-    if (self->products->embed.layer_count > POSITIONS)
-        args.position_table_grad = modeli_grad(call->grads[0], layers[POSITIONS].at.weight);
+    float *rows = modeli_grad(call->grads[0], of.at);
+    if (of.table == MODELI_TYPES && of.begin > 0)
+        return 0;
+    if (of.table == MODELI_TYPES)
+        return self->ops->bias_backward(self->context, stream, self->type, modeli_rows(self),
+                                        args.channels, args.channels, call->output_grad, rows,
+                                        call->temp);
+    if (of.table == MODELI_VOCAB) {
+        args.row_begin = of.begin;
+        args.row_count = of.count;
+        args.token_table_grad = rows;
+    } else {
+        args.position_begin = of.begin;
+        args.position_count = of.count;
+        args.position_table_grad = rows;
+    }
     return self->ops->embedding_backward(self->context, stream, &args);
 }
 
-static int whole(model *self, void *stream, const model_call *call, bool backward)
+/* The rows of a part; or those of all tables, one after the other. */
+static int run(model *self, void *stream, const model_call *call, const modeli_part *part,
+               bool is_backward)
 {
-    const modeli_layer *layers = self->products->embed.layers;
-    if (backward)
-        return whole_backward(self, stream, call);
-    embedding_args args = args_of(self, call);
-    args.token_table = modeli_param(self, call->params[0], layers[TABLE].at.weight);
-    if (self->products->embed.layer_count > POSITIONS)
-        args.position_table = modeli_param(self, call->params[0], layers[POSITIONS].at.weight);
-    return self->ops->embedding_forward(self->context, stream, &args);
-}
-
-/* ---- parts ---- */
-
-static int table(model *self, void *stream, const model_call *call, const modeli_part *part,
-                 bool backward)
-{
-    uint64_t at = part->at[0].weight;
-    if (backward) {
-        embedding_grad_args args = grad_args_of(self, call);
-        args.row_begin = part->row_begin;
-        args.row_count = part->rows;
-        args.token_table_grad = modeli_grad(call->grads[0], at);
-        return self->ops->embedding_backward(self->context, stream, &args);
+    const modeli_list *embed = &self->products->embed;
+    uint32_t begin = part ? part->owner : 0, end = part ? begin + 1 : embed->layer_count;
+    for (uint32_t i = begin; i < end; i++) {
+        const modeli_layer *layer = &embed->layers[i];
+        struct rows_of_table of = {layer->row->weights[0].width, 0, layer->matrix_rows,
+                                   layer->at.weight};
+        if (part != NULL)
+            of = (struct rows_of_table){of.table, part->row_begin, part->rows, part->at[0].weight};
+        TRY((is_backward ? backward : forward)(self, stream, call, of));
     }
-    embedding_args args = args_of(self, call);
-    args.row_begin = part->row_begin;
-    args.row_count = part->rows;
-    args.token_table = modeli_param(self, call->params[0], at);
-    return self->ops->embedding_forward(self->context, stream, &args);
-}
-
-/* Adds those positions whose rows lie in the part's table. */
-static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
-                     bool backward)
-{
-    uint64_t at = part->at[0].weight;
-    if (backward) {
-        embedding_grad_args args = grad_args_of(self, call);
-        args.position_begin = part->row_begin;
-        args.position_count = part->rows;
-        args.position_table_grad = modeli_grad(call->grads[0], at);
-        return self->ops->embedding_backward(self->context, stream, &args);
-    }
-    embedding_args args = args_of(self, call);
-    args.position_begin = part->row_begin;
-    args.position_count = part->rows;
-    args.position_table = modeli_param(self, call->params[0], at);
-    return self->ops->embedding_forward(self->context, stream, &args);
+    return 0;
 }
 
 /* ---- the factor of the rows (spec.embedding_multiplier), and their dropout ---- */
@@ -128,12 +133,12 @@ static bool is_last(const modeli_list *embed, const modeli_part *part)
 }
 
 int modeli_embed(model *self, void *stream, const model_call *call, const modeli_part *part,
-                 bool backward)
+                 bool is_backward)
 {
     const modeli_list *embed = &self->products->embed;
     bool has_factor = self->spec.embedding_multiplier != 0, drops = modeli_drops_rows(self);
     model_call inner = *call;
-    if (backward && (has_factor || drops)) { /* in temp, after the scratch */
+    if (is_backward && (has_factor || drops)) { /* in temp, after the scratch */
         uint64_t scratch = (part ? part->scratch_bytes : embed->scratch_bytes)[1];
         void *grad = modeli_at(call->temp, size_round_up(scratch, MODELI_ALIGN_BYTES));
         inner.output_grad = grad;
@@ -142,13 +147,8 @@ int modeli_embed(model *self, void *stream, const model_call *call, const modeli
         if (has_factor)
             TRY(multiply(self, stream, drops ? grad : call->output_grad, grad));
     }
-    if (part == NULL)
-        TRY(whole(self, stream, &inner, backward));
-    else if (part->owner == TABLE)
-        TRY(table(self, stream, &inner, part, backward));
-    else
-        TRY(positions(self, stream, &inner, part, backward));
-    if (backward || !is_last(embed, part))
+    TRY(run(self, stream, &inner, part, is_backward));
+    if (is_backward || !is_last(embed, part))
         return 0;
     if (has_factor)
         TRY(multiply(self, stream, call->output, call->output));
@@ -163,26 +163,38 @@ static void table_scratch(const modeli_layer *layer, const modeli_part *part, ui
 {
     const model *self = layer->net;
     (void)part;
-    bytes[1] = self->ops->embedding_grad_scratch_bytes(self->context, modeli_rows(self),
-                                                       self->spec.vocab_size);
+    if (layer->row->weights[0].width == MODELI_TYPES)
+        bytes[1] =
+            self->ops->bias_backward_scratch_bytes(self->context, modeli_rows(self), layer->in);
+    else
+        bytes[1] = self->ops->embedding_grad_scratch_bytes(self->context, modeli_rows(self),
+                                                           self->spec.vocab_size);
 }
 
-/* A whole embedding has one call for both tables; a part has its share of a table's rows. */
+/* A part has its share of a table's rows; but all tokens have the first type. */
 static void table_costs(const modeli_layer *layer, const modeli_costing *of)
 {
     const modeli_list *embed = &layer->net->products->embed;
+    const modeli_layer *last = &embed->layers[embed->layer_count - 1];
     double elem_bytes = (double)dtype_bytes(layer->net->type);
     double elems = (double)modeli_rows(layer->net) * (double)layer->in;
-    double share =
-        of->part ? (double)of->part->rows / (double)layer->matrix_rows : (double)embed->layer_count;
-    if (of->turn == MODELI_TURN_RECOMPUTE || (of->part == NULL && layer != embed->layers))
+    double share = of->part ? (double)of->part->rows / (double)layer->matrix_rows : 1;
+    bool is_backward = of->turn == MODELI_TURN_BACKWARD;
+    bool has_types = layer->row->weights[0].width == MODELI_TYPES;
+    if (of->turn == MODELI_TURN_RECOMPUTE || (has_types && of->part && of->part->row_begin > 0))
         return;
-    bool backward = of->turn == MODELI_TURN_BACKWARD;
-    if (layer->net->spec.embedding_multiplier != 0 && (backward || is_last(embed, of->part)))
+    bool changes_rows = of->part ? is_backward || is_last(embed, of->part) : layer == last;
+    if (layer->net->spec.embedding_multiplier != 0 && changes_rows)
         modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, 2 * layer->in, of->costs);
-    if (modeli_drops_rows(layer->net) && (backward || is_last(embed, of->part)))
+    if (modeli_drops_rows(layer->net) && changes_rows)
         modeli_cost_columns(layer->net, MODEL_ROWS_DROPOUT, 2 * layer->in, of->costs);
-    if (backward)
+    if (has_types && is_backward) {
+        modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, layer->in, of->costs);
+        return;
+    }
+    if (has_types)
+        share = 1;
+    if (is_backward)
         of->costs->row_bytes[MODEL_ROWS_TABLE_GRAD] +=
             share * elems * (elem_bytes + 2 * sizeof(float));
     else

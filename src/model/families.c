@@ -233,6 +233,60 @@ static const modeli_row glm4_block[] = {
     END,
 };
 
+/* ---- BERT ----
+ *
+ * Norms follow the sums: y = norm(x + branch(x)). So that all blocks are alike, each block has the
+ * norm before it and not the one after it: the first block has the embedding's norm, and the block
+ * `last` has the norm of the last published block. Attention sees both sides. `last` is the dense
+ * part of the head (BertPredictionHeadTransform), whose norm is the final norm. The pooler and the
+ * prediction of the next sentence are not there: the loss does not read them. */
+
+#define BERT      "bert.encoder.layer.%llu."
+#define BERT_ATTN BERT "attention."
+#define BERT_HEAD "cls.predictions."
+/* The norm after the block before. */
+#define BERT_NORM                                                                                  \
+    WEIGHTS(W(BERT "output.LayerNorm", HIDDEN)), BIAS, .first_name = "bert.embeddings.LayerNorm"
+
+static const modeli_row bert_embed[] = {
+    ROW(table, "table", "", "y", WEIGHTS(W("bert.embeddings.word_embeddings", VOCAB)),
+        BIAS_IF(TIED), .bias_name = BERT_HEAD "bias"),
+    ROW(table, "types", "", "y", WEIGHTS(W("bert.embeddings.token_type_embeddings", TYPES))),
+    ROW(table, "positions", "", "y", WEIGHTS(W("bert.embeddings.position_embeddings", POSITIONS))),
+    END,
+};
+
+static const modeli_row bert_block[] = {
+    ROW(norm, "norm1", "x", "a", BERT_NORM),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(BERT_ATTN "self.query", QUERIES), W(BERT_ATTN "self.key", KEYS),
+                W(BERT_ATTN "self.value", KEYS)),
+        BIAS),
+    ROW(attention, "attend", "qkv", "o", .is_bidirectional = true),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(BERT_ATTN "output.dense", HIDDEN)), BIAS),
+    ROW(add, "add1", "a p", "m"),
+    ROW(norm, "norm2", "m", "b", WEIGHTS(W(BERT_ATTN "output.LayerNorm", HIDDEN)), BIAS),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(BERT "intermediate.dense", FFN)), BIAS),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_GELU_ERF),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(BERT "output.dense", HIDDEN)), BIAS),
+    ROW(add, "add2", "b d", "y"),
+    END,
+};
+
+static const modeli_row bert_last[] = {
+    ROW(norm, "norm1", "x", "a", BERT_NORM),
+    ROW(linear, "dense", "a", "t", WEIGHTS(W(BERT_HEAD "transform.dense", HIDDEN)), BIAS),
+    ROW(gate, "gate", "t", "y", .activation = ACTIVATION_GELU_ERF),
+    END,
+};
+
+static const modeli_row bert_head[] = {
+    ROW(norm, "norm", "x", "a", WEIGHTS(W(BERT_HEAD "transform.LayerNorm", HIDDEN)), BIAS),
+    ROW(output, "output", "a", "logits", WEIGHTS(W(BERT_HEAD "decoder", VOCAB)), BIAS_IF(UNTIED),
+        .bias_name = BERT_HEAD "bias"),
+    END,
+};
+
 const modeli_family *modeli_family_of(enum model_family family)
 {
     static const modeli_family families[MODEL_FAMILY_COUNT] = {
@@ -245,6 +299,7 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_OLMO2] = {"olmo2", llama_embed, olmo2_block, llama_head},
         [MODEL_GLM] = {"glm", llama_embed, glm_block, llama_head},
         [MODEL_GLM4] = {"glm4", llama_embed, glm4_block, llama_head},
+        [MODEL_BERT] = {"bert", bert_embed, bert_block, bert_head, .last = bert_last},
     };
     return &families[family];
 }

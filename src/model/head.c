@@ -19,8 +19,9 @@ struct head_run {
     const modeli_part *part; /* NULL: whole */
     modeli_head_layout saved;
     modeli_chunk_layout temp;
-    /* The output matrix: its columns of the logits, and the place of its weights. */
-    uint64_t columns, offset_elems;
+    /* The output matrix: its columns of the logits, and the place of its weights and biases. */
+    uint64_t columns;
+    modeli_params at;
     uint32_t unit;
     /* Backward: the gradient of the normed rows, [N,C]; fp32 in a part. NULL: not wanted. */
     void *grad;
@@ -32,7 +33,7 @@ static struct head_run start(const model *self, void *stream, const model_call *
     const modeli_layer *output = modeli_output_of(self);
     struct head_run run = {.self = self, .stream = stream, .call = call, .part = part};
     run.columns = part ? part->rows : self->spec.vocab_size;
-    run.offset_elems = part ? part->at[0].weight : output->at.weight;
+    run.at = part ? part->at[0] : output->at;
     run.unit = part ? 0 : output->unit;
     modeli_head_layout_of(self, &run.saved);
     modeli_chunk_layout_of(self, run.columns, &run.temp);
@@ -41,7 +42,12 @@ static struct head_run start(const model *self, void *stream, const model_call *
 
 static const void *matrix_of(const struct head_run *run)
 {
-    return modeli_param(run->self, run->call->params[run->unit], run->offset_elems);
+    return modeli_param(run->self, run->call->params[run->unit], run->at.weight);
+}
+
+static const void *bias_of(const struct head_run *run)
+{
+    return modeli_param(run->self, run->call->params[run->unit], run->at.bias);
 }
 
 static void *saved_at(const struct head_run *run, uint64_t offset_bytes)
@@ -172,18 +178,23 @@ static int run_chunk(const struct head_run *run, uint64_t row, uint64_t rows, bo
         modeli_at(call->temp, backward ? run->temp.backward_scratch : run->temp.forward_scratch);
     if (backward)
         logits_grad = modeli_at(call->temp, run->temp.logits_grad);
-    TRY(ops->matmul(products[MODELI_FORWARD], run->stream, normed, matrix_of(run), NULL, logits,
-                    scratch));
+    TRY(ops->matmul(products[MODELI_FORWARD], run->stream, normed, matrix_of(run), bias_of(run),
+                    logits, scratch));
     TRY((run->part ? part_losses : chunk_losses)(run, row, rows, logits, logits_grad));
     if (!backward)
         return 0;
-    float *matrix_grad = modeli_grad(call->grads[run->unit], run->offset_elems);
+    float *matrix_grad = modeli_grad(call->grads[run->unit], run->at.weight);
+    float *bias_grad = modeli_grad(call->grads[run->unit], run->at.bias);
     if (run->grad != NULL)
         TRY(ops->matmul(products[MODELI_INPUT_GRAD], run->stream, logits_grad, matrix_of(run), NULL,
                         modeli_at(run->grad, elem * (run->part ? sizeof(float) : elem_bytes)),
                         scratch));
     if (matrix_grad == NULL)
         return 0;
+    if (bias_grad != NULL)
+        TRY(ops->bias_backward(self->context, run->stream, self->type, rows, run->columns,
+                               modeli_logits_stride(run->columns), logits_grad, bias_grad,
+                               scratch));
     bool begins = call->fresh[run->unit] && row == 0;
     return ops->matmul(products[begins ? MODELI_FIRST : MODELI_WEIGHT], run->stream, logits_grad,
                        normed, NULL, matrix_grad, scratch);
@@ -207,7 +218,7 @@ static void *normed_grad(const model *self, const model_call *call)
         return call->input_grad;
     if (call->grads[modeli_final_norm_of(self)->unit] == NULL)
         return NULL;
-    return modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_HEAD));
+    return modeli_at(call->temp, modeli_unwanted_grad(self, &self->products->head));
 }
 
 static int whole(struct head_run *run, bool backward)
@@ -266,8 +277,8 @@ int modeli_row_logits(model *self, void *stream, const model_call *call, const m
         return norm_rows(&run, 1, input, normed, saved_at(&run, run.saved.mean),
                          saved_at(&run, run.saved.rstd));
     }
-    return self->ops->matmul(product->matmul[MODELI_FORWARD], stream, normed, matrix_of(&run), NULL,
-                             logits + (part ? part->row_begin : 0),
+    return self->ops->matmul(product->matmul[MODELI_FORWARD], stream, normed, matrix_of(&run),
+                             bias_of(&run), logits + (part ? part->row_begin : 0),
                              modeli_at(call->temp, run.temp.forward_scratch));
 }
 
@@ -287,6 +298,9 @@ static void output_scratch(const modeli_layer *layer, const modeli_part *part, u
     modeli_product_scratch(self, &chunks[0], bytes);
     modeli_product_scratch(self, &chunks[1], bytes);
     bytes[1] = size_max(bytes[0], bytes[1]); /* a backward makes the logits again */
+    if (layer->at.bias != MODELI_ABSENT)
+        bytes[1] = size_max(bytes[1], self->ops->bias_backward_scratch_bytes(
+                                          self->context, chunks[0].rows, chunks[0].out));
     modeli_product_scratch(self, row, bytes);
 }
 
@@ -312,6 +326,9 @@ static void output_costs(const modeli_layer *layer, const modeli_costing *of)
             modeli_cost_product(self, &chunk, MODELI_INPUT_GRAD, count, of->costs);
         if (backward && of->work.weights)
             modeli_cost_product(self, &chunk, MODELI_WEIGHT, count, of->costs);
+        if (backward && of->work.weights && chunk.has_bias)
+            modeli_cost_rows(MODEL_ROWS_PLAIN, chunk.rows * count, chunk.out,
+                             dtype_bytes(self->type), of->costs);
     }
 }
 

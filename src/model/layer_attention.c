@@ -1,6 +1,7 @@
-/* ATTENTION: causal attention of the projections q k v, which lie side by side in each row; or, for
+/* ATTENTION: attention of the projections q k v, which lie side by side in each row; or, for
  * a model with a cache, over the positions in the cache, after which it puts the call's own keys
  * and values. Allocates nothing after model_prepare. */
+#include <assert.h>
 #include <math.h>
 
 #include "model/model_internal.h"
@@ -39,6 +40,7 @@ static float scale_of(const model *self)
 static int forward_cached(const modeli_run *run, const modeli_layer *layer, struct heads of)
 {
     const model *self = run->self;
+    assert(!layer->row->is_bidirectional);
     uint64_t half_bytes = self->spec.num_kv_heads * self->cache_positions * self->spec.head_dim *
                           dtype_bytes(self->type);
     void *keys = modeli_at(run->call->cache, 2 * run->call->layer * half_bytes);
@@ -110,6 +112,7 @@ static int prepare(model *self, modeli_layer *layer)
         .type = self->type,
         .scale = scale_of(self),
         .dropout = (float)self->spec.attention_dropout,
+        .is_bidirectional = layer->row->is_bidirectional,
     };
     return self->ops->attention_create(self->context, &desc, &self->products->attention);
 }
@@ -128,12 +131,12 @@ static uint64_t columns(const modeli_layer *layer, bool backward)
 }
 
 /* Causal attention counts half of the T x T scores. Forward: 2 products (Q K^T, P V), so 2 B T T H
- * D. Backward: 5 products (scores again, and the gradients of P, V, Q, K). Dropout costs as much as
- * that of as many activations. */
+ * D, or twice that of all scores. Backward: 5 products (scores again, and the gradients of P, V, Q,
+ * K). Dropout costs as much as that of as many activations. */
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
     double rows = (double)modeli_rows(layer->net), tokens = (double)layer->net->tokens;
-    double flops = 2 * rows * tokens * (double)layer->out;
+    double flops = (layer->row->is_bidirectional ? 4 : 2) * rows * tokens * (double)layer->out;
     if (of->turn == MODELI_TURN_BACKWARD)
         of->costs->attention_backward_flops += 2.5 * flops;
     else

@@ -54,8 +54,8 @@ static int bias_grad(const modeli_run *run, const modeli_layer *layer, float *ta
         TRY(ops->zero(self->context, run->stream, sums, layer->out * sizeof *sums));
     if (part == NULL || part->is_last)
         TRY(ops->bias_backward(self->context, run->stream, self->type, modeli_rows(self),
-                               layer->out, modeli_at_spot(run, layer->output_grad), sums,
-                               run->call->temp));
+                               layer->out, layer->out, modeli_at_spot(run, layer->output_grad),
+                               sums, run->call->temp));
     if (part == NULL)
         return 0;
     return ops->add(self->context, run->stream, DTYPE_FP32, part->rows, target,
@@ -137,8 +137,8 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
     const model *self = layer->net;
     const modeli_part *part = of->part;
     modeli_matrix matrix = modeli_layer_matrix(self, layer, part);
-    bool wants_input =
-        part != NULL || of->work.inner || layer != modeli_first_owner(&self->products->block);
+    bool wants_input = part != NULL || of->work.inner ||
+                       layer != modeli_first_owner(modeli_list_of(self, of->stage));
     modeli_lora_costs(layer, of, wants_input);
     if (of->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed)
         return;

@@ -28,6 +28,8 @@
  *   parts.c       cuts units that are too large
  *   units.c, learn.c, fresh.c, lora.c, passes.c, costs.c    lists and sums over the layers
  *
+ * A family may have one block of another kind after all others (modeli_family.last).
+ *
  * Embedding and head are lists of layers too, with the same tensors, parts and costs; but embed.c
  * and head.c run them, because the head works by chunks of rows.
  *
@@ -94,6 +96,7 @@ enum modeli_width {
     MODELI_GATE_UP,   /* 2F */
     MODELI_VOCAB,     /* V */
     MODELI_POSITIONS, /* rows of the table of positions */
+    MODELI_TYPES,     /* rows of the table of token types */
 };
 
 /* Says in which models a row is there, or has biases. UNSET: it is there, without biases. */
@@ -104,8 +107,10 @@ enum modeli_when {
     MODELI_IF_OUT_BIAS,
     MODELI_IF_MLP_BIAS,
     MODELI_IF_QK_NORM,
-    MODELI_IF_SCALED, /* spec.residual_multiplier */
-    MODELI_IF_DROPOUT /* spec.hidden_dropout */
+    MODELI_IF_SCALED,  /* spec.residual_multiplier */
+    MODELI_IF_DROPOUT, /* spec.hidden_dropout */
+    MODELI_IF_TIED,    /* spec.tie_embeddings */
+    MODELI_IF_UNTIED
 };
 
 /* "<name>.weight" in Hugging Face's files; a %llu in it is the block's index. A vector [width], or
@@ -125,18 +130,23 @@ struct modeli_row {
     modeli_weight weights[MODELI_ROW_TENSORS_MAX];
     enum modeli_when has_bias; /* "<name>.bias" for each weight */
     enum modeli_when is_there;
+    const char *bias_name; /* in place of the weight's name */
+    /* The name of its weights in block 0. In other blocks %llu is the index of the block before. */
+    const char *first_name;
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
     enum norm_kind norm;
     bool adds_one;    /* NORM: the weights are stored less 1 */
     bool interleaved; /* ROPE: pairs are neighbours (2i, 2i + 1), not (i, i + R/2) */
     enum activation_kind activation;
+    bool is_bidirectional; /* ATTENTION: a token also sees the tokens after it */
 };
 typedef struct modeli_row modeli_row;
 
 struct modeli_family {
     const char *name;
     const modeli_row *embed, *block, *head;
-    bool drops_rows; /* the rows of the embedding may have a dropout */
+    bool drops_rows;        /* the rows of the embedding may have a dropout */
+    const modeli_row *last; /* one more block, between the others and the head; NULL: none */
 };
 typedef struct modeli_family modeli_family;
 
@@ -144,6 +154,8 @@ const modeli_family *modeli_family_of(enum model_family family);
 bool modeli_is_gated(enum model_family family); /* the feed-forward part: rows.c */
 bool modeli_has_rope(enum model_family family);
 uint64_t modeli_rotated(const model_spec *spec); /* R: the elements of each head that ROPE turns */
+/* True if the embedding has a table of that many rows. */
+bool modeli_has_table(enum model_family family, enum modeli_width rows);
 
 /* ---- layers: rows of one model ---- */
 
@@ -305,8 +317,8 @@ static inline uint64_t modeli_rows(const model *self)
 
 /* ---- running a block: block.c ---- */
 /* One pass. `part`: NULL for a whole block. */
-int modeli_block(model *self, void *stream, const model_call *call, const modeli_part *part,
-                 enum phase phase, bool saved_is_valid) MUST_CHECK;
+int modeli_block(model *self, void *stream, const modeli_list *list, const model_call *call,
+                 const modeli_part *part, enum phase phase, bool saved_is_valid) MUST_CHECK;
 
 /* A call with everything that its layers need. */
 struct modeli_run {

@@ -13,17 +13,32 @@ enum { RANK_MAX = 4096 };
 
 /* ---- the selection ---- */
 
-/* Names as PEFT's target_modules: the end of the module's name that no other layer of the block
- * has, "q_proj" or "attn.c_proj". */
-static const char *target_of(const modeli_row *rows, const char *name)
+static bool ends_with(const char *name, const char *end)
 {
-    const char *end = strrchr(name, '.') + 1;
+    size_t bytes = strlen(name), end_bytes = strlen(end);
+    return bytes > end_bytes && name[bytes - end_bytes - 1] == '.' &&
+           strcmp(name + bytes - end_bytes, end) == 0;
+}
+
+/* Tensors of a block whose names have this end. */
+static uint32_t count_ends(const modeli_row *rows, const char *end)
+{
     uint32_t count = 0;
     for (; rows->kind != NULL; rows++)
         for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && rows->weights[i].name != NULL; i++)
-            count += strcmp(strrchr(rows->weights[i].name, '.') + 1, end) == 0;
-    for (end -= count > 1 ? 2 : 0; count > 1 && end[-1] != '.';)
-        end--;
+            count += ends_with(rows->weights[i].name, end);
+    return count;
+}
+
+/* Names as PEFT's target_modules: the end of the module's name that no other layer of the block
+ * has, "q_proj" or "attn.c_proj". All after the block's index, if that is not enough: BERT's
+ * "output.dense" is also the end of "attention.output.dense". */
+static const char *target_of(const modeli_row *rows, const char *name)
+{
+    const char *first = strstr(name, "%llu.") + 5, *end = strrchr(name, '.') + 1;
+    while (end > first && count_ends(rows, end) > 1)
+        for (end--; end > first && end[-1] != '.';)
+            end--;
     return end;
 }
 
@@ -43,21 +58,24 @@ static bool learns_by_default(const model_spec *spec)
     return !spec->learn.is_given && spec->lora.rank == 0;
 }
 
+/* True if a member of spec.learn is selected, such as spec->learn.head. */
+static bool is_chosen(const model_spec *spec, bool is_selected)
+{
+    return spec->learn.is_given ? is_selected : learns_by_default(spec);
+}
+
+/* True if the matrices of a block learn. `block` is num_layers for modeli_family.last. */
 static bool block_learns(const model_spec *spec, uint64_t block)
 {
     const model_learn *learn = &spec->learn;
+    if (block == spec->num_layers)
+        return is_chosen(spec, learn->head);
     if (!learn->is_given)
         return learns_by_default(spec);
     for (uint32_t i = 0; i < learn->range_count; i++)
         if (block >= learn->blocks[i].first && block <= learn->blocks[i].last)
             return true;
     return false;
-}
-
-/* True if a member of spec.learn is selected, such as spec->learn.head. */
-static bool is_chosen(const model_spec *spec, bool is_selected)
-{
-    return spec->learn.is_given ? is_selected : learns_by_default(spec);
 }
 
 static int by_first(const void *a, const void *b)
@@ -164,13 +182,17 @@ void modeli_choose_split(model *self)
 {
     const model_spec *spec = &self->spec;
     self->products->block.is_split = norms_are_apart(spec) || spec->lora.rank > 0;
-    self->products->head.is_split =
-        spec->learn.is_given && spec->learn.norms && !spec->learn.head && !spec->tie_embeddings;
+    bool only_norms = spec->learn.is_given && spec->learn.norms && !spec->learn.head;
+    self->products->head.is_split = only_norms && !spec->tie_embeddings;
+    self->products->last.is_split = only_norms && self->products->last.layer_count > 0;
 }
 
 int modeli_check_split(const model *self)
 {
-    if (self->products->block.part_count == 0 || !self->products->block.is_split)
+    const modeli_list *block = &self->products->block, *last = &self->products->last;
+    bool has_both =
+        (block->part_count > 0 && block->is_split) || (last->part_count > 0 && last->is_split);
+    if (!has_both)
         return 0;
     if (self->spec.lora.rank > 0)
         return err_set(
@@ -188,7 +210,7 @@ int modeli_check_split(const model *self)
 bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer)
 {
     return list->is_split && layer->kind->is_norm &&
-           (list == &self->products->head || norms_are_apart(&self->spec));
+           (list != &self->products->block || norms_are_apart(&self->spec));
 }
 
 /* Adds a matrix of an adapter. Its name is that of the target's weight with `matrix` before the
@@ -270,7 +292,9 @@ void modeli_note_split(model *self, modeli_list *list, uint32_t stage)
 
 static bool head_unit_learns(const model_spec *spec, const model_unit *unit)
 {
-    bool has_matrix = unit->tensors[unit->tensor_count - 1].init == TENSOR_INIT_NORMAL;
+    bool has_matrix = false;
+    for (uint32_t i = 0; i < unit->tensor_count; i++)
+        has_matrix = has_matrix || unit->tensors[i].init == TENSOR_INIT_NORMAL;
     return is_chosen(spec, spec->learn.head) || (!has_matrix && is_chosen(spec, spec->learn.norms));
 }
 
@@ -283,7 +307,7 @@ void modeli_note_learning(model *self)
         self->units[unit].is_frozen = !is_chosen(spec, spec->learn.embed);
     for (uint32_t stage = 1; stage < head; stage++) {
         uint32_t end = modeli_stage_unit(self, stage + 1);
-        bool splits = self->products->block.is_split, learns = block_learns(spec, stage - 1);
+        bool splits = modeli_list_of(self, stage)->is_split, learns = block_learns(spec, stage - 1);
         if (learns || splits)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
         for (; unit < end; unit++) /* a second unit exists only if it learns */

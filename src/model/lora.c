@@ -63,15 +63,22 @@ static struct lora_temp temp_from(const model *self, uint64_t scratch_bytes)
     return at;
 }
 
-uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes)
+/* Adapters of a list; only blocks have some. */
+static uint32_t count_of(const model *self, const modeli_list *list)
 {
-    return self->products->adapter_count == 0 ? scratch_bytes : temp_from(self, scratch_bytes).end;
+    return list == &self->products->block ? self->products->adapter_count : 0;
 }
 
-uint64_t modeli_lora_dram_bytes(const model *self)
+uint64_t modeli_lora_temp_bytes(const model *self, const modeli_list *list, bool backward)
+{
+    uint64_t scratch_bytes = list->scratch_bytes[backward];
+    return count_of(self, list) == 0 ? scratch_bytes : temp_from(self, scratch_bytes).end;
+}
+
+uint64_t modeli_lora_dram_bytes(const model *self, const modeli_list *list)
 {
     uint64_t columns = 0;
-    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+    for (uint32_t i = 0; i < count_of(self, list); i++) {
         const modeli_adapter *adapter = &self->products->adapters[i];
         columns += adapter->in + 4 * adapter->out + 4 * self->spec.lora.rank;
         columns += self->spec.lora.dropout > 0 ? 2 * adapter->in : 0;
@@ -192,7 +199,7 @@ static bool next_adapter(const modeli_run *run, const modeli_layer *layer, uint3
     const model *self = run->self;
     const model_products *products = self->products;
     while (*idx < products->adapter_count &&
-           &run->list->layers[products->adapters[*idx].layer] != layer)
+           &products->block.layers[products->adapters[*idx].layer] != layer)
         ++*idx;
     if (*idx == products->adapter_count)
         return false;

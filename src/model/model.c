@@ -43,24 +43,24 @@ static int check_heads(const model_spec *spec)
         return err_set(ERR_CONFIG,
                        "model.num_heads is %llu, which does not divide model.hidden_size %llu",
                        heads, channels);
-    bool is_gpt2 = spec->family == MODEL_GPT2, has_rope = modeli_has_rope(spec->family);
-    if (is_given && is_gpt2)
+    bool has_rope = modeli_has_rope(spec->family);
+    bool is_plain = modeli_has_table(spec->family, MODELI_POSITIONS); /* gpt2, bert */
+    if (is_given && is_plain)
         return err_set(ERR_CONFIG,
-                       "model.head_dim is %llu, but heads of the gpt2 family are model.hidden_size "
+                       "model.head_dim is %llu, but heads of the %s family are model.hidden_size "
                        "%llu / model.num_heads %llu wide: leave it out",
-                       head_dim, channels, heads);
+                       head_dim, model_family_name(spec->family), channels, heads);
     if (!is_given)
         head_dim = channels / heads;
     if (heads % kv_heads != 0)
         return err_set(ERR_CONFIG,
                        "model.num_kv_heads is %llu, which does not divide model.num_heads %llu",
                        kv_heads, heads);
-    if (is_gpt2 && kv_heads != heads)
-        return err_set(
-            ERR_CONFIG,
-            "model.num_kv_heads is %llu, but the gpt2 family has no grouped heads: leave "
-            "it out or set it to model.num_heads %llu",
-            kv_heads, heads);
+    if (is_plain && kv_heads != heads)
+        return err_set(ERR_CONFIG,
+                       "model.num_kv_heads is %llu, but the %s family has no grouped heads: leave "
+                       "it out or set it to model.num_heads %llu",
+                       kv_heads, model_family_name(spec->family), heads);
     if (is_given && (head_dim > HEAD_DIM_MAX || head_dim % 2 != 0))
         return err_set(ERR_CONFIG,
                        "model.head_dim is %llu, but heads must be even, for rotary positions turn "
@@ -110,9 +110,10 @@ static int check_variant(const model_spec *spec)
                        activation_name(spec->activation), model_family_name(spec->family));
     if (!modeli_has_rope(spec->family) &&
         (spec->rope.scaling != ROPE_PLAIN || spec->nope_interval != 0))
-        return err_set(ERR_CONFIG, "model.%s is given, but the gpt2 family has none: leave it out",
-                       spec->nope_interval != 0 ? "nope_interval" : "rope_scaling");
-    if (spec->family == MODEL_GPT2 && spec->position_count < spec->seq_length)
+        return err_set(ERR_CONFIG, "model.%s is given, but the %s family has none: leave it out",
+                       spec->nope_interval != 0 ? "nope_interval" : "rope_scaling",
+                       model_family_name(spec->family));
+    if (modeli_has_table(spec->family, MODELI_POSITIONS) && spec->position_count < spec->seq_length)
         return err_set(
             ERR_CONFIG, "model.position_count is %llu, which is below model.seq_length %llu",
             (unsigned long long)spec->position_count, (unsigned long long)spec->seq_length);
@@ -174,7 +175,8 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
     double wide = fmax(channels, (double)spec->num_heads * (double)spec->head_dim); /* or 0 */
     double block = channels * (4 * wide + 3 * ffn + 16) + 4 * wide;
     double widest = fmax(16 * wide + 4 * ffn, (double)spec->num_heads);
-    double positions = fmax((double)spec->seq_length, (double)spec->position_count);
+    double positions =
+        fmax((double)spec->seq_length, (double)spec->position_count) + (double)spec->type_count;
     TRY(check_elems("the embedding", (vocab + positions) * channels));
     TRY(check_elems("the sum of all blocks", layers * block));
     TRY(check_elems("the activations of a block", rows * widest));
@@ -183,8 +185,6 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
 
 static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_batch)
 {
-    if ((unsigned)spec->family >= MODEL_FAMILY_COUNT)
-        return err_set(ERR_CONFIG, "model.family is number %d, which is none", (int)spec->family);
     if ((unsigned)type >= DTYPE_COUNT)
         return err_set(ERR_CONFIG,
                        "the working type is number %d, which is none of fp32, bf16, fp16",
@@ -197,6 +197,7 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
     TRY(check_range("vocab_size", spec->vocab_size, 2, INT32_MAX));
     TRY(check_range("seq_length", spec->seq_length, 1, INT32_MAX));
     TRY(check_range("position_count", spec->position_count, 0, INT32_MAX));
+    TRY(check_range("type_count", spec->type_count, 0, INT32_MAX));
     if (micro_batch < 1 || micro_batch > INT32_MAX)
         return err_set(ERR_CONFIG,
                        "train_micro_batch_size_per_gpu is %llu, but must lie between 1 and %d",
@@ -293,14 +294,21 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
 {
     *out = NULL;
     model_spec full = *spec;
+    if ((unsigned)full.family >= MODEL_FAMILY_COUNT)
+        return err_set(ERR_CONFIG, "model.family is number %d, which is none", (int)full.family);
+    bool has_positions = modeli_has_table(full.family, MODELI_POSITIONS);
     if (full.num_kv_heads == 0)
         full.num_kv_heads = full.num_heads;
-    if (full.ffn_size == 0 && full.family == MODEL_GPT2 && full.hidden_size <= INT32_MAX)
+    if (full.ffn_size == 0 && has_positions && full.hidden_size <= INT32_MAX)
         full.ffn_size = 4 * full.hidden_size;
-    if (full.family != MODEL_GPT2)
+    if (!has_positions)
         full.position_count = 0;
     else if (full.position_count == 0)
         full.position_count = full.seq_length;
+    if (!modeli_has_table(full.family, MODELI_TYPES))
+        full.type_count = 0;
+    else if (full.type_count == 0)
+        full.type_count = 2;
     if (full.head_dim > HEAD_DIM_MAX)
         return err_set(ERR_CONFIG, "model.head_dim is %llu, but at most %d are possible",
                        (unsigned long long)full.head_dim, HEAD_DIM_MAX);
@@ -320,7 +328,7 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
     self->type = type;
     self->micro_batch = micro_batch;
     self->tokens = window->tokens ? window->tokens : full.seq_length;
-    self->stage_count = (uint32_t)full.num_layers + 2;
+    self->stage_count = (uint32_t)full.num_layers + (modeli_family_of(full.family)->last ? 3 : 2);
     self->products = mem_alloc(1, sizeof *self->products, "model.products");
     self->stages = mem_alloc(self->stage_count, sizeof *self->stages, "model.stages");
     if (self->products == NULL || self->stages == NULL)
@@ -350,6 +358,7 @@ void model_destroy(model *self)
         modeli_release_products(self);
         mem_free(self->products->embed.parts);
         mem_free(self->products->block.parts);
+        mem_free(self->products->last.parts);
         mem_free(self->products->head.parts);
         mem_free(self->products->origins);
     }
@@ -369,28 +378,35 @@ static double products_of(bool goes_back, bool learns)
     return 2 + (goes_back ? 2 : 0) + (learns ? 2 : 0);
 }
 
+static double matrix_elems(const modeli_list *list)
+{
+    double elems = 0;
+    for (uint32_t i = 0; i < list->layer_count; i++)
+        elems += (double)list->layers[i].matrix_rows * (double)list->layers[i].in;
+    return elems;
+}
+
 double model_step_flops(const model *self, uint64_t tokens)
 {
     const model_spec *spec = &self->spec;
-    const modeli_list *list = &self->products->block;
-    double attention = (double)modeli_width_of(self, MODELI_QUERIES), block = 0;
-    for (uint32_t i = 0; i < list->layer_count; i++)
-        block += (double)list->layers[i].matrix_rows * (double)list->layers[i].in;
+    double attention = (double)modeli_width_of(self, MODELI_QUERIES);
     double rank = (double)spec->lora.rank, adapters = 0; /* elements of A and B */
     for (uint32_t i = 0; i < self->products->adapter_count; i++)
         adapters += (double)spec->num_layers * rank *
                     (double)(self->products->adapters[i].in + self->products->adapters[i].out);
-    /* Sums over all blocks: FLOPs of a matrix element, and of attention (the forward is a
-     * third). */
+    /* Sums over all blocks: FLOPs of matrices, and of attention (the forward is a third). */
     double products = 0, attends = 0;
     for (uint32_t s = 1; s + 1 < self->stage_count; s++) {
         bool goes_back = s >= self->first_learning;
-        products += products_of(goes_back, !self->units[self->stages[s].units[0]].is_frozen);
-        attends += goes_back ? 12 : 4;
+        double flops = products_of(goes_back, !self->units[self->stages[s].units[0]].is_frozen);
+        products += flops * matrix_elems(modeli_list_of(self, s));
+        if (modeli_list_of(self, s) == &self->products->block)
+            attends += goes_back ? 12 : 4;
     }
+    attends *= model_is_bidirectional(spec->family) ? 2 : 1;
     double matrices =
-        products * block + products_of(true, modeli_work_of(self, self->stage_count - 1).weights) *
-                               (double)spec->vocab_size * (double)spec->hidden_size;
+        products + products_of(true, modeli_work_of(self, self->stage_count - 1).weights) *
+                       (double)spec->vocab_size * (double)spec->hidden_size;
     return (matrices + 6 * adapters) * (double)tokens +
            attends * attention * (double)self->tokens * (double)tokens / 2;
 }
@@ -411,7 +427,8 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
     case STAGE_EMBED:
         return modeli_embed(self, stream, call, part, backward);
     case STAGE_BLOCK:
-        return modeli_block(self, stream, call, part, phase, saved_is_valid);
+        return modeli_block(self, stream, modeli_list_of(self, stage), call, part, phase,
+                            saved_is_valid);
     case STAGE_HEAD:
         return modeli_head(self, stream, call, part, backward);
     }

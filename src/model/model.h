@@ -14,6 +14,9 @@
  *   stage 1..L   block i   unit i            x(i-1) -> x(i)
  *   stage L+1    head      unit L+1          x(L) -> losses
  *
+ * The bert family has one more stage before the head, the dense part of its head; to all that is
+ * said here about blocks it is a block, except that it is selected as `head` and has no adapters.
+ *
  * The head's unit holds the final norm and, if the embedding is not tied, the output matrix. If it
  * is tied, unit 0 is the head's second unit. The boundary activation between two stages is [B,T,C]
  * in the working dtype. A stage's backward recomputes its inner activations from its boundary input
@@ -82,6 +85,7 @@ enum model_family {
     MODEL_OLMO2,
     MODEL_GLM,
     MODEL_GLM4,
+    MODEL_BERT,
     MODEL_FAMILY_COUNT
 };
 
@@ -131,7 +135,8 @@ struct model_spec {
      * rows, in families that have these; of attention's probabilities. 0: none. */
     double hidden_dropout, embedding_dropout, attention_dropout;
     uint64_t nope_interval;  /* llama: every such block has no rotary positions; 0: all have them */
-    uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
+    uint64_t position_count; /* gpt2, bert: rows of the table of positions; 0: seq_length */
+    uint64_t type_count;     /* bert: rows of the table of token types, of which 0 is used; 0: 2 */
     /* Share of each head, its first elements, that has rotary positions; 0: all of it. */
     double partial_rotary_factor;
     /* DYNAMIC and LONGROPE depend on the length of sequences. That is seq_length for every call,
@@ -308,10 +313,13 @@ int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call
 const char *model_lora_target(enum model_family family, uint32_t idx);
 
 const char *model_family_name(enum model_family family); /* "gpt2": the word of model.family */
+/* True if a token also sees the tokens after it. Such a model learns to fill in masked tokens, and
+ * cannot continue a text. */
+bool model_is_bidirectional(enum model_family family);
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * (parameters of
  * matrices) * tokens, plus 12 * L * H * D * T * tokens / 2 for causal attention. Recomputation is
- * not counted.
+ * not counted. Attention to both sides counts twice as much.
  *
  * The 6 are 2 for the forward, 2 for the gradient of the input and 2 for the gradient of the
  * matrix. So a matrix that does not learn costs 4. In a stage before the first one that learns it

@@ -26,7 +26,7 @@ typedef struct modeli_adapter modeli_adapter;
 
 /* model.products. model_create fills all but what model_prepare makes: products and attention. */
 struct model_products {
-    modeli_list embed, block, head;
+    modeli_list embed, block, last, head; /* last: without layers if there is no such stage */
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
     modeli_origin *origins; /* [unit_count] */
@@ -39,11 +39,12 @@ struct model_products {
     uint32_t matmul_count;
 };
 
-static inline const modeli_list *modeli_list_of(const model *self, uint32_t stage)
+static inline modeli_list *modeli_list_of(const model *self, uint32_t stage)
 {
-    return stage == 0                       ? &self->products->embed
-           : stage + 1 == self->stage_count ? &self->products->head
-                                            : &self->products->block;
+    return stage == 0                           ? &self->products->embed
+           : stage + 1 == self->stage_count     ? &self->products->head
+           : stage == self->spec.num_layers + 1 ? &self->products->last
+                                                : &self->products->block;
 }
 
 /* ---- rows.c ---- */
@@ -173,13 +174,14 @@ static inline uint64_t modeli_logits_stride(uint64_t columns)
 
 void modeli_head_layout_of(const model *self, modeli_head_layout *layout);
 void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_layout *layout);
-/* If nobody wants input_grad, the backward of an uncut stage puts that gradient [N,C] into temp.
+/* If nobody wants input_grad, the backward of an uncut stage, a block or the head, puts that
+ * gradient [N,C] into temp.
  * This is its offset there, in bytes. */
-uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind);
+uint64_t modeli_unwanted_grad(const model *self, const modeli_list *list);
 
 /* Fills dram_bytes and temp_bytes of a pass, from the scratch known so far. */
-void modeli_size_pass(const model *self, const struct stage *stage, const modeli_part *part,
-                      bool backward, const modeli_work *work, struct pass *pass);
+void modeli_size_pass(const model *self, uint32_t stage, const modeli_part *part, bool backward,
+                      const modeli_work *work, struct pass *pass);
 
 /* ---- passes of all stages: passes.c ---- */
 int modeli_create_passes(model *self) MUST_CHECK;
@@ -237,10 +239,10 @@ uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t unit);
 
 /* ---- adapters: lora.c ---- */
 uint64_t modeli_lora_saved_bytes(const model *self); /* of one adapter's inner activations */
-/* Bytes of temp for a block's pass with adapters; scratch_bytes is the library's scratch. */
-uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes);
+/* Bytes of temp for a block's pass with its adapters; they follow the library's scratch. */
+uint64_t modeli_lora_temp_bytes(const model *self, const modeli_list *list, bool backward);
 /* DRAM bytes that the adapters of a block add to a forward; a backward gets three times as many. */
-uint64_t modeli_lora_dram_bytes(const model *self);
+uint64_t modeli_lora_dram_bytes(const model *self, const modeli_list *list);
 int modeli_lora_prepare(model *self, uint64_t scratch_bytes[2]) MUST_CHECK;
 void modeli_lora_costs(const modeli_layer *layer, const modeli_costing *of, bool wants_input);
 /* inner: computes u from the layer's input. outer: adds to the layer's output. */

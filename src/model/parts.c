@@ -69,7 +69,7 @@ static uint64_t rows_of_part(const model *self, const modeli_list *list, const m
 static uint64_t least_part_bytes(const model *self)
 {
     const modeli_list *lists[] = {&self->products->embed, &self->products->block,
-                                  &self->products->head};
+                                  &self->products->last, &self->products->head};
     uint64_t elems = 0;
     for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
         for (uint32_t i = 0; i < lists[k]->layer_count; i++) {
@@ -162,8 +162,6 @@ static int share_table(const model *self, uint32_t *unit)
     for (uint32_t i = 0; i < count; i++) {
         parts[1 + i] = embed->parts[i];
         parts[1 + i].owner = MODELI_OUTPUT_MATRIX;
-        /* each is alone in its unit */
-        parts[1 + i].at[0] = (modeli_params){0, MODELI_ABSENT, MODELI_ABSENT};
     }
     head->part_count = 1 + count;
     return 0;
@@ -176,22 +174,32 @@ static bool is_too_large(const model *self, modeli_list *list, modeli_whole *who
     return most != 0 && whole->unit.elems * dtype_bytes(self->type) > most;
 }
 
+/* Units of a block; its parts have been counted. */
+static uint64_t units_of(const modeli_list *list)
+{
+    return size_max(list->part_count, 1) + (list->is_split ? 1 : 0);
+}
+
 int modeli_cut(model *self)
 {
     model_products *products = self->products;
-    uint32_t embed_units = 0, block_units = 0, unit;
+    uint32_t embed_units = 0, block_units = 0, last_units = 0, unit;
     modeli_whole whole;
     /* All whole units are listed first: the parts' bytes follow from the layers' tensors. */
     bool cuts_embed = is_too_large(self, &products->embed, &whole);
     bool cuts_block = is_too_large(self, &products->block, &whole);
+    bool cuts_last = is_too_large(self, &products->last, &whole);
     bool cuts_head = is_too_large(self, &products->head, &whole);
     if (cuts_embed)
         TRY(cut_list(self, &products->embed, &embed_units));
     if (cuts_block)
         TRY(cut_list(self, &products->block, &block_units));
 
-    uint64_t per_block = size_max(block_units, 1) + (products->block.is_split ? 1 : 0);
-    uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * per_block;
+    if (cuts_last)
+        TRY(cut_list(self, &products->last, &last_units));
+
+    uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * units_of(&products->block);
+    before += products->last.layer_count > 0 ? units_of(&products->last) : 0;
     if (before > 2 * PARTS_MAX)
         return err_set(
             ERR_CONFIG,
@@ -216,8 +224,10 @@ int modeli_cut(model *self)
 
 uint32_t modeli_stage_unit(const model *self, uint32_t stage)
 {
+    if (stage == 0)
+        return 0;
     uint64_t embed = size_max(self->products->embed.part_count, 1);
-    uint64_t block = size_max(self->products->block.part_count, 1);
-    block += self->products->block.is_split ? 1 : 0;
-    return stage == 0 ? 0 : (uint32_t)(embed + (stage - 1) * block);
+    uint64_t blocks = size_min(stage - 1, self->spec.num_layers);
+    return (uint32_t)(embed + blocks * units_of(&self->products->block) +
+                      (stage - 1 - blocks) * units_of(&self->products->last));
 }

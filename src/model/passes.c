@@ -166,14 +166,14 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
     else if (is_embed)
         pass->output = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
     else if (stage->kind == STAGE_BLOCK)
-        block_access(&self->products->block, part, pass_idx, phase, pass);
+        block_access(modeli_list_of(self, stage_idx), part, pass_idx, phase, pass);
     else
         head_access(part, pass_idx, backward, pass);
     if (part == NULL) /* the caller decides whether to keep `saved` */
         pass->saved = ACCESS_NONE;
     if (part == NULL && !work.input)
         pass->input_grad = ACCESS_NONE;
-    modeli_size_pass(self, stage, part, backward, &work, pass);
+    modeli_size_pass(self, stage_idx, part, backward, &work, pass);
 
     model_costs costs;
     model_pass_costs(self, phase, stage_idx, pass_idx, &costs);
@@ -196,7 +196,7 @@ void modeli_size_stages(model *self)
             stage->saved_bytes = head.saved_total_bytes;
         if (stage->kind != STAGE_BLOCK)
             continue;
-        stage->saved_bytes = self->products->block.saved_bytes;
+        stage->saved_bytes = modeli_list_of(self, i)->saved_bytes;
         if (stage->is_cut)
             continue;
         model_costs kept;

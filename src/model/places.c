@@ -173,10 +173,13 @@ static void place_grad(struct layout *of, uint32_t i)
     assert(!adds || layer->kind == &modeli_norm || layer->kind == &modeli_linear);
     for (int k = 0; k < 2 && layer->kind->gradient == MODELI_GRAD_PASSES; k++)
         assert(of->grads[layer->reads[k]].buffer == MODELI_NOWHERE);
-    if (is_changed && !(adds && layer->kind->gradient == MODELI_GRAD_ADDS))
+    bool is_last = value == MODELI_X && !adds; /* nobody else gives the gradient of the input */
+    if (is_changed && !is_last && !(adds && layer->kind->gradient == MODELI_GRAD_ADDS))
         layer->input_grad = layer->own_grad = new_grad(of, i);
-    if (adds)
+    if (is_changed && (adds || is_last))
         layer->input_grad = (modeli_spot){MODELI_GRAD, 0};
+    if (is_changed && is_last)
+        layer->own_grad = layer->input_grad;
     take_place(of, layer->reads[0], layer->input_grad);
     take_place(of, layer->reads[1], layer->input_grad);
 }
@@ -236,10 +239,10 @@ static void place_parts(const model *self, modeli_list *list, uint64_t *end)
     list->bias_sums = modeli_reserve(end, has_bias ? widest_out * sizeof(float) : 0);
 }
 
-void modeli_find_places(model *self)
+static void find_places(const model *self, modeli_list *list)
 {
     model_products *products = self->products;
-    modeli_list *list = &products->block;
+    uint32_t adapter_count = list == &products->block ? products->adapter_count : 0;
     struct layout of = {.self = self, .list = list};
     for (uint32_t i = 0; i < list->layer_count; i++) {
         modeli_layer *layer = &list->layers[i];
@@ -252,7 +255,7 @@ void modeli_find_places(model *self)
     find_recomputed(&of);
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         list->values[v].at = spot_of(&of, v);
-    for (uint32_t a = 0; a < products->adapter_count; a++) {
+    for (uint32_t a = 0; a < adapter_count; a++) {
         modeli_adapter *adapter = &products->adapters[a];
         adapter->inner_at = add_piece(&of, modeli_lora_saved_bytes(self), adapter->layer,
                                       back_time(list, adapter->layer));
@@ -264,7 +267,7 @@ void modeli_find_places(model *self)
     list->saved_bytes = place_pieces(&of);
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         resolve(&of, &list->values[v].at);
-    for (uint32_t a = 0; a < products->adapter_count; a++)
+    for (uint32_t a = 0; a < adapter_count; a++)
         resolve(&of, &products->adapters[a].inner_at);
     for (uint32_t i = 0; i < list->layer_count; i++) {
         modeli_layer *layer = &list->layers[i];
@@ -275,4 +278,11 @@ void modeli_find_places(model *self)
     }
     if (list->part_count > 0)
         place_parts(self, list, &list->saved_bytes);
+}
+
+void modeli_find_places(model *self)
+{
+    find_places(self, &self->products->block);
+    if (self->products->last.layer_count > 0)
+        find_places(self, &self->products->last);
 }

@@ -149,6 +149,7 @@ int modeli_make_logits(model *self, const modeli_part *part, modeli_matrix chunk
         TRY(modeli_make_matrix(self, &chunks[1], last));
     *row = modeli_matrix_of(self, 1, last.in, last.out);
     row->out_type = DTYPE_FP32;
+    row->has_bias = last.has_bias;
     return make_product(self, row, MODELI_FORWARD);
 }
 
@@ -211,7 +212,7 @@ static int make_part(model *self, const modeli_list *list, modeli_part *part)
 static int make_all(model *self)
 {
     model_products *products = self->products;
-    modeli_list *lists[] = {&products->embed, &products->block, &products->head};
+    modeli_list *lists[] = {&products->embed, &products->block, &products->last, &products->head};
     for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
         TRY(make_whole(self, lists[k]));
         for (uint32_t i = 0; i < lists[k]->part_count; i++)

@@ -42,6 +42,8 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
         return spec->vocab_size;
     case MODELI_POSITIONS:
         return spec->position_count;
+    case MODELI_TYPES:
+        return spec->type_count;
     }
     return 0;
 }
@@ -53,7 +55,9 @@ static bool is_true(const model_spec *spec, enum modeli_when when)
            (when == MODELI_IF_MLP_BIAS && spec->mlp_bias) ||
            (when == MODELI_IF_QK_NORM && spec->qk_norm) ||
            (when == MODELI_IF_SCALED && spec->residual_multiplier != 0) ||
-           (when == MODELI_IF_DROPOUT && spec->hidden_dropout > 0);
+           (when == MODELI_IF_DROPOUT && spec->hidden_dropout > 0) ||
+           (when == MODELI_IF_TIED && spec->tie_embeddings) ||
+           (when == MODELI_IF_UNTIED && !spec->tie_embeddings);
 }
 
 /* The activation of a row in a model: the row's own, or that of the spec in the same form. */
@@ -82,6 +86,22 @@ bool modeli_has_rope(enum model_family family)
     while (row->kind != NULL && row->kind != &modeli_rope)
         row++;
     return row->kind != NULL;
+}
+
+bool modeli_has_table(enum model_family family, enum modeli_width rows)
+{
+    const modeli_row *row = modeli_family_of(family)->embed;
+    while (row->kind != NULL && row->weights[0].width != rows)
+        row++;
+    return row->kind != NULL;
+}
+
+bool model_is_bidirectional(enum model_family family)
+{
+    const modeli_row *row = modeli_family_of(family)->block;
+    while (row->kind != &modeli_attention)
+        row++;
+    return row->is_bidirectional;
 }
 
 /* The value of a name; a name that is new is a new value. */
@@ -199,6 +219,10 @@ void modeli_list_layers(model *self)
     add_rows(self, &products->block, family->block);
     add_rows(self, &products->head, family->head);
     find_owners(&products->block);
+    if (family->last != NULL) {
+        add_rows(self, &products->last, family->last);
+        find_owners(&products->last);
+    }
     be_alone(&products->embed);
     be_alone(&products->head);
     products->head.layers[MODELI_FINAL_NORM].is_recomputed = true;
@@ -220,13 +244,16 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
     bool is_matrix = layer->kind->has_matrix && !is_bias;
     for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++) {
         char pattern[MODEL_NAME_BYTES];
+        bool is_before = row->first_name != NULL;
+        const char *weight =
+            is_before && whole->block == 0 ? row->first_name : row->weights[i].name;
         uint64_t width = modeli_width_of(self, row->weights[i].width);
         model_tensor *tensor =
             modeli_append(list, is_matrix ? width : 1, is_matrix ? layer->in : width,
                           i > 0 && layer->kind->has_matrix);
-        snprintf(pattern, sizeof pattern, "%s.%s", row->weights[i].name,
-                 is_bias ? "bias" : "weight");
-        snprintf(tensor->name, sizeof tensor->name, pattern, whole->block);
+        snprintf(pattern, sizeof pattern, "%s.%s", weight, is_bias ? "bias" : "weight");
+        snprintf(tensor->name, sizeof tensor->name,
+                 is_bias && row->bias_name ? row->bias_name : pattern, whole->block - is_before);
         tensor->init = is_bias                ? TENSOR_INIT_ZERO
                        : row->adds_one        ? TENSOR_INIT_ZERO
                        : layer->kind->is_norm ? TENSOR_INIT_ONE
@@ -248,8 +275,10 @@ void modeli_list_whole(const model *self, modeli_list *list, uint64_t block, mod
     modeli_lister lister = {.unit = &whole->unit};
     for (uint32_t i = 0; i < list->layer_count; i++) {
         modeli_layer *layer = &list->layers[i];
-        if (layer->kind == &modeli_output && self->spec.tie_embeddings)
+        if (layer->kind == &modeli_output && self->spec.tie_embeddings) {
+            layer->at.bias = self->products->embed.layers[MODELI_TABLE].at.bias;
             continue;
+        }
         layer->first_tensor = whole->unit.tensor_count;
         add_tensors(self, layer, i, false, &lister, whole);
         if (is_true(&self->spec, layer->row->has_bias))

@@ -43,13 +43,13 @@ void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_la
 }
 
 /* In temp, after all else that the backward puts there. */
-uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind)
+uint64_t modeli_unwanted_grad(const model *self, const modeli_list *list)
 {
     modeli_chunk_layout chunk;
-    uint64_t end = modeli_lora_temp_bytes(self, self->products->block.scratch_bytes[1]);
-    if (kind == STAGE_HEAD) {
+    uint64_t end = modeli_lora_temp_bytes(self, list, true);
+    if (list == &self->products->head) {
         modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk);
-        end = chunk.backward_scratch + self->products->head.scratch_bytes[1];
+        end += chunk.backward_scratch;
     }
     return size_round_up(end, MODELI_ALIGN_BYTES);
 }
@@ -74,9 +74,9 @@ static void size_embed(const model *self, const modeli_part *part, bool backward
 
 /* Sums over a block's layers. A backward counts three times the columns of its forward, one of
  * these for the recomputation, less those of products and norms whose gradients nobody wants. */
-static void size_block(const model *self, const modeli_work *work, bool backward, struct pass *pass)
+static void size_block(const model *self, const modeli_list *list, const modeli_work *work,
+                       bool backward, struct pass *pass)
 {
-    const modeli_list *list = &self->products->block;
     uint64_t first = (uint64_t)(modeli_first_owner(list) - list->layers),
              elem_bytes = dtype_bytes(self->type);
     uint64_t columns = 0, unneeded = 0, times = backward ? 3 : 1;
@@ -88,24 +88,24 @@ static void size_block(const model *self, const modeli_work *work, bool backward
         if (i <= first && !work->inner)
             unneeded += layer->kind->columns(layer, true);
     }
-    columns -= self->spec.hidden_size; /* the last sum finds one of its operands in the cache */
+    if (list->layers[list->layer_count - 1].kind == &modeli_add)
+        columns -= self->spec.hidden_size; /* it finds one of its operands in the cache */
     columns = times * columns - (backward ? unneeded : 0);
     pass->dram_bytes =
-        columns * modeli_rows(self) * elem_bytes + times * modeli_lora_dram_bytes(self);
+        columns * modeli_rows(self) * elem_bytes + times * modeli_lora_dram_bytes(self, list);
     for (uint32_t i = 0; i < pass->unit_count; i++) {
         uint64_t elems = self->units[pass->units[i]].elems;
         pass->dram_bytes += (backward ? 2 : 1) * elems * elem_bytes +
                             (pass->adds_grads[i] ? 2 * sizeof(float) * elems : 0);
     }
-    pass->temp_bytes = modeli_lora_temp_bytes(self, list->scratch_bytes[backward]);
+    pass->temp_bytes = modeli_lora_temp_bytes(self, list, backward);
     if (backward && !work->input)
-        pass->temp_bytes = modeli_unwanted_grad(self, STAGE_BLOCK) + self->boundary_bytes;
+        pass->temp_bytes = modeli_unwanted_grad(self, list) + self->boundary_bytes;
 }
 
-static void size_block_part(const model *self, const modeli_part *part, bool backward,
-                            struct pass *pass)
+static void size_block_part(const model *self, const modeli_list *list, const modeli_part *part,
+                            bool backward, struct pass *pass)
 {
-    const modeli_list *list = &self->products->block;
     const modeli_layer *owner = &list->layers[part->owner];
     modeli_range range = modeli_layers_of(list, part, backward);
     uint64_t rows = modeli_rows(self), elem_bytes = dtype_bytes(self->type);
@@ -145,7 +145,7 @@ static void size_head(const model *self, const modeli_work *work, bool backward,
     if (work->weights)
         pass->dram_bytes += boundary + chunks * matrix * 2 * sizeof(float) + logits * elem_bytes;
     if (!work->input && work->norms)
-        pass->temp_bytes = modeli_unwanted_grad(self, STAGE_HEAD) + boundary;
+        pass->temp_bytes = modeli_unwanted_grad(self, &self->products->head) + boundary;
 }
 
 static void size_head_part(const model *self, const modeli_part *part, bool backward,
@@ -174,15 +174,17 @@ static void size_head_part(const model *self, const modeli_part *part, bool back
     pass->temp_bytes = chunk.backward_scratch + part->scratch_bytes[1];
 }
 
-void modeli_size_pass(const model *self, const struct stage *stage, const modeli_part *part,
-                      bool backward, const modeli_work *work, struct pass *pass)
+void modeli_size_pass(const model *self, uint32_t stage, const modeli_part *part, bool backward,
+                      const modeli_work *work, struct pass *pass)
 {
-    if (stage->kind == STAGE_EMBED)
+    const modeli_list *list = modeli_list_of(self, stage);
+    enum stage_kind kind = self->stages[stage].kind;
+    if (kind == STAGE_EMBED)
         size_embed(self, part, backward, pass);
-    else if (stage->kind == STAGE_BLOCK && part == NULL)
-        size_block(self, work, backward, pass);
-    else if (stage->kind == STAGE_BLOCK)
-        size_block_part(self, part, backward, pass);
+    else if (kind == STAGE_BLOCK && part == NULL)
+        size_block(self, list, work, backward, pass);
+    else if (kind == STAGE_BLOCK)
+        size_block_part(self, list, part, backward, pass);
     else if (part == NULL)
         size_head(self, work, backward, pass);
     else

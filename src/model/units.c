@@ -165,8 +165,10 @@ static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
         modeli_part *part = &list->parts[i];
         const modeli_layer *owner = &list->layers[part->owner];
         uint32_t unit_idx = first_unit + part->unit;
-        if (owner->kind == &modeli_output && self->spec.tie_embeddings)
+        if (owner->kind == &modeli_output && self->spec.tie_embeddings) {
+            part->at[0] = self->products->embed.parts[i - 1].at[0];
             continue; /* already listed as a part of the embedding */
+        }
         TRY(list_part(self, unit_idx, whole_unit, whole, list, part));
         model_unit *unit = &self->units[unit_idx];
         number = part->is_first ? 0 : number + 1;
@@ -184,15 +186,14 @@ static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
 /* Lists one stage's units, whole or in parts. */
 static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
 {
-    model_products *products = self->products;
     uint32_t last = self->stage_count - 1, unit = modeli_stage_unit(self, stage);
     bool is_end = stage == 0 || stage == last;
-    modeli_list *list = stage == 0      ? &products->embed
-                        : stage == last ? &products->head
-                                        : &products->block;
+    modeli_list *list = modeli_list_of(self, stage);
     char name[MODEL_NAME_BYTES / 2];
     if (is_end)
         snprintf(name, sizeof name, "%s", stage == 0 ? "embed" : "head");
+    else if (list == &self->products->last)
+        snprintf(name, sizeof name, "last");
     else
         snprintf(name, sizeof name, "block.%u", stage - 1);
     modeli_list_whole(self, list, is_end ? 0 : stage - 1, whole);
@@ -219,6 +220,8 @@ int modeli_list_units(model *self)
     for (uint32_t i = 0; i < self->stage_count; i++)
         TRY(list_stage(self, i, &whole));
     modeli_note_split(self, &products->block, 1);
+    if (products->last.layer_count > 0)
+        modeli_note_split(self, &products->last, self->stage_count - 2);
     modeli_note_split(self, &products->head, self->stage_count - 1);
     modeli_note_learning(self);
     return 0;

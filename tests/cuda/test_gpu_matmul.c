@@ -56,8 +56,8 @@ static void check_one(gpu_fixture *gpu, const matmul_desc *desc, product_offsets
     cudai_matmul_destroy(product);
 }
 
-/* Every combination that kernels/ops.h allows, also a bias on an fp32 C of 16-bit operands, which
- * cuBLASLt has not. Gap 0 and 8 keep rows of even shapes aligned, 3 does not. */
+/* Every combination that kernels/ops.h allows, also a bias on an fp32 C of 16-bit operands, for
+ * which cuBLASLt has no epilogue. Gap 0 and 8 keep rows of even shapes aligned, 3 does not. */
 static void check_all(enum dtype type)
 {
     static const uint64_t shapes[][3] = {{1, 1, 1},     {7, 5, 3},   {64, 64, 64}, {33, 65, 17},

@@ -146,12 +146,13 @@ static void norm_backward(void **state)
 
 static void bias_case(struct run *run, const struct shape *shape)
 {
-    void *dy = draw(run, shape->type, shape->rows * shape->channels, 1, 1.0f);
+    uint64_t stride = shape->channels + shape->channels % 5;
+    void *dy = draw(run, shape->type, shape->rows * stride, 1, 1.0f);
     float *grad = draw(run, DTYPE_FP32, shape->channels, 2, 1.0f);
     void *room = scratch(
         run, run->ops->bias_backward_scratch_bytes(run->context, shape->rows, shape->channels));
     assert_int_equal(run->ops->bias_backward(run->context, run->stream, shape->type, shape->rows,
-                                             shape->channels, dy, grad, room),
+                                             shape->channels, stride, dy, grad, room),
                      0);
     emit(run, DTYPE_FP32, grad, shape->channels, 1e-6f * sqrtf((float)shape->rows));
 }

@@ -199,11 +199,12 @@ static void sums(void **state)
     void *scratch =
         gpu_alloc(gpu, cudai_bias_backward_scratch_bytes(&gpu->context, rows, channels));
     gpu_fill(gpu, grad, 0, channels * sizeof *grad);
-    assert_int_equal(
-        kernels_reference.bias_backward(NULL, NULL, type, TAIL, channels, tail, want, NULL), 0);
-    assert_int_equal(
-        cudai_bias_backward(&gpu->context, gpu->stream, type, rows, channels, dy, grad, scratch),
-        0);
+    assert_int_equal(kernels_reference.bias_backward(NULL, NULL, type, TAIL, channels, channels,
+                                                     tail, want, NULL),
+                     0);
+    assert_int_equal(cudai_bias_backward(&gpu->context, gpu->stream, type, rows, channels, channels,
+                                         dy, grad, scratch),
+                     0);
     gpu_download(gpu, got, grad, channels * sizeof *got);
     gpu_expect_close("bias_grad", got, want, channels, 1e-5, 1e-5);
     finish(gpu);

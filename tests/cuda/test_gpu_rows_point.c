@@ -235,8 +235,8 @@ static void point_nothing(void **state)
     assert_int_equal(cudai_norm_forward(context, gpu->stream, &forward), 0);
     assert_int_equal(cudai_norm_backward(context, gpu->stream, &backward), 0);
     assert_int_equal(cudai_norm_grad_scratch_bytes(context, 0, 8), 0);
-    assert_int_equal(cudai_bias_backward(context, gpu->stream, DTYPE_BF16, 0, 8, NULL, NULL, NULL),
-                     0);
+    assert_int_equal(
+        cudai_bias_backward(context, gpu->stream, DTYPE_BF16, 0, 8, 8, NULL, NULL, NULL), 0);
     assert_int_equal(cudai_activation_forward(context, gpu->stream, &act), 0);
     assert_int_equal(cudai_activation_backward(context, gpu->stream, &act), 0);
     assert_int_equal(cudai_rope(context, gpu->stream, &turn), 0);

@@ -340,8 +340,9 @@ static void sums_overflow(void **state)
     /* Parameter gradients are fp32: no overflow at 3 * 65504. */
     float grads[CHANNELS] = {0};
     void *scratch = block(kernels_cpu.bias_backward_scratch_bytes(context, ROWS, CHANNELS));
-    assert_int_equal(
-        kernels_cpu.bias_backward(context, NULL, DTYPE_FP16, ROWS, CHANNELS, a, grads, scratch), 0);
+    assert_int_equal(kernels_cpu.bias_backward(context, NULL, DTYPE_FP16, ROWS, CHANNELS, CHANNELS,
+                                               a, grads, scratch),
+                     0);
     for (int i = 0; i < CHANNELS; i++)
         assert_true(grads[i] == 3 * 65504.0f);
     mem_free(scratch);

@@ -375,7 +375,7 @@ static void matmul_gradients(void **state)
                           .output_count = M * N};
     assert_int_equal(ops->matmul(products[1], NULL, dy, w, NULL, dx, NULL), 0);
     assert_int_equal(ops->matmul(products[2], NULL, dy, x, NULL, dw, NULL), 0);
-    assert_int_equal(ops->bias_backward(NULL, NULL, DTYPE_FP32, M, N, dy, dbias, NULL), 0);
+    assert_int_equal(ops->bias_backward(NULL, NULL, DTYPE_FP32, M, N, N, dy, dbias, NULL), 0);
     check_gradient("matmul a", &probe, x, dx, M * X_STRIDE);
     check_gradient("matmul b", &probe, w, dw, N * K);
     check_gradient("matmul bias", &probe, bias, dbias, N);

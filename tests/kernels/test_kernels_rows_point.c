@@ -92,12 +92,13 @@ static void dropout_case(struct run *run, const struct shape *shape)
 
 static void bias_case(struct run *run, const struct shape *shape)
 {
-    uint64_t rows = shape->rows, n = shape->channels;
-    void *dy = draw(run, shape->type, rows * n, 1, 1.0f);
+    uint64_t rows = shape->rows, n = shape->channels, stride = n + n % 5;
+    void *dy = draw(run, shape->type, rows * stride, 1, 1.0f);
     float *grad = draw(run, DTYPE_FP32, n, 2, 1.0f);
     void *scratch = block(run, run->ops->bias_backward_scratch_bytes(run->context, rows, n));
-    assert_int_equal(
-        run->ops->bias_backward(run->context, NULL, shape->type, rows, n, dy, grad, scratch), 0);
+    assert_int_equal(run->ops->bias_backward(run->context, NULL, shape->type, rows, n, stride, dy,
+                                             grad, scratch),
+                     0);
     emit(run, DTYPE_FP32, grad, n, 1e-5f);
 }
 

@@ -58,7 +58,7 @@ static inline void harness_complete(const char *instance, model_spec *spec)
     spec->family = harness_family(instance);
     spec->num_layers = spec->num_layers ? spec->num_layers : 2;
     spec->num_heads = 4;
-    spec->num_kv_heads = spec->family == MODEL_GPT2 ? 4 : 2;
+    spec->num_kv_heads = modeli_has_table(spec->family, MODELI_POSITIONS) ? 4 : 2;
     spec->rope_theta = 10000;
     spec->norm_epsilon = 1e-5;
     if (strcmp(instance, "gpt2-long") == 0)

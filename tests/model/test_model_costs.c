@@ -163,11 +163,12 @@ static int spy_dropout(kernel_context *context, void *stream, const dropout_args
 }
 
 static int spy_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                             uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+                             uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
+                             void *scratch)
 {
     note(MODEL_ROWS_PLAIN, rows * n, dtype_bytes(type));
-    return kernels_reference.bias_backward(context, stream, type, rows, n, output_grad, bias_grad,
-                                           scratch);
+    return kernels_reference.bias_backward(context, stream, type, rows, n, stride, output_grad,
+                                           bias_grad, scratch);
 }
 
 static int spy_convert(kernel_context *context, void *stream, const void *source,
@@ -266,8 +267,9 @@ static void compare(const model *self, const model_costs *costs)
     for (uint32_t k = 0; k < made_count; k++)
         total += made[k].runs;
     assert_int_equal(total, counted);
-    double forward = 2.0 * (double)self->micro_batch * (double)self->tokens * (double)self->tokens *
-                     (double)(self->spec.num_heads * self->spec.head_dim);
+    double both = model_is_bidirectional(family) ? 2 : 1; /* sides of a token */
+    double forward = 2 * both * (double)self->micro_batch * (double)self->tokens *
+                     (double)self->tokens * (double)(self->spec.num_heads * self->spec.head_dim);
     assert_true(costs->attention_forward_flops == forward * (double)attention_runs[0]);
     assert_true(costs->attention_backward_flops == 2.5 * forward * (double)attention_runs[1]);
     double probabilities = (double)self->micro_batch * (double)self->tokens * (double)self->tokens /

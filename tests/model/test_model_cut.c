@@ -385,7 +385,8 @@ static void fp16_sums_do_not_overflow(void **state)
             for (uint32_t u = 0; u < h.self->unit_count; u++)
                 for (uint32_t i = 0; i < h.self->units[u].tensor_count; i++) {
                     const model_tensor *tensor = &h.self->units[u].tensors[i];
-                    bool is_table = strstr(tensor->name, "wte") || strstr(tensor->name, "embed");
+                    bool is_table = strstr(tensor->name, "wte") || strstr(tensor->name, "embed_") ||
+                                    strstr(tensor->name, "_embeddings");
                     float factor = is_table ? 64 : strstr(tensor->name, "down") ? 0.01f : 1;
                     for (uint64_t k = 0; k < tensor->rows * tensor->columns; k++)
                         h.masters[u][tensor->offset_elems + k] *= factor;

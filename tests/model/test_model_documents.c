@@ -32,7 +32,7 @@ static model_spec small_spec(uint64_t tokens, uint64_t max_part_bytes)
         .max_part_bytes = max_part_bytes,
     };
     harness_complete(instance, &spec);
-    if (spec.family == MODEL_GPT2) /* equal tables of positions */
+    if (modeli_has_table(spec.family, MODELI_POSITIONS)) /* equal tables of positions */
         spec.position_count = strcmp(instance, "gpt2-long") == 0 ? 117 : TOKENS;
     return spec;
 }
@@ -47,12 +47,17 @@ static void start(harness *h, const kernel_ops *ops, uint64_t tokens, uint64_t b
     harness_copy_params(h);
 }
 
-/* Packs the documents of `apart`, a sequence each, into the windows of `packed`. */
-static void pack(const harness *apart, harness *packed, int32_t begins[WINDOWS * TOKENS])
+/* Packs the documents of `apart`, a sequence each, into the windows of `packed`. The rest of
+ * a sequence is a document of its own, which matters only if attention sees both sides. */
+static void pack(harness *apart, harness *packed, int32_t begins[WINDOWS * TOKENS])
 {
+    static int32_t rests[DOCUMENTS * LONGEST];
+    apart->begins = model_is_bidirectional(apart->self->spec.family) ? rests : NULL;
     for (uint64_t i = 0; i < DOCUMENTS * LONGEST; i++) {
+        uint64_t length = lengths[i / LONGEST];
+        rests[i] = i % LONGEST < length ? 0 : (int32_t)length;
         apart->tokens[i] = (int32_t)rng_below(SEED, 3, i, VOCAB);
-        bool counts = i % LONGEST + 1 < lengths[i / LONGEST];
+        bool counts = i % LONGEST + 1 < length;
         apart->targets[i] = counts ? (int32_t)rng_below(SEED, 4, i, VOCAB) : -1;
     }
     uint64_t row = 0;

@@ -258,8 +258,9 @@ static void failed_prepare_can_be_repeated(void **state)
     assert_true(harness_failed_prepares(&spec) >= 20);
 }
 
-/* Attention and positions look back only: a later token changes no earlier loss. */
-static void later_tokens_change_nothing(void **state)
+/* Attention and positions look back only: a later token changes no earlier loss. In bert, whose
+ * attention sees both sides, it changes all of its sequence. */
+static void tokens_change_what_sees_them(void **state)
 {
     (void)state;
     harness h;
@@ -271,7 +272,8 @@ static void later_tokens_change_nothing(void **state)
     h.tokens[4] = (h.tokens[4] + 1) % 37;
     harness_forward(&h, true);
     for (uint64_t i = 0; i < 18; i++)
-        assert_int_equal(before[i] == h.losses[i], i < 4 || i >= 9);
+        assert_int_equal(before[i] == h.losses[i],
+                         (i < 4 && !model_is_bidirectional(family)) || i >= 9);
     harness_destroy(&h);
 }
 
@@ -288,7 +290,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(gradients_are_added),
         cmocka_unit_test(ignored_targets),
         cmocka_unit_test(logits_of_a_row),
-        cmocka_unit_test(later_tokens_change_nothing),
+        cmocka_unit_test(tokens_change_what_sees_them),
         cmocka_unit_test(failed_prepare_can_be_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -56,23 +56,40 @@ enum { SELECTIONS = sizeof selections / sizeof selections[0] };
 static bool is_norm(const char *name)
 {
     return strstr(name, "norm") != NULL || strstr(name, ".ln_") != NULL ||
-           strncmp(name, "ln_f", 4) == 0;
+           strncmp(name, "ln_f", 4) == 0 || strstr(name, "LayerNorm") != NULL;
+}
+
+/* The block of a tensor, by its name; LAYERS: none. In bert the norm that ends a block belongs to
+ * the block after it. */
+static unsigned long long block_of(const char *name)
+{
+    unsigned long long block = LAYERS;
+    char end;
+    if (strncmp(name, "bert.embeddings.LayerNorm.", 26) == 0)
+        return 0;
+    if (sscanf(name, "bert.encoder.layer.%llu.output.LayerNorm%c", &block, &end) == 2)
+        return block + 1;
+    if (sscanf(name, "h.%llu.", &block) != 1 && sscanf(name, "model.layers.%llu.", &block) != 1)
+        (void)sscanf(name, "bert.encoder.layer.%llu.", &block);
+    return block;
 }
 
 /* True if the selection includes the tensor, judged by its name alone. */
-static bool should_learn(const model_learn *learn, const model_tensor *tensor)
+static bool should_learn(const model_learn *learn, const char *name, bool is_tied)
 {
-    unsigned long long layer;
-    const char *name = tensor->name;
-    if (sscanf(name, "h.%llu.", &layer) == 1 || sscanf(name, "model.layers.%llu.", &layer) == 1) {
-        for (uint32_t i = 0; i < learn->range_count; i++)
-            if (layer >= learn->blocks[i].first && layer <= learn->blocks[i].last)
-                return true;
-        return learn->norms && is_norm(name);
-    }
-    if (is_norm(name))
-        return learn->head || learn->norms;
-    return strcmp(name, "lm_head.weight") == 0 ? learn->head : learn->embed;
+    unsigned long long block = block_of(name);
+    for (uint32_t i = 0; i < learn->range_count; i++)
+        if (block >= learn->blocks[i].first && block <= learn->blocks[i].last)
+            return true;
+    if (is_norm(name) && learn->norms)
+        return true;
+    if (block < LAYERS)
+        return false;
+    bool is_head = is_norm(name) || strcmp(name, "lm_head.weight") == 0 ||
+                   strncmp(name, "cls.predictions.transform.", 26) == 0 ||
+                   strcmp(name, "cls.predictions.decoder.weight") == 0 ||
+                   (!is_tied && strcmp(name, "cls.predictions.bias") == 0);
+    return is_head ? learn->head : learn->embed;
 }
 
 /* ---- running ---- */
@@ -112,7 +129,8 @@ static void compare(const harness *all, const harness *some, const model_learn *
             assert_int_equal(elems, same->rows * same->columns);
             assert_memory_equal(some->masters[u] + tensor->offset_elems,
                                 all->masters[from] + same->offset_elems, elems * 4);
-            assert_int_equal(self->units[u].is_frozen, !should_learn(learn, tensor));
+            assert_int_equal(self->units[u].is_frozen,
+                             !should_learn(learn, tensor->name, self->spec.tie_embeddings));
             if (self->units[u].is_frozen)
                 continue;
             learning += elems;
@@ -245,7 +263,7 @@ static void test_everything(void **state)
                                .blocks = {{2, 2}, {0, 1}, {1, 1}}};
     assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), 0);
     assert_false(self->spec.learn.is_given);
-    assert_int_equal(self->unit_count, LAYERS + 2);
+    assert_int_equal(self->unit_count, self->stage_count);
     assert_int_equal(self->learning_count, self->param_count);
     model_destroy(self);
     spec.learn.embed = false;
@@ -263,7 +281,8 @@ static void test_step_flops(void **state)
     (void)state;
     static const struct {
         model_learn learn;
-        int block_count[3], head; /* blocks of 2, 4 and 6 FLOPs an element; the head's matrix */
+        /* blocks of 2, 4 and 6 FLOPs an element; the matrices of the head */
+        int block_count[3], head;
     } cases[] = {
         {{.is_given = false}, {0, 0, 3}, 6},
         {{.is_given = true, .range_count = 1, .blocks = {{1, 1}}}, {1, 1, 1}, 4},
@@ -282,10 +301,10 @@ static void test_step_flops(void **state)
                 for (uint32_t t = 0; t < net->units[u].tensor_count; t++) {
                     const model_tensor *tensor = &net->units[u].tensors[t];
                     bool is_matrix = tensor->rows > 1 && tensor->columns > 1;
-                    if (is_matrix && strcmp(tensor->name, "lm_head.weight") == 0)
+                    if (is_matrix && (strcmp(tensor->name, "lm_head.weight") == 0 ||
+                                      strncmp(tensor->name, "cls.predictions.", 16) == 0))
                         head += tensor->rows * tensor->columns;
-                    else if (is_matrix && (strncmp(tensor->name, "h.0.", 4) == 0 ||
-                                           strncmp(tensor->name, "model.layers.0.", 15) == 0))
+                    else if (is_matrix && block_of(tensor->name) == 0)
                         matrices += tensor->rows * tensor->columns;
                 }
             double attention = /* heads times their width, over half of the positions before it */
