@@ -46,6 +46,42 @@ static int fill_gpt2(hfi_config *self)
     return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
 }
 
+/* Dropout is not built for bert; transformers' default is 0.1. */
+static void say_no_dropout(const hfi_config *self)
+{
+    static const char *const keys[] = {"hidden_dropout_prob", "attention_probs_dropout_prob"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const json_t *given = hfi_get(self, keys[i]);
+        double value = given ? json_number_value(given) : 0.1;
+        if (value != 0)
+            log_info("%s: %s %g has no effect: dropout is not built for this family", self->file,
+                     keys[i], value);
+    }
+}
+
+static int fill_bert(hfi_config *self)
+{
+    uint64_t channels, layers, heads, ffn, types;
+    const json_t *positions = hfi_get(self, "position_embedding_type");
+    TRY(hfi_put(self, "family", json_string("bert")));
+    TRY(hfi_take_uint(self, "num_layers", "num_hidden_layers", NULL, 12, &layers));
+    TRY(hfi_take_uint(self, "hidden_size", "hidden_size", NULL, 768, &channels));
+    TRY(hfi_take_uint(self, "num_heads", "num_attention_heads", NULL, 12, &heads));
+    TRY(hfi_take_uint(self, "ffn_size", "intermediate_size", NULL, 3072, &ffn));
+    TRY(hfi_take_uint(self, "type_count", "type_vocab_size", NULL, 2, &types));
+    TRY(hfi_take_uint(self, "position_count", "max_position_embeddings", NULL, 512,
+                      &self->positions));
+    TRY(hfi_put_activation(self, "hidden_act", "gelu", "gelu", false));
+    if (positions &&
+        (!json_is_string(positions) || strcmp(json_string_value(positions), "absolute") != 0))
+        return hfi_error(self, "position_embedding_type", "only \"absolute\" is built");
+    TRY(hfi_refuse(self, "is_decoder", false, "attention sees both sides"));
+    TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
+    TRY(hfi_refuse(self, "tie_word_embeddings", true, "the output matrix is the embedding"));
+    say_no_dropout(self);
+    return hfi_put_real(self, "norm_epsilon", "layer_norm_eps", 1e-12);
+}
+
 /* How a family says that attention is limited to a window. */
 enum window { NO_WINDOW, WINDOW, WINDOW_OF_QWEN };
 
@@ -338,10 +374,12 @@ static int fill_block(hfi_config *self)
     TRY(hfi_take_uint(self, "vocab_size", "vocab_size", NULL, HFI_REQUIRED, &vocab));
     if (strcmp(name, "gpt2") == 0)
         return fill_gpt2(self);
+    if (strcmp(name, "bert") == 0)
+        return fill_bert(self);
     struct variant of;
     if (find_variant(name, &of))
         return fill_llama(self, &of);
-    char known[ERR_TEXT_BYTES / 2] = "gpt2";
+    char known[ERR_TEXT_BYTES / 2] = "gpt2, bert";
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, ", %s", variants[i].name);

@@ -43,7 +43,8 @@ struct job_model {
     char family[JOB_NAME_BYTES]; /* "gpt2", "llama", ... */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     uint64_t head_dim;       /* 0: hidden_size / num_heads */
-    uint64_t position_count; /* gpt2: rows of the position table; 0: seq_length */
+    uint64_t position_count; /* gpt2, bert: rows of the position table; 0: seq_length */
+    uint64_t type_count;     /* bert: rows of the table of token types; 0: 2 */
     bool tie_embeddings, qkv_bias, out_bias, mlp_bias, qk_norm;
     enum activation activation;
     /* 0: none */
@@ -115,6 +116,9 @@ struct job {
         enum shuffle shuffle;
         enum documents documents;
         uint64_t seed;
+        /* of a bert model */
+        double masked;      /* share of the tokens that are masked */
+        int64_t mask_token; /* -1: the tokenizer's */
     } data;
     struct {
         char dir[FILE_PATH_BYTES];

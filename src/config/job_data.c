@@ -133,5 +133,7 @@ int configi_fill_data(const configi_reader *reader, job *target)
     TRY(fill_files(reader, "data.train", &target->data.train));
     TRY(fill_files(reader, "data.valid", &target->data.valid));
     TRY(fill_tokenizer(reader, target));
+    bool has_mask = configi_get(reader, "data.mask_token") != NULL;
+    target->data.mask_token = has_mask ? (int64_t)configi_uint(reader, "data.mask_token") : -1;
     return 0;
 }

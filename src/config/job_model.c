@@ -189,7 +189,8 @@ static int fill_pairs(const configi_reader *reader, rope_form *rope)
 static int fill_variant(const configi_reader *reader, bool is_llama, struct job_model *model)
 {
     static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";
-    bool is_gpt2 = !is_llama, has_options = strcmp(model->family, "llama") == 0;
+    bool is_gpt2 = !is_llama, is_bert = strcmp(model->family, "bert") == 0; /* is_gpt2 too */
+    bool has_options = strcmp(model->family, "llama") == 0;
     bool is_glm = strcmp(model->family, "glm") == 0 || strcmp(model->family, "glm4") == 0;
     const char *other = model->out_bias                   ? "model.out_bias"
                         : model->mlp_bias                 ? "model.mlp_bias"
@@ -204,6 +205,12 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
         model->qkv_bias = is_gpt2 || is_glm;
     TRY(check_rope_scaling(reader, &model->rope));
     TRY(fill_pairs(reader, &model->rope));
+    if (model->type_count != 0 && !is_bert)
+        return configi_error(reader, "model.type_count",
+                             "the %s family has no token types: leave it out", model->family);
+    if (is_bert && !model->tie_embeddings)
+        return configi_error(reader, "model.tie_embeddings",
+                             "the output matrix of the bert family is the embedding: leave it out");
     if (is_llama && model->position_count != 0)
         return configi_error(reader, positions,
                              "the %s family has no table of positions: leave it out",
@@ -211,14 +218,15 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
     if (is_llama)
         return 0;
     if (!model->qkv_bias)
-        return configi_error(reader, bias, "the gpt2 family always has these biases: leave it out");
+        return configi_error(reader, bias, "the %s family always has these biases: leave it out",
+                             model->family);
     if (model->rope.scaling != ROPE_PLAIN || model->nope_interval != 0 ||
         model->partial_rotary_factor != 1)
         return configi_error(reader,
                              model->nope_interval                ? "model.nope_interval"
                              : model->partial_rotary_factor != 1 ? "model.partial_rotary_factor"
                                                                  : "model.rope_scaling",
-                             "the gpt2 family has no rotary positions: leave it out");
+                             "the %s family has no rotary positions: leave it out", model->family);
     if (model->position_count != 0 && model->position_count < model->seq_length)
         return configi_error(reader, positions,
                              "%" PRIu64 " is below model.seq_length, %" PRIu64
@@ -288,7 +296,8 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
         return configi_error(reader, "model.family",
                              "missing; give model.preset or model.hf, or a family such as gpt2 or "
                              "llama and the dimensions");
-    bool is_llama = strcmp(model->family, "gpt2") != 0; /* or one of its relatives */
+    bool is_llama = /* or one of its relatives */
+        strcmp(model->family, "gpt2") != 0 && strcmp(model->family, "bert") != 0;
     TRY(check_required(reader, "model.num_layers"));
     TRY(check_required(reader, "model.hidden_size"));
     TRY(check_required(reader, "model.num_heads"));

@@ -42,19 +42,22 @@ const configi_key configi_own_keys[] = {
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi3, "
-        "gemma, olmo2, granite, smollm3, glm, glm4), relative to the current directory. Its "
+        "gemma, olmo2, granite, smollm3, glm, glm4, bert), relative to the current directory. Its "
         "config.json "
         "defines the model, and a new run begins with "
         "its weights. The block may add seq_length (default: 1024, or less if the model allows "
         "less) and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
-        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4", NONE, FIXED,
+        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4|bert", NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
         "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
         "gate and norms that multiply by 1 + weight. olmo2: llama with norms after the layers, and "
         "of all of q and of k. glm: llama with rotary positions of neighbours and one matrix for "
-        "gate and up. glm4: the same with norms after both branches, too."),
+        "gate and up. glm4: the same with norms after both branches, too. "
+        "bert: attention to both sides, norms after the sums, token types "
+        "(all tokens have type 0), and a dense layer before the tied output matrix; it learns to "
+        "fill in masked tokens (data.masked)."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -64,11 +67,11 @@ const configi_key configi_own_keys[] = {
     KEY("model.num_kv_heads", INT, AT(model.num_kv_heads), NONE, "[1,65536]", NONE, FIXED,
         "Heads of keys and values; must divide num_heads. Default: num_heads.", .why = dimensions),
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
-        "Width of a head, but for gpt2. Default: hidden_size / num_heads."),
+        "Width of a head, but for gpt2 and bert. Default: hidden_size / num_heads."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
         "Whether the projections to queries, keys and values have biases, for llama, glm and glm4. "
-        "Default: false for llama (Qwen2: true), true for glm and glm4. gpt2 and starcoder2 always "
-        "have them, the others never."),
+        "Default: false for llama (Qwen2: true), true for glm and glm4. gpt2, starcoder2 and bert "
+        "always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "RMSNorm over each head of queries and keys before the rotation (llama; Qwen3: true)."),
     KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
@@ -103,8 +106,8 @@ const configi_key configi_own_keys[] = {
         "Default: all have them.",
         .why = program_blocks),
     KEY("model.ffn_size", INT, AT(model.ffn_size), NONE, "[1,16777216]", "elements", FIXED,
-        "Inner width of the feed-forward part. Default: gpt2 4 hidden_size; others 8/3 "
-        "hidden_size, "
+        "Inner width of the feed-forward part. Default: gpt2 and bert 4 hidden_size; others "
+        "8/3 hidden_size, "
         "rounded up to a multiple of 256.",
         .why = dimensions),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
@@ -112,9 +115,11 @@ const configi_key configi_own_keys[] = {
     KEY("model.seq_length", INT, AT(model.seq_length), NONE, "[1,16777216]", "tokens", FIXED,
         "Tokens of one sequence in training.", .why = one_sequence),
     KEY("model.position_count", INT, AT(model.position_count), NONE, "[1,16777216]", "rows", FIXED,
-        "Rows of the table of positions (gpt2), at least seq_length. Default: seq_length."),
+        "Rows of the table of positions (gpt2, bert), at least seq_length. Default: seq_length."),
+    KEY("model.type_count", INT, AT(model.type_count), NONE, "[1,65536]", "rows", FIXED,
+        "Rows of the table of token types (bert). Default: 2.", .why = dimensions),
     KEY("model.tie_embeddings", BOOL, AT(model.tie_embeddings), NONE, NONE, NONE, FIXED,
-        "Whether the output matrix is the embedding. Default: gpt2 true, others false."),
+        "Whether the output matrix is the embedding. Default: gpt2 and bert true, others false."),
     KEY("model.rope_theta", FLOAT, AT(model.rope_theta), "10000.0", "(0,]", NONE, FIXED,
         "Base of the rotary positions."),
     KEY("model.partial_rotary_factor", FLOAT, AT(model.partial_rotary_factor), "1.0", "(0,1]", NONE,
@@ -213,7 +218,16 @@ const configi_key configi_own_keys[] = {
         "they are one text. Where documents are known: records, rows of an array, Megatron's "
         "index, files, and the tokenizer's end token in text and in ids."),
     KEY("data.seed", INT, AT(data.seed), "1", "[0,]", NONE, LATER,
-        "Seed of the order of the training samples."),
+        "Seed of the order of the training samples, and of which tokens are masked (bert)."),
+    KEY("data.masked", FLOAT, AT(data.masked), "0.15", "(0,1]", NONE, LATER,
+        "Share of the tokens that a bert model learns to fill in. Of these, 80 % are replaced by "
+        "data.mask_token, 10 % by a random token, and 10 % stay. The loss counts only them. The "
+        "choice is drawn anew in each epoch, from data.seed; in evaluation it is always the "
+        "same."),
+    KEY("data.mask_token", INT, NOWHERE, NONE, "[0,999999999]", "token", LATER,
+        "Id of the token that stands for a masked one (bert). Default: that of the tokenizer's "
+        "[MASK].",
+        .why = token_ids),
     KEY("data.format", ENUM, AT(data.format), "auto",
         "auto|text|llmc|u16|u32|megatron|npy|jsonl|made|messages|alpaca|sharegpt|"
         "prompt_completion",
@@ -231,7 +245,9 @@ const configi_key configi_own_keys[] = {
         "The parameters that learn. All others keep their weights and have no gradient and no "
         "optimizer state. Values: blocks.FIRST-LAST, blocks.NUMBER (from 0 on), embed, head (the "
         "final norm and an untied output matrix), norms (all of them), all. A tied embedding is "
-        "embed. Default: all, or with train.lora only the adapters."),
+        "embed. In bert a block has the norm before it, head is cls.predictions.transform and the "
+        "norm before that, and embed has the output's biases. Default: all, or with train.lora "
+        "only the adapters."),
     KEY("train.dropout", FLOAT, NOWHERE, NONE, "[0,1)", NONE, FIXED,
         "Takes the place of all of the model's dropouts (model.hidden_dropout and the like), those "
         "of config.json too; 0 turns them off. It does not concern adapters."),
@@ -247,7 +263,9 @@ const configi_key configi_own_keys[] = {
     KEY("train.lora.targets", STRINGS, NOWHERE, NONE, NONE, NONE, FIXED,
         "Layers with adapters, named as PEFT's target_modules: q_proj, k_proj, v_proj, o_proj, "
         "gate_proj, up_proj, down_proj (llama); c_attn, attn.c_proj, c_fc, mlp.c_proj, or c_proj "
-        "for both of that name (gpt2). Default: q_proj and v_proj; c_attn."),
+        "for both of that name (gpt2); query, key, value, attention.output.dense, "
+        "intermediate.dense, output.dense (bert). Default: q_proj and v_proj; c_attn; query and "
+        "value."),
 
     KEY("run.dir", STRING, AT(run.dir), NONE, NONE, NONE, FREE,
         "Run directory: metrics, trace, plan and state. With several ranks, only rank 0 uses it. "

@@ -31,6 +31,7 @@ struct mixture {
     uint64_t upto[MIXTURE_SOURCES_MAX + 1]; /* [s]: W(s - 1), as a fraction of WHOLE */
     uint64_t seed;
     bool has_marks, is_separate;
+    masking mask;              /* share 0: nothing is masked */
     uint64_t block;            /* the block of the tables below; UINT64_MAX: not filled yet */
     uint8_t source_of[BLOCK];  /* [place] */
     uint16_t number_of[BLOCK]; /* [place]: number of the place among those of its source */
@@ -138,7 +139,7 @@ uint64_t mixture_token_count(const mixture *self)
 
 bool mixture_has_uncounted(const mixture *self)
 {
-    return self->has_marks || self->is_separate;
+    return self->has_marks || self->is_separate || self->mask.share > 0;
 }
 
 bool mixture_is_separate(const mixture *self)
@@ -174,10 +175,21 @@ static void deal(mixture *self, uint64_t block)
     self->block = block;
 }
 
-int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets, int32_t *begins)
+void mixture_mask(mixture *self, const masking *by)
 {
-    if (!self->is_separate)
-        begins = NULL;
+    self->mask = *by;
+}
+
+static void mask(const mixture *self, uint64_t seed, uint64_t idx, int32_t *inputs,
+                 int32_t *targets)
+{
+    if (self->mask.share > 0)
+        masking_apply(&self->mask, seed, idx, self->sources[0].tokens_per_window, inputs, targets);
+}
+
+static int window_of_source(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets,
+                            int32_t *begins)
+{
     if (self->source_count == 1)
         return sampler_window(&self->sources[0], idx, inputs, targets, begins);
     uint64_t block = idx / BLOCK, place = idx % BLOCK;
@@ -189,6 +201,13 @@ int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *target
                           begins);
 }
 
+int mixture_window(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets, int32_t *begins)
+{
+    TRY(window_of_source(self, idx, inputs, targets, self->is_separate ? begins : NULL));
+    mask(self, self->seed, idx, inputs, targets);
+    return 0;
+}
+
 uint64_t mixture_windows_in_order(const mixture *self)
 {
     return self->sources[0].windows_per_epoch;
@@ -197,8 +216,10 @@ uint64_t mixture_windows_in_order(const mixture *self)
 int mixture_window_in_order(mixture *self, uint64_t idx, int32_t *inputs, int32_t *targets,
                             int32_t *begins)
 {
-    return sampler_window_in_order(&self->sources[0], idx, inputs, targets,
-                                   self->is_separate ? begins : NULL);
+    TRY(sampler_window_in_order(&self->sources[0], idx, inputs, targets,
+                                self->is_separate ? begins : NULL));
+    mask(self, MASKING_FIXED_SEED, idx, inputs, targets);
+    return 0;
 }
 
 mixture_use mixture_get_use(const mixture *self, uint32_t source, uint64_t window_count)

@@ -12,6 +12,7 @@
 #define SLUICE_DATA_MIXTURE_H
 
 #include "data/corpus.h"
+#include "data/masking.h"
 
 enum { MIXTURE_SOURCES_MAX = 64 };
 
@@ -25,12 +26,15 @@ int mixture_create(corpus *const *sources, const double *weights, uint32_t sourc
                    uint64_t seed, uint64_t tokens_per_window, enum shuffle shuffle,
                    enum documents documents, mixture **out) MUST_CHECK;
 void mixture_destroy(mixture *self); /* NULL is allowed */
+/* From now on windows have masked tokens (masking.h). mixture_window takes the mixture's seed and
+ * the number of the window, mixture_window_in_order MASKING_FIXED_SEED. */
+void mixture_mask(mixture *self, const masking *by);
 
 uint32_t mixture_source_count(const mixture *self);
 corpus *mixture_source(const mixture *self, uint32_t idx);
 uint64_t mixture_token_count(const mixture *self); /* of all sources */
-/* True if some tokens do not count as targets: marked ones, or the first ones of documents that are
- * separate. */
+/* True if some tokens do not count as targets: marked ones, the first ones of documents that are
+ * separate, or all that are not masked. */
 bool mixture_has_uncounted(const mixture *self);
 bool mixture_is_separate(const mixture *self); /* windows tell their documents apart */
 bool mixture_is_text(const mixture *self);     /* all sources are text as bytes */

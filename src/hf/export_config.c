@@ -225,11 +225,11 @@ static int refuse_combination(void)
                    "activation, multipliers and positions: the run cannot be exported");
 }
 
-static const char *gpt2_activation(const struct job_model *from)
+/* Without a gate; `own` is the family's. */
+static const char *plain_activation(const struct job_model *from, const char *own)
 {
-    return from->activation == ACTIVATION_NAMED_GELU   ? "gelu"
-           : from->activation == ACTIVATION_NAMED_RELU ? "relu"
-                                                       : "gelu_new";
+    static const char *const names[] = {NULL, "gelu", "gelu_new", "relu"};
+    return from->activation == ACTIVATION_OF_FAMILY ? own : names[from->activation];
 }
 
 static int fill_gpt2(json_t *config, const struct job_model *from)
@@ -243,9 +243,27 @@ static int fill_gpt2(json_t *config, const struct job_model *from)
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "n_layer",
                   (json_int_t)from->num_layers, "n_embd", (json_int_t)from->hidden_size, "n_head",
                   (json_int_t)from->num_heads, "n_inner", (json_int_t)from->ffn_size, "n_positions",
-                  (json_int_t)positions, "activation_function", gpt2_activation(from),
+                  (json_int_t)positions, "activation_function", plain_activation(from, "gelu_new"),
                   "layer_norm_epsilon", from->norm_epsilon, "attn_pdrop", from->attention_dropout,
                   "embd_pdrop", from->embedding_dropout, "resid_pdrop", from->hidden_dropout));
+}
+
+static int fill_bert(json_t *config, const struct job_model *from)
+{
+    uint64_t positions = from->position_count ? from->position_count : from->seq_length;
+    if (is_beyond(from, "bert"))
+        return refuse_combination();
+    TRY(fill_common(config, from, "BertForMaskedLM", "bert"));
+    return add_keys(
+        config,
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:n}", "num_hidden_layers",
+                  (json_int_t)from->num_layers, "hidden_size", (json_int_t)from->hidden_size,
+                  "num_attention_heads", (json_int_t)from->num_heads, "intermediate_size",
+                  (json_int_t)from->ffn_size, "max_position_embeddings", (json_int_t)positions,
+                  "type_vocab_size", (json_int_t)(from->type_count ? from->type_count : 2),
+                  "hidden_act", plain_activation(from, "gelu"), "layer_norm_eps",
+                  from->norm_epsilon, "hidden_dropout_prob", 0.0, "attention_probs_dropout_prob",
+                  0.0, "pad_token_id"));
 }
 
 static json_t *list_of(const double *numbers, uint32_t count)
@@ -415,6 +433,7 @@ static int write_config(const state_view *run, const char *side_dir, const char 
     json_t *config = json_object();
     int rc = !config                             ? -ENOMEM
              : strcmp(from->family, "gpt2") == 0 ? fill_gpt2(config, from)
+             : strcmp(from->family, "bert") == 0 ? fill_bert(config, from)
                                                  : fill_llama(config, from);
     if (rc == 0)
         rc = add_keys(config, json_pack("{s:s}", "torch_dtype", torch_names[type]));

@@ -180,15 +180,17 @@ static int write_config(const export_adapters *self, const char *base, const cha
     const model_spec *spec = &self->net->spec;
     const char *name;
     json_t *targets = json_array();
+    /* PEFT has no task of filling in masked tokens. */
+    const char *task = model_is_bidirectional(spec->family) ? NULL : "CAUSAL_LM";
     for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
         if (spec->lora.targets >> i & 1)
             json_array_append_new(targets, json_string(name));
     double alpha = spec->lora.alpha;
     bool is_whole = alpha < 1e15 && alpha == (double)(json_int_t)alpha;
     json_t *doc =
-        json_pack("{s:s, s:s, s:s?, s:I, s:o, s:o, s:f, s:s, s:b, s:b, s:n, s:b, s:b, s:b}",
-                  "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", base,
-                  "r", (json_int_t)spec->lora.rank, "lora_alpha",
+        json_pack("{s:s, s:s?, s:s?, s:I, s:o, s:o, s:f, s:s, s:b, s:b, s:n, s:b, s:b, s:b}",
+                  "peft_type", "LORA", "task_type", task, "base_model_name_or_path", base, "r",
+                  (json_int_t)spec->lora.rank, "lora_alpha",
                   is_whole ? json_integer((json_int_t)alpha) : json_real(alpha), "target_modules",
                   targets, "lora_dropout", spec->lora.dropout, "bias", "none", "fan_in_fan_out",
                   spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "hf/hf_internal.h"
@@ -73,16 +74,19 @@ static int find_prefix(hf_weights *self)
 {
     static const struct {
         const char *added, *dropped;
-    } forms[2][2] = {
-        {{"", ""}, {"", "model."}}, {{"transformer.", ""}, {"", ""}}, /* gpt2 */
+    } forms[3][2] = {
+        {{"", ""}, {"", "model."}},
+        {{"transformer.", ""}, {"", ""}}, /* gpt2 */
+        {{"", ""}, {"", "bert."}},        /* bert */
     };
-    bool is_gpt2 = self->net->spec.family == MODEL_GPT2;
+    enum model_family family = self->net->spec.family;
+    int kind = family == MODEL_GPT2 ? 1 : family == MODEL_BERT ? 2 : 0;
     const char *table = self->net->units[0].tensors[0].name;
     char name[2 * MODEL_NAME_BYTES], other[2 * MODEL_NAME_BYTES] = "";
     hf_tensor found;
     for (int i = 0; i < 2; i++) {
-        self->added = forms[is_gpt2][i].added;
-        self->dropped = forms[is_gpt2][i].dropped;
+        self->added = forms[kind][i].added;
+        self->dropped = forms[kind][i].dropped;
         stored_name(self, table, name);
         if (hf_find(self->files, name, &found))
             return 0;
@@ -125,17 +129,35 @@ static int check_tensor(const hf_weights *self, const hf_tensor *at, const model
     return 0;
 }
 
+/* Finds a norm of BERT by the names that checkpoints of before 2019 have, such as Google's. */
+static bool find_old_norm(const hf_weights *self, const char *name, hf_tensor *out)
+{
+    static const char *const names[2][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
+                                            {"LayerNorm.bias", "LayerNorm.beta"}};
+    char old[2 * MODEL_NAME_BYTES];
+    for (int i = 0; i < 2; i++)
+        if (ends_with(name, names[i][0])) {
+            int stem = (int)(strlen(name) - strlen(names[i][0]));
+            snprintf(old, sizeof old, "%.*s%s", stem, name, names[i][1]);
+            return hf_find(self->files, old, out);
+        }
+    return false;
+}
+
 static int find_tensor(hf_weights *self, const model_tensor *wanted, struct weights_source *out)
 {
     char name[2 * MODEL_NAME_BYTES];
     if (is_adapter(wanted->name))
         return 0;
     stored_name(self, wanted->name, name);
-    if (!hf_find(self->files, name, &out->at))
+    if (!hf_find(self->files, name, &out->at) && !find_old_norm(self, name, &out->at))
         return err_set(ERR_INPUT, "%s has no tensor %s%s", self->dir, name,
                        begins_with(name, "lm_head.")
                            ? ", and model.tie_embeddings is false, so the embedding cannot take "
                              "its place"
+                       : begins_with(name, "cls.")
+                           ? ", a part of the head that fills in masked tokens: take a checkpoint "
+                             "of BertForMaskedLM or BertForPreTraining"
                            : "");
     TRY(check_tensor(self, &out->at, wanted));
     out->is_transposed = hf_weights_is_transposed(self->net->spec.family, wanted->name);
@@ -179,15 +201,29 @@ static bool is_no_parameter(const hf_weights *self, const char *name)
 {
     if (self->net->spec.family == MODEL_GPT2)
         return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    if (self->net->spec.family == MODEL_BERT)
+        return ends_with(name, "embeddings.position_ids");
     return ends_with(name, "rotary_emb.inv_freq");
 }
 
-/* True for a tied output matrix that is stored once more. */
+/* True for a tied output matrix that is stored once more, or BERT's biases of it. */
 static bool is_repeated(const hf_weights *self, const safetensors_tensor *tensor)
 {
     const safetensors_tensor *table = self->units[0][0].at.tensor;
-    return self->net->spec.tie_embeddings && strcmp(tensor->name, "lm_head.weight") == 0 &&
-           has_shape(tensor, table->shape, table->dim_count);
+    bool is_matrix = strcmp(tensor->name, "lm_head.weight") == 0 ||
+                     strcmp(tensor->name, "cls.predictions.decoder.weight") == 0;
+    bool is_bias = strcmp(tensor->name, "cls.predictions.decoder.bias") == 0;
+    return self->net->spec.tie_embeddings &&
+           ((is_matrix && has_shape(tensor, table->shape, table->dim_count)) ||
+            (is_bias && has_shape(tensor, table->shape, 1)));
+}
+
+/* True for what BERT has for the prediction of the next sentence, which is not trained here. */
+static bool is_left_out(const hf_weights *self, const char *name)
+{
+    return self->net->spec.family == MODEL_BERT &&
+           (begins_with(name, "bert.pooler.") || begins_with(name, "pooler.") ||
+            begins_with(name, "cls.seq_relationship."));
 }
 
 /* Checks that no tensor of the checkpoint is left out silently. */
@@ -204,16 +240,26 @@ static int check_rest(const hf_weights *self)
             known[used++] = self->sources[i].at.tensor;
     qsort(known, used, sizeof *known, compare_addresses);
     uint64_t extra_count = 0;
+    char left_out[512] = "";
     hf_tensor extra = {0};
     for (uint64_t i = 0; i < hf_count(self->files); i++) {
         hf_tensor at = hf_at(self->files, i);
         if (bsearch(&at.tensor, known, used, sizeof *known, compare_addresses) ||
             is_no_parameter(self, at.tensor->name) || is_repeated(self, at.tensor))
             continue;
+        if (is_left_out(self, at.tensor->name)) {
+            size_t length = strlen(left_out);
+            snprintf(left_out + length, sizeof left_out - length, "%s%s", length ? ", " : "",
+                     at.tensor->name);
+            continue;
+        }
         if (extra_count++ == 0)
             extra = at;
     }
     mem_free(known);
+    if (left_out[0] != '\0')
+        log_info("%s: left out, since filling in masked tokens does not need them: %s", self->dir,
+                 left_out);
     if (extra_count == 0)
         return 0;
     char shape[SAFETENSORS_SHAPE_BYTES];

@@ -179,6 +179,16 @@ int eval_tokens_targets(eval_tokens *self, uint64_t begin, uint64_t count, int32
     return 0;
 }
 
+bool eval_tokens_have_marks(const eval_tokens *self)
+{
+    if (self->files)
+        return corpus_has_marks(self->files);
+    for (uint64_t i = 0; i < self->count; i++)
+        if (self->list[i] & TOKEN_UNCOUNTED)
+            return true;
+    return false;
+}
+
 int eval_tokens_separate(eval_tokens *self, uint64_t from, uint64_t count, const int32_t *inputs,
                          int32_t *targets, int32_t *begins)
 {

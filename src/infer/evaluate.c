@@ -20,6 +20,7 @@ struct evaluator {
     struct infer_evaluate_result *result;
     infer_model from;
     eval_tokens source;
+    masking mask; /* share 0: the model predicts the next token */
     eval_text text;
     uint64_t window_count;        /* windows to read */
     uint64_t done;                /* windows done */
@@ -65,6 +66,34 @@ static int choose_windows(evaluator *self, uint64_t token_count)
     return 0;
 }
 
+/* Prepares the masking of tokens for a model that learns to fill them in. */
+static int choose_masking(evaluator *self)
+{
+    const job *asked = self->from.asked;
+    if (!model_is_bidirectional(setup_model_spec(&asked->model).family))
+        return 0;
+    if (eval_tokens_have_marks(&self->source))
+        return err_set(ERR_INPUT,
+                       "the records have answers, but a model of the %s family fills in all "
+                       "tokens: give plain text, or records with one text each",
+                       asked->model.family);
+    self->source.has_bytes = false; /* the losses are of few of the bytes */
+    return masking_init(&self->mask, asked->data.masked, asked->model.vocab_size,
+                        asked->data.mask_token, self->source.words);
+}
+
+/* Masks tokens of window number `idx`, whose inputs have been read. */
+static int mask_window(evaluator *self, uint64_t idx, eval_window at, int32_t *in, int32_t *out,
+                       int32_t *begins)
+{
+    if (self->source.is_separate)
+        TRY(eval_tokens_separate(&self->source, at.begin, at.input_count, in, out, begins));
+    masking_apply(&self->mask, MASKING_FIXED_SEED, idx, at.input_count, in, out);
+    for (uint64_t i = 0; i < at.first_counted; i++)
+        out[i] = -1;
+    return 0;
+}
+
 /* Loads windows [done, done + micro_batch) into the host buffer. Returns how many there are, or an
  * error. */
 static int load_batch(evaluator *self, uint64_t *count)
@@ -86,6 +115,10 @@ static int load_batch(evaluator *self, uint64_t *count)
         int32_t *in = inputs + w * tokens, *out = targets + w * tokens;
         TRY(eval_tokens_read(&self->source, at.begin, at.input_count, in));
         uint64_t counted = at.input_count - at.first_counted;
+        if (self->mask.share > 0) {
+            TRY(mask_window(self, self->done + w, at, in, out, begins + w * tokens));
+            continue;
+        }
         TRY(eval_tokens_targets(&self->source, at.begin + at.first_counted + 1, counted,
                                 out + at.first_counted));
         if (self->source.is_separate)
@@ -142,6 +175,7 @@ static int run_all(evaluator *self)
     const struct infer_evaluate_options *asked = self->asked;
     TRY(infer_model_begin(&self->from, asked->path, asked->set, asked->set_count));
     TRY(eval_tokens_open(&self->source, &self->from, asked));
+    TRY(choose_masking(self));
     TRY(choose_windows(self, self->source.count));
     const model_window window = {.tokens = self->text.window};
     TRY(infer_model_start(&self->from, &window, asked->stop));

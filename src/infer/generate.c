@@ -241,10 +241,22 @@ static int choose_context(generator *self)
     return 0;
 }
 
+static int check_family(const generator *self)
+{
+    const struct job_model *asked = &self->from.asked->model;
+    if (!model_is_bidirectional(setup_model_spec(asked).family))
+        return 0;
+    return err_set(ERR_USAGE,
+                   "%s: a model of the %s family fills in masked tokens and cannot continue a "
+                   "text: sluice eval gives its loss, and sluice export its weights",
+                   self->from.path, asked->family);
+}
+
 static int start(generator *self)
 {
     const struct infer_generate_options *asked = self->asked;
     TRY(infer_model_begin(&self->from, asked->run_dir, asked->set, asked->set_count));
+    TRY(check_family(self));
     TRY(read_prompt(self));
     TRY(reserve_ids(self));
     TRY(choose_context(self));

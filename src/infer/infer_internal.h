@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "data/corpus.h"
+#include "data/masking.h"
 #include "engine/engine.h"
 #include "hf/hf.h"
 #include "infer/infer.h"
@@ -132,6 +133,9 @@ int eval_tokens_read(eval_tokens *self, uint64_t begin, uint64_t count, int32_t 
  * conversation. */
 int eval_tokens_targets(eval_tokens *self, uint64_t begin, uint64_t count,
                         int32_t *targets) MUST_CHECK;
+
+/* True if some token does not count as a target. */
+bool eval_tokens_have_marks(const eval_tokens *self);
 
 /* Tells the documents of a window apart, as corpus_separate does it. */
 int eval_tokens_separate(eval_tokens *self, uint64_t from, uint64_t count, const int32_t *inputs,

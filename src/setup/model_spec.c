@@ -63,6 +63,7 @@ model_spec setup_model_spec(const struct job_model *from)
         .attention_dropout = from->attention_dropout,
         .nope_interval = from->nope_interval,
         .position_count = from->position_count,
+        .type_count = from->type_count,
         .partial_rotary_factor = from->partial_rotary_factor,
         .rope = from->rope,
         .tie_embeddings = from->tie_embeddings,
@@ -110,7 +111,7 @@ static void append_rope(const rope_form *rope, char *text, size_t capacity, int 
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 {
     int used = 0;
-    bool is_llama = spec->family != MODEL_GPT2; /* or one of its relatives */
+    bool is_llama = spec->position_count == 0; /* or one of its relatives */
     const struct {
         const char *key;
         double value;
@@ -125,6 +126,7 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"hidden_dropout", spec->hidden_dropout},
         {"embedding_dropout", spec->embedding_dropout},
         {"attention_dropout", spec->attention_dropout},
+        {"type_count", (double)spec->type_count},
     };
     if (is_llama && spec->head_dim * spec->num_heads != spec->hidden_size)
         append(text, capacity, &used, "model.head_dim=%" PRIu64 "\n", spec->head_dim);
@@ -137,7 +139,7 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         append(text, capacity, &used, "model.activation=%s\n", activation_name(spec->activation));
     if (spec->qk_norm)
         append(text, capacity, &used, "model.qk_norm=true\n");
-    if (!is_llama && spec->position_count != spec->seq_length)
+    if (!is_llama)
         append(text, capacity, &used, "model.position_count=%" PRIu64 "\n", spec->position_count);
     if (is_llama && spec->partial_rotary_factor != 0 && spec->partial_rotary_factor != 1)
         append(text, capacity, &used, "model.partial_rotary_factor=%.17g\n",
@@ -187,6 +189,7 @@ static void default_targets(struct job_train *train, enum model_family family)
         [MODEL_STARCODER2] = {"q_proj", "v_proj"}, [MODEL_PHI3] = {"qkv_proj"},
         [MODEL_GEMMA] = {"q_proj", "v_proj"},      [MODEL_OLMO2] = {"q_proj", "v_proj"},
         [MODEL_GLM] = {"q_proj", "v_proj"},        [MODEL_GLM4] = {"q_proj", "v_proj"},
+        [MODEL_BERT] = {"query", "value"},
     };
     for (int i = 0; i < 2 && names[family][i]; i++)
         strcpy(train->lora_targets[train->lora_target_count++], names[family][i]);

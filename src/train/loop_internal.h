@@ -29,6 +29,7 @@ struct loop {
     struct hf_first_weights first;
     /* train_data NULL: random tokens. valid_data NULL: no evaluation. */
     mixture *train_data, *valid_data;
+    masking mask;           /* share 0: the model predicts the next token */
     struct loop_data *data; /* if files may have to be made into tokens; else NULL */
     metrics_file metrics;
     uint64_t lost_line_count; /* lines that found no room in the metrics since the last warning */

@@ -102,6 +102,35 @@ static int open_corpus(const struct loop *self, int list, uint32_t first, uint32
     return rc;
 }
 
+/* Masks tokens for a model that learns to fill them in. */
+static int mask_list(const struct loop *self, const struct job_files *files, mixture *data)
+{
+    for (uint32_t s = 0; self->mask.share > 0 && s < mixture_source_count(data); s++)
+        if (corpus_has_marks(mixture_source(data, s)))
+            return err_set(ERR_INPUT,
+                           "%s%s: its records have answers, but a model of the %s family learns "
+                           "from all tokens: give plain text, or records with one text each",
+                           files->path[0], files->count > 1 ? " and others" : "",
+                           self->run.job->model.family);
+    mixture_mask(data, &self->mask);
+    return 0;
+}
+
+/* Rank 0, which has the tokenizer, finds what is masked and tells the others. */
+static int choose_masking(struct loop *self)
+{
+    const struct job *asked = self->run.job;
+    const struct ranks *ranks = &self->run.ranks;
+    int rc = 0;
+    if (!model_is_bidirectional(setup_model_spec(&asked->model).family))
+        return 0;
+    if (ranks->rank == 0)
+        rc = masking_init(&self->mask, asked->data.masked, asked->model.vocab_size,
+                          asked->data.mask_token, self->data ? self->data->tokens : NULL);
+    TRY(ranks_agree(ranks, "masked tokens", rc));
+    return ranks_from_rank0(ranks, "masked tokens", &self->mask, sizeof self->mask);
+}
+
 /* Opens all sources of a list. */
 static int open_list(const struct loop *self, int list, mixture **out)
 {
@@ -117,10 +146,12 @@ static int open_list(const struct loop *self, int list, mixture **out)
         rc = open_corpus(self, list, first, count, &sources[opened]);
         first += count;
     }
-    if (rc == 0)
-        return mixture_create(
+    if (rc == 0) {
+        TRY(mixture_create(
             sources, files->weight, opened, asked->data.seed, asked->model.seq_length,
-            list == TRAIN ? asked->data.shuffle : SHUFFLE_NONE, asked->data.documents, out);
+            list == TRAIN ? asked->data.shuffle : SHUFFLE_NONE, asked->data.documents, out));
+        return mask_list(self, files, *out);
+    }
     for (uint32_t i = 0; i < opened; i++)
         corpus_close(sources[i]);
     return rc;
@@ -265,9 +296,11 @@ int loop_open_data(struct loop *self)
     int rc = job_check_for_training(asked);
     uint8_t may = may_make(asked); /* from rank 0: other hosts may not see the checkpoint */
     TRY(ranks_from_rank0(ranks, "kind of data", &may, sizeof may));
-    if (rc == 0 && may) {
+    if (rc == 0 && may)
         TRY(find_what_to_make(self));
-        if (self->data->is_late) {
+    if (rc == 0) {
+        TRY(choose_masking(self));
+        if (self->data && self->data->is_late) {
             warn_of_bytes(self);
             return 0;
         }

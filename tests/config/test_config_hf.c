@@ -176,6 +176,16 @@ static const struct {
       FIELD(model.embedding_multiplier, sqrt(48)), FIELD(model.tie_embeddings, true)}},
     {"\"model_type\": \"gemma\", " SIZES ", \"hidden_act\": \"gelu\"",
      {FIELD(model.activation, ACTIVATION_OF_FAMILY)}},
+    {"\"model_type\": \"bert\", " SIZES,
+     {FIELD_IS_TEXT(model.family, "bert"), FIELD(model.num_kv_heads, 4), FIELD(model.head_dim, 0),
+      FIELD(model.position_count, 4096), FIELD(model.type_count, 2), FIELD(model.qkv_bias, true),
+      FIELD(model.activation, ACTIVATION_OF_FAMILY), FIELD(model.norm_epsilon, 1e-12),
+      FIELD(model.tie_embeddings, true), FIELD(model.seq_length, 1024)}},
+    {"\"model_type\": \"bert\", \"vocab_size\": 300, \"type_vocab_size\": 1, \"hidden_act\": "
+     "\"gelu_new\", \"layer_norm_eps\": 1e-5",
+     {FIELD(model.num_layers, 12), FIELD(model.hidden_size, 768), FIELD(model.ffn_size, 3072),
+      FIELD(model.type_count, 1), FIELD(model.activation, ACTIVATION_NAMED_GELU_TANH),
+      FIELD(model.norm_epsilon, 1e-5), FIELD(model.seq_length, 512)}},
     {"\"model_type\": \"olmo2\", " SIZES,
      {FIELD_IS_TEXT(model.family, "olmo2"), FIELD(model.norm_epsilon, 1e-5)}},
     {"\"model_type\": \"glm4\", " SIZES,
@@ -245,6 +255,13 @@ static const struct {
     {LLAMA ", \"hidden_act\": \"relu\"", NULL, {"hidden_act", "\"relu\"", "silu"}},
     {LLAMA ", \"attention_bias\": 1", NULL, {"attention_bias", "true or false"}},
     {LLAMA ", \"mlp_bias\": \"yes\"", NULL, {"mlp_bias", "true or false"}},
+    {"\"model_type\": \"bert\", " SIZES ", \"position_embedding_type\": \"relative_key\"",
+     NULL,
+     {"position_embedding_type", "absolute"}},
+    {"\"model_type\": \"bert\", " SIZES ", \"is_decoder\": true", NULL, {"is_decoder", "both"}},
+    {"\"model_type\": \"bert\", " SIZES ", \"tie_word_embeddings\": false",
+     NULL,
+     {"tie_word_embeddings", "embedding"}},
     {"\"model_type\": \"olmo2\", " SIZES ", \"attention_bias\": true",
      NULL,
      {"attention_bias", "not built"}},
@@ -426,7 +443,18 @@ static void hand_written_blocks(void **state)
         "\"num_heads\": 4, "
         "\"seq_length\": 32, \"head_dim\": 24, \"qkv_bias\": true, \"qk_norm\": true, "
         "\"rope_scaling\": {\"type\": \"llama3\", " LLAMA3 "}}, " SMALL_REST "}";
-    job *self = read_good(model, NULL);
+    static const char bert[] =
+        "{\"model\": {\"family\": \"bert\", \"num_layers\": 2, \"hidden_size\": 64, "
+        "\"num_heads\": 4, \"seq_length\": 32}, " SMALL_REST "}";
+    job *self = read_good(bert, NULL);
+    assert_true(self->model.qkv_bias && self->model.tie_embeddings);
+    assert_int_equal(self->model.ffn_size, 256);
+    assert_int_equal(self->data.mask_token, -1);
+    job_destroy(self);
+    self = read_good(bert, "data.mask_token=0");
+    assert_int_equal(self->data.mask_token, 0);
+    job_destroy(self);
+    self = read_good(model, NULL);
     assert_true(self->model.qkv_bias && self->model.qk_norm);
     assert_int_equal(self->model.head_dim, 24);
     assert_int_equal(self->model.rope.scaling, ROPE_LLAMA3);
@@ -446,6 +474,10 @@ static void hand_written_blocks(void **state)
         {SMALL_JOB, "model.qkv_bias=false", "always has"},
         {SMALL_JOB, "model.qk_norm=true", "no such option"},
         {SMALL_JOB, "model.mlp_bias=true", "no such option"},
+        {SMALL_JOB, "model.type_count=2", "no token types"},
+        {bert, "model.tie_embeddings=false", "is the embedding"},
+        {bert, "model.qkv_bias=false", "the bert family always has"},
+        {bert, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "bert family has no"},
         {SMALL_JOB, "model.nope_interval=2", "no rotary"},
         {model, "model.logits_scaling=1e-40", "model.logits_scaling"},
         {model, "model.embedding_multiplier=1e39", "model.embedding_multiplier"},

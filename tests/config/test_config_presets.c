@@ -18,6 +18,11 @@ static uint64_t param_count(const struct job_model *m)
         return (m->vocab_size + m->seq_length) * c + m->num_layers * (attention + ffn + 4 * c) +
                2 * c + out;
     }
+    if (strcmp(m->family, "bert") == 0) {
+        uint64_t block = 4 * (c * c + c) + 2 * c * m->ffn_size + m->ffn_size + c + 4 * c;
+        uint64_t last = c * c + c + 2 * c + m->vocab_size;
+        return (m->vocab_size + m->seq_length + 2 + 2) * c + m->num_layers * block + last;
+    }
     uint64_t attention =
         2 * c * q + 2 * c * kv + (m->qkv_bias ? q + 2 * kv : 0) + (m->qk_norm ? 2 * head : 0);
     return m->vocab_size * c + m->num_layers * (attention + 3 * c * m->ffn_size + 2 * c) + c + out;
@@ -34,7 +39,8 @@ static void published_sizes(void **state)
         {"gpt2-1.5b", 1557611200},    {"gpt2-xl", 1557611200},     {"gpt2-10b", 10279047168},
         {"llama-1b", 1235814400},     {"llama-8b", 8030261248},    {"llama-70b", 70553706496},
         {"llama-405b", 405853388800}, {"mistral-7b", 7241732096},  {"qwen2.5-0.5b", 494032768},
-        {"qwen3-4b", 4022468096},     {"smollm2-135m", 134515008},
+        {"qwen3-4b", 4022468096},     {"smollm2-135m", 134515008}, {"bert-base", 109514298},
+        {"bert-large", 335174458},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];

@@ -85,6 +85,9 @@ void hf_fixture_name(const hf_fixture_shape *shape, const hf_fixture_form *form,
     bool adds = shape->family == MODEL_GPT2 && !form->is_bare && !is_head;
     bool drops = shape->family == MODEL_LLAMA && form->is_bare && !is_head;
     snprintf(out, 256, "%s%s", adds ? "transformer." : "", name + (drops ? strlen("model.") : 0));
+    char *norm = strstr(out, "LayerNorm.");
+    if (shape->family == MODEL_BERT && form->is_bare && norm)
+        strcpy(norm, strstr(norm, "bias") ? "LayerNorm.beta" : "LayerNorm.gamma");
 }
 
 static void fill(void *target, enum dtype type, const char *name, uint64_t count)
@@ -152,9 +155,18 @@ static void list_rows(const hf_fixture_shape *shape, const hf_fixture_form *form
     model_destroy(net);
     if (form->added)
         add(list, form->type, form->added, 2, 2, 3);
+    bool is_bert = shape->family == MODEL_BERT;
     if (form->has_extras && shape->tied)
-        add(list, form->type, "lm_head.weight", 2, shape->vocab, shape->hidden);
-    for (uint64_t l = 0; form->has_extras && l < shape->layers; l++) {
+        add(list, form->type, is_bert ? "cls.predictions.decoder.weight" : "lm_head.weight", 2,
+            shape->vocab, shape->hidden);
+    if (form->has_extras && is_bert) {
+        add(list, form->type, "cls.predictions.decoder.bias", 1, shape->vocab, 1);
+        add(list, form->type, "bert.pooler.dense.weight", 2, shape->hidden, shape->hidden);
+        add(list, form->type, "bert.pooler.dense.bias", 1, shape->hidden, 1);
+        add(list, form->type, "cls.seq_relationship.weight", 2, 2, shape->hidden);
+        add(list, DTYPE_FP32, "bert.embeddings.position_ids", 2, 1, shape->positions);
+    }
+    for (uint64_t l = 0; form->has_extras && !is_bert && l < shape->layers; l++) {
         char text[128];
         snprintf(text, sizeof text,
                  shape->family == MODEL_GPT2 ? "h.%llu.attn.bias"
@@ -238,6 +250,13 @@ void hf_fixture_config(const char *dir, const hf_fixture_shape *shape)
             "\"n_inner\": %llu, \"n_positions\": %llu, \"vocab_size\": %llu, "
             "\"tie_word_embeddings\": %s, \"torch_dtype\": \"float64\"}\n",
             layers, hidden, heads, ffn, positions, vocab, tied);
+    else if (shape->family == MODEL_BERT)
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"bert\", \"num_hidden_layers\": %llu, \"hidden_size\": %llu, "
+                 "\"num_attention_heads\": %llu, \"intermediate_size\": %llu, "
+                 "\"max_position_embeddings\": %llu, \"vocab_size\": %llu, "
+                 "\"hidden_dropout_prob\": 0.0, \"attention_probs_dropout_prob\": 0.0}\n",
+                 layers, hidden, heads, ffn, positions, vocab);
     else
         snprintf(text, sizeof text,
                  "{\"model_type\": \"llama\", \"num_hidden_layers\": %llu, \"hidden_size\": %llu, "

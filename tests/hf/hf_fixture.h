@@ -40,11 +40,17 @@ typedef struct hf_fixture_shape hf_fixture_shape;
         .vocab = (VOCAB), .positions = 24, .tied = false,                                          \
     }
 
+#define HF_FIXTURE_BERT(VOCAB)                                                                     \
+    {                                                                                              \
+        .family = MODEL_BERT, .layers = 2, .hidden = 96, .heads = 6, .kv_heads = 6, .ffn = 130,    \
+        .vocab = (VOCAB), .positions = 24, .tied = true,                                           \
+    }
+
 model *hf_fixture_model(const hf_fixture_shape *shape); /* the caller destroys it */
 
 struct hf_fixture_form {
     enum dtype type;
-    bool is_bare;      /* names without the prefix of a whole model */
+    bool is_bare;      /* names without the prefix of a whole model; BERT: old names of norms */
     uint32_t shards;   /* 0: one model.safetensors */
     bool has_extras;   /* tensors that hold no parameters, and a tied output matrix */
     const char *left;  /* a tensor that is left out; or NULL */

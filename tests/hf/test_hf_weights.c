@@ -20,7 +20,8 @@
 
 enum { SEED = 8, RANGES = 20 };
 
-static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(61), llama = HF_FIXTURE_LLAMA(61);
+static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(61), llama = HF_FIXTURE_LLAMA(61),
+                              bert = HF_FIXTURE_BERT(61);
 
 static void expect_equal(const model *net, const hf_fixture_shape *shape,
                          const hf_fixture_form *form, uint32_t unit, uint64_t begin, uint64_t count,
@@ -108,12 +109,13 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
 static void every_form_is_read(void **state)
 {
     (void)state;
-    for (int family = 0; family < 2; family++)
+    const hf_fixture_shape shapes[] = {gpt2, llama, bert};
+    for (int family = 0; family < 3; family++)
         for (int cut = 0; cut < 2; cut++)
             for (uint32_t form_idx = 0; form_idx < 4; form_idx++) {
-                hf_fixture_shape shape = family ? llama : gpt2;
+                hf_fixture_shape shape = shapes[family];
                 shape.max_part_bytes = cut ? 20000 : 0;
-                shape.tied = (form_idx + (uint32_t)family) % 2 == 0;
+                shape.tied = (form_idx + (uint32_t)family) % 2 == 0 || family == 2;
                 const hf_fixture_form form = {.type = (enum dtype)(form_idx % 3),
                                               .is_bare = form_idx == 1,
                                               .shards = form_idx == 2 ? 3 : 0,

@@ -155,6 +155,47 @@ static void documents_are_as_if_alone(void **state)
     fixture_remove("run");
 }
 
+/* A model that fills in masked tokens: an evaluation masks what the run's own masked, however windows
+ * are grouped. Overlapping windows count what others leave. It cannot continue a text. */
+static void masked_tokens(void **state)
+{
+    (void)state;
+    static fixture_sets sets;
+    static fixture_result trained;
+    struct infer_evaluate_result same, again, other, overlapping;
+    const fixture_model shape = {.family = "bert", .layers = 2, .hidden = 64};
+    memset(&sets, 0, sizeof sets);
+    fixture_set(&sets, "run.steps=4");
+    fixture_set(&sets, "run.eval_every=4");
+    fixture_set(&sets, "run.eval_batches=6");
+    fixture_train_good("run", &shape, &sets, &trained);
+    json_t *lines = fixture_metrics("run");
+    const json_t *line = json_array_get(lines, json_array_size(lines) - 1);
+    double held = json_number_value(json_object_get(line, "valid_loss"));
+    uint64_t counted = (uint64_t)json_integer_value(json_object_get(line, "counted_tokens"));
+    json_decref(lines);
+
+    evaluate("run", 0, 6, NULL, &same);
+    assert_int_equal(same.tokens, counted);
+    assert_true(counted > 20 && counted < 100); /* 15 % of 6 x 2 x 32 are 58 */
+    assert_int_equal(same.text_bytes, 0);
+    assert_true(fabs(same.loss - held) < 1e-6);
+    evaluate("run", 0, 4, "train_micro_batch_size_per_gpu=3", &again);
+    assert_int_equal(again.tokens, counted);
+    assert_true(fabs(again.loss - same.loss) < 1e-5);
+    evaluate("run", 0, 6, "data.masked=0.5", &other);
+    assert_true(other.tokens > 2 * counted);
+    evaluate("run", 8, 0, NULL, &overlapping);
+    double share = (double)overlapping.tokens / (FIXTURE_TRAIN_BYTES / 4.0);
+    assert_true(share > 0.12 && share < 0.18);
+
+    struct infer_generate_options text = {
+        .run_dir = fixture_path("run", NULL), .prompt = "a", .prompt_bytes = 1, .token_count = 1};
+    assert_int_equal(infer_generate(&text), ERR_USAGE);
+    assert_non_null(strstr(err_text(), "cannot continue a text"));
+    fixture_remove("run");
+}
+
 static void expect_refusal(struct infer_evaluate_options *options, int code, const char *word)
 {
     struct infer_evaluate_result result;
@@ -201,6 +242,7 @@ int main(void)
         cmocka_unit_test(results_are_as_by_hand),
         cmocka_unit_test(runs_give_their_own_losses),
         cmocka_unit_test(documents_are_as_if_alone),
+        cmocka_unit_test(masked_tokens),
         cmocka_unit_test(what_cannot_be_evaluated_is_refused),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -24,6 +24,8 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+from masked import mask_window
+
 VOCAB, LENGTH, SEQUENCES, STEPS, RATE, EPSILON = 223, 64, 4, 4, 1e-3, 1e-4
 TOKENS = SEQUENCES * LENGTH + 2  # as many windows as a step takes, and one token of rest: all steps see the same
 DOCUMENT = 43  # tokens: a divisor of TOKENS, so that windows cut documents
@@ -37,6 +39,10 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_fact
               high_freq_factor=4.0, original_max_position_embeddings=32)
 # PyTorch gives the embedding of a padding token no gradient; here every token is one of the text.
 NO_PAD = dict(pad_token_id=None, bos_token_id=None, eos_token_id=None)
+BERT = dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=80,
+            max_position_embeddings=96, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            pad_token_id=None)
+MASK = 3  # data.mask_token
 FAMILIES = {
     "gpt2": hf.GPT2Config(**GPT2),
     "gpt2-untied": hf.GPT2Config(**GPT2, n_inner=72, tie_word_embeddings=False),
@@ -60,13 +66,19 @@ FAMILIES = {
                                 residual_multiplier=0.22, logits_scaling=8.0),
     "granite-bias": hf.GraniteConfig(**SMALL, attention_bias=True, mlp_bias=True, attention_multiplier=0.3),
     "smollm3": hf.SmolLM3Config(**SMALL, no_rope_layer_interval=2, **NO_PAD),
+    "bert": hf.BertConfig(**BERT),
+    "bert-relu": hf.BertConfig(**BERT, hidden_act="relu", layer_norm_eps=1e-5, type_vocab_size=3),
     "qwen3-tied": hf.Qwen3Config(**SMALL, head_dim=20, tie_word_embeddings=True),
 }
 
 
+def class_of(config):
+    return hf.AutoModelForMaskedLM if config.model_type == "bert" else hf.AutoModelForCausalLM
+
+
 def make_checkpoint(config, where):
     torch.manual_seed(7)
-    model = hf.AutoModelForCausalLM.from_config(config)
+    model = class_of(config).from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
@@ -75,28 +87,32 @@ def make_checkpoint(config, where):
     model.save_pretrained(where)
 
 
-def rows_of(ids, document):
+def rows_of(ids, document, is_masked, step):
     """Inputs and targets of all windows; those of documents apart, each with what one window has of it."""
     rows = []
     for begin in range(0, SEQUENCES * LENGTH, LENGTH):
         at, end = begin, begin + LENGTH
+        masked = mask_window(ids[begin:end].tolist(), step * SEQUENCES + begin // LENGTH, VOCAB, MASK)
         while at < end:
             last = min(end, at - at % document + document)
             targets = ids[at + 1 : last + 1].tolist()
             if last % document == 0:
                 targets[-1] = -100  # the first token of the next document
-            rows.append((ids[at:last].tolist(), targets))
+            here = slice(at - begin, last - begin)
+            rows.append((masked[0][here], masked[1][here]) if is_masked else (ids[at:last].tolist(), targets))
             at = last
     return rows
 
 
-def torch_steps(where, rows_in, dtype):
-    model = hf.AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="eager")
+def torch_steps(where, rows_in_steps, dtype):
+    config = hf.AutoConfig.from_pretrained(where)
+    model = class_of(config).from_pretrained(where, dtype=dtype, attn_implementation="eager")
     model.train()  # these checkpoints have no dropout
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0,
                                   foreach=False)
-    counted, rows = sum(target >= 0 for _, targets in rows_in for target in targets), []
-    for _ in range(STEPS):
+    rows = []
+    for rows_in in rows_in_steps:
+        counted = sum(target >= 0 for _, targets in rows_in for target in targets)
         optimizer.zero_grad()
         loss = sum(torch.nn.functional.cross_entropy(model(torch.tensor([inputs])).logits[0].float(), torch.tensor(targets),
                                                      reduction="sum") for inputs, targets in rows_in) / counted
@@ -111,7 +127,7 @@ def our_steps(sluice, where, tokens, scratch, dtype, part_bytes):
     run = scratch / f"run-{tokens.name}-{dtype}-{part_bytes}"
     job = {
         "model": {"hf": str(where), "seq_length": LENGTH, "max_part_bytes": part_bytes},
-        "data": {"train": [str(tokens)], "format": "npy", "shuffle": "none"},
+        "data": {"train": [str(tokens)], "format": "npy", "shuffle": "none", "mask_token": MASK},
         "run": {"dir": str(run), "steps": STEPS, "commit_every": 0},
         "device": {"backend": "cpu"},
         "tiers": {"place": {kind: "device" for kind in ("params", "grads", "optimizer")}},
@@ -143,7 +159,8 @@ def check(sluice, name, scratch):
     good = True
     for data, document, part_bytes in (("joined", TOKENS, 0), ("joined", TOKENS, 20000), ("documents", DOCUMENT, 0),
                                        ("documents", DOCUMENT, 20000)):
-        rows = rows_of(ids.astype("int64"), document)
+        is_masked = FAMILIES[name].model_type == "bert"
+        rows = [rows_of(ids.astype("int64"), document, is_masked, step) for step in range(STEPS)]
         exact = torch_steps(where, rows, torch.float32)
         rounded = torch_steps(where, rows, torch.bfloat16)
         fp32 = our_steps(sluice, where, scratch / f"{data}.npy", scratch, "fp32", part_bytes)

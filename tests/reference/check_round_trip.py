@@ -24,7 +24,8 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
-from check_families import FAMILIES, LENGTH, VOCAB, make_checkpoint
+from check_families import FAMILIES, LENGTH, MASK, VOCAB, class_of, make_checkpoint
+from masked import mask_window
 
 LIMITS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,6 +50,7 @@ OWN_MODELS = {
     "own-phi3": {"family": "phi3", **SMALL},
     "own-gemma": {"family": "gemma", **SMALL, "embedding_multiplier": 48**0.5},
     "own-olmo2": {"family": "olmo2", **SMALL},
+    "own-bert": {"family": "bert", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80},
 }
 
 
@@ -80,19 +82,25 @@ def assert_same(before, after, what):
 
 
 def torch_loss(where, windows, dtype):
-    model, info = hf.AutoModelForCausalLM.from_pretrained(
+    config = hf.AutoConfig.from_pretrained(where)
+    model, info = class_of(config).from_pretrained(
         where, dtype="auto", attn_implementation="eager", output_loading_info=True)
     if model.dtype != TORCH[dtype] or info["missing_keys"] or info["unexpected_keys"]:
         sys.exit(f"{where}: loads as {model.dtype}, {info}")
     batch = torch.tensor(windows)
+    inputs, targets = batch[:, :-1], batch[:, 1:]
+    if config.model_type == "bert":
+        masked = [mask_window(ids[:-1], window, VOCAB, MASK, seed=0) for window, ids in enumerate(windows)]
+        inputs, targets = (torch.tensor([row[part] for row in masked]) for part in (0, 1))
     with torch.no_grad():
-        logits = model(batch[:, :-1]).logits.float()
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item()
+        logits = model(inputs).logits.float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
 
 
 def compare_loss(sluice, run, export, tokens, windows, dtype, what):
     """The same tokens: one file, whose windows follow each other as ours do."""
-    said = json.loads(ours(sluice, "eval", run, tokens, "--data-format", "u16", "--context", LENGTH, "--json"))
+    said = json.loads(ours(sluice, "eval", run, tokens, "--data-format", "u16", "--context", LENGTH, "--json",
+                           "--set", f"data.mask_token={MASK}"))
     wanted = torch_loss(export, windows, dtype)
     if abs(said["loss"] - wanted) > LIMITS[dtype]:
         sys.exit(f"{what}: our loss is {said['loss']:.8f}, that of transformers {wanted:.8f}")
@@ -101,7 +109,7 @@ def compare_loss(sluice, run, export, tokens, windows, dtype, what):
 
 def job_of(model, run, tokens, dtype):
     return {
-        "model": model, "data": {"train": [str(tokens)], "format": "u16"},
+        "model": model, "data": {"train": [str(tokens)], "format": "u16", "mask_token": MASK},
         "run": {"dir": str(run), "steps": 5}, "device": {"backend": "cpu"},
         "train_micro_batch_size_per_gpu": 2, dtype: {"enabled": True},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
@@ -121,7 +129,7 @@ def check_family(sluice, name, tokens, windows, scratch):
     for dtype in TORCH:
         made, run, again = (scratch / f"{part}-{dtype}" for part in ("hf", "run", "again"))
         make_checkpoint(FAMILIES[name], scratch / "fp32")
-        model = hf.AutoModelForCausalLM.from_pretrained(scratch / "fp32", dtype=TORCH[dtype])
+        model = class_of(FAMILIES[name]).from_pretrained(scratch / "fp32", dtype=TORCH[dtype])
         model.save_pretrained(made, max_shard_size="40KB" if dtype == "bf16" else "5GB")
         ours(sluice, "import", made, run, "--quiet")
         ours(sluice, "export", run, again, "--quiet", "--shard-size", "40KB" if dtype == "fp32" else "5GB")

@@ -198,7 +198,7 @@ static void modes_give_equal_bits(void **state)
     if (is_group("cut"))
         assert_true(baseline.plan.unit_count > 8);
     else
-        assert_int_equal(baseline.plan.unit_count, is_group("lora") ? 8 : 5);
+        assert_int_equal(baseline.plan.unit_count, is_group("lora") ? 8 : is_group("bert") ? 6 : 5);
     assert_int_equal(baseline.skipped[0], is_group("fp16"));
     assert_false(baseline.skipped[STEPS - 1] && baseline.skipped[STEPS - 2]);
     /* Where each costs much (the simulated GPU), three that have both orders and two kinds of
@@ -282,7 +282,7 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         group = argv[1];
-    shape.family = is_group("llama") ? "llama" : "gpt2";
+    shape.family = is_group("llama") ? "llama" : is_group("bert") ? "bert" : "gpt2";
     shape.bf16 = is_group("bf16");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(modes_give_equal_bits),

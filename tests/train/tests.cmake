@@ -11,7 +11,8 @@ if(TARGET sluice_profile)
     set(train_modes gpt2-fp32 gpt2-fp16-untied llama-fp16 llama-bf16 gpt2-bf16-unclipped
         llama-fp32-untied-unclipped gpt2-fp32-cut-documents llama-bf16-untied-cut gpt2-fp16-cut
         gpt2-bf16-lion llama-fp32-adagrad-documents gpt2-bf16-cut-m16 llama-fp32-unclipped-m8
-        gpt2-bf16-dropout gpt2-fp32-cut-documents-dropout llama-bf16-lora-dropout)
+        gpt2-bf16-dropout gpt2-fp32-cut-documents-dropout llama-bf16-lora-dropout
+        bert-fp32-documents bert-fp16 bert-bf16-unclipped-cut)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
     set(train_sets avx2 avx512_bf16) # what avx512 computes, the tests of kernels and models compare

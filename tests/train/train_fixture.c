@@ -133,6 +133,7 @@ void fixture_set(fixture_sets *sets, const char *format, ...)
 static void write_job(const char *name, const fixture_model *shape)
 {
     bool is_llama = strcmp(shape->family, "llama") == 0;
+    bool is_bert = strcmp(shape->family, "bert") == 0;
     FILE *file = fopen(fixture_path(name, ".json"), "w");
     assert_non_null(file);
     fprintf(file,
@@ -141,10 +142,10 @@ static void write_job(const char *name, const fixture_model *shape)
             shape->family, shape->layers, shape->hidden, is_llama ? 2 : 4);
     fprintf(
         file,
-        "\"data\": {\"train\": [\"%s/train.txt\"], \"valid\": [\"%s/valid.txt\"], \"seed\": 3},\n"
+        "\"data\": {\"train\": [\"%s/train.txt\"], \"valid\": [\"%s/valid.txt\"], \"seed\": 3%s},\n"
         "\"run\": {\"dir\": \"%s/%s\", \"steps\": 20, \"seed\": 7, \"eval_batches\": 2, "
         "\"commit_every\": 3},\n",
-        fixture_dir, fixture_dir, fixture_dir, name);
+        fixture_dir, fixture_dir, is_bert ? ", \"mask_token\": 639" : "", fixture_dir, name);
     fprintf(
         file,
         "\"device\": {\"backend\": \"cpu\", \"threads\": 2},\n"

@@ -42,7 +42,8 @@ typedef struct fixture_sets fixture_sets;
 
 __attribute__((format(printf, 2, 3))) void fixture_set(fixture_sets *sets, const char *format, ...);
 
-/* The shape of the models here: "gpt2" or "llama", 3 blocks, units of several tiles of 65536. */
+/* The shape of the models here: "gpt2", "llama" or "bert", 3 blocks, units of several tiles of
+ * 65536. */
 struct fixture_model {
     const char *family;
     bool bf16;
