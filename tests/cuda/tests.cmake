@@ -182,7 +182,7 @@ if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
     sluice_gpu_test(test_gpu_commit WHOLE LIBS train_fixture)
 
     # The CPU's test of every mode of a step, its jobs on the GPU.
-    set(gpu_modes gpt2-fp16-cut llama-bf16 gpt2-bf16-unclipped llama-fp32-adagrad)
+    set(gpu_modes gpt2-fp16-cut llama-bf16 gpt2-bf16-unclipped llama-fp32-adagrad bert-bf16-cut)
     sluice_gpu_test(test_gpu_modes WHOLE SOURCES train/test_train_modes.c LIBS train_fixture TIMEOUT 300
                     INSTANCES ${gpu_modes})
     # The same for models with units that do not learn.
