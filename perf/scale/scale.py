@@ -8,7 +8,7 @@ Trials:
   rank-1t     ZeRO-Infinity's 1T, unscaled: rank 17 of 512, its transfers alone (configs/jobs/infinity-1t-rank.json)
   rank-100b   100B with real computing: rank 0 of 32, two steps of 256 tokens
   train-10b   10B trained on text in one process, split masters and 8-bit moments: 5 steps of 1024 tokens. The run is
-              stopped after step 2 and goes on; a run that is not stopped has the same losses, to the bit
+              stopped in step 2 and goes on; a run that is not stopped has the same losses, to the bit
   train-4b    4B trained on text, exact Adam in fp32: 5 steps of 1024 tokens
 
 Each trial first says what disk, memory and time it needs, and is left out if the machine has too little. It prints its
@@ -187,6 +187,11 @@ def steps_of(run):
         return [line for line in map(json.loads, lines) if "event" not in line]
 
 
+def plan_of(run):
+    with open(os.path.join(run, "plan.json")) as file:
+        return json.load(file)
+
+
 def train(options, work, checks, job, name, steps, stop_after=0):
     """Returns the lines of the steps of a run, which is removed. With stop_after it is stopped there and goes on."""
     run = os.path.join(work, name)
@@ -194,27 +199,30 @@ def train(options, work, checks, job, name, steps, stop_after=0):
                "tiers.nvme.0.path=" + os.path.join(work, "slabs"), "--set", "run.steps=%d" % steps]
     begin = time.monotonic()
     watch = Watch(command, os.path.join(work, name + ".out"))
+    plans = []  # of each step: a run that goes on may plan otherwise, since it measures the machine anew
     if stop_after:
         watch.stop_after(os.path.join(run, "metrics.jsonl"), stop_after)
         watch.end(EXIT_STOPPED)
+        plans = [plan_of(run)] * len(steps_of(run))
+        checks.expect("the stop came before step 3", len(plans) < 3)
         before, watch = watch, Watch(command, os.path.join(work, name + ".out"))
         print("  %s: stopped and goes on after %.0f s" % (name, time.monotonic() - begin), flush=True)
     found = json.loads(watch.end())
     if stop_after:
         watch.resident, watch.cached = max(watch.resident, before.resident), max(watch.cached, before.cached)
     lines = steps_of(run)
-    with open(os.path.join(run, "plan.json")) as file:
-        plan = json.load(file)
+    plan = plan_of(run)
+    plans += [plan] * (len(lines) - len(plans))
     print("  %s: %d steps of %d tokens, %.0f s with start and end; %s" %
           (name, len(lines), lines[0]["tokens"], time.monotonic() - begin,
            ", ".join("%.4f in %.1f s" % (line["loss"], line["seconds"]) for line in lines)))
     checks.equal("steps", [line["step"] for line in lines], list(range(1, steps + 1)))
     checks.expect("the losses are finite and fall", all(math.isfinite(line["loss"]) for line in lines) and
                   lines[-1]["loss"] < lines[0]["loss"])
-    for line in lines:
+    for line, its in zip(lines, plans):
         for lane in LANES[:4]:
             checks.equal("step %d: bytes of lane %s" % (line["step"], lane), line["lanes"][lane]["bytes"],
-                         plan["lanes"][lane]["bytes"])
+                         its["lanes"][lane]["bytes"])
     checks.lanes(*({lane: found["lanes"].get(lane, {"bytes": 0})["bytes"] for lane in LANES} for found in (lines[-1], plan)))
     checks.memory(watch, found["ranks"][0]["arena_bytes"], plan["peak_bytes"], plan["budget_bytes"])
     best = min(line["seconds"] for line in lines)
@@ -228,7 +236,8 @@ def train(options, work, checks, job, name, steps, stop_after=0):
 def train_10b(options, work, checks):
     write_text(os.path.join(work, "text"))
     job = large_job(work, {"preset": "gpt2-10b"}, "5GiB", "7GiB", {"state": {"master": "split", "moments": "8bit"}})
-    stopped = train(options, work, checks, job, "stopped", 5, stop_after=2)
+    # The step that runs when the signal comes is finished, so step 3 is the first one after the stop.
+    stopped = train(options, work, checks, job, "stopped", 5, stop_after=1)
     whole = train(options, work, checks, job, "whole", 3)
     checks.equal("losses with the stop", [line["loss_bits"] for line in stopped[:3]], [line["loss_bits"] for line in whole])
 
