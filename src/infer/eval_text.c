@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "data/prepare.h"
@@ -144,6 +145,10 @@ int eval_tokens_open(eval_tokens *self, infer_model *from,
     int rc = work ? look_at(self, from, asked, work) : -ENOMEM;
     mem_free(work);
     TRY(rc);
+    if (!self->words && !self->is_separate && from->asked->data.documents == DOCUMENTS_SEPARATE)
+        log_info("documents of the files are joined: what ends one is only known by a tokenizer, "
+                 "and none of %s is known: %s",
+                 asked->path, why.text);
     bool is_bytes = !from->has_own_words && strcmp(from->words_name, "bytes") == 0;
     if (self->is_text && !self->words)
         return err_set(ERR_INPUT, "the files are text, but no tokenizer of %s is known: %s",
