@@ -27,6 +27,7 @@ enum {
     SPEED_STEP_PERCENT = 5, /* weights are powers of 1.05, so drives within 2.5% are equal */
 };
 
+#define PAGE_BYTES          (4 * KIB)
 #define SPEED_BLOCK_BYTES   MIB
 #define SPEED_DEFAULT_BYTES (128 * MIB)
 #define SPEED_MIN_BYTES     (SPEED_SLOTS * SPEED_BLOCK_BYTES)
@@ -184,6 +185,32 @@ dev_t tieri_whole_device(const char *sysfs_block, dev_t device)
         device = makedev(whole_major, whole_minor);
     fclose(file);
     return device;
+}
+
+/* A limit of the drive's queue; UINT64_MAX if it is not known. */
+static uint64_t queue_limit(const char *sysfs_block, dev_t drive, const char *name)
+{
+    char path[FILE_PATH_BYTES];
+    unsigned long long value;
+    snprintf(path, sizeof path, "%s/%u:%u/queue/%s", sysfs_block, major(drive), minor(drive), name);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return UINT64_MAX;
+    bool is_known = fscanf(file, "%llu", &value) == 1 && value > 0;
+    fclose(file);
+    return is_known ? value : UINT64_MAX;
+}
+
+uint64_t tieri_largest_request(const char *sysfs_block, dev_t device)
+{
+    dev_t drive = tieri_whole_device(sysfs_block, device);
+    uint64_t kib = queue_limit(sysfs_block, drive, "max_sectors_kb");
+    uint64_t pages = queue_limit(sysfs_block, drive, "max_segments");
+    uint64_t bytes = size_min(kib, UINT64_MAX / KIB) * KIB;
+    bytes = size_min(bytes, size_min(pages, UINT64_MAX / PAGE_BYTES) * PAGE_BYTES);
+    return kib == UINT64_MAX && pages == UINT64_MAX
+               ? UINT64_MAX
+               : size_max(bytes / PAGE_BYTES, 1) * PAGE_BYTES;
 }
 
 /* Sets devices[i] to the first drive on the same device. Returns the number of devices. */

@@ -464,6 +464,7 @@ int io_sync(io *self)
 void io_get_stats(const io *self, io_stats *stats)
 {
     *stats = self->stats;
+    stats->block_bytes = self->block_bytes;
 }
 
 const io_latency *io_get_latency(const io *self, uint32_t drive_idx, enum io_direction direction)

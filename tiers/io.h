@@ -53,7 +53,7 @@ struct io_config {
     uint32_t pool_threads; /* threads of the pool; 0: 4 per drive; at most 64 */
     /* io_uring: no interrupts; the owner's thread polls the drives for completions instead, and
      * never sleeps while one is out: it takes a core. Used only if a real read proves it; otherwise
-     * a line says why not. */
+     * a line says why not. Transfers are then at most what each drive takes in one piece. */
     bool polls;
     const io_region *regions;
     uint32_t region_count;
@@ -112,7 +112,8 @@ struct io_stats {
     uint64_t stuck_count;    /* warnings about drives that did not answer in time */
     enum io_backend backend; /* in use */
     bool buffers_registered, files_registered;
-    bool polls; /* io_config.polls, if it works here */
+    bool polls;           /* io_config.polls, if it works here */
+    uint64_t block_bytes; /* largest single transfer */
 };
 typedef struct io_stats io_stats;
 

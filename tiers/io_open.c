@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
+#include "tiers/tiers_internal.h"
 
 enum {
     IO_DEPTH_DEFAULT = 16,  /* reads saturate at 4 x 1 MiB or 8 x 256 KiB; the rest is reserve */
@@ -257,6 +259,20 @@ static int open_descriptors(io *self)
     return 0;
 }
 
+/* Linux (6.2, and 6.1 since 2023) does not split a request that is polled. Where it would have to, it
+ * tries again for ever. */
+static int limit_blocks(io *self)
+{
+    for (uint32_t i = 0; i < self->target->drive_count; i++) {
+        struct stat status;
+        if (fstat(self->target->files[i].fd, &status) < 0)
+            return err_errno(errno, "looking at %s", self->target->files[i].path);
+        self->block_bytes =
+            size_min(self->block_bytes, tieri_largest_request("/sys/dev/block", status.st_dev));
+    }
+    return 0;
+}
+
 int io_create(const io_config *config, io **out)
 {
     *out = NULL;
@@ -279,6 +295,8 @@ int io_create(const io_config *config, io **out)
         rc = allocate(self, config);
     if (rc == 0)
         rc = choose_backend(self, config);
+    if (rc == 0 && self->stats.polls)
+        rc = limit_blocks(self);
     if (rc < 0) {
         release(self);
         return rc;

@@ -82,6 +82,10 @@ int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES],
  * systems, logical volumes). */
 dev_t tieri_whole_device(const char *sysfs_block, dev_t device);
 
+/* drive_speed.c: bytes of the largest request that the drive takes in one piece wherever the pages
+ * of its memory lie; whole pages. UINT64_MAX if sysfs does not say it. */
+uint64_t tieri_largest_request(const char *sysfs_block, dev_t device);
+
 /* slab_space.c: "<path>/sluice-<uuid hex>", and the file in it. -ENAMETOOLONG. */
 int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
                          char directory[FILE_PATH_BYTES]) MUST_CHECK;

@@ -246,11 +246,14 @@ static int make_io(struct engine *self, const struct engine_options *options)
         .test = &(const io_test){.faults = options->test ? options->test->faults : NULL},
     };
     self->io_kind = config.backend;
-    log_info("drives: transfers of up to %llu KiB, %u each way in flight on each",
-             (unsigned long long)(block_bytes / KIB), queue_depth);
     int rc = io_create(&config, &self->transport);
     if (rc < 0)
         return config.backend == IO_URING ? err_prefix(rc, "io.backend is \"uring\"") : rc;
+    io_stats stats;
+    io_get_stats(self->transport, &stats);
+    log_info("drives: transfers of up to %llu KiB, %u each way in flight on each%s",
+             (unsigned long long)(stats.block_bytes / KIB), queue_depth,
+             stats.polls ? ", completions are polled for" : "");
     const program *programs[PROGRAM_KIND_COUNT];
     enginei_list_programs(self, programs);
     TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));

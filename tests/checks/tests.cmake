@@ -73,6 +73,9 @@ if(TARGET sluice)
 endif()
 
 if(TARGET sluice)
+    add_test(NAME slow.machine COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_machine.sh
+             $<TARGET_FILE:sluice> $<TARGET_FILE:test_tiers_topology>)
+    set_tests_properties(slow.machine PROPERTIES LABELS "cpu;nvme;slow" TIMEOUT 1200 SKIP_RETURN_CODE 77)
     add_test(NAME slow.train_tutorial_jobs COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_tutorial_jobs.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
     set_tests_properties(slow.train_tutorial_jobs PROPERTIES LABELS "cpu;mpi;nvme;slow" TIMEOUT 600 SKIP_RETURN_CODE 77)

@@ -200,7 +200,7 @@ static void put_file(const char *path, const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-/* Two partitions are one drive: told by a tree like that of sysfs. */
+/* Two partitions are one drive, whose queue has limits: told by a tree like that of sysfs. */
 static void partitions_lead_to_their_disk(void **state)
 {
     (void)state;
@@ -208,6 +208,9 @@ static void partitions_lead_to_their_disk(void **state)
         {"block", NULL},
         {"disk", NULL},
         {"disk/dev", "259:0\n"},
+        {"disk/queue", NULL},
+        {"disk/queue/max_sectors_kb", "510\n"},
+        {"disk/queue/max_segments", "127\n"},
         {"disk/part1", NULL},
         {"disk/part1/dev", "259:1\n"},
         {"disk/part1/partition", "1\n"},
@@ -228,6 +231,11 @@ static void partitions_lead_to_their_disk(void **state)
     for (unsigned part = 0; part < 3; part++)
         assert_true(tieri_whole_device(block, makedev(259, part)) == makedev(259, 0));
     assert_true(tieri_whole_device(block, makedev(0, 42)) == makedev(0, 42)); /* not there */
+    for (unsigned part = 0; part < 3; part++)
+        assert_int_equal(tieri_largest_request(block, makedev(259, part)), 127 * 4 * KIB);
+    put_file("disk/queue/max_segments", "168\n");
+    assert_int_equal(tieri_largest_request(block, makedev(259, 2)), 508 * KIB);
+    assert_true(tieri_largest_request(block, makedev(0, 42)) == UINT64_MAX);
 }
 
 /* However the process ends: killed at any moment, it leaves no file. */
