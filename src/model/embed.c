@@ -54,6 +54,7 @@ static int forward(model *self, void *stream, const model_call *call, struct row
         args.position_begin = of.begin;
         args.position_count = of.count;
         args.position_table = rows;
+        args.position_first += of.table == MODELI_POSITIONS_OF_OPT ? MODELI_OPT_SKIPS : 0;
     }
     if (of.table == MODELI_TYPES) { /* sequences of one token, whose position is 0, as its type */
         args.batch *= args.tokens;
@@ -81,6 +82,7 @@ static int backward(model *self, void *stream, const model_call *call, struct ro
         args.position_begin = of.begin;
         args.position_count = of.count;
         args.position_table_grad = rows;
+        args.position_first = of.table == MODELI_POSITIONS_OF_OPT ? MODELI_OPT_SKIPS : 0;
     }
     return self->ops->embedding_backward(self->context, stream, &args);
 }

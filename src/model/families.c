@@ -19,6 +19,7 @@
 #define BIAS           .has_bias = MODELI_ALWAYS
 #define BIAS_IF(which) .has_bias = MODELI_IF_##which
 #define IF(which)      .is_there = MODELI_IF_##which
+#define SEQUENTIAL     .is_there = MODELI_UNLESS_PARALLEL
 #define RESIDUAL       .is_residual = true
 
 /* ---- GPT-2 ----
@@ -78,7 +79,7 @@ static const modeli_row llama_block[] = {
         WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS)),
         BIAS_IF(QKV_BIAS)),
     ROW(head_norm, "heads", "qkv", "qkv", WEIGHTS(W(ATTN "q_norm", HEAD), W(ATTN "k_norm", HEAD)),
-        IF(QK_NORM)),
+        RMS, IF(QK_NORM)),
     ROW(rope, "rope", "qkv", "qkv"),
     ROW(attention, "attend", "qkv", "o"),
     ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), BIAS_IF(OUT_BIAS), RESIDUAL),
@@ -179,7 +180,7 @@ static const modeli_row olmo2_block[] = {
     ROW(linear, "qkv", "x", "qkv",
         WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS))),
     ROW(head_norm, "heads", "qkv", "qkv",
-        WEIGHTS(W(ATTN "q_norm", QUERIES), W(ATTN "k_norm", KEYS))),
+        WEIGHTS(W(ATTN "q_norm", QUERIES), W(ATTN "k_norm", KEYS)), RMS),
     ROW(rope, "rope", "qkv", "qkv"),
     ROW(attention, "attend", "qkv", "o"),
     ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
@@ -287,10 +288,133 @@ static const modeli_row bert_head[] = {
     END,
 };
 
+/* ---- GPT-NeoX: parallel branches with a norm each, of which only the norms' input is common; the
+ * first part of each head is rotated ----
+ *
+ * In Hugging Face's files the rows of query_key_value are those of head 0 of q, of k and of v, then
+ * of head 1, and so on. Here q, k and v are apart, so import and export reorder them. */
+
+#define NEOX "gpt_neox.layers.%llu."
+
+static const modeli_row gpt_neox_embed[] = {
+    ROW(table, "table", "", "y", WEIGHTS(W("gpt_neox.embed_in", VOCAB))),
+    END,
+};
+
+static const modeli_row gpt_neox_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(NEOX "input_layernorm", HIDDEN)), BIAS),
+    ROW(linear, "qkv", "a", "qkv", WEIGHTS(W(NEOX "attention.query_key_value", QKV)), BIAS),
+    ROW(rope, "rope", "qkv", "qkv"),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(NEOX "attention.dense", HIDDEN)), BIAS, RESIDUAL),
+    ROW(dropout, "drop1", "p", "p", IF(DROPOUT)),
+    ROW(add, "add1", "x p", "m", SEQUENTIAL),
+    ROW(norm, "norm2", "m", "b", .if_parallel = "x",
+        WEIGHTS(W(NEOX "post_attention_layernorm", HIDDEN)), BIAS),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(NEOX "mlp.dense_h_to_4h", FFN)), BIAS),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_GELU_ERF),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(NEOX "mlp.dense_4h_to_h", HIDDEN)), BIAS, RESIDUAL),
+    ROW(dropout, "drop2", "d", "d", IF(DROPOUT)),
+    ROW(add, "branches", "p d", "m", IF(PARALLEL)),
+    ROW(add, "add2", "m d", "y", .if_parallel = "x m"),
+    END,
+};
+
+static const modeli_row gpt_neox_head[] = {
+    ROW(norm, "norm", "x", "a", WEIGHTS(W("gpt_neox.final_layer_norm", HIDDEN)), BIAS),
+    ROW(output, "output", "a", "logits", WEIGHTS(W("embed_out", VOCAB))),
+    END,
+};
+
+/* ---- OPT: GPT-2 with ReLU, and with two rows before the first position ---- */
+
+#define OPT "model.decoder.layers.%llu."
+
+static const modeli_row opt_embed[] = {
+    ROW(table, "table", "", "y", WEIGHTS(W("model.decoder.embed_tokens", VOCAB))),
+    ROW(table, "positions", "", "y", WEIGHTS(W("model.decoder.embed_positions", POSITIONS_OF_OPT))),
+    END,
+};
+
+static const modeli_row opt_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(OPT "self_attn_layer_norm", HIDDEN)), BIAS),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(OPT "self_attn.q_proj", QUERIES), W(OPT "self_attn.k_proj", KEYS),
+                W(OPT "self_attn.v_proj", KEYS)),
+        BIAS),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(OPT "self_attn.out_proj", HIDDEN)), BIAS, RESIDUAL),
+    ROW(dropout, "drop1", "p", "p", IF(DROPOUT)),
+    ROW(add, "add1", "x p", "m"),
+    ROW(norm, "norm2", "m", "b", WEIGHTS(W(OPT "final_layer_norm", HIDDEN)), BIAS),
+    ROW(linear, "up", "b", "f", WEIGHTS(W(OPT "fc1", FFN)), BIAS),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_RELU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(OPT "fc2", HIDDEN)), BIAS, RESIDUAL),
+    ROW(dropout, "drop2", "d", "d", IF(DROPOUT)),
+    ROW(add, "add2", "m d", "y"),
+    END,
+};
+
+static const modeli_row opt_head[] = {
+    ROW(norm, "norm", "x", "a", WEIGHTS(W("model.decoder.final_layer_norm", HIDDEN)), BIAS),
+    ROW(output, "output", "a", "logits", WEIGHTS(W("lm_head", VOCAB))),
+    END,
+};
+
+/* ---- Cohere (Command R): Llama with parallel branches of one LayerNorm without bias ---- */
+
+static const modeli_row cohere_block[] = {
+    ROW(norm, "norm", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN))),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS)),
+        BIAS_IF(QKV_BIAS)),
+    ROW(head_norm, "heads", "qkv", "qkv",
+        WEIGHTS(W(ATTN "q_norm", QUERIES), W(ATTN "k_norm", KEYS)), .by_heads = true, IF(QK_NORM)),
+    ROW(rope, "rope", "qkv", "qkv", .interleaved = true),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), BIAS_IF(OUT_BIAS), RESIDUAL),
+    ROW(add, "add1", "x p", "m"),
+    ROW(linear, "up", "a", "f",
+        WEIGHTS(W(LAYER "mlp.gate_proj", FFN), W(LAYER "mlp.up_proj", FFN))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_SWIGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add2", "m d", "y"),
+    END,
+};
+
+static const modeli_row cohere_head[] = {
+    ROW(norm, "norm", "x", "a", WEIGHTS(W("model.norm", HIDDEN))),
+    ROW(output, "output", "a", "logits", WEIGHTS(W("lm_head", VOCAB))),
+    END,
+};
+
+/* ---- StableLM: Llama with LayerNorm; parallel branches, if there are any, have one norm ---- */
+
+static const modeli_row stablelm_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), BIAS),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS)),
+        BIAS_IF(QKV_BIAS)),
+    ROW(rope, "rope", "qkv", "qkv"),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(add, "add1", "x p", "m"),
+    ROW(norm, "norm2", "m", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), BIAS,
+        SEQUENTIAL),
+    ROW(linear, "up", "b", "f", .if_parallel = "a",
+        WEIGHTS(W(LAYER "mlp.gate_proj", FFN), W(LAYER "mlp.up_proj", FFN))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_SWIGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(dropout, "drop", "d", "d", IF(DROPOUT)),
+    ROW(add, "add2", "m d", "y"),
+    END,
+};
+
 const modeli_family *modeli_family_of(enum model_family family)
 {
     static const modeli_family families[MODEL_FAMILY_COUNT] = {
-        [MODEL_GPT2] = {"gpt2", gpt2_embed, gpt2_block, gpt2_head, .drops_rows = true},
+        [MODEL_GPT2] = {"gpt2", gpt2_embed, gpt2_block, gpt2_head, .drops_rows = true,
+                        .has_plain_heads = true},
         [MODEL_LLAMA] = {"llama", llama_embed, llama_block, llama_head},
         [MODEL_STARCODER2] = {"starcoder2", llama_embed, starcoder2_block, starcoder2_head,
                               .drops_rows = true},
@@ -299,7 +423,13 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_OLMO2] = {"olmo2", llama_embed, olmo2_block, llama_head},
         [MODEL_GLM] = {"glm", llama_embed, glm_block, llama_head},
         [MODEL_GLM4] = {"glm4", llama_embed, glm4_block, llama_head},
-        [MODEL_BERT] = {"bert", bert_embed, bert_block, bert_head, .last = bert_last},
+        [MODEL_BERT] = {"bert", bert_embed, bert_block, bert_head, .last = bert_last,
+                        .has_plain_heads = true},
+        [MODEL_GPT_NEOX] = {"gpt_neox", gpt_neox_embed, gpt_neox_block, gpt_neox_head,
+                            .has_plain_heads = true},
+        [MODEL_OPT] = {"opt", opt_embed, opt_block, opt_head, .has_plain_heads = true},
+        [MODEL_COHERE] = {"cohere", llama_embed, cohere_block, cohere_head},
+        [MODEL_STABLELM] = {"stablelm", llama_embed, stablelm_block, starcoder2_head},
     };
     return &families[family];
 }

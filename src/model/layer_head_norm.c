@@ -1,15 +1,23 @@
-/* HEAD_NORM: RMSNorm over the D elements of each head of q and of k, in place on the projections
- * q k v; or, by the width of its weights, one norm over all heads of q and one over those of k. q
- * has one weight, k another. It keeps what it replaces. Allocates nothing. */
+/* HEAD_NORM: norms of q and of k, in place on the projections q k v. q has one weight, k another.
+ * The width of the weight decides:
+ *   D               each head has a norm over its D elements, and all share the weight
+ *   all columns     one norm goes over all heads; or, with by_heads, each head has its own weight
+ * It keeps a copy of q and k as they were. Allocates nothing. */
 #include "model/model_internal.h"
 
 /* Heads of q, or of k, that have a norm each; 1: all have one together. */
 static uint64_t norms_of(const modeli_layer *layer, bool is_k)
 {
     const model_spec *spec = &layer->net->spec;
-    if (layer->row->weights[0].width != MODELI_HEAD)
+    if (layer->row->weights[0].width != MODELI_HEAD && !layer->row->by_heads)
         return 1;
     return is_k ? spec->num_kv_heads : spec->num_heads;
+}
+
+/* fp32 numbers in each row of a statistic. */
+static uint64_t norm_count(const modeli_layer *layer)
+{
+    return norms_of(layer, false) + norms_of(layer, true);
 }
 
 static uint64_t columns_of(const modeli_layer *layer, bool is_k)
@@ -17,13 +25,13 @@ static uint64_t columns_of(const modeli_layer *layer, bool is_k)
     return modeli_width_of(layer->net, is_k ? MODELI_KEYS : MODELI_QUERIES);
 }
 
-/* [0] 1 / standard deviation [N, norms] fp32; [1] q and k before the norm [N,(H+G)D]. In both all
- * rows of q come first. */
+/* [0] 1 / standard deviation [N, norms] fp32, then for LayerNorm the means; [1] q and k before the
+ * norm [N,(H+G)D]. In each all rows of q come first. */
 static uint64_t kept_bytes(const modeli_layer *layer, uint32_t idx)
 {
     uint64_t rows = modeli_rows(layer->net);
     if (idx == 0)
-        return rows * (norms_of(layer, false) + norms_of(layer, true)) * sizeof(float);
+        return (layer->row->norm == NORM_LAYER ? 2 : 1) * rows * norm_count(layer) * sizeof(float);
     return rows * (columns_of(layer, false) + columns_of(layer, true)) *
            dtype_bytes(layer->net->type);
 }
@@ -37,6 +45,8 @@ static head_norm_args args_of(const modeli_run *run, const modeli_layer *layer, 
     uint64_t rows = modeli_rows(self), elem_bytes = dtype_bytes(self->type);
     uint64_t q_columns = is_k ? columns_of(layer, false) : 0; /* before k's */
     float *rstd = modeli_at_spot(run, layer->kept[0]);
+    rstd += is_k ? rows * norms_of(layer, false) : 0;
+    bool is_layer = layer->row->norm == NORM_LAYER;
     void *before = modeli_at_spot(run, layer->kept[1]);
     return (head_norm_args){
         .type = self->type,
@@ -45,10 +55,13 @@ static head_norm_args args_of(const modeli_run *run, const modeli_layer *layer, 
         .head_dim = columns_of(layer, is_k) / norms_of(layer, is_k),
         .stride = layer->in,
         .epsilon = (float)self->spec.norm_epsilon,
+        .is_layer = is_layer,
+        .weight_per_head = layer->row->by_heads,
         .weight = modeli_layer_param(run, layer, is_k ? params.second : params.weight),
         .data = modeli_at(data, q_columns * elem_bytes),
         .before = modeli_at(before, rows * q_columns * elem_bytes),
-        .rstd = rstd + (is_k ? rows * norms_of(layer, false) : 0),
+        .mean = is_layer ? rstd + rows * norm_count(layer) : NULL,
+        .rstd = rstd,
         .weight_grad = modeli_layer_grad(run, layer, is_k ? params.second : params.weight),
         .scratch = run->call->temp,
     };
@@ -76,7 +89,7 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
 static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
 {
     const model *self = layer->net;
-    uint64_t norms = norms_of(layer, false);
+    uint64_t norms = layer->row->by_heads ? 1 : norms_of(layer, false);
     (void)part;
     bytes[1] = self->ops->head_norm_grad_scratch_bytes(self->context, modeli_rows(self), norms,
                                                        columns_of(layer, false) / norms);

@@ -50,6 +50,7 @@
 
 enum {
     MODELI_ALIGN_BYTES = 256, /* alignment of every piece of `saved` and `temp` */
+    MODELI_OPT_SKIPS = 2,     /* rows of OPT's table of positions before that of position 0 */
     MODELI_TENSORS_MAX = 24,  /* of one unit */
     MODELI_LAYERS_MAX = 16,   /* of one list */
     MODELI_VALUES_MAX = 20,   /* of one list */
@@ -87,16 +88,17 @@ typedef struct modeli_costing modeli_costing;
 
 /* Numbers that a spec gives. */
 enum modeli_width {
-    MODELI_HIDDEN,    /* C */
-    MODELI_QUERIES,   /* H D */
-    MODELI_KEYS,      /* G D */
-    MODELI_QKV,       /* (H + 2G) D */
-    MODELI_HEAD,      /* D */
-    MODELI_FFN,       /* F */
-    MODELI_GATE_UP,   /* 2F */
-    MODELI_VOCAB,     /* V */
-    MODELI_POSITIONS, /* rows of the table of positions */
-    MODELI_TYPES,     /* rows of the table of token types */
+    MODELI_HIDDEN,           /* C */
+    MODELI_QUERIES,          /* H D */
+    MODELI_KEYS,             /* G D */
+    MODELI_QKV,              /* (H + 2G) D */
+    MODELI_HEAD,             /* D */
+    MODELI_FFN,              /* F */
+    MODELI_GATE_UP,          /* 2F */
+    MODELI_VOCAB,            /* V */
+    MODELI_POSITIONS,        /* rows of the table of positions */
+    MODELI_TYPES,            /* rows of the table of token types */
+    MODELI_POSITIONS_OF_OPT, /* MODELI_OPT_SKIPS more, before position 0; nothing uses them */
 };
 
 /* Says in which models a row is there, or has biases. UNSET: it is there, without biases. */
@@ -110,7 +112,9 @@ enum modeli_when {
     MODELI_IF_SCALED,  /* spec.residual_multiplier */
     MODELI_IF_DROPOUT, /* spec.hidden_dropout */
     MODELI_IF_TIED,    /* spec.tie_embeddings */
-    MODELI_IF_UNTIED
+    MODELI_IF_UNTIED,
+    MODELI_IF_PARALLEL,
+    MODELI_UNLESS_PARALLEL
 };
 
 /* "<name>.weight" in Hugging Face's files; a %llu in it is the block's index. A vector [width], or
@@ -126,6 +130,7 @@ struct modeli_row {
     const modeli_kind *kind; /* NULL ends a table */
     const char *name;        /* names a part's unit, such as "block.0.qkv.1" */
     const char *reads;       /* names of one or two values, "x p" */
+    const char *if_parallel; /* the values that it reads instead if spec.parallel_residual */
     const char *writes;
     modeli_weight weights[MODELI_ROW_TENSORS_MAX];
     enum modeli_when has_bias; /* "<name>.bias" for each weight */
@@ -136,6 +141,7 @@ struct modeli_row {
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
     enum norm_kind norm;
     bool adds_one;    /* NORM: the weights are stored less 1 */
+    bool by_heads;    /* HEAD_NORM: layer_head_norm.c */
     bool interleaved; /* ROPE: pairs are neighbours (2i, 2i + 1), not (i, i + R/2) */
     enum activation_kind activation;
     bool is_bidirectional; /* ATTENTION: a token also sees the tokens after it */
@@ -147,15 +153,18 @@ struct modeli_family {
     const modeli_row *embed, *block, *head;
     bool drops_rows;        /* the rows of the embedding may have a dropout */
     const modeli_row *last; /* one more block, between the others and the head; NULL: none */
+    bool has_plain_heads;   /* H heads of hidden_size / H columns, each with a k and v of its own */
 };
 typedef struct modeli_family modeli_family;
 
 const modeli_family *modeli_family_of(enum model_family family);
-bool modeli_is_gated(enum model_family family); /* the feed-forward part: rows.c */
-bool modeli_has_rope(enum model_family family);
+bool modeli_is_gated(enum model_family family);  /* the feed-forward part: rows.c */
+bool modeli_has_rope(enum model_family family);  /* false: it has a table of positions */
 uint64_t modeli_rotated(const model_spec *spec); /* R: the elements of each head that ROPE turns */
 /* True if the embedding has a table of that many rows. */
 bool modeli_has_table(enum model_family family, enum modeli_width rows);
+/* True if a row of the block asks for this option. */
+bool modeli_has_option(enum model_family family, enum modeli_when option);
 
 /* ---- layers: rows of one model ---- */
 
@@ -284,6 +293,8 @@ struct modeli_part {
     bool is_first, is_last; /* first or last part of its layer, in the order of rows */
     uint64_t row_begin, rows;
     uint32_t unit; /* for a block: counted from the block's first unit */
+    /* Not of this part, but of the recompute pass with its number: the part that runs then. */
+    uint32_t recomputed;
     /* Offsets within the part's unit, of the layers from the owner's forward_begin on. The layers
      * before the owner have them only in the first part, those after it only in the last. */
     modeli_params at[MODELI_GROUP_MAX];

@@ -43,24 +43,24 @@ static int check_heads(const model_spec *spec)
         return err_set(ERR_CONFIG,
                        "model.num_heads is %llu, which does not divide model.hidden_size %llu",
                        heads, channels);
+    const modeli_family *family = modeli_family_of(spec->family);
     bool has_rope = modeli_has_rope(spec->family);
-    bool is_plain = modeli_has_table(spec->family, MODELI_POSITIONS); /* gpt2, bert */
-    if (is_given && is_plain)
+    if (is_given && family->has_plain_heads)
         return err_set(ERR_CONFIG,
                        "model.head_dim is %llu, but heads of the %s family are model.hidden_size "
                        "%llu / model.num_heads %llu wide: leave it out",
-                       head_dim, model_family_name(spec->family), channels, heads);
+                       head_dim, family->name, channels, heads);
     if (!is_given)
         head_dim = channels / heads;
     if (heads % kv_heads != 0)
         return err_set(ERR_CONFIG,
                        "model.num_kv_heads is %llu, which does not divide model.num_heads %llu",
                        kv_heads, heads);
-    if (is_plain && kv_heads != heads)
+    if (family->has_plain_heads && kv_heads != heads)
         return err_set(ERR_CONFIG,
                        "model.num_kv_heads is %llu, but the %s family has no grouped heads: leave "
                        "it out or set it to model.num_heads %llu",
-                       kv_heads, model_family_name(spec->family), heads);
+                       kv_heads, family->name, heads);
     if (is_given && (head_dim > HEAD_DIM_MAX || head_dim % 2 != 0))
         return err_set(ERR_CONFIG,
                        "model.head_dim is %llu, but heads must be even, for rotary positions turn "
@@ -94,15 +94,22 @@ static int check_variant(const model_spec *spec)
     TRY(check_dropout("hidden", spec->hidden_dropout));
     TRY(check_dropout("embedding", spec->embedding_dropout));
     TRY(check_dropout("attention", spec->attention_dropout));
-    bool has_options = spec->family == MODEL_LLAMA;
-    const char *other = spec->qk_norm                    ? "qk_norm"
-                        : spec->out_bias                 ? "out_bias"
-                        : spec->mlp_bias                 ? "mlp_bias"
-                        : spec->residual_multiplier != 0 ? "residual_multiplier"
-                                                         : NULL;
-    if (!has_options && other != NULL)
-        return err_set(ERR_CONFIG, "model.%s is given, but the %s family has none: leave it out",
-                       other, model_family_name(spec->family));
+    const struct {
+        const char *key;
+        bool is_given;
+        enum modeli_when option;
+    } options[] = {
+        {"qk_norm", spec->qk_norm, MODELI_IF_QK_NORM},
+        {"out_bias", spec->out_bias, MODELI_IF_OUT_BIAS},
+        {"mlp_bias", spec->mlp_bias, MODELI_IF_MLP_BIAS},
+        {"residual_multiplier", spec->residual_multiplier != 0, MODELI_IF_SCALED},
+        {"parallel_residual", spec->parallel_residual, MODELI_IF_PARALLEL},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (options[i].is_given && !modeli_has_option(spec->family, options[i].option))
+            return err_set(ERR_CONFIG,
+                           "model.%s is given, but the %s family has none: leave it out",
+                           options[i].key, model_family_name(spec->family));
     if ((unsigned)spec->activation >= ACTIVATION_NAME_COUNT ||
         spec->activation ==
             (modeli_is_gated(spec->family) ? ACTIVATION_NAMED_RELU : ACTIVATION_NAMED_SILU))

@@ -86,6 +86,10 @@ enum model_family {
     MODEL_GLM,
     MODEL_GLM4,
     MODEL_BERT,
+    MODEL_GPT_NEOX,
+    MODEL_OPT,
+    MODEL_COHERE,
+    MODEL_STABLELM,
     MODEL_FAMILY_COUNT
 };
 
@@ -123,19 +127,20 @@ struct model_spec {
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     /* num_kv_heads 0 means num_heads; for gpt2, ffn_size 0 means 4 * hidden_size */
     uint64_t head_dim; /* D; 0: hidden_size / num_heads. llama: H * D may differ from hidden_size */
-    /* llama; other families have or lack these by themselves: biases of q, k and v (Qwen2; also glm
-     * and glm4), of attention's output, and of the feed-forward part */
+    /* Options of some families (families.c); others have or lack them by themselves. Biases
+     * of q, k and v (Qwen2), of attention's output, and of the feed-forward part. */
     bool qkv_bias, out_bias, mlp_bias;
-    bool qk_norm; /* llama: RMSNorm over each head's D of q and of k, before the rotation (Qwen3) */
+    bool qk_norm; /* norms over each head's D of q and of k, before the rotation (Qwen3) */
+    bool parallel_residual;     /* attention and the feed-forward part read the same x (GPT-NeoX) */
     enum activation activation; /* of the feed-forward part */
     /* Factors of the rows of the embedding (rounded to the working dtype), of scores in place of 1
-     * / sqrt(D), of each residual branch (llama), and the divisor of logits. 0: there is none. */
+     * / sqrt(D), of each residual branch (an option), and the divisor of logits. 0: none. */
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
     /* Dropouts in training: of what each branch adds to the residual stream and of the embedding's
      * rows, in families that have these; of attention's probabilities. 0: none. */
     double hidden_dropout, embedding_dropout, attention_dropout;
     uint64_t nope_interval;  /* llama: every such block has no rotary positions; 0: all have them */
-    uint64_t position_count; /* gpt2, bert: rows of the table of positions; 0: seq_length */
+    uint64_t position_count; /* gpt2, opt, bert: positions of the table; 0: seq_length */
     uint64_t type_count;     /* bert: rows of the table of token types, of which 0 is used; 0: 2 */
     /* Share of each head, its first elements, that has rotary positions; 0: all of it. */
     double partial_rotary_factor;

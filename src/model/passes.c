@@ -17,6 +17,8 @@ const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_
     *backward = phase == PHASE_BACKWARD;
     if (list->part_count == 0)
         return NULL;
+    if (phase == PHASE_RECOMPUTE)
+        idx = list->parts[pass].recomputed;
     if (phase == PHASE_BACKWARD && self->stages[stage].kind == STAGE_BLOCK)
         idx = last - pass;
     if (phase == PHASE_BACKWARD && self->stages[stage].kind == STAGE_HEAD) {
@@ -26,15 +28,16 @@ const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_
     return &list->parts[idx];
 }
 
-/* A block's first parts up to the last one with a layer that the backward needs again. */
-static uint32_t count_recomputed(const modeli_list *list)
+/* Finds a block's parts with a layer that the backward needs again. Returns their number. */
+static uint32_t find_recomputed(const modeli_list *list)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < list->part_count; i++) {
         modeli_range range = modeli_layers_of(list, &list->parts[i], false);
-        for (uint32_t k = range.begin; k < range.end; k++)
-            if (list->layers[k].is_recomputed)
-                count = i + 1;
+        while (range.begin < range.end && !list->layers[range.begin].is_recomputed)
+            range.begin++;
+        if (range.begin < range.end)
+            list->parts[count++].recomputed = i;
     }
     return count;
 }
@@ -53,7 +56,7 @@ static void count_passes(const model *self, uint32_t stage_idx)
     if (stage->kind == STAGE_HEAD)
         stage->pass_count[PHASE_BACKWARD] = 2 * count;
     if (stage->kind == STAGE_BLOCK)
-        stage->pass_count[PHASE_RECOMPUTE] = count_recomputed(list);
+        stage->pass_count[PHASE_RECOMPUTE] = find_recomputed(list);
 }
 
 int modeli_create_passes(model *self)

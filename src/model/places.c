@@ -9,11 +9,14 @@
  * VALUES. `saved` keeps the values that a backward reads. The others lie in a boundary buffer where
  * one is free:
  * - the input x and the output y; and the value that the last sum adds, which y replaces;
- * - in a whole block, a value of C columns that no backward reads (MODELI_SCRATCH).
+ * - in a whole block, a value of C columns that no backward reads (MODELI_SCRATCH), unless another
+ *   value lies there at that time, as with two branches that are added at the end.
  *
  * GRADIENTS. kind->gradient says what a kind can do. A gradient takes the place of its value, or of
- * another gradient, where nothing reads that later. Only the gradients of attention's operands
- * need places of their own; they find the space of the values after attention.
+ * another gradient, where nothing reads that later. Gradients of attention's operands need places
+ * of their own; they find the space of the values after attention. The gradient of a value with
+ * several readers is a sum: its last reader gives the first term, and each reader before that adds
+ * its own (residual_grad). An ADD only passes a gradient on, so what it adds has no later reader.
  *
  * A block in parts also has these pieces, which its passes leave for each other:
  *   input_sum      [N, widest input] fp32    gradient of a layer's input, summed over its parts
@@ -99,20 +102,40 @@ static uint32_t last_read(const modeli_list *list, uint32_t value)
 
 /* ---- values ---- */
 
-static modeli_spot spot_of(struct layout *of, uint32_t value)
+/* True for the output, and for the value that the last sum adds, which the output replaces. */
+static bool is_in_output(const struct layout *of, uint32_t value)
 {
     const modeli_list *list = of->list;
     const modeli_layer *last = &list->layers[list->layer_count - 1];
+    return value == last->writes ||
+           (!of->is_kept[value] && last->kind == &modeli_add && last->reads[1] == value &&
+            !list->layers[first_written(list, value)].is_recomputed);
+}
+
+/* True if call.output is free for a value in the forward: no other value lies there as long as this
+ * one is needed. A layer may read one value there and replace it by another. */
+static bool finds_scratch(const struct layout *of, uint32_t value)
+{
+    const modeli_list *list = of->list;
+    if (list->part_count > 0 || list->values[value].columns != of->self->spec.hidden_size)
+        return false;
+    for (uint32_t v = MODELI_X + 1; v < list->value_count; v++)
+        if (v != value && (is_in_output(of, v) || list->values[v].at.buffer == MODELI_SCRATCH) &&
+            first_written(list, v) < last_read(list, value) &&
+            first_written(list, value) < last_read(list, v))
+            return false;
+    return true;
+}
+
+static modeli_spot spot_of(struct layout *of, uint32_t value)
+{
+    const modeli_list *list = of->list;
     uint32_t kept_until = last_kept(list, value);
-    bool is_wide = list->values[value].columns != of->self->spec.hidden_size;
     if (value == MODELI_X)
         return (modeli_spot){MODELI_INPUT, 0};
-    if (value == last->writes)
+    if (is_in_output(of, value))
         return (modeli_spot){MODELI_OUTPUT, 0};
-    if (kept_until == 0 && last->kind == &modeli_add && last->reads[1] == value &&
-        !list->layers[first_written(list, value)].is_recomputed)
-        return (modeli_spot){MODELI_OUTPUT, 0};
-    if (kept_until == 0 && list->part_count == 0 && !is_wide)
+    if (kept_until == 0 && finds_scratch(of, value))
         return (modeli_spot){MODELI_SCRATCH, 0};
     return add_piece(of, value_bytes(of, value), first_written(list, value),
                      kept_until ? kept_until : last_read(list, value));
@@ -136,14 +159,23 @@ static void find_recomputed(struct layout *of)
 
 /* ---- gradients ---- */
 
-/* Says where a value's gradient lies until the backward of the layer that made the value. */
+/* The time when the backward has a value's whole gradient and runs the layer that made the value;
+ * for x, the time of the last layer. */
+static uint32_t grad_time(const modeli_list *list, uint32_t value)
+{
+    return back_time(list, value == MODELI_X ? 0 : first_written(list, value));
+}
+
+/* Says where a value's gradient lies until then. */
 static void take_place(struct layout *of, uint32_t value, modeli_spot spot)
 {
+    if (value == MODELI_NO_VALUE)
+        return;
     of->grads[value] = spot;
-    if (spot.buffer != MODELI_SAVED || value == MODELI_NO_VALUE || value == MODELI_X)
+    if (spot.buffer != MODELI_SAVED)
         return;
     struct piece *piece = &of->pieces[spot.offset_bytes];
-    uint32_t end = back_time(of->list, first_written(of->list, value));
+    uint32_t end = grad_time(of->list, value);
     piece->last = end > piece->last ? end : piece->last;
 }
 
@@ -159,6 +191,31 @@ static modeli_spot new_grad(struct layout *of, uint32_t i)
     return add_piece(of, value_bytes(of, value), time, time);
 }
 
+/* True if layer i may write the gradient of `value` to a place: no other value has its gradient
+ * there that a backward after this layer's reads. */
+static bool is_free(const struct layout *of, modeli_spot spot, uint32_t value, uint32_t i)
+{
+    for (uint32_t v = MODELI_X; v < of->list->value_count; v++)
+        if (v != value && of->grads[v].buffer == spot.buffer &&
+            of->grads[v].offset_bytes == spot.offset_bytes &&
+            grad_time(of->list, v) > back_time(of->list, i))
+            return false;
+    return spot.buffer != MODELI_OUTPUT_GRAD; /* which is the caller's */
+}
+
+/* The place of the sum of a layer's residual_grad and its own gradient of the value. */
+static modeli_spot sum_place(struct layout *of, const modeli_layer *layer, uint32_t value,
+                             uint32_t i)
+{
+    const modeli_spot input_grad = {MODELI_GRAD, 0};
+    bool is_last = value == MODELI_X && i == 0; /* the block's input_grad is complete */
+    if (!is_last && is_free(of, layer->residual_grad, value, i))
+        return layer->residual_grad;
+    if (is_free(of, input_grad, value, i))
+        return input_grad;
+    return layer->own_grad.buffer != MODELI_NOWHERE ? layer->own_grad : new_grad(of, i);
+}
+
 static void place_grad(struct layout *of, uint32_t i)
 {
     modeli_layer *layer = &of->list->layers[i];
@@ -171,15 +228,17 @@ static void place_grad(struct layout *of, uint32_t i)
         layer->residual_grad = of->grads[value];
     bool adds = layer->residual_grad.buffer != MODELI_NOWHERE;
     assert(!adds || layer->kind == &modeli_norm || layer->kind == &modeli_linear);
-    for (int k = 0; k < 2 && layer->kind->gradient == MODELI_GRAD_PASSES; k++)
-        assert(of->grads[layer->reads[k]].buffer == MODELI_NOWHERE);
-    bool is_last = value == MODELI_X && !adds; /* nobody else gives the gradient of the input */
-    if (is_changed && !is_last && !(adds && layer->kind->gradient == MODELI_GRAD_ADDS))
+    for (int k = 0; k < 2 && (!is_changed || layer->sum != MODELI_NO_VALUE); k++)
+        assert(layer->reads[k] == layer->writes ||
+               of->grads[layer->reads[k]].buffer == MODELI_NOWHERE);
+    bool is_only =
+        value == MODELI_X && !adds && i == 0; /* nobody else gives the input's gradient */
+    if (is_changed && is_only)
+        layer->input_grad = layer->own_grad = (modeli_spot){MODELI_GRAD, 0};
+    else if (is_changed && !(adds && layer->kind->gradient == MODELI_GRAD_ADDS))
         layer->input_grad = layer->own_grad = new_grad(of, i);
-    if (is_changed && (adds || is_last))
-        layer->input_grad = (modeli_spot){MODELI_GRAD, 0};
-    if (is_changed && is_last)
-        layer->own_grad = layer->input_grad;
+    if (adds)
+        layer->input_grad = sum_place(of, layer, value, i);
     take_place(of, layer->reads[0], layer->input_grad);
     take_place(of, layer->reads[1], layer->input_grad);
 }
@@ -263,6 +322,7 @@ static void find_places(const model *self, modeli_list *list)
     of.grads[list->layers[list->layer_count - 1].writes] = (modeli_spot){MODELI_OUTPUT_GRAD, 0};
     for (uint32_t i = list->layer_count; i-- > 0;)
         place_grad(&of, i);
+    assert(of.grads[MODELI_X].buffer == MODELI_GRAD);
 
     list->saved_bytes = place_pieces(&of);
     for (uint32_t v = MODELI_X; v < list->value_count; v++)

@@ -44,6 +44,8 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
         return spec->position_count;
     case MODELI_TYPES:
         return spec->type_count;
+    case MODELI_POSITIONS_OF_OPT:
+        return spec->position_count + MODELI_OPT_SKIPS;
     }
     return 0;
 }
@@ -57,7 +59,9 @@ static bool is_true(const model_spec *spec, enum modeli_when when)
            (when == MODELI_IF_SCALED && spec->residual_multiplier != 0) ||
            (when == MODELI_IF_DROPOUT && spec->hidden_dropout > 0) ||
            (when == MODELI_IF_TIED && spec->tie_embeddings) ||
-           (when == MODELI_IF_UNTIED && !spec->tie_embeddings);
+           (when == MODELI_IF_UNTIED && !spec->tie_embeddings) ||
+           (when == MODELI_IF_PARALLEL && spec->parallel_residual) ||
+           (when == MODELI_UNLESS_PARALLEL && !spec->parallel_residual);
 }
 
 /* The activation of a row in a model: the row's own, or that of the spec in the same form. */
@@ -88,10 +92,20 @@ bool modeli_has_rope(enum model_family family)
     return row->kind != NULL;
 }
 
+bool modeli_has_option(enum model_family family, enum modeli_when option)
+{
+    const modeli_row *row = modeli_family_of(family)->block;
+    while (row->kind != NULL && row->has_bias != option && row->is_there != option &&
+           !(option == MODELI_IF_PARALLEL && row->if_parallel != NULL))
+        row++;
+    return row->kind != NULL;
+}
+
 bool modeli_has_table(enum model_family family, enum modeli_width rows)
 {
     const modeli_row *row = modeli_family_of(family)->embed;
-    while (row->kind != NULL && row->weights[0].width != rows)
+    while (row->kind != NULL && row->weights[0].width != rows &&
+           !(rows == MODELI_POSITIONS && row->weights[0].width == MODELI_POSITIONS_OF_OPT))
         row++;
     return row->kind != NULL;
 }
@@ -127,9 +141,11 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
 {
     modeli_layer *before = list->layer_count > 0 ? &list->layers[list->layer_count - 1] : NULL;
     modeli_layer made = {.net = self, .row = row, .kind = row->kind};
-    size_t first_bytes = strcspn(row->reads, " ");
-    const char *second = row->reads + first_bytes + (row->reads[first_bytes] != 0);
-    made.reads[0] = find_value(self, list, row->reads, first_bytes);
+    bool is_parallel = self->spec.parallel_residual && row->if_parallel != NULL;
+    const char *reads = is_parallel ? row->if_parallel : row->reads;
+    size_t first_bytes = strcspn(reads, " ");
+    const char *second = reads + first_bytes + (reads[first_bytes] != 0);
+    made.reads[0] = find_value(self, list, reads, first_bytes);
     made.reads[1] = find_value(self, list, second, strlen(second));
     if (row->kind == &modeli_norm && before != NULL && before->kind == &modeli_add &&
         before->writes == made.reads[0]) {

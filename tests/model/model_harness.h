@@ -8,6 +8,7 @@
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -26,6 +27,19 @@ static inline enum model_family harness_family(const char *instance)
             return (enum model_family)i;
     }
     return MODEL_LLAMA;
+}
+
+/* The block that a tensor's name is of; false: of embedding or head. */
+static inline bool harness_block(const char *name, unsigned long long *block)
+{
+    const char *found = strstr(name, "layers.");
+    return sscanf(name, "h.%llu.", block) == 1 ||
+           (found != NULL && sscanf(found, "layers.%llu.", block) == 1);
+}
+
+static inline bool harness_is_output(const char *name)
+{
+    return strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0;
 }
 
 /* All targets of adapters, for model_lora.targets. */
@@ -52,18 +66,32 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "llama-ntk"   a base that is raised for long sequences
  *   "gpt2-erf"    another activation
  *   "glm", "glm4" heads that are turned in part, and biases of q, k and v
+ *   "gpt_neox", "stablelm-parallel"    parallel branches, heads that are turned in part;
+ *                 "gpt_neox-serial" and "stablelm" have neither
+ *   "stablelm", "cohere"    biases of attention; "cohere" also norms of heads
+ *   "opt"         more positions than a sequence has tokens; GELU, because finite differences find
+ *                 no slope where ReLU bends
  *   "-dropout"    at the end: every dropout that the family has */
 static inline void harness_complete(const char *instance, model_spec *spec)
 {
     spec->family = harness_family(instance);
     spec->num_layers = spec->num_layers ? spec->num_layers : 2;
     spec->num_heads = 4;
-    spec->num_kv_heads = modeli_has_table(spec->family, MODELI_POSITIONS) ? 4 : 2;
+    spec->num_kv_heads = modeli_family_of(spec->family)->has_plain_heads ? 4 : 2;
     spec->rope_theta = 10000;
     spec->norm_epsilon = 1e-5;
-    if (strcmp(instance, "gpt2-long") == 0)
+    if (strcmp(instance, "gpt2-long") == 0 || strcmp(instance, "opt") == 0)
         spec->position_count = spec->seq_length + 70;
-    if (strcmp(instance, "gpt2-erf") == 0)
+    spec->parallel_residual = (spec->family == MODEL_GPT_NEOX && !strstr(instance, "-serial")) ||
+                              strcmp(instance, "stablelm-parallel") == 0;
+    if (spec->parallel_residual)
+        spec->partial_rotary_factor = 0.67; /* 4 of 6, 8 of 12 or 10 of 16 elements */
+    spec->qkv_bias = strcmp(instance, "stablelm") == 0 || strcmp(instance, "cohere") == 0;
+    if (strcmp(instance, "cohere") == 0) {
+        spec->out_bias = spec->qk_norm = true;
+        spec->logits_scaling = 1.6;
+    }
+    if (strcmp(instance, "gpt2-erf") == 0 || strcmp(instance, "opt") == 0)
         spec->activation = ACTIVATION_NAMED_GELU;
     if (strstr(instance, "-dropout") != NULL) {
         spec->hidden_dropout = 0.2;

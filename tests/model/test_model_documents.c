@@ -32,7 +32,7 @@ static model_spec small_spec(uint64_t tokens, uint64_t max_part_bytes)
         .max_part_bytes = max_part_bytes,
     };
     harness_complete(instance, &spec);
-    if (modeli_has_table(spec.family, MODELI_POSITIONS)) /* equal tables of positions */
+    if (!modeli_has_rope(spec.family)) /* equal tables of positions */
         spec.position_count = strcmp(instance, "gpt2-long") == 0 ? 117 : TOKENS;
     return spec;
 }

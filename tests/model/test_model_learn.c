@@ -69,7 +69,7 @@ static unsigned long long block_of(const char *name)
         return 0;
     if (sscanf(name, "bert.encoder.layer.%llu.output.LayerNorm%c", &block, &end) == 2)
         return block + 1;
-    if (sscanf(name, "h.%llu.", &block) != 1 && sscanf(name, "model.layers.%llu.", &block) != 1)
+    if (!harness_block(name, &block))
         (void)sscanf(name, "bert.encoder.layer.%llu.", &block);
     return block;
 }
@@ -85,7 +85,7 @@ static bool should_learn(const model_learn *learn, const char *name, bool is_tie
         return true;
     if (block < LAYERS)
         return false;
-    bool is_head = is_norm(name) || strcmp(name, "lm_head.weight") == 0 ||
+    bool is_head = is_norm(name) || harness_is_output(name) ||
                    strncmp(name, "cls.predictions.transform.", 26) == 0 ||
                    strcmp(name, "cls.predictions.decoder.weight") == 0 ||
                    (!is_tied && strcmp(name, "cls.predictions.bias") == 0);
@@ -301,7 +301,7 @@ static void test_step_flops(void **state)
                 for (uint32_t t = 0; t < net->units[u].tensor_count; t++) {
                     const model_tensor *tensor = &net->units[u].tensors[t];
                     bool is_matrix = tensor->rows > 1 && tensor->columns > 1;
-                    if (is_matrix && (strcmp(tensor->name, "lm_head.weight") == 0 ||
+                    if (is_matrix && (harness_is_output(tensor->name) ||
                                       strncmp(tensor->name, "cls.predictions.", 16) == 0))
                         head += tensor->rows * tensor->columns;
                     else if (is_matrix && block_of(tensor->name) == 0)

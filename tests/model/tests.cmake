@@ -4,9 +4,10 @@ sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 
 if(TARGET sluice_kernels_reference)
     set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 granite smollm3 phi3-long
-                       llama-yarn llama-ntk glm glm4)
+                       llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
+                       stablelm-parallel)
     set(all_families ${model_families} bert)
-    set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout)
+    set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${all_families} gpt2-erf ${model_dropouts})
     sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug
@@ -14,15 +15,16 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_dropout LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_dropouts})
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${all_families} gpt2-long ${model_dropouts})
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_families} gpt2-long)
     sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2 llama-yarn glm4 bert)
+                INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2 llama-yarn glm4 bert gpt_neox
+                          opt)
     sluice_test(test_model_pytorch
                 LIBS sluice_model sluice_kernels_reference PkgConfig::JANSSON LABELS cpu
                 INSTANCES gpt2-tied gpt2-untied llama-tied llama-untied)
