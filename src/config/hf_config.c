@@ -1,7 +1,8 @@
 /* Makes a job's model block from DIR/config.json of a Hugging Face checkpoint (model.hf). Every key
  * there that changes the arithmetic is understood, or refused by its name. Absent keys mean what
  * transformers assumes for them. See config_internal.h. job_read calls it; it reads that file.
- * hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions. */
+ * hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions, and hf_config_learned.c
+ * the families with learned positions. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -17,70 +18,6 @@
 enum { SEQ_LENGTH_DEFAULT = 1024 };
 
 /* ---- the families ---- */
-
-static int fill_gpt2(hfi_config *self)
-{
-    uint64_t channels, layers, heads, ffn;
-    TRY(hfi_put(self, "family", json_string("gpt2")));
-    TRY(hfi_take_uint(self, "num_layers", "n_layer", "num_hidden_layers", HFI_REQUIRED, &layers));
-    TRY(hfi_take_uint(self, "hidden_size", "n_embd", "hidden_size", HFI_REQUIRED, &channels));
-    TRY(hfi_take_uint(self, "num_heads", "n_head", "num_attention_heads", HFI_REQUIRED, &heads));
-    TRY(hfi_put(self, "num_kv_heads", json_integer((json_int_t)heads)));
-    TRY(hfi_take_uint(self, "ffn_size", "n_inner", NULL, channels <= UINT32_MAX ? 4 * channels : 0,
-                      &ffn));
-    TRY(hfi_take_uint(self, "position_count", "n_positions", "max_position_embeddings", 1024,
-                      &self->positions));
-    TRY(hfi_put_activation(self, "activation_function", "gelu_new", "gelu_tanh", false));
-    TRY(hfi_refuse(self, "scale_attn_by_inverse_layer_idx", false,
-                   "scores are not divided by the "
-                   "number of their layer"));
-    TRY(hfi_refuse(self, "scale_attn_weights", true,
-                   "scores are always divided by the square root "
-                   "of the head's width"));
-    TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
-    /* reorder_and_upcast_attn asks for fp32 scores. Scores are always fp32 here. */
-    TRY(hfi_put_dropout(self, "hidden_dropout", "resid_pdrop", 0.1));
-    TRY(hfi_put_dropout(self, "embedding_dropout", "embd_pdrop", 0.1));
-    TRY(hfi_put_dropout(self, "attention_dropout", "attn_pdrop", 0.1));
-    TRY(hfi_put_real(self, "norm_epsilon", "layer_norm_epsilon", 1e-5));
-    return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
-}
-
-/* Dropout is not built for bert; transformers' default is 0.1. */
-static void say_no_dropout(const hfi_config *self)
-{
-    static const char *const keys[] = {"hidden_dropout_prob", "attention_probs_dropout_prob"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        const json_t *given = hfi_get(self, keys[i]);
-        double value = given ? json_number_value(given) : 0.1;
-        if (value != 0)
-            log_info("%s: %s %g has no effect: dropout is not built for this family", self->file,
-                     keys[i], value);
-    }
-}
-
-static int fill_bert(hfi_config *self)
-{
-    uint64_t channels, layers, heads, ffn, types;
-    const json_t *positions = hfi_get(self, "position_embedding_type");
-    TRY(hfi_put(self, "family", json_string("bert")));
-    TRY(hfi_take_uint(self, "num_layers", "num_hidden_layers", NULL, 12, &layers));
-    TRY(hfi_take_uint(self, "hidden_size", "hidden_size", NULL, 768, &channels));
-    TRY(hfi_take_uint(self, "num_heads", "num_attention_heads", NULL, 12, &heads));
-    TRY(hfi_take_uint(self, "ffn_size", "intermediate_size", NULL, 3072, &ffn));
-    TRY(hfi_take_uint(self, "type_count", "type_vocab_size", NULL, 2, &types));
-    TRY(hfi_take_uint(self, "position_count", "max_position_embeddings", NULL, 512,
-                      &self->positions));
-    TRY(hfi_put_activation(self, "hidden_act", "gelu", "gelu", false));
-    if (positions &&
-        (!json_is_string(positions) || strcmp(json_string_value(positions), "absolute") != 0))
-        return hfi_error(self, "position_embedding_type", "only \"absolute\" is built");
-    TRY(hfi_refuse(self, "is_decoder", false, "attention sees both sides"));
-    TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
-    TRY(hfi_refuse(self, "tie_word_embeddings", true, "the output matrix is the embedding"));
-    say_no_dropout(self);
-    return hfi_put_real(self, "norm_epsilon", "layer_norm_eps", 1e-12);
-}
 
 /* How a family says that attention is limited to a window. */
 enum window { NO_WINDOW, WINDOW, WINDOW_OF_QWEN };
@@ -99,7 +36,8 @@ struct variant {
     bool qkv_bias, qk_norm, ties, is_plain; /* is_plain: the feed-forward part has no gate */
     bool has_attention_bias, has_mlp_bias;  /* keys that this family has */
     bool has_multipliers, has_nope;
-    const char *hidden_dropout, *embedding_dropout; /* its keys for them */
+    const char *hidden_dropout, *embedding_dropout;                /* its keys for them */
+    enum { ALWAYS_THE_SAME, IS_PARALLEL, IS_SEQUENTIAL } residual; /* if config.json does not say */
     enum window window;
 };
 
@@ -161,6 +99,35 @@ static const struct variant variants[] = {
      .hidden_dropout = "residual_dropout",
      .embedding_dropout = "embedding_dropout",
      .window = WINDOW},
+    {.name = "gpt_neox",
+     .family = "gpt_neox",
+     .positions = 2048,
+     .epsilon_key = "layer_norm_eps",
+     .epsilon = 1e-5,
+     .rope = {.share = 0.25, .theta_key = "rotary_emb_base", .share_key = "rotary_pct"},
+     .activation = "gelu",
+     .ours = "gelu",
+     .is_plain = true,
+     .hidden_dropout = "hidden_dropout",
+     .embedding_dropout = "hidden_dropout",
+     .residual = IS_PARALLEL},
+    {.name = "cohere",
+     .family = "cohere",
+     .positions = 8192,
+     .epsilon_key = "layer_norm_eps",
+     .epsilon = 1e-5,
+     .rope.theta = 500000,
+     .ties = true,
+     .has_attention_bias = true},
+    {.name = "stablelm",
+     .family = "stablelm",
+     .kv_heads = 32,
+     .positions = 4096,
+     .epsilon_key = "layer_norm_eps",
+     .epsilon = 1e-5,
+     .rope.share = 0.25,
+     .hidden_dropout = "hidden_dropout",
+     .residual = IS_SEQUENTIAL},
     {.name = "glm",
      .family = "glm",
      .kv_heads = 2,
@@ -260,7 +227,12 @@ static int put_biases(hfi_config *self, const struct variant *of)
         TRY(hfi_bool(self, "mlp_bias", false, &mlp));
     if (strcmp(of->family, "starcoder2") == 0)
         return hfi_refuse(self, "use_bias", true, "models without these biases are not built");
-    if (strcmp(of->family, "llama") != 0)
+    if (strcmp(of->family, "gpt_neox") == 0)
+        return hfi_refuse(self, "attention_bias", true,
+                          "models without these biases are not built");
+    if (strcmp(of->family, "stablelm") == 0)
+        TRY(hfi_put_bool(self, "qkv_bias", "use_qkv_bias", false));
+    if (strcmp(of->family, "llama") != 0 && !of->has_attention_bias)
         return hfi_refuse(self, "attention_bias", false, "this family has no biases of attention");
     TRY(hfi_put(self, "qkv_bias", json_boolean(of->qkv_bias || attention)));
     if (attention)
@@ -320,6 +292,22 @@ static int put_nope(hfi_config *self, uint64_t layers)
     return interval == 0 ? 0 : hfi_put(self, "nope_interval", json_integer((json_int_t)interval));
 }
 
+/* Writes the keys of single families. */
+static int put_own(hfi_config *self, const struct variant *of)
+{
+    double scale;
+    if (of->residual != ALWAYS_THE_SAME)
+        TRY(hfi_put_bool(self, "parallel_residual", "use_parallel_residual",
+                         of->residual == IS_PARALLEL));
+    if (strcmp(of->name, "stablelm") == 0)
+        TRY(hfi_refuse(self, "qk_layernorm", false, "this family has no norms of heads here"));
+    if (strcmp(of->name, "cohere") != 0)
+        return 0;
+    TRY(hfi_put_bool(self, "qk_norm", "use_qk_norm", false));
+    TRY(hfi_real(self, self->doc, "", "logit_scale", 0.0625, &scale));
+    return hfi_put(self, "logits_scaling", json_real(1 / scale));
+}
+
 static int fill_llama(hfi_config *self, const struct variant *of)
 {
     uint64_t channels, layers, heads, kv_heads, ffn, head_dim;
@@ -348,6 +336,7 @@ static int fill_llama(hfi_config *self, const struct variant *of)
     TRY(put_biases(self, of));
     if (strcmp(of->family, "llama") == 0)
         TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
+    TRY(put_own(self, of));
     if (of->has_multipliers)
         TRY(put_multipliers(self));
     if (of->has_nope)
@@ -373,13 +362,15 @@ static int fill_block(hfi_config *self)
                          "bf16 or fp16");
     TRY(hfi_take_uint(self, "vocab_size", "vocab_size", NULL, HFI_REQUIRED, &vocab));
     if (strcmp(name, "gpt2") == 0)
-        return fill_gpt2(self);
+        return hfi_fill_gpt2(self);
     if (strcmp(name, "bert") == 0)
-        return fill_bert(self);
+        return hfi_fill_bert(self);
+    if (strcmp(name, "opt") == 0)
+        return hfi_fill_opt(self);
     struct variant of;
     if (find_variant(name, &of))
         return fill_llama(self, &of);
-    char known[ERR_TEXT_BYTES / 2] = "gpt2, bert";
+    char known[ERR_TEXT_BYTES / 2] = "gpt2, bert, opt";
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, ", %s", variants[i].name);
@@ -466,6 +457,7 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
         "activation",
         "out_bias",
         "mlp_bias",
+        "parallel_residual",
         "nope_interval",
         "embedding_multiplier",
         "attention_multiplier",

@@ -57,6 +57,12 @@ int hfi_put_dropout(hfi_config *self, const char *key, const char *from,
 int hfi_put_activation(hfi_config *self, const char *from, const char *fallback, const char *ours,
                        bool has_gate) MUST_CHECK;
 
+/* --- hf_config_learned.c: each fills the block for its family --- */
+
+int hfi_fill_gpt2(hfi_config *self) MUST_CHECK;
+int hfi_fill_bert(hfi_config *self) MUST_CHECK;
+int hfi_fill_opt(hfi_config *self) MUST_CHECK;
+
 /* --- hf_config_rope.c --- */
 
 /* A family's rotary positions, as long as config.json says nothing else, and its own names of keys

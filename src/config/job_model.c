@@ -82,6 +82,64 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     return configi_mark_expanded(reader);
 }
 
+/* The defaults of a family, and its options: keys that others refuse. */
+struct rules {
+    const char *family;
+    bool has_table; /* of positions; the others have rotary positions */
+    bool has_wide_ffn, ties;
+    bool drops_branches, drops_rows; /* dropouts of branches, and of the embedding's rows */
+    bool is_biased;                  /* qkv_bias is true by default */
+    bool has_qkv_bias, has_out_bias, has_mlp_bias, has_qk_norm, has_multiplier, has_parallel;
+};
+
+static struct rules rules_of(const char *family)
+{
+    static const struct rules known[] = {
+        {.family = "gpt2",
+         .is_biased = true,
+         .has_table = true,
+         .has_wide_ffn = true,
+         .ties = true,
+         .drops_branches = true,
+         .drops_rows = true},
+        {.family = "llama",
+         .has_qkv_bias = true,
+         .has_out_bias = true,
+         .has_mlp_bias = true,
+         .has_qk_norm = true,
+         .has_multiplier = true},
+        {.family = "starcoder2", .drops_branches = true, .drops_rows = true},
+        {.family = "phi3", .drops_branches = true},
+        {.family = "glm", .is_biased = true, .has_qkv_bias = true},
+        {.family = "glm4", .is_biased = true, .has_qkv_bias = true},
+        {.family = "gpt_neox",
+         .has_wide_ffn = true,
+         .drops_branches = true,
+         .drops_rows = true,
+         .has_parallel = true},
+        {.family = "opt",
+         .has_table = true,
+         .has_wide_ffn = true,
+         .ties = true,
+         .drops_branches = true},
+        {.family = "bert",
+         .has_table = true,
+         .has_wide_ffn = true,
+         .ties = true,
+         .is_biased = true},
+        {.family = "cohere",
+         .ties = true,
+         .has_qkv_bias = true,
+         .has_out_bias = true,
+         .has_qk_norm = true},
+        {.family = "stablelm", .drops_branches = true, .has_qkv_bias = true, .has_parallel = true},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(known[i].family, family) == 0)
+            return known[i];
+    return (struct rules){.family = family};
+}
+
 static int check_required(const configi_reader *reader, const char *path)
 {
     if (configi_get(reader, path))
@@ -89,10 +147,10 @@ static int check_required(const configi_reader *reader, const char *path)
     return configi_error(reader, path, "missing; give it, or a model.preset or model.hf that does");
 }
 
-static uint64_t default_ffn_size(bool is_llama, uint64_t hidden_size)
+static uint64_t default_ffn_size(bool is_wide, uint64_t hidden_size)
 {
     enum { LLAMA_MULTIPLE = 256 }; /* as Llama's own code rounds */
-    if (!is_llama)
+    if (is_wide)
         return 4 * hidden_size;
     return size_round_up(size_div_up(8 * hidden_size, 3), LLAMA_MULTIPLE);
 }
@@ -185,48 +243,42 @@ static int fill_pairs(const configi_reader *reader, rope_form *rope)
     return 0;
 }
 
-/* Checks keys that only one family has, and fills those that the family leaves open. */
-static int fill_variant(const configi_reader *reader, bool is_llama, struct job_model *model)
+/* Checks keys that only some families have, and fills those that the family leaves open. */
+static int fill_variant(const configi_reader *reader, const struct rules *of,
+                        struct job_model *model)
 {
     static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";
-    bool is_gpt2 = !is_llama, is_bert = strcmp(model->family, "bert") == 0; /* is_gpt2 too */
-    bool has_options = strcmp(model->family, "llama") == 0;
-    bool is_glm = strcmp(model->family, "glm") == 0 || strcmp(model->family, "glm4") == 0;
-    const char *other = model->out_bias                   ? "model.out_bias"
-                        : model->mlp_bias                 ? "model.mlp_bias"
-                        : model->residual_multiplier != 0 ? "model.residual_multiplier"
-                        : model->qk_norm                  ? "model.qk_norm"
-                        : configi_get(reader, bias) && !is_gpt2 && !is_glm ? bias
-                                                                           : NULL;
-    if (!has_options && other != NULL)
-        return configi_error(reader, other, "the %s family has no such option: leave it out",
-                             model->family);
-    if (!configi_get(reader, bias))
-        model->qkv_bias = is_gpt2 || is_glm;
+    bool is_bert = strcmp(of->family, "bert") == 0;
+    const struct {
+        const char *path;
+        bool is_given, is_there;
+    } options[] = {
+        {"model.out_bias", model->out_bias, of->has_out_bias},
+        {"model.mlp_bias", model->mlp_bias, of->has_mlp_bias},
+        {"model.residual_multiplier", model->residual_multiplier != 0, of->has_multiplier},
+        {"model.qk_norm", model->qk_norm, of->has_qk_norm},
+        {"model.parallel_residual", model->parallel_residual, of->has_parallel},
+        {bias, configi_get(reader, bias) != NULL, of->has_qkv_bias || of->is_biased},
+        {"model.rope_scaling", model->rope.scaling != ROPE_PLAIN, !of->has_table},
+        {"model.partial_rotary_factor", model->partial_rotary_factor != 1, !of->has_table},
+        {"model.nope_interval", model->nope_interval != 0, !of->has_table},
+        {"model.type_count", model->type_count != 0, is_bert},
+        {positions, model->position_count != 0, of->has_table},
+    };
     TRY(check_rope_scaling(reader, &model->rope));
     TRY(fill_pairs(reader, &model->rope));
-    if (model->type_count != 0 && !is_bert)
-        return configi_error(reader, "model.type_count",
-                             "the %s family has no token types: leave it out", model->family);
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (options[i].is_given && !options[i].is_there)
+            return configi_error(reader, options[i].path,
+                                 "the %s family has no such option: leave it out", of->family);
     if (is_bert && !model->tie_embeddings)
         return configi_error(reader, "model.tie_embeddings",
                              "the output matrix of the bert family is the embedding: leave it out");
-    if (is_llama && model->position_count != 0)
-        return configi_error(reader, positions,
-                             "the %s family has no table of positions: leave it out",
-                             model->family);
-    if (is_llama)
-        return 0;
-    if (!model->qkv_bias)
+    if (!configi_get(reader, bias))
+        model->qkv_bias = of->is_biased;
+    if (of->is_biased && !of->has_qkv_bias && !model->qkv_bias)
         return configi_error(reader, bias, "the %s family always has these biases: leave it out",
-                             model->family);
-    if (model->rope.scaling != ROPE_PLAIN || model->nope_interval != 0 ||
-        model->partial_rotary_factor != 1)
-        return configi_error(reader,
-                             model->nope_interval                ? "model.nope_interval"
-                             : model->partial_rotary_factor != 1 ? "model.partial_rotary_factor"
-                                                                 : "model.rope_scaling",
-                             "the %s family has no rotary positions: leave it out", model->family);
+                             of->family);
     if (model->position_count != 0 && model->position_count < model->seq_length)
         return configi_error(reader, positions,
                              "%" PRIu64 " is below model.seq_length, %" PRIu64
@@ -236,29 +288,20 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
 }
 
 /* Refuses dropouts of other families. train.dropout replaces those of this family. */
-static int fill_dropout(const configi_reader *reader, struct job_model *model)
+static int fill_dropout(const configi_reader *reader, const struct rules *of,
+                        struct job_model *model)
 {
-    static const struct {
-        const char *family;
-        bool has_hidden, has_embedding;
-    } families[] = {{"gpt2", true, true}, {"starcoder2", true, true}, {"phi3", true, false}};
     const json_t *instead = configi_get(reader, "train.dropout");
-    bool has_hidden = false, has_embedding = false;
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
-        if (strcmp(model->family, families[i].family) == 0) {
-            has_hidden = families[i].has_hidden;
-            has_embedding = families[i].has_embedding;
-        }
-    const char *other = model->hidden_dropout != 0 && !has_hidden ? "model.hidden_dropout"
-                        : model->embedding_dropout != 0 && !has_embedding
+    const char *other = model->hidden_dropout != 0 && !of->drops_branches ? "model.hidden_dropout"
+                        : model->embedding_dropout != 0 && !of->drops_rows
                             ? "model.embedding_dropout"
                             : NULL;
     if (other)
         return configi_error(reader, other, "the %s family has no such dropout: leave it out",
                              model->family);
     if (instead) {
-        model->hidden_dropout = has_hidden ? json_number_value(instead) : 0;
-        model->embedding_dropout = has_embedding ? json_number_value(instead) : 0;
+        model->hidden_dropout = of->drops_branches ? json_number_value(instead) : 0;
+        model->embedding_dropout = of->drops_rows ? json_number_value(instead) : 0;
         model->attention_dropout = json_number_value(instead);
     }
     return 0;
@@ -296,8 +339,7 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
         return configi_error(reader, "model.family",
                              "missing; give model.preset or model.hf, or a family such as gpt2 or "
                              "llama and the dimensions");
-    bool is_llama = /* or one of its relatives */
-        strcmp(model->family, "gpt2") != 0 && strcmp(model->family, "bert") != 0;
+    const struct rules of = rules_of(model->family);
     TRY(check_required(reader, "model.num_layers"));
     TRY(check_required(reader, "model.hidden_size"));
     TRY(check_required(reader, "model.num_heads"));
@@ -306,11 +348,11 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     if (model->num_kv_heads == 0)
         model->num_kv_heads = model->num_heads;
     if (model->ffn_size == 0)
-        model->ffn_size = default_ffn_size(is_llama, model->hidden_size);
+        model->ffn_size = default_ffn_size(of.has_wide_ffn, model->hidden_size);
     if (!configi_get(reader, "model.tie_embeddings"))
-        model->tie_embeddings = !is_llama;
+        model->tie_embeddings = of.ties;
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
     TRY(check_factors(reader, model));
-    TRY(fill_dropout(reader, model));
-    return fill_variant(reader, is_llama, model);
+    TRY(fill_dropout(reader, &of, model));
+    return fill_variant(reader, &of, model);
 }

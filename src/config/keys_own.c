@@ -41,14 +41,13 @@ const configi_key configi_own_keys[] = {
         "log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
-        "phi3, "
-        "gemma, olmo2, granite, smollm3, glm, glm4, bert), relative to the current directory. Its "
-        "config.json "
-        "defines the model, and a new run begins with "
-        "its weights. The block may add seq_length (default: 1024, or less if the model allows "
-        "less) and max_part_bytes. Other keys may only repeat what config.json says."),
+        "phi3, gemma, olmo2, granite, smollm3, glm, glm4, bert, opt, gpt_neox, cohere, stablelm), "
+        "relative to the current directory. Its config.json defines the model, and a new run "
+        "begins with its weights. The block may add seq_length (default: 1024, or less if the "
+        "model allows less) and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
-        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4|bert", NONE, FIXED,
+        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4|bert|gpt_neox|opt|cohere|stablelm", NONE,
+        FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
         "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
@@ -57,7 +56,10 @@ const configi_key configi_own_keys[] = {
         "gate and up. glm4: the same with norms after both branches, too. "
         "bert: attention to both sides, norms after the sums, token types "
         "(all tokens have type 0), and a dense layer before the tied output matrix; it learns to "
-        "fill in masked tokens (data.masked)."),
+        "fill in masked tokens (data.masked). gpt_neox: gpt2 with "
+        "rotary positions and exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel "
+        "branches of one LayerNorm without bias, and rotary positions of neighbours. stablelm: "
+        "llama with LayerNorm."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -67,15 +69,20 @@ const configi_key configi_own_keys[] = {
     KEY("model.num_kv_heads", INT, AT(model.num_kv_heads), NONE, "[1,65536]", NONE, FIXED,
         "Heads of keys and values; must divide num_heads. Default: num_heads.", .why = dimensions),
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
-        "Width of a head, but for gpt2 and bert. Default: hidden_size / num_heads."),
+        "Width of a head. Default: hidden_size / num_heads, which gpt2, bert, opt, gpt_neox and "
+        "stablelm always have."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
-        "Whether the projections to queries, keys and values have biases, for llama, glm and glm4. "
-        "Default: false for llama (Qwen2: true), true for glm and glm4. gpt2, starcoder2 and bert "
-        "always have them, the others never."),
+        "Whether the projections to queries, keys and values have biases, for llama, glm, glm4, "
+        "cohere and stablelm. Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
+        "bert, opt, gpt_neox and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
-        "RMSNorm over each head of queries and keys before the rotation (llama; Qwen3: true)."),
+        "Norms over each head of queries and keys before the rotation (llama, cohere; Qwen3: "
+        "true)."),
+    KEY("model.parallel_residual", BOOL, AT(model.parallel_residual), "false", NONE, NONE, FIXED,
+        "Attention and the feed-forward part both read the block's input, and their sum is added "
+        "to it (gpt_neox, stablelm; GPT-NeoX and Pythia: true). cohere always does it."),
     KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
-        "Whether the projection of attention's output has a bias (llama)."),
+        "Whether the projection of attention's output has a bias (llama, cohere)."),
     KEY("model.mlp_bias", BOOL, AT(model.mlp_bias), "false", NONE, NONE, FIXED,
         "Whether the linear layers of the feed-forward part have biases (llama)."),
     KEY("model.activation", ENUM, AT(model.activation), "default",
@@ -106,20 +113,21 @@ const configi_key configi_own_keys[] = {
         "Default: all have them.",
         .why = program_blocks),
     KEY("model.ffn_size", INT, AT(model.ffn_size), NONE, "[1,16777216]", "elements", FIXED,
-        "Inner width of the feed-forward part. Default: gpt2 and bert 4 hidden_size; others "
-        "8/3 hidden_size, "
-        "rounded up to a multiple of 256.",
+        "Inner width of the feed-forward part. Default: gpt2, bert, opt and gpt_neox 4 "
+        "hidden_size; others 8/3 hidden_size, rounded up to a multiple of 256.",
         .why = dimensions),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
         "Rows of the embedding. Default with the tokenizer \"bytes\": 256.", .why = token_ids),
     KEY("model.seq_length", INT, AT(model.seq_length), NONE, "[1,16777216]", "tokens", FIXED,
         "Tokens of one sequence in training.", .why = one_sequence),
     KEY("model.position_count", INT, AT(model.position_count), NONE, "[1,16777216]", "rows", FIXED,
-        "Rows of the table of positions (gpt2, bert), at least seq_length. Default: seq_length."),
+        "Rows of the table of positions (gpt2, bert; opt has two more), at least seq_length. "
+        "Default: seq_length."),
     KEY("model.type_count", INT, AT(model.type_count), NONE, "[1,65536]", "rows", FIXED,
         "Rows of the table of token types (bert). Default: 2.", .why = dimensions),
     KEY("model.tie_embeddings", BOOL, AT(model.tie_embeddings), NONE, NONE, NONE, FIXED,
-        "Whether the output matrix is the embedding. Default: gpt2 and bert true, others false."),
+        "Whether the output matrix is the embedding. Default: gpt2, bert, opt and cohere true, "
+        "others false."),
     KEY("model.rope_theta", FLOAT, AT(model.rope_theta), "10000.0", "(0,]", NONE, FIXED,
         "Base of the rotary positions."),
     KEY("model.partial_rotary_factor", FLOAT, AT(model.partial_rotary_factor), "1.0", "(0,1]", NONE,

@@ -284,8 +284,10 @@ static int put_tensor(exporter *self, uint32_t unit, uint32_t part_idx, uint64_t
         if (tensor->is_transposed)
             TRY(put_turned(self, idx, at, rounded, held));
         else
-            TRY(safetensors_write(self->list.files[tensor->file_idx].writer, tensor->row_idx, at,
-                                  held, rounded));
+            TRY(hfi_write(self->view.net, self->list.files[tensor->file_idx].writer,
+                          tensor->row_idx, tensor->is_by_heads,
+                          tensor->rows == 1 ? 1 : tensor->columns, at, held, rounded,
+                          dtype_bytes(self->list.type)));
         at += held;
         master += held;
         count -= held;

@@ -194,7 +194,8 @@ static int fill_common(json_t *config, const struct job_model *from, const char 
 /* True for the types whose heads may have rotary positions in part. */
 static bool has_share(const char *type)
 {
-    return strcmp(type, "phi3") == 0 || strncmp(type, "glm", 3) == 0;
+    return strcmp(type, "phi3") == 0 || strcmp(type, "stablelm") == 0 ||
+           strncmp(type, "glm", 3) == 0;
 }
 
 /* True if the model has what its type in config.json cannot say. */
@@ -202,6 +203,9 @@ static bool is_beyond(const struct job_model *from, const char *type)
 {
     bool is_qwen = strcmp(type, "qwen2") == 0 || strcmp(type, "qwen3") == 0;
     bool is_granite = strcmp(type, "granite") == 0, is_gemma = strcmp(type, "gemma") == 0;
+    bool is_cohere = strcmp(type, "cohere") == 0;
+    bool has_plain_heads =
+        from->head_dim == 0 || from->head_dim * from->num_heads == from->hidden_size;
     bool has_factors = from->attention_multiplier != 0 || from->residual_multiplier != 0 ||
                        from->logits_scaling != 0;
     bool is_scaled =
@@ -209,12 +213,16 @@ static bool is_beyond(const struct job_model *from, const char *type)
     bool is_other = strcmp(from->family, "llama") != 0;
     return (is_qwen && (from->mlp_bias || from->nope_interval != 0)) ||
            (!is_other && strcmp(type, "qwen2") != 0 && from->qkv_bias != from->out_bias) ||
-           (has_factors && !is_granite) ||
+           (has_factors && !is_granite && !is_cohere) ||
+           (is_cohere && (from->attention_multiplier != 0 || from->qkv_bias != from->out_bias)) ||
+           (strcmp(type, "stablelm") == 0 && !has_plain_heads) ||
+           (strcmp(type, "gpt_neox") == 0 && from->embedding_dropout != from->hidden_dropout) ||
            (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
            (is_gemma && (!is_scaled || from->activation == ACTIVATION_NAMED_GELU)) ||
            (strcmp(type, "phi3") == 0 && from->rope.scaling != ROPE_PLAIN &&
             from->rope.scaling != ROPE_LONGROPE) ||
-           (from->partial_rotary_factor != 1 && !has_share(type)) ||
+           (from->partial_rotary_factor != 1 && !has_share(type) &&
+            strcmp(type, "gpt_neox") != 0) ||
            (from->nope_interval != 0 && strcmp(type, "smollm3") != 0);
 }
 
@@ -264,6 +272,24 @@ static int fill_bert(json_t *config, const struct job_model *from)
                   "hidden_act", plain_activation(from, "gelu"), "layer_norm_eps",
                   from->norm_epsilon, "hidden_dropout_prob", 0.0, "attention_probs_dropout_prob",
                   0.0, "pad_token_id"));
+}
+
+static int fill_opt(json_t *config, const struct job_model *from)
+{
+    uint64_t positions = from->position_count ? from->position_count : from->seq_length;
+    if (is_beyond(from, "opt") || from->norm_epsilon != 1e-5) /* no key says it */
+        return refuse_combination();
+    TRY(fill_common(config, from, "OPTForCausalLM", "opt"));
+    return add_keys(
+        config,
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:b, s:f, s:f, s:f, s:n}",
+                  "num_hidden_layers", (json_int_t)from->num_layers, "hidden_size",
+                  (json_int_t)from->hidden_size, "word_embed_proj_dim",
+                  (json_int_t)from->hidden_size, "num_attention_heads", (json_int_t)from->num_heads,
+                  "ffn_dim", (json_int_t)from->ffn_size, "max_position_embeddings",
+                  (json_int_t)positions, "activation_function", plain_activation(from, "relu"),
+                  "do_layer_norm_before", 1, "dropout", from->hidden_dropout, "attention_dropout",
+                  from->attention_dropout, "layerdrop", 0.0, "pad_token_id"));
 }
 
 static json_t *list_of(const double *numbers, uint32_t count)
@@ -331,6 +357,9 @@ static const struct relative *find_relative(const struct job_model *from)
         {"phi3", "Phi3ForCausalLM", "phi3"},
         {"gemma", "GemmaForCausalLM", "gemma"},
         {"olmo2", "Olmo2ForCausalLM", "olmo2"},
+        {"gpt_neox", "GPTNeoXForCausalLM", "gpt_neox"},
+        {"cohere", "CohereForCausalLM", "cohere"},
+        {"stablelm", "StableLmForCausalLM", "stablelm"},
         {"glm", "GlmForCausalLM", "glm"},
         {"glm4", "Glm4ForCausalLM", "glm4"},
     };
@@ -382,6 +411,23 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
                               "residual_multiplier", or_one(from->residual_multiplier),
                               "logits_scaling", or_one(from->logits_scaling))));
     }
+    if (strcmp(type, "gpt_neox") == 0)
+        return add_keys(config,
+                        json_pack("{s:f, s:f, s:f, s:b, s:b, s:f}", "layer_norm_eps",
+                                  from->norm_epsilon, "rotary_emb_base", from->rope_theta,
+                                  "rotary_pct", from->partial_rotary_factor,
+                                  "use_parallel_residual", (int)from->parallel_residual,
+                                  "attention_bias", 1, "hidden_dropout", from->hidden_dropout));
+    if (strcmp(type, "stablelm") == 0)
+        return add_keys(config,
+                        json_pack("{s:f, s:b, s:b, s:b, s:f}", "layer_norm_eps", from->norm_epsilon,
+                                  "use_qkv_bias", (int)from->qkv_bias, "use_parallel_residual",
+                                  (int)from->parallel_residual, "qk_layernorm", 0, "hidden_dropout",
+                                  from->hidden_dropout));
+    if (strcmp(type, "cohere") == 0)
+        TRY(add_keys(config, json_pack("{s:f, s:b, s:f, s:n}", "layer_norm_eps", from->norm_epsilon,
+                                       "use_qk_norm", (int)from->qk_norm, "logit_scale",
+                                       1 / or_one(from->logits_scaling), "pad_token_id")));
     if (strcmp(type, "gemma") == 0 || strcmp(type, "olmo2") == 0 || is_glm)
         TRY(add_keys(config, json_pack("{s:n}", "pad_token_id")));
     if (!is_qwen2)
@@ -399,6 +445,7 @@ static int fill_llama(json_t *config, const struct job_model *from)
     static const char *const acts[] = {"", "gelu", "gelu_pytorch_tanh", "relu", "silu"};
     const char *act = from->activation != ACTIVATION_OF_FAMILY ? acts[from->activation]
                       : has_tanh                               ? "gelu_pytorch_tanh"
+                      : strcmp(as->type_name, "gpt_neox") == 0 ? "gelu"
                                                                : "silu";
     uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
     if (is_beyond(from, as->type_name))
@@ -434,6 +481,7 @@ static int write_config(const state_view *run, const char *side_dir, const char 
     int rc = !config                             ? -ENOMEM
              : strcmp(from->family, "gpt2") == 0 ? fill_gpt2(config, from)
              : strcmp(from->family, "bert") == 0 ? fill_bert(config, from)
+             : strcmp(from->family, "opt") == 0  ? fill_opt(config, from)
                                                  : fill_llama(config, from);
     if (rc == 0)
         rc = add_keys(config, json_pack("{s:s}", "torch_dtype", torch_names[type]));

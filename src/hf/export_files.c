@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/size.h"
 #include "hf/hf_internal.h"
 #include "state/run_dir.h"
 
@@ -29,7 +30,7 @@ static uint32_t find_name(const export_list *self, const char *name)
 static int add_tensor(export_list *self, const model *net, const model_tensor *from, uint32_t *idx)
 {
     char name[2 * MODEL_NAME_BYTES];
-    bool is_head = strncmp(from->name, "lm_head.", 8) == 0;
+    bool is_head = strncmp(from->name, "lm_head.", 8) == 0; /* of gpt2 */
     *idx = UINT32_MAX;
     if (from->is_adapter)
         return 0; /* export_peft.c writes it */
@@ -41,10 +42,12 @@ static int add_tensor(export_list *self, const model *net, const model_tensor *f
     export_tensor *tensor = &self->tensors[self->count++];
     uint64_t shape[2];
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
-    uint32_t dims = hf_weights_shape(net->spec.family, from, shape);
+    uint32_t dims = hf_weights_shape(net, from, shape);
     tensor->is_transposed = hf_weights_is_transposed(net->spec.family, from->name);
-    tensor->rows = dims == 1 ? 1 : from->whole_rows;
-    tensor->columns = dims == 1 ? shape[0] : from->columns;
+    tensor->is_by_heads = hf_weights_is_by_heads(net->spec.family, from->name);
+    bool turned = tensor->is_transposed;
+    tensor->rows = dims == 1 ? 1 : shape[turned ? 1 : 0];
+    tensor->columns = dims == 1 ? shape[0] : shape[turned ? 0 : 1];
     tensor->size_bytes = tensor->rows * tensor->columns * dtype_bytes(self->type);
     self->total_bytes += tensor->size_bytes;
     self->elem_count += tensor->rows * tensor->columns;
@@ -149,6 +152,20 @@ int hfi_create(export_list *self, const char *dir)
             rc = safetensors_create(path, rows, file->count, &file->writer);
         mem_free(rows);
         TRY(rc);
+    }
+    return 0;
+}
+
+int hfi_write(const model *net, safetensors_writer *writer, uint32_t row, bool by_heads,
+              uint64_t columns, uint64_t at, uint64_t count, const void *data, uint64_t width)
+{
+    uint64_t held;
+    if (!by_heads)
+        return safetensors_write(writer, row, at, count, data);
+    for (uint64_t done = 0; done < count; done += held) {
+        uint64_t place = hf_weights_place(net, columns, at + done, &held);
+        held = size_min(held, count - done);
+        TRY(safetensors_write(writer, row, place, held, (const char *)data + done * width));
     }
     return 0;
 }

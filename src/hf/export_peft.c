@@ -211,13 +211,16 @@ static int write_tensor(const export_adapters *self, kernel_context *context,
 {
     const float *values = self->values[unit] + tensor->offset_elems;
     uint64_t count = tensor->rows * tensor->columns;
+    bool by_heads = hf_weights_is_by_heads(self->net->spec.family, tensor->name);
     if (type == DTYPE_FP32)
-        return safetensors_write(writer, row, 0, count, values);
+        return hfi_write(self->net, writer, row, by_heads, tensor->columns, 0, count, values,
+                         sizeof *values);
     void *rounded = mem_alloc(count, dtype_bytes(type), "rounded adapters");
     int rc =
         rounded ? kernels_cpu.working_copy(context, NULL, values, rounded, type, count) : -ENOMEM;
     if (rc == 0)
-        rc = safetensors_write(writer, row, 0, count, rounded);
+        rc = hfi_write(self->net, writer, row, by_heads, tensor->columns, 0, count, rounded,
+                       dtype_bytes(type));
     mem_free(rounded);
     return rc;
 }

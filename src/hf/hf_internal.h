@@ -16,8 +16,8 @@
 struct export_tensor {
     char name[2 * MODEL_NAME_BYTES]; /* name in the checkpoint */
     uint64_t rows, columns;          /* of the whole tensor, as the model has it */
-    bool is_transposed;
-    uint32_t file_idx, row_idx; /* the file of the export that has it, and its row there */
+    bool is_transposed, is_by_heads; /* as hf_weights_is_... */
+    uint32_t file_idx, row_idx;      /* the file of the export that has it, and its row there */
     uint64_t size_bytes;
 };
 typedef struct export_tensor export_tensor;
@@ -51,6 +51,11 @@ int hfi_list(const model *net, enum dtype type, uint64_t shard_bytes, export_lis
 void hfi_list_fini(export_list *self); /* abandons files that are not finished */
 /* Begins all files and reserves their space. */
 int hfi_create(export_list *self, const char *dir) MUST_CHECK;
+/* Writes elements [at, at + count) of a tensor of the model to row `row` of a file, in its dtype of
+ * `width` bytes. by_heads: as hf_weights_is_by_heads; `columns` as for hf_weights_place. */
+int hfi_write(const model *net, safetensors_writer *writer, uint32_t row, bool by_heads,
+              uint64_t columns, uint64_t at, uint64_t count, const void *data,
+              uint64_t width) MUST_CHECK;
 /* Gives all files their final names, then writes the index. Files with other names that an earlier
  * export left are removed. */
 int hfi_finish(export_list *self, const char *dir) MUST_CHECK;
@@ -113,6 +118,7 @@ int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type
 struct weights_source {
     hf_tensor at;       /* tensor NULL: an adapter, which is not in the checkpoint */
     bool is_transposed; /* stored [columns, whole_rows] */
+    bool is_by_heads;   /* as hf_weights_is_by_heads */
 };
 
 /* Rows [row_begin, row_begin + rows) of a transposed matrix, in its own dtype, stored as [rows,
@@ -130,8 +136,10 @@ struct hf_weights {
     char dir[PATH_MAX];
     struct weights_source *sources; /* one for each tensor of all units, in order */
     struct weights_source **units;  /* [unit_count] first entry of a unit in sources */
-    /* Prefix that the checkpoint's names have and the model's lack; and the reverse. */
-    const char *added, *dropped;
+    /* Prefix that the checkpoint's names have and the model's lack. The reverse is that of the
+     * model's first tensor, of dropped_bytes. */
+    const char *added;
+    size_t dropped_bytes;
     struct weights_strip strip;
     unsigned char *pieces; /* [thread_count][piece_bytes] */
     uint64_t piece_bytes;

@@ -27,11 +27,32 @@ static bool begins_with(const char *text, const char *begin)
     return strncmp(text, begin, strlen(begin)) == 0;
 }
 
+/* The output matrix, if it is not tied. */
+static bool is_output(const char *name)
+{
+    return begins_with(name, "lm_head.") || begins_with(name, "embed_out.");
+}
+
 bool hf_weights_is_transposed(enum model_family family, const char *name)
 {
     return family == MODEL_GPT2 &&
            (ends_with(name, ".attn.c_attn.weight") || ends_with(name, ".attn.c_proj.weight") ||
             ends_with(name, ".mlp.c_fc.weight") || ends_with(name, ".mlp.c_proj.weight"));
+}
+
+bool hf_weights_is_by_heads(enum model_family family, const char *name)
+{
+    return family == MODEL_GPT_NEOX && strstr(name, ".query_key_value.") &&
+           !ends_with(name, ".lora_A.weight");
+}
+
+uint64_t hf_weights_place(const model *net, uint64_t columns, uint64_t at, uint64_t *together)
+{
+    uint64_t heads = net->spec.num_heads, head_elems = net->spec.head_dim * columns;
+    uint64_t matrix = at / (heads * head_elems), head = at / head_elems % heads;
+    uint64_t inside = at % head_elems;
+    *together = head_elems - inside;
+    return (3 * head + matrix) * head_elems + inside;
 }
 
 /* True for a vector: one row, or one column if it is cut. */
@@ -41,8 +62,14 @@ static bool is_vector(const model_tensor *tensor)
            (tensor->columns == 1 || (tensor->rows == 1 && tensor->whole_rows == 1));
 }
 
-uint32_t hf_weights_shape(enum model_family family, const model_tensor *tensor, uint64_t shape[2])
+uint32_t hf_weights_shape(const model *net, const model_tensor *tensor, uint64_t shape[2])
 {
+    enum model_family family = net->spec.family;
+    if (family == MODEL_COHERE && strstr(tensor->name, "_norm.weight")) { /* q_norm, k_norm */
+        shape[1] = net->spec.head_dim;
+        shape[0] = tensor->columns / shape[1];
+        return 2;
+    }
     if (is_vector(tensor)) {
         shape[0] = tensor->columns == 1 ? tensor->whole_rows : tensor->columns;
         shape[1] = 1;
@@ -62,31 +89,23 @@ static bool is_adapter(const char *name)
 /* Builds the checkpoint's name of a tensor of the model. */
 static void stored_name(const hf_weights *self, const char *name, char out[2 * MODEL_NAME_BYTES])
 {
-    bool is_head = begins_with(name, "lm_head.");
-    if (!is_head && self->dropped[0] && begins_with(name, self->dropped))
-        name += strlen(self->dropped);
-    snprintf(out, 2 * MODEL_NAME_BYTES, "%s%s", is_head ? "" : self->added, name);
+    if (self->dropped_bytes > 0 &&
+        strncmp(name, self->net->units[0].tensors[0].name, self->dropped_bytes) == 0)
+        name += self->dropped_bytes;
+    snprintf(out, 2 * MODEL_NAME_BYTES, "%s%s", is_output(name) ? "" : self->added, name);
 }
 
 /* Finds how names differ from the model's. Checkpoints of the whole model and of the model without
  * its head use different names. */
 static int find_prefix(hf_weights *self)
 {
-    static const struct {
-        const char *added, *dropped;
-    } forms[3][2] = {
-        {{"", ""}, {"", "model."}},
-        {{"transformer.", ""}, {"", ""}}, /* gpt2 */
-        {{"", ""}, {"", "bert."}},        /* bert */
-    };
-    enum model_family family = self->net->spec.family;
-    int kind = family == MODEL_GPT2 ? 1 : family == MODEL_BERT ? 2 : 0;
+    bool is_gpt2 = self->net->spec.family == MODEL_GPT2;
     const char *table = self->net->units[0].tensors[0].name;
     char name[2 * MODEL_NAME_BYTES], other[2 * MODEL_NAME_BYTES] = "";
     hf_tensor found;
     for (int i = 0; i < 2; i++) {
-        self->added = forms[kind][i].added;
-        self->dropped = forms[kind][i].dropped;
+        self->added = is_gpt2 && i == 0 ? "transformer." : "";
+        self->dropped_bytes = is_gpt2 || i == 0 ? 0 : strcspn(table, ".") + 1;
         stored_name(self, table, name);
         if (hf_find(self->files, name, &found))
             return 0;
@@ -115,7 +134,7 @@ static int check_tensor(const hf_weights *self, const hf_tensor *at, const model
     const char *path = hf_path(self->files, at->file_idx);
     char is[SAFETENSORS_SHAPE_BYTES], text[SAFETENSORS_SHAPE_BYTES];
     safetensors_tensor should = {0};
-    should.dim_count = hf_weights_shape(self->net->spec.family, wanted, should.shape);
+    should.dim_count = hf_weights_shape(self->net, wanted, should.shape);
     if (tensor->type == SAFETENSORS_OTHER)
         return err_set(ERR_INPUT,
                        "%s: tensor %s has dtype %s, and weights are read from F32, BF16 and F16",
@@ -152,7 +171,7 @@ static int find_tensor(hf_weights *self, const model_tensor *wanted, struct weig
     stored_name(self, wanted->name, name);
     if (!hf_find(self->files, name, &out->at) && !find_old_norm(self, name, &out->at))
         return err_set(ERR_INPUT, "%s has no tensor %s%s", self->dir, name,
-                       begins_with(name, "lm_head.")
+                       is_output(name)
                            ? ", and model.tie_embeddings is false, so the embedding cannot take "
                              "its place"
                        : begins_with(name, "cls.")
@@ -161,6 +180,7 @@ static int find_tensor(hf_weights *self, const model_tensor *wanted, struct weig
                            : "");
     TRY(check_tensor(self, &out->at, wanted));
     out->is_transposed = hf_weights_is_transposed(self->net->spec.family, wanted->name);
+    out->is_by_heads = hf_weights_is_by_heads(self->net->spec.family, wanted->name);
     self->has_type[out->at.tensor->type] = true;
     if (wanted->row_begin == 0) /* a tensor in parts counts once */
         self->total_bytes += out->at.tensor->size_bytes;
@@ -197,21 +217,23 @@ static int compare_addresses(const void *left, const void *right)
 }
 
 /* True for tensors of a checkpoint that are no parameters. */
-static bool is_no_parameter(const hf_weights *self, const char *name)
+static bool is_no_parameter(const char *name)
 {
-    if (self->net->spec.family == MODEL_GPT2)
-        return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
-    if (self->net->spec.family == MODEL_BERT)
-        return ends_with(name, "embeddings.position_ids");
-    return ends_with(name, "rotary_emb.inv_freq");
+    static const char *const ends[] = {".attn.bias",          ".attn.masked_bias",
+                                       ".attention.bias",     ".attention.masked_bias",
+                                       "rotary_emb.inv_freq", "embeddings.position_ids"};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (ends_with(name, ends[i]))
+            return true;
+    return false;
 }
 
 /* True for a tied output matrix that is stored once more, or BERT's biases of it. */
 static bool is_repeated(const hf_weights *self, const safetensors_tensor *tensor)
 {
     const safetensors_tensor *table = self->units[0][0].at.tensor;
-    bool is_matrix = strcmp(tensor->name, "lm_head.weight") == 0 ||
-                     strcmp(tensor->name, "cls.predictions.decoder.weight") == 0;
+    bool is_matrix =
+        is_output(tensor->name) || strcmp(tensor->name, "cls.predictions.decoder.weight") == 0;
     bool is_bias = strcmp(tensor->name, "cls.predictions.decoder.bias") == 0;
     return self->net->spec.tie_embeddings &&
            ((is_matrix && has_shape(tensor, table->shape, table->dim_count)) ||
@@ -245,7 +267,7 @@ static int check_rest(const hf_weights *self)
     for (uint64_t i = 0; i < hf_count(self->files); i++) {
         hf_tensor at = hf_at(self->files, i);
         if (bsearch(&at.tensor, known, used, sizeof *known, compare_addresses) ||
-            is_no_parameter(self, at.tensor->name) || is_repeated(self, at.tensor))
+            is_no_parameter(at.tensor->name) || is_repeated(self, at.tensor))
             continue;
         if (is_left_out(self, at.tensor->name)) {
             size_t length = strlen(left_out);

@@ -70,8 +70,14 @@ enum dtype hf_weights_type(const hf_weights *self);
 /* True if Hugging Face stores this tensor of the family as [in, out]: matrices of GPT-2's blocks
  * (Conv1D). */
 bool hf_weights_is_transposed(enum model_family family, const char *name);
+/* True if Hugging Face stores the rows of this tensor by heads, q, k and v of each together, where
+ * the model has those of all heads of q first (GPT-NeoX). It is a matrix of `columns` columns, or a
+ * bias, whose `columns` is 1: hf_weights_place gives the stored place of its element `at`, and the
+ * number of elements from there on that lie together in both. */
+bool hf_weights_is_by_heads(enum model_family family, const char *name);
+uint64_t hf_weights_place(const model *net, uint64_t columns, uint64_t at, uint64_t *together);
 /* The shape that Hugging Face stores for a tensor; `tensor` is all of it or a part. Returns the
- * number of dimensions. */
-uint32_t hf_weights_shape(enum model_family family, const model_tensor *tensor, uint64_t shape[2]);
+ * number of dimensions. Weights of Cohere's head norms have a row for each head. */
+uint32_t hf_weights_shape(const model *net, const model_tensor *tensor, uint64_t shape[2]);
 
 #endif

@@ -223,6 +223,14 @@ static int read_turned(hf_weights *self, const hf_tensor *at, const model_tensor
     return 0;
 }
 
+/* Reads elements that lie in the file as in the model. */
+static int read_straight(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                         void *room, float *master)
+{
+    return room ? read_alone(self, at, begin, count, room, master)
+                : read_plain(self, at, begin, count, master);
+}
+
 /* Reads elements of a tensor. `room`: NULL, or memory for a read on this thread alone. */
 static int read_tensor(hf_weights *self, const struct weights_source *from,
                        const model_tensor *tensor, uint64_t begin, uint64_t count, void *room,
@@ -230,10 +238,17 @@ static int read_tensor(hf_weights *self, const struct weights_source *from,
 {
     /* Position in the whole tensor. The rows of a part follow each other there. */
     uint64_t first = tensor->row_begin * tensor->columns + begin;
-    if (!from->is_transposed && room)
-        return read_alone(self, &from->at, first, count, room, master);
+    if (from->is_by_heads) {
+        uint64_t held, columns = tensor->whole_rows == 1 ? 1 : tensor->columns;
+        for (uint64_t done = 0; done < count; done += held) {
+            uint64_t place = hf_weights_place(self->net, columns, first + done, &held);
+            held = size_min(held, count - done);
+            TRY(read_straight(self, &from->at, place, held, room, master + done));
+        }
+        return 0;
+    }
     if (!from->is_transposed)
-        return read_plain(self, &from->at, first, count, master);
+        return read_straight(self, &from->at, first, count, room, master);
     TRY(read_turned(self, &from->at, tensor, first, count, master));
     return check_finite(self, &from->at, first, count, master);
 }

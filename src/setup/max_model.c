@@ -66,7 +66,7 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
     m.ffn_size = is_llama ? at->hidden / 2 * 7 : 4 * (uint64_t)at->hidden;
     m.vocab_size = is_llama ? 128256 : 50257;
     m.tie_embeddings = m.qkv_bias = !is_llama;
-    m.qk_norm = false;
+    m.qk_norm = m.parallel_residual = false;
     m.rope.scaling = ROPE_PLAIN;
     m.partial_rotary_factor = 1;
     m.head_dim = m.position_count = 0;

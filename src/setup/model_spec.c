@@ -53,6 +53,7 @@ model_spec setup_model_spec(const struct job_model *from)
         .out_bias = from->out_bias,
         .mlp_bias = from->mlp_bias,
         .qk_norm = from->qk_norm,
+        .parallel_residual = from->parallel_residual,
         .activation = from->activation,
         .embedding_multiplier = from->embedding_multiplier,
         .attention_multiplier = from->attention_multiplier,
@@ -111,7 +112,6 @@ static void append_rope(const rope_form *rope, char *text, size_t capacity, int 
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 {
     int used = 0;
-    bool is_llama = spec->position_count == 0; /* or one of its relatives */
     const struct {
         const char *key;
         double value;
@@ -127,10 +127,11 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"embedding_dropout", spec->embedding_dropout},
         {"attention_dropout", spec->attention_dropout},
         {"type_count", (double)spec->type_count},
+        {"parallel_residual", spec->parallel_residual},
     };
-    if (is_llama && spec->head_dim * spec->num_heads != spec->hidden_size)
+    if (spec->head_dim * spec->num_heads != spec->hidden_size)
         append(text, capacity, &used, "model.head_dim=%" PRIu64 "\n", spec->head_dim);
-    if (is_llama && spec->qkv_bias)
+    if (spec->position_count == 0 && spec->qkv_bias)
         append(text, capacity, &used, "model.qkv_bias=true\n");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         if (numbers[i].value != 0)
@@ -139,9 +140,9 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         append(text, capacity, &used, "model.activation=%s\n", activation_name(spec->activation));
     if (spec->qk_norm)
         append(text, capacity, &used, "model.qk_norm=true\n");
-    if (!is_llama)
+    if (spec->position_count != 0)
         append(text, capacity, &used, "model.position_count=%" PRIu64 "\n", spec->position_count);
-    if (is_llama && spec->partial_rotary_factor != 0 && spec->partial_rotary_factor != 1)
+    if (spec->partial_rotary_factor != 0 && spec->partial_rotary_factor != 1)
         append(text, capacity, &used, "model.partial_rotary_factor=%.17g\n",
                spec->partial_rotary_factor);
     append_rope(&spec->rope, text, capacity, &used);
@@ -189,7 +190,9 @@ static void default_targets(struct job_train *train, enum model_family family)
         [MODEL_STARCODER2] = {"q_proj", "v_proj"}, [MODEL_PHI3] = {"qkv_proj"},
         [MODEL_GEMMA] = {"q_proj", "v_proj"},      [MODEL_OLMO2] = {"q_proj", "v_proj"},
         [MODEL_GLM] = {"q_proj", "v_proj"},        [MODEL_GLM4] = {"q_proj", "v_proj"},
-        [MODEL_BERT] = {"query", "value"},
+        [MODEL_BERT] = {"query", "value"},         [MODEL_GPT_NEOX] = {"query_key_value"},
+        [MODEL_OPT] = {"q_proj", "v_proj"},        [MODEL_COHERE] = {"q_proj", "v_proj"},
+        [MODEL_STABLELM] = {"q_proj", "v_proj"},
     };
     for (int i = 0; i < 2 && names[family][i]; i++)
         strcpy(train->lora_targets[train->lora_target_count++], names[family][i]);

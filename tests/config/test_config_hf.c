@@ -15,6 +15,10 @@
     "\"vocab_size\": 300, \"hidden_size\": 48, \"num_hidden_layers\": 3, "                         \
     "\"num_attention_heads\": 4, \"intermediate_size\": 80, \"max_position_embeddings\": 4096"
 #define LLAMA "\"model_type\": \"llama\", " SIZES
+#define OPT                                                                                        \
+    "\"model_type\": \"opt\", \"vocab_size\": 300, \"hidden_size\": 48, "                          \
+    "\"num_hidden_layers\": 3, \"num_attention_heads\": 4, \"ffn_dim\": 80, "                      \
+    "\"max_position_embeddings\": 96"
 #define LLAMA3                                                                                     \
     "\"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "                       \
     "\"original_max_position_embeddings\": 8192"
@@ -196,6 +200,40 @@ static const struct {
      "\"rope_parameters\": {\"partial_rotary_factor\": 1.0}",
      {FIELD_IS_TEXT(model.family, "glm"), FIELD(model.qkv_bias, false),
       FIELD(model.partial_rotary_factor, 1)}},
+    {"\"model_type\": \"gpt_neox\", " SIZES,
+     {FIELD_IS_TEXT(model.family, "gpt_neox"), FIELD(model.activation, ACTIVATION_OF_FAMILY),
+      FIELD(model.partial_rotary_factor, 0.25), FIELD(model.rope_theta, 10000),
+      FIELD(model.parallel_residual, true), FIELD(model.norm_epsilon, 1e-5),
+      FIELD(model.tie_embeddings, false)}},
+    {"\"model_type\": \"gpt_neox\", " SIZES ", \"rotary_pct\": 1.0, \"rotary_emb_base\": 5000, "
+     "\"use_parallel_residual\": false, \"hidden_act\": \"gelu_new\", \"layer_norm_eps\": 1e-6",
+     {FIELD(model.partial_rotary_factor, 1), FIELD(model.rope_theta, 5000),
+      FIELD(model.parallel_residual, false), FIELD(model.activation, ACTIVATION_NAMED_GELU_TANH),
+      FIELD(model.norm_epsilon, 1e-6)}},
+    {"\"model_type\": \"cohere\", " SIZES,
+     {FIELD_IS_TEXT(model.family, "cohere"), FIELD(model.num_kv_heads, 4),
+      FIELD(model.logits_scaling, 16), FIELD(model.qk_norm, false), FIELD(model.qkv_bias, false),
+      FIELD(model.rope_theta, 500000), FIELD(model.norm_epsilon, 1e-5),
+      FIELD(model.tie_embeddings, true)}},
+    {"\"model_type\": \"cohere\", " SIZES ", \"logit_scale\": 0.5, \"use_qk_norm\": true, "
+     "\"attention_bias\": true",
+     {FIELD(model.logits_scaling, 2), FIELD(model.qk_norm, true), FIELD(model.qkv_bias, true),
+      FIELD(model.out_bias, true)}},
+    {"\"model_type\": \"stablelm\", " SIZES ", \"num_key_value_heads\": 4",
+     {FIELD_IS_TEXT(model.family, "stablelm"), FIELD(model.partial_rotary_factor, 0.25),
+      FIELD(model.parallel_residual, false), FIELD(model.qkv_bias, false),
+      FIELD(model.norm_epsilon, 1e-5), FIELD(model.tie_embeddings, false)}},
+    {"\"model_type\": \"stablelm\", " SIZES ", \"num_key_value_heads\": 2, "
+     "\"partial_rotary_factor\": 0.5, \"use_qkv_bias\": true, \"use_parallel_residual\": true",
+     {FIELD(model.partial_rotary_factor, 0.5), FIELD(model.parallel_residual, true),
+      FIELD(model.qkv_bias, true), FIELD(model.num_kv_heads, 2)}},
+    {OPT,
+     {FIELD_IS_TEXT(model.family, "opt"), FIELD(model.num_kv_heads, 4), FIELD(model.ffn_size, 80),
+      FIELD(model.position_count, 96), FIELD(model.seq_length, 96),
+      FIELD(model.activation, ACTIVATION_OF_FAMILY), FIELD(model.norm_epsilon, 1e-5),
+      FIELD(model.tie_embeddings, true)}},
+    {OPT ", \"activation_function\": \"gelu\", \"word_embed_proj_dim\": 48, \"dropout\": 0.1",
+     {FIELD(model.activation, ACTIVATION_NAMED_GELU)}},
     {"\"model_type\": \"granite\", " SIZES
      ", \"embedding_multiplier\": 12, \"logits_scaling\": 8, \"residual_multiplier\": 1",
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.embedding_multiplier, 12),
@@ -252,6 +290,21 @@ static const struct {
     {GPT2 ", \"tie_word_embeddings\": 1", NULL, {"tie_word_embeddings", "true or false"}},
     {GPT2 ", \"resid_pdrop\": 1", NULL, {"resid_pdrop", "1", "below 1"}},
     {LLAMA ", \"attention_dropout\": \"0.1\"", NULL, {"attention_dropout", "no number"}},
+    {"\"model_type\": \"gpt_neox\", " SIZES ", \"attention_bias\": false",
+     NULL,
+     {"attention_bias", "not built"}},
+    {"\"model_type\": \"stablelm\", " SIZES ", \"num_key_value_heads\": 4, \"qk_layernorm\": true",
+     NULL,
+     {"qk_layernorm", "not built"}},
+    {"\"model_type\": \"stablelm\", " SIZES
+     ", \"num_key_value_heads\": 4, \"attention_bias\": true",
+     NULL,
+     {"attention_bias", "not built"}},
+    {OPT ", \"do_layer_norm_before\": false", NULL, {"do_layer_norm_before", "not built"}},
+    {OPT ", \"word_embed_proj_dim\": 24", NULL, {"word_embed_proj_dim", "24", "48"}},
+    {OPT ", \"enable_bias\": false", NULL, {"enable_bias", "not built"}},
+    {OPT ", \"_remove_final_layer_norm\": true", NULL, {"_remove_final_layer_norm"}},
+    {OPT ", \"layer_norm_elementwise_affine\": false", NULL, {"layer_norm_elementwise_affine"}},
     {LLAMA ", \"hidden_act\": \"relu\"", NULL, {"hidden_act", "\"relu\"", "silu"}},
     {LLAMA ", \"attention_bias\": 1", NULL, {"attention_bias", "true or false"}},
     {LLAMA ", \"mlp_bias\": \"yes\"", NULL, {"mlp_bias", "true or false"}},
@@ -359,6 +412,7 @@ static const struct {
     {LLAMA, "model.out_bias=true", {"model.out_bias", "leave the key"}},
     {LLAMA, "model.hidden_dropout=0.1", {"model.hidden_dropout", "llama", "no such dropout"}},
     {LLAMA, "model.embedding_dropout=0.1", {"model.embedding_dropout", "llama"}},
+    {LLAMA, "model.parallel_residual=true", {"model.parallel_residual", "leave the key"}},
 };
 
 static void wrong_is_refused(void **state)
@@ -469,20 +523,20 @@ static void hand_written_blocks(void **state)
         {model, "model.rope_scaling.beta_fast=16", "no such number"},
         {model, "model.rope_scaling={\"type\": \"yarn\", \"factor\": 2}", "missing"},
         {model, "model.partial_rotary_factor=1.5", "model.partial_rotary_factor"},
-        {SMALL_JOB, "model.partial_rotary_factor=0.5", "no rotary"},
+        {SMALL_JOB, "model.partial_rotary_factor=0.5", "no such option"},
         {model, "model.position_count=40", "model.position_count"},
         {SMALL_JOB, "model.qkv_bias=false", "always has"},
         {SMALL_JOB, "model.qk_norm=true", "no such option"},
         {SMALL_JOB, "model.mlp_bias=true", "no such option"},
-        {SMALL_JOB, "model.type_count=2", "no token types"},
+        {SMALL_JOB, "model.type_count=2", "no such option"},
         {bert, "model.tie_embeddings=false", "is the embedding"},
         {bert, "model.qkv_bias=false", "the bert family always has"},
         {bert, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "bert family has no"},
-        {SMALL_JOB, "model.nope_interval=2", "no rotary"},
+        {SMALL_JOB, "model.nope_interval=2", "no such option"},
         {model, "model.logits_scaling=1e-40", "model.logits_scaling"},
         {model, "model.embedding_multiplier=1e39", "model.embedding_multiplier"},
         {model, "model.family=gemma", "the gemma family has no such option"},
-        {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "no rotary"},
+        {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "no such option"},
         {SMALL_JOB, "model.position_count=31", "below model.seq_length, 32"},
         {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\"}", "rope_scaling.factor"},
     };

@@ -81,10 +81,12 @@ model *hf_fixture_model(const hf_fixture_shape *shape)
 void hf_fixture_name(const hf_fixture_shape *shape, const hf_fixture_form *form, const char *name,
                      char out[256])
 {
-    bool is_head = strncmp(name, "lm_head.", 8) == 0;
+    bool is_head = strncmp(name, "lm_head.", 8) == 0 || strncmp(name, "embed_out.", 10) == 0;
     bool adds = shape->family == MODEL_GPT2 && !form->is_bare && !is_head;
-    bool drops = shape->family == MODEL_LLAMA && form->is_bare && !is_head;
-    snprintf(out, 256, "%s%s", adds ? "transformer." : "", name + (drops ? strlen("model.") : 0));
+    bool drops =
+        shape->family != MODEL_GPT2 && shape->family != MODEL_BERT && form->is_bare && !is_head;
+    snprintf(out, 256, "%s%s", adds ? "transformer." : "",
+             name + (drops ? strcspn(name, ".") + 1 : 0));
     char *norm = strstr(out, "LayerNorm.");
     if (shape->family == MODEL_BERT && form->is_bare && norm)
         strcpy(norm, strstr(norm, "bias") ? "LayerNorm.beta" : "LayerNorm.gamma");
@@ -148,7 +150,7 @@ static void list_rows(const hf_fixture_shape *shape, const hf_fixture_form *form
             const model_tensor *tensor = &net->units[u].tensors[i];
             uint64_t dims[2];
             hf_fixture_name(shape, form, tensor->name, name);
-            uint32_t count = hf_weights_shape(shape->family, tensor, dims);
+            uint32_t count = hf_weights_shape(net, tensor, dims);
             if (!form->left || strcmp(form->left, name) != 0)
                 add(list, form->type, name, count, dims[0], dims[1]);
         }
@@ -169,8 +171,10 @@ static void list_rows(const hf_fixture_shape *shape, const hf_fixture_form *form
     for (uint64_t l = 0; form->has_extras && !is_bert && l < shape->layers; l++) {
         char text[128];
         snprintf(text, sizeof text,
-                 shape->family == MODEL_GPT2 ? "h.%llu.attn.bias"
-                                             : "model.layers.%llu.self_attn.rotary_emb.inv_freq",
+                 shape->family == MODEL_GPT2       ? "h.%llu.attn.bias"
+                 : shape->family == MODEL_GPT_NEOX ? "gpt_neox.layers.%llu.attention.masked_bias"
+                                                   : "model.layers.%llu.self_attn.rotary_emb."
+                                                     "inv_freq",
                  (unsigned long long)l);
         hf_fixture_name(shape, form, text, name);
         add(list, DTYPE_FP32, name, 1, 4, 1);
@@ -231,6 +235,15 @@ float hf_fixture_expected(const model *net, const hf_fixture_shape *shape,
             /* Conv1D, said here once more and in other words. */
             turned = strstr(name, ".c_") && strstr(name, ".weight");
         }
+        if (strstr(name, "query_key_value")) { /* [heads, 3, width of a head, columns] */
+            uint64_t width = shape->hidden / shape->heads;
+            if (tensor->whole_rows == 1 || tensor->columns == 1) /* a bias */
+                row = at, column = 0;
+            uint64_t columns = strstr(name, ".bias") ? 1 : tensor->columns;
+            uint64_t head = row % shape->hidden / width, third = row / shape->hidden;
+            return hf_fixture_value(name,
+                                    ((head * 3 + third) * width + row % width) * columns + column);
+        }
         return hf_fixture_value(name, turned ? column * tensor->whole_rows + row : at);
     }
     return 0;
@@ -257,6 +270,19 @@ void hf_fixture_config(const char *dir, const hf_fixture_shape *shape)
                  "\"max_position_embeddings\": %llu, \"vocab_size\": %llu, "
                  "\"hidden_dropout_prob\": 0.0, \"attention_probs_dropout_prob\": 0.0}\n",
                  layers, hidden, heads, ffn, positions, vocab);
+    else if (shape->family == MODEL_OPT)
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"opt\", \"num_hidden_layers\": %llu, \"hidden_size\": %llu, "
+                 "\"num_attention_heads\": %llu, \"ffn_dim\": %llu, \"max_position_embeddings\": "
+                 "%llu, \"vocab_size\": %llu, \"tie_word_embeddings\": %s}\n",
+                 layers, hidden, heads, ffn, positions, vocab, tied);
+    else if (shape->family == MODEL_GPT_NEOX)
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"gpt_neox\", \"num_hidden_layers\": %llu, \"hidden_size\": "
+                 "%llu, \"num_attention_heads\": %llu, \"intermediate_size\": %llu, "
+                 "\"max_position_embeddings\": %llu, \"vocab_size\": %llu, "
+                 "\"tie_word_embeddings\": %s}\n",
+                 layers, hidden, heads, ffn, positions, vocab, tied);
     else
         snprintf(text, sizeof text,
                  "{\"model_type\": \"llama\", \"num_hidden_layers\": %llu, \"hidden_size\": %llu, "

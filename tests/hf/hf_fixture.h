@@ -39,6 +39,16 @@ typedef struct hf_fixture_shape hf_fixture_shape;
         .family = MODEL_LLAMA, .layers = 2, .hidden = 96, .heads = 6, .kv_heads = 2, .ffn = 130,   \
         .vocab = (VOCAB), .positions = 24, .tied = false,                                          \
     }
+#define HF_FIXTURE_GPT_NEOX(VOCAB)                                                                 \
+    {                                                                                              \
+        .family = MODEL_GPT_NEOX, .layers = 2, .hidden = 96, .heads = 6, .kv_heads = 6,            \
+        .ffn = 200, .vocab = (VOCAB), .positions = 24, .tied = false,                              \
+    }
+#define HF_FIXTURE_OPT(VOCAB)                                                                      \
+    {                                                                                              \
+        .family = MODEL_OPT, .layers = 2, .hidden = 96, .heads = 6, .kv_heads = 6, .ffn = 200,     \
+        .vocab = (VOCAB), .positions = 24, .tied = true,                                           \
+    }
 
 #define HF_FIXTURE_BERT(VOCAB)                                                                     \
     {                                                                                              \

@@ -22,7 +22,8 @@
 #include "tests/hf/hf_fixture.h"
 #include "text/tokenizer.h"
 
-static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(300), llama = HF_FIXTURE_LLAMA(300);
+static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(300), llama = HF_FIXTURE_LLAMA(300),
+                              opt = HF_FIXTURE_OPT(300), neox = HF_FIXTURE_GPT_NEOX(300);
 
 static int quiet_setup(void **state)
 {
@@ -115,8 +116,9 @@ static void round_trip(const hf_fixture_shape *shape, const hf_fixture_form *for
 static void checkpoints_come_back_bit_for_bit(void **state)
 {
     (void)state;
-    for (int i = 0; i < 6; i++) {
-        hf_fixture_shape shape = i % 2 ? llama : gpt2;
+    const hf_fixture_shape shapes[] = {gpt2, llama, gpt2, llama, gpt2, llama, opt, neox, neox, opt};
+    for (int i = 0; i < 10; i++) {
+        hf_fixture_shape shape = shapes[i];
         hf_fixture_form form = {.type = (enum dtype)(i % 3), .shards = i == 4 ? 3 : 0};
         form.has_extras = i == 2;
         shape.tied = i == 1 || i == 2 || i == 4;

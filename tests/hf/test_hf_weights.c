@@ -1,6 +1,6 @@
 /* A checkpoint's weights as a model's units see them: names with and without prefix, GPT-2's
- * transposed matrices, units in parts, any range, every dtype, shards; and every way in which a
- * checkpoint is not the model's. */
+ * transposed matrices, GPT-NeoX's rows by heads, units in parts, any range, every dtype, shards;
+ * and every way in which a checkpoint is not the model's. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,8 @@
 enum { SEED = 8, RANGES = 20 };
 
 static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(61), llama = HF_FIXTURE_LLAMA(61),
-                              bert = HF_FIXTURE_BERT(61);
+                              bert = HF_FIXTURE_BERT(61), neox = HF_FIXTURE_GPT_NEOX(61),
+                              opt = HF_FIXTURE_OPT(61);
 
 static void expect_equal(const model *net, const hf_fixture_shape *shape,
                          const hf_fixture_form *form, uint32_t unit, uint64_t begin, uint64_t count,
@@ -109,8 +110,8 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
 static void every_form_is_read(void **state)
 {
     (void)state;
-    const hf_fixture_shape shapes[] = {gpt2, llama, bert};
-    for (int family = 0; family < 3; family++)
+    const hf_fixture_shape shapes[] = {gpt2, llama, bert, neox, opt};
+    for (int family = 0; family < 5; family++)
         for (int cut = 0; cut < 2; cut++)
             for (uint32_t form_idx = 0; form_idx < 4; form_idx++) {
                 hf_fixture_shape shape = shapes[family];

@@ -43,6 +43,11 @@ BERT = dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention
             max_position_embeddings=96, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
             pad_token_id=None)
 MASK = 3  # data.mask_token
+OPT = dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, ffn_dim=80,
+           max_position_embeddings=96, dropout=0.0, **NO_PAD)
+WIDE = {**SMALL, "hidden_size": 64}  # heads of 16 elements, of which 4 are rotated
+NEOX = {key: value for key, value in WIDE.items() if key != "num_key_value_heads"} | NO_PAD
+STABLELM = WIDE | NO_PAD
 FAMILIES = {
     "gpt2": hf.GPT2Config(**GPT2),
     "gpt2-untied": hf.GPT2Config(**GPT2, n_inner=72, tie_word_embeddings=False),
@@ -65,6 +70,17 @@ FAMILIES = {
     "granite": hf.GraniteConfig(**SMALL, embedding_multiplier=12.0, attention_multiplier=0.25,
                                 residual_multiplier=0.22, logits_scaling=8.0),
     "granite-bias": hf.GraniteConfig(**SMALL, attention_bias=True, mlp_bias=True, attention_multiplier=0.3),
+    "gpt_neox": hf.GPTNeoXConfig(**NEOX),
+    "gpt_neox-sequential": hf.GPTNeoXConfig(**NEOX, use_parallel_residual=False, tie_word_embeddings=True,
+                                            rope_parameters=dict(rope_type="default", rope_theta=10000.0,
+                                                                 partial_rotary_factor=1.0)),
+    "cohere": hf.CohereConfig(**SMALL, **NO_PAD),
+    "cohere-norms": hf.CohereConfig(**SMALL, **NO_PAD, use_qk_norm=True, attention_bias=True, logit_scale=0.3,
+                                    tie_word_embeddings=False),
+    "stablelm": hf.StableLmConfig(**STABLELM),
+    "stablelm-parallel": hf.StableLmConfig(**STABLELM, use_qkv_bias=True, use_parallel_residual=True),
+    "opt": hf.OPTConfig(**OPT),
+    "opt-untied": hf.OPTConfig(**OPT, tie_word_embeddings=False, activation_function="gelu"),
     "smollm3": hf.SmolLM3Config(**SMALL, no_rope_layer_interval=2, **NO_PAD),
     "bert": hf.BertConfig(**BERT),
     "bert-relu": hf.BertConfig(**BERT, hidden_act="relu", layer_norm_eps=1e-5, type_vocab_size=3),

@@ -51,6 +51,13 @@ OWN_MODELS = {
     "own-gemma": {"family": "gemma", **SMALL, "embedding_multiplier": 48**0.5},
     "own-olmo2": {"family": "olmo2", **SMALL},
     "own-bert": {"family": "bert", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80},
+    "own-gpt_neox": {"family": "gpt_neox", "num_layers": 2, "hidden_size": 64, "num_heads": 4,
+                     "parallel_residual": True, "partial_rotary_factor": 0.25},
+    "own-cohere": {"family": "cohere", **SMALL, "qk_norm": True, "logits_scaling": 16.0},
+    "own-stablelm": {"family": "stablelm", **SMALL, "qkv_bias": True},
+    "own-stablelm-parallel": {"family": "stablelm", **SMALL, "parallel_residual": True,
+                              "partial_rotary_factor": 0.5},
+    "own-opt": {"family": "opt", "num_layers": 2, "hidden_size": 48, "num_heads": 4},
 }
 
 

@@ -42,9 +42,12 @@ static void draw_model(struct draws *d, fixture_model *shape, fixture_sets *sets
         "{\"type\":\"Adam\",\"params\":{\"lr\":1e-3,\"adam_w_mode\":false,\"weight_decay\":0.01}}",
         "{\"type\":\"Lion\",\"params\":{\"lr\":1e-4,\"weight_decay\":0.1}}",
         "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}"};
+    static const char *const families[] = {"gpt2", "llama", "gpt_neox", "cohere"};
     memset(sets, 0, sizeof *sets);
-    uint64_t dtype = draw(d, 3);
-    *shape = (fixture_model){.family = draw(d, 2) ? "llama" : "gpt2",
+    uint64_t dtype = draw(d, 3), family = draw(d, 4);
+    if (family == 2)
+        fixture_set(sets, "model.parallel_residual=%s", draw(d, 2) ? "true" : "false");
+    *shape = (fixture_model){.family = families[family],
                              .bf16 = dtype == 1,
                              .layers = 1 + (uint32_t)draw(d, 4),
                              .hidden = 64 + 32 * (uint32_t)draw(d, 4)};

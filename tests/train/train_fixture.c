@@ -132,14 +132,14 @@ void fixture_set(fixture_sets *sets, const char *format, ...)
 
 static void write_job(const char *name, const fixture_model *shape)
 {
-    bool is_llama = strcmp(shape->family, "llama") == 0;
+    bool has_groups = strcmp(shape->family, "llama") == 0 || strcmp(shape->family, "cohere") == 0;
     bool is_bert = strcmp(shape->family, "bert") == 0;
     FILE *file = fopen(fixture_path(name, ".json"), "w");
     assert_non_null(file);
     fprintf(file,
             "{\n\"model\": {\"family\": \"%s\", \"num_layers\": %u, \"hidden_size\": %u, "
             "\"num_heads\": 4, \"num_kv_heads\": %d, \"vocab_size\": 640, \"seq_length\": 32},\n",
-            shape->family, shape->layers, shape->hidden, is_llama ? 2 : 4);
+            shape->family, shape->layers, shape->hidden, has_groups ? 2 : 4);
     fprintf(
         file,
         "\"data\": {\"train\": [\"%s/train.txt\"], \"valid\": [\"%s/valid.txt\"], \"seed\": 3%s},\n"
