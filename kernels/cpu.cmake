@@ -56,9 +56,13 @@ endif()
 # oneDNN matrix products, our own products, attention, and the ops table.
 cpu_objects(kernels_products plain SOURCES
     cpu/cpu_backend.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
-    cpu/attention_amx.c cpu/attention_dots.c cpu/product_amx.c cpu/product_fp32.c)
+    cpu/attention_amx.c cpu/attention_dots.c cpu/product_amx.c cpu/product_fp32.c cpu/muon.c)
 target_include_directories(kernels_products_plain PRIVATE ${DNNL_INCLUDE_DIR})
 target_link_libraries(kernels_products INTERFACE ${DNNL_LIBRARY})
+cpu_variant(kernels_products base cpui_plain_product_base cpu/plain_product.c)
+if(cpu_is_x86)
+    cpu_variant(kernels_products avx2 cpui_plain_product_avx2 cpu/plain_product.c ${cpu_avx2})
+endif()
 set(source cpu/attention_rows.c)
 cpu_variant(kernels_products base cpui_attention_rows_base ${source})
 if(cpu_is_x86)
@@ -85,5 +89,5 @@ endif()
 # What the backends are tested against. Plans of described machines ask it for sizes.
 add_library(sluice_kernels_reference STATIC
     reference/reference.c reference/reference_rows.c reference/reference_loss.c
-    reference/reference_products.c reference/reference_optimizer.c)
+    reference/reference_products.c reference/reference_optimizer.c reference/reference_muon.c)
 target_link_libraries(sluice_kernels_reference PUBLIC sluice_options sluice_base)

@@ -560,6 +560,13 @@ struct kernel_ops {
                        const adam_packed_args *args) MUST_CHECK;
     int (*lion)(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
     int (*adagrad)(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
+    /* NULL in backends that cannot: the CUDA backend. */
+    int (*muon_direction)(kernel_context *context, void *stream, const muon_args *args) MUST_CHECK;
+    int (*muon)(kernel_context *context, void *stream, const muon_args *args) MUST_CHECK;
+    size_t (*orthogonalize_scratch_bytes)(const kernel_context *context, uint64_t rows,
+                                          uint64_t columns);
+    int (*orthogonalize)(kernel_context *context, void *stream,
+                         const orthogonalize_args *args) MUST_CHECK;
     /* params[count] = working copy of master: bf16 by bf16_working_copy, fp16 to nearest even, or
      * fp32. */
     int (*working_copy)(kernel_context *context, void *stream, const float *master, void *params,

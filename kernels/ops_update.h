@@ -1,4 +1,4 @@
-/* The arguments of the optimizer's ops: closing gradients, Adam, Lion, Adagrad. Part of
+/* The arguments of the optimizer's ops: closing gradients, Adam, Lion, Adagrad, Muon. Part of
  * kernels/ops.h, whose rules hold here too; include that file. */
 #ifndef SLUICE_KERNELS_OPS_UPDATE_H
 #define SLUICE_KERNELS_OPS_UPDATE_H
@@ -120,5 +120,48 @@ struct adagrad_args {
     const adagrad_scalars *scalars;
 };
 typedef struct adagrad_args adagrad_args;
+
+/* Muon (Jordan et al. 2024; as torch.optim.Muon): the momentum of a matrix, made nearly orthogonal,
+ * is its step. With g = gradient * grad_scale, momentum mu, and the learning rate r of the matrix's
+ * shape, three ops in this order, of which the second needs the whole matrix:
+ *   muon_direction   m' = mu m + (1 - mu) g;  d = nesterov ? mu m' + (1 - mu) g : m'
+ *   orthogonalize    d = X after `steps` steps, from X = d / max(norm of d, 1e-7):
+ *                      A = X X^T;  X = a X + (b A + c A A) X      (with X^T if there are more rows)
+ *   muon             m = m';  master = master (1 - learning_rate weight_decay) - r d
+ * The first and the last may run on any part of the matrix, tile by tile. The first changes no
+ * state, so m' is computed twice, to the same bits. */
+struct muon_scalars {
+    float learning_rate, momentum, weight_decay;
+    bool nesterov;
+    float grad_scale;
+};
+typedef struct muon_scalars muon_scalars;
+
+struct muon_args {
+    uint64_t count;
+    float *master, *m; /* [count] fp32; muon reads and writes them, muon_direction reads m only */
+    const void *grads; /* [count] grad_type */
+    enum dtype grad_type;
+    float *direction; /* [count] fp32; muon_direction writes it, muon reads it */
+    float rate;       /* r; only muon reads it */
+    const muon_scalars *scalars;
+};
+typedef struct muon_args muon_args;
+
+/* Sums are fp32 or better, and their order depends on the shape alone: neither the thread count nor
+ * the address changes a bit. NaN and infinity propagate. */
+struct orthogonalize_args {
+    uint64_t rows, columns;
+    float *matrix;  /* [rows, columns] fp32, contiguous, in place; aligned to whole elements only */
+    uint32_t steps; /* 5 in the paper */
+    void *scratch;  /* orthogonalize_scratch_bytes */
+};
+typedef struct orthogonalize_args orthogonalize_args;
+
+/* a, b and c of the paper's iteration. */
+#define ORTHOGONALIZE_A       3.4445
+#define ORTHOGONALIZE_B       (-4.7750)
+#define ORTHOGONALIZE_C       2.0315
+#define ORTHOGONALIZE_EPSILON 1e-7
 
 #endif

@@ -104,5 +104,9 @@ const kernel_ops kernels_cpu = {
     .adam_packed = cpui_adam_packed,
     .lion = cpui_lion,
     .adagrad = cpui_adagrad,
+    .muon_direction = cpui_muon_direction,
+    .muon = cpui_muon,
+    .orthogonalize_scratch_bytes = cpui_orthogonalize_scratch_bytes,
+    .orthogonalize = cpui_orthogonalize,
     .working_copy = cpui_working_copy,
 };

@@ -6,7 +6,8 @@
  *              large shapes, on AMX, and for the blocks of attention in bf16
  *   rows       norms, embedding, activations, loss, conversions; one loop body, compiled once per
  *              instruction set, with results that are equal to the bit
- *   optimizer  Adam, Lion, Adagrad, working copies, gradient closing; compiled in the same way */
+ *   optimizer  Adam, Lion, Adagrad, working copies, gradient closing; compiled in the same way
+ *   Muon       its products are our own too (muon.c) */
 #ifndef SLUICE_CPU_INTERNAL_H
 #define SLUICE_CPU_INTERNAL_H
 
@@ -116,5 +117,11 @@ KERNEL_OP(adagrad) cpui_adagrad MUST_CHECK;
 KERNEL_OP(working_copy) cpui_working_copy MUST_CHECK;
 KERNEL_OP(grad_close) cpui_grad_close MUST_CHECK;
 KERNEL_OP(norm_reduce) cpui_norm_reduce MUST_CHECK;
+
+/* muon.c */
+KERNEL_OP(muon_direction) cpui_muon_direction MUST_CHECK;
+KERNEL_OP(muon) cpui_muon MUST_CHECK;
+KERNEL_OP(orthogonalize_scratch_bytes) cpui_orthogonalize_scratch_bytes;
+KERNEL_OP(orthogonalize) cpui_orthogonalize MUST_CHECK;
 
 #endif

@@ -96,5 +96,9 @@ const kernel_ops kernels_reference = {
     .adam_packed = refi_adam_packed,
     .lion = refi_lion,
     .adagrad = refi_adagrad,
+    .muon_direction = refi_muon_direction,
+    .muon = refi_muon,
+    .orthogonalize_scratch_bytes = refi_orthogonalize_scratch_bytes,
+    .orthogonalize = refi_orthogonalize,
     .working_copy = refi_working_copy,
 };

@@ -84,4 +84,10 @@ KERNEL_OP(adagrad) refi_adagrad MUST_CHECK;
 KERNEL_OP(working_copy) refi_working_copy MUST_CHECK;
 KERNEL_OP(adam_packed) refi_adam_packed MUST_CHECK;
 
+/* reference_muon.c */
+KERNEL_OP(muon_direction) refi_muon_direction MUST_CHECK;
+KERNEL_OP(muon) refi_muon MUST_CHECK;
+KERNEL_OP(orthogonalize_scratch_bytes) refi_orthogonalize_scratch_bytes;
+KERNEL_OP(orthogonalize) refi_orthogonalize MUST_CHECK;
+
 #endif

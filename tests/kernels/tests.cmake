@@ -30,13 +30,15 @@ if(TARGET sluice_kernels)
     sluice_test(test_kernels_cached LIBS sluice_kernels sluice_kernels_reference LABELS cpu debug
                 INSTANCES cpu reference)
     sluice_test(test_kernels_fp16 LIBS sluice_kernels LABELS cpu)
+    sluice_test(test_kernels_muon LIBS sluice_kernels sluice_kernels_reference LABELS cpu debug)
     set_tests_properties(
         test_kernels_matmul test_kernels_product_fp32 test_kernels_attention
-        test_kernels_cached.cpu test_kernels_cached.reference test_kernels_fp16
+        test_kernels_cached.cpu test_kernels_cached.reference test_kernels_fp16 test_kernels_muon
         PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
     sluice_isa_test(test_kernels_matmul SETS ${product_sets} LABELS cpu)
     sluice_isa_test(test_kernels_product_fp32 SETS avx512 LABELS cpu debug)
     sluice_isa_test(test_kernels_attention SETS ${product_sets} LABELS cpu)
+    sluice_isa_test(test_kernels_muon SETS baseline avx2 LABELS cpu debug)
     sluice_isa_test(test_kernels_cached SETS baseline avx2 LABELS cpu debug INSTANCES cpu)
     sluice_isa_test(test_kernels_fp16 SETS baseline avx2 avx512 LABELS cpu)
 endif()
