@@ -43,7 +43,7 @@ static int add_tensor(export_list *self, const model *net, const model_tensor *f
     uint64_t shape[2];
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
     uint32_t dims = hf_weights_shape(net, from, shape);
-    tensor->is_transposed = hf_weights_is_transposed(net->spec.family, from->name);
+    tensor->is_transposed = model_is_transposed(net->spec.family, from->name);
     tensor->is_by_heads = hf_weights_is_by_heads(net->spec.family, from->name);
     bool turned = tensor->is_transposed;
     tensor->rows = dims == 1 ? 1 : shape[turned ? 1 : 0];

@@ -33,13 +33,6 @@ static bool is_output(const char *name)
     return begins_with(name, "lm_head.") || begins_with(name, "embed_out.");
 }
 
-bool hf_weights_is_transposed(enum model_family family, const char *name)
-{
-    return family == MODEL_GPT2 &&
-           (ends_with(name, ".attn.c_attn.weight") || ends_with(name, ".attn.c_proj.weight") ||
-            ends_with(name, ".mlp.c_fc.weight") || ends_with(name, ".mlp.c_proj.weight"));
-}
-
 bool hf_weights_is_by_heads(enum model_family family, const char *name)
 {
     return family == MODEL_GPT_NEOX && strstr(name, ".query_key_value.") &&
@@ -75,7 +68,7 @@ uint32_t hf_weights_shape(const model *net, const model_tensor *tensor, uint64_t
         shape[1] = 1;
         return 1;
     }
-    bool is_transposed = hf_weights_is_transposed(family, tensor->name);
+    bool is_transposed = model_is_transposed(family, tensor->name);
     shape[is_transposed ? 1 : 0] = tensor->whole_rows;
     shape[is_transposed ? 0 : 1] = tensor->columns;
     return 2;
@@ -179,7 +172,7 @@ static int find_tensor(hf_weights *self, const model_tensor *wanted, struct weig
                              "of BertForMaskedLM or BertForPreTraining"
                            : "");
     TRY(check_tensor(self, &out->at, wanted));
-    out->is_transposed = hf_weights_is_transposed(self->net->spec.family, wanted->name);
+    out->is_transposed = model_is_transposed(self->net->spec.family, wanted->name);
     out->is_by_heads = hf_weights_is_by_heads(self->net->spec.family, wanted->name);
     self->has_type[out->at.tensor->type] = true;
     if (wanted->row_begin == 0) /* a tensor in parts counts once */

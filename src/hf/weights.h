@@ -67,9 +67,6 @@ uint64_t hf_weights_bytes(const hf_weights *self);
  * mixed. */
 enum dtype hf_weights_type(const hf_weights *self);
 
-/* True if Hugging Face stores this tensor of the family as [in, out]: matrices of GPT-2's blocks
- * (Conv1D). */
-bool hf_weights_is_transposed(enum model_family family, const char *name);
 /* True if Hugging Face stores the rows of this tensor by heads, q, k and v of each together, where
  * the model has those of all heads of q first (GPT-NeoX). It is a matrix of `columns` columns, or a
  * bias, whose `columns` is 1: hf_weights_place gives the stored place of its element `at`, and the

@@ -312,6 +312,16 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits) MUST_CHECK;
 
+/* True if Hugging Face stores this tensor of the family as [in, out]: matrices of GPT-2's blocks
+ * (Conv1D). */
+bool model_is_transposed(enum model_family family, const char *name);
+/* True for a matrix, whole or in parts; false for vectors, and for norms of several heads. */
+static inline bool model_is_matrix(const model_tensor *tensor)
+{
+    return tensor->is_adapter ||
+           (tensor->whole_rows > 1 && tensor->columns > 1 && tensor->init != TENSOR_INIT_ONE);
+}
+
 /* The name of target `idx` of a family's linear layers, as in PEFT's target_modules ("q_proj";
  * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"). NULL if `idx` is not below the number of
  * targets. */

@@ -227,6 +227,19 @@ int modeli_list_units(model *self)
     return 0;
 }
 
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), end_length = strlen(end);
+    return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+bool model_is_transposed(enum model_family family, const char *name)
+{
+    return family == MODEL_GPT2 &&
+           (ends_with(name, ".attn.c_attn.weight") || ends_with(name, ".attn.c_proj.weight") ||
+            ends_with(name, ".mlp.c_fc.weight") || ends_with(name, ".mlp.c_proj.weight"));
+}
+
 /* ---- initial weights ----
  *
  * They depend only on (seed, unit, element), so any rank can make any range. Unit and element are
