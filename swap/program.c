@@ -202,6 +202,8 @@ const char *op_kind_name(enum op_kind kind)
         [OP_INIT] = "init",
         [OP_WORKING_COPY] = "working_copy",
         [OP_COMMIT] = "commit",
+        [OP_DIRECTION] = "direction",
+        [OP_ORTHOGONALIZE] = "orthogonalize",
     };
     return name_at(names, OP_KIND_COUNT, kind);
 }

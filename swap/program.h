@@ -92,13 +92,15 @@ enum op_kind {
      * ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same. */
     OP_NORM,
     /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy); a split master also
-     * reads TARGET */
+     * reads TARGET, and one of a unit with matrices reads INPUT (the unit's directions) */
     OP_UPDATE,
     OP_INIT,         /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
     /* Makes the optimizer state and all is_committed buffers on the slab durable: sync, then
      * manifest. It has no operands; a dependency joins it with every write of such state. */
     OP_COMMIT,
+    OP_DIRECTION,     /* unit, tile: STATE, SOURCE (gradient) -> TARGET (fp32: Muon's direction) */
+    OP_ORTHOGONALIZE, /* unit: TARGET (direction of the whole unit) in place, with WORKSPACE */
     OP_KIND_COUNT
 };
 

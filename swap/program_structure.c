@@ -36,6 +36,10 @@ static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
     [OP_INIT] = {LANE_UPDATE, 0, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
     [OP_WORKING_COPY] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_TARGET)},
     [OP_COMMIT] = {LANE_COMMIT, 0, 0, 0, 0, 0, 0},
+    [OP_DIRECTION] = {LANE_UPDATE, 0, 0, 0, 0, 1,
+                      ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_ORTHOGONALIZE] = {LANE_UPDATE, 0, 0, 0, 0, 1,
+                          ROLE_BIT(ROLE_TARGET) | ROLE_BIT(ROLE_WORKSPACE)},
 };
 
 static_assert(ROLE_COUNT <= 32, "a role is a bit of roles_required");

@@ -24,7 +24,13 @@ enum {
     JOB_TARGETS_MAX = 16, /* train.lora.targets */
 };
 
-enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
+enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD, JOB_MUON };
+/* How Muon's learning rate follows from a matrix's shape, as in torch.optim.Muon. */
+enum job_adjust_lr {
+    JOB_ADJUST_ORIGINAL,          /* times sqrt(max(1, rows / columns)) */
+    JOB_ADJUST_MATCH_RMS_ADAMW,   /* times 0.2 sqrt(max(rows, columns)) */
+    JOB_ADJUST_SPECTRAL_UNCLAMPED /* times sqrt(rows / columns) */
+};
 enum job_schedule {
     JOB_SCHEDULE_NONE,
     JOB_WARMUP_LR,
@@ -208,6 +214,12 @@ struct job {
         bool decoupled; /* decoupled weight decay, as in AdamW */
         double lr, beta1, beta2, epsilon, weight_decay;
         bool bias_correction;
+        /* Muon. lr is that of matrices. Tensors with Adam have adam_lr, and with a scheduler its
+         * rate times adam_lr / lr. */
+        double adam_lr, momentum;
+        bool nesterov;
+        uint64_t ns_steps;
+        enum job_adjust_lr adjust_lr;
     } optimizer;
     struct {                      /* how Adam's state is stored; other optimizers': fp32 */
         enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "config/config_internal.h"
 
-enum { TYPE_ADAM, TYPE_ADAMW, TYPE_ADAGRAD, TYPE_LION, TYPE_COUNT };
+enum { TYPE_ADAM, TYPE_ADAMW, TYPE_ADAGRAD, TYPE_LION, TYPE_MUON, TYPE_COUNT };
 
 static const struct {
     enum job_optimizer type;
@@ -25,6 +25,9 @@ static const struct {
      "amsgrad|foreach|set_grad_none"},
     {JOB_ADAGRAD, false, 1e-2, 1e-10, "lr|eps|weight_decay|fp32_optimizer_states|amsgrad"},
     {JOB_LION, true, 1e-3, 0.0, "lr|betas|weight_decay|fp32_optimizer_states"},
+    {JOB_MUON, true, 1e-3, 1e-8,
+     "lr|muon_lr|adam_lr|momentum|nesterov|ns_steps|ns_method|adjust_lr_fn|per_head_muon|betas|eps|"
+     "weight_decay|bias_correction|torch_adam|adam_w_mode|fp32_optimizer_states"},
 };
 
 static const char as_torch[] = "AdamW, as in torch";
@@ -102,6 +105,30 @@ int configi_check_fp32(const configi_reader *reader, const char *path, double va
     return configi_error(reader, path, "%g is infinite in fp32, in which it is used", value);
 }
 
+/* The two learning rates of Muon, once optimizer.lr has the value of its key or the default. */
+static int fill_muon(const configi_reader *reader, job *target)
+{
+    static const char muon_path[] = "optimizer.params.muon_lr",
+                      adam_path[] = "optimizer.params.adam_lr",
+                      momentum_path[] = "optimizer.params.momentum";
+    target->optimizer.adam_lr = target->optimizer.lr;
+    if (configi_get(reader, muon_path))
+        target->optimizer.lr = configi_double(reader, muon_path);
+    if (configi_get(reader, adam_path))
+        target->optimizer.adam_lr = configi_double(reader, adam_path);
+    TRY(configi_check_fp32(reader, muon_path, target->optimizer.lr));
+    TRY(configi_check_fp32(reader, adam_path, target->optimizer.adam_lr));
+    if (target->optimizer.lr == 0)
+        return configi_error(reader, "optimizer.params.lr",
+                             "0 is no learning rate for Muon, since that of AdamW's tensors keeps "
+                             "its ratio to it; train.only freezes tensors");
+    if ((float)target->optimizer.momentum >= 1)
+        return configi_error(reader, momentum_path,
+                             "%.17g is 1 in fp32, in which updates run; give at most 0.9999999",
+                             target->optimizer.momentum);
+    return 0;
+}
+
 int configi_fill_optimizer(const configi_reader *reader, job *target)
 {
     static const char lr_path[] = "optimizer.params.lr", eps_path[] = "optimizer.params.eps";
@@ -122,7 +149,8 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
         target->optimizer.lr = optimizers[idx].lr;
     if (!configi_get(reader, eps_path))
         target->optimizer.epsilon = optimizers[idx].epsilon;
-    if (target->optimizer.type != JOB_ADAM) {
+    bool has_adam = target->optimizer.type == JOB_ADAM || target->optimizer.type == JOB_MUON;
+    if (!has_adam) {
         target->optimizer.decoupled = optimizers[idx].decoupled;
         target->optimizer.bias_correction = false;
     } else if (idx == TYPE_ADAMW) {
@@ -140,6 +168,8 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
     if (target->optimizer.type == JOB_ADAGRAD)
         return 0; /* it has no betas, and no bias to correct */
     TRY(fill_betas(reader, target));
+    if (target->optimizer.type == JOB_MUON)
+        return fill_muon(reader, target);
     if (target->optimizer.type == JOB_ADAM && target->optimizer.decoupled &&
         configi_bool(reader, "optimizer.params.torch_adam") &&
         !configi_get(reader, "optimizer.params.weight_decay"))

@@ -110,17 +110,39 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE("log_level", STRING, NONE, NONE, engine_only),
 
     KEY("optimizer.type", ENUM, NOWHERE, "AdamW",
-        "Adam|AdamW|Adagrad|Lion|adamw_torch|adamw_torch_fused|paged_adamw_32bit|adamw_8bit|"
+        "Adam|AdamW|Adagrad|Lion|Muon|adamw_torch|adamw_torch_fused|paged_adamw_32bit|adamw_8bit|"
         "adamw_bnb_8bit|adamw_torch_8bit|paged_adamw_8bit|lion_32bit|lion_8bit|paged_lion_32bit|"
         "paged_lion_8bit",
         NONE, FIXED,
-        "Adam is AdamW unless optimizer.params.adam_w_mode is false. The names after Lion are "
-        "those of transformers' optim; the log says what they are here.",
-        .later = "Lamb|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Muon|SGD|RMSprop|"
+        "Adam is AdamW unless optimizer.params.adam_w_mode is false. Muon is for the matrices of "
+        "blocks, and AdamW for all other tensors. The names after Muon are those of transformers' "
+        "optim; the log says what they are here.",
+        .later = "Lamb|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|SGD|RMSprop|"
                  "Adamax|NAdam|RAdam|Adafactor"),
     IDLE_OFF("optimizer.legacy_fusion", engine_only),
     KEY("optimizer.params.lr", FLOAT, AT(optimizer.lr), NONE, "[0,]", NONE, LATER,
         "Learning rate; a scheduler may set it step by step. Default: 1e-3, Adagrad 1e-2."),
+    KEY("optimizer.params.muon_lr", FLOAT, NOWHERE, NONE, "(0,]", NONE, LATER,
+        "Learning rate of Muon's matrices. Default: optimizer.params.lr."),
+    KEY("optimizer.params.adam_lr", FLOAT, NOWHERE, NONE, "[0,]", NONE, LATER,
+        "Learning rate of Muon's tensors with AdamW. Default: optimizer.params.lr. A scheduler "
+        "sets the rate of matrices; this one keeps its ratio to it."),
+    KEY("optimizer.params.momentum", FLOAT, AT(optimizer.momentum), "0.95", "[0,1)", NONE, LATER,
+        "Decay of Muon's momentum."),
+    KEY("optimizer.params.nesterov", BOOL, AT(optimizer.nesterov), "true", NONE, NONE, LATER,
+        "Whether Muon looks ahead along its momentum, as in Nesterov's method."),
+    KEY("optimizer.params.ns_steps", INT, AT(optimizer.ns_steps), "5", "[1,99]", NONE, LATER,
+        "Newton-Schulz steps that make Muon's momentum of a matrix nearly orthogonal.",
+        .why = "As in torch.optim.Muon."),
+    KEY("optimizer.params.adjust_lr_fn", ENUM, AT(optimizer.adjust_lr), "original",
+        "original|match_rms_adamw|spectral_unclamped", NONE, LATER,
+        "Factor of Muon's learning rate for a matrix [rows, columns] as stored by Hugging Face, as "
+        "in torch.optim.Muon: sqrt(max(1, rows / columns)), 0.2 sqrt(max(rows, columns)), or "
+        "sqrt(rows / columns)."),
+    KEY("optimizer.params.per_head_muon", BOOL, NOWHERE, "false", "false", NONE, FREE,
+        "Muon for each attention head by itself.", .later = "true"),
+    IDLE("optimizer.params.ns_method", ENUM, "gram", "standard|gram",
+         "both are the same in exact arithmetic; here the standard iteration runs, in fp32"),
     KEY("optimizer.params.betas", FLOATS, AT_PAIR(optimizer.beta1), "[0.9,0.999]", "[0,1)", NONE,
         LATER,
         "Decay of the first and of the second moment, two numbers; for Lion, the weight of the "
@@ -130,7 +152,7 @@ const configi_key configi_deepspeed_keys[] = {
         "1e-10."),
     KEY("optimizer.params.weight_decay", FLOAT, AT(optimizer.weight_decay), "0.0", "[0,]", NONE,
         LATER,
-        "Decay of the weights: decoupled for AdamW and Lion, added to the gradient for Adam "
+        "Decay of the weights: decoupled for AdamW, Lion and Muon, added to the gradient for Adam "
         "without adam_w_mode and for Adagrad. With torch_adam, AdamW's default is 0.01."),
     KEY("optimizer.params.bias_correction", BOOL, AT(optimizer.bias_correction), "true", NONE, NONE,
         LATER, "Whether moments are corrected for their start at zero."),

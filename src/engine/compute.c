@@ -25,6 +25,12 @@ static void *role_address(const struct engine *self, const program *prog, const 
     return address(self, prog, op_operand(item, role));
 }
 
+void *enginei_role_address(const struct engine *self, const program *prog, const op *item,
+                           enum operand_role role)
+{
+    return role_address(self, prog, item, role);
+}
+
 /* The model that the current program runs. */
 static model *model_of(const struct engine *self)
 {
@@ -149,147 +155,13 @@ static int run_norm(struct engine *self, const program *prog, const op *item, vo
                                role_address(self, prog, item, ROLE_TARGET));
 }
 
-/* Arguments that all optimizers need: the kernels that compute, and the tile's data. */
-struct update_tile {
-    const kernel_ops *ops;
-    kernel_context *context;
-    void *stream;
-    uint64_t count;
-    unsigned char *state;
-    uint32_t streams; /* streams code of the state */
-    const void *grads;
-    void *params;
-    enum dtype grad_type, param_type;
-    uint32_t unit;
-    uint64_t first_elem; /* index in the whole unit, not in this rank's shard */
-};
-
-/* The address of stream `idx` of the tile. */
-static void *tile_stream(const struct update_tile *tile, uint32_t idx)
-{
-    return tile->state + tile_stream_offset(tile->streams, tile->count, idx);
-}
-
-/* Adam if a stream is not fp32. setupi_check_state_kernels has checked that the backend has it. */
-static int run_adam_packed(const struct engine *self, const struct update_tile *tile)
-{
-    adam_packed_args args = {
-        .count = tile->count,
-        .streams = tile->streams,
-        .master = tile_stream(tile, 0),
-        .m = tile_stream(tile, 1),
-        .v = tile_stream(tile, 2),
-        .grads = tile->grads,
-        .grad_type = tile->grad_type,
-        .params = tile->params,
-        .param_type = tile->param_type,
-        .scalars = &self->step.scalars,
-        .rounding_key = setup_rounding_key(self->step.seed, self->step.applied, tile->unit),
-        .first_elem = tile->first_elem,
-    };
-    return tile->ops->adam_packed(tile->context, tile->stream, &args);
-}
-
-static int run_adam(const struct engine *self, const struct update_tile *tile)
-{
-    if (tile_has_formats(tile->streams))
-        return run_adam_packed(self, tile);
-    adam_args args = {
-        .count = tile->count,
-        .master = tile_stream(tile, 0),
-        .m = tile_stream(tile, 1),
-        .v = tile_stream(tile, 2),
-        .grads = tile->grads,
-        .grad_type = tile->grad_type,
-        .params = tile->params,
-        .param_type = tile->param_type,
-        .scalars = &self->step.scalars,
-    };
-    return tile->ops->adam(tile->context, tile->stream, &args);
-}
-
-static int run_lion(const struct engine *self, const struct update_tile *tile)
-{
-    const adam_scalars *s = &self->step.scalars;
-    lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
-    lion_args args = {
-        .count = tile->count,
-        .master = tile_stream(tile, 0),
-        .m = tile_stream(tile, 1),
-        .grads = tile->grads,
-        .grad_type = tile->grad_type,
-        .params = tile->params,
-        .param_type = tile->param_type,
-        .scalars = &scalars,
-    };
-    return tile->ops->lion(tile->context, tile->stream, &args);
-}
-
-static int run_adagrad(const struct engine *self, const struct update_tile *tile)
-{
-    const adam_scalars *s = &self->step.scalars;
-    adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
-    adagrad_args args = {
-        .count = tile->count,
-        .master = tile_stream(tile, 0),
-        .v = tile_stream(tile, 1),
-        .grads = tile->grads,
-        .grad_type = tile->grad_type,
-        .params = tile->params,
-        .param_type = tile->param_type,
-        .scalars = &scalars,
-    };
-    return tile->ops->adagrad(tile->context, tile->stream, &args);
-}
-
-/* Chooses where an op computes. An op on the update lane runs on that lane's own worker, always a
- * CPU worker, or on the core worker if the lane has none. An op on the compute lane runs on the
- * device. */
-static void choose_worker(const struct engine *self, const op *item, struct update_tile *tile)
-{
-    bool has_own = item->lane == LANE_UPDATE && self->update_context;
-    tile->ops = has_own ? &kernels_cpu : self->setup->ops;
-    tile->context = has_own ? self->update_context : self->setup->context;
-}
-
-static int run_update(struct engine *self, const program *prog, const op *item, void *stream)
-{
-    const struct setup *setup = self->setup;
-    struct update_tile tile = {
-        .stream = stream,
-        .count = item->elem_count,
-        .state = role_address(self, prog, item, ROLE_STATE),
-        .streams = setup->plan.state_streams,
-        .grads = role_address(self, prog, item, ROLE_SOURCE),
-        .params = role_address(self, prog, item, ROLE_TARGET),
-        .grad_type = setup->job->grad_dtype,
-        .param_type = setup->net->type,
-        .unit = item->unit,
-        .first_elem = setup_state_begin(setup, item->unit) + item->elem_begin,
-    };
-    choose_worker(self, item, &tile);
-    if (self->watch && self->watch->leaves_out_updates)
-        return tile.ops->zero(tile.context, stream, tile.params,
-                              tile.count * dtype_bytes(tile.param_type));
-    switch (setup->job->optimizer.type) {
-    case JOB_ADAM:
-        return run_adam(self, &tile);
-    case JOB_LION:
-        return run_lion(self, &tile);
-    case JOB_ADAGRAD:
-        return run_adagrad(self, &tile);
-    }
-    return err_set(ERR_INTERNAL, "optimizer %d does not exist", (int)setup->job->optimizer.type);
-}
-
 static int run_working_copy(struct engine *self, const program *prog, const op *item, void *stream)
 {
-    struct update_tile tile = {0};
-    choose_worker(self, item, &tile);
+    kernel_context *context;
+    const kernel_ops *ops = enginei_worker(self, item, &context);
     const float *master = role_address(self, prog, item, ROLE_STATE);
-    return tile.ops->working_copy(tile.context, stream, master,
-                                  role_address(self, prog, item, ROLE_TARGET),
-                                  self->setup->net->type, item->elem_count);
+    return ops->working_copy(context, stream, master, role_address(self, prog, item, ROLE_TARGET),
+                             self->setup->net->type, item->elem_count);
 }
 
 /* Uses the worker's team: a single core would take as long for this as all cores take for the
@@ -322,17 +194,16 @@ static int init_split(struct engine *self, const program *prog, const op *item)
     unsigned char *state = role_address(self, prog, item, ROLE_STATE);
     uint64_t size_bytes = op_operand(item, ROLE_STATE)->size_bytes, count = item->elem_count;
     uint64_t low_bytes = tile_stream_bytes(setup->plan.state_streams, count, 0);
-    struct update_tile tile = {0};
-    choose_worker(self, item, &tile);
+    kernel_context *context;
+    const kernel_ops *ops = enginei_worker(self, item, &context);
     if (size_bytes < sizeof(float) * count)
         return err_set(ERR_INTERNAL, "a tile of %llu elements has %llu bytes",
                        (unsigned long long)count, (unsigned long long)size_bytes);
     float *master = (float *)(void *)(state + size_bytes - sizeof(float) * count);
     TRY(first_elems(self, item->unit, setup_state_begin(setup, item->unit) + item->elem_begin,
                     count, master));
-    TRY(tile.ops->working_copy(tile.context, NULL, master,
-                               role_address(self, prog, item, ROLE_TARGET), setup->net->type,
-                               count));
+    TRY(ops->working_copy(context, NULL, master, role_address(self, prog, item, ROLE_TARGET),
+                          setup->net->type, count));
     for (uint64_t i = 0; i < count; i++) {
         uint16_t low = master_low16(master[i]);
         memcpy(state + i * sizeof low, &low, sizeof low);
@@ -431,7 +302,11 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
     case OP_NORM:
         return run_norm(self, prog, item, stream);
     case OP_UPDATE:
-        return run_update(self, prog, item, stream);
+        return enginei_run_update(self, prog, item, stream);
+    case OP_DIRECTION:
+        return enginei_run_direction(self, prog, item);
+    case OP_ORTHOGONALIZE:
+        return enginei_run_orthogonalize(self, prog, item);
     case OP_INIT:
         return run_init(self, prog, item);
     case OP_WORKING_COPY:

@@ -40,5 +40,18 @@ bool enginei_may_replay(void *user, const program *prog, const op *item);
 int enginei_finish_op(void *user, const program *prog, const op *item);
 int enginei_run_copy(void *user, const program *prog, const op *item);
 int enginei_run_collective(void *user, const program *prog, const op *item);
+/* The address of the op's operand with this role; NULL if it has none. */
+void *enginei_role_address(const struct engine *self, const program *prog, const op *item,
+                           enum operand_role role);
+
+/* ---- run_update.c: the optimizer's ops, for compute.c ---- */
+
+/* The kernels and the context with which an op of the optimizer computes. */
+const kernel_ops *enginei_worker(const struct engine *self, const op *item,
+                                 kernel_context **context);
+int enginei_run_update(struct engine *self, const program *prog, const op *item,
+                       void *stream) MUST_CHECK;
+int enginei_run_direction(struct engine *self, const program *prog, const op *item) MUST_CHECK;
+int enginei_run_orthogonalize(struct engine *self, const program *prog, const op *item) MUST_CHECK;
 
 #endif

@@ -184,8 +184,9 @@ static int lay_out(importer *self)
 {
     manifest *record = self->record;
     const model *net = self->net;
-    uint32_t streams =
-        self->job->optimizer.type == JOB_ADAM ? 3 : 2; /* in fp32, whatever the job's dtypes are */
+    enum job_optimizer type = self->job->optimizer.type;
+    /* in fp32, whatever the job's dtypes are */
+    uint32_t streams = type == JOB_ADAM || type == JOB_MUON ? 3 : 2;
     for (uint32_t u = 0; u < net->unit_count; u++)
         record->extent_count += tile_count(net->units[u].elems, TILE_ELEMS);
     record->extents = mem_alloc(record->extent_count, sizeof *record->extents, "manifest extents");

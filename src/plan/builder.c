@@ -64,6 +64,7 @@ int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *se
 void plani_builder_fini(plani_builder *b)
 {
     plani_pool_fini(&b->lists);
+    mem_free(b->begun_tiles);
     mem_free(b->buffers);
     mem_free(b->ops);
     mem_free(b->dependents);

@@ -99,7 +99,11 @@ struct plani_builder {
     uint64_t ops_expected, edges_expected; /* room for so many is made at once */
     struct plani_graph *graph; /* of the finished ops, made when it is first needed; or NULL */
     struct plani_pool lists;   /* `recent` and `users` of all buffers */
-    int error;                 /* first failure; later calls do nothing */
+    /* matrix_work.c: the tiles of a unit with matrices whose update has begun, in order. */
+    struct plani_begun_tile *begun_tiles;
+    uint32_t begun_count, begun_capacity;
+    uint32_t directions; /* the buffer of their directions */
+    int error;           /* first failure; later calls do nothing */
 };
 typedef struct plani_builder plani_builder;
 
@@ -218,6 +222,11 @@ struct plani_tile {
     plani_range closed; /* the tile's gradient where it never rests; else of 0 bytes */
 };
 
+/* The inputs of a tile's update, in the arena where its work runs. */
+struct plani_tile_inputs {
+    plani_range state, grads;
+};
+
 /* Where the tiles' new params go, and how the ranks' params come together after them. */
 struct plani_new_params {
     uint32_t unit;
@@ -253,8 +262,15 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
 struct plani_new_params plani_begin_params(plani_builder *b, uint32_t unit, uint32_t wanted);
 void plani_finish_params(plani_builder *b, const struct plani_new_params *made);
 
-/* Brings the tile's operands to where its work runs, does it, and takes the results home. */
+/* Brings the tile's operands to where its work runs, does it, and takes the results home. The
+ * update of a unit with matrices waits for the unit's last tile, so all tiles must follow, in
+ * order. */
 void plani_tile_work(plani_builder *b, const struct plani_tile *t);
+/* The two halves of an update: brings what the tile's update reads; updates, and takes the results
+ * home. `direction`: those of the whole unit, or of 0 bytes. */
+struct plani_tile_inputs plani_tile_inputs(plani_builder *b, const struct plani_tile *t);
+void plani_tile_finish(plani_builder *b, const struct plani_tile *t,
+                       const struct plani_tile_inputs *inputs, plani_range direction);
 /* Moves `elems` elements of `elem_bytes` each, tile by tile. */
 void plani_move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t source,
                       uint32_t target, uint64_t elem_bytes, enum state_kind kind);
@@ -270,6 +286,11 @@ void plani_fill_copies(plani_builder *b);
  * without a transfer. */
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);
 uint32_t plani_device_params(plani_builder *b, uint32_t unit);
+
+/* ---- matrix_work.c -------------------------------------------------------------------------- */
+
+/* The update of one tile of a unit with matrices; the last tile's call finishes the unit. */
+void plani_matrix_work(plani_builder *b, const struct plani_tile *t);
 
 /* ---- grads.c -------------------------------------------------------------------------------- */
 

@@ -34,7 +34,12 @@
  * saved where they are saved, and is brought back, not made anew. It rests in the params' home
  * if the params are cut over the ranks in the same way as the optimizer state. Otherwise (stages
  * 1 and 2 of several ranks, and stays_gathered) each rank's shard of it is a home of its own
- * beside the tiles, and saves no memory. */
+ * beside the tiles, and saves no memory.
+ *
+ * Units with matrices (matrix_flops). Muon's update needs whole matrices, so that it is in three
+ * steps: each tile's direction, the matrices of the unit's directions orthogonalized, and each
+ * tile's update. All tiles of the unit are there at once, and with a sharded state the directions
+ * of all ranks are gathered; each rank orthogonalizes what overlaps its own shard. */
 #ifndef SLUICE_PLAN_PLAN_JOB_H
 #define SLUICE_PLAN_PLAN_JOB_H
 
@@ -151,6 +156,10 @@ struct plan_job {
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
+    /* [unit_count] work of one rank to orthogonalize the unit's matrices; 0: it has none. NULL: no
+     * unit has any. Their update runs on the host where the device is a GPU. */
+    const double *matrix_flops;
+    uint64_t matrix_scratch_bytes; /* for the largest matrix */
 
     /* ---- the schedule ----------------------------------------------------------------------- */
     uint64_t tile_elems;     /* 0: chosen by simulated time */
@@ -195,6 +204,11 @@ typedef struct plan_job plan_job;
 uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t unit);
 /* True if they are the shard alone; false where there is one rank. */
 bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
+/* True if the unit's update orthogonalizes matrices. */
+static inline bool plan_has_matrices(const plan_job *self, uint32_t unit)
+{
+    return self->matrix_flops && self->matrix_flops[unit] > 0;
+}
 /* True if the unit learns: it is not frozen. */
 static inline bool plan_learns(const plan_job *self, uint32_t unit)
 {

@@ -337,7 +337,16 @@ static void tile_results(plani_builder *b, const struct plani_tile *t, plani_ran
         plani_tile_transfer(b, t, params, plani_tile_params(b, t, t->device_params), STATE_PARAMS);
 }
 
-void plani_tile_work(plani_builder *b, const struct plani_tile *t)
+struct plani_tile_inputs plani_tile_inputs(plani_builder *b, const struct plani_tile *t)
+{
+    struct plani_tile_inputs inputs = {.state = tile_state(b, t)};
+    if (t->work == PLANI_WORK_UPDATE)
+        inputs.grads = tile_grads(b, t);
+    return inputs;
+}
+
+void plani_tile_finish(plani_builder *b, const struct plani_tile *t,
+                       const struct plani_tile_inputs *inputs, plani_range direction)
 {
     static const struct {
         enum op_kind kind;
@@ -347,22 +356,30 @@ void plani_tile_work(plani_builder *b, const struct plani_tile *t)
         [PLANI_WORK_INIT] = {OP_INIT, ACCESS_WRITE},
         [PLANI_WORK_LOAD] = {OP_WORKING_COPY, ACCESS_READ},
     };
-    plani_range state = tile_state(b, t);
-    plani_range grads = {0};
-    if (t->work == PLANI_WORK_UPDATE)
-        grads = tile_grads(b, t);
     plani_range params = tile_params(b, t);
     enum lane_kind lane = runs_on_gpu(b, t) ? LANE_COMPUTE : LANE_UPDATE;
     uint32_t idx = plani_tile_op(b, works[t->work].kind, lane, t);
-    plani_use(b, idx, state, ROLE_STATE, works[t->work].state);
+    plani_use(b, idx, inputs->state, ROLE_STATE, works[t->work].state);
     if (t->work == PLANI_WORK_UPDATE)
-        plani_use(b, idx, grads, ROLE_SOURCE, ACCESS_READ);
+        plani_use(b, idx, inputs->grads, ROLE_SOURCE, ACCESS_READ);
+    if (direction.size_bytes > 0)
+        plani_use(b, idx, direction, ROLE_INPUT, ACCESS_READ);
     bool reads_params = t->work == PLANI_WORK_UPDATE && t->high != PROGRAM_NONE;
     plani_use(b, idx, params, ROLE_TARGET, reads_params ? ACCESS_UPDATE : ACCESS_WRITE);
     plani_depend(b, idx, t->after);
     plani_work_demand(b, idx, t);
     if (b->error >= 0)
-        tile_results(b, t, state, params);
+        tile_results(b, t, inputs->state, params);
+}
+
+void plani_tile_work(plani_builder *b, const struct plani_tile *t)
+{
+    if (t->work == PLANI_WORK_UPDATE && plan_has_matrices(b->job, t->unit)) {
+        plani_matrix_work(b, t);
+        return;
+    }
+    struct plani_tile_inputs inputs = plani_tile_inputs(b, t);
+    plani_tile_finish(b, t, &inputs, (plani_range){0});
 }
 
 void plani_move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t source,

@@ -53,9 +53,10 @@ static void append_name(profi_text *text, const trace_event *event, const chrome
         profi_append(&name, " unit %u", event->unit);
     if (event->micro_batch_or_tile != NO_INDEX) {
         static const char *const index_words[OP_KIND_COUNT] = {
-            [OP_FORWARD] = "mb ",    [OP_RECOMPUTE] = "mb ",      [OP_BACKWARD] = "mb ",
-            [OP_GRAD_ADD] = "tile ", [OP_GRAD_CLOSE] = "tile ",   [OP_UPDATE] = "tile ",
-            [OP_INIT] = "tile ",     [OP_WORKING_COPY] = "tile ", [OP_NORM_PART] = "part ",
+            [OP_FORWARD] = "mb ",     [OP_RECOMPUTE] = "mb ",      [OP_BACKWARD] = "mb ",
+            [OP_GRAD_ADD] = "tile ",  [OP_GRAD_CLOSE] = "tile ",   [OP_UPDATE] = "tile ",
+            [OP_INIT] = "tile ",      [OP_WORKING_COPY] = "tile ", [OP_NORM_PART] = "part ",
+            [OP_DIRECTION] = "tile ",
         };
         const char *word = index_words[event->kind];
         profi_append(&name, " %s%u", word ? word : "#", event->micro_batch_or_tile);

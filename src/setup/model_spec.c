@@ -272,10 +272,10 @@ enum { ROUNDING_STREAM = 0x526f756e };
 
 uint32_t setupi_state_streams(const struct job *asked, bool params_alone)
 {
-    if (asked->optimizer.type != JOB_ADAM)
+    if (asked->optimizer.type != JOB_ADAM && asked->optimizer.type != JOB_MUON)
         return 2; /* two streams of fp32 */
-    if (params_alone)
-        return 3;
+    if (params_alone || asked->optimizer.type == JOB_MUON)
+        return 3; /* Muon's units hold tensors with Adam too */
     enum tile_format moments = asked->state.moments;
     return tile_streams_code(3, asked->state.master, moments, moments);
 }

@@ -38,6 +38,25 @@ static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUN
     return 0;
 }
 
+/* The update of units with matrices has no kernels on a GPU: their state rests elsewhere. */
+static int keep_matrices_off(const struct setup *self, uint8_t *wanted)
+{
+    if (!self->gpu && !self->described_gpu)
+        return 0;
+    for (uint32_t u = 0; u < self->net->unit_count; u++) {
+        if (!plan_has_matrices(&self->plan, u))
+            continue;
+        if (wanted[u] == TIER_DEVICE)
+            return err_set(ERR_CONFIG,
+                           "tiers.place places the optimizer state of %s on the device, but Muon "
+                           "updates on the CPU alone: place it on host or nvme, or leave it open",
+                           self->net->units[u].name);
+        if (wanted[u] == TIER_AUTO)
+            wanted[u] = TIER_HOST;
+    }
+    return 0;
+}
+
 /* True if a unit has activations of this kind. They belong to the first unit of a stage. */
 static bool has_activations(const struct setup *self, uint32_t unit, enum state_kind kind)
 {
@@ -80,6 +99,7 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         .only_homes = self->only_homes,
     };
     TRY(read_wishes(self, wanted));
+    TRY(keep_matrices_off(self, wanted[STATE_OPTIMIZER]));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         question.wanted[kind] = wanted[kind];
         found->homes[kind] = self->homes[kind];

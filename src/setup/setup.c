@@ -90,7 +90,7 @@ enum {
 static int make_identity(struct setup *self)
 {
     static const char *const optimizers[] = {
-        [JOB_ADAM] = "Adam", [JOB_LION] = "Lion", [JOB_ADAGRAD] = "Adagrad"};
+        [JOB_ADAM] = "Adam", [JOB_LION] = "Lion", [JOB_ADAGRAD] = "Adagrad", [JOB_MUON] = "Muon"};
     const model_spec *s = &self->net->spec;
     char *text = self->identity;
     const size_t room = sizeof self->identity;
@@ -369,8 +369,10 @@ static int setup_fill(struct setup *self, const struct setup_options *options)
         TRY(setupi_described_ranks(self));
     TRY(make_model(self, options));
     TRY(make_plan_inputs(self, options));
-    if (!options->only_eval)
+    if (!options->only_eval) {
         TRY(setupi_check_state_kernels(self));
+        TRY(setupi_find_matrices(self));
+    }
     if (self->is_described) {
         TRY(setupi_described_budgets(self));
     } else {
@@ -440,6 +442,7 @@ void setup_destroy(struct setup *self)
     mem_free(self->stages);
     mem_free(self->unit_elems);
     mem_free(self->is_frozen);
+    mem_free(self->matrix_flops);
     mem_free(self->stays_gathered);
     model_destroy(self->single);
     model_destroy(self->net);

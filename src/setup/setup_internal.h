@@ -42,6 +42,9 @@ uint32_t setupi_state_streams(const struct job *asked, bool params_alone);
 int setupi_choose_backend(struct setup *self) MUST_CHECK;
 /* ERR_CONFIG if the backend that updates has no kernel for the job's state formats. */
 int setupi_check_state_kernels(const struct setup *self) MUST_CHECK;
+/* With Muon: finds the units whose update orthogonalizes matrices, and the work and scratch that it
+ * takes. ERR_CONFIG if one of the matrices is cut. Call it after the plan's inputs are made. */
+int setupi_find_matrices(struct setup *self) MUST_CHECK;
 int setupi_make_cpu_context(struct setup *self) MUST_CHECK; /* call it after the cores are placed */
 /* Prepares the models, and with them the choice of algorithms. All ranks together. */
 int setupi_prepare_models(struct setup *self, const struct setup_options *options) MUST_CHECK;

@@ -72,7 +72,7 @@ failed:
 struct plan_inputs {
     uint64_t budget_bytes[TIER_COUNT];
     /* differs between ranks whose kernels or thread counts differ */
-    uint64_t workspace_bytes;
+    uint64_t workspace_bytes, matrix_scratch_bytes;
     plan_machine machine;
     uint64_t kernels_hash; /* hash of the backend's description */
     uint64_t stage_count, pass_count;
@@ -85,8 +85,11 @@ static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job 
     for (int a = 0; a < TIER_COUNT; a++)
         for (uint32_t r = 0; r < world; r++)
             plan->budget_bytes[a] = size_min(plan->budget_bytes[a], all[r].budget_bytes[a]);
-    for (uint32_t r = 0; r < world; r++)
+    for (uint32_t r = 0; r < world; r++) {
         plan->workspace_bytes = size_max(plan->workspace_bytes, all[r].workspace_bytes);
+        plan->matrix_scratch_bytes =
+            size_max(plan->matrix_scratch_bytes, all[r].matrix_scratch_bytes);
+    }
     plan->machine = all[0].machine;
 }
 
@@ -145,6 +148,7 @@ int setupi_share_inputs(struct setup *self)
     memset(&own, 0, sizeof own);
     memcpy(own.budget_bytes, self->plan.budget_bytes, sizeof own.budget_bytes);
     own.workspace_bytes = self->plan.workspace_bytes;
+    own.matrix_scratch_bytes = self->plan.matrix_scratch_bytes;
     own.machine = self->plan.machine;
     own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
     own.stage_count = self->plan.stage_count;

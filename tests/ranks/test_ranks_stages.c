@@ -2,10 +2,10 @@
  * the same number of ranks and in the same order, and the losses of one rank at the same global
  * batch to 1e-4. One rank gives the same bits in both orders.
  *
- * test_ranks_stages RANKS FAMILY-DTYPE[-split][-m16|-m8] [CASE...]
+ * test_ranks_stages RANKS FAMILY-DTYPE[-split][-m16|-m8][-muon] [CASE...]
  *
- * -split: split masters; -m16, -m8: moments in bf16 or in 8 bits. CASE is one of stages, parts,
- * canary, curve, draws=SEED-SEED, overflow, scale, stop. */
+ * -split: split masters; -m16, -m8: moments in bf16 or in 8 bits; -muon: the optimizer. CASE is one
+ * of stages, parts, canary, curve, draws=SEED-SEED, overflow, scale, stop. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,7 +36,7 @@ enum {
 };
 
 static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
-static bool is_fp16, is_split;
+static bool is_fp16, is_split, is_muon;
 static const char *moments = "fp32";
 static uint64_t first_seed = 1, last_seed = 1;
 
@@ -50,6 +50,8 @@ static void begin_sets(fixture_sets *sets)
     fixture_set(sets, "state.master=%s", is_split ? "split" : "fp32");
     if (is_fp16)
         fixture_set(sets, "fp16={\"enabled\":true,\"initial_scale_power\":12,\"hysteresis\":1}");
+    if (is_muon)
+        fixture_set(sets, "optimizer={\"type\":\"Muon\",\"params\":{\"lr\":3e-3}}");
 }
 
 /* Stage 3 with no unit that stays: all here are smaller than what stays by default. */
@@ -255,7 +257,8 @@ static void draw_model(struct draws *d, fixture_model *model, fixture_sets *sets
     static const char *const optimizers[] = {
         "{\"type\":\"AdamW\",\"params\":{\"lr\":1e-3,\"weight_decay\":0.1}}",
         "{\"type\":\"Lion\",\"params\":{\"lr\":1e-4,\"weight_decay\":0.1}}",
-        "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}"};
+        "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}",
+        "{\"type\":\"Muon\",\"params\":{\"lr\":3e-3,\"weight_decay\":0.1}}"};
     static const char *const wires[] = {"fp32", "bf16", "fp16"};
     memset(sets, 0, sizeof *sets);
     uint64_t dtype = draw(d, 3);
@@ -280,7 +283,10 @@ static void draw_model(struct draws *d, fixture_model *model, fixture_sets *sets
     if (draw(d, 2))
         fixture_set(sets, "communication_data_type=%s", wires[draw(d, 3)]);
     fixture_set(sets, "schedule.order=%s", draw(d, 2) ? "batch_major" : "layer_major");
-    fixture_set(sets, "optimizer=%s", optimizers[draw(d, 3)]);
+    const char *optimizer = optimizers[draw(d, 4)];
+    fixture_set(sets, "optimizer=%s", optimizer);
+    if (strstr(optimizer, "Muon")) /* whole matrices */
+        fixture_set(sets, "model.max_part_bytes=0");
     fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
     *is_exact = dtype != 2 && draw(d, 2);
     if (*is_exact) {
@@ -598,6 +604,7 @@ int main(int argc, char **argv)
         shape.bf16 = strstr(argv[2], "bf16") != NULL;
         is_split = strstr(argv[2], "-split") != NULL;
         is_fp16 = strstr(argv[2], "fp16") != NULL;
+        is_muon = strstr(argv[2], "-muon") != NULL;
         moments = strstr(argv[2], "-m16") ? "bf16" : strstr(argv[2], "-m8") ? "8bit" : "fp32";
     }
     return mpi_end(argc > 3 ? run_cases(argc - 3, argv + 3) : 2);

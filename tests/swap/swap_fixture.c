@@ -70,15 +70,25 @@ uint32_t builder_home(builder *self, enum tier arena, uint64_t offset, uint64_t 
 uint32_t builder_op(builder *self, enum op_kind kind)
 {
     static const uint8_t lanes[OP_KIND_COUNT] = {
-        [OP_READ] = LANE_READ,        [OP_WRITE] = LANE_WRITE,
-        [OP_H2D] = LANE_H2D,          [OP_D2H] = LANE_D2H,
-        [OP_ALL_GATHER] = LANE_COMM,  [OP_REDUCE_SCATTER] = LANE_COMM,
-        [OP_FORWARD] = LANE_COMPUTE,  [OP_RECOMPUTE] = LANE_COMPUTE,
-        [OP_BACKWARD] = LANE_COMPUTE, [OP_GRAD_CLOSE] = LANE_COMPUTE,
-        [OP_NORM] = LANE_COMPUTE,     [OP_UPDATE] = LANE_UPDATE,
-        [OP_INIT] = LANE_UPDATE,      [OP_WORKING_COPY] = LANE_UPDATE,
-        [OP_COMMIT] = LANE_COMMIT,    [OP_NORM_PART] = LANE_COMPUTE,
+        [OP_READ] = LANE_READ,
+        [OP_WRITE] = LANE_WRITE,
+        [OP_H2D] = LANE_H2D,
+        [OP_D2H] = LANE_D2H,
+        [OP_ALL_GATHER] = LANE_COMM,
+        [OP_REDUCE_SCATTER] = LANE_COMM,
+        [OP_FORWARD] = LANE_COMPUTE,
+        [OP_RECOMPUTE] = LANE_COMPUTE,
+        [OP_BACKWARD] = LANE_COMPUTE,
+        [OP_GRAD_CLOSE] = LANE_COMPUTE,
+        [OP_NORM] = LANE_COMPUTE,
+        [OP_UPDATE] = LANE_UPDATE,
+        [OP_INIT] = LANE_UPDATE,
+        [OP_WORKING_COPY] = LANE_UPDATE,
+        [OP_COMMIT] = LANE_COMMIT,
+        [OP_NORM_PART] = LANE_COMPUTE,
         [OP_GRAD_ADD] = LANE_COMPUTE,
+        [OP_DIRECTION] = LANE_UPDATE,
+        [OP_ORTHOGONALIZE] = LANE_UPDATE,
     };
     program *prog = &self->prog;
     prog->ops = grown(prog->ops, prog->op_count, &self->op_capacity, sizeof *prog->ops);

@@ -3,8 +3,8 @@
  * activations, units cut in parts, one to three drives, both I/O backends, paranoid mode, split
  * masters, placements, tiles, lookahead and budgets.
  *
- * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8][-documents]
- * [-dropout][-lora]. It names the numeric fingerprint that all runs of a group share. */
+ * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad|-muon][-m16|-m8]
+ * [-documents][-dropout][-lora]. It names the numeric fingerprint that the runs of a group share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -73,6 +73,9 @@ static void set_group(fixture_sets *sets)
                     is_group("lion") ? "Lion" : "Adagrad", is_group("lion") ? "3e-4" : "1e-2");
         fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":4}}");
     }
+    if (is_group("muon"))
+        fixture_set(sets, "optimizer={\"type\":\"Muon\",\"params\":{\"lr\":3e-3,\"muon_lr\":0.02,"
+                          "\"weight_decay\":0.1}}");
 }
 
 struct combination {
@@ -177,7 +180,8 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
         fixture_set(&c->sets, "run.paranoid=true");
         say(c, "paranoid");
     }
-    if (is_group("bf16") && !is_group("lion") && draw(c, 2)) { /* the plainest has whole masters */
+    if (is_group("bf16") && !is_group("lion") && !is_group("muon") &&
+        draw(c, 2)) { /* the plainest has whole masters */
         fixture_set(&c->sets, "state.master=split");
         say(c, "split masters");
     }

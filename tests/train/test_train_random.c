@@ -41,7 +41,8 @@ static void draw_model(struct draws *d, fixture_model *shape, fixture_sets *sets
         "{\"type\":\"AdamW\",\"params\":{\"lr\":1e-3,\"weight_decay\":0.1}}",
         "{\"type\":\"Adam\",\"params\":{\"lr\":1e-3,\"adam_w_mode\":false,\"weight_decay\":0.01}}",
         "{\"type\":\"Lion\",\"params\":{\"lr\":1e-4,\"weight_decay\":0.1}}",
-        "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}"};
+        "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}",
+        "{\"type\":\"Muon\",\"params\":{\"lr\":3e-3,\"momentum\":0.9,\"weight_decay\":0.1}}"};
     static const char *const families[] = {"gpt2", "llama", "gpt_neox", "cohere"};
     memset(sets, 0, sizeof *sets);
     uint64_t dtype = draw(d, 3), family = draw(d, 4);
@@ -65,7 +66,10 @@ static void draw_model(struct draws *d, fixture_model *shape, fixture_sets *sets
                     (unsigned)((dtype == 0 ? 4 : 2) * 1024 * (8 + draw(d, 40))));
     if (draw(d, 2))
         fixture_set(sets, "data_types.grad_accum_dtype=fp32");
-    fixture_set(sets, "optimizer=%s", optimizers[draw(d, 4)]);
+    const char *optimizer = optimizers[draw(d, 5)];
+    fixture_set(sets, "optimizer=%s", optimizer);
+    if (strstr(optimizer, "Muon")) /* whole matrices */
+        fixture_set(sets, "model.max_part_bytes=0");
     fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
     *is_exact = dtype != 2 && draw(d, 2);
     if (*is_exact) {

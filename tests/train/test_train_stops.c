@@ -5,9 +5,9 @@
  * lost.
  *
  * Argument: the kind of run, as FAMILY-DTYPE and any of untied, cut, unclipped, delayed, tokens,
- * lion, adagrad, adam, m16, m8, split, onecycle, range, dropout. A run with delayed_one_step only
- * has to go on: a stop brings the weights up to date, so later results differ from those of the run
- * that was never stopped. */
+ * lion, adagrad, adam, muon, m16, m8, split, onecycle, range, dropout. A run with delayed_one_step
+ * only has to go on: a stop brings the weights up to date, so later results differ from those of
+ * the run that was never stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,6 +63,8 @@ static void set_optimizer(fixture_sets *sets)
         fixture_set(sets, "optimizer={\"type\":\"Lion\",\"params\":{\"lr\":3e-4}}");
     if (is_group("adagrad"))
         fixture_set(sets, "optimizer={\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}");
+    if (is_group("muon"))
+        fixture_set(sets, "optimizer={\"type\":\"Muon\",\"params\":{\"lr\":5e-3}}");
     if (is_group("adam"))
         fixture_set(sets, "optimizer={\"type\":\"Adam\",\"params\":{\"lr\":1e-3,"
                           "\"adam_w_mode\":false,\"weight_decay\":0.01}}");
@@ -388,7 +390,7 @@ static void other_numerics_are_refused(void **state)
     refused("train_micro_batch_size_per_gpu=3", "train_micro_batch_size_per_gpu was 2 and is 3");
     if (is_group("-m8"))
         refused("state.moments=bf16", "state.moments was 8bit and is bf16");
-    else if (!is_group("-m16") && !is_group("lion") && !is_group("adagrad"))
+    else if (!is_group("-m16") && !is_group("lion") && !is_group("adagrad") && !is_group("muon"))
         refused("state.moments=bf16", "state.moments was fp32 and is bf16");
     if (overflows())
         refused("data_types.grad_accum_dtype=fp32",

@@ -1,0 +1,319 @@
+/* Runs the ops of the optimizer on tiles: updates, and Muon's two ops before them.
+ *
+ * Muon is for the matrices of a unit. What lies between them, tensors with Adam and padding, is
+ * given to Adam in runs of elements as long as they come. The directions of a unit are fp32, one
+ * for each element of the whole unit; those of Adam's elements are zero and not used.
+ *
+ * Called by compute.c, under its rules for threads and memory. */
+#include <math.h>
+
+#include "base/size.h"
+#include "base/tile.h"
+#include "engine/engine_internal.h"
+
+/* Arguments that all optimizers need: the kernels that compute, and the tile's data. */
+struct update_tile {
+    const kernel_ops *ops;
+    kernel_context *context;
+    void *stream;
+    uint64_t count;
+    uint64_t tile_elems, skipped; /* a part of a tile: of the whole tile, and before the part */
+    unsigned char *state;         /* of the whole tile */
+    uint32_t streams;             /* streams code of the state */
+    const void *grads;
+    void *params;
+    enum dtype grad_type, param_type;
+    uint32_t unit;
+    uint64_t first_elem; /* index in the whole unit, not in this rank's shard */
+    adam_scalars adam;
+};
+
+/* The address of stream `idx` of the tile; of a part of a tile, whose streams are fp32, that of its
+ * elements. */
+static void *tile_stream(const struct update_tile *tile, uint32_t idx)
+{
+    return tile->state + tile_stream_offset(tile->streams, tile->tile_elems, idx) +
+           tile->skipped * sizeof(float);
+}
+
+/* Adam if a stream is not fp32. setupi_check_state_kernels has checked that the backend has it. */
+static int run_adam_packed(const struct engine *self, const struct update_tile *tile)
+{
+    adam_packed_args args = {
+        .count = tile->count,
+        .streams = tile->streams,
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .v = tile_stream(tile, 2),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &tile->adam,
+        .rounding_key = setup_rounding_key(self->step.seed, self->step.applied, tile->unit),
+        .first_elem = tile->first_elem,
+    };
+    return tile->ops->adam_packed(tile->context, tile->stream, &args);
+}
+
+static int run_adam(const struct engine *self, const struct update_tile *tile)
+{
+    if (tile_has_formats(tile->streams))
+        return run_adam_packed(self, tile);
+    adam_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .v = tile_stream(tile, 2),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &tile->adam,
+    };
+    return tile->ops->adam(tile->context, tile->stream, &args);
+}
+
+static int run_lion(const struct engine *self, const struct update_tile *tile)
+{
+    const adam_scalars *s = &self->step.scalars;
+    lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
+    lion_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &scalars,
+    };
+    return tile->ops->lion(tile->context, tile->stream, &args);
+}
+
+static int run_adagrad(const struct engine *self, const struct update_tile *tile)
+{
+    const adam_scalars *s = &self->step.scalars;
+    adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
+    adagrad_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile, 0),
+        .v = tile_stream(tile, 1),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &scalars,
+    };
+    return tile->ops->adagrad(tile->context, tile->stream, &args);
+}
+
+/* An op on the update lane runs on that lane's own worker, always a CPU worker, or on the core
+ * worker if the lane has none. An op on the compute lane runs on the device. */
+const kernel_ops *enginei_worker(const struct engine *self, const op *item,
+                                 kernel_context **context)
+{
+    bool has_own = item->lane == LANE_UPDATE && self->update_context;
+    *context = has_own ? self->update_context : self->setup->context;
+    return has_own ? &kernels_cpu : self->setup->ops;
+}
+
+static struct update_tile tile_of(const struct engine *self, const program *prog, const op *item,
+                                  void *stream)
+{
+    const struct setup *setup = self->setup;
+    struct update_tile tile = {
+        .stream = stream,
+        .count = item->elem_count,
+        .tile_elems = item->elem_count,
+        .state = enginei_role_address(self, prog, item, ROLE_STATE),
+        .streams = setup->plan.state_streams,
+        .grads = enginei_role_address(self, prog, item, ROLE_SOURCE),
+        .params = enginei_role_address(self, prog, item, ROLE_TARGET),
+        .grad_type = setup->job->grad_dtype,
+        .param_type = setup->net->type,
+        .unit = item->unit,
+        .first_elem = setup_state_begin(setup, item->unit) + item->elem_begin,
+        .adam = self->step.scalars,
+    };
+    tile.ops = enginei_worker(self, item, &tile.context);
+    if (setup->job->optimizer.type == JOB_MUON) /* the scheduled rate is that of matrices */
+        tile.adam.learning_rate =
+            (float)((double)tile.adam.learning_rate *
+                    (setup->job->optimizer.adam_lr / setup->job->optimizer.lr));
+    return tile;
+}
+
+/* ---- Muon ---- */
+
+static muon_scalars muon_scalars_of(const struct engine *self)
+{
+    const struct job *asked = self->setup->job;
+    const adam_scalars *s = &self->step.scalars;
+    return (muon_scalars){
+        .learning_rate = s->learning_rate,
+        .momentum = (float)asked->optimizer.momentum,
+        .weight_decay = s->weight_decay,
+        .nesterov = asked->optimizer.nesterov,
+        .grad_scale = s->grad_scale,
+    };
+}
+
+/* The learning rate of a matrix, by the shape that Hugging Face stores. */
+static float rate_of(const struct engine *self, const model_tensor *tensor)
+{
+    const struct setup *setup = self->setup;
+    bool is_transposed = model_is_transposed(setup->net->spec.family, tensor->name);
+    double rows = (double)(is_transposed ? tensor->columns : tensor->rows);
+    double columns = (double)(is_transposed ? tensor->rows : tensor->columns);
+    double factor = sqrt(rows / columns);
+    switch (setup->job->optimizer.adjust_lr) {
+    case JOB_ADJUST_ORIGINAL:
+        factor = sqrt(fmax(1.0, rows / columns));
+        break;
+    case JOB_ADJUST_MATCH_RMS_ADAMW:
+        factor = 0.2 * sqrt(fmax(rows, columns));
+        break;
+    case JOB_ADJUST_SPECTRAL_UNCLAMPED:
+        break;
+    }
+    return (float)(factor * (double)self->step.scalars.learning_rate);
+}
+
+/* The same tile, without its first `skipped` elements, and with `count`. */
+static struct update_tile part_of(const struct update_tile *tile, uint64_t skipped, uint64_t count)
+{
+    struct update_tile part = *tile;
+    part.skipped = tile->skipped + skipped;
+    part.count = count;
+    part.grads = (const char *)tile->grads + skipped * dtype_bytes(tile->grad_type);
+    part.params = (char *)tile->params + skipped * dtype_bytes(tile->param_type);
+    part.first_elem = tile->first_elem + skipped;
+    return part;
+}
+
+/* Elements of the tile that belong to one matrix. */
+struct matrix_part {
+    const model_tensor *tensor; /* NULL: there is no other */
+    uint64_t skipped, count;    /* from the first element of the tile on */
+};
+
+/* The first part of a matrix at element `from` of the tile or after it. */
+static struct matrix_part next_matrix(const struct engine *self, const struct update_tile *tile,
+                                      uint64_t from)
+{
+    const model_unit *unit = &self->setup->net->units[tile->unit];
+    uint64_t begin = tile->first_elem + from, end = tile->first_elem + tile->count;
+    struct matrix_part found = {.skipped = tile->count};
+    for (uint32_t i = 0; i < unit->tensor_count; i++) {
+        const model_tensor *tensor = &unit->tensors[i];
+        uint64_t low = size_max(begin, tensor->offset_elems);
+        uint64_t high = size_min(end, tensor->offset_elems + tensor->rows * tensor->columns);
+        if (low < high && model_is_matrix(tensor) && low - tile->first_elem < found.skipped)
+            found = (struct matrix_part){tensor, low - tile->first_elem, high - low};
+    }
+    return found;
+}
+
+static int run_muon_part(const struct engine *self, const struct update_tile *tile,
+                         const struct matrix_part *matrix, float *direction, bool makes_direction)
+{
+    struct update_tile part = part_of(tile, matrix->skipped, matrix->count);
+    muon_scalars scalars = muon_scalars_of(self);
+    muon_args args = {
+        .count = part.count,
+        .master = tile_stream(&part, 0),
+        .m = tile_stream(&part, 1),
+        .grads = part.grads,
+        .grad_type = part.grad_type,
+        .direction = direction + matrix->skipped,
+        .rate = rate_of(self, matrix->tensor),
+        .scalars = &scalars,
+    };
+    return makes_direction ? part.ops->muon_direction(part.context, part.stream, &args)
+                           : part.ops->muon(part.context, part.stream, &args);
+}
+
+/* `directions`: those of the whole unit. */
+static int run_muon(const struct engine *self, const struct update_tile *tile, float *directions)
+{
+    for (uint64_t at = 0; at < tile->count;) {
+        struct matrix_part matrix = next_matrix(self, tile, at);
+        struct update_tile between = part_of(tile, at, matrix.skipped - at);
+        if (between.count > 0)
+            TRY(run_adam(self, &between));
+        if (matrix.tensor)
+            TRY(run_muon_part(self, tile, &matrix, directions + tile->first_elem, false));
+        at = matrix.skipped + matrix.count;
+    }
+    return tile->ops->working_copy(tile->context, tile->stream, tile_stream(tile, 0), tile->params,
+                                   tile->param_type, tile->count);
+}
+
+int enginei_run_direction(struct engine *self, const program *prog, const op *item)
+{
+    struct update_tile tile = tile_of(self, prog, item, NULL);
+    float *direction = enginei_role_address(self, prog, item, ROLE_TARGET);
+    if (self->watch && self->watch->leaves_out_updates)
+        return 0;
+    TRY(tile.ops->zero(tile.context, NULL, direction, tile.count * sizeof *direction));
+    for (uint64_t at = 0; at < tile.count;) {
+        struct matrix_part matrix = next_matrix(self, &tile, at);
+        if (matrix.tensor)
+            TRY(run_muon_part(self, &tile, &matrix, direction, true));
+        at = matrix.skipped + matrix.count;
+    }
+    return 0;
+}
+
+int enginei_run_orthogonalize(struct engine *self, const program *prog, const op *item)
+{
+    const struct setup *setup = self->setup;
+    const model_unit *unit = &setup->net->units[item->unit];
+    float *directions = enginei_role_address(self, prog, item, ROLE_TARGET);
+    uint64_t begin = setup_state_begin(setup, item->unit);
+    uint64_t end = begin + plan_rest_elems(&setup->plan, STATE_OPTIMIZER, item->unit);
+    kernel_context *context;
+    const kernel_ops *ops = enginei_worker(self, item, &context);
+    if (self->watch && self->watch->leaves_out_updates)
+        return 0;
+    for (uint32_t i = 0; i < unit->tensor_count; i++) {
+        const model_tensor *tensor = &unit->tensors[i];
+        bool is_own = tensor->offset_elems < end &&
+                      begin < tensor->offset_elems + tensor->rows * tensor->columns;
+        orthogonalize_args args = {
+            .rows = tensor->rows,
+            .columns = tensor->columns,
+            .matrix = directions + tensor->offset_elems,
+            .steps = (uint32_t)setup->job->optimizer.ns_steps,
+            .scratch = enginei_role_address(self, prog, item, ROLE_WORKSPACE),
+        };
+        if (is_own && model_is_matrix(tensor))
+            TRY(ops->orthogonalize(context, NULL, &args));
+    }
+    return 0;
+}
+
+/* ---- updates ---- */
+
+int enginei_run_update(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    const struct setup *setup = self->setup;
+    struct update_tile tile = tile_of(self, prog, item, stream);
+    if (self->watch && self->watch->leaves_out_updates)
+        return tile.ops->zero(tile.context, stream, tile.params,
+                              tile.count * dtype_bytes(tile.param_type));
+    switch (setup->job->optimizer.type) {
+    case JOB_ADAM:
+        return run_adam(self, &tile);
+    case JOB_LION:
+        return run_lion(self, &tile);
+    case JOB_ADAGRAD:
+        return run_adagrad(self, &tile);
+    case JOB_MUON:
+        if (!plan_has_matrices(&setup->plan, item->unit))
+            return run_adam(self, &tile);
+        return run_muon(self, &tile, enginei_role_address(self, prog, item, ROLE_INPUT));
+    }
+    return err_set(ERR_INTERNAL, "optimizer %d does not exist", (int)setup->job->optimizer.type);
+}
