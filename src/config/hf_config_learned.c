@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "config/hf_config_internal.h"
 
 int hfi_fill_gpt2(hfi_config *self)
@@ -34,19 +33,6 @@ int hfi_fill_gpt2(hfi_config *self)
     return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);
 }
 
-/* Dropout is not built for bert; transformers' default is 0.1. */
-static void say_no_dropout(const hfi_config *self)
-{
-    static const char *const keys[] = {"hidden_dropout_prob", "attention_probs_dropout_prob"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        const json_t *given = hfi_get(self, keys[i]);
-        double value = given ? json_number_value(given) : 0.1;
-        if (value != 0)
-            log_info("%s: %s %g has no effect: dropout is not built for this family", self->file,
-                     keys[i], value);
-    }
-}
-
 int hfi_fill_bert(hfi_config *self)
 {
     uint64_t channels, layers, heads, ffn, types;
@@ -66,7 +52,8 @@ int hfi_fill_bert(hfi_config *self)
     TRY(hfi_refuse(self, "is_decoder", false, "attention sees both sides"));
     TRY(hfi_refuse(self, "add_cross_attention", false, "there is no encoder to attend to"));
     TRY(hfi_refuse(self, "tie_word_embeddings", true, "the output matrix is the embedding"));
-    say_no_dropout(self);
+    TRY(hfi_put_dropout(self, "hidden_dropout", "hidden_dropout_prob", 0.1));
+    TRY(hfi_put_dropout(self, "attention_dropout", "attention_probs_dropout_prob", 0.1));
     return hfi_put_real(self, "norm_epsilon", "layer_norm_eps", 1e-12);
 }
 

@@ -126,6 +126,7 @@ static struct rules rules_of(const char *family)
          .has_table = true,
          .has_wide_ffn = true,
          .ties = true,
+         .drops_branches = true,
          .is_biased = true},
         {.family = "cohere",
          .ties = true,

@@ -101,7 +101,8 @@ const configi_key configi_own_keys[] = {
         "Divisor of the logits. Default: none."),
     KEY("model.hidden_dropout", FLOAT, AT(model.hidden_dropout), "0.0", "[0,1)", NONE, FIXED,
         "Share of what each branch adds to the residual stream that is dropped at random in "
-        "training (gpt2, starcoder2, phi3). With model.hf the default is what config.json says, as "
+        "training (gpt2, starcoder2, phi3, bert). With model.hf the default is what config.json "
+        "says, as "
         "in transformers. The elements depend on run.seed, the step and the sample, not on how the "
         "step is computed."),
     KEY("model.embedding_dropout", FLOAT, AT(model.embedding_dropout), "0.0", "[0,1)", NONE, FIXED,

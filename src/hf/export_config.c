@@ -270,8 +270,8 @@ static int fill_bert(json_t *config, const struct job_model *from)
                   (json_int_t)from->ffn_size, "max_position_embeddings", (json_int_t)positions,
                   "type_vocab_size", (json_int_t)(from->type_count ? from->type_count : 2),
                   "hidden_act", plain_activation(from, "gelu"), "layer_norm_eps",
-                  from->norm_epsilon, "hidden_dropout_prob", 0.0, "attention_probs_dropout_prob",
-                  0.0, "pad_token_id"));
+                  from->norm_epsilon, "hidden_dropout_prob", from->hidden_dropout,
+                  "attention_probs_dropout_prob", from->attention_dropout, "pad_token_id"));
 }
 
 static int fill_opt(json_t *config, const struct job_model *from)

@@ -259,17 +259,20 @@ static const modeli_row bert_embed[] = {
 
 static const modeli_row bert_block[] = {
     ROW(norm, "norm1", "x", "a", BERT_NORM),
+    ROW(dropout, "drop0", "a", "a", IF(DROPOUT), .only_first = true), /* the embedding's */
     ROW(linear, "qkv", "a", "qkv",
         WEIGHTS(W(BERT_ATTN "self.query", QUERIES), W(BERT_ATTN "self.key", KEYS),
                 W(BERT_ATTN "self.value", KEYS)),
         BIAS),
     ROW(attention, "attend", "qkv", "o", .is_bidirectional = true),
     ROW(linear, "proj", "o", "p", WEIGHTS(W(BERT_ATTN "output.dense", HIDDEN)), BIAS),
+    ROW(dropout, "drop1", "p", "p", IF(DROPOUT)),
     ROW(add, "add1", "a p", "m"),
     ROW(norm, "norm2", "m", "b", WEIGHTS(W(BERT_ATTN "output.LayerNorm", HIDDEN)), BIAS),
     ROW(linear, "up", "b", "f", WEIGHTS(W(BERT "intermediate.dense", FFN)), BIAS),
     ROW(gate, "gate", "f", "g", .activation = ACTIVATION_GELU_ERF),
     ROW(linear, "down", "g", "d", WEIGHTS(W(BERT "output.dense", HIDDEN)), BIAS),
+    ROW(dropout, "drop2", "d", "d", IF(DROPOUT)),
     ROW(add, "add2", "b d", "y"),
     END,
 };

@@ -145,6 +145,7 @@ struct modeli_row {
     bool interleaved; /* ROPE: pairs are neighbours (2i, 2i + 1), not (i, i + R/2) */
     enum activation_kind activation;
     bool is_bidirectional; /* ATTENTION: a token also sees the tokens after it */
+    bool only_first;       /* DROPOUT: of block 0 alone */
 };
 typedef struct modeli_row modeli_row;
 

@@ -184,6 +184,7 @@ static const struct {
      {FIELD_IS_TEXT(model.family, "bert"), FIELD(model.num_kv_heads, 4), FIELD(model.head_dim, 0),
       FIELD(model.position_count, 4096), FIELD(model.type_count, 2), FIELD(model.qkv_bias, true),
       FIELD(model.activation, ACTIVATION_OF_FAMILY), FIELD(model.norm_epsilon, 1e-12),
+      FIELD(model.hidden_dropout, 0.1), FIELD(model.attention_dropout, 0.1),
       FIELD(model.tie_embeddings, true), FIELD(model.seq_length, 1024)}},
     {"\"model_type\": \"bert\", \"vocab_size\": 300, \"type_vocab_size\": 1, \"hidden_act\": "
      "\"gelu_new\", \"layer_norm_eps\": 1e-5",

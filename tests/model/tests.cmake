@@ -7,7 +7,8 @@ if(TARGET sluice_kernels_reference)
                        llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
                        stablelm-parallel)
     set(all_families ${model_families} bert)
-    set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout)
+    set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout
+                       bert-dropout)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${all_families} gpt2-erf ${model_dropouts})
     sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug

@@ -20,8 +20,11 @@ import transformers
 from peft import PeftModel
 from torch.nn import functional
 
+from masked import mask_window
+
 SEQ, MICRO_BATCH, ACCUMULATION, STEPS, LR, SEED = 31, 2, 2, 5, 2e-3, 11
 BOUND = 1e-5
+MASK = 255  # not in the text
 failed = False
 
 SIZES = dict(vocab_size=256, num_hidden_layers=3, hidden_size=64, num_attention_heads=4, max_position_embeddings=128,
@@ -48,6 +51,10 @@ CASES = {
         pad_token_id=0), None, [], ROWS),
     "llama": (lambda: transformers.LlamaConfig(
         **SIZES, intermediate_size=112, num_key_value_heads=2, attention_dropout=0.25), None, [], (0,)),
+    # The embedding's dropout is the first site of rows in block 0.
+    "bert": (lambda: transformers.BertConfig(
+        **SIZES, intermediate_size=112, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.15,
+        pad_token_id=None), None, [65], (0, 2, 3)),
     "llama-lora": (lambda: transformers.LlamaConfig(
         **SIZES, intermediate_size=112, num_key_value_heads=2, attention_dropout=0.25), LORA, [], ADAPTERS),
 }
@@ -107,7 +114,7 @@ def sluice(*arguments):
 def train(folder, name, checkpoint, text, lora, steps, rate):
     job = {
         "model": {"hf": str(checkpoint), "seq_length": SEQ},
-        "data": {"train": [str(text)], "tokenizer": "bytes", "shuffle": "none"},
+        "data": {"train": [str(text)], "tokenizer": "bytes", "shuffle": "none", "mask_token": MASK},
         "run": {"dir": str(folder / name), "steps": steps, "seed": SEED},
         "train_micro_batch_size_per_gpu": MICRO_BATCH, "gradient_accumulation_steps": ACCUMULATION,
         "gradient_clipping": 0,
@@ -123,9 +130,23 @@ def train(folder, name, checkpoint, text, lora, steps, rate):
     return [line for line in lines if "grad_norm" in line]
 
 
+def class_of(config):
+    return transformers.AutoModelForMaskedLM if config.model_type == "bert" else transformers.AutoModelForCausalLM
+
+
+def rows_of(model, tokens, step):
+    """Inputs and targets of a step's windows."""
+    rows = []
+    for row in range(step * ACCUMULATION * MICRO_BATCH, (step + 1) * ACCUMULATION * MICRO_BATCH):
+        window = tokens[row * SEQ:(row + 1) * SEQ + 1].tolist()
+        is_masked = model.config.model_type == "bert"
+        rows.append(mask_window(window[:-1], row, 256, MASK) if is_masked else (window[:-1], window[1:]))
+    return [torch.tensor([row[part] for row in rows]) for part in (0, 1)]
+
+
 def load(folder, base, text, lora):
-    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32,
-                                                              attn_implementation="eager")
+    model = class_of(transformers.AutoConfig.from_pretrained(base)).from_pretrained(
+        base, dtype=torch.float32, attn_implementation="eager")
     if lora:  # with the adapters with which Sluice begins, and the dropout that it writes
         if not (folder / "first").exists():
             train(folder, "begin", base, text, lora, 1, 0)
@@ -141,14 +162,14 @@ def run_peer(model, tokens, sites, masks):
     for step in range(STEPS):
         optimizer.zero_grad()
         total = 0.0
+        inputs, targets = rows_of(model, tokens, step)
         for micro in range(ACCUMULATION):
             first = micro * MICRO_BATCH
             masks.begin(step + 1, first, sites)
-            at = (step * ACCUMULATION * MICRO_BATCH + first) * SEQ
-            windows = [tokens[at + row * SEQ:at + (row + 1) * SEQ + 1] for row in range(MICRO_BATCH)]
-            rows = torch.stack(windows)
-            logits = model(rows[:, :-1]).logits
-            loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / ACCUMULATION
+            rows = slice(first, first + MICRO_BATCH)
+            logits = model(inputs[rows]).logits
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets[rows].flatten(), reduction="sum")
+            loss = loss / (targets >= 0).sum()
             loss.backward()
             total += loss.item()
             assert not (model.training and masks.left), "a forward came to fewer dropouts"
@@ -163,7 +184,7 @@ def check_case(name, folder):
     config = make_config()
     torch.manual_seed(1)
     base, text = folder / "base", folder / "text.txt"
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    class_of(config).from_config(config).save_pretrained(base)
     # as many windows as the steps take, and some more
     text.write_bytes(pathlib.Path(__file__).read_bytes()[:SEQ * MICRO_BATCH * ACCUMULATION * (STEPS + 1)])
     tokens = torch.tensor(list(text.read_bytes()))

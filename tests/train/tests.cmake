@@ -12,7 +12,7 @@ if(TARGET sluice_profile)
         llama-fp32-untied-unclipped gpt2-fp32-cut-documents llama-bf16-untied-cut gpt2-fp16-cut
         gpt2-bf16-lion llama-fp32-adagrad-documents gpt2-bf16-cut-m16 llama-fp32-unclipped-m8
         gpt2-bf16-dropout gpt2-fp32-cut-documents-dropout llama-bf16-lora-dropout
-        bert-fp32-documents bert-fp16 bert-bf16-unclipped-cut
+        bert-fp32-documents bert-fp16 bert-bf16-unclipped-cut-dropout
         gpt2-fp32-unclipped-muon llama-bf16-untied-muon gpt2-fp16-muon llama-fp32-lora-muon)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
