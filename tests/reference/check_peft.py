@@ -44,6 +44,11 @@ FAMILIES = {
             vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.15,
             resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
         {"rank": 4, "alpha": 4, "targets": ["c_attn", "c_proj", "c_fc"]}),
+    "gpt_neox": (
+        lambda: transformers.GPTNeoXConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=128, initializer_range=0.15, bos_token_id=None, eos_token_id=None),
+        {"rank": 4, "alpha": 12, "targets": ["query_key_value", "dense", "dense_4h_to_h"]}),
     "gpt2-one": (
         lambda: transformers.GPT2Config(
             vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.15,
