@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""Compares losses and gradients of tiny random checkpoints of every family with those of transformers.
+"""Compares tiny random checkpoints of every family with transformers and PEFT: one table, one row a family.
 
 Usage: python3 check_families.py SLUICE [FAMILY ...]        SLUICE: the program, as built
 
-Makes each checkpoint with transformers in a directory that is removed again, and lets both take a few
-steps of AdamW on the same tokens, ours from the same directory (model.hf) in whole units and in parts, and with
-windows of several documents, which transformers takes as rows of their own: losses and norms of the gradient in
-fp32; the first step's in bf16. Needs torch and transformers; without
-them it exits with 77. README.md has the results.
+Makes each checkpoint with transformers in a directory that is removed again, and lets both take five steps of AdamW
+on the same tokens, ours from the same directory (model.hf) in whole units and in parts, and with windows of several
+documents, which transformers takes as rows of their own. The columns are the largest differences, relative:
+
+  first, losses   the first loss, and those of all steps, in fp32
+  gradients       norms of the gradient, in fp32
+  bf16            the first loss in bf16
+  export          logits of the model that Sluice trained and exported, in transformers, from the one that torch trained
+  PEFT            the loss that PEFT gives with adapters that Sluice trained and exported, and its logits, from Sluice's
+                  loss and from the logits of the merged export
+
+Needs torch, transformers and peft; without them it exits with 77. README.md has the results.
 """
 
 import json
@@ -18,6 +25,7 @@ import tempfile
 
 try:
     import numpy as np
+    import peft
     import torch
     import transformers as hf
 except ImportError as missing:
@@ -26,15 +34,20 @@ except ImportError as missing:
 
 from masked import mask_window
 
-VOCAB, LENGTH, SEQUENCES, STEPS, RATE, EPSILON = 223, 64, 4, 4, 1e-3, 1e-4
+VOCAB, LENGTH, SEQUENCES, STEPS, RATE, EPSILON = 223, 64, 4, 5, 1e-3, 1e-4
 TOKENS = SEQUENCES * LENGTH + 2  # as many windows as a step takes, and one token of rest: all steps see the same
 DOCUMENT = 43  # tokens: a divisor of TOKENS, so that windows cut documents
-# fp32: the order of sums. bf16: 8 bits of mantissa, rounded at other places; transformers, too, rounds.
-LOSS_FP32, NORM_FP32, LOSS_BF16 = 1e-5, 1e-4, 2e-3
+# fp32: the order of sums. bf16: 8 bits of mantissa, rounded at other places; transformers, too, rounds. export: five
+# steps of small differences, seen at the largest of some thousand logits.
+BOUNDS = {"first": 1e-5, "losses": 1e-5, "gradients": 1e-5, "bf16": 2e-3, "export": 1e-4, "PEFT": 1e-5}
 SMALL = dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, intermediate_size=80, max_position_embeddings=256)
 GPT2 = dict(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=96,
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
+# Longer sequences than the first training had, so that the second list counts.
+LONGROPE = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0 + 0.1 * i for i in range(6)],
+                long_factor=[1.5 + 0.4 * i for i in range(6)])
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=32)
 # PyTorch gives the embedding of a padding token no gradient; here every token is one of the text.
@@ -84,6 +97,19 @@ FAMILIES = {
     "smollm3": hf.SmolLM3Config(**SMALL, no_rope_layer_interval=2, **NO_PAD),
     "bert": hf.BertConfig(**BERT),
     "bert-relu": hf.BertConfig(**BERT, hidden_act="relu", layer_norm_eps=1e-5, type_vocab_size=3),
+    "llama-yarn": hf.LlamaConfig(**SMALL, rope_parameters=dict(YARN)),
+    "llama-dynamic": hf.LlamaConfig(**{**SMALL, "max_position_embeddings": 48}, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=10000.0, factor=2.0)),
+    "qwen2-yarn": hf.Qwen2Config(**SMALL, rope_parameters=YARN | dict(truncate=False, mscale=0.8, mscale_all_dim=0.5)),
+    "qwen3-yarn": hf.Qwen3Config(**SMALL, head_dim=20, rope_parameters=YARN | dict(
+        beta_fast=8.0, beta_slow=2.0, attention_factor=1.3)),
+    "phi3-128k": hf.Phi3Config(**SMALL, **NO_PAD, original_max_position_embeddings=32, rope_parameters=dict(LONGROPE)),
+    "phi3-short": hf.Phi3Config(**SMALL, **NO_PAD, original_max_position_embeddings=128, rope_parameters=dict(LONGROPE)),
+    "phi4-mini": hf.Phi3Config(**{**SMALL, "hidden_size": 64}, **NO_PAD, original_max_position_embeddings=32,
+                               tie_word_embeddings=True, rope_parameters=LONGROPE | dict(partial_rotary_factor=0.75)),
+    "glm": hf.GlmConfig(**SMALL, head_dim=16, **NO_PAD),
+    "glm4": hf.Glm4Config(**SMALL, head_dim=16, **NO_PAD),
+    "glm4-32b": hf.Glm4Config(**SMALL, head_dim=16, attention_bias=False, **NO_PAD),
     "qwen3-tied": hf.Qwen3Config(**SMALL, head_dim=20, tie_word_embeddings=True),
 }
 
@@ -103,12 +129,12 @@ def make_checkpoint(config, where):
     model.save_pretrained(where)
 
 
-def rows_of(ids, document, is_masked, step):
+def rows_of(ids, document, is_masked=False, step=0, seed=1):
     """Inputs and targets of all windows; those of documents apart, each with what one window has of it."""
     rows = []
     for begin in range(0, SEQUENCES * LENGTH, LENGTH):
         at, end = begin, begin + LENGTH
-        masked = mask_window(ids[begin:end].tolist(), step * SEQUENCES + begin // LENGTH, VOCAB, MASK)
+        masked = mask_window(ids[begin:end].tolist(), step * SEQUENCES + begin // LENGTH, VOCAB, MASK, seed)
         while at < end:
             last = min(end, at - at % document + document)
             targets = ids[at + 1 : last + 1].tolist()
@@ -120,74 +146,134 @@ def rows_of(ids, document, is_masked, step):
     return rows
 
 
-def torch_steps(where, rows_in_steps, dtype):
+def torch_model(where, dtype=torch.float32):
     config = hf.AutoConfig.from_pretrained(where)
-    model = class_of(config).from_pretrained(where, dtype=dtype, attn_implementation="eager")
+    return class_of(config).from_pretrained(where, dtype=dtype, attn_implementation="eager")
+
+
+def torch_loss(model, rows):
+    counted = sum(target >= 0 for _, targets in rows for target in targets)
+    return sum(torch.nn.functional.cross_entropy(model(torch.tensor([inputs])).logits[0].float(), torch.tensor(targets),
+                                                 reduction="sum") for inputs, targets in rows) / counted
+
+
+def torch_steps(model, rows_in_steps):
+    """Losses and norms of the gradient."""
     model.train()  # these checkpoints have no dropout
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0,
-                                  foreach=False)
-    rows = []
-    for rows_in in rows_in_steps:
-        counted = sum(target >= 0 for _, targets in rows_in for target in targets)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0, foreach=False)
+    seen = []
+    for rows in rows_in_steps:
         optimizer.zero_grad()
-        loss = sum(torch.nn.functional.cross_entropy(model(torch.tensor([inputs])).logits[0].float(), torch.tensor(targets),
-                                                     reduction="sum") for inputs, targets in rows_in) / counted
+        loss = torch_loss(model, rows)
         loss.backward()
         norm = torch.stack([p.grad.float().norm() for p in model.parameters()]).norm()
-        rows.append((loss.item(), norm.item()))
+        seen.append((loss.item(), norm.item()))
         optimizer.step()
-    return rows
+    return seen
 
 
-def our_steps(sluice, where, tokens, scratch, dtype, part_bytes):
-    run = scratch / f"run-{tokens.name}-{dtype}-{part_bytes}"
+def logits_of(model, rows):
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([inputs])).logits[0] for inputs, _ in rows])
+
+
+def ours(program, *arguments):
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"sluice {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def our_steps(program, where, tokens, run, dtype="fp32", part_bytes=0, steps=STEPS, rate=RATE, train=None):
+    """Losses and norms of the gradient of a run, which stays in the directory `run`."""
     job = {
         "model": {"hf": str(where), "seq_length": LENGTH, "max_part_bytes": part_bytes},
         "data": {"train": [str(tokens)], "format": "npy", "shuffle": "none", "mask_token": MASK},
-        "run": {"dir": str(run), "steps": STEPS, "commit_every": 0},
-        "device": {"backend": "cpu"},
-        "tiers": {"place": {kind: "device" for kind in ("params", "grads", "optimizer")}},
+        "run": {"dir": str(run), "steps": steps},
+        "device": {"backend": "cpu", "threads": 1},
         "train_micro_batch_size_per_gpu": SEQUENCES, "gradient_clipping": 0.0,
         "bf16": {"enabled": dtype == "bf16"},
-        "optimizer": {"type": "AdamW", "params": {"lr": RATE, "eps": EPSILON, "weight_decay": 0.0}},
+        "optimizer": {"type": "AdamW", "params": {"lr": rate, "eps": EPSILON, "weight_decay": 0.0}},
     }
-    path = scratch / "job.json"
+    if train:
+        job["train"] = train
+    path = run.with_suffix(".json")
     path.write_text(json.dumps(job))
-    done = subprocess.run([sluice, "train", str(path), "--quiet"], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"sluice train gave {done.returncode}: {done.stderr}")
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    ours(program, "train", path, "--quiet")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(row["loss"], row["grad_norm"]) for row in rows if "loss" in row]
 
 
-def worst(ours, theirs, column):
-    assert len(ours) == len(theirs) > 0
-    return max(abs(a[column] / b[column] - 1) for a, b in zip(ours, theirs))
+def worst(a, b):
+    assert len(a) == len(b) > 0
+    return max(abs(x / y - 1) for x, y in zip(a, b))
 
 
-def check(sluice, name, scratch):
-    where = scratch / "hf"
-    make_checkpoint(FAMILIES[name], where)
+def logits_apart(a, b):
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+def check_adapters(program, where, tokens, rows, scratch):
+    """Adapters of all linear layers of the blocks, trained at a rate that moves them far."""
+    windows = scratch / "windows.npy"  # the windows of a step alone
+    np.save(windows, np.load(tokens)[:SEQUENCES * LENGTH + 1])
+    base = torch_model(where)
+    linear = (torch.nn.Linear, hf.pytorch_utils.Conv1D)
+    lora = {"rank": 4, "alpha": 16}
+    if base.config.model_type != "bert":  # its head has a layer of the same name as its blocks
+        lora["targets"] = sorted({name.split(".")[-1] for name, module in base.named_modules()
+                                  if isinstance(module, linear) and module is not base.get_output_embeddings()})
+    run, adapters, merged = (scratch / name for name in ("lora", "adapters", "merged"))
+    our_steps(program, where, tokens, run, rate=0.02, train={"lora": lora})
+    ours(program, "export", run, adapters, "--adapters", "--quiet")
+    ours(program, "export", run, merged, "--quiet")
+    said = json.loads(ours(program, "eval", run, windows, "--data-format", "npy", "--json",
+                           "--set", f"data.mask_token={MASK}"))["loss"]
+    before, wanted = logits_of(base, rows), logits_of(torch_model(merged), rows)
+    model = peft.PeftModel.from_pretrained(base, adapters)
+    assert logits_apart(before, wanted) > 0.01
+    with torch.no_grad():
+        return max(logits_apart(logits_of(model, rows), wanted), abs(torch_loss(model, rows).item() / said - 1))
+
+
+def depends_on_length(config):
+    """transformers chooses the angles of each row by its length, ours are those of the sequence length."""
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope")
+
+
+def check(program, name, scratch):
+    """A row of the table."""
+    where, config = scratch / "hf", FAMILIES[name]
+    make_checkpoint(config, where)
     ids = np.random.default_rng(5).integers(0, VOCAB, TOKENS).astype("<u2")
     np.save(scratch / "joined.npy", ids)
     np.save(scratch / "documents.npy", ids.reshape(-1, DOCUMENT))
-    good = True
-    for data, document, part_bytes in (("joined", TOKENS, 0), ("joined", TOKENS, 20000), ("documents", DOCUMENT, 0),
-                                       ("documents", DOCUMENT, 20000)):
-        is_masked = FAMILIES[name].model_type == "bert"
-        rows = [rows_of(ids.astype("int64"), document, is_masked, step) for step in range(STEPS)]
-        exact = torch_steps(where, rows, torch.float32)
-        rounded = torch_steps(where, rows, torch.bfloat16)
-        fp32 = our_steps(sluice, where, scratch / f"{data}.npy", scratch, "fp32", part_bytes)
-        bf16 = our_steps(sluice, where, scratch / f"{data}.npy", scratch, "bf16", part_bytes)
-        loss, norm = worst(fp32, exact, 0), worst(fp32, exact, 1)
-        half = abs(bf16[0][0] - rounded[0][0])
-        passed = loss < LOSS_FP32 and norm < NORM_FP32 and half < LOSS_BF16
-        print(f"{name:13} {data} {'parts' if part_bytes else 'whole'}: {exact[0][0]:.5f} -> {exact[-1][0]:.5f}; "
-              f"fp32 loss {loss:.1e}, gradient {norm:.1e}; bf16 loss {half:.1e}"
-              f"{'' if passed else '   FAILED'}", flush=True)
-        good = good and passed
+    found = dict.fromkeys(BOUNDS, 0.0)
+    for data, document in (("joined", TOKENS), ("documents", DOCUMENT)):
+        if data == "documents" and depends_on_length(config):
+            continue
+        is_masked, tokens = config.model_type == "bert", scratch / f"{data}.npy"
+        steps = [rows_of(ids.astype("int64"), document, is_masked, step) for step in range(STEPS)]
+        rows, model = steps[0], torch_model(where)
+        losses, norms = zip(*torch_steps(model, steps))
+        with torch.no_grad():
+            half = torch_loss(torch_model(where, torch.bfloat16), rows).item()
+        for part_bytes in (0, 20000):
+            run = scratch / f"{data}-{part_bytes}"
+            seen, sizes = zip(*our_steps(program, where, tokens, run, part_bytes=part_bytes))
+            rounded = our_steps(program, where, tokens, scratch / f"{data}-{part_bytes}-bf16", "bf16", part_bytes, 1)
+            for column, apart in (("first", worst(seen[:1], losses[:1])), ("losses", worst(seen, losses)),
+                                  ("gradients", worst(sizes, norms)), ("bf16", worst([rounded[0][0]], [half]))):
+                found[column] = max(found[column], apart)
+        if data == "joined":
+            ours(program, "export", run, scratch / "exported", "--quiet")
+            found["export"] = logits_apart(logits_of(torch_model(scratch / "exported"), rows), logits_of(model, rows))
+            evaluated = rows_of(ids.astype("int64"), document, is_masked, 0, seed=0)
+            found["PEFT"] = check_adapters(program, where, tokens, evaluated, scratch)
+            shown = f"{losses[0]:.4f} -> {losses[-1]:.4f}"
+    good = all(found[column] < BOUNDS[column] for column in BOUNDS)
+    print(f"{name:13} {shown:17}" + "".join(f"{value:11.1e}" for value in found.values()) +
+          ("" if good else "   FAILED"), flush=True)
     return good
 
 
@@ -196,6 +282,9 @@ def main():
         sys.exit(__doc__)
     hf.logging.set_verbosity_error()
     hf.logging.disable_progress_bar()
+    torch.set_num_threads(1)  # the models are too small for more
+    print(f"{'family':13} {'loss':17}" + "".join(f"{column:>11}" for column in BOUNDS))
+    print(f"{'at most':31}" + "".join(f"{bound:11.0e}" for bound in BOUNDS.values()), flush=True)
     results = []
     for name in sys.argv[2:] or FAMILIES:
         with tempfile.TemporaryDirectory() as scratch:

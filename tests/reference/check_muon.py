@@ -93,7 +93,7 @@ def check(sluice, name, scratch):
     for adjust, nesterov in itertools.product(("original", "match_rms_adamw", "spectral_unclamped"), (True, False)):
         theirs = torch_steps(where, rows, adjust, nesterov)
         ours = our_steps(sluice, where, scratch, adjust, nesterov)
-        loss, norm = families.worst(ours, theirs, 0), families.worst(ours, theirs, 1)
+        loss, norm = (families.worst(a, b) for a, b in zip(zip(*ours), zip(*theirs)))
         passed = loss < LOSS and norm < NORM
         print(f"{name:13} {adjust:18} {'nesterov' if nesterov else 'plain':8}: {theirs[0][0]:.5f} -> "
               f"{theirs[-1][0]:.5f}; loss {loss:.1e}, gradient {norm:.1e}{'' if passed else '   FAILED'}", flush=True)

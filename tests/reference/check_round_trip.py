@@ -11,7 +11,6 @@ Hugging Face are exported and loaded, too. Needs torch and transformers; without
 
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -24,13 +23,15 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
-from check_families import FAMILIES, LENGTH, MASK, VOCAB, class_of, make_checkpoint
+from check_families import FAMILIES, LENGTH, MASK, VOCAB, class_of, make_checkpoint, ours
 from masked import mask_window
 
 LIMITS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOWS = 8
 SMALL = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 80}
+LISTS = {"type": "longrope", "factor": 2.5, "original_max_position_embeddings": 32,
+         "short_factor": [1.0] * 6, "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
 OWN_MODELS = {
     "own-gpt2": {"family": "gpt2", "num_layers": 2, "hidden_size": 48, "num_heads": 4},
     "own-llama": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4,
@@ -58,14 +59,16 @@ OWN_MODELS = {
     "own-stablelm-parallel": {"family": "stablelm", **SMALL, "parallel_residual": True,
                               "partial_rotary_factor": 0.5},
     "own-opt": {"family": "opt", "num_layers": 2, "hidden_size": 48, "num_heads": 4},
+    "own-yarn": {"family": "llama", **SMALL, "rope_scaling": {
+        "type": "yarn", "factor": 2.5, "original_max_position_embeddings": 32, "beta_fast": 8.0, "truncate": False}},
+    "own-dynamic": {"family": "llama", **SMALL, "rope_scaling": {
+        "type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 48}},
+    "own-longrope": {"family": "llama", **SMALL, "rope_scaling": {**LISTS, "attention_factor": 1.1}},
+    "own-phi4-mini": {"family": "phi3", **SMALL, "hidden_size": 64, "tie_embeddings": True,
+                      "partial_rotary_factor": 0.75, "rope_scaling": LISTS},
+    "own-glm": {"family": "glm", **SMALL, "partial_rotary_factor": 0.5},
+    "own-glm4": {"family": "glm4", **SMALL, "partial_rotary_factor": 0.5, "qkv_bias": False},
 }
-
-
-def ours(sluice, *arguments):
-    done = subprocess.run([sluice, *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"sluice {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
-    return done.stdout
 
 
 def tensors(where):
@@ -138,7 +141,7 @@ def check_family(sluice, name, tokens, windows, scratch):
         make_checkpoint(FAMILIES[name], scratch / "fp32")
         model = class_of(FAMILIES[name]).from_pretrained(scratch / "fp32", dtype=TORCH[dtype])
         model.save_pretrained(made, max_shard_size="40KB" if dtype == "bf16" else "5GB")
-        ours(sluice, "import", made, run, "--quiet")
+        ours(sluice, "import", made, run, "--quiet", "--set", f"model.seq_length={LENGTH}")
         ours(sluice, "export", run, again, "--quiet", "--shard-size", "40KB" if dtype == "fp32" else "5GB")
         assert_same(made, again, f"{name} in {dtype}")
         was, new = (json.loads((where / "config.json").read_text()) for where in (made, again))
