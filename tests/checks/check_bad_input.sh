@@ -77,7 +77,7 @@ with 2 "model.num_layers" model.num_layers='"two"'
 with 2 "model.num_layers" model.num_layers=2.5
 with 2 "model.num_heads" model.num_heads=5
 with 2 "model.num_kv_heads" model.num_kv_heads=3
-with 2 "model.family" model.family=bert
+with 2 "model.family" model.family=t5
 with 2 "vocab_size" model.vocab_size=100
 with 2 "run.steps" run.steps=0
 with 2 "run.steps" run.steps=-1
@@ -144,6 +144,7 @@ job 2 'train_micro_batch_size_per_gpu: "auto" leaves it to a trainer' '{"model":
 
 # Optimizers and schedulers.
 with 2 "supported: Adam|AdamW|Adagrad|Lion" optimizer.type=Lamb
+with 2 "whole matrices, but model.max_part_bytes 65536 cuts" optimizer.type=Muon model.max_part_bytes=65536
 with 2 "no parameter of Lion" optimizer.type=Lion optimizer.params.eps=1e-8
 with 2 "no parameter of Adagrad" optimizer.type=Adagrad 'optimizer.params.betas=[0.9,0.99]'
 with 2 "optimizer.params.max_grad_norm" optimizer.params.max_grad_norm=1

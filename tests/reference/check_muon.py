@@ -35,7 +35,7 @@ class Fp32Torch:
 
 def split_parameters(model):
     """The matrices of the blocks, and all other tensors."""
-    blocks = model.transformer.h if hasattr(model, "transformer") else model.model.layers
+    blocks = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     matrices = [p for p in blocks.parameters() if p.dim() == 2]
     ids = {id(p) for p in matrices}
     return matrices, [p for p in model.parameters() if id(p) not in ids]
@@ -88,7 +88,8 @@ def check(sluice, name, scratch):
     families.make_checkpoint(families.FAMILIES[name], where)
     ids = np.random.default_rng(5).integers(0, VOCAB, TOKENS).astype("<u2")
     np.save(scratch / "tokens.npy", ids)
-    rows = families.rows_of(ids.astype("int64"), TOKENS)
+    rows = [(ids[at : at + LENGTH].tolist(), ids[at + 1 : at + LENGTH + 1].tolist())
+            for at in range(0, SEQUENCES * LENGTH, LENGTH)]
     good = True
     for adjust, nesterov in itertools.product(("original", "match_rms_adamw", "spectral_unclamped"), (True, False)):
         theirs = torch_steps(where, rows, adjust, nesterov)
@@ -108,7 +109,7 @@ def main():
     hf.logging.disable_progress_bar()
     _muon.torch = Fp32Torch()
     results = []
-    for name in sys.argv[2:] or ("gpt2", "gpt2-untied", "llama2", "qwen2", "phi3"):
+    for name in sys.argv[2:] or ("gpt2", "gpt2-untied", "llama2", "qwen2", "phi3", "gpt_neox", "opt"):
         with tempfile.TemporaryDirectory() as scratch:
             results.append(check(sys.argv[1], name, pathlib.Path(scratch)))
     sys.exit(0 if all(results) else 1)
