@@ -196,7 +196,7 @@ static uint64_t queue_limit(const char *sysfs_block, dev_t drive, const char *na
     FILE *file = fopen(path, "re");
     if (!file)
         return UINT64_MAX;
-    bool is_known = fscanf(file, "%llu", &value) == 1 && value > 0;
+    bool is_known = fscanf(file, "%llu", &value) == 1 && value > 0; /* 0: there is no limit */
     fclose(file);
     return is_known ? value : UINT64_MAX;
 }
@@ -205,6 +205,8 @@ uint64_t tieri_largest_request(const char *sysfs_block, dev_t device)
 {
     dev_t drive = tieri_whole_device(sysfs_block, device);
     uint64_t kib = queue_limit(sysfs_block, drive, "max_sectors_kb");
+    if (queue_limit(sysfs_block, drive, "chunk_sectors") < UINT64_MAX)
+        return 0;
     uint64_t pages = queue_limit(sysfs_block, drive, "max_segments");
     uint64_t bytes = size_min(kib, UINT64_MAX / KIB) * KIB;
     bytes = size_min(bytes, size_min(pages, UINT64_MAX / PAGE_BYTES) * PAGE_BYTES);

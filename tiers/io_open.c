@@ -23,6 +23,8 @@ enum {
     IO_THREADS_MAX = 64,
     IO_CAPACITY_DEFAULT = 4096,
     URING_ADVICE_BYTES = 512,
+    /* a polled transfer, where the system does not say what a drive takes in one piece */
+    POLLED_UNKNOWN_BYTES = 128 << 10,
 };
 
 #define IO_BLOCK_DEFAULT_BYTES MIB
@@ -133,9 +135,29 @@ static int open_backend(io *self, const tieri_backend_config *config, enum io_ba
     return 0;
 }
 
+/* The largest transfer that may be polled; 0: none. Linux (6.2, and 6.1 since 2023) does not divide
+ * a request that is polled: where it would have to, it tries again for ever. */
+static uint64_t polled_limit(const slab *target)
+{
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < target->drive_count; i++) {
+        struct stat status;
+        bool is_known = fstat(target->files[i].fd, &status) == 0;
+        uint64_t most =
+            is_known ? tieri_largest_request("/sys/dev/block", status.st_dev) : UINT64_MAX;
+        least = size_min(least, most == UINT64_MAX ? POLLED_UNKNOWN_BYTES : most);
+    }
+    return least;
+}
+
 /* With polling first, if it was asked for. */
 static int open_polled_or_not(io *self, tieri_backend_config *config)
 {
+    if (config->polls && polled_limit(self->target) == 0) {
+        log_warn("io.polled_completions: a drive divides requests at fixed boundaries, and Linux "
+                 "does not divide requests that are polled, so completions come by interrupts");
+        config->polls = false;
+    }
     int rc = open_backend(self, config, IO_URING);
     if (rc >= 0 || rc == -ETIMEDOUT || !config->polls)
         return rc;
@@ -259,20 +281,6 @@ static int open_descriptors(io *self)
     return 0;
 }
 
-/* Linux (6.2, and 6.1 since 2023) does not split a request that is polled. Where it would have to, it
- * tries again for ever. */
-static int limit_blocks(io *self)
-{
-    for (uint32_t i = 0; i < self->target->drive_count; i++) {
-        struct stat status;
-        if (fstat(self->target->files[i].fd, &status) < 0)
-            return err_errno(errno, "looking at %s", self->target->files[i].path);
-        self->block_bytes =
-            size_min(self->block_bytes, tieri_largest_request("/sys/dev/block", status.st_dev));
-    }
-    return 0;
-}
-
 int io_create(const io_config *config, io **out)
 {
     *out = NULL;
@@ -296,7 +304,7 @@ int io_create(const io_config *config, io **out)
     if (rc == 0)
         rc = choose_backend(self, config);
     if (rc == 0 && self->stats.polls)
-        rc = limit_blocks(self);
+        self->block_bytes = size_min(self->block_bytes, polled_limit(self->target));
     if (rc < 0) {
         release(self);
         return rc;

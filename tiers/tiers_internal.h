@@ -83,7 +83,8 @@ int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES],
 dev_t tieri_whole_device(const char *sysfs_block, dev_t device);
 
 /* drive_speed.c: bytes of the largest request that the drive takes in one piece wherever the pages
- * of its memory lie; whole pages. UINT64_MAX if sysfs does not say it. */
+ * of its memory lie; whole pages. UINT64_MAX if sysfs does not say it; 0 if the drive divides
+ * requests that cross certain boundaries, whatever their size. */
 uint64_t tieri_largest_request(const char *sysfs_block, dev_t device);
 
 /* slab_space.c: "<path>/sluice-<uuid hex>", and the file in it. -ENAMETOOLONG. */

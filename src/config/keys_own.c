@@ -286,7 +286,7 @@ const configi_key configi_own_keys[] = {
         .values = modes),
     KEY("run.steps", INT, AT(run.steps), "1000", "[1,1000000000000]", "steps", FREE,
         "Number of optimizer steps, including those before a resume.", .why = exact_steps),
-    KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START, "Seed of the initial weights."),
+    KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START, "Seed of the initial weights, of dropouts and of stochastic rounding."),
     KEY("run.eval_every", INT, AT(run.eval_every), "0", "[0,1000000000000]", "steps", FREE,
         "Steps between evaluations on data.valid; 0: none.", .why = exact_steps),
     KEY("run.eval_batches", INT, AT(run.eval_batches), "16", "[1,1000000000000]", "micro-batches",

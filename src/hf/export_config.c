@@ -220,7 +220,7 @@ static bool is_beyond(const struct job_model *from, const char *type)
            (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
            (is_gemma && (!is_scaled || from->activation == ACTIVATION_NAMED_GELU)) ||
            (strcmp(type, "phi3") == 0 && from->rope.scaling != ROPE_PLAIN &&
-            from->rope.scaling != ROPE_LONGROPE) ||
+            (from->rope.scaling != ROPE_LONGROPE || !has_plain_heads)) ||
            (from->partial_rotary_factor != 1 && !has_share(type) &&
             strcmp(type, "gpt_neox") != 0) ||
            (from->nope_interval != 0 && strcmp(type, "smollm3") != 0);

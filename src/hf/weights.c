@@ -48,10 +48,11 @@ uint64_t hf_weights_place(const model *net, uint64_t columns, uint64_t at, uint6
     return (3 * head + matrix) * head_elems + inside;
 }
 
-/* True for a vector: one row, or one column if it is cut. */
+/* True for a vector: one row, or one column if it is cut. Tables may have one row too. */
 static bool is_vector(const model_tensor *tensor)
 {
     return !ends_with(tensor->name, "wte.weight") && !ends_with(tensor->name, "wpe.weight") &&
+           !ends_with(tensor->name, "_embeddings.weight") &&
            (tensor->columns == 1 || (tensor->rows == 1 && tensor->whole_rows == 1));
 }
 

@@ -88,6 +88,8 @@ static int mask_window(evaluator *self, uint64_t idx, eval_window at, int32_t *i
 {
     if (self->source.is_separate)
         TRY(eval_tokens_separate(&self->source, at.begin, at.input_count, in, out, begins));
+    else
+        memset(begins, 0, at.input_count * sizeof *begins);
     masking_apply(&self->mask, MASKING_FIXED_SEED, idx, at.input_count, in, out);
     for (uint64_t i = 0; i < at.first_counted; i++)
         out[i] = -1;
@@ -108,7 +110,8 @@ static int load_batch(evaluator *self, uint64_t *count)
         targets[i] = -1;
         begins[i] = (int32_t)(i % tokens); /* padding looks only at itself */
     }
-    self->from.engine->step.is_separate = self->source.is_separate;
+    /* Attention to both sides must not see the padding behind a short window. */
+    self->from.engine->step.is_separate = self->source.is_separate || self->mask.share > 0;
     *count = size_min(setup->net->micro_batch, self->window_count - self->done);
     for (uint64_t w = 0; w < *count; w++) {
         eval_window at = eval_window_at(&self->text, self->done + w);
@@ -189,6 +192,9 @@ static int run_all(evaluator *self)
         if (asked->stop && *asked->stop && self->done < self->window_count)
             return err_set(ERR_STOPPED, "stopped on request");
     }
+    if (self->result->tokens == 0 && self->mask.share > 0)
+        return err_set(ERR_INPUT, "none of the tokens was masked: give more text, or a larger "
+                                  "data.masked");
     if (self->result->tokens == 0)
         return err_set(ERR_INPUT, "none of the tokens that were read counts: is there an answer in "
                                   "these conversations?");

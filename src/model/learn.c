@@ -142,7 +142,7 @@ static int check_lora(const model_spec *spec)
     if (!(lora->alpha > 0 && isfinite(lora->alpha)))
         return err_set(ERR_CONFIG, "train.lora.alpha is %g, but must be a number above 0",
                        lora->alpha);
-    if (!(lora->dropout >= 0 && lora->dropout < 1))
+    if (!(lora->dropout >= 0 && (float)lora->dropout < 1))
         return err_set(ERR_CONFIG, "train.lora.dropout is %g, but must be at least 0 and below 1",
                        lora->dropout);
     for (uint32_t i = 0; model_lora_target(spec->family, i) != NULL; i++)

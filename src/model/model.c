@@ -82,7 +82,7 @@ static int check_heads(const model_spec *spec)
 
 static int check_dropout(const char *name, double probability)
 {
-    if (probability >= 0 && probability < 1)
+    if (probability >= 0 && (float)probability < 1)
         return 0;
     return err_set(ERR_CONFIG, "model.%s_dropout is %g, but must be at least 0 and below 1", name,
                    probability);
@@ -149,6 +149,16 @@ static int check_rope(const model_spec *spec)
     if (form->scaling != ROPE_LINEAR && form->original_positions == 0)
         return err_set(ERR_CONFIG, "model.rope_scaling.original_max_position_embeddings is 0, but "
                                    "must be above 0");
+    if (form->scaling == ROPE_LONGROPE && form->attention_factor == 0 &&
+        form->original_positions < 2)
+        return err_set(ERR_CONFIG, "model.rope_scaling.original_max_position_embeddings is 1, but "
+                                   "longrope divides by its logarithm: give at least 2, or "
+                                   "attention_factor");
+    if (form->scaling == ROPE_YARN && !(spec->rope_theta > 1))
+        return err_set(ERR_CONFIG,
+                       "model.rope_theta is %g, but yarn divides by its logarithm: it must be "
+                       "above 1",
+                       spec->rope_theta);
     if (form->scaling == ROPE_LLAMA3 && !(low > 0 && high > low && isfinite(high)))
         return err_set(ERR_CONFIG,
                        "model.rope_scaling: low_freq_factor %g must lie above 0, and "

@@ -285,6 +285,8 @@ static int take_point(struct loop *self, const manifest *found)
 {
     state_point point;
     state_point_take(&point, found);
+    if (setup_is_imported(found)) /* its weights were not drawn, and no step was made */
+        point.seed = self->run.job->run.seed;
     state_point_put(&point, &self->run.record);
     TRY(loss_scaler_load(&self->scaler, found));
     self->resumed = true;
@@ -292,7 +294,7 @@ static int take_point(struct loop *self, const manifest *found)
     self->run.commit.committed_step = found->step;
     self->run.engine->step.step = found->step;
     self->run.engine->step.applied = found->step - found->skipped_count;
-    self->run.engine->step.seed = found->seed;
+    self->run.engine->step.seed = point.seed;
     return 0;
 }
 

@@ -248,6 +248,14 @@ static void impossible_specs_are_refused(void **state)
     spec.ffn_size = 0;
     expect_refused(&spec, DTYPE_BF16, 1, "model.ffn_size");
     spec = good;
+    spec.rope = (rope_form){.scaling = ROPE_YARN, .factor = 2, .original_positions = 8};
+    spec.rope_theta = 1;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.rope_theta");
+    spec.rope = (rope_form){.scaling = ROPE_PLAIN};
+    spec.rope_theta = 10000;
+    spec.hidden_dropout = 0.99999999; /* 1 in fp32 */
+    expect_refused(&spec, DTYPE_BF16, 1, "model.hidden_dropout");
+    spec.hidden_dropout = 0;
     spec.rope_theta = NAN;
     expect_refused(&spec, DTYPE_BF16, 1, "model.rope_theta");
     spec = good;

@@ -236,6 +236,10 @@ static void partitions_lead_to_their_disk(void **state)
     put_file("disk/queue/max_segments", "168\n");
     assert_int_equal(tieri_largest_request(block, makedev(259, 2)), 508 * KIB);
     assert_true(tieri_largest_request(block, makedev(0, 42)) == UINT64_MAX);
+    put_file("disk/queue/chunk_sectors", "0\n");
+    assert_int_equal(tieri_largest_request(block, makedev(259, 2)), 508 * KIB);
+    put_file("disk/queue/chunk_sectors", "256\n");
+    assert_int_equal(tieri_largest_request(block, makedev(259, 2)), 0);
 }
 
 /* However the process ends: killed at any moment, it leaves no file. */
