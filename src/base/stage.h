@@ -52,9 +52,11 @@ struct stage {
     struct pass *passes[PHASE_COUNT];
     uint32_t pass_count[PHASE_COUNT]; /* uncut: 1, 0, 1; if it learns nothing: 1, 0, 0 */
     uint64_t saved_bytes;             /* inner activations that the backward needs */
-    /* Uncut block: what the backward is spared if `saved` is kept; seconds where they are known. */
-    double recompute_flops, recompute_seconds;
-    uint64_t recompute_dram_bytes;
+    uint64_t selective_bytes;         /* the first of them, which KEPT_SELECTIVE keeps; cut: all */
+    /* Uncut block: what the backward computes again with KEPT_NONE, which its pass includes; and
+     * with KEPT_SELECTIVE, which needs no flops. Seconds where they are known. */
+    double recompute_flops, recompute_seconds, selective_seconds;
+    uint64_t recompute_dram_bytes, selective_dram_bytes;
 };
 
 #endif

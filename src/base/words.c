@@ -11,8 +11,14 @@ static const char *name_at(const char *const *names, unsigned count, unsigned va
 const char *tier_name(enum tier tier)
 {
     static const char *const names[] = {
-        [TIER_DEVICE] = "device",       [TIER_HOST] = "host", [TIER_NVME] = "nvme",
-        [TIER_RECOMPUTE] = "recompute", [TIER_AUTO] = "auto",
+        [TIER_DEVICE] = "device",
+        [TIER_HOST] = "host",
+        [TIER_NVME] = "nvme",
+        [TIER_RECOMPUTE] = "recompute",
+        [TIER_AUTO] = "auto",
+        [TIER_SELECTIVE] = "selective",
+        [TIER_SELECTIVE_HOST] = "selective_host",
+        [TIER_SELECTIVE_NVME] = "selective_nvme",
     };
     return NAME_OF(names, tier);
 }
@@ -59,12 +65,8 @@ const char *update_name(enum update update)
 const char *rope_scaling_name(enum rope_scaling scaling)
 {
     static const char *const names[ROPE_SCALING_COUNT] = {
-        [ROPE_PLAIN] = "default",
-        [ROPE_LINEAR] = "linear",
-        [ROPE_LLAMA3] = "llama3",
-        [ROPE_DYNAMIC] = "dynamic",
-        [ROPE_YARN] = "yarn",
-        [ROPE_LONGROPE] = "longrope",
+        [ROPE_PLAIN] = "default",   [ROPE_LINEAR] = "linear", [ROPE_LLAMA3] = "llama3",
+        [ROPE_DYNAMIC] = "dynamic", [ROPE_YARN] = "yarn",     [ROPE_LONGROPE] = "longrope",
     };
     return NAME_OF(names, scaling);
 }

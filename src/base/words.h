@@ -23,9 +23,36 @@ enum tier {
     /* For inner activations only: they are not kept, and the backward computes them again. */
     TIER_RECOMPUTE = TIER_COUNT,
     TIER_AUTO, /* a tier that is still to be chosen */
+    /* For inner activations only: a tier that keeps them with KEPT_SELECTIVE. */
+    TIER_SELECTIVE, /* the device */
+    TIER_SELECTIVE_HOST,
+    TIER_SELECTIVE_NVME,
+    TIER_WORD_COUNT
 };
 
-const char *tier_name(enum tier tier); /* "device", "host", "nvme", "recompute", "auto" */
+/* "device", "host", "nvme", "recompute", "auto", "selective", "selective_host", ... */
+const char *tier_name(enum tier tier);
+
+/* The tier with the memory of a home: device, host or nvme; TIER_COUNT where nothing is kept. */
+static inline enum tier tier_of_home(unsigned home)
+{
+    return (enum tier)(home >= TIER_SELECTIVE ? home - TIER_SELECTIVE : home);
+}
+
+/* How much of a stage's inner activations is kept from its forward to its backward. */
+enum kept {
+    KEPT_NONE, /* the backward computes them again */
+    KEPT_ALL,
+    /* The backward finds what products read and what only a product can make. It computes the
+     * outputs of norms, gates and sums again. */
+    KEPT_SELECTIVE,
+    KEPT_COUNT
+};
+
+static inline enum kept kept_at_home(unsigned home)
+{
+    return home >= TIER_SELECTIVE ? KEPT_SELECTIVE : home < TIER_COUNT ? KEPT_ALL : KEPT_NONE;
+}
 
 /* The kinds of state that a training step keeps in a tier. */
 enum state_kind {

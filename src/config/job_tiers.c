@@ -196,11 +196,11 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *
     TRY(parse_units(reader, paths[0], rule));
     rule->kind = (enum state_kind)configi_enumerator(reader, paths[1]);
     rule->tier = (enum tier)configi_enumerator(reader, paths[2]);
-    if (rule->tier == TIER_RECOMPUTE && rule->kind != STATE_INNER_ACTIVATIONS)
+    if (rule->tier >= TIER_COUNT && rule->kind != STATE_INNER_ACTIVATIONS)
         return configi_error(reader, paths[2],
-                             "\"recompute\" is for the kind inner_activations; %s must rest on "
+                             "\"%s\" is for the kind inner_activations; %s must rest on "
                              "device, host or nvme",
-                             configi_text(reader, paths[1]));
+                             tier_name(rule->tier), configi_text(reader, paths[1]));
     return 0;
 }
 
@@ -212,20 +212,22 @@ static int check_drives(const configi_reader *reader, const job *target)
     if (target->tiers.nvme_count > 0)
         return 0;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        if (target->tiers.place[kind] != TIER_NVME)
+        if (tier_of_home(target->tiers.place[kind]) != TIER_NVME)
             continue;
         const char *path = place_paths[kind];
         if (kind == STATE_OPTIMIZER && !configi_get(reader, path))
             path = "zero_optimization.offload_optimizer.device";
         if (kind == STATE_PARAMS && !configi_get(reader, path))
             path = "zero_optimization.offload_param.device";
-        return configi_error(reader, path, "\"nvme\" %s", advice);
+        return configi_error(reader, path, "\"%s\" %s", tier_name(target->tiers.place[kind]),
+                             advice);
     }
     for (uint32_t i = 0; i < target->tiers.rule_count; i++) {
         char path[CONFIGI_PATH_BYTES];
         snprintf(path, sizeof path, "tiers.place.rules.%" PRIu32 ".tier", i);
-        if (target->tiers.rules[i].tier == TIER_NVME)
-            return configi_error(reader, path, "\"nvme\" %s", advice);
+        if (tier_of_home(target->tiers.rules[i].tier) == TIER_NVME)
+            return configi_error(reader, path, "\"%s\" %s", tier_name(target->tiers.rules[i].tier),
+                                 advice);
     }
     return 0;
 }

@@ -5,7 +5,9 @@
 
 /* The enumerators of choices. */
 static const int homes[] = {TIER_AUTO, TIER_DEVICE, TIER_HOST, TIER_NVME};
-static const int inner_homes[] = {TIER_AUTO, TIER_RECOMPUTE, TIER_DEVICE, TIER_HOST, TIER_NVME};
+static const int inner_homes[] = {TIER_AUTO,           TIER_RECOMPUTE,     TIER_DEVICE,
+                                  TIER_HOST,           TIER_NVME,          TIER_SELECTIVE,
+                                  TIER_SELECTIVE_HOST, TIER_SELECTIVE_NVME};
 static const int updates[] = {UPDATE_AUTO, UPDATE_AFTER_BACKWARD, UPDATE_IN_NEXT_FORWARD,
                               UPDATE_IN_BACKWARD, UPDATE_DELAYED_ONE_STEP};
 static const int modes[] = {0600, 0640, 0644, 0660, 0664, 0666};
@@ -379,10 +381,11 @@ const configi_key configi_own_keys[] = {
         "auto|device|host|nvme", NONE, FREE,
         "Home of the activation checkpoints between blocks; auto: as above.", .values = homes),
     KEY("tiers.place.inner_activations", ENUM, AT(tiers.place[STATE_INNER_ACTIVATIONS]), "auto",
-        "auto|recompute|device|host|nvme", NONE, FREE,
+        "auto|recompute|device|host|nvme|selective|selective_host|selective_nvme", NONE, FREE,
         "Activations within a block: recompute them in the backward, or keep them from the "
-        "forward on this tier. auto: kept on device or host where the plan with the shortest "
-        "predicted step keeps them.",
+        "forward on this tier. The selective values keep them on the device, the host or nvme "
+        "but for the outputs of norms, gates and sums, which the backward recomputes; units in "
+        "parts keep all. auto: what gives the shortest predicted step, for each unit.",
         .values = inner_homes),
     KEY("tiers.place.rules", OBJECTS, NOWHERE, NONE, "[0,64]", "rules", FREE,
         "Placement of single units; a later rule wins over an earlier one and over the kind."),
@@ -391,8 +394,10 @@ const configi_key configi_own_keys[] = {
     KEY("tiers.place.rules.*.kind", ENUM, NOWHERE, NONE,
         "params|grads|optimizer|activations|inner_activations", NONE, FREE,
         "What the rule places. Required."),
-    KEY("tiers.place.rules.*.tier", ENUM, NOWHERE, NONE, "recompute|device|host|nvme", NONE, FREE,
-        "The tier; recompute is only for inner_activations. Required.", .values = inner_homes + 1),
+    KEY("tiers.place.rules.*.tier", ENUM, NOWHERE, NONE,
+        "recompute|device|host|nvme|selective|selective_host|selective_nvme", NONE, FREE,
+        "The tier; recompute and the selective values are only for inner_activations. Required.",
+        .values = inner_homes + 1),
 
     KEY("schedule.order", ENUM, AT(schedule.order), "layer_major",
         "layer_major|batch_major|fastest", NONE, FREE,

@@ -44,6 +44,16 @@ static float grad_scale(const struct engine_step *step)
     return step->target_count ? (float)(step->loss_scale / (double)step->target_count) : 0.0f;
 }
 
+/* How much of the inner activations is kept in the op's ROLE_SAVED, between a whole block's forward
+ * and its backward. */
+static enum kept kept_by(const struct engine *self, const op *item)
+{
+    const struct setup *setup = self->setup;
+    if (setup->net->stages[item->stage].is_cut || !op_operand(item, ROLE_SAVED))
+        return KEPT_NONE;
+    return kept_at_home(setup->homes[STATE_INNER_ACTIVATIONS][item->unit]);
+}
+
 static void fill_call(const struct engine *self, const program *prog, const op *item,
                       model_call *call)
 {
@@ -71,6 +81,9 @@ static void fill_call(const struct engine *self, const program *prog, const op *
         .losses = role_address(self, prog, item, ROLE_LOSSES),
         .grad_scale = grad_scale(&self->step),
         .saved = saved ? saved : workspace,
+        .saved_rest = kept_by(self, item) == KEPT_SELECTIVE
+                          ? workspace + setup->net->stages[item->stage].selective_bytes
+                          : NULL,
         .temp = workspace + setup->workspace_temp_offset,
         .constants = role_address(self, prog, item, ROLE_CONSTANTS),
         .cache = role_address(self, prog, item, ROLE_CACHE),
@@ -94,7 +107,7 @@ static int run_forward(struct engine *self, const program *prog, const op *item,
         return model_logits_pass(net, item->pass, stream, &call, (uint64_t)self->logits_row,
                                  self->logits);
     enum phase phase = item->kind == OP_RECOMPUTE ? PHASE_RECOMPUTE : PHASE_FORWARD;
-    return model_run(net, phase, item->stage, item->pass, stream, &call, false);
+    return model_run(net, phase, item->stage, item->pass, stream, &call, KEPT_NONE);
 }
 
 /* Clears the part of a fresh accumulator beyond its unit: the padding of the last ranks' shards. It
@@ -123,9 +136,8 @@ static int run_backward(struct engine *self, const program *prog, const op *item
         if (call.fresh[i])
             TRY(zero_padding(self, prog, item, i, stream));
     }
-    bool saved_is_valid = op_operand(item, ROLE_SAVED) != NULL;
     return model_run(setup->net, PHASE_BACKWARD, item->stage, item->pass, stream, &call,
-                     saved_is_valid);
+                     kept_by(self, item));
 }
 
 /* Adds to the sum of the rank's shard, or of a tile of it. */

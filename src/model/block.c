@@ -1,7 +1,7 @@
 /* Runs a pass of a block: its layers in order, forwards or backwards. A whole block is one pass;
- * the backward first computes again what it reads, unless the caller kept `saved`. A pass of a
- * block in parts runs the layers of one part (rows.c). The sequence of ops depends only on shapes.
- * Nothing is computed for a unit whose grads are NULL. Allocates nothing. */
+ * its backward first computes again what it reads and the caller did not keep. A pass of a block in
+ * parts runs the layers of one part (rows.c). The sequence of ops depends only on shapes. Nothing
+ * is computed for a unit whose grads are NULL. Allocates nothing. */
 #include "model/model_internal.h"
 
 void *modeli_at_spot(const modeli_run *run, modeli_spot spot)
@@ -9,7 +9,9 @@ void *modeli_at_spot(const modeli_run *run, modeli_spot spot)
     const model_call *call = run->call;
     switch (spot.buffer) {
     case MODELI_SAVED:
-        return modeli_at(run->call->saved, spot.offset_bytes);
+        if (call->saved_rest != NULL && spot.offset_bytes >= run->list->selective_bytes)
+            return modeli_at(call->saved_rest, spot.offset_bytes - run->list->selective_bytes);
+        return modeli_at(call->saved, spot.offset_bytes);
     case MODELI_INPUT:
         return (void *)call->input;
     case MODELI_OUTPUT:
@@ -30,8 +32,9 @@ static int run_forward(const modeli_run *run, modeli_range range)
 {
     for (uint32_t i = range.begin; i < range.end; i++) {
         const modeli_layer *layer = &run->list->layers[i];
-        bool is_needed = run->turn == MODELI_TURN_FORWARD || layer->is_recomputed;
-        if (is_needed || layer->kind->has_matrix) /* it may have adapters */
+        bool is_needed = run->turn == MODELI_TURN_FORWARD || layer->is_recomputed[run->kept];
+        bool may_adapt = layer->kind->has_matrix && run->kept == KEPT_NONE;
+        if (is_needed || may_adapt)
             TRY(layer->kind->forward(run, layer));
     }
     return 0;
@@ -50,7 +53,7 @@ static int run_backward(const modeli_run *run, modeli_range range)
 }
 
 int modeli_block(model *self, void *stream, const modeli_list *list, const model_call *call,
-                 const modeli_part *part, enum phase phase, bool saved_is_valid)
+                 const modeli_part *part, enum phase phase, enum kept kept)
 {
     bool backward = phase == PHASE_BACKWARD;
     modeli_range range = modeli_layers_of(list, part, backward);
@@ -66,7 +69,8 @@ int modeli_block(model *self, void *stream, const modeli_list *list, const model
     if (run.grad == NULL)
         run.grad = modeli_at(call->temp, modeli_unwanted_grad(self, list));
     run.turn = MODELI_TURN_RECOMPUTE;
-    if (part == NULL && !saved_is_valid)
+    run.kept = kept;
+    if (part == NULL && kept != KEPT_ALL)
         TRY(run_forward(&run, range));
     run.turn = MODELI_TURN_BACKWARD;
     return run_backward(&run, range);

@@ -66,13 +66,17 @@ static void add_layer(const modeli_layer *layer, const modeli_costing *of)
         modeli_cost_columns(layer->net, layer->kind->row_kinds[backward], columns, of->costs);
 }
 
-/* Counts what a backward without `saved` computes again. */
-static void add_recomputed(const modeli_list *list, uint32_t stage, model_costs *costs)
+/* Counts what a backward computes again where so much is kept. */
+static void add_recomputed(const modeli_list *list, uint32_t stage, enum kept kept,
+                           model_costs *costs)
 {
-    modeli_costing of = {.turn = MODELI_TURN_RECOMPUTE, .stage = stage, .costs = costs};
-    for (uint32_t i = 0; i < list->layer_count; i++)
-        if (list->layers[i].is_recomputed || list->layers[i].kind->has_matrix)
-            add_layer(&list->layers[i], &of);
+    modeli_costing of = {
+        .turn = MODELI_TURN_RECOMPUTE, .stage = stage, .kept = kept, .costs = costs};
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        if (layer->is_recomputed[kept] || (layer->kind->has_matrix && kept == KEPT_NONE))
+            add_layer(layer, &of);
+    }
 }
 
 void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
@@ -85,18 +89,21 @@ void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint3
     const modeli_list *list = modeli_list_of(self, stage);
     const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
     modeli_range range = modeli_layers_of(list, part, backward);
-    modeli_costing of = {part, backward ? MODELI_TURN_BACKWARD : MODELI_TURN_FORWARD, stage,
-                         modeli_work_of(self, stage), out};
+    modeli_costing of = {.part = part,
+                         .turn = backward ? MODELI_TURN_BACKWARD : MODELI_TURN_FORWARD,
+                         .stage = stage,
+                         .work = modeli_work_of(self, stage),
+                         .costs = out};
     if (part != NULL)
         of.work.inner = true; /* the passes leave it for each other */
     else if (backward)
-        add_recomputed(list, stage, out);
+        add_recomputed(list, stage, KEPT_NONE, out);
     if (phase == PHASE_RECOMPUTE)
         of.turn = MODELI_TURN_RECOMPUTE;
     for (uint32_t k = 0; k < range.end - range.begin; k++) {
         const modeli_layer *layer = &list->layers[backward ? range.end - 1 - k : range.begin + k];
         bool is_needed = backward ? of.work.inner || layer >= modeli_first_owner(list)
-                                  : phase != PHASE_RECOMPUTE || layer->is_recomputed;
+                                  : phase != PHASE_RECOMPUTE || layer->is_recomputed[KEPT_NONE];
         if (is_needed)
             add_layer(layer, &of);
     }
@@ -106,13 +113,13 @@ void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint3
                          sizeof(float) + dtype_bytes(self->type), out); /* rounds the sum */
 }
 
-void model_kept_costs(const model *self, uint32_t stage, model_costs *out)
+void model_recompute_costs(const model *self, uint32_t stage, enum kept kept, model_costs *out)
 {
     memset(out, 0, sizeof *out);
     assert(stage < self->stage_count);
     if (self->stages[stage].kind == STAGE_BLOCK && !self->stages[stage].is_cut &&
         stage >= self->first_learning)
-        add_recomputed(modeli_list_of(self, stage), stage, out);
+        add_recomputed(modeli_list_of(self, stage), stage, kept, out);
 }
 
 double model_costs_flops(const model_costs *costs)

@@ -46,9 +46,9 @@ typedef struct model_costs model_costs;
 void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
                       model_costs *out);
 
-/* The part of an uncut block's backward that need not run if `saved` is kept. Empty for other
- * stages. */
-void model_kept_costs(const model *self, uint32_t stage, model_costs *out);
+/* The part of an uncut block's backward that computes activations again where so much of `saved` is
+ * kept. Empty for other stages. */
+void model_recompute_costs(const model *self, uint32_t stage, enum kept kept, model_costs *out);
 
 /* FLOPs of the products and of attention. */
 double model_costs_flops(const model_costs *costs);

@@ -34,7 +34,7 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
     const void *input = modeli_value_at(run, layer->reads[0]);
     void *output = modeli_value_at(run, layer->writes);
     TRY(modeli_lora_inner(run, layer, input));
-    if (run->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed)
+    if (run->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed[KEPT_NONE])
         return 0; /* the backward needs only the adapters' inner activations */
     TRY(multiply(run, layer, MODELI_FORWARD, input, modeli_layer_param(run, layer, params.weight),
                  modeli_layer_param(run, layer, params.bias), own_columns(run, output)));
@@ -140,7 +140,7 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
     bool wants_input = part != NULL || of->work.inner ||
                        layer != modeli_first_owner(modeli_list_of(self, of->stage));
     modeli_lora_costs(layer, of, wants_input);
-    if (of->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed)
+    if (of->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed[KEPT_NONE])
         return;
     if (of->turn != MODELI_TURN_BACKWARD) {
         modeli_cost_product(self, &matrix, MODELI_FORWARD, 1, of->costs);

@@ -45,12 +45,22 @@ norm_grad_args modeli_norm_grad_args(const modeli_layer *layer, const model_call
     };
 }
 
+/* True if the sum is there, and only the norm is computed again. */
+static bool has_sum(const modeli_layer *layer, enum modeli_turn turn, enum kept kept)
+{
+    return layer->sum_is_kept && turn == MODELI_TURN_RECOMPUTE && kept == KEPT_SELECTIVE;
+}
+
 static int forward(const modeli_run *run, const modeli_layer *layer)
 {
     norm_args args = modeli_norm_args(layer, run->call, modeli_params_of(run, layer));
-    args.input = modeli_value_at(run, layer->reads[0]);
-    args.residual = modeli_value_at(run, layer->reads[1]);
-    args.sum = modeli_value_at(run, layer->sum);
+    if (has_sum(layer, run->turn, run->kept)) {
+        args.input = modeli_value_at(run, layer->sum);
+    } else {
+        args.input = modeli_value_at(run, layer->reads[0]);
+        args.residual = modeli_value_at(run, layer->reads[1]);
+        args.sum = modeli_value_at(run, layer->sum);
+    }
     args.output = modeli_value_at(run, layer->writes);
     args.mean = mean_of(run, layer);
     args.rstd = modeli_at_spot(run, layer->kept[1]);
@@ -83,6 +93,14 @@ static uint64_t columns(const modeli_layer *layer, bool backward)
     return (layer->sum != MODELI_NO_VALUE ? 4 : 2) * layer->in;
 }
 
+static void costs(const modeli_layer *layer, const modeli_costing *of)
+{
+    bool backward = of->turn == MODELI_TURN_BACKWARD;
+    bool only_norm = has_sum(layer, of->turn, of->kept);
+    modeli_cost_columns(layer->net, backward ? MODEL_ROWS_NORM_GRAD : MODEL_ROWS_NORM,
+                        only_norm ? 2 * layer->in : columns(layer, backward), of->costs);
+}
+
 const modeli_kind modeli_norm = {
     .is_norm = true,
     .keeps_input = true,
@@ -92,5 +110,5 @@ const modeli_kind modeli_norm = {
     .backward = backward,
     .scratch = scratch,
     .columns = columns,
-    .row_kinds = {MODEL_ROWS_NORM, MODEL_ROWS_NORM_GRAD},
+    .costs = costs,
 };

@@ -179,7 +179,7 @@ typedef struct modeli_params modeli_params;
 /* Where a value or a gradient lies. */
 enum modeli_buffer {
     MODELI_NOWHERE, /* there is no such value */
-    MODELI_SAVED,   /* call.saved, at offset_bytes */
+    MODELI_SAVED,   /* call.saved and call.saved_rest, at offset_bytes of both */
     MODELI_INPUT,
     MODELI_OUTPUT,
     MODELI_OUTPUT_GRAD,
@@ -237,7 +237,9 @@ struct modeli_layer {
     uint32_t first_tensor; /* index in the whole unit */
     enum activation_kind activation; /* GATE */
     uint32_t site;                   /* DROPOUT: in its block */
-    bool is_recomputed;              /* a backward without `saved` computes its output again */
+    /* By enum kept: whether a backward computes its output again, where so much is kept. */
+    bool is_recomputed[KEPT_COUNT];
+    bool sum_is_kept; /* NORM with a sum: KEPT_SELECTIVE keeps that sum */
     /* Only of owners: the layers [forward_begin, forward_end) that the first and the last part run
      * before and after the owner in a forward; and those of the backward. */
     uint32_t forward_begin, forward_end, backward_begin, backward_end;
@@ -318,6 +320,7 @@ struct modeli_list {
     uint32_t part_count;
     bool is_split;                 /* each of its stages has a second unit (learn.c) */
     uint64_t saved_bytes;          /* of a block; places.c */
+    uint64_t selective_bytes;      /* its first bytes, which KEPT_SELECTIVE keeps */
     uint64_t input_sum, bias_sums; /* offsets in `saved` of a block in parts */
     uint64_t scratch_bytes[2];     /* of a whole unit, forward and backward; after model_prepare */
 };
@@ -330,7 +333,7 @@ static inline uint64_t modeli_rows(const model *self)
 /* ---- running a block: block.c ---- */
 /* One pass. `part`: NULL for a whole block. */
 int modeli_block(model *self, void *stream, const modeli_list *list, const model_call *call,
-                 const modeli_part *part, enum phase phase, bool saved_is_valid) MUST_CHECK;
+                 const modeli_part *part, enum phase phase, enum kept kept) MUST_CHECK;
 
 /* A call with everything that its layers need. */
 struct modeli_run {
@@ -340,6 +343,7 @@ struct modeli_run {
     const modeli_list *list;
     const modeli_part *part; /* NULL: the block is whole */
     enum modeli_turn turn;
+    enum kept kept; /* recomputation, backward: what `saved` holds at the beginning */
     /* Backward: call->input_grad, or, if nobody wants that, a buffer of the same size in temp. */
     void *grad;
     bool wants_inner; /* as modeli_work.inner, for this call */

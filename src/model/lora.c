@@ -173,7 +173,7 @@ void modeli_lora_costs(const modeli_layer *layer, const modeli_costing *of, bool
         cost_drop(self, adapter, of->costs);
         modeli_cost_product(self, &inner, MODELI_FORWARD, 1, of->costs);
         cost_small(self, of->costs);
-        if (of->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed)
+        if (of->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed[KEPT_NONE])
             continue;
         modeli_cost_product(self, &outer, MODELI_FORWARD, 1, of->costs);
         cost_scale(self, adapter->out, true, of->costs);

@@ -431,7 +431,7 @@ double model_step_flops(const model *self, uint64_t tokens)
 /* ---- running ---- */
 
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
-              const model_call *call, bool saved_is_valid)
+              const model_call *call, enum kept kept)
 {
     bool backward;
     assert(self->ops != NULL);
@@ -444,8 +444,7 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
     case STAGE_EMBED:
         return modeli_embed(self, stream, call, part, backward);
     case STAGE_BLOCK:
-        return modeli_block(self, stream, modeli_list_of(self, stage), call, part, phase,
-                            saved_is_valid);
+        return modeli_block(self, stream, modeli_list_of(self, stage), call, part, phase, kept);
     case STAGE_HEAD:
         return modeli_head(self, stream, call, part, backward);
     }

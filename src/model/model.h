@@ -20,8 +20,8 @@
  * The head's unit holds the final norm and, if the embedding is not tied, the output matrix. If it
  * is tied, unit 0 is the head's second unit. The boundary activation between two stages is [B,T,C]
  * in the working dtype. A stage's backward recomputes its inner activations from its boundary input
- * into `saved`. The head's backward does forward, loss and backward in one, by chunks of rows, so
- * logits for all tokens never exist at once.
+ * into `saved`, as far as they were not kept. The head's backward does forward, loss and backward
+ * in one, by chunks of rows, so logits for all tokens never exist at once.
  *
  * PARTS. A unit whose working params would be larger than spec.max_part_bytes is cut
  * (memory-centric tiling):
@@ -276,7 +276,10 @@ struct model_call {
     float *losses;    /* [B*T] fp32 nats per token: head */
     float grad_scale; /* head backward: loss scale / tokens of the whole step */
     void *saved;      /* [saved_bytes]; undefined after the backward */
-    void *temp;       /* [forward_temp_bytes or backward_temp_bytes] */
+    /* Block: [saved_bytes - selective_bytes], the rest of `saved`, which then is [selective_bytes];
+     * NULL: it lies behind that. Undefined between forward and backward. */
+    void *saved_rest;
+    void *temp; /* [forward_temp_bytes or backward_temp_bytes] */
     const void *constants;
     /* For a model with cache_positions: the call has the `count` tokens at positions `position` and
      * after. Rows after these are padding; their outputs have no meaning. */
@@ -298,13 +301,13 @@ typedef struct model_call model_call;
 bool model_has_dropout(const model_spec *spec);
 
 /* One pass of one phase. The forward of embed and blocks writes output, that of the head only
- * losses (evaluation). In the backward, blocks first recompute `saved` from input unless
- * `saved_is_valid`; the head does forward, losses and backward; gradients are added to grads, or
- * begin them (model_call.fresh). For a cut stage `saved` holds what its passes leave for each
- * other. `saved_is_valid` means, for the backward of an uncut stage, that the caller kept `saved`
- * from the forward. For a cut stage it has no effect: its `saved` is always filled. */
+ * losses (evaluation). In the backward, blocks first recompute what is missing of `saved`; the head
+ * does forward, losses and backward; gradients are added to grads, or begin them
+ * (model_call.fresh). For a cut stage `saved` holds what its passes leave for each other. `kept`
+ * says, for the backward of an uncut block, how much of `saved` the caller kept from the forward.
+ * For a cut stage it has no effect: its `saved` is always filled. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
-              const model_call *call, bool saved_is_valid) MUST_CHECK;
+              const model_call *call, enum kept kept) MUST_CHECK;
 
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation, for generation.
  * Runs pass `pass` of the head's forward, with its temp: call it for all passes in order with the

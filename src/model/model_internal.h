@@ -198,6 +198,7 @@ struct modeli_costing {
     enum modeli_turn turn;
     uint32_t stage;
     modeli_work work; /* in a backward */
+    enum kept kept;   /* in a recomputation */
     model_costs *costs;
 };
 

@@ -34,7 +34,7 @@ static uint32_t find_recomputed(const modeli_list *list)
     uint32_t count = 0;
     for (uint32_t i = 0; i < list->part_count; i++) {
         modeli_range range = modeli_layers_of(list, &list->parts[i], false);
-        while (range.begin < range.end && !list->layers[range.begin].is_recomputed)
+        while (range.begin < range.end && !list->layers[range.begin].is_recomputed[KEPT_NONE])
             range.begin++;
         if (range.begin < range.end)
             list->parts[count++].recomputed = i;
@@ -130,7 +130,7 @@ static void block_access(const modeli_list *list, const modeli_part *part, uint3
     bool backward = phase == PHASE_BACKWARD;
     modeli_range range = modeli_layers_of(list, part, backward);
     for (uint32_t i = range.begin; i < range.end && !backward; i++)
-        if (phase == PHASE_FORWARD || list->layers[i].is_recomputed)
+        if (phase == PHASE_FORWARD || list->layers[i].is_recomputed[KEPT_NONE])
             touch_forward(list, &list->layers[i], part, pass);
     for (uint32_t i = range.end; i-- > range.begin && backward;)
         touch_backward(list, &list->layers[i], part, pass);
@@ -196,15 +196,20 @@ void modeli_size_stages(model *self)
             for (uint32_t pass = 0; pass < stage->pass_count[phase]; pass++)
                 fill_pass(self, (enum phase)phase, i, pass);
         if (stage->kind == STAGE_HEAD)
-            stage->saved_bytes = head.saved_total_bytes;
+            stage->saved_bytes = stage->selective_bytes = head.saved_total_bytes;
         if (stage->kind != STAGE_BLOCK)
             continue;
         stage->saved_bytes = modeli_list_of(self, i)->saved_bytes;
+        stage->selective_bytes = modeli_list_of(self, i)->selective_bytes;
         if (stage->is_cut)
             continue;
-        model_costs kept;
-        model_kept_costs(self, i, &kept);
-        stage->recompute_flops = model_costs_flops(&kept);
+        model_costs again;
+        model_recompute_costs(self, i, KEPT_NONE, &again);
+        stage->recompute_flops = model_costs_flops(&again);
         stage->recompute_dram_bytes = stage->passes[PHASE_FORWARD][0].dram_bytes;
+        model_recompute_costs(self, i, KEPT_SELECTIVE, &again);
+        stage->selective_dram_bytes = 0;
+        for (int kind = 0; kind < MODEL_ROW_KIND_COUNT; kind++)
+            stage->selective_dram_bytes += (uint64_t)again.row_bytes[kind];
     }
 }

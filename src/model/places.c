@@ -18,6 +18,15 @@
  * several readers is a sum: its last reader gives the first term, and each reader before that adds
  * its own (residual_grad). An ADD only passes a gradient on, so what it adds has no later reader.
  *
+ * KEPT SELECTIVELY. With KEPT_SELECTIVE the backward computes again what layers without products
+ * can make of what it has: the outputs of norms and gates. `saved` begins with the pieces that are
+ * kept. No piece lies on both sides of their end, so that the rest may lie elsewhere:
+ *
+ *   0                               selective_bytes                      saved_bytes
+ *   | qkv, o, m, f, statistics of o | a, b, g, statistics of a and b ... |
+ *
+ * Gradients take places of either side. A block in parts keeps all.
+ *
  * A block in parts also has these pieces, which its passes leave for each other:
  *   input_sum      [N, widest input] fp32    gradient of a layer's input, summed over its parts
  *   bias_sums      [widest output] fp32      column sums of the gradient of a layer's output */
@@ -34,6 +43,7 @@ enum {
 struct piece {
     uint64_t bytes, offset, end;
     uint32_t first, last;
+    bool is_selective; /* kept with KEPT_SELECTIVE */
     bool is_placed;
 };
 
@@ -43,7 +53,9 @@ struct layout {
     modeli_list *list;
     struct piece pieces[PIECES_MAX];
     uint32_t piece_count;
+    uint64_t selective_end; /* of the selective pieces; 0 as long as they are not placed */
     bool is_kept[MODELI_VALUES_MAX];
+    bool is_selective[MODELI_VALUES_MAX]; /* kept with KEPT_SELECTIVE */
     modeli_spot grads[MODELI_VALUES_MAX]; /* of each value, as far as the walk back has come */
 };
 
@@ -52,10 +64,12 @@ static uint32_t back_time(const modeli_list *list, uint32_t layer)
     return 2 * list->layer_count - 1 - layer;
 }
 
-static modeli_spot add_piece(struct layout *of, uint64_t bytes, uint32_t first, uint32_t last)
+static modeli_spot add_piece(struct layout *of, uint64_t bytes, uint32_t first, uint32_t last,
+                             bool is_selective)
 {
     assert(of->piece_count < PIECES_MAX);
-    of->pieces[of->piece_count] = (struct piece){.bytes = bytes, .first = first, .last = last};
+    of->pieces[of->piece_count] =
+        (struct piece){.bytes = bytes, .first = first, .last = last, .is_selective = is_selective};
     return (modeli_spot){MODELI_SAVED, of->piece_count++};
 }
 
@@ -109,7 +123,7 @@ static bool is_in_output(const struct layout *of, uint32_t value)
     const modeli_layer *last = &list->layers[list->layer_count - 1];
     return value == last->writes ||
            (!of->is_kept[value] && last->kind == &modeli_add && last->reads[1] == value &&
-            !list->layers[first_written(list, value)].is_recomputed);
+            !list->layers[first_written(list, value)].is_recomputed[KEPT_NONE]);
 }
 
 /* True if call.output is free for a value in the forward: no other value lies there as long as this
@@ -138,10 +152,10 @@ static modeli_spot spot_of(struct layout *of, uint32_t value)
     if (kept_until == 0 && finds_scratch(of, value))
         return (modeli_spot){MODELI_SCRATCH, 0};
     return add_piece(of, value_bytes(of, value), first_written(list, value),
-                     kept_until ? kept_until : last_read(list, value));
+                     kept_until ? kept_until : last_read(list, value), of->is_selective[value]);
 }
 
-/* A backward computes again what it reads, and what that is computed from. */
+/* Without `saved` a backward computes again what it reads, and what that is computed from. */
 static void find_recomputed(struct layout *of)
 {
     bool is_wanted[MODELI_VALUES_MAX];
@@ -149,11 +163,51 @@ static void find_recomputed(struct layout *of)
         is_wanted[v] = of->is_kept[v];
     for (uint32_t i = of->list->layer_count; i-- > 0;) {
         modeli_layer *layer = &of->list->layers[i];
-        layer->is_recomputed =
+        layer->is_recomputed[KEPT_NONE] =
             is_wanted[layer->writes] || is_wanted[layer->sum] || layer->kind->kept_bytes != NULL;
-        if (layer->is_recomputed)
+        if (layer->is_recomputed[KEPT_NONE])
             is_wanted[layer->reads[0]] = is_wanted[layer->reads[1]] = true;
         is_wanted[MODELI_NO_VALUE] = false;
+    }
+}
+
+/* Decides whether KEPT_SELECTIVE keeps a value that a layer makes of values `a` and `b`. It does if
+ * the layer cannot make it again in a backward, which has the values is_there. */
+static void decide(struct layout *of, const modeli_layer *layer, uint32_t value, uint32_t a,
+                   uint32_t b, bool *is_there)
+{
+    bool is_cheap = !layer->kind->has_product && is_there[a] && is_there[b];
+    if (!is_cheap || of->list->part_count > 0)
+        of->is_selective[value] |= of->is_kept[value];
+    is_there[value] = is_cheap || of->is_selective[value];
+}
+
+/* Finds what KEPT_SELECTIVE keeps, and which layers then make the rest again. A layer that changes
+ * a kept value in place is not among them: the value is kept as it is after the change. */
+static void find_selective(struct layout *of)
+{
+    const modeli_list *list = of->list;
+    bool is_there[MODELI_VALUES_MAX] = {[MODELI_NO_VALUE] = true, [MODELI_X] = true};
+    bool is_wanted[MODELI_VALUES_MAX];
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        const uint32_t *reads = layer->reads;
+        if (layer->sum != MODELI_NO_VALUE) {
+            decide(of, layer, layer->sum, reads[0], reads[1], is_there);
+            decide(of, layer, layer->writes, layer->sum, MODELI_NO_VALUE, is_there);
+        } else {
+            decide(of, layer, layer->writes, reads[0], reads[1], is_there);
+        }
+    }
+    for (uint32_t v = 0; v < list->value_count; v++)
+        is_wanted[v] = of->is_kept[v] && !of->is_selective[v];
+    for (uint32_t i = list->layer_count; i-- > 0;) {
+        modeli_layer *layer = &of->list->layers[i];
+        layer->sum_is_kept = of->is_selective[layer->sum];
+        layer->is_recomputed[KEPT_SELECTIVE] = is_wanted[layer->writes] || is_wanted[layer->sum];
+        for (int k = 0; k < 2 && layer->is_recomputed[KEPT_SELECTIVE] && !layer->sum_is_kept; k++)
+            is_wanted[layer->reads[k]] = !of->is_selective[layer->reads[k]];
+        is_wanted[MODELI_NO_VALUE] = is_wanted[MODELI_X] = false;
     }
 }
 
@@ -188,7 +242,7 @@ static modeli_spot new_grad(struct layout *of, uint32_t i)
     if (layer->kind->gradient == MODELI_GRAD_REPLACES && last_kept(of->list, value) == time &&
         of->list->values[value].at.buffer == MODELI_SAVED)
         return of->list->values[value].at;
-    return add_piece(of, value_bytes(of, value), time, time);
+    return add_piece(of, value_bytes(of, value), time, time, false);
 }
 
 /* True if layer i may write the gradient of `value` to a place: no other value has its gradient
@@ -245,35 +299,59 @@ static void place_grad(struct layout *of, uint32_t i)
 
 /* ---- memory ---- */
 
-/* Puts a piece above all that is needed at one of its times. Returns its end. */
-static uint64_t place_piece(struct layout *of, struct piece *piece)
+/* True if the piece may not lie at its offset. *next: an offset above what is in its way. */
+static bool is_in_the_way(const struct layout *of, const struct piece *piece, uint64_t *next)
 {
-    piece->offset = 0;
+    uint64_t end = piece->offset;
+    modeli_reserve(&end, piece->bytes);
     for (uint32_t i = 0; i < of->piece_count; i++) {
         const struct piece *other = &of->pieces[i];
-        if (other->is_placed && other->first <= piece->last && piece->first <= other->last)
-            piece->offset = size_max(piece->offset, other->end);
+        *next = other->end;
+        if (other->is_placed && other->first <= piece->last && piece->first <= other->last &&
+            piece->offset < other->end && other->offset < end)
+            return true;
     }
+    *next = of->selective_end;
+    return piece->offset < of->selective_end && end > of->selective_end;
+}
+
+/* Gives a piece the lowest place, and returns its end. A piece that a recomputation writes may not
+ * lie in the first part of `saved`, which is kept then. */
+static uint64_t place_piece(struct layout *of, struct piece *piece)
+{
+    bool is_made_again = piece->first < of->list->layer_count && !piece->is_selective;
+    piece->offset = is_made_again ? of->selective_end : 0;
+    for (uint64_t next; is_in_the_way(of, piece, &next);)
+        piece->offset = next;
     piece->is_placed = true;
     piece->end = piece->offset;
     modeli_reserve(&piece->end, piece->bytes);
     return piece->end;
 }
 
-/* First what is kept from the forward to the backward, then the others in order of time. Returns
- * the bytes of all. */
-static uint64_t place_pieces(struct layout *of)
+/* The order in which pieces get their places: what is kept selectively, what else is kept from the
+ * forward to the backward, the others. */
+static int rank_of(const struct layout *of, const struct piece *piece)
 {
     uint32_t turn = of->list->layer_count;
+    return piece->is_selective ? 0 : piece->first < turn && piece->last >= turn ? 1 : 2;
+}
+
+/* Places each rank in order of time. */
+static void place_pieces(struct layout *of)
+{
     uint64_t end = 0;
-    for (int is_kept = 1; is_kept >= 0; is_kept--)
-        for (uint32_t time = 0; time < 2 * turn; time++)
+    for (int rank = 0; rank < 3; rank++) {
+        for (uint32_t time = 0; time < 2 * of->list->layer_count; time++)
             for (uint32_t i = 0; i < of->piece_count; i++) {
                 struct piece *piece = &of->pieces[i];
-                if (piece->first == time && (time < turn && piece->last >= turn) == is_kept)
+                if (piece->first == time && rank_of(of, piece) == rank)
                     end = size_max(end, place_piece(of, piece));
             }
-    return end;
+        if (rank == 0 && of->list->part_count == 0)
+            of->selective_end = of->list->selective_bytes = end;
+    }
+    of->list->saved_bytes = end;
 }
 
 static void resolve(const struct layout *of, modeli_spot *spot)
@@ -298,33 +376,42 @@ static void place_parts(const model *self, modeli_list *list, uint64_t *end)
     list->bias_sums = modeli_reserve(end, has_bias ? widest_out * sizeof(float) : 0);
 }
 
+/* Pieces that only their layer uses, and the adapters' inner activations. */
+static void add_own_pieces(struct layout *of, uint32_t adapter_count)
+{
+    model_products *products = of->self->products;
+    const modeli_list *list = of->list;
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        modeli_layer *layer = &of->list->layers[i];
+        for (uint32_t k = 0; k < MODELI_KEPT_MAX && layer->kind->kept_bytes; k++)
+            layer->kept[k] = add_piece(of, layer->kind->kept_bytes(layer, k), i, back_time(list, i),
+                                       !layer->is_recomputed[KEPT_SELECTIVE]);
+    }
+    for (uint32_t a = 0; a < adapter_count; a++) {
+        modeli_adapter *adapter = &products->adapters[a];
+        adapter->inner_at = add_piece(of, modeli_lora_saved_bytes(of->self), adapter->layer,
+                                      back_time(list, adapter->layer), true);
+    }
+}
+
 static void find_places(const model *self, modeli_list *list)
 {
     model_products *products = self->products;
     uint32_t adapter_count = list == &products->block ? products->adapter_count : 0;
     struct layout of = {.self = self, .list = list};
-    for (uint32_t i = 0; i < list->layer_count; i++) {
-        modeli_layer *layer = &list->layers[i];
-        for (uint32_t k = 0; k < MODELI_KEPT_MAX && layer->kind->kept_bytes; k++)
-            layer->kept[k] =
-                add_piece(&of, layer->kind->kept_bytes(layer, k), i, back_time(list, i));
-    }
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         of.is_kept[v] = last_kept(list, v) > 0;
     find_recomputed(&of);
+    find_selective(&of);
+    add_own_pieces(&of, adapter_count);
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         list->values[v].at = spot_of(&of, v);
-    for (uint32_t a = 0; a < adapter_count; a++) {
-        modeli_adapter *adapter = &products->adapters[a];
-        adapter->inner_at = add_piece(&of, modeli_lora_saved_bytes(self), adapter->layer,
-                                      back_time(list, adapter->layer));
-    }
     of.grads[list->layers[list->layer_count - 1].writes] = (modeli_spot){MODELI_OUTPUT_GRAD, 0};
     for (uint32_t i = list->layer_count; i-- > 0;)
         place_grad(&of, i);
     assert(of.grads[MODELI_X].buffer == MODELI_GRAD);
 
-    list->saved_bytes = place_pieces(&of);
+    place_pieces(&of);
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         resolve(&of, &list->values[v].at);
     for (uint32_t a = 0; a < adapter_count; a++)
@@ -336,8 +423,10 @@ static void find_places(const model *self, modeli_list *list)
         for (uint32_t k = 0; k < sizeof spots / sizeof spots[0]; k++)
             resolve(&of, spots[k]);
     }
-    if (list->part_count > 0)
-        place_parts(self, list, &list->saved_bytes);
+    if (list->part_count == 0)
+        return;
+    place_parts(self, list, &list->saved_bytes);
+    list->selective_bytes = list->saved_bytes;
 }
 
 void modeli_find_places(model *self)

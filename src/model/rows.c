@@ -241,7 +241,7 @@ void modeli_list_layers(model *self)
     }
     be_alone(&products->embed);
     be_alone(&products->head);
-    products->head.layers[MODELI_FINAL_NORM].is_recomputed = true;
+    products->head.layers[MODELI_FINAL_NORM].is_recomputed[KEPT_NONE] = true;
     /* A tied output matrix is unit 0's token table, which begins at 0. */
     if (self->spec.tie_embeddings) {
         products->head.layers[MODELI_OUTPUT_MATRIX].at.weight = 0;

@@ -6,6 +6,10 @@
  *      at first: a kind of state on one tier, or another value of one coordinate. Again from the
  *      beginning while a word has gained.
  *
+ * Up to there inner activations are kept whole or not at all. At the end the search goes on from
+ * the best point of all with units that are kept selectively. So this third way makes no step
+ * longer.
+ *
  * A word that the job gives only takes coordinates away. Where all homes are given, those words
  * remain that say how programs use them. */
 #include <math.h>
@@ -20,6 +24,8 @@ static const double near_bound = 1.003;
 static const double near_homes = 0.5;
 /* A point that a word led to goes down without it where it is so near to the best one. */
 static const double near_word = 1.2;
+/* The same for a placement that keeps as much selectively as there is room for. */
+static const double near_selective = 1.05;
 /* A way whose best start takes so many times the best step so far ends there. */
 static const double near_way = 3;
 /* A way whose best point is above the best of all by this factor ends without words. */
@@ -108,7 +114,7 @@ static double bytes_on(const plani_search *self, const struct plani_point *point
         const uint32_t *until = point->until[kind];
         if (plani_has_homes(self, point, kind))
             for (uint32_t i = tier > 0 ? until[tier - 1] : 0; i < until[tier]; i++)
-                bytes += (double)self->bytes[kind][self->units[kind][i]];
+                bytes += (double)plani_open_bytes(self, point, kind, i);
     }
     return bytes;
 }
@@ -120,7 +126,7 @@ static void give_way(const plani_search *self, struct plani_point *point, int ki
     uint32_t end = point->until[kind][tier], begin = end;
     uint32_t nearer = tier > 0 ? point->until[kind][tier - 1] : 0;
     while (plani_has_homes(self, point, kind) && begin > nearer && *excess > 0)
-        *excess -= (double)self->bytes[kind][self->units[kind][--begin]];
+        *excess -= (double)plani_open_bytes(self, point, kind, --begin);
     if (begin < end && !plani_point_shift(self, point, kind, tier, (int64_t)begin - (int64_t)end))
         *excess = INFINITY;
 }
@@ -316,6 +322,86 @@ static struct way *nearest_way(struct way *ways, uint32_t count, double limit)
     return nearest;
 }
 
+/* ---- selective placements ------------------------------------------------------------------- */
+
+/* True if fewer bytes of some open unit may be kept than the best point keeps, or would keep. */
+static bool may_be_selective(const plani_search *self)
+{
+    const uint32_t *until = self->best.point.until[STATE_INNER_ACTIVATIONS];
+    uint32_t count = self->counts[STATE_INNER_ACTIVATIONS];
+    if (self->is_closed || until[TIER_DEVICE] == count)
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t unit = self->units[STATE_INNER_ACTIVATIONS][i];
+        if (self->selective_bytes[unit] < self->bytes[STATE_INNER_ACTIVATIONS][unit])
+            return true;
+    }
+    return false;
+}
+
+/* Keeps as many units selectively, on `last` and nearer tiers, as have room beside the other kinds;
+ * and as many of these whole as the device then has room for. */
+static void fill_selective(const plani_search *self, struct plani_point *point, int last)
+{
+    enum { INNER = STATE_INNER_ACTIVATIONS };
+    const struct plani_point before = *point;
+    uint32_t *until = point->until[INNER], count = self->counts[INNER], end = 0;
+    double on_device = 0;
+    memset(until, 0, sizeof point->until[INNER]);
+    point->whole = 0;
+    for (int tier = 0; tier < TIER_COUNT; tier++) {
+        double left = INFINITY;
+        if (tier < TIER_NVME)
+            left = fmax(bytes_on(self, &before, tier), self->room_bytes[tier]) -
+                   bytes_on(self, point, tier);
+        while (tier <= last && end < count &&
+               (double)plani_open_bytes(self, point, INNER, end) <= left)
+            left -= (double)plani_open_bytes(self, point, INNER, end++);
+        for (int t = tier; t < TIER_COUNT; t++)
+            until[t] = end;
+        on_device = tier == TIER_DEVICE ? left : on_device;
+    }
+    while (point->whole < until[TIER_DEVICE]) {
+        uint32_t unit = self->units[INNER][point->whole];
+        on_device -= (double)self->bytes[INNER][unit] - (double)self->selective_bytes[unit];
+        if (on_device < 0)
+            return;
+        point->whole++;
+    }
+}
+
+/* Goes on from the best point, which is of the way, with units that are kept selectively. */
+static int improve_selective(plani_search *self, struct way *way)
+{
+    struct plani_scored next = {.score = INFINITY};
+    bool gained = false;
+    way->work_left = PLANI_SELECTIVE_WORK + PLANI_SELECTIVE_STEPS * 2 * self->work->last_ops;
+    way->tries_left = PLANI_TRIES_MOST / 4;
+    begin_way(self, way);
+    self->is_selective = true;
+    for (int tier = TIER_DEVICE; tier < (self->asked->has_drives ? TIER_COUNT : TIER_NVME);
+         tier++) {
+        struct plani_point point = self->best.point;
+        fill_selective(self, &point, tier);
+        TRY(plani_search_try(self, &point, &next, &gained));
+        TRY(plani_try_relieved(self, point, &next, &gained));
+    }
+    gained = false;
+    if (next.score < near_selective * self->best.score)
+        TRY(descend(self, &next, &gained));
+    for (int tier = TIER_DEVICE; tier < TIER_COUNT && gained; tier++)
+        for (int giver = 0; giver < STATE_INNER_ACTIVATIONS && plani_search_may_go_on(self);
+             giver++) {
+            struct plani_point point = self->best.point;
+            point.whole = 0;
+            if (set_kind(self, &point, STATE_INNER_ACTIVATIONS, tier, giver))
+                TRY(try_word(self, point, PLANI_MOVES + STATE_INNER_ACTIVATIONS, &gained));
+        }
+    self->is_selective = false;
+    end_way(self, way);
+    return 0;
+}
+
 int plani_search_ways(plani_search *self)
 {
     struct way ways[2 * PLANI_UPDATES];
@@ -341,6 +427,12 @@ int plani_search_ways(plani_search *self)
         way = nearest_way(ways, count, near_words * all.score);
     }
     self->best = all;
+    if (plani_search_best(self) && may_be_selective(self) && !is_at_bound(self))
+        for (uint32_t i = 0; i < count; i++)
+            if (ways[i].best.score == all.score) {
+                TRY(improve_selective(self, &ways[i]));
+                break;
+            }
     self->job.order = self->asked->job->order;
     return 0;
 }

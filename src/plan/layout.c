@@ -287,7 +287,7 @@ static void add_copies(const plan_job *job, plan_set *set, plani_layout *layout)
 static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t stage,
                       enum state_kind kind, uint64_t size_bytes, uint32_t *slots)
 {
-    enum tier home = job->homes[kind][plani_stage_unit(job, stage)];
+    enum tier home = tier_of_home(job->homes[kind][plani_stage_unit(job, stage)]);
     bool shares = job->order == ORDER_BATCH_MAJOR;
     for (uint32_t mb = 0; mb < job->micro_batch_count && size_bytes > 0; mb++) {
         uint32_t *slot = &slots[(uint64_t)stage * job->micro_batch_count + mb];
@@ -346,10 +346,8 @@ static void add_activations(const plan_job *job, plan_set *set, plani_layout *la
         bool rests = trains && s > 0 && s + 1 < job->stage_count && plani_goes_back(job, s);
         add_slots(job, set, layout, s, STATE_ACTIVATIONS, rests ? job->boundary_bytes : 0,
                   set->homes.activations);
-        uint8_t inner = job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, s)];
-        bool keeps = trains && inner < TIER_COUNT && plani_goes_back(job, s);
-        add_slots(job, set, layout, s, STATE_INNER_ACTIVATIONS, keeps ? stage->saved_bytes : 0,
-                  set->homes.saved);
+        uint64_t kept = plani_keeps_saved(job, s) ? plani_kept_bytes(stage, plani_kept(job, s)) : 0;
+        add_slots(job, set, layout, s, STATE_INNER_ACTIVATIONS, kept, set->homes.saved);
     }
     add_parked(job, set, layout);
     uint32_t first = plani_stage_unit(job, 1);

@@ -66,8 +66,9 @@ static void add_waiting(const plan_job *job, uint64_t bytes[TIER_COUNT])
             continue;
         if (s > 0 && s + 1 < job->stage_count)
             bytes[job->homes[STATE_ACTIVATIONS][unit]] += slots * job->boundary_bytes;
-        if (job->homes[STATE_INNER_ACTIVATIONS][unit] < TIER_COUNT)
-            bytes[job->homes[STATE_INNER_ACTIVATIONS][unit]] += slots * job->stages[s].saved_bytes;
+        enum tier inner = tier_of_home(job->homes[STATE_INNER_ACTIVATIONS][unit]);
+        if (inner < TIER_COUNT)
+            bytes[inner] += slots * plani_kept_bytes(&job->stages[s], plani_kept(job, s));
     }
     if (parked == 0)
         return;

@@ -112,6 +112,7 @@ static int compile_homes(plani_search *self, plan_set *set, struct plani_point *
     int rc = compile_given(&self->job, set, &taken, self->work);
     if (rc == 0) {
         memcpy(taken.until, point->until, sizeof taken.until);
+        taken.whole = point->whole;
         *point = taken;
     }
     return rc;
@@ -219,9 +220,11 @@ static void fill_found(plani_search *self, const struct plani_point *taken,
 static void sum_homes(const plani_search *self, uint64_t sums[STATE_KIND_COUNT][TIER_COUNT])
 {
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        for (uint32_t u = 0; u < self->job.unit_count; u++)
-            if (self->homes[kind][u] < TIER_COUNT) /* inner activations may be recomputed */
-                sums[kind][self->homes[kind][u]] += self->bytes[kind][u];
+        for (uint32_t u = 0; u < self->job.unit_count; u++) {
+            uint8_t home = self->homes[kind][u];
+            if (home != TIER_RECOMPUTE)
+                sums[kind][tier_of_home(home)] += plani_bytes_at_home(self, kind, u, home);
+        }
 }
 
 /* A placement that fits, or the refusal of the last one that was tried. */

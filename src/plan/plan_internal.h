@@ -78,11 +78,21 @@ static inline enum phase plani_turning_phase(const plan_job *job, uint32_t stage
     return stage + 1 == job->stage_count ? PHASE_BACKWARD : PHASE_RECOMPUTE;
 }
 
-/* True if the stage's inner activations stay from forward to backward. */
+/* How much of the stage's inner activations stays from forward to backward. */
+static inline enum kept plani_kept(const plan_job *job, uint32_t stage)
+{
+    return kept_at_home(job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, stage)]);
+}
 static inline bool plani_keeps_saved(const plan_job *job, uint32_t stage)
 {
     return job->stages[stage].saved_bytes > 0 && !job->only_eval && plani_goes_back(job, stage) &&
-           job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, stage)] < TIER_COUNT;
+           plani_kept(job, stage) != KEPT_NONE;
+}
+
+/* Bytes of that, of one micro-batch. */
+static inline uint64_t plani_kept_bytes(const struct stage *stage, enum kept kept)
+{
+    return kept == KEPT_NONE ? 0 : kept == KEPT_ALL ? stage->saved_bytes : stage->selective_bytes;
 }
 
 /* True if a home of the unit's params on nvme is, or would be, their place on the slab for good. */

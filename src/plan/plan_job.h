@@ -111,7 +111,8 @@ struct plan_job {
 
     /* ---- the placement ---------------------------------------------------------------------- */
     /* [unit_count] enum tier each. Activations: of the boundary before the stage that owns the
-     * unit. Inner activations: of that stage; TIER_COUNT: they are not kept but recomputed. */
+     * unit. Inner activations: of that stage; TIER_COUNT: they are not kept but recomputed;
+     * TIER_SELECTIVE, ...: only stage.selective_bytes are kept. */
     const uint8_t *homes[STATE_KIND_COUNT];
     enum update update;
     enum order order;

@@ -22,9 +22,9 @@ static uint64_t parked_bytes(const plan_job *job)
     return bytes * job->micro_batch_count;
 }
 
-/* Adds to bytes[unit_count] what each unit's activations of the kind take on this rank. One walk
- * over the stages serves all units. */
-static void add_activation_bytes(const plan_job *job, int kind, uint64_t *bytes)
+/* Adds to bytes[unit_count] what each unit's activations of the kind take on this rank; of inner
+ * activations so much as is `kept`. One walk over the stages serves all units. */
+static void add_activation_bytes(const plan_job *job, int kind, enum kept kept, uint64_t *bytes)
 {
     uint64_t slots = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
     for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
@@ -32,7 +32,7 @@ static void add_activation_bytes(const plan_job *job, int kind, uint64_t *bytes)
         if (!plani_goes_back(job, s))
             *of_unit += kind == STATE_ACTIVATIONS && s == 1 ? parked_bytes(job) : 0;
         else if (kind == STATE_INNER_ACTIVATIONS)
-            *of_unit += slots * job->stages[s].saved_bytes;
+            *of_unit += slots * plani_kept_bytes(&job->stages[s], kept);
         else if (s > 0 && s + 1 < job->stage_count)
             *of_unit += slots * job->boundary_bytes;
     }
@@ -73,7 +73,7 @@ static int list_kind(plani_search *self, int kind)
     if (!self->homes[kind] || !self->units[kind] || !self->bytes[kind])
         return -ENOMEM;
     if (are_activations)
-        add_activation_bytes(job, kind, self->bytes[kind]);
+        add_activation_bytes(job, kind, KEPT_ALL, self->bytes[kind]);
     for (uint32_t i = 0; i < job->unit_count; i++) { /* of activations the last unit is first */
         uint32_t unit = are_activations ? job->unit_count - 1 - i : i;
         if (!are_activations)
@@ -97,6 +97,11 @@ int plani_search_init(plani_search *self, const struct plan_place_asked *asked, 
     self->work = work;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         TRY(list_kind(self, kind));
+    self->selective_bytes = mem_alloc(self->job.unit_count, sizeof(uint64_t), "placement");
+    if (!self->selective_bytes)
+        return -ENOMEM;
+    add_activation_bytes(&self->job, STATE_INNER_ACTIVATIONS, KEPT_SELECTIVE,
+                         self->selective_bytes);
     return 0;
 }
 
@@ -107,6 +112,21 @@ void plani_search_fini(plani_search *self)
         mem_free(self->units[kind]);
         mem_free(self->bytes[kind]);
     }
+    mem_free(self->selective_bytes);
+}
+
+uint64_t plani_bytes_at_home(const plani_search *self, int kind, uint32_t unit, unsigned home)
+{
+    bool is_selective = kind == STATE_INNER_ACTIVATIONS && kept_at_home(home) == KEPT_SELECTIVE;
+    return is_selective ? self->selective_bytes[unit] : self->bytes[kind][unit];
+}
+
+uint64_t plani_open_bytes(const plani_search *self, const struct plani_point *point, int kind,
+                          uint32_t idx)
+{
+    bool is_selective = kind == STATE_INNER_ACTIVATIONS && idx >= point->whole;
+    uint32_t unit = self->units[kind][idx];
+    return is_selective ? self->selective_bytes[unit] : self->bytes[kind][unit];
 }
 
 uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDATES])
@@ -143,7 +163,9 @@ void plani_point_apply(plani_search *self, const struct plani_point *point)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
             while (tier < TIER_COUNT && i >= point->until[kind][tier])
                 tier++;
-            self->homes[kind][self->units[kind][i]] = tier;
+            bool is_selective =
+                kind == STATE_INNER_ACTIVATIONS && tier < TIER_COUNT && i >= point->whole;
+            self->homes[kind][self->units[kind][i]] = tier + (is_selective ? TIER_SELECTIVE : 0);
         }
     }
     self->job.order = point->order;
@@ -171,7 +193,9 @@ bool plani_point_is_legal(const plani_search *self, const struct plani_point *po
 
 struct plani_point plani_first_point(const plani_search *self)
 {
-    return (struct plani_point){.order = self->job.order, .update = self->job.update};
+    return (struct plani_point){.order = self->job.order,
+                                .update = self->job.update,
+                                .whole = self->counts[STATE_INNER_ACTIVATIONS]};
 }
 
 void plani_point_set_update(plani_search *self, struct plani_point *point, enum update update)

@@ -17,7 +17,7 @@ enum { WHY_BYTES = 320, LARGER_BYTES = 16 << 20 };
 static const double worth_saying = 0.005; /* of a step: less is no difference */
 
 struct group {
-    int kind, tier, nearer;
+    int kind, tier, nearer; /* enum tier: homes */
     uint64_t bytes;
     bool is_open; /* chosen, not given */
     uint32_t unit_count;
@@ -25,7 +25,7 @@ struct group {
 
 static const char *resting_place(int tier)
 {
-    return tier == TIER_RECOMPUTE ? "recomputed" : tier_name((enum tier)tier);
+    return tier == TIER_RECOMPUTE ? "recomputed" : tier_name(tier_of_home((unsigned)tier));
 }
 
 static bool is_member(const plani_search *self, const struct group *g, uint32_t unit)
@@ -116,7 +116,7 @@ static double lane_seconds(const plani_search *self, const struct plan_place_fou
         for (int r = 0; r < RESOURCE_COUNT; r++)
             sums[r] += seconds[r];
     }
-    enum plan_resource way = tier == TIER_NVME                          ? RESOURCE_DRIVE
+    enum plan_resource way = tier_of_home((unsigned)tier) == TIER_NVME  ? RESOURCE_DRIVE
                              : sums[RESOURCE_H2D] >= sums[RESOURCE_D2H] ? RESOURCE_H2D
                                                                         : RESOURCE_D2H;
     *lane = plan_resource_name(way);
@@ -138,20 +138,27 @@ static int explain(plani_search *self, struct plan_place_found *found, const str
     const uint64_t *budgets = self->job.budget_bytes;
     uint64_t larger[TIER_COUNT];
     char seconds[32], cost[32], budget[SIZE_TEXT_BYTES], fits[96];
+    const char *whole = g->tier == TIER_SELECTIVE ? "all of them " : "";
+    int nearer = tier_of_home((unsigned)g->nearer);
     const char *lane;
     double near_ns, free_ns;
     memcpy(larger, budgets, sizeof larger);
-    larger[g->nearer] += g->bytes + g->bytes / 16 + LARGER_BYTES;
+    for (uint32_t u = 0; u < self->job.unit_count; u++)
+        if (is_member(self, g, u)) {
+            uint64_t bytes = plani_bytes_at_home(self, g->kind, u, (unsigned)g->nearer);
+            larger[nearer] += bytes + bytes / 16;
+        }
+    larger[nearer] += LARGER_BYTES;
     TRY(moved_ns(self, found, g, budgets, &near_ns));
     bool can_move = isfinite(near_ns);
     free_ns = near_ns;
     if (!can_move)
         TRY(moved_ns(self, found, g, larger, &free_ns));
     if (can_move)
-        snprintf(fits, sizeof fits, "would fit the %s budget", resting_place(g->nearer));
+        snprintf(fits, sizeof fits, "%swould fit the %s budget", whole, resting_place(nearer));
     else
-        snprintf(fits, sizeof fits, "do not fit the %s budget of %s", resting_place(g->nearer),
-                 size_format(budgets[g->nearer], budget));
+        snprintf(fits, sizeof fits, "%sdo not fit the %s budget of %s", whole,
+                 resting_place(nearer), size_format(budgets[nearer], budget));
     double used = lane_seconds(self, found, g, g->tier, &lane), lost = (base_ns - free_ns) * 1e-9;
     format_seconds(used, seconds);
     format_seconds(fabs(lost), cost);
@@ -185,6 +192,8 @@ static int tier_above(const struct group *g)
 {
     if (g->tier == TIER_COUNT)
         return TIER_HOST;
+    if (g->tier == TIER_SELECTIVE)
+        return TIER_DEVICE;
     return g->tier > TIER_DEVICE ? g->tier - 1 : g->tier;
 }
 
@@ -202,10 +211,11 @@ static int say(plani_search *self, struct plan_place_found *found, struct group 
     else
         TRY(explain(self, found, g, base_ns, why));
     char *text = found->reasons[found->reason_count++];
-    int length = snprintf(text, PLAN_REASON_BYTES, "%s of unit%s %s %s%s: %s %s",
-                          state_kind_name((enum state_kind)g->kind), g->unit_count > 1 ? "s" : "",
-                          units, g->tier < TIER_COUNT ? "on " : "", resting_place(g->tier),
-                          size_format(g->bytes, size), why);
+    int length =
+        snprintf(text, PLAN_REASON_BYTES, "%s of unit%s %s %s%s%s: %s %s",
+                 state_kind_name((enum state_kind)g->kind), g->unit_count > 1 ? "s" : "", units,
+                 g->tier == TIER_RECOMPUTE ? "" : "on ", resting_place(g->tier),
+                 g->tier >= TIER_SELECTIVE ? ", selective" : "", size_format(g->bytes, size), why);
     if (length >= PLAN_REASON_BYTES)
         memcpy(text + PLAN_REASON_BYTES - 4, "...", 4);
     return 0;
@@ -259,13 +269,13 @@ int plani_give_reasons(plani_search *self, struct plan_place_found *found)
     plani_note_work(&self->job, "looking for reasons", 0);
     TRY(step_ns(self, self->job.budget_bytes, &base_ns));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        for (int tier = 0; tier <= TIER_COUNT; tier++)
+        for (int tier = 0; tier < TIER_WORD_COUNT; tier++)
             for (int is_open = 1; is_open >= 0; is_open--) {
                 struct group g = {.kind = kind, .tier = tier, .is_open = is_open};
                 bool has_home = !self->job.only_eval || kind == STATE_PARAMS;
                 for (uint32_t u = 0; u < self->job.unit_count && has_home; u++)
                     if (is_member(self, &g, u)) {
-                        g.bytes += self->bytes[kind][u];
+                        g.bytes += plani_bytes_at_home(self, kind, u, (unsigned)tier);
                         g.unit_count++;
                     }
                 if (g.unit_count > 0)

@@ -44,6 +44,7 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
     const plan_job *job = &self->job;
     double count = self->counts[STATE_INNER_ACTIVATIONS], far = 0, all = 1;
     double kept = point->until[STATE_INNER_ACTIVATIONS][TIER_NVME];
+    kept = fmin(kept, (kept + point->whole) / 2); /* half of a unit where it is selective */
     uint64_t tiles[PLANI_TILES_MAX];
     for (int kind = 0; kind < STATE_INNER_ACTIVATIONS; kind++)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
@@ -161,7 +162,7 @@ int plani_coordinate_of(int move)
 {
     static const int begins[] = {PLANI_MOVE_COPIES, PLANI_MOVE_CARRIED, PLANI_MOVE_HELD,
                                  PLANI_MOVE_TILE,   PLANI_MOVE_IDLE,    PLANI_MOVE_COMMIT,
-                                 PLANI_MOVE_PARKED, PLANI_MOVES};
+                                 PLANI_MOVE_PARKED, PLANI_MOVE_WHOLE,   PLANI_MOVES};
     int at = 0;
     while (move >= begins[at + 1])
         at++;
@@ -245,6 +246,19 @@ static bool move_parked(const plani_search *self, struct plani_point *point, int
     return way == 6 || others[way] != near;
 }
 
+static bool move_whole(const plani_search *self, struct plani_point *point, int way)
+{
+    const uint32_t *until = point->until[STATE_INNER_ACTIVATIONS], kept = until[TIER_NVME];
+    uint32_t whole = (uint32_t)size_min(point->whole, kept);
+    const uint32_t others[] = {
+        0,         kept,      until[TIER_DEVICE],  whole + (kept - whole) / 2,
+        whole / 2, whole + 1, whole - (whole > 0), whole + (kept - whole) / 4};
+    if (!self->is_selective || kept == 0)
+        return false;
+    point->whole = (uint32_t)size_min(others[way], kept);
+    return point->whole != whole;
+}
+
 bool plani_move_mode(plani_search *self, struct plani_point *point, int move)
 {
     int way = move - plani_coordinate_of(move);
@@ -261,8 +275,10 @@ bool plani_move_mode(plani_search *self, struct plani_point *point, int move)
         return move_idle(point, way % 4, way / 4);
     case PLANI_MOVE_COMMIT:
         return move_commit(self, point);
-    default:
+    case PLANI_MOVE_PARKED:
         return move_parked(self, point, way);
+    default:
+        return move_whole(self, point, way);
     }
 }
 
@@ -300,11 +316,11 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
             continue;
         uint64_t bytes = 0;
         for (uint32_t i = first; i < next.until[kind][tier]; i++)
-            bytes += self->bytes[kind][self->units[kind][i]];
+            bytes += plani_open_bytes(self, &next, kind, i);
         uint32_t end = next.until[other][tier], begin = end;
         uint32_t nearer = tier > 0 ? next.until[other][tier - 1] : 0;
         for (uint64_t given = 0; begin > nearer && given < bytes;)
-            given += self->bytes[other][self->units[other][--begin]];
+            given += plani_open_bytes(self, &next, other, --begin);
         if (begin == end ||
             !plani_point_shift(self, &next, other, tier, (int64_t)begin - (int64_t)end))
             continue;

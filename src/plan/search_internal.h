@@ -18,14 +18,16 @@
 
 /* ---- points: point.c ------------------------------------------------------------------------ */
 
-/* The first five members are the placement. `until` says it for the units whose homes are open, in
+/* The first six members are the placement. `until` says it for the units whose homes are open, in
  * their order of need: those before until[kind][tier] rest on that tier or a nearer one. Inner
  * activations from until[kind][nvme] on are recomputed; all units of other kinds are before it.
+ * The first `whole` units keep their inner activations whole, the others selectively.
  * Where no home is open, all of `until` is 0 and the job's own homes count.
  *
  * The last six say how the programs use that placement. */
 struct plani_point {
     uint32_t until[STATE_KIND_COUNT][TIER_COUNT];
+    uint32_t whole;
     enum order order;
     enum update update;
     uint32_t parked_near; /* as in plan_job */
@@ -238,6 +240,9 @@ enum {
     PLANI_SEARCH_WORK = 1000000,
     PLANI_SEARCH_STEPS = 40,
     PLANI_SEARCH_WORK_MOST = 4000000,
+    /* The same of selective placements, at the end. */
+    PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
+    PLANI_SELECTIVE_STEPS = 8,
     PLANI_TRIES_MOST = 1200, /* steps: short programs need no more */
     PLANI_TRIES_CLOSED = 48,
     PLANI_STARTS = 8,
@@ -263,8 +268,10 @@ struct plani_search {
     uint8_t *homes[STATE_KIND_COUNT];  /* [unit_count] */
     uint32_t *units[STATE_KIND_COUNT]; /* [count] those whose home is open, in order of need */
     uint32_t counts[STATE_KIND_COUNT];
-    uint64_t *bytes[STATE_KIND_COUNT]; /* [unit_count] that rest */
-    bool is_closed;                    /* plan_compile: homes, and what is parked, are given */
+    uint64_t *bytes[STATE_KIND_COUNT]; /* [unit_count] that rest; of inner activations all */
+    uint64_t *selective_bytes;         /* [unit_count] of inner activations kept selectively */
+    bool is_selective; /* the search has come to selective placements: `whole` may change */
+    bool is_closed;    /* plan_compile: homes, and what is parked, are given */
     bool fails[PLANI_TILES_MAX]; /* with is_closed: tile sizes with which some program fails */
     bool checks_all;             /* the other programs of a point too, before it is taken */
     /* With so much some program failed that no trial looked at. Full: nothing is copied or carried
@@ -295,6 +302,11 @@ struct plani_search {
 int plani_search_init(plani_search *self, const struct plan_place_asked *asked,
                       plani_work *work) MUST_CHECK;
 void plani_search_fini(plani_search *self);
+/* Bytes of a unit's state at such a home (recomputed: all); and of the open unit `idx` of the kind
+ * where the point keeps it. */
+uint64_t plani_bytes_at_home(const plani_search *self, int kind, uint32_t unit, unsigned home);
+uint64_t plani_open_bytes(const plani_search *self, const struct plani_point *point, int kind,
+                          uint32_t idx);
 /* How many steps were simulated. */
 uint64_t plani_search_tries(const plani_search *self);
 /* Returns false once the search has used up its work. */
@@ -317,7 +329,8 @@ enum {
     PLANI_MOVE_IDLE = PLANI_MOVE_TILE + 2,      /* other parts of device and host are unused */
     PLANI_MOVE_COMMIT = PLANI_MOVE_IDLE + 8,    /* the other way */
     PLANI_MOVE_PARKED = PLANI_MOVE_COMMIT + 1,  /* other micro-batches park near */
-    PLANI_MOVES = PLANI_MOVE_PARKED + 7,
+    PLANI_MOVE_WHOLE = PLANI_MOVE_PARKED + 7,   /* other numbers of units kept whole */
+    PLANI_MOVES = PLANI_MOVE_WHOLE + 8,
     PLANI_NONE_FROZEN = -1
 };
 int plani_coordinate_of(int move);

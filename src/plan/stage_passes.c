@@ -302,10 +302,12 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     item->demand.device_seconds = run->pass->seconds;
     uint64_t memory_bytes = run->pass->dram_bytes;
     if (run->phase == PHASE_BACKWARD && !run->stage->is_cut && keeps_saved(b, run->s)) {
-        item->demand.device_flops -= run->stage->recompute_flops;
-        item->demand.device_seconds =
-            fmax(item->demand.device_seconds - run->stage->recompute_seconds, 0);
-        memory_bytes -= run->stage->recompute_dram_bytes;
+        const struct stage *of = run->stage;
+        bool is_selective = plani_kept(b->job, run->s) == KEPT_SELECTIVE;
+        item->demand.device_flops -= of->recompute_flops;
+        item->demand.device_seconds = fmax(item->demand.device_seconds - of->recompute_seconds, 0) +
+                                      (is_selective ? of->selective_seconds : 0);
+        memory_bytes -= of->recompute_dram_bytes - (is_selective ? of->selective_dram_bytes : 0);
     }
     plani_add_device_bytes(b->job, &item->demand, memory_bytes);
     for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)

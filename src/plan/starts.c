@@ -199,10 +199,9 @@ static void fill_tier(const plani_search *self, struct plani_point *point, int t
 {
     for (int i = 0; i < FILL_KINDS && kinds[i] < STATE_KIND_COUNT; i++) {
         uint32_t *until = point->until[kinds[i]];
-        const uint32_t *units = self->units[kinds[i]];
         uint32_t end = tier > 0 ? until[tier - 1] : 0;
         for (; end < self->counts[kinds[i]]; end++) {
-            double bytes = (double)self->bytes[kinds[i]][units[end]];
+            double bytes = (double)plani_open_bytes(self, point, kinds[i], end);
             if (bytes > left)
                 break;
             left -= bytes;

@@ -36,11 +36,11 @@ static const double telling_share = 0.03;
  * Returns false if there are too many rules. */
 static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, uint32_t count)
 {
-    uint32_t units[TIER_COUNT + 1] = {0};
+    uint32_t units[TIER_WORD_COUNT] = {0};
     int most = 0;
     for (uint32_t u = 0; u < count; u++)
         units[homes[u]]++;
-    for (int a = 1; a <= TIER_COUNT; a++)
+    for (int a = 1; a < TIER_WORD_COUNT; a++)
         most = units[a] > units[most] ? a : most;
     placed->tiers.place[kind] = (enum tier)most;
     for (uint32_t first = 0, last; first < count; first = last + 1) {
@@ -270,7 +270,9 @@ static void drop_rules(job *changed, enum state_kind kind)
 
 static void try_kept(advisor *self)
 {
-    for (int tier = TIER_DEVICE; tier <= TIER_COUNT; tier++) {
+    for (int tier = TIER_DEVICE; tier < TIER_WORD_COUNT; tier++) {
+        if (tier == TIER_AUTO)
+            continue;
         *self->trial = *self->self->placed;
         drop_rules(self->trial, STATE_INNER_ACTIVATIONS);
         self->trial->tiers.place[STATE_INNER_ACTIVATIONS] = (enum tier)tier;

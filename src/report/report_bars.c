@@ -248,10 +248,9 @@ static bool has_equal_homes(const json_t *one, const json_t *other)
 /* Returns the CSS class of a tier's colour; a name that is not a tier has none. */
 static const char *tier_class(const char *tier)
 {
-    static const char *const known[] = {"device", "host", "nvme", "recompute"};
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (strcmp(tier, known[i]) == 0)
-            return known[i];
+    for (int i = 0; i < TIER_WORD_COUNT; i++)
+        if (i != TIER_AUTO && strcmp(tier, tier_name((enum tier)i)) == 0)
+            return tier_name(tier_of_home((unsigned)i));
     return "none";
 }
 

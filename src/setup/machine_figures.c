@@ -321,8 +321,8 @@ static void thin_passes(struct setup *self, bool has_flops)
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
         struct stage *stage = &self->stages[s];
-        stage->recompute_seconds = 0;
-        stage->recompute_dram_bytes = 0;
+        stage->recompute_seconds = stage->selective_seconds = 0;
+        stage->recompute_dram_bytes = stage->selective_dram_bytes = 0;
         stage->recompute_flops = has_flops ? stage->recompute_flops : 0;
     }
     for (uint64_t p = 0; p < self->net->pass_count; p++) {

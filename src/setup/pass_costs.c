@@ -239,8 +239,10 @@ void setupi_price_passes(struct setup *self, const machine *from)
                         ? threads / (double)self->thread_count
                         : 1;
     for (uint32_t s = 0; s < net->stage_count; s++) {
-        model_kept_costs(net, s, &kernels);
+        model_recompute_costs(net, s, KEPT_NONE, &kernels);
         self->stages[s].recompute_seconds = slower * costs_of_kernels(&known, &kernels);
+        model_recompute_costs(net, s, KEPT_SELECTIVE, &kernels);
+        self->stages[s].selective_seconds = slower * costs_of_kernels(&known, &kernels);
         for (int phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < net->stages[s].pass_count[phase]; p++) {
                 model_pass_costs(net, (enum phase)phase, s, p, &kernels);

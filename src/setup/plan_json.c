@@ -94,7 +94,7 @@ static void sum_homes(const struct setup *setup, uint64_t (*bytes)[STATE_KIND_CO
     for (uint64_t i = 0; i < steady->home_count; i++) {
         const buffer *home = &steady->buffers[i];
         if (home->state_kind < STATE_KIND_COUNT && home->unit < setup->net->unit_count &&
-            home->arena == setup->homes[home->state_kind][home->unit])
+            home->arena == tier_of_home(setup->homes[home->state_kind][home->unit]))
             bytes[home->unit][home->state_kind] += home->size_bytes;
     }
 }

@@ -214,7 +214,9 @@ static int make_stages(struct setup *self)
         if (self->single)
             made->saved_bytes = size_max(made->saved_bytes, self->single->stages[i].saved_bytes);
         if (!made->is_cut && made->kind != STAGE_BLOCK)
-            made->saved_bytes = 0;
+            made->saved_bytes = made->selective_bytes = 0;
+        if (made->is_cut)
+            made->selective_bytes = made->saved_bytes;
     }
     return 0;
 }

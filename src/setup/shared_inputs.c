@@ -103,27 +103,28 @@ static bool have_equal_passes(const struct plan_inputs *all, uint32_t world)
     return true;
 }
 
-/* Copies the times of all stages (recompute_seconds) and then of all passes, to the list or from
- * it. */
+static void copy_time(double *own, double **list, bool to_list)
+{
+    *(to_list ? *list : own) = *(to_list ? own : *list);
+    ++*list;
+}
+
+/* Copies the times of all stages, two each, and then of all passes, to the list or from it. */
 static void copy_times(struct setup *self, double *list, bool to_list)
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
-        double *own = &self->stages[s].recompute_seconds;
-        *(to_list ? list : own) = *(to_list ? own : list);
-        list++;
+        copy_time(&self->stages[s].recompute_seconds, &list, to_list);
+        copy_time(&self->stages[s].selective_seconds, &list, to_list);
     }
-    for (uint64_t p = 0; p < self->net->pass_count; p++) {
-        double *own = &self->net->passes[p].seconds;
-        *(to_list ? list : own) = *(to_list ? own : list);
-        list++;
-    }
+    for (uint64_t p = 0; p < self->net->pass_count; p++)
+        copy_time(&self->net->passes[p].seconds, &list, to_list);
 }
 
 /* Gives all ranks rank 0's times of the passes. Ranks with another machine file, other cores or
  * another math library have others. */
 static int share_times(struct setup *self)
 {
-    uint64_t count = self->plan.stage_count + self->net->pass_count;
+    uint64_t count = 2 * (uint64_t)self->plan.stage_count + self->net->pass_count;
     double *list = mem_alloc(count, sizeof *list, "times of the passes");
     int rc = comm_agree(self->ranks.comm, "times of the passes", list ? 0 : -ENOMEM);
     if (rc == 0) {

@@ -14,8 +14,8 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "tiers/arena.h"
 #include "tests/train/train_fixture.h"
+#include "tiers/arena.h"
 
 /* Beside the arenas a process holds code, thread stacks, the product library's own buffers, the
  * trace ring (4 MiB), programs and io_uring's rings. */
@@ -117,7 +117,10 @@ static void reserved_is_what_was_planned(void **state)
         {"all", {"nvme", "nvme", "nvme", "nvme", "recompute"}, NULL},
         {"compute", {"host", "host", "host", "host", "host"}, "gradient_accumulation_steps=3"},
         {"activations", {"host", "host", "host", "nvme", "nvme"}, "schedule.order=batch_major"},
+        {"selective", {"host", "host", "host", "host", "selective"}, NULL},
+        {"spilled", {"host", "host", "host", "host", "selective_nvme"}, NULL},
         {"parts", {"host", "host", "nvme", "host", "recompute"}, "model.max_part_bytes=65536"},
+        {"whole", {"host", "host", "nvme", "host", "selective"}, "model.max_part_bytes=65536"},
     };
     static const char *const kinds[] = {"params", "grads", "optimizer", "activations",
                                         "inner_activations"};

@@ -162,7 +162,7 @@ struct harness {
     int32_t *tokens, *targets;
     const int32_t *begins; /* of documents, as in model_call; the test's own */
     float *losses;
-    void *saved, *temp, *constants;
+    void *saved, *saved_rest, *temp, *constants;
     uint64_t seed;       /* of dropout, where the model has one */
     uint32_t counter[2]; /* the same */
     bool is_evaluated;   /* nothing is dropped */
@@ -234,9 +234,9 @@ static inline void harness_destroy(harness *h)
     }
     for (uint32_t i = 0; i < h->self->stage_count; i++)
         mem_free(h->boundary[i]);
-    void *blocks[] = {h->masters, h->params, h->grads,    h->boundary, h->grad[0],
-                      h->grad[1], h->begun,  h->tokens,   h->targets,  h->losses,
-                      h->saved,   h->temp,   h->constants};
+    void *blocks[] = {h->masters, h->params, h->grads,     h->boundary,  h->grad[0],
+                      h->grad[1], h->begun,  h->tokens,    h->targets,   h->losses,
+                      h->saved,   h->temp,   h->constants, h->saved_rest};
     for (uint32_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         mem_free(blocks[i]);
     model_destroy(h->self);
@@ -322,9 +322,10 @@ static inline void harness_check_read(harness_use *use)
     mem_free(use->copy);
 }
 
-/* Runs one pass on the present contents of h->saved. */
+/* Runs one pass on the present contents of h->saved. KEPT_SELECTIVE: on their first part; the rest
+ * is elsewhere and poisoned. */
 static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, uint32_t pass,
-                                float grad_scale, bool saved_is_valid)
+                                float grad_scale, enum kept kept)
 {
     const model *self = h->self;
     const struct stage *source = &self->stages[stage];
@@ -358,13 +359,18 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         .dropout_counter = model_has_dropout(&self->spec) && !h->is_evaluated ? h->counter : NULL,
         .dropout_seed = h->seed,
     };
+    uint64_t rest_bytes = source->saved_bytes - source->selective_bytes;
+    if (kept == KEPT_SELECTIVE && !source->is_cut && rest_bytes > 0) {
+        memset((char *)h->saved + source->selective_bytes, h->poison, rest_bytes);
+        call.saved_rest = harness_fresh(h, &h->saved_rest, rest_bytes);
+    }
     for (uint32_t i = 0; i < of->unit_count; i++) {
         call.params[i] = of->reads_params[i] ? h->params[of->units[i]] : NULL;
         call.grads[i] = of->adds_grads[i] ? h->grads[of->units[i]] : NULL;
         call.fresh[i] = of->adds_grads[i] && !h->begun[of->units[i]];
         h->begun[of->units[i]] |= of->adds_grads[i];
     }
-    assert_int_equal(model_run(h->self, phase, stage, pass, NULL, &call, saved_is_valid), 0);
+    assert_int_equal(model_run(h->self, phase, stage, pass, NULL, &call, kept), 0);
     harness_use *uses[] = {&saved, &input, &output, &output_grad, &input_grad, &losses};
     for (uint32_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
         harness_check_read(uses[i]);
@@ -372,10 +378,10 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
 
 /* All passes of a phase. */
 static inline void harness_phase(harness *h, enum phase phase, uint32_t stage, float grad_scale,
-                                 bool saved_is_valid)
+                                 enum kept kept)
 {
     for (uint32_t i = 0; i < h->self->stages[stage].pass_count[phase]; i++)
-        harness_pass(h, phase, stage, i, grad_scale, saved_is_valid);
+        harness_pass(h, phase, stage, i, grad_scale, kept);
 }
 
 /* Forward through all stages but the head, which is left out unless `with_head`. */
@@ -384,23 +390,23 @@ static inline void harness_forward(harness *h, bool with_head)
     uint32_t stages = h->self->stage_count - (with_head ? 0 : 1);
     for (uint32_t i = 0; i < stages; i++) {
         harness_fresh(h, &h->saved, h->self->stages[i].saved_bytes);
-        harness_phase(h, PHASE_FORWARD, i, 0, false);
+        harness_phase(h, PHASE_FORWARD, i, 0, KEPT_NONE);
     }
 }
 
-/* Runs the head and all backwards after harness_forward. With `keep_saved` each block's saved is
- * first filled by a forward of its own, and the backward is told that it is valid. */
-static inline void harness_backward(harness *h, float grad_scale, bool keep_saved)
+/* Runs the head and all backwards after harness_forward. If something is kept, each block's saved
+ * is first filled by a forward of its own, and the backward is told how much of it is valid. */
+static inline void harness_backward(harness *h, float grad_scale, enum kept kept)
 {
     for (uint32_t i = h->self->stage_count; i-- > 0;) {
         const struct stage *stage = &h->self->stages[i];
         bool is_block = stage->kind == STAGE_BLOCK;
         harness_fresh(h, &h->saved, stage->saved_bytes);
-        if (is_block && keep_saved)
-            harness_phase(h, PHASE_FORWARD, i, 0, false);
+        if (is_block && kept != KEPT_NONE)
+            harness_phase(h, PHASE_FORWARD, i, 0, KEPT_NONE);
         else
-            harness_phase(h, PHASE_RECOMPUTE, i, 0, false);
-        harness_phase(h, PHASE_BACKWARD, i, grad_scale, is_block && keep_saved);
+            harness_phase(h, PHASE_RECOMPUTE, i, 0, KEPT_NONE);
+        harness_phase(h, PHASE_BACKWARD, i, grad_scale, is_block ? kept : KEPT_NONE);
     }
 }
 
@@ -470,11 +476,11 @@ static inline void harness_start(harness *h, const kernel_ops *ops, const model_
 }
 
 /* A step whose gradients begin anew. */
-static inline void harness_step(harness *h, float grad_scale, bool keep_saved)
+static inline void harness_step(harness *h, float grad_scale, enum kept kept)
 {
     harness_forget_grads(h);
     harness_forward(h, false);
-    harness_backward(h, grad_scale, keep_saved);
+    harness_backward(h, grad_scale, kept);
 }
 
 static inline void harness_expect_same_bits(const harness *a, const harness *b)

@@ -108,7 +108,7 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
                 assert_int_equal(model_logits_pass(self, p, NULL, &call, count - 1, run->logits),
                                  0);
             else
-                assert_int_equal(model_run(self, PHASE_FORWARD, s, p, NULL, &call, false), 0);
+                assert_int_equal(model_run(self, PHASE_FORWARD, s, p, NULL, &call, KEPT_NONE), 0);
         }
 }
 

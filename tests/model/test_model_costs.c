@@ -288,7 +288,7 @@ static void check_phase(harness *h, enum phase phase, uint32_t stage)
         model_costs costs;
         model_pass_costs(h->self, phase, stage, i, &costs);
         forget_runs();
-        harness_pass(h, phase, stage, i, 1, false);
+        harness_pass(h, phase, stage, i, 1, KEPT_NONE);
         compare(h->self, &costs);
     }
 }
@@ -309,20 +309,28 @@ static void subtract(model_costs *costs, const model_costs *part)
         costs->row_bytes[kind] -= part->row_bytes[kind];
 }
 
-/* A backward that finds `saved` runs what is left. */
-static void check_kept(harness *h, uint32_t stage)
+/* A backward that finds all of `saved`, or a part of it, runs what is left. */
+static void check_kept(harness *h, uint32_t stage, enum kept kept)
 {
     const struct stage *of = &h->self->stages[stage];
-    model_costs costs, kept;
+    model_costs costs, again;
+    double cheap_bytes = 0;
     model_pass_costs(h->self, PHASE_BACKWARD, stage, 0, &costs);
-    model_kept_costs(h->self, stage, &kept);
-    assert_true(fabs(model_costs_flops(&kept) - of->recompute_flops) <=
+    model_recompute_costs(h->self, stage, KEPT_NONE, &again);
+    assert_true(fabs(model_costs_flops(&again) - of->recompute_flops) <=
                 1e-12 * of->recompute_flops);
-    subtract(&costs, &kept);
+    subtract(&costs, &again);
+    model_recompute_costs(h->self, stage, kept, &again);
+    assert_true(model_costs_flops(&again) == 0);
+    for (int kind = 0; kind < MODEL_ROW_KIND_COUNT; kind++) {
+        costs.row_bytes[kind] += again.row_bytes[kind];
+        cheap_bytes += again.row_bytes[kind];
+    }
+    assert_true(cheap_bytes == (kept == KEPT_SELECTIVE ? (double)of->selective_dram_bytes : 0));
     harness_fresh(h, &h->saved, of->saved_bytes);
-    harness_phase(h, PHASE_FORWARD, stage, 0, false);
+    harness_phase(h, PHASE_FORWARD, stage, 0, KEPT_NONE);
     forget_runs();
-    harness_pass(h, PHASE_BACKWARD, stage, 0, 1, true);
+    harness_pass(h, PHASE_BACKWARD, stage, 0, 1, kept);
     compare(h->self, &costs);
 }
 
@@ -336,13 +344,13 @@ static uint64_t run_fresh(harness *h)
     for (uint32_t s = h->self->stage_count; s-- > 0;) {
         const struct stage *stage = &h->self->stages[s];
         harness_fresh(h, &h->saved, stage->saved_bytes);
-        harness_phase(h, PHASE_RECOMPUTE, s, 1, false);
+        harness_phase(h, PHASE_RECOMPUTE, s, 1, KEPT_NONE);
         for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
             const struct pass *pass = &stage->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 if (pass->adds_grads[i] && !h->begun[pass->units[i]])
                     expected_bytes += pass->zeroed_bytes[i];
-            harness_pass(h, PHASE_BACKWARD, s, p, 1, false);
+            harness_pass(h, PHASE_BACKWARD, s, p, 1, KEPT_NONE);
         }
     }
     return expected_bytes;
@@ -362,7 +370,7 @@ static void check_fresh(harness *h)
     }
     harness_zero_grads(h);
     harness_forward(h, false);
-    harness_backward(h, 1, false);
+    harness_backward(h, 1, KEPT_NONE);
     for (uint32_t u = 0; u < h->self->unit_count; u++) {
         for (uint64_t i = 0; i < h->self->units[u].elems; i++)
             assert_true(fresh[u][i] == h->grads[u][i]); /* 0 and -0 are equal, NaN is to nothing */
@@ -409,7 +417,8 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
         check_phase(&h, PHASE_BACKWARD, i);
         if (h.self->stages[i].kind == STAGE_BLOCK && !h.self->stages[i].is_cut &&
             i >= h.self->first_learning)
-            check_kept(&h, i);
+            for (int kept = KEPT_ALL; kept < KEPT_COUNT; kept++)
+                check_kept(&h, i, (enum kept)kept);
     }
     harness_destroy(&h);
 }

@@ -108,8 +108,8 @@ static void compare(const kernel_ops *ops, enum dtype type, bool tied, uint64_t 
     start(&whole, reference_ops, &spec, reference_type, 0);
     spec.max_part_bytes = max_part_bytes;
     start(&cut, ops, &spec, type, 48); /* 160 rows: the last chunk is shorter */
-    harness_step(&whole, 0.5f, false);
-    harness_step(&cut, 0.5f, false);
+    harness_step(&whole, 0.5f, KEPT_NONE);
+    harness_step(&cut, 0.5f, KEPT_NONE);
     double distance = relative_distance(&whole, &cut), losses = loss_distance(&whole, &cut);
     printf("%s %s tied %d, parts of %llu, %u units: gradients differ by %.2g, a loss by %.2g\n",
            ops->name, dtype_name(type), tied, (unsigned long long)max_part_bytes,
@@ -177,7 +177,7 @@ static void finite_differences(void **state)
     model_spec spec = small(true, 7, 40000);
     spec.num_layers = 1;
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5);
-    harness_step(&h, 1.0f, false);
+    harness_step(&h, 1.0f, KEPT_NONE);
     double worst = 0;
     for (uint32_t u = 0; u < h.self->unit_count; u++)
         for (uint32_t i = 0; i < h.self->units[u].tensor_count; i++) {
@@ -201,8 +201,10 @@ static void finite_differences(void **state)
 
 /* ---- bits ---- */
 
-/* `saved` that was kept from the forward, what scratch held and earlier calls change no bit. */
-static void same_bits(const kernel_ops *ops, enum dtype type, uint64_t max_part_bytes)
+/* How much of `saved` was kept from the forward, what scratch held and earlier calls change no bit.
+ * Only parts keep all or nothing. */
+static void same_bits(const kernel_ops *ops, enum dtype type, uint64_t max_part_bytes,
+                      enum kept kept)
 {
     harness a, b;
     model_spec spec = small(true, 12, max_part_bytes);
@@ -210,11 +212,14 @@ static void same_bits(const kernel_ops *ops, enum dtype type, uint64_t max_part_
     start(&b, ops, &spec, type, 10);
     b.poison = 0x3d; /* a small ordinary number */
     harness_random_tokens(&b, SEED + 9, false);
-    harness_step(&b, 2.0f, false);
+    harness_step(&b, 2.0f, KEPT_NONE);
     harness_random_tokens(&b, SEED, true);
-    harness_step(&a, 1.0f, false);
-    harness_step(&b, 1.0f, true);
+    harness_step(&a, 1.0f, KEPT_NONE);
+    harness_step(&b, 1.0f, kept);
     harness_expect_same_bits(&a, &b);
+    const struct stage *block = &a.self->stages[1];
+    assert_true(block->is_cut ? block->selective_bytes == block->saved_bytes
+                              : block->selective_bytes < block->saved_bytes);
     for (uint64_t i = 0; i < a.self->micro_batch * a.self->tokens; i++)
         assert_true(isfinite(a.losses[i]));
     harness_destroy(&a);
@@ -226,13 +231,14 @@ static void kept_activations_give_the_bits_of_recomputation(void **state)
     (void)state;
     const enum dtype types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     const uint64_t bytes[] = {0, 16384, 60000};
-    for (uint32_t t = 0; t < 3; t++)
-        for (uint32_t i = 0; i < 3; i++) {
-            same_bits(&kernels_reference, types[t], bytes[i]);
+    for (uint32_t i = 0; i < 3 * 3 * KEPT_COUNT; i++) {
+        enum dtype type = types[i % 3];
+        enum kept kept = (enum kept)(i / 9);
+        same_bits(&kernels_reference, type, bytes[i / 3 % 3], kept);
 #ifdef HAVE_KERNELS_CPU
-            same_bits(&kernels_cpu, types[t], bytes[i]);
+        same_bits(&kernels_cpu, type, bytes[i / 3 % 3], kept);
 #endif
-        }
+    }
 }
 
 /* Passes go over all micro-batches before the next one runs, each with its own `saved`: the bits of
@@ -266,7 +272,7 @@ static void micro_batches_pass_by_pass(void **state)
         for (uint32_t phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < h[0].self->stages[stage].pass_count[phase]; p++)
                 for (int i = 0; i < 2 && forward == (phase == PHASE_FORWARD); i++)
-                    harness_pass(&together[i], (enum phase)phase, stage, p, 1.0f, false);
+                    harness_pass(&together[i], (enum phase)phase, stage, p, 1.0f, KEPT_NONE);
     }
     /* Stage by stage too, as a tied embedding's gradient gets the head's share first. */
     for (int i = 0; i < 2; i++)
@@ -274,8 +280,8 @@ static void micro_batches_pass_by_pass(void **state)
     for (uint32_t stage = last + 1; stage-- > 0;)
         for (int i = 0; i < 2; i++) {
             harness_fresh(&h[i], &h[i].saved, h[i].self->stages[stage].saved_bytes);
-            harness_phase(&h[i], PHASE_RECOMPUTE, stage, 1.0f, false);
-            harness_phase(&h[i], PHASE_BACKWARD, stage, 1.0f, false);
+            harness_phase(&h[i], PHASE_RECOMPUTE, stage, 1.0f, KEPT_NONE);
+            harness_phase(&h[i], PHASE_BACKWARD, stage, 1.0f, KEPT_NONE);
         }
     for (int i = 0; i < 2; i++)
         harness_expect_same_bits(&h[i], &together[i]);
@@ -328,8 +334,8 @@ static void check_loss_scale(const kernel_ops *ops, uint64_t max_part_bytes)
     spec.max_part_bytes = max_part_bytes;
     start(&half, ops, &spec, DTYPE_FP16, 10);
     float scale = 1.0f / 24, loss_scale = 1024;
-    harness_step(&whole, scale, false);
-    harness_step(&half, scale * loss_scale, false);
+    harness_step(&whole, scale, KEPT_NONE);
+    harness_step(&half, scale * loss_scale, KEPT_NONE);
     uint64_t rows = half.self->micro_batch * half.self->tokens;
     for (uint32_t u = 0; u < half.self->unit_count; u++)
         for (uint64_t i = 0; i < half.self->units[u].elems; i++)
@@ -339,7 +345,7 @@ static void check_loss_scale(const kernel_ops *ops, uint64_t max_part_bytes)
            (unsigned long long)max_part_bytes, loss_scale, distance);
     assert_true(distance < 0.006);
 
-    harness_step(&half, scale * 0x1p24f, false);
+    harness_step(&half, scale * 0x1p24f, KEPT_NONE);
     bool overflow = false;
     for (uint32_t u = 0; u < half.self->unit_count; u++)
         for (uint64_t i = 0; i < half.self->units[u].elems; i++)
@@ -392,7 +398,7 @@ static void fp16_sums_do_not_overflow(void **state)
                         h.masters[u][tensor->offset_elems + k] *= factor;
                 }
             harness_copy_params(&h);
-            harness_step(&h, 0x1p-14f, false);
+            harness_step(&h, 0x1p-14f, KEPT_NONE);
             double largest = 0;
             const uint16_t *first = h.boundary[0];
             for (uint64_t i = 0; i < h.self->boundary_bytes / 2; i++)

@@ -84,7 +84,7 @@ static void expect_close(const char *what, const float *a, const float *b, uint6
         fail_msg("%s: off by %g of %g", what, sqrt(off), sqrt(norm));
 }
 
-static void compare(const kernel_ops *ops, uint64_t max_part_bytes, bool keep_saved)
+static void compare(const kernel_ops *ops, uint64_t max_part_bytes, enum kept kept)
 {
     harness apart, packed, joined;
     int32_t begins[WINDOWS * TOKENS];
@@ -94,9 +94,9 @@ static void compare(const kernel_ops *ops, uint64_t max_part_bytes, bool keep_sa
     pack(&apart, &packed, begins);
     memcpy(joined.tokens, packed.tokens, sizeof begins);
     memcpy(joined.targets, packed.targets, sizeof begins);
-    harness_step(&apart, 0.01f, false);
-    harness_step(&packed, 0.01f, keep_saved);
-    harness_step(&joined, 0.01f, keep_saved);
+    harness_step(&apart, 0.01f, KEPT_NONE);
+    harness_step(&packed, 0.01f, kept);
+    harness_step(&joined, 0.01f, kept);
     uint64_t row = 0;
     for (uint64_t d = 0; d < DOCUMENTS; row += lengths[d++])
         expect_close("losses of a document", packed.losses + row, apart.losses + d * LONGEST,
@@ -121,9 +121,9 @@ static void documents_are_as_if_alone(void **state)
 #endif
     };
     for (size_t b = 0; b < sizeof backends / sizeof backends[0]; b++) {
-        compare(backends[b], 0, false);
-        compare(backends[b], 0, true);
-        compare(backends[b], 16384, false);
+        for (int kept = 0; kept < KEPT_COUNT; kept++)
+            compare(backends[b], 0, (enum kept)kept);
+        compare(backends[b], 16384, KEPT_NONE);
     }
 }
 
@@ -137,8 +137,8 @@ static void one_document_is_the_window(void **state)
     harness_start(&plain, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
     harness_start(&one, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
     one.begins = begins;
-    harness_step(&plain, 0.01f, false);
-    harness_step(&one, 0.01f, false);
+    harness_step(&plain, 0.01f, KEPT_NONE);
+    harness_step(&one, 0.01f, KEPT_NONE);
     expect_close("losses", one.losses, plain.losses, (uint64_t)2 * TOKENS);
     for (uint32_t u = 0; u < one.self->unit_count; u++)
         expect_close(one.self->units[u].name, one.grads[u], plain.grads[u],

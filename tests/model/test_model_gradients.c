@@ -44,7 +44,7 @@ static void check_finite_differences(bool tied)
     harness h;
     model_spec spec = tiny(tied);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5, true); /* 18 rows: 5, 5, 5, 3 */
-    harness_step(&h, 1.0f, false);
+    harness_step(&h, 1.0f, KEPT_NONE);
     double worst = 0;
     for (uint32_t u = 0; u < h.self->unit_count; u++) {
         const model_unit *unit = &h.self->units[u];
@@ -100,7 +100,7 @@ static double distance_to_reference(const kernel_ops *ops, enum dtype type, uint
     start(&b, ops, &spec, type, chunk_rows, true);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
-        harness_step(both[i], 0.25f, i == 1 && keep_saved);
+        harness_step(both[i], 0.25f, i == 1 && keep_saved ? KEPT_ALL : KEPT_NONE);
     }
     double distance = relative_distance(&a, &b);
     *loss_error = fabs(harness_loss_sum(&b) / harness_loss_sum(&a) - 1);
@@ -156,7 +156,7 @@ static void same_bits(const kernel_ops *ops, enum dtype type)
     b.poison = 0x3d; /* a small ordinary number */
     harness_random_tokens(&b, SEED + 9, false);
     harness_forward(&b, false);
-    harness_backward(&b, 2.0f, false);
+    harness_backward(&b, 2.0f, KEPT_NONE);
     harness_random_tokens(&b, SEED, false);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
@@ -203,7 +203,7 @@ static void gradients_are_added(void **state)
     harness_forget_grads(&h);
     for (int pass = 0; pass < 2; pass++) {
         harness_forward(&h, false);
-        harness_backward(&h, 1.0f, false);
+        harness_backward(&h, 1.0f, KEPT_NONE);
         for (uint32_t u = 0; pass == 0 && u < h.self->unit_count; u++) {
             once[u] = harness_alloc(h.self->units[u].elems * 4);
             memcpy(once[u], h.grads[u], h.self->units[u].elems * 4);
@@ -229,7 +229,7 @@ static void ignored_targets(void **state)
     uint64_t rows = h.self->micro_batch * h.self->tokens;
     for (uint64_t i = 0; i < rows; i++)
         h.targets[i] = -1;
-    harness_step(&h, 1.0f, false);
+    harness_step(&h, 1.0f, KEPT_NONE);
     for (uint64_t i = 0; i < rows; i++)
         assert_true(h.losses[i] == 0);
     for (uint32_t u = 0; u < h.self->unit_count; u++)

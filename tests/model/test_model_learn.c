@@ -174,15 +174,15 @@ static void check_passes(const model *self)
 }
 
 static void check_selection(const kernel_ops *ops, bool tied, enum dtype type,
-                            uint64_t max_part_bytes, const model_learn *learn, bool keep_saved)
+                            uint64_t max_part_bytes, const model_learn *learn, enum kept kept)
 {
     harness all, some;
     model_spec spec = small(tied, max_part_bytes);
     start(&all, ops, &spec, type);
     spec.learn = *learn;
     start(&some, ops, &spec, type);
-    harness_step(&all, 0.05f, keep_saved);
-    harness_step(&some, 0.05f, keep_saved);
+    harness_step(&all, 0.05f, kept);
+    harness_step(&some, 0.05f, kept);
     compare(&all, &some, learn);
     check_passes(some.self);
     harness_destroy(&all);
@@ -200,10 +200,10 @@ static void check_all(const kernel_ops *ops, enum dtype type)
 {
     for (int i = 0; i < SELECTIONS; i++)
         for (int tied = 0; tied < 2; tied++) {
-            check_selection(ops, tied, type, 0, &selections[i], i % 2 == 0);
+            check_selection(ops, tied, type, 0, &selections[i], (enum kept)(i % KEPT_COUNT));
             if (!splits(&selections[i], tied))
                 check_selection(ops, tied, type, 5000 * dtype_bytes(type), &selections[i],
-                                i % 2 == 1);
+                                (enum kept)((i + 1) % KEPT_COUNT));
         }
 }
 

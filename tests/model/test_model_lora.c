@@ -165,8 +165,8 @@ static void check_dense(const kernel_ops *ops, bool tied, enum dtype type, const
     start(&dense, ops, &spec, type);
     merge(&with, &dense);
     harness_copy_params(&dense);
-    harness_step(&with, 0.05f, false);
-    harness_step(&dense, 0.05f, false);
+    harness_step(&with, 0.05f, KEPT_NONE);
+    harness_step(&dense, 0.05f, KEPT_NONE);
     assert_true(fabs(harness_loss_sum(&with) - harness_loss_sum(&dense)) <=
                 tolerance * harness_loss_sum(&dense));
     for (uint32_t u = 0; u < dense.self->unit_count; u++)
@@ -210,7 +210,7 @@ static void check_slopes(double dropout)
     spec.lora.dropout = dropout;
     start(&h, &kernels_reference, &spec, DTYPE_FP32);
     harness_forward(&h, false);
-    harness_backward(&h, 1, false);
+    harness_backward(&h, 1, KEPT_NONE);
     for (uint32_t u = 0; u < h.self->unit_count; u++)
         for (uint32_t i = 0; i < h.self->units[u].tensor_count; i++) {
             const model_tensor *tensor = &h.self->units[u].tensors[i];
@@ -235,17 +235,20 @@ static void test_slopes(void **state)
 
 static void check_kept(double dropout)
 {
-    harness kept, made;
+    harness by[KEPT_COUNT];
     model_spec spec = small(true);
     spec.lora.dropout = dropout;
-    start(&kept, &kernels_reference, &spec, DTYPE_BF16);
-    start(&made, &kernels_reference, &spec, DTYPE_BF16);
-    harness_step(&kept, 0.05f, true);
-    harness_step(&made, 0.05f, false);
-    for (uint32_t u = 0; u < made.self->unit_count; u++)
-        assert_memory_equal(kept.grads[u], made.grads[u], made.self->units[u].elems * 4);
-    harness_destroy(&kept);
-    harness_destroy(&made);
+    for (int kept = 0; kept < KEPT_COUNT; kept++) {
+        start(&by[kept], &kernels_reference, &spec, DTYPE_BF16);
+        harness_step(&by[kept], 0.05f, (enum kept)kept);
+    }
+    const model *self = by[KEPT_NONE].self;
+    for (int kept = 1; kept < KEPT_COUNT; kept++)
+        for (uint32_t u = 0; u < self->unit_count; u++)
+            assert_memory_equal(by[kept].grads[u], by[KEPT_NONE].grads[u],
+                                self->units[u].elems * 4);
+    for (int kept = 0; kept < KEPT_COUNT; kept++)
+        harness_destroy(&by[kept]);
 }
 
 static void test_kept(void **state)

@@ -188,6 +188,8 @@ static void flops_and_bytes(void **state)
     assert_true(self->stages[0].passes[PHASE_FORWARD]->flops == 0);
     uint64_t stats = (4 + 12) * 2048 * 4; /* two means, two rstds, lse of 12 heads */
     assert_int_equal(block->saved_bytes, stats + 2048ull * 768 * 2 * (1 + 3 + 1 + 1 + 1 + 4 + 4));
+    uint64_t lse = 12 * 2048 * 4;
+    assert_int_equal(block->selective_bytes, lse + 2048ull * 768 * 2 * (3 + 1 + 1 + 4));
     assert_int_equal(self->chunk_rows, 768);
     assert_true(forward->temp_bytes >= 768ull * 50257 * 4);
     assert_true(backward->temp_bytes >= 768ull * 50257 * 6);

@@ -77,8 +77,10 @@ static inline void job_stage(family_job *f, uint32_t s, bool is_llama)
     if (is_embed || is_head)
         return;
     f->stages[s].saved_bytes = size_round_up(row_bytes * 7, TILE_BLOCK_BYTES);
+    f->stages[s].selective_bytes = size_round_up(row_bytes * 4, TILE_BLOCK_BYTES);
     f->stages[s].recompute_flops = forward;
     f->stages[s].recompute_dram_bytes = there->dram_bytes;
+    f->stages[s].selective_dram_bytes = 6 * row_bytes;
 }
 
 /* Each kind as a whole on one tier, or cut into two runs of units on two, or unit by unit. */

@@ -25,6 +25,12 @@ struct random_job {
 };
 typedef struct random_job random_job;
 
+/* The n-th of the 7 homes of inner activations, all but TIER_AUTO. */
+static inline uint8_t fixture_inner_home(uint64_t n)
+{
+    return (uint8_t)(n < TIER_AUTO ? n : n + 1);
+}
+
 static inline uint64_t draw(random_job *r, uint64_t bound)
 {
     return rng_below(r->seed, 77, r->counter++, bound);
@@ -76,6 +82,7 @@ static inline void fixture_block(random_job *r, struct stage *stage, uint32_t pa
 {
     stage->is_cut = parts > 1;
     stage->saved_bytes = 4096 * (1 + draw(r, 80));
+    stage->selective_bytes = parts > 1 ? stage->saved_bytes : stage->saved_bytes / 16 * 9 - 100;
     uint32_t first = r->job.unit_count;
     for (uint32_t i = 0; i < parts; i++) {
         struct pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 60));
@@ -101,6 +108,7 @@ static inline void fixture_block(random_job *r, struct stage *stage, uint32_t pa
     if (parts == 1) {
         stage->recompute_flops = stage->passes[PHASE_BACKWARD]->flops / 3;
         stage->recompute_dram_bytes = 1 << 18;
+        stage->selective_dram_bytes = 1 << 15;
     }
 }
 
@@ -108,7 +116,7 @@ static inline void fixture_block(random_job *r, struct stage *stage, uint32_t pa
 static inline void fixture_head(random_job *r, struct stage *stage, uint32_t parts, bool tied)
 {
     stage->is_cut = parts > 1;
-    stage->saved_bytes = parts > 1 ? 4096 * (1 + draw(r, 20)) : 0;
+    stage->saved_bytes = stage->selective_bytes = parts > 1 ? 4096 * (1 + draw(r, 20)) : 0;
     uint32_t norm = fixture_unit(r, 1), matrix = tied ? 0 : r->job.unit_count;
     for (uint32_t i = 0; !tied && i < parts; i++)
         fixture_unit(r, 90);
@@ -150,6 +158,9 @@ static inline void fixture_model(random_job *r)
         for (int k = 0; k < STATE_KIND_COUNT; k++)
             r->homes[k][u] =
                 (uint8_t)draw(r, k == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT);
+    for (uint32_t u = 0; u < job->unit_count; u += 3) /* every third one that keeps keeps less */
+        if (r->homes[STATE_INNER_ACTIVATIONS][u] < TIER_COUNT)
+            r->homes[STATE_INNER_ACTIVATIONS][u] += TIER_SELECTIVE;
     for (int k = 0; k < STATE_KIND_COUNT; k++)
         job->homes[k] = r->homes[k];
     job->unit_elems = r->elems;

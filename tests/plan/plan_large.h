@@ -43,8 +43,10 @@ static inline void large_stage(plan_job *job, uint32_t u, uint64_t hidden, uint6
     *stage = (struct stage){.passes = {forward, NULL, backward},
                             .pass_count = {1, 0, 1},
                             .saved_bytes = block ? LARGE_TOKENS * hidden * 34 : 0,
+                            .selective_bytes = block ? LARGE_TOKENS * hidden * 20 : 0,
                             .recompute_flops = block ? 2.0 * LARGE_TOKENS * products : 0,
-                            .recompute_dram_bytes = block ? 2 * elems : 0};
+                            .recompute_dram_bytes = block ? 2 * elems : 0,
+                            .selective_dram_bytes = block ? LARGE_TOKENS * hidden * 24 : 0};
 }
 
 /* Arrays of LARGE_UNITS_MAX, the caller's; they outlive the job. */

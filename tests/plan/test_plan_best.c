@@ -163,11 +163,13 @@ static int place(const struct question *q, double *ns)
                           found->trial_count, (unsigned long long)(found->work_ops / 1000));
     }
     for (int k = 0; rc == 0 && is_verbose && k < STATE_KIND_COUNT; k++) {
-        uint32_t on[TIER_COUNT + 1] = {0};
+        uint32_t on[TIER_WORD_COUNT] = {0};
         for (uint32_t u = 0; u < asked.job->unit_count; u++)
             on[homes[k][u]]++;
-        print_message("%s%u %u %u %u%s", k ? ", " : "      ", on[0], on[1], on[2], on[3],
-                      k + 1 < STATE_KIND_COUNT ? "" : "\n");
+        print_message("%s%u %u %u %u", k ? ", " : "      ", on[0], on[1], on[2], on[3]);
+        if (k == STATE_INNER_ACTIVATIONS)
+            print_message(", selective %u %u %u\n", on[TIER_SELECTIVE], on[TIER_SELECTIVE_HOST],
+                          on[TIER_SELECTIVE_NVME]);
     }
     plan_set_fini(&found->set);
     free(found);
@@ -316,13 +318,15 @@ static void try_words(const struct question *open, uint64_t seed, double auto_ns
         try_word(TILES, &q, seed, auto_ns, what);
     }
     for (int k = 0; k < STATE_KIND_COUNT && job_count > 0; k++)
-        for (int tier = 0; tier < TIER_COUNT + (k == STATE_INNER_ACTIVATIONS); tier++) {
+        for (int tier = 0;
+             tier < (k == STATE_INNER_ACTIVATIONS ? (int)TIER_WORD_COUNT : (int)TIER_COUNT);
+             tier++) {
             q = *open;
-            if (open->wanted[k][0] != TIER_AUTO)
+            if (open->wanted[k][0] != TIER_AUTO || tier == TIER_AUTO)
                 continue;
             memset(q.wanted[k], tier, JOB_UNITS_MAX);
             snprintf(what, sizeof what, "%s on %s", state_kind_name((enum state_kind)k),
-                     tier < TIER_COUNT ? tier_name((enum tier)tier) : "none");
+                     tier_name((enum tier)tier));
             try_word(KINDS, &q, seed, auto_ns, what);
         }
 }

@@ -87,12 +87,14 @@ static void draw_placement(struct placed *l, uint64_t seed, uint64_t round)
 {
     uint64_t n = 20 * round;
     for (int k = 0; k < STATE_KIND_COUNT; k++) {
-        uint64_t tiers = k == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
-        memset(l->wanted[k], (int)rng_below(seed, 81, n++, tiers), UNITS_MAX);
+        bool is_inner = k == STATE_INNER_ACTIVATIONS;
+        uint64_t home = rng_below(seed, 81, n++, is_inner ? 7 : 3);
         uint64_t first = rng_below(seed, 81, n++, l->job.unit_count);
-        uint64_t other = rng_below(seed, 81, n++, tiers);
+        uint64_t other = rng_below(seed, 81, n++, is_inner ? 7 : 3);
+        memset(l->wanted[k], is_inner ? fixture_inner_home(home) : (int)home, UNITS_MAX);
         if (rng_below(seed, 81, n++, 2))
-            memset(l->wanted[k] + first, (int)other, UNITS_MAX - first);
+            memset(l->wanted[k] + first, is_inner ? fixture_inner_home(other) : (int)other,
+                   UNITS_MAX - first);
     }
 }
 
@@ -305,7 +307,7 @@ static void make_parked(random_job *r, struct placed *l, uint64_t device_bytes)
         fixture_block(r, &r->stages[s], PARKED_PARTS);
     fixture_head(r, &r->stages[PARKED_BLOCKS + 1], 1, true);
     for (uint32_t s = 1; s <= PARKED_BLOCKS; s++)
-        r->stages[s].saved_bytes = PARKED_BYTES;
+        r->stages[s].saved_bytes = r->stages[s].selective_bytes = PARKED_BYTES;
     job->unit_elems = r->elems;
     job->stages = r->stages;
     job->micro_batch_count = PARKED_BATCHES;
@@ -369,18 +371,55 @@ static void what_waits_between_parts_is_near(void **state)
     assert_int_equal(before, PARKED_BATCHES);
 }
 
+/* The budget of the device that the refusal names with which the job fits. */
+static uint64_t device_need(struct placed *l)
+{
+    l->job.budget_bytes[TIER_DEVICE] = 8 * MIB;
+    assert_int_equal(plan_place(&l->asked, &l->found), ERR_NO_FIT);
+    const char *named = strstr(err_text(), "tiers.device.budget=");
+    assert_non_null(named);
+    assert_null(strstr(err_text(), "tiers.host.budget"));
+    return strtoull(named + strlen("tiers.device.budget="), NULL, 10);
+}
+
+/* Where the device has room for a part of every block's inner activations and not for all of them,
+ * that part is kept. The step is shorter than those of the two other ways. */
+static void activations_are_kept_selectively(void **state)
+{
+    (void)state;
+    enum { LAYERS = 6, HIDDEN = 1024, CASES = 3 };
+    static struct placed l;
+    double ns[CASES], work;
+    make_job(&l, LAYERS, HIDDEN);
+    for (int k = 0; k < STATE_INNER_ACTIVATIONS; k++)
+        memset(l.wanted[k], TIER_DEVICE, UNITS_MAX);
+    memset(l.wanted[STATE_INNER_ACTIVATIONS], TIER_RECOMPUTE, UNITS_MAX);
+    const struct stage *block = &l.stages[1];
+    uint64_t slots = l.job.micro_batch_count * LAYERS;
+    uint64_t least = device_need(&l), room = slots * block->selective_bytes + 64 * MIB;
+    assert_true(room < slots * block->saved_bytes);
+    l.job.budget_bytes[TIER_DEVICE] = least + room;
+    for (int i = 0; i < CASES; i++) {
+        uint64_t whole = room / (l.job.micro_batch_count * block->saved_bytes);
+        memset(l.wanted[STATE_INNER_ACTIVATIONS], i == 0 ? TIER_AUTO : TIER_RECOMPUTE, UNITS_MAX);
+        for (uint64_t s = 1; i == 2 && s <= whole; s++)
+            l.wanted[STATE_INNER_ACTIVATIONS][s] = TIER_DEVICE;
+        ns[i] = placed_ns(&l, &work);
+        for (uint32_t s = 1; s <= LAYERS && i == 0; s++)
+            assert_int_equal(l.homes[STATE_INNER_ACTIVATIONS][s], TIER_SELECTIVE);
+    }
+    print_message("selective %.6f s, recomputed %.6f s, some whole %.6f s\n", ns[0] * 1e-9,
+                  ns[1] * 1e-9, ns[2] * 1e-9);
+    assert_true(ns[0] < 0.99 * ns[1] && ns[0] < 0.99 * ns[2]);
+}
+
 /* The budget that a refusal names is enough, and a smaller one is not. */
 static void refusals_name_what_fits(void **state)
 {
     (void)state;
     static struct placed l;
     make_job(&l, 4, 512);
-    l.job.budget_bytes[TIER_DEVICE] = 8 * MIB;
-    assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
-    const char *named = strstr(err_text(), "tiers.device.budget=");
-    assert_non_null(named);
-    assert_null(strstr(err_text(), "tiers.host.budget"));
-    uint64_t need = strtoull(named + strlen("tiers.device.budget="), NULL, 10);
+    uint64_t need = device_need(&l);
     assert_true(need > 8 * MIB);
     l.job.budget_bytes[TIER_DEVICE] = need - TILE_BLOCK_BYTES;
     assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
@@ -451,6 +490,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_order_is_chosen),
         cmocka_unit_test(it_is_deterministic),
         cmocka_unit_test(what_waits_between_parts_is_near),
+        cmocka_unit_test(activations_are_kept_selectively),
         cmocka_unit_test(refusals_name_what_fits),
         cmocka_unit_test(reasons_are_true),
         cmocka_unit_test(a_thousand_billion_parameters_are_placed),

@@ -151,8 +151,8 @@ static uint64_t fetched_elems(const random_job *r)
         for (int phase = 0; phase < PHASE_COUNT; phase++) {
             bool is_head = s + 1 == job->stage_count;
             uint32_t own = r->stages[s].passes[PHASE_FORWARD][0].units[0];
-            bool keeps =
-                r->stages[s].saved_bytes > 0 && r->homes[STATE_INNER_ACTIVATIONS][own] < TIER_COUNT;
+            bool keeps = r->stages[s].saved_bytes > 0 &&
+                         r->homes[STATE_INNER_ACTIVATIONS][own] != TIER_RECOMPUTE;
             if ((phase == PHASE_FORWARD && is_head) || (phase == PHASE_RECOMPUTE && keeps))
                 continue;
             for (uint32_t p = 0; p < job->stages[s].pass_count[phase]; p++)
@@ -256,7 +256,7 @@ static uint64_t shared_elems(const random_job *r, uint32_t held)
         int phase = is_head ? PHASE_BACKWARD : PHASE_RECOMPUTE;
         uint32_t count = stage->pass_count[phase] / (is_head ? 2 : 1);
         uint32_t own = stage->passes[PHASE_FORWARD][0].units[0];
-        bool keeps = !is_head && r->homes[STATE_INNER_ACTIVATIONS][own] < TIER_COUNT;
+        bool keeps = !is_head && r->homes[STATE_INNER_ACTIVATIONS][own] != TIER_RECOMPUTE;
         for (uint32_t p = count - size_min(held, count); stage->is_cut && !keeps && p < count; p++)
             for (uint32_t i = 0; i < stage->passes[phase][p].unit_count; i++) {
                 const struct pass *pass = &stage->passes[phase][p];

@@ -300,11 +300,12 @@ static void draw_places(struct draws *d, fixture_sets *sets)
 {
     static const char *const kinds[KINDS] = {"params", "grads", "optimizer", "activations",
                                              "inner_activations"};
-    static const char *const tiers[] = {"device", "host", "nvme", "recompute"};
+    static const char *const tiers[] = {"device",    "host",           "nvme",          "recompute",
+                                        "selective", "selective_host", "selective_nvme"};
     char rules[1000];
     size_t used = (size_t)snprintf(rules, sizeof rules, "[");
     for (int k = 0; k < KINDS; k++)
-        fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 4 : 3)]);
+        fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 7 : 3)]);
     uint64_t count = draw(d, 5);
     for (uint64_t i = 0; i < count; i++)
         used +=

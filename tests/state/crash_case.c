@@ -24,7 +24,8 @@ enum { STREAM_BITS = 501, STREAM_LAYOUT = 502, KINDS = 5 };
 
 static const char *const kinds[KINDS] = {"params", "grads", "optimizer", "activations",
                                          "inner_activations"};
-static const char *const tiers[] = {"device", "host", "nvme", "recompute"};
+static const char *const tiers[] = {"device",    "host",           "nvme",          "recompute",
+                                    "selective", "selective_host", "selective_nvme"};
 
 uint64_t crash_draw_below(crash_draws *draws, uint64_t bound)
 {
@@ -125,7 +126,7 @@ static void draw_places(crash_draws *d, crash_case *out)
     fixture_sets *sets = &out->sets;
     uint64_t all = crash_draw_below(d, 5);
     for (int k = 0; k < KINDS; k++) {
-        uint64_t tier = all < 3 ? all : crash_draw_below(d, k == KINDS - 1 ? 4 : 3);
+        uint64_t tier = all < 3 ? all : crash_draw_below(d, k == KINDS - 1 ? 7 : 3);
         fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[tier]);
     }
     say(out, ", %s", all < 3 ? tiers[all] : "mixed");

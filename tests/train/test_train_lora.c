@@ -56,6 +56,8 @@ static void placements_give_equal_bits(void **state)
         {{"nvme", "nvme", "nvme", "nvme"}, "recompute", "in_next_forward", true},
         {{"host", "device", "nvme", "host"}, "host", "after_backward", false},
         {{"nvme", "host", "device", "device"}, "nvme", "in_next_forward", false},
+        {{"host", "host", "host", "host"}, "selective", "after_backward", true},
+        {{"host", "host", "nvme", "nvme"}, "selective_nvme", "in_next_forward", false},
     };
     static fixture_result baseline, result;
     for (int family = 0; family < 2; family++) {

@@ -26,7 +26,8 @@ static fixture_result baseline;
 
 static const char *const kinds[KINDS] = {"params", "grads", "optimizer", "activations",
                                          "inner_activations"};
-static const char *const tiers[] = {"device", "host", "nvme", "recompute"};
+static const char *const tiers[] = {"device",    "host",           "nvme",          "recompute",
+                                    "selective", "selective_host", "selective_nvme"};
 
 static bool is_group(const char *word)
 {
@@ -110,7 +111,7 @@ static void place_kinds(struct combination *c)
     for (int k = 0; k < KINDS; k++) {
         char key[64];
         snprintf(key, sizeof key, "tiers.place.%s", kinds[k]);
-        choose(c, key, tiers, k == KINDS - 1 ? 4 : 3);
+        choose(c, key, tiers, k == KINDS - 1 ? 7 : 3);
     }
 }
 
@@ -124,7 +125,7 @@ static void place_units(struct combination *c, uint64_t unit_count)
         used += (size_t)snprintf(rules + used, sizeof rules - used,
                                  "%s{\"units\":\"%u-%u\",\"kind\":\"%s\",\"tier\":\"%s\"}",
                                  i ? "," : "", (unsigned)first, (unsigned)last, kinds[k],
-                                 tiers[draw(c, k == KINDS - 1 ? 4 : 3)]);
+                                 tiers[draw(c, k == KINDS - 1 ? 7 : 3)]);
         assert_true(used < sizeof rules - 2);
     }
     fixture_set(&c->sets, "tiers.place.inner_activations=recompute");

@@ -20,7 +20,8 @@ enum { MODELS = 15, PROGRAMS = 5, STEPS = 3, DRAW_STREAM = 91, KINDS = 5 };
 
 static const char *const kinds[KINDS] = {"params", "grads", "optimizer", "activations",
                                          "inner_activations"};
-static const char *const tiers[] = {"device", "host", "nvme", "recompute"};
+static const char *const tiers[] = {"device",    "host",           "nvme",          "recompute",
+                                    "selective", "selective_host", "selective_nvme"};
 static const char *const budget_keys[2] = {"tiers.device.budget", "tiers.host.budget"};
 
 static uint64_t first_seed = 1;
@@ -43,9 +44,10 @@ static void draw_model(struct draws *d, fixture_model *shape, fixture_sets *sets
         "{\"type\":\"Lion\",\"params\":{\"lr\":1e-4,\"weight_decay\":0.1}}",
         "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}",
         "{\"type\":\"Muon\",\"params\":{\"lr\":3e-3,\"momentum\":0.9,\"weight_decay\":0.1}}"};
-    static const char *const families[] = {"gpt2", "llama", "gpt_neox", "cohere"};
+    static const char *const families[] = {"gpt2", "llama", "gpt_neox", "cohere", "starcoder2",
+                                           "phi3", "gemma", "olmo2",    "glm",    "glm4"};
     memset(sets, 0, sizeof *sets);
-    uint64_t dtype = draw(d, 3), family = draw(d, 4);
+    uint64_t dtype = draw(d, 3), family = draw(d, sizeof families / sizeof families[0]);
     if (family == 2)
         fixture_set(sets, "model.parallel_residual=%s", draw(d, 2) ? "true" : "false");
     *shape = (fixture_model){.family = families[family],
@@ -84,7 +86,7 @@ static void draw_places(struct draws *d, fixture_sets *sets, uint64_t unit_count
     char rules[2000];
     size_t used = (size_t)snprintf(rules, sizeof rules, "[");
     for (int k = 0; k < KINDS; k++)
-        fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 4 : 3)]);
+        fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 7 : 3)]);
     uint64_t count = draw(d, 10);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t k = draw(d, KINDS), first = draw(d, unit_count);
@@ -92,7 +94,7 @@ static void draw_places(struct draws *d, fixture_sets *sets, uint64_t unit_count
                                  "%s{\"units\":\"%u-%u\",\"kind\":\"%s\",\"tier\":\"%s\"}",
                                  i ? "," : "", (unsigned)first,
                                  (unsigned)(first + draw(d, unit_count - first)), kinds[k],
-                                 tiers[draw(d, k == KINDS - 1 ? 4 : 3)]);
+                                 tiers[draw(d, k == KINDS - 1 ? 7 : 3)]);
         assert_true(used < sizeof rules - 2);
     }
     fixture_set(sets, "tiers.place.rules=%s]", rules);

@@ -42,7 +42,8 @@ static fixture_result whole;
 
 static const char *const kinds[KINDS] = {"params", "grads", "optimizer", "activations",
                                          "inner_activations"};
-static const char *const tiers[] = {"device", "host", "nvme", "recompute"};
+static const char *const tiers[] = {"device",    "host",           "nvme",          "recompute",
+                                    "selective", "selective_host", "selective_nvme"};
 static const char *const budget_keys[] = {"tiers.device.budget", "tiers.host.budget"};
 
 static bool is_group(const char *word)
@@ -134,7 +135,7 @@ static void draw_leg(struct draws *d, fixture_sets *sets)
     }
     fixture_set(sets, "run.eval_every=%u", is_group("delayed") ? 0 : (unsigned)draw(d, 4));
     for (int k = 0; k < KINDS; k++)
-        fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 4 : 3)]);
+        fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 7 : 3)]);
     for (int i = 0; i < 2; i++)
         if (draw(d, 3) == 0)
             fixture_set(sets, "%s=%llu", budget_keys[i],

@@ -132,7 +132,10 @@ void fixture_set(fixture_sets *sets, const char *format, ...)
 
 static void write_job(const char *name, const fixture_model *shape)
 {
-    bool has_groups = strcmp(shape->family, "llama") == 0 || strcmp(shape->family, "cohere") == 0;
+    static const char *const full[] = {"gpt2", "bert", "gpt_neox", "opt", "stablelm"};
+    bool has_groups = true;
+    for (size_t i = 0; i < sizeof full / sizeof full[0]; i++)
+        has_groups = has_groups && strcmp(shape->family, full[i]) != 0;
     bool is_bert = strcmp(shape->family, "bert") == 0;
     FILE *file = fopen(fixture_path(name, ".json"), "w");
     assert_non_null(file);
