@@ -16,6 +16,7 @@
 
 #include "base/size.h"
 #include "kernels/cpu/attention_rows.h"
+#include "kernels/cpu/dropout_lanes.h"
 #include "kernels/cpu/transpose.h"
 
 enum {
@@ -229,14 +230,11 @@ static inline void strip_kept(const attention_drop *drop, uint64_t row, uint64_t
     const __m512i threshold = _mm512_set1_epi32((int)drop->threshold);
     const __m512i quads = /* the first words of 16 queries */
         _mm512_set_epi32(60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0);
-    const dropout_place place = drop->place;
     const uint64_t step = drop->row_quads;
     for (uint64_t i = 0; i < TILE_DEPTH; i += 4) {
         uint32_t words[4 * TILE_DEPTH];
         uint64_t quad = drop->first_quad + row * step + (key + i) / 4;
-#pragma omp simd
-        for (uint64_t query = 0; query < TILE_DEPTH; query++)
-            dropout_words(place, quad + query * step, words + 4 * query);
+        dropout_fill(drop->place, quad, step, TILE_DEPTH, words);
         for (uint64_t k = 0; k < 4; k++) {
             __m512i low = _mm512_i32gather_epi32(quads, words + k, 4);
             __m512i high = _mm512_i32gather_epi32(quads, words + 4 * TILE + k, 4);

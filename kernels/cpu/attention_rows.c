@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/attention_vectors.h"
+#include "kernels/cpu/dropout_lanes.h"
 
 /* Stores the vector of columns [col, col + VEC_ELEMS) of a row in the type of the block. */
 static inline void store_elems(const score_block *block, void *row, uint64_t col, vec values)
@@ -90,7 +91,7 @@ static void softmax_grad(const score_block *block, float *prob_grads, const floa
 
 static void fill_kept(const score_block *block, const attention_drop *drop, float *kept)
 {
-    enum { ROOM = ATTENTION_KEYS_MAX + ATTENTION_LANES_MAX };
+    enum { ROOM = ATTENTION_KEYS_MAX + ATTENTION_LANES_MAX + DROPOUT_WORDS_BEYOND };
     uint32_t words[ROOM];
     for (uint64_t row = 0; row < block->rows; row++) {
         attention_range seen = block_columns(block, row);
@@ -100,12 +101,9 @@ static void fill_kept(const score_block *block, const attention_drop *drop, floa
         uint64_t quad = drop->first_quad + (block->first_row + row) * drop->row_quads +
                         (block->first_key + begin) / 4;
         float *factors = kept + row * block->stride + begin;
-        dropout_place place = drop->place;
         uint32_t threshold = drop->threshold;
         float scale = drop->scale;
-#pragma omp simd
-        for (uint64_t i = 0; i < count / 4; i++)
-            dropout_words(place, quad + i, words + 4 * i);
+        dropout_fill(drop->place, quad, 1, count / 4, words);
 #pragma omp simd
         for (uint64_t i = 0; i < count; i++)
             factors[i] = words[i] < threshold ? 0.0f : scale;

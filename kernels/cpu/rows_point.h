@@ -104,7 +104,7 @@ static void scale_rows(int threads, const scale_rows_args *args)
 /* n elements of a row, n <= ROWS_BLOCK, from column `column` of this call on. */
 static void dropout_block(const dropout_args *args, uint64_t row, uint64_t column, size_t n)
 {
-    uint32_t words[ROWS_BLOCK + 8];
+    uint32_t words[ROWS_BLOCK + 8 + DROPOUT_WORDS_BEYOND];
     float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
     uint64_t token = args->row_begin + row, at = row * dropout_stride(args) + column;
     uint64_t elem = token % args->tokens * dropout_width(args) + args->column_begin + column;
@@ -115,9 +115,7 @@ static void dropout_block(const dropout_args *args, uint64_t row, uint64_t colum
     const uint32_t threshold = dropout_threshold(args->probability);
     const float scale = dropout_scale(args->probability);
     size_t skipped = (size_t)(elem % 4), quads = (skipped + n + 3) / 4;
-#pragma omp simd
-    for (size_t i = 0; i < quads; i++)
-        dropout_words(place, elem / 4 + i, words + 4 * i);
+    dropout_fill(place, elem / 4, 1, quads, words);
     const uint32_t *word = words + skipped;
     const float *x = load_block(args->type, args->source, at, n, x_buffer);
     float *y = store_place(args->type, args->target, at, y_buffer);

@@ -5,9 +5,9 @@
  * order. */
 #include <assert.h>
 
+#include "kernels/cpu/dropout_lanes.h"
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
-#include "kernels/dropout_mask.h"
 #include "kernels/row_position.h"
 
 /* These files define the static functions that the table below names. */

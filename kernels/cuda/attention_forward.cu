@@ -75,7 +75,7 @@ __device__ __forceinline__ void online_softmax(float (&scores)[MT][N / 8][4],
 
 // Divides by the sums, and writes the warp's rows and their lse. `first` is the position of its
 // first row.
-template <typename T, int DIM, int MT>
+template <typename T, int DIM, int MT, bool DROPS>
 __device__ __forceinline__ void
 finish_rows(const cudai_attention_args &args, const attention_place &place, T *tile_rows,
             const softmax_state<MT> &state, const float (&output)[MT][DIM / 8][4], uint32_t first)
@@ -91,7 +91,7 @@ finish_rows(const cudai_attention_args &args, const attention_place &place, T *t
             float sum = state.sum[m][half];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            factors[m][half] = (args.drop.masks.counter ? args.drop.scale : 1.0f) / sum;
+            factors[m][half] = (DROPS ? args.drop.scale : 1.0f) / sum;
             uint32_t row = attention_row(m, 2 * half);
             if (threadIdx.x % 4 == 0 && row < present)
                 lse[row] = __fmaf_rn(state.largest[m][half], args.scale, logf(sum));
@@ -104,7 +104,8 @@ finish_rows(const cudai_attention_args &args, const attention_place &place, T *t
                                 args.is_vector);
 }
 
-template <typename T, int DIM>
+// DROPS: with dropout. Without it the kernel keeps its registers.
+template <typename T, int DIM, bool DROPS>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_args args)
 {
     constexpr int MT = config<DIM>::row_blocks, keys = config<DIM>::keys;
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
             if (!attention_sees_whole(reach, key, keys))
                 attention_hide<MT, keys>(scores, -INFINITY, mask, warp_first, key);
             online_softmax<DIM, MT, keys>(scores, state, output, factor);
-            if (args.drop.masks.counter)
+            if constexpr (DROPS)
                 attention_keep(
                     scores,
                     attention_kept<MT, keys, false>(args, place.batch, place.head, warp_first, key),
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
             attention_mix<T, DIM, MT, keys>(output, probs, v_tile);
         }
     }
-    finish_rows<T, DIM, MT>(args, place, warp_tile, state, output, warp_first);
+    finish_rows<T, DIM, MT, DROPS>(args, place, warp_tile, state, output, warp_first);
 }
 
 } // namespace
@@ -193,7 +194,11 @@ extern "C" int cudai_attention_forward_allow(enum dtype type, uint64_t head_dim,
         return attention_by_dim(head_dim, [=](auto dim) {
             constexpr int DIM = decltype(dim)::value;
             *shared_bytes = config<DIM>::shared_bytes;
-            return cudai_allow_shared(forward<decltype(zero), DIM>, config<DIM>::shared_bytes);
+            cudaError_t error =
+                cudai_allow_shared(forward<decltype(zero), DIM, true>, *shared_bytes);
+            return error != cudaSuccess
+                       ? error
+                       : cudai_allow_shared(forward<decltype(zero), DIM, false>, *shared_bytes);
         });
     });
 }
@@ -206,9 +211,10 @@ extern "C" int cudai_attention_forward_launch(enum dtype type, const cudai_atten
             constexpr int DIM = decltype(dim)::value;
             uint64_t tiles = (args->tokens + config<DIM>::queries - 1) / config<DIM>::queries;
             dim3 grid(static_cast<unsigned>(tiles * args->heads * args->batch));
-            return cudai_launch(forward<decltype(zero), DIM>, grid, dim3(ATTENTION_THREADS),
-                                config<DIM>::shared_bytes, static_cast<cudaStream_t>(stream),
-                                *args);
+            auto kernel = args->drop.masks.counter ? forward<decltype(zero), DIM, true>
+                                                   : forward<decltype(zero), DIM, false>;
+            return cudai_launch(kernel, grid, dim3(ATTENTION_THREADS), config<DIM>::shared_bytes,
+                                static_cast<cudaStream_t>(stream), *args);
         });
     });
 }
