@@ -19,9 +19,6 @@ enum { SEQ_LENGTH_DEFAULT = 1024 };
 
 /* ---- the families ---- */
 
-/* How a family says that attention is limited to a window. */
-enum window { NO_WINDOW, WINDOW, WINDOW_OF_QWEN };
-
 /* The differences between the families that are relatives of Llama. */
 struct variant {
     const char *name;   /* model_type */
@@ -38,24 +35,33 @@ struct variant {
     bool has_multipliers, has_nope;
     const char *hidden_dropout, *embedding_dropout;                /* its keys for them */
     enum { ALWAYS_THE_SAME, IS_PARALLEL, IS_SEQUENTIAL } residual; /* if config.json does not say */
-    enum window window;
+    bool has_scaled_rows; /* the embedding's rows are multiplied by the root of hidden_size */
+    /* Gemma 2 and 3: scores have a factor of their own; the defaults of their soft cap and of that
+     * of logits */
+    bool has_query_scalar;
+    double attention_cap, logits_cap;
+    bool has_window_rope; /* blocks with a window have other rotary positions */
+    struct hfi_windows windows;
 };
 
 static const struct variant variants[] = {
     {.name = "llama", .positions = 2048, .has_attention_bias = true, .has_mlp_bias = true},
-    {.name = "mistral", .kv_heads = 8, .positions = 131072, .window = WINDOW},
+    {.name = "mistral",
+     .kv_heads = 8,
+     .positions = 131072,
+     .windows = {HFI_WINDOWS_EVERYWHERE, 4096, 0}},
     {.name = "qwen2",
      .kv_heads = 32,
      .positions = 32768,
      .qkv_bias = true,
-     .window = WINDOW_OF_QWEN},
+     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
     {.name = "qwen3",
      .kv_heads = 32,
      .head_dim = 128,
      .positions = 32768,
      .qk_norm = true,
      .has_attention_bias = true,
-     .window = WINDOW_OF_QWEN},
+     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
     {.name = "granite",
      .positions = 2048,
      .has_attention_bias = true,
@@ -69,7 +75,7 @@ static const struct variant variants[] = {
      .has_attention_bias = true,
      .has_mlp_bias = true,
      .has_nope = true,
-     .window = WINDOW_OF_QWEN},
+     .windows = {HFI_WINDOWS_WITHOUT_ROPE, 0, 0}},
     {.name = "olmo2", .family = "olmo2", .positions = 2048, .epsilon = 1e-5},
     {.name = "phi3",
      .family = "phi3",
@@ -77,7 +83,7 @@ static const struct variant variants[] = {
      .epsilon = 1e-5,
      .rope = {.share = 1, .original = 4096},
      .hidden_dropout = "resid_pdrop", /* transformers reads embd_pdrop, but does not use it */
-     .window = WINDOW},
+     .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
     {.name = "gemma",
      .family = "gemma",
      .kv_heads = 16,
@@ -85,7 +91,8 @@ static const struct variant variants[] = {
      .positions = 8192,
      .ties = true,
      .activation = "gelu_pytorch_tanh",
-     .ours = "gelu_tanh"},
+     .ours = "gelu_tanh",
+     .has_scaled_rows = true},
     {.name = "starcoder2",
      .family = "starcoder2",
      .kv_heads = 2,
@@ -98,7 +105,7 @@ static const struct variant variants[] = {
      .is_plain = true,
      .hidden_dropout = "residual_dropout",
      .embedding_dropout = "embedding_dropout",
-     .window = WINDOW},
+     .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
     {.name = "gpt_neox",
      .family = "gpt_neox",
      .positions = 2048,
@@ -146,6 +153,33 @@ static const struct variant variants[] = {
      .rope.share = 0.5,
      .qkv_bias = true,
      .has_attention_bias = true},
+    {.name = "gemma2",
+     .family = "gemma2",
+     .kv_heads = 4,
+     .head_dim = 256,
+     .positions = 8192,
+     .ties = true,
+     .activation = "gelu_pytorch_tanh",
+     .ours = "gelu_tanh",
+     .has_scaled_rows = true,
+     .has_query_scalar = true,
+     .attention_cap = 50,
+     .logits_cap = 30,
+     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 2}},
+    {.name = "gemma3_text",
+     .family = "gemma2",
+     .kv_heads = 4,
+     .head_dim = 256,
+     .positions = 131072,
+     .rope.theta = 1000000,
+     .qk_norm = true,
+     .ties = true,
+     .activation = "gelu_pytorch_tanh",
+     .ours = "gelu_tanh",
+     .has_scaled_rows = true,
+     .has_query_scalar = true,
+     .has_window_rope = true,
+     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
 };
 
 /* Finds the variant of a name, and completes it by the defaults above. NULL: there is none. */
@@ -163,55 +197,6 @@ static const struct variant *find_variant(const char *name, struct variant *out)
             return out;
     }
     return NULL;
-}
-
-/* Sets *has to true if a layer attends within a window: the layers from `first` on, or those that
- * layer_types names. */
-static int has_window_layer(const hfi_config *self, uint64_t layers, uint64_t first, bool *has)
-{
-    const json_t *types = hfi_get(self, "layer_types");
-    *has = types ? false : first < layers;
-    if (!types)
-        return 0;
-    if (!json_is_array(types))
-        return hfi_error(self, "layer_types", "it is no list");
-    size_t idx;
-    json_t *item;
-    json_array_foreach(types, idx, item)
-    {
-        const char *type = json_string_value(item);
-        if (type && strcmp(type, "sliding_attention") == 0)
-            *has = true;
-        else if (!type || strcmp(type, "full_attention") != 0)
-            return hfi_error(self, "layer_types",
-                             "entry %zu is neither \"full_attention\" nor \"sliding_attention\"",
-                             idx);
-    }
-    return 0;
-}
-
-/* Finds self->window, the width of the window that attention is limited to; 0: none. */
-static int find_window(hfi_config *self, const struct variant *of, uint64_t layers)
-{
-    enum { WIDTH = 4096, WINDOW_FROM_LAYER = 28 }; /* if config.json does not say */
-    bool is_qwens = of->window == WINDOW_OF_QWEN, has = true, uses = true;
-    bool is_mistral = strcmp(of->name, "mistral") == 0;
-    uint64_t first = 0;
-    if (of->window == NO_WINDOW)
-        return 0; /* this family has none, whatever the file says */
-    if (is_qwens) {
-        TRY(hfi_bool(self, "use_sliding_window", false, &uses));
-        if (!uses)
-            return 0;
-        const json_t *written = json_object_get(self->doc, "max_window_layers");
-        if (!written || !json_is_integer(written) || json_integer_value(written) != 0)
-            TRY(hfi_uint(self, "max_window_layers", NULL, WINDOW_FROM_LAYER, &first));
-        TRY(has_window_layer(self, layers, of->has_nope ? 0 : first, &has));
-    }
-    const json_t *width = json_object_get(self->doc, "sliding_window");
-    if (!has || json_is_null(width) || (!width && !is_qwens && !is_mistral))
-        return 0;
-    return hfi_uint(self, "sliding_window", NULL, WIDTH, &self->window);
 }
 
 /* Biases of attention and of the feed-forward part. */
@@ -245,12 +230,13 @@ static int put_biases(hfi_config *self, const struct variant *of)
 static int put_activation(hfi_config *self, const struct variant *of)
 {
     bool is_gemma = strcmp(of->name, "gemma") == 0;
-    bool is_old = is_gemma && hfi_get(self, "hidden_activation");
+    bool has_other_key =
+        of->has_query_scalar || (is_gemma && hfi_get(self, "hidden_activation") != NULL);
     const char *act = json_string_value(hfi_get(self, "hidden_act"));
-    if (is_gemma && !is_old && act && strcmp(act, "gelu") == 0)
+    if (is_gemma && !has_other_key && act && strcmp(act, "gelu") == 0)
         return 0;
-    return hfi_put_activation(self, is_old ? "hidden_activation" : "hidden_act", of->activation,
-                              of->ours, !of->is_plain);
+    return hfi_put_activation(self, has_other_key ? "hidden_activation" : "hidden_act",
+                              of->activation, of->ours, !of->is_plain);
 }
 
 static int put_multipliers(hfi_config *self)
@@ -264,6 +250,30 @@ static int put_multipliers(hfi_config *self)
             TRY(hfi_put(self, keys[i], json_real(value)));
     }
     return 0;
+}
+
+/* Writes a soft cap. Its key may be null, for none; `fallback` counts if it is absent. */
+static int put_soft_cap(hfi_config *self, const char *key, const char *from, double fallback)
+{
+    const json_t *found = json_object_get(self->doc, from);
+    if (json_is_null(found) || (!found && fallback == 0))
+        return 0;
+    return hfi_put_real(self, key, from, fallback);
+}
+
+/* Gemma 2 and 3: the factor of scores, and soft caps. */
+static int put_scores(hfi_config *self, const struct variant *of)
+{
+    static const char cap[] = "attn_logit_softcapping";
+    double scalar;
+    if (!of->has_query_scalar)
+        return 0;
+    TRY(hfi_real(self, self->doc, "", "query_pre_attn_scalar", 256, &scalar));
+    TRY(hfi_put(self, "attention_multiplier", json_real(1 / sqrt(scalar))));
+    TRY(put_soft_cap(self, "logits_soft_cap", "final_logit_softcapping", of->logits_cap));
+    if (of->attention_cap == 0 && hfi_get(self, cap))
+        return hfi_error(self, cap, "this family has no soft cap of scores");
+    return put_soft_cap(self, "attention_soft_cap", cap, of->attention_cap);
 }
 
 /* Blocks without rotary positions: each `interval`-th, as the list must also say. */
@@ -325,7 +335,6 @@ static int fill_llama(hfi_config *self, const struct variant *of)
     if (head_dim == dim_default && of->head_dim == 0 && channels % heads != 0)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
-    TRY(find_window(self, of, layers));
     TRY(put_activation(self, of));
     TRY(hfi_refuse(self, "use_bidirectional_attention", false, "attention is always causal"));
     TRY(hfi_put_dropout(self, "attention_dropout", "attention_dropout", 0));
@@ -334,14 +343,19 @@ static int fill_llama(hfi_config *self, const struct variant *of)
     if (of->embedding_dropout)
         TRY(hfi_put_dropout(self, "embedding_dropout", of->embedding_dropout, 0));
     TRY(put_biases(self, of));
-    if (strcmp(of->family, "llama") == 0)
+    if (strcmp(of->family, "llama") == 0 || of->qk_norm)
         TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
     TRY(put_own(self, of));
     if (of->has_multipliers)
         TRY(put_multipliers(self));
     if (of->has_nope)
         TRY(put_nope(self, layers));
-    if (strcmp(of->name, "gemma") == 0)
+    TRY(put_scores(self, of));
+    TRY(hfi_put_window(self, &of->windows, layers));
+    self->has_window_rope = of->has_window_rope;
+    if (of->has_window_rope)
+        TRY(hfi_put_window_rope(self));
+    if (of->has_scaled_rows)
         TRY(hfi_put(self, "embedding_multiplier", json_real(sqrt((double)channels))));
     TRY(hfi_put_real(self, "norm_epsilon", of->epsilon_key, of->epsilon));
     TRY(hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", of->ties));
@@ -367,6 +381,10 @@ static int fill_block(hfi_config *self)
         return hfi_fill_bert(self);
     if (strcmp(name, "opt") == 0)
         return hfi_fill_opt(self);
+    if (strcmp(name, "gemma3") == 0)
+        return hfi_error(self, "model_type",
+                         "\"gemma3\" reads images too, which is not built; its text model alone, "
+                         "\"gemma3_text\", is");
     struct variant of;
     if (find_variant(name, &of))
         return fill_llama(self, &of);
@@ -427,7 +445,7 @@ static int merge_key(const configi_reader *reader, const hfi_config *self, const
 static int merge_seq_length(const configi_reader *reader, const hfi_config *self)
 {
     static const char path[] = "model.seq_length";
-    uint64_t most = self->window ? size_min(self->window, self->positions) : self->positions;
+    uint64_t most = self->positions;
     const json_t *own = configi_get(reader, path);
     if (!own) {
         uint64_t length = size_min(most, SEQ_LENGTH_DEFAULT);
@@ -439,11 +457,6 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
     if (!json_is_number(own) || !(json_number_value(own) > (double)most))
         return 0; /* not a number: the check of the document reports it */
     char shown[CONFIGI_VALUE_BYTES];
-    if (self->window && self->window < self->positions)
-        return configi_error(reader, path,
-                             "%s is above the sliding window of %" PRIu64 " tokens in %s: windows "
-                             "within a sequence are not built; set it to %" PRIu64 " or less",
-                             configi_show(own, shown), self->window, self->file, most);
     return configi_error(
         reader, path, "%s is above the %" PRIu64 " positions of %s; set it to %" PRIu64 " or less",
         configi_show(own, shown), self->positions, self->file, most);
@@ -463,6 +476,11 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
         "attention_multiplier",
         "residual_multiplier",
         "logits_scaling",
+        "attention_soft_cap",
+        "logits_soft_cap",
+        "window",
+        "window_pattern",
+        "window_rope_theta",
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];

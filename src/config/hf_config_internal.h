@@ -15,7 +15,7 @@ struct hfi_config {
     json_t *doc;                /* owned: an object */
     json_t *block;              /* owned: the model block that it means */
     uint64_t positions;         /* the longest sequence */
-    uint64_t window;            /* of attention; 0: none */
+    bool has_window_rope;       /* blocks with a window have other rotary positions */
 };
 typedef struct hfi_config hfi_config;
 
@@ -80,5 +80,26 @@ typedef struct hfi_rope hfi_rope;
 /* Writes rope_theta, partial_rotary_factor and rope_scaling, taken from rope_parameters,
  * rope_scaling or the file's own keys. The types yarn and dynamic may raise self->positions. */
 int hfi_put_rope(hfi_config *self, const hfi_rope *of) MUST_CHECK;
+
+/* --- hf_config_window.c --- */
+
+/* The blocks that attend within a window, if config.json has no list of them. */
+enum hfi_windowed {
+    HFI_NO_WINDOWS,
+    HFI_WINDOWS_EVERYWHERE,
+    HFI_WINDOWS_FROM_ONE_ON,  /* from block `number` on */
+    HFI_WINDOWS_WITHOUT_ROPE, /* those without rotary positions */
+    HFI_WINDOWS_BUT_EVERY     /* all but every `number`-th */
+};
+
+struct hfi_windows {
+    enum hfi_windowed blocks;
+    uint64_t width, number; /* if config.json does not say; width 0: then there is no window */
+};
+
+/* Writes window and window_pattern. Call it after nope_interval is written. */
+int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t layers) MUST_CHECK;
+/* Writes window_rope_theta, if there is a window. */
+int hfi_put_window_rope(hfi_config *self) MUST_CHECK;
 
 #endif

@@ -76,6 +76,11 @@ static int find_block(const hfi_config *self, struct rope *rope)
             rope->name = names[i];
         }
     }
+    const json_t *full = json_object_get(rope->block, "full_attention");
+    if (self->has_window_rope && json_is_object(full)) { /* hf_config_window.c reads the other */
+        rope->block = full;
+        rope->name = "rope_parameters.full_attention";
+    }
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)rope->block, key, value)

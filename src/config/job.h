@@ -18,6 +18,7 @@
 
 enum {
     JOB_NAME_BYTES = 64,
+    JOB_PATTERN_BYTES = 256,
     JOB_FILES_MAX = 64,
     JOB_RULES_MAX = 64,
     JOB_BLOCKS_MAX = 60,  /* ranges in train.only */
@@ -57,7 +58,10 @@ struct job_model {
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
     /* in training; train.dropout, if it is given */
     double hidden_dropout, embedding_dropout, attention_dropout;
-    uint64_t nope_interval; /* 0: every block has rotary positions */
+    double attention_soft_cap, logits_soft_cap, window_rope_theta;
+    uint64_t nope_interval;                 /* 0: every block has rotary positions */
+    uint64_t window;                        /* of attention; 0: none */
+    char window_pattern[JOB_PATTERN_BYTES]; /* letters w and f; "": all blocks have the window */
     double rope_theta, norm_epsilon, init_std;
     double partial_rotary_factor; /* share of each head that has rotary positions; 1: all */
     rope_form rope;

@@ -133,6 +133,7 @@ static struct rules rules_of(const char *family)
          .has_qkv_bias = true,
          .has_out_bias = true,
          .has_qk_norm = true},
+        {.family = "gemma2", .has_qk_norm = true},
         {.family = "stablelm", .drops_branches = true, .has_qkv_bias = true, .has_parallel = true},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
@@ -308,6 +309,27 @@ static int fill_dropout(const configi_reader *reader, const struct rules *of,
     return 0;
 }
 
+/* Checks which blocks have a window. */
+static int check_window(const configi_reader *reader, const struct rules *of,
+                        const struct job_model *model)
+{
+    static const char path[] = "model.window_pattern", theta[] = "model.window_rope_theta";
+    const char *pattern = model->window_pattern;
+    if (strspn(pattern, "wf") != strlen(pattern))
+        return configi_error(reader, path, "\"%.64s\" has other letters than w and f", pattern);
+    if (pattern[0] != '\0' && model->window == 0 && model->window_rope_theta == 0)
+        return configi_error(reader, path, "there is no window: give model.window");
+    if (strcmp(of->family, "bert") == 0 && model->window != 0)
+        return configi_error(reader, "model.window",
+                             "the bert family attends to both sides: leave it out");
+    if (model->window_rope_theta != 0 && of->has_table)
+        return configi_error(reader, theta, "the %s family has no rotary positions: leave it out",
+                             model->family);
+    if (model->window_rope_theta != 0 && !(model->window_rope_theta > 1))
+        return configi_error(reader, theta, "%g is not above 1", model->window_rope_theta);
+    return 0;
+}
+
 /* Factors are used in fp32, in which neither they nor their inverses may be 0 or infinite. */
 static int check_factors(const configi_reader *reader, const struct job_model *model)
 {
@@ -319,6 +341,8 @@ static int check_factors(const configi_reader *reader, const struct job_model *m
         {"model.attention_multiplier", model->attention_multiplier},
         {"model.residual_multiplier", model->residual_multiplier},
         {"model.logits_scaling", model->logits_scaling},
+        {"model.attention_soft_cap", model->attention_soft_cap},
+        {"model.logits_soft_cap", model->logits_soft_cap},
     };
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) {
         double value = factors[i].value;
@@ -355,5 +379,6 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
     TRY(check_factors(reader, model));
     TRY(fill_dropout(reader, &of, model));
+    TRY(check_window(reader, &of, model));
     return fill_variant(reader, &of, model);
 }

@@ -43,13 +43,15 @@ const configi_key configi_own_keys[] = {
         "log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
-        "phi3, gemma, olmo2, granite, smollm3, glm, glm4, bert, opt, gpt_neox, cohere, stablelm), "
-        "relative to the current directory. Its config.json defines the model, and a new run "
+        "phi3, gemma, gemma2, gemma3_text, olmo2, granite, smollm3, glm, glm4, bert, opt, "
+        "gpt_neox, cohere, stablelm), relative to the current directory. Its config.json defines "
+        "the model, and a new run "
         "begins with its weights. The block may add seq_length (default: 1024, or less if the "
         "model allows less) and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
-        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4|bert|gpt_neox|opt|cohere|stablelm", NONE,
-        FIXED,
+        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
+        "gemma2",
+        NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
         "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
@@ -61,7 +63,7 @@ const configi_key configi_own_keys[] = {
         "fill in masked tokens (data.masked). gpt_neox: gpt2 with "
         "rotary positions and exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel "
         "branches of one LayerNorm without bias, and rotary positions of neighbours. stablelm: "
-        "llama with LayerNorm."),
+        "llama with LayerNorm. gemma2: gemma with norms before and after both branches."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -78,8 +80,8 @@ const configi_key configi_own_keys[] = {
         "cohere and stablelm. Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
         "bert, opt, gpt_neox and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
-        "Norms over each head of queries and keys before the rotation (llama, cohere; Qwen3: "
-        "true)."),
+        "Norms over each head of queries and keys before the rotation (llama, cohere, gemma2; "
+        "Qwen3 and Gemma 3: true)."),
     KEY("model.parallel_residual", BOOL, AT(model.parallel_residual), "false", NONE, NONE, FIXED,
         "Attention and the feed-forward part both read the block's input, and their sum is added "
         "to it (gpt_neox, stablelm; GPT-NeoX and Pythia: true). cohere always does it."),
@@ -111,6 +113,19 @@ const configi_key configi_own_keys[] = {
         "The same for the rows of the embedding (gpt2, starcoder2)."),
     KEY("model.attention_dropout", FLOAT, AT(model.attention_dropout), "0.0", "[0,1)", NONE, FIXED,
         "The same for attention's probabilities (every family)."),
+    KEY("model.attention_soft_cap", FLOAT, AT(model.attention_soft_cap), NONE, "(0,]", NONE, FIXED,
+        "A score s becomes c tanh(s / c), with this c. Default: it stays."),
+    KEY("model.logits_soft_cap", FLOAT, AT(model.logits_soft_cap), NONE, "(0,]", NONE, FIXED,
+        "The same for logits."),
+    KEY("model.window", INT, AT(model.window), NONE, "[1,1073741824]", "tokens", FIXED,
+        "Attention within a window: a token sees this many positions, of which it is the last. "
+        "Default: all up to its own."),
+    KEY("model.window_pattern", STRING, AT(model.window_pattern), NONE, NONE, NONE, FIXED,
+        "The blocks with that window: a letter for each block, w with it and f without, repeated "
+        "to the last block. wf: every second block sees all. Default: all blocks have it."),
+    KEY("model.window_rope_theta", FLOAT, AT(model.window_rope_theta), NONE, "(0,]", NONE, FIXED,
+        "Base of the rotary positions in those blocks, which are not stretched. Default: as in "
+        "the others."),
     KEY("model.nope_interval", INT, AT(model.nope_interval), NONE, "[1,65536]", "blocks", FIXED,
         "Every block whose number, from 1 on, is a multiple of it has no rotary positions. "
         "Default: all have them.",

@@ -202,23 +202,27 @@ static bool has_share(const char *type)
 static bool is_beyond(const struct job_model *from, const char *type)
 {
     bool is_qwen = strcmp(type, "qwen2") == 0 || strcmp(type, "qwen3") == 0;
-    bool is_granite = strcmp(type, "granite") == 0, is_gemma = strcmp(type, "gemma") == 0;
+    bool is_granite = strcmp(type, "granite") == 0, is_gemma = strncmp(type, "gemma", 5) == 0;
+    bool is_old_gemma = strcmp(type, "gemma") == 0; /* whose "gelu" means the tanh form */
     bool is_cohere = strcmp(type, "cohere") == 0;
     bool has_plain_heads =
         from->head_dim == 0 || from->head_dim * from->num_heads == from->hidden_size;
-    bool has_factors = from->attention_multiplier != 0 || from->residual_multiplier != 0 ||
-                       from->logits_scaling != 0;
+    bool has_factors = (from->attention_multiplier != 0 && (!is_gemma || is_old_gemma)) ||
+                       from->residual_multiplier != 0 || from->logits_scaling != 0;
     bool is_scaled =
         is_gemma && fabs(from->embedding_multiplier / sqrt((double)from->hidden_size) - 1) < 1e-9;
     bool is_other = strcmp(from->family, "llama") != 0;
+    bool has_bias = from->qkv_bias || from->out_bias || from->mlp_bias;
     return (is_qwen && (from->mlp_bias || from->nope_interval != 0)) ||
+           (strcmp(type, "mistral") == 0 && has_bias) || hfi_is_other_attention(from, type) ||
            (!is_other && strcmp(type, "qwen2") != 0 && from->qkv_bias != from->out_bias) ||
            (has_factors && !is_granite && !is_cohere) ||
            (is_cohere && (from->attention_multiplier != 0 || from->qkv_bias != from->out_bias)) ||
            (strcmp(type, "stablelm") == 0 && !has_plain_heads) ||
            (strcmp(type, "gpt_neox") == 0 && from->embedding_dropout != from->hidden_dropout) ||
            (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
-           (is_gemma && (!is_scaled || from->activation == ACTIVATION_NAMED_GELU)) ||
+           (is_gemma && !is_scaled) ||
+           (is_old_gemma && from->activation == ACTIVATION_NAMED_GELU) ||
            (strcmp(type, "phi3") == 0 && from->rope.scaling != ROPE_PLAIN &&
             (from->rope.scaling != ROPE_LONGROPE || !has_plain_heads)) ||
            (from->partial_rotary_factor != 1 && !has_share(type) &&
@@ -230,7 +234,7 @@ static int refuse_combination(void)
 {
     return err_set(ERR_CONFIG,
                    "no family of Hugging Face has this combination of model.qk_norm, biases, "
-                   "activation, multipliers and positions: the run cannot be exported");
+                   "activation, multipliers, windows and positions: the run cannot be exported");
 }
 
 /* Without a gate; `own` is the family's. */
@@ -363,20 +367,24 @@ static const struct relative *find_relative(const struct job_model *from)
         {"glm", "GlmForCausalLM", "glm"},
         {"glm4", "Glm4ForCausalLM", "glm4"},
     };
-    static const struct relative llamas[] = {{"llama", "LlamaForCausalLM", "llama"},
-                                             {"llama", "Qwen2ForCausalLM", "qwen2"},
-                                             {"llama", "Qwen3ForCausalLM", "qwen3"},
-                                             {"llama", "GraniteForCausalLM", "granite"},
-                                             {"llama", "SmolLM3ForCausalLM", "smollm3"}};
+    static const struct relative gemmas[] = {{"gemma2", "Gemma2ForCausalLM", "gemma2"},
+                                             {"gemma2", "Gemma3ForCausalLM", "gemma3_text"}};
+    static const struct relative llamas[] = {
+        {"llama", "LlamaForCausalLM", "llama"},     {"llama", "Qwen2ForCausalLM", "qwen2"},
+        {"llama", "Qwen3ForCausalLM", "qwen3"},     {"llama", "GraniteForCausalLM", "granite"},
+        {"llama", "SmolLM3ForCausalLM", "smollm3"}, {"llama", "MistralForCausalLM", "mistral"}};
     bool is_granite = from->embedding_multiplier != 0 || from->attention_multiplier != 0 ||
                       from->residual_multiplier != 0 || from->logits_scaling != 0;
     for (size_t i = 0; i < sizeof relatives / sizeof relatives[0]; i++)
         if (strcmp(from->family, relatives[i].family) == 0)
             return &relatives[i];
+    if (strcmp(from->family, gemmas[0].family) == 0)
+        return &gemmas[from->qk_norm];
     return &llamas[from->qk_norm                       ? 2
                    : is_granite                        ? 3
                    : from->nope_interval != 0          ? 4
                    : from->qkv_bias && !from->out_bias ? 1
+                   : from->window != 0                 ? 5
                                                        : 0];
 }
 
@@ -391,16 +399,16 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
     bool is_qwen2 = strcmp(type, "qwen2") == 0, is_glm = strncmp(type, "glm", 3) == 0;
     if (strcmp(type, "starcoder2") == 0)
         return add_keys(config,
-                        json_pack("{s:f, s:b, s:f, s:f, s:n}", "norm_epsilon", from->norm_epsilon,
+                        json_pack("{s:f, s:b, s:f, s:f}", "norm_epsilon", from->norm_epsilon,
                                   "use_bias", 1, "residual_dropout", from->hidden_dropout,
-                                  "embedding_dropout", from->embedding_dropout, "sliding_window"));
+                                  "embedding_dropout", from->embedding_dropout));
     if (strcmp(type, "phi3") == 0) /* no id of padding that the vocabulary may lack */
-        return add_keys(config, json_pack("{s:f, s:n, s:n}", "resid_pdrop", from->hidden_dropout,
-                                          "sliding_window", "pad_token_id"));
+        return add_keys(
+            config, json_pack("{s:f, s:n}", "resid_pdrop", from->hidden_dropout, "pad_token_id"));
     if (strcmp(type, "smollm3") == 0)
-        TRY(add_keys(config, json_pack("{s:I, s:n, s:b, s:n}", "no_rope_layer_interval",
-                                       (json_int_t)from->nope_interval, "no_rope_layers",
-                                       "use_sliding_window", 0, "pad_token_id")));
+        TRY(add_keys(config,
+                     json_pack("{s:I, s:n, s:n}", "no_rope_layer_interval",
+                               (json_int_t)from->nope_interval, "no_rope_layers", "pad_token_id")));
     if (strcmp(type, "granite") == 0) {
         uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
         double scores = 1 / sqrt((double)head_dim);
@@ -428,9 +436,9 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
         TRY(add_keys(config, json_pack("{s:f, s:b, s:f, s:n}", "layer_norm_eps", from->norm_epsilon,
                                        "use_qk_norm", (int)from->qk_norm, "logit_scale",
                                        1 / or_one(from->logits_scaling), "pad_token_id")));
-    if (strcmp(type, "gemma") == 0 || strcmp(type, "olmo2") == 0 || is_glm)
+    if (strncmp(type, "gemma", 5) == 0 || strcmp(type, "olmo2") == 0 || is_glm)
         TRY(add_keys(config, json_pack("{s:n}", "pad_token_id")));
-    if (!is_qwen2)
+    if (!is_qwen2 && strcmp(type, "mistral") != 0)
         TRY(add_keys(config, json_pack("{s:b}", "attention_bias",
                                        (int)(is_glm ? from->qkv_bias : from->out_bias))));
     if (strcmp(type, "llama") == 0 || strcmp(type, "granite") == 0 || strcmp(type, "smollm3") == 0)
@@ -441,7 +449,8 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
 static int fill_llama(json_t *config, const struct job_model *from)
 {
     const struct relative *as = find_relative(from);
-    bool has_tanh = strcmp(as->type_name, "gemma") == 0 || strcmp(as->type_name, "starcoder2") == 0;
+    bool is_gemma = strncmp(as->type_name, "gemma", 5) == 0;
+    bool has_tanh = is_gemma || strcmp(as->type_name, "starcoder2") == 0;
     static const char *const acts[] = {"", "gelu", "gelu_pytorch_tanh", "relu", "silu"};
     const char *act = from->activation != ACTIVATION_OF_FAMILY ? acts[from->activation]
                       : has_tanh                               ? "gelu_pytorch_tanh"
@@ -463,6 +472,9 @@ static int fill_llama(json_t *config, const struct job_model *from)
         TRY(add_keys(config,
                      json_pack("{s:f}", "partial_rotary_factor", from->partial_rotary_factor)));
     TRY(fill_own_keys(config, from, as->type_name));
+    TRY(add_keys(config, hfi_attention_keys(from, as->type_name)));
+    if (strcmp(from->family, "gemma2") == 0) /* in its files this is another key */
+        TRY(add_keys(config, json_pack("{s:s}", "hidden_activation", act)));
     return add_keys(config, json_pack("{s:f}", "attention_dropout", from->attention_dropout));
 }
 

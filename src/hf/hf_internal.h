@@ -103,6 +103,13 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
                        const char *dir, enum dtype type, uint32_t *tensor_count,
                        uint64_t *written_bytes) MUST_CHECK;
 
+/* ---- export_config_window.c: windows, soft caps and the factor of scores ---- */
+
+/* True if a model has what its type in config.json cannot say. */
+bool hfi_is_other_attention(const struct job_model *from, const char *type);
+/* The keys of config.json; the caller owns them. NULL: there is no memory. */
+json_t *hfi_attention_keys(const struct job_model *from, const char *type);
+
 /* ---- export_config.c ----
  *
  * Writes config.json of the run's model with this dtype, and copies the other side files.

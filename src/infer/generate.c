@@ -290,6 +290,8 @@ static int call(generator *self, uint64_t count, bool wants_logits)
     engine->count = count;
     engine->logits_row = wants_logits ? (int64_t)count - 1 : ENGINE_LOGITS_NONE;
     TRY(engine_run(engine, PROGRAM_EVAL, 0, NULL));
+    if (wants_logits)
+        model_cap_logits(setup->net, self->logits);
     self->kept += count;
     self->unread -= count;
     return 0;

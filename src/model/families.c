@@ -413,6 +413,30 @@ static const modeli_row stablelm_block[] = {
     END,
 };
 
+/* ---- Gemma 2 and 3: Gemma, with norms before and after both branches; in Gemma 3 also norms of
+ * q's and k's heads ---- */
+
+static const modeli_row gemma2_block[] = {
+    ROW(norm, "norm1", "x", "a", WEIGHTS(W(LAYER "input_layernorm", HIDDEN)), RMS_ONE),
+    ROW(linear, "qkv", "a", "qkv",
+        WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS))),
+    ROW(head_norm, "heads", "qkv", "qkv", WEIGHTS(W(ATTN "q_norm", HEAD), W(ATTN "k_norm", HEAD)),
+        IF(QK_NORM), .adds_one = true),
+    ROW(rope, "rope", "qkv", "qkv"),
+    ROW(attention, "attend", "qkv", "o"),
+    ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
+    ROW(norm, "norm2", "p", "b", WEIGHTS(W(LAYER "post_attention_layernorm", HIDDEN)), RMS_ONE),
+    ROW(add, "add1", "x b", "m"),
+    ROW(norm, "norm3", "m", "c", WEIGHTS(W(LAYER "pre_feedforward_layernorm", HIDDEN)), RMS_ONE),
+    ROW(linear, "up", "c", "f",
+        WEIGHTS(W(LAYER "mlp.gate_proj", FFN), W(LAYER "mlp.up_proj", FFN))),
+    ROW(gate, "gate", "f", "g", .activation = ACTIVATION_GEGLU),
+    ROW(linear, "down", "g", "d", WEIGHTS(W(LAYER "mlp.down_proj", HIDDEN)), RESIDUAL),
+    ROW(norm, "norm4", "d", "e", WEIGHTS(W(LAYER "post_feedforward_layernorm", HIDDEN)), RMS_ONE),
+    ROW(add, "add2", "m e", "y"),
+    END,
+};
+
 const modeli_family *modeli_family_of(enum model_family family)
 {
     static const modeli_family families[MODEL_FAMILY_COUNT] = {
@@ -433,6 +457,7 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_OPT] = {"opt", opt_embed, opt_block, opt_head, .has_plain_heads = true},
         [MODEL_COHERE] = {"cohere", llama_embed, cohere_block, cohere_head},
         [MODEL_STABLELM] = {"stablelm", llama_embed, stablelm_block, starcoder2_head},
+        [MODEL_GEMMA2] = {"gemma2", llama_embed, gemma2_block, gemma_head},
     };
     return &families[family];
 }

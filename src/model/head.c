@@ -8,6 +8,8 @@
  *
  * The gradient of the normed rows is then summed in fp32 over the parts and rounded once. Allocates
  * nothing. */
+#include <math.h>
+
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -129,6 +131,7 @@ static int chunk_losses(const struct head_run *run, uint64_t row, uint64_t rows,
         .losses = run->call->losses + row,
         .logits_grad = logits_grad,
         .grad_scale = run->call->grad_scale,
+        .soft_cap = (float)self->spec.logits_soft_cap,
     };
     return self->ops->cross_entropy(self->context, run->stream, &args);
 }
@@ -143,6 +146,7 @@ static softmax_part_args softmax(const struct head_run *run, uint64_t row, uint6
         .sum = (float *)saved_at(run, run->saved.sum) + row,
         .target_logit = (float *)saved_at(run, run->saved.target_logit) + row,
         .grad_scale = run->call->grad_scale,
+        .soft_cap = (float)run->self->spec.logits_soft_cap,
     };
 }
 
@@ -280,6 +284,13 @@ int modeli_row_logits(model *self, void *stream, const model_call *call, const m
     return self->ops->matmul(product->matmul[MODELI_FORWARD], stream, normed, matrix_of(&run),
                              bias_of(&run), logits + (part ? part->row_begin : 0),
                              modeli_at(call->temp, run.temp.forward_scratch));
+}
+
+void model_cap_logits(const model *self, float *logits)
+{
+    float cap = (float)self->spec.logits_soft_cap;
+    for (uint64_t v = 0; v < self->spec.vocab_size && cap != 0; v++)
+        logits[v] = cap * tanhf(logits[v] / cap);
 }
 
 /* ---- products, scratch and costs of the output matrix ---- */

@@ -1,6 +1,7 @@
 /* ATTENTION: attention of the projections q k v, which lie side by side in each row; or, for
  * a model with a cache, over the positions in the cache, after which it puts the call's own keys
- * and values. Allocates nothing after model_prepare. */
+ * and values. Some blocks may see only a window of positions. Allocates nothing after
+ * model_prepare. */
 #include <assert.h>
 #include <math.h>
 
@@ -37,6 +38,19 @@ static float scale_of(const model *self)
     return (float)(1.0 / sqrt((double)self->spec.head_dim));
 }
 
+uint64_t modeli_window_of(const model *self, uint64_t block)
+{
+    uint64_t window = self->spec.window;
+    return window < modeli_positions(self) && modeli_is_windowed(self, block) ? window : 0;
+}
+
+double modeli_scores_of(const model *self, uint64_t block)
+{
+    uint64_t window = modeli_window_of(self, block), tokens = self->tokens;
+    double sees = (double)(window > 0 ? size_min(window, tokens) : tokens);
+    return (model_is_bidirectional(self->spec.family) ? 2 : 1) * sees * ((double)tokens - sees / 2);
+}
+
 static int forward_cached(const modeli_run *run, const modeli_layer *layer, struct heads of)
 {
     const model *self = run->self;
@@ -54,6 +68,8 @@ static int forward_cached(const modeli_run *run, const modeli_layer *layer, stru
         .head_dim = self->spec.head_dim,
         .qkv_stride = layer->in,
         .scale = scale_of(self),
+        .soft_cap = (float)self->spec.attention_soft_cap,
+        .window = modeli_window_of(self, run->call->layer),
         .q = of.q,
         .k = of.k,
         .v = of.v,
@@ -64,16 +80,20 @@ static int forward_cached(const modeli_run *run, const modeli_layer *layer, stru
     return self->ops->attention_cached(self->context, run->stream, &args);
 }
 
-/* Tells the kernels what depends on the call: documents, and the masks of dropout. */
-static void set_call(const modeli_run *run)
+/* The prepared attention of the call's block, with what else depends on the call: documents, and
+ * the masks of dropout. */
+static kernel_attention *attention_of(const modeli_run *run)
 {
     const model *self = run->self;
     const model_call *call = run->call;
+    bool has_window = modeli_window_of(self, call->layer) != 0;
+    kernel_attention *attention = self->products->attention[has_window];
     bool drops = self->spec.attention_dropout > 0 && call->dropout_counter != NULL;
     const attention_dropout masks = {call->dropout_seed, (uint32_t)modeli_block_site(call, 0),
                                      call->dropout_counter};
-    self->ops->attention_set_documents(self->products->attention, call->begins);
-    self->ops->attention_set_dropout(self->products->attention, drops ? &masks : NULL);
+    self->ops->attention_set_documents(attention, call->begins);
+    self->ops->attention_set_dropout(attention, drops ? &masks : NULL);
+    return attention;
 }
 
 static int forward(const modeli_run *run, const modeli_layer *layer)
@@ -82,8 +102,7 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
     struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
     if (self->cache_positions > 0)
         return forward_cached(run, layer, of);
-    set_call(run);
-    return self->ops->attention_forward(self->products->attention, run->stream, of.q, of.k, of.v,
+    return self->ops->attention_forward(attention_of(run), run->stream, of.q, of.k, of.v,
                                         modeli_value_at(run, layer->writes),
                                         modeli_at_spot(run, layer->kept[0]), run->call->temp);
 }
@@ -93,13 +112,13 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
     const model *self = run->self;
     struct heads of = heads_of(self, modeli_value_at(run, layer->reads[0]));
     struct heads grads = heads_of(self, modeli_at_spot(run, layer->input_grad));
-    set_call(run);
     return self->ops->attention_backward(
-        self->products->attention, run->stream, of.q, of.k, of.v,
-        modeli_value_at(run, layer->writes), modeli_at_spot(run, layer->kept[0]),
-        modeli_at_spot(run, layer->output_grad), grads.q, grads.k, grads.v, run->call->temp);
+        attention_of(run), run->stream, of.q, of.k, of.v, modeli_value_at(run, layer->writes),
+        modeli_at_spot(run, layer->kept[0]), modeli_at_spot(run, layer->output_grad), grads.q,
+        grads.k, grads.v, run->call->temp);
 }
 
+/* Makes an attention without a window, one with it, or both, as the blocks need them. */
 static int prepare(model *self, modeli_layer *layer)
 {
     attention_desc desc = {
@@ -113,16 +132,28 @@ static int prepare(model *self, modeli_layer *layer)
         .scale = scale_of(self),
         .dropout = (float)self->spec.attention_dropout,
         .is_bidirectional = layer->row->is_bidirectional,
+        .soft_cap = (float)self->spec.attention_soft_cap,
     };
-    return self->ops->attention_create(self->context, &desc, &self->products->attention);
+    for (uint64_t block = 0; block < self->spec.num_layers; block++) {
+        desc.window = modeli_window_of(self, block);
+        kernel_attention **made = &self->products->attention[desc.window != 0];
+        if (*made == NULL)
+            TRY(self->ops->attention_create(self->context, &desc, made));
+    }
+    return 0;
 }
 
 static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
 {
-    const kernel_attention *attention = layer->net->products->attention;
+    const kernel_ops *ops = layer->net->ops;
     (void)part;
-    bytes[0] = layer->net->ops->attention_forward_scratch_bytes(attention);
-    bytes[1] = layer->net->ops->attention_backward_scratch_bytes(attention);
+    for (int i = 0; i < 2; i++) {
+        const kernel_attention *attention = layer->net->products->attention[i];
+        if (attention == NULL)
+            continue;
+        bytes[0] = size_max(bytes[0], ops->attention_forward_scratch_bytes(attention));
+        bytes[1] = size_max(bytes[1], ops->attention_backward_scratch_bytes(attention));
+    }
 }
 
 static uint64_t columns(const modeli_layer *layer, bool backward)
@@ -130,19 +161,19 @@ static uint64_t columns(const modeli_layer *layer, bool backward)
     return (backward ? 2 : 1) * (layer->in + layer->out);
 }
 
-/* Causal attention counts half of the T x T scores. Forward: 2 products (Q K^T, P V), so 2 B T T H
- * D, or twice that of all scores. Backward: 5 products (scores again, and the gradients of P, V, Q,
- * K). Dropout costs as much as that of as many activations. */
+/* Counts modeli_scores_of. Forward: 2 products (Q K^T, P V). Backward: 5 products (scores again,
+ * and the gradients of P, V, Q, K). Dropout costs as much as that of twice as many activations as
+ * there are scores. */
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
-    double rows = (double)modeli_rows(layer->net), tokens = (double)layer->net->tokens;
-    double flops = (layer->row->is_bidirectional ? 4 : 2) * rows * tokens * (double)layer->out;
+    double scores = modeli_scores_of(layer->net, of->stage - 1);
+    double flops = 4 * (double)layer->net->micro_batch * scores * (double)layer->out;
     if (of->turn == MODELI_TURN_BACKWARD)
         of->costs->attention_backward_flops += 2.5 * flops;
     else
         of->costs->attention_forward_flops += flops;
     if (layer->net->spec.attention_dropout > 0)
-        of->costs->row_bytes[MODEL_ROWS_DROPOUT] += rows * tokens *
+        of->costs->row_bytes[MODEL_ROWS_DROPOUT] += 2 * (double)layer->net->micro_batch * scores *
                                                     (double)layer->net->spec.num_heads *
                                                     (double)dtype_bytes(layer->net->type);
     of->costs->call_count++;

@@ -15,6 +15,18 @@ static bool has_positions(const model *self, uint64_t block)
     return interval == 0 || (block + 1) % interval != 0;
 }
 
+/* Elements of a table. Blocks with a window have the second one, if spec.window_rope_theta is
+ * given. */
+static uint64_t table_elems(const model *self)
+{
+    return modeli_positions(self) * modeli_rotated(&self->spec);
+}
+
+static bool has_second_table(const model *self, uint64_t block)
+{
+    return self->spec.window_rope_theta != 0 && modeli_is_windowed(self, block);
+}
+
 static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *data, bool inverse)
 {
     const model *self = run->self;
@@ -22,6 +34,7 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
         return 0;
     uint64_t first = self->cache_positions ? run->call->position : 0;
     uint64_t rotated = modeli_rotated(&self->spec);
+    uint64_t table = has_second_table(self, run->call->layer) ? table_elems(self) : 0;
     rope_args args = {
         .type = self->type,
         .batch = self->micro_batch,
@@ -32,7 +45,7 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
         .rotated = rotated,
         .interleaved = layer->row->interleaved,
         .data = data,
-        .table = (const float *)run->call->constants + first * rotated,
+        .table = (const float *)run->call->constants + table + first * rotated,
         .inverse = inverse,
         .begins = run->call->begins,
     };
@@ -96,5 +109,11 @@ int model_fill_constants(model *self, void *stream, void *constants)
         .short_factors = form->short_factors,
         .long_factors = form->long_factors,
     };
+    TRY(self->ops->rope_table(self->context, stream, &args));
+    if (spec->window_rope_theta == 0)
+        return 0;
+    args.table += table_elems(self);
+    args.theta = spec->window_rope_theta;
+    args.scaling = ROPE_PLAIN;
     return self->ops->rope_table(self->context, stream, &args);
 }

@@ -140,7 +140,7 @@ struct modeli_row {
     const char *first_name;
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
     enum norm_kind norm;
-    bool adds_one;    /* NORM: the weights are stored less 1 */
+    bool adds_one;    /* NORM, HEAD_NORM: the weights are stored less 1 */
     bool by_heads;    /* HEAD_NORM: layer_head_norm.c */
     bool interleaved; /* ROPE: pairs are neighbours (2i, 2i + 1), not (i, i + R/2) */
     enum activation_kind activation;

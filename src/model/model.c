@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/size.h"
@@ -86,6 +87,29 @@ static int check_dropout(const char *name, double probability)
         return 0;
     return err_set(ERR_CONFIG, "model.%s_dropout is %g, but must be at least 0 and below 1", name,
                    probability);
+}
+
+/* Checks windows and soft caps. */
+static int check_attention(const model_spec *spec)
+{
+    double theta = spec->window_rope_theta;
+    double caps[2] = {spec->attention_soft_cap, spec->logits_soft_cap};
+    const char *pattern = spec->window_pattern;
+    if (memchr(pattern, 0, MODEL_PATTERN_BYTES) == NULL || strspn(pattern, "wf") != strlen(pattern))
+        return err_set(ERR_CONFIG, "model.window_pattern has other letters than w and f");
+    if (spec->window != 0 && model_is_bidirectional(spec->family))
+        return err_set(ERR_CONFIG, "model.window is given, but the %s family attends to both sides",
+                       model_family_name(spec->family));
+    if (theta != 0 && !(modeli_has_rope(spec->family) && theta > 1 && isfinite(theta)))
+        return err_set(ERR_CONFIG,
+                       "model.window_rope_theta is %g, but must be a number above 1, of a family "
+                       "with rotary positions",
+                       theta);
+    for (int i = 0; i < 2; i++)
+        if (!(caps[i] >= 0 && caps[i] < 1e30))
+            return err_set(ERR_CONFIG, "model.%s is %g, but must lie between 0 and 1e30",
+                           i == 0 ? "attention_soft_cap" : "logits_soft_cap", caps[i]);
+    return 0;
 }
 
 /* Checks the settings that only some families allow. */
@@ -230,6 +254,7 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
                        spec->rope_theta);
     TRY(check_heads(spec));
     TRY(check_variant(spec));
+    TRY(check_attention(spec));
     return check_sizes(spec, micro_batch);
 }
 
@@ -302,8 +327,8 @@ static void size_window(model *self, const model_window *window)
     self->cache_bytes = 2 * self->spec.num_layers * self->spec.num_kv_heads *
                         window->cache_positions * self->spec.head_dim * elem_bytes;
     if (modeli_has_rope(self->spec.family))
-        self->constants_bytes =
-            modeli_positions(self) * modeli_rotated(&self->spec) * sizeof(float);
+        self->constants_bytes = modeli_positions(self) * modeli_rotated(&self->spec) *
+                                sizeof(float) * (self->spec.window_rope_theta != 0 ? 2 : 1);
 }
 
 int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
@@ -330,6 +355,8 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
         return err_set(ERR_CONFIG, "model.head_dim is %llu, but at most %d are possible",
                        (unsigned long long)full.head_dim, HEAD_DIM_MAX);
     TRY(check_spec(&full, type, micro_batch));
+    if (full.window_pattern[0] == '\0')
+        strcpy(full.window_pattern, "w");
     if (full.head_dim == 0)
         full.head_dim = full.hidden_size / full.num_heads;
     if (modeli_has_rope(full.family))
@@ -411,21 +438,21 @@ double model_step_flops(const model *self, uint64_t tokens)
     for (uint32_t i = 0; i < self->products->adapter_count; i++)
         adapters += (double)spec->num_layers * rank *
                     (double)(self->products->adapters[i].in + self->products->adapters[i].out);
-    /* Sums over all blocks: FLOPs of matrices, and of attention (the forward is a third). */
+    /* Sums over all blocks: FLOPs of matrices, and of attention's scores (the forward is a
+     * third). */
     double products = 0, attends = 0;
     for (uint32_t s = 1; s + 1 < self->stage_count; s++) {
         bool goes_back = s >= self->first_learning;
         double flops = products_of(goes_back, !self->units[self->stages[s].units[0]].is_frozen);
         products += flops * matrix_elems(modeli_list_of(self, s));
         if (modeli_list_of(self, s) == &self->products->block)
-            attends += goes_back ? 12 : 4;
+            attends += (goes_back ? 12 : 4) * modeli_scores_of(self, s - 1);
     }
-    attends *= model_is_bidirectional(spec->family) ? 2 : 1;
     double matrices =
         products + products_of(true, modeli_work_of(self, self->stage_count - 1).weights) *
                        (double)spec->vocab_size * (double)spec->hidden_size;
     return (matrices + 6 * adapters) * (double)tokens +
-           attends * attention * (double)self->tokens * (double)tokens / 2;
+           attends * attention * (double)tokens / (double)self->tokens;
 }
 
 /* ---- running ---- */

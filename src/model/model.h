@@ -90,10 +90,15 @@ enum model_family {
     MODEL_OPT,
     MODEL_COHERE,
     MODEL_STABLELM,
+    MODEL_GEMMA2, /* and Gemma 3, with qk_norm */
     MODEL_FAMILY_COUNT
 };
 
-enum { MODEL_RANGES_MAX = 64, MODEL_LORA_TARGETS_MAX = 7 };
+enum {
+    MODEL_RANGES_MAX = 64,
+    MODEL_LORA_TARGETS_MAX = 7,
+    MODEL_PATTERN_BYTES = 256, /* of window_pattern, with its zero */
+};
 
 /* Blocks first .. last, both included. */
 struct model_range {
@@ -139,6 +144,16 @@ struct model_spec {
     /* Dropouts in training: of what each branch adds to the residual stream and of the embedding's
      * rows, in families that have these; of attention's probabilities. 0: none. */
     double hidden_dropout, embedding_dropout, attention_dropout;
+    /* Scores s become c tanh(s / c) before the softmax, and so do logits. 0: they do not. */
+    double attention_soft_cap, logits_soft_cap;
+    /* A token sees this many positions, of which it is the last, in the blocks that window_pattern
+     * names; 0: all up to its own. The pattern has a letter for each block, 'w' for one with the
+     * window and 'f' for one without, and is repeated to the last block. "": all have it. */
+    uint64_t window;
+    char window_pattern[MODEL_PATTERN_BYTES];
+    /* The base of the rotary positions of those blocks, which are not scaled; 0: as in the
+     * others */
+    double window_rope_theta;
     uint64_t nope_interval;  /* llama: every such block has no rotary positions; 0: all have them */
     uint64_t position_count; /* gpt2, opt, bert: positions of the table; 0: seq_length */
     uint64_t type_count;     /* bert: rows of the table of token types, of which 0 is used; 0: 2 */
@@ -311,9 +326,11 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
 
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation, for generation.
  * Runs pass `pass` of the head's forward, with its temp: call it for all passes in order with the
- * same `saved`. Each pass of a cut head fills its own part of the logits. */
+ * same `saved`. Each pass of a cut head fills its own part of the logits. They are not capped yet:
+ * model_cap_logits does that, in memory of the host, when all passes have run. */
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits) MUST_CHECK;
+void model_cap_logits(const model *self, float *logits);
 
 /* True if Hugging Face stores this tensor of the family as [in, out]: matrices of GPT-2's blocks
  * (Conv1D). */
@@ -336,8 +353,9 @@ const char *model_family_name(enum model_family family); /* "gpt2": the word of 
 bool model_is_bidirectional(enum model_family family);
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * (parameters of
- * matrices) * tokens, plus 12 * L * H * D * T * tokens / 2 for causal attention. Recomputation is
- * not counted. Attention to both sides counts twice as much.
+ * matrices) * tokens, plus 12 * L * H * D * T * tokens / 2 for causal attention; in a block with a
+ * window w, w (2 - w / T) stands for T. Attention to
+ * both sides counts twice as much. Recomputation is not counted.
  *
  * The 6 are 2 for the forward, 2 for the gradient of the input and 2 for the gradient of the
  * matrix. So a matrix that does not learn costs 4. In a stage before the first one that learns it

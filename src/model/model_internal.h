@@ -3,6 +3,8 @@
 #ifndef SLUICE_MODEL_INTERNAL_H
 #define SLUICE_MODEL_INTERNAL_H
 
+#include <string.h>
+
 #include "model/layers_internal.h"
 
 /* The place of a unit's tensors in the model that is not cut. Initial weights depend on it. */
@@ -32,7 +34,9 @@ struct model_products {
     modeli_origin *origins; /* [unit_count] */
     /* For a whole head: a chunk of rows and the last, shorter chunk; and one row. */
     modeli_matrix logits[2], row_logits;
-    kernel_attention *attention; /* NULL before model_prepare */
+    /* [0] without a window, [1] within spec.window; NULL before model_prepare, or if no block has
+     * it */
+    kernel_attention *attention[2];
     /* All products, one for each shape. */
     matmul_desc *descs;      /* [matmul_count] */
     kernel_matmul **matmuls; /* [matmul_count] */
@@ -130,6 +134,20 @@ static inline uint64_t modeli_call_tokens(const model *self, const model_call *c
 {
     return self->cache_positions ? call->count : self->tokens;
 }
+
+/* True for a block that spec.window_pattern names. */
+static inline bool modeli_is_windowed(const model *self, uint64_t block)
+{
+    const char *pattern = self->spec.window_pattern; /* not empty after model_create */
+    return pattern[block % strlen(pattern)] == 'w';
+}
+
+/* The window of a block's attention: layer_attention.c. 0: there is none, or it is as wide as a
+ * sequence. */
+uint64_t modeli_window_of(const model *self, uint64_t block);
+/* The scores of one head and sequence in a block: T T / 2, fewer with a window, or T T if attention
+ * sees both sides. */
+double modeli_scores_of(const model *self, uint64_t block);
 
 /* ---- sizes of whole stages, layouts of the head: shapes.c ---- */
 /* `saved` of the head: mean, rstd [N] fp32, normed [N,C]. A head in parts also has the statistics

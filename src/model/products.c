@@ -246,9 +246,11 @@ void modeli_release_products(model *self)
     products->matmuls = NULL;
     products->descs = NULL;
     products->matmul_count = 0;
-    if (products->attention != NULL)
-        self->ops->attention_destroy(products->attention);
-    products->attention = NULL;
+    for (int i = 0; i < 2; i++) {
+        if (products->attention[i] != NULL)
+            self->ops->attention_destroy(products->attention[i]);
+        products->attention[i] = NULL;
+    }
     self->ops = NULL;
     self->context = NULL;
 }

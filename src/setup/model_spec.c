@@ -39,7 +39,7 @@ static enum model_family family_of(const struct job_model *from)
 
 model_spec setup_model_spec(const struct job_model *from)
 {
-    return (model_spec){
+    model_spec spec = {
         .family = family_of(from),
         .num_layers = from->num_layers,
         .hidden_size = from->hidden_size,
@@ -62,6 +62,10 @@ model_spec setup_model_spec(const struct job_model *from)
         .hidden_dropout = from->hidden_dropout,
         .embedding_dropout = from->embedding_dropout,
         .attention_dropout = from->attention_dropout,
+        .attention_soft_cap = from->attention_soft_cap,
+        .logits_soft_cap = from->logits_soft_cap,
+        .window = from->window,
+        .window_rope_theta = from->window_rope_theta,
         .nope_interval = from->nope_interval,
         .position_count = from->position_count,
         .type_count = from->type_count,
@@ -73,6 +77,9 @@ model_spec setup_model_spec(const struct job_model *from)
         .init_std = from->init_std,
         .max_part_bytes = from->max_part_bytes,
     };
+    static_assert((int)JOB_PATTERN_BYTES <= (int)MODEL_PATTERN_BYTES, "it fits");
+    strcpy(spec.window_pattern, from->window_pattern);
+    return spec;
 }
 
 /* Lists of numbers have a line with their hash. */
@@ -120,6 +127,10 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"attention_multiplier", spec->attention_multiplier},
         {"residual_multiplier", spec->residual_multiplier},
         {"logits_scaling", spec->logits_scaling},
+        {"attention_soft_cap", spec->attention_soft_cap},
+        {"logits_soft_cap", spec->logits_soft_cap},
+        {"window", (double)spec->window},
+        {"window_rope_theta", spec->window_rope_theta},
         {"nope_interval", (double)spec->nope_interval},
         {"out_bias", spec->out_bias},
         {"mlp_bias", spec->mlp_bias},
@@ -136,6 +147,8 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         if (numbers[i].value != 0)
             append(text, capacity, &used, "model.%s=%.17g\n", numbers[i].key, numbers[i].value);
+    if (spec->window != 0 || spec->window_rope_theta != 0)
+        append(text, capacity, &used, "model.window_pattern=%s\n", spec->window_pattern);
     if (spec->activation != ACTIVATION_OF_FAMILY)
         append(text, capacity, &used, "model.activation=%s\n", activation_name(spec->activation));
     if (spec->qk_norm)
@@ -192,7 +205,7 @@ static void default_targets(struct job_train *train, enum model_family family)
         [MODEL_GLM] = {"q_proj", "v_proj"},        [MODEL_GLM4] = {"q_proj", "v_proj"},
         [MODEL_BERT] = {"query", "value"},         [MODEL_GPT_NEOX] = {"query_key_value"},
         [MODEL_OPT] = {"q_proj", "v_proj"},        [MODEL_COHERE] = {"q_proj", "v_proj"},
-        [MODEL_STABLELM] = {"q_proj", "v_proj"},
+        [MODEL_STABLELM] = {"q_proj", "v_proj"},   [MODEL_GEMMA2] = {"q_proj", "v_proj"},
     };
     for (int i = 0; i < 2 && names[family][i]; i++)
         strcpy(train->lora_targets[train->lora_target_count++], names[family][i]);

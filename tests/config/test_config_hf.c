@@ -3,18 +3,12 @@
 #include <math.h>
 #include <sys/stat.h>
 
-#include "tests/config/test_config_common.h"
+#include "tests/config/test_config_hf.h"
 
-#define JOB "{\"model\": {\"hf\": \"%s\"}, " SMALL_REST "}"
 #define GPT2                                                                                       \
     "\"model_type\": \"gpt2\", \"vocab_size\": 300, \"n_embd\": 48, \"n_layer\": 3, \"n_head\": "  \
     "4, "                                                                                          \
     "\"n_positions\": 96"
-/* Sizes for every other family. There are more positions than the default sequence has tokens. */
-#define SIZES                                                                                      \
-    "\"vocab_size\": 300, \"hidden_size\": 48, \"num_hidden_layers\": 3, "                         \
-    "\"num_attention_heads\": 4, \"intermediate_size\": 80, \"max_position_embeddings\": 4096"
-#define LLAMA "\"model_type\": \"llama\", " SIZES
 #define OPT                                                                                        \
     "\"model_type\": \"opt\", \"vocab_size\": 300, \"hidden_size\": 48, "                          \
     "\"num_hidden_layers\": 3, \"num_attention_heads\": 4, \"ffn_dim\": 80, "                      \
@@ -24,39 +18,9 @@
     "\"original_max_position_embeddings\": 8192"
 #define LISTS "\"short_factor\": [1, 1, 1, 1.5], \"long_factor\": [2, 3, 4, 5]"
 
-static char hf_file[128];
-
-static int read_config(const char *keys, const char *set, job **out)
-{
-    char text[512];
-    snprintf(hf_file, sizeof hf_file, "%s/config.json", test_dir);
-    FILE *file = fopen(hf_file, "wb");
-    assert_non_null(file);
-    assert_true(fprintf(file, "{%s}", keys) > 0);
-    assert_int_equal(fclose(file), 0);
-    snprintf(text, sizeof text, JOB, test_dir);
-    int rc = read_text(text, set, out);
-    unlink(hf_file);
-    return rc;
-}
-
-static job *read_right(const char *keys, const char *set)
-{
-    job *self;
-    int rc = read_config(keys, set, &self);
-    if (rc < 0)
-        fail_msg("%s: %s", keys, err_text());
-    return self;
-}
-
 /* ---- what is read ---- */
 
-#define FIELDS_MAX 12
-
-static const struct {
-    const char *keys;
-    struct field fields[FIELDS_MAX];
-} right[] = {
+static const struct right_case right[] = {
     {GPT2,
      {FIELD_IS_TEXT(model.family, "gpt2"), FIELD(model.num_layers, 3), FIELD(model.hidden_size, 48),
       FIELD(model.num_heads, 4), FIELD(model.num_kv_heads, 4), FIELD(model.ffn_size, 192),
@@ -149,20 +113,10 @@ static const struct {
      "\"sliding_window\": null",
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.head_dim, 16), FIELD(model.num_kv_heads, 1),
       FIELD(model.qkv_bias, false), FIELD(model.seq_length, 1024)}},
-    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 4, \"sliding_window\": 128",
-     {FIELD(model.head_dim, 12), FIELD(model.seq_length, 128)}},
     {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, "
      "\"use_sliding_window\": false, \"sliding_window\": 128",
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.qkv_bias, true),
-      FIELD(model.qk_norm, false), FIELD(model.tie_embeddings, false),
-      FIELD(model.seq_length, 1024)}},
-    /* A window counts where a layer has it. */
-    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": null, "
-     "\"use_sliding_window\": true, \"sliding_window\": 128, \"max_window_layers\": 3",
-     {FIELD(model.num_kv_heads, 4), FIELD(model.seq_length, 1024)}},
-    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, "
-     "\"use_sliding_window\": true, \"sliding_window\": 128, \"max_window_layers\": 0",
-     {FIELD(model.seq_length, 128)}},
+      FIELD(model.qk_norm, false), FIELD(model.tie_embeddings, false), FIELD(model.window, 0)}},
     {GPT2 ", \"activation_function\": \"gelu\"", {FIELD(model.activation, ACTIVATION_NAMED_GELU)}},
     {LLAMA ", \"attention_bias\": true, \"mlp_bias\": true, \"hidden_act\": \"gelu\"",
      {FIELD(model.qkv_bias, true), FIELD(model.out_bias, true), FIELD(model.mlp_bias, true),
@@ -170,7 +124,7 @@ static const struct {
     {"\"model_type\": \"starcoder2\", " SIZES ", \"sliding_window\": 64",
      {FIELD_IS_TEXT(model.family, "starcoder2"), FIELD(model.num_kv_heads, 2),
       FIELD(model.activation, ACTIVATION_OF_FAMILY), FIELD(model.norm_epsilon, 1e-5),
-      FIELD(model.tie_embeddings, true), FIELD(model.seq_length, 64)}},
+      FIELD(model.tie_embeddings, true), FIELD(model.window, 64)}},
     {"\"model_type\": \"phi3\", " SIZES,
      {FIELD_IS_TEXT(model.family, "phi3"), FIELD(model.num_kv_heads, 4),
       FIELD(model.norm_epsilon, 1e-5), FIELD(model.tie_embeddings, false)}},
@@ -249,34 +203,18 @@ static const struct {
      "\"use_sliding_window\": true, \"sliding_window\": 128, "
      "\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\"]",
      {FIELD(model.head_dim, 128), FIELD(model.qk_norm, true), FIELD(model.qkv_bias, false),
-      FIELD(model.tie_embeddings, true), FIELD(model.seq_length, 1024)}},
+      FIELD(model.tie_embeddings, true), FIELD(model.window, 0)}},
 };
 
 static void families_are_read(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {
-        job *self = read_right(right[i].keys, NULL);
-        assert_string_equal(self->model.hf, test_dir);
-        for (size_t k = 0; k < FIELDS_MAX; k++) {
-            const struct field *field = &right[i].fields[k];
-            if (field->offset == 0)
-                break; /* struct job begins with the preset's name, which no row asks for */
-            if (!field_holds(field, self))
-                fail_msg("case %zu (%s): field %zu", i, right[i].keys, k);
-        }
-        job_destroy(self);
-    }
+    check_right(right, sizeof right / sizeof right[0]);
 }
 
 /* ---- what is refused ---- */
 
-#define WORDS_MAX 4
-
-static const struct {
-    const char *keys, *set;
-    const char *words[WORDS_MAX];
-} wrong[] = {
+static const struct wrong_case wrong[] = {
     {"\"vocab_size\": 5", NULL, {"config.json", "model_type", "missing"}},
     {"\"model_type\": \"bloom\", \"vocab_size\": 5", NULL, {"\"bloom\"", "qwen3"}},
     {"\"model_type\": \"gpt2\", \"vocab_size\": 5", NULL, {"n_layer", "missing"}},
@@ -383,17 +321,9 @@ static const struct {
      "\"num_attention_heads\": 4, \"intermediate_size\": 80",
      NULL,
      {"num_attention_heads", "4", "50"}},
-    {"\"model_type\": \"qwen2\", " SIZES
-     ", \"num_key_value_heads\": 2, \"use_sliding_window\": true, "
-     "\"layer_types\": [\"linear_attention\"]",
-     NULL,
-     {"layer_types", "entry 0"}},
     /* what the job says beside it */
     {GPT2, "model.seq_length=97", {"--set", "97", "96 positions"}},
     {LLAMA, "model.seq_length=5000", {"5000", "4096 positions"}},
-    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": 128",
-     "model.seq_length=129",
-     {"129", "sliding window of 128", "128 or less"}},
     {LLAMA, "model.num_layers=4", {"model.num_layers", "4", "config.json", "says 3"}},
     {LLAMA, "model.family=gpt2", {"model.family", "\"gpt2\"", "\"llama\""}},
     {LLAMA, "model.qk_norm=true", {"model.qk_norm", "true", "says false"}},
@@ -419,16 +349,7 @@ static const struct {
 static void wrong_is_refused(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        job *self;
-        int rc = read_config(wrong[i].keys, wrong[i].set, &self);
-        if (rc != ERR_CONFIG)
-            fail_msg("case %zu (%s): %s", i, wrong[i].keys, rc < 0 ? err_text() : "taken");
-        for (size_t k = 0; k < WORDS_MAX && wrong[i].words[k]; k++)
-            if (!strstr(err_text(), wrong[i].words[k]))
-                fail_msg("case %zu (%s): no \"%s\" in: %s", i, wrong[i].keys, wrong[i].words[k],
-                         err_text());
-    }
+    check_wrong(wrong, sizeof wrong / sizeof wrong[0]);
 }
 
 /* A job may repeat the checkpoint's values, and may set the sequence length and the size of
@@ -538,6 +459,8 @@ static void hand_written_blocks(void **state)
         {model, "model.embedding_multiplier=1e39", "model.embedding_multiplier"},
         {model, "model.family=gemma", "the gemma family has no such option"},
         {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "no such option"},
+        {model, "model.window_pattern=wf", "there is no window"},
+        {SMALL_JOB, "model.window_rope_theta=5", "no rotary"},
         {SMALL_JOB, "model.position_count=31", "below model.seq_length, 32"},
         {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\"}", "rope_scaling.factor"},
     };

@@ -25,7 +25,8 @@ static uint64_t param_count(const struct job_model *m)
     }
     uint64_t attention =
         2 * c * q + 2 * c * kv + (m->qkv_bias ? q + 2 * kv : 0) + (m->qk_norm ? 2 * head : 0);
-    return m->vocab_size * c + m->num_layers * (attention + 3 * c * m->ffn_size + 2 * c) + c + out;
+    uint64_t norms = (strcmp(m->family, "gemma2") == 0 ? 4 : 2) * c;
+    return m->vocab_size * c + m->num_layers * (attention + 3 * c * m->ffn_size + norms) + c + out;
 }
 
 static void published_sizes(void **state)
@@ -40,7 +41,7 @@ static void published_sizes(void **state)
         {"llama-1b", 1235814400},     {"llama-8b", 8030261248},    {"llama-70b", 70553706496},
         {"llama-405b", 405853388800}, {"mistral-7b", 7241732096},  {"qwen2.5-0.5b", 494032768},
         {"qwen3-4b", 4022468096},     {"smollm2-135m", 134515008}, {"bert-base", 109514298},
-        {"bert-large", 335174458},
+        {"bert-large", 335174458},    {"gemma2-2b", 2614341888},   {"gemma3-1b", 999885952},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];

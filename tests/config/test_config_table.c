@@ -24,7 +24,7 @@ static bool has_room(const configi_key *row)
         return bytes % sizeof(double) == 0;
     case CONFIGI_STRING:
     case CONFIGI_CORES:
-        return bytes == JOB_NAME_BYTES || bytes == FILE_PATH_BYTES;
+        return bytes == JOB_NAME_BYTES || bytes == JOB_PATTERN_BYTES || bytes == FILE_PATH_BYTES;
     case CONFIGI_SOURCES:
         return bytes == sizeof(struct job_files);
     case CONFIGI_ENUM:

@@ -17,7 +17,8 @@
 #include "model/model.h"
 #include "model/model_internal.h"
 
-/* The family of that name; other instances are variants of Llama. */
+/* The family of that name, or of the part before "-"; other instances are variants of Llama, and
+ * Gemma 3 is one of Gemma 2. */
 static inline enum model_family harness_family(const char *instance)
 {
     for (int i = 0; i < MODEL_FAMILY_COUNT; i++) {
@@ -26,7 +27,7 @@ static inline enum model_family harness_family(const char *instance)
             strlen(name) == strcspn(instance, "-"))
             return (enum model_family)i;
     }
-    return MODEL_LLAMA;
+    return strcmp(instance, "gemma3") == 0 ? MODEL_GEMMA2 : MODEL_LLAMA;
 }
 
 /* The block that a tensor's name is of; false: of embedding or head. */
@@ -64,13 +65,17 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "phi3-long"   heads that are turned in part, and the list of frequencies for long sequences
  *   "llama-yarn"  frequencies that YaRN scales
  *   "llama-ntk"   a base that is raised for long sequences
- *   "gpt2-erf"    another activation
  *   "glm", "glm4" heads that are turned in part, and biases of q, k and v
  *   "gpt_neox", "stablelm-parallel"    parallel branches, heads that are turned in part;
  *                 "gpt_neox-serial" and "stablelm" have neither
  *   "stablelm", "cohere"    biases of attention; "cohere" also norms of heads
  *   "opt"         more positions than a sequence has tokens; GELU, because finite differences find
  *                 no slope where ReLU bends
+ *   "mistral"     a window in every block
+ *   "gemma2"      a window in every other block, soft caps, a factor of the embedding and of scores
+ *   "gemma3"      the same without soft caps; norms of heads; blocks with a window have rotary
+ *                 positions of their own, and those of the others are divided
+ *   "gpt2-erf"    another activation
  *   "-dropout"    at the end: every dropout that the family has */
 static inline void harness_complete(const char *instance, model_spec *spec)
 {
@@ -123,6 +128,23 @@ static inline void harness_complete(const char *instance, model_spec *spec)
     if (strcmp(instance, "llama-ntk") == 0)
         spec->rope = (rope_form){
             .scaling = ROPE_DYNAMIC, .factor = 4, .original_positions = spec->seq_length - 1};
+    if (strcmp(instance, "mistral") == 0)
+        spec->window = 4;
+    if (spec->family == MODEL_GEMMA2) {
+        spec->embedding_multiplier = 3.3;
+        spec->attention_multiplier = 0.3;
+        spec->window = 5;
+        strcpy(spec->window_pattern, "wf");
+    }
+    if (strcmp(instance, "gemma2") == 0) {
+        spec->attention_soft_cap = 1.5;
+        spec->logits_soft_cap = 2.5;
+    }
+    if (strcmp(instance, "gemma3") == 0) {
+        spec->qk_norm = true;
+        spec->window_rope_theta = 500;
+        spec->rope = (rope_form){.scaling = ROPE_LINEAR, .factor = 2};
+    }
     if (strcmp(instance, "smollm3") == 0)
         spec->nope_interval = 2;
     if (strcmp(instance, "granite") == 0) {
@@ -507,6 +529,7 @@ static inline void harness_row_logits(harness *h, uint64_t row, float *logits)
             call.params[u] = h->params[pass->units[u]];
         assert_int_equal(model_logits_pass(h->self, i, NULL, &call, row, logits), 0);
     }
+    model_cap_logits(h->self, logits);
 }
 
 /* They give that row's loss, if the forward was with the head. */

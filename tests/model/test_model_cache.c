@@ -110,6 +110,7 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
             else
                 assert_int_equal(model_run(self, PHASE_FORWARD, s, p, NULL, &call, KEPT_NONE), 0);
         }
+    model_cap_logits(self, run->logits);
 }
 
 /* Logits of every row of the whole text at once. */

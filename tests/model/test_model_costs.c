@@ -29,7 +29,9 @@ static struct {
     uint64_t runs;
 } made[MADE_MAX];
 static uint32_t made_count;
-static uint64_t attention_runs[2]; /* forward, backward */
+/* The attention of the only block, and how often it ran forward and backward. */
+static attention_desc attention_made;
+static uint64_t attention_runs[2];
 static double row_bytes[MODEL_ROW_KIND_COUNT];
 static uint64_t zeroed_bytes; /* of accumulators of `watched` */
 static const harness *watched;
@@ -71,6 +73,13 @@ static int spy_attention_backward(kernel_attention *attention, void *stream, con
     attention_runs[1]++;
     return kernels_reference.attention_backward(attention, stream, q, k, v, output, lse,
                                                 output_grad, q_grad, k_grad, v_grad, scratch);
+}
+
+static int spy_attention_create(kernel_context *context, const attention_desc *desc,
+                                kernel_attention **attention)
+{
+    attention_made = *desc;
+    return kernels_reference.attention_create(context, desc, attention);
 }
 
 static void note(enum model_row_kind kind, uint64_t elems, uint64_t bytes)
@@ -214,6 +223,7 @@ static void make_spy(void)
     spy = kernels_reference;
     spy.matmul_create = spy_matmul_create;
     spy.matmul = spy_matmul;
+    spy.attention_create = spy_attention_create;
     spy.attention_forward = spy_attention_forward;
     spy.attention_backward = spy_attention_backward;
     spy.norm_forward = spy_norm_forward;
@@ -267,15 +277,15 @@ static void compare(const model *self, const model_costs *costs)
     for (uint32_t k = 0; k < made_count; k++)
         total += made[k].runs;
     assert_int_equal(total, counted);
-    double both = model_is_bidirectional(family) ? 2 : 1; /* sides of a token */
-    double forward = 2 * both * (double)self->micro_batch * (double)self->tokens *
-                     (double)self->tokens * (double)(self->spec.num_heads * self->spec.head_dim);
+    double tokens = (double)self->tokens, both = model_is_bidirectional(family) ? 2 : 1; /* sides */
+    double window = attention_made.window ? (double)attention_made.window : tokens;
+    double scores = both * (double)self->micro_batch * window * (tokens - window / 2);
+    double forward = 4 * scores * (double)(self->spec.num_heads * self->spec.head_dim);
     assert_true(costs->attention_forward_flops == forward * (double)attention_runs[0]);
     assert_true(costs->attention_backward_flops == 2.5 * forward * (double)attention_runs[1]);
-    double probabilities = (double)self->micro_batch * (double)self->tokens * (double)self->tokens /
-                           2 * (double)self->spec.num_heads;
     if (self->spec.attention_dropout > 0)
-        row_bytes[MODEL_ROWS_DROPOUT] += 2 * probabilities * (double)dtype_bytes(self->type) *
+        row_bytes[MODEL_ROWS_DROPOUT] += 2 * scores * (double)self->spec.num_heads *
+                                         (double)dtype_bytes(self->type) *
                                          (double)(attention_runs[0] + attention_runs[1]);
     for (int kind = 0; kind < MODEL_ROW_KIND_COUNT; kind++)
         if (kind != MODEL_ROWS_TABLE && kind != MODEL_ROWS_TABLE_GRAD)

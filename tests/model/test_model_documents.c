@@ -1,6 +1,6 @@
 /* Documents that share a window: losses and gradients are those of a batch that has a sequence for
  * each document; every family, whole and in parts, on the reference backend and the CPU's, with
- * activations kept and recomputed. Argument: gpt2, gpt2-long, llama, qwen2 or qwen3. */
+ * activations kept and recomputed. Argument: the family or variant. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

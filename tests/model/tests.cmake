@@ -5,7 +5,7 @@ sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 if(TARGET sluice_kernels_reference)
     set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 granite smollm3 phi3-long
                        llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
-                       stablelm-parallel)
+                       stablelm-parallel mistral gemma2 gemma3)
     set(all_families ${model_families} bert)
     set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout
                        bert-dropout)
@@ -16,16 +16,18 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_dropout LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_dropouts})
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${all_families} gpt2-long ${model_dropouts})
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_families} gpt2-long)
     sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2 llama-yarn glm4 bert gpt_neox
-                          opt)
+                          opt mistral gemma2 gemma3)
+    sluice_test(test_model_window LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama)
     sluice_test(test_model_pytorch
                 LIBS sluice_model sluice_kernels_reference PkgConfig::JANSSON LABELS cpu
                 INSTANCES gpt2-tied gpt2-untied llama-tied llama-untied)
@@ -33,7 +35,7 @@ if(TARGET sluice_kernels_reference)
                                FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
     if(TARGET sluice_kernels)
         foreach(test test_model_gradients test_model_learn test_model_lora test_model_cut test_model_pytorch
-                test_model_cache test_model_documents)
+                test_model_cache test_model_documents test_model_window)
             target_link_libraries(${test} PRIVATE sluice_kernels)
             target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)
         endforeach()

@@ -61,6 +61,9 @@ OPT = dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention_
 WIDE = {**SMALL, "hidden_size": 64}  # heads of 16 elements, of which 4 are rotated
 NEOX = {key: value for key, value in WIDE.items() if key != "num_key_value_heads"} | NO_PAD
 STABLELM = WIDE | NO_PAD
+WINDOW = dict(sliding_window=20)  # shorter than a sequence
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA = dict(**SMALL, **WINDOW, **NO_PAD, head_dim=16, query_pre_attn_scalar=24)
 FAMILIES = {
     "gpt2": hf.GPT2Config(**GPT2),
     "gpt2-untied": hf.GPT2Config(**GPT2, n_inner=72, tie_word_embeddings=False),
@@ -110,6 +113,19 @@ FAMILIES = {
     "glm": hf.GlmConfig(**SMALL, head_dim=16, **NO_PAD),
     "glm4": hf.Glm4Config(**SMALL, head_dim=16, **NO_PAD),
     "glm4-32b": hf.Glm4Config(**SMALL, head_dim=16, attention_bias=False, **NO_PAD),
+    "mistral-window": hf.MistralConfig(**SMALL, **WINDOW, head_dim=16),
+    "qwen2-window": hf.Qwen2Config(**SMALL, **WINDOW, use_sliding_window=True, max_window_layers=1),
+    "qwen3-window": hf.Qwen3Config(**SMALL, **WINDOW, head_dim=20, use_sliding_window=True,
+                                   layer_types=[FULL, SLIDING, FULL]),
+    "smollm3-window": hf.SmolLM3Config(**SMALL, **WINDOW, **NO_PAD, no_rope_layer_interval=2, use_sliding_window=True),
+    "phi3-window": hf.Phi3Config(**SMALL, **WINDOW, **NO_PAD),
+    "starcoder2-window": hf.Starcoder2Config(**SMALL, **WINDOW),
+    # Soft caps in the range of these small scores and logits, so that they act.
+    "gemma2": hf.Gemma2Config(**GEMMA, attn_logit_softcapping=0.3, final_logit_softcapping=0.8),
+    "gemma2-plain": hf.Gemma2Config(**GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma3": hf.Gemma3TextConfig(**GEMMA, layer_types=[SLIDING, FULL, SLIDING], rope_parameters={
+        SLIDING: dict(rope_type="default", rope_theta=100.0),
+        FULL: dict(rope_type="linear", rope_theta=10000.0, factor=4.0)}),
     "qwen3-tied": hf.Qwen3Config(**SMALL, head_dim=20, tie_word_embeddings=True),
 }
 

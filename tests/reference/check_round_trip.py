@@ -32,6 +32,7 @@ WINDOWS = 8
 SMALL = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 80}
 LISTS = {"type": "longrope", "factor": 2.5, "original_max_position_embeddings": 32,
          "short_factor": [1.0] * 6, "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
+GEMMA = {"embedding_multiplier": 48**0.5, "attention_multiplier": 24**-0.5, "window": 20, "window_pattern": "wf"}
 OWN_MODELS = {
     "own-gpt2": {"family": "gpt2", "num_layers": 2, "hidden_size": 48, "num_heads": 4},
     "own-llama": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4,
@@ -68,6 +69,13 @@ OWN_MODELS = {
                       "partial_rotary_factor": 0.75, "rope_scaling": LISTS},
     "own-glm": {"family": "glm", **SMALL, "partial_rotary_factor": 0.5},
     "own-glm4": {"family": "glm4", **SMALL, "partial_rotary_factor": 0.5, "qkv_bias": False},
+    "own-mistral": {"family": "llama", **SMALL, "window": 20},
+    "own-qwen2-window": {"family": "llama", **SMALL, "qkv_bias": True, "window": 20, "window_pattern": "fw"},
+    "own-smollm3-window": {"family": "llama", **SMALL, "nope_interval": 2, "window": 20, "window_pattern": "fw"},
+    "own-phi3-window": {"family": "phi3", **SMALL, "window": 20},
+    "own-gemma2": {"family": "gemma2", **SMALL, **GEMMA, "attention_soft_cap": 0.3, "logits_soft_cap": 0.8},
+    "own-gemma3": {"family": "gemma2", **SMALL, **GEMMA, "qk_norm": True, "window_rope_theta": 100.0,
+                   "rope_scaling": {"type": "linear", "factor": 4.0}},
 }
 
 

@@ -38,19 +38,21 @@ static uint64_t draw(struct draws *d, uint64_t bound)
 /* Draws the settings that decide the bits: family, size, dtype, parts, optimizer, batch. */
 static void draw_model(struct draws *d, fixture_model *shape, fixture_sets *sets, bool *is_exact)
 {
+    static const char *const families[] = {"gpt2",       "llama", "gpt_neox", "cohere",
+                                           "starcoder2", "phi3",  "gemma",    "olmo2",
+                                           "glm",        "glm4",  "gemma2"};
     static const char *const optimizers[] = {
         "{\"type\":\"AdamW\",\"params\":{\"lr\":1e-3,\"weight_decay\":0.1}}",
         "{\"type\":\"Adam\",\"params\":{\"lr\":1e-3,\"adam_w_mode\":false,\"weight_decay\":0.01}}",
         "{\"type\":\"Lion\",\"params\":{\"lr\":1e-4,\"weight_decay\":0.1}}",
         "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}",
         "{\"type\":\"Muon\",\"params\":{\"lr\":3e-3,\"momentum\":0.9,\"weight_decay\":0.1}}"};
-    static const char *const families[] = {"gpt2", "llama", "gpt_neox", "cohere", "starcoder2",
-                                           "phi3", "gemma", "olmo2",    "glm",    "glm4"};
     memset(sets, 0, sizeof *sets);
-    uint64_t dtype = draw(d, 3), family = draw(d, sizeof families / sizeof families[0]);
-    if (family == 2)
+    const char *family = families[draw(d, sizeof families / sizeof families[0])];
+    uint64_t dtype = draw(d, 3);
+    if (strcmp(family, "gpt_neox") == 0)
         fixture_set(sets, "model.parallel_residual=%s", draw(d, 2) ? "true" : "false");
-    *shape = (fixture_model){.family = families[family],
+    *shape = (fixture_model){.family = family,
                              .bf16 = dtype == 1,
                              .layers = 1 + (uint32_t)draw(d, 4),
                              .hidden = 64 + 32 * (uint32_t)draw(d, 4)};
@@ -73,6 +75,11 @@ static void draw_model(struct draws *d, fixture_model *shape, fixture_sets *sets
     if (strstr(optimizer, "Muon")) /* whole matrices */
         fixture_set(sets, "model.max_part_bytes=0");
     fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
+    bool has_window = draw(d, 2);
+    if (has_window)
+        fixture_set(sets, "model.window=%u", 1 + (unsigned)draw(d, 20));
+    if (has_window && draw(d, 2))
+        fixture_set(sets, "model.window_pattern=wf");
     *is_exact = dtype != 2 && draw(d, 2);
     if (*is_exact) {
         fixture_set(sets, "gradient_clipping=0");

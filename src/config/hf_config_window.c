@@ -1,0 +1,188 @@
+/* Windows of attention in a checkpoint's config.json: their width, and the blocks that have them.
+ *
+ *   blocks                        families                   keys
+ *   all                           mistral, phi3, starcoder2
+ *   from one on                   qwen2, qwen3               use_sliding_window, max_window_layers
+ *   without rotary positions      smollm3                    use_sliding_window
+ *   all but every p-th            gemma2, gemma3_text        sliding_window_pattern
+ *
+ * sliding_window is the width. layer_types, which names the kind of each block, goes before the
+ * last column. In Gemma 3 the blocks with a window have rotary positions of their own. See
+ * hf_config_internal.h. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "config/hf_config_internal.h"
+
+enum { LAYERS_MAX = 65536 }; /* of model.num_layers */
+
+/* Says which blocks have the window. */
+struct blocks {
+    const json_t *types; /* layer_types; NULL: there is none */
+    enum hfi_windowed kind;
+    uint64_t count;
+    uint64_t number; /* the first block, or the interval */
+};
+
+static bool has_window(const struct blocks *of, uint64_t block)
+{
+    if (of->types)
+        return strcmp(json_string_value(json_array_get(of->types, block)), "sliding_attention") ==
+               0;
+    switch (of->kind) {
+    case HFI_NO_WINDOWS:
+        return false;
+    case HFI_WINDOWS_EVERYWHERE:
+        return true;
+    case HFI_WINDOWS_FROM_ONE_ON:
+        return block >= of->number;
+    case HFI_WINDOWS_WITHOUT_ROPE:
+        return of->number != 0 && (block + 1) % of->number == 0;
+    case HFI_WINDOWS_BUT_EVERY:
+        return (block + 1) % of->number != 0;
+    }
+    return false;
+}
+
+static uint64_t count_windows(const struct blocks *of)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < of->count; i++)
+        count += has_window(of, i);
+    return count;
+}
+
+static int check_types(const hfi_config *self, const struct blocks *of)
+{
+    static const char key[] = "layer_types";
+    if (!json_is_array(of->types))
+        return hfi_error(self, key, "it is no list");
+    size_t idx;
+    json_t *item;
+    json_array_foreach(of->types, idx, item)
+    {
+        const char *type = json_string_value(item);
+        if (!type ||
+            (strcmp(type, "sliding_attention") != 0 && strcmp(type, "full_attention") != 0))
+            return hfi_error(self, key,
+                             "entry %zu is neither \"full_attention\" nor \"sliding_attention\"",
+                             idx);
+    }
+    if (json_array_size(of->types) != of->count)
+        return hfi_error(self, key, "%zu entries for num_hidden_layers %" PRIu64,
+                         json_array_size(of->types), of->count);
+    return 0;
+}
+
+static int find_blocks(const hfi_config *self, const struct hfi_windows *of, uint64_t layers,
+                       struct blocks *blocks)
+{
+    static const char first_key[] = "max_window_layers";
+    *blocks = (struct blocks){.types = hfi_get(self, "layer_types"),
+                              .kind = of->blocks,
+                              .count = layers,
+                              .number = of->number};
+    const json_t *first = hfi_get(self, first_key);
+    bool is_zero = json_is_integer(first) && json_integer_value(first) == 0;
+    if (blocks->types)
+        return check_types(self, blocks);
+    if (of->blocks == HFI_WINDOWS_FROM_ONE_ON && is_zero)
+        blocks->number = 0;
+    else if (of->blocks == HFI_WINDOWS_FROM_ONE_ON)
+        return hfi_uint(self, first_key, NULL, of->number, &blocks->number);
+    if (of->blocks == HFI_WINDOWS_BUT_EVERY)
+        return hfi_uint(self, "sliding_window_pattern", NULL, of->number, &blocks->number);
+    if (of->blocks == HFI_WINDOWS_WITHOUT_ROPE)
+        blocks->number =
+            (uint64_t)json_integer_value(json_object_get(self->block, "nope_interval"));
+    return 0;
+}
+
+/* *width is 0 if there are no windows. */
+static int find_width(const hfi_config *self, const struct hfi_windows *of, uint64_t *width)
+{
+    static const char key[] = "sliding_window";
+    bool is_switched =
+        of->blocks == HFI_WINDOWS_FROM_ONE_ON || of->blocks == HFI_WINDOWS_WITHOUT_ROPE;
+    bool uses = true;
+    if (is_switched)
+        TRY(hfi_bool(self, "use_sliding_window", false, &uses));
+    const json_t *found = json_object_get(self->doc, key);
+    *width = found || !uses ? 0 : of->width;
+    if (!uses || !found || json_is_null(found))
+        return 0;
+    return hfi_uint(self, key, NULL, of->width, width);
+}
+
+static bool repeats(const struct blocks *of, uint64_t period)
+{
+    for (uint64_t i = period; i < of->count; i++)
+        if (has_window(of, i) != has_window(of, i - period))
+            return false;
+    return true;
+}
+
+/* Writes the shortest pattern that gives these blocks when it is repeated. */
+static int put_pattern(hfi_config *self, const struct blocks *of)
+{
+    char pattern[JOB_PATTERN_BYTES];
+    uint64_t period = 1;
+    while (period < sizeof pattern && !repeats(of, period))
+        period++;
+    if (period >= sizeof pattern)
+        return hfi_error(self, of->types ? "layer_types" : "max_window_layers",
+                         "patterns of more than %zu blocks are not built", sizeof pattern - 1);
+    for (uint64_t i = 0; i < period; i++)
+        pattern[i] = has_window(of, i) ? 'w' : 'f';
+    pattern[period] = '\0';
+    return strcmp(pattern, "w") == 0 ? 0 : hfi_put(self, "window_pattern", json_string(pattern));
+}
+
+int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t layers)
+{
+    struct blocks blocks;
+    uint64_t width;
+    if (of->blocks == HFI_NO_WINDOWS || layers > LAYERS_MAX)
+        return 0; /* too many layers: the check of the block reports it */
+    TRY(find_blocks(self, of, layers, &blocks));
+    TRY(find_width(self, of, &width));
+    uint64_t count = count_windows(&blocks);
+    if (width == 0 && count > 0 && (blocks.types || of->blocks == HFI_WINDOWS_BUT_EVERY))
+        return hfi_error(self, "sliding_window",
+                         "no width is given, but there are layers with a "
+                         "window");
+    if (width == 0 || count == 0)
+        return 0;
+    if (of->blocks == HFI_WINDOWS_EVERYWHERE && count < layers)
+        return hfi_error(self, "layer_types", "in this family all blocks have the same window");
+    TRY(hfi_put(self, "window", json_integer((json_int_t)width)));
+    return put_pattern(self, &blocks);
+}
+
+int hfi_put_window_rope(hfi_config *self)
+{
+    static const char parameters[] = "rope_parameters", inside[] = "sliding_attention";
+    enum { THETA = 10000 }; /* if config.json does not say */
+    const json_t *all = hfi_get(self, parameters), *block = json_object_get(all, inside);
+    const json_t *type = json_object_get(block, "rope_type");
+    const char *key;
+    json_t *value;
+    double theta;
+    if (all && hfi_get(self, "rope_scaling"))
+        return hfi_error(self, "rope_scaling", "it stands beside rope_parameters");
+    json_object_foreach((json_t *)block, key, value)
+    {
+        if (strcmp(key, "rope_type") != 0 && strcmp(key, "rope_theta") != 0)
+            return hfi_error(self, parameters, "\"%.64s\" in \"%s\" is no key that is built", key,
+                             inside);
+    }
+    if (type && !(json_is_string(type) && strcmp(json_string_value(type), "default") == 0))
+        return hfi_error(self, parameters, "stretched positions of \"%s\" are not built", inside);
+    if (json_object_get(block, "rope_theta"))
+        TRY(hfi_real(self, block, inside, "rope_theta", THETA, &theta));
+    else
+        TRY(hfi_real(self, self->doc, "", "rope_local_base_freq", THETA, &theta));
+    return json_object_get(self->block, "window")
+               ? hfi_put(self, "window_rope_theta", json_real(theta))
+               : 0;
+}

@@ -1,0 +1,86 @@
+/* What the tests of config.json share: files of a checkpoint, and tables of what is read and what is
+ * refused. */
+#ifndef SLUICE_TESTS_CONFIG_HF_H
+#define SLUICE_TESTS_CONFIG_HF_H
+
+#include "tests/config/test_config_common.h"
+
+#define JOB "{\"model\": {\"hf\": \"%s\"}, " SMALL_REST "}"
+/* Sizes for every other family. There are more positions than the default sequence has tokens. */
+#define SIZES                                                                                      \
+    "\"vocab_size\": 300, \"hidden_size\": 48, \"num_hidden_layers\": 3, "                         \
+    "\"num_attention_heads\": 4, \"intermediate_size\": 80, \"max_position_embeddings\": 4096"
+#define LLAMA "\"model_type\": \"llama\", " SIZES
+
+enum { FIELDS_MAX = 12, WORDS_MAX = 4 };
+
+/* Keys of config.json, and members of the job that follow from them. */
+struct right_case {
+    const char *keys;
+    struct field fields[FIELDS_MAX];
+};
+
+/* Keys of config.json, an override of the job (or NULL), and words of the refusal. */
+struct wrong_case {
+    const char *keys, *set;
+    const char *words[WORDS_MAX];
+};
+
+static char hf_file[128];
+
+static int read_config(const char *keys, const char *set, job **out)
+{
+    char text[512];
+    snprintf(hf_file, sizeof hf_file, "%s/config.json", test_dir);
+    FILE *file = fopen(hf_file, "wb");
+    assert_non_null(file);
+    assert_true(fprintf(file, "{%s}", keys) > 0);
+    assert_int_equal(fclose(file), 0);
+    snprintf(text, sizeof text, JOB, test_dir);
+    int rc = read_text(text, set, out);
+    unlink(hf_file);
+    return rc;
+}
+
+static job *read_right(const char *keys, const char *set)
+{
+    job *self;
+    int rc = read_config(keys, set, &self);
+    if (rc < 0)
+        fail_msg("%s: %s", keys, err_text());
+    return self;
+}
+
+/* Reads each file, and compares the members that its row names. */
+__attribute__((unused)) static void check_right(const struct right_case *right, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        job *self = read_right(right[i].keys, NULL);
+        assert_string_equal(self->model.hf, test_dir);
+        for (size_t k = 0; k < FIELDS_MAX; k++) {
+            const struct field *field = &right[i].fields[k];
+            if (field->offset == 0)
+                break; /* struct job begins with the preset's name, which no row asks for */
+            if (!field_holds(field, self))
+                fail_msg("case %zu (%s): field %zu", i, right[i].keys, k);
+        }
+        job_destroy(self);
+    }
+}
+
+/* Each file is refused, with the words of its row. */
+__attribute__((unused)) static void check_wrong(const struct wrong_case *wrong, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        job *self;
+        int rc = read_config(wrong[i].keys, wrong[i].set, &self);
+        if (rc != ERR_CONFIG)
+            fail_msg("case %zu (%s): %s", i, wrong[i].keys, rc < 0 ? err_text() : "taken");
+        for (size_t k = 0; k < WORDS_MAX && wrong[i].words[k]; k++)
+            if (!strstr(err_text(), wrong[i].words[k]))
+                fail_msg("case %zu (%s): no \"%s\" in: %s", i, wrong[i].keys, wrong[i].words[k],
+                         err_text());
+    }
+}
+
+#endif
