@@ -421,7 +421,7 @@ static const modeli_row gemma2_block[] = {
     ROW(linear, "qkv", "a", "qkv",
         WEIGHTS(W(ATTN "q_proj", QUERIES), W(ATTN "k_proj", KEYS), W(ATTN "v_proj", KEYS))),
     ROW(head_norm, "heads", "qkv", "qkv", WEIGHTS(W(ATTN "q_norm", HEAD), W(ATTN "k_norm", HEAD)),
-        IF(QK_NORM), .adds_one = true),
+        IF(QK_NORM), RMS_ONE),
     ROW(rope, "rope", "qkv", "qkv"),
     ROW(attention, "attend", "qkv", "o"),
     ROW(linear, "proj", "o", "p", WEIGHTS(W(ATTN "o_proj", HIDDEN)), RESIDUAL),
