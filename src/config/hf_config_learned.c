@@ -80,7 +80,8 @@ int hfi_fill_opt(hfi_config *self)
     TRY(hfi_refuse(self, "layer_norm_elementwise_affine", true, "norms always have weights"));
     TRY(hfi_put_dropout(self, "hidden_dropout", "dropout", 0.1));
     TRY(hfi_put_dropout(self, "attention_dropout", "attention_dropout", 0));
-    if (json_number_value(hfi_get(self, "layerdrop")) != 0)
+    const json_t *layerdrop = hfi_get(self, "layerdrop");
+    if (layerdrop && (!json_is_number(layerdrop) || json_number_value(layerdrop) != 0))
         return hfi_error(self, "layerdrop", "no layer is left out in training; set it to 0");
     TRY(hfi_put(self, "norm_epsilon", json_real(1e-5))); /* PyTorch's; no key says it */
     return hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", true);

@@ -27,7 +27,7 @@ static const struct {
     {JOB_LION, true, 1e-3, 0.0, "lr|betas|weight_decay|fp32_optimizer_states"},
     {JOB_MUON, true, 1e-3, 1e-8,
      "lr|muon_lr|adam_lr|momentum|nesterov|ns_steps|ns_method|adjust_lr_fn|per_head_muon|betas|eps|"
-     "weight_decay|bias_correction|torch_adam|adam_w_mode|fp32_optimizer_states"},
+     "weight_decay|bias_correction|fp32_optimizer_states"},
 };
 
 static const char as_torch[] = "AdamW, as in torch";
@@ -118,10 +118,12 @@ static int fill_muon(const configi_reader *reader, job *target)
         target->optimizer.adam_lr = configi_double(reader, adam_path);
     TRY(configi_check_fp32(reader, muon_path, target->optimizer.lr));
     TRY(configi_check_fp32(reader, adam_path, target->optimizer.adam_lr));
-    if (target->optimizer.lr == 0)
-        return configi_error(reader, "optimizer.params.lr",
-                             "0 is no learning rate for Muon, since that of AdamW's tensors keeps "
-                             "its ratio to it; train.only freezes tensors");
+    if ((float)target->optimizer.lr == 0)
+        return configi_error(
+            reader, configi_get(reader, muon_path) ? muon_path : "optimizer.params.lr",
+            "%g is no learning rate for Muon, since that of AdamW's tensors keeps "
+            "its ratio to it; train.only freezes tensors",
+            target->optimizer.lr);
     if ((float)target->optimizer.momentum >= 1)
         return configi_error(reader, momentum_path,
                              "%.17g is 1 in fp32, in which updates run; give at most 0.9999999",
@@ -153,7 +155,7 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
     if (!has_adam) {
         target->optimizer.decoupled = optimizers[idx].decoupled;
         target->optimizer.bias_correction = false;
-    } else if (idx == TYPE_ADAMW) {
+    } else if (idx == TYPE_ADAMW || target->optimizer.type == JOB_MUON) {
         target->optimizer.decoupled = true;
     }
     TRY(configi_check_fp32(reader, lr_path, target->optimizer.lr));

@@ -105,12 +105,11 @@ const configi_key configi_own_keys[] = {
         "Divisor of the logits. Default: none."),
     KEY("model.hidden_dropout", FLOAT, AT(model.hidden_dropout), "0.0", "[0,1)", NONE, FIXED,
         "Share of what each branch adds to the residual stream that is dropped at random in "
-        "training (gpt2, starcoder2, phi3, bert). With model.hf the default is what config.json "
-        "says, as "
-        "in transformers. The elements depend on run.seed, the step and the sample, not on how the "
+        "training (gpt2, starcoder2, phi3, bert, opt, gpt_neox, stablelm). With model.hf the "
+        "default is what config.json says, as in transformers. The elements depend on run.seed, the step and the sample, not on how the "
         "step is computed."),
     KEY("model.embedding_dropout", FLOAT, AT(model.embedding_dropout), "0.0", "[0,1)", NONE, FIXED,
-        "The same for the rows of the embedding (gpt2, starcoder2)."),
+        "The same for the rows of the embedding (gpt2, starcoder2, gpt_neox)."),
     KEY("model.attention_dropout", FLOAT, AT(model.attention_dropout), "0.0", "[0,1)", NONE, FIXED,
         "The same for attention's probabilities (every family)."),
     KEY("model.attention_soft_cap", FLOAT, AT(model.attention_soft_cap), NONE, "(0,]", NONE, FIXED,

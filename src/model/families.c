@@ -453,7 +453,7 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_BERT] = {"bert", bert_embed, bert_block, bert_head, .last = bert_last,
                         .has_plain_heads = true},
         [MODEL_GPT_NEOX] = {"gpt_neox", gpt_neox_embed, gpt_neox_block, gpt_neox_head,
-                            .has_plain_heads = true},
+                            .has_plain_heads = true, .drops_rows = true},
         [MODEL_OPT] = {"opt", opt_embed, opt_block, opt_head, .has_plain_heads = true},
         [MODEL_COHERE] = {"cohere", llama_embed, cohere_block, cohere_head},
         [MODEL_STABLELM] = {"stablelm", llama_embed, stablelm_block, starcoder2_head},

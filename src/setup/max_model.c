@@ -66,12 +66,15 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
     m.ffn_size = is_llama ? at->hidden / 2 * 7 : 4 * (uint64_t)at->hidden;
     m.vocab_size = is_llama ? 128256 : 50257;
     m.tie_embeddings = m.qkv_bias = !is_llama;
-    m.qk_norm = m.parallel_residual = false;
+    m.qk_norm = m.parallel_residual = m.out_bias = m.mlp_bias = false;
+    m.activation = ACTIVATION_OF_FAMILY;
+    m.nope_interval = 0;
     m.rope.scaling = ROPE_PLAIN;
     m.partial_rotary_factor = 1;
     m.head_dim = m.position_count = 0;
     m.hf[0] = '\0';
-    if (m.max_part_bytes == 0 && at->hidden >= CUT_FROM_HIDDEN)
+    bool may_cut = self->asked->optimizer.type != JOB_MUON; /* it needs whole matrices */
+    if (m.max_part_bytes == 0 && at->hidden >= CUT_FROM_HIDDEN && may_cut)
         m.max_part_bytes = PART_MIB * MIB;
     return m;
 }
