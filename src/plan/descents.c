@@ -7,8 +7,8 @@
  *      beginning while a word has gained.
  *
  * Up to there inner activations are kept whole or not at all. At the end the search goes on from
- * the best point of all with units that are kept selectively. So this third way makes no step
- * longer.
+ * the best points of the nearest ways with units that are kept selectively. So this third way makes
+ * no step longer.
  *
  * A word that the job gives only takes coordinates away. Where all homes are given, those words
  * remain that say how programs use them. */
@@ -26,6 +26,8 @@ static const double near_homes = 0.5;
 static const double near_word = 1.2;
 /* The same for a placement that keeps as much selectively as there is room for. */
 static const double near_selective = 1.05;
+/* A way whose best point is above the best of all by this factor gets no such placement. */
+static const double near_way_selective = 1.02;
 /* A way whose best start takes so many times the best step so far ends there. */
 static const double near_way = 3;
 /* A way whose best point is above the best of all by this factor ends without words. */
@@ -402,6 +404,22 @@ static int improve_selective(plani_search *self, struct way *way)
     return 0;
 }
 
+/* The same for each way that is so near to the best of all that it may become the best. */
+static int improve_near_ways(plani_search *self, struct way *ways, uint32_t count,
+                             struct plani_scored *all)
+{
+    const double limit = near_way_selective * all->score;
+    for (uint32_t i = 0; i < count; i++) {
+        self->best = ways[i].best;
+        if (!(ways[i].best.score < limit) || !may_be_selective(self) || is_at_bound(self))
+            continue;
+        TRY(improve_selective(self, &ways[i]));
+        if (ways[i].best.score < all->score)
+            *all = ways[i].best;
+    }
+    return 0;
+}
+
 int plani_search_ways(plani_search *self)
 {
     struct way ways[2 * PLANI_UPDATES];
@@ -426,13 +444,8 @@ int plani_search_ways(plani_search *self)
             all = way->best;
         way = nearest_way(ways, count, near_words * all.score);
     }
+    TRY(improve_near_ways(self, ways, count, &all));
     self->best = all;
-    if (plani_search_best(self) && may_be_selective(self) && !is_at_bound(self))
-        for (uint32_t i = 0; i < count; i++)
-            if (ways[i].best.score == all.score) {
-                TRY(improve_selective(self, &ways[i]));
-                break;
-            }
     self->job.order = self->asked->job->order;
     return 0;
 }
