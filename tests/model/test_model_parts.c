@@ -165,7 +165,7 @@ static void check_flops(const model *whole, const model *cut)
 }
 
 /* Reads of a buffer come after a pass that wrote it, in every phase; `saved` of a backward is
- * filled. */
+ * filled. Only input_grad may be written anew: a pass may use it for a gradient of its own. */
 static void check_order(const struct stage *stage, const size_t offset, bool is_result,
                         bool is_given)
 {
@@ -176,7 +176,7 @@ static void check_order(const struct stage *stage, const size_t offset, bool is_
         for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
             uint8_t access = ((const uint8_t *)&stage->passes[phase][i])[offset];
             if (access == ACCESS_WRITE)
-                assert_true(!written);
+                assert_true(!written || offset == offsetof(struct pass, input_grad));
             else if (access != ACCESS_NONE)
                 assert_true(written);
             written = written || access == ACCESS_WRITE;
@@ -238,7 +238,8 @@ static void every_row_once(void **state)
                 for (uint32_t i = 0; i < sizeof bytes / sizeof bytes[0]; i++) {
                     spec.max_part_bytes = bytes[i];
                     model *cut = create(&spec, (enum dtype)type);
-                    check_tensors(whole, cut, type == DTYPE_BF16 && (i % 3) == 1);
+                    check_tensors(whole, cut,
+                                  type == DTYPE_BF16 && tied == family % 2 && (i % 3) == 1);
                     check_flops(whole, cut);
                     check_passes(cut);
                     model_destroy(cut);
