@@ -43,8 +43,8 @@ static inline enum tier tier_of_home(unsigned home)
 enum kept {
     KEPT_NONE, /* the backward computes them again */
     KEPT_ALL,
-    /* The backward finds what products read and what only a product can make. It computes the
-     * outputs of norms, gates and sums again. */
+    /* The backward finds what only a product can make. It computes the outputs of norms, gates and
+     * sums again. */
     KEPT_SELECTIVE,
     KEPT_COUNT
 };

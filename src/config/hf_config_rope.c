@@ -77,8 +77,11 @@ static int find_block(const hfi_config *self, struct rope *rope)
         }
     }
     const json_t *full = json_object_get(rope->block, "full_attention");
-    if (self->has_window_rope && json_is_object(full)) { /* hf_config_window.c reads the other */
-        rope->block = full;
+    bool is_by_kind = full || json_object_get(rope->block, "sliding_attention");
+    if (self->has_window_rope && is_by_kind) { /* hf_config_window.c reads the other */
+        if (full && !json_is_null(full) && !json_is_object(full))
+            return hfi_error(self, "rope_parameters.full_attention", "it is no object");
+        rope->block = json_is_object(full) ? full : NULL;
         rope->name = "rope_parameters.full_attention";
     }
     const char *key;

@@ -4,7 +4,8 @@
  *   all                           mistral, phi3, starcoder2
  *   from one on                   qwen2, qwen3               use_sliding_window, max_window_layers
  *   without rotary positions      smollm3                    use_sliding_window
- *   all but every p-th            gemma2, gemma3_text        sliding_window_pattern
+ *   all but every second          gemma2
+ *   all but every p-th            gemma3_text                sliding_window_pattern
  *
  * sliding_window is the width. layer_types, which names the kind of each block, goes before the
  * last column. In Gemma 3 the blocks with a window have rotary positions of their own. See
@@ -14,7 +15,10 @@
 
 #include "config/hf_config_internal.h"
 
-enum { LAYERS_MAX = 65536 }; /* of model.num_layers */
+enum {
+    LAYERS_MAX = 65536, /* of model.num_layers */
+    EVERY_SECOND = 2    /* Gemma 2's interval, which no key changes */
+};
 
 /* Says which blocks have the window. */
 struct blocks {
@@ -90,7 +94,7 @@ static int find_blocks(const hfi_config *self, const struct hfi_windows *of, uin
         blocks->number = 0;
     else if (of->blocks == HFI_WINDOWS_FROM_ONE_ON)
         return hfi_uint(self, first_key, NULL, of->number, &blocks->number);
-    if (of->blocks == HFI_WINDOWS_BUT_EVERY)
+    if (of->blocks == HFI_WINDOWS_BUT_EVERY && of->number != EVERY_SECOND)
         return hfi_uint(self, "sliding_window_pattern", NULL, of->number, &blocks->number);
     if (of->blocks == HFI_WINDOWS_WITHOUT_ROPE)
         blocks->number =
@@ -149,12 +153,14 @@ int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t laye
     uint64_t count = count_windows(&blocks);
     if (width == 0 && count > 0 && (blocks.types || of->blocks == HFI_WINDOWS_BUT_EVERY))
         return hfi_error(self, "sliding_window",
-                         "no width is given, but there are layers with a "
-                         "window");
-    if (width == 0 || count == 0)
+                         "no width is given, or use_sliding_window is not true, but there are "
+                         "layers with a window");
+    if (width == 0)
         return 0;
     if (of->blocks == HFI_WINDOWS_EVERYWHERE && count < layers)
         return hfi_error(self, "layer_types", "in this family all blocks have the same window");
+    if (count == 0)
+        return 0;
     TRY(hfi_put(self, "window", json_integer((json_int_t)width)));
     return put_pattern(self, &blocks);
 }

@@ -32,7 +32,8 @@ static bool is_everywhere(const struct job_model *from)
 static bool has_window(const struct job_model *from, uint64_t block)
 {
     const char *pattern = from->window_pattern[0] ? from->window_pattern : "w";
-    return from->window != 0 && pattern[block % strlen(pattern)] == 'w';
+    bool is_any = from->window != 0 || from->window_rope_theta != 0;
+    return is_any && pattern[block % strlen(pattern)] == 'w';
 }
 
 /* The number that is written in place of the factor of scores: 1 / factor^2. */

@@ -392,7 +392,8 @@ static int improve_selective(plani_search *self, struct way *way)
     if (next.score < near_selective * self->best.score)
         TRY(descend(self, &next, &gained));
     for (int tier = TIER_DEVICE; tier < TIER_COUNT && gained; tier++)
-        for (int giver = 0; giver < STATE_INNER_ACTIVATIONS && plani_search_may_go_on(self);
+        for (int giver = 0; giver < (tier < TIER_NVME ? STATE_INNER_ACTIVATIONS : 1) &&
+                            plani_search_may_go_on(self);
              giver++) {
             struct plani_point point = self->best.point;
             point.whole = 0;

@@ -68,7 +68,11 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
     m.tie_embeddings = m.qkv_bias = !is_llama;
     m.qk_norm = m.parallel_residual = m.out_bias = m.mlp_bias = false;
     m.activation = ACTIVATION_OF_FAMILY;
-    m.nope_interval = 0;
+    m.nope_interval = m.window = 0;
+    m.window_pattern[0] = '\0';
+    m.window_rope_theta = m.attention_soft_cap = m.logits_soft_cap = 0;
+    m.embedding_multiplier = m.attention_multiplier = 0;
+    m.residual_multiplier = m.logits_scaling = 0;
     m.rope.scaling = ROPE_PLAIN;
     m.partial_rotary_factor = 1;
     m.head_dim = m.position_count = 0;

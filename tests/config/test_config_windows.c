@@ -57,6 +57,9 @@ static const struct right_case right[] = {
      "{\"rope_theta\": 6e3, \"rope_type\": \"default\"}}",
      {FIELD_IS_TEXT(model.window_pattern, "fww"), FIELD(model.window_rope_theta, 6000),
       FIELD(model.rope_theta, 70000), FIELD(model.rope.factor, 4)}},
+    {"\"model_type\": \"gemma3_text\", " SIZES
+     ", \"rope_parameters\": {\"sliding_attention\": {\"rope_theta\": 6e3}}",
+     {FIELD(model.window_rope_theta, 6000), FIELD(model.rope_theta, 1000000)}},
     {"\"model_type\": \"gemma3_text\", " SIZES,
      {FIELD(model.window_rope_theta, 10000), FIELD(model.rope_theta, 1000000),
       FIELD(model.window, 4096), FIELD(model.attention_multiplier, 0.0625)}},
@@ -86,6 +89,11 @@ static const struct wrong_case wrong[] = {
     {"\"model_type\": \"mistral\", " SIZES
      ", \"num_key_value_heads\": 2, \"sliding_window\": 128, \"layer_types\": "
      "[\"sliding_attention\", \"full_attention\", \"full_attention\"]",
+     NULL,
+     {"layer_types", "all blocks"}},
+    {"\"model_type\": \"mistral\", " SIZES
+     ", \"num_key_value_heads\": 2, \"sliding_window\": 128, \"layer_types\": "
+     "[\"full_attention\", \"full_attention\", \"full_attention\"]",
      NULL,
      {"layer_types", "all blocks"}},
     {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": 0",
