@@ -240,7 +240,7 @@ enum {
     PLANI_SEARCH_WORK = 1000000,
     PLANI_SEARCH_STEPS = 40,
     PLANI_SEARCH_WORK_MOST = 4000000,
-    /* The same of selective placements, at the end. */
+    /* The same of selective placements, for each way that is near the best one. */
     PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
     PLANI_SELECTIVE_STEPS = 8,
     PLANI_TRIES_MOST = 1200, /* steps: short programs need no more */
