@@ -148,7 +148,7 @@ static void a_bad_drive_ends_all(void **state)
     (void)state;
     for (uint32_t i = 0; i < 2; i++) {
         struct io_faults faults = {
-            .seed = 1, .at_transfer = 40 + crash_draw_below(&draws, 60), .at_kind = kinds[i]};
+            .seed = 1, .at_transfer = 30 + crash_draw_below(&draws, 40), .at_kind = kinds[i]};
         begin_case(3 - 2 * i);
         run.faults = &faults;
         run.faulty_rank = 1 + 2 * i;
