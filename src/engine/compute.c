@@ -19,16 +19,10 @@ static void *address(const struct engine *self, const program *prog, const opera
     return lane_operand_address(self->arenas[held_in].base, prog, item);
 }
 
-static void *role_address(const struct engine *self, const program *prog, const op *item,
-                          enum operand_role role)
-{
-    return address(self, prog, op_operand(item, role));
-}
-
 void *enginei_role_address(const struct engine *self, const program *prog, const op *item,
                            enum operand_role role)
 {
-    return role_address(self, prog, item, role);
+    return address(self, prog, op_operand(item, role));
 }
 
 /* The model that the current program runs. */
@@ -60,33 +54,33 @@ static void fill_call(const struct engine *self, const program *prog, const op *
     const struct setup *setup = self->setup;
     uint64_t rows = setup->net->micro_batch * setup->net->tokens;
     uint64_t step_tokens = setup->job->accumulation * rows;
-    const int32_t *tokens = role_address(self, prog, item, ROLE_TOKENS);
-    unsigned char *workspace = role_address(self, prog, item, ROLE_WORKSPACE);
-    void *saved = role_address(self, prog, item, ROLE_SAVED);
+    const int32_t *tokens = enginei_role_address(self, prog, item, ROLE_TOKENS);
+    unsigned char *workspace = enginei_role_address(self, prog, item, ROLE_WORKSPACE);
+    void *saved = enginei_role_address(self, prog, item, ROLE_SAVED);
     const uint32_t *counters = (const uint32_t *)(tokens + 3 * step_tokens);
     bool drops = prog->kind != PROGRAM_EVAL && model_has_dropout(&setup->net->spec);
     *call = (model_call){
-        .params = {role_address(self, prog, item, ROLE_PARAMS0),
-                   role_address(self, prog, item, ROLE_PARAMS1)},
-        .grads = {role_address(self, prog, item, ROLE_GRADS0),
-                  role_address(self, prog, item, ROLE_GRADS1)},
+        .params = {enginei_role_address(self, prog, item, ROLE_PARAMS0),
+                   enginei_role_address(self, prog, item, ROLE_PARAMS1)},
+        .grads = {enginei_role_address(self, prog, item, ROLE_GRADS0),
+                  enginei_role_address(self, prog, item, ROLE_GRADS1)},
         .tokens = tokens + item->micro_batch * rows,
         .targets = tokens + step_tokens + item->micro_batch * rows,
         .begins =
             self->step.is_separate ? tokens + 2 * step_tokens + item->micro_batch * rows : NULL,
-        .input = role_address(self, prog, item, ROLE_INPUT),
-        .output = role_address(self, prog, item, ROLE_OUTPUT),
-        .input_grad = role_address(self, prog, item, ROLE_INPUT_GRAD),
-        .output_grad = role_address(self, prog, item, ROLE_OUTPUT_GRAD),
-        .losses = role_address(self, prog, item, ROLE_LOSSES),
+        .input = enginei_role_address(self, prog, item, ROLE_INPUT),
+        .output = enginei_role_address(self, prog, item, ROLE_OUTPUT),
+        .input_grad = enginei_role_address(self, prog, item, ROLE_INPUT_GRAD),
+        .output_grad = enginei_role_address(self, prog, item, ROLE_OUTPUT_GRAD),
+        .losses = enginei_role_address(self, prog, item, ROLE_LOSSES),
         .grad_scale = grad_scale(&self->step),
         .saved = saved ? saved : workspace,
         .saved_rest = kept_by(self, item) == KEPT_SELECTIVE
                           ? workspace + setup->net->stages[item->stage].selective_bytes
                           : NULL,
         .temp = workspace + setup->workspace_temp_offset,
-        .constants = role_address(self, prog, item, ROLE_CONSTANTS),
-        .cache = role_address(self, prog, item, ROLE_CACHE),
+        .constants = enginei_role_address(self, prog, item, ROLE_CONSTANTS),
+        .cache = enginei_role_address(self, prog, item, ROLE_CACHE),
         .position = self->position,
         .count = self->count,
         .layer = item->stage - 1,
@@ -143,19 +137,19 @@ static int run_backward(struct engine *self, const program *prog, const op *item
 /* Adds to the sum of the rank's shard, or of a tile of it. */
 static int run_grad_add(struct engine *self, const program *prog, const op *item, void *stream)
 {
-    void *sum = role_address(self, prog, item, ROLE_TARGET);
+    void *sum = enginei_role_address(self, prog, item, ROLE_TARGET);
     return self->setup->ops->add(self->setup->context, stream, DTYPE_FP32, item->elem_count, sum,
-                                 role_address(self, prog, item, ROLE_SOURCE), sum);
+                                 enginei_role_address(self, prog, item, ROLE_SOURCE), sum);
 }
 
 static int run_grad_close(struct engine *self, const program *prog, const op *item, void *stream)
 {
     grad_close_args args = {
         .count = item->elem_count,
-        .accumulator = role_address(self, prog, item, ROLE_GRADS0),
-        .grads = role_address(self, prog, item, ROLE_TARGET),
+        .accumulator = enginei_role_address(self, prog, item, ROLE_GRADS0),
+        .grads = enginei_role_address(self, prog, item, ROLE_TARGET),
         .grad_type = self->setup->job->grad_dtype,
-        .block_sums = role_address(self, prog, item, ROLE_NORM_SUMS),
+        .block_sums = enginei_role_address(self, prog, item, ROLE_NORM_SUMS),
     };
     return self->setup->ops->grad_close(self->setup->context, stream, &args);
 }
@@ -163,16 +157,17 @@ static int run_grad_close(struct engine *self, const program *prog, const op *it
 static int run_norm(struct engine *self, const program *prog, const op *item, void *stream)
 {
     return enginei_reduce_norm(self, stream, item->tile == PROGRAM_NONE ? 0 : item->tile,
-                               role_address(self, prog, item, ROLE_NORM_SUMS),
-                               role_address(self, prog, item, ROLE_TARGET));
+                               enginei_role_address(self, prog, item, ROLE_NORM_SUMS),
+                               enginei_role_address(self, prog, item, ROLE_TARGET));
 }
 
 static int run_working_copy(struct engine *self, const program *prog, const op *item, void *stream)
 {
     kernel_context *context;
     const kernel_ops *ops = enginei_worker(self, item, &context);
-    const float *master = role_address(self, prog, item, ROLE_STATE);
-    return ops->working_copy(context, stream, master, role_address(self, prog, item, ROLE_TARGET),
+    const float *master = enginei_role_address(self, prog, item, ROLE_STATE);
+    return ops->working_copy(context, stream, master,
+                             enginei_role_address(self, prog, item, ROLE_TARGET),
                              self->setup->net->type, item->elem_count);
 }
 
@@ -203,7 +198,7 @@ static int first_elems(struct engine *self, uint32_t unit, uint64_t begin, uint6
 static int init_split(struct engine *self, const program *prog, const op *item)
 {
     const struct setup *setup = self->setup;
-    unsigned char *state = role_address(self, prog, item, ROLE_STATE);
+    unsigned char *state = enginei_role_address(self, prog, item, ROLE_STATE);
     uint64_t size_bytes = op_operand(item, ROLE_STATE)->size_bytes, count = item->elem_count;
     uint64_t low_bytes = tile_stream_bytes(setup->plan.state_streams, count, 0);
     kernel_context *context;
@@ -214,8 +209,9 @@ static int init_split(struct engine *self, const program *prog, const op *item)
     float *master = (float *)(void *)(state + size_bytes - sizeof(float) * count);
     TRY(first_elems(self, item->unit, setup_state_begin(setup, item->unit) + item->elem_begin,
                     count, master));
-    TRY(ops->working_copy(context, NULL, master, role_address(self, prog, item, ROLE_TARGET),
-                          setup->net->type, count));
+    TRY(ops->working_copy(context, NULL, master,
+                          enginei_role_address(self, prog, item, ROLE_TARGET), setup->net->type,
+                          count));
     for (uint64_t i = 0; i < count; i++) {
         uint16_t low = master_low16(master[i]);
         memcpy(state + i * sizeof low, &low, sizeof low);
@@ -228,7 +224,7 @@ static int init_split(struct engine *self, const program *prog, const op *item)
 static int run_init(struct engine *self, const program *prog, const op *item)
 {
     const struct setup *setup = self->setup;
-    unsigned char *state = role_address(self, prog, item, ROLE_STATE);
+    unsigned char *state = enginei_role_address(self, prog, item, ROLE_STATE);
     if (tile_master_is_split(setup->plan.state_streams) && plan_learns(&setup->plan, item->unit))
         return init_split(self, prog, item);
     clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding goes to disk too */
@@ -263,10 +259,10 @@ int enginei_run_collective(void *user, const program *prog, const op *item)
     name_collective(self, item, label);
     comm_note(members, label);
     comm_call call = {.label = label,
-                      .source = role_address(self, prog, item, ROLE_SOURCE),
-                      .target = role_address(self, prog, item, ROLE_TARGET),
+                      .source = enginei_role_address(self, prog, item, ROLE_SOURCE),
+                      .target = enginei_role_address(self, prog, item, ROLE_TARGET),
                       .wire = self->setup->job->comm.wire,
-                      .scratch = role_address(self, prog, item, ROLE_WORKSPACE)};
+                      .scratch = enginei_role_address(self, prog, item, ROLE_WORKSPACE)};
     if (item->kind == OP_ALL_GATHER) {
         call.count = op_operand(item, ROLE_SOURCE)->size_bytes;
         return comm_all_gather(members, &call);
@@ -367,7 +363,7 @@ int enginei_run_copy(void *user, const program *prog, const op *item)
 {
     struct engine *self = user;
     const operand *target = op_operand(item, ROLE_TARGET);
-    memcpy(address(self, prog, target), role_address(self, prog, item, ROLE_SOURCE),
+    memcpy(address(self, prog, target), enginei_role_address(self, prog, item, ROLE_SOURCE),
            target->size_bytes);
     return 0;
 }
