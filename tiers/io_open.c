@@ -153,12 +153,15 @@ static uint64_t polled_limit(const slab *target)
 /* With polling first, if it was asked for. */
 static int open_polled_or_not(io *self, tieri_backend_config *config)
 {
-    if (config->polls && polled_limit(self->target) == 0) {
+    uint64_t most = config->polls ? polled_limit(self->target) : 0;
+    if (config->polls && most == 0) {
         log_warn("io.polled_completions: a drive divides requests at fixed boundaries, and Linux "
                  "does not divide requests that are polled, so completions come by interrupts");
         config->polls = false;
     }
     int rc = open_backend(self, config, IO_URING);
+    if (rc >= 0 && config->polls)
+        self->block_bytes = size_min(self->block_bytes, most);
     if (rc >= 0 || rc == -ETIMEDOUT || !config->polls)
         return rc;
     log_warn("io.polled_completions: the drive cannot be polled (%s), so its completions "
@@ -303,8 +306,6 @@ int io_create(const io_config *config, io **out)
         rc = allocate(self, config);
     if (rc == 0)
         rc = choose_backend(self, config);
-    if (rc == 0 && self->stats.polls)
-        self->block_bytes = size_min(self->block_bytes, polled_limit(self->target));
     if (rc < 0) {
         release(self);
         return rc;
