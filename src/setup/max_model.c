@@ -55,28 +55,29 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
 {
     const struct growth *at = &self->family->sizes[size];
     bool is_llama = self->family->is_llama;
-    struct job_model m = self->asked->model; /* keeps seq_length and the initialization */
+    const struct job_model *asked = &self->asked->model;
+    struct job_model m = {
+        .num_layers = layers,
+        .hidden_size = at->hidden,
+        .num_heads = at->hidden == 1600 ? 25 : at->hidden / HEAD_ELEMS,
+        .ffn_size = is_llama ? at->hidden / 2 * 7 : 4 * (uint64_t)at->hidden,
+        .vocab_size = is_llama ? 128256 : 50257,
+        .seq_length = asked->seq_length,
+        .tie_embeddings = !is_llama,
+        .qkv_bias = !is_llama,
+        .hidden_dropout = asked->hidden_dropout,
+        .embedding_dropout = asked->embedding_dropout,
+        .attention_dropout = asked->attention_dropout,
+        .rope_theta = asked->rope_theta,
+        .norm_epsilon = asked->norm_epsilon,
+        .init_std = asked->init_std,
+        .partial_rotary_factor = 1,
+        .max_part_bytes = asked->max_part_bytes,
+    };
+    m.num_kv_heads = is_llama ? KV_HEADS : m.num_heads;
     snprintf(m.preset, sizeof m.preset, "%s, %llu x %u", self->family->name,
              (unsigned long long)layers, at->hidden);
     snprintf(m.family, sizeof m.family, "%s", is_llama ? "llama" : "gpt2");
-    m.num_layers = layers;
-    m.hidden_size = at->hidden;
-    m.num_heads = at->hidden == 1600 ? 25 : at->hidden / HEAD_ELEMS;
-    m.num_kv_heads = is_llama ? KV_HEADS : m.num_heads;
-    m.ffn_size = is_llama ? at->hidden / 2 * 7 : 4 * (uint64_t)at->hidden;
-    m.vocab_size = is_llama ? 128256 : 50257;
-    m.tie_embeddings = m.qkv_bias = !is_llama;
-    m.qk_norm = m.parallel_residual = m.out_bias = m.mlp_bias = false;
-    m.activation = ACTIVATION_OF_FAMILY;
-    m.nope_interval = m.window = 0;
-    m.window_pattern[0] = '\0';
-    m.window_rope_theta = m.attention_soft_cap = m.logits_soft_cap = 0;
-    m.embedding_multiplier = m.attention_multiplier = 0;
-    m.residual_multiplier = m.logits_scaling = 0;
-    m.rope.scaling = ROPE_PLAIN;
-    m.partial_rotary_factor = 1;
-    m.head_dim = m.position_count = 0;
-    m.hf[0] = '\0';
     bool may_cut = self->asked->optimizer.type != JOB_MUON; /* it needs whole matrices */
     if (m.max_part_bytes == 0 && at->hidden >= CUT_FROM_HIDDEN && may_cut)
         m.max_part_bytes = PART_MIB * MIB;

@@ -61,8 +61,7 @@ struct setup {
     /* [unit_count] 1: the unit does not learn, so its params are part of the state. All 0 with
      * params_alone. */
     uint8_t *is_frozen;
-    double
-        *matrix_flops; /* [unit_count] plan_job.matrix_flops; NULL unless the optimizer is Muon */
+    double *matrix_flops; /* [unit_count] as in plan_job; NULL unless the optimizer is Muon */
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] each: enum tier */
     plan_set set;
     uint32_t reason_count; /* sentences that say why states rest where they do */
