@@ -77,23 +77,33 @@ static void evaluate(const char *run, uint64_t stride, uint64_t batches, const c
         fail_msg("evaluate: %s", err_text());
 }
 
-/* The held-out loss of a run's own evaluation, and of the same windows. */
-static void runs_give_their_own_losses(void **state)
+/* Trains "run" for 4 steps. Returns the held-out loss of its own evaluation of 6 micro-batches, and
+ * in *counted, if that is not NULL, how many of their tokens count. */
+static double train_and_evaluate(const fixture_model *shape, uint64_t *counted)
 {
-    (void)state;
     static fixture_sets sets;
     static fixture_result trained;
-    struct infer_evaluate_result whole, same, overlapping, other;
-    const fixture_model shape = {.family = "llama", .layers = 2, .hidden = 64};
     memset(&sets, 0, sizeof sets);
     fixture_set(&sets, "run.steps=4");
     fixture_set(&sets, "run.eval_every=4");
     fixture_set(&sets, "run.eval_batches=6");
-    fixture_train_good("run", &shape, &sets, &trained);
+    fixture_train_good("run", shape, &sets, &trained);
     json_t *lines = fixture_metrics("run");
-    double held = json_number_value(
-        json_object_get(json_array_get(lines, json_array_size(lines) - 1), "valid_loss"));
+    const json_t *line = json_array_get(lines, json_array_size(lines) - 1);
+    double held = json_number_value(json_object_get(line, "valid_loss"));
+    if (counted)
+        *counted = (uint64_t)json_integer_value(json_object_get(line, "counted_tokens"));
     json_decref(lines);
+    return held;
+}
+
+/* The held-out loss of a run's own evaluation, and of the same windows. */
+static void runs_give_their_own_losses(void **state)
+{
+    (void)state;
+    struct infer_evaluate_result whole, same, overlapping, other;
+    const fixture_model shape = {.family = "llama", .layers = 2, .hidden = 64};
+    double held = train_and_evaluate(&shape, NULL);
 
     evaluate("run", 0, 6, NULL, &same); /* 6 micro-batches of 2 windows of 32 tokens */
     assert_int_equal(same.tokens, 6 * 2 * 32);
@@ -155,25 +165,15 @@ static void documents_are_as_if_alone(void **state)
     fixture_remove("run");
 }
 
-/* A model that fills in masked tokens: an evaluation masks what the run's own masked, however windows
- * are grouped. Overlapping windows count what others leave. It cannot continue a text. */
+/* A model that fills in masked tokens: an evaluation masks what the run's own masked, however
+ * windows are grouped. Overlapping windows count what others leave. It cannot continue a text. */
 static void masked_tokens(void **state)
 {
     (void)state;
-    static fixture_sets sets;
-    static fixture_result trained;
     struct infer_evaluate_result same, again, other, overlapping;
     const fixture_model shape = {.family = "bert", .layers = 2, .hidden = 64};
-    memset(&sets, 0, sizeof sets);
-    fixture_set(&sets, "run.steps=4");
-    fixture_set(&sets, "run.eval_every=4");
-    fixture_set(&sets, "run.eval_batches=6");
-    fixture_train_good("run", &shape, &sets, &trained);
-    json_t *lines = fixture_metrics("run");
-    const json_t *line = json_array_get(lines, json_array_size(lines) - 1);
-    double held = json_number_value(json_object_get(line, "valid_loss"));
-    uint64_t counted = (uint64_t)json_integer_value(json_object_get(line, "counted_tokens"));
-    json_decref(lines);
+    uint64_t counted;
+    double held = train_and_evaluate(&shape, &counted);
 
     evaluate("run", 0, 6, NULL, &same);
     assert_int_equal(same.tokens, counted);
