@@ -1,8 +1,8 @@
 /* Makes a job's model block from DIR/config.json of a Hugging Face checkpoint (model.hf). Every key
  * there that changes the arithmetic is understood, or refused by its name. Absent keys mean what
  * transformers assumes for them. See config_internal.h. job_read calls it; it reads that file.
- * hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions, and hf_config_learned.c
- * the families with learned positions. */
+ * hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions, hf_config_window.c the
+ * windows of attention, and hf_config_learned.c the families with learned positions. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

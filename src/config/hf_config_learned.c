@@ -1,5 +1,5 @@
-/* config.json of the families with a table of learned positions: gpt2, bert and opt. Their keys have
- * names of their own. See hf_config_internal.h. */
+/* config.json of the families with a table of learned positions: gpt2, bert and opt. Their keys
+ * have names of their own. See hf_config_internal.h. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -106,8 +106,8 @@ const configi_key configi_own_keys[] = {
     KEY("model.hidden_dropout", FLOAT, AT(model.hidden_dropout), "0.0", "[0,1)", NONE, FIXED,
         "Share of what each branch adds to the residual stream that is dropped at random in "
         "training (gpt2, starcoder2, phi3, bert, opt, gpt_neox, stablelm). With model.hf the "
-        "default is what config.json says, as in transformers. The elements depend on run.seed, the step and the sample, not on how the "
-        "step is computed."),
+        "default is what config.json says, as in transformers. The elements depend on run.seed, "
+        "the step and the sample, not on how the step is computed."),
     KEY("model.embedding_dropout", FLOAT, AT(model.embedding_dropout), "0.0", "[0,1)", NONE, FIXED,
         "The same for the rows of the embedding (gpt2, starcoder2, gpt_neox)."),
     KEY("model.attention_dropout", FLOAT, AT(model.attention_dropout), "0.0", "[0,1)", NONE, FIXED,
@@ -302,7 +302,8 @@ const configi_key configi_own_keys[] = {
         .values = modes),
     KEY("run.steps", INT, AT(run.steps), "1000", "[1,1000000000000]", "steps", FREE,
         "Number of optimizer steps, including those before a resume.", .why = exact_steps),
-    KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START, "Seed of the initial weights, of dropouts and of stochastic rounding."),
+    KEY("run.seed", INT, AT(run.seed), "1", "[0,]", NONE, START,
+        "Seed of the initial weights, of dropouts and of stochastic rounding."),
     KEY("run.eval_every", INT, AT(run.eval_every), "0", "[0,1000000000000]", "steps", FREE,
         "Steps between evaluations on data.valid; 0: none.", .why = exact_steps),
     KEY("run.eval_batches", INT, AT(run.eval_batches), "16", "[1,1000000000000]", "micro-batches",

@@ -105,8 +105,8 @@ int corpus_set_end_token(corpus *self, int32_t token) MUST_CHECK;
 bool corpus_has_documents(const corpus *self);
 
 /* Tells the documents of a window apart. The window has the count + 1 tokens from `from` on. All
- * but the last are inputs [count], all but the first are targets [count]. begins [count]: begins[t] is
- * the place in the window of the first input that belongs to the document of input t; 0 for a
+ * but the last are inputs [count], all but the first are targets [count]. begins [count]: begins[t]
+ * is the place in the window of the first input that belongs to the document of input t; 0 for a
  * document that began before the window. The first token of a document does not count as a target
  * (-1), because no token of its document precedes it. */
 int corpus_separate(corpus *self, uint64_t from, uint64_t count, const int32_t *inputs,

@@ -161,8 +161,8 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
                        path);
     if (self->is_run && is_set("train", set, set_count))
         return err_set(ERR_CONFIG,
-                       "keys of train cannot be set anew for the run in %s: its state "
-                       "is laid out by those that it was trained with",
+                       "keys of train cannot be set anew for the run in %s: its state is laid out "
+                       "by those that it was trained with",
                        path);
     TRY(self->is_run ? begin_run(self, set, set_count) : begin_checkpoint(self, set, set_count, 0));
     settle_job(self->asked);

@@ -55,7 +55,7 @@ write_init()
 #!/bin/busybox sh
 PATH=/bin
 /bin/busybox --install -s /bin
-mkdir -p /proc /sys /dev /tmp /work
+mkdir -p /proc /sys /dev /tmp /job
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
@@ -65,7 +65,7 @@ for d in 0 1 2 3; do
     mount -t ext4 /dev/nvme${d}n1 /drive$d || echo "RESULT mount $d failed"
 done
 export OMP_WAIT_POLICY=passive
-cd /work
+cd /job
 
 test_tiers_topology >/tmp/topology 2>&1
 echo "RESULT topology $?"
@@ -130,13 +130,13 @@ INIT
 
 make_machine()
 {
-    mkdir -p root/bin root/work root/lib64
+    mkdir -p root/bin root/job root/lib64
     add_program "$(command -v busybox)"
     add_program "$sluice"
     add_program "$topology"
     write_init
-    write_text root/work/text.txt 10
-    write_job root/work/job.json 2 nvme unused
+    write_text root/job/text.txt 10
+    write_job root/job/job.json 2 nvme unused
     (cd root && find . | busybox cpio -o -H newc 2>/dev/null) >initramfs
     for d in 0 1 2 3; do
         truncate -s 512M drive$d

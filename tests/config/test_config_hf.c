@@ -78,7 +78,7 @@ static const struct right_case right[] = {
      {FIELD(model.rope.scaling, ROPE_LINEAR), FIELD(model.rope.factor, 2.5)}},
     {LLAMA ", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 12345.5}",
      {FIELD(model.rope.scaling, ROPE_PLAIN), FIELD(model.rope_theta, 12345.5)}},
-    /* max_position_embeddings is that of the first training: Qwen2 is stretched by hand so. */
+    /* max_position_embeddings is that of the first training, as where Qwen2 is stretched by hand */
     {LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.5, \"attention_factor\": null, "
            "\"original_max_position_embeddings\": 2048, \"finetuned\": true}",
      {FIELD(model.rope.scaling, ROPE_YARN), FIELD(model.rope.factor, 2.5),

@@ -1,4 +1,4 @@
-/* What the tests of config.json share: files of a checkpoint, and tables of what is read and what is
+/* For the tests of config.json: files of a checkpoint, and tables of what is read and what is
  * refused. */
 #ifndef SLUICE_TESTS_CONFIG_HF_H
 #define SLUICE_TESTS_CONFIG_HF_H

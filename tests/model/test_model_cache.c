@@ -14,7 +14,7 @@
 
 #include "tests/model/model_harness.h"
 
-/* KEPT: positions of the cache. They are fewer than the model's, on whose number angles may depend. */
+/* KEPT: positions of the cache. The model has more, and angles may depend on their number. */
 enum { TOKENS = 23, KEPT = 22, CHUNK = 6, VOCAB = 61, SEED = 5 };
 
 static const char *instance = "gpt2";
