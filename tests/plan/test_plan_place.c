@@ -22,7 +22,7 @@
 
 enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 12000000 };
 
-static uint64_t job_count = 2, draw_count = 50;
+static uint64_t job_count = 2, draw_count = 25;
 
 struct placed {
     plan_job job;

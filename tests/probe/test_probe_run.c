@@ -67,11 +67,6 @@ static int count_fds(void)
     return helper_count_entries("/proc/self/fd");
 }
 
-static int count_threads(void)
-{
-    return helper_count_entries("/proc/self/task") - 2;
-}
-
 /* Neither file nor descriptor nor child nor thread of ours. OpenMP's own threads of this one may
  * stay. */
 static void expect_nothing_left(int fds)
@@ -80,7 +75,7 @@ static void expect_nothing_left(int fds)
     assert_int_equal(count_fds(), fds);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
-    assert_int_equal(count_threads(), 1);
+    helper_wait_for_threads(1);
 }
 
 static void expect_host(void)

@@ -3,7 +3,7 @@ if(TARGET sluice_profile)
     sluice_test(test_setup_costs LIBS sluice_profile LABELS cpu debug)
     sluice_test(test_setup_figures LIBS sluice_profile LABELS cpu debug)
     sluice_test(test_setup_max_model LIBS sluice_profile LABELS cpu debug)
-    sluice_test(test_setup_fit LIBS train_fixture LABELS cpu nvme debug TIMEOUT 180)
+    sluice_test(test_setup_fit LIBS train_fixture LABELS cpu nvme TIMEOUT 180)
     sluice_test(test_setup_summary LIBS train_fixture LABELS cpu debug)
     sluice_test(test_setup_loss_scale LIBS sluice_profile PkgConfig::JANSSON LABELS cpu debug)
     target_compile_definitions(test_setup_loss_scale PRIVATE

@@ -81,12 +81,9 @@ static void sleep_ms(int ms)
 /* Lets the `count` threads left behind go, and sees them end. */
 static void release_threads(int count)
 {
-    int expected = helper_count_entries("/proc/self/task") - count;
+    int before = helper_count_entries("/proc/self/task") - 2;
     set_hangs(false);
-    for (int tries = 0; helper_count_entries("/proc/self/task") > expected; tries++) {
-        assert_true(tries < 2000);
-        sleep_ms(10);
-    }
+    helper_wait_for_threads(before - count);
 }
 
 static int setup(void **state)

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/size.h"
@@ -64,6 +65,17 @@ __attribute__((unused)) static int helper_count_entries(const char *path)
         count++;
     closedir(directory);
     return count;
+}
+
+/* Waits until the process has at most `count` threads: for a moment after pthread_join the kernel
+ * still lists the one that ended. */
+__attribute__((unused)) static void helper_wait_for_threads(int count)
+{
+    const struct timespec pause = {.tv_nsec = 10000000};
+    for (int tries = 0; helper_count_entries("/proc/self/task") - 2 > count; tries++) {
+        assert_true(tries < 2000);
+        (void)nanosleep(&pause, NULL);
+    }
 }
 
 /* "uring...", "pool", "sim". */
