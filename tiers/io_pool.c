@@ -1,5 +1,6 @@
 /* The replacement for io_uring: threads that call pread and pwrite, one transfer each at a time.
- * They sleep on a condition variable while they have no work. Allocates at open.
+ * They sleep on a semaphore while they have no work: pthread_cond_signal of glibc 2.25 to 2.40 can
+ * leave all of several waiters asleep (its bug 25847). Allocates at open.
  *
  *   owner: staged --flush--> todo --(worker)--> pread/pwrite --> done --reap--> owner
  *
@@ -9,6 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,8 +27,8 @@ struct pool_state {
     tieri_list staged;    /* owner only: taken, not yet flushed */
     tieri_list collected; /* owner only: taken from done, not yet reaped */
     pthread_mutex_t mutex;
-    pthread_cond_t wake;  /* todo has work, or stop */
-    pthread_cond_t ended; /* a thread has ended; by CLOCK_MONOTONIC */
+    sem_t wake;           /* posted for each transfer in todo; for each thread at the stop */
+    pthread_cond_t ended; /* a thread has ended; by CLOCK_MONOTONIC; the owner alone waits */
     tieri_list todo, done;
     bool stop;              /* threads begin no further transfer */
     bool abandoned;         /* the io is freed; only the pool still exists */
@@ -54,7 +56,9 @@ static int pool_flush(void *state)
     pool_state *self = state;
     if (!self->staged.first)
         return 0;
-    bool several = self->staged.first != self->staged.last;
+    uint32_t count = 0;
+    for (const tieri_transfer *at = self->staged.first; at; at = at->next)
+        count++;
     pthread_mutex_lock(&self->mutex);
     if (self->todo.last)
         self->todo.last->next = self->staged.first;
@@ -63,10 +67,8 @@ static int pool_flush(void *state)
     self->todo.last = self->staged.last;
     pthread_mutex_unlock(&self->mutex);
     self->staged = (tieri_list){NULL, NULL};
-    if (several)
-        pthread_cond_broadcast(&self->wake);
-    else
-        pthread_cond_signal(&self->wake);
+    while (count-- > 0)
+        sem_post(&self->wake);
     return 0;
 }
 
@@ -94,7 +96,7 @@ static int64_t move_bytes(int fd, enum io_direction direction, unsigned char *da
 static void free_pool(pool_state *self)
 {
     pthread_cond_destroy(&self->ended);
-    pthread_cond_destroy(&self->wake);
+    sem_destroy(&self->wake);
     pthread_mutex_destroy(&self->mutex);
     mem_free(self->threads);
     mem_free(self);
@@ -103,10 +105,10 @@ static void free_pool(pool_state *self)
 static void *pool_run(void *argument)
 {
     pool_state *self = argument;
-    pthread_mutex_lock(&self->mutex);
     for (;;) {
-        while (!self->todo.first && !self->stop)
-            pthread_cond_wait(&self->wake, &self->mutex);
+        while (sem_wait(&self->wake) < 0) /* interrupted by a signal */
+            ;
+        pthread_mutex_lock(&self->mutex);
         tieri_transfer *item = tieri_list_pop(&self->todo);
         if (!item)
             break;
@@ -122,11 +124,10 @@ static void *pool_run(void *argument)
          * is faster than this write, it wakes once in vain. */
         bool first = self->done.first == NULL;
         tieri_list_push(&self->done, item);
-        if (!first || self->stop)
-            continue;
+        bool wakes = first && !self->stop;
         pthread_mutex_unlock(&self->mutex);
-        (void)eventfd_write(self->event_fd, 1);
-        pthread_mutex_lock(&self->mutex);
+        if (wakes)
+            (void)eventfd_write(self->event_fd, 1);
     }
     self->running_count--;
     bool is_last = self->abandoned && self->running_count == 0;
@@ -167,7 +168,8 @@ static bool pool_close(void *state, bool hung)
     pthread_mutex_lock(&self->mutex);
     self->stop = true;
     self->todo = (tieri_list){NULL, NULL}; /* transfers that no thread has begun never run */
-    pthread_cond_broadcast(&self->wake);
+    for (uint32_t i = 0; i < self->thread_count; i++)
+        sem_post(&self->wake);
     pthread_mutex_unlock(&self->mutex);
     if (hung && !wait_or_abandon(self))
         return false;
@@ -212,7 +214,7 @@ int tieri_pool_open(const tieri_backend_config *config, io_stats *stats, void **
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&self->mutex, NULL);
-    pthread_cond_init(&self->wake, NULL);
+    sem_init(&self->wake, 0, 0);
     pthread_cond_init(&self->ended, &monotonic);
     pthread_condattr_destroy(&monotonic);
     int rc = start_threads(self, wanted);
