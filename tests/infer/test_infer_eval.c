@@ -196,6 +196,46 @@ static void masked_tokens(void **state)
     fixture_remove("run");
 }
 
+/* The last window of a text may be short. Attention to both sides must not see the padding behind it:
+ * its loss is that of the same tokens in a window that they fill. */
+static void padding_is_not_seen(void **state)
+{
+    (void)state;
+    enum { CONTEXT = 32, SHORT = 8 };
+    static const struct {
+        uint64_t begin, count, context;
+    } texts[] = {{0, CONTEXT + SHORT + 1, CONTEXT},
+                 {0, CONTEXT + 1, CONTEXT},
+                 {CONTEXT - SHORT, 2 * SHORT + 1, SHORT},
+                 {CONTEXT - SHORT, SHORT + 1, SHORT}};
+    static fixture_sets sets;
+    static fixture_result trained;
+    const fixture_model shape = {.family = "bert", .layers = 2, .hidden = 64};
+    const char *const set[] = {"data.documents=joined", "data.masked=0.5"};
+    struct infer_evaluate_result result[4];
+    char run[2 * FIXTURE_PATH_BYTES];
+    memset(&sets, 0, sizeof sets);
+    fixture_set(&sets, "run.steps=4");
+    fixture_train_good("run", &shape, &sets, &trained);
+    snprintf(run, sizeof run, "%s", fixture_path("run", NULL));
+    for (int i = 0; i < 4; i++) {
+        const char *file = fixture_rows("text.npy", texts[i].begin, 1, texts[i].count);
+        struct infer_evaluate_options asked = {.path = run,
+                                               .files = &file,
+                                               .file_count = 1,
+                                               .context = texts[i].context,
+                                               .set = set,
+                                               .set_count = 2};
+        assert_int_equal(infer_evaluate(&asked, &result[i]), 0);
+        assert_int_equal(result[i].windows, i % 2 ? 1 : 2);
+    }
+    uint64_t counted = result[0].tokens - result[1].tokens;
+    assert_true(counted > 0 && counted == result[2].tokens - result[3].tokens);
+    double padded = result[0].nats - result[1].nats, filled = result[2].nats - result[3].nats;
+    assert_true(fabs(padded - filled) < 1e-4);
+    fixture_remove("run");
+}
+
 static void expect_refusal(struct infer_evaluate_options *options, int code, const char *word)
 {
     struct infer_evaluate_result result;
@@ -243,6 +283,7 @@ int main(void)
         cmocka_unit_test(runs_give_their_own_losses),
         cmocka_unit_test(documents_are_as_if_alone),
         cmocka_unit_test(masked_tokens),
+        cmocka_unit_test(padding_is_not_seen),
         cmocka_unit_test(what_cannot_be_evaluated_is_refused),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
