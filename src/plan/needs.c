@@ -270,12 +270,13 @@ static uint32_t list_all(const plan_job *job, struct plani_candidate list[PLANI_
     return count;
 }
 
-int plani_excess(const plan_job *job, double *bytes, plani_work *work)
+int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *bytes, plani_work *work)
 {
     struct plani_candidate list[PLANI_TILES_MAX], *closest;
     uint32_t count = list_all(job, list);
     TRY(nearest(job, list, count, &closest, work));
-    *bytes = excess(job, closest->need);
+    memcpy(need, closest->need, sizeof closest->need);
+    *bytes = excess(job, need);
     return 0;
 }
 

@@ -162,32 +162,61 @@ static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_p
 
 /* ---- the refusal ---------------------------------------------------------------------------- */
 
-/* Finds the variant of the placement that needs least: with any open update, and with inner
- * activations kept or not. Where a program is long only the first variants are tried. */
+/* Looks at the ways to park what waits between the passes of cut stages: where the point says, or
+ * on the host; and of as many micro-batches as it has room for on the device. Where one of them
+ * needs less than *least, it becomes *nearest. */
+static int park_least(plani_search *self, struct plani_point point, uint64_t work_end,
+                      struct plani_point *nearest, double *least)
+{
+    const plan_job *job = &self->job;
+    const uint64_t budget = job->budget_bytes[TIER_DEVICE];
+    for (int way = 0; way < 2; way++) {
+        uint64_t more = 0;
+        point.parked_near = 0;
+        point.parked_on_host = way > 0;
+        do {
+            uint64_t need[TIER_COUNT], parked;
+            double bytes;
+            point.parked_near += (uint32_t)more;
+            plani_point_apply(self, &point);
+            TRY(plani_excess(job, need, &bytes, self->work));
+            if (bytes < *least) {
+                *least = bytes;
+                *nearest = point;
+            }
+            parked = plani_parked_bytes(job);
+            if (parked == 0 || plani_parked_home(job) == TIER_DEVICE)
+                return 0;
+            more = (budget - size_min(need[TIER_DEVICE], budget)) / parked;
+            more = size_min(more, job->micro_batch_count - point.parked_near);
+        } while (more > 0 && self->work->ops < work_end);
+        if (plani_parked_home(job) != TIER_NVME)
+            return 0;
+    }
+    return 0;
+}
+
+/* Finds the variant of the placement that needs least: with any open update, with inner
+ * activations kept or not, and however they are parked. Where a program is long only the first
+ * variants are tried. */
 static int find_least(plani_search *self, struct plani_point *nearest)
 {
     uint8_t updates[PLANI_UPDATES];
     uint32_t count = plani_open_updates(self, updates);
     uint32_t kept = self->counts[STATE_INNER_ACTIVATIONS];
     const struct plani_point usual = *nearest;
-    uint64_t before = self->work->ops;
+    uint64_t work_end = self->work->ops + REFUSAL_WORK;
     double least = INFINITY;
     for (uint32_t i = 0; i < count; i++)
         for (int tier = TIER_COUNT; tier > TIER_DEVICE; tier--) {
             struct plani_point point = usual;
-            double bytes;
             point.update = (enum update)updates[i];
             for (int t = tier; t < TIER_COUNT && kept; t++)
                 point.until[STATE_INNER_ACTIVATIONS][t] = kept;
             if ((tier < TIER_COUNT && kept == 0) || !plani_point_is_legal(self, &point) ||
-                self->work->ops - before > REFUSAL_WORK)
+                self->work->ops > work_end)
                 continue;
-            plani_point_apply(self, &point);
-            TRY(plani_excess(&self->job, &bytes, self->work));
-            if (bytes < least) {
-                least = bytes;
-                *nearest = point;
-            }
+            TRY(park_least(self, point, work_end, nearest, &least));
         }
     return 0;
 }

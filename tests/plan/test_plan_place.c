@@ -371,6 +371,38 @@ static void what_waits_between_parts_is_near(void **state)
     assert_int_equal(before, PARKED_BATCHES);
 }
 
+/* Where checkpoints rest on the host, a refusal names the bytes of the host beside as much as the
+ * device has room for: with these the job fits, with a block less it does not. */
+static void a_refusal_parks_on_the_device_first(void **state)
+{
+    (void)state;
+    static random_job r;
+    static struct placed l;
+    for (uint64_t room = 4; room <= 32; room += 7) {
+        make_parked(&r, &l, room * PARKED_BYTES);
+        for (int kind = 0; kind < STATE_ACTIVATIONS; kind++)
+            memset(l.wanted[kind], TIER_NVME, UNITS_MAX);
+        memset(l.wanted[STATE_ACTIVATIONS], TIER_HOST, UNITS_MAX);
+        uint64_t *host = &r.job.budget_bytes[TIER_HOST];
+        *host = 64 * KIB;
+        assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
+        const char *named = strstr(err_text(), "tiers.host.budget=");
+        assert_non_null(named);
+        assert_null(strstr(err_text(), "tiers.device.budget"));
+        *host = strtoull(named + strlen("tiers.host.budget="), NULL, 10);
+        assert_int_equal(plan_place(&l.asked, &l.found), 0);
+        uint64_t near = l.found.parked_near;
+        print_message("room for %llu: needs %llu bytes of host, %llu stay\n",
+                      (unsigned long long)room, (unsigned long long)*host,
+                      (unsigned long long)near);
+        assert_true(near < room && near + 3 >= size_min(room, PARKED_BATCHES));
+        assert_true(*host < (PARKED_BATCHES - near + 2) * PARKED_BYTES);
+        plan_set_fini(&l.found.set);
+        *host -= TILE_BLOCK_BYTES;
+        assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
+    }
+}
+
 /* The budget of the device that the refusal names with which the job fits. */
 static uint64_t device_need(struct placed *l)
 {
@@ -490,6 +522,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_order_is_chosen),
         cmocka_unit_test(it_is_deterministic),
         cmocka_unit_test(what_waits_between_parts_is_near),
+        cmocka_unit_test(a_refusal_parks_on_the_device_first),
         cmocka_unit_test(activations_are_kept_selectively),
         cmocka_unit_test(refusals_name_what_fits),
         cmocka_unit_test(reasons_are_true),
