@@ -214,8 +214,8 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
 
 /* Learns what the candidate needs as far as the budgets cover it. ERR_NO_FIT where they do not. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, plani_work *work) MUST_CHECK;
-/* What the job needs with the tile size that comes nearest to the budgets, as far as that was looked
- * at, and how many bytes of it are beyond them, all arenas together. */
+/* Finds the tile size of the job that comes nearest to the budgets. need[]: its needs, as far as
+ * they are known; *bytes: those beyond the budgets, all arenas together. */
 int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *bytes,
                  plani_work *work) MUST_CHECK;
 

@@ -19,9 +19,8 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/rng.h"
-#include "base/tile.h"
 #include "tests/ranks/mpi_fixture.h"
+#include "tests/train/drawn_job.h"
 #include "train/train.h"
 
 #define TOLERANCE 1e-4 /* relative, of a loss: sums over ranks are taken in another order */
@@ -32,7 +31,6 @@ enum {
     CURVE_STEPS = 50,
     DRAW_STREAM = 92,
     PROGRAMS = 5,
-    KINDS = 5,
 };
 
 static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
@@ -242,107 +240,38 @@ static void curves_follow_one_rank(void **state)
 
 /* ---- draws ---- */
 
-struct draws {
-    uint64_t seed, counter;
-};
-
-static uint64_t draw(struct draws *d, uint64_t bound)
+/* Draws what several ranks add to the settings that decide the bits. */
+static void draw_exchange(drawn_job *drawn)
 {
-    return rng_below(d->seed, DRAW_STREAM, d->counter++, bound);
-}
-
-/* Draws the settings that decide the bits. */
-static void draw_model(struct draws *d, fixture_model *model, fixture_sets *sets, bool *is_exact)
-{
-    static const char *const optimizers[] = {
-        "{\"type\":\"AdamW\",\"params\":{\"lr\":1e-3,\"weight_decay\":0.1}}",
-        "{\"type\":\"Lion\",\"params\":{\"lr\":1e-4,\"weight_decay\":0.1}}",
-        "{\"type\":\"Adagrad\",\"params\":{\"lr\":1e-2}}",
-        "{\"type\":\"Muon\",\"params\":{\"lr\":3e-3,\"weight_decay\":0.1}}"};
     static const char *const wires[] = {"fp32", "bf16", "fp16"};
-    memset(sets, 0, sizeof *sets);
-    uint64_t dtype = draw(d, 3);
-    *model = (fixture_model){.family = draw(d, 2) ? "llama" : "gpt2",
-                             .bf16 = dtype == 1,
-                             .layers = 1 + (uint32_t)draw(d, 3),
-                             .hidden = 64 + 32 * (uint32_t)draw(d, 3)};
+    fixture_sets *sets = &drawn->sets;
     fixture_set(sets, "run.steps=4");
     fixture_set(sets, "run.eval_every=2");
-    fixture_set(sets, "model.tie_embeddings=%s", draw(d, 2) ? "true" : "false");
-    fixture_set(sets, "model.vocab_size=%u", 256 + (unsigned)draw(d, 400));
-    fixture_set(sets, "train_micro_batch_size_per_gpu=%u", 1 + (unsigned)draw(d, 3));
-    fixture_set(sets, "gradient_accumulation_steps=%u", 1 + (unsigned)draw(d, 3));
-    if (dtype == 2)
-        fixture_set(sets, "fp16={\"enabled\":true,\"initial_scale_power\":%u,\"hysteresis\":1}",
-                    8 + (unsigned)draw(d, 14));
-    if (draw(d, 3) == 0)
-        fixture_set(sets, "model.max_part_bytes=%u",
-                    (unsigned)((dtype == 0 ? 4 : 2) * 1024 * (8 + draw(d, 40))));
-    if (draw(d, 2))
-        fixture_set(sets, "data_types.grad_accum_dtype=fp32");
-    if (draw(d, 2))
-        fixture_set(sets, "communication_data_type=%s", wires[draw(d, 3)]);
-    fixture_set(sets, "schedule.order=%s", draw(d, 2) ? "batch_major" : "layer_major");
-    const char *optimizer = optimizers[draw(d, 4)];
-    fixture_set(sets, "optimizer=%s", optimizer);
-    if (strstr(optimizer, "Muon")) /* whole matrices */
-        fixture_set(sets, "model.max_part_bytes=0");
-    fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
-    *is_exact = dtype != 2 && draw(d, 2);
-    if (*is_exact) {
-        fixture_set(sets, "gradient_clipping=0");
-        if (dtype == 1)
-            fixture_set(sets, "bf16.check_grad_overflow=false");
-    }
-}
-
-static void draw_places(struct draws *d, fixture_sets *sets)
-{
-    static const char *const kinds[KINDS] = {"params", "grads", "optimizer", "activations",
-                                             "inner_activations"};
-    static const char *const tiers[] = {"device",    "host",           "nvme",          "recompute",
-                                        "selective", "selective_host", "selective_nvme"};
-    char rules[1000];
-    size_t used = (size_t)snprintf(rules, sizeof rules, "[");
-    for (int k = 0; k < KINDS; k++)
-        fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 7 : 3)]);
-    uint64_t count = draw(d, 5);
-    for (uint64_t i = 0; i < count; i++)
-        used +=
-            (size_t)snprintf(rules + used, sizeof rules - used,
-                             "%s{\"units\":\"%u\",\"kind\":\"%s\",\"tier\":\"%s\"}", i ? "," : "",
-                             (unsigned)draw(d, 3), kinds[draw(d, KINDS - 1)], tiers[draw(d, 3)]);
-    assert_true(used < sizeof rules - 2);
-    fixture_set(sets, "tiers.place.rules=%s]", rules);
+    if (drawn_job_draw(drawn, 2))
+        fixture_set(sets, "communication_data_type=%s", wires[drawn_job_draw(drawn, 3)]);
+    fixture_set(sets, "schedule.order=%s",
+                drawn_job_draw(drawn, 2) ? "batch_major" : "layer_major");
 }
 
 /* Draws the settings that must not change the bits. */
-static void draw_program(struct draws *d, fixture_sets *sets, bool is_exact)
+static void draw_program(drawn_job *drawn, fixture_sets *sets)
 {
-    static const char *const updates[] = {"after_backward", "in_next_forward", "in_backward"};
     static const char *const zero = "zero_optimization";
-    draw_places(d, sets);
-    fixture_set(sets, "%s.stage=%u", zero, (unsigned)draw(d, STAGES));
-    uint64_t stays = draw(d, 3); /* none, some, all */
+    drawn_job_place(drawn, sets, 3); /* every model has so many units */
+    drawn_job_schedule(drawn, sets);
+    fixture_set(sets, "%s.stage=%u", zero, (unsigned)drawn_job_draw(drawn, STAGES));
+    uint64_t stays = drawn_job_draw(drawn, 3); /* none, some, all */
     if (stays < 2)
         fixture_set(sets, "%s.stage3_param_persistence_threshold=%u", zero,
-                    (unsigned)(stays * draw(d, 120000)));
-    if (draw(d, 3) == 0)
-        fixture_set(sets, "%s.stage3_max_reuse_distance=%u", zero, (unsigned)draw(d, 200000));
-    if (draw(d, 3) == 0)
-        fixture_set(sets, "%s.stage3_max_live_parameters=%u", zero, (unsigned)draw(d, 200000));
-    if (draw(d, 3) == 0)
-        fixture_set(sets, "%s.stage3_prefetch_bucket_size=%u", zero, (unsigned)draw(d, 200000));
-    fixture_set(sets, "schedule.update=%s", updates[draw(d, is_exact ? 3 : 2)]);
-    fixture_set(sets, "schedule.tile_elems=%u",
-                draw(d, 2) ? 0 : (unsigned)TILE_ELEMS_STEP << draw(d, 2));
-    fixture_set(sets, "debug.schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 40));
-    fixture_set(sets, "io.backend=%s", draw(d, 2) ? "uring" : "pool");
-    fixture_set(sets, "debug.comm.staging_bytes=%u", 65536u << draw(d, 8));
-    fixture_set(sets, "run.commit_every=%u", (unsigned)draw(d, 4));
-    if (draw(d, 3) == 0)
-        fixture_set(sets, "run.paranoid=true");
-    if (draw(d, 3) == 0)
+                    (unsigned)(stays * drawn_job_draw(drawn, 120000)));
+    static const char *const limits[] = {"max_reuse_distance", "max_live_parameters",
+                                         "prefetch_bucket_size"};
+    for (int i = 0; i < 3; i++)
+        if (drawn_job_draw(drawn, 3) == 0)
+            fixture_set(sets, "%s.stage3_%s=%u", zero, limits[i],
+                        (unsigned)drawn_job_draw(drawn, 200000));
+    fixture_set(sets, "debug.comm.staging_bytes=%u", 65536u << drawn_job_draw(drawn, 8));
+    if (drawn_job_draw(drawn, 3) == 0)
         fixture_set(sets,
                     "tiers.nvme=[{\"path\":\"%s/a-{rank}\",\"budget\":\"64MiB\"},"
                     "{\"path\":\"%s/b\",\"budget\":\"256MiB\"}]",
@@ -352,34 +281,35 @@ static void draw_program(struct draws *d, fixture_sets *sets, bool is_exact)
 static void draws_give_equal_bits(void **state)
 {
     (void)state;
-    static fixture_sets model_sets, sets;
+    static drawn_job drawn;
+    static fixture_sets sets;
     static mpi_result first, result;
     uint64_t skips = 0;
     log_set_level(LOG_QUIET); /* of draws that warn of themselves */
     for (uint64_t seed = first_seed; seed <= last_seed; seed++) {
-        struct draws d = {.seed = seed};
-        fixture_model model;
-        bool is_exact;
-        draw_model(&d, &model, &model_sets, &is_exact);
+        drawn_job_make(&drawn, DRAW_STREAM, seed);
+        draw_exchange(&drawn);
         for (int p = 0; p <= PROGRAMS; p++) {
-            sets = model_sets;
+            sets = drawn.sets;
             bool is_tight = false;
             if (p > 0) {
-                draw_program(&d, &sets, is_exact);
-                is_tight = draw(&d, 3) == 0;
+                draw_program(&drawn, &sets);
+                is_tight = drawn_job_draw(&drawn, 3) == 0;
                 if (is_tight)
-                    mpi_tighten("drawn", &model, &sets);
+                    mpi_tighten("drawn", &drawn.shape, &sets);
             } else {
                 fixture_set(&sets, "schedule.update=after_backward");
             }
-            job *asked = mpi_job("drawn", &model, &sets);
-            mpi_call call = {.name = "drawn", .simulates_drives = p > 0 && draw(&d, 4) == 0};
+            job *asked = mpi_job("drawn", &drawn.shape, &sets);
+            mpi_call call = {.name = "drawn",
+                             .simulates_drives = p > 0 && drawn_job_draw(&drawn, 4) == 0};
             if (p > 0 && !is_tight) /* which is of a norm in one part */
-                call.norm_part_bytes = UINT64_C(1) << draw(&d, 10);
+                call.norm_part_bytes = UINT64_C(1) << drawn_job_draw(&drawn, 10);
             mpi_train(asked, &call, p > 0 ? &result : &first);
             job_destroy(asked);
             char text[64];
-            snprintf(text, sizeof text, "seed %u, program %d", (unsigned)seed, p);
+            snprintf(text, sizeof text, "seed %u (%s), program %d", (unsigned)seed,
+                     drawn.shape.family, p);
             mpi_result *now = p > 0 ? &result : &first;
             if (now->run.rc < 0)
                 fail_msg("%s: %s", text, now->run.error);

@@ -1,6 +1,6 @@
 # The engine as a whole, through train_run. Idle OpenMP threads sleep: tests share the machine.
 if(TARGET sluice_profile)
-    add_library(train_fixture STATIC train/train_fixture.c)
+    add_library(train_fixture STATIC train/train_fixture.c train/drawn_job.c)
     target_link_libraries(train_fixture PUBLIC sluice_profile PkgConfig::JANSSON PkgConfig::CMOCKA)
     target_compile_definitions(train_fixture PRIVATE FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
 
@@ -21,8 +21,14 @@ if(TARGET sluice_profile)
                     INSTANCES gpt2-bf16)
     sluice_isa_test(test_train_modes SETS ${train_sets} LABELS cpu nvme TIMEOUT 120
                     INSTANCES gpt2-fp32 llama-bf16)
+    # Each family once a line; 400 more of them slowly.
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
-                INSTANCES 1 2 3 4)
+                INSTANCES 1-14 15-28 29-42 43-56)
+    foreach(seeds 1001-1100 1101-1200 1201-1300 1301-1400)
+        add_test(NAME slow.test_train_random.${seeds} COMMAND test_train_random ${seeds})
+        set_tests_properties(slow.test_train_random.${seeds} PROPERTIES LABELS slow TIMEOUT 1800
+                             ENVIRONMENT OMP_WAIT_POLICY=passive)
+    endforeach()
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
     sluice_test(test_train_state LIBS hf_fixture train_fixture LABELS cpu nvme debug)
     target_link_options(test_train_state PRIVATE -Wl,--wrap=setupi_choose_backend)

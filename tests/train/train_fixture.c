@@ -83,6 +83,7 @@ int fixture_setup(void **state)
     snprintf(fixture_dir, sizeof fixture_dir, "%s/test_train.XXXXXX", cwd);
     if (!mkdtemp(fixture_dir))
         return -1;
+    fixture_rows("rows.npy", 0, 600, 23);
     return write_text("train.txt", 11, FIXTURE_TRAIN_BYTES) ||
                    write_text("valid.txt", 12, FIXTURE_TRAIN_BYTES / 4)
                ? -1
@@ -132,10 +133,7 @@ void fixture_set(fixture_sets *sets, const char *format, ...)
 
 static void write_job(const char *name, const fixture_model *shape)
 {
-    static const char *const full[] = {"gpt2", "bert", "gpt_neox", "opt", "stablelm"};
-    bool has_groups = true;
-    for (size_t i = 0; i < sizeof full / sizeof full[0]; i++)
-        has_groups = has_groups && strcmp(shape->family, full[i]) != 0;
+    bool has_groups = strcmp(shape->family, "llama") == 0;
     bool is_bert = strcmp(shape->family, "bert") == 0;
     FILE *file = fopen(fixture_path(name, ".json"), "w");
     assert_non_null(file);
@@ -148,7 +146,7 @@ static void write_job(const char *name, const fixture_model *shape)
         "\"data\": {\"train\": [\"%s/train.txt\"], \"valid\": [\"%s/valid.txt\"], \"seed\": 3%s},\n"
         "\"run\": {\"dir\": \"%s/%s\", \"steps\": 20, \"seed\": 7, \"eval_batches\": 2, "
         "\"commit_every\": 3},\n",
-        fixture_dir, fixture_dir, is_bert ? ", \"mask_token\": 639" : "", fixture_dir, name);
+        fixture_dir, fixture_dir, is_bert ? ", \"mask_token\": 255" : "", fixture_dir, name);
     fprintf(
         file,
         "\"device\": {\"backend\": \"cpu\", \"threads\": 2},\n"
@@ -177,6 +175,16 @@ job *fixture_job(const char *name, const fixture_model *shape, const fixture_set
 job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixture_sets *sets,
                        uint32_t world)
 {
+    job *asked;
+    int rc = fixture_read_job(name, shape, sets, world, &asked);
+    if (rc < 0)
+        fail_msg("%s: %s", err_name(rc), err_text());
+    return asked;
+}
+
+int fixture_read_job(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                     uint32_t world, job **out)
+{
     const char *texts[FIXTURE_SETS_MAX];
     uint32_t count = sets ? sets->count : 0;
     for (uint32_t i = 0; i < count; i++)
@@ -190,11 +198,7 @@ job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixtu
     if (getenv("SLUICE_TEST_PARANOID") && count < FIXTURE_SETS_MAX)
         texts[count++] = "run.paranoid=true";
     write_job(name, shape);
-    job *asked;
-    int rc = job_read_ranks(fixture_path(name, ".json"), texts, count, world, &asked);
-    if (rc < 0)
-        fail_msg("%s: %s", err_name(rc), err_text());
-    return asked;
+    return job_read_ranks(fixture_path(name, ".json"), texts, count, world, out);
 }
 
 json_t *fixture_json(const char *path)
