@@ -11,6 +11,21 @@
 
 /* ---- counting ---- */
 
+uint64_t modeli_columns(const modeli_layer *layer, bool backward)
+{
+    const modeli_kind *kind = layer->kind;
+    if (kind->columns != NULL)
+        return kind->columns(layer, backward);
+    uint64_t both = layer->in + layer->out;
+    if (!backward)
+        return both +
+               ((layer->reads[1] != MODELI_NO_VALUE) + (layer->sum != MODELI_NO_VALUE)) * layer->in;
+    if (kind->gradient == MODELI_GRAD_PASSES)
+        return 0;
+    bool adds = layer->residual_grad.buffer != MODELI_NOWHERE;
+    return both + (kind->keeps_input + adds) * layer->in + kind->keeps_output * layer->out;
+}
+
 void modeli_cost_product(const model *self, const modeli_matrix *of, enum modeli_product which,
                          uint64_t count, model_costs *costs)
 {
@@ -59,7 +74,7 @@ static void add_layer(const modeli_layer *layer, const modeli_costing *of)
     if (layer == modeli_final_norm_of(layer->net) && layer->net->spec.logits_scaling != 0)
         modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, 2 * layer->in, of->costs);
     bool backward = of->turn == MODELI_TURN_BACKWARD;
-    uint64_t columns = layer->kind->columns ? layer->kind->columns(layer, backward) : 0;
+    uint64_t columns = modeli_columns(layer, backward);
     if (layer->kind->costs != NULL)
         layer->kind->costs(layer, of);
     else if (columns > 0)

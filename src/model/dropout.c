@@ -14,7 +14,7 @@ bool model_has_dropout(const model_spec *spec)
 
 bool modeli_drops_rows(const model *self)
 {
-    return self->spec.embedding_dropout > 0 && modeli_family_of(self->spec.family)->drops_rows;
+    return self->spec.embedding_dropout > 0 && self->products->family->drops_rows;
 }
 
 uint64_t modeli_block_site(const model_call *call, uint64_t idx)

@@ -3,49 +3,34 @@
  * Allocates nothing. */
 #include "model/model_internal.h"
 
-static embedding_args args_of(const model *self, const model_call *call)
-{
-    return (embedding_args){
-        .type = self->type,
-        .batch = self->micro_batch,
-        .tokens = modeli_call_tokens(self, call),
-        .channels = self->spec.hidden_size,
-        .vocab = self->spec.vocab_size,
-        .token_ids = call->tokens,
-        .position_first = self->cache_positions ? call->position : 0,
-        .begins = call->begins,
-        .output = call->output,
-    };
-}
-
-static embedding_grad_args grad_args_of(const model *self, const model_call *call)
-{
-    return (embedding_grad_args){
-        .type = self->type,
-        .batch = self->micro_batch,
-        .tokens = self->tokens,
-        .channels = self->spec.hidden_size,
-        .vocab = self->spec.vocab_size,
-        .token_ids = call->tokens,
-        .output_grad = call->output_grad,
-        .begins = call->begins,
-        .scratch = call->temp,
-    };
-}
-
 /* Some rows of a table, which lie at `at` in their unit. */
 struct rows_of_table {
     enum modeli_width table;
     uint64_t begin, count, at;
 };
 
+/* The position of a call's first token in the table of positions. */
+static uint64_t first_position(const model *self, const model_call *call, struct rows_of_table of)
+{
+    return (self->cache_positions ? call->position : 0) +
+           (of.table == MODELI_POSITIONS_OF_OPT ? MODELI_OPT_SKIPS : 0);
+}
+
 /* The first table writes the rows of its tokens; the others add theirs. */
 static int forward(model *self, void *stream, const model_call *call, struct rows_of_table of)
 {
-    embedding_args args = args_of(self, call);
-    if (of.table == MODELI_TYPES && of.begin > 0)
-        return 0;
     const void *rows = modeli_param(self, call->params[0], of.at);
+    embedding_args args = {
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = modeli_call_tokens(self, call),
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .token_ids = call->tokens,
+        .position_first = first_position(self, call, of),
+        .begins = call->begins,
+        .output = call->output,
+    };
     if (of.table == MODELI_VOCAB) {
         args.row_begin = of.begin;
         args.row_count = of.count;
@@ -54,7 +39,6 @@ static int forward(model *self, void *stream, const model_call *call, struct row
         args.position_begin = of.begin;
         args.position_count = of.count;
         args.position_table = rows;
-        args.position_first += of.table == MODELI_POSITIONS_OF_OPT ? MODELI_OPT_SKIPS : 0;
     }
     if (of.table == MODELI_TYPES) { /* sequences of one token, whose position is 0, as its type */
         args.batch *= args.tokens;
@@ -66,10 +50,19 @@ static int forward(model *self, void *stream, const model_call *call, struct row
 
 static int backward(model *self, void *stream, const model_call *call, struct rows_of_table of)
 {
-    embedding_grad_args args = grad_args_of(self, call);
     float *rows = modeli_grad(call->grads[0], of.at);
-    if (of.table == MODELI_TYPES && of.begin > 0)
-        return 0;
+    embedding_grad_args args = {
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .token_ids = call->tokens,
+        .position_first = first_position(self, call, of),
+        .output_grad = call->output_grad,
+        .begins = call->begins,
+        .scratch = call->temp,
+    };
     if (of.table == MODELI_TYPES)
         return self->ops->bias_backward(self->context, stream, self->type, modeli_rows(self),
                                         args.channels, args.channels, call->output_grad, rows,
@@ -82,7 +75,6 @@ static int backward(model *self, void *stream, const model_call *call, struct ro
         args.position_begin = of.begin;
         args.position_count = of.count;
         args.position_table_grad = rows;
-        args.position_first = of.table == MODELI_POSITIONS_OF_OPT ? MODELI_OPT_SKIPS : 0;
     }
     return self->ops->embedding_backward(self->context, stream, &args);
 }
@@ -99,6 +91,8 @@ static int run(model *self, void *stream, const model_call *call, const modeli_p
                                    layer->at.weight};
         if (part != NULL)
             of = (struct rows_of_table){of.table, part->row_begin, part->rows, part->at[0].weight};
+        if (of.table == MODELI_TYPES && of.begin > 0)
+            continue; /* all tokens have type 0 */
         TRY((is_backward ? backward : forward)(self, stream, call, of));
     }
     return 0;
@@ -108,17 +102,9 @@ static int run(model *self, void *stream, const model_call *call, const modeli_p
 
 static int multiply(const model *self, void *stream, const void *source, void *target)
 {
-    scale_rows_args args = {
-        .type = self->type,
-        .rows = modeli_rows(self),
-        .columns = self->spec.hidden_size,
-        .scale = scale_of_type(self->type, self->spec.embedding_multiplier),
-        .source = source,
-        .target = target,
-        .source_stride = self->spec.hidden_size,
-        .target_stride = self->spec.hidden_size,
-    };
-    return self->ops->scale_rows(self->context, stream, &args);
+    return modeli_scale_rows(self, stream, modeli_rows(self),
+                             scale_of_type(self->type, self->spec.embedding_multiplier), source,
+                             target);
 }
 
 static int drop(const model *self, void *stream, const model_call *call, const void *source,

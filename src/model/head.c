@@ -63,20 +63,9 @@ static void *saved_at(const struct head_run *run, uint64_t offset_bytes)
  * gradient of those. */
 static int divide(const struct head_run *run, uint64_t rows, void *data)
 {
-    const model *self = run->self;
-    scale_rows_args args = {
-        .type = self->type,
-        .rows = rows,
-        .columns = self->spec.hidden_size,
-        .scale = (float)(1 / self->spec.logits_scaling),
-        .source = data,
-        .target = data,
-        .source_stride = self->spec.hidden_size,
-        .target_stride = self->spec.hidden_size,
-    };
-    if (self->spec.logits_scaling == 0)
-        return 0;
-    return self->ops->scale_rows(self->context, run->stream, &args);
+    double by = run->self->spec.logits_scaling;
+    return by == 0 ? 0
+                   : modeli_scale_rows(run->self, run->stream, rows, (float)(1 / by), data, data);
 }
 
 static int norm_rows(const struct head_run *run, uint64_t rows, const void *input, void *output,
@@ -87,7 +76,7 @@ static int norm_rows(const struct head_run *run, uint64_t rows, const void *inpu
     args.rows = rows;
     args.input = input;
     args.output = output;
-    args.mean = norm->row->norm == NORM_LAYER ? mean : NULL;
+    args.mean = args.kind == NORM_LAYER ? mean : NULL;
     args.rstd = rstd;
     TRY(run->self->ops->norm_forward(run->self->context, run->stream, &args));
     return divide(run, rows, output);
@@ -107,7 +96,7 @@ static int norm_backward(const struct head_run *run, void *grad, void *scratch)
     norm_grad_args args = modeli_norm_grad_args(norm, run->call, norm->at);
     TRY(divide(run, args.rows, grad));
     args.input = run->call->input;
-    args.mean = norm->row->norm == NORM_LAYER ? saved_at(run, run->saved.mean) : NULL;
+    args.mean = args.kind == NORM_LAYER ? saved_at(run, run->saved.mean) : NULL;
     args.rstd = saved_at(run, run->saved.rstd);
     args.output_grad = args.input_grad = grad;
     args.scratch = scratch;

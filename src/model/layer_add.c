@@ -12,14 +12,8 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
                           modeli_value_at(run, layer->writes));
 }
 
-static uint64_t columns(const modeli_layer *layer, bool backward)
-{
-    return backward ? 0 : 3 * layer->in;
-}
-
 const modeli_kind modeli_add = {
     .gradient = MODELI_GRAD_PASSES,
     .forward = forward,
-    .columns = columns,
     .row_kinds = {MODEL_ROWS_PLAIN},
 };

@@ -54,7 +54,7 @@ double modeli_scores_of(const model *self, uint64_t block)
 static int forward_cached(const modeli_run *run, const modeli_layer *layer, struct heads of)
 {
     const model *self = run->self;
-    assert(!layer->row->is_bidirectional);
+    assert(!self->products->family->is_bidirectional);
     uint64_t half_bytes = self->spec.num_kv_heads * self->cache_positions * self->spec.head_dim *
                           dtype_bytes(self->type);
     void *keys = modeli_at(run->call->cache, 2 * run->call->layer * half_bytes);
@@ -131,7 +131,7 @@ static int prepare(model *self, modeli_layer *layer)
         .type = self->type,
         .scale = scale_of(self),
         .dropout = (float)self->spec.attention_dropout,
-        .is_bidirectional = layer->row->is_bidirectional,
+        .is_bidirectional = self->products->family->is_bidirectional,
         .soft_cap = (float)self->spec.attention_soft_cap,
     };
     for (uint64_t block = 0; block < self->spec.num_layers; block++) {
@@ -154,11 +154,6 @@ static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t
         bytes[0] = size_max(bytes[0], ops->attention_forward_scratch_bytes(attention));
         bytes[1] = size_max(bytes[1], ops->attention_backward_scratch_bytes(attention));
     }
-}
-
-static uint64_t columns(const modeli_layer *layer, bool backward)
-{
-    return (backward ? 2 : 1) * (layer->in + layer->out);
 }
 
 /* Counts modeli_scores_of. Forward: 2 products (Q K^T, P V). Backward: 5 products (scores again,
@@ -190,6 +185,5 @@ const modeli_kind modeli_attention = {
     .backward = backward,
     .prepare = prepare,
     .scratch = scratch,
-    .columns = columns,
     .costs = costs,
 };

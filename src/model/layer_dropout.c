@@ -31,12 +31,6 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
                 modeli_at_spot(run, layer->input_grad));
 }
 
-static uint64_t columns(const modeli_layer *layer, bool backward)
-{
-    (void)backward;
-    return 2 * layer->in;
-}
-
 /* The backward copies the gradient where nothing is dropped. */
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
@@ -48,6 +42,5 @@ const modeli_kind modeli_dropout = {
     .gradient = MODELI_GRAD_OWN,
     .forward = forward,
     .backward = backward,
-    .columns = columns,
     .costs = costs,
 };

@@ -2,15 +2,27 @@
  * and up. The gradient takes the place of the input. Allocates nothing. */
 #include "model/model_internal.h"
 
+/* That of the family, or the one that the spec names, in the same form. */
+static enum activation_kind activation_of(const model *self)
+{
+    static const enum activation_kind named[2][ACTIVATION_NAME_COUNT] = {
+        {0, ACTIVATION_GELU_ERF, ACTIVATION_GELU, ACTIVATION_RELU, 0},
+        {0, ACTIVATION_GEGLU_ERF, ACTIVATION_GEGLU, 0, ACTIVATION_SWIGLU},
+    };
+    enum activation_kind own = self->products->family->activation;
+    enum activation asked = self->spec.activation;
+    return asked == ACTIVATION_OF_FAMILY ? own : named[activation_is_gated(own)][asked];
+}
+
 static uint64_t out_columns(const modeli_layer *layer)
 {
-    return activation_is_gated(layer->activation) ? layer->in / 2 : layer->in;
+    return activation_is_gated(activation_of(layer->net)) ? layer->in / 2 : layer->in;
 }
 
 static activation_args args_of(const modeli_run *run, const modeli_layer *layer)
 {
     return (activation_args){
-        .kind = layer->activation,
+        .kind = activation_of(run->self),
         .type = run->self->type,
         .rows = modeli_rows(run->self),
         .features = layer->out,
@@ -33,11 +45,6 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
     return run->self->ops->activation_backward(run->self->context, run->stream, &args);
 }
 
-static uint64_t columns(const modeli_layer *layer, bool backward)
-{
-    return (backward ? 2 : 1) * layer->in + layer->out;
-}
-
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
     static const enum model_row_kind kinds[2][2] = {
@@ -45,7 +52,7 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
         {MODEL_ROWS_GELU_GRAD, MODEL_ROWS_SWIGLU_GRAD},
     };
     bool backward = of->turn == MODELI_TURN_BACKWARD, has_halves = layer->in != layer->out;
-    modeli_cost_columns(layer->net, kinds[backward][has_halves], columns(layer, backward),
+    modeli_cost_columns(layer->net, kinds[backward][has_halves], modeli_columns(layer, backward),
                         of->costs);
 }
 
@@ -55,6 +62,5 @@ const modeli_kind modeli_gate = {
     .out = out_columns,
     .forward = forward,
     .backward = backward,
-    .columns = columns,
     .costs = costs,
 };

@@ -20,6 +20,11 @@ static uint64_t norm_count(const modeli_layer *layer)
     return norms_of(layer, false) + norms_of(layer, true);
 }
 
+static bool is_layer_norm(const modeli_layer *layer)
+{
+    return layer->net->products->family->norm == NORM_LAYER;
+}
+
 static uint64_t columns_of(const modeli_layer *layer, bool is_k)
 {
     return modeli_width_of(layer->net, is_k ? MODELI_KEYS : MODELI_QUERIES);
@@ -31,7 +36,7 @@ static uint64_t kept_bytes(const modeli_layer *layer, uint32_t idx)
 {
     uint64_t rows = modeli_rows(layer->net);
     if (idx == 0)
-        return (layer->row->norm == NORM_LAYER ? 2 : 1) * rows * norm_count(layer) * sizeof(float);
+        return (is_layer_norm(layer) ? 2 : 1) * rows * norm_count(layer) * sizeof(float);
     return rows * (columns_of(layer, false) + columns_of(layer, true)) *
            dtype_bytes(layer->net->type);
 }
@@ -46,7 +51,7 @@ static head_norm_args args_of(const modeli_run *run, const modeli_layer *layer, 
     uint64_t q_columns = is_k ? columns_of(layer, false) : 0; /* before k's */
     float *rstd = modeli_at_spot(run, layer->kept[0]);
     rstd += is_k ? rows * norms_of(layer, false) : 0;
-    bool is_layer = layer->row->norm == NORM_LAYER;
+    bool is_layer = is_layer_norm(layer);
     void *before = modeli_at_spot(run, layer->kept[1]);
     return (head_norm_args){
         .type = self->type,
@@ -57,7 +62,7 @@ static head_norm_args args_of(const modeli_run *run, const modeli_layer *layer, 
         .epsilon = (float)self->spec.norm_epsilon,
         .is_layer = is_layer,
         .weight_per_head = layer->row->by_heads,
-        .adds_one = layer->row->adds_one,
+        .adds_one = self->products->family->adds_one,
         .weight = modeli_layer_param(run, layer, is_k ? params.second : params.weight),
         .data = modeli_at(data, q_columns * elem_bytes),
         .before = modeli_at(before, rows * q_columns * elem_bytes),

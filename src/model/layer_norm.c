@@ -5,24 +5,27 @@
 /* [0] the means [N] fp32, which RMSNorm has none of; [1] 1 / standard deviation [N] fp32. */
 static uint64_t kept_bytes(const modeli_layer *layer, uint32_t idx)
 {
-    return idx == 0 && layer->row->norm == NORM_RMS ? 0 : modeli_rows(layer->net) * sizeof(float);
+    return idx == 0 && layer->net->products->family->norm == NORM_RMS
+               ? 0
+               : modeli_rows(layer->net) * sizeof(float);
 }
 
 static float *mean_of(const modeli_run *run, const modeli_layer *layer)
 {
-    return layer->row->norm == NORM_RMS ? NULL : modeli_at_spot(run, layer->kept[0]);
+    return run->self->products->family->norm == NORM_RMS ? NULL
+                                                         : modeli_at_spot(run, layer->kept[0]);
 }
 
 norm_args modeli_norm_args(const modeli_layer *layer, const model_call *call, modeli_params params)
 {
     const void *unit = call->params[layer->unit];
     return (norm_args){
-        .kind = layer->row->norm,
+        .kind = layer->net->products->family->norm,
         .type = layer->net->type,
         .rows = modeli_rows(layer->net),
         .channels = layer->in,
         .epsilon = (float)layer->net->spec.norm_epsilon,
-        .adds_one = layer->row->adds_one,
+        .adds_one = layer->net->products->family->adds_one,
         .weight = modeli_param(layer->net, unit, params.weight),
         .bias = modeli_param(layer->net, unit, params.bias),
     };
@@ -33,11 +36,11 @@ norm_grad_args modeli_norm_grad_args(const modeli_layer *layer, const model_call
 {
     float *grads = call->grads[layer->unit];
     return (norm_grad_args){
-        .kind = layer->row->norm,
+        .kind = layer->net->products->family->norm,
         .type = layer->net->type,
         .rows = modeli_rows(layer->net),
         .channels = layer->in,
-        .adds_one = layer->row->adds_one,
+        .adds_one = layer->net->products->family->adds_one,
         .weight = modeli_param(layer->net, call->params[layer->unit], params.weight),
         .weight_grad = modeli_grad(grads, params.weight),
         .bias_grad = modeli_grad(grads, params.bias),
@@ -86,19 +89,12 @@ static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t
     bytes[1] = self->ops->norm_grad_scratch_bytes(self->context, modeli_rows(self), layer->in);
 }
 
-static uint64_t columns(const modeli_layer *layer, bool backward)
-{
-    if (backward)
-        return (layer->residual_grad.buffer != MODELI_NOWHERE ? 4 : 3) * layer->in;
-    return (layer->sum != MODELI_NO_VALUE ? 4 : 2) * layer->in;
-}
-
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
     bool backward = of->turn == MODELI_TURN_BACKWARD;
     bool only_norm = has_sum(layer, of->turn, of->kept);
     modeli_cost_columns(layer->net, backward ? MODEL_ROWS_NORM_GRAD : MODEL_ROWS_NORM,
-                        only_norm ? 2 * layer->in : columns(layer, backward), of->costs);
+                        only_norm ? 2 * layer->in : modeli_columns(layer, backward), of->costs);
 }
 
 const modeli_kind modeli_norm = {
@@ -109,6 +105,5 @@ const modeli_kind modeli_norm = {
     .forward = forward,
     .backward = backward,
     .scratch = scratch,
-    .columns = columns,
     .costs = costs,
 };

@@ -43,7 +43,7 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
         .head_dim = self->spec.head_dim,
         .stride = layer->in,
         .rotated = rotated,
-        .interleaved = layer->row->interleaved,
+        .interleaved = self->products->family->interleaved,
         .data = data,
         .table = (const float *)run->call->constants + table + first * rotated,
         .inverse = inverse,

@@ -139,27 +139,26 @@ struct modeli_row {
     /* The name of its weights in block 0. In other blocks %llu is the index of the block before. */
     const char *first_name;
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
-    enum norm_kind norm;
-    bool adds_one;    /* NORM, HEAD_NORM: the weights are stored less 1 */
     bool by_heads;    /* HEAD_NORM: layer_head_norm.c */
-    bool interleaved; /* ROPE: pairs are neighbours (2i, 2i + 1), not (i, i + R/2) */
-    enum activation_kind activation;
-    bool is_bidirectional; /* ATTENTION: a token also sees the tokens after it */
-    bool only_first;       /* DROPOUT: of block 0 alone */
+    bool only_first;  /* DROPOUT: of block 0 alone */
 };
 typedef struct modeli_row modeli_row;
 
 struct modeli_family {
     const char *name;
     const modeli_row *embed, *block, *head;
-    bool drops_rows;        /* the rows of the embedding may have a dropout */
     const modeli_row *last; /* one more block, between the others and the head; NULL: none */
-    bool has_plain_heads;   /* H heads of hidden_size / H columns, each with a k and v of its own */
+    enum norm_kind norm;    /* of all norms */
+    bool adds_one;          /* their weights are stored less 1 */
+    enum activation_kind activation; /* of all gates, unless the spec names another */
+    bool interleaved;      /* rotary positions turn neighbours (2i, 2i + 1), not (i, i + R/2) */
+    bool is_bidirectional; /* a token also sees the tokens after it */
+    bool drops_rows;       /* the rows of the embedding may have a dropout */
+    bool has_plain_heads;  /* H heads of hidden_size / H columns, each with a k and v of its own */
 };
 typedef struct modeli_family modeli_family;
 
 const modeli_family *modeli_family_of(enum model_family family);
-bool modeli_is_gated(enum model_family family);  /* the feed-forward part: rows.c */
 bool modeli_has_rope(enum model_family family);  /* false: it has a table of positions */
 uint64_t modeli_rotated(const model_spec *spec); /* R: the elements of each head that ROPE turns */
 /* True if the embedding has a table of that many rows. */
@@ -235,8 +234,7 @@ struct modeli_layer {
     modeli_params at;      /* in the whole or split unit; all blocks have the same offsets */
     uint32_t unit;         /* 0 or 1: index into stage.units */
     uint32_t first_tensor; /* index in the whole unit */
-    enum activation_kind activation; /* GATE */
-    uint32_t site;                   /* DROPOUT: in its block */
+    uint32_t site;         /* DROPOUT: in its block */
     /* By enum kept: whether a backward computes its output again, where so much is kept. */
     bool is_recomputed[KEPT_COUNT];
     bool sum_is_kept; /* NORM with a sum: KEPT_SELECTIVE keeps that sum */
@@ -278,7 +276,7 @@ struct modeli_kind {
     int (*prepare)(model *self, modeli_layer *layer) MUST_CHECK;
     /* The library's scratch in a forward [0] and in a backward [1]. May be NULL. */
     void (*scratch)(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2]);
-    /* Columns of activations that it reads and writes. */
+    /* Columns of activations that it reads and writes. NULL: those of modeli_columns. */
     uint64_t (*columns)(const modeli_layer *layer, bool backward);
     /* Adds its work to of->costs. NULL: one call of row_kinds[backward] on these columns. */
     void (*costs)(const modeli_layer *layer, const modeli_costing *of);
@@ -405,6 +403,10 @@ static inline float *modeli_layer_grad(const modeli_run *run, const modeli_layer
 {
     return modeli_grad(run->call->grads[layer->unit], offset_elems);
 }
+
+/* target = factor * source, [rows,C]: layer_scale.c. */
+int modeli_scale_rows(const model *self, void *stream, uint64_t rows, float factor,
+                      const void *source, void *target) MUST_CHECK;
 
 /* The arguments of a norm that do not depend on where its values lie: layer_norm.c. */
 norm_args modeli_norm_args(const modeli_layer *layer, const model_call *call, modeli_params params);

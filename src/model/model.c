@@ -134,9 +134,9 @@ static int check_variant(const model_spec *spec)
             return err_set(ERR_CONFIG,
                            "model.%s is given, but the %s family has none: leave it out",
                            options[i].key, model_family_name(spec->family));
+    bool is_gated = activation_is_gated(modeli_family_of(spec->family)->activation);
     if ((unsigned)spec->activation >= ACTIVATION_NAME_COUNT ||
-        spec->activation ==
-            (modeli_is_gated(spec->family) ? ACTIVATION_NAMED_RELU : ACTIVATION_NAMED_SILU))
+        spec->activation == (is_gated ? ACTIVATION_NAMED_RELU : ACTIVATION_NAMED_SILU))
         return err_set(ERR_CONFIG, "model.activation is %s, which the %s family does not have",
                        activation_name(spec->activation), model_family_name(spec->family));
     if (!modeli_has_rope(spec->family) &&

@@ -28,6 +28,7 @@ typedef struct modeli_adapter modeli_adapter;
 
 /* model.products. model_create fills all but what model_prepare makes: products and attention. */
 struct model_products {
+    const modeli_family *family;
     modeli_list embed, block, last, head; /* last: without layers if there is no such stage */
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
@@ -220,6 +221,9 @@ struct modeli_costing {
     model_costs *costs;
 };
 
+/* Columns of activations that a layer reads and writes. If its kind has no function for them, all
+ * its values; in a backward the gradients of input and output, and what else it reads. */
+uint64_t modeli_columns(const modeli_layer *layer, bool backward);
 void modeli_cost_product(const model *self, const modeli_matrix *of, enum modeli_product which,
                          uint64_t count, model_costs *costs);
 /* Counts one call on all rows that reads and writes `columns` columns together. */

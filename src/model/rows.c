@@ -64,26 +64,6 @@ static bool is_true(const model_spec *spec, enum modeli_when when)
            (when == MODELI_UNLESS_PARALLEL && !spec->parallel_residual);
 }
 
-/* The activation of a row in a model: the row's own, or that of the spec in the same form. */
-static enum activation_kind activation_of(const model_spec *spec, const modeli_row *row)
-{
-    static const enum activation_kind kinds[2][ACTIVATION_NAME_COUNT] = {
-        {0, ACTIVATION_GELU_ERF, ACTIVATION_GELU, ACTIVATION_RELU, 0},
-        {0, ACTIVATION_GEGLU_ERF, ACTIVATION_GEGLU, 0, ACTIVATION_SWIGLU},
-    };
-    return spec->activation == ACTIVATION_OF_FAMILY
-               ? row->activation
-               : kinds[activation_is_gated(row->activation)][spec->activation];
-}
-
-bool modeli_is_gated(enum model_family family)
-{
-    const modeli_row *row = modeli_family_of(family)->block;
-    while (row->kind != &modeli_gate)
-        row++;
-    return activation_is_gated(row->activation);
-}
-
 bool modeli_has_rope(enum model_family family)
 {
     const modeli_row *row = modeli_family_of(family)->block;
@@ -108,14 +88,6 @@ bool modeli_has_table(enum model_family family, enum modeli_width rows)
            !(rows == MODELI_POSITIONS && row->weights[0].width == MODELI_POSITIONS_OF_OPT))
         row++;
     return row->kind != NULL;
-}
-
-bool model_is_bidirectional(enum model_family family)
-{
-    const modeli_row *row = modeli_family_of(family)->block;
-    while (row->kind != &modeli_attention)
-        row++;
-    return row->is_bidirectional;
 }
 
 /* The value of a name; a name that is new is a new value. */
@@ -158,7 +130,6 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
     for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
         if (row->kind->has_matrix)
             made.matrix_rows += modeli_width_of(self, row->weights[i].width);
-    made.activation = activation_of(&self->spec, row);
     made.site = MODELI_ROW_SITE;
     for (uint32_t i = 0; i < list->layer_count; i++)
         made.site += list->layers[i].kind == &modeli_dropout;
@@ -230,7 +201,7 @@ modeli_range modeli_layers_of(const modeli_list *list, const modeli_part *part, 
 void modeli_list_layers(model *self)
 {
     model_products *products = self->products;
-    const modeli_family *family = modeli_family_of(self->spec.family);
+    const modeli_family *family = products->family = modeli_family_of(self->spec.family);
     add_rows(self, &products->embed, family->embed);
     add_rows(self, &products->block, family->block);
     add_rows(self, &products->head, family->head);
@@ -270,8 +241,8 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
         snprintf(pattern, sizeof pattern, "%s.%s", weight, is_bias ? "bias" : "weight");
         snprintf(tensor->name, sizeof tensor->name,
                  is_bias && row->bias_name ? row->bias_name : pattern, whole->block - is_before);
-        tensor->init = is_bias                ? TENSOR_INIT_ZERO
-                       : row->adds_one        ? TENSOR_INIT_ZERO
+        bool is_zero = is_bias || (layer->kind->is_norm && self->products->family->adds_one);
+        tensor->init = is_zero                ? TENSOR_INIT_ZERO
                        : layer->kind->is_norm ? TENSOR_INIT_ONE
                        : row->is_residual     ? TENSOR_INIT_NORMAL_RESIDUAL
                                               : TENSOR_INIT_NORMAL;

@@ -82,11 +82,11 @@ static void size_block(const model *self, const modeli_list *list, const modeli_
     uint64_t columns = 0, unneeded = 0, times = backward ? 3 : 1;
     for (uint32_t i = 0; i < list->layer_count; i++) {
         const modeli_layer *layer = &list->layers[i];
-        columns += layer->kind->columns(layer, false);
+        columns += modeli_columns(layer, false);
         if (layer->matrix_rows > 0 && !work->weights)
-            unneeded += layer->kind->columns(layer, true);
+            unneeded += modeli_columns(layer, true);
         if (i <= first && !work->inner)
-            unneeded += layer->kind->columns(layer, true);
+            unneeded += modeli_columns(layer, true);
     }
     if (list->layers[list->layer_count - 1].kind == &modeli_add)
         columns -= self->spec.hidden_size; /* it finds one of its operands in the cache */
@@ -113,7 +113,7 @@ static void size_block_part(const model *self, const modeli_list *list, const mo
     uint64_t columns = owner->in + part->rows * (backward ? 2 : 1);
     for (uint32_t i = range.begin; i < range.end; i++)
         if (i != part->owner)
-            columns += list->layers[i].kind->columns(&list->layers[i], backward);
+            columns += modeli_columns(&list->layers[i], backward);
     if (backward && part->is_first)
         columns += owner->in; /* the rounded gradient of the input */
     if (backward && part->is_last && owner->at.bias != MODELI_ABSENT)
