@@ -1,8 +1,8 @@
 /* Makes a job's model block from DIR/config.json of a Hugging Face checkpoint (model.hf). Every key
  * there that changes the arithmetic is understood, or refused by its name. Absent keys mean what
  * transformers assumes for them. See config_internal.h. job_read calls it; it reads that file.
- * hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions, hf_config_window.c the
- * windows of attention, and hf_config_learned.c the families with learned positions. */
+ * hf_config_families.c says which families have which keys, and hf_config_keys.c reads them;
+ * hf_config_rope.c reads the rotary positions, hf_config_window.c the windows of attention. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -17,271 +17,14 @@
 
 enum { SEQ_LENGTH_DEFAULT = 1024 };
 
-/* ---- the families ---- */
-
-/* The differences between the families that are relatives of Llama. */
-struct variant {
-    const char *name;   /* model_type */
-    const char *family; /* model.family; find_variant fills in what is left out */
-    uint64_t kv_heads;  /* if config.json does not say; 0: as many as heads */
-    uint64_t head_dim;  /* if config.json does not say; 0: hidden_size / heads */
-    uint64_t positions;
-    const char *epsilon_key;
-    double epsilon; /* if config.json does not say */
-    hfi_rope rope;
-    const char *activation, *ours; /* the same in its words and in those of model.activation */
-    bool qkv_bias, qk_norm, ties, is_plain; /* is_plain: the feed-forward part has no gate */
-    bool has_attention_bias, has_mlp_bias;  /* keys that this family has */
-    bool has_multipliers, has_nope;
-    const char *hidden_dropout, *embedding_dropout;                /* its keys for them */
-    enum { ALWAYS_THE_SAME, IS_PARALLEL, IS_SEQUENTIAL } residual; /* if config.json does not say */
-    bool has_scaled_rows; /* the embedding's rows are multiplied by the root of hidden_size */
-    /* Gemma 2 and 3: scores have a factor of their own; the defaults of their soft cap and of that
-     * of logits */
-    bool has_query_scalar;
-    double attention_cap, logits_cap;
-    bool has_window_rope; /* blocks with a window have other rotary positions */
-    struct hfi_windows windows;
-};
-
-static const struct variant variants[] = {
-    {.name = "llama", .positions = 2048, .has_attention_bias = true, .has_mlp_bias = true},
-    {.name = "mistral",
-     .kv_heads = 8,
-     .positions = 131072,
-     .windows = {HFI_WINDOWS_EVERYWHERE, 4096, 0}},
-    {.name = "qwen2",
-     .kv_heads = 32,
-     .positions = 32768,
-     .qkv_bias = true,
-     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
-    {.name = "qwen3",
-     .kv_heads = 32,
-     .head_dim = 128,
-     .positions = 32768,
-     .qk_norm = true,
-     .has_attention_bias = true,
-     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
-    {.name = "granite",
-     .positions = 2048,
-     .has_attention_bias = true,
-     .has_mlp_bias = true,
-     .has_multipliers = true},
-    {.name = "smollm3",
-     .kv_heads = 4,
-     .positions = 32768,
-     .rope.theta = 2000000,
-     .ties = true,
-     .has_attention_bias = true,
-     .has_mlp_bias = true,
-     .has_nope = true,
-     .windows = {HFI_WINDOWS_WITHOUT_ROPE, 0, 0}},
-    {.name = "olmo2", .family = "olmo2", .positions = 2048, .epsilon = 1e-5},
-    {.name = "phi3",
-     .family = "phi3",
-     .positions = 4096,
-     .epsilon = 1e-5,
-     .rope = {.share = 1, .original = 4096},
-     .hidden_dropout = "resid_pdrop", /* transformers reads embd_pdrop, but does not use it */
-     .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
-    {.name = "gemma",
-     .family = "gemma",
-     .kv_heads = 16,
-     .head_dim = 256,
-     .positions = 8192,
-     .ties = true,
-     .activation = "gelu_pytorch_tanh",
-     .ours = "gelu_tanh",
-     .has_scaled_rows = true},
-    {.name = "starcoder2",
-     .family = "starcoder2",
-     .kv_heads = 2,
-     .positions = 4096,
-     .epsilon_key = "norm_epsilon",
-     .epsilon = 1e-5,
-     .ties = true,
-     .activation = "gelu_pytorch_tanh",
-     .ours = "gelu_tanh",
-     .is_plain = true,
-     .hidden_dropout = "residual_dropout",
-     .embedding_dropout = "embedding_dropout",
-     .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
-    {.name = "gpt_neox",
-     .family = "gpt_neox",
-     .positions = 2048,
-     .epsilon_key = "layer_norm_eps",
-     .epsilon = 1e-5,
-     .rope = {.share = 0.25, .theta_key = "rotary_emb_base", .share_key = "rotary_pct"},
-     .activation = "gelu",
-     .ours = "gelu",
-     .is_plain = true,
-     .hidden_dropout = "hidden_dropout",
-     .embedding_dropout = "hidden_dropout",
-     .residual = IS_PARALLEL},
-    {.name = "cohere",
-     .family = "cohere",
-     .positions = 8192,
-     .epsilon_key = "layer_norm_eps",
-     .epsilon = 1e-5,
-     .rope.theta = 500000,
-     .ties = true,
-     .has_attention_bias = true},
-    {.name = "stablelm",
-     .family = "stablelm",
-     .kv_heads = 32,
-     .positions = 4096,
-     .epsilon_key = "layer_norm_eps",
-     .epsilon = 1e-5,
-     .rope.share = 0.25,
-     .hidden_dropout = "hidden_dropout",
-     .residual = IS_SEQUENTIAL},
-    {.name = "glm",
-     .family = "glm",
-     .kv_heads = 2,
-     .head_dim = 128,
-     .positions = 131072,
-     .epsilon = 1.5625e-7,
-     .rope.share = 0.5,
-     .qkv_bias = true,
-     .has_attention_bias = true},
-    {.name = "glm4",
-     .family = "glm4",
-     .kv_heads = 2,
-     .head_dim = 128,
-     .positions = 131072,
-     .epsilon = 1.5625e-7,
-     .rope.share = 0.5,
-     .qkv_bias = true,
-     .has_attention_bias = true},
-    {.name = "gemma2",
-     .family = "gemma2",
-     .kv_heads = 4,
-     .head_dim = 256,
-     .positions = 8192,
-     .ties = true,
-     .activation = "gelu_pytorch_tanh",
-     .ours = "gelu_tanh",
-     .has_scaled_rows = true,
-     .has_query_scalar = true,
-     .attention_cap = 50,
-     .logits_cap = 30,
-     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 2}},
-    {.name = "gemma3_text",
-     .family = "gemma2",
-     .kv_heads = 4,
-     .head_dim = 256,
-     .positions = 131072,
-     .rope.theta = 1000000,
-     .qk_norm = true,
-     .ties = true,
-     .activation = "gelu_pytorch_tanh",
-     .ours = "gelu_tanh",
-     .has_scaled_rows = true,
-     .has_query_scalar = true,
-     .has_window_rope = true,
-     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
-};
-
-/* Finds the variant of a name, and completes it by the defaults above. NULL: there is none. */
-static const struct variant *find_variant(const char *name, struct variant *out)
-{
-    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
-        *out = variants[i];
-        out->family = out->family ? out->family : "llama";
-        out->epsilon_key = out->epsilon_key ? out->epsilon_key : "rms_norm_eps";
-        out->epsilon = out->epsilon != 0 ? out->epsilon : 1e-6;
-        out->rope.theta = out->rope.theta != 0 ? out->rope.theta : 10000;
-        out->activation = out->activation ? out->activation : "silu";
-        out->ours = out->ours ? out->ours : "silu";
-        if (strcmp(name, out->name) == 0)
-            return out;
-    }
-    return NULL;
-}
-
-/* Biases of attention and of the feed-forward part. */
-static int put_biases(hfi_config *self, const struct variant *of)
-{
-    bool attention = false, mlp = false;
-    bool is_glm = of->qkv_bias && of->has_attention_bias; /* the key is only about q, k and v */
-    if (of->has_attention_bias)
-        TRY(hfi_bool(self, "attention_bias", is_glm, &attention));
-    if (is_glm)
-        return hfi_put(self, "qkv_bias", json_boolean(attention));
-    if (of->has_mlp_bias)
-        TRY(hfi_bool(self, "mlp_bias", false, &mlp));
-    if (strcmp(of->family, "starcoder2") == 0)
-        return hfi_refuse(self, "use_bias", true, "models without these biases are not built");
-    if (strcmp(of->family, "gpt_neox") == 0)
-        return hfi_refuse(self, "attention_bias", true,
-                          "models without these biases are not built");
-    if (strcmp(of->family, "stablelm") == 0)
-        TRY(hfi_put_bool(self, "qkv_bias", "use_qkv_bias", false));
-    if (strcmp(of->family, "llama") != 0 && !of->has_attention_bias)
-        return hfi_refuse(self, "attention_bias", false, "this family has no biases of attention");
-    TRY(hfi_put(self, "qkv_bias", json_boolean(of->qkv_bias || attention)));
-    if (attention)
-        TRY(hfi_put(self, "out_bias", json_true()));
-    return mlp ? hfi_put(self, "mlp_bias", json_true()) : 0;
-}
-
-/* In files of Gemma "gelu" means the tanh form, as transformers reads it; older ones have the true
- * name in another key. */
-static int put_activation(hfi_config *self, const struct variant *of)
-{
-    bool is_gemma = strcmp(of->name, "gemma") == 0;
-    bool has_other_key =
-        of->has_query_scalar || (is_gemma && hfi_get(self, "hidden_activation") != NULL);
-    const char *act = json_string_value(hfi_get(self, "hidden_act"));
-    if (is_gemma && !has_other_key && act && strcmp(act, "gelu") == 0)
-        return 0;
-    return hfi_put_activation(self, has_other_key ? "hidden_activation" : "hidden_act",
-                              of->activation, of->ours, !of->is_plain);
-}
-
-static int put_multipliers(hfi_config *self)
-{
-    static const char *const keys[] = {"attention_multiplier", "embedding_multiplier",
-                                       "residual_multiplier", "logits_scaling"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        double value;
-        TRY(hfi_real(self, self->doc, "", keys[i], 1, &value));
-        if (i == 0 || value != 1)
-            TRY(hfi_put(self, keys[i], json_real(value)));
-    }
-    return 0;
-}
-
-/* Writes a soft cap. Its key may be null, for none; `fallback` counts if it is absent. */
-static int put_soft_cap(hfi_config *self, const char *key, const char *from, double fallback)
-{
-    const json_t *found = json_object_get(self->doc, from);
-    if (json_is_null(found) || (!found && fallback == 0))
-        return 0;
-    return hfi_put_real(self, key, from, fallback);
-}
-
-/* Gemma 2 and 3: the factor of scores, and soft caps. */
-static int put_scores(hfi_config *self, const struct variant *of)
-{
-    static const char cap[] = "attn_logit_softcapping";
-    double scalar;
-    if (!of->has_query_scalar)
-        return 0;
-    TRY(hfi_real(self, self->doc, "", "query_pre_attn_scalar", 256, &scalar));
-    TRY(hfi_put(self, "attention_multiplier", json_real(1 / sqrt(scalar))));
-    TRY(put_soft_cap(self, "logits_soft_cap", "final_logit_softcapping", of->logits_cap));
-    if (of->attention_cap == 0 && hfi_get(self, cap))
-        return hfi_error(self, cap, "this family has no soft cap of scores");
-    return put_soft_cap(self, "attention_soft_cap", cap, of->attention_cap);
-}
+/* ---- the model block ---- */
 
 /* Blocks without rotary positions: each `interval`-th, as the list must also say. */
 static int put_nope(hfi_config *self, uint64_t layers)
 {
     uint64_t interval;
     const json_t *list = hfi_get(self, "no_rope_layers");
-    TRY(hfi_uint(self, "no_rope_layer_interval", NULL, 4, &interval));
+    TRY(hfi_uint(self, "no_rope_layer_interval", 4, &interval));
     if (list && json_array_size(list) != layers)
         return hfi_error(self, "no_rope_layers", "it is no list of num_hidden_layers numbers");
     for (uint64_t i = 0; list && i < layers; i++)
@@ -302,98 +45,98 @@ static int put_nope(hfi_config *self, uint64_t layers)
     return interval == 0 ? 0 : hfi_put(self, "nope_interval", json_integer((json_int_t)interval));
 }
 
-/* Writes the keys of single families. */
-static int put_own(hfi_config *self, const struct variant *of)
+/* In files of Gemma "gelu" means the tanh form, as transformers reads it; older ones have the true
+ * name in another key. */
+static int put_gemma_activation(hfi_config *self)
 {
-    double scale;
-    if (of->residual != ALWAYS_THE_SAME)
-        TRY(hfi_put_bool(self, "parallel_residual", "use_parallel_residual",
-                         of->residual == IS_PARALLEL));
-    if (strcmp(of->name, "stablelm") == 0)
-        TRY(hfi_refuse(self, "qk_layernorm", false, "this family has no norms of heads here"));
-    if (strcmp(of->name, "cohere") != 0)
-        return 0;
-    TRY(hfi_put_bool(self, "qk_norm", "use_qk_norm", false));
-    TRY(hfi_real(self, self->doc, "", "logit_scale", 0.0625, &scale));
-    return hfi_put(self, "logits_scaling", json_real(1 / scale));
+    bool is_other = hfi_get(self, "hidden_activation") != NULL;
+    hfi_key row = {NULL, HFI_GATED, "gelu_tanh", is_other ? "hidden_activation" : "hidden_act", 0};
+    const char *name = json_string_value(hfi_get(self, "hidden_act"));
+    return !is_other && name && strcmp(name, "gelu") == 0 ? 0 : hfi_read_key(self, &row);
 }
 
-static int fill_llama(hfi_config *self, const struct variant *of)
+/* A number of the block that is written already. */
+static uint64_t number_of(const hfi_config *self, const char *key)
 {
-    uint64_t channels, layers, heads, kv_heads, ffn, head_dim;
-    TRY(hfi_put(self, "family", json_string(of->family)));
-    TRY(hfi_take_uint(self, "num_layers", "num_hidden_layers", NULL, HFI_REQUIRED, &layers));
-    TRY(hfi_take_uint(self, "hidden_size", "hidden_size", NULL, HFI_REQUIRED, &channels));
-    TRY(hfi_take_uint(self, "num_heads", "num_attention_heads", NULL, HFI_REQUIRED, &heads));
+    return (uint64_t)json_integer_value(json_object_get(self->block, key));
+}
+
+/* The family has a table of learned positions. */
+static int fill_learned(hfi_config *self, const hfi_family *of)
+{
+    uint64_t channels = number_of(self, "hidden_size"), inner;
+    const json_t *layerdrop = hfi_get(self, "layerdrop");
+    hfi_key ffn = {NULL, HFI_COUNT, "ffn_size", "n_inner",
+                   4.0 * (double)size_min(channels, UINT32_MAX)};
+    self->positions = number_of(self, "position_count");
+    if (strcmp(of->name, "gpt2") == 0)
+        return hfi_read_key(self, &ffn);
+    if (strcmp(of->name, "opt") != 0)
+        return 0;
+    TRY(hfi_uint(self, "word_embed_proj_dim", channels, &inner));
+    if (inner != channels)
+        return hfi_error(self, "word_embed_proj_dim",
+                         "%" PRIu64 " is not built: embeddings are hidden_size %" PRIu64 " wide",
+                         inner, channels);
+    if (layerdrop && (!json_is_number(layerdrop) || json_number_value(layerdrop) != 0))
+        return hfi_error(self, "layerdrop", "no layer is left out in training; set it to 0");
+    return 0;
+}
+
+/* The family has rotary positions. */
+static int fill_rotary(hfi_config *self, const hfi_family *of)
+{
+    uint64_t channels = number_of(self, "hidden_size"), heads = number_of(self, "num_heads");
+    uint64_t layers = number_of(self, "num_layers");
     bool is_null = json_is_null(json_object_get(self->doc, "num_key_value_heads"));
-    uint64_t kv_default = of->kv_heads && !is_null ? of->kv_heads : heads;
-    TRY(hfi_take_uint(self, "num_kv_heads", "num_key_value_heads", NULL, kv_default, &kv_heads));
-    uint64_t dim_default = of->head_dim ? of->head_dim : size_max(channels / heads, 1);
-    TRY(hfi_take_uint(self, "head_dim", "head_dim", NULL, dim_default, &head_dim));
-    TRY(hfi_take_uint(self, "ffn_size", "intermediate_size", NULL, HFI_REQUIRED, &ffn));
-    TRY(hfi_uint(self, "max_position_embeddings", NULL, of->positions, &self->positions));
-    if (head_dim == dim_default && of->head_dim == 0 && channels % heads != 0)
+    uint64_t usual_kv = of->kv_heads && !is_null ? of->kv_heads : heads;
+    uint64_t usual_dim = of->head_dim ? of->head_dim : size_max(channels / heads, 1);
+    hfi_key kv_heads = {NULL, HFI_COUNT, "num_kv_heads", "num_key_value_heads", (double)usual_kv};
+    hfi_key head_dim = {NULL, HFI_COUNT, "head_dim", "head_dim", (double)usual_dim};
+    TRY(hfi_read_key(self, &kv_heads));
+    TRY(hfi_read_key(self, &head_dim));
+    if (number_of(self, "head_dim") == usual_dim && of->head_dim == 0 && channels % heads != 0)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
-    TRY(put_activation(self, of));
-    TRY(hfi_refuse(self, "use_bidirectional_attention", false, "attention is always causal"));
-    TRY(hfi_put_dropout(self, "attention_dropout", "attention_dropout", 0));
-    if (of->hidden_dropout)
-        TRY(hfi_put_dropout(self, "hidden_dropout", of->hidden_dropout, 0));
-    if (of->embedding_dropout)
-        TRY(hfi_put_dropout(self, "embedding_dropout", of->embedding_dropout, 0));
-    TRY(put_biases(self, of));
-    if (strcmp(of->family, "llama") == 0 || of->qk_norm)
-        TRY(hfi_put(self, "qk_norm", json_boolean(of->qk_norm)));
-    TRY(put_own(self, of));
-    if (of->has_multipliers)
-        TRY(put_multipliers(self));
+    TRY(hfi_uint(self, "max_position_embeddings", of->positions, &self->positions));
+    if (strcmp(of->name, "gemma") == 0)
+        TRY(put_gemma_activation(self));
     if (of->has_nope)
         TRY(put_nope(self, layers));
-    TRY(put_scores(self, of));
     TRY(hfi_put_window(self, &of->windows, layers));
     self->has_window_rope = of->has_window_rope;
     if (of->has_window_rope)
         TRY(hfi_put_window_rope(self));
     if (of->has_scaled_rows)
         TRY(hfi_put(self, "embedding_multiplier", json_real(sqrt((double)channels))));
-    TRY(hfi_put_real(self, "norm_epsilon", of->epsilon_key, of->epsilon));
-    TRY(hfi_put_bool(self, "tie_embeddings", "tie_word_embeddings", of->ties));
     return hfi_put_rope(self, &of->rope);
 }
 
 /* Fills the model block from config.json. */
 static int fill_block(hfi_config *self)
 {
-    uint64_t vocab;
-    const json_t *type = hfi_get(self, "model_type");
-    const char *name = json_string_value(type);
+    const hfi_key vocab = {NULL, HFI_COUNT, "vocab_size", "vocab_size", 0};
+    const char *name = json_string_value(hfi_get(self, "model_type"));
     if (!name)
         return hfi_error(self, "model_type", "missing; it names the family of the checkpoint");
     if (hfi_get(self, "quantization_config"))
         return hfi_error(self, "quantization_config",
                          "weights that are quantized are not read; take the checkpoint in fp32, "
                          "bf16 or fp16");
-    TRY(hfi_take_uint(self, "vocab_size", "vocab_size", NULL, HFI_REQUIRED, &vocab));
-    if (strcmp(name, "gpt2") == 0)
-        return hfi_fill_gpt2(self);
-    if (strcmp(name, "bert") == 0)
-        return hfi_fill_bert(self);
-    if (strcmp(name, "opt") == 0)
-        return hfi_fill_opt(self);
+    TRY(hfi_read_key(self, &vocab));
     if (strcmp(name, "gemma3") == 0)
         return hfi_error(self, "model_type",
                          "\"gemma3\" reads images too, which is not built; its text model alone, "
                          "\"gemma3_text\", is");
-    struct variant of;
-    if (find_variant(name, &of))
-        return fill_llama(self, &of);
-    char known[ERR_TEXT_BYTES / 2] = "gpt2, bert, opt";
-    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, ", %s", variants[i].name);
+    const hfi_family *of = hfi_find_family(name);
+    char known[ERR_TEXT_BYTES / 2];
+    if (!of) {
+        hfi_list_families(known, sizeof known);
+        return hfi_error(self, "model_type", "\"%.64s\" is not one of %s", name, known);
     }
-    return hfi_error(self, "model_type", "\"%.64s\" is not one of %s", name, known);
+    TRY(hfi_put(self, "family", json_string(of->family)));
+    TRY(hfi_read_keys(self, of));
+    return of->has_table ? fill_learned(self, of) : fill_rotary(self, of);
 }
 
 /* ---- into the job ---- */

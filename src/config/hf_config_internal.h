@@ -7,9 +7,6 @@
 
 #include "config/config_internal.h"
 
-/* Stands for a missing default: the key must be there. */
-#define HFI_REQUIRED UINT64_MAX
-
 struct hfi_config {
     char file[FILE_PATH_BYTES]; /* DIR/config.json, the name in messages */
     json_t *doc;                /* owned: an object */
@@ -28,9 +25,9 @@ __attribute__((format(printf, 3, 4))) int hfi_error(const hfi_config *self, cons
 /* Returns the value of a key; NULL if it is absent or null. */
 const json_t *hfi_get(const hfi_config *self, const char *key);
 
-/* hfi_uint reads a whole number of at least 1 from `key`, or from `other` (may be NULL) if `key` is
- * absent, or else takes the fallback. hfi_bool reads a bool in the same way. */
-int hfi_uint(const hfi_config *self, const char *key, const char *other, uint64_t fallback,
+/* hfi_uint reads a whole number of at least 1; fallback 0: the key must be there. hfi_bool reads a
+ * bool. */
+int hfi_uint(const hfi_config *self, const char *key, uint64_t fallback,
              uint64_t *value) MUST_CHECK;
 int hfi_bool(const hfi_config *self, const char *key, bool fallback, bool *value) MUST_CHECK;
 
@@ -39,36 +36,59 @@ int hfi_bool(const hfi_config *self, const char *key, bool fallback, bool *value
 int hfi_real(const hfi_config *self, const json_t *block, const char *inside, const char *key,
              double fallback, double *value) MUST_CHECK;
 
-/* Returns ERR_CONFIG if the switch does not have the wanted value. */
-int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char *why) MUST_CHECK;
-
-/* These write into the block. hfi_put takes the reference to `value`. hfi_take_uint writes what
- * hfi_uint finds in `from` or `other`; hfi_put_real and hfi_put_bool write the value of `from`. */
+/* Writes a key of the model block, and takes the reference to `value`. */
 int hfi_put(hfi_config *self, const char *key, json_t *value) MUST_CHECK;
-int hfi_take_uint(hfi_config *self, const char *key, const char *from, const char *other,
-                  uint64_t fallback, uint64_t *value) MUST_CHECK;
-int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback) MUST_CHECK;
-int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallback) MUST_CHECK;
-/* Writes the probability that `from` or the fallback gives, unless it is 0. */
-int hfi_put_dropout(hfi_config *self, const char *key, const char *from,
-                    double fallback) MUST_CHECK;
-/* Writes `activation` if the function that `from` names is not `ours`, the family's own; `fallback`
- * is that in config.json's words. Refuses a function that is not built with or without a gate. */
-int hfi_put_activation(hfi_config *self, const char *from, const char *fallback, const char *ours,
-                       bool has_gate) MUST_CHECK;
 
-/* --- hf_config_learned.c: each fills the block for its family --- */
+/* The ways to treat a key of config.json. */
+enum hfi_kind {
+    HFI_COUNT,        /* writes a whole number from 1 on; fallback 0: it must be there */
+    HFI_NUMBER,       /* writes a number above 0; fallback 0: the same */
+    HFI_FACTOR,       /* the same, unless it is 1 */
+    HFI_INVERSE,      /* writes 1 / x of a number x */
+    HFI_INVERSE_ROOT, /* writes 1 / sqrt(x) */
+    HFI_CAP,          /* writes a number, if there is one: not if it is null, or fallback 0 */
+    HFI_DROPOUT,      /* writes a probability, unless it is 0 */
+    HFI_SWITCH,       /* writes true or false */
+    HFI_OPTION,       /* writes true, if it is that */
+    HFI_ONLY,         /* refuses what is not the fallback, true or false */
+    HFI_WORD,         /* refuses what is not this word */
+    HFI_ABSENT,       /* refuses every value but null */
+    /* Write `activation`, if the function is not that of the family. They refuse one that is not
+     * built with, or without, a gate. */
+    HFI_GATED,
+    HFI_PLAIN,
+};
 
-int hfi_fill_gpt2(hfi_config *self) MUST_CHECK;
-int hfi_fill_bert(hfi_config *self) MUST_CHECK;
-int hfi_fill_opt(hfi_config *self) MUST_CHECK;
+struct hfi_key {
+    const char
+        *of; /* names of families (model_type), with spaces; "rope": all with such positions */
+    enum hfi_kind kind;
+    const char *to; /* the key of the model block; ONLY, ABSENT: why; WORD: the word; GATED, PLAIN:
+                     * the family's own function, in the words of model.activation */
+    const char *from; /* NULL: no key says it, and the fallback is written */
+    double fallback;
+};
+typedef struct hfi_key hfi_key;
+
+/* Does what one row says, whatever families it is of. */
+int hfi_read_key(hfi_config *self, const hfi_key *row) MUST_CHECK;
+
+/* --- hf_config_families.c --- */
+
+typedef struct hfi_family hfi_family;
+/* Finds the family of a model_type; NULL: there is none. */
+const hfi_family *hfi_find_family(const char *name);
+/* Writes all names, with commas between them. */
+void hfi_list_families(char *text, size_t capacity);
+/* Does what all rows of the family say. */
+int hfi_read_keys(hfi_config *self, const hfi_family *of) MUST_CHECK;
 
 /* --- hf_config_rope.c --- */
 
 /* A family's rotary positions, as long as config.json says nothing else, and its own names of keys
  * outside the block if they are not transformers' usual ones (NULL). */
 struct hfi_rope {
-    double theta;
+    double theta; /* 0: 10000 */
     double share; /* of each head that is rotated; 0: always all of it */
     const char *theta_key, *share_key;
     /* original_max_position_embeddings, in families that have this key outside the block; 0: the
@@ -95,6 +115,20 @@ enum hfi_windowed {
 struct hfi_windows {
     enum hfi_windowed blocks;
     uint64_t width, number; /* if config.json does not say; width 0: then there is no window */
+};
+
+struct hfi_family {
+    const char *name;   /* model_type */
+    const char *family; /* model.family */
+    bool has_table;     /* of positions; the members below are about the others */
+    uint64_t positions; /* if config.json does not say */
+    uint64_t kv_heads;  /* the same; 0: as many as heads */
+    uint64_t head_dim;  /* the same; 0: hidden_size / heads */
+    hfi_rope rope;
+    struct hfi_windows windows;
+    bool has_window_rope; /* blocks with a window have other rotary positions */
+    bool has_nope;        /* some blocks have none */
+    bool has_scaled_rows; /* the embedding's rows are multiplied by the root of hidden_size */
 };
 
 /* Writes window and window_pattern. Call it after nope_interval is written. */

@@ -18,23 +18,29 @@ int hfi_error(const hfi_config *self, const char *key, const char *format, ...)
 
 const json_t *hfi_get(const hfi_config *self, const char *key)
 {
+    static const char *const others[][2] = {
+        /* gpt2 has both names */
+        {"n_layer", "num_hidden_layers"},
+        {"n_embd", "hidden_size"},
+        {"n_head", "num_attention_heads"},
+        {"n_positions", "max_position_embeddings"},
+    };
     const json_t *value = json_object_get(self->doc, key);
+    for (size_t i = 0;
+         key && (!value || json_is_null(value)) && i < sizeof others / sizeof others[0]; i++)
+        if (strcmp(key, others[i][0]) == 0)
+            value = json_object_get(self->doc, others[i][1]);
     return json_is_null(value) ? NULL : value;
 }
 
-int hfi_uint(const hfi_config *self, const char *key, const char *other, uint64_t fallback,
-             uint64_t *value)
+int hfi_uint(const hfi_config *self, const char *key, uint64_t fallback, uint64_t *value)
 {
     enum { WHOLE_BITS = 53 };
     char shown[CONFIGI_VALUE_BYTES];
     const json_t *found = hfi_get(self, key);
-    if (!found && other)
-        found = hfi_get(self, other);
     *value = fallback;
-    if (!found && fallback == HFI_REQUIRED)
-        return hfi_error(self, key, "missing");
     if (!found)
-        return 0;
+        return fallback > 0 ? 0 : hfi_error(self, key, "missing");
     double number = json_number_value(found); /* 0 if it is not a number */
     if (!(number >= 1 && number <= ldexp(1, WHOLE_BITS) && number == floor(number)))
         return hfi_error(self, key, "%s is no whole number from 1 on", configi_show(found, shown));
@@ -60,10 +66,13 @@ int hfi_real(const hfi_config *self, const json_t *block, const char *inside, co
 {
     char shown[CONFIGI_VALUE_BYTES], path[CONFIGI_PATH_BYTES];
     const json_t *found = json_object_get(block, key);
-    configi_join(path, inside, key);
+    bool is_there = found && !json_is_null(found);
     *value = fallback;
-    if (!found || json_is_null(found))
-        return fallback > 0 ? 0 : hfi_error(self, path, "missing");
+    if (!is_there && fallback > 0)
+        return 0;
+    configi_join(path, inside, key);
+    if (!is_there)
+        return hfi_error(self, path, "missing");
     double number = json_number_value(found);
     if (!(number > 0 && isfinite(number)))
         return hfi_error(self, path, "%s is no number above 0", configi_show(found, shown));
@@ -71,8 +80,14 @@ int hfi_real(const hfi_config *self, const json_t *block, const char *inside, co
     return 0;
 }
 
-int hfi_put_activation(hfi_config *self, const char *from, const char *fallback, const char *ours,
-                       bool has_gate)
+int hfi_put(hfi_config *self, const char *key, json_t *value)
+{
+    return configi_put(self->file, self->block, key, value);
+}
+
+/* ---- rows ---- */
+
+static int put_activation(hfi_config *self, const hfi_key *row)
 {
     static const struct {
         const char *theirs, *ours;
@@ -82,61 +97,93 @@ int hfi_put_activation(hfi_config *self, const char *from, const char *fallback,
         {"relu", "relu"},
     };
     char shown[CONFIGI_VALUE_BYTES];
+    bool has_gate = row->kind == HFI_GATED;
     const char *other = has_gate ? "relu" : "silu"; /* the one that is not built */
-    const json_t *found = hfi_get(self, from);
-    const char *text = found ? json_string_value(found) : fallback;
+    const json_t *found = hfi_get(self, row->from);
+    const char *text = json_string_value(found);
+    if (!found)
+        return 0;
     for (size_t i = 0; text && i < sizeof known / sizeof known[0]; i++)
         if (strcmp(text, known[i].theirs) == 0 && strcmp(known[i].ours, other) != 0)
-            return strcmp(known[i].ours, ours) == 0
+            return strcmp(known[i].ours, row->to) == 0
                        ? 0
                        : hfi_put(self, "activation", json_string(known[i].ours));
-    return hfi_error(self, from, "%s is not built; gelu, gelu_pytorch_tanh and %s are",
-                     found ? configi_show(found, shown) : "what is absent",
-                     has_gate ? "silu" : "relu");
+    return hfi_error(self, row->from, "%s is not built; gelu, gelu_pytorch_tanh and %s are",
+                     configi_show(found, shown), has_gate ? "silu" : "relu");
 }
 
-int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char *why)
-{
-    bool value;
-    TRY(hfi_bool(self, key, wanted, &value));
-    if (value == wanted)
-        return 0;
-    return hfi_error(self, key, "%s is not built: %s", value ? "true" : "false", why);
-}
-
-int hfi_put(hfi_config *self, const char *key, json_t *value)
-{
-    return configi_put(self->file, self->block, key, value);
-}
-
-int hfi_put_dropout(hfi_config *self, const char *key, const char *from, double fallback)
+static int put_dropout(hfi_config *self, const hfi_key *row)
 {
     char shown[CONFIGI_VALUE_BYTES];
-    const json_t *found = hfi_get(self, from);
-    double value = found ? json_number_value(found) : fallback;
+    const json_t *found = hfi_get(self, row->from);
+    double value = found ? json_number_value(found) : row->fallback;
     if (found && !(json_is_number(found) && value >= 0 && value < 1))
-        return hfi_error(self, from, "%s is no number from 0 to below 1",
+        return hfi_error(self, row->from, "%s is no number from 0 to below 1",
                          configi_show(found, shown));
-    return value == 0 ? 0 : hfi_put(self, key, json_real(value));
+    return value == 0 ? 0 : hfi_put(self, row->to, json_real(value));
 }
 
-int hfi_take_uint(hfi_config *self, const char *key, const char *from, const char *other,
-                  uint64_t fallback, uint64_t *value)
+static int put_count(hfi_config *self, const hfi_key *row)
 {
-    TRY(hfi_uint(self, from, other, fallback, value));
-    return hfi_put(self, key, json_integer((json_int_t)*value));
+    uint64_t count;
+    TRY(hfi_uint(self, row->from, (uint64_t)row->fallback, &count));
+    return hfi_put(self, row->to, json_integer((json_int_t)count));
 }
 
-int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback)
+static int put_number(hfi_config *self, const hfi_key *row)
 {
+    const json_t *found = json_object_get(self->doc, row->from);
     double value;
-    TRY(hfi_real(self, self->doc, "", from, fallback, &value));
-    return hfi_put(self, key, json_real(value));
+    if (row->kind == HFI_CAP && (json_is_null(found) || (!found && row->fallback == 0)))
+        return 0;
+    TRY(hfi_real(self, self->doc, "", row->from, row->fallback, &value));
+    if (row->kind == HFI_FACTOR && value == 1)
+        return 0;
+    if (row->kind == HFI_INVERSE_ROOT)
+        value = sqrt(value);
+    bool is_inverse = row->kind == HFI_INVERSE || row->kind == HFI_INVERSE_ROOT;
+    return hfi_put(self, row->to, json_real(is_inverse ? 1 / value : value));
 }
 
-int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallback)
+static int put_switch(hfi_config *self, const hfi_key *row)
 {
     bool value;
-    TRY(hfi_bool(self, from, fallback, &value));
-    return hfi_put(self, key, json_boolean(value));
+    TRY(hfi_bool(self, row->from, row->fallback != 0, &value));
+    if (row->kind == HFI_ONLY)
+        return value == (row->fallback != 0) ? 0
+                                             : hfi_error(self, row->from, "%s is not built: %s",
+                                                         value ? "true" : "false", row->to);
+    return value || row->kind == HFI_SWITCH ? hfi_put(self, row->to, json_boolean(value)) : 0;
+}
+
+int hfi_read_key(hfi_config *self, const hfi_key *row)
+{
+    const json_t *found = hfi_get(self, row->from);
+    const char *word = json_string_value(found);
+    switch (row->kind) {
+    case HFI_COUNT:
+        return put_count(self, row);
+    case HFI_NUMBER:
+    case HFI_FACTOR:
+    case HFI_INVERSE:
+    case HFI_INVERSE_ROOT:
+    case HFI_CAP:
+        return put_number(self, row);
+    case HFI_DROPOUT:
+        return put_dropout(self, row);
+    case HFI_SWITCH:
+    case HFI_OPTION:
+    case HFI_ONLY:
+        return put_switch(self, row);
+    case HFI_WORD:
+        return !found || (word && strcmp(word, row->to) == 0)
+                   ? 0
+                   : hfi_error(self, row->from, "only \"%s\" is built", row->to);
+    case HFI_ABSENT:
+        return found ? hfi_error(self, row->from, "%s", row->to) : 0;
+    case HFI_GATED:
+    case HFI_PLAIN:
+        return put_activation(self, row);
+    }
+    return 0;
 }

@@ -213,9 +213,9 @@ static int fill_scaling(hfi_config *self, const struct rope *rope, json_t *scali
 int hfi_put_rope(hfi_config *self, const hfi_rope *of)
 {
     struct rope rope = {.name = "", .of = of};
-    double theta;
+    double theta, usual = of->theta != 0 ? of->theta : 10000;
     TRY(find_block(self, &rope));
-    TRY(pick(self, &rope, "rope_theta", of->theta_key, of->theta, &theta));
+    TRY(pick(self, &rope, "rope_theta", of->theta_key, usual, &theta));
     TRY(hfi_put(self, "rope_theta", json_real(theta)));
     TRY(put_share(self, &rope));
     TRY(find_type(self, &rope));

@@ -93,9 +93,9 @@ static int find_blocks(const hfi_config *self, const struct hfi_windows *of, uin
     if (of->blocks == HFI_WINDOWS_FROM_ONE_ON && is_zero)
         blocks->number = 0;
     else if (of->blocks == HFI_WINDOWS_FROM_ONE_ON)
-        return hfi_uint(self, first_key, NULL, of->number, &blocks->number);
+        return hfi_uint(self, first_key, of->number, &blocks->number);
     if (of->blocks == HFI_WINDOWS_BUT_EVERY && of->number != EVERY_SECOND)
-        return hfi_uint(self, "sliding_window_pattern", NULL, of->number, &blocks->number);
+        return hfi_uint(self, "sliding_window_pattern", of->number, &blocks->number);
     if (of->blocks == HFI_WINDOWS_WITHOUT_ROPE)
         blocks->number =
             (uint64_t)json_integer_value(json_object_get(self->block, "nope_interval"));
@@ -115,7 +115,7 @@ static int find_width(const hfi_config *self, const struct hfi_windows *of, uint
     *width = found || !uses ? 0 : of->width;
     if (!uses || !found || json_is_null(found))
         return 0;
-    return hfi_uint(self, key, NULL, of->width, width);
+    return hfi_uint(self, key, of->width, width);
 }
 
 static bool repeats(const struct blocks *of, uint64_t period)

@@ -1,0 +1,179 @@
+/* The families whose config.json is read, and what becomes of their keys. Numbers are what
+ * transformers assumes if config.json does not say. See hf_config_internal.h. */
+#include <stdio.h>
+#include <string.h>
+
+#include "config/hf_config_internal.h"
+
+static const hfi_family families[] = {
+    {"gpt2", "gpt2", .has_table = true},
+    {"bert", "bert", .has_table = true},
+    {"opt", "opt", .has_table = true},
+    {"llama", "llama", .positions = 2048},
+    {"mistral", "llama", .positions = 131072, .kv_heads = 8,
+     .windows = {HFI_WINDOWS_EVERYWHERE, 4096, 0}},
+    {"qwen2", "llama", .positions = 32768, .kv_heads = 32,
+     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
+    {"qwen3", "llama", .positions = 32768, .kv_heads = 32, .head_dim = 128,
+     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
+    {"granite", "llama", .positions = 2048},
+    {"smollm3", "llama", .positions = 32768, .kv_heads = 4, .rope.theta = 2000000, .has_nope = true,
+     .windows = {HFI_WINDOWS_WITHOUT_ROPE, 0, 0}},
+    {"olmo2", "olmo2", .positions = 2048},
+    {"phi3", "phi3", .positions = 4096, .rope = {.share = 1, .original = 4096},
+     .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
+    {"gemma", "gemma", .positions = 8192, .kv_heads = 16, .head_dim = 256, .has_scaled_rows = true},
+    {"starcoder2", "starcoder2", .positions = 4096, .kv_heads = 2,
+     .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
+    {"gpt_neox", "gpt_neox", .positions = 2048,
+     .rope = {.share = 0.25, .theta_key = "rotary_emb_base", .share_key = "rotary_pct"}},
+    {"cohere", "cohere", .positions = 8192, .rope.theta = 500000},
+    {"stablelm", "stablelm", .positions = 4096, .kv_heads = 32, .rope.share = 0.25},
+    {"glm", "glm", .positions = 131072, .kv_heads = 2, .head_dim = 128, .rope.share = 0.5},
+    {"glm4", "glm4", .positions = 131072, .kv_heads = 2, .head_dim = 128, .rope.share = 0.5},
+    {"gemma2", "gemma2", .positions = 8192, .kv_heads = 4, .head_dim = 256, .has_scaled_rows = true,
+     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 2}},
+    {"gemma3_text", "gemma2", .positions = 131072, .kv_heads = 4, .head_dim = 256,
+     .rope.theta = 1000000, .has_scaled_rows = true, .has_window_rope = true,
+     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
+};
+
+/* A family has all rows that name it. Two of them may read one key. */
+static const hfi_key keys[] = {
+    {"rope opt", HFI_COUNT, "num_layers", "num_hidden_layers", 0},
+    {"bert", HFI_COUNT, "num_layers", "num_hidden_layers", 12},
+    {"gpt2", HFI_COUNT, "num_layers", "n_layer", 0},
+    {"rope opt", HFI_COUNT, "hidden_size", "hidden_size", 0},
+    {"bert", HFI_COUNT, "hidden_size", "hidden_size", 768},
+    {"gpt2", HFI_COUNT, "hidden_size", "n_embd", 0},
+    {"rope opt", HFI_COUNT, "num_heads", "num_attention_heads", 0},
+    {"bert", HFI_COUNT, "num_heads", "num_attention_heads", 12},
+    {"gpt2", HFI_COUNT, "num_heads", "n_head", 0},
+    {"opt", HFI_COUNT, "num_kv_heads", "num_attention_heads", 0},
+    {"gpt2", HFI_COUNT, "num_kv_heads", "n_head", 0},
+    {"rope", HFI_COUNT, "ffn_size", "intermediate_size", 0},
+    {"bert", HFI_COUNT, "ffn_size", "intermediate_size", 3072},
+    {"opt", HFI_COUNT, "ffn_size", "ffn_dim", 0},
+    {"bert", HFI_COUNT, "type_count", "type_vocab_size", 2},
+    {"bert", HFI_COUNT, "position_count", "max_position_embeddings", 512},
+    {"opt", HFI_COUNT, "position_count", "max_position_embeddings", 2048},
+    {"gpt2", HFI_COUNT, "position_count", "n_positions", 1024},
+
+    /* Activations. That of gemma has two keys: hf_config.c. */
+    {"llama mistral qwen2 qwen3 granite smollm3 olmo2 phi3 cohere stablelm glm glm4", HFI_GATED,
+     "silu", "hidden_act", 0},
+    {"gemma2 gemma3_text", HFI_GATED, "gelu_tanh", "hidden_activation", 0},
+    {"starcoder2", HFI_PLAIN, "gelu_tanh", "hidden_act", 0},
+    {"gpt_neox bert", HFI_PLAIN, "gelu", "hidden_act", 0},
+    {"gpt2", HFI_PLAIN, "gelu_tanh", "activation_function", 0},
+    {"opt", HFI_PLAIN, "relu", "activation_function", 0},
+
+    /* Biases. */
+    {"llama qwen3 granite smollm3 cohere", HFI_SWITCH, "qkv_bias", "attention_bias", false},
+    {"llama qwen3 granite smollm3 cohere", HFI_OPTION, "out_bias", "attention_bias", false},
+    {"llama granite smollm3", HFI_OPTION, "mlp_bias", "mlp_bias", false},
+    {"mistral", HFI_SWITCH, "qkv_bias", NULL, false},
+    {"qwen2", HFI_SWITCH, "qkv_bias", NULL, true},
+    {"glm glm4", HFI_SWITCH, "qkv_bias", "attention_bias", true},
+    {"stablelm", HFI_SWITCH, "qkv_bias", "use_qkv_bias", false},
+    {"olmo2 phi3 gemma stablelm gemma2 gemma3_text", HFI_ONLY,
+     "this family has no biases of attention", "attention_bias", false},
+    {"starcoder2", HFI_ONLY, "models without these biases are not built", "use_bias", true},
+    {"gpt_neox", HFI_ONLY, "models without these biases are not built", "attention_bias", true},
+    {"opt", HFI_ONLY, "models without these biases are not built", "enable_bias", true},
+
+    /* Norms. */
+    {"llama mistral qwen2 granite smollm3", HFI_SWITCH, "qk_norm", NULL, false},
+    {"qwen3 gemma3_text", HFI_SWITCH, "qk_norm", NULL, true},
+    {"cohere", HFI_SWITCH, "qk_norm", "use_qk_norm", false},
+    {"stablelm", HFI_ONLY, "this family has no norms of heads here", "qk_layernorm", false},
+    {"llama mistral qwen2 qwen3 granite smollm3 gemma gemma2 gemma3_text", HFI_NUMBER,
+     "norm_epsilon", "rms_norm_eps", 1e-6},
+    {"olmo2 phi3", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-5},
+    {"glm glm4", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1.5625e-7},
+    {"starcoder2", HFI_NUMBER, "norm_epsilon", "norm_epsilon", 1e-5},
+    {"gpt_neox cohere stablelm", HFI_NUMBER, "norm_epsilon", "layer_norm_eps", 1e-5},
+    {"bert", HFI_NUMBER, "norm_epsilon", "layer_norm_eps", 1e-12},
+    {"gpt2", HFI_NUMBER, "norm_epsilon", "layer_norm_epsilon", 1e-5},
+    {"opt", HFI_NUMBER, "norm_epsilon", NULL, 1e-5}, /* PyTorch's */
+    {"opt", HFI_ONLY, "norms stand before the layers", "do_layer_norm_before", true},
+    {"opt", HFI_ONLY, "the last norm is always there", "_remove_final_layer_norm", false},
+    {"opt", HFI_ONLY, "norms always have weights", "layer_norm_elementwise_affine", true},
+
+    /* Branches, scores and logits. */
+    {"gpt_neox", HFI_SWITCH, "parallel_residual", "use_parallel_residual", true},
+    {"stablelm", HFI_SWITCH, "parallel_residual", "use_parallel_residual", false},
+    {"granite", HFI_NUMBER, "attention_multiplier", "attention_multiplier", 1},
+    {"granite", HFI_FACTOR, "embedding_multiplier", "embedding_multiplier", 1},
+    {"granite", HFI_FACTOR, "residual_multiplier", "residual_multiplier", 1},
+    {"granite", HFI_FACTOR, "logits_scaling", "logits_scaling", 1},
+    {"cohere", HFI_INVERSE, "logits_scaling", "logit_scale", 0.0625},
+    {"gemma2 gemma3_text", HFI_INVERSE_ROOT, "attention_multiplier", "query_pre_attn_scalar", 256},
+    {"gemma2", HFI_CAP, "attention_soft_cap", "attn_logit_softcapping", 50},
+    {"gemma2", HFI_CAP, "logits_soft_cap", "final_logit_softcapping", 30},
+    {"gemma3_text", HFI_ABSENT, "this family has no soft cap of scores", "attn_logit_softcapping",
+     0},
+    {"gemma3_text", HFI_CAP, "logits_soft_cap", "final_logit_softcapping", 0},
+    {"rope", HFI_ONLY, "attention is always causal", "use_bidirectional_attention", false},
+    {"bert", HFI_ONLY, "attention sees both sides", "is_decoder", false},
+    {"gpt2 bert", HFI_ONLY, "there is no encoder to attend to", "add_cross_attention", false},
+    {"gpt2", HFI_ONLY, "scores are not divided by the number of their layer",
+     "scale_attn_by_inverse_layer_idx", false},
+    {"gpt2", HFI_ONLY, "scores are always divided by the square root of the head's width",
+     "scale_attn_weights", true},
+    /* gpt2's reorder_and_upcast_attn asks for fp32 scores. Scores are always fp32 here. */
+    {"bert", HFI_WORD, "absolute", "position_embedding_type", 0},
+    {"smollm3 gemma starcoder2 cohere gemma2 gemma3_text gpt2 opt", HFI_SWITCH, "tie_embeddings",
+     "tie_word_embeddings", true},
+    {"llama mistral qwen2 qwen3 granite olmo2 phi3 gpt_neox stablelm glm glm4", HFI_SWITCH,
+     "tie_embeddings", "tie_word_embeddings", false},
+    {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
+
+    /* Dropouts. transformers reads embd_pdrop of phi3, but does not use it. */
+    {"rope opt", HFI_DROPOUT, "attention_dropout", "attention_dropout", 0},
+    {"gpt2", HFI_DROPOUT, "attention_dropout", "attn_pdrop", 0.1},
+    {"bert", HFI_DROPOUT, "attention_dropout", "attention_probs_dropout_prob", 0.1},
+    {"phi3", HFI_DROPOUT, "hidden_dropout", "resid_pdrop", 0},
+    {"starcoder2", HFI_DROPOUT, "hidden_dropout", "residual_dropout", 0},
+    {"gpt_neox stablelm", HFI_DROPOUT, "hidden_dropout", "hidden_dropout", 0},
+    {"gpt2", HFI_DROPOUT, "hidden_dropout", "resid_pdrop", 0.1},
+    {"bert", HFI_DROPOUT, "hidden_dropout", "hidden_dropout_prob", 0.1},
+    {"opt", HFI_DROPOUT, "hidden_dropout", "dropout", 0.1},
+    {"starcoder2", HFI_DROPOUT, "embedding_dropout", "embedding_dropout", 0},
+    {"gpt_neox", HFI_DROPOUT, "embedding_dropout", "hidden_dropout", 0},
+    {"gpt2", HFI_DROPOUT, "embedding_dropout", "embd_pdrop", 0.1},
+};
+
+const hfi_family *hfi_find_family(const char *name)
+{
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (strcmp(name, families[i].name) == 0)
+            return &families[i];
+    return NULL;
+}
+
+void hfi_list_families(char *text, size_t capacity)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof families / sizeof families[0] && used < capacity; i++)
+        used +=
+            (size_t)snprintf(text + used, capacity - used, "%s%s", i ? ", " : "", families[i].name);
+}
+
+/* True if a name is one of those in a list. */
+static bool is_named(const char *list, const char *name)
+{
+    size_t bytes = strlen(name);
+    for (const char *at = list; *at; at += strcspn(at, " "), at += *at == ' ')
+        if (strcspn(at, " ") == bytes && memcmp(at, name, bytes) == 0)
+            return true;
+    return false;
+}
+
+int hfi_read_keys(hfi_config *self, const hfi_family *of)
+{
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (is_named(keys[i].of, of->name) || (!of->has_table && is_named(keys[i].of, "rope")))
+            TRY(hfi_read_key(self, &keys[i]));
+    return 0;
+}
