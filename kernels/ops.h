@@ -288,18 +288,23 @@ enum activation_kind {
     ACTIVATION_RELU,      /* plain */
     ACTIVATION_GEGLU,     /* gated, f = GELU in the tanh form */
     ACTIVATION_GEGLU_ERF, /* gated, f = GELU in the exact form */
+    /* gated, as in gpt-oss: f(x) = x' sigmoid(alpha * x') with x' = min(x, limit), and up is limited
+     * to [-limit, limit] and then increased by 1. What is limited has no gradient. */
+    ACTIVATION_SWIGLU_CLAMPED,
     ACTIVATION_KIND_COUNT
 };
 
 static inline bool activation_is_gated(enum activation_kind kind)
 {
-    return kind == ACTIVATION_SWIGLU || kind == ACTIVATION_GEGLU || kind == ACTIVATION_GEGLU_ERF;
+    return kind == ACTIVATION_SWIGLU || kind == ACTIVATION_GEGLU || kind == ACTIVATION_GEGLU_ERF ||
+           kind == ACTIVATION_SWIGLU_CLAMPED;
 }
 
 struct activation_args {
     enum activation_kind kind;
     enum dtype type;
     uint64_t rows, features; /* F */
+    float alpha, limit;      /* SWIGLU_CLAMPED; limit > 0 */
     const void *input;
     void *output;            /* forward */
     const void *output_grad; /* backward: [rows, F] */

@@ -37,6 +37,7 @@ enum rows_function rowsi_function(enum activation_kind kind)
         [ACTIVATION_RELU] = ROWS_FUNCTION_RELU,
         [ACTIVATION_GEGLU] = ROWS_FUNCTION_GELU,
         [ACTIVATION_GEGLU_ERF] = ROWS_FUNCTION_GELU_ERF,
+        [ACTIVATION_SWIGLU_CLAMPED] = ROWS_FUNCTION_SILU_CLAMPED,
     };
     assert((unsigned)kind < ACTIVATION_KIND_COUNT);
     return functions[kind];

@@ -125,6 +125,48 @@ static void relu_slopes(const float *x, float *value, float *slope, size_t n)
     }
 }
 
+/* x' sigmoid(alpha x') with x' = min(x, limit). As in silu_slopes, the clamp at -87 keeps
+ * e^(-alpha x') finite. */
+static void silu_clamped_values(const activation_args *args, const float *x, float *y, size_t n)
+{
+    const float alpha = args->alpha, limit = args->limit;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i] > limit ? limit : x[i];
+        y[i] = sigmoid_times(v, alpha * v);
+    }
+}
+
+static void silu_clamped_slopes(const activation_args *args, const float *x, float *value,
+                                float *slope, size_t n)
+{
+    const float alpha = args->alpha, limit = args->limit;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i] > limit ? limit : x[i], twist = alpha * v;
+        twist = twist < -87.0f ? -87.0f : twist;
+        float e = exp_below(-twist);
+        float s = 1.0f / (1.0f + e);
+        value[i] = v * s;
+        slope[i] = x[i] > limit ? 0.0f : fused(twist * s, s * e, s);
+    }
+}
+
+/* out = up, limited and increased by 1; out may be up. Sets value[i] to 0 where up[i] is beyond the
+ * limit, unless value is NULL. */
+static const float *up_clamped(float limit, const float *up, float *out, float *value, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < (value ? n : 0); i++)
+        value[i] = up[i] > limit || up[i] < -limit ? 0.0f : value[i];
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float v = up[i] > limit ? limit : up[i];
+        out[i] = (v < -limit ? -limit : v) + 1.0f;
+    }
+    return out;
+}
+
 static const struct {
     void (*values)(const float *x, float *y, size_t n);                   /* y = f(x) */
     void (*slopes)(const float *x, float *value, float *slope, size_t n); /* f(x) and f'(x) */
@@ -133,6 +175,7 @@ static const struct {
     [ROWS_FUNCTION_SILU] = {silu_values, silu_slopes},
     [ROWS_FUNCTION_GELU_ERF] = {gelu_erf_values, gelu_erf_slopes},
     [ROWS_FUNCTION_RELU] = {relu_values, relu_slopes},
+    /* SILU_CLAMPED takes parameters: silu_clamped_values, silu_clamped_slopes */
 };
 
 /* out[i] = table[index[i]] for i < n, n <= ROWS_BLOCK. */
@@ -180,14 +223,19 @@ static void activation_forward_block(const activation_args *args, const rows_loo
     float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
     size_t n = block_elems(pass->features, f);
     uint64_t at = row * pass->width + f, out_at = row * pass->features + f;
+    bool is_clamped = pass->function == ROWS_FUNCTION_SILU_CLAMPED;
     float *y = store_place(args->type, args->output, out_at, y_buffer);
     if (lookup && pass->function < ROWS_FUNCTION_TABLES)
         look_up(lookup->of[pass->function].value, (const uint16_t *)args->input + at, y, n);
+    else if (is_clamped)
+        silu_clamped_values(args, load_block(args->type, args->input, at, n, x_buffer), y, n);
     else
         activation_functions[pass->function].values(
             load_block(args->type, args->input, at, n, x_buffer), y, n);
     if (pass->is_gated) {
         const float *up = load_block(args->type, args->input, at + pass->features, n, x_buffer);
+        if (is_clamped)
+            up = up_clamped(args->limit, up, x_buffer, NULL, n);
 #pragma omp simd
         for (size_t i = 0; i < n; i++)
             y[i] = y[i] * up[i];
@@ -212,11 +260,15 @@ static void activation_backward_block(const activation_args *args, const rows_lo
     float value[ROWS_BLOCK], slope[ROWS_BLOCK];
     size_t n = block_elems(pass->features, f);
     uint64_t at = row * pass->width + f, up_at = at + pass->features;
+    bool is_clamped = pass->function == ROWS_FUNCTION_SILU_CLAMPED;
     if (lookup && pass->function < ROWS_FUNCTION_TABLES) {
         const uint16_t *x = (const uint16_t *)args->input + at;
         look_up(lookup->of[pass->function].slope, x, slope, n);
         if (pass->is_gated)
             look_up(lookup->of[pass->function].value_backward, x, value, n);
+    } else if (is_clamped) {
+        silu_clamped_slopes(args, load_block(args->type, args->input, at, n, x_buffer), value,
+                            slope, n);
     } else {
         activation_functions[pass->function].slopes(
             load_block(args->type, args->input, at, n, x_buffer), value, slope, n);
@@ -227,6 +279,8 @@ static void activation_backward_block(const activation_args *args, const rows_lo
     if (pass->is_gated) {
         const float *up = load_block(args->type, args->input, up_at, n, up_buffer);
         float *dup = store_place(args->type, args->input_grad, up_at, value);
+        if (is_clamped)
+            up = up_clamped(args->limit, up, up_buffer, value, n);
 #pragma omp simd
         for (size_t i = 0; i < n; i++) {
             dx[i] = dy[i] * up[i] * slope[i];

@@ -6,6 +6,19 @@
 
 // --- the functions -----------------------------------------------------------------------------
 
+// The factor that `up` is, and its gradient from that of the factor. Here they are the same.
+struct plain_up {
+    static __device__ __forceinline__ float factor(float up)
+    {
+        return up;
+    }
+
+    static __device__ __forceinline__ float up_grad(float, float grad)
+    {
+        return grad;
+    }
+};
+
 static __device__ __forceinline__ float sigmoid_of_exp(float exp_of_minus_x)
 {
     return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_of_minus_x));
@@ -21,7 +34,7 @@ static __device__ __forceinline__ float gelu_twice_u(float x)
     return __fmul_rn(gelu_twice_root, __fadd_rn(x, __fmul_rn(gelu_cubic, cube)));
 }
 
-struct gelu_function {
+struct gelu_function : plain_up {
     static __device__ __forceinline__ float value(float x)
     {
         return __fmul_rn(x, sigmoid_of_exp(expf(-gelu_twice_u(x))));
@@ -42,7 +55,7 @@ struct gelu_function {
     }
 };
 
-struct silu_function {
+struct silu_function : plain_up {
     static __device__ __forceinline__ float value(float x)
     {
         return __fmul_rn(x, sigmoid_of_exp(expf(-x)));
@@ -59,9 +72,40 @@ struct silu_function {
     }
 };
 
+// x' sigmoid(alpha x') with x' = min(x, limit), and up limited to [-limit, limit], plus 1.
+struct silu_clamped_function {
+    float alpha, limit;
+
+    __device__ __forceinline__ float value(float x) const
+    {
+        float v = x > limit ? limit : x;
+        return __fmul_rn(v, sigmoid_of_exp(expf(-__fmul_rn(alpha, v))));
+    }
+
+    __device__ __forceinline__ void slopes(float x, float *value, float *slope) const
+    {
+        float v = x > limit ? limit : x, twist = __fmul_rn(alpha, v);
+        twist = twist < -87.0f ? -87.0f : twist;
+        float e = expf(-twist), s = sigmoid_of_exp(e);
+        *value = __fmul_rn(v, s);
+        *slope = x > limit ? 0.0f : __fadd_rn(s, __fmul_rn(__fmul_rn(twist, s), __fmul_rn(s, e)));
+    }
+
+    __device__ __forceinline__ float factor(float up) const
+    {
+        float v = up > limit ? limit : up;
+        return __fadd_rn(v < -limit ? -limit : v, 1.0f);
+    }
+
+    __device__ __forceinline__ float up_grad(float up, float grad) const
+    {
+        return up > limit || up < -limit ? 0.0f : grad;
+    }
+};
+
 // The exact GELU(x) = x Phi(x), Phi(x) = erfc(-x / sqrt(2)) / 2. The slope is Phi(x) + x e^(-x^2/2)
 // / sqrt(2 pi). Beyond |x| = 16, Phi is 0 or 1.
-struct gelu_erf_function {
+struct gelu_erf_function : plain_up {
     static __device__ __forceinline__ float clamped(float x)
     {
         float v = x > 16.0f ? 16.0f : x;
@@ -123,7 +167,7 @@ template <typename F> struct grad_map {
 // A thread takes V features of one row after another. features % V == 0.
 template <typename F, typename T, int V>
 static __global__ void __launch_bounds__(point_threads)
-    gated_kernel(const T *input, T *output, uint64_t rows, uint64_t features)
+    gated_kernel(F function, const T *input, T *output, uint64_t rows, uint64_t features)
 {
     const uint64_t at = cudai_thread_idx() * V;
     for (uint64_t row = row_first(); at < features && row < rows; row += row_step()) {
@@ -132,8 +176,8 @@ static __global__ void __launch_bounds__(point_threads)
         cudai_pack<T, V> up = cudai_load<T, V>(gate_at + features), y;
 #pragma unroll
         for (int k = 0; k < V; k++)
-            y.item[k] = cudai_narrow<T>(
-                __fmul_rn(F::value(cudai_widen(gate.item[k])), cudai_widen(up.item[k])));
+            y.item[k] = cudai_narrow<T>(__fmul_rn(function.value(cudai_widen(gate.item[k])),
+                                                  function.factor(cudai_widen(up.item[k]))));
         cudai_store<T, V>(output + row * features + at, y);
     }
 }
@@ -141,8 +185,8 @@ static __global__ void __launch_bounds__(point_threads)
 // input_grad may be input: a thread stores the gradients of gate and up where it read the values.
 template <typename F, typename T, int V>
 static __global__ void __launch_bounds__(point_threads)
-    gated_grad_kernel(const T *input, const T *output_grad, T *input_grad, uint64_t rows,
-                      uint64_t features)
+    gated_grad_kernel(F function, const T *input, const T *output_grad, T *input_grad,
+                      uint64_t rows, uint64_t features)
 {
     const uint64_t at = cudai_thread_idx() * V;
     for (uint64_t row = row_first(); at < features && row < rows; row += row_step()) {
@@ -152,11 +196,10 @@ static __global__ void __launch_bounds__(point_threads)
         cudai_pack<T, V> dy = cudai_load<T, V>(output_grad + row * features + at);
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            float value, slope, grad = cudai_widen(dy.item[k]);
-            F::slopes(cudai_widen(gate.item[k]), &value, &slope);
-            gate.item[k] =
-                cudai_narrow<T>(__fmul_rn(__fmul_rn(grad, cudai_widen(up.item[k])), slope));
-            up.item[k] = cudai_narrow<T>(__fmul_rn(grad, value));
+            float value, slope, grad = cudai_widen(dy.item[k]), u = cudai_widen(up.item[k]);
+            function.slopes(cudai_widen(gate.item[k]), &value, &slope);
+            gate.item[k] = cudai_narrow<T>(__fmul_rn(__fmul_rn(grad, function.factor(u)), slope));
+            up.item[k] = cudai_narrow<T>(function.up_grad(u, __fmul_rn(grad, value)));
         }
         cudai_store<T, V>(input_grad + gate_at, gate);
         cudai_store<T, V>(input_grad + gate_at + features, up);
@@ -164,15 +207,16 @@ static __global__ void __launch_bounds__(point_threads)
 }
 
 template <typename F, typename T, int V>
-static cudaError_t launch_gated(cudaStream_t stream, const activation_args &args, bool is_backward)
+static cudaError_t launch_gated(F function, cudaStream_t stream, const activation_args &args,
+                                bool is_backward)
 {
     row_grid over = row_grid_of(args.rows, args.features / V);
     const T *input = static_cast<const T *>(args.input);
     if (is_backward)
-        return cudai_launch(gated_grad_kernel<F, T, V>, over.grid, over.block, 0, stream, input,
-                            static_cast<const T *>(args.output_grad),
+        return cudai_launch(gated_grad_kernel<F, T, V>, over.grid, over.block, 0, stream, function,
+                            input, static_cast<const T *>(args.output_grad),
                             static_cast<T *>(args.input_grad), args.rows, args.features);
-    return cudai_launch(gated_kernel<F, T, V>, over.grid, over.block, 0, stream, input,
+    return cudai_launch(gated_kernel<F, T, V>, over.grid, over.block, 0, stream, function, input,
                         static_cast<T *>(args.output), args.rows, args.features);
 }
 
@@ -180,7 +224,7 @@ static cudaError_t launch_gated(cudaStream_t stream, const activation_args &args
 
 template <typename F, typename T, bool GATED>
 static cudaError_t launch(cudaStream_t stream, int sm_count, const activation_args &args,
-                          bool is_backward)
+                          bool is_backward, F function = F())
 {
     if constexpr (GATED) {
         constexpr int V = rows_pack_elems<T>;
@@ -188,8 +232,8 @@ static cudaError_t launch(cudaStream_t stream, int sm_count, const activation_ar
                                                          args.output_grad, args.input_grad)
                                       : rows_are_aligned(rows_pack_bytes, args.input, args.output);
         if (is_aligned && args.features % V == 0)
-            return launch_gated<F, T, V>(stream, args, is_backward);
-        return launch_gated<F, T, 1>(stream, args, is_backward);
+            return launch_gated<F, T, V>(function, stream, args, is_backward);
+        return launch_gated<F, T, 1>(function, stream, args, is_backward);
     } else {
         uint64_t count = args.rows * args.features;
         if (is_backward)
@@ -217,6 +261,9 @@ extern "C" int cudai_launch_activation(void *stream, int sm_count, const activat
             return launch<gelu_function, T, true>(on, sm_count, *args, is_backward);
         case ACTIVATION_GEGLU_ERF:
             return launch<gelu_erf_function, T, true>(on, sm_count, *args, is_backward);
+        case ACTIVATION_SWIGLU_CLAMPED:
+            return launch<silu_clamped_function, T, true>(
+                on, sm_count, *args, is_backward, silu_clamped_function{args->alpha, args->limit});
         default:
             return cudaErrorInvalidValue;
         }

@@ -286,10 +286,11 @@ int refi_rope(kernel_context *context, void *stream, const rope_args *args)
 }
 
 /* f(x), and f'(x) in *slope, of an activation. */
-static double activation_function(enum activation_kind kind, double x, double *slope)
+static double activation_function(const activation_args *args, double x, double *slope)
 {
+    const double alpha = (double)args->alpha, limit = (double)args->limit;
     const double root_2_over_pi = 0.79788456080286535588, root_half = 0.70710678118654752440;
-    switch (kind) {
+    switch (args->kind) {
     case ACTIVATION_GELU:
     case ACTIVATION_GEGLU: {
         double t = tanh(root_2_over_pi * (x + 0.044715 * x * x * x));
@@ -306,6 +307,11 @@ static double activation_function(enum activation_kind kind, double x, double *s
     case ACTIVATION_RELU:
         *slope = x > 0.0 ? 1.0 : 0.0;
         return x > 0.0 ? x : 0.0;
+    case ACTIVATION_SWIGLU_CLAMPED: {
+        double v = x > limit ? limit : x, s = 1.0 / (1.0 + exp(-alpha * v));
+        *slope = x > limit ? 0.0 : s + alpha * v * s * (1.0 - s);
+        return v * s;
+    }
     case ACTIVATION_SWIGLU:
     case ACTIVATION_KIND_COUNT:
         break;
@@ -329,6 +335,18 @@ static struct activation_at activation_place(const activation_args *args, uint64
                                   .up = row * width + args->features + f};
 }
 
+/* The factor of a gate that `up` is, and its slope. */
+static double up_factor(const activation_args *args, double up, double *slope)
+{
+    double limit = (double)args->limit;
+    *slope = 1.0;
+    if (args->kind != ACTIVATION_SWIGLU_CLAMPED)
+        return up;
+    if (up > limit || up < -limit)
+        *slope = 0.0;
+    return (up > limit ? limit : up < -limit ? -limit : up) + 1.0;
+}
+
 int refi_activation_forward(kernel_context *context, void *stream, const activation_args *args)
 {
     (void)context;
@@ -337,9 +355,9 @@ int refi_activation_forward(kernel_context *context, void *stream, const activat
         for (uint64_t f = 0; f < args->features; f++) {
             struct activation_at at = activation_place(args, row, f);
             double slope, x = refi_load(args->type, args->input, at.gate);
-            double y = activation_function(args->kind, x, &slope);
+            double y = activation_function(args, x, &slope);
             if (activation_is_gated(args->kind))
-                y *= refi_load(args->type, args->input, at.up);
+                y *= up_factor(args, refi_load(args->type, args->input, at.up), &slope);
             refi_store(args->type, args->output, at.output, y);
         }
     return 0;
@@ -353,11 +371,12 @@ int refi_activation_backward(kernel_context *context, void *stream, const activa
         for (uint64_t f = 0; f < args->features; f++) {
             struct activation_at at = activation_place(args, row, f);
             double slope, x = refi_load(args->type, args->input, at.gate);
-            double value = activation_function(args->kind, x, &slope);
+            double value = activation_function(args, x, &slope);
             double dy = refi_load(args->type, args->output_grad, at.output), up = 1.0;
             if (activation_is_gated(args->kind)) {
-                up = refi_load(args->type, args->input, at.up);
-                refi_store(args->type, args->input_grad, at.up, dy * value);
+                double up_slope;
+                up = up_factor(args, refi_load(args->type, args->input, at.up), &up_slope);
+                refi_store(args->type, args->input_grad, at.up, dy * value * up_slope);
             }
             refi_store(args->type, args->input_grad, at.gate, dy * up * slope);
         }

@@ -20,6 +20,8 @@ static void activation_case(struct run *run, const struct shape *shape)
                             .type = type,
                             .rows = shape->rows,
                             .features = shape->channels,
+                            .alpha = 1.702f,
+                            .limit = 1.5f,
                             .input = input};
     args.output = block(run, type, count);
     args.output_grad = draw(run, type, count, 2, 1.0f);

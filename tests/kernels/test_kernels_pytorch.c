@@ -54,10 +54,14 @@ struct backend {
 
 static void activations(const struct backend *b)
 {
-    static const char *const names[ACTIVATION_KIND_COUNT] = {
-        [ACTIVATION_GELU] = "gelu",         [ACTIVATION_SWIGLU] = "swiglu",
-        [ACTIVATION_GELU_ERF] = "gelu_erf", [ACTIVATION_RELU] = "relu",
-        [ACTIVATION_GEGLU] = "geglu",       [ACTIVATION_GEGLU_ERF] = "geglu_erf"};
+    static const char *const names[ACTIVATION_KIND_COUNT] = {[ACTIVATION_GELU] = "gelu",
+                                                             [ACTIVATION_SWIGLU] = "swiglu",
+                                                             [ACTIVATION_GELU_ERF] = "gelu_erf",
+                                                             [ACTIVATION_RELU] = "relu",
+                                                             [ACTIVATION_GEGLU] = "geglu",
+                                                             [ACTIVATION_GEGLU_ERF] = "geglu_erf",
+                                                             [ACTIVATION_SWIGLU_CLAMPED] =
+                                                                 "swiglu_clamped"};
     for (int kind = 0; kind < ACTIVATION_KIND_COUNT; kind++) {
         const json_t *want = case_of("activations", names[kind]);
         bool is_gated = activation_is_gated((enum activation_kind)kind);
@@ -68,6 +72,8 @@ static void activations(const struct backend *b)
         activation_args args = {.kind = (enum activation_kind)kind,
                                 .rows = ROWS,
                                 .features = WIDTH,
+                                .alpha = 1.702f,
+                                .limit = 1.25f,
                                 .input = x,
                                 .output = y,
                                 .output_grad = dy,

@@ -147,18 +147,25 @@ static void activation_gradients(void **state)
 {
     (void)state;
     enum { ROWS = 3, F = 5 };
-    static const char *const names[ACTIVATION_KIND_COUNT] = {"gelu", "swiglu", "gelu erf",
-                                                             "relu", "geglu",  "geglu erf"};
+    const float limit = 0.75f;
+    static const char *const names[ACTIVATION_KIND_COUNT] = {
+        "gelu", "swiglu", "gelu erf", "relu", "geglu", "geglu erf", "clamped swiglu"};
     for (int kind = 0; kind < ACTIVATION_KIND_COUNT; kind++) {
         bool is_gated = activation_is_gated((enum activation_kind)kind);
         uint64_t in_count = (uint64_t)ROWS * F * (is_gated ? 2 : 1);
         float *x = draw(in_count, 1), *y = zeros(ROWS * F), *dy = draw(ROWS * F, 2);
         float *dx = zeros(in_count);
-        for (uint64_t i = 0; i < in_count; i++) /* away from the bend of relu */
-            x[i] += kind != ACTIVATION_RELU ? 0.0f : x[i] < 0.0f ? -0.1f : 0.1f;
+        for (uint64_t i = 0; i < in_count; i++) { /* away from where the slope jumps */
+            if (kind == ACTIVATION_RELU)
+                x[i] += x[i] < 0.0f ? -0.1f : 0.1f;
+            else if (kind == ACTIVATION_SWIGLU_CLAMPED && fabsf(fabsf(x[i]) - limit) < 0.1f)
+                x[i] += x[i] < 0.0f ? -0.2f : 0.2f;
+        }
         activation_args args = {.kind = (enum activation_kind)kind,
                                 .rows = ROWS,
                                 .features = F,
+                                .alpha = 1.702f,
+                                .limit = limit,
                                 .input = x,
                                 .output = y,
                                 .output_grad = dy,

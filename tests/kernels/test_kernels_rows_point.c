@@ -18,6 +18,8 @@ static void activation_case(struct run *run, const struct shape *shape)
                             .type = type,
                             .rows = shape->rows,
                             .features = shape->channels,
+                            .alpha = 1.702f,
+                            .limit = 1.5f,
                             .input = input};
     args.output = block(run, count * dtype_bytes(type));
     args.output_grad = draw(run, type, count, 2, 1.0f);
@@ -169,6 +171,8 @@ static void activations_by_table(void **state)
                                 .type = DTYPE_BF16,
                                 .rows = sizes[variant % 2].rows,
                                 .features = sizes[variant % 2].features,
+                                .alpha = 1.702f,
+                                .limit = 1.5f,
                                 .output_grad = grad};
         for (int by_table = 0; by_table < 2; by_table++) {
             if (by_table)
